@@ -18,7 +18,7 @@ use api::etcdserverpb::{
     CompactionRequest, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
     WatchCreateRequest, WatchProgressRequest, WatchRequest,
 };
-use api::{Status, raftpb};
+use api::{Rpc, Status, raftpb};
 use bytes::Bytes;
 use clock::{Clock, HandClock};
 use config::{Invocation, parse};
@@ -32,12 +32,6 @@ use telemetry::logging::{Format, Level, Logger};
 
 use crate::meter::{Cost, measure};
 use crate::script::{Scribe, Script};
-
-const PUT: &str = "/etcdserverpb.KV/Put";
-const RANGE: &str = "/etcdserverpb.KV/Range";
-const TXN: &str = "/etcdserverpb.KV/Txn";
-const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
-const COMPACT: &str = "/etcdserverpb.KV/Compact";
 
 /// Keys that the member holds, and the bytes of their values.
 const KEYS: usize = 400;
@@ -109,7 +103,7 @@ impl World {
         for first in (0..KEYS).step_by(100) {
             let puts = (first..first + 100).map(|n| op(Request::RequestPut(put(n, VALUE_BYTES))));
             let request = TxnRequest { success: puts.collect(), ..TxnRequest::default() };
-            world.call(TXN, request.encode_to_vec().into()).expect("is taken");
+            world.call(Rpc::KvTxn, request.encode_to_vec().into()).expect("is taken");
         }
         world
     }
@@ -153,8 +147,8 @@ impl World {
         panic!("a call never ended");
     }
 
-    fn call(&mut self, path: &str, request: Bytes) -> Result<Bytes, Status> {
-        let call = self.member.call(path, request);
+    fn call(&mut self, rpc: Rpc, request: Bytes) -> Result<Bytes, Status> {
+        let call = self.member.call(rpc, request);
         self.run(call)
     }
 }
@@ -308,7 +302,7 @@ fn watches(world: &mut World, script: &mut Script<'_>) {
         };
         rest(world);
         let request = TxnRequest { success: writes.into_iter().map(op).collect(), ..TxnRequest::default() };
-        let _ = world.call(TXN, request.encode_to_vec().into());
+        let _ = world.call(Rpc::KvTxn, request.encode_to_vec().into());
         rest(world);
         drop(serving);
     });
@@ -325,22 +319,26 @@ pub fn run(data: &[u8]) {
         if script.is_done() {
             break;
         }
-        let (path, request, ops) = match script.below(6) {
-            0 => (RANGE, range(&mut script).encode_to_vec(), 1),
-            1 => (PUT, put(usize::from(script.u16()) % KEYS, 1000).encode_to_vec(), 1),
+        let (rpc, request, ops) = match script.below(6) {
+            0 => (Rpc::KvRange, range(&mut script).encode_to_vec(), 1),
+            1 => (Rpc::KvPut, put(usize::from(script.u16()) % KEYS, 1000).encode_to_vec(), 1),
             2 => {
                 let (key, range_end) = keys(&mut script);
                 let delete = DeleteRangeRequest { key, range_end, prev_kv: script.flip() };
-                (DELETE, delete.encode_to_vec(), 1)
+                (Rpc::KvDeleteRange, delete.encode_to_vec(), 1)
             }
             3 => {
                 let count = script.below(OPS_MAX);
                 let success: Vec<_> = (0..count).map(|_| op(operation(&mut script))).collect();
-                (TXN, TxnRequest { success, ..TxnRequest::default() }.encode_to_vec(), usize::from(count) + 1)
+                (
+                    Rpc::KvTxn,
+                    TxnRequest { success, ..TxnRequest::default() }.encode_to_vec(),
+                    usize::from(count) + 1,
+                )
             }
             4 => {
                 let revision = i64::from(script.u8());
-                (COMPACT, CompactionRequest { revision, physical: script.flip() }.encode_to_vec(), 1)
+                (Rpc::KvCompact, CompactionRequest { revision, physical: script.flip() }.encode_to_vec(), 1)
             }
             _ => {
                 watches(&mut world, &mut script);
@@ -348,9 +346,9 @@ pub fn run(data: &[u8]) {
             }
         };
         let asked = request.len();
-        let (answered, cost) = measure(|| world.call(path, request.into()).map_or(0, |answer| answer.len()));
+        let (answered, cost) = measure(|| world.call(rpc, request.into()).map_or(0, |answer| answer.len()));
         // Old versions are looked at, too.
-        hold(path, cost, asked + answered, ops * 4 * KEYS);
+        hold(rpc.path(), cost, asked + answered, ops * 4 * KEYS);
     }
 }
 

@@ -22,11 +22,11 @@ use std::sync::mpsc::Receiver;
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use api::{Status, error, raftpb};
+use api::{Rpc, Status, raftpb};
 use bytes::Bytes;
 use consensus::Fetch;
 use disk::Disk;
-use front::{Answer, Budget, Close, Closing, Head, LocalBoxFuture, Service, Shard, ShardId, Unary};
+use front::{Answer, Budget, Close, Closing, Head, LocalBoxFuture, Shard, ShardId, Unary};
 use machine::StateTrail;
 use tokio::task::LocalSet;
 
@@ -388,18 +388,14 @@ impl Stepped {
         self.woken.0.store(true, Ordering::Relaxed);
     }
 
-    /// What a front would say of a call to this path; `None` for a path that is no method.
-    pub fn head(&self, path: &str) -> Option<Head> {
-        let method = Service::method(&*self.services, path)?;
-        Some(Head::new(method.id, SocketAddr::from((Ipv4Addr::LOCALHOST, 1))))
+    /// Returns what a front would say of a call of this RPC from the loopback address.
+    pub fn head(&self, rpc: Rpc) -> Head {
+        Head::new(rpc as u16, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)))
     }
 
-    /// A client's unary call, as a front would make it: `path` is such as `/etcdserverpb.KV/Put`.
-    pub fn unary(&self, path: &str, message: Bytes) -> Unary {
-        match self.head(path) {
-            Some(head) => self.services.call(head, message),
-            None => Unary::Done(Err(error::UNKNOWN_METHOD)),
-        }
+    /// Makes a client's unary call, as a front would make it.
+    pub fn unary(&self, rpc: Rpc, message: Bytes) -> Unary {
+        self.services.call(self.head(rpc), message)
     }
 
     /// As [`Stepped::unary`], with what the client says of itself.
@@ -409,8 +405,8 @@ impl Stepped {
 
     /// As [`Stepped::unary`]: resolves to the answer's bytes. To be polled between [`Stepped::poll_tasks`], or as one
     /// of the member's tasks.
-    pub fn call(&self, path: &str, message: Bytes) -> LocalBoxFuture<Result<Bytes, Status>> {
-        let pieces = self.call_in_pieces(path, message);
+    pub fn call(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Bytes, Status>> {
+        let pieces = self.call_in_pieces(rpc, message);
         Box::pin(async move {
             let mut pieces = pieces.await?;
             Ok(if pieces.len() == 1 { pieces.remove(0) } else { pieces.concat().into() })
@@ -418,8 +414,8 @@ impl Stepped {
     }
 
     /// As [`Stepped::call`]: resolves to the pieces in which the answer is made, one for an answer made as a whole.
-    pub fn call_in_pieces(&self, path: &str, message: Bytes) -> LocalBoxFuture<Result<Vec<Bytes>, Status>> {
-        let answer = self.unary(path, message);
+    pub fn call_in_pieces(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Vec<Bytes>, Status>> {
+        let answer = self.unary(rpc, message);
         Box::pin(async move {
             let answer = match answer {
                 Unary::Done(answer) => answer?,
@@ -445,9 +441,7 @@ impl Stepped {
         responses: W,
         closed: impl Future<Output = ()> + 'static,
     ) -> LocalBoxFuture<Result<(), Status>> {
-        let Some(mut head) = self.head("/etcdserverpb.Watch/Watch") else {
-            return Box::pin(async { Err(error::UNKNOWN_METHOD) });
-        };
+        let mut head = self.head(Rpc::Watch);
         if needs_leader {
             head.requires_leader = true;
         }
@@ -456,10 +450,7 @@ impl Stepped {
 
     /// A client's renewal of a lease, here or at the leader: the TTL it has from then on, 0 if it is gone.
     pub fn renew(&self, lease_id: i64) -> LocalBoxFuture<Result<i64, Status>> {
-        match self.head("/etcdserverpb.Lease/LeaseKeepAlive") {
-            Some(head) => self.services.keep_alive(&head, lease_id),
-            None => Box::pin(async { Err(error::UNKNOWN_METHOD) }),
-        }
+        self.services.keep_alive(&self.head(Rpc::LeaseKeepAlive), lease_id)
     }
 
     /// Where what other members send comes in, see [`peer::Handler`]. Not for snapshots, see

@@ -140,8 +140,8 @@ impl World {
         let done = Rc::clone(&process.done);
         let life = process.life;
         match request.clone() {
-            Calling::Unary(path, message) => {
-                let future = process.stepped.call(path, message);
+            Calling::Unary(rpc, message) => {
+                let future = process.stepped.call(rpc, message);
                 process.stepped.spawn(async move {
                     let answer = future.await;
                     done.borrow_mut().push(Done::Call(caller, operation, Heard::Answer(answer)));

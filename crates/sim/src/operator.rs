@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use prost::Message as _;
 use server::stepped::{Beginning, Identity};
@@ -105,16 +106,16 @@ impl World {
                     member_id: self.dice.operator.pick(&raised),
                     alarm: nospace,
                 };
-                let path = "/etcdserverpb.Maintenance/Alarm";
-                return self.operator_call(at, path, alarm.encode_to_vec(), Doing::Other);
+                let rpc = Rpc::MaintenanceAlarm;
+                return self.operator_call(at, rpc, alarm.encode_to_vec(), Doing::Other);
             }
         }
         if !self.operator.fresh || !self.chaos {
             // Without the member that was added last there may be no majority: then only an old list can be had.
             let linearizable = self.chaos && self.dice.operator.one_in(2);
             let list = pb::MemberListRequest { linearizable };
-            let path = "/etcdserverpb.Cluster/MemberList";
-            return self.operator_call(at, path, list.encode_to_vec(), Doing::List(linearizable));
+            let rpc = Rpc::ClusterMemberList;
+            return self.operator_call(at, rpc, list.encode_to_vec(), Doing::List(linearizable));
         }
         self.look_after(at);
     }
@@ -149,8 +150,8 @@ impl World {
             && self.dice.operator.one_in(if self.has_many_learners() { 6 } else { 2 })
         {
             let promote = pb::MemberPromoteRequest { id: learner.id };
-            let path = "/etcdserverpb.Cluster/MemberPromote";
-            return self.operator_call(at, path, promote.encode_to_vec(), Doing::Change);
+            let rpc = Rpc::ClusterMemberPromote;
+            return self.operator_call(at, rpc, promote.encode_to_vec(), Doing::Change);
         }
         if voters < self.profile.members && learner.is_none() {
             return self.add(at);
@@ -177,17 +178,17 @@ impl World {
             let target_id = listed[self.dice.operator.place(listed.len())].id;
             let leader = self.leader();
             let message = pb::MoveLeaderRequest { target_id }.encode_to_vec();
-            let path = "/etcdserverpb.Maintenance/MoveLeader";
-            return self.operator_call(leader.unwrap_or(at), path, message, Doing::Other);
+            let rpc = Rpc::MaintenanceMoveLeader;
+            return self.operator_call(leader.unwrap_or(at), rpc, message, Doing::Other);
         }
         if self.profile.works(Work::Maintenance) {
-            let (path, message) = match choice % 4 {
-                0 => ("/etcdserverpb.Maintenance/Defragment", Vec::new()),
-                1 => ("/etcdserverpb.Maintenance/Status", Vec::new()),
-                2 => ("/etcdserverpb.Maintenance/HashKV", pb::HashKvRequest { revision: 0 }.encode_to_vec()),
-                _ => ("/etcdserverpb.Maintenance/Alarm", pb::AlarmRequest::default().encode_to_vec()),
+            let (rpc, message) = match choice % 4 {
+                0 => (Rpc::MaintenanceDefragment, Vec::new()),
+                1 => (Rpc::MaintenanceStatus, Vec::new()),
+                2 => (Rpc::MaintenanceHashKv, pb::HashKvRequest { revision: 0 }.encode_to_vec()),
+                _ => (Rpc::MaintenanceAlarm, pb::AlarmRequest::default().encode_to_vec()),
             };
-            self.operator_call(at, path, message, Doing::Other);
+            self.operator_call(at, rpc, message, Doing::Other);
         }
     }
 
@@ -203,13 +204,13 @@ impl World {
         self.places.iter().filter(leads).map(|place| place.number).next_back()
     }
 
-    fn operator_call(&mut self, at: Host, path: &'static str, message: Vec<u8>, doing: Doing) {
+    fn operator_call(&mut self, at: Host, rpc: Rpc, message: Vec<u8>, doing: Doing) {
         let now = self.now();
         self.next_operation += 1;
         let operation = self.next_operation;
-        self.trace.note(now, format_args!("operator calls {path} at m{at}"));
+        self.trace.note(now, format_args!("operator calls {} at m{at}", rpc.path()));
         self.operator.pending = Some((operation, doing));
-        self.place_call(Caller::Operator, operation, at, Calling::Unary(path, message.into()), 10 * SECOND);
+        self.place_call(Caller::Operator, operation, at, Calling::Unary(rpc, message.into()), 10 * SECOND);
     }
 
     fn remove(&mut self, at: Host, id: u64) {
@@ -217,7 +218,7 @@ impl World {
         self.operator.fresh = false;
         self.stage_removal(id);
         let message = pb::MemberRemoveRequest { id }.encode_to_vec();
-        self.operator_call(at, "/etcdserverpb.Cluster/MemberRemove", message, Doing::Change);
+        self.operator_call(at, Rpc::ClusterMemberRemove, message, Doing::Change);
     }
 
     fn add(&mut self, at: Host) {
@@ -229,7 +230,7 @@ impl World {
         // Where members have different limits of their number, there are to be several.
         let is_learner = self.dice.operator.one_in(2) || self.has_many_learners();
         let message = pb::MemberAddRequest { peer_urls: vec![url(number)], is_learner }.encode_to_vec();
-        self.operator_call(at, "/etcdserverpb.Cluster/MemberAdd", message, Doing::Add);
+        self.operator_call(at, Rpc::ClusterMemberAdd, message, Doing::Add);
     }
 
     pub(crate) fn operator_told(&mut self, operation: u64, heard: Heard) {

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::rc::Rc;
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use bytes::Bytes;
 use oracle::{Final, Holding, Response};
@@ -373,29 +374,24 @@ impl World {
     }
 
     /// Asks one member, now; nothing happens elsewhere meanwhile.
-    pub(crate) fn ask_now(
-        &mut self,
-        at: Host,
-        path: &'static str,
-        message: Vec<u8>,
-    ) -> Result<Bytes, String> {
+    pub(crate) fn ask_now(&mut self, at: Host, rpc: Rpc, message: Vec<u8>) -> Result<Bytes, String> {
         let Some(process) = &mut self.places[at].process else { return Err("it does not run".to_owned()) };
         process.stepped.hold_reads(false);
         let answer = Rc::new(RefCell::new(None));
         let place = Rc::clone(&answer);
-        let future = process.stepped.call(path, message.into());
+        let future = process.stepped.call(rpc, message.into());
         process.stepped.spawn(async move {
             *place.borrow_mut() = Some(future.await);
         });
         for _ in 0..100 {
             process.stepped.poll_tasks();
             if let Some(answer) = answer.borrow_mut().take() {
-                return answer.map_err(|status| format!("{path} at member {at}: {status}"));
+                return answer.map_err(|status| format!("{} at member {at}: {status}", rpc.path()));
             }
             process.stepped.turn().map_err(|fatal| fatal.to_string())?;
             process.stepped.log_turn();
         }
-        Err(format!("{path} at member {at} is not answered"))
+        Err(format!("{} at member {at} is not answered", rpc.path()))
     }
 
     fn final_of(&mut self, at: Host) -> Result<Final, String> {
@@ -405,8 +401,8 @@ impl World {
             serializable: true,
             ..oracle::Range::default()
         });
-        let (path, message) = crate::wire::encode(&all);
-        let answer = self.ask_now(at, path, message.to_vec())?;
+        let (rpc, message) = crate::wire::encode(&all);
+        let answer = self.ask_now(at, rpc, message.to_vec())?;
         let Some((header, Response::Range(range))) = crate::wire::decode(&all, answer) else {
             return Err("a dump cannot be read".to_owned());
         };
@@ -423,7 +419,7 @@ impl World {
             });
         }
         let wanted = pb::HashKvRequest { revision: header.revision }.encode_to_vec();
-        let hash = self.ask_now(at, "/etcdserverpb.Maintenance/HashKV", wanted)?;
+        let hash = self.ask_now(at, Rpc::MaintenanceHashKv, wanted)?;
         let hash = pb::HashKvResponse::decode(hash).map_err(|e| e.to_string())?;
         Ok(Final {
             member: at as u64 + 1,

@@ -1,5 +1,6 @@
 //! Worlds in which one thing happens that chance would bring about too seldom.
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use prost::Message as _;
 
@@ -59,15 +60,15 @@ fn put(world: &mut World, at: Host, key: &str, value: &str) {
         pb::PutRequest { key: key.to_owned().into(), value: value.to_owned().into(), ..Default::default() };
     world.next_operation += 1;
     let operation = world.next_operation;
-    let calling = Calling::Unary("/etcdserverpb.KV/Put", put.encode_to_vec().into());
+    let calling = Calling::Unary(Rpc::KvPut, put.encode_to_vec().into());
     world.place_call(Caller::Operator, operation, at, calling, 20 * SECOND);
 }
 
 fn version(world: &mut World, at: Host, key: &str) -> i64 {
     let range = oracle::Range { key: key.into(), serializable: true, ..oracle::Range::default() };
     let request = oracle::Request::Range(range);
-    let (path, message) = wire::encode(&request);
-    let answer = world.ask_now(at, path, message.to_vec()).expect("is answered");
+    let (rpc, message) = wire::encode(&request);
+    let answer = world.ask_now(at, rpc, message.to_vec()).expect("is answered");
     match wire::decode(&request, answer) {
         Some((_, oracle::Response::Range(range))) => range.kvs.first().map_or(0, |kv| kv.version),
         other => panic!("{other:?}"),

@@ -1,5 +1,6 @@
 //! Faults that wait for their moment: what they need has to be under way when they come.
 
+use api::Rpc;
 use api::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest};
 use prost::Message as _;
 
@@ -101,7 +102,7 @@ impl World {
             return self.hold_up_grant(leader);
         }
         let (writes, lease) = match request {
-            Calling::Unary("/etcdserverpb.KV/Put" | "/etcdserverpb.KV/Txn", _) => (true, None),
+            Calling::Unary(Rpc::KvPut | Rpc::KvTxn, _) => (true, None),
             Calling::Unary(..) => (false, None),
             Calling::Renew(lease) => (false, Some(*lease)),
         };
@@ -132,7 +133,7 @@ impl World {
 
     /// Whether a lease is granted under the id of one that is just being revoked.
     fn is_granted_anew(&self, request: &Calling) -> bool {
-        let Calling::Unary("/etcdserverpb.Lease/LeaseGrant", message) = request else { return false };
+        let Calling::Unary(Rpc::LeaseGrant, message) = request else { return false };
         let grant = LeaseGrantRequest::decode(message.clone());
         let id = grant.map_or(0, |grant| grant.id);
         self.extras
@@ -290,7 +291,7 @@ impl World {
             Step::Disperse(at, leases) => {
                 for number in 0..leases {
                     let revoke = LeaseRevokeRequest { id: CROWD_LEASES + number as i64 };
-                    self.crowd_call(at, "/etcdserverpb.Lease/LeaseRevoke", revoke.encode_to_vec());
+                    self.crowd_call(at, Rpc::LeaseRevoke, revoke.encode_to_vec());
                 }
             }
             Step::Vanish(at) => {
@@ -309,7 +310,7 @@ impl World {
         let ttl = i64::try_from(self.dice.faults.between(2, 9)).unwrap_or(2);
         for number in 0..leases {
             let grant = LeaseGrantRequest { id: CROWD_LEASES + number as i64, ttl };
-            self.crowd_call(at, "/etcdserverpb.Lease/LeaseGrant", grant.encode_to_vec());
+            self.crowd_call(at, Rpc::LeaseGrant, grant.encode_to_vec());
         }
         for number in 0..leases.min(5) {
             let key = format!("k{number:03}").into_bytes();
@@ -328,10 +329,10 @@ impl World {
         }
     }
 
-    fn crowd_call(&mut self, at: Host, path: &'static str, message: Vec<u8>) {
+    fn crowd_call(&mut self, at: Host, rpc: Rpc, message: Vec<u8>) {
         self.next_operation += 1;
         let operation = self.next_operation;
-        self.place_call(Caller::Crowd, operation, at, Calling::Unary(path, message.into()), SECOND);
+        self.place_call(Caller::Crowd, operation, at, Calling::Unary(rpc, message.into()), SECOND);
     }
 
     /// Sends an operation of a client that does nothing else.

@@ -4,7 +4,7 @@ use api::etcdserverpb as pb;
 use api::etcdserverpb::compare::TargetUnion;
 use api::etcdserverpb::request_op::Request as Wanted;
 use api::etcdserverpb::response_op::Response as Given;
-use api::{Code, Status, error, mvccpb};
+use api::{Code, Rpc, Status, error, mvccpb};
 use bytes::Bytes;
 use oracle::{
     Action, ActionResult, Compare, Delete, DeleteResult, Event, Header, KeyValue, Order, Outcome, Put, Range,
@@ -101,32 +101,29 @@ fn txn(t: &Txn) -> pb::TxnRequest {
 }
 
 /// The path and the message of a request.
-pub fn encode(request: &Request) -> (&'static str, Bytes) {
-    let (path, message) = match request {
-        Request::Range(r) => ("/etcdserverpb.KV/Range", range(r).encode_to_vec()),
-        Request::Put(p) => ("/etcdserverpb.KV/Put", put(p).encode_to_vec()),
-        Request::Delete(d) => ("/etcdserverpb.KV/DeleteRange", delete(d).encode_to_vec()),
-        Request::Txn(t) => ("/etcdserverpb.KV/Txn", txn(t).encode_to_vec()),
+pub fn encode(request: &Request) -> (Rpc, Bytes) {
+    let (rpc, message) = match request {
+        Request::Range(r) => (Rpc::KvRange, range(r).encode_to_vec()),
+        Request::Put(p) => (Rpc::KvPut, put(p).encode_to_vec()),
+        Request::Delete(d) => (Rpc::KvDeleteRange, delete(d).encode_to_vec()),
+        Request::Txn(t) => (Rpc::KvTxn, txn(t).encode_to_vec()),
         Request::Compact { revision, physical } => (
-            "/etcdserverpb.KV/Compact",
+            Rpc::KvCompact,
             pb::CompactionRequest { revision: *revision, physical: *physical }.encode_to_vec(),
         ),
         Request::Grant { id, ttl } => {
-            ("/etcdserverpb.Lease/LeaseGrant", pb::LeaseGrantRequest { id: *id, ttl: *ttl }.encode_to_vec())
+            (Rpc::LeaseGrant, pb::LeaseGrantRequest { id: *id, ttl: *ttl }.encode_to_vec())
         }
-        Request::Revoke { id } => {
-            ("/etcdserverpb.Lease/LeaseRevoke", pb::LeaseRevokeRequest { id: *id }.encode_to_vec())
-        }
+        Request::Revoke { id } => (Rpc::LeaseRevoke, pb::LeaseRevokeRequest { id: *id }.encode_to_vec()),
         Request::KeepAlive { id } => {
-            ("/etcdserverpb.Lease/LeaseKeepAlive", pb::LeaseKeepAliveRequest { id: *id }.encode_to_vec())
+            (Rpc::LeaseKeepAlive, pb::LeaseKeepAliveRequest { id: *id }.encode_to_vec())
         }
-        Request::TimeToLive { id, keys } => (
-            "/etcdserverpb.Lease/LeaseTimeToLive",
-            pb::LeaseTimeToLiveRequest { id: *id, keys: *keys }.encode_to_vec(),
-        ),
-        Request::Leases => ("/etcdserverpb.Lease/LeaseLeases", Vec::new()),
+        Request::TimeToLive { id, keys } => {
+            (Rpc::LeaseTimeToLive, pb::LeaseTimeToLiveRequest { id: *id, keys: *keys }.encode_to_vec())
+        }
+        Request::Leases => (Rpc::LeaseLeases, Vec::new()),
     };
-    (path, message.into())
+    (rpc, message.into())
 }
 
 fn key_value(kv: mvccpb::KeyValue) -> KeyValue {

@@ -7,6 +7,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use api::Rpc;
 use api::raftpb::Message;
 use bytes::Bytes;
 use oracle::History;
@@ -99,7 +100,7 @@ pub(crate) enum Event {
 /// A client's call as it goes over the network.
 #[derive(Clone)]
 pub(crate) enum Calling {
-    Unary(&'static str, Bytes),
+    Unary(Rpc, Bytes),
     Renew(i64),
 }
 
@@ -108,8 +109,8 @@ impl Calling {
         match request {
             oracle::Request::KeepAlive { id } => Calling::Renew(*id),
             other => {
-                let (path, message) = crate::wire::encode(other);
-                Calling::Unary(path, message)
+                let (rpc, message) = crate::wire::encode(other);
+                Calling::Unary(rpc, message)
             }
         }
     }

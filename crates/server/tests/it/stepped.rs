@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use api::Rpc;
 use api::error;
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{
@@ -24,9 +25,6 @@ use disk::Fault;
 
 use mainstay_server::stepped::{Beginning, Identity, Stepped};
 use world::{Stream, World};
-
-const PUT: &str = "/etcdserverpb.KV/Put";
-const RANGE: &str = "/etcdserverpb.KV/Range";
 
 fn all_keys() -> RangeRequest {
     RangeRequest { key: "\0".into(), range_end: "\0".into(), ..RangeRequest::default() }
@@ -71,16 +69,15 @@ fn one_member_serves_everything() {
         }],
         failure: Vec::new(),
     };
-    let answer: TxnResponse = world.call(0, "/etcdserverpb.KV/Txn", &txn).expect("is taken");
+    let answer: TxnResponse = world.call(0, Rpc::KvTxn, &txn).expect("is taken");
     assert!(answer.succeeded);
     assert_eq!(world.get(0, "k"), Some(b"2".to_vec()));
 
     // A lease takes its key along when it is not renewed.
     let grant = LeaseGrantRequest { ttl: 5, id: 0 };
-    let lease: LeaseGrantResponse =
-        world.call(0, "/etcdserverpb.Lease/LeaseGrant", &grant).expect("is granted");
+    let lease: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &grant).expect("is granted");
     let put = pb::PutRequest { key: "l".into(), lease: lease.id, ..pb::PutRequest::default() };
-    let _: pb::PutResponse = world.call(0, PUT, &put).expect("is taken");
+    let _: pb::PutResponse = world.call(0, Rpc::KvPut, &put).expect("is taken");
     let began = world.places[0].clock.elapsed();
     let past =
         |world: &World, seconds| world.places[0].clock.elapsed() - began >= Duration::from_secs(seconds);
@@ -130,7 +127,7 @@ fn wear(
         open.insert(key.clone(), value.clone());
         let put =
             pb::PutRequest { key: key.clone().into(), value: value.clone().into(), ..Default::default() };
-        let answer = world.member(0).call(PUT, put.encode_to_vec().into());
+        let answer = world.member(0).call(Rpc::KvPut, put.encode_to_vec().into());
         if world.try_run(answer)?.is_ok() {
             open.remove(&key);
             known.insert(key, value);
@@ -138,7 +135,7 @@ fn wear(
         if n % 40 == 39 {
             let revision = world.member(0).probe().revision - 3;
             let compaction = CompactionRequest { revision, physical: true };
-            let answer = world.member(0).call("/etcdserverpb.KV/Compact", compaction.encode_to_vec().into());
+            let answer = world.member(0).call(Rpc::KvCompact, compaction.encode_to_vec().into());
             world.try_run(answer)?.map_err(|status| status.message.into_owned())?;
         }
     }
@@ -201,9 +198,7 @@ fn values_are_moved_and_segments_used_again() {
     }
     let answer: CompactionResponse = {
         let revision = world.member(0).probe().revision;
-        world
-            .call(0, "/etcdserverpb.KV/Compact", &CompactionRequest { revision, physical: true })
-            .expect("compacts")
+        world.call(0, Rpc::KvCompact, &CompactionRequest { revision, physical: true }).expect("compacts")
     };
     assert!(answer.header.is_some());
     for (key, value) in &known {
@@ -235,8 +230,7 @@ fn script(seed: u64) -> World {
     // What is not read any more leaves the log, and what was written before with it.
     let revision = world.member(leader).probe().revision;
     let compaction = CompactionRequest { revision, physical: true };
-    let _: CompactionResponse =
-        world.call(leader, "/etcdserverpb.KV/Compact", &compaction).expect("compacts");
+    let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
     for n in 0..100 {
         world.put(leader, &format!("b{}", n % 50), &[n as u8; 500]).expect("two of three are enough");
     }
@@ -261,7 +255,7 @@ fn script(seed: u64) -> World {
     assert_eq!(world.get(next, "b49"), Some(vec![99; 500]));
     world.start(leader).expect("starts again");
     world.until("it is there again", |world| world.member(leader).is_ready());
-    let found: RangeResponse = world.call(leader, RANGE, &all_keys()).expect("is answered");
+    let found: RangeResponse = world.call(leader, Rpc::KvRange, &all_keys()).expect("is answered");
     assert_eq!(found.count, 80);
     world
 }
@@ -349,8 +343,7 @@ fn a_part_of_a_snapshot_is_forgotten_in_time() {
     }
     let revision = world.member(leader).probe().revision;
     let compaction = CompactionRequest { revision, physical: true };
-    let _: CompactionResponse =
-        world.call(leader, "/etcdserverpb.KV/Compact", &compaction).expect("compacts");
+    let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
     for n in 0..250 {
         world.put(leader, &format!("b{n}"), &[n as u8; 500]).expect("two of three are enough");
     }
@@ -384,8 +377,7 @@ fn a_state_that_was_replaced_is_not_dropped_by_the_core_nor_by_whoever_reads_it_
     }
     let revision = world.member(leader).probe().revision;
     let compaction = CompactionRequest { revision, physical: true };
-    let _: CompactionResponse =
-        world.call(leader, "/etcdserverpb.KV/Compact", &compaction).expect("compacts");
+    let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
     for n in 0..250 {
         world.put(leader, &format!("b{}", n % 50), &[n as u8; 500]).expect("two of three are enough");
     }
@@ -417,8 +409,7 @@ fn a_follower_gets_a_snapshot_where_the_leaders_old_entries_are_damaged() {
     // Nobody reads that value any more, but whoever needs the entry that it came with.
     let revision = world.member(leader).probe().revision;
     let compaction = CompactionRequest { revision, physical: true };
-    let _: CompactionResponse =
-        world.call(leader, "/etcdserverpb.KV/Compact", &compaction).expect("compacts");
+    let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
     let disk = world.places[leader].disk.clone();
     let damaged = disk.files().into_iter().any(|(path, _)| {
         let bytes = disk.contents(&path).expect("is there");
@@ -436,7 +427,6 @@ fn a_follower_gets_a_snapshot_where_the_leaders_old_entries_are_damaged() {
     assert!(trace.contains("installed a snapshot"));
 }
 
-const TXN: &str = "/etcdserverpb.KV/Txn";
 const DAMAGED: &[u8] = b"a value that the disk will damage";
 
 /// Puts `DAMAGED` as `d`, has everything in checkpoints and old segments, and damages the value on this member's disk.
@@ -489,11 +479,11 @@ fn a_damaged_value_that_is_compared_takes_one_member_out_of_service() {
         (compare::CompareResult::NotEqual, b"a value that the disk has damaged", true),
     ] {
         let answer: TxnResponse =
-            world.call(follower, TXN, &compare_and_put(result, with, "unread")).expect("is applied");
+            world.call(follower, Rpc::KvTxn, &compare_and_put(result, with, "unread")).expect("is applied");
         assert_eq!(answer.succeeded, succeeds);
     }
     let equal = compare_and_put(compare::CompareResult::Equal, DAMAGED, "read");
-    let answer: TxnResponse = world.call(follower, TXN, &equal).expect("is applied by the others");
+    let answer: TxnResponse = world.call(follower, Rpc::KvTxn, &equal).expect("is applied by the others");
     assert!(answer.succeeded);
     world.until("another leads", |world| world.leader().is_some_and(|at| at != leader));
     world.put(follower, "after", b"it").expect("two of three are enough");
@@ -508,10 +498,11 @@ fn a_damaged_value_that_is_compared_takes_one_member_out_of_service() {
         assert_eq!(refused.code, api::Code::Unavailable);
         assert!(refused.message.contains("out of service"), "{refused}");
         let stale = RangeRequest { key: "b7".into(), serializable: true, ..RangeRequest::default() };
-        let found: RangeResponse = world.call(leader, RANGE, &stale).expect("stale reads are answered");
+        let found: RangeResponse =
+            world.call(leader, Rpc::KvRange, &stale).expect("stale reads are answered");
         assert_eq!(found.kvs[0].value, [7; 500].as_slice());
         let found: Result<RangeResponse, _> =
-            world.call(leader, RANGE, &RangeRequest { serializable: false, ..stale });
+            world.call(leader, Rpc::KvRange, &RangeRequest { serializable: false, ..stale });
         assert!(found.is_err());
     }
     assert_eq!(world.get(follower, "read"), Some(b"v".to_vec()));
@@ -526,7 +517,7 @@ fn a_member_alone_reads_on_where_a_damaged_value_is_compared() {
     let mut world = World::started(1, 22, WORN);
     damage_a_value(&mut world, 0);
     let greater = compare_and_put(compare::CompareResult::Greater, b"a", "read");
-    let refused = world.call::<_, TxnResponse>(0, TXN, &greater).expect_err("it cannot be known");
+    let refused = world.call::<_, TxnResponse>(0, Rpc::KvTxn, &greater).expect_err("it cannot be known");
     assert_eq!(refused.code, api::Code::Unavailable);
     // Everything acknowledged is there to be read, but for that value; nothing can be written.
     assert_eq!(world.get(0, "b119"), Some(vec![119; 500]));
@@ -536,7 +527,7 @@ fn a_member_alone_reads_on_where_a_damaged_value_is_compared() {
     world.start(0).expect("starts");
     world.until("it lets clients in", |world| world.member(0).is_ready());
     let stale = RangeRequest { key: "b119".into(), serializable: true, ..RangeRequest::default() };
-    let found: RangeResponse = world.call(0, RANGE, &stale).expect("stale reads are answered");
+    let found: RangeResponse = world.call(0, Rpc::KvRange, &stale).expect("stale reads are answered");
     assert_eq!(found.count, 1);
     assert!(world.put(0, "x", b"y").is_err());
 }
@@ -559,10 +550,9 @@ fn comparing_large_values_again_and_again_is_refused_before_it_is_proposed() {
         success: vec![put.clone()],
         failure: Vec::new(),
     };
-    let taken: pb::TxnResponse = world.call(0, "/etcdserverpb.KV/Txn", &txn(16)).expect("is little enough");
+    let taken: pb::TxnResponse = world.call(0, Rpc::KvTxn, &txn(16)).expect("is little enough");
     assert!(taken.succeeded);
-    let refused =
-        world.call::<_, pb::TxnResponse>(0, "/etcdserverpb.KV/Txn", &txn(17)).expect_err("is too much");
+    let refused = world.call::<_, pb::TxnResponse>(0, Rpc::KvTxn, &txn(17)).expect_err("is too much");
     assert_eq!(refused.code, api::Code::ResourceExhausted);
 }
 
@@ -584,7 +574,7 @@ fn many_large_values_of_a_transaction_are_not_held_at_once() {
     let reads = txn(&|n| request_op::Request::RequestRange(range(n)));
     let writes = txn(&|n| request_op::Request::RequestPut(put(n)));
     for txn in [reads, writes] {
-        let call = world.member(0).call_in_pieces(TXN, prost::Message::encode_to_vec(&txn).into());
+        let call = world.member(0).call_in_pieces(Rpc::KvTxn, prost::Message::encode_to_vec(&txn).into());
         let pieces = world.run(call).expect("is answered");
         let largest = pieces.iter().map(bytes::Bytes::len).max().expect("there are some");
         assert!(pieces.len() >= 10 && largest <= 200_000, "{} pieces, {largest} bytes", pieces.len());
@@ -649,7 +639,7 @@ fn ranges_of_a_transaction_find_what_was_there_when_they_ran() {
         failure: Vec::new(),
     };
     // At a follower: it is the one that answers.
-    let answer: TxnResponse = world.call((leader + 1) % 3, TXN, &txn).expect("is applied");
+    let answer: TxnResponse = world.call((leader + 1) % 3, Rpc::KvTxn, &txn).expect("is applied");
     let now = answer.header.as_ref().expect("has one").revision;
     let mut answers = answer.responses.into_iter().map(|response| response.response.expect("is one"));
     let mut ranged = |revision: i64| loop {
@@ -700,8 +690,8 @@ fn ranges_of_a_transaction_find_what_was_there_when_they_ran() {
         success: vec![range(&|_| {}), range(&|request| request.limit = 1)],
         ..Default::default()
     };
-    let answer: TxnResponse = world.call(leader, TXN, &reads).expect("is answered");
-    let found: RangeResponse = world.call(leader, RANGE, &all_keys()).expect("is answered");
+    let answer: TxnResponse = world.call(leader, Rpc::KvTxn, &reads).expect("is answered");
+    let found: RangeResponse = world.call(leader, Rpc::KvRange, &all_keys()).expect("is answered");
     let Some(pb::response_op::Response::ResponseRange(all)) = &answer.responses[0].response else {
         panic!("a range")
     };
@@ -714,7 +704,7 @@ fn a_learner_joins_and_gets_a_vote() {
     let mut world = World::started(1, 5, &[]);
     world.put(0, "k", b"v").expect("is taken");
     let add = MemberAddRequest { peer_urls: vec!["http://10.0.0.2:2380".to_owned()], is_learner: true };
-    let added: MemberAddResponse = world.call(0, "/etcdserverpb.Cluster/MemberAdd", &add).expect("is added");
+    let added: MemberAddResponse = world.call(0, Rpc::ClusterMemberAdd, &add).expect("is added");
     let id = added.member.expect("is told").id;
     let identity = Identity { member_id: id, ..world.member(0).identity().clone() };
     let remotes = vec![(world.places[0].id, vec!["http://10.0.0.1:2380".to_owned()])];
@@ -744,17 +734,16 @@ fn a_learner_joins_and_gets_a_vote() {
     world.until("the learner is ready again", |world| world.member(at).is_ready());
     let promote = MemberPromoteRequest { id };
     // At the learner, which hands it on to the leader, there is no such call; at the leader there is.
-    let refused: Result<MemberPromoteResponse, _> =
-        world.call(at, "/etcdserverpb.Cluster/MemberPromote", &promote);
+    let refused: Result<MemberPromoteResponse, _> = world.call(at, Rpc::ClusterMemberPromote, &promote);
     assert!(refused.is_err());
     let promoted: MemberPromoteResponse =
-        world.call(0, "/etcdserverpb.Cluster/MemberPromote", &promote).expect("has caught up");
+        world.call(0, Rpc::ClusterMemberPromote, &promote).expect("has caught up");
     assert!(promoted.members.iter().all(|member| !member.is_learner));
     world.until("it has heard of it", |world| world.member(at).probe().voters.len() == 2);
     assert_eq!(world.get(at, "k"), Some(b"v".to_vec()), "and it answers by the leader's word");
     // A lease is renewed at the leader, whichever member is asked.
     let grant = LeaseGrantRequest { ttl: 60, id: 7 };
-    let _: LeaseGrantResponse = world.call(at, "/etcdserverpb.Lease/LeaseGrant", &grant).expect("is granted");
+    let _: LeaseGrantResponse = world.call(at, Rpc::LeaseGrant, &grant).expect("is granted");
     let renewal = world.member(at).renew(7);
     assert_eq!(world.run(renewal), Ok(60));
 }
@@ -792,7 +781,7 @@ fn the_same_seed_gives_the_same_trace() {
 /// A client that takes a large answer piece by piece, with all the time it wants.
 fn begin_range(world: &mut World, request: &RangeRequest) -> front::Answer {
     use prost::Message as _;
-    let answer = match world.member(0).unary(RANGE, request.encode_to_vec().into()) {
+    let answer = match world.member(0).unary(Rpc::KvRange, request.encode_to_vec().into()) {
         front::Unary::Done(answer) => answer,
         front::Unary::Later(answer) => world.run(answer),
     };
@@ -815,9 +804,8 @@ fn take(answer: &mut front::Answer, taken: &mut Vec<u8>, pieces: usize) -> Resul
 
 fn compact(world: &mut World) {
     let revision = world.member(0).probe().revision;
-    let _: CompactionResponse = world
-        .call(0, "/etcdserverpb.KV/Compact", &CompactionRequest { revision, physical: true })
-        .expect("compacts");
+    let _: CompactionResponse =
+        world.call(0, Rpc::KvCompact, &CompactionRequest { revision, physical: true }).expect("compacts");
 }
 
 /// Both kinds of answers that come in pieces: few keys with large values, and many keys.
@@ -914,7 +902,7 @@ fn a_value_that_cannot_be_moved_does_not_bring_checkpoints_without_end() {
     }
     let revision = world.member(0).probe().revision;
     let request = CompactionRequest { revision, physical: false };
-    let _: CompactionResponse = world.call(0, "/etcdserverpb.KV/Compact", &request).expect("compacts");
+    let _: CompactionResponse = world.call(0, Rpc::KvCompact, &request).expect("compacts");
     let runs = |world: &World| {
         let files = world.places[0].disk.files();
         let runs = files.iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "run"));

@@ -1,5 +1,6 @@
 //! Members whose options differ, as they do while an operator changes one member after the other.
 
+use api::Rpc;
 use api::etcdserverpb::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MemberAddRequest,
     MemberAddResponse,
@@ -7,10 +8,6 @@ use api::etcdserverpb::{
 use mainstay_server::stepped::Stepped;
 
 use super::world::World;
-
-const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
-const TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
-const ADD: &str = "/etcdserverpb.Cluster/MemberAdd";
 
 /// Waits until all have applied the same entries, and holds their states against each other.
 fn are_equal(world: &mut World) {
@@ -41,14 +38,15 @@ fn short_leases_are_the_same_for_members_with_other_election_timeouts() {
         for ttl in [1, 4, 60] {
             let id = 1000 * (at as i64 + 1) + ttl;
             let granted: LeaseGrantResponse =
-                world.call(at, GRANT, &LeaseGrantRequest { ttl, id }).expect("is granted");
+                world.call(at, Rpc::LeaseGrant, &LeaseGrantRequest { ttl, id }).expect("is granted");
             assert_eq!(
                 granted.ttl,
                 ttl.max(shortest),
                 "the member that is asked says how short a lease may be"
             );
             let asked = LeaseTimeToLiveRequest { id, keys: false };
-            let told: LeaseTimeToLiveResponse = world.call(at, TIME_TO_LIVE, &asked).expect("is told");
+            let told: LeaseTimeToLiveResponse =
+                world.call(at, Rpc::LeaseTimeToLive, &asked).expect("is told");
             assert_eq!(told.granted_ttl, granted.ttl, "the same as the client of the grant was told");
         }
     }
@@ -58,13 +56,15 @@ fn short_leases_are_the_same_for_members_with_other_election_timeouts() {
         world.lead(leads);
         for (at, shortest) in [(0, 2), (1, 5), (2, 15)] {
             let asked = LeaseTimeToLiveRequest { id: 1000 * (at as i64 + 1) + 60, keys: false };
-            let told: LeaseTimeToLiveResponse = world.call(2 - at, TIME_TO_LIVE, &asked).expect("is told");
+            let told: LeaseTimeToLiveResponse =
+                world.call(2 - at, Rpc::LeaseTimeToLive, &asked).expect("is told");
             assert_eq!(told.granted_ttl, 60, "{told:?}");
             let id = 5000 + 10 * leads as i64 + at as i64;
             let granted: LeaseGrantResponse =
-                world.call(at, GRANT, &LeaseGrantRequest { ttl: 1, id }).expect("is granted");
+                world.call(at, Rpc::LeaseGrant, &LeaseGrantRequest { ttl: 1, id }).expect("is granted");
             let asked = LeaseTimeToLiveRequest { id, keys: false };
-            let told: LeaseTimeToLiveResponse = world.call(2 - at, TIME_TO_LIVE, &asked).expect("is told");
+            let told: LeaseTimeToLiveResponse =
+                world.call(2 - at, Rpc::LeaseTimeToLive, &asked).expect("is told");
             assert_eq!((granted.ttl, told.granted_ttl), (shortest, shortest));
             assert!(told.ttl <= shortest, "{told:?}");
         }
@@ -92,7 +92,7 @@ fn short_leases_are_the_same_for_members_with_other_election_timeouts() {
 fn a_renewal_promises_no_more_than_the_next_leader_knows_of() {
     let mut world = mixed();
     let granted: LeaseGrantResponse =
-        world.call(0, GRANT, &LeaseGrantRequest { ttl: 1, id: 7 }).expect("is granted");
+        world.call(0, Rpc::LeaseGrant, &LeaseGrantRequest { ttl: 1, id: 7 }).expect("is granted");
     assert_eq!(granted.ttl, 2);
     // It would let no lease expire before 15 s, but may be gone by then.
     world.lead(2);
@@ -110,10 +110,10 @@ fn learners_are_counted_against_the_limit_of_the_member_that_is_asked() {
         world.places[0].clock.elapsed() - began > std::time::Duration::from_secs(8)
     });
     for (at, n) in [(0, 1), (1, 2), (2, 3)] {
-        let added: Result<MemberAddResponse, _> = world.call(at, ADD, &add(n));
+        let added: Result<MemberAddResponse, _> = world.call(at, Rpc::ClusterMemberAdd, &add(n));
         assert!(added.is_ok(), "{at}: {added:?}");
     }
-    let refused: Result<MemberAddResponse, _> = world.call(0, ADD, &add(4));
+    let refused: Result<MemberAddResponse, _> = world.call(0, Rpc::ClusterMemberAdd, &add(4));
     assert_eq!(refused.map(|_| ()), Err(api::error::TOO_MANY_LEARNERS));
     are_equal(&mut world);
     let learners: Vec<usize> =

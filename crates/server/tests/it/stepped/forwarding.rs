@@ -3,18 +3,18 @@
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 
+use api::Rpc;
 use api::etcdserverpb::{PutRequest, RangeRequest, RangeResponse};
 use api::raftpb::{Message, MessageType};
 use peer::Handler as _;
 use prost::Message as _;
 
 use super::world::World;
-use super::{PUT, RANGE};
 
 /// The times that the key was written.
 fn writes(world: &mut World, at: usize) -> i64 {
     let asked = RangeRequest { key: "k".into(), ..RangeRequest::default() };
-    let found: RangeResponse = world.call(at, RANGE, &asked).expect("is answered");
+    let found: RangeResponse = world.call(at, Rpc::KvRange, &asked).expect("is answered");
     found.kvs.first().map_or(0, |kv| kv.version)
 }
 
@@ -37,7 +37,7 @@ fn late_proposal(like_etcd: &[usize]) -> (i64, bool) {
         proposal
     })));
     let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
-    let mut answer = world.member(0).call(PUT, put.encode_to_vec().into());
+    let mut answer = world.member(0).call(Rpc::KvPut, put.encode_to_vec().into());
     world.until("the write is on its way", |_| {
         let _ = answer.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         !held.lock().expect("nobody panicked").is_empty()

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use api::Rpc;
 use api::error;
 use api::etcdserverpb::{
     AlarmRequest, AlarmResponse, CompactionRequest, CompactionResponse, DeleteRangeRequest,
@@ -19,7 +20,7 @@ fn disarm(world: &mut World) {
         alarm: 1,
         member_id: world.places[0].id,
     };
-    let _: AlarmResponse = world.call(0, "/etcdserverpb.Maintenance/Alarm", &request).expect("is disarmed");
+    let _: AlarmResponse = world.call(0, Rpc::MaintenanceAlarm, &request).expect("is disarmed");
 }
 
 fn delete(world: &mut World, from: &str, to: &str) {
@@ -27,7 +28,7 @@ fn delete(world: &mut World, from: &str, to: &str) {
         DeleteRangeRequest { key: from.to_owned().into(), range_end: to.to_owned().into(), prev_kv: false };
     // What is left may be too little for all of them at once. Then what they have freed comes back first.
     for _ in 0..20 {
-        let answer: Result<DeleteRangeResponse, _> = world.call(0, "/etcdserverpb.KV/DeleteRange", &request);
+        let answer: Result<DeleteRangeResponse, _> = world.call(0, Rpc::KvDeleteRange, &request);
         match answer {
             Ok(_) => return,
             Err(status) => assert_eq!(status, error::NO_SPACE),
@@ -41,7 +42,7 @@ fn delete(world: &mut World, from: &str, to: &str) {
 fn compact(world: &mut World) {
     let revision = world.member(0).probe().revision;
     let request = CompactionRequest { revision, physical: true };
-    let _: CompactionResponse = world.call(0, "/etcdserverpb.KV/Compact", &request).expect("is compacted");
+    let _: CompactionResponse = world.call(0, Rpc::KvCompact, &request).expect("is compacted");
 }
 
 fn raised(world: &World) -> bool {
@@ -180,7 +181,7 @@ fn what_raised_the_alarm_is_known_though_it_was_not_noted() {
         alarm: 1,
         member_id: world.places[0].id,
     };
-    let _: AlarmResponse = world.call(0, "/etcdserverpb.Maintenance/Alarm", &request).expect("is raised");
+    let _: AlarmResponse = world.call(0, Rpc::MaintenanceAlarm, &request).expect("is raised");
     restart(&mut world);
     settle_for(&mut world, 30);
     assert!(raised(&world));
@@ -197,7 +198,7 @@ fn what_a_full_log_cannot_take_waits() {
         // To the last byte: what is small goes on longest.
         for n in 0..400 {
             let request = CompactionRequest { revision: n, physical: false };
-            let answer: Result<CompactionResponse, _> = world.call(0, "/etcdserverpb.KV/Compact", &request);
+            let answer: Result<CompactionResponse, _> = world.call(0, Rpc::KvCompact, &request);
             if answer.is_err_and(|status| status == error::NO_SPACE) {
                 break;
             }

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use api::Rpc;
 use api::etcdserverpb::{
     self as pb, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse,
     LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MoveLeaderRequest,
@@ -16,15 +17,14 @@ use prost::Message as _;
 use super::world::World;
 
 fn grant(world: &mut World, at: usize, ttl: i64) -> i64 {
-    let answer: LeaseGrantResponse = world
-        .call(at, "/etcdserverpb.Lease/LeaseGrant", &LeaseGrantRequest { ttl, id: 0 })
-        .expect("is granted");
+    let answer: LeaseGrantResponse =
+        world.call(at, Rpc::LeaseGrant, &LeaseGrantRequest { ttl, id: 0 }).expect("is granted");
     answer.id
 }
 
 fn time_to_live(world: &mut World, at: usize, id: i64) -> LeaseTimeToLiveResponse {
     let request = LeaseTimeToLiveRequest { id, keys: true };
-    world.call(at, "/etcdserverpb.Lease/LeaseTimeToLive", &request).expect("is answered")
+    world.call(at, Rpc::LeaseTimeToLive, &request).expect("is answered")
 }
 
 fn pass(world: &mut World, time: Duration) {
@@ -88,12 +88,11 @@ fn a_note_under_way_does_not_become_that_of_a_lease_granted_under_the_same_id() 
     pass(&mut world, Duration::from_secs(110));
     world.places[0].log_held = true;
     // It is revoked and granted anew, and its time left is noted, while nothing reaches the disk: the note comes last.
-    let call = |world: &World, path, request: Vec<u8>| Box::pin(world.member(0).call(path, request.into()));
-    let mut revoked =
-        call(&world, "/etcdserverpb.Lease/LeaseRevoke", LeaseRevokeRequest { id }.encode_to_vec());
+    let call = |world: &World, rpc, request: Vec<u8>| Box::pin(world.member(0).call(rpc, request.into()));
+    let mut revoked = call(&world, Rpc::LeaseRevoke, LeaseRevokeRequest { id }.encode_to_vec());
     assert!(within(&mut world, Duration::from_millis(300), &mut revoked).is_none());
     let again = LeaseGrantRequest { ttl: 400, id };
-    let mut granted = call(&world, "/etcdserverpb.Lease/LeaseGrant", again.encode_to_vec());
+    let mut granted = call(&world, Rpc::LeaseGrant, again.encode_to_vec());
     assert!(within(&mut world, Duration::from_millis(300), &mut granted).is_none());
     pass(&mut world, Duration::from_secs(12));
     world.places[0].log_held = false;
@@ -139,7 +138,7 @@ fn a_renewal_of_a_lease_that_is_being_revoked_hears_of_it_once_it_is_gone() {
     let is_append = |message: &Message| message.r#type == Some(MessageType::MsgAppResp as i32);
     world.lose(Some(Box::new(move |message| message.to == Some(leader) && is_append(message))));
     let request = LeaseRevokeRequest { id: lease }.encode_to_vec();
-    let mut revoked = Box::pin(world.member(0).call("/etcdserverpb.Lease/LeaseRevoke", request.into()));
+    let mut revoked = Box::pin(world.member(0).call(Rpc::LeaseRevoke, request.into()));
     assert!(within(&mut world, Duration::from_millis(200), &mut revoked).is_none());
     // Until it is, the lease lives. A follower or another leader could say so.
     let renewal = world.member(0).renew(lease);
@@ -159,12 +158,11 @@ fn a_leader_that_stops_notes_no_time_for_a_lease_granted_under_the_same_id() {
     pass(&mut world, Duration::from_secs(20));
     world.places[0].log_held = true;
     // It is revoked and granted anew; the leader has not applied that when it stops and notes what time is left.
-    let call = |world: &World, path, request: Vec<u8>| Box::pin(world.member(0).call(path, request.into()));
-    let mut revoked =
-        call(&world, "/etcdserverpb.Lease/LeaseRevoke", LeaseRevokeRequest { id }.encode_to_vec());
+    let call = |world: &World, rpc, request: Vec<u8>| Box::pin(world.member(0).call(rpc, request.into()));
+    let mut revoked = call(&world, Rpc::LeaseRevoke, LeaseRevokeRequest { id }.encode_to_vec());
     assert!(within(&mut world, Duration::from_millis(200), &mut revoked).is_none());
     let again = LeaseGrantRequest { ttl: 400, id };
-    let mut granted = call(&world, "/etcdserverpb.Lease/LeaseGrant", again.encode_to_vec());
+    let mut granted = call(&world, Rpc::LeaseGrant, again.encode_to_vec());
     assert!(within(&mut world, Duration::from_millis(200), &mut granted).is_none());
     world.member(0).stop();
     world.until("another leads", |world| world.leader().is_some_and(|at| at != 0));
@@ -192,7 +190,7 @@ fn an_expired_lease_is_not_renewed_while_its_revocation_is_under_way() {
     assert_eq!(world.member(0).probe().leases, 0);
     // One that is granted under the same id now is another lease, which no second revocation ends.
     let again = LeaseGrantRequest { ttl: 60, id: lease };
-    let _: LeaseGrantResponse = world.call(0, "/etcdserverpb.Lease/LeaseGrant", &again).expect("is granted");
+    let _: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &again).expect("is granted");
     pass(&mut world, Duration::from_secs(10));
     assert_eq!(world.member(0).probe().leases, 1);
 }
@@ -227,8 +225,7 @@ fn a_leader_that_was_replaced_renews_nothing() {
     let renewal = world.member(old).renew(lease);
     assert_eq!(world.run(renewal), Ok(60));
     let request = MoveLeaderRequest { target_id: world.places[new].id };
-    let moving =
-        world.member(old).call("/etcdserverpb.Maintenance/MoveLeader", request.encode_to_vec().into());
+    let moving = world.member(old).call(Rpc::MaintenanceMoveLeader, request.encode_to_vec().into());
     let mut moving = Box::pin(moving);
     let told = |world: &World| {
         let post = world.post.lock().expect("nobody panicked");
@@ -241,9 +238,8 @@ fn a_leader_that_was_replaced_renews_nothing() {
     }
     world.cut(old, true);
     world.until("the other leads", |world| world.member(new).probe().settled);
-    let _: LeaseRevokeResponse = world
-        .call(new, "/etcdserverpb.Lease/LeaseRevoke", &LeaseRevokeRequest { id: lease })
-        .expect("is revoked");
+    let _: LeaseRevokeResponse =
+        world.call(new, Rpc::LeaseRevoke, &LeaseRevokeRequest { id: lease }).expect("is revoked");
     let mut renewal = Box::pin(world.member(old).renew(lease));
     assert_eq!(within(&mut world, Duration::from_millis(200), &mut renewal), None);
     world.cut(old, false);
@@ -262,7 +258,7 @@ fn long_lists_are_whole_and_in_order() {
         .map(|n| {
             let request = LeaseGrantRequest { ttl: 1000 + (n * 7919) % COUNT, id: 1 + (n * 4801) % COUNT };
             let request = request.encode_to_vec().into();
-            world.member(leader).call("/etcdserverpb.Lease/LeaseGrant", request)
+            world.member(leader).call(Rpc::LeaseGrant, request)
         })
         .collect();
     let ttl_of =
@@ -275,14 +271,13 @@ fn long_lists_are_whole_and_in_order() {
         let put = |key: &Vec<u8>| pb::PutRequest { key: key.clone().into(), lease: 77, ..Default::default() };
         let op = |key| pb::RequestOp { request: Some(pb::request_op::Request::RequestPut(put(key))) };
         let txn = pb::TxnRequest { success: some.iter().map(op).collect(), ..Default::default() };
-        let _: pb::TxnResponse = world.call(leader, "/etcdserverpb.KV/Txn", &txn).expect("is taken");
+        let _: pb::TxnResponse = world.call(leader, Rpc::KvTxn, &txn).expect("is taken");
     }
     for at in [leader, follower] {
         let found = time_to_live(&mut world, at, 77);
         assert_eq!(found.keys.iter().map(|key| key.to_vec()).collect::<Vec<_>>(), keys);
-        let list: pb::LeaseLeasesResponse = world
-            .call(at, "/etcdserverpb.Lease/LeaseLeases", &pb::LeaseLeasesRequest {})
-            .expect("is answered");
+        let list: pb::LeaseLeasesResponse =
+            world.call(at, Rpc::LeaseLeases, &pb::LeaseLeasesRequest {}).expect("is answered");
         let ids: Vec<i64> = list.leases.iter().map(|lease| lease.id).collect();
         assert_eq!(ids.iter().collect::<std::collections::BTreeSet<_>>().len(), COUNT as usize);
         let ttls: Vec<i64> = ids.iter().filter_map(|id| ttl_of(*id)).collect();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 
+use api::Rpc;
 use api::error;
 use api::etcdserverpb::{
     MemberRemoveRequest, MemberRemoveResponse, MoveLeaderRequest, PutRequest, RangeRequest, RangeResponse,
@@ -15,10 +16,7 @@ use peer::Handler as _;
 use prost::Message as _;
 
 use super::world::World;
-use super::{PUT, RANGE};
 
-const REMOVE: &str = "/etcdserverpb.Cluster/MemberRemove";
-const MOVE: &str = "/etcdserverpb.Maintenance/MoveLeader";
 /// Members may be removed although they have not been connected for long.
 const LAX: &str = "--strict-reconfig-check=false";
 
@@ -48,9 +46,9 @@ fn removes_its_leader(world: &mut World) {
     let puts =
         |n: u32| PutRequest { key: format!("k{n}").into(), value: vec![1; 100].into(), ..Default::default() };
     let member = world.member(leader);
-    let mut calls: Vec<_> = (0..8).map(|n| member.call(PUT, puts(n).encode_to_vec().into())).collect();
-    calls.push(member.call(REMOVE, MemberRemoveRequest { id }.encode_to_vec().into()));
-    calls.extend((8..40).map(|n| member.call(PUT, puts(n).encode_to_vec().into())));
+    let mut calls: Vec<_> = (0..8).map(|n| member.call(Rpc::KvPut, puts(n).encode_to_vec().into())).collect();
+    calls.push(member.call(Rpc::ClusterMemberRemove, MemberRemoveRequest { id }.encode_to_vec().into()));
+    calls.extend((8..40).map(|n| member.call(Rpc::KvPut, puts(n).encode_to_vec().into())));
     let removed = world.run_all(calls).swap_remove(8);
     assert!(removed.is_ok(), "the leader is removed: {removed:?}");
     serves_without(world, leader, id);
@@ -91,7 +89,7 @@ fn clusters_shrink_to_one_leader_by_leader_though_messages_are_lost() {
                 let id = world.places[leader].id;
                 // The answer may be what is lost.
                 let _: Result<MemberRemoveResponse, _> =
-                    world.call(leader, REMOVE, &MemberRemoveRequest { id });
+                    world.call(leader, Rpc::ClusterMemberRemove, &MemberRemoveRequest { id });
                 world.lose(None);
                 if world.places[leader].member.is_some() && times > 0 {
                     // It may not have heard that it was removed; where it asks, it is told so.
@@ -112,7 +110,7 @@ fn a_follower_is_removed_and_its_leader_goes_on_alone() {
         let id = world.places[1 - leader].id;
         commits_of_changes_get_lost(&world, times);
         let _: MemberRemoveResponse =
-            world.call(leader, REMOVE, &MemberRemoveRequest { id }).expect("is removed");
+            world.call(leader, Rpc::ClusterMemberRemove, &MemberRemoveRequest { id }).expect("is removed");
         world.put(leader, "k", b"v").expect("one is enough");
         assert_eq!(world.member(leader).probe().voters, [world.places[leader].id]);
     }
@@ -125,8 +123,9 @@ fn a_follower_has_its_leader_removed() {
         let leader = world.leader().expect("somebody leads");
         let id = world.places[leader].id;
         let follower = (leader + 1) % members;
-        let _: MemberRemoveResponse =
-            world.call(follower, REMOVE, &MemberRemoveRequest { id }).expect("the leader is removed");
+        let _: MemberRemoveResponse = world
+            .call(follower, Rpc::ClusterMemberRemove, &MemberRemoveRequest { id })
+            .expect("the leader is removed");
         serves_without(&mut world, leader, id);
     }
 }
@@ -150,8 +149,9 @@ fn a_removal_is_heard_of_though_the_leader_could_not_hand_over() {
             commits_of_changes_get_lost(&world, times);
             let leader = world.leader().expect("somebody leads");
             let id = world.places[leader].id;
-            let _: MemberRemoveResponse =
-                world.call(leader, REMOVE, &MemberRemoveRequest { id }).expect("is removed");
+            let _: MemberRemoveResponse = world
+                .call(leader, Rpc::ClusterMemberRemove, &MemberRemoveRequest { id })
+                .expect("is removed");
             serves_without(&mut world, leader, id);
         }
     }
@@ -167,12 +167,14 @@ fn a_leader_of_two_is_not_removed_before_it_has_handed_over() {
         // Nobody is known to be connected.
         world.post.lock().expect("nobody panicked").strangers = true;
         let remove = MemberRemoveRequest { id };
-        let outcome: Result<MemberRemoveResponse, _> = world.call((leader + asked) % 2, REMOVE, &remove);
+        let outcome: Result<MemberRemoveResponse, _> =
+            world.call((leader + asked) % 2, Rpc::ClusterMemberRemove, &remove);
         assert_eq!(outcome.map(|_| ()), Err(error::TIMEOUT));
         assert_eq!(world.member(leader).probe().voters.len(), 2);
         world.put(leader, "k", b"v").expect("both are there");
         world.post.lock().expect("nobody panicked").strangers = false;
-        let _: MemberRemoveResponse = world.call(leader, REMOVE, &remove).expect("it can hand over");
+        let _: MemberRemoveResponse =
+            world.call(leader, Rpc::ClusterMemberRemove, &remove).expect("it can hand over");
         serves_without(&mut world, leader, id);
     }
 }
@@ -191,7 +193,7 @@ fn clients_write_while_a_leader_of_two_cannot_hand_over() {
         hands_over(message)
     })));
     let remove = MemberRemoveRequest { id };
-    let mut removal = world.member(leader).call(REMOVE, remove.encode_to_vec().into());
+    let mut removal = world.member(leader).call(Rpc::ClusterMemberRemove, remove.encode_to_vec().into());
     let mut context = Context::from_waker(Waker::noop());
     let mut writes = 0;
     while removal.as_mut().poll(&mut context).is_pending() {
@@ -203,7 +205,8 @@ fn clients_write_while_a_leader_of_two_cannot_hand_over() {
     assert!(attempts > 1, "it tries again");
     assert!(writes > 5 * attempts, "{writes} writes, one after the other, and {attempts} attempts");
     world.lose(None);
-    let _: MemberRemoveResponse = world.call(leader, REMOVE, &remove).expect("it can hand over");
+    let _: MemberRemoveResponse =
+        world.call(leader, Rpc::ClusterMemberRemove, &remove).expect("it can hand over");
     serves_without(&mut world, leader, id);
 }
 
@@ -222,7 +225,7 @@ fn moving_a_leadership_that_is_just_lost_is_refused() {
     };
     world.member(leader).peering().received(&mut vec![newer]);
     let request = MoveLeaderRequest { target_id: other };
-    let answer = world.member(leader).call(MOVE, request.encode_to_vec().into());
+    let answer = world.member(leader).call(Rpc::MaintenanceMoveLeader, request.encode_to_vec().into());
     if let Some(member) = &mut world.places[leader].member {
         member.poll_tasks();
     }
@@ -247,7 +250,8 @@ fn reads_beyond_what_a_leader_can_ask_for_at_once_wait() {
     let mut reads: Vec<Message> = (0..5000).map(|n| read(n << 20)).collect();
     world.member(leader).peering().received(&mut reads);
     let key = RangeRequest { key: "k".into(), ..RangeRequest::default() };
-    let found: RangeResponse = world.call(leader, RANGE, &key).expect("is answered once there is room");
+    let found: RangeResponse =
+        world.call(leader, Rpc::KvRange, &key).expect("is answered once there is room");
     assert_eq!(found.count, 0);
     let leaders: BTreeSet<u64> = world.members().map(|member: &Stepped| member.published().leader).collect();
     assert_eq!(leaders.len(), 1);

@@ -7,22 +7,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use api::Status;
 use api::etcdserverpb::{
     Compare, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse,
     LeaseRevokeRequest, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, RangeRequest,
     RangeResponse, RequestOp, TxnRequest, TxnResponse, compare, request_op,
 };
 use api::raftpb::MessageType;
+use api::{Rpc, Status};
 use bytes::Bytes;
 use prost::Message as _;
 
-use super::RANGE;
 use super::world::World;
 
-const TXN: &str = "/etcdserverpb.KV/Txn";
-const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
-const TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
 const KEYS: usize = 3000;
 const SLICE: u64 = 100;
 
@@ -32,8 +28,8 @@ fn poll(call: &mut Call) -> Poll<Result<Bytes, Status>> {
     call.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
-fn begin(world: &World, at: usize, path: &str, request: &impl prost::Message) -> Call {
-    world.member(at).call(path, request.encode_to_vec().into())
+fn begin(world: &World, at: usize, rpc: Rpc, request: &impl prost::Message) -> Call {
+    world.member(at).call(rpc, request.encode_to_vec().into())
 }
 
 fn op(request: request_op::Request) -> RequestOp {
@@ -50,8 +46,7 @@ fn filled(members: usize, seed: u64, lease: i64, value: &[u8]) -> World {
     world.lead(0);
     if lease != 0 {
         let request = LeaseGrantRequest { ttl: 1000, id: lease };
-        let _: LeaseGrantResponse =
-            world.call(0, "/etcdserverpb.Lease/LeaseGrant", &request).expect("is granted");
+        let _: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &request).expect("is granted");
     }
     for chunk in (0..KEYS).collect::<Vec<_>>().chunks(120) {
         let put = |n: &usize| {
@@ -63,7 +58,7 @@ fn filled(members: usize, seed: u64, lease: i64, value: &[u8]) -> World {
             }))
         };
         let txn = TxnRequest { success: chunk.iter().map(put).collect(), ..TxnRequest::default() };
-        let _: TxnResponse = world.call(0, TXN, &txn).expect("is taken");
+        let _: TxnResponse = world.call(0, Rpc::KvTxn, &txn).expect("is taken");
     }
     let index = world.member(0).probe().applied;
     world.until("all have applied it", |world| world.members().all(|m| m.probe().applied >= index));
@@ -112,14 +107,14 @@ fn while_a_large_deletion_is_applied_heartbeats_go_out_and_reads_are_answered() 
         false
     })));
     let before = world.member(0).probe();
-    let mut deletion = begin(&world, 0, DELETE, &all());
+    let mut deletion = begin(&world, 0, Rpc::KvDeleteRange, &all());
     let (mut amid, mut answer) = (0, None);
     while answer.is_none() {
         world.work().expect("all go on");
         if is_amid(&world, 0) && world.member(0).probe().applied == before.applied {
             amid += 1;
             // Nothing of it is to be seen, and nobody waits who can do without it.
-            let found: RangeResponse = world.call(0, RANGE, &count(true)).expect("is answered");
+            let found: RangeResponse = world.call(0, Rpc::KvRange, &count(true)).expect("is answered");
             assert_eq!(found.count, KEYS as i64);
             let (published, probe) = (world.member(0).published(), world.member(0).probe());
             assert_eq!(published.applied_index, before.applied);
@@ -147,7 +142,7 @@ fn while_a_large_deletion_is_applied_heartbeats_go_out_and_reads_are_answered() 
     assert_eq!(world.leader(), Some(0));
     assert_all_same(&mut world);
     for at in 0..3 {
-        let found: RangeResponse = world.call(at, RANGE, &count(false)).expect("is answered");
+        let found: RangeResponse = world.call(at, Rpc::KvRange, &count(false)).expect("is answered");
         assert_eq!(found.count, 0);
     }
 }
@@ -155,7 +150,7 @@ fn while_a_large_deletion_is_applied_heartbeats_go_out_and_reads_are_answered() 
 #[test]
 fn a_member_that_is_killed_amid_a_deletion_applies_it_whole_after_its_restart() {
     let mut world = filled(3, 52, 0, b"v");
-    let deletion = begin(&world, 0, DELETE, &all());
+    let deletion = begin(&world, 0, Rpc::KvDeleteRange, &all());
     for killed in [1, 0] {
         world.until("it is amid the entry", |world| is_amid(world, killed));
         world.work().expect("all go on");
@@ -169,7 +164,7 @@ fn a_member_that_is_killed_amid_a_deletion_applies_it_whole_after_its_restart() 
     world.until("somebody leads", |world| world.leader().is_some());
     world.put(2, "other", b"1").expect("is taken");
     assert_all_same(&mut world);
-    let found: RangeResponse = world.call(0, RANGE, &count(false)).expect("is answered");
+    let found: RangeResponse = world.call(0, Rpc::KvRange, &count(false)).expect("is answered");
     assert_eq!(found.count, 0);
 }
 
@@ -177,15 +172,16 @@ fn a_member_that_is_killed_amid_a_deletion_applies_it_whole_after_its_restart() 
 fn nobody_sees_the_keys_of_a_lease_half_revoked() {
     let mut world = filled(1, 53, 77, b"v");
     let revoke = LeaseRevokeRequest { id: 77 };
-    let mut revocation = begin(&world, 0, "/etcdserverpb.Lease/LeaseRevoke", &revoke);
+    let mut revocation = begin(&world, 0, Rpc::LeaseRevoke, &revoke);
     world.until("it is amid the entry", |world| is_amid(world, 0));
     world.work().expect("all go on");
     assert!(is_amid(&world, 0) && world.member(0).probe().leases == 1);
     // Whoever asks for them waits until it is whole.
     let keys = LeaseTimeToLiveRequest { id: 77, keys: true };
-    let mut keys = begin(&world, 0, TIME_TO_LIVE, &keys);
-    let plain: LeaseTimeToLiveResponse =
-        world.call(0, TIME_TO_LIVE, &LeaseTimeToLiveRequest { id: 77, keys: false }).expect("is answered");
+    let mut keys = begin(&world, 0, Rpc::LeaseTimeToLive, &keys);
+    let plain: LeaseTimeToLiveResponse = world
+        .call(0, Rpc::LeaseTimeToLive, &LeaseTimeToLiveRequest { id: 77, keys: false })
+        .expect("is answered");
     assert!(plain.ttl > 900 && is_amid(&world, 0), "whoever does not need them is answered: {plain:?}");
     let mut turns = 0;
     while is_amid(&world, 0) {
@@ -197,7 +193,7 @@ fn nobody_sees_the_keys_of_a_lease_half_revoked() {
     let keys = LeaseTimeToLiveResponse::decode(world.run(keys).expect("is answered")).expect("decodes");
     assert_eq!((keys.ttl, keys.keys.len()), (-1, 0));
     world.run(revocation).expect("is revoked");
-    let found: RangeResponse = world.call(0, RANGE, &count(false)).expect("is answered");
+    let found: RangeResponse = world.call(0, Rpc::KvRange, &count(false)).expect("is answered");
     assert_eq!(found.count, 0);
 }
 
@@ -206,10 +202,9 @@ fn leases_that_are_renewed_in_time_live_though_apply_is_behind() {
     let mut world = filled(3, 56, 0, b"v");
     for id in [5, 6, 7] {
         let request = LeaseGrantRequest { ttl: 2, id };
-        let _: LeaseGrantResponse =
-            world.call(0, "/etcdserverpb.Lease/LeaseGrant", &request).expect("is granted");
+        let _: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &request).expect("is granted");
     }
-    let _deletion = begin(&world, 0, DELETE, &all());
+    let _deletion = begin(&world, 0, Rpc::KvDeleteRange, &all());
     world.until("it is amid the entry", |world| is_amid(world, 0));
     let began = world.places[0].clock.elapsed();
     // It waits for the entry.
@@ -256,14 +251,14 @@ fn reads_that_wait_for_apply_are_forgotten_with_their_callers() {
         }))],
         ..TxnRequest::default()
     };
-    let answer: TxnResponse = world.call(0, TXN, &txn).expect("is taken");
+    let answer: TxnResponse = world.call(0, Rpc::KvTxn, &txn).expect("is taken");
     assert!(answer.succeeded);
     world.until("the follower knows of it", |world| is_amid(world, slow));
     // Each is asked for after another write, so that each has an entry of its own to wait for.
     let mut reads = Vec::new();
     for n in 1..=40 {
         world.put(0, "other", b"1").expect("is taken");
-        reads.push(begin(&world, slow, RANGE, &count(false)));
+        reads.push(begin(&world, slow, Rpc::KvRange, &count(false)));
         assert!(reads.last_mut().is_some_and(|read| poll(read).is_pending()));
         world.settle().expect("all go on");
         let (rounds, waiting) = world.member(slow).probe().reads;
@@ -278,7 +273,7 @@ fn reads_that_wait_for_apply_are_forgotten_with_their_callers() {
         assert_eq!(world.run(read).map(|_| ()), Err(api::error::TIMEOUT));
     }
     world.places[slow].member.as_mut().expect("runs").hold_reads(false);
-    let found: RangeResponse = world.call(slow, RANGE, &count(false)).expect("is answered");
+    let found: RangeResponse = world.call(slow, Rpc::KvRange, &count(false)).expect("is answered");
     assert_eq!(found.count, KEYS as i64 - 1);
 }
 
@@ -304,7 +299,7 @@ fn a_follower_that_compares_what_is_not_in_memory_waits_for_the_disk_without_its
         ..TxnRequest::default()
     };
     let reads = world.places[slow].disk.reads();
-    let answer: TxnResponse = world.call(0, TXN, &txn).expect("is taken");
+    let answer: TxnResponse = world.call(0, Rpc::KvTxn, &txn).expect("is taken");
     assert!(answer.succeeded);
     world.until("the follower knows of it", |world| is_amid(world, slow));
     world.settle().expect("all go on");
@@ -315,7 +310,7 @@ fn a_follower_that_compares_what_is_not_in_memory_waits_for_the_disk_without_its
     let until = world.places[slow].clock.now() + Duration::from_secs(20);
     world.until("time has gone by", |world| world.places[slow].clock.now() >= until);
     assert_eq!((world.leader(), world.member(slow).probe().term), (Some(0), term));
-    let found: RangeResponse = world.call(slow, RANGE, &count(true)).expect("is answered");
+    let found: RangeResponse = world.call(slow, Rpc::KvRange, &count(true)).expect("is answered");
     assert_eq!(found.count, KEYS as i64);
     world.put(0, "other", b"1").expect("is taken");
     // Values are fetched many at a time.
@@ -342,8 +337,7 @@ fn what_followers_hand_on_waits_for_the_log_as_the_leaders_own_does() {
         value: vec![b'v'; 1000].into(),
         ..PutRequest::default()
     };
-    let calls: Vec<Call> =
-        (0..40).map(|n| begin(&world, 1 + n % 2, "/etcdserverpb.KV/Put", &put(n))).collect();
+    let calls: Vec<Call> = (0..40).map(|n| begin(&world, 1 + n % 2, Rpc::KvPut, &put(n))).collect();
     for _ in 0..50 {
         world.work().expect("all go on");
     }
@@ -354,6 +348,6 @@ fn what_followers_hand_on_waits_for_the_log_as_the_leaders_own_does() {
         world.run(call).expect("is taken");
     }
     assert_all_same(&mut world);
-    let found: RangeResponse = world.call(0, RANGE, &count(false)).expect("is answered");
+    let found: RangeResponse = world.call(0, Rpc::KvRange, &count(false)).expect("is answered");
     assert_eq!(found.count, 40);
 }

@@ -12,16 +12,13 @@ use api::etcdserverpb::{
     RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, compare, request_op,
     watch_request,
 };
-use api::{Code, Status};
+use api::{Code, Rpc, Status};
 use bytes::Bytes;
 use front::Budget;
 use prost::Message as _;
 
+use super::all_keys;
 use super::world::{Stream, World};
-use super::{PUT, RANGE, all_keys};
-
-const TXN: &str = "/etcdserverpb.KV/Txn";
-const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
 
 type Call = Pin<Box<dyn Future<Output = Result<Bytes, Status>>>>;
 
@@ -69,8 +66,8 @@ fn read(world: &mut World) -> bool {
     world.places[0].member.as_mut().expect("runs").read_step()
 }
 
-fn begin(world: &World, path: &str, request: &impl prost::Message) -> Call {
-    world.member(0).call(path, request.encode_to_vec().into())
+fn begin(world: &World, rpc: Rpc, request: &impl prost::Message) -> Call {
+    world.member(0).call(rpc, request.encode_to_vec().into())
 }
 
 #[test]
@@ -79,8 +76,8 @@ fn a_call_that_waits_for_the_disk_holds_up_no_other() {
     misses(&world, 1000);
     hold(&mut world, true);
     let (mut all, mut one) = (
-        begin(&world, RANGE, &all_keys()),
-        begin(&world, RANGE, &RangeRequest { key: "k001".into(), ..RangeRequest::default() }),
+        begin(&world, Rpc::KvRange, &all_keys()),
+        begin(&world, Rpc::KvRange, &RangeRequest { key: "k001".into(), ..RangeRequest::default() }),
     );
     let ranges = |key: &str| RequestOp {
         request: Some(request_op::Request::RequestRange(RangeRequest {
@@ -89,7 +86,7 @@ fn a_call_that_waits_for_the_disk_holds_up_no_other() {
         })),
     };
     let txn = TxnRequest { success: vec![ranges("k001"), ranges("k002")], ..TxnRequest::default() };
-    let mut txn = begin(&world, TXN, &txn);
+    let mut txn = begin(&world, Rpc::KvTxn, &txn);
     let reads = world.places[0].disk.reads();
     for _ in 0..3 {
         world.settle().expect("all goes on");
@@ -119,11 +116,11 @@ fn a_call_that_waits_for_the_disk_holds_up_no_other() {
 }
 
 /// Whether another call is answered while this one waits for the disk, and the shard reads nothing for it itself.
-fn holds_up_nobody(world: &mut World, path: &str, request: &impl prost::Message) -> Bytes {
+fn holds_up_nobody(world: &mut World, rpc: Rpc, request: &impl prost::Message) -> Bytes {
     misses(world, 1000);
     hold(world, true);
     let reads = world.places[0].disk.reads();
-    let mut call = begin(world, path, request);
+    let mut call = begin(world, rpc, request);
     for _ in 0..3 {
         world.settle().expect("all goes on");
         assert!(poll(&mut call).is_pending());
@@ -154,16 +151,16 @@ fn values_that_are_sorted_by_are_fetched() {
                     limit,
                     ..RangeRequest::default()
                 };
-                let plain: RangeResponse = world.call(0, RANGE, &range).expect("is answered");
-                let cold = holds_up_nobody(&mut world, RANGE, &range);
+                let plain: RangeResponse = world.call(0, Rpc::KvRange, &range).expect("is answered");
+                let cold = holds_up_nobody(&mut world, Rpc::KvRange, &range);
                 let cold = RangeResponse::decode(cold).expect("decodes");
                 assert_eq!((cold.kvs, cold.more, cold.count), (plain.kvs, plain.more, plain.count));
                 let inside = TxnRequest {
                     success: vec![RequestOp { request: Some(request_op::Request::RequestRange(range)) }],
                     ..TxnRequest::default()
                 };
-                let plain: TxnResponse = world.call(0, TXN, &inside).expect("is answered");
-                let cold = holds_up_nobody(&mut world, TXN, &inside);
+                let plain: TxnResponse = world.call(0, Rpc::KvTxn, &inside).expect("is answered");
+                let cold = holds_up_nobody(&mut world, Rpc::KvTxn, &inside);
                 let cold = TxnResponse::decode(cold).expect("decodes");
                 let ranged = |txn: &TxnResponse| match &txn.responses[0].response {
                     Some(pb::response_op::Response::ResponseRange(range)) => {
@@ -199,9 +196,9 @@ fn previous_values_beside_a_range_are_fetched() {
         success.extend([count, inner, put(41)]);
         let txn = TxnRequest { success, ..TxnRequest::default() };
         let mut txn = if cold {
-            TxnResponse::decode(holds_up_nobody(&mut world, TXN, &txn)).expect("decodes")
+            TxnResponse::decode(holds_up_nobody(&mut world, Rpc::KvTxn, &txn)).expect("decodes")
         } else {
-            world.call::<_, TxnResponse>(0, TXN, &txn).expect("is taken")
+            world.call::<_, TxnResponse>(0, Rpc::KvTxn, &txn).expect("is taken")
         };
         txn.header = None;
         txn
@@ -222,14 +219,14 @@ fn a_call_that_is_dropped_has_nothing_more_read() {
     let mut world = filled(2, 40);
     misses(&world, 1000);
     hold(&mut world, true);
-    let mut all = begin(&world, RANGE, &all_keys());
+    let mut all = begin(&world, Rpc::KvRange, &all_keys());
     world.settle().expect("all goes on");
     assert!(poll(&mut all).is_pending());
     drop(all);
     assert!(!read(&mut world), "nobody waits for it");
 }
 
-fn questions() -> Vec<(&'static str, Vec<u8>)> {
+fn questions() -> Vec<(Rpc, Vec<u8>)> {
     let mut ranges = vec![
         all_keys(),
         RangeRequest { limit: 7, ..all_keys() },
@@ -256,7 +253,8 @@ fn questions() -> Vec<(&'static str, Vec<u8>)> {
         target_union: Some(compare::TargetUnion::Value(value.into())),
         ..Compare::default()
     };
-    let mut all: Vec<(&str, Vec<u8>)> = ranges.iter().map(|range| (RANGE, range.encode_to_vec())).collect();
+    let mut all: Vec<(Rpc, Vec<u8>)> =
+        ranges.iter().map(|range| (Rpc::KvRange, range.encode_to_vec())).collect();
     for right in [true, false] {
         // What is compared decides what is read: zeros in its place would choose the other branch.
         let value = if right { value_of(8) } else { vec![0; value_of(8).len()] };
@@ -265,7 +263,7 @@ fn questions() -> Vec<(&'static str, Vec<u8>)> {
             success: vec![range_op(&ranges[0]), range_op(&ranges[2])],
             failure: vec![range_op(&RangeRequest { revision: 9_999, ..all_keys() })],
         };
-        all.push((TXN, txn.encode_to_vec()));
+        all.push((Rpc::KvTxn, txn.encode_to_vec()));
     }
     all
 }
@@ -274,11 +272,11 @@ fn questions() -> Vec<(&'static str, Vec<u8>)> {
 fn answers_do_not_depend_on_what_is_in_memory() {
     for (seed, keys) in [(3, 60), (4, 200)] {
         let mut world = filled(seed, keys);
-        for (path, request) in questions() {
+        for (rpc, request) in questions() {
             let mut answers = VecDeque::new();
             for per_mille in [0, 1000, 500, 100, 20, 500] {
                 misses(&world, per_mille);
-                let answer = world.member(0).call(path, request.clone().into());
+                let answer = world.member(0).call(rpc, request.clone().into());
                 answers.push_back(world.run(answer).map_err(|status| (status.code, status.message)));
             }
             let plain = answers.pop_front().expect("was asked");
@@ -294,7 +292,7 @@ fn what_writes_give_back_is_fetched_too() {
     let mut world = filled(5, 40);
     misses(&world, 700);
     let put = PutRequest { key: "k007".into(), prev_kv: true, ..PutRequest::default() };
-    let answer: PutResponse = world.call(0, PUT, &put).expect("is taken");
+    let answer: PutResponse = world.call(0, Rpc::KvPut, &put).expect("is taken");
     assert_eq!(answer.prev_kv.expect("there was one").value, value_of(7));
     let txn = TxnRequest {
         success: vec![RequestOp {
@@ -306,13 +304,13 @@ fn what_writes_give_back_is_fetched_too() {
         }],
         ..TxnRequest::default()
     };
-    let answer: TxnResponse = world.call(0, TXN, &txn).expect("is taken");
+    let answer: TxnResponse = world.call(0, Rpc::KvTxn, &txn).expect("is taken");
     let Some(pb::response_op::Response::ResponsePut(put)) = &answer.responses[0].response else {
         panic!("{answer:?}");
     };
     assert_eq!(put.prev_kv.as_ref().expect("there was one").value, value_of(8));
     let delete = DeleteRangeRequest { key: "k".into(), range_end: "l".into(), prev_kv: true };
-    let answer: DeleteRangeResponse = world.call(0, DELETE, &delete).expect("is taken");
+    let answer: DeleteRangeResponse = world.call(0, Rpc::KvDeleteRange, &delete).expect("is taken");
     assert_eq!(answer.deleted, 40);
     for (n, kv) in answer.prev_kvs.iter().enumerate().filter(|(n, _)| !matches!(n, 7 | 8)) {
         assert_eq!(kv.value, value_of(if n % 5 == 0 { n + 1 } else { n }), "{n}");
@@ -329,15 +327,16 @@ fn a_damaged_value_fails_its_own_call_alone_and_with_the_same_words() {
     for per_mille in [0, 1000] {
         misses(&world, per_mille);
         let one = RangeRequest { key: "k022".into(), ..RangeRequest::default() };
-        let failed = world.call::<_, RangeResponse>(0, RANGE, &one).expect_err("it is damaged");
+        let failed = world.call::<_, RangeResponse>(0, Rpc::KvRange, &one).expect_err("it is damaged");
         assert_eq!(failed.code, Code::Internal);
         told.push(failed.message.into_owned());
-        let failed = world.call::<_, RangeResponse>(0, RANGE, &all_keys()).expect_err("one is damaged");
+        let failed =
+            world.call::<_, RangeResponse>(0, Rpc::KvRange, &all_keys()).expect_err("one is damaged");
         told.push(failed.message.into_owned());
         // Its neighbours, which are read along with it, are well.
         assert_eq!(world.get(0, "k023"), Some(value_of(23)));
         let near = RangeRequest { key: "k023".into(), range_end: "k029".into(), ..RangeRequest::default() };
-        let near: RangeResponse = world.call(0, RANGE, &near).expect("all of these are well");
+        let near: RangeResponse = world.call(0, Rpc::KvRange, &near).expect("all of these are well");
         assert_eq!(near.kvs.len(), 6);
     }
     assert!(told.iter().all(|message| message == &told[0]), "{told:?}");
@@ -361,7 +360,7 @@ fn values_that_are_moved_while_their_reads_are_queued_are_read_where_they_are() 
     let mut world = filled(7, 60);
     misses(&world, 1000);
     hold(&mut world, true);
-    let mut all = begin(&world, RANGE, &all_keys());
+    let mut all = begin(&world, Rpc::KvRange, &all_keys());
     world.settle().expect("all goes on");
     assert!(poll(&mut all).is_pending());
     // Writing one key over and over makes garbage, so that what lives among it is moved and segments are released.
@@ -377,8 +376,7 @@ fn values_that_are_moved_while_their_reads_are_queued_are_read_where_they_are() 
         if n % 40 == 39 {
             let revision = world.member(0).probe().revision - 3;
             let compaction = pb::CompactionRequest { revision, physical: false };
-            let _: pb::CompactionResponse =
-                world.call(0, "/etcdserverpb.KV/Compact", &compaction).expect("is taken");
+            let _: pb::CompactionResponse = world.call(0, Rpc::KvCompact, &compaction).expect("is taken");
         }
     }
     world.settle().expect("all goes on");
@@ -410,27 +408,30 @@ fn a_call_that_waits_for_the_disk_keeps_no_memory() {
     };
     let reads = vec![range(&get("k001")), range(&some)];
     let calls = [
-        (RANGE, get("k001").encode_to_vec()),
-        (RANGE, some.encode_to_vec()),
-        (RANGE, by_value.encode_to_vec()),
-        (RANGE, few_by_value.encode_to_vec()),
-        (TXN, TxnRequest { success: vec![range(&get("k001"))], ..TxnRequest::default() }.encode_to_vec()),
+        (Rpc::KvRange, get("k001").encode_to_vec()),
+        (Rpc::KvRange, some.encode_to_vec()),
+        (Rpc::KvRange, by_value.encode_to_vec()),
+        (Rpc::KvRange, few_by_value.encode_to_vec()),
         (
-            TXN,
+            Rpc::KvTxn,
+            TxnRequest { success: vec![range(&get("k001"))], ..TxnRequest::default() }.encode_to_vec(),
+        ),
+        (
+            Rpc::KvTxn,
             TxnRequest { compare: vec![is.clone()], success: reads, ..TxnRequest::default() }.encode_to_vec(),
         ),
-        (TXN, TxnRequest { compare: vec![is], ..TxnRequest::default() }.encode_to_vec()),
-        (PUT, put("k001").encode_to_vec()),
-        (TXN, {
+        (Rpc::KvTxn, TxnRequest { compare: vec![is], ..TxnRequest::default() }.encode_to_vec()),
+        (Rpc::KvPut, put("k001").encode_to_vec()),
+        (Rpc::KvTxn, {
             let success = vec![op(request_op::Request::RequestPut(put("k001")))];
             TxnRequest { success, ..TxnRequest::default() }.encode_to_vec()
         }),
         (
-            DELETE,
+            Rpc::KvDeleteRange,
             DeleteRangeRequest { key: "k001".into(), range_end: Bytes::new(), prev_kv: true }.encode_to_vec(),
         ),
         (
-            DELETE,
+            Rpc::KvDeleteRange,
             DeleteRangeRequest { key: "k".into(), range_end: "l".into(), prev_kv: true }.encode_to_vec(),
         ),
     ];
@@ -440,16 +441,16 @@ fn a_call_that_waits_for_the_disk_keeps_no_memory() {
             world.put(0, &format!("k{:03}", (n * 7) % 60), &[1; 20]).expect("is taken");
         }
     };
-    for (path, request) in calls {
+    for (rpc, request) in calls {
         let worlds = [false, true].map(|cold| {
             let mut world = filled(21, 60);
             misses(&world, if cold { 1000 } else { 0 });
             hold(&mut world, cold);
-            let mut call = world.member(0).call(path, request.clone().into());
+            let mut call = world.member(0).call(rpc, request.clone().into());
             let mut answer = None;
             if cold {
                 world.settle().expect("all goes on");
-                assert!(poll(&mut call).is_pending(), "{path}");
+                assert!(poll(&mut call).is_pending(), "{rpc:?}");
             } else {
                 answer = Some(world.run(&mut call));
             }
@@ -458,10 +459,9 @@ fn a_call_that_waits_for_the_disk_keeps_no_memory() {
             let growth = world.member(0).probe().index_bytes - before;
             let revision = world.member(0).probe().revision;
             let compaction = pb::CompactionRequest { revision, physical: false };
-            let _: pb::CompactionResponse =
-                world.call(0, "/etcdserverpb.KV/Compact", &compaction).expect("is taken");
+            let _: pb::CompactionResponse = world.call(0, Rpc::KvCompact, &compaction).expect("is taken");
             world.settle().expect("all goes on");
-            assert!(!cold || poll(&mut call).is_pending(), "{path}");
+            assert!(!cold || poll(&mut call).is_pending(), "{rpc:?}");
             hold(&mut world, false);
             let answer = answer.unwrap_or_else(|| world.run(&mut call));
             drop(call);
@@ -474,9 +474,9 @@ fn a_call_that_waits_for_the_disk_keeps_no_memory() {
         let [(warm, alone), (cold, beside)] = worlds;
         // What compares first waits for that, and reads then.
         let is_of_then = TxnRequest::decode(request.as_slice()).is_ok_and(|txn| !txn.compare.is_empty());
-        assert!(if path == TXN && is_of_then { cold.is_ok() } else { warm == cold }, "{path}");
+        assert!(if rpc == Rpc::KvTxn && is_of_then { cold.is_ok() } else { warm == cold }, "{rpc:?}");
         assert!(warm.is_ok_and(|answer| answer.len() > 20));
-        assert!(beside < alone + alone / 10, "{path}: {alone} bytes of 200 puts, {beside} beside it");
+        assert!(beside < alone + alone / 10, "{rpc:?}: {alone} bytes of 200 puts, {beside} beside it");
     }
 }
 
@@ -504,14 +504,14 @@ fn a_client_that_takes_a_byte_at_a_time_does_not_cost_a_read_for_each_value() {
         ..PutRequest::default()
     });
     let before = txn(puts.map(|put| op(request_op::Request::RequestPut(put))).collect());
-    let ranges = [many, few, sorted].map(|range| (RANGE, range.encode_to_vec()));
-    for (path, request) in ranges.into_iter().chain([(TXN, inside), (TXN, before)]) {
-        let is_range = path == RANGE;
-        let plain = if is_range { Some(world.member(0).call(path, request.clone().into())) } else { None };
+    let ranges = [many, few, sorted].map(|range| (Rpc::KvRange, range.encode_to_vec()));
+    for (rpc, request) in ranges.into_iter().chain([(Rpc::KvTxn, inside), (Rpc::KvTxn, before)]) {
+        let is_range = rpc == Rpc::KvRange;
+        let plain = if is_range { Some(world.member(0).call(rpc, request.clone().into())) } else { None };
         let plain = plain.map(|call| world.run(call).expect("is answered"));
         misses(&world, 1000);
         let reads = world.places[0].disk.reads();
-        let answer = match world.member(0).unary(path, request.into()) {
+        let answer = match world.member(0).unary(rpc, request.into()) {
             front::Unary::Done(answer) => answer,
             front::Unary::Later(answer) => world.run(answer),
         };
@@ -527,7 +527,7 @@ fn a_client_that_takes_a_byte_at_a_time_does_not_cost_a_read_for_each_value() {
         let reads = world.places[0].disk.reads() - reads;
         assert!(taken.len() == len && plain.is_none_or(|plain| plain == taken));
         // Segments are small, and values of different ones are never neighbours.
-        assert!(reads <= len as u64 / 4096, "{path}: {reads} reads for {len} bytes");
+        assert!(reads <= len as u64 / 4096, "{rpc:?}: {reads} reads for {len} bytes");
         misses(&world, 0);
     }
 }
@@ -554,7 +554,7 @@ fn what_a_transaction_compares_is_fetched_before_the_core_has_it() {
         ..TxnRequest::default()
     };
     let before = world.member(0).probe().revision;
-    let mut call = begin(&world, TXN, &txn);
+    let mut call = begin(&world, Rpc::KvTxn, &txn);
     let reads = world.places[0].disk.reads();
     world.settle().expect("all goes on");
     assert!(poll(&mut call).is_pending());
@@ -586,7 +586,7 @@ fn what_a_transaction_compares_in_large_ranges_is_fetched_too() {
         }],
         ..TxnRequest::default()
     };
-    let answer = holds_up_nobody(&mut world, TXN, &txn);
+    let answer = holds_up_nobody(&mut world, Rpc::KvTxn, &txn);
     assert!(TxnResponse::decode(answer).expect("decodes").succeeded);
     assert_eq!(world.get(0, "done"), Some(Vec::new()));
 }
@@ -632,7 +632,7 @@ fn what_a_transaction_compares_is_fetched_together_though_all_of_it_changes_all_
         };
         let put = |n| RequestOp { request: Some(request_op::Request::RequestPut(put(n))) };
         let txn = TxnRequest { success: (0..COMPARED).map(put).collect(), ..TxnRequest::default() };
-        let call = begin(world, TXN, &txn);
+        let call = begin(world, Rpc::KvTxn, &txn);
         world.run(call).expect("is taken");
     };
     rewrite(&mut world, 0);
@@ -647,7 +647,7 @@ fn what_a_transaction_compares_is_fetched_together_though_all_of_it_changes_all_
         target_union: Some(compare::TargetUnion::Value("a".into())),
     };
     let request = TxnRequest { compare: vec![compare], ..reads_if(std::iter::empty()) };
-    let mut call = begin(&world, TXN, &request);
+    let mut call = begin(&world, Rpc::KvTxn, &request);
     // Whenever it has looked at all that it compares, all of it changes; after some passes it is content with a moment.
     let mut round = 0;
     let answer = loop {
@@ -682,7 +682,7 @@ fn what_a_call_takes_from_the_readers_is_charged_to_its_connection() {
     let request = reads_if_less((0..COMPARED).map(large), b"b");
 
     // One alone: what it has taken is its connection's, also while more is on its way, and until it is over.
-    let mut call = begin(&world, TXN, &request);
+    let mut call = begin(&world, Rpc::KvTxn, &request);
     let (mut most, mut steps) = (0, 0);
     let answer = loop {
         world.settle().expect("all goes on");
@@ -703,7 +703,7 @@ fn what_a_call_takes_from_the_readers_is_charged_to_its_connection() {
     assert_eq!((most, connection.held_bytes()), (COMPARED * LARGE_BYTES, idle));
 
     // Many together exceed the budget: it is their connection that has to go.
-    let mut calls: Vec<Call> = (0..6).map(|_| begin(&world, TXN, &request)).collect();
+    let mut calls: Vec<Call> = (0..6).map(|_| begin(&world, Rpc::KvTxn, &request)).collect();
     while budget.connections_shed() == 0 {
         world.settle().expect("all goes on");
         let turn = connection.begin_turn();
@@ -720,7 +720,7 @@ fn what_a_transaction_that_reads_compares_is_fetched_at_once() {
     misses(&world, 1000);
     hold(&mut world, true);
     let keys = (0..40).filter(|n| n % 5 > 0).map(|n| (format!("k{n:03}"), value_of(n)));
-    let mut call = begin(&world, TXN, &reads_if(keys));
+    let mut call = begin(&world, Rpc::KvTxn, &reads_if(keys));
     let (mut rounds, mut polls) = (0, 0);
     let answer = loop {
         world.settle().expect("all goes on");
@@ -743,7 +743,7 @@ fn a_transaction_that_reads_and_waits_for_the_disk_is_of_the_newest_state() {
     misses(&world, 1000);
     hold(&mut world, true);
     let keys = [2, 3].map(|n| (format!("k{n:03}"), value_of(n)));
-    let mut call = begin(&world, TXN, &reads_if(keys.into_iter()));
+    let mut call = begin(&world, Rpc::KvTxn, &reads_if(keys.into_iter()));
     world.settle().expect("all goes on");
     assert!(poll(&mut call).is_pending());
     world.put(0, "k003", b"other").expect("is taken");
@@ -765,10 +765,10 @@ fn a_write_whose_previous_value_cannot_be_read_is_said_to_have_been_carried_out(
         let before = world.member(0).probe().revision;
         let failed = if seed == 17 {
             let put = PutRequest { key: "k022".into(), prev_kv: true, ..PutRequest::default() };
-            world.call::<_, PutResponse>(0, PUT, &put).map(|_| ())
+            world.call::<_, PutResponse>(0, Rpc::KvPut, &put).map(|_| ())
         } else {
             let delete = DeleteRangeRequest { key: "k".into(), range_end: "l".into(), prev_kv: true };
-            world.call::<_, DeleteRangeResponse>(0, DELETE, &delete).map(|_| ())
+            world.call::<_, DeleteRangeResponse>(0, Rpc::KvDeleteRange, &delete).map(|_| ())
         };
         let failed = failed.expect_err("it is damaged");
         assert_eq!(world.member(0).probe().revision, before + 1);
@@ -867,7 +867,7 @@ fn large_previous_values_of_one_revision_are_fetched_a_part_at_a_time() {
     }
     let request =
         DeleteRangeRequest { key: "k".into(), range_end: "l".into(), ..DeleteRangeRequest::default() };
-    let mut call = begin(&world, DELETE, &request);
+    let mut call = begin(&world, Rpc::KvDeleteRange, &request);
     world.until("it is deleted", |_| poll(&mut call).is_ready());
     let all = WatchCreateRequest {
         key: "k".into(),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use ::http::{Request, Response};
 use api::raftpb::Message;
-use api::{Status, etcdserverpb as pb};
+use api::{Rpc, Status, etcdserverpb as pb};
 use bytes::Bytes;
 use clock::{Clock, HandClock};
 use config::{Config, Invocation, parse};
@@ -503,10 +503,10 @@ impl World {
     pub fn call<Q: prost::Message, A: prost::Message + Default>(
         &mut self,
         at: usize,
-        path: &str,
+        rpc: Rpc,
         request: &Q,
     ) -> Result<A, Status> {
-        let answer = self.member(at).call(path, request.encode_to_vec().into());
+        let answer = self.member(at).call(rpc, request.encode_to_vec().into());
         self.run(answer).map(|bytes| A::decode(bytes).expect("decodes"))
     }
 
@@ -531,9 +531,8 @@ impl World {
         let leader = self.leader().expect("somebody leads");
         if leader != at {
             let request = pb::MoveLeaderRequest { target_id: self.places[at].id };
-            let _: pb::MoveLeaderResponse = self
-                .call(leader, "/etcdserverpb.Maintenance/MoveLeader", &request)
-                .expect("leadership moves");
+            let _: pb::MoveLeaderResponse =
+                self.call(leader, Rpc::MaintenanceMoveLeader, &request).expect("leadership moves");
         }
         self.until("it leads", |world| world.leader() == Some(at));
     }
@@ -551,12 +550,12 @@ impl World {
     pub fn put(&mut self, at: usize, key: &str, value: &[u8]) -> Result<pb::PutResponse, Status> {
         let request =
             pb::PutRequest { key: key.to_owned().into(), value: value.to_vec().into(), ..Default::default() };
-        self.call(at, "/etcdserverpb.KV/Put", &request)
+        self.call(at, Rpc::KvPut, &request)
     }
 
     pub fn get(&mut self, at: usize, key: &str) -> Option<Vec<u8>> {
         let request = pb::RangeRequest { key: key.to_owned().into(), ..Default::default() };
-        let found: pb::RangeResponse = self.call(at, "/etcdserverpb.KV/Range", &request).expect("answers");
+        let found: pb::RangeResponse = self.call(at, Rpc::KvRange, &request).expect("answers");
         found.kvs.into_iter().next().map(|kv| kv.value.to_vec())
     }
 
