@@ -127,7 +127,7 @@ pub struct Receiver {
     phase: Phase,
     messages: Messages,
     head: HeaderMap,
-    /// Whether the server said that it never looked at the call.
+    /// True if the server said that it never looked at the call.
     unprocessed: bool,
     /// Counts as an open call of its connection.
     _open: Weak<()>,

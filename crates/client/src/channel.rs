@@ -224,7 +224,7 @@ impl Channel {
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
-    /// Whether the server certainly did nothing for it.
+    /// True if the server certainly did nothing for it.
     pub(crate) unsent: bool,
 }
 

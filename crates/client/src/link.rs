@@ -30,7 +30,7 @@ struct Shown {
 #[derive(Default)]
 struct State {
     channel: Option<Channel>,
-    /// Whether a dial ever ended, well or not.
+    /// True if a dial ever ended, well or not.
     tried: bool,
     error: Option<String>,
 }

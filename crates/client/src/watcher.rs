@@ -22,7 +22,7 @@ pub struct Watcher {
     stream: Option<Stream<WatchRequest, WatchResponse>>,
     /// As the server numbers it on the stream that is open.
     id: Option<i64>,
-    /// Whether the caller was told that the watch stands.
+    /// True if the caller was told that the watch stands.
     announced: bool,
     /// A response whose fragments are still coming.
     partial: Option<WatchResponse>,

@@ -106,9 +106,9 @@ impl Stage {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FeatureGates {
     set: BTreeMap<&'static str, bool>,
-    /// Whether `AllAlpha` was turned on.
+    /// True if `AllAlpha` was turned on.
     pub all_alpha: bool,
-    /// Whether `AllBeta` was turned on.
+    /// True if `AllBeta` was turned on.
     pub all_beta: bool,
 }
 

@@ -99,7 +99,7 @@ pub struct Config {
     pub heartbeat_interval: Duration,
     /// Time without a leader after which an election begins; 5 heartbeats to 50 s.
     pub election_timeout: Duration,
-    /// Whether the first election timeout after a start is shortened.
+    /// True if the first election timeout after a start is shortened.
     pub initial_election_tick_advance: bool,
     /// Where, how and from which level on to log.
     pub log: LogSettings,
@@ -117,9 +117,9 @@ pub struct Config {
     pub grpc_keepalive_interval: Duration,
     /// Time to wait for the answer to a ping; zero sends none.
     pub grpc_keepalive_timeout: Duration,
-    /// Whether votes are asked for before an election.
+    /// True if votes are asked for before an election.
     pub pre_vote: bool,
-    /// Whether changes of membership that would lose the quorum are refused.
+    /// True if changes of membership that would lose the quorum are refused.
     pub strict_reconfig_check: bool,
     /// Most learners in the cluster.
     pub max_learners: u64,
@@ -129,13 +129,13 @@ pub struct Config {
     pub raft_read_timeout: Duration,
     /// Time after which a connection to another member that takes nothing is given up.
     pub raft_write_timeout: Duration,
-    /// Whether this member is to become the only one of its cluster.
+    /// True if this member is to become the only one of its cluster.
     pub force_new_cluster: bool,
     /// Time between comparisons of all members' data; zero does not compare.
     pub corrupt_check_time: Duration,
     /// Time between comparisons of members' hashes at the last compaction; not zero.
     pub compact_hash_check_time: Duration,
-    /// Whether writes are not synced. For tests: it loses acknowledged writes.
+    /// True if writes are not synced. For tests: it loses acknowledged writes.
     pub unsafe_no_fsync: bool,
     /// Most revisions removed in one step of a compaction; not 0.
     pub compaction_batch_limit: u64,

@@ -54,9 +54,9 @@ pub struct Progress {
     pub matched: u64,
     /// The next index to send to it.
     pub next: u64,
-    /// Whether it has no vote.
+    /// True if it has no vote.
     pub is_learner: bool,
-    /// Whether it answered since the leader last looked, which it does every election timeout.
+    /// True if it answered since the leader last looked, which it does every election timeout.
     pub recently_active: bool,
     /// How it gets entries.
     pub state: ProgressState,

@@ -14,7 +14,7 @@ pub struct Config {
     pub election_ticks: usize,
     /// Ticks between a leader's heartbeats.
     pub heartbeat_ticks: usize,
-    /// Whether a member asks around before it raises the term.
+    /// True if a member asks around before it raises the term.
     pub pre_vote: bool,
     /// Decides the election timeouts. Members of one cluster need different ones.
     pub seed: u64,
@@ -133,7 +133,7 @@ pub enum Event {
     SnapshotReported {
         /// Whom it was for.
         to: u64,
-        /// Whether the receiver has it whole.
+        /// True if the receiver has it whole.
         delivered: bool,
     },
     /// The answer to one of `Effects::fetches`; each must get one.

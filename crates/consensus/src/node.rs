@@ -94,7 +94,7 @@ pub struct Node {
     /// Membership changes that others forwarded to this leader while an earlier one may not be applied yet.
     early_changes: Vec<eraftpb::Message>,
     leaving: Option<Leaving>,
-    /// Whether the standing has changed in a way that the raft crate does not tell.
+    /// True if the standing has changed in a way that the raft crate does not tell.
     stands_anew: bool,
     /// The term whose leader has said that it binds proposals to their term.
     bound_term: u64,
@@ -105,7 +105,7 @@ struct Unsynced {
     number: u64,
     /// The last entry of the log once it is synced.
     last: u64,
-    /// Whether it replaces what is in the log.
+    /// True if it replaces what is in the log.
     replaces: bool,
 }
 

@@ -21,12 +21,12 @@ use replica::shared::Shared;
 use storage::kv_hash::KvHash;
 use storage::values::LogValues;
 
-/// Where a member tells the hash of its store, as etcd's do.
+/// Path under which a member returns the hash of its store, as etcd's members do.
 pub const HASH_KV: &str = "/members/hashkv";
-/// Where a member tells the hashes of its state after its last entries.
+/// Path under which a member returns the hashes of its state after its last entries.
 pub const STATE_HASHES: &str = "/mainstay/state-hashes";
 
-/// Which way of hashing the state this is: one that mixes something else is not compared with it.
+/// Version of the state hash: hashes of different versions are not compared.
 const ALGORITHM: u64 = 1;
 /// Versions hashed at a time.
 const HASHED_PER_SLICE: usize = 4096;
@@ -61,7 +61,7 @@ pub enum HashError {
     Read(Status),
     /// The hashing was ended early.
     Stopped,
-    /// No thread to hash on can be started.
+    /// A thread to hash on cannot be started.
     NoThread(io::Error),
     /// The thread that hashed has ended without a result, which is a bug.
     ThreadEnded,
@@ -93,18 +93,18 @@ impl std::error::Error for HashError {
     }
 }
 
-/// What another member answered when it was asked for its hash.
+/// Another member's answer to a request for its hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HashAnswer {
     /// This.
     Hashed(Hashed),
-    /// It has compacted that revision.
+    /// The member has compacted that revision.
     Compacted,
-    /// It has not come to that revision.
+    /// The member has not reached that revision.
     Future,
-    /// It belongs to another cluster.
+    /// The member belongs to another cluster.
     OtherCluster,
-    /// Nothing that helps, and why.
+    /// No usable answer, and the reason.
     Nothing(String),
 }
 

@@ -18,27 +18,27 @@ use telemetry::logging::{Logger, Value};
 /// Why the hash of another member was found at fault when this one started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
-    /// It is the same.
+    /// The hash is equal.
     Same,
-    /// It differs, with the same compact revision: this is a corruption.
+    /// The hash differs, with equal compact revisions: this is a corruption.
     Differs,
-    /// It differs, but so do the compact revisions.
+    /// The hash differs, but so do the compact revisions.
     NotComparable,
-    /// There is none at this revision.
+    /// There is no hash at this revision.
     Unknown,
 }
 
 /// Why a member does not come up with the state that it has. The texts are etcd's.
 #[derive(Debug)]
 pub enum InitialCheckError {
-    /// Its state cannot be hashed.
+    /// This member's state cannot be hashed.
     NoHash {
         /// The member.
         member_id: u64,
         /// Why not.
         error: HashError,
     },
-    /// Another member has other data.
+    /// Another member has different data.
     Differs {
         /// The member that does not come up.
         member_id: u64,
@@ -70,9 +70,9 @@ impl std::error::Error for InitialCheckError {
 /// Why the leader could not compare the members' states.
 #[derive(Debug)]
 enum CheckError {
-    /// Its own state cannot be hashed.
+    /// This member's state cannot be hashed.
     Hash(HashError),
-    /// It cannot read linearizably.
+    /// This member cannot read linearizably.
     Read(Status),
     /// The member is stopping.
     Stopping,
@@ -104,7 +104,7 @@ impl std::error::Error for CheckError {
     }
 }
 
-/// How another member's answer compares with this one's hash at start.
+/// Compares another member's answer with this one's hash at the start.
 pub fn compare_initially(own: &Hashed, answer: &HashAnswer) -> Initial {
     match answer {
         HashAnswer::Hashed(theirs) if theirs.hash == own.hash => Initial::Same,
@@ -167,7 +167,8 @@ pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), Init
     Ok(())
 }
 
-/// What the leader's periodic check finds at fault, in order: the member to name, and why. etcd names the first only.
+/// Returns the findings of the leader's periodic check, in order: the member to name, and the reason. etcd names the
+/// first only.
 ///
 /// `first` was taken before the others were asked, `second` after a linearizable point behind their answers.
 pub fn compare_periodically(
@@ -196,8 +197,9 @@ pub fn compare_periodically(
     found
 }
 
-/// What members that each belong to one of these groups, and hold the same as all in it, are to be named for: those
-/// outside the majority of all members; 0, for an unknown member, if no group is a majority. None if there is one group only.
+/// Returns the members to name when members hold different data. Each group has members that hold the same. Named are
+/// those outside the majority of all members; 0, for an unknown member, if no group is a majority; none if there is one
+/// group only.
 pub fn minority(groups: &[Vec<u64>], members: usize) -> Vec<u64> {
     if groups.len() < 2 {
         return Vec::new();
@@ -207,14 +209,14 @@ pub fn minority(groups: &[Vec<u64>], members: usize) -> Vec<u64> {
     others.flat_map(|(_, group)| group.iter().copied()).collect()
 }
 
-/// What comparing the hashes of one compaction showed.
+/// The result of comparing the hashes of one compaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OfCompaction {
-    /// All members have the same.
+    /// All members have the same hash.
     Same,
-    /// Those that could be compared have; so many could.
+    /// The members that could be compared have the same hash; this is their number.
     Incomplete(usize),
-    /// They differ: whom to name, see [`minority`].
+    /// The hashes differ; these members are to be named, see [`minority`].
     Differs(Vec<u64>),
 }
 
@@ -286,7 +288,7 @@ struct Checker {
 }
 
 impl CorruptionChecks {
-    /// Those that the configuration asks for.
+    /// Returns the checks that the configuration asks for.
     pub fn new(
         shared: &Arc<Shared>,
         logger: &Arc<Logger>,
@@ -314,7 +316,7 @@ impl CorruptionChecks {
         }
     }
 
-    /// What is due, if this member leads: the periodic check, and that of compactions.
+    /// Returns which checks are due, if this member leads: the periodic one, and that of compactions.
     fn due(&mut self, leads: bool, now: Instant) -> Option<(bool, bool)> {
         let periodic = self.periodic.as_mut().is_some_and(|timer| timer.is_due(now));
         let compactions = self.of_compactions.as_mut().is_some_and(|timer| timer.is_due(now));
@@ -347,7 +349,7 @@ impl CorruptionChecks {
         }
     }
 
-    /// Has a check that runs end early; it is not waited for, as others may not answer it.
+    /// Ends a running check early, without waiting for it: other members may not answer it.
     pub fn stop(&self) {
         self.checker.stop.store(true, Ordering::Relaxed);
     }

@@ -17,19 +17,19 @@ use replica::core::{ControlRequest, PeerRequest, ReplyBody};
 use replica::shared::Shared;
 use telemetry::logging::{Logger, Value};
 
-/// How often it compares.
+/// Interval between two comparisons.
 pub const INTERVAL: Duration = Duration::from_secs(2);
-/// How long the others are waited for.
+/// Time to wait for the other members' answers.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// How many rounds a member may take to come to the entry that decides who differs.
+/// Number of rounds in which a member may reach the entry that decides which member differs.
 const PATIENCE_ROUNDS: u32 = 5;
 
-/// What one round of comparisons showed.
+/// The result of one round of comparisons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// How each member that could be compared compares with this one.
+    /// The comparison of each member that could be compared with this one.
     pub compared: Vec<(u64, TrailComparison)>,
-    /// Whom to name; 0 is for a member that cannot be told from the others.
+    /// The members to name; 0 for a member that cannot be told from the others.
     pub named: Vec<u64>,
     /// Members that will decide who it is once they have applied more.
     pub awaited: bool,
@@ -78,19 +78,19 @@ pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members:
     verdict
 }
 
-/// What the leader remembers between two rounds.
+/// State that the leader keeps between two rounds.
 pub struct Divergence {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
     /// The entry up to which each member was found the same.
     through: BTreeMap<u64, u64>,
-    /// Where members that differ begin to, so that it is said once.
+    /// First differing entry of each member that differs, so that it is logged once.
     differing: BTreeMap<u64, u64>,
     rounds_awaited: u32,
 }
 
 impl Divergence {
-    /// Nothing was compared yet.
+    /// Returns the state before the first comparison.
     pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>) -> Divergence {
         Divergence {
             shared: Arc::clone(shared),

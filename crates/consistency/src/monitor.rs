@@ -20,13 +20,13 @@ use replica::shared::Shared;
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 
-/// How often it looks at the clock.
+/// Interval at which the monitor looks at the clock.
 pub const TURN: Duration = Duration::from_millis(200);
-/// How often the members are asked for their versions, as in etcd.
+/// Interval at which the members are asked for their versions, as in etcd.
 const VERSION_INTERVAL: Duration = Duration::from_secs(4);
-/// How often the log says at most that connections were closed for the memory that clients hold.
+/// Least interval between two log lines about connections that were closed for the memory of clients.
 const SHED_INTERVAL: Duration = Duration::from_secs(10);
-/// How long one member is waited for.
+/// Time to wait for one member.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The thread.
@@ -35,7 +35,7 @@ pub struct Monitor {
     thread: JoinHandle<()>,
 }
 
-/// What the leader looks at, and when next.
+/// The leader's regular checks, and when each is next due.
 pub struct LeaderChecks {
     shared: Arc<Shared>,
     next_versions: Instant,

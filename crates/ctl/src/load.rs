@@ -106,7 +106,7 @@ impl Clients {
         }
     }
 
-    /// Whether a write could be handed in without waiting.
+    /// Returns true if a write could be handed in without waiting.
     pub(crate) fn has_room(&self) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.capacity() > 0)
     }

@@ -28,7 +28,7 @@ pub struct Plan {
     pub connection: Connection,
     /// Where the metrics of each endpoint are, in their order; empty: at the endpoints themselves.
     pub metrics_endpoints: Vec<String>,
-    /// Whether members are looked at that no endpoint was given of.
+    /// True if members are looked at that no endpoint was given of.
     pub whole_cluster: bool,
     /// How long rates are watched.
     pub window: Duration,

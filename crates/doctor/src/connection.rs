@@ -63,7 +63,7 @@ pub struct Connection {
     pub files: TlsFiles,
     /// How long a request may take.
     pub within: Duration,
-    /// Whether endpoints without a scheme speak TLS.
+    /// True if endpoints without a scheme speak TLS.
     pub is_secure: bool,
 }
 

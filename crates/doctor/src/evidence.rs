@@ -69,7 +69,7 @@ pub struct Status {
     pub at_unix: f64,
     /// The committed index at the first look, and when that was.
     pub earlier: Option<(u64, f64)>,
-    /// Whether it is a learner.
+    /// True if it is a learner.
     pub is_learner: bool,
     /// What it complains of.
     pub errors: Vec<String>,
@@ -265,7 +265,7 @@ impl Member {
         }
     }
 
-    /// Whether it is Mainstay rather than etcd.
+    /// Returns true if it is Mainstay rather than etcd.
     pub fn is_mainstay(&self) -> bool {
         let of_rust = |metrics: &Metrics| {
             let versions = metrics.after.samples("etcd_server_go_version");

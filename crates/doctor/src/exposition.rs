@@ -60,7 +60,7 @@ impl Exposition {
         self.samples.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether there is a sample, or a histogram, of this name.
+    /// Returns true if there is a sample, or a histogram, of this name.
     pub fn has(&self, name: &str) -> bool {
         self.samples.contains_key(name) || self.samples.contains_key(&format!("{name}_count"))
     }

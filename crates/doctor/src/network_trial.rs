@@ -200,7 +200,8 @@ impl NetworkTrial {
         Ok(received as f64 / begun.elapsed().as_secs_f64())
     }
 
-    /// Whether what did not pass does in small segments: then a device on the path drops large ones and says nothing.
+    /// Returns true if what did not pass does in small segments: then a device on the path drops large ones and says
+    /// nothing.
     async fn passes_in_small_segments(&self, endpoint: &Endpoint, to: std::net::SocketAddr) -> bool {
         let passes = async {
             let stream = connect_with_segments(to, SMALL_SEGMENT).await.ok()?;

@@ -134,7 +134,7 @@ impl Page {
         })
     }
 
-    /// Whether a list of this name is there.
+    /// Returns true if a list of this name is there.
     pub fn has(&self, list: &str) -> bool {
         match list {
             "expensive_ranges" => self.expensive_ranges.is_some(),

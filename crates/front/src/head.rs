@@ -14,7 +14,7 @@ pub struct Head {
     pub deadline: Option<Instant>,
     /// All metadata, pseudo headers excluded.
     pub metadata: HeaderMap,
-    /// Whether the client insists on a member that knows a leader (metadata `hasleader: true`).
+    /// True if the client insists on a member that knows a leader (metadata `hasleader: true`).
     pub requires_leader: bool,
     /// The client's version of the API (metadata `client-api-version`), as it came.
     pub client_api_version: Option<HeaderValue>,

@@ -53,7 +53,7 @@ pub struct Options {
     pub keepalive_timeout: Duration,
     /// Least time between a client's pings while it has calls open.
     pub keepalive_min_time: Duration,
-    /// Whether a client without open calls may ping every [`Options::keepalive_min_time`]; otherwise every 2 h.
+    /// True if a client without open calls may ping every [`Options::keepalive_min_time`]; otherwise every 2 h.
     pub keepalive_permit_without_stream: bool,
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct Outgoing {
     body: Bytes,
     /// Bytes that stay charged to the connection until the whole is gone, besides those that remain.
     overhead: usize,
-    /// Whether the body is charged to the budget already, as one that others wait for too.
+    /// True if the body is charged to the budget already, as one that others wait for too.
     shared: bool,
     connection: Rc<Ledger>,
     stream: Option<Rc<Ledger>>,

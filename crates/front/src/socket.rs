@@ -61,9 +61,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Transport for T {}
 pub(crate) struct Traffic {
     /// PING frames of the client that are no answers.
     pub(crate) pings: u32,
-    /// Whether HEADERS or DATA went out.
+    /// True if HEADERS or DATA went out.
     pub(crate) sent_calls: bool,
-    /// Whether anything came in.
+    /// True if anything came in.
     pub(crate) received: bool,
 }
 

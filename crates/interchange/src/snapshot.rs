@@ -25,7 +25,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 pub struct Parts {
     /// Bytes of the database, which comes first.
     pub database_bytes: u64,
-    /// Whether a digest follows.
+    /// True if a digest follows.
     pub has_digest: bool,
 }
 

@@ -38,7 +38,7 @@ pub struct Violation(pub &'static str);
 pub struct Options {
     /// `:authority`
     pub authority: String,
-    /// Whether `:scheme` is https.
+    /// True if `:scheme` is https.
     pub tls: bool,
     /// A token of `Authenticate`, sent with each call.
     pub token: Option<String>,

@@ -20,7 +20,7 @@ pub struct Request {
     pub method: Rpc,
     /// The message; made anew for each request.
     pub message: Vec<u8>,
-    /// Whether the answer is wanted.
+    /// True if the answer is wanted.
     pub keep: bool,
 }
 

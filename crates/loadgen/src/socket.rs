@@ -14,7 +14,7 @@ use crate::EndpointError;
 pub struct Endpoint {
     /// `host:port`, or the path of a Unix socket.
     pub address: String,
-    /// Whether `address` is a path.
+    /// True if `address` is a path.
     pub unix: bool,
     /// With which TLS settings, if any.
     pub tls: Option<Arc<rustls::ClientConfig>>,

@@ -116,7 +116,7 @@ pub(crate) struct SegmentHeader {
 pub(crate) struct Identity {
     seed: u32,
     mark: u16,
-    /// Whether a record's offset is part of its checksum.
+    /// True if a record's offset is part of its checksum.
     placed: bool,
 }
 

@@ -28,24 +28,24 @@ use crate::sliced::{Budget, Unfinished, Work};
 use crate::state_hash::{Effect, StateHash, StatePoint, StateTrail};
 use crate::txn::{self, Deleted, OpOutcome, Past, Path, Ranged, Read, TxnOutcome};
 
-/// What a member's options say about applying. It counts only for entries that do not say it themselves.
+/// Options of a member that affect applying. They count only for entries that do not carry them.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// How many members may be learners at the same time; etcd's `--max-learners`. For a learner that a member running
-    /// etcd, or an older version of this program, has proposed: etcd's members judge it by their own option too.
+    /// Maximum number of learners at the same time; etcd's `--max-learners`. It applies to a learner that was proposed by
+    /// a member running etcd, or an older version of this program: etcd's members also judge it by their own option.
     pub learners_max: usize,
 }
 
 /// A committed entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Command<'a> {
-    /// Its place in the log.
+    /// Index of the entry in the log.
     pub index: u64,
     /// The term of that entry.
     pub term: u64,
     /// The bytes of an `InternalRaftRequest` or, for a membership change, of etcd's `ConfChange`.
     pub data: &'a Bytes,
-    /// Where the first byte of `data` lies in the log.
+    /// Location of the first byte of `data` in the log.
     pub location: Location,
 }
 
@@ -54,9 +54,9 @@ pub struct Command<'a> {
 pub struct Fatal {
     /// The entry.
     pub index: u64,
-    /// What is wrong, and what to do.
+    /// Text for the operator: what is wrong, and what to do.
     pub why: String,
-    /// Whether nothing is wrong with the entry: a value that it depends on could not be read here. The machine is as it
+    /// True if the entry is sound, but a value that it depends on could not be read on this member. The machine is as it
     /// was before the entry, and other members may be able to apply it.
     pub is_unreadable: bool,
 }
@@ -77,7 +77,7 @@ pub enum Outcome {
     Put {
         /// The revision written.
         revision: i64,
-        /// What was there before, if that was asked for.
+        /// Previous key-value pair, if it was asked for.
         previous: Option<Box<Found>>,
     },
     /// A delete.
@@ -88,7 +88,7 @@ pub enum Outcome {
     Compacted,
     /// A lease with this TTL in seconds.
     LeaseGranted {
-        /// Its id.
+        /// Id of the lease.
         id: i64,
         /// TTL of the lease, in seconds.
         ttl: i64,
@@ -99,7 +99,7 @@ pub enum Outcome {
     LeaseCheckpointed,
     /// The alarms that the request is about.
     Alarms(Vec<AlarmMember>),
-    /// Something that has no answer of its own.
+    /// The entry was applied and has no answer of its own.
     Done,
 }
 
@@ -128,14 +128,14 @@ impl Outcome {
 // Up to 128 bytes are moved without a call.
 const _: () = assert!(size_of::<Applied>() <= 128);
 
-/// What changed beside keys and values, for those who keep an account of their own.
+/// A change beside keys and values, for callers that keep their own record of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A lease exists now.
     LeaseGranted {
-        /// Its id.
+        /// Id of the lease.
         id: i64,
-        /// Its TTL in seconds.
+        /// TTL of the lease in seconds.
         ttl: i64,
     },
     /// A lease is gone.
@@ -151,7 +151,7 @@ pub enum Change {
 /// An alarm that was not raised before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Raised {
-    /// Which.
+    /// Type of the alarm, etcd's number.
     pub alarm: i32,
     /// The member for which it was raised.
     pub member_id: u64,
@@ -164,16 +164,16 @@ pub struct Raised {
 pub struct Applied {
     /// The id under which it was proposed; 0 for a leader's empty entry.
     pub request_id: u64,
-    /// What it asked for, by etcd's name; empty for a leader's empty entry, [`UNDECODABLE`] for one that is no request
-    /// and so changes nothing.
+    /// etcd's name of the request; empty for a leader's empty entry, [`UNDECODABLE`] for an entry that is no request and
+    /// therefore changes nothing.
     pub op: &'static str,
-    /// What to answer.
+    /// Result for the client.
     pub outcome: Result<Outcome, Status>,
-    /// What else changed.
+    /// Change beside keys and values.
     pub change: Option<Change>,
 }
 
-/// What a membership change does to the voters.
+/// Effect of a membership change on the voters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VoterChange {
     /// A voter was added, or a learner promoted.
@@ -182,7 +182,7 @@ pub enum VoterChange {
     AddLearner(u64),
     /// A member left.
     Remove(u64),
-    /// Nobody came or left.
+    /// The set of members did not change; the attributes of this one did.
     Update(u64),
 }
 
@@ -191,7 +191,7 @@ pub enum VoterChange {
 pub struct ConfApplied {
     /// The id under which it was proposed.
     pub request_id: u64,
-    /// What changed, or why nothing did: raft is then told of a change of node 0, as in etcd.
+    /// The change, or why there was none: raft is then told of a change of node 0, as in etcd.
     pub outcome: Result<VoterChange, Status>,
 }
 
@@ -200,7 +200,7 @@ pub struct ConfApplied {
 pub struct SegmentUse {
     /// Values.
     pub values: u64,
-    /// Their bytes.
+    /// Bytes of the live values.
     pub bytes: u64,
 }
 
@@ -242,7 +242,7 @@ pub(crate) fn version_bytes(version: Version<'_>) -> u64 {
     loaded_bytes(version.key(), version.value_len())
 }
 
-/// The same of a version still to be loaded.
+/// Returns the bytes in use of a version that is still to be loaded.
 pub(crate) fn loaded_bytes(key: &[u8], value_len: u32) -> u64 {
     64 + key.len() as u64 + u64::from(value_len)
 }
@@ -296,7 +296,7 @@ impl Machine {
         self.bytes_before().unwrap_or_else(|| self.in_use_bytes + self.leases.bytes())
     }
 
-    /// What each segment of the log still holds of the store.
+    /// Returns the live values of each segment of the log.
     pub fn usage(&self) -> &BTreeMap<u32, SegmentUse> {
         &self.usage
     }
@@ -313,12 +313,12 @@ impl Machine {
         self.hash.points(from_index)
     }
 
-    /// The same, to be compared with what another member says.
+    /// Returns the hashes of the state after the entries from this index on, to be compared with another member's.
     pub fn state_trail(&self, from_index: u64) -> StateTrail {
         self.newest_state_trail(from_index, usize::MAX)
     }
 
-    /// As [`Machine::state_trail`], with the newest points only: so many at most.
+    /// Returns the newest `points_max` points of [`Machine::state_trail`].
     pub fn newest_state_trail(&self, from_index: u64, points_max: usize) -> StateTrail {
         let points = self.state_hashes(from_index);
         let older = points.len().saturating_sub(points_max);
@@ -361,14 +361,16 @@ impl Machine {
         })
     }
 
-    /// As [`Machine::apply_for`], but an entry that takes more than a step is left for [`Machine::go_on`], and so is one
-    /// that depends on a value that is not at hand ([`crate::ReadError::NotAtHand`]). Nothing of it is done then, and `None`
-    /// is the answer. `left` is what this step may still cost: keys, operations and KiB of what is compared, about. It is
-    /// lowered by what was done; with `u64::MAX` no entry takes more.
+    /// Applies an entry as [`Machine::apply_for`] does. But an entry that costs more than this step allows is left for
+    /// [`Machine::go_on`], and so is one that depends on a value that is not at hand ([`crate::ReadError::NotAtHand`]);
+    /// nothing of it is done then, and `None` is returned.
+    ///
+    /// `left` is the cost that this step may still have, in about keys, operations and KiB of what is compared. It is
+    /// lowered by what was done; with `u64::MAX` no entry costs too much.
     ///
     /// # Errors
     ///
-    /// As [`Machine::apply_for`].
+    /// As for [`Machine::apply_for`].
     pub fn begin(
         &mut self,
         command: Command<'_>,
@@ -555,7 +557,7 @@ impl Machine {
         Ok(Outcome::Put { revision, previous })
     }
 
-    /// What an entry writes with.
+    /// Returns the writer of the store and the accounting that go with an entry.
     pub(crate) fn writing(&mut self) -> (Writer<'_>, Accounting<'_>) {
         let accounting = Accounting {
             leases: &mut self.leases,
@@ -607,8 +609,8 @@ impl Machine {
         self.compact_step_through(i64::MAX, budget)
     }
 
-    /// As [`Machine::compact_step`], but removes only what a compaction at `through` would, since a reader still needs
-    /// there.
+    /// Removes versions as [`Machine::compact_step`] does, but only what a compaction at `through` would, since a reader
+    /// needs the rest.
     pub fn compact_step_through(&mut self, through: i64, budget: u64) -> bool {
         assert!(self.is_whole(), "nothing is removed amid an entry");
         let (usage, in_use_bytes) = (&mut self.usage, &mut self.in_use_bytes);
@@ -714,7 +716,7 @@ struct Run<'a, 's, 'b> {
     accounting: &'a mut Accounting<'b>,
     command: Command<'a>,
     answer: bool,
-    /// How many keys the outcome may still name by itself.
+    /// Number of keys that the outcome may still name by itself.
     known: usize,
 }
 
@@ -783,7 +785,7 @@ pub(crate) fn op_name(request: &InternalRaftRequest) -> &'static str {
     names.into_iter().find_map(|(there, name)| there.then_some(name)).unwrap_or("Unknown")
 }
 
-/// Where a slice of the entry's data lies in the log, and what it is.
+/// Returns the location, length and checksum of a slice of the entry's data.
 fn value_of(command: Command<'_>, bytes: &Bytes) -> Value {
     if bytes.is_empty() {
         return Value::default();
@@ -860,7 +862,7 @@ fn write_delete(
 
 /// A deletion that is under way.
 pub(crate) struct Deletion {
-    /// Its first change.
+    /// Main revision of its first change.
     main: i64,
     sub: u32,
     /// The key behind which it goes on.
@@ -905,7 +907,7 @@ impl Deletion {
         self.behind.is_none()
     }
 
-    /// What it did, without the revision.
+    /// Returns the result of the deletion, without the revision.
     pub fn end(&mut self, delete: &DeleteRangeRequest) -> Deleted {
         let previous = match self.previous.take() {
             Some(first) if self.deleted == 1 => Read::Known { found: vec![first], more: false, count: 1 },

@@ -13,7 +13,7 @@ pub struct Member {
     pub id: u64,
     /// Where its peers reach it.
     pub peer_urls: Vec<String>,
-    /// Whether it has no vote.
+    /// True if it has no vote.
     pub is_learner: bool,
     /// Its name; empty until it has started.
     pub name: String,

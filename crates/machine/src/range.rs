@@ -69,7 +69,7 @@ pub fn refused(error: RevisionError) -> Status {
 pub struct Selection<'a> {
     /// The versions, in the order asked for.
     pub versions: Vec<Version<'a>>,
-    /// Whether the limit cut something off.
+    /// True if the limit cut something off.
     pub more: bool,
     /// Keys in the range at the revision, whatever limit and filters say.
     pub count: i64,

@@ -399,7 +399,7 @@ pub(crate) struct Txn {
     levels: Vec<Level>,
     /// Comparisons of the next transaction that hold, and how far the one behind them has come.
     compared: LookedAt,
-    /// Whether that one has found a key.
+    /// True if that one has found a key.
     found: bool,
     /// What the open transactions have done, from the outermost on.
     outcomes: Vec<TxnOutcome>,

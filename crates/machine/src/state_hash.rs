@@ -55,7 +55,7 @@ pub(crate) enum Effect {
 #[derive(Debug)]
 pub(crate) struct StateHash {
     value: u64,
-    /// Whether anybody knows what went into it. Not so behind an image of a version that had no hash.
+    /// True if anybody knows what went into it. Not so behind an image of a version that had no hash.
     known: bool,
     points: VecDeque<StatePoint>,
 }

@@ -14,7 +14,7 @@ use crate::found::{Found, Projection, Values, read_version};
 use crate::lease::Leases;
 use crate::range::{self, Failure, Selection};
 
-/// What one operation of a transaction did.
+/// The result of one operation of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpOutcome {
     /// A range, with its result.
@@ -37,31 +37,31 @@ pub enum OpOutcome {
 pub struct Ranged {
     /// The revision current when it ran.
     pub revision: i64,
-    /// What of each key is answered.
+    /// Fields of each key that are returned.
     pub projection: Projection,
-    /// What it found.
+    /// Keys and values that were found.
     pub read: Read,
 }
 
-/// What was found inside a transaction.
+/// Keys and values that an operation found inside a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Read {
     /// This.
     Known {
         /// The keys, in the order asked for.
         found: Vec<Found>,
-        /// Whether the limit cut something off.
+        /// True if there are more keys than the limit allowed.
         more: bool,
         /// Keys in the range.
         count: i64,
     },
-    /// Whatever the range held at that point: the answering side finds out. A range costs what it finds and not what its
-    /// request costs, so apply, which every member waits for, does not walk it.
+    /// The contents of the range at that point, which the answering side reads later. A range costs what it finds and not
+    /// what its request costs, so apply, which every member waits for, does not walk it.
     Past(Box<Past>),
 }
 
 impl Read {
-    /// Nothing.
+    /// The empty result.
     pub const NOTHING: Read = Read::Known { found: Vec::new(), more: false, count: 0 };
 
     /// Returns true if an answer holds keys and values for it, as far as that is known.
@@ -75,7 +75,7 @@ impl Read {
 pub struct Past {
     /// The range, with everything that shapes its answer. Its revision is to be passed over.
     pub request: RangeRequest,
-    /// It is read as it was before a change of this main revision.
+    /// The range is read as it was before a change of this main revision.
     pub main: i64,
     /// The change.
     pub sub: u32,
@@ -130,18 +130,18 @@ impl Past {
 pub struct Deleted {
     /// The revision that the deletions bear, or the current one if there were none.
     pub revision: i64,
-    /// How many keys went.
+    /// Number of deleted keys.
     pub deleted: i64,
-    /// What they held, if that was asked for.
+    /// Previous key-value pairs, if they were asked for.
     pub previous: Read,
 }
 
-/// What a transaction did.
+/// The result of a transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TxnOutcome {
     /// The store's revision after it; 0 in nested ones.
     pub revision: i64,
-    /// Which branch ran.
+    /// True if all comparisons held, so that the `success` branch ran.
     pub succeeded: bool,
     /// One for each operation of that branch.
     pub responses: Vec<OpOutcome>,
@@ -169,7 +169,7 @@ impl TxnOutcome {
     }
 }
 
-/// Which branches run, fixed before anything changes. Nested ones stand in the order of their operations.
+/// The branches that run, chosen before anything changes. Nested ones stand in the order of their operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
     pub succeeded: bool,
@@ -202,8 +202,8 @@ pub(crate) fn choose(
 /// so that they are in memory when it is applied.
 pub struct Compared(Vec<Compare>);
 
-/// Reads the values that comparisons depend on, and does nothing with them: those of so many keys, and somewhat more than
-/// so many bytes.
+/// Reads the values that comparisons depend on, without using them, so that they are fetched: those of this many keys,
+/// and somewhat more than this many bytes.
 pub(crate) fn look(
     compares: &[Compare],
     from: &LookedAt,
@@ -236,7 +236,7 @@ pub(crate) fn look(
     LookedAt { compares: compares.len(), key: None }
 }
 
-/// How far values were looked at: comparisons that are done, and the last key of the one behind them.
+/// Progress in looking at values: the comparisons that are done, and the last key of the next one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LookedAt {
     pub(crate) compares: usize,
@@ -244,7 +244,7 @@ pub struct LookedAt {
 }
 
 impl Compared {
-    /// Of this transaction.
+    /// Returns the walk over the values that this transaction compares.
     pub fn of(txn: &TxnRequest) -> Compared {
         let (mut compares, mut open) = (Vec::new(), vec![txn]);
         while let Some(txn) = open.pop() {
@@ -263,7 +263,7 @@ impl Compared {
         looked_at.compares >= self.0.len()
     }
 
-    /// Reads the next values and does nothing with them: those of so many keys, and somewhat more than so many bytes.
+    /// Reads the next values, without using them: those of this many keys, and somewhat more than this many bytes.
     pub fn look(
         &self,
         from: &LookedAt,
@@ -313,7 +313,8 @@ fn holds(snapshot: &Snapshot<'_>, compare: &Compare, values: &dyn Values) -> Res
     holds_for_none(compare, values)
 }
 
-/// Whether a comparison holds where no key is found: all numbers of such a key are 0, but it has no value to compare.
+/// Returns true if a comparison holds where no key is found. All numbers of a missing key are 0, but it has no value to
+/// compare.
 pub(crate) fn holds_for_none(compare: &Compare, values: &dyn Values) -> Result<bool, Failure> {
     if compares_value(compare) {
         return Ok(false);
@@ -400,9 +401,9 @@ pub(crate) fn compared_bytes(version: Version<'_>, compare: &Compare) -> u64 {
     if compares_by_order(compare) || len as usize == theirs { u64::from(len) } else { 0 }
 }
 
-/// How a version's value compares with `theirs`, as far as the result asked for needs to know. A value that differs by
-/// its length or checksum is not equal, so it is read only if it is equal as far as these tell, or its order matters:
-/// what is not read costs no time, and its damage stops nobody.
+/// Compares a version's value with `theirs`, as far as the requested relation needs. A value whose length or checksum
+/// differs is not equal, so the value is read only if both are equal or the order matters: what is not read costs no
+/// time, and its damage stops nothing.
 fn value_ordering(
     version: Version<'_>,
     result: i32,
@@ -443,7 +444,7 @@ pub(crate) fn check_path(
     Ok(())
 }
 
-/// The same of one operation, without those of a nested transaction.
+/// Checks one operation, without those of a nested transaction.
 pub(crate) fn check_op(snapshot: &Snapshot<'_>, leases: &Leases, op: &RequestOp) -> Result<(), Status> {
     match &op.request {
         Some(Request::RequestRange(request)) => check_range(snapshot, request),
@@ -469,7 +470,7 @@ fn check_range(snapshot: &Snapshot<'_>, request: &RangeRequest) -> Result<(), St
     }
 }
 
-/// What a put needs: the key, if something of it is to be kept, and then the lease.
+/// Checks the preconditions of a put: the key exists, if parts of it are kept, and then the lease exists.
 pub(crate) fn check_put(snapshot: &Snapshot<'_>, leases: &Leases, put: &PutRequest) -> Result<(), Status> {
     if (put.ignore_value || put.ignore_lease) && snapshot.get(&put.key, 0).is_ok_and(|found| found.is_none())
     {
@@ -481,11 +482,11 @@ pub(crate) fn check_put(snapshot: &Snapshot<'_>, leases: &Leases, put: &PutReque
     Ok(())
 }
 
-/// How many keys the outcome of one transaction may name by itself; further ranges are read later.
+/// Maximum number of keys that the outcome of one transaction names by itself; further ranges are read later.
 pub(crate) const KNOWN_MAX: usize = 1024;
 
-/// What a range inside a transaction finds, after `changes` changes of the transaction that `snapshot` is within. One key
-/// is looked up at once, as long as `known` lasts.
+/// Returns the result of a range inside a transaction, after `changes` changes of the transaction that `snapshot` is
+/// within. A single key is looked up at once, as long as `known` lasts.
 pub(crate) fn read_range(
     snapshot: &Snapshot<'_>,
     changes: u32,

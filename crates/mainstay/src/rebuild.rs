@@ -75,7 +75,7 @@ struct Journal {
     learner: bool,
     /// The member that replaces it; 0 until it is added.
     new: u64,
-    /// Whether the new member may have run.
+    /// True if the new member may have run.
     started: bool,
     /// The peer URLs that the rebuild was begun with; `None` in a journal of an older version.
     peer_urls: Option<String>,

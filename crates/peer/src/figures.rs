@@ -19,9 +19,9 @@ pub struct Figures {
 /// What was counted for one peer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PeerFigures {
-    /// Whether it is a member now (`etcd_network_known_peers`).
+    /// True if it is a member now (`etcd_network_known_peers`).
     pub known: bool,
-    /// Whether a connection to it works now (`etcd_network_active_peers`).
+    /// True if a connection to it works now (`etcd_network_active_peers`).
     pub active: bool,
     /// How often it became inactive (`etcd_network_disconnected_peers_total`).
     pub disconnected: u64,

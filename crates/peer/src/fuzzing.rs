@@ -77,7 +77,7 @@ struct Wire {
     /// The end was read.
     ended: bool,
     writes: usize,
-    /// Whether the next piece may be read at once: every other look finds nothing yet.
+    /// True if the next piece may be read at once: every other look finds nothing yet.
     ready: bool,
 }
 

@@ -107,7 +107,7 @@ pub(crate) struct SnapshotSeat {
 pub(crate) struct Progress {
     /// Bytes that bring another chance.
     bytes: Cell<usize>,
-    /// Whether more is waited for, and until when its chance lasts.
+    /// True if more is waited for, and until when its chance lasts.
     waits: Cell<bool>,
     until: Cell<Instant>,
     chance: Duration,

@@ -51,11 +51,11 @@ pub fn put(
     Ok(out.freeze())
 }
 
-/// What was found while the request was applied.
+/// Returns what was found while the request was applied.
 ///
 /// # Errors
 ///
-/// When it is left to be read: such answers are `services::answers`' business.
+/// The result is left to be read: such answers are made by `services::answers`.
 fn known(read: &Read) -> Result<(&[Found], bool, i64), ReadError> {
     match read {
         Read::Known { found, more, count } => Ok((found, *more, *count)),

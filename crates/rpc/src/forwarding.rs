@@ -17,7 +17,7 @@ use replica::shared::Shared;
 /// Pause before the leader is looked for again.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Asks the leader until it answers or the request's time is up.
+/// Asks the leader until it answers or the request times out.
 async fn ask_leader(
     shared: &Shared,
     method: &Method,
@@ -100,7 +100,7 @@ pub async fn time_to_live(shared: &Shared, id: i64, keys: bool) -> Result<LeaseT
     }
 }
 
-/// Has the leader promote a learner: the members as they are then.
+/// Asks the leader to promote a learner, and returns the members afterwards.
 ///
 /// # Errors
 ///

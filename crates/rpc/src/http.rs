@@ -37,13 +37,13 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 const NO_GATEWAY: &str = "the JSON gateway is not served by this version";
 
-/// What is asked, and of what it is answered.
+/// A request for a page, and the state it is answered from.
 struct Asked<'a> {
     shared: &'a Shared,
     values: &'a LogValues,
     state: &'a Published,
     query: Query<'a>,
-    /// Whether the state is as new as a linearizable read needs, if that had to be asked.
+    /// Result of asking for a linearizable read, if the page needs one.
     confirmed: Option<&'a Confirmed>,
 }
 

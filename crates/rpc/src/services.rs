@@ -56,18 +56,18 @@ pub struct Services {
     client: RefCell<(String, ClientRequests)>,
     range_time: [Histogram; 2],
     request_times: RefCell<FoldMap<(&'static str, bool), Histogram>>,
-    /// Where the call being looked at came from.
+    /// Address of the client whose call is being handled.
     peer: Cell<SocketAddr>,
     /// The figures of the clients that this shard has met, so that no call waits for the other shards' lock.
     callers: RefCell<HashMap<IpAddr, Arc<Caller>>>,
     /// The one met last: one client's calls come in a row.
     caller: RefCell<Option<(IpAddr, Arc<Caller>)>>,
-    /// Whether the time of every call is counted, and when the one being looked at began.
+    /// True if the time of every call is counted.
     timed: bool,
     began: Cell<Instant>,
 }
 
-/// How many looks in a row, an election timeout apart, must find no leader before streams that insist on one end.
+/// Number of looks in a row, an election timeout apart, that must find no leader before streams that require one end.
 const LEADERLESS_LOOKS: u32 = 3;
 
 fn unimplemented(what: &str) -> Status {
@@ -89,12 +89,12 @@ const UNPARSEABLE: Status = Status::new(
     Code::Internal,
     "grpc: error unmarshalling request: proto: cannot parse invalid wire-format data",
 );
-/// And for one on a stream.
+/// grpc-go's error for a message on a stream that cannot be decoded.
 const UNPARSEABLE_STREAMED: Status = Status::new(
     Code::Internal,
     "grpc: failed to unmarshal the received message: proto: cannot parse invalid wire-format data",
 );
-/// And for a stream of answers whose client sends no request.
+/// grpc-go's error for a stream of answers whose client sends no request.
 pub(crate) const NO_REQUEST: Status = Status::new(
     Code::Internal,
     "cardinality violation: received no request message from non-client-streaming RPC",
@@ -263,7 +263,12 @@ impl Services {
         self.shared.callers.of(peer.ip())
     }
 
-    /// What holds for every call, before anything of it is looked at.
+    /// Checks what holds for every call before its message is decoded.
+    ///
+    /// # Errors
+    ///
+    /// etcd's error for a learner, for a call that requires a leader when there is none, and for a member that the
+    /// CORRUPT alarm names.
     fn admit(&self, rpc: Rpc, head: &Head, stream: bool) -> Result<(), Status> {
         self.count_client(head, stream)?;
         self.count_caller(head.peer);
@@ -358,7 +363,7 @@ impl Services {
         self.ask_then(ask, what, |services, body, header| Ok(Unary::Done(answer(services, body, header))))
     }
 
-    /// As [`Services::ask`], for answers that may take a while to make.
+    /// Asks the core as [`Services::ask`] does, for answers that take a while to make.
     fn ask_then(
         self: &Rc<Self>,
         ask: impl FnOnce(replica::core::RequestId) -> ClientRequest,
@@ -386,7 +391,7 @@ impl Services {
         })))
     }
 
-    /// With `--metrics extensive`: counts the time that a call takes, answered now or later.
+    /// Counts the time of a call with `--metrics extensive`, whether it is answered now or later.
     fn timed(self: &Rc<Self>, rpc: Rpc, answer: Unary) -> Unary {
         let (services, began) = (Rc::clone(self), self.began.get());
         let count = move || {
@@ -449,8 +454,8 @@ impl Services {
         })))
     }
 
-    /// As [`Services::read`], for streams: waits until the newest published state is as new as a linearizable read
-    /// needs.
+    /// Waits until the newest published state is new enough for a linearizable read; for streams. A serializable read
+    /// does not wait.
     async fn wait_readable(&self, serializable: bool) -> Result<(), Status> {
         if serializable || self.shared.state.load().reads_local {
             return Ok(());
@@ -458,7 +463,8 @@ impl Services {
         confirmed(self.pending.ask(ClientRequest::Read)?.await?)
     }
 
-    /// Whether the NOSPACE alarm stands, or `cost` bytes more would raise it: then it is raised.
+    /// Refuses a write of `cost` bytes if the NOSPACE alarm is raised, or if the write would exceed the quota; then it
+    /// raises the alarm.
     fn check_quota(&self, cost: u64) -> Result<(), Status> {
         let state = self.shared.state.load();
         // In a cluster this member may not have heard yet that the alarm was disarmed; applying a write tells.
@@ -511,14 +517,14 @@ fn is_about_data(rpc: Rpc) -> bool {
     )
 }
 
-/// What is said of a call that was carried out, and may have written, when its client takes no answers (COMPAT-62).
+/// Error for a call that was carried out and may have written, but whose client takes no answers (COMPAT-62).
 const CARRIED_OUT: Status = Status::new(
     Code::Unavailable,
     "mainstay: the request was carried out, but cannot be answered: its client takes no answers",
 );
 
-/// What is said of a call that was answered, when there is no room for the answer. A client takes the first for a
-/// refusal, so only those get it that change nothing, whatever they ask for.
+/// Returns the error that replaces an answer for which there is no space. Clients take `too many requests` for a refusal,
+/// so only calls that change nothing get it.
 fn unanswered(rpc: Rpc) -> Status {
     match rpc {
         Rpc::KvRange

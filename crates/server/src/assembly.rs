@@ -27,13 +27,13 @@ use telemetry::metrics::Metrics;
 /// Orders that may wait for the checkpointer.
 const ORDERS_MAX: usize = 4;
 
-/// What a member is put together from beside its data directory.
+/// The parts of a member beside its data directory.
 pub(crate) struct Setting {
     pub config: Config,
     pub logger: Arc<Logger>,
     pub inbox: Arc<Inbox<CoreRequest>>,
     pub clock: Clock,
-    /// How many loops serve clients.
+    /// Number of loops that serve clients.
     pub shards: usize,
     pub threads: bool,
     pub thresholds: Thresholds,
@@ -51,7 +51,7 @@ pub(crate) struct Assembled {
     pub peering: Arc<Peering>,
     /// Told once the member may serve clients.
     pub ready: Receiver<()>,
-    /// Whether there was anything in the data directory.
+    /// True if there was a member in the data directory.
     pub had_data: bool,
     pub clean_shutdown: CleanShutdown,
     /// Held while the member runs.
@@ -162,7 +162,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     }
 }
 
-/// What the checkpointer needs of this member.
+/// Returns the parts of this member that the checkpointer needs.
 fn surface(shared: &Arc<Shared>) -> Surface {
     let (newest, core) = (Arc::clone(shared), Arc::clone(&shared.core));
     Surface {

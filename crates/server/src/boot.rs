@@ -29,9 +29,9 @@ use storage::clean_shutdown::CleanShutdown;
 use storage::opening::{self, LogEvents, Opening};
 use telemetry::logging::{Logger, Value};
 
-/// How long calls in flight may go on when the member stops.
+/// Time that calls in flight may go on when the member stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often a start that waits for the cluster looks whether it is to stop.
+/// Interval at which a start that waits for the cluster looks if it should stop.
 const READY_LOOK: Duration = Duration::from_millis(200);
 
 /// A running member.
@@ -49,7 +49,7 @@ pub struct Running {
     _lock: Lock,
 }
 
-/// Where a member listens, once it does.
+/// The addresses on which a member listens.
 pub struct Listening {
     /// Addresses for clients, as URLs.
     pub clients: Vec<String>,
@@ -337,10 +337,10 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
 
 /// Less than this for all clients is no service.
 const CLIENT_MEMORY_BYTES_MIN: usize = 32 << 20;
-/// So many of the largest messages must fit.
+/// The memory for clients must hold this many of the largest messages.
 const MESSAGES_MIN: usize = 4;
 
-/// What all clients together may make this member hold: as told, or a quarter of the memory there is.
+/// Returns the memory budget of all clients together, in bytes: as configured, or a quarter of the available memory.
 fn client_memory_bytes(told: Option<u64>, message_bytes_max: usize) -> usize {
     let bytes = match told {
         Some(bytes) => bytes,
@@ -378,11 +378,12 @@ impl Running {
         !matches!(self.ended.recv_timeout(patience), Err(std::sync::mpsc::RecvTimeoutError::Timeout))
     }
 
-    /// Stops in order: no new calls, those under way finish, leases' times are saved, the log is synced.
+    /// Stops cleanly: takes no new calls, lets those in flight finish, saves the remaining times of leases, and syncs the
+    /// log.
     ///
     /// # Errors
     ///
-    /// Why the core had ended before, if it had.
+    /// The reason for which the core had ended before, if it had.
     pub fn stop(self) -> Result<(), EndError> {
         for front in self.fronts {
             front.shutdown_blocking(STOP_TIMEOUT);

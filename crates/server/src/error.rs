@@ -29,7 +29,7 @@ pub enum StartError {
     DataDir(DataDirError),
     /// A thread cannot be started.
     Thread {
-        /// Which thread or threads, as they follow on "cannot start".
+        /// The thread or threads, as a phrase that follows "cannot start".
         what: &'static str,
         /// The answer of the operating system.
         error: io::Error,

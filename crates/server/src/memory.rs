@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What is assumed where nothing tells.
+/// Memory assumed where the system does not report any.
 const ASSUMED_BYTES: u64 = 4 << 30;
 
 /// The machine's memory or the limit of this process's control group, whichever is less, in bytes.

@@ -56,38 +56,38 @@ pub use storage::beginning::Beginning;
 pub use storage::opening::Switches;
 pub use storage::{DataDirError, Identity};
 
-/// What a member is made of.
+/// The parts from which a stepped member is made.
 pub struct Setup {
-    /// Its options. Addresses are only told to others: nothing listens.
+    /// Options of the member. It advertises its addresses, but nothing listens on them.
     pub config: Config,
-    /// Where its data directory is.
+    /// Disk that holds the data directory.
     pub disk: Arc<dyn Disk>,
-    /// Where its log lines go; see [`Logger::by`].
+    /// Receiver of its log lines; see [`Logger::by`].
     pub logger: Arc<Logger>,
-    /// Its ways to the other members. What these send comes in through [`Stepped::peering`]. They must not hold the
-    /// member, or it lives for ever.
+    /// Links to the other members. What those send comes in through [`Stepped::peering`]. The links must not hold the
+    /// member, or it would never be dropped.
     pub links: Arc<dyn PeerLinks>,
-    /// Its clocks. The ids of requests and leases begin with the time of day, as they do in a running member.
+    /// Clock of the member. The ids of requests and leases begin with the time of day, as they do in a running member.
     pub clock: Arc<HandClock>,
     /// Decides when it campaigns; members of one cluster need different ones.
     pub seed: u64,
     /// Bytes of the log's segments, from 16 KiB to 1 GiB.
     pub segment_bytes: u32,
-    /// When checkpoints are due, and when room is worth winning back.
+    /// Limits from which checkpoints are due and space is reclaimed.
     pub thresholds: Thresholds,
-    /// What it begins with if nothing was ever in its log: who it is, and, if it joins others, which these are. To be
-    /// given with every start. `None`: it forms a cluster with the members of its configuration.
+    /// Identity and first entries for a member without data; to be given with every start. `None`: it forms a cluster
+    /// with the members of its configuration.
     pub beginning: Option<Beginning>,
-    /// What is different in it; the default for a member as a process has it.
+    /// Settings of a test; a process has the defaults.
     pub switches: Switches,
 }
 
-/// Whether a core goes on.
+/// The state of a core after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Going {
-    /// It does.
+    /// The core goes on.
     On,
-    /// It has come to its end: it was told to stop, or removed from its cluster.
+    /// The core has ended: it was told to stop, or removed from its cluster.
     Ended,
 }
 
@@ -100,7 +100,7 @@ pub struct Stepped {
     close: Close,
     core: Core,
     asks: Vec<CoreRequest>,
-    /// When the core wants its next turn whatever happens.
+    /// Time of the core's next turn if no request comes before.
     due: Instant,
     checkpointer: Checkpointer,
     orders: Receiver<Order>,
@@ -275,7 +275,7 @@ impl Stepped {
         !self.shared.core.is_asleep()
     }
 
-    /// How long, by this member's clock, until the core wants a turn whatever happens.
+    /// Returns the time, by this member's clock, until the core needs a turn even without requests.
     pub fn next_turn(&self) -> Duration {
         self.due.saturating_duration_since(self.clock.now())
     }
@@ -291,7 +291,8 @@ impl Stepped {
         self.core.log_turn(usize::MAX);
     }
 
-    /// As [`Stepped::log_turn`], but for so many of the batches that are queued: the others came while it was writing.
+    /// Does the log's work as [`Stepped::log_turn`] does, for this many of the queued batches: the others arrived while
+    /// it was writing.
     pub fn log_turn_of(&mut self, batches_max: usize) {
         self.core.log_turn(batches_max);
     }
@@ -352,7 +353,7 @@ impl Stepped {
         self.woken.0.load(Ordering::Relaxed) || (!self.reads_held && self.shared.readers.has_work())
     }
 
-    /// Whether values that are not at hand are read by [`Stepped::read_step`] alone: what a disk does that is slow.
+    /// Sets if values that are not at hand are read by [`Stepped::read_step`] only, as with a slow disk.
     pub fn hold_reads(&mut self, held: bool) {
         self.reads_held = held;
     }
@@ -377,7 +378,7 @@ impl Stepped {
         self.shared.readers.step()
     }
 
-    /// How long, by this member's clock, until the next of its timers is due. [`HandClock::advance`] fires them.
+    /// Returns the time, by this member's clock, until its next timer is due. [`HandClock::advance`] fires timers.
     pub fn next_timer(&self) -> Option<Duration> {
         self.clock.next_timer()
     }
@@ -388,7 +389,7 @@ impl Stepped {
         self.woken.0.store(true, Ordering::Relaxed);
     }
 
-    /// Returns what a front would say of a call of this RPC from the loopback address.
+    /// Returns the head that a front end would make of a call to this path; `None` for a path that is no method.
     pub fn head(&self, rpc: Rpc) -> Head {
         Head::new(rpc as u16, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)))
     }
@@ -398,13 +399,13 @@ impl Stepped {
         self.services.call(self.head(rpc), message)
     }
 
-    /// As [`Stepped::unary`], with what the client says of itself.
+    /// Makes a unary call as [`Stepped::unary`] does, with this head.
     pub fn unary_of(&self, head: Head, message: Bytes) -> Unary {
         self.services.call(head, message)
     }
 
-    /// As [`Stepped::unary`]: resolves to the answer's bytes. To be polled between [`Stepped::poll_tasks`], or as one
-    /// of the member's tasks.
+    /// Makes a unary call as [`Stepped::unary`] does, and resolves to the answer's bytes. To be polled between
+    /// [`Stepped::poll_tasks`], or as one of the member's tasks.
     pub fn call(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Bytes, Status>> {
         let pieces = self.call_in_pieces(rpc, message);
         Box::pin(async move {
@@ -413,7 +414,8 @@ impl Stepped {
         })
     }
 
-    /// As [`Stepped::call`]: resolves to the pieces in which the answer is made, one for an answer made as a whole.
+    /// Makes a unary call as [`Stepped::call`] does, and resolves to the pieces of the answer; there is one for an answer
+    /// made as a whole.
     pub fn call_in_pieces(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Vec<Bytes>, Status>> {
         let answer = self.unary(rpc, message);
         Box::pin(async move {
@@ -453,7 +455,7 @@ impl Stepped {
         self.services.keep_alive(&self.head(Rpc::LeaseKeepAlive), lease_id)
     }
 
-    /// Where what other members send comes in, see [`peer::Handler`]. Not for snapshots, see
+    /// Returns the receiver of other members' messages and requests, see [`peer::Handler`]. Snapshots go to
     /// [`Stepped::receive_snapshot`].
     pub fn peering(&self) -> &Arc<Peering> {
         &self.peering
@@ -473,9 +475,9 @@ impl Stepped {
         })
     }
 
-    /// Tells the member to stop in order: calls that have no end are ended, leases' times are noted, leadership is
-    /// handed over. The core's turns say when it has ended; the log should have a last turn then, as it has when a process
-    /// ends.
+    /// Tells the member to stop cleanly: endless calls are ended, remaining times of leases are noted, leadership is
+    /// handed over. [`Stepped::turn`] tells when it has ended; the log should have a last turn then, as it has when a
+    /// process ends.
     pub fn stop(&self) {
         self.close.begin();
         self.shared.core.send(ControlRequest::Stop);
@@ -487,7 +489,7 @@ impl Stepped {
         self.is_ready
     }
 
-    /// Where the member stands.
+    /// Returns the state of the member's core.
     pub fn probe(&self) -> Probe {
         self.core.probe()
     }
@@ -517,7 +519,7 @@ impl Stepped {
         self.shared.arrivals.taken()
     }
 
-    /// What never changes while the member runs.
+    /// Returns the ids of the member and its cluster.
     pub fn identity(&self) -> &Identity {
         &self.shared.identity
     }

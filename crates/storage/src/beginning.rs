@@ -11,10 +11,10 @@ use prost::Message as _;
 
 use crate::identity::Identity;
 
-/// What a member without data begins with.
+/// The identity and the first entries of a member without data.
 #[derive(Clone, Debug)]
 pub struct Beginning {
-    /// Who it is.
+    /// Ids of the member and its cluster.
     pub identity: Identity,
     /// Entries that its log begins with: those of a cluster that is formed, none for one that is joined.
     pub entries: Vec<Entry>,
@@ -71,14 +71,14 @@ pub fn texts(urls: &[Url]) -> Vec<String> {
     urls.iter().map(|url| url.as_str().to_owned()).collect()
 }
 
-/// For `--force-new-cluster`: the entries that make this member the only one of its cluster, behind entry `last`.
+/// Returns, for `--force-new-cluster`, the entries behind entry `last` that make this member the only one of its cluster.
 /// `members` are those once all entries up to `last` are applied.
 ///
-/// This member gets its vote first: the last voter of a cluster cannot be removed.
+/// This member gets its vote first, since the last voter of a cluster cannot be removed.
 ///
 /// # Errors
 ///
-/// When applying one of the entries would be refused, so that the member would not be alone, or have no vote.
+/// Applying one of the entries would be refused, so that the member would not be alone, or would have no vote.
 pub fn alone(
     own: u64,
     members: &Members,

@@ -55,7 +55,7 @@ const VERSION_BYTES: u64 = 48;
 const LOOKED_AT_MAX: usize = 16 << 10;
 /// Bytes that a run may have beyond what its versions are guessed to need, at most.
 const RUN_SLACK_BYTES: u64 = 256 << 10;
-/// With so many bytes free, and four times a checkpoint, no room is kept for the next one.
+/// With this many bytes free, and four times a checkpoint, no space is kept for the next checkpoint.
 const RESERVE_FREE_BYTES: u64 = 1 << 30;
 
 /// A durable checkpoint.
@@ -63,7 +63,7 @@ const RESERVE_FREE_BYTES: u64 = 1 << 30;
 pub struct Checkpointed {
     /// The entries up to here are in it.
     pub applied_index: u64,
-    /// Whether it was written anew as a whole, and so names no value's place of before.
+    /// True if it was written as a whole, so that it names no old location of a moved value.
     pub whole: bool,
     /// Bytes of all files of the checkpoint.
     pub bytes: u64,
@@ -115,13 +115,13 @@ pub struct Relocation {
     pub main: i64,
     /// Sub revision.
     pub sub: u32,
-    /// Where it lies.
+    /// Location of the value.
     pub from: Location,
     /// The value.
     pub data: Bytes,
 }
 
-/// What the core asks of the checkpointer.
+/// An order of the core to the checkpointer.
 pub enum Order {
     /// Write the state of this moment.
     Checkpoint {
@@ -129,7 +129,7 @@ pub enum Order {
         head: Box<Head>,
         /// Keys and values, with all that is physically there.
         state: AsOf,
-        /// Whether the run is written anew as a whole, and not only what has changed since the last.
+        /// True to write everything, false to write only what has changed since the last checkpoint.
         whole: bool,
         /// The terms of the entries before.
         terms: Vec<(u64, u64)>,
@@ -151,19 +151,19 @@ pub enum Order {
     Stop,
 }
 
-/// What the core is told.
+/// An event that the checkpointer reports to the core.
 pub enum Event {
     /// A checkpoint was made, or failed.
     Checkpointed(Result<Checkpointed, CheckpointError>),
-    /// These values are to be moved out of their segments; the sender is told when they are.
+    /// These values are to be moved out of their segments; the core signals the sender when that is done.
     Relocate(Vec<Relocation>, SyncSender<()>),
-    /// All values of an order to relocate have been moved, or could not be.
+    /// All values of an order to relocate have been moved, or could not be moved.
     Relocated,
 }
 
-/// What the checkpointer needs of its member.
+/// The parts of its member that the checkpointer needs.
 pub struct Surface {
-    /// Whose checkpoints they are.
+    /// Ids of the member and its cluster, which are written into each checkpoint.
     pub identity: Identity,
     /// Reads values.
     pub values: log::Values,
@@ -171,7 +171,7 @@ pub struct Surface {
     pub newest: Box<dyn Fn() -> Arc<View> + Send>,
     /// Tells the core.
     pub tell: Box<dyn Fn(Event) + Send>,
-    /// Where the times of syncs are counted.
+    /// Metrics that count the times of syncs.
     pub metrics: Arc<Metrics>,
 }
 
@@ -180,7 +180,7 @@ pub struct Surface {
 pub struct Level {
     /// Versions above this revision are in it; 0 for the base.
     pub from: i64,
-    /// And up to this one.
+    /// Versions up to this revision are in it.
     pub to: i64,
     /// The file.
     pub run: Run,
@@ -198,7 +198,7 @@ impl Level {
         name
     }
 
-    /// What the name of a run says.
+    /// Returns the level that the name of a run tells; `None` if the name is not one of ours.
     pub fn of(run: Run) -> Option<Level> {
         let mut parts = run.name.strip_suffix(".run")?.split('-');
         let mut number = || i64::from_str_radix(parts.next()?, 16).ok();
@@ -218,16 +218,16 @@ pub struct Checkpointer {
     unsettled: Option<(Manifest, Vec<Level>)>,
 }
 
-/// What is under way.
+/// The order that is being carried out.
 enum Job {
     Checkpoint(Box<Writing>),
     Relocation(Box<Moving>),
 }
 
-/// How a step went.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing is under way.
+    /// There is no order to carry out.
     Idle,
     /// A piece of a run was written, or whatever comes behind the last.
     Written,
@@ -240,7 +240,7 @@ pub enum Step {
 /// A checkpoint under way.
 struct Writing {
     stage: Stage,
-    /// How many of the levels stay below the new one.
+    /// Number of levels that stay below the new one.
     kept: usize,
     from: i64,
     to: i64,
@@ -251,17 +251,17 @@ struct Writing {
 
 #[allow(clippy::large_enum_variant, reason = "there is one, and it is on the heap")]
 enum Stage {
-    /// Blocks of the run are being written; so many bytes of it are synced.
+    /// Blocks of the run are being written; `synced` bytes of it are synced.
     Blocks { file: log::checkpoint::RunWriter, blocks: RunWriter, synced: u64 },
     /// The run is whole: the manifest has to name it.
     Whole(Run),
-    /// It does: what it does not name can go.
+    /// The manifest names the run; files that it does not name can be deleted.
     Committed,
 }
 
 /// Values being moved out of some segments.
 struct Moving {
-    /// What was written later lies in later segments.
+    /// Main revision through which versions are looked at: later ones lie in later segments.
     through: i64,
     segments: Vec<u32>,
     /// Bytes of values in one portion.
@@ -389,7 +389,7 @@ impl Checkpointer {
         (from, kept)
     }
 
-    /// Keeps room for the next checkpoint, unless the disk has so much that it will not be gone by then.
+    /// Keeps space for the next checkpoint, unless the disk has plenty.
     fn keep_reserve(&self) {
         let Some(space) = self.store.space() else { return };
         let bytes: u64 = self.levels.iter().map(|level| level.run.file_bytes).sum();
@@ -529,8 +529,8 @@ impl Moving {
         }
     }
 
-    /// Sends the core the next portion of live values to be written anew; `false` when there are none left, or the
-    /// core is gone.
+    /// Sends the core the next portion of live values to be written again. Returns false when none are left, or the core
+    /// is gone.
     fn step(&mut self, member: &Surface) -> bool {
         if let Some(moved) = &self.moved {
             match moved.try_recv() {

@@ -13,7 +13,7 @@ use telemetry::logging::{Logger, Value};
 pub struct CleanShutdown {
     disk: Arc<dyn Disk>,
     path: PathBuf,
-    /// What it said when the member was started; `None` if it said nothing.
+    /// The witness as it was when the member was started; `None` if there was none.
     pub known: Option<Witness>,
 }
 

@@ -24,10 +24,10 @@ const KEPT_MAX: usize = 10;
 pub const JOBS_MAX: usize = 16;
 /// Versions looked at between two pauses.
 const VERSIONS_PER_SLICE: usize = 4096;
-/// A pause is so many times as long as the slice before it, so that it takes a part of one core only.
+/// A pause is this many times as long as the slice before it, so that hashing takes only a part of one processor core.
 const PAUSE_FACTOR: u32 = 1;
 
-/// What is known of a compaction's hash.
+/// State of a compaction's hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Computing,
@@ -77,7 +77,7 @@ impl CompactionHashes {
         newest.iter().find(|hash| hash.revision == revision).cloned()
     }
 
-    /// Those that are computed, the newest first: revision, compact revision before it, hash.
+    /// Returns the computed hashes, the newest first: revision, compact revision before it, hash.
     pub fn known(&self) -> Vec<(i64, i64, u32)> {
         let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         let known = newest.iter().rev().filter_map(|hash| match *hash.progress.borrow() {
@@ -87,8 +87,8 @@ impl CompactionHashes {
         known.collect()
     }
 
-    /// Has the hash of a compaction computed; `state` is the one it was published with, with what the compaction will
-    /// remove. Returns true if there was room for it among those that wait.
+    /// Orders the hash of a compaction; `state` is the published state of the compaction, with the versions that it will
+    /// remove. Returns false if too many compactions wait for their hashes.
     pub fn order(
         &self,
         jobs: &SyncSender<Job>,

@@ -29,26 +29,26 @@ pub enum DataDirError {
     },
     /// The directory is one of etcd's.
     WrittenByEtcd {
-        /// What only etcd writes.
+        /// The file or directory that only etcd writes.
         path: PathBuf,
         /// The data directory.
         data_dir: PathBuf,
     },
-    /// There is nothing of a member to read.
+    /// The directory holds no member.
     Empty {
         /// The directory that was looked into.
         path: PathBuf,
-        /// What it does not hold.
+        /// Name of the missing part.
         lacks: &'static str,
     },
     /// The cluster has removed this member.
     Removed {
         /// The member.
         member_id: u64,
-        /// Its data directory.
+        /// The data directory.
         data_dir: PathBuf,
     },
-    /// By its options the member is another than the one that the directory was made for.
+    /// The options describe another member than the one that the directory was made for.
     OtherMember {
         /// The directory `<data-dir>/member`.
         member_dir: PathBuf,
@@ -66,7 +66,7 @@ pub enum DataDirError {
     },
     /// Files of the directory contradict each other, or lack what the others need.
     Inconsistent(Box<Inconsistency>),
-    /// What a member without data begins with could not be found out: [`crate::opening::Opening::begin`] failed.
+    /// The beginning of a member without data could not be determined: [`crate::opening::Opening::begin`] failed.
     Begin(Box<dyn Error + Send + Sync>),
     /// The member cannot be made the only one of its cluster.
     ForceNewCluster(AloneError),
@@ -78,7 +78,7 @@ pub enum DataDirError {
     LogThreadPanicked,
 }
 
-/// What is wrong between the files of a data directory, each of which can be read.
+/// A contradiction between the files of a data directory, each of which can be read.
 #[derive(Debug)]
 pub enum Inconsistency {
     /// The log is missing, but other files of the member are there.
@@ -90,14 +90,14 @@ pub enum Inconsistency {
     LogNotWhole {
         /// Why the checkpoint cannot be used.
         checkpoint: DataDirError,
-        /// What the log lacks.
+        /// The entries that the log lacks.
         lacking: Lacking,
     },
-    /// There is no checkpoint, and the log does not hold everything since the first entry.
+    /// There is no checkpoint, and the log does not hold every entry since the first.
     NoCheckpoint {
         /// The directory `<data-dir>/member`.
         member_dir: PathBuf,
-        /// What the log lacks.
+        /// The entries that the log lacks.
         lacking: Lacking,
     },
     /// The state of the checkpoint is that of another entry than its manifest says.
@@ -141,7 +141,7 @@ pub enum Inconsistency {
     Checkpoint {
         /// The directory of the checkpoint.
         dir: PathBuf,
-        /// What is wrong.
+        /// The cause.
         error: RestoreError<log::OpenError>,
     },
     /// An entry in the log should be a membership change and is none.
@@ -153,7 +153,7 @@ pub enum Inconsistency {
     },
 }
 
-/// What a log lacks that does not hold every entry since the first.
+/// The entries that a log lacks which does not hold every entry since the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lacking {
     /// The log begins behind a state that was taken over at this entry.

@@ -25,11 +25,11 @@ pub struct EtcdDatabase {
     compact_revision: i64,
     leases: Vec<api::leasepb::Lease>,
     alarms: Vec<AlarmMember>,
-    /// What the bucket `meta` will say.
+    /// Content of the bucket `meta`.
     pub meta: Meta,
     /// Members, and what they agreed on.
     pub membership: Membership,
-    /// For which etcd.
+    /// Release of etcd that the file is for.
     pub release: Release,
 }
 
@@ -203,11 +203,11 @@ fn head_of(version: Version<'_>) -> ChangeHead<'_> {
 }
 
 impl Measuring {
-    /// Goes on over so many versions; gives the sum behind the last.
+    /// Adds up the lengths of up to `budget` versions; returns the plan behind the last.
     ///
     /// # Errors
     ///
-    /// When the state holds what etcd's database cannot, or was compacted meanwhile.
+    /// The state holds something that etcd's database cannot, or was compacted meanwhile.
     pub fn step(&mut self, of: &EtcdDatabase, budget: usize) -> Result<Option<Plan>, EtcdDatabaseError> {
         let layout = match &mut self.layout {
             Some(layout) => layout,
@@ -240,11 +240,11 @@ impl Measuring {
 }
 
 impl<W: Write> Writing<W> {
-    /// Goes on until so many bytes of values were written; whether that was all.
+    /// Writes versions until this many bytes of values were written. Returns true if that was all.
     ///
     /// # Errors
     ///
-    /// When a value cannot be read, the state was compacted meanwhile, or the output fails.
+    /// A value cannot be read, the state was compacted meanwhile, or the output fails.
     pub fn step(
         &mut self,
         of: &EtcdDatabase,
@@ -255,11 +255,11 @@ impl<W: Write> Writing<W> {
         self.write(of, portion)
     }
 
-    /// The values of the next versions, so many bytes of them.
+    /// Reads the values of the next versions, up to this many bytes.
     ///
     /// # Errors
     ///
-    /// When a value cannot be read, or the state was compacted meanwhile.
+    /// A value cannot be read, or the state was compacted meanwhile.
     pub fn portion(
         &self,
         of: &EtcdDatabase,

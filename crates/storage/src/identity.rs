@@ -1,16 +1,16 @@
 //! Who a member is.
 
-/// What never changes while a member runs.
+/// The ids of a member and its cluster. They never change while a member runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// This member.
     pub member_id: u64,
-    /// Its cluster.
+    /// Id of the cluster.
     pub cluster_id: u64,
 }
 
 impl Identity {
-    /// What a checkpoint's runs carry, so that one of another member is not taken for this one's.
+    /// Returns the bytes that a checkpoint's runs carry, so that another member's run is not taken for this one's.
     pub fn to_bytes(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.cluster_id.to_le_bytes());

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use disk::Disk;
 
-/// What raised this member's NOSPACE alarm. The alarm itself is replicated state and does not say.
+/// The cause of this member's NOSPACE alarm. The alarm itself is replicated state and does not hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// It is not raised, or nothing is known of it.
+    /// The alarm is not raised, or its cause is not known.
     Nothing,
     /// The disk has no room for more log.
     Disk,
@@ -17,17 +17,18 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// As an entry that raises the alarm has it.
+    /// Returns the number of the cause in an entry that raises the alarm.
     pub fn in_entry(self) -> u32 {
         self as u32
     }
 
-    /// What such an entry says. Of an older version, or a client's, it says nothing.
+    /// Returns the cause that an entry names by this number; `None` for an entry of an older version or of a client,
+    /// which names none.
     pub fn of_entry(number: u32) -> Option<Cause> {
         [Cause::Disk, Cause::Quota].into_iter().find(|cause| cause.in_entry() == number)
     }
 
-    /// As it is told to an operator.
+    /// Returns the name of the cause for operators.
     pub fn name(self) -> &'static str {
         match self {
             Cause::Nothing => "nothing",

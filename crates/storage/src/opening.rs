@@ -26,10 +26,10 @@ use crate::terms;
 use config::Config;
 use telemetry::logging::{Logger, Value};
 
-/// How long the first start waits for its own first entry.
+/// Time that the first start waits for its own first entry.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a test or a simulation may have different in a member. A process has the defaults.
+/// Settings that a test or a simulation may change in a member. A process has the defaults.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Switches {
     /// Payload bytes that may be under way to one follower without its acknowledgement; `None` for the default.
@@ -50,33 +50,32 @@ pub trait LogEvents: Send + Sync {
     fn receive(&self, into: &mut Vec<LogEvent>, patience: Duration);
 }
 
-/// How a data directory is to be opened.
+/// The parameters of opening a data directory.
 pub struct Opening<'a> {
     /// The member's options.
     pub config: &'a Config,
-    /// Where the directory is.
+    /// Disk that holds the directory.
     pub disk: &'a Arc<dyn Disk>,
-    /// Where the log's events go.
+    /// Receiver of the log's events.
     pub events: &'a Arc<dyn LogEvents>,
-    /// Where the operator is told.
+    /// Log for the operator.
     pub logger: &'a Logger,
-    /// Whether threads may be started. Where they may not, one thing is done after the other, and the log is driven by
-    /// hand.
+    /// True if threads may be started. Otherwise one thing is done after the other, and the log is driven by hand.
     pub threads: bool,
     /// Bytes of the log's segments; if not given, they follow the size of the file system.
     pub segment_bytes: Option<u32>,
     /// Decides when this member campaigns; members of one cluster must not time out together. Its id if not given. The
     /// secrets of the log's segments follow from it too; if not given, from the operating system's randomness.
     pub seed: Option<u64>,
-    /// What a test has different.
+    /// Settings of a test.
     pub switches: Switches,
     /// Asked when the log has nothing.
     pub begin: &'a dyn Fn() -> Result<Beginning, Box<dyn Error + Send + Sync>>,
 }
 
-/// What opening the data directory gave.
+/// The parts of a member that opening its data directory returns.
 pub struct Opened {
-    /// Whose directory it is.
+    /// Ids of the member and its cluster.
     pub identity: Identity,
     /// The state of the checkpoint; the entries behind it are not applied yet.
     pub machine: Machine,
@@ -84,13 +83,13 @@ pub struct Opened {
     pub node: Node,
     /// The log, open for appending.
     pub log: Log,
-    /// What was found in it.
+    /// What the log has recovered.
     pub recovered: Recovered,
-    /// Where the entries behind the checkpoint lie: index and place.
+    /// Index and location of each entry behind the checkpoint.
     pub locations: VecDeque<(u64, log::Location)>,
     /// The checkpoint's files.
     pub checkpoints: CheckpointStore,
-    /// Its runs.
+    /// The runs of the checkpoint.
     pub levels: Vec<Level>,
     /// The terms of entries that are not in memory; see [`crate::terms`].
     pub terms: Vec<(u64, u64)>,
@@ -98,7 +97,7 @@ pub struct Opened {
     pub remotes: Vec<(u64, Vec<String>)>,
     /// The witness beside the log.
     pub clean_shutdown: CleanShutdown,
-    /// What raised this member's NOSPACE alarm, as noted, and the note.
+    /// The note of the cause of this member's NOSPACE alarm, and the cause that it names.
     pub note: (Note, Cause),
     /// Held while the member runs.
     pub lock: Lock,
@@ -129,13 +128,13 @@ impl Opened {
     }
 }
 
-/// What the state machine holds requests against.
+/// Returns the rules by which the state machine applies entries.
 pub fn rules(config: &Config) -> Rules {
     let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
     Rules { learners_max }
 }
 
-/// What the operating system refuses, and what to do about it.
+/// Returns an error that says what the operating system refused, and what to do about it.
 fn refused(doing: &'static str, path: &Path, error: std::io::Error) -> DataDirError {
     log::OpenError::Io { doing, path: path.to_path_buf(), error }.into()
 }
@@ -169,7 +168,7 @@ pub fn lock(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, DataDirError> {
     })
 }
 
-/// What stands in a data directory before anything of it is replayed.
+/// The files of a data directory before any of them is replayed.
 struct Found<'a> {
     member_dir: &'a Path,
     checkpoints: CheckpointStore,
@@ -338,7 +337,7 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
     Ok(Replay { machine, levels, applied, manifest, replayed })
 }
 
-/// What raft begins with.
+/// The state that the raft node starts from.
 struct Start {
     log: Log,
     recovered: Recovered,
@@ -348,7 +347,8 @@ struct Start {
 }
 
 impl Start {
-    /// The log behind the state. One that ends in front of a state that was taken over begins anew behind that.
+    /// Returns the raft state behind the machine's state. A log that ends before an installed state restarts behind that
+    /// state.
     fn of(
         opening: &Opening<'_>,
         member_dir: &Path,
@@ -534,7 +534,11 @@ pub(crate) struct ReplayedLog {
 }
 
 impl ReplayedLog {
-    /// Whether it holds every entry there ever was; if not, what it lacks.
+    /// Checks that the log holds every entry since the first.
+    ///
+    /// # Errors
+    ///
+    /// The entries that it lacks.
     pub fn is_whole(&self) -> Result<(), Lacking> {
         if self.recovered.base.0 > 0 {
             return Err(Lacking::Before(self.recovered.base.0));

@@ -40,7 +40,7 @@ const ADMITTED_BYTES_MAX: usize = 16 << 20;
 const BUDGET_PART: usize = 16;
 /// Bytes of a portion; a single value may be larger.
 const PORTION_BYTES: usize = 1 << 20;
-/// After it was taken back so often, a portion stays until its call takes it.
+/// A portion that was taken back this often stays until its call takes it.
 const TAKEN_BACK_MAX: u32 = 1;
 
 /// A place in the log as one number. It never comes to hold another value.
@@ -52,7 +52,7 @@ fn place(segment: u32, offset: u32) -> u64 {
     (u64::from(segment) << 32) | u64::from(offset)
 }
 
-/// What became of a value, by its place.
+/// A value that was read, or the error, with its location as a number.
 pub type Arrived = (u64, Result<Bytes, ReadError>);
 
 /// Values that lie close together, and are read at once.
@@ -65,11 +65,11 @@ pub struct Readers {
 
 struct Inner {
     log: log::Values,
-    /// Whether there are no threads, and the owner calls [`Readers::step`].
+    /// True if there are no threads, and the owner calls [`Readers::step`].
     by_hand: bool,
     /// Threads that can be started: the next one fails.
     startable: usize,
-    /// What the bytes are charged to.
+    /// Budget that the bytes are charged to.
     budget: OnceLock<Budget>,
     state: Mutex<State>,
     work: Condvar,
@@ -93,7 +93,7 @@ struct State {
     threads: usize,
     /// Threads that wait, and those that were notified and have not woken yet.
     idle: usize,
-    /// Whether a thread could not be started once: there may be no more of them than there are.
+    /// True if a thread could not be started once; then there may never be more threads than there are.
     start_failed: bool,
     closed: bool,
 }
@@ -106,17 +106,17 @@ struct Lane {
     threads: usize,
 }
 
-/// What a portion counts as.
+/// The state of a portion, by which its bytes count.
 enum Stage {
-    /// As nothing: it is the core's.
+    /// It is the core's: its bytes do not count.
     OfCore,
-    /// As nothing yet: it waits for admission.
+    /// It waits for admission: its bytes do not count yet.
     Waiting,
-    /// As being read.
+    /// It is being read.
     Admitted,
-    /// As read and not taken, since then.
+    /// It was read and not taken; the number is the order in which portions were read.
     Untaken(u64),
-    /// As read, and to be kept until it is taken.
+    /// It was read, and is kept until it is taken.
     Staying,
 }
 
@@ -124,17 +124,17 @@ struct Portion {
     stage: Stage,
     bytes: usize,
     runs: Arc<[Run]>,
-    /// Its runs that no thread has begun.
+    /// Runs that no thread has begun.
     left: std::ops::Range<usize>,
     /// Runs that a thread is at.
     reading: usize,
     arrived: Vec<Arrived>,
     waker: Option<Waker>,
-    /// Nobody waits for it any more.
+    /// True if its call has ended.
     abandoned: bool,
-    /// It was taken back before, and is not to be again.
+    /// True if it was taken back before and is not taken back again.
     stays: bool,
-    /// From its admission on.
+    /// Charge for its bytes, from its admission on.
     charge: Option<Charge>,
 }
 
@@ -219,7 +219,7 @@ impl Inner {
         }
     }
 
-    /// Has a thread look at what was queued.
+    /// Wakes or starts threads for the runs that were queued.
     fn rouse(self: &Arc<Inner>, state: &mut State, runs: usize) {
         if self.by_hand || runs == 0 {
             return;
@@ -339,7 +339,8 @@ impl State {
         }
     }
 
-    /// Takes back what was read first, until no more than so many bytes wait to be taken. What was read last stays.
+    /// Takes back portions, those read first before others, until at most `bytes_max` bytes wait to be taken. The portion
+    /// read last stays.
     fn take_back(&mut self, bytes_max: usize) {
         while self.untaken_bytes > bytes_max
             && self.untaken.len() > 1
@@ -453,7 +454,8 @@ impl Readers {
         }
     }
 
-    /// As [`Readers::read`], for the core: before all others, and whatever they hold. It asks for little at a time.
+    /// Reads values as [`Readers::read`] does, for the core: before all other portions, and however much those hold. The
+    /// core asks for little at a time.
     pub fn read_first(self: &Arc<Self>, values: &[Value]) -> Reading {
         let mut reading = self.read(values);
         reading.is_first = !planted::is(Bug::CoreReadsInTheQueue);
@@ -471,14 +473,14 @@ impl Drop for Readers {
 /// Values on their way: resolves to what became of each. Dropped, it has no more read than is being read.
 pub struct Reading {
     readers: Arc<Readers>,
-    /// It is read before all others and needs no admission.
+    /// True if it is read before all others and needs no admission.
     is_first: bool,
     runs: Arc<[Run]>,
-    /// So many of the runs have arrived.
+    /// Number of runs that have arrived.
     through: usize,
     /// The portion that was asked for, and how many runs will have arrived with it.
     portion: Option<(u64, usize)>,
-    /// How often the portion that comes next was taken back by the readers before this call took it.
+    /// Number of times that the next portion was taken back before this call took it.
     taken_back: u32,
     arrived: Vec<Arrived>,
     /// Charges what has arrived.
@@ -486,12 +488,12 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// What charges the values that it resolved to, to be kept as long as they are.
+    /// Takes out the charges for the values that it resolved to; they are to be kept as long as the values.
     pub fn take_charges(&mut self) -> Vec<Charge> {
         std::mem::take(&mut self.charges)
     }
 
-    /// Where the next portion ends, and how many bytes it has.
+    /// Returns the end of the next portion, and its bytes.
     fn next_portion(&self) -> (usize, usize) {
         let (mut end, mut bytes) = (self.through, 0);
         for run in &self.runs[self.through..] {

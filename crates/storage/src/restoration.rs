@@ -40,7 +40,7 @@ const REVISION_MAX: i64 = i64::MAX / 2;
 /// Any odd number with many bits set.
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What a state says beside keys and values.
+/// The state beside keys and values.
 #[derive(Debug)]
 pub struct RestoredHead {
     /// The compact revision; -1 for none.
@@ -49,21 +49,21 @@ pub struct RestoredHead {
     pub index: u64,
     /// The term of that entry.
     pub term: u64,
-    /// Of each lease its id, its TTL in seconds, and the time left as of the last checkpoint, or 0.
+    /// Id, TTL in seconds, and remaining seconds as of the last checkpoint (0 for none) of each lease.
     pub leases: Vec<(i64, i64, i64)>,
     /// Alarms.
     pub alarms: Vec<AlarmMember>,
     /// Members.
     pub members: Members,
-    /// All members of the cluster are made of this same state: their rolling hash begins with what follows from it.
-    /// Where that is not so, it is not known, and compares with nothing.
+    /// True if all members of the cluster are made from this same state: then their rolling hash begins with a hash of
+    /// it. Otherwise the hash is unknown, and is compared with none.
     pub is_shared: bool,
 }
 
 /// An entry of the raft log that follows on a state.
 #[derive(Clone, Debug)]
 pub struct RestoredEntry {
-    /// It is to be applied to the state as well: it is committed.
+    /// True if the entry is committed, so that it is applied to the state as well.
     pub applies: bool,
     /// The entry.
     pub entry: log::Entry,
@@ -76,16 +76,16 @@ pub enum RestorationError {
     Files(log::OpenError),
     /// A directory could not be created, asked for or synced.
     Io {
-        /// What was being done.
+        /// The operation that failed, such as `create`.
         doing: &'static str,
-        /// To which file or directory.
+        /// The file or directory of the operation.
         path: PathBuf,
         /// The answer of the operating system.
         error: io::Error,
     },
-    /// There is something where the directory should be made.
+    /// The path at which the directory should be made is taken.
     Exists {
-        /// What is there.
+        /// The path.
         path: PathBuf,
     },
     /// The disk is full.
@@ -101,13 +101,13 @@ pub enum RestorationError {
     Lost(&'static str),
     /// The state cannot be read from where it comes from.
     Source(Box<dyn Error + Send + Sync>),
-    /// No state was compacted at this revision.
+    /// The state was not compacted at this revision.
     CompactRevision(i64),
-    /// There is no revision so high.
+    /// The raised revision would be too high.
     Bump {
         /// The revision that should be raised.
         revision: i64,
-        /// By how much.
+        /// Number by which the revision should be raised.
         by: u64,
     },
     /// A version came in the wrong order, or its revision is too high.
@@ -223,7 +223,7 @@ pub struct Filling<'r> {
     last: (i64, u32),
 }
 
-/// What a member applies entries by, if its options say nothing else.
+/// Rules by which entries are applied if the member's options say nothing else.
 pub const RULES: Rules = Rules { learners_max: 1 };
 
 impl Restoration {
@@ -240,7 +240,8 @@ impl Restoration {
         Restoration::begin_sized(disk, data_dir, identity, 0)
     }
 
-    /// The same with segments of so many bytes, for tests of what happens at their ends; 0 for what members have.
+    /// Begins as [`Restoration::begin`] does, with segments of this many bytes, for tests of what happens at their ends;
+    /// 0 for the usual size.
     ///
     /// # Errors
     ///
@@ -319,12 +320,12 @@ impl Restoration {
         })
     }
 
-    /// Makes a machine of a snapshot in Mainstay's own format, whose head may have been changed. With `bump` its
-    /// revision is raised by so much, and everything up to there counts as compacted.
+    /// Makes a machine from a snapshot in Mainstay's own format, whose head may have been changed. `bump` is added to its
+    /// revision, and everything up to there counts as compacted.
     ///
     /// # Errors
     ///
-    /// What is wrong with the snapshot, or what the disk refused.
+    /// The snapshot is damaged, or the disk failed.
     pub fn take_snapshot<I, B>(
         &mut self,
         mut reader: machine::snapshot::SnapshotReader<I>,
@@ -493,11 +494,11 @@ impl Restoration {
     }
 }
 
-/// A revision raised by so much.
+/// Returns a revision raised by `by`.
 ///
 /// # Errors
 ///
-/// When there is no such revision.
+/// There is no revision that high.
 pub fn bumped(revision: i64, by: u64) -> Result<i64, RestorationError> {
     i64::try_from(by)
         .ok()
@@ -554,12 +555,11 @@ impl Filling<'_> {
         self.last = self.last.max((revision, 0));
     }
 
-    /// Makes the machine. With `bump` its revision is raised by so much, and everything up to there counts as
-    /// compacted.
+    /// Makes the machine. `bump` is added to its revision, and everything up to there counts as compacted.
     ///
     /// # Errors
     ///
-    /// When versions contradict each other, revisions run out, or the disk fails.
+    /// Versions contradict each other, there is no revision that high, or the disk failed.
     pub fn finish(mut self, bump: Option<u64>) -> Result<Machine, RestorationError> {
         self.place()?;
         self.head.revision = self.revision();

@@ -26,9 +26,9 @@ use crate::values::LogValues;
 pub struct Stopped {
     /// The member and its cluster.
     pub identity: Identity,
-    /// Its state.
+    /// State of the member.
     pub machine: Machine,
-    /// What raft has promised.
+    /// Raft's hard state: term, vote and commit index.
     pub hard_state: HardState,
     /// Entries in the log that are not known to be committed, and so are not in the state. None if the member alone
     /// has a vote: then all in its log is committed.
@@ -103,7 +103,7 @@ impl Stopped {
         LogValues::new(self.log.values())
     }
 
-    /// What its values take: bytes that are live, bytes of records in the log, and bytes of the log's files.
+    /// Returns the live bytes of values, the bytes of records in the log, and the bytes of the log's files.
     pub fn log_use(&self) -> (u64, u64, u64) {
         let segments = self.log.segments();
         (
@@ -113,11 +113,11 @@ impl Stopped {
         )
     }
 
-    /// What HashKV answers: the hash, the compact revision and the revision hashed; 0 asks for the newest.
+    /// Returns HashKV's hash, the compact revision, and the hashed revision. A `revision` of 0 asks for the newest.
     ///
     /// # Errors
     ///
-    /// As HashKV's.
+    /// Those of HashKV.
     pub fn hash_kv(&mut self, revision: i64) -> Result<(u32, i64, i64), Status> {
         let values = self.values();
         let view = self.machine.store.publish();

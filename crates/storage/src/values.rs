@@ -23,11 +23,10 @@ use crate::readers::{Arrived, Readers, Reading, place_of};
 const SLOTS: usize = 4096;
 /// Larger values are not kept: copying them costs as much as reading them.
 const CACHED_BYTES_MAX: u32 = 2048;
-/// After so many values that are not at hand, the others of a pass are not asked for one by one: those who fetch them
-/// find out.
+/// After this many values of a pass that are not at hand, the others are not tried one by one: the readers find out.
 const MISSES_PER_PASS: usize = 16;
-/// After so many passes every value is fetched, so that what the system takes from memory between two passes does not
-/// lead to passes without end.
+/// After this many passes every value is fetched, so that pages which the system evicts between two passes do not lead to
+/// endless passes.
 const PASSES_WITH_QUESTIONS: u32 = 3;
 
 /// Bytes of an answer that is made in pieces for which values are fetched together; the last value may go beyond them.
@@ -45,7 +44,7 @@ pub fn unreadable(error: &ReadError) -> Status {
 /// is ever out of date.
 pub struct LogValues {
     log: log::Values,
-    /// Those who fetch what is not at hand; without them this thread waits for the disk itself.
+    /// Threads that fetch values which are not at hand; without them this thread waits for the disk itself.
     readers: Option<Arc<Readers>>,
     cache: RefCell<Vec<Cached>>,
 }
@@ -122,7 +121,7 @@ impl Values for LogValues {
     }
 }
 
-/// Where an [`Attempt`] has its values from.
+/// The source of the values of an [`Attempt`].
 pub trait Source {
     /// Appends the bytes of a value to `out`, if they are at hand. `false`, and `out` as it was, if they have to be
     /// fetched.
@@ -146,19 +145,19 @@ impl Source for LogValues {
     }
 }
 
-/// What makes something out of values without waiting for a disk.
+/// One attempt to make something from values without waiting for a disk.
 ///
-/// A value that is not at hand reads as so many zeros, and is noted. Whoever made something with an attempt that is not
-/// complete then throws it away, has the values fetched, and makes it again.
+/// A value that is not at hand reads as zeros of its length, and is noted. If the attempt is not complete, its caller
+/// drops what it made, has the values fetched, and makes it again.
 pub struct Attempt {
     source: Rc<dyn Source>,
     passes: u32,
-    /// By place, ascending.
+    /// Fetched values, by ascending location.
     arrived: Vec<Arrived>,
     arrived_bytes: usize,
     charged: Charged,
     missing: RefCell<Vec<Value>>,
-    /// Values that this pass asked for in vain.
+    /// Number of values of this pass that were not at hand.
     misses: Cell<usize>,
     reading: Option<Reading>,
 }
@@ -183,14 +182,15 @@ impl Attempt {
         self.missing.borrow().is_empty() || planted::is(planted::Bug::AnsweredWithoutValues)
     }
 
-    /// Bytes of an answer to be made next for a client that takes so many: a whole piece if anything of it has to be fetched,
-    /// so that a client that takes a byte at a time does not cost a read for each value. To be asked after each value.
+    /// Returns the size of the next piece of an answer for a client that takes `wanted` bytes: a whole piece if a value
+    /// of it has to be fetched, so that a client that takes a byte at a time does not cost a disk read for each. Called
+    /// after each value.
     pub fn piece_bytes(&self, wanted: usize) -> usize {
         let fetches = !self.arrived.is_empty() || !self.missing.borrow().is_empty();
         if fetches { wanted.max(FETCHED_PIECE_BYTES) } else { wanted }
     }
 
-    /// How many values were found missing in this pass.
+    /// Returns the number of values that were missing in this pass.
     pub fn missing(&self) -> usize {
         self.missing.borrow().len()
     }
@@ -224,7 +224,7 @@ impl Attempt {
         poll_fn(|context| self.poll_fetched(context)).await;
     }
 
-    /// Whatever was not fetched may be at hand by now.
+    /// Tries the values again that were not at hand: they may be by now.
     pub fn ask_again(&mut self) {
         self.passes = 0;
     }
@@ -239,17 +239,18 @@ impl Attempt {
         self.charged = Charged::NO_ONE;
     }
 
-    /// What was fetched is not needed again.
+    /// Drops the fetched values.
     pub fn forget(&mut self) {
         (self.passes, self.arrived, self.arrived_bytes) = (0, Vec::new(), 0);
         self.charged = Charged::NO_ONE;
     }
 }
 
-/// Who is charged for the values that an [`Attempt`] has taken from the readers, which charged them to no connection. If
-/// nobody were, a client could exceed the budget with them, and others that hold more by their accounts would be closed.
+/// The holder of the charges for the values that an [`Attempt`] has taken from the readers, which charged them to no
+/// connection. Without it a client could exceed the budget with them, and others that hold more by their accounts would
+/// be closed.
 enum Charged {
-    /// No connection, since they were taken in nobody's turn.
+    /// No connection, since they were taken outside of a connection's turn.
     ToNoOne(Vec<Charge>),
     /// The connection in whose turn they were taken.
     ToConnection(Held),
@@ -307,18 +308,18 @@ impl Values for Attempt {
 /// missing was fetched.
 pub struct AtHand<'a> {
     source: &'a LogValues,
-    /// By place, ascending.
+    /// Fetched values, by ascending location.
     arrived: &'a [Arrived],
     missing: RefCell<Vec<Value>>,
 }
 
 impl<'a> AtHand<'a> {
-    /// Those of the source, and those that were fetched, by ascending places.
+    /// Reads values of `source`, and those in `arrived`, which are in ascending order of location.
     pub fn new(source: &'a LogValues, arrived: &'a [Arrived]) -> AtHand<'a> {
         AtHand { source, arrived, missing: RefCell::default() }
     }
 
-    /// What was asked for in vain.
+    /// Returns the values that were not at hand.
     pub fn into_missing(self) -> Vec<Value> {
         self.missing.into_inner()
     }
@@ -341,7 +342,7 @@ impl Values for AtHand<'_> {
     }
 }
 
-/// What `make` makes of values, made anew until all that it needs has been fetched.
+/// Returns what `make` makes from values, calling it again until all that it needs has been fetched.
 pub async fn made<T>(source: Rc<dyn Source>, mut make: impl FnMut(&Attempt) -> T) -> T {
     let mut attempt = Attempt::new(source);
     loop {

@@ -393,7 +393,7 @@ fn change_of_users(request: &InternalRaftRequest) -> Option<&'static str> {
     all.into_iter().find_map(|(is, what)| is.then_some(what))
 }
 
-/// Whether etcd asks, when it applies this, what its user may do.
+/// Returns true if etcd asks, when it applies this, what its user may do.
 fn may_be_refused(request: &InternalRaftRequest) -> bool {
     request.put.is_some()
         || request.delete_range.is_some()

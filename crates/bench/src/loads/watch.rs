@@ -325,7 +325,7 @@ pub struct WatchLatency {
     pub streams: usize,
     /// How many watches each has.
     pub per_stream: usize,
-    /// Whether events carry what was before.
+    /// True if events carry what was before.
     pub prev_kv: bool,
     /// How many puts.
     pub put_total: u64,

@@ -65,7 +65,7 @@ pub struct WatchBatch {
 pub struct EndpointHealth {
     /// The endpoint as it was given.
     pub endpoint: String,
-    /// Whether it serves.
+    /// True if it serves.
     pub health: bool,
     /// How long the read took, as Go prints durations; empty when none was tried.
     pub took: String,

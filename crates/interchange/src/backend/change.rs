@@ -18,7 +18,7 @@ pub struct Revision {
 pub struct ChangeHead<'a> {
     /// Where it stands.
     pub revision: Revision,
-    /// Whether the key was deleted. All that follows but the key is 0 then.
+    /// True if the key was deleted. All that follows but the key is 0 then.
     pub is_tombstone: bool,
     /// The key.
     pub key: &'a [u8],

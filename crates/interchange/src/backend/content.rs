@@ -47,7 +47,7 @@ pub struct Member {
     pub id: u64,
     /// Where its peers reach it.
     pub peer_urls: Vec<String>,
-    /// Whether it has no vote.
+    /// True if it has no vote.
     pub is_learner: bool,
     /// Its name; empty until it has started.
     pub name: String,
@@ -71,7 +71,7 @@ pub struct Membership {
 /// Users and roles.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Auth {
-    /// Whether clients have to say who they are.
+    /// True if clients have to say who they are.
     pub enabled: bool,
     /// How often users, roles or permissions changed; 0 if nobody ever wrote it.
     pub revision: u64,

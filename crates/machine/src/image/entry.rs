@@ -75,7 +75,7 @@ impl Entry<'_> {
 #[derive(Default)]
 struct Before {
     key: Vec<u8>,
-    /// Whether there is an entry before.
+    /// True if there is an entry before.
     any: bool,
     main: i64,
     create_revision: i64,

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::{JSON, reply};
 use replica::shared::Shared;
 
-/// Where it is.
+/// Path of the page.
 pub(super) const PATH: &str = "/debug/mainstay";
 
 /// Why a request is refused, if it is.

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Asked, Confirmed, PLAIN, plain, reply};
 
-/// What a probe looks at.
+/// A check that a probe makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Check {
     DataCorruption,
@@ -25,7 +25,7 @@ struct Endpoint {
     checks: &'static [Check],
 }
 
-/// In the order that the checks are run and listed in. (etcd's order is random.)
+/// The endpoints, with their checks in the order in which they are run and listed. (etcd's order is random.)
 const ENDPOINTS: [Endpoint; 2] = [
     Endpoint { name: "livez", checks: &[Check::SerializableRead] },
     Endpoint {
@@ -34,7 +34,7 @@ const ENDPOINTS: [Endpoint; 2] = [
     },
 ];
 
-/// What a path probes: all checks of an endpoint, or one.
+/// The checks that a path stands for: all of an endpoint, or one.
 pub(super) struct Probe {
     endpoint: &'static Endpoint,
     only: Option<Check>,
@@ -62,7 +62,11 @@ impl Check {
         }
     }
 
-    /// What is wrong, if anything.
+    /// Runs the check.
+    ///
+    /// # Errors
+    ///
+    /// A text that says what is wrong.
     fn run(self, asked: &Asked<'_>) -> Result<(), String> {
         let state = asked.state;
         match self {

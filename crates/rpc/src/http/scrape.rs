@@ -19,14 +19,14 @@ impl FrontCounters {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = counters;
     }
 
-    /// Which they are; empty before the front runs.
+    /// Returns the counters of all shards; empty before the front end runs.
     pub fn get(&self) -> Vec<Arc<ShardCounters>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// All metrics as they are now, in Prometheus' text format. The methods that `shared.metrics` was made with have to
-/// stand in the order of the front's method ids.
+/// Returns all present metrics in Prometheus' text format. The methods that `shared.metrics` was made with have to be in
+/// the order of the front's method ids.
 pub fn scrape(shared: &Shared, counters: &FrontCounters) -> String {
     copy_front(&shared.metrics, &counters.get());
     copy_log(&shared.metrics, shared.values.figures());

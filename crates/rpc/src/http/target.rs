@@ -5,12 +5,12 @@ use std::borrow::Cow;
 use ::http::{Method, Request, Uri};
 use bytes::Bytes;
 
-/// Where a request goes.
+/// The target of a request, as Go's server resolves it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Target {
-    /// To this path, unescaped.
+    /// This path, unescaped.
     Path(String),
-    /// To a path with empty or dotted parts: the client is sent here instead, to the same path without these.
+    /// A path with empty or dotted parts: the client is redirected here, to the same path without them.
     Elsewhere(String),
     /// Nowhere: the request line is not one.
     Malformed,
@@ -80,7 +80,7 @@ fn unescape(text: &str, in_query: bool) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Owned(out))
 }
 
-/// What a text is within HTML.
+/// Returns a text escaped for HTML.
 pub(super) fn escape_html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -118,7 +118,7 @@ impl<'a> Query<'a> {
         Query { parameters: uri.query().unwrap_or_default().split('&').filter_map(parameter).collect() }
     }
 
-    /// All values given for a name, in order.
+    /// Returns all values given for a name, in order.
     pub(super) fn all(&self, name: &str) -> impl Iterator<Item = &[u8]> {
         self.parameters.iter().filter(move |each| *each.name == *name.as_bytes()).map(|each| &*each.value)
     }

@@ -28,7 +28,7 @@ use crate::encode;
 use storage::values::unreadable;
 use storage::values::{Attempt, LogValues, made};
 
-/// What a read of a transaction found, once it was measured.
+/// The result of a read in a transaction, once its length is known.
 struct Measured {
     /// Bytes of all its `kvs` fields.
     kvs: usize,
@@ -38,9 +38,9 @@ struct Measured {
 }
 
 enum Keys {
-    /// These, the last first, by main and sub revision.
+    /// These versions, the last first, by main and sub revision.
     Chosen(Vec<(i64, u32)>),
-    /// So many of those that there were, in key order.
+    /// This many keys of the range as it was then, in key order.
     Walk { past: Box<Past>, left: u64, behind: Option<Vec<u8>> },
 }
 
@@ -104,7 +104,7 @@ impl Rope {
     }
 }
 
-/// What a walk over a range has found so far.
+/// The result so far of a walk over a range.
 #[derive(Clone, Copy, Default)]
 struct Looked {
     keys: u64,
@@ -258,7 +258,7 @@ impl Evaluation {
     }
 }
 
-/// What remains of an answer, the last part first.
+/// The remaining parts of an answer, the last first.
 struct Pieces {
     state: AsOf,
     values: Attempt,
@@ -266,8 +266,8 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// The next piece, which may go some bytes beyond `bytes_max` and may be empty; `None` behind the last. It is made
-    /// anew until all values that it needs were fetched.
+    /// Returns the next piece, which may exceed `bytes_max` by some bytes and may be empty; `None` behind the last. A
+    /// piece is made again until all values that it needs are fetched.
     fn poll_next(
         &mut self,
         bytes_max: usize,
@@ -356,7 +356,7 @@ impl Pieces {
     }
 }
 
-/// How far a piece goes.
+/// The end of a piece.
 #[derive(Default)]
 struct Through {
     /// Parts that end with it.
@@ -489,14 +489,14 @@ pub(super) async fn delete_range(
     evaluation.answer(delete_rope(&header, &deleted, Some(measured))).await
 }
 
-/// What is said of a write that was carried out, but whose answer can no longer be read (COMPAT-81). Its client must
-/// not take it for one that was refused, as `required revision has been compacted` would say.
+/// Error for a write that was carried out, but whose answer can no longer be read (COMPAT-81). The client must not take
+/// it for a refused write, which `required revision has been compacted` would suggest.
 const WRITTEN: Status = Status::new(
     Code::Unavailable,
     "mainstay: the write was carried out, but what it read was removed before it could be answered",
 );
 
-/// What to say to the client of a write that was carried out, when its answer fails so.
+/// Returns the error for a write that was carried out, when its answer fails with `status`.
 fn of_write(status: Status) -> Status {
     if status == error::COMPACTED || status == REPLACED {
         return WRITTEN;

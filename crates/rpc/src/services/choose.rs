@@ -18,10 +18,10 @@ use mvcc::Version;
 
 /// Bytes of keys, and of values where these are sorted by, that one request may have gathered at a time (COMPAT-73).
 const GATHERED_BYTES_MAX: usize = 256 << 20;
-/// It may be no larger a part of what all clients together may make the server hold.
+/// The gathered bytes may be this fraction of the memory of all clients.
 const GATHERED_PART: usize = 4;
 
-/// What the request being served may have gathered at a time.
+/// Returns the maximum bytes that the present request may have gathered.
 pub(super) fn gathered_bytes_max() -> usize {
     let budget = Account::of_turn().map_or(usize::MAX, |account| account.budget().bytes_max());
     GATHERED_BYTES_MAX.min(budget / GATHERED_PART)
@@ -40,7 +40,7 @@ pub(super) struct Item {
     value: Option<BytesMut>,
 }
 
-/// What a slice of the keys holds for a [`Chooser`].
+/// A slice of the keys as a [`Chooser`] sees it.
 #[derive(Default)]
 pub(super) struct Seen {
     items: Vec<Item>,
@@ -50,7 +50,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Returns true if the slice should end here, since so many bytes of values belong to it.
+    /// Returns true if the slice should end here, since it has enough bytes of values.
     pub fn is_due(&self) -> bool {
         self.read >= READ_AT_ONCE
     }

@@ -56,7 +56,7 @@ impl Services {
         })
     }
 
-    /// Has a change proposed, and answers once it is applied here, with the members as they are then.
+    /// Proposes a membership change, and answers with the members once it is applied here.
     fn change_members(
         self: &Rc<Self>,
         change: MemberChange,

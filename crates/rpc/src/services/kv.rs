@@ -32,14 +32,14 @@ const COMPARED_BYTES_MAX: u64 = 16 << 20;
 const TOO_MUCH_COMPARED: Status =
     Status::new(Code::ResourceExhausted, "mainstay: too much to compare in one transaction");
 
-/// After so many passes in the newest state, a transaction that only reads is evaluated in one that stays the same.
+/// After this many passes in the newest state, a read-only transaction is evaluated in a state that stays the same.
 const CURRENT_PASSES_MAX: u32 = 8;
-/// After so many of them, all that it compares is fetched, whatever is at hand by then.
+/// After this many passes, all values that are compared are fetched, even those that are not needed.
 const PASSES_WITH_QUESTIONS: u32 = 3;
 
-/// What a transaction that only reads comes to.
+/// The result of a read-only transaction.
 struct Evaluated {
-    /// In this state.
+    /// State in which it was evaluated.
     state: AsOf,
     /// The term of the last entry before it.
     term: u64,
@@ -69,7 +69,8 @@ impl Services {
         })
     }
 
-    /// As [`Services::propose`], for answers that hold keys and values: they come with the state right behind the write.
+    /// Proposes as [`Services::propose`] does, for answers that hold keys and values: they come with the state right
+    /// behind the write.
     fn propose_then(
         self: &Rc<Self>,
         field: u32,
@@ -265,10 +266,10 @@ impl Services {
         })))
     }
 
-    /// What a transaction that only reads comes to; fetches what it compares.
+    /// Evaluates a read-only transaction; fetches the values that it compares.
     ///
-    /// Each pass is made in the newest state of then: as of a moment that lies back, a walk would pass over all that was
-    /// written and deleted in its ranges since, in one go.
+    /// Each pass is made in the newest state at that time: as of an older moment, a walk would pass over everything that
+    /// was written and deleted in its ranges since, without a pause.
     async fn evaluated(&self, request: &TxnRequest, mut values: Attempt) -> Result<Evaluated, Status> {
         values.fetched().await;
         let compared = Compared::of(request);

@@ -39,7 +39,7 @@ mod field {
 
 /// Leases of one stream that are told apart; with more it is plain enough what the client does.
 const RENEWED_MAX: usize = 10_000;
-/// What each of them takes: its id, and what the table has beside it.
+/// Memory of each renewed lease: its id, and its share of the table.
 const RENEWED_BYTES: usize = 10;
 
 /// The leases that a stream has renewed, as its client's figures count them while it is open.
@@ -199,7 +199,8 @@ impl Services {
         })))
     }
 
-    /// The leases of one moment. Many are put in order here, in slices, by times that the core gives in slices.
+    /// Answers with the leases of one moment. A large number is sorted here in slices, by times that the core gives in
+    /// slices.
     async fn leases(&self, pending_reply: PendingReply) -> Result<Answer, Status> {
         let reply = pending_reply.await?;
         let header = self.shared.header(reply.revision, reply.raft_term);

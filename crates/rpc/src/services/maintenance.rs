@@ -105,7 +105,7 @@ impl Services {
         }
     }
 
-    /// There is nothing to defragment: space is given back as it becomes free.
+    /// Answers a Defragment request. There is nothing to do: space is given back as it becomes free.
     pub(super) fn defragment(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let DefragmentRequest {} = decode(message)?;
         Ok(Unary::Done(Ok(whole(&DefragmentResponse { header: None }))))
@@ -279,7 +279,7 @@ async fn hash_versions(state: &AsOf, walk: HashWalk, values: &Rc<LogValues>) -> 
     }
 }
 
-/// Goes on with a hash by so many versions, or bytes of values; says whether that was all.
+/// Continues a hash by a number of versions or bytes of values. Returns true if that was all.
 fn hash_slice(
     state: &AsOf,
     (mut walk, mut hash): (HashWalk, KvHash),

@@ -39,7 +39,7 @@ use telemetry::slow_requests;
 
 /// Keys that are answered at once.
 const KEYS_AT_ONCE: u64 = 128;
-/// Keys that are put in order by their values at once: each value has to be read.
+/// Number of keys sorted by value at once: each value has to be read.
 const VALUES_SORTED_AT_ONCE: u64 = 4;
 /// Bytes of an answer that is made in one go.
 pub(crate) const BYTES_AT_ONCE: usize = 128 << 10;
@@ -71,7 +71,7 @@ fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
     field_len(kv_len(version, projection))
 }
 
-/// What is read is gone, for this member has taken over the state of another.
+/// Error of a read whose state is gone, since this member has installed another member's state.
 pub(super) const REPLACED: Status =
     Status::new(Code::Unavailable, "mainstay: this member has taken over another one's state; ask again");
 
@@ -85,7 +85,7 @@ pub(super) fn overtaken(state: &AsOf) -> Status {
     if state.is_replaced() { REPLACED } else { error::COMPACTED }
 }
 
-/// What remains of a large answer.
+/// The remaining part of a large answer.
 struct Rest {
     state: AsOf,
     values: Attempt,
@@ -100,9 +100,9 @@ struct Rest {
 
 /// The keys still to come.
 enum Keys {
-    /// In key order, so many, behind this key.
+    /// This many keys in key order, behind this key.
     Walk { start: Bytes, end: Bytes, behind: Option<Vec<u8>>, left: u64 },
-    /// In another order, the last first, by main and sub revision. Where their values lie may change meanwhile.
+    /// These versions, the last first, by main and sub revision. Their locations may change meanwhile.
     Chosen(Vec<(i64, u32)>),
 }
 
@@ -114,19 +114,19 @@ fn key_range<'a>(start: &'a Bytes, end: &'a Bytes, behind: Option<&'a [u8]>) -> 
     }
 }
 
-/// What a range begins with that takes long.
+/// The start of a long range.
 struct Opened {
     state: AsOf,
     header: ResponseHeader,
     /// The revision that it reads.
     revision: i64,
-    /// How many keys it has, if that takes no walk, as it does at an older revision and in later views.
+    /// Number of keys, if that takes no walk, as it does at an older revision and in later views.
     counted: Option<u64>,
     /// The most keys that the answer may hold.
     limit: u64,
 }
 
-/// How far a piece goes.
+/// The end of a piece.
 #[derive(Default)]
 struct Through {
     keys: u64,
@@ -135,7 +135,7 @@ struct Through {
 }
 
 impl Rest {
-    /// The next piece, and how far it goes; to be made anew if values were missing.
+    /// Returns the next piece and its end; to be made again if values were missing.
     fn piece(&self, bytes_max: usize) -> Result<(Bytes, Through), Status> {
         let bytes_max = bytes_max.min(BYTES_AT_ONCE);
         let mut out = BytesMut::with_capacity(self.values.piece_bytes(bytes_max) + 4096);
@@ -333,7 +333,7 @@ impl Services {
         self.took("Range", success, took);
     }
 
-    /// Keeps in mind who asked for so much.
+    /// Notes a slow request with its client, if the range returned that much.
     fn note_range(
         &self,
         request: &RangeRequest,
@@ -360,7 +360,7 @@ impl Services {
         }
     }
 
-    /// Whether a request may select more keys than can be answered at once.
+    /// Returns true if a request may select more keys than can be answered at once.
     fn is_large(&self, request: &RangeRequest, state: &Published) -> Result<bool, Status> {
         let range = KeyRange::of_request(&request.key, &request.range_end);
         if range.as_single().is_some() || (request.count_only && request.revision <= 0) {
@@ -657,9 +657,9 @@ impl Services {
         outbound.send(RangeStreamResponse { range_response: Some(last) }.encode_to_vec().into()).await
     }
 
-    /// Streams keys that were put in order before; the last comes first in `chosen`.
+    /// Streams keys that were sorted before; the last comes first in `chosen`.
     ///
-    /// etcd sorts each of its pieces for itself and goes on behind the last key of a piece, so that beyond ten keys it
+    /// etcd sorts each of its pieces by itself and continues behind the last key of a piece, so that beyond ten keys it
     /// repeats some and leaves out others. Here the whole is sorted, as a Range sorts it (COMPAT-6).
     async fn stream_chosen(
         &self,

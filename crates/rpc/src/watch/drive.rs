@@ -28,13 +28,13 @@ pub(super) fn after_others(cx: &mut Context<'_>) {
     }
 }
 
-/// Where requests come from: the front, or a test.
+/// A source of requests: the front end, or a test.
 pub trait Requests: 'static {
     /// See [`Inbound::poll_next`].
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>;
 }
 
-/// Where responses go: the front, or a test.
+/// A sink of responses: the front end, or a test.
 pub trait Responses: 'static {
     /// See [`Outbound::open`].
     fn open(&mut self) -> Result<(), Status>;
@@ -111,7 +111,7 @@ struct Drive<R, W> {
     /// `None` once the client has closed its side.
     requests: Option<R>,
     responses: W,
-    /// Since a watch asked for periodic progress.
+    /// Timer of periodic progress, once a watch has asked for it.
     tick: Option<Sleep>,
 }
 

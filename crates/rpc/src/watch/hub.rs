@@ -33,7 +33,7 @@ use replica::shared::{Published, Shared};
 use storage::values::Source;
 use telemetry::callers::Caller;
 
-/// All watches of one shard. It lives on that shard's thread.
+/// All watches of one shard. The hub lives on that shard's thread.
 pub struct Hub {
     shared: Arc<Shared>,
     shard: usize,
@@ -45,30 +45,30 @@ pub struct Hub {
     /// Streams that wait to tell of progress, by the revision from which on they may and by their numbers.
     waiting: RefCell<BTreeMap<(i64, u64), Rc<Stream>>>,
     serial: Cell<u64>,
-    /// What synced watches are told in more than one turn.
+    /// Revisions that synced watches are being told of over several turns.
     under_way: RefCell<Option<UnderWay>>,
-    /// What the watches that fell behind last keep readable.
+    /// Keeps history readable for the watches that fell behind last.
     hold: RefCell<Weak<Hold>>,
     /// The newest responses to revisions of many changes that streams are making, for others to wait for.
     claimed: RefCell<Vec<Weak<Claim>>>,
-    /// Of the keys that are watched.
+    /// Hashes watched keys.
     hasher: RandomState,
-    /// How much of that is done in a turn.
+    /// Work that is done in one turn.
     portion: Cell<Portion>,
     /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
     ended: RefCell<VecDeque<Rc<Stream>>>,
-    /// How many more watches, and ended streams, may be taken out before the next turn of [`Hub::poll_work`].
+    /// Number of watches and ended streams that may still be taken out before the next turn of [`Hub::poll_work`].
     reaped_left: Cell<usize>,
     /// Streams that have history to read.
     readers: RefCell<Line>,
-    /// Whether some of what was published is left for later turns.
+    /// True if some of what was published is left for later turns.
     is_told_later: Cell<bool>,
     /// Wakes the task that goes on with what was left for later turns, unless it is awake.
     worker: Cell<Option<Waker>>,
     /// The most changes that one turn walked over, and the most times that one looked at a watch.
     #[cfg(test)]
     work_max: Cell<(usize, usize)>,
-    /// The same of all turns together, since it was last asked for.
+    /// The same figures summed over all turns since they were last asked for.
     #[cfg(test)]
     work_done: Cell<(usize, usize)>,
 }
@@ -77,11 +77,11 @@ pub struct Hub {
 const MOVED_AT_ONCE: usize = 256;
 /// Responses whose memory is freed in the time in which a watch is taken out.
 const QUEUED_FREED_AS_ONE: usize = 16;
-/// Watches of a stream that read history together, and that hear of progress, between two looks at other calls.
+/// Maximum number of watches of a stream that read history together, or get progress, before other calls run.
 const TOGETHER_MAX: usize = 256;
 
-/// What one turn of the hub does at the most, once for synced watches and once for all that read history: some
-/// milliseconds each. The shard looks at its sockets between two turns.
+/// Maximum work of one turn of the hub, once for synced watches and once for all that read history: some milliseconds
+/// each. The shard looks at its sockets between two turns.
 const PORTION: Portion = Portion { changes: 16 << 10, watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
 
 /// A stream's place in the hub; leaves it, with all its watches, when dropped.
@@ -182,7 +182,8 @@ impl Hub {
         self.serve(head.requires_leader, caller, inbound, outbound, closed)
     }
 
-    /// As [`Hub::stream`], for streams that are not the front's. `closed` resolves when the server stops.
+    /// Serves a stream as [`Hub::stream`] does, for streams that are not the front's. `closed` resolves when the server
+    /// stops.
     pub fn serve(
         self: &Rc<Self>,
         needs_leader: bool,
@@ -210,7 +211,7 @@ impl Hub {
         }
     }
 
-    /// How many watches there are on this shard.
+    /// Returns the number of watches on this shard.
     pub fn watches(&self) -> usize {
         self.shared.attendance.watches(self.shard)
     }
@@ -289,7 +290,7 @@ impl Hub {
         self.shared.clock.sleep(time)
     }
 
-    /// How long the cluster takes to notice that a leader is gone, at the least.
+    /// Returns the least time in which the cluster notices that a leader is lost.
     pub fn election_timeout(&self) -> Duration {
         self.shared.limits.election_timeout
     }
@@ -376,8 +377,8 @@ impl Hub {
         self.shared.header(revision, state.applied_term)
     }
 
-    /// The header of an answer to a request: no watch made from now on hears of this revision, or of one before it,
-    /// unless it asks to.
+    /// Returns the header of an answer to a request. No watch made from now on is told of this revision or one below it,
+    /// unless it asks for history.
     fn present_header(&self) -> ResponseHeader {
         let state = self.shared.state.load();
         self.header(&state, self.present_revision(&state))

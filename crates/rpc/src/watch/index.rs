@@ -11,10 +11,10 @@ use bytes::Bytes;
 use planted::{Bug, Measure};
 use slab::Slab;
 
-/// Where a range ends.
+/// The end of a range of keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum End {
-    /// Before this key.
+    /// The range ends before this key.
     Before(Bytes),
     /// Nowhere.
     Unbounded,
@@ -39,8 +39,8 @@ pub(super) enum Keys {
 }
 
 impl Keys {
-    /// Those that a request asks for: one key, those before an end, or with the end `\0` all from one on. `None` if that
-    /// is none. The bytes are copied, since what was decoded keeps the whole frame that it came in.
+    /// Returns the keys that a request asks for: one key, those before `range_end`, or with `range_end` `\0` all from
+    /// `key` on; `None` if there are none. The bytes are copied, since the decoded ones keep the whole frame in memory.
     pub fn of_request(key: &[u8], range_end: &[u8]) -> Option<Keys> {
         let key = Bytes::copy_from_slice(if key.is_empty() { b"\0" } else { key });
         match range_end {
@@ -112,7 +112,7 @@ impl<T> Watches<T> {
     }
 }
 
-/// Where a visit stopped: at the thing with these keys and this serial number. It need not be there any more.
+/// The place at which a visit stopped: that of the item with these keys and this serial number, which may be gone by now.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub keys: Keys,
@@ -175,8 +175,8 @@ impl<T> Index<T> {
         self.visit_behind(key, None, visit)
     }
 
-    /// As [`Index::visit`], from behind a place where an earlier visit for the same key stopped. The order of visits
-    /// is that of the places, whatever came and went in between.
+    /// Visits items as [`Index::visit`] does, from behind the place at which an earlier visit for the same key stopped.
+    /// The order of visits is that of the places, whatever was added and removed in between.
     pub fn visit_behind(
         &self,
         key: &[u8],

@@ -20,32 +20,32 @@ use super::slice::{Portion, event_field_len, previous_of, put_event};
 use super::stream::{QUEUE_BYTES_MAX, Queued, Stream, Watch};
 use storage::values::Attempt;
 
-/// How far some watches of a stream have read a revision.
+/// Progress of some watches of a stream in reading one revision of many changes.
 pub(super) struct Long {
     /// The revision.
     pub revision: i64,
     /// The change that is read next.
     sub: u32,
-    /// Whether the lengths of all responses are known: the changes are read for the second time now.
+    /// True if the lengths of all responses are known and the changes are read for the second time.
     is_measured: bool,
-    /// Those who read it together.
+    /// The watches that read the revision together.
     pub parts: Vec<Part>,
-    /// Whether the client has had a fragment of it, so that it must hear of nothing else before the last.
+    /// True if the client has been sent a fragment of the revision, so that nothing else may be sent before the last one.
     pub is_half_sent: bool,
     /// While others may wait for what is made here.
     pub claim: Option<Rc<Claim>>,
-    /// What another stream has made of it.
+    /// The response that another stream has made.
     pub given: Option<Rc<Given>>,
 }
 
 /// The response that one stream has made for others too.
 pub(super) struct Given {
     pub same: Same,
-    /// Its bytes, and the number of events in it; `None` if there is no event for them.
+    /// Bytes of the response and its number of events; `None` if no event matches.
     pub response: Option<(Bytes, u32)>,
 }
 
-/// All that a response with the events of one revision depends on.
+/// Everything that a response with the events of one revision depends on. Equal values mean equal bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Same {
     revision: i64,
@@ -53,22 +53,22 @@ pub(super) struct Same {
     previous: Option<Previous>,
     no_put: bool,
     no_delete: bool,
-    /// Before the keys, which clients may have made long and alike.
+    /// Hash of the keys, compared before the keys, which clients may have made long and alike.
     keys_hash: u64,
     keys: Keys,
 }
 
-/// Which previous values a response has, if it has any.
+/// The previous values that a response has, if it has any.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Previous {
-    /// Whether they were there when it was begun.
+    /// True if they were readable when the response was begun.
     are_there: bool,
-    /// Whether they are kept until it is made, whatever is compacted meanwhile.
+    /// True if they are kept until the response is made, whatever is compacted meanwhile.
     are_held: bool,
 }
 
 impl Previous {
-    /// Those of a revision, in this state.
+    /// Returns the previous values of a revision, as this state has them.
     pub fn of(snapshot: Snapshot<'_>, revision: i64, are_held: bool) -> Previous {
         Previous { are_there: snapshot.compact_revision() < revision, are_held }
     }
@@ -85,7 +85,7 @@ impl Claim {
         Rc::new(Claim { same, waiting: RefCell::default() })
     }
 
-    /// Has a stream wait.
+    /// Makes a stream wait for the response.
     pub fn wait(&self, stream: &Rc<Stream>) {
         stream.waits_for_another.set(true);
         self.waiting.borrow_mut().push(Rc::clone(stream));
@@ -106,27 +106,27 @@ impl Drop for Claim {
     }
 }
 
-/// What was made for one watch.
+/// The response that is being made for one watch.
 pub(super) struct Part {
     pub watch: Rc<Watch>,
     /// The lengths of all its responses, from behind [`HEAD_ROOM`] bytes in each. Changes may turn out shorter, if the
     /// revision before was compacted since.
     lens: Vec<usize>,
-    /// How many of them were begun.
+    /// Number of events that were begun.
     begun: usize,
     /// Responses from behind [`HEAD_ROOM`], and how many events are in each. Only the last one grows.
     pieces: Vec<(BytesMut, u32)>,
 }
 
-/// What a turn of reading came to.
+/// The result of one turn of reading.
 pub(super) struct Turn {
-    /// Whether the revision was read to its end.
+    /// True if the revision was read to its end.
     pub is_whole: bool,
-    /// Whether anything was read.
+    /// True if anything was read.
     pub advanced: bool,
     /// The number of changes that the turn has walked over.
     pub walked: usize,
-    /// How often it looked at a watch.
+    /// Number of looks at watches.
     pub looks: usize,
     /// Bytes of events that it has made.
     pub bytes: usize,
@@ -193,14 +193,14 @@ impl Part {
 }
 
 impl Long {
-    /// From the beginning of a revision, for watches of one stream that have read all before it.
+    /// Begins to read a revision, for watches of one stream that have read everything before it.
     pub fn new(revision: i64, watches: Vec<Rc<Watch>>) -> Long {
         let part = |watch| Part { watch, lens: Vec::new(), begun: 0, pieces: Vec::new() };
         let parts = watches.into_iter().map(part).collect();
         Long { revision, sub: 0, is_measured: false, parts, is_half_sent: false, claim: None, given: None }
     }
 
-    /// What its response depends on, if it makes one for one watch and has not begun.
+    /// Returns what its response depends on, if it makes one for a single watch and has not begun.
     pub fn same(&self, previous: Previous) -> Option<Same> {
         let [Part { watch, pieces, .. }] = &self.parts[..] else { return None };
         (pieces.is_empty() && self.sub == 0 && !watch.fragment).then(|| Same {
@@ -214,7 +214,7 @@ impl Long {
         })
     }
 
-    /// Returns the watch that is told by what another stream has made, if this is the same as it waits for.
+    /// Returns the watch that another stream's response is for, if that response is the same as it waits for.
     pub fn takes(&self, given: &Given) -> Option<Rc<Watch>> {
         // As it was when it began to wait; both have the same since.
         let previous = given.same.previous.unwrap_or(Previous { are_there: false, are_held: false });
@@ -231,7 +231,7 @@ impl Long {
         self.parts.iter().map(Part::bytes).sum()
     }
 
-    /// Those who read, by what they watch.
+    /// Returns an index of the watches by their keys.
     fn index(&self) -> Index<usize> {
         let mut index = Index::default();
         for (n, part) in self.parts.iter().enumerate() {
@@ -279,8 +279,8 @@ impl Long {
         Ok(turn)
     }
 
-    /// Leaves some of those who read for later, if they get much together: a client that watches a lot with one stream is
-    /// told of one after the other. They are no more the next time, so that this is found out once.
+    /// Leaves some of the watches for later if their responses together are large: a client that watches a lot with one
+    /// stream is told one watch after the other. The number stays lower, so that this is found out once.
     fn leave_some_for_later(&mut self) {
         let len = |parts: &[Part]| parts.iter().flat_map(|part| &part.lens).sum::<usize>();
         let watches = self.parts.len();

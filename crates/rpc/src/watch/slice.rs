@@ -22,8 +22,8 @@ const SLICE_REVISIONS_MAX: usize = 1000;
 /// Bytes of events gathered in one slice; the last revision of it may go beyond.
 pub(super) const SLICE_BYTES_MAX: usize = 1 << 20;
 
-/// How much a slice may ask of its shard at once. It ends between two revisions. If the first revision alone asks for
-/// more, the gathering side asks for fewer watches, or has them read that revision a part at a time.
+/// Maximum work of one slice. A slice ends between two revisions. If the first revision alone exceeds it, the caller asks
+/// for fewer watches, or lets them read that revision in parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Portion {
     /// Changes walked over, whether a watch wants them or not.
@@ -32,18 +32,19 @@ pub(super) struct Portion {
     pub watches: usize,
     /// Watches looked at, each as often as an event is about its keys.
     pub looks: usize,
-    /// Bytes of events, each as often as a watch is told of it: so many are copied if no two watches are told the same.
+    /// Bytes of events, each counted once for every watch that is told of it: that many are copied if no two watches get
+    /// the same response.
     pub bytes: usize,
 }
 
 impl Portion {
-    /// Without bounds.
+    /// A portion without limits.
     pub const ALL: Portion =
         Portion { changes: usize::MAX, watches: usize::MAX, looks: usize::MAX, bytes: usize::MAX };
 }
 
-/// What a step of a turn has done: changes walked over, watches told, how often one was looked at, and bytes of events
-/// that were made.
+/// Work that a step of a turn has done: changes walked over, watches told, number of looks at watches, and bytes of
+/// events encoded.
 #[derive(Default)]
 pub(super) struct Done {
     pub walked: usize,
@@ -66,14 +67,14 @@ impl Done {
     }
 }
 
-/// How far a slice came.
+/// How far a slice of changes came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gathered {
     /// To the end of this revision.
     Through(i64),
-    /// Not to the end of this revision, the first: for so many watches it asks for more than the portion.
+    /// Nowhere: this first revision exceeds the portion for the number of watches it concerns.
     TooMuch(i64),
-    /// Not to the end of this revision, the first: it has more changes than the portion, whatever the watches.
+    /// Nowhere: this first revision has more changes than the portion, whatever the watches.
     TooLong(i64),
 }
 
@@ -95,15 +96,15 @@ enum Form {
 
 struct SliceEvent<'a> {
     version: Version<'a>,
-    /// What was there before, once it was asked for.
+    /// Previous version, once it was looked up.
     previous: Option<Option<Version<'a>>>,
-    /// Where the whole field lies in the arena, by form.
+    /// Start and end of the encoded field in the arena, by form.
     encoded: [Option<(usize, usize)>; 2],
-    /// Whether a value of it is not at hand, by form.
+    /// True if a value of the event is not at hand, by form.
     absent: [bool; 2],
 }
 
-/// What was made for one watch; the next one often needs the same.
+/// The response made for one watch; the next watch often needs the same.
 struct Made {
     watch_id: i64,
     form: Form,
@@ -233,7 +234,7 @@ impl<'a> Slice<'a> {
         self.leave_out(0);
     }
 
-    /// What gathering it took.
+    /// Returns the work that gathering took.
     pub fn done(&self) -> Done {
         Done { walked: self.walked, told: self.touched.len(), looks: self.looks, bytes: self.copied }
     }
@@ -325,7 +326,7 @@ impl<'a> Slice<'a> {
         event_body_len(self.events[number as usize].version, previous)
     }
 
-    /// What was there before an event; nothing if it is compacted away.
+    /// Returns the version before an event; `None` if there is none or it is compacted.
     fn previous(&mut self, number: u32) -> Option<Version<'a>> {
         let event = &mut self.events[number as usize];
         *event.previous.get_or_insert_with(|| previous_of(self.snapshot, event.version))
@@ -357,18 +358,18 @@ impl<'a> Slice<'a> {
     }
 }
 
-/// How a stream ends when a value of an event cannot be read.
+/// Returns the status that a stream ends with when a value of an event cannot be read.
 pub(super) fn cannot_read(error: &ReadError) -> Status {
     Status::with(Code::Internal, format!("etcdserver: cannot read an event's value: {error}"))
 }
 
-/// How a stream ends when the events of one revision are too much for one response.
+/// Returns the status that a stream ends with when the events of one revision exceed a response.
 pub(super) fn too_long(len: usize, bytes_max: usize) -> Status {
     let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
     Status::with(Code::ResourceExhausted, text)
 }
 
-/// What was there before a change; nothing if it is compacted away.
+/// Returns the version before a change; `None` if there is none or it is compacted.
 pub(super) fn previous_of<'a>(snapshot: Snapshot<'a>, version: Version<'a>) -> Option<Version<'a>> {
     let creates = !version.is_tombstone() && version.create_revision() == version.main();
     if creates { None } else { snapshot.previous(version).unwrap_or(None) }

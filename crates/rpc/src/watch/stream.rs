@@ -25,49 +25,50 @@ use telemetry::metrics::Gauge;
 /// Bytes of responses that a stream holds before its watches fall behind; one response may be larger.
 pub const QUEUE_BYTES_MAX: usize = 1 << 20;
 
-/// What a watch takes besides its keys, in its stream and in an index.
+/// Memory of a watch besides its keys, in its stream and in an index, in bytes.
 const WATCH_BYTES: usize = 1024;
-/// What a response that waits takes besides its bytes.
+/// Memory of a waiting response besides its bytes, in bytes.
 const QUEUED_BYTES: usize = 128;
 
 /// One watch.
 pub(super) struct Watch {
-    /// Its own number among all watches of the hub.
+    /// Number of the watch, unique among all watches of the hub.
     pub serial: u64,
-    /// Its number on its stream.
+    /// Watch id, unique on its stream.
     pub id: i64,
     /// The stream it belongs to. The circle is broken when the stream closes.
     pub stream: Rc<Stream>,
-    /// What it watches.
+    /// Keys that are watched.
     pub keys: Keys,
     /// A hash of these that no client can foresee.
     pub keys_hash: u64,
     /// The revision it was asked to begin at; otherwise the newest there was when it was made, of which it hears
     /// nothing.
     pub start: i64,
-    /// Whether events carry what was there before.
+    /// True if events carry the previous key-value pair (`prev_kv`).
     pub previous: bool,
-    /// Whether puts are left out.
+    /// True if puts are filtered out.
     pub no_put: bool,
-    /// Whether deletions are left out.
+    /// True if deletions are filtered out.
     pub no_delete: bool,
-    /// Whether large responses are cut.
+    /// True if large responses are fragmented.
     pub fragment: bool,
-    /// Whether it hears of progress periodically.
+    /// True if the client wants periodic progress notifications.
     pub progress: bool,
-    /// It has been given all below this revision. While it is synced, the hub's revision says more.
+    /// The watch has been told of everything below this revision. While it is synced, the hub's revision says more.
     pub next: Cell<i64>,
-    /// Whether it is in the hub's index, and not in its stream's.
+    /// True if the watch is in the hub's index of synced watches, and not in its stream's.
     pub synced: Cell<bool>,
-    /// Whether what it should read next was compacted away: it is in no index, and waits for the client to cancel it.
+    /// True if the history that it should read next was compacted: it is in no index, and waits for the client to cancel
+    /// it.
     pub compacted: Cell<bool>,
-    /// Whether its stream counts it among those that begin above the hub's revision.
+    /// True if its stream counts it among those that begin above the hub's revision.
     pub ahead: Cell<bool>,
-    /// Whether it was given no event since the last periodic progress.
+    /// True if it was sent no event since the last periodic progress notification.
     pub quiet: Cell<bool>,
-    /// Whether the slice at hand could not be given to it.
+    /// True if the present slice could not be queued for it.
     pub left_behind: Cell<bool>,
-    /// Whether it is among those that are told next of a revision that concerns many.
+    /// True if it is chosen to be told next of a revision that concerns many watches.
     pub chosen: Cell<bool>,
     /// While it is behind and was not when it was made: what it keeps readable.
     pub hold: RefCell<Option<Rc<Hold>>>,
@@ -83,7 +84,7 @@ impl Watch {
         self.hold.borrow().as_ref()?.snapshot(view, self.next.get())
     }
 
-    /// Has it keep what it reads readable; or nothing.
+    /// Sets what keeps history readable for this watch; `None` for nothing.
     pub fn set_hold(&self, hold: Option<Rc<Hold>>) {
         let holds = usize::from(hold.is_some());
         let held = usize::from(self.hold.replace(hold).is_some());
@@ -99,11 +100,11 @@ impl Watch {
 
 /// A response that waits.
 pub(super) struct Queued {
-    /// Its bytes.
+    /// The encoded response.
     pub bytes: Bytes,
-    /// How many events are in it.
+    /// Number of events in the response.
     pub events: u32,
-    /// Whether its bytes are charged to the front's budget already, since other streams may wait for them too.
+    /// True if the bytes are charged to the front's budget already, since several streams wait for them.
     pub shared: bool,
 }
 
@@ -113,7 +114,7 @@ impl Queued {
         Queued { bytes: response::control(response), events: 0, shared: false }
     }
 
-    /// What is charged to the stream's client while the response waits.
+    /// Returns the bytes charged to the stream's client while the response waits.
     fn charged_bytes(&self) -> usize {
         if self.shared { QUEUED_BYTES } else { QUEUED_BYTES + self.bytes.len() }
     }
@@ -121,15 +122,15 @@ impl Queued {
 
 /// One client's stream.
 pub(super) struct Stream {
-    /// Its number among all streams of the hub.
+    /// Number of the stream, unique among all streams of the hub.
     pub serial: u64,
-    /// Whether it ends when there is no leader.
+    /// True if the stream ends when there is no leader.
     pub needs_leader: bool,
-    /// Whose figures its watches count for.
+    /// Figures of the client whose watches these are.
     pub caller: Arc<Caller>,
-    /// All its watches, by their number on the stream.
+    /// All watches of the stream, by watch id.
     pub watches: RefCell<BTreeMap<i64, Rc<Watch>>>,
-    /// Those that are behind the hub, by what they read next and by their own number.
+    /// Unsynced watches, by the revision they read next and their number.
     unsynced: RefCell<BTreeMap<(i64, u64), Rc<Watch>>>,
     /// The next number the server would choose.
     pub next_id: Cell<i64>,
@@ -137,7 +138,7 @@ pub(super) struct Stream {
     pub progress_wanted: Cell<Option<i64>>,
     /// The newest revision that a watch was told of as history: it may be above the hub's.
     pub told_through: Cell<i64>,
-    /// From which of its watches on periodic progress is still to be told.
+    /// Id of the watch from which on periodic progress is still to be sent.
     pub ticks_from: Cell<Option<i64>>,
     /// The revision with which it is among the streams that wait in the hub to tell of that, if it is.
     pub waits_for_progress: Cell<Option<i64>>,
@@ -146,14 +147,14 @@ pub(super) struct Stream {
     /// The starts of watches that began above the hub's revision of then, and how many begin there. Entries that the
     /// revision has passed by now stay until their watches go.
     pub ahead: RefCell<BTreeMap<i64, usize>>,
-    /// Whether a watch ever asked for periodic progress.
+    /// True if a watch of the stream ever asked for periodic progress.
     pub wants_ticks: Cell<bool>,
     queue: RefCell<VecDeque<Queued>>,
     queued_bytes: Cell<usize>,
     waker: RefCell<Option<Waker>>,
     /// Values on their way that its history needs.
     fetching: RefCell<Option<Attempt>>,
-    /// From which revision on that history is.
+    /// Revision from which the history in `fetching` begins.
     fetching_from: Cell<i64>,
     /// Bytes of values that were fetched and that it holds until its turn.
     fetched_bytes: Cell<usize>,
@@ -162,15 +163,17 @@ pub(super) struct Stream {
     /// A revision of many changes that some watches are reading, and what is charged for it.
     long: RefCell<Option<Long>>,
     long_bytes: Cell<usize>,
-    /// Where it waits for its turn to read history, if it does.
+    /// Place of the stream in the line of those that wait to read history, if it waits.
     pub place: Cell<Option<Place>>,
-    /// Some revisions, from one through another, and the number of watches that may read together from any of these on.
+    /// A range of revisions, first and last, and the maximum number of watches that may read together from any of them
+    /// on.
     together_max: Cell<(i64, i64, usize)>,
-    /// Whether another stream makes what that is to come to.
+    /// True if another stream is making the response that this one waits for.
     pub waits_for_another: Cell<bool>,
     end: RefCell<Option<Status>>,
     pending_events: Gauge,
-    /// Where its watches and what it has queued are charged; `None` for a stream that did not come through a front.
+    /// Account that is charged for the watches and queued responses; `None` for a stream that did not come through a
+    /// front end.
     account: Option<Rc<Account>>,
     /// Charges what waits.
     held: Option<RefCell<Held>>,
@@ -235,7 +238,7 @@ impl Stream {
         self.unsynced.borrow().is_empty()
     }
 
-    /// So many watches that are behind, those first that are most.
+    /// Returns up to `watches_max` unsynced watches, those with the oldest next revision first.
     pub fn most_behind(&self, watches_max: usize) -> Vec<Rc<Watch>> {
         self.unsynced.borrow().values().take(watches_max).cloned().collect()
     }
@@ -252,7 +255,7 @@ impl Stream {
         if (first..=through).contains(&from) { watches } else { usize::MAX }
     }
 
-    /// Has no more watches than this read together from a revision on, until they are through another.
+    /// Limits the number of watches that read together to `watches`, for reads that begin at `from` through `through`.
     pub fn read_fewer_together(&self, from: i64, through: i64, watches: usize) {
         self.together_max.set((from, through, watches));
     }
@@ -269,7 +272,7 @@ impl Stream {
         self.long.borrow().as_ref().is_some_and(|long| long.is_half_sent)
     }
 
-    /// Has some of its watches read a revision of many changes, before any others read on; or none.
+    /// Sets the revision of many changes that some watches read before others read on; `None` for none.
     pub fn set_long(&self, long: Option<Long>) {
         let bytes = long.as_ref().map_or(0, Long::bytes);
         if long.is_none() {
@@ -304,12 +307,12 @@ impl Stream {
         drop(claim);
     }
 
-    /// What was set, which stays charged until something else is.
+    /// Takes out what [`Stream::set_long`] has set. It stays charged until something else is set.
     pub fn take_long(&self) -> Option<Long> {
         self.long.borrow_mut().take()
     }
 
-    /// What is charged for that.
+    /// Returns the bytes charged for a revision of many changes.
     #[cfg(test)]
     pub fn long_bytes(&self) -> usize {
         self.long_bytes.get()
@@ -428,7 +431,7 @@ impl Stream {
         self.end.borrow().clone()
     }
 
-    /// What was begun with the values that its history needs from this revision on, or the beginning of it.
+    /// Returns the attempt that was begun with the values for history from this revision on, or a new one from `begin`.
     pub fn attempt(&self, from: i64, begin: impl FnOnce() -> Attempt) -> Attempt {
         let begun = self.fetching.borrow_mut().take();
         self.charge_fetched(0);
@@ -436,7 +439,7 @@ impl Stream {
         begun.filter(|_| before == from).unwrap_or_else(begin)
     }
 
-    /// Has the values fetched that this attempt found missing.
+    /// Orders the values that this attempt found missing to be read.
     pub fn fetch(&self, attempt: Attempt) {
         self.charge_fetched(attempt.arrived_bytes());
         *self.fetching.borrow_mut() = Some(attempt);
@@ -478,7 +481,7 @@ impl Stream {
         self.fetched_bytes.get()
     }
 
-    /// What it waits for its turn with.
+    /// Returns the class by which the stream waits for its turn to read history.
     pub fn class(&self) -> Class {
         let is_given = || self.long.borrow().as_ref().is_some_and(|long| long.given.is_some());
         if self.fetched_bytes.get() > 0 || is_given() {

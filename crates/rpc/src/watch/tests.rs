@@ -766,7 +766,7 @@ struct Followed {
     mid_fragment: bool,
     canceled: bool,
     compacted: i64,
-    /// Whether the client has cancelled what a compaction had ended.
+    /// True if the client has cancelled what a compaction had ended.
     dismissed: bool,
 }
 

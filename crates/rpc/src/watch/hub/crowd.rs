@@ -13,8 +13,8 @@ use crate::watch::stream::Watch;
 use replica::shared::Published;
 use storage::values::Attempt;
 
-/// What synced watches are told in more than one turn. Meanwhile the hub's revision stays, and a watch joins the synced
-/// ones only if it has been told more than they are being told.
+/// Work on revisions that synced watches are told of over several turns. Meanwhile the hub's revision stays, and a watch
+/// joins the synced ones only if it has been told of later revisions.
 pub(super) enum UnderWay {
     /// Revisions that concern many watches.
     Crowd(Crowd),
@@ -25,7 +25,7 @@ pub(super) enum UnderWay {
     Overtaken { through: i64, stream: u64, watch: i64 },
 }
 
-/// How far the changes of a revision have been walked.
+/// Progress of a walk over the changes of one revision.
 pub(super) struct Walk {
     revision: i64,
     /// The change that is being looked at, and the last watch looked at of those that are about its key.
@@ -39,7 +39,7 @@ impl Walk {
     }
 }
 
-/// How far watches have been told of some revisions that concern many. Those told read on behind these
+/// Progress in telling watches of some revisions that concern many of them. Those told go on behind these revisions
 /// ([`Watch::next`]).
 pub(super) struct Crowd {
     from: i64,
@@ -54,7 +54,7 @@ pub(super) struct Crowd {
     together_max: usize,
 }
 
-/// Changes that a crowd is told of together, and their bytes; the last revision of them may go beyond.
+/// Number of changes that a crowd is told of together, and their bytes; the last revision may exceed both.
 const CROWD_CHANGES: usize = 64;
 const CROWD_BYTES: usize = 64 << 10;
 
@@ -147,7 +147,7 @@ impl Hub {
         (done, true)
     }
 
-    /// What many watches are to be told of next.
+    /// Returns the work on the next revisions, which concern many watches.
     fn crowd(&self, snapshot: Snapshot<'_>, from: i64) -> UnderWay {
         let portion = self.portion.get();
         let (mut changes, mut bytes, mut through) = (0, 0, from);

@@ -5,14 +5,14 @@ use std::rc::Rc;
 
 use crate::watch::stream::Stream;
 
-/// What a stream waits with. Those of each class come to their turn in the order in which they came.
+/// The class of a waiting stream. Streams of one class get their turns in the order of their arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::watch) enum Class {
-    /// With values that were fetched for it, or a response that another stream has made: it holds that until its turn.
+    /// The stream holds fetched values, or a response that another stream has made, until its turn.
     Laden,
-    /// With a watch that had everything, for which what it reads is kept for a minute only.
+    /// The stream has a watch that was synced, for which history is kept for a minute only.
     Held,
-    /// With watches that read what they asked for.
+    /// The stream's watches read history that they asked for.
     Other,
 }
 
@@ -29,12 +29,11 @@ pub(super) struct Line {
     numbers: u64,
     /// Turns in a row that went to streams that hold something, since one went to another stream.
     laden_since: usize,
-    /// Whether the last one that was not laden was held.
+    /// True if the last stream that was not laden was a held one.
     held_was_last: bool,
 }
 
-/// After so many laden streams, another one comes to its turn: what a stream makes of fetched values may have more values
-/// fetched for it.
+/// Number of laden streams after which another one gets its turn: reading fetched values may lead to more being fetched.
 const LADEN_MAX: usize = 16;
 
 impl Line {
@@ -52,7 +51,7 @@ impl Line {
         self.put(stream, (class, self.numbers));
     }
 
-    /// Has a stream be the next.
+    /// Puts a stream at the head of the line.
     pub fn enter_first(&mut self, stream: &Rc<Stream>) {
         self.laden_since = 0;
         self.put(stream, (Class::Laden, 0));

@@ -57,7 +57,7 @@ impl Hub {
         self.wait_for_progress(stream, due);
     }
 
-    /// Has a stream wait for the hub to reach this revision before it tells of progress; or no longer.
+    /// Makes a stream wait for the hub to reach this revision before it sends progress; `None` ends the wait.
     pub(super) fn wait_for_progress(&self, stream: &Rc<Stream>, due: Option<i64>) {
         let before = stream.waits_for_progress.replace(due);
         if before == due {
@@ -73,7 +73,7 @@ impl Hub {
         }
     }
 
-    /// Has some of the streams for which that is due tell of progress; returns true if no more are left. Those that wait
+    /// Makes some of the streams for which it is due send progress; returns true if no more are left. Streams that wait
     /// for a later revision are not looked at.
     pub(super) fn say_due_progress(&self) -> bool {
         let revision = self.revision.get();

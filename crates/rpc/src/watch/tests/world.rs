@@ -33,11 +33,11 @@ use telemetry::metrics::Metrics;
 /// Values that are one byte over and over; the place says which.
 #[derive(Default)]
 pub struct Repeated {
-    /// Whether the disk fails.
+    /// True if the disk fails.
     pub broken: Cell<bool>,
     /// How many were read.
     pub reads: Cell<usize>,
-    /// Whether none is at hand: each has to be fetched, which takes no time.
+    /// True if none is at hand: each has to be fetched, which takes no time.
     pub absent: Cell<bool>,
     readers: Option<Arc<Readers>>,
 }
