@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode};
 use machine::{Overtaken, StatePoint, StateTrail, range};
 use mvcc::{HashWalk, RevisionError};
-use peer::Target;
+use peer::{RequestError, Target};
 use serde_json::{Value, json};
 
 use replica::core::{PeerRequest, ReplyBody, STATE_TRAIL_POINTS_MAX};
@@ -229,10 +229,10 @@ pub async fn hashes_of_others(shared: &Shared, revision: i64) -> Vec<(u64, HashA
 }
 
 /// Reads a member's answer, which may be an etcd's.
-pub fn read_hash(answer: Result<Response<Bytes>, String>) -> HashAnswer {
+pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
     let response = match answer {
         Ok(response) => response,
-        Err(why) => return HashAnswer::Nothing(why),
+        Err(error) => return HashAnswer::Nothing(error.to_string()),
     };
     let text = String::from_utf8_lossy(response.body());
     match response.status() {
@@ -266,7 +266,7 @@ async fn ask_others(
     shared: &Shared,
     timeout: Duration,
     question: impl Fn(u64) -> http::Result<Request<Bytes>>,
-) -> Vec<(u64, Result<Response<Bytes>, String>)> {
+) -> Vec<(u64, Result<Response<Bytes>, RequestError>)> {
     let own = shared.identity.member_id;
     let members = Arc::clone(&shared.state.load().members);
     let Some(peers) = shared.peers() else { return Vec::new() };
@@ -275,7 +275,7 @@ async fn ask_others(
         .values()
         .filter(|member| member.id != own && !member.peer_urls.is_empty())
         .map(|member| {
-            let asked = question(member.id).map_err(|e| e.to_string());
+            let asked = question(member.id).map_err(RequestError::from);
             (member.id, asked.map(|request| peers.request(Target::Member(member.id), request, timeout)))
         })
         .collect();
@@ -285,7 +285,7 @@ async fn ask_others(
             id,
             match asked {
                 Ok(answer) => answer.await,
-                Err(why) => Err(why),
+                Err(error) => Err(error),
             },
         ));
     }
@@ -389,7 +389,8 @@ mod tests {
         {
             assert!(matches!(answer(status, body), HashAnswer::Nothing(_)), "{status} {body}");
         }
-        assert_eq!(read_hash(Err("refused".to_owned())), HashAnswer::Nothing("refused".to_owned()));
+        let stopping = HashAnswer::Nothing("the member is stopping".to_owned());
+        assert_eq!(read_hash(Err(RequestError::Stopping)), stopping);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use clock::{Clock, HandClock};
 use config::{Invocation, parse};
 use disk::MemDisk;
 use front::TrySend;
-use peer::{Figures, SnapshotSource, Target};
+use peer::{Figures, RequestError, SnapshotSource, Target};
 use prost::Message as _;
 use replica::peer_links::{Answered, PeerLinks};
 use server::stepped::{Requests, Responses, Setup, Stepped, Switches, Thresholds};
@@ -56,7 +56,7 @@ impl PeerLinks for Nobody {
     }
 
     fn request(&self, _: Target, _: http::Request<Bytes>, _: Duration) -> Answered {
-        Box::pin(async { Err("nobody is there".to_owned()) })
+        Box::pin(async { Err(RequestError::Stopping) })
     }
 
     fn figures(&self) -> Figures {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api::raftpb::{ConfState, Entry, Message, MessageType, Snapshot, SnapshotMetadata};
 use bytes::Bytes;
-use peer::{Handler, Options, fuzzing};
+use peer::{BoxError, Handler, Options, fuzzing};
 use prost::Message as _;
 
 use crate::script::{Scribe, Script, pieces};
@@ -127,10 +127,10 @@ impl Handler for Hole {
         &self,
         message: Message,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
-    ) -> Result<(), String> {
+    ) -> Result<(), BoxError> {
         assert_eq!(message.r#type, Some(MessageType::MsgSnap as i32));
         for piece in body {
-            piece.map_err(|error| error.to_string())?;
+            piece?;
         }
         Ok(())
     }

@@ -60,7 +60,7 @@ pub use machine::{
     Applied, Change, Command, ConfApplied, Fatal, Machine, Outcome, Raised, Rules, SegmentUse, UNDECODABLE,
     VoterChange,
 };
-pub use member::{Member, Members};
+pub use member::{Member, MemberError, Members};
 pub use reconfiguration::{learner_json, promotion_json, reconfigure, validate};
 pub use shared_map::SharedMap;
 pub use sliced::Progress;

@@ -1,6 +1,7 @@
 //! The members of the cluster, as the log says.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde_json::{Value, json};
 
@@ -44,26 +45,62 @@ impl Member {
     /// # Errors
     ///
     /// When it is no JSON object, or a field has another type than etcd writes.
-    pub fn from_json(text: &[u8]) -> Result<Member, String> {
-        let value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
-        let Value::Object(fields) = value else { return Err("a member has to be an object".to_owned()) };
-        let urls = |name: &str| -> Result<Vec<String>, String> {
+    pub fn from_json(text: &[u8]) -> Result<Member, MemberError> {
+        let value: Value = serde_json::from_slice(text).map_err(MemberError::Json)?;
+        let Value::Object(fields) = value else { return Err(MemberError::NotAnObject) };
+        let urls = |name: &'static str| -> Result<Vec<String>, MemberError> {
             match fields.get(name) {
                 None | Some(Value::Null) => Ok(Vec::new()),
                 Some(Value::Array(list)) => list
                     .iter()
-                    .map(|url| url.as_str().map(str::to_owned).ok_or_else(|| format!("{name} holds no text")))
+                    .map(|url| url.as_str().map(str::to_owned).ok_or(MemberError::NoText(name)))
                     .collect(),
-                Some(_) => Err(format!("{name} is no list")),
+                Some(_) => Err(MemberError::NoList(name)),
             }
         };
         Ok(Member {
-            id: fields.get("id").and_then(Value::as_u64).ok_or("a member without an id")?,
+            id: fields.get("id").and_then(Value::as_u64).ok_or(MemberError::NoId)?,
             peer_urls: urls("peerURLs")?,
             is_learner: fields.get("isLearner").and_then(Value::as_bool).unwrap_or(false),
             name: fields.get("name").and_then(Value::as_str).unwrap_or_default().to_owned(),
             client_urls: urls("clientURLs")?,
         })
+    }
+}
+
+/// Why a text is not the JSON of a member.
+#[derive(Debug)]
+pub enum MemberError {
+    /// It is no JSON.
+    Json(serde_json::Error),
+    /// It is another JSON value than an object.
+    NotAnObject,
+    /// It has no id.
+    NoId,
+    /// This field is no list.
+    NoList(&'static str),
+    /// This field holds something else than texts.
+    NoText(&'static str),
+}
+
+impl fmt::Display for MemberError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MemberError::Json(error) => error.fmt(f),
+            MemberError::NotAnObject => f.write_str("a member has to be an object"),
+            MemberError::NoId => f.write_str("a member without an id"),
+            MemberError::NoList(name) => write!(f, "{name} is no list"),
+            MemberError::NoText(name) => write!(f, "{name} holds no text"),
+        }
+    }
+}
+
+impl std::error::Error for MemberError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            MemberError::Json(error) => error.source(),
+            _ => None,
+        }
     }
 }
 
@@ -137,8 +174,9 @@ mod tests {
         };
         let text = r#"{"id":10276657743932975437,"name":"default","peerURLs":["http://localhost:2380"]}"#;
         assert_eq!(member.to_json(), text);
-        assert_eq!(Member::from_json(text.as_bytes()), Ok(member));
-        assert_eq!(Member::from_json(br#"{"id":1,"peerURLs":null,"isPromote":true}"#).map(|m| m.id), Ok(1));
+        assert_eq!(Member::from_json(text.as_bytes()).ok(), Some(member));
+        let promoted = Member::from_json(br#"{"id":1,"peerURLs":null,"isPromote":true}"#);
+        assert_eq!(promoted.ok().map(|member| member.id), Some(1));
         assert!(Member::from_json(b"[]").is_err());
         assert!(Member::from_json(b"{}").is_err());
     }

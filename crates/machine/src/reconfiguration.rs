@@ -4,13 +4,15 @@
 //! made it impossible, and then every member refuses it alike. They are those of etcd's
 //! `membership.RaftCluster.ValidateConfigurationChange`.
 
+use std::fmt;
+
 use api::raftpb;
 use api::{Code, Status, error};
 use planted::Bug;
 use serde_json::{Value, json};
 
 use crate::machine::VoterChange;
-use crate::member::{Member, Members};
+use crate::member::{Member, MemberError, Members};
 use crate::state_hash::{Effect, StateHash};
 
 /// What a `ConfChange` asks for.
@@ -26,19 +28,58 @@ pub(crate) enum Reconfiguration {
     Update(u64, Vec<String>),
 }
 
+/// Why a `ConfChange` is no membership change that this version can apply.
+#[derive(Debug)]
+pub(crate) enum ChangeError {
+    /// It changes the membership in another way than this version knows.
+    UnknownKind,
+    /// It does not describe a member.
+    Member(MemberError),
+    /// It is about one member and describes another.
+    OtherMember {
+        /// The member that it is about.
+        about: u64,
+        /// The member that it describes.
+        described: u64,
+    },
+}
+
+impl fmt::Display for ChangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ChangeError::UnknownKind => {
+                f.write_str("it changes the membership in a way this version does not know")
+            }
+            ChangeError::Member(error) => error.fmt(f),
+            ChangeError::OtherMember { about, described } => {
+                write!(f, "it is about member {about:x} and describes member {described:x}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ChangeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ChangeError::Member(error) => error.source(),
+            ChangeError::UnknownKind | ChangeError::OtherMember { .. } => None,
+        }
+    }
+}
+
 impl Reconfiguration {
-    /// Reads a membership change; what is wrong with it, if it is none.
-    pub fn of(change: &raftpb::ConfChange) -> Result<Reconfiguration, String> {
+    /// Reads a membership change.
+    pub fn of(change: &raftpb::ConfChange) -> Result<Reconfiguration, ChangeError> {
         let node = change.node_id.unwrap_or(0);
         let kind = raftpb::ConfChangeType::try_from(change.r#type.unwrap_or(0))
-            .map_err(|_| "it changes the membership in a way this version does not know".to_owned())?;
+            .map_err(|_| ChangeError::UnknownKind)?;
         let context = change.context.as_deref().unwrap_or_default();
         if kind == raftpb::ConfChangeType::ConfChangeRemoveNode {
             return Ok(Reconfiguration::Remove(node));
         }
-        let member = Member::from_json(context)?;
+        let member = Member::from_json(context).map_err(ChangeError::Member)?;
         if member.id != node {
-            return Err(format!("it is about member {node:x} and describes member {:x}", member.id));
+            return Err(ChangeError::OtherMember { about: node, described: member.id });
         }
         Ok(match kind {
             raftpb::ConfChangeType::ConfChangeUpdateNode => Reconfiguration::Update(node, member.peer_urls),

@@ -272,7 +272,7 @@ impl<'a> Rebuild<'a> {
                     let urls: Vec<String> = others.flat_map(|member| member.client_urls.clone()).collect();
                     contacts.extend(urls.into_iter().filter(|url| !self.endpoints.contains(url)));
                 }
-                Err(error) => why.push(error),
+                Err(error) => why.push(error.to_string()),
             }
         }
         let mut seen = BTreeSet::new();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb::{Entry, Message, MessageType};
 use bytes::Bytes;
-use mainstay_peer::{Handler, Log, Options, Peers};
+use mainstay_peer::{BoxError, Handler, Log, Options, Peers};
 
 #[derive(Default)]
 struct Member {
@@ -55,8 +55,8 @@ impl Handler for Member {
         &self,
         _: Message,
         _: &mut dyn Iterator<Item = io::Result<Bytes>>,
-    ) -> Result<(), String> {
-        Err("none is expected".to_owned())
+    ) -> Result<(), BoxError> {
+        Err("none is expected".into())
     }
 
     fn http(&self, _: http::Request<Bytes>) -> Pin<Box<dyn Future<Output = http::Response<Bytes>> + Send>> {

@@ -3,6 +3,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use http::header::InvalidHeaderValue;
 use http::{HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -11,6 +12,7 @@ use tokio::task::AbortHandle;
 
 use crate::body::Body;
 use crate::endpoint::Endpoint;
+use crate::error::ExchangeError;
 use crate::options::{ANSWER_BYTES_MAX, DIAL_TIMEOUT, IDLE_CONNECTIONS_MAX, IDLE_MAX};
 use crate::socket;
 
@@ -35,10 +37,10 @@ impl Client {
         endpoint: &Endpoint,
         request: Request<Bytes>,
         timeout: Duration,
-    ) -> Result<Response<Bytes>, String> {
+    ) -> Result<Response<Bytes>, ExchangeError> {
         match tokio::time::timeout(timeout, self.attempt(endpoint, request.map(Body::from), timeout)).await {
             Ok(answer) => answer,
-            Err(_) => Err(format!("no answer within {timeout:?}")),
+            Err(_) => Err(ExchangeError::TimedOut(timeout)),
         }
     }
 
@@ -47,7 +49,7 @@ impl Client {
         endpoint: &Endpoint,
         mut request: Request<Body>,
         timeout: Duration,
-    ) -> Result<Response<Bytes>, String> {
+    ) -> Result<Response<Bytes>, ExchangeError> {
         name_host(&mut request, endpoint)?;
         while let Some(mut sender) = self.take_idle(endpoint) {
             match sender.try_send_request(request).await {
@@ -55,12 +57,12 @@ impl Client {
                 // The other end closed the connection before it took anything: the request comes back.
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => request = unsent,
-                    None => return Err(text(error.error())),
+                    None => return Err(error.into_error().into()),
                 },
             }
         }
         let (mut sender, _) = dial(endpoint, timeout).await?;
-        let answer = sender.send_request(request).await.map_err(|error| text(&error))?;
+        let answer = sender.send_request(request).await?;
         self.collect(endpoint, sender, answer).await
     }
 
@@ -69,10 +71,10 @@ impl Client {
         endpoint: &Endpoint,
         sender: SendRequest<Body>,
         answer: Response<Incoming>,
-    ) -> Result<Response<Bytes>, String> {
+    ) -> Result<Response<Bytes>, ExchangeError> {
         let (head, body) = answer.into_parts();
         let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
-        let body = body.map_err(|error| format!("the answer broke off: {error}"))?.to_bytes();
+        let body = body.map_err(ExchangeError::BrokenOff)?.to_bytes();
         if !sender.is_closed() {
             self.keep(endpoint, sender);
         }
@@ -109,8 +111,8 @@ impl Client {
 }
 
 /// Sets what HTTP/1.1 asks of every request.
-pub(crate) fn name_host<B>(request: &mut Request<B>, endpoint: &Endpoint) -> Result<(), String> {
-    let host = HeaderValue::from_str(&endpoint.authority).map_err(|error| error.to_string())?;
+pub(crate) fn name_host<B>(request: &mut Request<B>, endpoint: &Endpoint) -> Result<(), InvalidHeaderValue> {
+    let host = HeaderValue::from_str(&endpoint.authority)?;
     request.headers_mut().insert(http::header::HOST, host);
     Ok(())
 }
@@ -119,11 +121,10 @@ pub(crate) fn name_host<B>(request: &mut Request<B>, endpoint: &Endpoint) -> Res
 pub(crate) async fn dial(
     endpoint: &Endpoint,
     write_timeout: Duration,
-) -> Result<(SendRequest<Body>, AbortHandle), String> {
+) -> Result<(SendRequest<Body>, AbortHandle), ExchangeError> {
     let socket =
-        socket::connect(endpoint, DIAL_TIMEOUT, write_timeout).await.map_err(|error| error.to_string())?;
-    let handshake = hyper::client::conn::http1::handshake(socket).await;
-    let (sender, connection) = handshake.map_err(|error| text(&error))?;
+        socket::connect(endpoint, DIAL_TIMEOUT, write_timeout).await.map_err(ExchangeError::Connect)?;
+    let (sender, connection) = hyper::client::conn::http1::handshake(socket).await?;
     Ok((sender, tokio::task::spawn_local(connection).abort_handle()))
 }
 

@@ -20,7 +20,7 @@ pub(crate) enum DecodeError {
     /// No such kind of frame.
     UnknownType(u8),
     /// Not a message or entry.
-    Malformed(String),
+    Malformed(prost::DecodeError),
 }
 
 impl fmt::Display for DecodeError {
@@ -28,10 +28,12 @@ impl fmt::Display for DecodeError {
         match self {
             DecodeError::TooLong => f.write_str("rafthttp: error limit exceeded"),
             DecodeError::UnknownType(byte) => write!(f, "failed to parse type {byte} in msgappv2 stream"),
-            DecodeError::Malformed(error) => f.write_str(error),
+            DecodeError::Malformed(error) => error.fmt(f),
         }
     }
 }
+
+impl std::error::Error for DecodeError {}
 
 /// Gives out units of bytes from pieces that end anywhere; a unit within one piece is not copied.
 #[derive(Debug, Default)]
@@ -183,7 +185,7 @@ impl Decoder {
             }
             Step::Entry(len) => {
                 let Some(bytes) = self.intake.take(len) else { return Ok(None) };
-                self.entries.push(Entry::decode(bytes).map_err(malformed)?);
+                self.entries.push(Entry::decode(bytes).map_err(DecodeError::Malformed)?);
                 self.entries_left -= 1;
                 if self.entries_left == 0 { Step::Commit } else { Step::EntryLength }
             }
@@ -210,7 +212,7 @@ impl Decoder {
     }
 
     fn message(&mut self, bytes: Bytes, into: &mut Vec<Message>) -> Result<(), DecodeError> {
-        let message = Message::decode(bytes).map_err(malformed)?;
+        let message = Message::decode(bytes).map_err(DecodeError::Malformed)?;
         if matches!(self.first, Step::Type) {
             self.term = message.term.unwrap_or(0);
             let last = message.entries.last().map(|last| last.index.unwrap_or(0));
@@ -221,10 +223,6 @@ impl Decoder {
         }
         Ok(())
     }
-}
-
-fn malformed(error: prost::DecodeError) -> DecodeError {
-    DecodeError::Malformed(error.to_string())
 }
 
 pub(crate) fn length_within(len: u64, max: u64) -> Result<usize, DecodeError> {

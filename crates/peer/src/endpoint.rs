@@ -1,5 +1,7 @@
 use http::Uri;
 
+use crate::error::{UrlError, UrlFault};
+
 /// Where a member listens, out of a peer URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
@@ -12,31 +14,32 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     /// Reads a peer URL: scheme, host and port, nothing else.
-    pub(crate) fn parse(url: &str) -> Result<Endpoint, String> {
-        let uri: Uri = url.parse().map_err(|error| format!("peer URL {url:?} is invalid: {error}"))?;
+    pub(crate) fn parse(url: &str) -> Result<Endpoint, UrlError> {
+        let refused = |fault| UrlError { url: url.to_owned(), fault };
+        let uri: Uri = url.parse().map_err(|error| refused(UrlFault::Syntax(error)))?;
         match uri.scheme_str() {
             Some("http") => {}
             Some("https") => {
-                return Err(format!("peer URL {url:?}: TLS between members is not supported yet"));
+                return Err(refused(UrlFault::Tls));
             }
-            _ => return Err(format!("peer URL {url:?} is invalid: only http:// is supported")),
+            _ => return Err(refused(UrlFault::Form("only http:// is supported"))),
         }
         let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
         let Some(authority) = authority else {
-            return Err(format!("peer URL {url:?} is invalid: it must name a host and a port only"));
+            return Err(refused(UrlFault::Form("it must name a host and a port only")));
         };
         if uri.path() != "/" || uri.query().is_some() {
-            return Err(format!("peer URL {url:?} is invalid: it must not have a path"));
+            return Err(refused(UrlFault::Form("it must not have a path")));
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
         // A port that is none (empty, or above 65535) reads as if there was none.
         let says_port = authority.as_str().len() > authority.host().len();
         let port = authority.port_u16().filter(|port| *port > 0).or((!says_port).then_some(80));
         let Some(port) = port else {
-            return Err(format!("peer URL {url:?} is invalid: its port is none"));
+            return Err(refused(UrlFault::Form("its port is none")));
         };
         if host.is_empty() {
-            return Err(format!("peer URL {url:?} is invalid: it names no host"));
+            return Err(refused(UrlFault::Form("it names no host")));
         }
         Ok(Endpoint { host, port, authority: authority.as_str().to_owned() })
     }
@@ -46,8 +49,8 @@ impl Endpoint {
 ///
 /// # Errors
 ///
-/// A text for the operator that names the URL; `https` is refused, TLS between members is not there yet.
-pub fn check_url(url: &str) -> Result<(), String> {
+/// When they cannot; `https` is refused, TLS between members is not there yet.
+pub fn check_url(url: &str) -> Result<(), UrlError> {
     Endpoint::parse(url).map(|_| ())
 }
 
@@ -60,7 +63,7 @@ pub(crate) struct Endpoints {
 
 impl Endpoints {
     /// Takes the URLs that can be used, and gives the complaints about the others.
-    pub(crate) fn parse(urls: &[String]) -> (Endpoints, Vec<String>) {
+    pub(crate) fn parse(urls: &[String]) -> (Endpoints, Vec<UrlError>) {
         let mut complaints = Vec::new();
         let mut all = Vec::new();
         for url in urls {
@@ -95,7 +98,10 @@ mod tests {
         assert_eq!(endpoint.authority, "[::1]:2380");
         assert_eq!(Endpoint::parse("http://a.example").unwrap().port, 80);
         assert!(
-            check_url("https://a:2380").unwrap_err().contains("TLS between members is not supported yet")
+            check_url("https://a:2380")
+                .unwrap_err()
+                .to_string()
+                .contains("TLS between members is not supported yet")
         );
         for bad in [
             "",
@@ -109,7 +115,7 @@ mod tests {
             "http://a:0",
             "\u{0}",
         ] {
-            let error = check_url(bad).unwrap_err();
+            let error = check_url(bad).unwrap_err().to_string();
             assert!(error.contains("peer URL"), "{error}");
         }
     }

@@ -5,6 +5,8 @@ use std::pin::Pin;
 use api::raftpb::Message;
 use bytes::Bytes;
 
+use crate::error::BoxError;
+
 /// What the core does with what comes in. Called on the peer thread unless a method says otherwise; nothing here
 /// may block it.
 pub trait Handler: Send + Sync + 'static {
@@ -38,7 +40,7 @@ pub trait Handler: Send + Sync + 'static {
         &self,
         message: Message,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
-    ) -> Result<(), String>;
+    ) -> Result<(), BoxError>;
 
     /// The bytes that the body of a request to a path that is not raft's may have. With 0 none is read.
     fn body_bytes_max(&self, _head: &http::request::Parts) -> usize {
@@ -63,5 +65,5 @@ pub trait SnapshotSource: Send {
     /// # Errors
     ///
     /// Nothing is sent then, and the snapshot counts as not delivered.
-    fn open(&mut self, receiver: Option<Bytes>) -> Result<Pieces<'_>, String>;
+    fn open(&mut self, receiver: Option<Bytes>) -> Result<Pieces<'_>, BoxError>;
 }

@@ -20,6 +20,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use crate::body::Body;
 use crate::client::{self, Client};
 use crate::endpoint::Endpoint;
+use crate::error::{ExchangeError, PostError, RequestError};
 use crate::frame_buffer::FrameBuffer;
 use crate::handler::Handler;
 use crate::identity::{self, Identity, MAINSTAY_SNAPSHOT};
@@ -280,7 +281,7 @@ impl Hub {
         target: &Target,
         mut request: Request<Bytes>,
         timeout: Duration,
-    ) -> Result<Response<Bytes>, String> {
+    ) -> Result<Response<Bytes>, RequestError> {
         if let Target::Member(_) = target {
             // So that it is known for a member's.
             self.identity.stamp(request.headers_mut());
@@ -289,16 +290,17 @@ impl Hub {
             Target::Url(url) => {
                 let endpoint = Endpoint::parse(url)?;
                 let answered = self.client.exchange(&endpoint, request, timeout).await;
-                answered.map_err(|error| format!("{url}: {error}"))
+                answered.map_err(|error| RequestError::Failed { to: url.clone(), error })
             }
             Target::Member(id) => {
                 let peer = self.peers.borrow().get(id).cloned();
-                let peer = peer.ok_or_else(|| format!("member {id:x} is unknown"))?;
+                let peer = peer.ok_or(RequestError::UnknownMember(*id))?;
                 let endpoint = peer.endpoint()?;
                 let answered = self.client.exchange(&endpoint, request, timeout).await;
                 answered.map_err(|error| {
                     peer.endpoint_failed(&endpoint);
-                    format!("member {id:x} at {}: {error}", endpoint.authority)
+                    let to = format!("member {id:x} at {}", endpoint.authority);
+                    RequestError::Failed { to, error }
                 })
             }
         }
@@ -383,13 +385,13 @@ async fn post_snapshot(
     hub: Rc<Hub>,
     message: Message,
     pieces: mpsc::Receiver<Piece>,
-    done: oneshot::Sender<Result<(), String>>,
+    done: oneshot::Sender<Result<(), PostError>>,
 ) {
     let to = message.to.unwrap_or(0);
     let peer = hub.peers.borrow().get(&to).cloned();
     let sent = match peer {
         Some(peer) => deliver_snapshot(&hub, &peer, message, pieces).await,
-        None => Err(format!("member {to:x} is unknown")),
+        None => Err(PostError::Left { member_id: to }),
     };
     // Only the snapshot's thread waits for it; it cannot be gone.
     let _ = done.send(sent);
@@ -400,7 +402,7 @@ async fn deliver_snapshot(
     peer: &Peer,
     message: Message,
     pieces: mpsc::Receiver<Piece>,
-) -> Result<(), String> {
+) -> Result<(), PostError> {
     let endpoint = peer.endpoint()?;
     let mut envelope = FrameBuffer::default();
     envelope.put_sized_message(message);
@@ -413,7 +415,7 @@ async fn deliver_snapshot(
     });
     *request.method_mut() = Method::POST;
     *request.uri_mut() = http::Uri::from_static(crate::snapshot_receiver::PATH);
-    client::name_host(&mut request, &endpoint)?;
+    client::name_host(&mut request, &endpoint).map_err(ExchangeError::from)?;
     let headers = request.headers_mut();
     hub.identity.stamp(headers);
     headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -422,14 +424,14 @@ async fn deliver_snapshot(
     let dialed = client::dial(&endpoint, hub.write_timeout * SNAPSHOT_TIMEOUTS).await;
     let (mut sender, connection) = dialed.inspect_err(|_| peer.endpoint_failed(&endpoint))?;
     let outcome = async {
-        let answer = sender.send_request(request).await.map_err(|error| client::text(&error))?;
+        let answer = sender.send_request(request).await.map_err(ExchangeError::from)?;
         let status = answer.status();
         if status == StatusCode::NO_CONTENT {
             return Ok(());
         }
         let body = Limited::new(answer.into_body(), REFUSAL_BYTES_MAX).collect().await;
         let body = body.map(|body| body.to_bytes()).unwrap_or_default();
-        Err(format!("the receiver answered {status}: {}", String::from_utf8_lossy(&body).trim_end()))
+        Err(PostError::Snapshot(status, String::from_utf8_lossy(&body).trim_end().to_owned()))
     };
     // The time of the answer runs from the last piece on: how long the pieces take depends on how many there are,
     // and the connection watches that they move.
@@ -439,7 +441,7 @@ async fn deliver_snapshot(
     };
     let outcome = match race(outcome, patience).await {
         First::Left(outcome) => outcome,
-        First::Right(()) => Err(format!("no answer within {SNAPSHOT_ANSWER_TIMEOUT:?}")),
+        First::Right(()) => Err(ExchangeError::TimedOut(SNAPSHOT_ANSWER_TIMEOUT).into()),
     };
     // A refusal comes before the body is through: without this the rest would go out for nothing.
     connection.abort();

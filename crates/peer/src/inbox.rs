@@ -9,6 +9,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::account::Account;
+use crate::error::{PostError, RequestError};
 use crate::peers::Target;
 use crate::piece::Piece;
 
@@ -48,11 +49,11 @@ pub(crate) enum Command {
         target: Target,
         request: http::Request<Bytes>,
         timeout: Duration,
-        answer: oneshot::Sender<Result<http::Response<Bytes>, String>>,
+        answer: oneshot::Sender<Result<http::Response<Bytes>, RequestError>>,
         permit: Option<OwnedSemaphorePermit>,
     },
     /// A snapshot whose pieces come from a thread of its own.
-    Snapshot { message: Message, pieces: mpsc::Receiver<Piece>, done: oneshot::Sender<Result<(), String>> },
+    Snapshot { message: Message, pieces: mpsc::Receiver<Piece>, done: oneshot::Sender<Result<(), PostError>> },
 }
 
 impl Inbox {

@@ -36,6 +36,7 @@ mod body;
 mod client;
 mod decoder;
 mod endpoint;
+mod error;
 mod fetch;
 mod figures;
 mod frame_buffer;
@@ -63,6 +64,7 @@ mod turn;
 
 pub use account::weight as message_bytes;
 pub use endpoint::check_url;
+pub use error::{BoxError, ExchangeError, RequestError, UrlError, UrlFault};
 pub use fetch::fetch;
 pub use figures::{Figures, Histogram, PeerFigures, SnapshotFigures};
 pub use handler::{Handler, Pieces, SnapshotSource};

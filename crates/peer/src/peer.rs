@@ -12,6 +12,7 @@ use tokio::task::AbortHandle;
 
 use crate::account::{Account, is_app};
 use crate::endpoint::{Endpoint, Endpoints};
+use crate::error::NoUrl;
 use crate::hub::Hub;
 use crate::options::{Level, PIPELINE_CONNECTIONS, PIPELINED_MAX};
 use crate::{pipeline, prober, stream_reader};
@@ -120,7 +121,7 @@ impl Peer {
     pub(crate) fn set_urls(&self, hub: &Hub, urls: &[String]) {
         let (endpoints, complaints) = Endpoints::parse(urls);
         for complaint in complaints {
-            hub.log(Level::Error, "cannot use a peer URL", self.id, &complaint);
+            hub.log(Level::Error, "cannot use a peer URL", self.id, &complaint.to_string());
         }
         *self.endpoints.borrow_mut() = endpoints;
         self.is_there.notify_waiters();
@@ -140,8 +141,8 @@ impl Peer {
         }
     }
 
-    pub(crate) fn endpoint(&self) -> Result<Endpoint, String> {
-        self.endpoints.borrow().pick().ok_or_else(|| format!("no usable peer URL of member {:x}", self.id))
+    pub(crate) fn endpoint(&self) -> Result<Endpoint, NoUrl> {
+        self.endpoints.borrow().pick().ok_or(NoUrl { member_id: self.id })
     }
 
     /// The next URL is tried next time.

@@ -8,6 +8,7 @@ use api::raftpb::Message;
 use bytes::Bytes;
 use tokio::sync::{Semaphore, oneshot};
 
+use crate::error::RequestError;
 use crate::handler::{Handler, SnapshotSource};
 use crate::hub::Hub;
 use crate::inbox::{Command, Inbox};
@@ -80,13 +81,13 @@ impl Peers {
     ///
     /// # Errors
     ///
-    /// A text, when there is no answer in time, or a member or URL cannot be used.
+    /// When there is no answer in time, or a member or URL cannot be used.
     pub fn request(
         &self,
         target: Target,
         request: http::Request<Bytes>,
         timeout: Duration,
-    ) -> impl Future<Output = Result<http::Response<Bytes>, String>> + Send + use<> {
+    ) -> impl Future<Output = Result<http::Response<Bytes>, RequestError>> + Send + use<> {
         let (answer, answered) = oneshot::channel();
         let refused = match Arc::clone(&self.requests).try_acquire_owned() {
             Ok(permit) => {
@@ -94,13 +95,13 @@ impl Peers {
                 self.inbox.push(Command::Request { target, request, timeout, answer, permit });
                 None
             }
-            Err(_) => Some("too many requests to peers are under way".to_owned()),
+            Err(_) => Some(RequestError::TooMany),
         };
         async move {
             if let Some(refused) = refused {
                 return Err(refused);
             }
-            answered.await.unwrap_or_else(|_| Err("the member is stopping".to_owned()))
+            answered.await.unwrap_or(Err(RequestError::Stopping))
         }
     }
 

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode};
 use prost::Message as _;
 
+use crate::error::PostError;
 use crate::hub::Hub;
 use crate::peer::Peer;
 
@@ -20,13 +21,13 @@ pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>) {
                 peer.account.counters.sent_bytes.add(bytes);
                 peer.pipeline_worked(&hub);
             }
-            Err(error) => peer.pipeline_broke(&hub, &error),
+            Err(error) => peer.pipeline_broke(&hub, &error.to_string()),
         }
     }
     peer.pipeline_rests();
 }
 
-async fn post(hub: &Hub, peer: &Peer, body: Bytes) -> Result<(), String> {
+async fn post(hub: &Hub, peer: &Peer, body: Bytes) -> Result<(), PostError> {
     let endpoint = peer.endpoint()?;
     let mut request = Request::new(body);
     *request.method_mut() = Method::POST;
@@ -40,9 +41,9 @@ async fn post(hub: &Hub, peer: &Peer, body: Bytes) -> Result<(), String> {
         return Ok(());
     }
     peer.endpoint_failed(&endpoint);
-    let said = String::from_utf8_lossy(answer.body());
-    if answer.status() == StatusCode::FORBIDDEN && said.contains(REMOVED) {
+    let text = String::from_utf8_lossy(answer.body());
+    if answer.status() == StatusCode::FORBIDDEN && text.contains(REMOVED) {
         hub.told_removed(peer.id);
     }
-    Err(format!("{} to POST /raft: {}", answer.status(), said.trim_end()))
+    Err(PostError::Message(answer.status(), text.trim_end().to_owned()))
 }

@@ -1,3 +1,5 @@
+use std::fmt;
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +15,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::account::Account;
 use crate::body::Body;
-use crate::decoder::{Intake, length_within};
+use crate::decoder::{DecodeError, Intake, length_within};
+use crate::error::BoxError;
 use crate::handler::Handler;
 use crate::hub::Hub;
 use crate::identity::{self, MAINSTAY_SNAPSHOT};
@@ -119,39 +122,88 @@ async fn take(
             Ok(())
         }
         Err(error) => {
-            hub.log(Level::Error, "failed to save incoming database snapshot", from, &error);
-            Err(refuse(StatusCode::INTERNAL_SERVER_ERROR, &error))
+            let text = error.to_string();
+            hub.log(Level::Error, "failed to save incoming database snapshot", from, &text);
+            Err(refuse(StatusCode::INTERNAL_SERVER_ERROR, &text))
         }
     }
 }
 
 /// The message in front of a snapshot, and what came with it.
-async fn read_envelope(body: &mut Incoming, pace: &mut Pace) -> Result<(Message, Bytes), String> {
-    const ENDED: &str = "unexpected EOF";
+async fn read_envelope(body: &mut Incoming, pace: &mut Pace) -> Result<(Message, Bytes), EnvelopeError> {
     let mut intake = Intake::default();
     let mut len = None;
     loop {
         match len {
             None => {
                 if let Some(said) = intake.take_u64() {
-                    len = Some(length_within(said, ENVELOPE_BYTES_MAX).map_err(|error| error.to_string())?);
+                    len = Some(length_within(said, ENVELOPE_BYTES_MAX).map_err(EnvelopeError::Length)?);
                     continue;
                 }
             }
             Some(len) => {
                 if let Some(bytes) = intake.take(len) {
-                    let message = Message::decode(bytes).map_err(|error| error.to_string())?;
+                    let message = Message::decode(bytes).map_err(EnvelopeError::Message)?;
                     return Ok((message, intake.rest()));
                 }
             }
         }
         match pace.next(body).await {
             Some(Ok(piece)) => intake.feed(piece),
-            Some(Err(error)) => return Err(error.to_string()),
-            None => return Err(ENDED.to_owned()),
+            Some(Err(error)) => return Err(EnvelopeError::Broken(error)),
+            None => return Err(EnvelopeError::Ended),
         }
     }
 }
+
+/// Why the message in front of a snapshot cannot be read.
+#[derive(Debug)]
+enum EnvelopeError {
+    /// Its length is above the bound.
+    Length(DecodeError),
+    /// It is no message.
+    Message(prost::DecodeError),
+    /// The connection broke, or was too slow.
+    Broken(io::Error),
+    /// The request ended before the message did.
+    Ended,
+}
+
+impl fmt::Display for EnvelopeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EnvelopeError::Length(error) => error.fmt(f),
+            EnvelopeError::Message(error) => error.fmt(f),
+            EnvelopeError::Broken(error) => error.fmt(f),
+            EnvelopeError::Ended => f.write_str("unexpected EOF"),
+        }
+    }
+}
+
+impl std::error::Error for EnvelopeError {}
+
+/// Why a snapshot was not taken.
+#[derive(Debug)]
+enum ReceiveError {
+    /// No thread can be started for it.
+    NoThread(io::Error),
+    /// The handler refuses it; the sender gets the text.
+    Handler(BoxError),
+    /// The thread of the handler has ended without a result, which is a bug.
+    NoResult,
+}
+
+impl fmt::Display for ReceiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReceiveError::NoThread(error) => write!(f, "cannot start a thread: {error}"),
+            ReceiveError::Handler(error) => error.fmt(f),
+            ReceiveError::NoResult => f.write_str("the receiver of the snapshot ended without a result"),
+        }
+    }
+}
+
+impl std::error::Error for ReceiveError {}
 
 /// Gives the handler, on a thread of its own, piece after piece, as fast as it takes them.
 async fn hand_over(
@@ -161,7 +213,7 @@ async fn hand_over(
     rest: Bytes,
     (body, mut pace): (&mut Incoming, Pace),
     taker: oneshot::Sender<()>,
-) -> Result<(), String> {
+) -> Result<(), ReceiveError> {
     let (give, pieces) = mpsc::channel(SNAPSHOT_PIECES_MAX);
     let (done, taken) = oneshot::channel();
     let handler: Arc<dyn Handler> = Arc::clone(&hub.handler);
@@ -173,7 +225,7 @@ async fn hand_over(
         let _ = done.send(result);
     };
     let thread = std::thread::Builder::new().name("snapshot-receive".to_owned()).spawn(work);
-    thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+    thread.map_err(ReceiveError::NoThread)?;
 
     let feed = async {
         let mut first = (!rest.is_empty()).then_some(Ok(rest));
@@ -204,8 +256,8 @@ async fn hand_over(
         std::future::pending::<()>().await;
     };
     match race(taken, feed).await {
-        First::Left(Ok(result)) => result,
-        _ => Err("the receiver of the snapshot ended without a result".to_owned()),
+        First::Left(Ok(result)) => result.map_err(ReceiveError::Handler),
+        _ => Err(ReceiveError::NoResult),
     }
 }
 

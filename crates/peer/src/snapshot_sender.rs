@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use api::raftpb::Message;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::error::PostError;
 use crate::handler::{Handler, SnapshotSource};
 use crate::inbox::{Command, Inbox};
 use crate::options::{Level, Log, SNAPSHOT_PIECES_MAX, SNAPSHOTS_SENT_MAX};
@@ -50,7 +51,8 @@ impl SnapshotSender {
             match &sent {
                 Ok(()) => log(Level::Info, "sent database snapshot", &[("to", &id)]),
                 Err(error) => {
-                    log(Level::Warn, "failed to send database snapshot", &[("to", &id), ("error", error)]);
+                    let text = error.to_string();
+                    log(Level::Warn, "failed to send database snapshot", &[("to", &id), ("error", &text)]);
                 }
             }
             handler.snapshot_sent(to, sent.is_ok());
@@ -65,23 +67,22 @@ impl SnapshotSender {
     }
 }
 
-fn send(inbox: &Inbox, message: Message, mut source: Box<dyn SnapshotSource>) -> Result<(), String> {
-    const STOPPING: &str = "the member is stopping";
+fn send(inbox: &Inbox, message: Message, mut source: Box<dyn SnapshotSource>) -> Result<(), PostError> {
     let to = message.to.unwrap_or(0);
-    let account = inbox.account(to).ok_or("unknown member")?;
+    let account = inbox.account(to).ok_or(PostError::Unknown)?;
     let counters = &account.counters.snapshots_sent;
     counters.begin();
     let begun = Instant::now();
-    let attempt = || -> Result<(), String> {
+    let attempt = || -> Result<(), PostError> {
         let (answer, answered) = oneshot::channel();
         let mut request = http::Request::new(bytes::Bytes::new());
         *request.uri_mut() = http::Uri::from_static(RECEIVER_PATH);
         let target = Target::Member(to);
         inbox.push(Command::Request { target, request, timeout: RECEIVER_TIMEOUT, answer, permit: None });
-        let answered = answered.blocking_recv().map_err(|_| STOPPING)?;
+        let answered = answered.blocking_recv().map_err(|_| PostError::Stopping)?;
         let receiver = answered.ok().filter(|answer| answer.status() == http::StatusCode::OK);
 
-        let opened = source.open(receiver.map(http::Response::into_body))?;
+        let opened = source.open(receiver.map(http::Response::into_body)).map_err(PostError::Source)?;
         let (give, pieces) = mpsc::channel(SNAPSHOT_PIECES_MAX);
         let (done, sent) = oneshot::channel();
         inbox.push(Command::Snapshot { message, pieces, done });
@@ -91,7 +92,7 @@ fn send(inbox: &Inbox, message: Message, mut source: Box<dyn SnapshotSource>) ->
             let piece = match piece {
                 Some(Ok(bytes)) => Piece::Bytes(bytes),
                 Some(Err(error)) => {
-                    failure = Some(error.to_string());
+                    failure = Some(PostError::BrokenOff(error.to_string()));
                     Piece::Failed(error)
                 }
                 None => Piece::End,
@@ -102,7 +103,7 @@ fn send(inbox: &Inbox, message: Message, mut source: Box<dyn SnapshotSource>) ->
             }
         }
         drop(give);
-        let sent = sent.blocking_recv().map_err(|_| STOPPING)?;
+        let sent = sent.blocking_recv().map_err(|_| PostError::Stopping)?;
         failure.map_or(sent, Err)
     };
     let sent = attempt();

@@ -1,3 +1,5 @@
+use std::error::Error;
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -5,6 +7,7 @@ use std::task::Poll;
 use stdx::{First, race};
 
 use api::raftpb::{Message, MessageType};
+use http::uri::InvalidUri;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body as _, Incoming};
@@ -14,6 +17,7 @@ use crate::body::Body;
 use crate::client::{name_host, text};
 use crate::decoder::Decoder;
 use crate::endpoint::Endpoint;
+use crate::error::{ExchangeError, NoUrl};
 use crate::hub::Hub;
 use crate::identity::{self, RAFT_TO};
 use crate::options::{DIAL_PACE, DIAL_PACE_MAX, DIAL_TIMEOUT, Level};
@@ -52,11 +56,12 @@ pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>, kind: Kind) {
             }
             Err(error) => {
                 failures = failures.saturating_add(1);
-                peer.failed(&hub, &error);
+                let text = error.to_string();
+                peer.failed(&hub, &text);
                 // The same again and again is said once.
-                if said != error {
-                    hub.log(Level::Warn, "cannot dial a stream of a peer", peer.id, &error);
-                    said = error;
+                if said != text {
+                    hub.log(Level::Warn, "cannot dial a stream of a peer", peer.id, &text);
+                    said = text;
                 }
             }
         }
@@ -68,6 +73,64 @@ pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>, kind: Kind) {
     }
 }
 
+/// Why a stream cannot be dialed.
+#[derive(Debug)]
+enum DialError {
+    /// None of the peer's URLs can be used.
+    NoUrl(NoUrl),
+    /// The peer did not answer in time.
+    TimedOut,
+    /// There is no connection, or it broke before the answer.
+    Exchange(ExchangeError),
+    /// The path of the stream is no URI, which is a bug.
+    Path(InvalidUri),
+    /// The peer has not heard of this member; its text.
+    NotKnownYet(String),
+    /// The peer says that this member was removed.
+    Removed,
+    /// The peer is of another cluster or version; its text.
+    Refused(String),
+    /// The peer answered with another status, and this text.
+    Status(StatusCode, String),
+}
+
+impl From<NoUrl> for DialError {
+    fn from(error: NoUrl) -> DialError {
+        DialError::NoUrl(error)
+    }
+}
+
+impl From<ExchangeError> for DialError {
+    fn from(error: ExchangeError) -> DialError {
+        DialError::Exchange(error)
+    }
+}
+
+impl fmt::Display for DialError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DialError::NoUrl(error) => error.fmt(f),
+            DialError::TimedOut => f.write_str("no answer to the dial of a stream"),
+            DialError::Exchange(error) => error.fmt(f),
+            DialError::Path(_) => f.write_str("no path"),
+            DialError::NotKnownYet(text) => write!(f, "the peer does not know this member yet: {text}"),
+            DialError::Removed => f.write_str("the peer says that this member was removed"),
+            DialError::Refused(text) => write!(f, "the peer refused the stream: {text}"),
+            DialError::Status(status, text) => write!(f, "unhandled status {status}: {text}"),
+        }
+    }
+}
+
+impl Error for DialError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            DialError::Exchange(error) => error.source(),
+            DialError::Path(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 /// A stream that is up.
 struct Stream {
     /// None when it ended.
@@ -75,12 +138,12 @@ struct Stream {
     body: Incoming,
 }
 
-async fn dial(hub: &Rc<Hub>, peer: &Peer, kind: Kind) -> Result<Stream, String> {
+async fn dial(hub: &Rc<Hub>, peer: &Peer, kind: Kind) -> Result<Stream, DialError> {
     let endpoint = peer.endpoint()?;
     let attempt = tokio::time::timeout(DIAL_TIMEOUT + hub.read_timeout, attempt(hub, peer, kind, &endpoint));
     let stream = match attempt.await {
         Ok(stream) => stream,
-        Err(_) => Err("no answer to the dial of a stream".to_owned()),
+        Err(_) => Err(DialError::TimedOut),
     };
     if stream.is_err() {
         peer.endpoint_failed(&endpoint);
@@ -88,22 +151,22 @@ async fn dial(hub: &Rc<Hub>, peer: &Peer, kind: Kind) -> Result<Stream, String> 
     stream
 }
 
-async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) -> Result<Stream, String> {
+async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) -> Result<Stream, DialError> {
     let socket = socket::connect(endpoint, DIAL_TIMEOUT, hub.write_timeout).await.map_err(|error| {
         if error.kind() == std::io::ErrorKind::ConnectionRefused {
             hub.handler.refused(peer.id);
         }
-        error.to_string()
+        ExchangeError::Connect(error)
     })?;
     let address = socket.address();
     let handshake = hyper::client::conn::http1::handshake(socket).await;
-    let (mut sender, connection) = handshake.map_err(|error| text(&error))?;
+    let (mut sender, connection) = handshake.map_err(ExchangeError::from)?;
     let mut connection = Box::pin(connection);
 
     let mut request = Request::new(Body::empty());
     let path = format!("/raft/stream/{}/{:x}", kind.name(), hub.identity.local_id);
-    *request.uri_mut() = path.parse().map_err(|_| "no path")?;
-    name_host(&mut request, endpoint)?;
+    *request.uri_mut() = path.parse().map_err(DialError::Path)?;
+    name_host(&mut request, endpoint).map_err(ExchangeError::from)?;
     hub.identity.stamp(request.headers_mut());
     request.headers_mut().insert(RAFT_TO, identity::hex(peer.id));
 
@@ -117,7 +180,7 @@ async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) ->
             answer.as_mut().poll(cx)
         })
         .await
-        .map_err(|error| text(&error))?
+        .map_err(ExchangeError::from)?
     };
     let status = answer.status();
     if status == StatusCode::OK {
@@ -137,10 +200,10 @@ async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) ->
     };
     let said = String::from_utf8_lossy(&body).trim_end().to_owned();
     Err(match status {
-        StatusCode::NOT_FOUND => format!("the peer does not know this member yet: {said}"),
-        StatusCode::GONE => "the peer says that this member was removed".to_owned(),
-        StatusCode::PRECONDITION_FAILED => format!("the peer refused the stream: {said}"),
-        _ => format!("unhandled status {status}: {said}"),
+        StatusCode::NOT_FOUND => DialError::NotKnownYet(said),
+        StatusCode::GONE => DialError::Removed,
+        StatusCode::PRECONDITION_FAILED => DialError::Refused(said),
+        _ => DialError::Status(status, said),
     })
 }
 

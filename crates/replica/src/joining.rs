@@ -3,16 +3,18 @@
 //! Checks and texts are etcd's (`bootstrapNewClusterNoWAL`, `bootstrapExistingClusterNoWAL`).
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::ToSocketAddrs as _;
 use std::time::Duration;
 
 use api::raftpb;
 use bytes::Bytes;
 use consensus::{Entry, EntryKind};
-use machine::Member;
+use machine::{Member, MemberError};
+use peer::RequestError;
 use prost::Message as _;
 
-use config::{Bootstrap, Config, InitialClusterState, Url};
+use config::{Bootstrap, Config, InitialClusterState, Refusal, Url};
 use storage::Identity;
 use storage::beginning::{Beginning, texts};
 use telemetry::logging::{Logger, Value};
@@ -22,13 +24,164 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// A member that is not started yet should not hold up others that form a cluster with it.
 const BOOTSTRAPPED_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Why a member without data cannot begin. The texts are etcd's where it has one.
+#[derive(Debug)]
+pub enum JoinError {
+    /// The options do not fit together.
+    Options(Refusal),
+    /// The cluster says that this member has run before: with an empty directory it would vote twice.
+    Bootstrapped {
+        /// The member.
+        member_id: u64,
+    },
+    /// None of the other members answers.
+    NoAnswer,
+    /// The cluster has another number of members than the options name.
+    MemberCount {
+        /// All peer URLs that the cluster knows.
+        existing: Vec<String>,
+    },
+    /// The cluster knows no member with these peer URLs.
+    Unmatched {
+        /// The peer URLs of the member that the options name.
+        wanted: Vec<String>,
+        /// All peer URLs that the cluster knows.
+        existing: Vec<String>,
+    },
+    /// The options do not name this member itself.
+    UnknownName {
+        /// The name of this member.
+        name: String,
+    },
+    /// The cluster runs at a version that this member does not have.
+    Incompatible {
+        /// The version of the cluster.
+        cluster_version: String,
+    },
+}
+
+impl fmt::Display for JoinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            JoinError::Options(refusal) => refusal.fmt(f),
+            JoinError::Bootstrapped { member_id } => {
+                write!(f, "member {member_id:x} has already been bootstrapped")
+            }
+            JoinError::NoAnswer => f.write_str(
+                "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs",
+            ),
+            JoinError::MemberCount { existing } => {
+                write!(f, "error validating peerURLs {existing:?}: member count is unequal")
+            }
+            JoinError::Unmatched { wanted, existing } => write!(
+                f,
+                "error validating peerURLs {wanted:?}: unmatched member while checking PeerURLs ({existing:?})"
+            ),
+            JoinError::UnknownName { name } => {
+                write!(f, "the cluster does not know a member called {name:?}")
+            }
+            JoinError::Incompatible { cluster_version } => write!(
+                f,
+                "incompatible with current running cluster: it is at version {cluster_version}, this member at {}",
+                api::API_VERSION
+            ),
+        }
+    }
+}
+
+impl std::error::Error for JoinError {}
+
+/// Why another member's list of members or version is not known.
+#[derive(Debug)]
+pub enum AnswerError {
+    /// The member does not answer.
+    Request(RequestError),
+    /// The member answers with another status than 200.
+    Status {
+        /// The URL that was asked.
+        from: String,
+        /// The status.
+        status: http::StatusCode,
+    },
+    /// The answer does not name a cluster.
+    NoCluster {
+        /// The URL that was asked.
+        from: String,
+    },
+    /// The answer cannot be understood.
+    Body {
+        /// The URL that was asked.
+        from: String,
+        /// What is wrong with the answer.
+        error: BodyError,
+    },
+}
+
+impl From<RequestError> for AnswerError {
+    fn from(error: RequestError) -> AnswerError {
+        AnswerError::Request(error)
+    }
+}
+
+impl fmt::Display for AnswerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AnswerError::Request(error) => error.fmt(f),
+            AnswerError::Status { from, status } => write!(f, "{from} answers {status}"),
+            AnswerError::NoCluster { from } => write!(f, "{from} names no cluster"),
+            AnswerError::Body { from, error } => write!(f, "{from}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for AnswerError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            AnswerError::Request(error) => std::error::Error::source(error),
+            AnswerError::Body { error, .. } => Some(error),
+            AnswerError::Status { .. } | AnswerError::NoCluster { .. } => None,
+        }
+    }
+}
+
+/// What is wrong with what a member answers about its cluster or its version.
+#[derive(Debug)]
+pub enum BodyError {
+    /// It is no JSON, or JSON of another form.
+    Json(serde_json::Error),
+    /// It describes something that is no member.
+    Member(MemberError),
+    /// It does not state a version.
+    NoVersion,
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BodyError::Json(error) => error.fmt(f),
+            BodyError::Member(error) => error.fmt(f),
+            BodyError::NoVersion => f.write_str("it does not say which version it is"),
+        }
+    }
+}
+
+impl std::error::Error for BodyError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            BodyError::Json(error) => std::error::Error::source(error),
+            BodyError::Member(error) => std::error::Error::source(error),
+            BodyError::NoVersion => None,
+        }
+    }
+}
+
 /// Finds out who this member is.
 ///
 /// # Errors
 ///
 /// When the options do not fit together, or the cluster does not know this member.
-pub fn begin(config: &Config, logger: &Logger) -> Result<Beginning, String> {
-    let bootstrap = config.bootstrap().map_err(|e| e.to_string())?;
+pub fn begin(config: &Config, logger: &Logger) -> Result<Beginning, JoinError> {
+    let bootstrap = config.bootstrap().map_err(JoinError::Options)?;
     match config.initial_cluster_state {
         InitialClusterState::New => form(&bootstrap),
         InitialClusterState::Existing => join(config, &bootstrap, logger),
@@ -41,13 +194,13 @@ fn others(bootstrap: &Bootstrap) -> Vec<String> {
     others.flat_map(|member| texts(&member.peer_urls)).collect()
 }
 
-fn form(bootstrap: &Bootstrap) -> Result<Beginning, String> {
+fn form(bootstrap: &Bootstrap) -> Result<Beginning, JoinError> {
     // A member that was there before must not come back with an empty directory: it would vote twice.
     for url in others(bootstrap) {
         let Ok((_, members)) = members_of(&url, BOOTSTRAPPED_TIMEOUT) else { continue };
         let own = members.iter().find(|member| member.id == bootstrap.local_id);
         if own.is_some_and(|member| !member.client_urls.is_empty()) {
-            return Err(format!("member {:x} has already been bootstrapped", bootstrap.local_id));
+            return Err(JoinError::Bootstrapped { member_id: bootstrap.local_id });
         }
         break;
     }
@@ -60,8 +213,8 @@ fn form(bootstrap: &Bootstrap) -> Result<Beginning, String> {
 /// # Errors
 ///
 /// The options contradict each other.
-pub fn form_alone(config: &Config) -> Result<Beginning, String> {
-    Ok(first_of(&config.bootstrap().map_err(|e| e.to_string())?))
+pub fn form_alone(config: &Config) -> Result<Beginning, JoinError> {
+    Ok(first_of(&config.bootstrap().map_err(JoinError::Options)?))
 }
 
 /// The beginning of a cluster of these members.
@@ -96,7 +249,7 @@ fn first_of(bootstrap: &Bootstrap) -> Beginning {
     Beginning { identity, entries, remotes }
 }
 
-fn join(config: &Config, bootstrap: &Bootstrap, logger: &Logger) -> Result<Beginning, String> {
+fn join(config: &Config, bootstrap: &Bootstrap, logger: &Logger) -> Result<Beginning, JoinError> {
     let urls = others(bootstrap);
     let mut found = None;
     for url in &urls {
@@ -105,41 +258,35 @@ fn join(config: &Config, bootstrap: &Bootstrap, logger: &Logger) -> Result<Begin
                 found = Some(cluster);
                 break;
             }
-            Err(why) => {
+            Err(error) => {
                 logger.warn(
                     "failed to get cluster response",
-                    &[("address", Value::Str(url)), ("error", Value::Str(&why))],
+                    &[("address", Value::Str(url)), ("error", Value::Str(&error.to_string()))],
                 );
             }
         }
     }
     let Some((cluster_id, existing)) = found else {
-        return Err(
-            "cannot fetch cluster info from peer urls: could not retrieve cluster information from the \
-                    given URLs"
-                .to_owned(),
-        );
+        return Err(JoinError::NoAnswer);
     };
     if existing.len() != bootstrap.members.len() {
-        let urls: Vec<&str> = existing.iter().flat_map(|m| m.peer_urls.iter().map(String::as_str)).collect();
-        return Err(format!("error validating peerURLs {urls:?}: member count is unequal"));
+        let existing = existing.into_iter().flat_map(|member| member.peer_urls).collect();
+        return Err(JoinError::MemberCount { existing });
     }
     let mut own = None;
     for member in &bootstrap.members {
         let wanted = texts(&member.peer_urls);
         let matching = existing.iter().find(|known| same_places(&known.peer_urls, &wanted));
         let Some(known) = matching else {
-            return Err(format!(
-                "error validating peerURLs {wanted:?}: unmatched member while checking PeerURLs ({:?})",
-                existing.iter().flat_map(|m| &m.peer_urls).collect::<Vec<_>>()
-            ));
+            let existing = existing.iter().flat_map(|member| member.peer_urls.iter().cloned()).collect();
+            return Err(JoinError::Unmatched { wanted, existing });
         };
         if member.id == bootstrap.local_id {
             own = Some(known.id);
         }
     }
     let Some(member_id) = own else {
-        return Err(format!("the cluster does not know a member called {:?}", config.name));
+        return Err(JoinError::UnknownName { name: config.name.clone() });
     };
     for url in &urls {
         check_version(url)?;
@@ -170,11 +317,11 @@ pub fn same_places(a: &[String], b: &[String]) -> bool {
     a.len() == b.len() && resolved(a).is_some_and(|a| resolved(b) == Some(a))
 }
 
-fn get(url: &str, path: &str, timeout: Duration) -> Result<http::Response<Bytes>, String> {
-    let request = http::Request::get(path).body(Bytes::new()).map_err(|e| e.to_string())?;
+fn get(url: &str, path: &str, timeout: Duration) -> Result<http::Response<Bytes>, AnswerError> {
+    let request = http::Request::get(path).body(Bytes::new()).map_err(RequestError::from)?;
     let response = peer::fetch(url, request, timeout)?;
     if response.status() != http::StatusCode::OK {
-        return Err(format!("{url}{path} answers {}", response.status()));
+        return Err(AnswerError::Status { from: format!("{url}{path}"), status: response.status() });
     }
     Ok(response)
 }
@@ -184,15 +331,16 @@ fn get(url: &str, path: &str, timeout: Duration) -> Result<http::Response<Bytes>
 /// # Errors
 ///
 /// When it does not answer, or with something else.
-pub fn members_of(url: &str, timeout: Duration) -> Result<(u64, Vec<Member>), String> {
+pub fn members_of(url: &str, timeout: Duration) -> Result<(u64, Vec<Member>), AnswerError> {
     let response = get(url, "/members", timeout)?;
     let cluster_id = response
         .headers()
         .get("x-etcd-cluster-id")
         .and_then(|id| id.to_str().ok())
         .and_then(|id| u64::from_str_radix(id, 16).ok())
-        .ok_or_else(|| format!("{url}/members names no cluster"))?;
-    let members = read_members(response.body()).map_err(|e| format!("{url}/members: {e}"))?;
+        .ok_or_else(|| AnswerError::NoCluster { from: format!("{url}/members") })?;
+    let members = read_members(response.body())
+        .map_err(|error| AnswerError::Body { from: format!("{url}/members"), error })?;
     Ok((cluster_id, members))
 }
 
@@ -201,9 +349,10 @@ pub fn members_of(url: &str, timeout: Duration) -> Result<(u64, Vec<Member>), St
 /// # Errors
 ///
 /// When it is none.
-pub fn read_members(body: &[u8]) -> Result<Vec<Member>, String> {
-    let members: Vec<serde_json::Value> = serde_json::from_slice(body).map_err(|e| e.to_string())?;
-    members.iter().map(|member| Member::from_json(member.to_string().as_bytes())).collect()
+pub fn read_members(body: &[u8]) -> Result<Vec<Member>, BodyError> {
+    let members: Vec<serde_json::Value> = serde_json::from_slice(body).map_err(BodyError::Json)?;
+    let read = |member: &serde_json::Value| Member::from_json(member.to_string().as_bytes());
+    members.iter().map(|member| read(member).map_err(BodyError::Member)).collect()
 }
 
 /// The versions that a member states: its own and its cluster's.
@@ -211,9 +360,10 @@ pub fn read_members(body: &[u8]) -> Result<Vec<Member>, String> {
 /// # Errors
 ///
 /// When it does not answer, or with something else.
-pub fn version_of(url: &str, timeout: Duration) -> Result<(String, String), String> {
+pub fn version_of(url: &str, timeout: Duration) -> Result<(String, String), AnswerError> {
     let response = get(url, "/version", timeout)?;
-    read_versions(response.body()).map_err(|e| format!("{url}/version: {e}"))
+    read_versions(response.body())
+        .map_err(|error| AnswerError::Body { from: format!("{url}/version"), error })
 }
 
 /// Reads the versions that a member answers with.
@@ -221,12 +371,10 @@ pub fn version_of(url: &str, timeout: Duration) -> Result<(String, String), Stri
 /// # Errors
 ///
 /// When it states none.
-pub fn read_versions(body: &[u8]) -> Result<(String, String), String> {
-    let value: serde_json::Value = serde_json::from_slice(body).map_err(|e| e.to_string())?;
+pub fn read_versions(body: &[u8]) -> Result<(String, String), BodyError> {
+    let value: serde_json::Value = serde_json::from_slice(body).map_err(BodyError::Json)?;
     let text = |name: &str| value[name].as_str().map(str::to_owned);
-    text("etcdserver")
-        .zip(text("etcdcluster"))
-        .ok_or_else(|| "it does not say which version it is".to_owned())
+    text("etcdserver").zip(text("etcdcluster")).ok_or(BodyError::NoVersion)
 }
 
 /// Major and minor number of a version.
@@ -236,7 +384,7 @@ pub fn minor(version: &str) -> Option<(u32, u32)> {
 }
 
 /// Refuses to join a cluster that runs at a version newer than this member's.
-fn check_version(url: &str) -> Result<(), String> {
+fn check_version(url: &str) -> Result<(), JoinError> {
     // One that does not answer says nothing about the cluster.
     let Ok((_, cluster)) = version_of(url, FETCH_TIMEOUT) else { return Ok(()) };
     if cluster == "not_decided" {
@@ -244,9 +392,6 @@ fn check_version(url: &str) -> Result<(), String> {
     }
     match (minor(&cluster), minor(api::API_VERSION)) {
         (Some(theirs), Some(own)) if (3, 0) <= theirs && theirs <= own => Ok(()),
-        _ => Err(format!(
-            "incompatible with current running cluster: it is at version {cluster}, this member at {}",
-            api::API_VERSION
-        )),
+        _ => Err(JoinError::Incompatible { cluster_version: cluster }),
     }
 }

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use api::raftpb;
 use bytes::Bytes;
-use peer::{Figures, Peers, SnapshotSource, Target};
+use peer::{Figures, Peers, RequestError, SnapshotSource, Target};
 
 /// The answer to a request outside of raft; an error says why there is none.
-pub type Answered = Pin<Box<dyn Future<Output = Result<http::Response<Bytes>, String>> + Send>>;
+pub type Answered = Pin<Box<dyn Future<Output = Result<http::Response<Bytes>, RequestError>> + Send>>;
 
 /// Carries messages, snapshots and requests to the other members. Nothing here blocks.
 ///

@@ -5,16 +5,17 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use api::raftpb;
+use api::{Status, raftpb};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use machine::image::Head;
+use machine::image::{Head, RestoreError};
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
-use machine::{AsOf, Machine, Rules, StateTrail};
+use machine::{AsOf, Machine, Malformed, Overtaken, Rules, StateTrail};
 use mvcc::Location;
 use tokio::sync::oneshot;
 
@@ -60,18 +61,14 @@ impl Source {
 }
 
 impl peer::SnapshotSource for Source {
-    fn open(&mut self, receiver: Option<Bytes>) -> Result<peer::Pieces<'_>, String> {
+    fn open(&mut self, receiver: Option<Bytes>) -> Result<peer::Pieces<'_>, peer::BoxError> {
         let Some(held) = receiver else {
-            return Err(
-                "the receiver does not say what it has, as only this program does: a member that runs etcd \
-                        needs another form of snapshot"
-                    .to_owned(),
-            );
+            return Err(SourceError::NotThisProgram.into());
         };
-        let held = Held::from_bytes(&held).map_err(|e| format!("the receiver says that it has {}", e.0))?;
-        let head = self.head.take().ok_or("a snapshot is sent once")?;
+        let held = Held::from_bytes(&held).map_err(SourceError::Malformed)?;
+        let head = self.head.take().ok_or(SourceError::SentBefore)?;
         let from = head.transfer_from(Some(&held), &self.trail);
-        let state = self.state.take().ok_or("a snapshot is sent once")?;
+        let state = self.state.take().ok_or(SourceError::SentBefore)?;
         // Who has nothing needs no deletions.
         let state = if from == 0 { state.of_what_is_readable() } else { state };
         let mut writer = TransferWriter::new(state, head, from);
@@ -85,6 +82,84 @@ impl peer::SnapshotSource for Source {
             ended = matches!(chunk, Some(Err(_)) | None);
             chunk
         })))
+    }
+}
+
+/// Why a state is not sent.
+#[derive(Debug)]
+pub enum SourceError {
+    /// The receiver runs etcd, which needs another form of snapshot.
+    NotThisProgram,
+    /// What the receiver says it has cannot be understood.
+    Malformed(Malformed),
+    /// It was sent before: one source serves one attempt.
+    SentBefore,
+}
+
+impl fmt::Display for SourceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SourceError::NotThisProgram => f.write_str(
+                "the receiver does not say what it has, as only this program does: a member that runs etcd needs \
+                 another form of snapshot",
+            ),
+            SourceError::Malformed(error) => write!(f, "the receiver says that it has {}", error.0),
+            SourceError::SentBefore => f.write_str("a snapshot is sent once"),
+        }
+    }
+}
+
+impl std::error::Error for SourceError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            SourceError::Malformed(error) => Some(error),
+            SourceError::NotThisProgram | SourceError::SentBefore => None,
+        }
+    }
+}
+
+/// Why another member's state was not taken.
+#[derive(Debug)]
+pub enum ReceiveError {
+    /// The stream broke, or holds what is never sent.
+    Read(RestoreError<io::Error>),
+    /// The head of the state or a version is none that a member can have.
+    Malformed(Malformed),
+    /// The message and the state are not of the same entry.
+    OtherEntry,
+    /// The core does not take a state now, for this reason; `None` if it is stopping.
+    NotNow(Option<Status>),
+    /// The log takes no values now.
+    LogFull,
+    /// The log did not say where a value lies, which is a bug.
+    Lost,
+    /// What has arrived makes no state.
+    Assemble(RestoreError<Overtaken>),
+}
+
+impl fmt::Display for ReceiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReceiveError::Read(error) => error.fmt(f),
+            ReceiveError::Malformed(error) => f.write_str(error.0),
+            ReceiveError::OtherEntry => f.write_str("the message and the state are not of the same entry"),
+            ReceiveError::NotNow(Some(status)) => write!(f, "not now: {}", status.message),
+            ReceiveError::NotNow(None) => f.write_str("not now"),
+            ReceiveError::LogFull => f.write_str("the log takes no values now"),
+            ReceiveError::Lost => f.write_str("the log lost a value"),
+            ReceiveError::Assemble(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ReceiveError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ReceiveError::Read(error) => std::error::Error::source(error),
+            ReceiveError::NotNow(status) => status.as_ref().map(|status| status as _),
+            ReceiveError::Assemble(error) => std::error::Error::source(error),
+            _ => None,
+        }
     }
 }
 
@@ -151,12 +226,12 @@ impl Receiver {
         &self,
         message: raftpb::Message,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
-    ) -> Result<(), String> {
-        let mut reader = TransferReader::open(body).map_err(|e| e.to_string())?;
+    ) -> Result<(), ReceiveError> {
+        let mut reader = TransferReader::open(body).map_err(ReceiveError::Read)?;
         let position = message.snapshot.as_ref().and_then(|snapshot| snapshot.metadata.as_ref());
         let told = position.map(|metadata| (metadata.index.unwrap_or(0), metadata.term.unwrap_or(0)));
         if told != Some((reader.head().applied_index, reader.head().applied_term)) {
-            return Err("the message and the state are not of the same entry".to_owned());
+            return Err(ReceiveError::OtherEntry);
         }
         let mut partial = match self.resume(&message, reader.head().from).await {
             Some(broken) => broken,
@@ -179,7 +254,7 @@ impl Receiver {
         let base_applied = (reader.head().from > 0).then_some(partial.base_applied);
         let machine = partial.assembly.finish(reader.finish()).map_err(|e| {
             self.shared.core.send(PeerRequest::SnapshotGivenUp(partial.claim));
-            e.to_string()
+            ReceiveError::Assemble(e)
         })?;
         let received = Received { message, machine: Box::new(machine), base_applied };
         self.shared.core.send(PeerRequest::SnapshotReceived(partial.claim, Box::new(received)));
@@ -217,7 +292,7 @@ impl Receiver {
         broken
     }
 
-    async fn begin(&self, message: &raftpb::Message) -> Result<Broken, String> {
+    async fn begin(&self, message: &raftpb::Message) -> Result<Broken, ReceiveError> {
         let (from, term) = (message.from.unwrap_or(0), message.term.unwrap_or(0));
         let claim = self.claims.fetch_add(1, Ordering::Relaxed) + 1;
         let reply = self
@@ -231,24 +306,22 @@ impl Receiver {
                 let base = (base_applied > 0).then_some((*state, *head));
                 Ok(Broken { assembly: Assembly::new(self.rules, base), held, claim, base_applied })
             }
-            Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => {
-                Err(format!("not now: {}", status.message))
-            }
-            Ok(_) => Err("not now".to_owned()),
+            Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => Err(ReceiveError::NotNow(Some(status))),
+            Ok(_) => Err(ReceiveError::NotNow(None)),
         }
     }
 
-    async fn fill<I>(&self, partial: &mut Broken, reader: &mut TransferReader<I>) -> Result<(), String>
+    async fn fill<I>(&self, partial: &mut Broken, reader: &mut TransferReader<I>) -> Result<(), ReceiveError>
     where
         I: Iterator<Item = io::Result<Bytes>>,
     {
         let (claim, assembly) = (partial.claim, &mut partial.assembly);
-        assembly.begin(reader.head()).map_err(|e| e.0.to_owned())?;
+        assembly.begin(reader.head()).map_err(ReceiveError::Malformed)?;
         let (mut versions, mut values, mut bytes) = (Vec::new(), Vec::new(), 0);
         loop {
-            let next = reader.next().map_err(|e| e.to_string());
+            let next = reader.next().map_err(ReceiveError::Read);
             if let Ok(Some(version)) = &next {
-                let noted = ReceivedVersion::of(version).map_err(|e| e.0.to_owned())?;
+                let noted = ReceivedVersion::of(version).map_err(ReceiveError::Malformed)?;
                 if noted.value_len() > 0 {
                     let id = log::ValueId { main: version.main, sub: i64::from(version.sub) };
                     values.push(log::Value { id, data: Bytes::copy_from_slice(version.value) });
@@ -277,13 +350,13 @@ impl Receiver {
         assembly: &mut Assembly,
         versions: &mut Vec<ReceivedVersion>,
         values: &mut Vec<log::Value>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ReceiveError> {
         let ids: Vec<log::ValueId> = values.iter().map(|value| value.id).collect();
         let mut places = Vec::new();
         if !values.is_empty() {
             let (done, placed) = oneshot::channel();
             self.shared.core.send(PeerRequest::Place(claim, std::mem::take(values), done));
-            places = placed.await.map_err(|_| "the log takes no values now".to_owned())?;
+            places = placed.await.map_err(|_| ReceiveError::LogFull)?;
         }
         let places: HashMap<log::ValueId, log::Location> = places.into_iter().collect();
         let mut places = ids.into_iter().map(|id| places.get(&id).copied());
@@ -291,7 +364,7 @@ impl Receiver {
             let location = match version.value_len() {
                 0 => Location::default(),
                 _ => {
-                    let place = places.next().flatten().ok_or("the log lost a value")?;
+                    let place = places.next().flatten().ok_or(ReceiveError::Lost)?;
                     Location { segment: place.segment, offset: place.offset }
                 }
             };

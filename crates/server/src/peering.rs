@@ -14,13 +14,14 @@ use api::{Status, error, leasepb, raftpb};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use machine::Member;
+use peer::BoxError;
 use prost::Message as _;
 use serde_json::json;
 
 use replica::core::{ClientRequest, LISTED_AT_ONCE, MemberChange, PeerRequest, ReplyBody};
 use replica::peer_answer::{PLAIN, answer, refused};
 use replica::shared::Shared;
-use replica::transfer::Receiver;
+use replica::transfer::{ReceiveError, Receiver};
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 
@@ -56,9 +57,9 @@ impl Peering {
         &self,
         message: raftpb::Message,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
-    ) -> Result<(), String> {
-        self.receiver.receive(message, body).await.inspect_err(|why| {
-            self.logger.warn("could not receive a snapshot", &[("error", Value::Str(why))]);
+    ) -> Result<(), ReceiveError> {
+        self.receiver.receive(message, body).await.inspect_err(|error| {
+            self.logger.warn("could not receive a snapshot", &[("error", Value::Str(&error.to_string()))]);
         })
     }
 }
@@ -237,8 +238,8 @@ impl peer::Handler for Peering {
         &self,
         message: raftpb::Message,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
-    ) -> Result<(), String> {
-        block_on(self.take_snapshot(message, body))
+    ) -> Result<(), BoxError> {
+        Ok(block_on(self.take_snapshot(message, body))?)
     }
 
     fn body_bytes_max(&self, head: &http::request::Parts) -> usize {

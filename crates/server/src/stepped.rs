@@ -39,6 +39,7 @@ use replica::inbox::Inbox;
 use replica::joining;
 use replica::peer_links::PeerLinks;
 use replica::shared::Shared;
+use replica::transfer::ReceiveError;
 use rpc::http::FrontCounters;
 use rpc::services::Services;
 use storage::catch_up;
@@ -467,7 +468,7 @@ impl Stepped {
         &self,
         message: raftpb::Message,
         pieces: Vec<io::Result<Bytes>>,
-    ) -> LocalBoxFuture<Result<(), String>> {
+    ) -> LocalBoxFuture<Result<(), ReceiveError>> {
         let peering = Arc::clone(&self.peering);
         let mut pieces = VecDeque::from(pieces);
         Box::pin(async move {

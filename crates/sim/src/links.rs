@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb::Message;
 use bytes::Bytes;
-use peer::{Figures, SnapshotSource, Target};
+use peer::{Figures, RequestError, SnapshotSource, Target};
 use replica::peer_links::{Answered, PeerLinks};
 use tokio::sync::oneshot;
 
@@ -30,7 +30,7 @@ pub fn place_of(url: &str) -> Option<Host> {
 }
 
 /// Tells the asking task.
-pub type Answer = oneshot::Sender<Result<http::Response<Bytes>, String>>;
+pub type Answer = oneshot::Sender<Result<http::Response<Bytes>, RequestError>>;
 
 /// What a member wants sent.
 pub enum Outgoing {
@@ -149,7 +149,7 @@ impl PeerLinks for Links {
             state.outgoing.push(Outgoing::Request { target, request, timeout, answer });
         }
         drop(state);
-        Box::pin(async move { answered.await.unwrap_or_else(|_| Err("the member is stopping".to_owned())) })
+        Box::pin(async move { answered.await.unwrap_or(Err(RequestError::Stopping)) })
     }
 
     fn figures(&self) -> Figures {

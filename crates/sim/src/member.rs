@@ -12,7 +12,8 @@ use bytes::Bytes;
 use clock::HandClock;
 use disk::MemDisk;
 use front::LocalBoxFuture;
-use peer::SnapshotSource;
+use peer::{BoxError, SnapshotSource};
+use replica::transfer::ReceiveError;
 use server::stepped::{Beginning, Stepped};
 
 use crate::links::{Answer, Links};
@@ -178,7 +179,7 @@ pub enum Done {
     /// A watch stream: whose, and which of its streams.
     Stream(usize, u64),
     /// A snapshot of this member, in this life, was received; whether all is well.
-    Received((Host, u64), Result<(), String>),
+    Received((Host, u64), Result<(), ReceiveError>),
 }
 
 /// A snapshot that is being sent.
@@ -233,7 +234,7 @@ pub struct Process {
 
 /// The pieces of a snapshot, read one by one: what they are read from stays as it was when it was opened.
 pub struct Pieces {
-    future: LocalBoxFuture<Result<(), String>>,
+    future: LocalBoxFuture<Result<(), BoxError>>,
     next: Rc<RefCell<Option<std::io::Result<Bytes>>>>,
 }
 
@@ -244,7 +245,7 @@ pub enum Piece {
     /// There was no more.
     End,
     /// It could not be opened.
-    Failed(String),
+    Failed(BoxError),
 }
 
 /// Lets the polling task go on once.
@@ -279,10 +280,10 @@ impl Pieces {
         let mut context = Context::from_waker(Waker::noop());
         match self.future.as_mut().poll(&mut context) {
             Poll::Ready(Ok(())) => Piece::End,
-            Poll::Ready(Err(why)) => Piece::Failed(why),
+            Poll::Ready(Err(error)) => Piece::Failed(error),
             Poll::Pending => match self.next.borrow_mut().take() {
                 Some(piece) => Piece::Next(piece),
-                None => Piece::Failed("a piece that is none".to_owned()),
+                None => Piece::Failed("a piece that is none".into()),
             },
         }
     }

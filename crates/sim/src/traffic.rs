@@ -1,12 +1,13 @@
 //! What goes between members: messages, requests, snapshots, and whether there are connections for them.
 
 use std::cell::RefCell;
+use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
 use api::raftpb::{Message, MessageType};
 use bytes::Bytes;
-use peer::{Handler as _, Target};
+use peer::{ExchangeError, Handler as _, RequestError, Target};
 use prost::Message as _;
 
 use crate::links::{self, Outgoing};
@@ -213,13 +214,14 @@ impl World {
         timeout: Duration,
     ) {
         let now = self.now();
-        let late = Err("timed out".to_owned());
+        let failed = |error| Err(RequestError::Failed { to: "a member".to_owned(), error });
+        let late = failed(ExchangeError::TimedOut(timeout));
         let timeout = u64::try_from(timeout.as_nanos()).unwrap_or(SECOND);
         self.schedule.at(now + timeout, Event::Answered { from, reply: reply.clone(), answer: late });
         let passage = to.map(|to| (to, self.network.pass(from.0, to, 2, now, &mut self.dice.network)));
         match passage {
             None => {
-                let answer = Err("unknown member".to_owned());
+                let answer = Err(RequestError::UnknownMember(0));
                 self.schedule.after(MICRO, Event::Answered { from, reply, answer });
             }
             Some((to, Passage::At(when) | Passage::Twice(when, _))) => {
@@ -239,7 +241,9 @@ impl World {
         let now = self.now();
         self.trace.event(now, 7, &[from.0 as u64, to as u64]);
         let Some(process) = self.wake(to, 0) else {
-            self.respond(to, from, reply, Err("connection refused".to_owned()));
+            let error = ExchangeError::Connect(io::ErrorKind::ConnectionRefused.into());
+            let failed = RequestError::Failed { to: "a member".to_owned(), error };
+            self.respond(to, from, reply, Err(failed));
             return;
         };
         let done = Rc::clone(&process.done);
@@ -256,7 +260,7 @@ impl World {
         at: Host,
         from: (Host, u64),
         reply: Reply,
-        answer: Result<http::Response<Bytes>, String>,
+        answer: Result<http::Response<Bytes>, RequestError>,
     ) {
         let now = self.now();
         if let Passage::At(when) | Passage::Twice(when, _) =
@@ -270,7 +274,7 @@ impl World {
         &mut self,
         (at, life): (Host, u64),
         reply: Reply,
-        answer: Result<http::Response<Bytes>, String>,
+        answer: Result<http::Response<Bytes>, RequestError>,
     ) {
         let now = self.now();
         match reply {

@@ -11,7 +11,7 @@ use api::Rpc;
 use api::raftpb::Message;
 use bytes::Bytes;
 use oracle::History;
-use peer::Handler as _;
+use peer::{Handler as _, RequestError};
 
 use crate::checks::Checks;
 use crate::member::{Caller, Heard, Place, Process, Reply};
@@ -54,7 +54,7 @@ pub(crate) enum Event {
     Answered {
         from: (Host, u64),
         reply: Reply,
-        answer: Result<http::Response<Bytes>, String>,
+        answer: Result<http::Response<Bytes>, RequestError>,
     },
     Piece(Host, u64, u64),
     Snapshot {

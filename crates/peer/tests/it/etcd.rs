@@ -50,7 +50,12 @@ impl Drop for Etcd {
     }
 }
 
-fn fetch(url: &str, method: &str, path: &str, body: &str) -> Result<http::Response<Bytes>, String> {
+fn fetch(
+    url: &str,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> Result<http::Response<Bytes>, mainstay_peer::RequestError> {
     let request =
         http::Request::builder().method(method).uri(path).body(Bytes::from(body.to_owned())).unwrap();
     mainstay_peer::fetch(url, request, Duration::from_secs(5))

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use api::raftpb::{Entry, Message, MessageType};
 use bytes::Bytes;
-use mainstay_peer::{Handler, Log, Options, Peers};
+use mainstay_peer::{BoxError, Handler, Log, Options, Peers};
 
 pub const CLUSTER: u64 = 0xc1;
 pub const DEADLINE: Duration = testkit::TIMEOUT;
 
 /// What a snapshot's receiver does.
 pub type TakeSnapshot =
-    Box<dyn Fn(Message, &mut dyn Iterator<Item = io::Result<Bytes>>) -> Result<(), String> + Send + Sync>;
+    Box<dyn Fn(Message, &mut dyn Iterator<Item = io::Result<Bytes>>) -> Result<(), BoxError> + Send + Sync>;
 
 #[derive(Default)]
 pub struct Heard {
@@ -109,9 +109,9 @@ impl Handler for Recorder {
         &self,
         message: Message,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
-    ) -> Result<(), String> {
+    ) -> Result<(), BoxError> {
         let take = self.take_snapshot.lock().unwrap().clone();
-        take.map_or(Err("no snapshot was expected".to_owned()), |take| take(message, body))
+        take.map_or(Err("no snapshot was expected".into()), |take| take(message, body))
     }
 
     fn http(

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::raftpb::{ConfState, Message, MessageType, Snapshot, SnapshotMetadata};
 use bytes::Bytes;
-use mainstay_peer::{Pieces, SnapshotSource};
+use mainstay_peer::{BoxError, Pieces, SnapshotSource};
 use prost::Message as _;
 use testkit::Random;
 
@@ -44,10 +44,10 @@ impl Source {
 }
 
 impl SnapshotSource for Source {
-    fn open(&mut self, receiver: Option<Bytes>) -> Result<Pieces<'_>, String> {
+    fn open(&mut self, receiver: Option<Bytes>) -> Result<Pieces<'_>, BoxError> {
         *self.asked.lock().unwrap() = Some(receiver);
         if self.pieces == 0 {
-            return Err("there is no snapshot".to_owned());
+            return Err("there is no snapshot".into());
         }
         let fails_after = self.fails_after;
         Ok(Box::new((0..self.pieces).map(move |number| {
@@ -100,7 +100,7 @@ fn reads_told(
         seen.digest = digest.finish();
         let result = seen.error.clone().map_or(Ok(()), Err);
         all.lock().unwrap().push((message, seen));
-        result
+        result.map_err(Into::into)
     })));
     seen
 }
@@ -318,7 +318,7 @@ fn a_refusal_reaches_the_sender_while_it_writes() {
     let (one, two) = two();
     *two.recorder.take_snapshot.lock().unwrap() = Some(Arc::new(Box::new(|_, body| {
         body.next().unwrap().unwrap();
-        Err("mainstay: no room for it".to_owned())
+        Err("mainstay: no room for it".into())
     })));
     let (progress, taken) = mpsc::channel();
     one.peers

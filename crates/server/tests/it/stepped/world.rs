@@ -19,7 +19,7 @@ use clock::{Clock, HandClock};
 use config::{Config, Invocation, parse};
 use disk::MemDisk;
 use mainstay_server::stepped::{Beginning, Going, Setup, Stepped, Switches, Thresholds};
-use peer::{Figures, Handler as _, SnapshotSource, Target};
+use peer::{Figures, Handler as _, RequestError, SnapshotSource, Target};
 use prost::Message as _;
 use replica::peer_links::{Answered, PeerLinks};
 use telemetry::logging::{Format, Level, Logger};
@@ -50,7 +50,7 @@ enum Letter {
     Request {
         to: u64,
         request: Request<Bytes>,
-        answer: oneshot::Sender<Result<Response<Bytes>, String>>,
+        answer: oneshot::Sender<Result<Response<Bytes>, RequestError>>,
     },
 }
 
@@ -115,7 +115,7 @@ impl PeerLinks for Links {
         if let Target::Member(to) = target {
             lock(&self.post).letters.push_back(Letter::Request { to, request, answer });
         }
-        Box::pin(async move { answered.await.unwrap_or_else(|_| Err("nobody answers".to_owned())) })
+        Box::pin(async move { answered.await.unwrap_or(Err(RequestError::Stopping)) })
     }
 
     fn figures(&self) -> Figures {

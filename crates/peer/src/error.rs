@@ -1,0 +1,246 @@
+//! What can go wrong between members, in words for the operator.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::InvalidHeaderValue;
+use http::uri::InvalidUri;
+
+/// An error of the code behind [`crate::Handler`] and [`crate::SnapshotSource`], of which only the text is used here.
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Why a peer URL cannot be used.
+#[derive(Debug)]
+pub struct UrlError {
+    /// The URL.
+    pub url: String,
+    /// What is wrong with it.
+    pub fault: UrlFault,
+}
+
+/// What is wrong with a peer URL.
+#[derive(Debug)]
+pub enum UrlFault {
+    /// It is no URI.
+    Syntax(InvalidUri),
+    /// It asks for TLS, which there is not between members yet.
+    Tls,
+    /// It is no peer URL: what a peer URL has to be, or what this one lacks.
+    Form(&'static str),
+}
+
+impl fmt::Display for UrlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let UrlError { url, fault } = self;
+        match fault {
+            UrlFault::Syntax(error) => write!(f, "peer URL {url:?} is invalid: {error}"),
+            UrlFault::Tls => write!(f, "peer URL {url:?}: TLS between members is not supported yet"),
+            UrlFault::Form(what) => write!(f, "peer URL {url:?} is invalid: {what}"),
+        }
+    }
+}
+
+impl Error for UrlError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.fault {
+            UrlFault::Syntax(error) => Some(error),
+            UrlFault::Tls | UrlFault::Form(_) => None,
+        }
+    }
+}
+
+/// None of the peer URLs of a member can be used.
+#[derive(Debug)]
+pub(crate) struct NoUrl {
+    pub(crate) member_id: u64,
+}
+
+impl fmt::Display for NoUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no usable peer URL of member {:x}", self.member_id)
+    }
+}
+
+impl Error for NoUrl {}
+
+/// Why a request to a member or URL has no answer.
+#[derive(Debug)]
+pub enum RequestError {
+    /// The URL cannot be used.
+    Url(UrlError),
+    /// No member has this id.
+    UnknownMember(u64),
+    /// None of the peer URLs of the member with this id can be used.
+    NoUrl(u64),
+    /// The request cannot be written as HTTP.
+    Request(http::Error),
+    /// There was no connection, or no whole answer in time.
+    Failed {
+        /// The URL, or the member and its address.
+        to: String,
+        /// What happened.
+        error: ExchangeError,
+    },
+    /// Too many requests are under way.
+    TooMany,
+    /// This member is stopping.
+    Stopping,
+}
+
+impl From<UrlError> for RequestError {
+    fn from(error: UrlError) -> RequestError {
+        RequestError::Url(error)
+    }
+}
+
+impl From<NoUrl> for RequestError {
+    fn from(error: NoUrl) -> RequestError {
+        RequestError::NoUrl(error.member_id)
+    }
+}
+
+impl From<http::Error> for RequestError {
+    fn from(error: http::Error) -> RequestError {
+        RequestError::Request(error)
+    }
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RequestError::Url(error) => error.fmt(f),
+            RequestError::UnknownMember(id) => write!(f, "member {id:x} is unknown"),
+            RequestError::NoUrl(id) => NoUrl { member_id: *id }.fmt(f),
+            RequestError::Request(error) => error.fmt(f),
+            RequestError::Failed { to, error } => write!(f, "{to}: {error}"),
+            RequestError::TooMany => f.write_str("too many requests to peers are under way"),
+            RequestError::Stopping => f.write_str("the member is stopping"),
+        }
+    }
+}
+
+impl Error for RequestError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            RequestError::Url(error) => error.source(),
+            RequestError::Request(error) => error.source(),
+            RequestError::Failed { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// Why a request has no answer from the server that it went to.
+#[derive(Debug)]
+pub enum ExchangeError {
+    /// The address of the server cannot be named in a header.
+    Host(InvalidHeaderValue),
+    /// There is no connection to the server.
+    Connect(io::Error),
+    /// The connection broke, or what came is not HTTP.
+    Http(hyper::Error),
+    /// The answer broke off, or is too long.
+    BrokenOff(BoxError),
+    /// There was no answer in this time.
+    TimedOut(Duration),
+}
+
+impl From<hyper::Error> for ExchangeError {
+    fn from(error: hyper::Error) -> ExchangeError {
+        ExchangeError::Http(error)
+    }
+}
+
+impl From<InvalidHeaderValue> for ExchangeError {
+    fn from(error: InvalidHeaderValue) -> ExchangeError {
+        ExchangeError::Host(error)
+    }
+}
+
+impl fmt::Display for ExchangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ExchangeError::Host(error) => error.fmt(f),
+            ExchangeError::Connect(error) => error.fmt(f),
+            ExchangeError::Http(error) => f.write_str(&crate::client::text(error)),
+            ExchangeError::BrokenOff(error) => write!(f, "the answer broke off: {error}"),
+            ExchangeError::TimedOut(timeout) => write!(f, "no answer within {timeout:?}"),
+        }
+    }
+}
+
+impl Error for ExchangeError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            ExchangeError::Host(error) => Some(error),
+            ExchangeError::Connect(error) => Some(error),
+            ExchangeError::Http(error) => Some(error),
+            ExchangeError::BrokenOff(error) => Some(&**error),
+            ExchangeError::TimedOut(_) => None,
+        }
+    }
+}
+
+/// Why a member did not take what was posted to it: a message, or a snapshot.
+#[derive(Debug)]
+pub(crate) enum PostError {
+    /// None of its URLs can be used.
+    NoUrl(NoUrl),
+    /// There is no answer.
+    Exchange(ExchangeError),
+    /// It refused a message, with this status and text.
+    Message(StatusCode, String),
+    /// It refused a snapshot, with this status and text.
+    Snapshot(StatusCode, String),
+    /// It left, or was replaced, before the snapshot could be sent.
+    Left { member_id: u64 },
+    /// No member had its id when the snapshot should be sent.
+    Unknown,
+    /// This member is stopping.
+    Stopping,
+    /// The snapshot could not be opened.
+    Source(BoxError),
+    /// The snapshot broke off at its source; this text. The error itself went to the connection.
+    BrokenOff(String),
+}
+
+impl From<NoUrl> for PostError {
+    fn from(error: NoUrl) -> PostError {
+        PostError::NoUrl(error)
+    }
+}
+
+impl From<ExchangeError> for PostError {
+    fn from(error: ExchangeError) -> PostError {
+        PostError::Exchange(error)
+    }
+}
+
+impl fmt::Display for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PostError::NoUrl(error) => error.fmt(f),
+            PostError::Exchange(error) => error.fmt(f),
+            PostError::Message(status, text) => write!(f, "{status} to POST /raft: {text}"),
+            PostError::Snapshot(status, text) => write!(f, "the receiver answered {status}: {text}"),
+            PostError::Left { member_id } => RequestError::UnknownMember(*member_id).fmt(f),
+            PostError::Unknown => f.write_str("unknown member"),
+            PostError::Stopping => f.write_str("the member is stopping"),
+            PostError::Source(error) => error.fmt(f),
+            PostError::BrokenOff(text) => f.write_str(text),
+        }
+    }
+}
+
+impl Error for PostError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            PostError::Exchange(error) => error.source(),
+            PostError::Source(error) => error.source(),
+            _ => None,
+        }
+    }
+}
