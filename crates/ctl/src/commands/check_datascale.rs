@@ -7,9 +7,9 @@ use bytes::Bytes;
 use cli::{Command, Failure, Flag, Progress};
 
 use super::Run;
-use super::check::{AUTO_COMPACT, AUTO_DEFRAG};
+use super::check::{AUTO_COMPACT, AUTO_DEFRAG, give_back_space, workload};
 use crate::call::Call;
-use crate::load::{Clients, RandomKeys, compact, connections, defragment, delete_all, refuse_if_used};
+use crate::load::{Clients, RandomKeys, connections, delete_all, refuse_if_used};
 use crate::metrics::resident_bytes;
 
 const LOAD: Flag<String> = Flag::text(
@@ -41,23 +41,16 @@ struct Workload {
     clients: usize,
 }
 
-impl Workload {
-    fn named(name: &str) -> Option<Workload> {
-        let of = |pairs, clients| Some(Workload { pairs, clients });
-        match name {
-            "s" | "small" => of(10_000, 50),
-            "m" | "medium" => of(100_000, 200),
-            "l" | "large" => of(1_000_000, 500),
-            "xl" | "xLarge" => of(3_000_000, 1000),
-            _ => None,
-        }
-    }
-}
+/// The workloads `s`, `m`, `l` and `xl`.
+const WORKLOADS: [Workload; 4] = [
+    Workload { pairs: 10_000, clients: 50 },
+    Workload { pairs: 100_000, clients: 200 },
+    Workload { pairs: 1_000_000, clients: 500 },
+    Workload { pairs: 3_000_000, clients: 1000 },
+];
 
 pub(super) async fn check(call: &Call) -> Result<(), Failure> {
-    let load = call.matches.get(LOAD);
-    let workload =
-        Workload::named(load).ok_or_else(|| Failure::bad_feature(format!("unknown load option {load}")))?;
+    let workload = workload(call, LOAD, WORKLOADS)?;
     let prefix = call.matches.get(PREFIX);
     let mut interruption = call.interruption();
     let clients = connections(call, workload.clients).await?;
@@ -76,13 +69,8 @@ pub(super) async fn check(call: &Call) -> Result<(), Failure> {
     let interrupted = writing == First::Right(());
     let outcome = clients.finish().await;
     let after = memory(call, &endpoint, "after").await;
-    let revision = delete_all(&one, prefix).await?;
-    if call.matches.get(AUTO_COMPACT) {
-        compact(call, &one, revision).await?;
-    }
-    if call.matches.get(AUTO_DEFRAG) {
-        defragment(call, &one).await?;
-    }
+    let deleted_at = delete_all(&one, prefix).await?;
+    give_back_space(call, &one, Some(deleted_at)).await?;
     let used_mib = (after? - before) / (1024.0 * 1024.0);
     if interrupted {
         call.warn("Warning: interrupted; the keys that were written are deleted again");

@@ -9,11 +9,9 @@ use cli::{Command, Failure, Flag, Progress};
 use tokio::time::{Instant, sleep};
 
 use super::Run;
-use super::check::{AUTO_COMPACT, AUTO_DEFRAG};
+use super::check::{AUTO_COMPACT, AUTO_DEFRAG, give_back_space, workload};
 use crate::call::Call;
-use crate::load::{
-    Clients, Outcome, RandomKeys, compact, connections, defragment, delete_all, refuse_if_used,
-};
+use crate::load::{Clients, Outcome, RandomKeys, connections, delete_all, refuse_if_used};
 use crate::process::Interruption;
 
 const LOAD: Flag<String> = Flag::text(
@@ -52,42 +50,28 @@ struct Workload {
     duration: Duration,
 }
 
-impl Workload {
-    fn named(name: &str) -> Option<Workload> {
-        let of = |writes_per_second, clients| {
-            Some(Workload { writes_per_second, clients, duration: Duration::from_secs(60) })
-        };
-        match name {
-            "s" | "small" => of(150, 50),
-            "m" | "medium" => of(1000, 200),
-            "l" | "large" => of(8000, 500),
-            "xl" | "xLarge" => of(15000, 1000),
-            _ => None,
-        }
-    }
-}
+/// The workloads `s`, `m`, `l` and `xl`.
+const WORKLOADS: [Workload; 4] = [
+    Workload { writes_per_second: 150, clients: 50, duration: Duration::from_secs(60) },
+    Workload { writes_per_second: 1000, clients: 200, duration: Duration::from_secs(60) },
+    Workload { writes_per_second: 8000, clients: 500, duration: Duration::from_secs(60) },
+    Workload { writes_per_second: 15000, clients: 1000, duration: Duration::from_secs(60) },
+];
 
 pub(super) async fn check(call: &Call) -> Result<(), Failure> {
-    let load = call.matches.get(LOAD);
-    let workload =
-        Workload::named(load).ok_or_else(|| Failure::bad_feature(format!("unknown load option {load}")))?;
+    let workload = workload(call, LOAD, WORKLOADS)?;
     let prefix = call.matches.get(PREFIX);
     let interruption = call.interruption();
     let clients = connections(call, workload.clients).await?;
     let Some(first) = clients.first().cloned() else { return Ok(()) };
     refuse_if_used(&first.within(workload.duration), prefix, "'").await?;
     let (outcome, offered) = measure(workload, prefix, Clients::start(clients), interruption).await;
-    match delete_all(&first, prefix).await {
-        Err(status) => {
-            let error = client::shown(&status);
-            call.line(format!("FAIL: Cleanup failed during key deletion: ERROR({error})"))?;
-        }
-        Ok(revision) if call.matches.get(AUTO_COMPACT) => compact(call, &first, revision).await?,
-        Ok(_) => {}
+    let deleted_at = delete_all(&first, prefix).await;
+    if let Err(status) = &deleted_at {
+        let error = client::shown(status);
+        call.line(format!("FAIL: Cleanup failed during key deletion: ERROR({error})"))?;
     }
-    if call.matches.get(AUTO_DEFRAG) {
-        defragment(call, &first).await?;
-    }
+    give_back_space(call, &first, deleted_at.ok()).await?;
     if let Some(warning) = offered.warning(workload) {
         call.warn(warning);
     }
@@ -219,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_cluster_that_keeps_up_passes() {
-        let workload = Workload::named("small").unwrap();
+        let workload = WORKLOADS[0];
         let expected = "PASS: Throughput is 151 writes/s\nPASS: Slowest request took 0.020000s\n\
                         PASS: Stddev is 0.000200s\nPASS\n";
         assert_eq!(verdict(workload, &outcome(9000, 0.001, 0.02)), (expected.to_owned(), true));
@@ -227,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_slow_one_fails_by_each_limit() {
-        let workload = Workload::named("m").unwrap();
+        let workload = WORKLOADS[1];
         let expected = "FAIL: Throughput too low: 1 writes/s\nSlowest request took too long: 2.000000s\n\
                         Stddev too high: 0.750000s\nFAIL\n";
         assert_eq!(verdict(workload, &outcome(2, 0.5, 2.0)), (expected.to_owned(), false));
@@ -236,13 +220,13 @@ mod tests {
     #[test]
     fn no_write_at_all_fails() {
         let nothing = Outcome { total: 60.0, ..Outcome::default() };
-        let (text, passed) = verdict(Workload::named("s").unwrap(), &nothing);
+        let (text, passed) = verdict(WORKLOADS[0], &nothing);
         assert!(!passed, "{text}");
     }
 
     #[test]
     fn a_machine_that_is_too_slow_says_so() {
-        let workload = Workload::named("xl").unwrap();
+        let workload = WORKLOADS[3];
         assert_eq!(Offered { writes: 899_000, missed: 1000, interrupted: false }.warning(workload), None);
         let slow = Offered { writes: 500_000, missed: 400_000, interrupted: false };
         assert!(
