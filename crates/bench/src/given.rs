@@ -80,6 +80,12 @@ pub(crate) const SCHEDULE: Flag<String> = Flag::text(
 pub(crate) const THREADS: Flag<u64> = Flag::uint("threads", "1", "Threads that generate the load");
 pub(crate) const WARMUP: Flag<Duration> =
     Flag::duration("warmup", "0s", "Run the load for so long before it is measured");
+
+/// What every command takes that measures single operations: how long and how often, when they begin, by how many threads.
+/// Such a command has a `--total` and a `--rate` besides, with texts of its own: see [`total`] and [`rate`].
+pub(crate) const RUN_FLAGS: &[FlagRow] =
+    &[DURATION.row(), REPEAT.row(), SCHEDULE.row(), THREADS.row(), WARMUP.row()];
+
 pub(crate) const KEY_SPACE_SIZE: Flag<i64> = Flag::int("key-space-size", "1", "Maximum possible keys");
 pub(crate) const SEQUENTIAL_KEYS: Flag<bool> = Flag::bool("sequential-keys", "Use sequential keys");
 pub(crate) const CONSISTENCY: Flag<String> =

@@ -199,6 +199,8 @@ pub struct Command<R: 'static = ()> {
     pub example: &'static str,
     /// Its own flags.
     pub flags: &'static [FlagRow],
+    /// Flags that it has in common with other commands of the tool.
+    pub shared_flags: &'static [FlagRow],
     /// Runs it. `None` for a group of commands, which only shows its help.
     pub run: Option<R>,
     /// Commands below it.
@@ -219,11 +221,17 @@ impl<R> Command<R> {
         long: "",
         example: "",
         flags: &[],
+        shared_flags: &[],
         run: None,
         subcommands: &[],
         group: "",
         hidden: false,
     };
+
+    /// Returns its own flags, and those that it shares with other commands.
+    pub(crate) fn all_flags(&self) -> impl Iterator<Item = &FlagRow> {
+        self.flags.iter().chain(self.shared_flags)
+    }
 
     pub(crate) fn answers_to(&self, word: &str) -> bool {
         self.name == word || self.aliases.contains(&word)
@@ -304,7 +312,7 @@ impl<R: Copy> Program<R> {
     /// The tables are wrong.
     pub fn assert_sound(&self) {
         fn check<R>(command: &Command<R>, globals: &[FlagRow]) {
-            let all: Vec<&FlagRow> = command.flags.iter().chain(globals).collect();
+            let all: Vec<&FlagRow> = command.all_flags().chain(globals).collect();
             for (at, flag) in all.iter().enumerate() {
                 assert!(
                     all[..at].iter().all(|other| other.name != flag.name),

@@ -11,7 +11,7 @@ type Row<'a, R> = (String, Vec<&'a Command<R>>, Vec<&'a FlagRow>);
 fn rows<R>(program: &Program<R>) -> Vec<Row<'_, R>> {
     fn walk<'a, R>(path: String, command: &'a Command<R>, globals: &'a [FlagRow], out: &mut Vec<Row<'a, R>>) {
         let below: Vec<&Command<R>> = command.subcommands.iter().filter(|below| !below.hidden).collect();
-        let flags = command.flags.iter().chain(globals).filter(|flag| !flag.hidden).collect();
+        let flags = command.all_flags().chain(globals).filter(|flag| !flag.hidden).collect();
         out.push((path.clone(), below, flags));
         for below in command.subcommands {
             let path = if path.is_empty() { below.name.to_owned() } else { format!("{path} {}", below.name) };
@@ -118,7 +118,7 @@ pub fn fish<R>(program: &Program<R>, called: &str) -> String {
             ),
         );
         let seen = format!(" -n '__fish_seen_subcommand_from {}'", command.name);
-        for flag in command.flags.iter().filter(|flag| !flag.hidden) {
+        for flag in command.all_flags().filter(|flag| !flag.hidden) {
             fish_flag(&mut out, called, &seen, flag);
         }
         let names: Vec<&str> = command.subcommands.iter().map(|below| below.name).collect();
@@ -137,7 +137,7 @@ pub fn fish<R>(program: &Program<R>, called: &str) -> String {
                 " -n '__fish_seen_subcommand_from {}; and __fish_seen_subcommand_from {}'",
                 command.name, below.name
             );
-            for flag in below.flags.iter().filter(|flag| !flag.hidden) {
+            for flag in below.all_flags().filter(|flag| !flag.hidden) {
                 fish_flag(&mut out, called, &seen, flag);
             }
         }

@@ -37,7 +37,7 @@ pub(crate) fn usage<R: Copy>(program: &Program<R>, path: &[&str]) -> String {
     let help = Flag::bool("help", "").short('h').row();
     let text = format!("help for {}", command.name);
     let mut flags: Vec<(&FlagRow, &str)> =
-        command.flags.iter().filter(|flag| !flag.hidden).map(|flag| (flag, flag.help)).collect();
+        command.all_flags().filter(|flag| !flag.hidden).map(|flag| (flag, flag.help)).collect();
     flags.push((&help, &text));
     line_of(&mut out, format_args!("\nFlags:\n{}", lines(flags).trim_end()));
     if program.globals_hint.is_empty() && !program.globals.is_empty() {

@@ -40,11 +40,11 @@ impl std::error::Error for UsageError {}
 
 /// Which flag a word names.
 fn find<'a, R>(command: &'a Command<R>, globals: &'a [FlagRow], name: &str) -> Option<&'a FlagRow> {
-    command.flags.iter().chain(globals).find(|flag| flag.name == name)
+    command.all_flags().chain(globals).find(|flag| flag.name == name)
 }
 
 fn find_short<'a, R>(command: &'a Command<R>, globals: &'a [FlagRow], letter: char) -> Option<&'a FlagRow> {
-    command.flags.iter().chain(globals).find(|flag| flag.short == Some(letter))
+    command.all_flags().chain(globals).find(|flag| flag.short == Some(letter))
 }
 
 /// Returns true if the word after this one is its value, as far as this command's flags tell. Flags of commands further
@@ -162,7 +162,7 @@ pub(crate) fn parse<R: Copy>(
     }
     let (command, path, rest) = locate(program, &args)?;
     let refuse = |message: String| UsageError { message, path: path.clone(), is_env: false };
-    let mut matches = Matches::new(path.clone(), command.flags.iter().chain(program.globals).copied());
+    let mut matches = Matches::new(path.clone(), command.all_flags().chain(program.globals).copied());
     let mut words = rest.into_iter();
     while let Some(word) = words.next() {
         if word == b"--" {

@@ -3,7 +3,7 @@
 use cli::{Command, Failure, Flag};
 
 use super::Run;
-use crate::given::{DURATION, REPEAT, SCHEDULE, THREADS, USER, WARMUP, credentials, rate};
+use crate::given::{RUN_FLAGS, USER, credentials, rate};
 use crate::loads::authenticate;
 use crate::session::Session;
 
@@ -14,15 +14,8 @@ pub(super) const AUTHENTICATE: Command<Run> = Command {
     name: "authenticate",
     usage: "authenticate",
     about: "Benchmark logins of --user",
-    flags: &[
-        TOTAL.row(),
-        RATE.row(),
-        DURATION.row(),
-        REPEAT.row(),
-        SCHEDULE.row(),
-        THREADS.row(),
-        WARMUP.row(),
-    ],
+    flags: &[TOTAL.row(), RATE.row()],
+    shared_flags: RUN_FLAGS,
     example: "  bench --user root:secret --conns 200 --clients 200 authenticate",
     run: Some(Run::of(authenticate)),
     ..Command::EMPTY

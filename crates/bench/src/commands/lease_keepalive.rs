@@ -3,7 +3,7 @@
 use cli::{Command, Failure, Flag};
 
 use super::Run;
-use crate::given::{DURATION, REPEAT, SCHEDULE, THREADS, WARMUP, rate, total};
+use crate::given::{RUN_FLAGS, rate, total};
 use crate::loads::lease;
 use crate::session::Session;
 
@@ -14,15 +14,8 @@ pub(super) const LEASE_KEEPALIVE: Command<Run> = Command {
     name: "lease-keepalive",
     usage: "lease-keepalive",
     about: "Benchmark lease keepalive",
-    flags: &[
-        TOTAL.row(),
-        RATE.row(),
-        DURATION.row(),
-        REPEAT.row(),
-        SCHEDULE.row(),
-        THREADS.row(),
-        WARMUP.row(),
-    ],
+    flags: &[TOTAL.row(), RATE.row()],
+    shared_flags: RUN_FLAGS,
     example: "  bench --clients 10 lease-keepalive --total 10000",
     run: Some(Run::of(lease_keepalive)),
     ..Command::EMPTY

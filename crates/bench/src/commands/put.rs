@@ -10,10 +10,7 @@ use loadgen::wire::Fields;
 
 use super::Run;
 use crate::compactor::Compactor;
-use crate::given::{
-    DURATION, ENDPOINTS, KEY_SPACE_SIZE, REPEAT, SCHEDULE, SEQUENTIAL_KEYS, THREADS, WARMUP, positive, rate,
-    size, total,
-};
+use crate::given::{ENDPOINTS, KEY_SPACE_SIZE, RUN_FLAGS, SEQUENTIAL_KEYS, positive, rate, size, total};
 use crate::loads::write::{Keys, Put};
 use crate::session::Session;
 
@@ -48,12 +45,8 @@ pub(super) const PUT: Command<Run> = Command {
         SEQUENTIAL_KEYS.row(),
         TOTAL.row(),
         VAL_SIZE.row(),
-        DURATION.row(),
-        REPEAT.row(),
-        SCHEDULE.row(),
-        THREADS.row(),
-        WARMUP.row(),
     ],
+    shared_flags: RUN_FLAGS,
     example: "  bench --conns 100 --clients 500 put --total 100000 --val-size 1024\n  \
                   bench --clients 500 put --rate 5000 --duration 60s --html put.html",
     run: Some(Run::of(put)),

@@ -3,7 +3,7 @@
 use cli::{Command, Failure, Flag};
 
 use super::Run;
-use crate::given::{CONSISTENCY, DURATION, REPEAT, SCHEDULE, THREADS, WARMUP, consistency, rate, total};
+use crate::given::{CONSISTENCY, RUN_FLAGS, consistency, rate, total};
 use crate::loads::range::Range;
 use crate::session::Session;
 
@@ -31,12 +31,8 @@ pub(super) const RANGE: Command<Run> = Command {
         RATE.row(),
         STREAM.row(),
         TOTAL.row(),
-        DURATION.row(),
-        REPEAT.row(),
-        SCHEDULE.row(),
-        THREADS.row(),
-        WARMUP.row(),
     ],
+    shared_flags: RUN_FLAGS,
     example: "  bench --conns 100 --clients 1000 range foo --consistency s --total 500000",
     run: Some(Run::of(range).with_words()),
     ..Command::EMPTY

@@ -3,7 +3,7 @@
 use cli::{Command, Failure, Flag};
 
 use super::Run;
-use crate::given::{DURATION, REPEAT, SCHEDULE, THREADS, WARMUP, positive, rate, size, total};
+use crate::given::{RUN_FLAGS, positive, rate, size, total};
 use crate::loads::stm::{Isolation, Locker, Stm};
 use crate::session::Session;
 
@@ -38,12 +38,8 @@ pub(super) const STM: Command<Run> = Command {
         TOTAL.row(),
         TXN_WR_PERCENT.row(),
         VAL_SIZE.row(),
-        DURATION.row(),
-        REPEAT.row(),
-        SCHEDULE.row(),
-        THREADS.row(),
-        WARMUP.row(),
     ],
+    shared_flags: RUN_FLAGS,
     example: "  bench --clients 10 stm --isolation s --keys 100 --keys-per-txn 4",
     run: Some(Run::of(stm)),
     ..Command::EMPTY

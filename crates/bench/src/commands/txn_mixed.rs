@@ -3,10 +3,7 @@
 use cli::{Command, Failure, Flag};
 
 use super::Run;
-use crate::given::{
-    CONSISTENCY, DURATION, KEY_SPACE_SIZE, REPEAT, SCHEDULE, THREADS, WARMUP, consistency, positive, rate,
-    size, total,
-};
+use crate::given::{CONSISTENCY, KEY_SPACE_SIZE, RUN_FLAGS, consistency, positive, rate, size, total};
 use crate::loads::range::Range;
 use crate::loads::write::{Keys, TxnMixed};
 use crate::session::Session;
@@ -37,12 +34,8 @@ pub(super) const TXN_MIXED: Command<Run> = Command {
         RW_RATIO.row(),
         TOTAL.row(),
         VAL_SIZE.row(),
-        DURATION.row(),
-        REPEAT.row(),
-        SCHEDULE.row(),
-        THREADS.row(),
-        WARMUP.row(),
     ],
+    shared_flags: RUN_FLAGS,
     example: "  bench --clients 100 txn-mixed --rw-ratio 4 --limit 10",
     run: Some(Run::of(txn_mixed).with_words()),
     ..Command::EMPTY

@@ -3,9 +3,7 @@
 use cli::{Command, Failure, Flag};
 
 use super::Run;
-use crate::given::{
-    DURATION, KEY_SPACE_SIZE, REPEAT, SCHEDULE, THREADS, WARMUP, natural, positive, rate, size, total,
-};
+use crate::given::{KEY_SPACE_SIZE, RUN_FLAGS, natural, positive, rate, size, total};
 use crate::loads::write::{Keys, TxnPut};
 use crate::session::Session;
 
@@ -19,19 +17,8 @@ pub(super) const TXN_PUT: Command<Run> = Command {
     name: "txn-put",
     usage: "txn-put",
     about: "Benchmark txn-put",
-    flags: &[
-        KEY_SIZE.row(),
-        KEY_SPACE_SIZE.row(),
-        RATE.row(),
-        TOTAL.row(),
-        TXN_OPS.row(),
-        VAL_SIZE.row(),
-        DURATION.row(),
-        REPEAT.row(),
-        SCHEDULE.row(),
-        THREADS.row(),
-        WARMUP.row(),
-    ],
+    flags: &[KEY_SIZE.row(), KEY_SPACE_SIZE.row(), RATE.row(), TOTAL.row(), TXN_OPS.row(), VAL_SIZE.row()],
+    shared_flags: RUN_FLAGS,
     example: "  bench --clients 100 txn-put --txn-ops 10 --key-space-size 1000",
     run: Some(Run::of(txn_put)),
     ..Command::EMPTY
