@@ -11,6 +11,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode};
 use machine::{Overtaken, StatePoint, StateTrail, range};
 use mvcc::{HashWalk, RevisionError};
+use numbers::Revision;
 use peer::{RequestError, Target};
 use serde_json::{Value, json};
 
@@ -43,11 +44,11 @@ pub struct Hashed {
     /// The hash.
     pub hash: u32,
     /// The compact revision then.
-    pub compact_revision: i64,
+    pub compact_revision: Revision,
     /// The revision.
-    pub revision: i64,
+    pub revision: Revision,
     /// The store's revision then.
-    pub current_revision: i64,
+    pub current_revision: Revision,
 }
 
 /// Why the state of this member cannot be hashed. The texts about revisions are etcd's.
@@ -118,7 +119,7 @@ fn cluster_id(shared: &Shared) -> String {
 /// # Errors
 ///
 /// When the revision was compacted or is in the future, when a value cannot be read, or when it is ended early.
-pub fn hash_of(shared: &Arc<Shared>, revision: i64, stop: &AtomicBool) -> Result<Hashed, HashError> {
+pub fn hash_of(shared: &Arc<Shared>, revision: Revision, stop: &AtomicBool) -> Result<Hashed, HashError> {
     let began = Instant::now();
     let (state, published) = shared.read_long(Reader::Hash);
     let values = LogValues::new(shared.values.clone());
@@ -165,7 +166,7 @@ pub async fn hash_kv(shared: &Arc<Shared>, request: &Request<Bytes>) -> Response
     let Some(asked) = asked else {
         return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
     };
-    let revision = asked["revision"].as_i64().unwrap_or(0);
+    let revision = Revision(asked["revision"].as_i64().unwrap_or(0));
     let hashed = match hash_of_compaction(shared, revision).await {
         Some(hashed) => Ok(hashed),
         None => hash_elsewhere(shared, revision).await,
@@ -173,10 +174,10 @@ pub async fn hash_kv(shared: &Arc<Shared>, request: &Request<Bytes>) -> Response
     match hashed {
         Ok(hashed) => {
             let body = json!({
-                "header": { "revision": hashed.current_revision },
+                "header": { "revision": hashed.current_revision.0 },
                 "hash": hashed.hash,
-                "compact_revision": hashed.compact_revision,
-                "hash_revision": hashed.revision,
+                "compact_revision": hashed.compact_revision.0,
+                "hash_revision": hashed.revision.0,
             });
             let mut response = answer(StatusCode::OK, "application/json", body.to_string());
             if let Ok(cluster) = HeaderValue::from_str(&cluster) {
@@ -189,7 +190,7 @@ pub async fn hash_kv(shared: &Arc<Shared>, request: &Request<Bytes>) -> Response
 }
 
 /// The hash of the compaction at exactly this revision, if it is one of the last.
-async fn hash_of_compaction(shared: &Shared, revision: i64) -> Option<Hashed> {
+async fn hash_of_compaction(shared: &Shared, revision: Revision) -> Option<Hashed> {
     let cached = shared.compaction_hashes.at(revision)?;
     let compact_revision = cached.compact_revision;
     let hash = cached.wait().await?;
@@ -198,7 +199,7 @@ async fn hash_of_compaction(shared: &Shared, revision: i64) -> Option<Hashed> {
 }
 
 /// Hashes on a thread of its own: others wait for this one.
-async fn hash_elsewhere(shared: &Arc<Shared>, revision: i64) -> Result<Hashed, HashError> {
+async fn hash_elsewhere(shared: &Arc<Shared>, revision: Revision) -> Result<Hashed, HashError> {
     if !shared.threads {
         return hash_of(shared, revision, &AtomicBool::new(false));
     }
@@ -215,9 +216,9 @@ async fn hash_elsewhere(shared: &Arc<Shared>, revision: i64) -> Result<Hashed, H
 }
 
 /// Asks all other members for their hash at a revision, all at once.
-pub async fn hashes_of_others(shared: &Shared, revision: i64) -> Vec<(u64, HashAnswer)> {
+pub async fn hashes_of_others(shared: &Shared, revision: Revision) -> Vec<(u64, HashAnswer)> {
     let cluster = cluster_id(shared);
-    let body = Bytes::from(json!({ "revision": revision }).to_string());
+    let body = Bytes::from(json!({ "revision": revision.0 }).to_string());
     let question = |_| {
         Request::get(HASH_KV)
             .header(http::header::CONTENT_TYPE, "application/json")
@@ -255,7 +256,12 @@ pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
         number(&told["header"]["revision"]),
     ) {
         (Some(hash), Some(compact_revision), Some(revision), Some(current_revision)) => {
-            HashAnswer::Hashed(Hashed { hash, compact_revision, revision, current_revision })
+            HashAnswer::Hashed(Hashed {
+                hash,
+                compact_revision: Revision(compact_revision),
+                revision: Revision(revision),
+                current_revision: Revision(current_revision),
+            })
         }
         _ => HashAnswer::Nothing("the answer is no hash".to_owned()),
     }
@@ -333,7 +339,11 @@ pub fn read_trail(text: &[u8]) -> Option<StateTrail> {
     let points = told["points"].as_array().filter(|points| points.len() <= STATE_TRAIL_POINTS_MAX)?;
     let point = |point: &Value| {
         let [index, revision, hash] = point.as_array()?.as_slice() else { return None };
-        Some(StatePoint { index: index.as_u64()?, revision: revision.as_i64()?, hash: hash.as_u64()? })
+        Some(StatePoint {
+            index: index.as_u64()?,
+            revision: Revision(revision.as_i64()?),
+            hash: hash.as_u64()?,
+        })
     };
     let points: Vec<StatePoint> = points.iter().map(point).collect::<Option<_>>()?;
     let trail = StateTrail { applied_index: told["applied_index"].as_u64()?, points };
@@ -376,10 +386,20 @@ mod tests {
         };
         // As etcd 3.7.1 writes it.
         let whole = r#"{"header":{"revision":1},"hash":1084519789,"compact_revision":-1,"hash_revision":1}"#;
-        let hashed = Hashed { hash: 1_084_519_789, compact_revision: -1, revision: 1, current_revision: 1 };
+        let hashed = Hashed {
+            hash: 1_084_519_789,
+            compact_revision: Revision(-1),
+            revision: Revision(1),
+            current_revision: Revision(1),
+        };
         assert_eq!(answer(200, whole), HashAnswer::Hashed(hashed));
         let none = r#"{"header":{},"compact_revision":2}"#;
-        let hashed = Hashed { hash: 0, compact_revision: 2, revision: 0, current_revision: 0 };
+        let hashed = Hashed {
+            hash: 0,
+            compact_revision: Revision(2),
+            revision: Revision(0),
+            current_revision: Revision(0),
+        };
         assert_eq!(answer(200, none), HashAnswer::Hashed(hashed));
         assert_eq!(answer(400, "mvcc: required revision has been compacted\n"), HashAnswer::Compacted);
         assert_eq!(answer(400, "mvcc: required revision is a future revision\n"), HashAnswer::Future);
@@ -395,7 +415,8 @@ mod tests {
 
     #[test]
     fn trails_are_read_back_and_bounded() {
-        let point = |index: u64| StatePoint { index, revision: index as i64 * 2, hash: u64::MAX - index };
+        let point =
+            |index: u64| StatePoint { index, revision: Revision(index as i64 * 2), hash: u64::MAX - index };
         let trail = StateTrail { applied_index: 9, points: [3, 5, 8].map(point).to_vec() };
         assert_eq!(read_trail(write_trail(&trail).as_bytes()), Some(trail.clone()));
         let nothing = StateTrail { applied_index: 9, points: Vec::new() };

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 use crate::comparison::{HashAnswer, HashError, Hashed, hash_of, hashes_of_others};
 use api::Status;
 use config::Config;
+use numbers::Revision;
 use replica::core::{ClientRequest, ControlRequest, ReplyBody};
 use replica::shared::Shared;
 use storage::block_on::block_on;
+use storage::compaction_hash::KnownHash;
 use telemetry::logging::{Logger, Value};
 
 /// Why the hash of another member was found at fault when this one started.
@@ -127,7 +129,7 @@ pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), Init
         "starting initial corruption check",
         &[("local-member-id", Value::Id(id)), ("timeout", Value::Duration(timeout))],
     );
-    let own = hash_of(shared, 0, &AtomicBool::new(false))
+    let own = hash_of(shared, Revision(0), &AtomicBool::new(false))
         .map_err(|error| InitialCheckError::NoHash { member_id: id, error })?;
     let mut mismatches = 0;
     for (peer, answer) in block_on(hashes_of_others(shared, own.revision)) {
@@ -143,15 +145,15 @@ pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), Init
         };
         let mut fields = vec![
             ("local-member-id", Value::Id(id)),
-            ("local-member-revision", Value::Int(own.revision)),
-            ("local-member-compact-revision", Value::Int(own.compact_revision)),
+            ("local-member-revision", Value::Int(own.revision.0)),
+            ("local-member-compact-revision", Value::Int(own.compact_revision.0)),
             ("local-member-hash", Value::Uint(u64::from(own.hash))),
             ("remote-peer-id", Value::Id(peer)),
         ];
         match &answer {
             HashAnswer::Hashed(theirs) => fields.extend([
-                ("remote-peer-revision", Value::Int(theirs.current_revision)),
-                ("remote-peer-compact-revision", Value::Int(theirs.compact_revision)),
+                ("remote-peer-revision", Value::Int(theirs.current_revision.0)),
+                ("remote-peer-compact-revision", Value::Int(theirs.compact_revision.0)),
                 ("remote-peer-hash", Value::Uint(u64::from(theirs.hash))),
             ]),
             HashAnswer::Nothing(why) => fields.push(("error", Value::Str(why))),
@@ -221,16 +223,12 @@ pub enum OfCompaction {
 }
 
 /// Compares the leader's hash of a compaction with the other members'.
-pub fn compare_compaction(
-    leader: u64,
-    (compact_revision, hash): (i64, u32),
-    answers: &[(u64, HashAnswer)],
-) -> OfCompaction {
-    let mut groups: Vec<(u32, Vec<u64>)> = vec![(hash, vec![leader])];
+pub fn compare_compaction(leader: u64, ours: KnownHash, answers: &[(u64, HashAnswer)]) -> OfCompaction {
+    let mut groups: Vec<(u32, Vec<u64>)> = vec![(ours.hash, vec![leader])];
     let mut compared = 0;
     for (id, answer) in answers {
         let HashAnswer::Hashed(theirs) = answer else { continue };
-        if theirs.compact_revision != compact_revision {
+        if theirs.compact_revision != ours.compact_revision {
             continue;
         }
         compared += 1;
@@ -370,7 +368,7 @@ impl Checker {
     }
 
     async fn check(&self) -> Result<(), CheckError> {
-        let first = hash_of(&self.shared, 0, &self.stop)?;
+        let first = hash_of(&self.shared, Revision(0), &self.stop)?;
         let answers = hashes_of_others(&self.shared, first.revision).await;
         let reply = self.shared.ask(ClientRequest::Read).await.map_err(CheckError::Read)?;
         match reply.body {
@@ -378,7 +376,7 @@ impl Checker {
             ReplyBody::Outcome(Err(status), _) => return Err(CheckError::Read(status)),
             _ => return Err(CheckError::Stopping),
         }
-        let second = hash_of(&self.shared, 0, &self.stop)?;
+        let second = hash_of(&self.shared, Revision(0), &self.stop)?;
         let found = compare_periodically(self.shared.identity.member_id, &first, &second, &answers);
         for (id, why) in &found {
             let theirs = answers.iter().find_map(|(peer, answer)| match answer {
@@ -387,17 +385,17 @@ impl Checker {
             });
             let mut fields = vec![
                 ("member-id", Value::Id(*id)),
-                ("revision-1", Value::Int(first.revision)),
-                ("compact-revision-1", Value::Int(first.compact_revision)),
+                ("revision-1", Value::Int(first.revision.0)),
+                ("compact-revision-1", Value::Int(first.compact_revision.0)),
                 ("hash-1", Value::Uint(u64::from(first.hash))),
-                ("revision-2", Value::Int(second.revision)),
-                ("compact-revision-2", Value::Int(second.compact_revision)),
+                ("revision-2", Value::Int(second.revision.0)),
+                ("compact-revision-2", Value::Int(second.compact_revision.0)),
                 ("hash-2", Value::Uint(u64::from(second.hash))),
             ];
             if let Some(theirs) = theirs {
                 fields.extend([
-                    ("follower-revision", Value::Int(theirs.current_revision)),
-                    ("follower-compact-revision", Value::Int(theirs.compact_revision)),
+                    ("follower-revision", Value::Int(theirs.current_revision.0)),
+                    ("follower-compact-revision", Value::Int(theirs.compact_revision.0)),
                     ("follower-hash", Value::Uint(u64::from(theirs.hash))),
                 ]);
             }
@@ -418,8 +416,9 @@ impl Checker {
         let checked_through = self.checked_through.load(Ordering::Relaxed);
         let known = self.shared.compaction_hashes.known();
         let mut checked = 0u64;
-        for (revision, compact_revision, hash) in known {
-            if revision <= checked_through || self.stop.load(Ordering::Relaxed) {
+        for ours in known {
+            let KnownHash { revision, compact_revision, hash } = ours;
+            if revision <= Revision(checked_through) || self.stop.load(Ordering::Relaxed) {
                 break;
             }
             let answers = hashes_of_others(&self.shared, revision).await;
@@ -430,17 +429,17 @@ impl Checker {
             let fields = |rest: &[(&'static str, u64)]| {
                 let mut fields = vec![
                     ("leader-id", Value::Id(leader)),
-                    ("revision", Value::Int(revision)),
-                    ("compact-revision", Value::Int(compact_revision)),
+                    ("revision", Value::Int(revision.0)),
+                    ("compact-revision", Value::Int(compact_revision.0)),
                     ("leader-hash", Value::Uint(u64::from(hash))),
                 ];
                 fields.extend(rest.iter().map(|(name, value)| (*name, Value::Uint(*value))));
                 fields
             };
             let peers = ("number-of-peers", answers.len() as u64);
-            match compare_compaction(leader, (compact_revision, hash), &answers) {
+            match compare_compaction(leader, ours, &answers) {
                 OfCompaction::Same => {
-                    self.checked_through.fetch_max(revision, Ordering::Relaxed);
+                    self.checked_through.fetch_max(revision.0, Ordering::Relaxed);
                     self.logger.info("successfully checked hash on whole cluster", &fields(&[peers]));
                     break;
                 }
@@ -478,7 +477,12 @@ mod tests {
     const NOBODY: [u64; 0] = [];
 
     fn hashed(hash: u32, compact_revision: i64, revision: i64) -> Hashed {
-        Hashed { hash, compact_revision, revision, current_revision: revision }
+        Hashed {
+            hash,
+            compact_revision: Revision(compact_revision),
+            revision: Revision(revision),
+            current_revision: Revision(revision),
+        }
     }
 
     fn told(hash: u32, compact_revision: i64, revision: i64) -> HashAnswer {
@@ -517,7 +521,7 @@ mod tests {
         assert_eq!(named(own, hashed(8, 4, 10), &same), NOBODY, "a compaction came between");
         assert_eq!(named(own, own, &[(2, told(8, 3, 10)), (3, told(9, 3, 10))]), [2, 3]);
         assert_eq!(named(own, own, &[(2, told(8, 2, 10))]), NOBODY, "another compact revision");
-        let ahead = Hashed { current_revision: 11, ..own };
+        let ahead = Hashed { current_revision: Revision(11), ..own };
         assert_eq!(named(own, own, &[(2, HashAnswer::Hashed(ahead))]), [2]);
         assert_eq!(
             named(own, ahead, &[(2, HashAnswer::Hashed(ahead))]),
@@ -543,7 +547,8 @@ mod tests {
 
     #[test]
     fn hashes_of_compactions_are_compared_where_members_have_them() {
-        let compare = |answers: &[(u64, HashAnswer)]| compare_compaction(1, (3, 7), answers);
+        let ours = KnownHash { revision: Revision(10), compact_revision: Revision(3), hash: 7 };
+        let compare = |answers: &[(u64, HashAnswer)]| compare_compaction(1, ours, answers);
         assert_eq!(compare(&[(2, told(7, 3, 10)), (3, told(7, 3, 10))]), OfCompaction::Same);
         assert_eq!(compare(&[(2, told(7, 3, 10)), (3, HashAnswer::Compacted)]), OfCompaction::Incomplete(1));
         // Another compact revision before: it missed a compaction, and may differ.

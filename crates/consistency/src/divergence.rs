@@ -158,7 +158,7 @@ impl Divergence {
                             ("member-id", Value::Id(*id)),
                             ("leader-id", Value::Id(self.shared.identity.member_id)),
                             ("entry-index", Value::Uint(*index)),
-                            ("revision", Value::Int(*revision)),
+                            ("revision", Value::Int(revision.0)),
                             ("may-have-begun-earlier", Value::Bool(*at_first)),
                         ],
                     );
@@ -182,6 +182,8 @@ impl Divergence {
 
 #[cfg(test)]
 mod tests {
+    use numbers::Revision;
+
     use super::*;
     use api::etcdserverpb::{InternalRaftRequest, PutRequest, RequestHeader};
     use bytes::{Bytes, BytesMut};
@@ -190,7 +192,8 @@ mod tests {
     use prost::Message as _;
 
     fn trail(applied_index: u64, points: &[(u64, u64)]) -> StateTrail {
-        let point = |&(index, hash): &(u64, u64)| StatePoint { index, revision: index as i64 * 10, hash };
+        let point =
+            |&(index, hash): &(u64, u64)| StatePoint { index, revision: Revision(index as i64 * 10), hash };
         StateTrail { applied_index, points: points.iter().map(point).collect() }
     }
 
@@ -230,7 +233,7 @@ mod tests {
     #[test]
     fn what_differs_is_told_with_its_place() {
         let verdict = judge(1, &sound(9), &[(2, wrong(9)), (3, sound(9))], 3);
-        let different = TrailComparison::Different { index: 5, revision: 50, at_first: false };
+        let different = TrailComparison::Different { index: 5, revision: Revision(50), at_first: false };
         assert_eq!(verdict.compared, [(2, different), (3, TrailComparison::Same { through: 9 })]);
     }
 
@@ -270,11 +273,11 @@ mod tests {
         let others = [(2, told(&machines[1], 0)), (3, told(&machines[2], 7))];
         let verdict = judge(1, &ours, &others, 3);
         assert_eq!(verdict.named, [2]);
-        let different = TrailComparison::Different { index: 12, revision: 13, at_first: false };
+        let different = TrailComparison::Different { index: 12, revision: Revision(13), at_first: false };
         assert_eq!(verdict.compared, [(2, different), (3, TrailComparison::Same { through: 20 })]);
         // Only the end is told: it still differs, though where it began is lost.
         let verdict = judge(1, &ours, &[(2, told(&machines[1], 18)), (3, told(&machines[2], 18))], 3);
-        let different = TrailComparison::Different { index: 18, revision: 19, at_first: true };
+        let different = TrailComparison::Different { index: 18, revision: Revision(19), at_first: true };
         assert_eq!((verdict.compared[0].1, verdict.named), (different, vec![2]));
     }
 }

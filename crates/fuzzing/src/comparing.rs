@@ -2,6 +2,7 @@
 
 use consistency::comparison::{read_hash, read_trail, write_trail};
 use http::Response;
+use numbers::Revision;
 
 /// The target: a trail or an answer of any content.
 pub fn run(data: &[u8]) {
@@ -18,7 +19,7 @@ pub fn run(data: &[u8]) {
 
 /// Answers of both kinds.
 pub fn seeds() -> Vec<Vec<u8>> {
-    let point = |index, hash| machine::StatePoint { index, revision: index as i64, hash };
+    let point = |index, hash| machine::StatePoint { index, revision: Revision(index as i64), hash };
     let trail = machine::StateTrail { applied_index: 9, points: vec![point(3, 7), point(5, u64::MAX)] };
     vec![
         write_trail(&trail).into_bytes(),

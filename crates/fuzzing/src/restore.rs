@@ -11,6 +11,7 @@ use machine::snapshot::{self, SnapshotReader};
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
 use machine::{AsOf, Command, Machine};
 use mvcc::Location;
+use numbers::Revision;
 use prost::Message as _;
 
 use crate::commands;
@@ -47,7 +48,7 @@ fn example() -> (Machine, Journal) {
 fn live_on(mut machine: Machine) {
     let snapshot = machine.store.snapshot();
     // Nobody writes that often; a state that says so is as good as any other, but can take nothing more.
-    if snapshot.current_revision() >= i64::MAX / 2 || machine.applied_index >= u64::MAX / 2 {
+    if snapshot.current_revision() >= Revision(i64::MAX / 2) || machine.applied_index >= u64::MAX / 2 {
         return;
     }
     let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
@@ -90,7 +91,7 @@ pub fn seeds_image() -> Vec<Vec<u8>> {
     };
     let scribe =
         |scribe: Scribe, blocks: &[Vec<u8>]| blocks.iter().fold(scribe, |scribe, block| scribe.run(block));
-    let first = base(&mut machine, 0);
+    let first = base(&mut machine, Revision(0));
     let from = machine.store.current_revision();
     let alone = scribe(Scribe::default(), &first).done();
     for request in commands::examples().into_iter().filter(|request| request.put.is_some()) {
@@ -102,7 +103,7 @@ pub fn seeds_image() -> Vec<Vec<u8>> {
     let delta = base(&mut machine, from);
     let both = scribe(scribe(Scribe::default(), &first).run(NEXT_RUN), &delta).done();
     let mut empty = Machine::new(RULES);
-    let nothing = scribe(Scribe::default(), &base(&mut empty, 0)).done();
+    let nothing = scribe(Scribe::default(), &base(&mut empty, Revision(0))).done();
     vec![alone, both, nothing]
 }
 

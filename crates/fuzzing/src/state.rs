@@ -9,6 +9,7 @@ use machine::snapshot::{self, SnapshotReader, SnapshotWriter};
 use machine::transfer::{Assembly, ReceivedVersion, TransferReader, TransferWriter};
 use machine::{Lease, Machine, Rules};
 use mvcc::{HashWalk, KeyRange, Version};
+use numbers::{ChangeId, LeaseId, Revision};
 
 use crate::journal::Journal;
 
@@ -16,13 +17,12 @@ use crate::journal::Journal;
 pub const RULES: Rules = Rules { learners_max: 1 };
 
 /// Everything of a version but where its value lies.
-type Told = (Vec<u8>, i64, u32, i64, i64, i64, u32, u32);
+type Told = (Vec<u8>, ChangeId, Revision, i64, LeaseId, u32, u32);
 
 fn told(version: Version<'_>) -> Told {
     (
         version.key().to_vec(),
-        version.main(),
-        version.sub(),
+        version.id(),
         version.create_revision(),
         version.version(),
         version.lease(),
@@ -31,7 +31,7 @@ fn told(version: Version<'_>) -> Told {
     )
 }
 
-fn leases(machine: &Machine) -> BTreeMap<i64, Lease> {
+fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease> {
     machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
 }
 
@@ -51,18 +51,19 @@ pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
     assert_eq!(a.live_keys(), b.live_keys());
     let histories = |of: &mvcc::Snapshot<'_>| of.histories().map(told).collect::<Vec<_>>();
     assert_eq!(histories(&a), histories(&b));
-    let first = a.compact_revision().max(1);
+    let first = a.compact_revision().max(Revision(1));
     let range = |of: &mvcc::Snapshot<'_>, at| {
         of.range(KeyRange::ALL, at).map(|range| range.map(told).collect::<Vec<_>>())
     };
     let hashed = |of: &mvcc::Snapshot<'_>, at| {
         let mut fed = Vec::new();
         let mut walk = HashWalk::new(of, at).expect("not compacted");
-        while !walk.step(of, 5, |version| fed.push((version.main(), version.sub()))) {}
+        while !walk.step(of, 5, |version| fed.push(version.id())) {}
         fed
     };
     // The first few and the last: a revision that an image claims may be any number.
-    for at in (first..a.current_revision()).take(8).chain([a.current_revision()]) {
+    let current = a.current_revision();
+    for at in (first.0..current.0).map(Revision).take(8).chain([current]) {
         assert_eq!(range(&a, at), range(&b, at), "at {at}");
         assert_eq!(hashed(&a, at), hashed(&b, at), "at {at}");
     }
@@ -70,7 +71,7 @@ pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
 
 /// The machine by way of a checkpoint's blocks.
 pub fn through_image(machine: &mut Machine) -> Machine {
-    let mut writer = RunWriter::new(machine.store.publish(), machine.head(), 0);
+    let mut writer = RunWriter::new(machine.store.publish(), machine.head(), Revision(0));
     let blocks = std::iter::from_fn(|| writer.next_block().transpose());
     image::restore(RULES, vec![blocks]).expect("what was written can be read")
 }
@@ -95,7 +96,7 @@ pub fn through_snapshot(machine: &mut Machine, journal: &Journal) -> Machine {
 
 /// The bytes of a transfer of everything.
 pub fn transfer_of(machine: &mut Machine, journal: &Journal) -> Vec<u8> {
-    let mut writer = TransferWriter::new(machine.store.publish(), machine.head(), 0);
+    let mut writer = TransferWriter::new(machine.store.publish(), machine.head(), Revision(0));
     let mut bytes = Vec::new();
     while let Some(chunk) = writer.next_chunk(journal).expect("the journal keeps everything") {
         bytes.extend_from_slice(&chunk);

@@ -20,6 +20,7 @@ use mainstay_interchange::backend::{Backend, BackendWriter, Copy, Release};
 use mainstay_interchange::bolt::{Bolt, Cursor};
 use mainstay_interchange::wal::Identity;
 use mainstay_interchange::{Command, DataDir, NewDataDir, NewMember, Source, Status, hash_kv, snapshot};
+use numbers::Revision;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -31,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             dump("", &bolt, bolt.root())?;
         }
         ["status", path] => println!("{:?}", Status::of(&open(path)?)?),
-        ["hashkv", path, revision] => println!("{:?}", hash_kv(&open(path)?, revision.parse()?)?),
+        ["hashkv", path, revision] => println!("{:?}", hash_kv(&open(path)?, Revision(revision.parse()?))?),
         ["copy", path, version, new] => {
             let from = open(path)?;
             let copy = Copy::of(&from, release(version)?)?;

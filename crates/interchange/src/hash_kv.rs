@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use numbers::Revision;
 use sha2::{Digest as _, Sha256};
 
-use crate::backend::{Backend, Revision, name};
+use crate::backend::{Backend, StoredChangeId, name};
 use crate::error::Error;
 use crate::source::Source;
 
@@ -19,9 +20,9 @@ pub struct HashKv {
     /// CRC-32C.
     pub hash: u32,
     /// The compact revision that the hash belongs to; -1 for none.
-    pub compact_revision: i64,
+    pub compact_revision: Revision,
     /// The revision hashed.
-    pub hash_revision: i64,
+    pub hash_revision: Revision,
 }
 
 /// Why there is no such hash.
@@ -30,9 +31,9 @@ pub enum HashKvError {
     /// The database cannot be read.
     Read(Error),
     /// The revision is below the compact revision, which is given.
-    Compacted(i64),
+    Compacted(Revision),
     /// The revision is above the newest, which is given.
-    Future(i64),
+    Future(Revision),
 }
 
 /// What stands for a key where many have to be remembered: nobody finds two with the same.
@@ -54,13 +55,13 @@ struct Newest {
 
 #[derive(Clone, Copy)]
 struct Newer {
-    revision: Revision,
+    revision: StoredChangeId,
     is_tombstone: bool,
 }
 
 impl Newer {
     /// Returns true if it is this change, and not a deletion.
-    fn is(self, revision: Revision) -> bool {
+    fn is(self, revision: StoredChangeId) -> bool {
         self.revision == revision && !self.is_tombstone
     }
 }
@@ -73,10 +74,10 @@ impl Newer {
 /// # Errors
 ///
 /// When the revision is not there, or the database cannot be read.
-pub fn hash_kv<S: Source>(backend: &Backend<S>, revision: i64) -> Result<HashKv, HashKvError> {
-    let compacted = backend.meta()?.compact_revision().unwrap_or(-1);
+pub fn hash_kv<S: Source>(backend: &Backend<S>, revision: Revision) -> Result<HashKv, HashKvError> {
+    let compacted = backend.meta()?.compact_revision().unwrap_or(Revision::NEVER_COMPACTED);
     // A new store is at revision 1.
-    let mut current = compacted.max(1);
+    let mut current = compacted.max(Revision::FIRST);
     let mut newest: HashMap<Fingerprint, Newest> = HashMap::new();
     // Keys that came to be above the compact revision, less those that went.
     let mut gained = 0i64;
@@ -85,7 +86,7 @@ pub fn hash_kv<S: Source>(backend: &Backend<S>, revision: i64) -> Result<HashKv,
         let head = change.head;
         let main = head.revision.main;
         current = current.max(main);
-        if revision > 0 && main > revision {
+        if revision > Revision::CURRENT && main > revision {
             continue;
         }
         let newer = Newer { revision: head.revision, is_tombstone: head.is_tombstone };
@@ -100,7 +101,7 @@ pub fn hash_kv<S: Source>(backend: &Backend<S>, revision: i64) -> Result<HashKv,
             found.at_hash = newer;
         }
     }
-    let revision = if revision <= 0 { current } else { revision };
+    let revision = if revision <= Revision::CURRENT { current } else { revision };
     if revision < compacted {
         return Err(HashKvError::Compacted(compacted));
     }

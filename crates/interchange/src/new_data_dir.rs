@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use disk::Disk;
+use numbers::Revision;
 use prost::Message as _;
 
 use crate::backend::{BackendWriter, ConfState, Membership, Meta, Release};
@@ -80,7 +81,7 @@ impl<'d> NewDataDir<'d> {
 
     /// What the bucket `meta` has to say for this member; compact revisions are the caller's. Both passes have to
     /// write it.
-    pub fn meta(&self, compact_revision: Option<i64>) -> Meta {
+    pub fn meta(&self, compact_revision: Option<Revision>) -> Meta {
         Meta {
             consistent_index: self.member.index,
             term: Some(self.member.term),

@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use numbers::Revision;
+
 use crate::backend::{Backend, Change, name};
 use crate::error::Error;
 use crate::hash_kv::Fingerprint;
@@ -13,7 +15,7 @@ pub struct Status {
     /// CRC-32C over all buckets: their names, keys and values, in order.
     pub hash: u32,
     /// The newest revision that is stored.
-    pub revision: i64,
+    pub revision: Revision,
     /// Keys that are there at that revision.
     pub total_keys: u64,
     /// Bytes of the database that are in use.

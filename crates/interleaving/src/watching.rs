@@ -1,6 +1,7 @@
 //! Watches that begin while the core publishes, and the removal that waits for all of them.
 
 use loom::thread;
+use numbers::Revision;
 
 use crate::attendance::Attendance;
 use crate::sync::{Arc, AtomicI64, Ordering};
@@ -34,14 +35,14 @@ pub fn nothing_is_removed_before_all_were_told() {
         let (attendance, told) = (Arc::clone(&attendance), Arc::clone(&told));
         thread::spawn(move || {
             told.store(5, Ordering::Relaxed);
-            attendance.saw(0, 5);
+            attendance.saw(0, Revision(5));
         })
     };
-    if attendance.all_saw(5) {
+    if attendance.all_saw(Revision(5)) {
         assert_eq!(told.load(Ordering::Relaxed), 5, "removed before it was told");
     }
     shard.join().expect("tells");
-    assert!(attendance.all_saw(5));
+    assert!(attendance.all_saw(Revision(5)));
     attendance.watch_ends(0);
-    assert!(attendance.all_saw(9), "nobody watches");
+    assert!(attendance.all_saw(Revision(9)), "nobody watches");
 }

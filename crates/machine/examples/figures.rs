@@ -14,6 +14,7 @@ use mainstay_machine::image::{RunWriter, restore};
 use mainstay_machine::transfer::{Assembly, ReceivedVersion, TransferReader, TransferWriter};
 use mainstay_machine::{Command, Machine, ReadError, Rules, Values};
 use mvcc::{Location, Value};
+use numbers::Revision;
 use prost::Message as _;
 
 /// All values are the same.
@@ -116,7 +117,7 @@ fn hot_puts() {
 fn transfer(machine: &mut Machine) {
     let (view, head) = (machine.store.publish(), machine.head());
     let chunks: Vec<Bytes> = measure("writing a transfer", || {
-        let mut writer = TransferWriter::new(view, head, 0);
+        let mut writer = TransferWriter::new(view, head, Revision(0));
         std::iter::from_fn(|| writer.next_chunk(&Same).expect("values are there")).collect()
     });
     println!("{} bytes", chunks.iter().map(Bytes::len).sum::<usize>());
@@ -161,7 +162,7 @@ fn main() -> std::io::Result<()> {
     });
     let (view, head) = (machine.store.publish(), machine.head());
     let blocks: Vec<Vec<u8>> = measure("writing a base run", || {
-        let mut writer = RunWriter::new(view, head, 0);
+        let mut writer = RunWriter::new(view, head, Revision(0));
         std::iter::from_fn(|| writer.next_block().expect("a held view has everything")).collect()
     });
     let bytes: usize = blocks.iter().map(Vec::len).sum();

@@ -11,6 +11,7 @@ use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use mvcc::{KeyRange, Snapshot};
+use numbers::Revision;
 
 /// How deep transactions may nest. etcd is bounded only by max-txn-ops and the message size; ours is bounded for the
 /// sake of the stack (COMPAT-1).
@@ -205,7 +206,7 @@ pub fn compared_keys(request: &TxnRequest, snapshot: &Snapshot<'_>, max: u64) ->
     for compare in &request.compare {
         if !compare.range_end.is_empty() && keys <= max {
             let range = KeyRange::of_request(&compare.key, &compare.range_end);
-            keys += snapshot.count(range, 0).unwrap_or(0);
+            keys += snapshot.count(range, Revision::CURRENT).unwrap_or(0);
         }
     }
     for op in request.success.iter().chain(&request.failure) {
@@ -224,7 +225,7 @@ pub fn compared_bytes(request: &TxnRequest, snapshot: &Snapshot<'_>, max: u64) -
     let mut bytes = 0;
     for compare in request.compare.iter().filter(|compare| crate::txn::compares_value(compare)) {
         let range = KeyRange::of_request(&compare.key, &compare.range_end);
-        for version in snapshot.range(range, 0).into_iter().flatten() {
+        for version in snapshot.range(range, Revision::CURRENT).into_iter().flatten() {
             if bytes > max {
                 return bytes;
             }

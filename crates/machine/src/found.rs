@@ -6,6 +6,7 @@
 use api::wire::{bytes_len, number_len, put_bytes, put_field_head, put_number};
 use bytes::{Bytes, BytesMut};
 use mvcc::{Value, Version};
+use numbers::{ChangeId, LeaseId, Revision};
 
 use crate::as_of::Overtaken;
 
@@ -58,15 +59,15 @@ pub struct Found {
     /// The key.
     pub key: Bytes,
     /// The revision that created the key.
-    pub create_revision: i64,
+    pub create_revision: Revision,
     /// The revision that wrote this value.
-    pub mod_revision: i64,
+    pub mod_revision: Revision,
     /// The number of that write in its transaction.
     pub sub: u32,
     /// How many times the key was written since its creation.
     pub version: i64,
     /// The lease, or 0.
-    pub lease: i64,
+    pub lease: LeaseId,
     /// Where the value lies; `None` if it was not asked for.
     pub value: Option<Value>,
 }
@@ -85,6 +86,11 @@ impl Found {
         }
     }
 
+    /// The change that wrote this value.
+    pub fn id(&self) -> ChangeId {
+        ChangeId { main: self.mod_revision, sub: self.sub }
+    }
+
     /// The same, of what a client asked for.
     pub fn projected(version: Version<'_>, projection: Projection) -> Found {
         let mut found = Found::of(version);
@@ -92,7 +98,7 @@ impl Found {
             found.value = None;
         }
         if projection.without_lease {
-            found.lease = 0;
+            found.lease = LeaseId::NONE;
         }
         found
     }
@@ -142,10 +148,10 @@ impl<'a> Fields<'a> {
     fn of_found(found: &'a Found) -> Fields<'a> {
         Fields {
             key: &found.key,
-            create_revision: found.create_revision,
-            mod_revision: found.mod_revision,
+            create_revision: found.create_revision.0,
+            mod_revision: found.mod_revision.0,
             version: found.version,
-            lease: found.lease,
+            lease: found.lease.0,
             value_len: found.value.map_or(0, |v| v.len as usize),
         }
     }
@@ -157,7 +163,7 @@ impl<'a> Fields<'a> {
             return Fields {
                 key: version.key(),
                 create_revision: 0,
-                mod_revision: version.main(),
+                mod_revision: version.main().0,
                 version: 0,
                 lease: 0,
                 value_len: 0,
@@ -165,10 +171,10 @@ impl<'a> Fields<'a> {
         }
         Fields {
             key: version.key(),
-            create_revision: version.create_revision(),
-            mod_revision: version.main(),
+            create_revision: version.create_revision().0,
+            mod_revision: version.main().0,
             version: version.version(),
-            lease: if projection.without_lease { 0 } else { version.lease() },
+            lease: if projection.without_lease { 0 } else { version.lease().0 },
             value_len: if projection.keys_only { 0 } else { version.value_len() as usize },
         }
     }
@@ -266,11 +272,11 @@ mod tests {
             let value: &'static [u8] = value;
             let found = Found {
                 key: Bytes::from_static(b"key"),
-                create_revision: 3,
-                mod_revision: 300,
+                create_revision: Revision(3),
+                mod_revision: Revision(300),
                 sub: 0,
                 version: 2,
-                lease,
+                lease: LeaseId(lease),
                 value: Some(Value { len: value.len() as u32, ..Value::default() }),
             };
             let mut out = BytesMut::new();

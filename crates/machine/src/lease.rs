@@ -10,6 +10,8 @@ use api::limits::LEASE_TTL_MAX;
 use bytes::Bytes;
 use planted::Bug;
 
+use numbers::LeaseId;
+
 use crate::check;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 use crate::shared_map::SharedMap;
@@ -32,13 +34,24 @@ impl Lease {
     }
 }
 
+/// A lease that was granted elsewhere, without its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrantedLease {
+    /// Its name.
+    pub id: LeaseId,
+    /// The time to live, in seconds.
+    pub ttl: i64,
+    /// The time left as of the last checkpoint entry, in seconds; 0 if there was none since the last renewal.
+    pub remaining: i64,
+}
+
 /// All leases, by id. A copy costs a pointer for some 200 leases, and stays as it is when the original changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leases {
-    table: SharedMap<i64, Arc<Lease>>,
+    table: SharedMap<LeaseId, Arc<Lease>>,
     /// Live keys by a lease that does not exist: only a state that was taken over from elsewhere has such keys. They are
     /// attached if a lease with this id is granted, as they would be by a restart after it.
-    dangling: SharedMap<i64, SharedMap<Bytes, ()>>,
+    dangling: SharedMap<LeaseId, SharedMap<Bytes, ()>>,
     /// What they count against the quota.
     bytes: u64,
 }
@@ -50,7 +63,7 @@ fn attached_bytes(key: &[u8]) -> u64 {
 
 impl Leases {
     /// The lease with this id.
-    pub fn get(&self, id: i64) -> Option<&Lease> {
+    pub fn get(&self, id: LeaseId) -> Option<&Lease> {
         self.table.get(&id).map(|lease| &**lease)
     }
 
@@ -61,7 +74,7 @@ impl Leases {
     }
 
     /// The leases behind this id, or all, by ascending id.
-    pub fn after(&self, id: Option<i64>) -> impl Iterator<Item = (i64, &Lease)> + use<'_> {
+    pub fn after(&self, id: Option<LeaseId>) -> impl Iterator<Item = (LeaseId, &Lease)> + use<'_> {
         self.table.after(id.as_ref()).map(|(id, lease)| (*id, &**lease))
     }
 
@@ -76,26 +89,25 @@ impl Leases {
     }
 
     /// All of them, by ascending id.
-    pub fn iter(&self) -> impl Iterator<Item = (i64, &Lease)> {
+    pub fn iter(&self) -> impl Iterator<Item = (LeaseId, &Lease)> {
         self.table.iter().map(|(id, lease)| (*id, &**lease))
     }
 
-    /// Leases that were granted elsewhere: id, TTL in seconds, and the time left as of the last checkpoint, or 0. Keys
-    /// are tied to them when versions are loaded.
+    /// Leases that were granted elsewhere. Keys are tied to them when versions are loaded.
     ///
     /// # Errors
     ///
     /// When one is there twice, or is one that nobody can be granted.
-    pub fn granted(terms: impl IntoIterator<Item = (i64, i64, i64)>) -> Result<Leases, Malformed> {
+    pub fn granted(granted: impl IntoIterator<Item = GrantedLease>) -> Result<Leases, Malformed> {
         let mut leases = Leases::default();
-        for (id, ttl, remaining) in terms {
+        for GrantedLease { id, ttl, remaining } in granted {
             leases.take(id, Lease::new(ttl, remaining))?;
         }
         Ok(leases)
     }
 
-    fn take(&mut self, id: i64, lease: Arc<Lease>) -> Result<(), Malformed> {
-        if id == 0
+    fn take(&mut self, id: LeaseId, lease: Arc<Lease>) -> Result<(), Malformed> {
+        if !id.is_some()
             || !(0..=LEASE_TTL_MAX).contains(&lease.ttl)
             || !(0..=LEASE_TTL_MAX).contains(&lease.remaining)
         {
@@ -110,8 +122,8 @@ impl Leases {
 
     /// Grants a lease; gives its TTL in seconds. No option of a member takes part: members whose options differ would
     /// come to differ.
-    pub(crate) fn grant(&mut self, id: i64, ttl: i64) -> Result<i64, Status> {
-        if id == 0 {
+    pub(crate) fn grant(&mut self, id: LeaseId, ttl: i64) -> Result<i64, Status> {
+        if !id.is_some() {
             return Err(error::LEASE_NOT_FOUND);
         }
         if ttl > LEASE_TTL_MAX {
@@ -128,7 +140,7 @@ impl Leases {
     }
 
     /// Forgets a lease and gives it back; its keys are the caller's to delete.
-    pub(crate) fn revoke(&mut self, id: i64) -> Option<Arc<Lease>> {
+    pub(crate) fn revoke(&mut self, id: LeaseId) -> Option<Arc<Lease>> {
         if planted::is(Bug::LeaseRevived) {
             let lease = Arc::make_mut(self.table.get_mut(&id)?);
             return Some(Arc::new(Lease { keys: std::mem::take(&mut lease.keys), ..*lease }));
@@ -140,7 +152,7 @@ impl Leases {
 
     /// Takes the keys away from a lease that is about to be revoked, and is there until then; they are the caller's to
     /// delete, one by one.
-    pub(crate) fn take_keys(&mut self, id: i64) -> Option<SharedMap<Bytes, ()>> {
+    pub(crate) fn take_keys(&mut self, id: LeaseId) -> Option<SharedMap<Bytes, ()>> {
         let lease = self.table.get_mut(&id)?;
         Some(std::mem::take(&mut Arc::make_mut(lease).keys))
     }
@@ -151,7 +163,7 @@ impl Leases {
     }
 
     /// Notes the time left, in seconds; 0 takes the note back. Gives what is noted, if that is something else now.
-    pub(crate) fn checkpoint(&mut self, id: i64, remaining: i64) -> Option<i64> {
+    pub(crate) fn checkpoint(&mut self, id: LeaseId, remaining: i64) -> Option<i64> {
         let lease = self.table.get(&id)?;
         // Not bounded by the TTL: of an older version's checkpoint, that may depend on the member.
         let remaining = remaining.clamp(0, LEASE_TTL_MAX);
@@ -163,12 +175,12 @@ impl Leases {
     }
 
     /// A key was put: moves it from one lease to another; 0 stands for none.
-    pub(crate) fn attach(&mut self, key: &Bytes, from: i64, to: i64) {
+    pub(crate) fn attach(&mut self, key: &Bytes, from: LeaseId, to: LeaseId) {
         if from == to {
             return;
         }
         self.detach(key, from);
-        if to != 0 {
+        if to.is_some() {
             let lease = self.table.get_mut(&to);
             assert!(lease.is_some(), "a put was let through with lease {to:x}, which does not exist");
             if let Some(lease) = lease
@@ -180,8 +192,8 @@ impl Leases {
     }
 
     /// A key was deleted.
-    pub(crate) fn detach(&mut self, key: &[u8], from: i64) {
-        if from == 0 {
+    pub(crate) fn detach(&mut self, key: &[u8], from: LeaseId) {
+        if !from.is_some() {
             return;
         }
         let was_there = if let Some(lease) = self.table.get_mut(&from) {
@@ -202,7 +214,7 @@ impl Leases {
 
     /// When a state is loaded: ties a live key to its lease again. A key whose lease does not exist stays, without a
     /// lease, as etcd has it.
-    pub(crate) fn reattach(&mut self, key: &[u8], id: i64) {
+    pub(crate) fn reattach(&mut self, key: &[u8], id: LeaseId) {
         let key = Bytes::copy_from_slice(key);
         let bytes = attached_bytes(&key);
         let before = match (self.table.get_mut(&id), self.dangling.get_mut(&id)) {
@@ -224,7 +236,7 @@ impl Leases {
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, self.len() as u64);
         for (id, lease) in self.iter() {
-            put_i64(out, id);
+            put_i64(out, id.0);
             put_i64(out, lease.ttl);
             put_i64(out, lease.remaining);
         }
@@ -233,7 +245,7 @@ impl Leases {
     pub(crate) fn decode(input: &mut Input<'_>) -> Result<Leases, Malformed> {
         let mut leases = Leases::default();
         for _ in 0..input.u64()? {
-            let id = input.i64()?;
+            let id = LeaseId(input.i64()?);
             let (ttl, remaining) = (input.i64()?, input.i64()?);
             leases.take(id, Lease::new(ttl, remaining))?;
         }
@@ -248,11 +260,11 @@ mod tests {
     #[test]
     fn a_short_ttl_is_kept_and_a_long_one_refused() {
         let mut leases = Leases::default();
-        assert_eq!(leases.grant(1, 1), Ok(1));
-        assert_eq!(leases.grant(3, -1), Ok(0));
-        assert_eq!(leases.grant(1, 5), Err(error::LEASE_EXIST));
-        assert_eq!(leases.grant(2, LEASE_TTL_MAX + 1), Err(error::LEASE_TTL_TOO_LARGE));
-        assert_eq!(leases.grant(0, 5), Err(error::LEASE_NOT_FOUND));
+        assert_eq!(leases.grant(LeaseId(1), 1), Ok(1));
+        assert_eq!(leases.grant(LeaseId(3), -1), Ok(0));
+        assert_eq!(leases.grant(LeaseId(1), 5), Err(error::LEASE_EXIST));
+        assert_eq!(leases.grant(LeaseId(2), LEASE_TTL_MAX + 1), Err(error::LEASE_TTL_TOO_LARGE));
+        assert_eq!(leases.grant(LeaseId::NONE, 5), Err(error::LEASE_NOT_FOUND));
     }
 
     #[test]
@@ -271,23 +283,23 @@ mod tests {
     #[test]
     fn a_key_belongs_to_one_lease() {
         let mut leases = Leases::default();
-        leases.grant(1, 5).expect("granted");
-        leases.grant(2, 5).expect("granted");
+        leases.grant(LeaseId(1), 5).expect("granted");
+        leases.grant(LeaseId(2), 5).expect("granted");
         let key = Bytes::from_static(b"k");
-        leases.attach(&key, 0, 1);
-        leases.attach(&key, 1, 2);
-        assert!(leases.get(1).is_some_and(|l| l.keys.is_empty()));
-        assert!(leases.get(2).is_some_and(|l| l.keys.get(b"k".as_slice()).is_some()));
-        leases.detach(b"k", 2);
-        assert!(leases.get(2).is_some_and(|l| l.keys.is_empty()));
+        leases.attach(&key, LeaseId::NONE, LeaseId(1));
+        leases.attach(&key, LeaseId(1), LeaseId(2));
+        assert!(leases.get(LeaseId(1)).is_some_and(|l| l.keys.is_empty()));
+        assert!(leases.get(LeaseId(2)).is_some_and(|l| l.keys.get(b"k".as_slice()).is_some()));
+        leases.detach(b"k", LeaseId(2));
+        assert!(leases.get(LeaseId(2)).is_some_and(|l| l.keys.is_empty()));
     }
 
     #[test]
     fn leases_come_back() {
         let mut leases = Leases::default();
-        leases.grant(7, 60).expect("granted");
-        leases.grant(-3, 90).expect("granted");
-        leases.checkpoint(7, 12);
+        leases.grant(LeaseId(7), 60).expect("granted");
+        leases.grant(LeaseId(-3), 90).expect("granted");
+        leases.checkpoint(LeaseId(7), 12);
         let mut out = Vec::new();
         leases.encode(&mut out);
         let mut input = Input(&out);
@@ -303,24 +315,24 @@ mod tests {
         let mut leases = Leases::default();
         let keys: Vec<Bytes> = (0..100).map(|n| Bytes::from(format!("key {n}"))).collect();
         for id in 1..=10 {
-            leases.grant(id, 60).expect("granted");
+            leases.grant(LeaseId(id), 60).expect("granted");
         }
         for (n, key) in keys.iter().enumerate() {
-            leases.attach(key, 0, 1 + n as i64 % 10);
-            leases.attach(key, 1 + n as i64 % 10, 1 + n as i64 % 7);
+            leases.attach(key, LeaseId::NONE, LeaseId(1 + n as i64 % 10));
+            leases.attach(key, LeaseId(1 + n as i64 % 10), LeaseId(1 + n as i64 % 7));
         }
-        leases.detach(&keys[0], 1);
-        leases.detach(&keys[0], 1);
+        leases.detach(&keys[0], LeaseId(1));
+        leases.detach(&keys[0], LeaseId(1));
         let mut out = Vec::new();
         leases.encode(&mut out);
         let mut back = Leases::decode(&mut Input(&out)).expect("decodes");
         for (n, key) in keys.iter().enumerate().skip(1) {
-            back.reattach(key, 1 + n as i64 % 7);
+            back.reattach(key, LeaseId(1 + n as i64 % 7));
         }
         assert_eq!(back, leases);
         assert!(leases.bytes() > 10 * check::LEASE_COST + 99 * check::ATTACHED_COST);
         for id in 1..=10 {
-            for key in leases.revoke(id).expect("is there").keys.keys() {
+            for key in leases.revoke(LeaseId(id)).expect("is there").keys.keys() {
                 leases.detached(key);
             }
         }
@@ -330,15 +342,15 @@ mod tests {
     #[test]
     fn keys_of_a_lease_that_does_not_exist_are_attached_once_it_is_granted() {
         let mut leases = Leases::default();
-        leases.reattach(b"a", 7);
-        leases.reattach(b"b", 7);
-        leases.detach(b"b", 7);
-        assert!(leases.is_empty() && leases.get(7).is_none());
-        leases.grant(7, 10).expect("it can be granted");
-        let keys: Vec<_> = leases.get(7).expect("it exists").keys.keys().cloned().collect();
+        leases.reattach(b"a", LeaseId(7));
+        leases.reattach(b"b", LeaseId(7));
+        leases.detach(b"b", LeaseId(7));
+        assert!(leases.is_empty() && leases.get(LeaseId(7)).is_none());
+        leases.grant(LeaseId(7), 10).expect("it can be granted");
+        let keys: Vec<_> = leases.get(LeaseId(7)).expect("it exists").keys.keys().cloned().collect();
         assert_eq!(keys, ["a"]);
-        leases.reattach(b"c", 8);
-        leases.detach(b"c", 8);
+        leases.reattach(b"c", LeaseId(8));
+        leases.detach(b"c", LeaseId(8));
         assert!(leases.dangling.is_empty());
     }
 }

@@ -55,7 +55,7 @@ pub use alarm::Alarms;
 pub use as_of::{AsOf, Newest, Overtaken, Slice};
 pub use codec::Malformed;
 pub use found::{Found, ReadError, Values};
-pub use lease::{Lease, Leases};
+pub use lease::{GrantedLease, Lease, Leases};
 pub use machine::{
     Applied, Change, Command, ConfApplied, Fatal, Machine, Outcome, Raised, Rules, SegmentUse, UNDECODABLE,
     VoterChange,

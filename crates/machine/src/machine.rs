@@ -13,6 +13,7 @@ use api::raftpb;
 use api::{Code, Status};
 use bytes::Bytes;
 use mvcc::{KeyRange, Location, RevisionError, Snapshot, Store, Value, Version, Writer};
+use numbers::{ChangeId, LeaseId, Revision};
 use planted::{Bug, Measure};
 use prost::Message as _;
 
@@ -76,7 +77,7 @@ pub enum Outcome {
     /// A put.
     Put {
         /// The revision written.
-        revision: i64,
+        revision: Revision,
         /// Previous key-value pair, if it was asked for.
         previous: Option<Box<Found>>,
     },
@@ -89,7 +90,7 @@ pub enum Outcome {
     /// A lease with this TTL in seconds.
     LeaseGranted {
         /// Id of the lease.
-        id: i64,
+        id: LeaseId,
         /// TTL of the lease, in seconds.
         ttl: i64,
     },
@@ -134,14 +135,14 @@ pub enum Change {
     /// A lease exists now.
     LeaseGranted {
         /// Id of the lease.
-        id: i64,
+        id: LeaseId,
         /// TTL of the lease in seconds.
         ttl: i64,
     },
     /// A lease is gone.
-    LeaseRevoked(i64),
+    LeaseRevoked(LeaseId),
     /// The compact revision rose.
-    Compacted(i64),
+    Compacted(Revision),
     /// An alarm was raised or cleared.
     Alarms(Option<Raised>),
     /// A member's attributes or the cluster's version changed.
@@ -222,7 +223,7 @@ pub struct Machine {
     pub(crate) usage: BTreeMap<u32, SegmentUse>,
     pub(crate) in_use_bytes: u64,
     /// The highest main revision of a deletion that compaction has physically removed; see [`crate::image::Head`].
-    pub(crate) delta_from_min: i64,
+    pub(crate) delta_from_min: Revision,
     pub(crate) hash: StateHash,
     /// The entry behind the last one applied, as long as it is not whole.
     pub(crate) unfinished: Option<Box<Unfinished>>,
@@ -285,7 +286,7 @@ impl Machine {
             applied_term: 0,
             usage: BTreeMap::new(),
             in_use_bytes: 0,
-            delta_from_min: 0,
+            delta_from_min: Revision(0),
             hash: StateHash::first(),
             unfinished: None,
         }
@@ -486,17 +487,17 @@ impl Machine {
             if no_space {
                 return Err(error::NO_SPACE.into());
             }
-            let ttl = self.leases.grant(grant.id, grant.ttl)?;
+            let ttl = self.leases.grant(LeaseId(grant.id), grant.ttl)?;
             self.hash.mix(Effect::LeaseGranted, &[grant.id as u64, grant.ttl as u64]);
-            *change = Some(Change::LeaseGranted { id: grant.id, ttl });
-            return Ok(Outcome::LeaseGranted { id: grant.id, ttl });
+            *change = Some(Change::LeaseGranted { id: LeaseId(grant.id), ttl });
+            return Ok(Outcome::LeaseGranted { id: LeaseId(grant.id), ttl });
         }
         if let Some(revoke) = &request.lease_revoke {
             return Ok(self.lease_revoke(revoke, change)?);
         }
         if let Some(checkpoint) = &request.lease_checkpoint {
             for lease in &checkpoint.checkpoints {
-                if let Some(remaining) = self.leases.checkpoint(lease.id, lease.remaining_ttl) {
+                if let Some(remaining) = self.leases.checkpoint(LeaseId(lease.id), lease.remaining_ttl) {
                     self.hash.mix(Effect::LeaseCheckpointed, &[lease.id as u64, remaining as u64]);
                 }
             }
@@ -547,7 +548,7 @@ impl Machine {
     }
 
     fn put(&mut self, command: Command<'_>, put: &PutRequest) -> Result<Outcome, Status> {
-        if put.lease != 0 && self.leases.get(put.lease).is_none() {
+        if put.lease != 0 && self.leases.get(LeaseId(put.lease)).is_none() {
             return Err(error::LEASE_NOT_FOUND);
         }
         txn::check_put(&self.store.snapshot(), &self.leases, put)?;
@@ -598,20 +599,20 @@ impl Machine {
         request: &CompactionRequest,
         change: &mut Option<Change>,
     ) -> Result<Outcome, Failure> {
-        self.store.compact(request.revision).map_err(|e: RevisionError| refused(e))?;
+        self.store.compact(Revision(request.revision)).map_err(|e: RevisionError| refused(e))?;
         self.hash.mix(Effect::Compacted, &[request.revision as u64]);
-        *change = Some(Change::Compacted(request.revision));
+        *change = Some(Change::Compacted(Revision(request.revision)));
         Ok(Outcome::Compacted)
     }
 
     /// Removes a slice of what a compaction made unreadable; says whether that was all.
     pub fn compact_step(&mut self, budget: u64) -> bool {
-        self.compact_step_through(i64::MAX, budget)
+        self.compact_step_through(Revision::MAX, budget)
     }
 
     /// Removes versions as [`Machine::compact_step`] does, but only what a compaction at `through` would, since a reader
     /// needs the rest.
-    pub fn compact_step_through(&mut self, through: i64, budget: u64) -> bool {
+    pub fn compact_step_through(&mut self, through: Revision, budget: u64) -> bool {
         assert!(self.is_whole(), "nothing is removed amid an entry");
         let (usage, in_use_bytes) = (&mut self.usage, &mut self.in_use_bytes);
         let delta_from_min = &mut self.delta_from_min;
@@ -631,9 +632,9 @@ impl Machine {
     }
 
     /// Notes that the value of a version was copied to another segment; says whether anybody still wanted it.
-    pub fn relocate(&mut self, main: i64, sub: u32, from: Location, to: Location) -> bool {
+    pub fn relocate(&mut self, change: ChangeId, from: Location, to: Location) -> bool {
         let snapshot = self.store.snapshot();
-        let Some(version) = snapshot.version_at(main, sub) else { return false };
+        let Some(version) = snapshot.version_at(change) else { return false };
         if version.location() != from || version.value_len() == 0 {
             return false;
         }
@@ -657,8 +658,8 @@ impl Machine {
         request: &LeaseRevokeRequest,
         change: &mut Option<Change>,
     ) -> Result<Outcome, Status> {
-        let lease = self.leases.revoke(request.id).ok_or(error::LEASE_NOT_FOUND)?;
-        *change = Some(Change::LeaseRevoked(request.id));
+        let lease = self.leases.revoke(LeaseId(request.id)).ok_or(error::LEASE_NOT_FOUND)?;
+        *change = Some(Change::LeaseRevoked(LeaseId(request.id)));
         self.hash.mix(Effect::LeaseRevoked, &[request.id as u64, lease.keys.len() as u64]);
         // The lease is gone, and with it what the accounting says of its keys.
         let keys = lease.keys.iter().map(|(key, ())| (key.clone(), ()));
@@ -723,8 +724,11 @@ struct Run<'a, 's, 'b> {
 impl Run<'_, '_, '_> {
     fn branch(&mut self, request: &TxnRequest, path: &Path) -> Result<TxnOutcome, Failure> {
         let ops = txn::branch(request, path.succeeded);
-        let mut outcome =
-            TxnOutcome { revision: 0, succeeded: path.succeeded, responses: Vec::with_capacity(ops.len()) };
+        let mut outcome = TxnOutcome {
+            revision: Revision(0),
+            succeeded: path.succeeded,
+            responses: Vec::with_capacity(ops.len()),
+        };
         let mut nested = path.nested.iter();
         let cut = planted::is(Bug::TransactionCutShort)
             && ops.len() > 1
@@ -819,11 +823,11 @@ pub(crate) fn write_put(
     };
     let lease = match kept {
         Some((_, lease)) if put.ignore_lease => lease,
-        _ => put.lease,
+        _ => LeaseId(put.lease),
     };
     let change = writer.put(&put.key, value, lease);
     accounting.added(&change);
-    let previous_lease = change.previous.map_or(0, Version::lease);
+    let previous_lease = change.previous.map_or(LeaseId::NONE, Version::lease);
     let previous = change.previous.filter(|_| put.prev_kv).map(|version| Box::new(Found::of(version)));
     accounting.leases.attach(&put.key, previous_lease, lease);
     previous
@@ -831,7 +835,7 @@ pub(crate) fn write_put(
 
 fn present<'a>(snapshot: &Snapshot<'a>, key: &[u8]) -> Option<Version<'a>> {
     // Revision 0 is the current one, which can always be read.
-    snapshot.get(key, 0).ok().flatten()
+    snapshot.get(key, Revision::CURRENT).ok().flatten()
 }
 
 /// A range amid a transaction.
@@ -863,8 +867,7 @@ fn write_delete(
 /// A deletion that is under way.
 pub(crate) struct Deletion {
     /// Main revision of its first change.
-    main: i64,
-    sub: u32,
+    first: ChangeId,
     /// The key behind which it goes on.
     behind: Option<Box<[u8]>>,
     deleted: u64,
@@ -874,7 +877,8 @@ pub(crate) struct Deletion {
 
 impl Deletion {
     pub fn begin(writer: &Writer<'_>) -> Deletion {
-        Deletion { main: writer.revision(), sub: writer.changes(), behind: None, deleted: 0, previous: None }
+        let first = ChangeId { main: writer.revision(), sub: writer.changes() };
+        Deletion { first, behind: None, deleted: 0, previous: None }
     }
 
     /// Deletes the next keys; says whether that was all.
@@ -916,12 +920,11 @@ impl Deletion {
                 let (key, range_end) = (delete.key.clone(), delete.range_end.clone());
                 Read::Past(Box::new(Past {
                     request: RangeRequest { key, range_end, ..RangeRequest::default() },
-                    main: self.main,
-                    sub: self.sub,
+                    before: self.first,
                 }))
             }
             None => Read::NOTHING,
         };
-        Deleted { revision: 0, deleted: self.deleted as i64, previous }
+        Deleted { revision: Revision(0), deleted: self.deleted as i64, previous }
     }
 }

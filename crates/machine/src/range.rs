@@ -8,6 +8,7 @@ use api::etcdserverpb::RangeRequest;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use bytes::BytesMut;
 use mvcc::{KeyRange, RevisionError, Snapshot, Version};
+use numbers::Revision;
 
 use crate::found::{Found, Projection, ReadError, Values, read_version};
 
@@ -112,17 +113,17 @@ pub fn select<'a>(
         && is_natural(request)
         && !request.count_only
     {
-        let version = snapshot.get(key, request.revision)?;
+        let version = snapshot.get(key, Revision(request.revision))?;
         let count = i64::from(version.is_some());
         return Ok(Selection { versions: version.into_iter().collect(), more: false, count });
     }
     if request.count_only {
-        let count = snapshot.count(range, request.revision)?;
+        let count = snapshot.count(range, Revision(request.revision))?;
         return Ok(Selection { versions: Vec::new(), more: false, count: count as i64 });
     }
     let limit = usize::try_from(request.limit.max(0)).unwrap_or(usize::MAX);
     if is_natural(request) {
-        let walk = snapshot.range(range, request.revision)?;
+        let walk = snapshot.range(range, Revision(request.revision))?;
         if limit == 0 {
             let versions: Vec<Version<'a>> = walk.collect();
             let count = versions.len() as i64;
@@ -132,15 +133,15 @@ pub fn select<'a>(
         let count = if versions.len() < limit {
             versions.len() as i64
         } else {
-            snapshot.count(range, request.revision)? as i64
+            snapshot.count(range, Revision(request.revision))? as i64
         };
         let more = count > versions.len() as i64;
         return Ok(Selection { versions, more, count });
     }
 
-    let walk = snapshot.range(range, request.revision)?;
+    let walk = snapshot.range(range, Revision(request.revision))?;
     let (mut versions, count): (Vec<Version<'a>>, i64) = match keys_before_sort(request) {
-        Some(keys) => (walk.take(keys).collect(), snapshot.count(range, request.revision)? as i64),
+        Some(keys) => (walk.take(keys).collect(), snapshot.count(range, Revision(request.revision))? as i64),
         None => {
             let all: Vec<Version<'a>> = walk.collect();
             let count = all.len() as i64;
@@ -160,10 +161,10 @@ pub fn select<'a>(
 pub fn passes(version: Version<'_>, request: &RangeRequest) -> bool {
     let above = |n: i64, min: i64| min == 0 || n >= min;
     let below = |n: i64, max: i64| max == 0 || n <= max;
-    above(version.main(), request.min_mod_revision)
-        && below(version.main(), request.max_mod_revision)
-        && above(version.create_revision(), request.min_create_revision)
-        && below(version.create_revision(), request.max_create_revision)
+    above(version.main().0, request.min_mod_revision)
+        && below(version.main().0, request.max_mod_revision)
+        && above(version.create_revision().0, request.min_create_revision)
+        && below(version.create_revision().0, request.max_create_revision)
 }
 
 /// How many keys, in key order, a request that is not natural looks at before it filters and sorts. etcd cuts before
@@ -191,8 +192,8 @@ impl Sortable for Version<'_> {
     fn number(&self, target: SortTarget) -> i64 {
         match target {
             SortTarget::Version => self.version(),
-            SortTarget::Create => self.create_revision(),
-            SortTarget::Mod => self.main(),
+            SortTarget::Create => self.create_revision().0,
+            SortTarget::Mod => self.main().0,
             SortTarget::Key | SortTarget::Value => 0,
         }
     }
@@ -208,8 +209,8 @@ impl Sortable for Found {
     fn number(&self, target: SortTarget) -> i64 {
         match target {
             SortTarget::Version => self.version,
-            SortTarget::Create => self.create_revision,
-            SortTarget::Mod => self.mod_revision,
+            SortTarget::Create => self.create_revision.0,
+            SortTarget::Mod => self.mod_revision.0,
             SortTarget::Key | SortTarget::Value => 0,
         }
     }

@@ -12,6 +12,7 @@ use api::etcdserverpb::{
     Compare, DeleteRangeRequest, InternalRaftRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
 };
 use bytes::{Buf as _, Bytes};
+use numbers::LeaseId;
 use planted::Bug;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::{DecodeError, Message};
@@ -111,12 +112,12 @@ const LEASE_REVOKE: u32 = 9;
 const ALARM: u32 = 10;
 
 /// The id of the lease that an entry grants, if it does. What does not is not decoded.
-pub fn granted_lease(data: &[u8]) -> Option<i64> {
+pub fn granted_lease(data: &[u8]) -> Option<LeaseId> {
     let mut rest = data;
     while !rest.is_empty() {
         let (tag, wire) = decode_key(&mut rest).ok()?;
         if tag == LEASE_GRANT {
-            return InternalRaftRequest::decode(data).ok()?.lease_grant.map(|grant| grant.id);
+            return InternalRaftRequest::decode(data).ok()?.lease_grant.map(|grant| LeaseId(grant.id));
         }
         skip_field(wire, tag, &mut rest, DecodeContext::default()).ok()?;
     }
@@ -329,11 +330,11 @@ mod tests {
         let header = Some(RequestHeader { id: 9, ..RequestHeader::default() });
         let grant = Some(LeaseGrantRequest { id: 77, ttl: 5 });
         let entry = InternalRaftRequest { header: header.clone(), lease_grant: grant, ..Default::default() };
-        assert_eq!(granted_lease(&entry.encode_to_vec()), Some(77));
+        assert_eq!(granted_lease(&entry.encode_to_vec()), Some(LeaseId(77)));
         // As a member may have it that writes the fields in another order.
         let first = InternalRaftRequest { header: header.clone(), ..Default::default() }.encode_to_vec();
         let then = InternalRaftRequest { header: None, ..entry }.encode_to_vec();
-        assert_eq!(granted_lease(&[first, then].concat()), Some(77));
+        assert_eq!(granted_lease(&[first, then].concat()), Some(LeaseId(77)));
         let lease_revoke = Some(LeaseRevokeRequest { id: 77 });
         let other = InternalRaftRequest { header, lease_revoke, ..Default::default() }.encode_to_vec();
         assert_eq!(granted_lease(&other), None);

@@ -27,6 +27,7 @@ use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{AlarmType, Compare, DeleteRangeRequest, InternalRaftRequest, TxnRequest};
 use bytes::Bytes;
 use mvcc::{KeyRange, Location, Snapshot, Writer};
+use numbers::{LeaseId, Revision};
 
 use crate::check;
 use crate::found::Values;
@@ -124,7 +125,7 @@ impl Work {
             && request.compaction.is_none()
             && request.lease_grant.is_none()
         {
-            let keys = machine.leases.get(revoke.id).map(|lease| &lease.keys);
+            let keys = machine.leases.get(LeaseId(revoke.id)).map(|lease| &lease.keys);
             let keys = keys.into_iter().flat_map(|keys| keys.keys());
             (1 + deleted_cost(keys.map(Bytes::len), left), Work::Revoke(None))
         } else {
@@ -157,11 +158,11 @@ fn deletion_cost(snapshot: &Snapshot<'_>, delete: &DeleteRangeRequest, left: u64
     }
     let range = KeyRange::of_request(&delete.key, &delete.range_end);
     // Revision 0 can always be read.
-    let count = snapshot.count(range, 0).unwrap_or(0);
+    let count = snapshot.count(range, Revision::CURRENT).unwrap_or(0);
     if count > left {
         return count;
     }
-    let found = snapshot.range(range, 0).into_iter().flatten();
+    let found = snapshot.range(range, Revision::CURRENT).into_iter().flatten();
     1 + deleted_cost(found.map(|version| version.key().len()), left)
 }
 
@@ -169,14 +170,14 @@ fn comparison_cost(snapshot: &Snapshot<'_>, compare: &Compare, left: u64) -> u64
     let range = KeyRange::of_request(&compare.key, &compare.range_end);
     if !txn::compares_value(compare) {
         let is_single = compare.range_end.is_empty();
-        return 1 + if is_single { 1 } else { snapshot.count(range, 0).unwrap_or(0) };
+        return 1 + if is_single { 1 } else { snapshot.count(range, Revision::CURRENT).unwrap_or(0) };
     }
     if compare.range_end.is_empty() && !txn::compares_by_order(compare) {
         // A value is read only if it is as long as the one in the request.
         return 2;
     }
     let mut cost = 1;
-    for version in snapshot.range(range, 0).into_iter().flatten() {
+    for version in snapshot.range(range, Revision::CURRENT).into_iter().flatten() {
         cost += 2 + txn::compared_bytes(version, compare) / 1024;
         if cost > left {
             break;
@@ -325,15 +326,15 @@ impl Machine {
                 let Some(revoke) = &request.lease_revoke else { return Err(error::KEY_NOT_FOUND.into()) };
                 before.get_or_insert(now);
                 if keys.is_none() {
-                    let taken = self.leases.take_keys(revoke.id).ok_or(error::LEASE_NOT_FOUND)?;
+                    let taken = self.leases.take_keys(LeaseId(revoke.id)).ok_or(error::LEASE_NOT_FOUND)?;
                     self.hash.mix(Effect::LeaseRevoked, &[revoke.id as u64, taken.len() as u64]);
                     *keys = Some(taken.into_iter());
                 }
                 if !self.delete_keys(keys.iter_mut().flatten(), budget) {
                     return Ok(None);
                 }
-                self.leases.revoke(revoke.id).ok_or(error::LEASE_NOT_FOUND)?;
-                *change = Some(Change::LeaseRevoked(revoke.id));
+                self.leases.revoke(LeaseId(revoke.id)).ok_or(error::LEASE_NOT_FOUND)?;
+                *change = Some(Change::LeaseRevoked(LeaseId(revoke.id)));
                 Ok(Some(Outcome::LeaseRevoked))
             }
             Work::Txn(txn) => {
@@ -458,7 +459,7 @@ impl Txn {
         self.met += 1;
         self.levels.push(Level { succeeded, at: 0 });
         if self.stage == Stage::Run {
-            self.outcomes.push(TxnOutcome { revision: 0, succeeded, responses: Vec::new() });
+            self.outcomes.push(TxnOutcome { revision: Revision(0), succeeded, responses: Vec::new() });
         }
         true
     }
@@ -554,7 +555,7 @@ impl Txn {
         let behind = self.compared.key.take();
         let range = behind.as_deref().map_or(range, |key| range.after(key));
         let mut last = None;
-        for version in snapshot.range(range, 0)? {
+        for version in snapshot.range(range, Revision::CURRENT)? {
             if budget.is_spent() && last.is_some() {
                 self.compared.key = last.map(<[u8]>::to_vec);
                 return Ok(Holds::Later);

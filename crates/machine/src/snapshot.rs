@@ -13,6 +13,7 @@
 
 use bytes::{Bytes, BytesMut};
 use mvcc::{Location, Value};
+use numbers::{LeaseId, Revision};
 
 use crate::alarm::Alarms;
 use crate::as_of::AsOf;
@@ -73,7 +74,7 @@ impl SnapshotWriter {
         // An entry takes at most 58 bytes, its key and its value, and `in_use_bytes` counts 64 for the former. Every
         // block of keys but the last is a full one.
         let blocks = head.in_use_bytes / BLOCK_BYTES as u64 + 2;
-        let head_bytes = head.encode(0, 0).len() as u64;
+        let head_bytes = head.encode(Revision(0), 0).len() as u64;
         let total_max = MAGIC.len() as u64
             + head_bytes
             + head.in_use_bytes
@@ -125,7 +126,7 @@ impl SnapshotWriter {
             Stage::Head => {
                 self.stage = Stage::Keys;
                 let mut out = MAGIC.to_vec();
-                append_block(&self.head.encode(0, 0), &mut out);
+                append_block(&self.head.encode(Revision(0), 0), &mut out);
                 Ok(Some(out))
             }
             Stage::Keys => {
@@ -192,9 +193,9 @@ impl SnapshotWriter {
 #[derive(Debug)]
 pub struct SnapshotHead {
     /// The store's revision.
-    pub revision: i64,
+    pub revision: Revision,
     /// The compact revision; -1 for none.
-    pub compact_revision: i64,
+    pub compact_revision: Revision,
     /// The last entry applied.
     pub applied_index: u64,
     /// The term of that entry.
@@ -215,15 +216,15 @@ pub struct SnapshotVersion<'a> {
     /// The key.
     pub key: &'a [u8],
     /// The revision of the change.
-    pub main: i64,
+    pub main: Revision,
     /// Its number in its transaction.
     pub sub: u32,
     /// The revision that created the key; 0 for a deletion.
-    pub create_revision: i64,
+    pub create_revision: Revision,
     /// Puts since then; 0 for a deletion.
     pub version: i64,
     /// The lease, or 0.
-    pub lease: i64,
+    pub lease: LeaseId,
     /// The value.
     pub value: &'a [u8],
 }
@@ -254,8 +255,8 @@ where
     /// When a chunk cannot be read, or this is no snapshot of a format this version knows.
     pub fn open(chunks: I) -> Result<Self, RestoreError<E>> {
         let head = SnapshotHead {
-            revision: 1,
-            compact_revision: -1,
+            revision: Revision::FIRST,
+            compact_revision: Revision::NEVER_COMPACTED,
             applied_index: 0,
             applied_term: 0,
             state_hash: None,
@@ -279,7 +280,7 @@ where
         }
         let block = reader.stream.take_block()?;
         let saved = SavedHead::decode(reader.stream.bytes(block))?;
-        if saved.from != 0 {
+        if saved.from != Revision(0) {
             return Err(Malformed("a snapshot that does not begin at the beginning").into());
         }
         reader.versions = saved.versions;
@@ -396,7 +397,7 @@ where
 {
     let head = &mut reader.head;
     let saved = SavedHead {
-        from: 0,
+        from: Revision(0),
         revision: head.revision,
         compact_revision: head.compact_revision,
         applied_index: head.applied_index,

@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 
 use mvcc::Version;
+use numbers::Revision;
 
 use crate::codec::{Input, Malformed, put_u64};
 
@@ -27,7 +28,7 @@ pub struct StatePoint {
     /// The entry; for the first point of a machine the one it began with.
     pub index: u64,
     /// The store's revision after it.
-    pub revision: i64,
+    pub revision: Revision,
     /// The hash after it.
     pub hash: u64,
 }
@@ -62,7 +63,7 @@ pub(crate) struct StateHash {
 
 impl StateHash {
     /// Begins at this entry and revision; without a hash it will never be known.
-    pub fn new(hash: Option<u64>, index: u64, revision: i64) -> StateHash {
+    pub fn new(hash: Option<u64>, index: u64, revision: Revision) -> StateHash {
         let mut points = VecDeque::new();
         if let Some(hash) = hash {
             points.push_back(StatePoint { index, revision, hash });
@@ -72,7 +73,7 @@ impl StateHash {
 
     /// That of a machine that nothing was ever done to.
     pub fn first() -> StateHash {
-        StateHash::new(Some(SEED), 0, 1)
+        StateHash::new(Some(SEED), 0, Revision::FIRST)
     }
 
     pub fn value(&self) -> Option<u64> {
@@ -107,7 +108,7 @@ impl StateHash {
 
     /// An entry is done: if it changed anything, its point is remembered.
     #[inline]
-    pub fn entry_done(&mut self, index: u64, revision: i64) {
+    pub fn entry_done(&mut self, index: u64, revision: Revision) {
         if !self.known || self.points.back().is_some_and(|last| last.hash == self.value) {
             return;
         }
@@ -164,10 +165,10 @@ fn bytes_digest(bytes: &[u8]) -> u64 {
 
 #[inline]
 fn version_digest(version: Version<'_>) -> u64 {
-    let written = mix(mix(SEED, version.main() as u64), u64::from(version.sub()));
-    let counted = mix(mix(FACTOR, version.create_revision() as u64), version.version() as u64);
+    let written = mix(mix(SEED, version.main().0 as u64), u64::from(version.sub()));
+    let counted = mix(mix(FACTOR, version.create_revision().0 as u64), version.version() as u64);
     let value = u64::from(version.value_len()) << 32 | u64::from(version.value_crc());
-    mix(mix(mix(written, counted), version.lease() as u64), value)
+    mix(mix(mix(written, counted), version.lease().0 as u64), value)
 }
 
 /// What one member says of its hashes, to be compared with what another says.
@@ -194,7 +195,7 @@ pub enum TrailComparison {
         /// The first entry after which their hashes differ; or one after that, if `at_first` says so.
         index: u64,
         /// The revision after it.
-        revision: i64,
+        revision: Revision,
         /// They differ already at the first entry that can be compared, so it may have begun earlier.
         at_first: bool,
     },
@@ -253,7 +254,7 @@ struct Steps<'a> {
 impl Steps<'_> {
     /// The trail has a point at or before the first entry.
     fn new(trail: &StateTrail, first: u64) -> Steps<'_> {
-        let now = StatePoint { index: 0, revision: 0, hash: 0 };
+        let now = StatePoint { index: 0, revision: Revision(0), hash: 0 };
         let mut steps = Steps { now, rest: &trail.points };
         steps.go_to(first);
         steps
@@ -276,7 +277,8 @@ mod tests {
     use super::*;
 
     fn trail(applied_index: u64, points: &[(u64, u64)]) -> StateTrail {
-        let point = |&(index, hash): &(u64, u64)| StatePoint { index, revision: index as i64 * 10, hash };
+        let point =
+            |&(index, hash): &(u64, u64)| StatePoint { index, revision: Revision(index as i64 * 10), hash };
         StateTrail { applied_index, points: points.iter().map(point).collect() }
     }
 
@@ -291,13 +293,13 @@ mod tests {
         assert_eq!(ours.compare(&trail(5, &[(1, 10), (3, 30), (5, 50)])), Same { through: 5 });
         assert_eq!(ours.compare(&trail(7, &[(6, 50)])), Same { through: 7 }, "the hash of 5 still holds");
         let other = trail(9, &[(3, 30), (5, 51), (8, 81)]);
-        assert_eq!(ours.compare(&other), Different { index: 5, revision: 50, at_first: false });
+        assert_eq!(ours.compare(&other), Different { index: 5, revision: Revision(50), at_first: false });
         let still = trail(9, &[(3, 30)]);
-        assert_eq!(ours.compare(&still), Different { index: 5, revision: 50, at_first: false });
-        assert_eq!(still.compare(&ours), Different { index: 5, revision: 50, at_first: false });
+        assert_eq!(ours.compare(&still), Different { index: 5, revision: Revision(50), at_first: false });
+        assert_eq!(still.compare(&ours), Different { index: 5, revision: Revision(50), at_first: false });
         assert_eq!(ours.compare(&trail(4, &[(3, 30)])), Same { through: 4 }, "it may yet come to 5");
         let late = trail(9, &[(6, 51)]);
-        assert_eq!(ours.compare(&late), Different { index: 6, revision: 60, at_first: true });
+        assert_eq!(ours.compare(&late), Different { index: 6, revision: Revision(60), at_first: true });
     }
 
     #[test]
@@ -319,8 +321,8 @@ mod tests {
         let count = 2 * STATE_POINTS_MAX as u64;
         for index in 1..=count {
             hash.mix(Effect::Compacted, &[index]);
-            hash.entry_done(index, 1);
-            hash.entry_done(index + 1, 1);
+            hash.entry_done(index, Revision(1));
+            hash.entry_done(index + 1, Revision(1));
         }
         assert_eq!(hash.points(0).count(), STATE_POINTS_MAX);
         assert_eq!(hash.points(0).next().map(|p| p.index), Some(count + 1 - STATE_POINTS_MAX as u64));

@@ -24,6 +24,7 @@
 //! * [`Held`] is what a receiver says it has.
 
 use bytes::{Bytes, BytesMut};
+use numbers::{ChangeId, Revision};
 
 use crate::alarm::Alarms;
 use crate::as_of::AsOf;
@@ -49,10 +50,10 @@ const MAGIC: [u8; 16] = *b"MAINXFER\x01\0\0\0\0\0\0\0";
 pub struct TransferWriter {
     state: AsOf,
     head: Head,
-    from: i64,
+    from: Revision,
     stage: Stage,
     /// The last version written, by main and sub revision.
-    behind: (i64, u32),
+    behind: ChangeId,
     entries: u64,
     checksum: u64,
     /// Written and not yet given out.
@@ -77,20 +78,24 @@ impl TransferWriter {
     /// # Panics
     ///
     /// When the state is not of the head's moment, or `from` lies above it.
-    pub fn new(state: impl Into<AsOf>, head: Head, from: i64) -> TransferWriter {
+    pub fn new(state: impl Into<AsOf>, head: Head, from: Revision) -> TransferWriter {
         let state = state.into();
         assert_eq!(
             (state.moment().revision(), state.moment().compact_revision()),
             (head.revision, head.compact_revision),
             "head and state are of one moment"
         );
-        assert!((0..=head.revision).contains(&from), "nothing can follow on {from} at {}", head.revision);
+        assert!(
+            (Revision(0)..=head.revision).contains(&from),
+            "nothing can follow on {from} at {}",
+            head.revision
+        );
         TransferWriter {
             state,
             head,
             from,
             stage: Stage::Head,
-            behind: (from, u32::MAX),
+            behind: ChangeId::end_of(from),
             entries: 0,
             checksum: 0,
             ready: Bytes::new(),
@@ -138,7 +143,7 @@ impl TransferWriter {
         let mut value = BytesMut::new();
         let slice = self.state.slice()?;
         let snapshot = slice.snapshot();
-        let mut versions = snapshot.written_after(self.behind.0, self.behind.1);
+        let mut versions = snapshot.written_after(self.behind);
         while block.len() < BLOCK_BYTES {
             let Some(version) = versions.next() else {
                 self.stage = Stage::End;
@@ -158,7 +163,7 @@ impl TransferWriter {
             }
             let entry = Entry { payload: Payload::Inline(&value), ..Entry::of(version) };
             writer.put(version.key(), &entry, &mut block);
-            self.behind = (version.main(), version.sub());
+            self.behind = version.id();
             self.entries += 1;
         }
         if block.len() == FRAME_BYTES + 1 {
@@ -184,11 +189,11 @@ impl TransferWriter {
 #[derive(Debug)]
 pub struct TransferHead {
     /// The revision behind which it begins; 0 when it holds everything.
-    pub from: i64,
+    pub from: Revision,
     /// The sender's revision.
-    pub revision: i64,
+    pub revision: Revision,
     /// Its compact revision; -1 for none.
-    pub compact_revision: i64,
+    pub compact_revision: Revision,
     /// The last entry it applied.
     pub applied_index: u64,
     /// The term of that entry.
@@ -222,7 +227,7 @@ pub struct TransferReader<I> {
     block: (usize, usize),
     reader: EntryReader,
     /// The last version read, by main and sub revision.
-    last: (i64, u32),
+    last: ChangeId,
     entries: u64,
     done: bool,
 }
@@ -257,7 +262,7 @@ where
             alarms: saved.alarms,
             members: saved.members,
         };
-        let last = (head.from, u32::MAX);
+        let last = ChangeId::end_of(head.from);
         let reader = EntryReader::default();
         Ok(TransferReader { stream, head, block: (0, 0), reader, last, entries: 0, done: false })
     }
@@ -304,7 +309,7 @@ where
         let mut input = Input(self.stream.bytes((start, end)));
         let entry = self.reader.next(&mut input, true)?;
         self.block.0 = end - input.0.len();
-        let at = (entry.main, entry.sub);
+        let at = entry.id();
         if at <= self.last || entry.main > self.head.revision {
             return Err(Malformed("a version outside the revisions of its transfer").into());
         }

@@ -8,6 +8,7 @@ use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{Compare, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use bytes::BytesMut;
 use mvcc::{KeyRange, RevisionError, Snapshot, Version};
+use numbers::{ChangeId, LeaseId, Revision};
 use std::cmp::Ordering;
 
 use crate::found::{Found, Projection, Values, read_version};
@@ -22,7 +23,7 @@ pub enum OpOutcome {
     /// A put, with what was there before if that was asked for.
     Put {
         /// The revision written.
-        revision: i64,
+        revision: Revision,
         /// The previous key and value.
         previous: Option<Box<Found>>,
     },
@@ -36,7 +37,7 @@ pub enum OpOutcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ranged {
     /// The revision current when it ran.
-    pub revision: i64,
+    pub revision: Revision,
     /// Fields of each key that are returned.
     pub projection: Projection,
     /// Keys and values that were found.
@@ -76,9 +77,7 @@ pub struct Past {
     /// The range, with everything that shapes its answer. Its revision is to be passed over.
     pub request: RangeRequest,
     /// The range is read as it was before a change of this main revision.
-    pub main: i64,
-    /// The change.
-    pub sub: u32,
+    pub before: ChangeId,
 }
 
 impl Past {
@@ -98,7 +97,7 @@ impl Past {
             Some(key) => range.after(key),
             None => range,
         };
-        snapshot.range_before(range, self.main, self.sub)
+        snapshot.range_before(range, self.before)
     }
 
     /// Evaluates the whole at once, however much it is.
@@ -129,7 +128,7 @@ impl Past {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deleted {
     /// The revision that the deletions bear, or the current one if there were none.
-    pub revision: i64,
+    pub revision: Revision,
     /// Number of deleted keys.
     pub deleted: i64,
     /// Previous key-value pairs, if they were asked for.
@@ -140,7 +139,7 @@ pub struct Deleted {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TxnOutcome {
     /// The store's revision after it; 0 in nested ones.
-    pub revision: i64,
+    pub revision: Revision,
     /// True if all comparisons held, so that the `success` branch ran.
     pub succeeded: bool,
     /// One for each operation of that branch.
@@ -223,7 +222,7 @@ pub(crate) fn look(
         if !compares_value(compare) {
             continue;
         }
-        for version in snapshot.range(range, 0).into_iter().flatten() {
+        for version in snapshot.range(range, Revision::CURRENT).into_iter().flatten() {
             // What cannot be read is for whoever applies it to say.
             let _ = holds_for(Some(version), compare, values);
             keys += 1;
@@ -300,8 +299,9 @@ fn holds(snapshot: &Snapshot<'_>, compare: &Compare, values: &dyn Values) -> Res
     let range = KeyRange::of_request(&compare.key, &compare.range_end);
     let mut found = false;
     let before = snapshot.current_revision() - 1;
-    let old = planted::is(planted::Bug::CompareOnOldState) && before > snapshot.compact_revision().max(1);
-    for version in snapshot.range(range, if old { before } else { 0 })? {
+    let old = planted::is(planted::Bug::CompareOnOldState)
+        && before > snapshot.compact_revision().max(Revision::FIRST);
+    for version in snapshot.range(range, if old { before } else { Revision::CURRENT })? {
         found = true;
         if !holds_for(Some(version), compare, values)? {
             return Ok(false);
@@ -338,21 +338,21 @@ pub(crate) fn holds_for(
             },
         ),
         Ok(CompareTarget::Create) => number(
-            version.map_or(0, Version::create_revision),
+            version.map_or(0, |version| version.create_revision().0),
             match union {
                 Some(TargetUnion::CreateRevision(n)) => Some(*n),
                 _ => None,
             },
         ),
         Ok(CompareTarget::Mod) => number(
-            version.map_or(0, Version::main),
+            version.map_or(0, |version| version.main().0),
             match union {
                 Some(TargetUnion::ModRevision(n)) => Some(*n),
                 _ => None,
             },
         ),
         Ok(CompareTarget::Lease) => number(
-            version.map_or(0, Version::lease),
+            version.map_or(0, |version| version.lease().0),
             match union {
                 Some(TargetUnion::Lease(n)) => Some(*n),
                 _ => None,
@@ -461,9 +461,9 @@ fn check_range(snapshot: &Snapshot<'_>, request: &RangeRequest) -> Result<(), St
     }
     if request.revision == 0 {
         Ok(())
-    } else if request.revision > snapshot.current_revision() {
+    } else if Revision(request.revision) > snapshot.current_revision() {
         Err(error::FUTURE_REV)
-    } else if request.revision < snapshot.compact_revision() {
+    } else if Revision(request.revision) < snapshot.compact_revision() {
         Err(error::COMPACTED)
     } else {
         Ok(())
@@ -472,11 +472,12 @@ fn check_range(snapshot: &Snapshot<'_>, request: &RangeRequest) -> Result<(), St
 
 /// Checks the preconditions of a put: the key exists, if parts of it are kept, and then the lease exists.
 pub(crate) fn check_put(snapshot: &Snapshot<'_>, leases: &Leases, put: &PutRequest) -> Result<(), Status> {
-    if (put.ignore_value || put.ignore_lease) && snapshot.get(&put.key, 0).is_ok_and(|found| found.is_none())
+    if (put.ignore_value || put.ignore_lease)
+        && snapshot.get(&put.key, Revision::CURRENT).is_ok_and(|found| found.is_none())
     {
         return Err(error::KEY_NOT_FOUND);
     }
-    if put.lease != 0 && leases.get(put.lease).is_none() {
+    if put.lease != 0 && leases.get(LeaseId(put.lease)).is_none() {
         return Err(error::LEASE_NOT_FOUND);
     }
     Ok(())
@@ -501,18 +502,18 @@ pub(crate) fn read_range(
         && *known > 0
     {
         *known -= 1;
-        let version = snapshot.get(key, request.revision).map_err(range::refused)?;
+        let version = snapshot.get(key, Revision(request.revision)).map_err(range::refused)?;
         let found: Vec<Found> =
             version.into_iter().map(|version| Found::projected(version, projection)).collect();
         let count = found.len() as i64;
         return Ok(Ranged { revision, projection, read: Read::Known { found, more: false, count } });
     }
-    let (main, sub) = match request.revision {
-        1.. => (request.revision + 1, 0),
-        _ if changes == 0 => (revision + 1, 0),
-        _ => (revision, changes),
+    let before = match request.revision {
+        1.. => ChangeId::first_of(Revision(request.revision).next()),
+        _ if changes == 0 => ChangeId::first_of(revision.next()),
+        _ => ChangeId { main: revision, sub: changes },
     };
-    let past = Box::new(Past { request: request.clone(), main, sub });
+    let past = Box::new(Past { request: request.clone(), before });
     Ok(Ranged { revision, projection, read: Read::Past(past) })
 }
 

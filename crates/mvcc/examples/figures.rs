@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use mainstay_mvcc::{HashWalk, KeyRange, LoadedVersion, Loader, Location, Store, Value};
+use numbers::{LeaseId, Revision};
 
 struct Counting;
 
@@ -81,7 +82,7 @@ fn timed(what: &str, operations: u64, work: impl FnOnce()) {
 fn put_in_batches(store: &mut Store, count: u64, batch: u64, mut number: impl FnMut(u64) -> u64) {
     for at in 0..count {
         let mut writer = store.begin();
-        black_box(writer.put(&key(number(at)), value(at), 0));
+        black_box(writer.put(&key(number(at)), value(at), LeaseId::NONE));
         writer.finish();
         if at % batch == batch - 1 {
             black_box(store.publish());
@@ -109,43 +110,49 @@ fn main() {
     timed("get of a random key", some, || {
         for _ in 0..some {
             let key = key(random.next() % keys);
-            assert!(snapshot.get(black_box(&key), 0).is_ok_and(|found| found.is_some()));
+            assert!(snapshot.get(black_box(&key), Revision::CURRENT).is_ok_and(|found| found.is_some()));
         }
     });
     timed("get of an absent key", some, || {
         for _ in 0..some {
             let key = key(keys + random.next() % keys);
-            assert!(snapshot.get(black_box(&key), 0).is_ok_and(|found| found.is_none()));
+            assert!(snapshot.get(black_box(&key), Revision::CURRENT).is_ok_and(|found| found.is_none()));
         }
     });
     let rounds = 2000;
     timed("range of 1000, reading key and revision", rounds, || {
         for _ in 0..rounds {
             let start = key(random.next() % keys);
-            let range = snapshot.range(KeyRange::from(&start), 0).into_iter().flatten().take(1000);
-            let sum: i64 = range.map(|version| version.main() + i64::from(version.key()[20])).sum();
+            let range =
+                snapshot.range(KeyRange::from(&start), Revision::CURRENT).into_iter().flatten().take(1000);
+            let sum: i64 = range.map(|version| version.main().0 + i64::from(version.key()[20])).sum();
             black_box(sum);
         }
     });
     timed("range of 1000 downwards", rounds, || {
         for _ in 0..rounds {
             let end = key(random.next() % keys);
-            let range =
-                snapshot.range(KeyRange::half_open(b"", &end), 0).into_iter().flatten().rev().take(1000);
-            black_box(range.map(|version| version.main() + i64::from(version.key()[20])).sum::<i64>());
+            let range = snapshot
+                .range(KeyRange::half_open(b"", &end), Revision::CURRENT)
+                .into_iter()
+                .flatten()
+                .rev()
+                .take(1000);
+            black_box(range.map(|version| version.main().0 + i64::from(version.key()[20])).sum::<i64>());
         }
     });
     timed("range of 10", some, || {
         for _ in 0..some {
             let start = key(random.next() % keys);
-            let range = snapshot.range(KeyRange::from(&start), 0).into_iter().flatten().take(10);
-            black_box(range.map(|version| version.main()).sum::<i64>());
+            let range =
+                snapshot.range(KeyRange::from(&start), Revision::CURRENT).into_iter().flatten().take(10);
+            black_box(range.map(|version| version.main().0).sum::<i64>());
         }
     });
     timed("count of a random range", some, || {
         for _ in 0..some {
             let (start, end) = (key(random.next() % keys), key(random.next() % keys));
-            black_box(snapshot.count(KeyRange::half_open(&start, &end), 0)).ok();
+            black_box(snapshot.count(KeyRange::half_open(&start, &end), Revision::CURRENT)).ok();
         }
     });
     timed("count of a random range at an older revision, per key", keys, || {
@@ -154,21 +161,21 @@ fn main() {
     timed("1000 changes", rounds, || {
         for _ in 0..rounds {
             let from = (random.next() % (keys - 1000)) as i64;
-            let changes = snapshot.changes(from, from + 1000).into_iter().flatten();
-            black_box(changes.map(|version| version.main() + i64::from(version.key()[20])).sum::<i64>());
+            let changes = snapshot.changes(Revision(from), Revision(from + 1000)).into_iter().flatten();
+            black_box(changes.map(|version| version.main().0 + i64::from(version.key()[20])).sum::<i64>());
         }
     });
     timed("hash selection, per version", keys, || {
-        if let Ok(mut walk) = HashWalk::new(&snapshot, 0) {
+        if let Ok(mut walk) = HashWalk::new(&snapshot, Revision::CURRENT) {
             let mut sum = 0;
-            while !walk.step(&snapshot, 1000, |version| sum += version.main()) {}
+            while !walk.step(&snapshot, 1000, |version| sum += version.main().0) {}
             black_box(sum);
         }
     });
 
     let rebuilt = {
         let before = BYTES.load(Ordering::Relaxed);
-        let mut image: Vec<([u8; 24], i64)> = Vec::new();
+        let mut image: Vec<([u8; 24], Revision)> = Vec::new();
         image.extend(snapshot.histories().filter_map(|v| v.key().try_into().ok().map(|key| (key, v.main()))));
         let image_bytes = BYTES.load(Ordering::Relaxed) - before;
         let start = Instant::now();
@@ -181,13 +188,13 @@ fn main() {
                 sub: 0,
                 create_revision: *main,
                 version: 1,
-                lease: 0,
-                value: value(*main as u64),
+                lease: LeaseId::NONE,
+                value: value(main.0 as u64),
             };
             loader.push(&loaded).expect("the image is in order");
         }
         let pushed = cpu_ns(start) - begun;
-        let store = loader.finish(snapshot.current_revision(), -1).expect("the image is whole");
+        let store = loader.finish(snapshot.current_revision(), Revision(-1)).expect("the image is whole");
         let whole = cpu_ns(start) - begun;
         println!("{:<58} {:>10.1} ms", "load of all keys", whole as f64 / 1e6);
         println!(
@@ -228,7 +235,7 @@ fn main() {
             }
         }
     });
-    store.begin().put(b"last", Value::default(), 0);
+    store.begin().put(b"last", Value::default(), LeaseId::NONE);
     store.compact(store.current_revision()).expect("newer than the last");
     let doomed = store.stats().removable as u64;
     timed("compaction of deleted keys, per version removed", doomed, || {
@@ -249,19 +256,19 @@ fn main() {
     let mut store = Store::new();
     for first in [1000, keys] {
         put_in_batches(&mut store, first, 100, |_| 7);
-        let revisions = store.current_revision() as u64;
+        let revisions = store.current_revision().0 as u64;
         println!("one key, written {} times:", revisions - 1);
         let view = store.publish();
         let snapshot = view.snapshot();
         timed("  get of the newest", some, || {
             for _ in 0..some {
-                black_box(snapshot.get(black_box(&key(7)), 0)).ok();
+                black_box(snapshot.get(black_box(&key(7)), Revision::CURRENT)).ok();
             }
         });
         timed("  get at a random revision", some, || {
             for _ in 0..some {
                 let rev = 2 + (random.next() % (revisions - 1)) as i64;
-                assert!(snapshot.get(black_box(&key(7)), rev).is_ok_and(|found| found.is_some()));
+                assert!(snapshot.get(black_box(&key(7)), Revision(rev)).is_ok_and(|found| found.is_some()));
             }
         });
         timed("  put, publish per 100", some, || put_in_batches(&mut store, some, 100, |_| 7));

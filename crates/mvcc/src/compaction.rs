@@ -6,6 +6,8 @@
 //! in the order of what superseded them, and tombstones in the order of their writing, so the work is
 //! proportional to what is removed.
 
+use numbers::Revision;
+
 use crate::epoch::{Kind, Retired};
 use crate::node::Slot;
 use crate::store::Store;
@@ -24,7 +26,7 @@ pub struct CompactProgress {
 impl Store {
     /// Sets the compact revision: from now on (for views: from the next publication on) older revisions cannot
     /// be read. Nothing is removed yet; see [`Store::compact_step`].
-    pub fn compact(&mut self, rev: i64) -> Result<(), RevisionError> {
+    pub fn compact(&mut self, rev: Revision) -> Result<(), RevisionError> {
         if rev <= self.compacted {
             return Err(RevisionError::Compacted);
         }
@@ -46,7 +48,7 @@ impl Store {
     /// moments whose [`Moment::keeps`](crate::Moment::keeps) is not below it. A `through` above the compact revision means that one.
     pub fn compact_step_through(
         &mut self,
-        through: i64,
+        through: Revision,
         budget: u64,
         mut removed: impl FnMut(Version<'_>),
     ) -> CompactProgress {
@@ -57,10 +59,10 @@ impl Store {
             // SAFETY: the record was in the trees until now, and is freed after a later publication.
             let version: Version<'_> = unsafe { slot.version() };
             removed(version);
-            if version.is_tombstone() && version.superseded() == 0 {
+            if version.is_tombstone() && version.superseded() == Revision(0) {
                 assert!(self.keys.remove(version.key(), &mut self.epochs) == slot);
             }
-            assert!(self.revisions.remove((version.main(), version.sub()), &mut self.epochs) == slot);
+            assert!(self.revisions.remove(version.id(), &mut self.epochs) == slot);
             self.epochs.retire(Retired::new(version.record().as_ptr(), Kind::Version));
             count += 1;
         }
@@ -71,12 +73,12 @@ impl Store {
         CompactProgress { removed: count, done: self.peek_removable(self.compacted).is_none() }
     }
 
-    fn next_removable(&mut self, through: i64) -> Option<Slot> {
+    fn next_removable(&mut self, through: Revision) -> Option<Slot> {
         let slot = self.peek_removable(through)?;
         if slot.is_live() { self.superseded.pop() } else { self.tombstones.pop() }
     }
 
-    fn peek_removable(&self, through: i64) -> Option<Slot> {
+    fn peek_removable(&self, through: Revision) -> Option<Slot> {
         // SAFETY: what the queues hold is in the trees and alive.
         let version = |slot: Slot| -> Version<'_> { unsafe { slot.version() } };
         let superseded = self.superseded.front().filter(|&slot| version(slot).superseded() <= through);

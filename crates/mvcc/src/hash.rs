@@ -12,6 +12,8 @@
 
 use std::sync::Arc;
 
+use numbers::{ChangeId, Revision};
+
 use crate::range::KeyRange;
 use crate::version::Version;
 use crate::view::{RevisionError, Snapshot, View};
@@ -19,9 +21,9 @@ use crate::view::{RevisionError, Snapshot, View};
 /// A walk over the versions that HashKV covers, which can be done in slices.
 #[derive(Clone)]
 pub struct HashWalk {
-    rev: i64,
+    rev: Revision,
     /// The compact revision that the hash belongs to.
-    compacted: i64,
+    compacted: Revision,
     /// Whether this is the hash of a compaction at `rev`, whose snapshot is already compacted there.
     of_compaction: bool,
     stage: Stage,
@@ -33,8 +35,8 @@ enum Stage {
     FindLive(Option<Box<[u8]>>),
     /// Walking the versions from this one on. `newest_at`: what is at or below C must be its key's newest here.
     Feed {
-        from: (i64, u32),
-        newest_at: i64,
+        from: ChangeId,
+        newest_at: Revision,
     },
     Done,
 }
@@ -42,9 +44,9 @@ enum Stage {
 impl HashWalk {
     /// Begins at revision `rev`; 0 means the current one, and less selects nothing. All later calls must be given the
     /// same snapshot.
-    pub fn new(snapshot: &Snapshot<'_>, rev: i64) -> Result<HashWalk, RevisionError> {
+    pub fn new(snapshot: &Snapshot<'_>, rev: Revision) -> Result<HashWalk, RevisionError> {
         let compacted = snapshot.compact_revision();
-        if rev < 0 {
+        if rev < Revision(0) {
             return Ok(HashWalk { rev, compacted, of_compaction: false, stage: Stage::Done });
         }
         let rev = snapshot.resolve(rev)?;
@@ -57,18 +59,18 @@ impl HashWalk {
     /// # Panics
     ///
     /// When the snapshot is of another time.
-    pub fn of_compaction(snapshot: &Snapshot<'_>, previous: i64, rev: i64) -> HashWalk {
+    pub fn of_compaction(snapshot: &Snapshot<'_>, previous: Revision, rev: Revision) -> HashWalk {
         assert!(previous < rev && rev <= snapshot.compact_revision(), "the compaction is known");
         HashWalk { rev, compacted: previous, of_compaction: true, stage: Stage::FindLive(None) }
     }
 
     /// The revision hashed.
-    pub fn revision(&self) -> i64 {
+    pub fn revision(&self) -> Revision {
         self.rev
     }
 
     /// The compact revision that the hash belongs to; -1 for none.
-    pub fn compact_revision(&self) -> i64 {
+    pub fn compact_revision(&self) -> Revision {
         self.compacted
     }
 
@@ -109,8 +111,7 @@ impl HashWalk {
                     let mut versions = snapshot.stored(*from, self.rev);
                     for version in &mut versions {
                         if left == 0 {
-                            stage =
-                                Stage::Feed { from: (version.main(), version.sub()), newest_at: *newest_at };
+                            stage = Stage::Feed { from: version.id(), newest_at: *newest_at };
                             break;
                         }
                         left -= 1;
@@ -128,8 +129,10 @@ impl HashWalk {
     }
 
     fn find_live(&self, snapshot: &Snapshot<'_>, behind: Option<&[u8]>, left: &mut usize) -> Stage {
-        let from = (i64::MIN, 0);
-        if self.compacted < 0 || (self.rev == snapshot.current_revision() && snapshot.live_keys() > 0) {
+        let from = ChangeId::first_of(Revision::MIN);
+        if self.compacted < Revision(0)
+            || (self.rev == snapshot.current_revision() && snapshot.live_keys() > 0)
+        {
             return Stage::Feed { from, newest_at: self.rev };
         }
         if self.rev == snapshot.current_revision() {
@@ -154,9 +157,9 @@ impl HashWalk {
     }
 
     /// What is fed at or below C when no key is live at the revision.
-    fn newest_at_without_live(&self, snapshot: &Snapshot<'_>) -> i64 {
-        let keeps_tombstone =
-            self.of_compaction && snapshot.stored((self.rev, 0), self.rev).any(Version::is_tombstone);
+    fn newest_at_without_live(&self, snapshot: &Snapshot<'_>) -> Revision {
+        let keeps_tombstone = self.of_compaction
+            && snapshot.stored(ChangeId::first_of(self.rev), self.rev).any(Version::is_tombstone);
         if keeps_tombstone { self.rev } else { self.compacted }
     }
 }
@@ -164,7 +167,7 @@ impl HashWalk {
 /// The versions HashKV covers at `rev` (0: current), in order, for a caller that needs no slices.
 pub fn hash_versions<'v>(
     view: &'v Arc<View>,
-    rev: i64,
+    rev: Revision,
     mut feed: impl FnMut(Version<'_>),
 ) -> Result<(), RevisionError> {
     let snapshot: Snapshot<'v> = view.snapshot();

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use numbers::{ChangeId, LeaseId, Revision};
+
 use crate::epoch::{Census, Epochs, Kind, Retired};
 use crate::node::{ByKey, ByRevision, INNER, Inner, Leaf, NodePtr, Order, Slot};
 use crate::store::Store;
@@ -17,15 +19,15 @@ pub struct LoadedVersion<'k> {
     /// The key.
     pub key: &'k [u8],
     /// Main revision of the change.
-    pub main: i64,
+    pub main: Revision,
     /// Number of the change inside its transaction.
     pub sub: u32,
     /// Main revision that created the key; 0 for a tombstone.
-    pub create_revision: i64,
+    pub create_revision: Revision,
     /// Puts since the creation of the key; 0 for a tombstone.
     pub version: i64,
     /// Lease, or 0.
-    pub lease: i64,
+    pub lease: LeaseId,
     /// Where the value lies.
     pub value: Value,
 }
@@ -80,9 +82,9 @@ pub struct Loader {
     // Dropped as a whole when loading fails: the records belong to `records` until `finish` succeeds.
     store: Store,
     keys: TreeBuilder<ByKey>,
-    records: Vec<(i64, Slot)>,
+    records: Vec<(Revision, Slot)>,
     /// Versions that have a successor, with its revision.
-    superseded: Vec<((i64, u32), Slot)>,
+    superseded: Vec<(ChangeId, Slot)>,
     newest: Option<Slot>,
 }
 
@@ -90,7 +92,10 @@ pub struct Loader {
 unsafe impl Send for Loader {}
 
 /// Highest revision that an image may bear: what comes after must be countable too.
-const REVISION_MAX: i64 = i64::MAX / 2;
+const REVISION_MAX: Revision = Revision(i64::MAX / 2);
+
+/// Highest number of puts that an image may say of a key.
+const VERSION_MAX: i64 = REVISION_MAX.0;
 
 /// Most versions for which room is reserved in advance, so that a false number in a file costs nothing.
 const RESERVED_MAX: usize = 1 << 24;
@@ -119,7 +124,7 @@ impl Loader {
         if loaded.key.len() > KEY_BYTES_MAX {
             return Err(LoadError::KeyTooLong);
         }
-        if loaded.main < 1 || loaded.main > REVISION_MAX {
+        if loaded.main < Revision::FIRST || loaded.main > REVISION_MAX {
             return Err(LoadError::RevisionOutOfBounds);
         }
         // SAFETY: the loader holds the record and frees nothing while it lives.
@@ -133,7 +138,7 @@ impl Loader {
             }
         }
         let valid = match (previous, loaded.version) {
-            (_, ..0 | REVISION_MAX..) => false,
+            (_, ..0 | VERSION_MAX..) => false,
             (None, _) => true,
             (Some(previous), 0) => !previous.is_tombstone(),
             (Some(previous), 1) => previous.is_tombstone(),
@@ -142,19 +147,19 @@ impl Loader {
         if !valid {
             return Err(LoadError::InvalidHistory);
         }
-        if previous.is_some_and(|previous| (previous.main(), previous.sub()) >= (loaded.main, loaded.sub)) {
+        let id = ChangeId { main: loaded.main, sub: loaded.sub };
+        if previous.is_some_and(|previous| previous.id() >= id) {
             return Err(LoadError::OutOfOrder);
         }
         let content = Content {
-            main: loaded.main,
-            sub: loaded.sub,
+            id,
             create_revision: loaded.create_revision,
             version: loaded.version,
             lease: loaded.lease,
             value: loaded.value,
         };
-        // Nothing of the key's history is freed while loading, whatever was compacted before: hence -1.
-        let record = version::create(loaded.key, &content, previous, -1);
+        // Nothing of the key's history is freed while loading, whatever was compacted before.
+        let record = version::create(loaded.key, &content, previous, Revision::NEVER_COMPACTED);
         // SAFETY: just made, and owned by the loader.
         let version: Version<'_> = unsafe { Version::from_record(record) };
         let slot = Slot::new(version);
@@ -162,7 +167,7 @@ impl Loader {
         self.records.push((loaded.main, slot));
         if let Some(previous) = previous {
             if !previous.is_tombstone() {
-                self.superseded.push(((loaded.main, loaded.sub), Slot::new(previous)));
+                self.superseded.push((id, Slot::new(previous)));
             }
         } else if let Some(finished) = self.newest {
             self.keys.push(finished, None, &self.store.epochs);
@@ -172,14 +177,17 @@ impl Loader {
     }
 
     /// Builds the store at these revisions (`compacted` is -1 for none).
-    pub fn finish(mut self, current: i64, compacted: i64) -> Result<Store, LoadError> {
-        if !(1..=REVISION_MAX).contains(&current) || compacted > current || compacted < -1 {
+    pub fn finish(mut self, current: Revision, compacted: Revision) -> Result<Store, LoadError> {
+        if !(Revision::FIRST..=REVISION_MAX).contains(&current)
+            || compacted > current
+            || compacted < Revision::NEVER_COMPACTED
+        {
             return Err(LoadError::RevisionOutOfBounds);
         }
         // SAFETY: the loader owns all records.
         let sub = |slot: Slot| unsafe { slot.version() }.sub();
         self.records.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| sub(a.1).cmp(&sub(b.1))));
-        let twice = |pair: &[(i64, Slot)]| pair[0].0 == pair[1].0 && sub(pair[0].1) == sub(pair[1].1);
+        let twice = |pair: &[(Revision, Slot)]| pair[0].0 == pair[1].0 && sub(pair[0].1) == sub(pair[1].1);
         if self.records.windows(2).any(twice) {
             return Err(LoadError::RevisionTwice);
         }
@@ -193,7 +201,7 @@ impl Loader {
         self.store.keys = self.keys.finish(&self.store.epochs);
         let mut revisions = TreeBuilder::<ByRevision>::new();
         for &(main, slot) in &self.records {
-            revisions.push(slot, Some(ByRevision::head((main, 0), 0)), &self.store.epochs);
+            revisions.push(slot, Some(ByRevision::head(ChangeId::first_of(main), 0)), &self.store.epochs);
             if !slot.is_live() {
                 self.store.tombstones.push(slot);
             }

@@ -9,6 +9,8 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cmp::Ordering;
 use std::ptr::NonNull;
 
+use numbers::ChangeId;
+
 use crate::epoch::{Census, Epochs, Kind, Retired};
 use crate::version::{Header, Version, prefetch};
 
@@ -181,44 +183,44 @@ impl Order for ByKey {
 pub(crate) struct ByRevision;
 
 impl Order for ByRevision {
-    type Query<'q> = (i64, u32);
-    type Separator = (i64, u32);
+    type Query<'q> = ChangeId;
+    type Separator = ChangeId;
     // Nothing is ever inserted in the middle, so full leaves stay full.
     const APPEND_KEEP: usize = LEAF;
     const INNER_KIND: Kind = Kind::RevisionInner;
 
-    fn query(version: Version<'_>) -> (i64, u32) {
-        (version.main(), version.sub())
+    fn query(version: Version<'_>) -> ChangeId {
+        version.id()
     }
 
-    unsafe fn separator_query<'t>(separator: (i64, u32)) -> <Self as Order>::Query<'t> {
+    unsafe fn separator_query<'t>(separator: ChangeId) -> <Self as Order>::Query<'t> {
         separator
     }
 
-    fn compare(a: (i64, u32), b: (i64, u32)) -> Ordering {
+    fn compare(a: ChangeId, b: ChangeId) -> Ordering {
         a.cmp(&b)
     }
 
-    fn head(query: (i64, u32), _prefix: u32) -> u64 {
+    fn head(query: ChangeId, _prefix: u32) -> u64 {
         // Flipping the sign bit orders negative numbers, which only occur as bounds of a search, first.
-        (query.0 as u64) ^ (1 << 63)
+        (query.main.0 as u64) ^ (1 << 63)
     }
 
-    fn shared(_a: (i64, u32), _b: (i64, u32)) -> u32 {
+    fn shared(_a: ChangeId, _b: ChangeId) -> u32 {
         0
     }
 
-    fn separate(left: (i64, u32), right: (i64, u32), _epochs: &Epochs) -> (i64, u32) {
+    fn separate(left: ChangeId, right: ChangeId, _epochs: &Epochs) -> ChangeId {
         assert!(left < right, "revisions are out of order");
         right
     }
 
-    fn retire_separator(_separator: (i64, u32), _epochs: &mut Epochs) {}
+    fn retire_separator(_separator: ChangeId, _epochs: &mut Epochs) {}
 
-    unsafe fn free_separator(_separator: (i64, u32), _census: &Census) {}
+    unsafe fn free_separator(_separator: ChangeId, _census: &Census) {}
 
-    fn no_separator() -> (i64, u32) {
-        (0, 0)
+    fn no_separator() -> ChangeId {
+        ChangeId::default()
     }
 }
 

@@ -1,5 +1,7 @@
 //! Ranges of keys, and walking them in a snapshot.
 
+use numbers::{ChangeId, Revision};
+
 use crate::cursor::Cursor;
 use crate::node::ByKey;
 use crate::version::Version;
@@ -127,9 +129,9 @@ enum Mode {
     /// At the current revision: so many are left, and the newest version of each key is the answer.
     Current(u64),
     /// At an older one: each key's history is searched, until the cursors meet.
-    Historic(i64),
-    /// Before this change of this main revision, in the same way. The number beside is the compact revision.
-    Before((i64, u32), i64),
+    Historic(Revision),
+    /// Before this change, in the same way. The compact revision stands beside.
+    Before(ChangeId, Revision),
     Done,
 }
 
@@ -138,7 +140,7 @@ impl<'a> Range<'a> {
         Range { front, back, mode, looks: u64::MAX, stopped: None }
     }
 
-    pub(crate) fn new(snapshot: &Snapshot<'a>, range: KeyRange<'_>, rev: i64) -> Range<'a> {
+    pub(crate) fn new(snapshot: &Snapshot<'a>, range: KeyRange<'_>, rev: Revision) -> Range<'a> {
         let end = Cursor::end(snapshot.keys());
         if range.is_empty() {
             return Range::walk(end.clone(), end, Mode::Done);
@@ -154,8 +156,8 @@ impl<'a> Range<'a> {
         Range::walk(front, back, mode)
     }
 
-    /// The live versions just before change `sub` of main revision `main`, which is above the compact revision.
-    pub(crate) fn before(snapshot: &Snapshot<'a>, range: KeyRange<'_>, change: (i64, u32)) -> Range<'a> {
+    /// The live versions just before `change`, which is above the compact revision.
+    pub(crate) fn before(snapshot: &Snapshot<'a>, range: KeyRange<'_>, change: ChangeId) -> Range<'a> {
         let end = Cursor::end(snapshot.keys());
         if range.is_empty() {
             return Range::walk(end.clone(), end, Mode::Done);

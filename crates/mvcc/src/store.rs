@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use numbers::{ChangeId, LeaseId, Revision};
+
 use crate::epoch::{Census, Epochs, Estate, Remains};
 use crate::epochs::Chunks;
 use crate::node::{ByKey, ByRevision, Slot};
@@ -15,11 +17,16 @@ use crate::view::{Moment, Removed, Snapshot, State, View};
 static STORES: AtomicU64 = AtomicU64::new(0);
 
 /// All versions of all keys. One thread writes; all others read through the views it publishes.
+///
+/// Its revisions are ordered, and [`Store::publish`] asserts it: removed through <= compacted <= current. With a current
+/// revision of 9, a compaction at 7 makes revisions below 7 unreadable at once; the versions that only those needed are
+/// removed later, in slices, so that for a while nothing or only what a compaction at 5 removes may be gone. None of the
+/// three ever goes back.
 pub struct Store {
     pub(crate) keys: Tree<ByKey>,
     pub(crate) revisions: Tree<ByRevision>,
-    pub(crate) current: i64,
-    pub(crate) compacted: i64,
+    pub(crate) current: Revision,
+    pub(crate) compacted: Revision,
     pub(crate) removed: Removed,
     /// Versions that have a successor, but no tombstones, in the order of their successors' revisions: what a
     /// compaction removes is the front of it.
@@ -71,9 +78,13 @@ impl Store {
         Store {
             keys: Tree::new(),
             revisions: Tree::new(),
-            current: 1,
-            compacted: -1,
-            removed: Removed { store: STORES.fetch_add(1, Ordering::Relaxed), through: -1, versions: 0 },
+            current: Revision::FIRST,
+            compacted: Revision::NEVER_COMPACTED,
+            removed: Removed {
+                store: STORES.fetch_add(1, Ordering::Relaxed),
+                through: Revision::NEVER_COMPACTED,
+                versions: 0,
+            },
             superseded: Chunks::new(),
             tombstones: Chunks::new(),
             suspended: 0,
@@ -106,6 +117,13 @@ impl Store {
     pub fn publish(&mut self) -> Arc<View> {
         assert!(!self.is_suspended(), "a transaction is published whole");
         let state = self.state();
+        assert!(
+            self.removed.through <= state.compacted && state.compacted <= state.current,
+            "removed through {}, compacted at {}, current {}",
+            self.removed.through,
+            state.compacted,
+            state.current
+        );
         let pin = self.epochs.publish();
         Arc::new(View::new(state, self.removed, pin, Arc::clone(&self.estate)))
     }
@@ -134,12 +152,12 @@ impl Store {
     }
 
     /// The newest main revision.
-    pub fn current_revision(&self) -> i64 {
+    pub fn current_revision(&self) -> Revision {
         self.current
     }
 
     /// The compact revision; -1 before any compaction.
-    pub fn compact_revision(&self) -> i64 {
+    pub fn compact_revision(&self) -> Revision {
         self.compacted
     }
 
@@ -206,8 +224,8 @@ pub struct Writer<'s> {
 
 impl Writer<'_> {
     /// The main revision that this transaction's changes bear.
-    pub fn revision(&self) -> i64 {
-        self.store.current + 1
+    pub fn revision(&self) -> Revision {
+        self.store.current.next()
     }
 
     /// Number of changes so far.
@@ -228,7 +246,7 @@ impl Writer<'_> {
     ///
     /// etcd rejects requests that put a key twice, and most that put it after deleting it. Nothing breaks here if
     /// one does.
-    pub fn put(&mut self, key: &[u8], value: Value, lease: i64) -> Change<'_> {
+    pub fn put(&mut self, key: &[u8], value: Value, lease: LeaseId) -> Change<'_> {
         self.write(key, Some((value, lease)))
     }
 
@@ -280,9 +298,10 @@ impl Writer<'_> {
         }
     }
 
-    fn write(&mut self, key: &[u8], put: Option<(Value, i64)>) -> Change<'_> {
+    fn write(&mut self, key: &[u8], put: Option<(Value, LeaseId)>) -> Change<'_> {
         let store = &mut *self.store;
-        let (main, sub, compacted) = (store.current + 1, self.changes, store.compacted);
+        let id = ChangeId { main: store.current.next(), sub: self.changes };
+        let compacted = store.compacted;
         let mut replaced = None;
         let slot = store.keys.upsert(key, &mut store.epochs, |existing, epochs| {
             // SAFETY: what the writer's tree holds is alive.
@@ -290,16 +309,19 @@ impl Writer<'_> {
             let live = newest.filter(|version| !version.is_tombstone());
             let content = match put {
                 Some((value, lease)) => Content {
-                    main,
-                    sub,
-                    create_revision: live.map_or(main, Version::create_revision),
+                    id,
+                    create_revision: live.map_or(id.main, Version::create_revision),
                     version: live.map_or(1, |version| version.version() + 1),
                     lease,
                     value,
                 },
-                None => {
-                    Content { main, sub, create_revision: 0, version: 0, lease: 0, value: Value::default() }
-                }
+                None => Content {
+                    id,
+                    create_revision: Revision(0),
+                    version: 0,
+                    lease: LeaseId::NONE,
+                    value: Value::default(),
+                },
             };
             let record = version::create(key, &content, newest, compacted);
             replaced = existing;
@@ -308,8 +330,8 @@ impl Writer<'_> {
             epochs.census().version_created(version.bytes());
             Slot::new(version)
         });
-        store.revisions.upsert((main, sub), &mut store.epochs, |existing, _| {
-            assert!(existing.is_none(), "revision {main}/{sub} was written twice");
+        store.revisions.upsert(id, &mut store.epochs, |existing, _| {
+            assert!(existing.is_none(), "revision {id} was written twice");
             slot
         });
         let previous = replaced.filter(|slot| slot.is_live());
@@ -332,7 +354,7 @@ impl Writer<'_> {
 
     /// Ends the transaction and returns the current revision: raised by one if anything was changed. Dropping
     /// the writer does the same.
-    pub fn finish(self) -> i64 {
+    pub fn finish(self) -> Revision {
         self.store.current + i64::from(self.changes > 0)
     }
 }

@@ -29,6 +29,8 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
+use numbers::{ChangeId, LeaseId, Revision};
+
 /// Where the bytes of a value lie: which log segment, and at which byte in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Location {
@@ -168,13 +170,18 @@ impl<'a> Version<'a> {
     }
 
     /// Main revision of the change: etcd's mod_revision.
-    pub fn main(self) -> i64 {
-        self.header().main
+    pub fn main(self) -> Revision {
+        Revision(self.header().main)
     }
 
     /// Number of the change inside its transaction, from 0.
     pub fn sub(self) -> u32 {
         self.header().sub
+    }
+
+    /// The change that wrote this version: [`Version::main`] and [`Version::sub`] together.
+    pub fn id(self) -> ChangeId {
+        ChangeId { main: self.main(), sub: self.sub() }
     }
 
     /// Whether this change deleted the key.
@@ -183,8 +190,8 @@ impl<'a> Version<'a> {
     }
 
     /// Main revision that created the key; 0 for a tombstone.
-    pub fn create_revision(self) -> i64 {
-        self.header().create_revision
+    pub fn create_revision(self) -> Revision {
+        Revision(self.header().create_revision)
     }
 
     /// How often the key was put since its creation, from 1; 0 for a tombstone.
@@ -193,8 +200,8 @@ impl<'a> Version<'a> {
     }
 
     /// Lease the key was attached to; 0 for none.
-    pub fn lease(self) -> i64 {
-        self.header().lease
+    pub fn lease(self) -> LeaseId {
+        LeaseId(self.header().lease)
     }
 
     /// Length of the value in bytes.
@@ -226,20 +233,21 @@ impl<'a> Version<'a> {
 
     /// Whether this was the newest version of its key at main revision `rev` (which must not be older than the
     /// version itself, nor newer than the snapshot it came from).
-    pub(crate) fn is_newest_at(self, rev: i64) -> bool {
+    pub(crate) fn is_newest_at(self, rev: Revision) -> bool {
         // Relaxed is enough: what is set after a snapshot was taken is larger than any revision it can be asked
         // for, so seeing it or not gives the same answer.
         let superseded = self.header().superseded.load(Ordering::Relaxed);
-        superseded == 0 || superseded > rev
+        superseded == 0 || superseded > rev.0
     }
 
-    pub(crate) fn superseded(self) -> i64 {
-        self.header().superseded.load(Ordering::Relaxed)
+    /// Main revision of the next version of the same key; 0 while there is none.
+    pub(crate) fn superseded(self) -> Revision {
+        Revision(self.header().superseded.load(Ordering::Relaxed))
     }
 
     /// The newest version of this key at main revision `rev`, tombstones included, given the newest of all.
     /// `rev` must not lie below the compact revision of the snapshot.
-    pub(crate) fn at(self, rev: i64) -> Option<Version<'a>> {
+    pub(crate) fn at(self, rev: Revision) -> Option<Version<'a>> {
         let mut version = self;
         while version.main() > rev {
             version = version.step_down(rev)?;
@@ -248,11 +256,11 @@ impl<'a> Version<'a> {
     }
 
     /// One step of the search for `rev`, from a version above it.
-    fn step_down(self, rev: i64) -> Option<Version<'a>> {
+    fn step_down(self, rev: Revision) -> Option<Version<'a>> {
         let link = self.link()?;
-        let next = if link.jump_main > rev {
+        let next = if link.jump_main > rev.0 {
             link.jump
-        } else if link.prev_main > rev {
+        } else if link.prev_main > rev.0 {
             link.prev
         } else if self.version() == 1 {
             // What precedes the first version of a generation is a tombstone, which compaction may have freed:
@@ -268,7 +276,7 @@ impl<'a> Version<'a> {
 
     /// Like [`Version::at`], but gives a deletion too where a snapshot with this compact revision still holds it,
     /// whatever came after it.
-    pub(crate) fn held_at(self, rev: i64, compacted: i64) -> Option<Version<'a>> {
+    pub(crate) fn held_at(self, rev: Revision, compacted: Revision) -> Option<Version<'a>> {
         let mut version = self;
         while version.main() > rev {
             version = match version.step_down(rev) {
@@ -281,11 +289,11 @@ impl<'a> Version<'a> {
     }
 
     /// The version before this one, if a snapshot with this compact revision still logically holds it.
-    pub(crate) fn predecessor(self, compacted: i64) -> Option<Version<'a>> {
+    pub(crate) fn predecessor(self, compacted: Revision) -> Option<Version<'a>> {
         let link = self.link()?;
         let held = match self.version() {
             // It follows a tombstone, which stays while it does not lie below the compact revision.
-            1 => link.prev_main >= compacted,
+            1 => link.prev_main >= compacted.0,
             _ => self.main() > compacted,
         };
         if !held {
@@ -297,11 +305,11 @@ impl<'a> Version<'a> {
         Some(unsafe { Version::from_record(link.prev) })
     }
 
-    /// The live version of this key just before change `sub` of main revision `main`, given the newest of all. `main`
+    /// The live version of this key just before `change`, given the newest of all. The change
     /// must lie above the compact revision of the snapshot, which is given.
-    pub(crate) fn before(self, (main, sub): (i64, u32), compacted: i64) -> Option<Version<'a>> {
-        let mut version = self.held_at(main, compacted)?;
-        while version.main() == main && version.sub() >= sub {
+    pub(crate) fn before(self, change: ChangeId, compacted: Revision) -> Option<Version<'a>> {
+        let mut version = self.held_at(change.main, compacted)?;
+        while version.main() == change.main && version.sub() >= change.sub {
             version = version.predecessor(compacted)?;
         }
         Some(version).filter(|version| !version.is_tombstone())
@@ -348,11 +356,10 @@ pub(crate) fn prefetch(address: *const u8) {
 
 /// What a new record says; see [`Version`] for the fields.
 pub(crate) struct Content {
-    pub main: i64,
-    pub sub: u32,
-    pub create_revision: i64,
+    pub id: ChangeId,
+    pub create_revision: Revision,
     pub version: i64,
-    pub lease: i64,
+    pub lease: LeaseId,
     pub value: Value,
 }
 
@@ -362,7 +369,7 @@ pub(crate) fn create(
     key: &[u8],
     content: &Content,
     prev: Option<Version<'_>>,
-    compacted: i64,
+    compacted: Revision,
 ) -> NonNull<Header> {
     assert!(key.len() <= KEY_BYTES_MAX, "key of {} bytes", key.len());
     let link = prev.map(|prev| link_to(prev, compacted));
@@ -375,13 +382,13 @@ pub(crate) fn create(
     // SAFETY: the allocation has room for header, link if there is one, and key, in this order.
     unsafe {
         record.write(Header {
-            main: content.main,
-            create_revision: content.create_revision,
+            main: content.id.main.0,
+            create_revision: content.create_revision.0,
             version: content.version,
-            lease: content.lease,
+            lease: content.lease.0,
             location: AtomicU64::new(content.value.location.pack()),
             superseded: AtomicI64::new(0),
-            sub: content.sub,
+            sub: content.id.sub,
             key_len: key.len() as u32 | flag,
             value_len: content.value.len,
             value_crc: content.value.crc,
@@ -394,21 +401,21 @@ pub(crate) fn create(
         tail.copy_from_nonoverlapping(NonNull::from(key).cast::<u8>(), key.len());
     }
     if let Some(prev) = prev {
-        prev.header().superseded.store(content.main, Ordering::Relaxed);
+        prev.header().superseded.store(content.id.main.0, Ordering::Relaxed);
     }
     record
 }
 
-fn link_to(prev: Version<'_>, compacted: i64) -> Link {
+fn link_to(prev: Version<'_>, compacted: Revision) -> Link {
     let direct = Link {
         prev: prev.record,
-        prev_main: prev.main(),
+        prev_main: prev.main().0,
         jump: prev.record,
-        jump_main: prev.main(),
+        jump_main: prev.main().0,
         jump_distance: 1,
     };
     let Some(below) = prev.link() else { return direct };
-    if below.jump_main <= compacted {
+    if below.jump_main <= compacted.0 {
         // The target may be gone; nobody will ever search there, so the stack starts anew on top of `prev`.
         return direct;
     }
@@ -451,29 +458,29 @@ mod tests {
             let mut steps_max = 0;
             for main in 1..=100_000 {
                 let content = Content {
-                    main,
-                    sub: 0,
-                    create_revision: 1,
+                    id: ChangeId::first_of(Revision(main)),
+                    create_revision: Revision(1),
                     version: main,
-                    lease: 0,
+                    lease: LeaseId::NONE,
                     value: Value::default(),
                 };
                 // The compact revision moves up now and then, not with every write.
                 let compacted = if main > lag { (main - lag) / 777 * 777 } else { -1 };
                 // SAFETY: all records live to the end of the round.
                 let prev = records.last().map(|&record| unsafe { Version::from_record(record) });
-                let record = create(b"key", &content, prev, compacted);
+                let record = create(b"key", &content, prev, Revision(compacted));
                 records.push(record);
                 if main % 997 == 0 {
                     // SAFETY: as above.
                     let newest: Version<'_> = unsafe { Version::from_record(record) };
                     for back in (0..main - compacted.max(1)).step_by(1 + main as usize / 50) {
                         let (mut version, mut steps) = (newest, 0);
-                        while version.main() > main - back {
-                            version = version.step_down(main - back).expect("every revision wrote the key");
+                        let rev = Revision(main - back);
+                        while version.main() > rev {
+                            version = version.step_down(rev).expect("every revision wrote the key");
                             steps += 1;
                         }
-                        assert_eq!(version.main(), main - back);
+                        assert_eq!(version.main(), rev);
                         steps_max = steps_max.max(steps);
                     }
                 }

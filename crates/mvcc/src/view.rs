@@ -3,6 +3,8 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use numbers::{ChangeId, Revision};
+
 use crate::cursor::Cursor;
 use crate::epoch::Estate;
 use crate::epochs::Pin;
@@ -35,12 +37,12 @@ impl std::error::Error for RevisionError {}
 pub(crate) struct State {
     pub(crate) keys: NodePtr,
     pub(crate) revisions: NodePtr,
-    pub(crate) current: i64,
-    pub(crate) compacted: i64,
+    pub(crate) current: Revision,
+    pub(crate) compacted: Revision,
     pub(crate) live: u64,
     pub(crate) versions: u64,
     /// The newest main revision in the trees; above `current` where they are read as of an earlier moment.
-    pub(crate) newest: i64,
+    pub(crate) newest: Revision,
 }
 
 /// What a [`View`] was published with: all that is needed to read later views of the same store as that one was.
@@ -66,12 +68,12 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     store: u64,
-    current: i64,
-    compacted: i64,
+    current: Revision,
+    compacted: Revision,
     live: u64,
     versions: u64,
     /// Removal may go so far: to what a compaction at this revision removes.
-    keeps: i64,
+    keeps: Revision,
     /// How many versions had been removed, if nothing more may be.
     removals: Option<u64>,
 }
@@ -83,12 +85,12 @@ impl Moment {
     }
 
     /// The current revision then.
-    pub fn revision(&self) -> i64 {
+    pub fn revision(&self) -> Revision {
         self.current
     }
 
     /// The compact revision then.
-    pub fn compact_revision(&self) -> i64 {
+    pub fn compact_revision(&self) -> Revision {
         self.compacted
     }
 
@@ -97,16 +99,16 @@ impl Moment {
         self.versions
     }
 
-    /// The compact revision up to which versions may be physically removed without harm to this moment; `i64::MIN` if
+    /// The compact revision up to which versions may be physically removed without harm to this moment; [`Revision::MIN`] if
     /// none may be.
-    pub fn keeps(&self) -> i64 {
-        if self.removals.is_some() { i64::MIN } else { self.keeps }
+    pub fn keeps(&self) -> Revision {
+        if self.removals.is_some() { Revision::MIN } else { self.keeps }
     }
 
     /// The same, needing also what a compaction at this revision keeps. For the hash of a compaction, which covers
     /// what that compaction removes.
     #[must_use]
-    pub fn keeping_from(self, compact_revision: i64) -> Moment {
+    pub fn keeping_from(self, compact_revision: Revision) -> Moment {
         Moment { keeps: self.keeps.min(compact_revision), ..self }
     }
 
@@ -150,12 +152,12 @@ impl<'a> Snapshot<'a> {
     }
 
     /// The newest main revision. Inside a writer that has changed something: the revision it is writing.
-    pub fn current_revision(&self) -> i64 {
+    pub fn current_revision(&self) -> Revision {
         self.state.current
     }
 
     /// The compact revision: the oldest that can be read; -1 before any compaction.
-    pub fn compact_revision(&self) -> i64 {
+    pub fn compact_revision(&self) -> Revision {
         self.state.compacted
     }
 
@@ -170,8 +172,8 @@ impl<'a> Snapshot<'a> {
     }
 
     /// The revision that a request for `rev` reads.
-    pub fn resolve(&self, rev: i64) -> Result<i64, RevisionError> {
-        if rev <= 0 {
+    pub fn resolve(&self, rev: Revision) -> Result<Revision, RevisionError> {
+        if rev <= Revision::CURRENT {
             Ok(self.state.current)
         } else if rev > self.state.current {
             Err(RevisionError::FutureRevision)
@@ -183,18 +185,18 @@ impl<'a> Snapshot<'a> {
     }
 
     /// Whether the newest version of each key in the trees is the one to be read at `rev`.
-    pub(crate) fn is_newest(&self, rev: i64) -> bool {
+    pub(crate) fn is_newest(&self, rev: Revision) -> bool {
         rev == self.state.newest
     }
 
     /// The key's live version at `rev`. O(log n).
-    pub fn get(&self, key: &[u8], rev: i64) -> Result<Option<Version<'a>>, RevisionError> {
+    pub fn get(&self, key: &[u8], rev: Revision) -> Result<Option<Version<'a>>, RevisionError> {
         let rev = self.resolve(rev)?;
         Ok(self.newest(key, rev).filter(|version| !version.is_tombstone()))
     }
 
     /// The key's newest version at the resolved revision `rev`, tombstones included.
-    pub(crate) fn newest(&self, key: &[u8], rev: i64) -> Option<Version<'a>> {
+    pub(crate) fn newest(&self, key: &[u8], rev: Revision) -> Option<Version<'a>> {
         let slot = Cursor::<ByKey>::find(self.keys(), key)?;
         // SAFETY: slots of a snapshot's trees hold records that are alive for `'a`.
         unsafe { slot.version::<'a>() }.at(rev)
@@ -203,37 +205,35 @@ impl<'a> Snapshot<'a> {
     /// The live version of the same key just before the main revision of `version`: what a watcher calls the
     /// previous value. `Compacted` when it can no longer be known.
     pub fn previous(&self, version: Version<'_>) -> Result<Option<Version<'a>>, RevisionError> {
-        match version.main() - 1 {
-            ..=0 => Ok(None),
-            before => self.get(version.key(), before),
-        }
+        let before = version.main() - 1;
+        if before <= Revision(0) { Ok(None) } else { self.get(version.key(), before) }
     }
 
     /// The live versions of a range at `rev`, in key order; `.rev()` walks downwards. A walk is resumed with
     /// [`KeyRange::after`] and [`KeyRange::before`] in O(log n).
-    pub fn range(&self, range: KeyRange<'_>, rev: i64) -> Result<Range<'a>, RevisionError> {
+    pub fn range(&self, range: KeyRange<'_>, rev: Revision) -> Result<Range<'a>, RevisionError> {
         Ok(Range::new(self, range, self.resolve(rev)?))
     }
 
-    /// The live versions of a range as they were just before change `sub` of main revision `main`: what a read in the
-    /// middle of that transaction found. A `main` above the current revision means the current state.
+    /// The live versions of a range as they were just before a change: what a read in the middle of its
+    /// transaction found. A change above the current revision means the current state.
     ///
     /// # Errors
     ///
-    /// `Compacted` when the revision before `main` is.
-    pub fn range_before(&self, range: KeyRange<'_>, main: i64, sub: u32) -> Result<Range<'a>, RevisionError> {
+    /// `Compacted` when the revision before that of the change is.
+    pub fn range_before(&self, range: KeyRange<'_>, change: ChangeId) -> Result<Range<'a>, RevisionError> {
         let current = self.state.current;
-        if main > current || (main == current && self.version_at(main, sub).is_none()) {
-            return self.range(range, 0);
+        if change.main > current || (change.main == current && self.version_at(change).is_none()) {
+            return self.range(range, Revision::CURRENT);
         }
-        if main <= self.state.compacted {
+        if change.main <= self.state.compacted {
             return Err(RevisionError::Compacted);
         }
-        Ok(Range::before(self, range, (main, sub)))
+        Ok(Range::before(self, range, change))
     }
 
     /// Number of live keys in a range at `rev`: O(log n) at the current revision, a scan at older ones.
-    pub fn count(&self, range: KeyRange<'_>, rev: i64) -> Result<u64, RevisionError> {
+    pub fn count(&self, range: KeyRange<'_>, rev: Revision) -> Result<u64, RevisionError> {
         let rev = self.resolve(rev)?;
         if range.is_empty() {
             return Ok(0);
@@ -247,52 +247,52 @@ impl<'a> Snapshot<'a> {
     /// All versions, tombstones included, with main revisions from `from` through `through` (at most the
     /// current one), in the order of their writing. `Compacted` if `from` lies below the compact revision; a
     /// `from` above the current revision yields nothing.
-    pub fn changes(&self, from: i64, through: i64) -> Result<Changes<'a>, RevisionError> {
-        if from < self.state.compacted && self.state.compacted >= 0 {
+    pub fn changes(&self, from: Revision, through: Revision) -> Result<Changes<'a>, RevisionError> {
+        if from < self.state.compacted && self.state.compacted >= Revision(0) {
             return Err(RevisionError::Compacted);
         }
-        Ok(Changes { compacted: self.state.compacted, ..self.stored((from, 0), through) })
+        Ok(Changes { compacted: self.state.compacted, ..self.stored(ChangeId::first_of(from), through) })
     }
 
-    /// Like [`Snapshot::changes`], going on behind change `sub` of main revision `main`.
-    pub fn changes_after(&self, main: i64, sub: u32, through: i64) -> Result<Changes<'a>, RevisionError> {
-        if main < self.state.compacted {
+    /// Like [`Snapshot::changes`], going on behind `change`.
+    pub fn changes_after(&self, change: ChangeId, through: Revision) -> Result<Changes<'a>, RevisionError> {
+        if change.main < self.state.compacted {
             return Err(RevisionError::Compacted);
         }
-        let cursor = Cursor::seek(self.revisions(), (main, sub), true);
+        let cursor = Cursor::seek(self.revisions(), change, true);
         Ok(Changes { cursor, through: through.min(self.state.current), compacted: self.state.compacted })
     }
 
     /// Like [`Snapshot::changes`], but never refused: what is physically there with these main revisions. Below
     /// the compact revision anything that it made unreadable may be missing; what is not there can be told from
     /// nothing.
-    pub fn written(&self, from: i64, through: i64) -> Changes<'a> {
-        self.stored((from, 0), through)
+    pub fn written(&self, from: Revision, through: Revision) -> Changes<'a> {
+        self.stored(ChangeId::first_of(from), through)
     }
 
-    /// Like [`Snapshot::written`], from change `sub` of main revision `main` on.
-    pub fn written_from(&self, main: i64, sub: u32, through: i64) -> Changes<'a> {
-        self.stored((main, sub), through)
+    /// Like [`Snapshot::written`], from the change `from` on.
+    pub fn written_from(&self, from: ChangeId, through: Revision) -> Changes<'a> {
+        self.stored(from, through)
     }
 
-    /// What is physically there behind change `sub` of main revision `main`, in the order of writing, without the puts
+    /// What is physically there behind `change`, in the order of writing, without the puts
     /// that the compact revision made unreadable. A state is sent so to a receiver that may have a part of it: which
     /// deletions below the compact revision are still there depends on how far compaction has come.
-    pub fn written_after(&self, main: i64, sub: u32) -> Changes<'a> {
-        let cursor = Cursor::seek(self.revisions(), (main, sub), true);
+    pub fn written_after(&self, change: ChangeId) -> Changes<'a> {
+        let cursor = Cursor::seek(self.revisions(), change, true);
         Changes { cursor, through: self.state.current, compacted: self.state.compacted }
     }
 
     /// What is physically there from this change on.
-    pub(crate) fn stored(&self, from: (i64, u32), through: i64) -> Changes<'a> {
+    pub(crate) fn stored(&self, from: ChangeId, through: Revision) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), from, false);
-        Changes { cursor, through: through.min(self.state.current), compacted: i64::MIN }
+        Changes { cursor, through: through.min(self.state.current), compacted: Revision::MIN }
     }
 
-    /// The version written as change `sub` of main revision `main`, tombstones included, if it is still there.
+    /// The version written by a change, tombstones included, if it is still there.
     /// How a mover of values asks whether one is still wanted.
-    pub fn version_at(&self, main: i64, sub: u32) -> Option<Version<'a>> {
-        let slot = Cursor::<ByRevision>::find(self.revisions(), (main, sub))?;
+    pub fn version_at(&self, change: ChangeId) -> Option<Version<'a>> {
+        let slot = Cursor::<ByRevision>::find(self.revisions(), change)?;
         // SAFETY: slots of a snapshot's trees hold records that are alive for `'a`.
         Some(unsafe { slot.version() })
     }
@@ -314,9 +314,9 @@ impl<'a> Snapshot<'a> {
 /// Versions in the order of their writing.
 pub struct Changes<'a> {
     cursor: Cursor<'a, ByRevision>,
-    through: i64,
+    through: Revision,
     /// At or below this revision, what a compaction there removes is left out even while it is still stored.
-    compacted: i64,
+    compacted: Revision,
 }
 
 impl<'a> Iterator for Changes<'a> {
@@ -339,8 +339,8 @@ impl<'a> Iterator for Changes<'a> {
 /// All versions key by key, see [`Snapshot::histories`].
 pub struct Histories<'a> {
     cursor: Cursor<'a, ByKey>,
-    through: i64,
-    compacted: i64,
+    through: Revision,
+    compacted: Revision,
     /// Versions of the present key yet to be given out, newest first.
     pending: Vec<Version<'a>>,
 }
@@ -373,7 +373,7 @@ pub(crate) struct Removed {
     /// Which store this is, of all that the process has had.
     pub(crate) store: u64,
     /// All that was removed, a compaction at this revision removes.
-    pub(crate) through: i64,
+    pub(crate) through: Revision,
     /// Versions removed.
     pub(crate) versions: u64,
 }

@@ -1,5 +1,5 @@
 //! Types for the numbers that a member lives by, so that none is taken for another: positions in the raft log, revisions
-//! of the store, and the names of members, clusters and leases.
+//! of the store and the changes within them, and the names of members, clusters and leases.
 //!
 //! Each is one machine word, costs nothing over the bare number, and is written as that number. Messages of the wire have
 //! bare numbers; they are given their type where a message is taken in. Where a file or a metric has one, `.0` is it.
@@ -127,6 +127,53 @@ pub struct Revision(pub i64);
 written_bare!(Revision);
 counts_up!(Revision, i64);
 
+impl Revision {
+    /// The current revision, as a read asks for it.
+    pub const CURRENT: Revision = Revision(0);
+
+    /// The revision of an empty store.
+    pub const FIRST: Revision = Revision(1);
+
+    /// The compact revision of a store that was never compacted.
+    pub const NEVER_COMPACTED: Revision = Revision(-1);
+
+    /// Below all revisions.
+    pub const MIN: Revision = Revision(i64::MIN);
+
+    /// Above all revisions.
+    pub const MAX: Revision = Revision(i64::MAX);
+}
+
+/// One change of one key: etcd calls the two numbers main and sub revision. Changes are ordered as they were written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChangeId {
+    /// Revision of the transaction that made the change.
+    pub main: Revision,
+    /// Number of the change within that transaction, from 0.
+    pub sub: u32,
+}
+
+impl ChangeId {
+    /// The first change of a transaction.
+    #[must_use]
+    pub const fn first_of(main: Revision) -> ChangeId {
+        ChangeId { main, sub: 0 }
+    }
+
+    /// Behind all changes of a transaction: what goes on behind this one begins with the next transaction.
+    #[must_use]
+    pub const fn end_of(main: Revision) -> ChangeId {
+        ChangeId { main, sub: u32::MAX }
+    }
+}
+
+/// As `main/sub`.
+impl fmt::Display for ChangeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.main, self.sub)
+    }
+}
+
 /// The name of a lease. 0 stands for no lease. A client may choose it, so that it may be any other number; etcd's tools
 /// write it in hexadecimal.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -184,6 +231,15 @@ mod tests {
             format!("{:?}", EntryId { index: Index(7), term: Term(2) }),
             "EntryId { index: 7, term: 2 }"
         );
+        assert_eq!(format!("{}", ChangeId { main: Revision(5), sub: 2 }), "5/2");
+    }
+
+    #[test]
+    fn changes_are_ordered_as_they_were_written() {
+        let changes =
+            [(4, 9), (5, 0), (5, 1), (6, 0)].map(|(main, sub)| ChangeId { main: Revision(main), sub });
+        assert!(changes.is_sorted_by(|a, b| a < b));
+        assert_eq!(ChangeId::first_of(Revision(5)), changes[1]);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //!
 //! The `interleaving` crate runs this file under a model of the memory.
 
+use numbers::Revision;
+
 use crate::sync::{AtomicI64, AtomicUsize, Ordering, fence};
 
 /// One entry for each shard.
@@ -47,14 +49,14 @@ impl Attendance {
     }
 
     /// A shard's watches have been told of everything up to this revision.
-    pub fn saw(&self, shard: usize, revision: i64) {
-        self.seen[shard].store(revision, Ordering::Release);
+    pub fn saw(&self, shard: usize, revision: Revision) {
+        self.seen[shard].store(revision.0, Ordering::Release);
     }
 
     /// Returns true if all watches, on whatever shard, have been told of everything up to this revision.
-    pub fn all_saw(&self, revision: i64) -> bool {
+    pub fn all_saw(&self, revision: Revision) -> bool {
         let told = |(watches, seen): (&AtomicUsize, &AtomicI64)| {
-            watches.load(Ordering::SeqCst) == 0 || seen.load(Ordering::Acquire) >= revision
+            watches.load(Ordering::SeqCst) == 0 || seen.load(Ordering::Acquire) >= revision.0
         };
         self.watches.iter().zip(&self.seen).all(told)
     }

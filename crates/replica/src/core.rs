@@ -40,6 +40,7 @@ use bytes::Bytes;
 use consensus::Fetch;
 use log::LogEvent;
 use machine::{AsOf, Leases, Outcome, SharedMap, StateTrail};
+use numbers::{LeaseId, Revision};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Charge;
@@ -111,15 +112,15 @@ pub enum ClientRequest {
     /// Hand leadership over to the member with this id.
     MoveLeader(RequestId, u64),
     /// Renew the lease with this id.
-    KeepAlive(RequestId, i64),
+    KeepAlive(RequestId, LeaseId),
     /// Return the time that the lease with this id has left and, with `true`, its keys.
-    TimeToLive(RequestId, i64, bool),
+    TimeToLive(RequestId, LeaseId, bool),
     /// Return the keys of the lease with this id, as this member has them.
-    LeaseKeys(RequestId, i64),
+    LeaseKeys(RequestId, LeaseId),
     /// Return the ids of all leases, soonest to expire first.
     Leases(RequestId),
     /// Return the times that these leases have left; a request has some hundred ids.
-    LeaseTimes(RequestId, Vec<i64>),
+    LeaseTimes(RequestId, Vec<LeaseId>),
     /// Return the whole present state, for a snapshot.
     Image(RequestId),
     /// Raise the NOSPACE alarm, since a write would exceed the quota.
@@ -218,7 +219,7 @@ pub struct Reply {
     /// Id of the request that is answered.
     pub request_id: RequestId,
     /// Revision of the store when the reply was made.
-    pub revision: i64,
+    pub revision: Revision,
     /// Raft term of the last entry applied when the reply was made.
     pub raft_term: u64,
     /// Content of the reply.
@@ -247,7 +248,7 @@ pub enum ReplyBody {
     /// Keys of a lease.
     LeaseKeys(SharedMap<Bytes, ()>),
     /// Lease ids, soonest to expire first.
-    Leases(Vec<i64>),
+    Leases(Vec<LeaseId>),
     /// All leases: there are too many for the core to sort at once.
     ManyLeases(Leases),
     /// Times that the leases have left, in the order of the request.

@@ -23,6 +23,7 @@ use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use machine::{Lease, Leases};
+use numbers::LeaseId;
 
 /// The width of one slot of the queue.
 const SLOT: Duration = Duration::from_millis(100);
@@ -63,9 +64,9 @@ pub enum Renewed {
 #[derive(Debug)]
 pub struct Expiry {
     epoch: Instant,
-    timers: BTreeMap<i64, Timer>,
+    timers: BTreeMap<LeaseId, Timer>,
     /// Slot and lease. A lease never stands behind the slot of its deadline.
-    queue: BTreeSet<(u64, i64)>,
+    queue: BTreeSet<(u64, LeaseId)>,
     starting: Option<Starting>,
 }
 
@@ -75,7 +76,7 @@ struct Starting {
     /// The leases as they were when the leader settled.
     leases: Leases,
     /// The last lease that had its turn.
-    behind: Option<i64>,
+    behind: Option<LeaseId>,
     since: Instant,
     /// The shortest TTL that this leader grants, seconds.
     ttl_min: i64,
@@ -95,7 +96,7 @@ pub fn noted_or_granted(lease: &Lease, ttl_min: i64) -> Duration {
 
 impl Starting {
     /// The time that a lease gets whose turn has not come, and its TTL.
-    fn left(&self, id: i64) -> Option<(Duration, Duration)> {
+    fn left(&self, id: LeaseId) -> Option<(Duration, Duration)> {
         let lease = self.leases.get(id).filter(|_| self.behind.is_none_or(|behind| behind < id))?;
         Some((noted_or_granted(lease, self.ttl_min) + self.grace, ttl_of(lease.ttl.max(self.ttl_min))))
     }
@@ -125,10 +126,10 @@ impl Expiry {
     }
 
     /// Looks at up to `max` leases whose clocks are still to be started, and starts those of leases that `exists` knows.
-    pub fn start_some(&mut self, max: usize, exists: impl Fn(i64) -> bool) {
+    pub fn start_some(&mut self, max: usize, exists: impl Fn(LeaseId) -> bool) {
         let Some(starting) = &self.starting else { return };
         let since = starting.since;
-        let some: Vec<i64> = starting.leases.after(starting.behind).take(max).map(|(id, _)| id).collect();
+        let some: Vec<LeaseId> = starting.leases.after(starting.behind).take(max).map(|(id, _)| id).collect();
         planted::looked_at(planted::Measure::Leases, some.len());
         for id in &some {
             // One that was granted again since has a clock; one that was revoked needs none.
@@ -171,7 +172,7 @@ impl Expiry {
     }
 
     /// Starts the clock of a lease: `left` from now, and `ttl` from each renewal.
-    pub fn start(&mut self, id: i64, left: Duration, ttl: Duration, now: Instant) {
+    pub fn start(&mut self, id: LeaseId, left: Duration, ttl: Duration, now: Instant) {
         self.stop(id);
         let deadline = later(now, left);
         let slot = self.slot_of(deadline);
@@ -180,14 +181,14 @@ impl Expiry {
     }
 
     /// Forgets a lease.
-    pub fn stop(&mut self, id: i64) {
+    pub fn stop(&mut self, id: LeaseId) {
         if let Some(slot) = self.timers.remove(&id).and_then(|timer| timer.slot) {
             self.queue.remove(&(slot, id));
         }
     }
 
     /// The timer of a lease; its clock is started if its turn has not come.
-    fn timer(&mut self, id: i64) -> Option<&mut Timer> {
+    fn timer(&mut self, id: LeaseId) -> Option<&mut Timer> {
         if !self.timers.contains_key(&id)
             && let Some(starting) = &self.starting
             && let Some((left, ttl)) = starting.left(id)
@@ -199,7 +200,7 @@ impl Expiry {
     }
 
     /// A renewal has come and waits. Unless the time of the lease was up as of `as_of`, it does not expire before `until`.
-    pub fn hold(&mut self, id: i64, as_of: Instant, until: Instant) {
+    pub fn hold(&mut self, id: LeaseId, as_of: Instant, until: Instant) {
         if let Some(timer) = self.timer(id)
             && timer.ends() > as_of
         {
@@ -209,7 +210,7 @@ impl Expiry {
 
     /// Renews a lease that exists, from `now` on, unless its time was up as of `as_of`. `held` is until when this renewal
     /// has held it.
-    pub fn renew(&mut self, id: i64, held: Instant, as_of: Instant, now: Instant) -> Renewed {
+    pub fn renew(&mut self, id: LeaseId, held: Instant, as_of: Instant, now: Instant) -> Renewed {
         match self.timer(id) {
             None => Renewed::Unknown,
             Some(timer) if timer.ends() <= as_of => Renewed::Expired,
@@ -223,14 +224,14 @@ impl Expiry {
     }
 
     /// The log entry `index` notes a time left of this lease, or takes such a note back.
-    pub fn noted(&mut self, id: i64, index: u64) {
+    pub fn noted(&mut self, id: LeaseId, index: u64) {
         if let Some(timer) = self.timers.get_mut(&id) {
             timer.noted_by = index;
         }
     }
 
     /// The time that a lease which exists has left; zero once it has expired.
-    pub fn left(&self, id: i64, now: Instant) -> Option<Duration> {
+    pub fn left(&self, id: LeaseId, now: Instant) -> Option<Duration> {
         let deadline = match self.timers.get(&id) {
             Some(timer) => timer.deadline,
             None => {
@@ -248,7 +249,7 @@ impl Expiry {
 
     /// Returns up to `max` leases whose deadline has passed, each once (see [`Expiry::retry`]). There may be more; the
     /// next call goes on.
-    pub fn expired(&mut self, now: Instant, max: usize) -> Vec<i64> {
+    pub fn expired(&mut self, now: Instant, max: usize) -> Vec<LeaseId> {
         let due = self.due(now);
         let mut out = Vec::new();
         for _ in 0..max.saturating_mul(LOOKS_PER_LEASE) {
@@ -272,7 +273,7 @@ impl Expiry {
 
     /// A revocation could not be proposed, or was refused: the lease is given out again after `pause`. It cannot be
     /// renewed any more.
-    pub fn retry(&mut self, id: i64, now: Instant, pause: Duration) {
+    pub fn retry(&mut self, id: LeaseId, now: Instant, pause: Duration) {
         let slot = self.slot_of(now + pause);
         if let Some(timer) = self.timers.get_mut(&id)
             && timer.slot.is_none()
@@ -283,7 +284,7 @@ impl Expiry {
     }
 
     /// The leases behind this id, or all, whose clocks run, with the time they have left, by id.
-    pub fn after(&self, id: Option<i64>, now: Instant) -> impl Iterator<Item = (i64, Duration)> {
+    pub fn after(&self, id: Option<LeaseId>, now: Instant) -> impl Iterator<Item = (LeaseId, Duration)> {
         let behind = id.map_or(Bound::Unbounded, Bound::Excluded);
         let timers = self.timers.range((behind, Bound::Unbounded));
         timers.map(move |(id, timer)| (*id, timer.deadline.saturating_duration_since(now)))
@@ -296,6 +297,8 @@ fn later(now: Instant, time: Duration) -> Instant {
 
 #[cfg(test)]
 mod tests {
+    use machine::GrantedLease;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -304,45 +307,48 @@ mod tests {
     fn a_lease_expires_once_and_never_early() {
         let start = Instant::now();
         let mut expiry = Expiry::new(start);
-        expiry.start(1, 2 * SECOND, 2 * SECOND, start);
+        expiry.start(LeaseId(1), 2 * SECOND, 2 * SECOND, start);
         assert!(expiry.expired(start + 2 * SECOND - Duration::from_millis(1), 10).is_empty());
-        assert_eq!(expiry.expired(start + 2 * SECOND, 10), [1]);
+        assert_eq!(expiry.expired(start + 2 * SECOND, 10), [1].map(LeaseId));
         assert!(expiry.expired(start + 20 * SECOND, 10).is_empty());
         assert_eq!(
-            expiry.renew(1, start + 3 * SECOND, start + 3 * SECOND, start + 3 * SECOND),
+            expiry.renew(LeaseId(1), start + 3 * SECOND, start + 3 * SECOND, start + 3 * SECOND),
             Renewed::Expired
         );
-        expiry.retry(1, start + 20 * SECOND, SECOND);
+        expiry.retry(LeaseId(1), start + 20 * SECOND, SECOND);
         assert_eq!(
-            expiry.renew(1, start + 20 * SECOND, start + 20 * SECOND, start + 20 * SECOND),
+            expiry.renew(LeaseId(1), start + 20 * SECOND, start + 20 * SECOND, start + 20 * SECOND),
             Renewed::Expired,
             "nothing revives it"
         );
-        assert_eq!(expiry.expired(start + 21 * SECOND, 10), [1]);
+        assert_eq!(expiry.expired(start + 21 * SECOND, 10), [1].map(LeaseId));
     }
 
     #[test]
     fn a_renewed_lease_lives_on() {
         let start = Instant::now();
         let mut expiry = Expiry::new(start);
-        expiry.start(7, 2 * SECOND, 2 * SECOND, start);
+        expiry.start(LeaseId(7), 2 * SECOND, 2 * SECOND, start);
         for n in 1..50u32 {
             let now = start + SECOND * n;
-            assert_eq!(expiry.renew(7, now, now, now), Renewed::Noted(0));
+            assert_eq!(expiry.renew(LeaseId(7), now, now, now), Renewed::Noted(0));
             assert!(expiry.expired(now, 10).is_empty());
         }
-        assert_eq!(expiry.left(7, start + SECOND * 50), Some(SECOND));
-        assert_eq!(expiry.expired(start + SECOND * 51, 10), [7]);
+        assert_eq!(expiry.left(LeaseId(7), start + SECOND * 50), Some(SECOND));
+        assert_eq!(expiry.expired(start + SECOND * 51, 10), [7].map(LeaseId));
     }
 
     #[test]
     fn a_lease_whose_time_is_up_is_not_renewed_even_before_it_is_looked_at() {
         let start = Instant::now();
         let mut expiry = Expiry::new(start);
-        expiry.start(7, SECOND, SECOND, start);
-        assert_eq!(expiry.renew(7, start + SECOND, start + SECOND, start + SECOND), Renewed::Expired);
-        assert_eq!(expiry.expired(start + SECOND, 10), [7]);
-        assert_eq!(expiry.renew(8, start, start, start), Renewed::Unknown);
+        expiry.start(LeaseId(7), SECOND, SECOND, start);
+        assert_eq!(
+            expiry.renew(LeaseId(7), start + SECOND, start + SECOND, start + SECOND),
+            Renewed::Expired
+        );
+        assert_eq!(expiry.expired(start + SECOND, 10), [7].map(LeaseId));
+        assert_eq!(expiry.renew(LeaseId(8), start, start, start), Renewed::Unknown);
     }
 
     #[test]
@@ -350,9 +356,9 @@ mod tests {
         let start = Instant::now();
         let mut expiry = Expiry::new(start);
         for id in 0..1000 {
-            expiry.start(id, SECOND, SECOND, start);
+            expiry.start(LeaseId(id), SECOND, SECOND, start);
         }
-        expiry.stop(999);
+        expiry.stop(LeaseId(999));
         let mut all = Vec::new();
         loop {
             let some = expiry.expired(start + SECOND, 64);
@@ -363,7 +369,7 @@ mod tests {
             all.extend(some);
         }
         all.sort_unstable();
-        assert!(all.into_iter().eq(0..999));
+        assert!(all.into_iter().eq((0..999).map(LeaseId)));
     }
 
     #[test]
@@ -372,22 +378,22 @@ mod tests {
         let at = |seconds: u32| start + SECOND * seconds;
         let mut expiry = Expiry::new(start);
         for id in [1, 2, 3] {
-            expiry.start(id, 2 * SECOND, 2 * SECOND, start);
+            expiry.start(LeaseId(id), 2 * SECOND, 2 * SECOND, start);
         }
-        expiry.hold(1, at(1), at(8));
-        expiry.hold(2, at(1), at(8));
+        expiry.hold(LeaseId(1), at(1), at(8));
+        expiry.hold(LeaseId(2), at(1), at(8));
         // Too late.
-        expiry.hold(3, at(2), at(9));
-        assert_eq!(expiry.expired(at(2), 10), [3]);
-        expiry.hold(3, at(2), at(9));
-        assert_eq!(expiry.renew(3, at(9), at(3), at(3)), Renewed::Expired);
+        expiry.hold(LeaseId(3), at(2), at(9));
+        assert_eq!(expiry.expired(at(2), 10), [3].map(LeaseId));
+        expiry.hold(LeaseId(3), at(2), at(9));
+        assert_eq!(expiry.renew(LeaseId(3), at(9), at(3), at(3)), Renewed::Expired);
         // Another of the same lease comes, and the first is carried out: the other still holds it.
-        expiry.hold(1, at(4), at(11));
-        assert_eq!(expiry.renew(1, at(8), at(6), at(6)), Renewed::Noted(0));
-        assert_eq!(expiry.expired(at(9), 10), [2], "its renewal was given up");
-        assert_eq!(expiry.renew(1, at(11), at(10), at(10)), Renewed::Noted(0));
+        expiry.hold(LeaseId(1), at(4), at(11));
+        assert_eq!(expiry.renew(LeaseId(1), at(8), at(6), at(6)), Renewed::Noted(0));
+        assert_eq!(expiry.expired(at(9), 10), [2].map(LeaseId), "its renewal was given up");
+        assert_eq!(expiry.renew(LeaseId(1), at(11), at(10), at(10)), Renewed::Noted(0));
         assert!(expiry.expired(at(11), 10).is_empty());
-        assert_eq!(expiry.expired(at(12), 10), [1], "nothing holds it");
+        assert_eq!(expiry.expired(at(12), 10), [1].map(LeaseId), "nothing holds it");
     }
 
     #[test]
@@ -396,18 +402,18 @@ mod tests {
         let mut expiry = Expiry::new(start);
         for round in 0..100 {
             for id in 0..50 {
-                expiry.start(id, SECOND * (1 + round * 7 + id as u32), 1000 * SECOND, start);
-                let _ = expiry.renew(id, start + SECOND / 2, start + SECOND / 2, start + SECOND / 2);
+                expiry.start(LeaseId(id), SECOND * (1 + round * 7 + id as u32), 1000 * SECOND, start);
+                let _ = expiry.renew(LeaseId(id), start + SECOND / 2, start + SECOND / 2, start + SECOND / 2);
             }
             let _ = expiry.expired(start + SECOND * round, 10);
             for id in 0..50 {
-                expiry.stop(id);
+                expiry.stop(LeaseId(id));
             }
         }
         assert_eq!((expiry.timers.len(), expiry.queue.len()), (0, 0));
         for _ in 0..100 {
-            expiry.start(1, SECOND, SECOND, start);
-            expiry.retry(1, start, SECOND);
+            expiry.start(LeaseId(1), SECOND, SECOND, start);
+            expiry.retry(LeaseId(1), start, SECOND);
         }
         assert_eq!((expiry.timers.len(), expiry.queue.len()), (1, 1));
     }
@@ -416,33 +422,41 @@ mod tests {
     fn clocks_are_started_in_slices_and_nobody_can_tell() {
         let start = Instant::now();
         let leases = |ids: std::ops::Range<i64>| {
-            Leases::granted(ids.map(|id| (id, 60, if id % 2 == 0 { 0 } else { 10 }))).expect("can be granted")
+            Leases::granted(ids.map(|id| GrantedLease {
+                id: LeaseId(id),
+                ttl: 60,
+                remaining: if id % 2 == 0 { 0 } else { 10 },
+            }))
+            .expect("can be granted")
         };
         let mut expiry = Expiry::of(leases(1..1001), 2, 5 * SECOND, start);
         let now = start + SECOND;
         let check = |expiry: &Expiry| {
-            assert_eq!(expiry.left(998, now), Some(64 * SECOND));
-            assert_eq!(expiry.left(999, now), Some(14 * SECOND));
-            assert_eq!(expiry.left(1001, now), None);
+            assert_eq!(expiry.left(LeaseId(998), now), Some(64 * SECOND));
+            assert_eq!(expiry.left(LeaseId(999), now), Some(14 * SECOND));
+            assert_eq!(expiry.left(LeaseId(1001), now), None);
         };
         check(&expiry);
         // Renewed, revoked, and granted again before their turn.
-        assert_eq!(expiry.renew(500, now, now, now), Renewed::Noted(0));
-        expiry.stop(600);
-        expiry.stop(700);
-        expiry.start(700, 3 * SECOND, 3 * SECOND, now);
+        assert_eq!(expiry.renew(LeaseId(500), now, now, now), Renewed::Noted(0));
+        expiry.stop(LeaseId(600));
+        expiry.stop(LeaseId(700));
+        expiry.start(LeaseId(700), 3 * SECOND, 3 * SECOND, now);
         let mut slices = 0;
         while expiry.is_starting() {
             let before = expiry.timers.len();
-            expiry.start_some(64, |id| id != 600);
+            expiry.start_some(64, |id| id != LeaseId(600));
             assert!(expiry.timers.len() <= before + 64);
             check(&expiry);
             slices += 1;
         }
         assert_eq!(slices, 1000 / 64 + 2);
         assert_eq!((expiry.timers.len(), expiry.queue.len()), (999, 999));
-        assert_eq!(expiry.left(500, now), Some(60 * SECOND));
-        assert_eq!((expiry.left(600, now), expiry.left(700, now)), (None, Some(3 * SECOND)));
+        assert_eq!(expiry.left(LeaseId(500), now), Some(60 * SECOND));
+        assert_eq!(
+            (expiry.left(LeaseId(600), now), expiry.left(LeaseId(700), now)),
+            (None, Some(3 * SECOND))
+        );
         let mut slices = 0;
         while expiry.forget_some(64) {
             slices += 1;

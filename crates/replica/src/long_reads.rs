@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use machine::{AsOf, Newest};
 use mvcc::{Moment, View};
+use numbers::Revision;
 
 use crate::shared::{Published, Shared};
 
@@ -57,7 +58,7 @@ struct Open {
     readers: BTreeMap<u64, Entry>,
     /// The same readers, ordered by what they keep: the core asks often, and must not look at readers that keep nothing
     /// it wants to remove.
-    by_keeps: BTreeSet<(i64, u64)>,
+    by_keeps: BTreeSet<(Revision, u64)>,
     /// No reader exceeds its time before this.
     due: Option<Instant>,
     next: u64,
@@ -78,7 +79,7 @@ struct Entry {
     reader: Reader,
     since: Instant,
     /// The reader allows the removal of what a compaction at this revision removes.
-    keeps: i64,
+    keeps: Revision,
 }
 
 impl Entry {
@@ -92,7 +93,7 @@ impl Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removable {
     /// Removal may go as far as a compaction at this revision would.
-    pub through: i64,
+    pub through: Revision,
     /// Number of readers that were ended to allow it.
     pub overtaken: usize,
 }
@@ -107,15 +108,15 @@ impl LongReads {
         let mut open = self.open();
         open.next += 1;
         let number = open.next;
-        let entry = Entry { reader, since, keeps: i64::MIN };
+        let entry = Entry { reader, since, keeps: Revision::MIN };
         open.due = Some(open.due.map_or(entry.due(), |due| due.min(entry.due())));
         open.readers.insert(number, entry);
-        open.by_keeps.insert((i64::MIN, number));
+        open.by_keeps.insert((Revision::MIN, number));
         number
     }
 
     /// Sets what a reader needs. Returns false if the reader was ended.
-    fn needs(&self, number: u64, keeps: i64) -> bool {
+    fn needs(&self, number: u64, keeps: Revision) -> bool {
         let Open { readers, by_keeps, .. } = &mut *self.open();
         let Some(entry) = readers.get_mut(&number) else { return false };
         by_keeps.remove(&(entry.keeps, number));
@@ -130,7 +131,7 @@ impl LongReads {
         &self,
         reader: Reader,
         now: impl Fn() -> Instant,
-        mut load: impl FnMut() -> (T, i64),
+        mut load: impl FnMut() -> (T, Revision),
     ) -> (u64, T) {
         loop {
             // Written down before it looks: whatever was removed before, the view that it finds had already been compacted
@@ -149,7 +150,7 @@ impl LongReads {
 
     /// Returns how far a removal may go of what a compaction at `wanted` removes. Ends readers that delay it and have
     /// exceeded their time.
-    pub fn removable(&self, wanted: i64, now: Instant) -> Removable {
+    pub fn removable(&self, wanted: Revision, now: Instant) -> Removable {
         let mut open = self.open();
         let mut overtaken = Vec::new();
         let is_blocked = open.by_keeps.first().is_some_and(|(keeps, _)| *keeps < wanted);
@@ -254,17 +255,17 @@ mod tests {
         let start = Instant::now();
         let removable = |wanted, after: u64| {
             let Removable { through, overtaken } =
-                reads.removable(wanted, start + Duration::from_secs(after));
-            (through, overtaken)
+                reads.removable(Revision(wanted), start + Duration::from_secs(after));
+            (through.0, overtaken)
         };
         assert_eq!(removable(100, 0), (100, 0));
         let first = reads.begin(Reader::Range, start);
         assert_eq!(removable(100, 0), (i64::MIN, 0), "it has not said what it needs");
-        reads.needs(first, 50);
+        reads.needs(first, Revision(50));
         assert_eq!(removable(100, 1), (50, 0));
         assert_eq!(removable(40, 1), (40, 0));
         let second = reads.begin(Reader::Snapshot, start + Duration::from_secs(60));
-        reads.needs(second, 70);
+        reads.needs(second, Revision(70));
         assert_eq!(reads.figures(), (2, Some(start)));
         assert_eq!(removable(100, 299), (50, 0));
         assert_eq!(removable(50, 10_000), (50, 0), "nobody is in the way");
@@ -279,10 +280,13 @@ mod tests {
         // It has ended: what it says it needs counts no more.
         let ended = reads.begin(Reader::Range, start);
         reads.end(ended);
-        assert!(!reads.needs(ended, 10));
+        assert!(!reads.needs(ended, Revision(10)));
         let others: Vec<u64> = (0..1000).map(|_| reads.begin(Reader::Range, start)).collect();
-        others.iter().zip(20..).for_each(|(number, keeps)| assert!(reads.needs(*number, keeps)));
-        reads.needs(others[0], 30);
+        others
+            .iter()
+            .zip((20..).map(Revision))
+            .for_each(|(number, keeps)| assert!(reads.needs(*number, keeps)));
+        reads.needs(others[0], Revision(30));
         assert_eq!((removable(2000, 0), removable(25, 0)), ((21, 0), (21, 0)));
         assert_eq!(removable(520, 300), (520, 500));
         assert_eq!(removable(2000, 300), (2000, 500));
@@ -296,33 +300,33 @@ mod tests {
         let first = reads.begin(Reader::Hash, start);
         let others: Vec<u64> = (0..100).map(|_| reads.begin(Reader::Range, start)).collect();
         for number in others.iter().chain([&first]) {
-            assert!(reads.needs(*number, 20));
+            assert!(reads.needs(*number, Revision(20)));
         }
-        let removable = |wanted, after| reads.removable(wanted, start + Duration::from_secs(after));
+        let removable = |wanted, after| reads.removable(Revision(wanted), start + Duration::from_secs(after));
         for after in 0..300 {
-            assert_eq!(removable(100, after), Removable { through: 20, overtaken: 0 });
+            assert_eq!(removable(100, after), Removable { through: Revision(20), overtaken: 0 });
         }
         assert_eq!(reads.open().looks, 0);
-        assert_eq!(removable(100, 300), Removable { through: 20, overtaken: 100 });
+        assert_eq!(removable(100, 300), Removable { through: Revision(20), overtaken: 100 });
         for after in 301..600 {
             assert_eq!(removable(100, after).overtaken, 0);
         }
         assert_eq!(reads.open().looks, 1);
         // One that came later is over its patience sooner.
         let watch = reads.begin(Reader::Watch, start + Duration::from_secs(500));
-        assert!(reads.needs(watch, 30));
+        assert!(reads.needs(watch, Revision(30)));
         assert_eq!(removable(100, 560).overtaken, 1);
-        assert_eq!(removable(100, 600), Removable { through: 100, overtaken: 1 });
+        assert_eq!(removable(100, 600), Removable { through: Revision(100), overtaken: 1 });
         assert_eq!(reads.figures(), (0, None));
         // One that is over its patience, but in nobody's way, has nobody looked at.
         let looks = reads.open().looks;
         let beside = reads.begin(Reader::Range, start + Duration::from_secs(600));
-        assert!(reads.needs(beside, 100));
+        assert!(reads.needs(beside, Revision(100)));
         for after in 1000..1100 {
-            assert_eq!(removable(100, after), Removable { through: 100, overtaken: 0 });
+            assert_eq!(removable(100, after), Removable { through: Revision(100), overtaken: 0 });
         }
         assert_eq!(reads.open().looks, looks);
-        assert_eq!(removable(101, 1100), Removable { through: 101, overtaken: 1 });
+        assert_eq!(removable(101, 1100), Removable { through: Revision(101), overtaken: 1 });
     }
 
     #[test]
@@ -335,12 +339,12 @@ mod tests {
             if loads == 1 {
                 assert_eq!(reads.end_all(), 1);
             }
-            (loads, 50)
+            (loads, Revision(50))
         };
         let (number, loaded) = reads.begin_with(Reader::Range, Instant::now, load);
         assert_eq!(loaded, 2);
-        assert_eq!(reads.removable(100, Instant::now()).through, 50);
+        assert_eq!(reads.removable(Revision(100), Instant::now()).through, Revision(50));
         reads.end(number);
-        assert_eq!(reads.removable(100, Instant::now()).through, 100);
+        assert_eq!(reads.removable(Revision(100), Instant::now()).through, Revision(100));
     }
 }

@@ -10,6 +10,7 @@ use api::{Code, Status};
 use arc_swap::ArcSwap;
 use machine::{Alarms, Members};
 use mvcc::View;
+use numbers::{LeaseId, Revision};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Arrivals;
@@ -48,7 +49,7 @@ pub struct Published {
     pub in_use_bytes: u64,
     /// All changes above this revision are physically present, even compacted ones: versions are removed only after this
     /// was raised and published.
-    pub removed_through: i64,
+    pub removed_through: Revision,
 }
 
 impl Published {
@@ -292,12 +293,12 @@ impl Shared {
     }
 
     /// Notes that all watches of a shard have been told of everything up to this revision.
-    pub fn saw(&self, shard: usize, revision: i64) {
+    pub fn saw(&self, shard: usize, revision: Revision) {
         self.attendance.saw(shard, revision);
     }
 
     /// Returns true if the watches of all shards have been told of everything up to this revision.
-    pub fn all_saw(&self, revision: i64) -> bool {
+    pub fn all_saw(&self, revision: Revision) -> bool {
         self.attendance.all_saw(revision)
     }
 
@@ -341,16 +342,16 @@ impl Shared {
     }
 
     /// Returns a new lease id; positive.
-    pub fn lease_id(&self) -> i64 {
-        (self.next_lease.fetch_add(1, Ordering::Relaxed) & i64::MAX).max(1)
+    pub fn lease_id(&self) -> LeaseId {
+        LeaseId((self.next_lease.fetch_add(1, Ordering::Relaxed) & i64::MAX).max(1))
     }
 
     /// Returns the header of an answer from this member.
-    pub fn header(&self, revision: i64, raft_term: u64) -> ResponseHeader {
+    pub fn header(&self, revision: Revision, raft_term: u64) -> ResponseHeader {
         ResponseHeader {
             cluster_id: self.identity.cluster_id,
             member_id: self.identity.member_id,
-            revision,
+            revision: revision.0,
             raft_term,
         }
     }

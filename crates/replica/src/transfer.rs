@@ -17,6 +17,7 @@ use machine::image::{Head, RestoreError};
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
 use machine::{AsOf, Machine, Malformed, Overtaken, Rules, StateTrail};
 use mvcc::Location;
+use numbers::Revision;
 use tokio::sync::oneshot;
 
 use crate::core::{PeerRequest, ReplyBody};
@@ -70,7 +71,7 @@ impl peer::SnapshotSource for Source {
         let from = head.transfer_from(Some(&held), &self.trail);
         let state = self.state.take().ok_or(SourceError::SentBefore)?;
         // Who has nothing needs no deletions.
-        let state = if from == 0 { state.of_what_is_readable() } else { state };
+        let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let mut writer = TransferWriter::new(state, head, from);
         let values = LogValues::new(self.values.clone());
         let mut ended = false;
@@ -251,7 +252,7 @@ impl Receiver {
             self.shared.core.send(PeerRequest::SnapshotBroken(claim, Box::new(forget)));
             return Err(why);
         }
-        let base_applied = (reader.head().from > 0).then_some(partial.base_applied);
+        let base_applied = (reader.head().from > Revision(0)).then_some(partial.base_applied);
         let machine = partial.assembly.finish(reader.finish()).map_err(|e| {
             self.shared.core.send(PeerRequest::SnapshotGivenUp(partial.claim));
             ReceiveError::Assemble(e)
@@ -273,7 +274,7 @@ impl Receiver {
 
     /// Goes on behind what came before a break, if the stream does and the core still keeps it. Until the core has
     /// agreed, the part stays where it is: it may be anybody who sends.
-    async fn resume(&self, message: &raftpb::Message, behind: i64) -> Option<Broken> {
+    async fn resume(&self, message: &raftpb::Message, behind: Revision) -> Option<Broken> {
         let (from, term) = (message.from.unwrap_or(0), message.term.unwrap_or(0));
         let kept = self.broken().as_ref().map(|broken| (broken.claim, broken.held.revision));
         let (claim, _) = kept.filter(|(_, revision)| *revision == behind)?;
@@ -323,7 +324,7 @@ impl Receiver {
             if let Ok(Some(version)) = &next {
                 let noted = ReceivedVersion::of(version).map_err(ReceiveError::Malformed)?;
                 if noted.value_len() > 0 {
-                    let id = log::ValueId { main: version.main, sub: i64::from(version.sub) };
+                    let id = log::ValueId { main: version.main.0, sub: i64::from(version.sub) };
                     values.push(log::Value { id, data: Bytes::copy_from_slice(version.value) });
                     bytes += version.value.len();
                 }

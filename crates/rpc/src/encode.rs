@@ -5,6 +5,7 @@ use api::wire::{NumberFields, field_len, number_len, put_field, put_field_head, 
 use bytes::{Bytes, BytesMut};
 use machine::txn::{Deleted, OpOutcome, Ranged, Read, TxnOutcome};
 use machine::{Found, ReadError, Values};
+use numbers::Revision;
 use prost::Message as _;
 
 /// The longest header: four fields, each a tag and a varint of up to ten bytes.
@@ -118,7 +119,7 @@ pub fn named_len(outcome: &TxnOutcome) -> usize {
 ///
 /// When a value cannot be read.
 pub fn txn(header: &ResponseHeader, outcome: &TxnOutcome, values: &dyn Values) -> Result<Bytes, ReadError> {
-    let only = |revision: i64| ResponseHeader { revision, ..ResponseHeader::default() };
+    let only = |revision: Revision| ResponseHeader { revision: revision.0, ..ResponseHeader::default() };
     let mut out = BytesMut::new();
     put_header(&mut out, header);
     put_number(&mut out, 2, i64::from(outcome.succeeded));

@@ -9,6 +9,7 @@ use api::{Code, Status, error, leasepb};
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use machine::Member;
+use numbers::LeaseId;
 use peer::Target;
 use prost::Message;
 
@@ -71,8 +72,8 @@ fn decoded<M: Message + Default>(response: &http::Response<Bytes>) -> Result<M, 
 /// # Errors
 ///
 /// etcd's timeout when there is no leader to be found in time.
-pub async fn renew(shared: &Shared, id: i64) -> Result<i64, Status> {
-    let body = LeaseKeepAliveRequest { id }.encode_to_vec().into();
+pub async fn renew(shared: &Shared, id: LeaseId) -> Result<i64, Status> {
+    let body = LeaseKeepAliveRequest { id: id.0 }.encode_to_vec().into();
     let response = ask_leader(shared, &Method::POST, "/leases", &body).await?;
     match response.status() {
         StatusCode::OK => Ok(decoded::<LeaseKeepAliveResponse>(&response)?.ttl),
@@ -86,8 +87,12 @@ pub async fn renew(shared: &Shared, id: i64) -> Result<i64, Status> {
 /// # Errors
 ///
 /// As [`renew`]; a lease that is gone is answered with a TTL of -1.
-pub async fn time_to_live(shared: &Shared, id: i64, keys: bool) -> Result<LeaseTimeToLiveResponse, Status> {
-    let request = LeaseTimeToLiveRequest { id, keys };
+pub async fn time_to_live(
+    shared: &Shared,
+    id: LeaseId,
+    keys: bool,
+) -> Result<LeaseTimeToLiveResponse, Status> {
+    let request = LeaseTimeToLiveRequest { id: id.0, keys };
     let request = leasepb::LeaseInternalRequest { lease_time_to_live_request: Some(request) };
     let body = request.encode_to_vec().into();
     let response = ask_leader(shared, &Method::POST, "/leases/internal", &body).await?;
@@ -95,7 +100,7 @@ pub async fn time_to_live(shared: &Shared, id: i64, keys: bool) -> Result<LeaseT
         StatusCode::OK => decoded::<leasepb::LeaseInternalResponse>(&response)?
             .lease_time_to_live_response
             .ok_or_else(|| Status::with(Code::Internal, "mainstay: the leader's answer is empty".to_owned())),
-        StatusCode::NOT_FOUND => Ok(LeaseTimeToLiveResponse { id, ttl: -1, ..Default::default() }),
+        StatusCode::NOT_FOUND => Ok(LeaseTimeToLiveResponse { id: id.0, ttl: -1, ..Default::default() }),
         _ => Err(Status::with(Code::Unknown, String::from_utf8_lossy(response.body()).trim().to_owned())),
     }
 }

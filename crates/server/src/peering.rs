@@ -14,6 +14,7 @@ use api::{Status, error, leasepb, raftpb};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use machine::Member;
+use numbers::LeaseId;
 use peer::BoxError;
 use prost::Message as _;
 use serde_json::json;
@@ -122,7 +123,7 @@ async fn renew(shared: &Shared, body: Bytes) -> Response<Bytes> {
     let Ok(LeaseKeepAliveRequest { id }) = LeaseKeepAliveRequest::decode(body) else {
         return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
     };
-    let reply = match shared.ask(move |request_id| ClientRequest::KeepAlive(request_id, id)).await {
+    let reply = match shared.ask(move |request_id| ClientRequest::KeepAlive(request_id, LeaseId(id))).await {
         Ok(reply) => reply,
         Err(status) => return lease_refused(&status),
     };
@@ -142,10 +143,11 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
     let Some(LeaseTimeToLiveRequest { id, keys }) = request.and_then(|r| r.lease_time_to_live_request) else {
         return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
     };
-    let reply = match shared.ask(move |request_id| ClientRequest::TimeToLive(request_id, id, keys)).await {
-        Ok(reply) => reply,
-        Err(status) => return lease_refused(&status),
-    };
+    let reply =
+        match shared.ask(move |request_id| ClientRequest::TimeToLive(request_id, LeaseId(id), keys)).await {
+            Ok(reply) => reply,
+            Err(status) => return lease_refused(&status),
+        };
     match reply.body {
         ReplyBody::TimeToLive { ttl: -1, .. } => lease_refused(&error::LEASE_NOT_FOUND),
         ReplyBody::TimeToLive { ttl, granted, keys } => {

@@ -28,6 +28,7 @@ use consensus::Fetch;
 use disk::Disk;
 use front::{Answer, Budget, Close, Closing, Head, LocalBoxFuture, Shard, ShardId, Unary};
 use machine::StateTrail;
+use numbers::LeaseId;
 use tokio::task::LocalSet;
 
 use crate::assembly::{Assembled, Setting, assemble};
@@ -452,7 +453,7 @@ impl Stepped {
     }
 
     /// A client's renewal of a lease, here or at the leader: the TTL it has from then on, 0 if it is gone.
-    pub fn renew(&self, lease_id: i64) -> LocalBoxFuture<Result<i64, Status>> {
+    pub fn renew(&self, lease_id: LeaseId) -> LocalBoxFuture<Result<i64, Status>> {
         self.services.keep_alive(&self.head(Rpc::LeaseKeepAlive), lease_id)
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use machine::StateTrail;
+use numbers::Revision;
 
 use crate::network::Host;
 
@@ -90,7 +91,7 @@ pub struct Checks {
     /// The terms of all committed entries, and in which term each was first seen to be committed.
     committed: Vec<(u64, u64)>,
     /// By index: revision and hash of the state after it.
-    states: BTreeMap<u64, (i64, u64)>,
+    states: BTreeMap<u64, (Revision, u64)>,
     /// By member and term: whom it voted for.
     votes: BTreeMap<(u64, u64), u64>,
     members: BTreeMap<Host, Member>,
@@ -125,7 +126,7 @@ impl Checks {
 
     /// The revision of the store after all committed entries that any member has applied.
     pub fn revision(&self) -> i64 {
-        self.states.last_key_value().map_or(1, |(_, (revision, _))| *revision)
+        self.states.last_key_value().map_or(1, |(_, (revision, _))| revision.0)
     }
 
     /// The member at this place has lost its data, on purpose, and a new one takes its place.

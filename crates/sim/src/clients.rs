@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use numbers::LeaseId;
 use oracle::Outcome;
 
 use crate::forgery::Known;
@@ -148,7 +149,7 @@ impl World {
                 });
             }
             Calling::Renew(lease) => {
-                let future = process.stepped.renew(lease);
+                let future = process.stepped.renew(LeaseId(lease));
                 process.stepped.spawn(async move {
                     let answer = future.await;
                     done.borrow_mut().push(Done::Call(caller, operation, Heard::Renewal(answer)));

@@ -414,7 +414,7 @@ impl World {
             checkpoint: probe.checkpoint,
             voters: probe.voters,
             voting_members: process.stepped.published().members.voters(),
-            revision: probe.revision,
+            revision: probe.revision.0,
         };
         let clocks_max = if probe.settled { probe.leases } else { 0 };
         if probe.lease_clocks > clocks_max {

@@ -33,6 +33,7 @@ use machine::found::read_version;
 use machine::image::{Head, RunWriter};
 use machine::{AsOf, Overtaken};
 use mvcc::{Location, View};
+use numbers::{ChangeId, Revision};
 use telemetry::metrics::Metrics;
 
 use crate::identity::Identity;
@@ -111,10 +112,8 @@ impl std::error::Error for CheckpointError {
 /// One value that is to move.
 #[derive(Clone, Debug)]
 pub struct Relocation {
-    /// Main revision.
-    pub main: i64,
-    /// Sub revision.
-    pub sub: u32,
+    /// The change that wrote it.
+    pub id: ChangeId,
     /// Location of the value.
     pub from: Location,
     /// The value.
@@ -179,16 +178,16 @@ pub struct Surface {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Level {
     /// Versions above this revision are in it; 0 for the base.
-    pub from: i64,
+    pub from: Revision,
     /// Versions up to this revision are in it.
-    pub to: i64,
+    pub to: Revision,
     /// The file.
     pub run: Run,
 }
 
 impl Level {
     /// A name that none of `levels` has: values may have moved since a run of the same revisions and entry.
-    pub fn name(from: i64, to: i64, applied_index: u64, levels: &[Level]) -> String {
+    pub fn name(from: Revision, to: Revision, applied_index: u64, levels: &[Level]) -> String {
         let mut name = format!("{from:016x}-{to:016x}-{applied_index:016x}.run");
         let mut again = 0;
         while levels.iter().any(|level| level.run.name == name) {
@@ -201,7 +200,7 @@ impl Level {
     /// Returns the level that the name of a run tells; `None` if the name is not one of ours.
     pub fn of(run: Run) -> Option<Level> {
         let mut parts = run.name.strip_suffix(".run")?.split('-');
-        let mut number = || i64::from_str_radix(parts.next()?, 16).ok();
+        let mut number = || i64::from_str_radix(parts.next()?, 16).ok().map(Revision);
         let (from, to) = (number()?, number()?);
         Some(Level { from, to, run })
     }
@@ -242,8 +241,8 @@ struct Writing {
     stage: Stage,
     /// Number of levels that stay below the new one.
     kept: usize,
-    from: i64,
-    to: i64,
+    from: Revision,
+    to: Revision,
     applied_index: u64,
     term: u64,
     metadata: Vec<u8>,
@@ -262,13 +261,13 @@ enum Stage {
 /// Values being moved out of some segments.
 struct Moving {
     /// Main revision through which versions are looked at: later ones lie in later segments.
-    through: i64,
+    through: Revision,
     segments: Vec<u32>,
     /// Bytes of values in one portion.
     portion_bytes: usize,
     values: LogValues,
     /// The version that was looked at last, by main and sub revision.
-    behind: (i64, u32),
+    behind: ChangeId,
     /// Hears when the portion that the core has is on disk in its new place.
     moved: Option<Receiver<()>>,
 }
@@ -316,7 +315,14 @@ impl Checkpointer {
             Order::Relocate { segments, portion_bytes } => {
                 let values = LogValues::new(self.member.values.clone());
                 let through = (self.member.newest)().snapshot().current_revision();
-                let moving = Moving { through, segments, portion_bytes, values, behind: (0, 0), moved: None };
+                let moving = Moving {
+                    through,
+                    segments,
+                    portion_bytes,
+                    values,
+                    behind: ChangeId::default(),
+                    moved: None,
+                };
                 self.job = Some(Job::Relocation(Box::new(moving)));
             }
             Order::Note(cause) => {
@@ -367,14 +373,14 @@ impl Checkpointer {
     ///
     /// `from_min` is the oldest revision that a delta may start from: what compactions removed after it, a run
     /// before may still hold.
-    fn plan(levels: &[Level], revision: i64, versions: u64, from_min: i64) -> (i64, usize) {
+    fn plan(levels: &[Level], revision: Revision, versions: u64, from_min: Revision) -> (Revision, usize) {
         let on_disk: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
         if on_disk > 3 * versions * VERSION_BYTES + (16 << 20) {
             // Mostly versions that were compacted away since.
-            return (0, 0);
+            return (Revision(0), 0);
         }
         let mut kept = levels.len();
-        let mut from = levels.last().map_or(0, |level| level.to);
+        let mut from = levels.last().map_or(Revision(0), |level| level.to);
         let mut bytes = u64::try_from(revision - from).unwrap_or(0) * VERSION_BYTES;
         while let Some(level) = kept.checked_sub(1).and_then(|last| levels.get(last))
             && (level.run.file_bytes <= 2 * bytes || kept >= RUNS_MAX)
@@ -384,7 +390,7 @@ impl Checkpointer {
             kept -= 1;
         }
         if from < from_min {
-            return (0, 0);
+            return (Revision(0), 0);
         }
         (from, kept)
     }
@@ -422,16 +428,16 @@ impl Checkpointer {
         metadata: Vec<u8>,
     ) -> Result<Writing, CheckpointError> {
         self.settle()?;
-        let from_min = if whole { i64::MAX } else { head.delta_from_min };
+        let from_min = if whole { Revision::MAX } else { head.delta_from_min };
         let versions = state.moment().versions();
         let (from, kept) = Checkpointer::plan(&self.levels, head.revision, versions, from_min);
         // A base run has nothing that cannot be read.
-        let state = if from == 0 { state.of_what_is_readable() } else { state };
+        let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
         let name = Level::name(from, to, applied_index, &self.levels);
         // An attempt that failed, or was cut short by a crash, may have left files, even one of this name.
         self.store.prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))?;
-        let bytes = if from == 0 {
+        let bytes = if from == Revision(0) {
             let on_disk: u64 = self.levels.iter().map(|level| level.run.file_bytes).sum();
             on_disk.max(versions * 2 * VERSION_BYTES)
         } else {
@@ -513,7 +519,7 @@ impl Checkpointer {
                 self.store.prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))?;
                 let bytes = self.levels.iter().map(|level| level.run.file_bytes).sum();
                 self.keep_reserve();
-                Ok(Some(Checkpointed { applied_index, whole: writing.from == 0, bytes }))
+                Ok(Some(Checkpointed { applied_index, whole: writing.from == Revision(0), bytes }))
             }
         }
     }
@@ -546,14 +552,14 @@ impl Moving {
             let view = (member.newest)();
             let mut looked_at = 0;
             let snapshot = view.snapshot();
-            let mut versions = snapshot.written_after(self.behind.0, self.behind.1);
+            let mut versions = snapshot.written_after(self.behind);
             while bytes < self.portion_bytes && looked_at < LOOKED_AT_MAX {
                 let Some(version) = versions.next().filter(|version| version.main() <= self.through) else {
                     ended = true;
                     break;
                 };
                 looked_at += 1;
-                self.behind = (version.main(), version.sub());
+                self.behind = version.id();
                 let from = version.location();
                 if version.value_len() == 0 || !self.segments.contains(&from.segment) {
                     continue;
@@ -564,12 +570,7 @@ impl Moving {
                     continue;
                 }
                 bytes += data.len();
-                portion.push(Relocation {
-                    main: version.main(),
-                    sub: version.sub(),
-                    from,
-                    data: data.freeze(),
-                });
+                portion.push(Relocation { id: version.id(), from, data: data.freeze() });
             }
         }
         if portion.is_empty() {
@@ -596,6 +597,7 @@ mod tests {
     use super::*;
 
     fn level(from: i64, to: i64, file_bytes: u64) -> Level {
+        let (from, to) = (Revision(from), Revision(to));
         let name = Level::name(from, to, 7, &[]);
         Level { from, to, run: Run { name, file_bytes, total_crc: 0 } }
     }
@@ -604,10 +606,10 @@ mod tests {
     fn names_say_what_runs_cover() {
         let level = level(0, 0x1234, 9);
         assert_eq!(Level::of(level.run.clone()).as_ref(), Some(&level));
-        let again = Level::name(0, 0x1234, 7, std::slice::from_ref(&level));
+        let again = Level::name(Revision(0), Revision(0x1234), 7, std::slice::from_ref(&level));
         assert_ne!(again, level.run.name);
         let run = Run { name: again, file_bytes: 9, total_crc: 0 };
-        assert_eq!(Level::of(run).map(|level| (level.from, level.to)), Some((0, 0x1234)));
+        assert_eq!(Level::of(run).map(|level| (level.from, level.to)), Some((Revision(0), Revision(0x1234))));
         assert_eq!(Level::of(Run { name: "x.run".to_owned(), file_bytes: 0, total_crc: 0 }), None);
     }
 
@@ -618,13 +620,13 @@ mod tests {
         for _ in 0..200 {
             revision += 50_000;
             let versions = revision as u64;
-            let (from, kept) = Checkpointer::plan(&levels, revision, versions, 0);
-            let bytes = (revision - from) as u64 * VERSION_BYTES;
+            let (from, kept) = Checkpointer::plan(&levels, Revision(revision), versions, Revision(0));
+            let bytes = (Revision(revision) - from) as u64 * VERSION_BYTES;
             written += bytes;
             levels.truncate(kept);
-            levels.push(level(from, revision, bytes));
+            levels.push(level(from.0, revision, bytes));
             assert!(levels.len() <= RUNS_MAX);
-            assert!(levels[0].from == 0 && levels.windows(2).all(|w| w[0].to == w[1].from));
+            assert!(levels[0].from == Revision(0) && levels.windows(2).all(|w| w[0].to == w[1].from));
         }
         let once = 200 * 50_000 * VERSION_BYTES;
         assert!(written < 6 * once, "{}", written / once);

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use machine::AsOf;
 use mvcc::HashWalk;
+use numbers::Revision;
 use tokio::sync::watch;
 
 use crate::kv_hash::KvHash;
@@ -38,9 +39,9 @@ enum Progress {
 #[derive(Clone)]
 pub struct CompactionHash {
     /// The revision compacted at.
-    pub revision: i64,
+    pub revision: Revision,
     /// The compact revision before.
-    pub compact_revision: i64,
+    pub compact_revision: Revision,
     progress: watch::Receiver<Progress>,
 }
 
@@ -54,6 +55,17 @@ impl CompactionHash {
     }
 }
 
+/// The computed hash of one compaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownHash {
+    /// The revision compacted at.
+    pub revision: Revision,
+    /// The compact revision before.
+    pub compact_revision: Revision,
+    /// What HashKV answers for it.
+    pub hash: u32,
+}
+
 /// The hashes of the last compactions.
 #[derive(Default)]
 pub struct CompactionHashes {
@@ -65,23 +77,27 @@ pub struct CompactionHashes {
 /// A hash to compute.
 pub struct Job {
     state: AsOf,
-    revision: i64,
-    compact_revision: i64,
+    revision: Revision,
+    compact_revision: Revision,
     answer: watch::Sender<Progress>,
 }
 
 impl CompactionHashes {
     /// The hash of the compaction at exactly this revision, if it is one of the last.
-    pub fn at(&self, revision: i64) -> Option<CompactionHash> {
+    pub fn at(&self, revision: Revision) -> Option<CompactionHash> {
         let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         newest.iter().find(|hash| hash.revision == revision).cloned()
     }
 
     /// Returns the computed hashes, the newest first: revision, compact revision before it, hash.
-    pub fn known(&self) -> Vec<(i64, i64, u32)> {
+    pub fn known(&self) -> Vec<KnownHash> {
         let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         let known = newest.iter().rev().filter_map(|hash| match *hash.progress.borrow() {
-            Progress::Known(value) => Some((hash.revision, hash.compact_revision, value)),
+            Progress::Known(value) => Some(KnownHash {
+                revision: hash.revision,
+                compact_revision: hash.compact_revision,
+                hash: value,
+            }),
             Progress::Computing => None,
         });
         known.collect()
@@ -93,8 +109,8 @@ impl CompactionHashes {
         &self,
         jobs: &SyncSender<Job>,
         state: impl Into<AsOf>,
-        compact_revision: i64,
-        revision: i64,
+        compact_revision: Revision,
+        revision: Revision,
     ) -> bool {
         let (answer, progress) = watch::channel(Progress::Computing);
         match jobs.try_send(Job { state: state.into(), revision, compact_revision, answer }) {
@@ -165,6 +181,8 @@ impl Computing {
 
 #[cfg(test)]
 mod tests {
+    use numbers::LeaseId;
+
     use super::*;
     use mvcc::{KeyRange, Store, Value};
     use std::sync::Arc;
@@ -177,29 +195,35 @@ mod tests {
         let mut store = Store::new();
         for n in 0..12 {
             let mut writer = store.begin();
-            writer.put(&[n], Value::default(), 0);
+            writer.put(&[n], Value::default(), LeaseId::NONE);
             writer.finish();
         }
-        let mut previous = -1;
-        for revision in 2..14 {
+        let mut previous = Revision::NEVER_COMPACTED;
+        for revision in (2..14).map(Revision) {
             store.compact(revision).expect("compacts");
             assert!(hashes.order(&jobs, store.publish(), previous, revision));
             previous = revision;
         }
-        assert!(hashes.at(3).is_none() && hashes.at(14).is_none() && hashes.at(0).is_none());
-        let early = hashes.at(4).expect("is kept");
-        assert_eq!((early.revision, early.compact_revision), (4, 3));
+        assert!(
+            hashes.at(Revision(3)).is_none()
+                && hashes.at(Revision(14)).is_none()
+                && hashes.at(Revision(0)).is_none()
+        );
+        let early = hashes.at(Revision(4)).expect("is kept");
+        assert_eq!((early.revision, early.compact_revision), (Revision(4), Revision(3)));
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("builds");
         std::thread::scope(|scope| {
             let hashes = &hashes;
             scope.spawn(move || hashes.run(&queue));
-            let (first, last) = (hashes.at(4).expect("is kept"), hashes.at(13).expect("is kept"));
+            let (first, last) =
+                (hashes.at(Revision(4)).expect("is kept"), hashes.at(Revision(13)).expect("is kept"));
             assert!(runtime.block_on(first.wait()).is_some());
             assert!(runtime.block_on(last.wait()).is_some());
             drop(jobs);
         });
         assert!(runtime.block_on(early.wait()).is_some(), "and it stays known");
-        let known: Vec<(i64, i64)> = hashes.known().iter().map(|(at, before, _)| (*at, *before)).collect();
+        let known: Vec<_> =
+            hashes.known().iter().map(|known| (known.revision.0, known.compact_revision.0)).collect();
         assert_eq!(known, (4..14).rev().map(|at| (at, at - 1)).collect::<Vec<_>>());
     }
 
@@ -209,13 +233,13 @@ mod tests {
         let hashes = CompactionHashes::default();
         let mut store = Store::new();
         let mut writer = store.begin();
-        writer.put(b"a", Value::default(), 0);
+        writer.put(b"a", Value::default(), LeaseId::NONE);
         writer.finish();
-        store.compact(2).expect("compacts");
+        store.compact(Revision(2)).expect("compacts");
         let view = store.publish();
-        assert!(hashes.order(&jobs, Arc::clone(&view), -1, 2));
-        assert!(!hashes.order(&jobs, view, 2, 2), "one too many goes without");
-        let waiting = hashes.at(2).expect("is kept");
+        assert!(hashes.order(&jobs, Arc::clone(&view), Revision::NEVER_COMPACTED, Revision(2)));
+        assert!(!hashes.order(&jobs, view, Revision(2), Revision(2)), "one too many goes without");
+        let waiting = hashes.at(Revision(2)).expect("is kept");
         drop(queue);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("builds");
         assert_eq!(runtime.block_on(waiting.wait()), None);
@@ -225,25 +249,28 @@ mod tests {
     fn a_compaction_keeps_a_tombstone_at_its_revision() {
         let mut store = Store::new();
         let mut writer = store.begin();
-        writer.put(b"a", Value::default(), 0);
+        writer.put(b"a", Value::default(), LeaseId::NONE);
         writer.finish();
         let before = store.publish();
-        store.compact(2).expect("compacts");
+        store.compact(Revision(2)).expect("compacts");
         let mut writer = store.begin();
         writer.delete_range(KeyRange::ALL, |_| {});
         writer.finish();
         store.publish();
-        store.compact(3).expect("compacts");
+        store.compact(Revision(3)).expect("compacts");
         let (jobs, queue) = sync_channel(1);
         let hashes = CompactionHashes::default();
-        assert!(hashes.order(&jobs, store.publish(), 2, 3));
+        assert!(hashes.order(&jobs, store.publish(), Revision(2), Revision(3)));
         drop(jobs);
         hashes.run(&queue);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("builds");
-        let found = runtime.block_on(hashes.at(3).expect("is kept").wait());
+        let found = runtime.block_on(hashes.at(Revision(3)).expect("is kept").wait());
         // Only the tombstone: the put at the compact revision before is not what this compaction keeps.
         let mut expected = KvHash::default();
-        store.snapshot().written(3, 3).for_each(|version| expected.feed_checksum(version));
+        store
+            .snapshot()
+            .written(Revision(3), Revision(3))
+            .for_each(|version| expected.feed_checksum(version));
         assert_eq!(found, Some(expected.finish()));
         drop(before);
     }

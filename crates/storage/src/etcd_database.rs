@@ -11,18 +11,18 @@ use bytes::BytesMut;
 use interchange::WriteError;
 use interchange::backend::{
     Auth, BackendLayout, BackendWriter, Change, ChangeHead, ConfState, Member, Membership, Meta, Release,
-    Revision,
 };
 use interchange::bolt::Plan;
 use machine::found::read_version;
 use machine::image::Head;
 use machine::{AsOf, Members, Overtaken, ReadError, Values};
 use mvcc::Version;
+use numbers::{ChangeId, LeaseId, Revision};
 
 /// A state, and the words it gets about its members and itself.
 pub struct EtcdDatabase {
     state: AsOf,
-    compact_revision: i64,
+    compact_revision: Revision,
     leases: Vec<api::leasepb::Lease>,
     alarms: Vec<AlarmMember>,
     /// Content of the bucket `meta`.
@@ -36,13 +36,13 @@ pub struct EtcdDatabase {
 /// The first pass.
 pub struct Measuring {
     layout: Option<BackendLayout>,
-    behind: (i64, u32),
+    behind: ChangeId,
 }
 
 /// The second pass.
 pub struct Writing<W> {
     writer: BackendWriter<W>,
-    behind: (i64, u32),
+    behind: ChangeId,
 }
 
 /// Values of versions that follow each other, on their way into a database.
@@ -131,7 +131,7 @@ impl EtcdDatabase {
     /// It says nothing of a cluster's version: one that etcd finds may be too new for it, and a cluster that is
     /// restored agrees on its own.
     pub fn new(state: impl Into<AsOf>, head: &Head, release: Release) -> EtcdDatabase {
-        let compacted = (head.compact_revision >= 0).then_some(head.compact_revision);
+        let compacted = (head.compact_revision >= Revision(0)).then_some(head.compact_revision);
         let conf_state = ConfState { voters: head.members.voters(), learners: head.members.learners() };
         let meta = Meta {
             consistent_index: head.applied_index,
@@ -144,7 +144,11 @@ impl EtcdDatabase {
         let mut leases: Vec<_> = head
             .leases
             .iter()
-            .map(|(id, lease)| api::leasepb::Lease { id, ttl: lease.ttl, remaining_ttl: lease.remaining })
+            .map(|(id, lease)| api::leasepb::Lease {
+                id: id.0,
+                ttl: lease.ttl,
+                remaining_ttl: lease.remaining,
+            })
             .collect();
         leases.sort_unstable_by_key(|lease| lease.id as u64);
         let mut membership = membership(&head.members);
@@ -163,7 +167,7 @@ impl EtcdDatabase {
 
     /// Begins the first pass.
     pub fn measure(&self) -> Measuring {
-        Measuring { layout: None, behind: (0, u32::MAX) }
+        Measuring { layout: None, behind: ChangeId::end_of(Revision(0)) }
     }
 
     /// Begins the second pass; the writer was made with the plan that the first gave.
@@ -179,7 +183,7 @@ impl EtcdDatabase {
         for lease in &self.leases {
             writer.lease(lease)?;
         }
-        Ok(Writing { writer, behind: (0, u32::MAX) })
+        Ok(Writing { writer, behind: ChangeId::end_of(Revision(0)) })
     }
 
     /// Returns true if a version belongs into the database. A deletion that a compaction made unreadable may still be
@@ -192,13 +196,13 @@ impl EtcdDatabase {
 fn head_of(version: Version<'_>) -> ChangeHead<'_> {
     let is_tombstone = version.is_tombstone();
     ChangeHead {
-        revision: Revision { main: version.main(), sub: i64::from(version.sub()) },
+        revision: version.id().into(),
         is_tombstone,
         key: version.key(),
-        create_revision: if is_tombstone { 0 } else { version.create_revision() },
-        mod_revision: if is_tombstone { 0 } else { version.main() },
+        create_revision: if is_tombstone { Revision(0) } else { version.create_revision() },
+        mod_revision: if is_tombstone { Revision(0) } else { version.main() },
         version: if is_tombstone { 0 } else { version.version() },
-        lease: if is_tombstone { 0 } else { version.lease() },
+        lease: if is_tombstone { LeaseId::NONE } else { version.lease() },
     }
 }
 
@@ -224,13 +228,13 @@ impl Measuring {
             }
         };
         let slice = of.state.slice()?;
-        let mut versions = slice.snapshot().written_after(self.behind.0, self.behind.1);
+        let mut versions = slice.snapshot().written_after(self.behind);
         for _ in 0..budget {
             let Some(version) = versions.next() else {
                 let layout = self.layout.take().unwrap_or_else(|| BackendLayout::new(of.release));
                 return Ok(Some(layout.finish()?));
             };
-            self.behind = (version.main(), version.sub());
+            self.behind = version.id();
             if of.has(version) {
                 layout.change(&head_of(version), version.value_len() as usize)?;
             }
@@ -267,7 +271,7 @@ impl<W: Write> Writing<W> {
         budget_bytes: usize,
     ) -> Result<Portion, EtcdDatabaseError> {
         let slice = of.state.slice()?;
-        let mut versions = slice.snapshot().written_after(self.behind.0, self.behind.1);
+        let mut versions = slice.snapshot().written_after(self.behind);
         let mut portion = Portion { values: BytesMut::new(), versions: 0, done: false };
         let mut bytes = 0;
         while bytes < budget_bytes {
@@ -295,9 +299,9 @@ impl<W: Write> Writing<W> {
     pub fn write(&mut self, of: &EtcdDatabase, portion: Portion) -> Result<bool, EtcdDatabaseError> {
         let slice = of.state.slice()?;
         let mut values = portion.values.as_ref();
-        let versions = slice.snapshot().written_after(self.behind.0, self.behind.1);
+        let versions = slice.snapshot().written_after(self.behind);
         for version in versions.take(portion.versions) {
-            self.behind = (version.main(), version.sub());
+            self.behind = version.id();
             if !of.has(version) {
                 continue;
             }

@@ -8,6 +8,7 @@ use bytes::{BufMut, BytesMut};
 use machine::found::{Projection, put_kv};
 use machine::{ReadError, Values};
 use mvcc::{Value, Version};
+use numbers::Revision;
 
 use crate::crc_combine::combine;
 use crate::values::unreadable;
@@ -61,6 +62,17 @@ impl KvHash {
     }
 }
 
+/// What HashKV answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HashedKv {
+    /// CRC-32C of the versions that are covered.
+    pub hash: u32,
+    /// The compact revision of the state; -1 for none.
+    pub compact_revision: Revision,
+    /// The revision hashed.
+    pub revision: Revision,
+}
+
 /// Notes where a value would stand, and leaves it out.
 struct Checksum(Cell<Option<(usize, Value)>>);
 
@@ -73,7 +85,7 @@ impl Values for Checksum {
 
 /// The key and value of etcd's bucket `key` for a version.
 fn put_stored(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
-    out.put_i64(version.main());
+    out.put_i64(version.main().0);
     out.put_u8(b'_');
     out.put_i64(i64::from(version.sub()));
     if version.is_tombstone() {
@@ -86,6 +98,8 @@ fn put_stored(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> 
 
 #[cfg(test)]
 mod tests {
+    use numbers::LeaseId;
+
     use super::*;
     use mvcc::{HashWalk, KeyRange, Location, Store};
 
@@ -105,7 +119,7 @@ mod tests {
             let mut writer = store.begin();
             let crc = crc32c::crc32c(&vec![9; len]);
             let value = Value { location: Location { segment: 9, offset: 0 }, len: len as u32, crc };
-            writer.put(format!("key {len}").as_bytes(), value, i64::from(len == 8) * 77);
+            writer.put(format!("key {len}").as_bytes(), value, LeaseId(i64::from(len == 8) * 77));
             writer.finish();
         }
         let mut writer = store.begin();
@@ -114,7 +128,7 @@ mod tests {
         let view = store.publish();
         let (mut read, mut combined) = (KvHash::default(), KvHash::default());
         let mut count = 0;
-        mvcc::hash_versions(&view, 0, |version| {
+        mvcc::hash_versions(&view, Revision::CURRENT, |version| {
             read.feed(version, &Repeated).expect("reads");
             combined.feed_checksum(version);
             assert_eq!(read.finish(), combined.finish(), "after {version:?}");
@@ -130,7 +144,11 @@ mod tests {
         fn put(store: &mut Store, key: &str, value: &str) {
             let mut writer = store.begin();
             let crc = crc32c::crc32c(value.as_bytes());
-            writer.put(key.as_bytes(), Value { len: value.len() as u32, crc, ..Value::default() }, 0);
+            writer.put(
+                key.as_bytes(),
+                Value { len: value.len() as u32, crc, ..Value::default() },
+                LeaseId::NONE,
+            );
             writer.finish();
         }
         fn delete(store: &mut Store, keys: KeyRange<'_>) {
@@ -141,10 +159,10 @@ mod tests {
         fn hash(store: &Store, mut walk: HashWalk) -> (i64, u32) {
             let mut hash = KvHash::default();
             while !walk.step(&store.snapshot(), 1, |version| hash.feed_checksum(version)) {}
-            (walk.compact_revision(), hash.finish())
+            (walk.compact_revision().0, hash.finish())
         }
         let at = |store: &Store, rev: i64| {
-            hash(store, HashWalk::new(&store.snapshot(), rev).expect("can be read"))
+            hash(store, HashWalk::new(&store.snapshot(), Revision(rev)).expect("can be read"))
         };
         let mut store = Store::new();
         assert_eq!(at(&store, -1), (-1, 1_084_519_789));
@@ -154,11 +172,17 @@ mod tests {
         assert_eq!(at(&store, 0), (-1, 2_304_249_277));
         assert_eq!(at(&store, 3), (-1, 2_627_027_711));
         put(&mut store, "c", "3");
-        store.compact(3).expect("compacts");
-        assert_eq!(hash(&store, HashWalk::of_compaction(&store.snapshot(), -1, 3)), (-1, 2_627_027_711));
+        store.compact(Revision(3)).expect("compacts");
+        assert_eq!(
+            hash(&store, HashWalk::of_compaction(&store.snapshot(), Revision(-1), Revision(3))),
+            (-1, 2_627_027_711)
+        );
         delete(&mut store, KeyRange::ALL);
         assert_eq!(at(&store, 6), (3, 4_080_008_450));
-        store.compact(6).expect("compacts");
-        assert_eq!(hash(&store, HashWalk::of_compaction(&store.snapshot(), 3, 6)), (3, 1_729_700_885));
+        store.compact(Revision(6)).expect("compacts");
+        assert_eq!(
+            hash(&store, HashWalk::of_compaction(&store.snapshot(), Revision(3), Revision(6))),
+            (3, 1_729_700_885)
+        );
     }
 }

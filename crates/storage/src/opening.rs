@@ -121,7 +121,7 @@ impl Opened {
             &[
                 ("checkpoint-index", Value::Uint(self.machine.applied_index)),
                 ("last-index", Value::Uint(self.recovered.last_index)),
-                ("revision", Value::Int(self.machine.store.current_revision())),
+                ("revision", Value::Int(self.machine.store.current_revision().0)),
                 ("took", Value::Duration(took)),
             ],
         );

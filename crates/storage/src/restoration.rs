@@ -22,8 +22,9 @@ use log::{Batch, HardState, Log, LogEvent, Reset, Synced};
 use machine::image::{RestoreError, RunWriter};
 use machine::snapshot::SnapshotVersion;
 use machine::transfer::{Assembly, ReceivedVersion, TransferEnd, TransferHead};
-use machine::{Alarms, Command, Leases, Machine, Malformed, Members, Overtaken, Rules};
+use machine::{Alarms, Command, GrantedLease, Leases, Machine, Malformed, Members, Overtaken, Rules};
 use mvcc::{LoadError, Location, RevisionError};
+use numbers::{ChangeId, Revision};
 
 use crate::checkpointer::Level;
 use crate::identity::Identity;
@@ -36,7 +37,7 @@ const PORTION_BYTES: usize = 4 << 20;
 const PORTION_VERSIONS: usize = 16 << 10;
 
 /// Room is left for revisions to come.
-const REVISION_MAX: i64 = i64::MAX / 2;
+const REVISION_MAX: Revision = Revision(i64::MAX / 2);
 /// Any odd number with many bits set.
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -44,13 +45,13 @@ const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 #[derive(Debug)]
 pub struct RestoredHead {
     /// The compact revision; -1 for none.
-    pub compact_revision: i64,
+    pub compact_revision: Revision,
     /// The last entry whose effects are in it.
     pub index: u64,
     /// The term of that entry.
     pub term: u64,
     /// Id, TTL in seconds, and remaining seconds as of the last checkpoint (0 for none) of each lease.
-    pub leases: Vec<(i64, i64, i64)>,
+    pub leases: Vec<GrantedLease>,
     /// Alarms.
     pub alarms: Vec<AlarmMember>,
     /// Members.
@@ -102,20 +103,20 @@ pub enum RestorationError {
     /// The state cannot be read from where it comes from.
     Source(Box<dyn Error + Send + Sync>),
     /// The state was not compacted at this revision.
-    CompactRevision(i64),
+    CompactRevision(Revision),
     /// The raised revision would be too high.
     Bump {
         /// The revision that should be raised.
-        revision: i64,
+        revision: Revision,
         /// Number by which the revision should be raised.
         by: u64,
     },
     /// A version came in the wrong order, or its revision is too high.
     OutOfOrder {
         /// Main and sub revision of the version.
-        at: (i64, u32),
+        at: ChangeId,
         /// Main and sub revision of the version before it.
-        last: (i64, u32),
+        last: ChangeId,
     },
     /// A head, lease or version is none that a member can have.
     Malformed(Malformed),
@@ -175,7 +176,11 @@ impl fmt::Display for RestorationError {
                 write!(f, "revision {revision} cannot be raised by {by}: the highest is {REVISION_MAX}")
             }
             RestorationError::OutOfOrder { at, last } => {
-                write!(f, "a version at revision {}.{} behind one at {}.{}", at.0, at.1, last.0, last.1)
+                write!(
+                    f,
+                    "a version at revision {}.{} behind one at {}.{}",
+                    at.main, at.sub, last.main, last.sub
+                )
             }
             RestorationError::Malformed(error) => error.fmt(f),
             RestorationError::Versions(error) => write!(f, "the versions contradict each other: {error}"),
@@ -220,7 +225,7 @@ pub struct Filling<'r> {
     bytes: usize,
     entries: u64,
     /// The last version taken, by main and sub revision.
-    last: (i64, u32),
+    last: ChangeId,
 }
 
 /// Rules by which entries are applied if the member's options say nothing else.
@@ -283,19 +288,19 @@ impl Restoration {
     ///
     /// When the head is none that a member can have.
     pub fn fill(&mut self, head: RestoredHead) -> Result<Filling<'_>, RestorationError> {
-        if !(-1..=REVISION_MAX).contains(&head.compact_revision) {
+        if !(Revision::NEVER_COMPACTED..=REVISION_MAX).contains(&head.compact_revision) {
             return Err(RestorationError::CompactRevision(head.compact_revision));
         }
         let digest = head.is_shared.then(|| {
             let mut digest = SEED;
-            for (id, ttl, remaining) in &head.leases {
-                digest = [*id, *ttl, *remaining].into_iter().fold(digest, |digest, n| mix(digest, n as u64));
+            for GrantedLease { id, ttl, remaining } in &head.leases {
+                digest = [id.0, *ttl, *remaining].into_iter().fold(digest, |digest, n| mix(digest, n as u64));
             }
-            mix(digest, head.compact_revision as u64)
+            mix(digest, head.compact_revision.0 as u64)
         });
         let head = TransferHead {
-            from: 0,
-            revision: 1,
+            from: Revision(0),
+            revision: Revision::FIRST,
             compact_revision: head.compact_revision,
             applied_index: head.index,
             applied_term: head.term,
@@ -316,7 +321,7 @@ impl Restoration {
             values,
             bytes: 0,
             entries: 0,
-            last: (0, 0),
+            last: ChangeId::default(),
         })
     }
 
@@ -444,9 +449,9 @@ impl Restoration {
             let view = machine.store.publish();
             let head = machine.head();
             let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
-            let name = Level::name(0, to, applied_index, &[]);
+            let name = Level::name(Revision(0), to, applied_index, &[]);
             let mut file = checkpoints.begin(&name, applied_index, term, &identity.to_bytes())?;
-            let mut blocks = RunWriter::new(view, head, 0);
+            let mut blocks = RunWriter::new(view, head, Revision(0));
             while let Some(block) = blocks.next_block().map_err(RestorationError::Overtaken)? {
                 file.write_block(&block)?;
             }
@@ -499,10 +504,11 @@ impl Restoration {
 /// # Errors
 ///
 /// There is no revision that high.
-pub fn bumped(revision: i64, by: u64) -> Result<i64, RestorationError> {
+pub fn bumped(revision: Revision, by: u64) -> Result<Revision, RestorationError> {
     i64::try_from(by)
         .ok()
-        .and_then(|by| revision.checked_add(by))
+        .and_then(|by| revision.0.checked_add(by))
+        .map(Revision)
         .filter(|revision| *revision <= REVISION_MAX)
         .ok_or(RestorationError::Bump { revision, by })
 }
@@ -520,7 +526,7 @@ impl Filling<'_> {
     /// When it is out of order or above the head's revision, or the disk fails.
     pub fn push(&mut self, version: &SnapshotVersion<'_>) -> Result<(), RestorationError> {
         let received = ReceivedVersion::of(version)?;
-        let at = (version.main, version.sub);
+        let at = ChangeId { main: version.main, sub: version.sub };
         if at <= self.last || version.main > REVISION_MAX {
             return Err(RestorationError::OutOfOrder { at, last: self.last });
         }
@@ -528,12 +534,16 @@ impl Filling<'_> {
         if let Some(digest) = &mut self.head.state_hash {
             let bytes =
                 u64::from(crc32c::crc32c(version.key)) << 32 | u64::from(crc32c::crc32c(version.value));
-            let numbers =
-                [version.main as u64, u64::from(version.sub), version.version as u64, version.lease as u64];
+            let numbers = [
+                version.main.0 as u64,
+                u64::from(version.sub),
+                version.version as u64,
+                version.lease.0 as u64,
+            ];
             *digest = numbers.into_iter().fold(mix(*digest, bytes), mix);
         }
         if received.value_len() > 0 {
-            let id = log::ValueId { main: version.main, sub: i64::from(version.sub) };
+            let id = log::ValueId { main: version.main.0, sub: i64::from(version.sub) };
             self.values.push(log::Value { id, data: bytes::Bytes::copy_from_slice(version.value) });
             self.bytes += version.value.len();
         }
@@ -546,13 +556,13 @@ impl Filling<'_> {
     }
 
     /// The revision that the state stands at, by what was taken so far.
-    pub fn revision(&self) -> i64 {
-        self.last.0.max(self.head.compact_revision).max(1)
+    pub fn revision(&self) -> Revision {
+        self.last.main.max(self.head.compact_revision).max(Revision::FIRST)
     }
 
     /// The revision was raised to this one without a version.
-    pub fn raise(&mut self, revision: i64) {
-        self.last = self.last.max((revision, 0));
+    pub fn raise(&mut self, revision: Revision) {
+        self.last = self.last.max(ChangeId::first_of(revision));
     }
 
     /// Makes the machine. `bump` is added to its revision, and everything up to there counts as compacted.

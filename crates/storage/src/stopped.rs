@@ -10,10 +10,11 @@ use log::checkpoint::CheckpointStore;
 use log::{HardState, Log};
 use machine::{Command, Machine};
 use mvcc::{HashWalk, Location};
+use numbers::Revision;
 
 use crate::error::{DataDirError, Inconsistency};
 use crate::identity::Identity;
-use crate::kv_hash::KvHash;
+use crate::kv_hash::{HashedKv, KvHash};
 use crate::opening::{lock, replay_log, restore};
 use crate::restoration::RULES;
 use crate::values::LogValues;
@@ -118,11 +119,11 @@ impl Stopped {
     /// # Errors
     ///
     /// Those of HashKV.
-    pub fn hash_kv(&mut self, revision: i64) -> Result<(u32, i64, i64), Status> {
+    pub fn hash_kv(&mut self, revision: Revision) -> Result<HashedKv, Status> {
         let values = self.values();
         let view = self.machine.store.publish();
         let mut walk = HashWalk::new(&view.snapshot(), revision).map_err(machine::range::refused)?;
-        let (compacted, hashed) = (walk.compact_revision(), walk.revision());
+        let (compact_revision, revision) = (walk.compact_revision(), walk.revision());
         let mut hash = KvHash::default();
         let mut failed = None;
         while !walk.step(&view.snapshot(), 4096, |version| {
@@ -132,7 +133,7 @@ impl Stopped {
         }) {}
         match failed {
             Some(status) => Err(status),
-            None => Ok((hash.finish(), compacted, hashed)),
+            None => Ok(HashedKv { hash: hash.finish(), compact_revision, revision }),
         }
     }
 }

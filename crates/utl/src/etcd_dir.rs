@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, HashSet};
 use cli::Failure;
 use interchange::Source;
 use interchange::backend::{Backend, Membership};
+use machine::GrantedLease;
 use machine::snapshot::SnapshotVersion;
+use numbers::{LeaseId, Revision};
 use storage::restoration::Filling;
 
 use crate::notice::Notices;
@@ -47,19 +49,20 @@ fn minor(version: &str) -> Option<(u32, u32)> {
 }
 
 /// The leases, as a machine takes them.
-pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<(i64, i64, i64)>, Failure> {
+pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<GrantedLease>, Failure> {
     let mut leases = Vec::new();
     let mut walk = from.leases().map_err(Failure::error)?;
     while let Some(lease) = walk.step().map_err(Failure::error)? {
         // etcd takes a rest that is longer than the lease for the lease's own time.
-        leases.push((lease.id, lease.ttl, lease.remaining_ttl.clamp(0, lease.ttl.max(0))));
+        let remaining = lease.remaining_ttl.clamp(0, lease.ttl.max(0));
+        leases.push(GrantedLease { id: LeaseId(lease.id), ttl: lease.ttl, remaining });
     }
     Ok(leases)
 }
 
 /// Live keys whose lease does not exist; etcd serves them without a lease, and logs an error at each start.
 #[derive(Debug, Default)]
-pub struct WithoutLease(BTreeMap<Vec<u8>, i64>);
+pub struct WithoutLease(BTreeMap<Vec<u8>, LeaseId>);
 
 /// Keys named at most, of those whose lease does not exist.
 const NAMED_KEYS_MAX: usize = 20;
@@ -85,7 +88,7 @@ impl WithoutLease {
 /// Returns the live keys whose lease does not exist.
 pub fn take_history<S: Source>(
     from: &Backend<S>,
-    leases: &HashSet<i64>,
+    leases: &HashSet<LeaseId>,
     filling: &mut Filling<'_>,
     passed: &mut dyn FnMut(u64),
 ) -> Result<WithoutLease, Failure> {
@@ -105,13 +108,13 @@ pub fn take_history<S: Source>(
             key: head.key,
             main,
             sub,
-            create_revision: if head.is_tombstone { 0 } else { head.create_revision },
+            create_revision: if head.is_tombstone { Revision(0) } else { head.create_revision },
             version: if head.is_tombstone { 0 } else { head.version },
-            lease: if head.is_tombstone { 0 } else { head.lease },
+            lease: if head.is_tombstone { LeaseId::NONE } else { head.lease },
             value: change.value,
         };
         filling.push(&version).map_err(Failure::error)?;
-        if version.lease != 0 && !leases.contains(&version.lease) {
+        if version.lease != LeaseId::NONE && !leases.contains(&version.lease) {
             without.0.insert(head.key.to_vec(), version.lease);
         } else if !without.0.is_empty() {
             without.0.remove(head.key);

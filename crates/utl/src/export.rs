@@ -9,7 +9,9 @@ use interchange::backend::Release;
 use interchange::wal::Identity;
 use interchange::{NewDataDir, NewMember};
 use machine::{Machine, Values};
+use numbers::Revision;
 use storage::etcd_database::{self, EtcdDatabase};
+use storage::kv_hash::HashedKv;
 use storage::stopped::Stopped;
 
 use crate::Session;
@@ -94,15 +96,16 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let bytes = write(&mut stopped.machine, &values, new, release, &version, &mut progress)?;
     target.finish()?;
     progress.finish();
-    let (hash, compacted, revision) = stopped.hash_kv(0).map_err(|status| Failure::error(status.message))?;
+    let HashedKv { hash, compact_revision, revision } =
+        stopped.hash_kv(Revision(0)).map_err(|status| Failure::error(status.message))?;
     session.notices.info(
         "exported",
         &[
             ("member-id", format!("{id:x}").into()),
             ("cluster-id", format!("{:x}", stopped.identity.cluster_id).into()),
             ("index", index.into()),
-            ("revision", revision.into()),
-            ("compact-revision", compacted.into()),
+            ("revision", revision.0.into()),
+            ("compact-revision", compact_revision.0.into()),
             ("hash-kv", hash.into()),
             ("database-bytes", bytes.into()),
         ],

@@ -2,6 +2,7 @@
 
 use cli::{Command, Failure, Flag};
 use interchange::{HashKvError, hash_kv};
+use numbers::Revision;
 
 use crate::Session;
 use crate::commands::Run;
@@ -31,7 +32,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         SnapshotFile::Etcd(backend) => backend,
         SnapshotFile::Own(..) => return Err(own_format(&path)),
     };
-    let found = hash_kv(&backend, session.matches.get(REV)).map_err(|error| match error {
+    let found = hash_kv(&backend, Revision(session.matches.get(REV))).map_err(|error| match error {
         HashKvError::Compacted(_) => Failure::error("mvcc: required revision has been compacted"),
         HashKvError::Future(_) => Failure::error("mvcc: required revision is a future revision"),
         HashKvError::Read(error) => Failure::error(format!("{}: {error}", path.display())),
@@ -48,14 +49,14 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
             field: "Hash revision",
             json: "hashRevision",
             column: "HASH REVISION",
-            exact: found.hash_revision.into(),
+            exact: found.hash_revision.0.into(),
             shown: found.hash_revision.to_string(),
         },
         Cell {
             field: "Compact revision",
             json: "compactRevision",
             column: "COMPACT REVISION",
-            exact: found.compact_revision.into(),
+            exact: found.compact_revision.0.into(),
             shown: found.compact_revision.to_string(),
         },
     ];

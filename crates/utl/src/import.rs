@@ -12,9 +12,11 @@ use disk::{Disk, RealDisk};
 use interchange::DataDir;
 use log::HardState;
 use machine::Machine;
+use numbers::Revision;
 use prost::Message as _;
 use storage::Identity;
 use storage::etcd_database;
+use storage::kv_hash::HashedKv;
 use storage::restoration::{Restoration, RestoredEntry, RestoredHead};
 use storage::stopped::Stopped;
 
@@ -79,7 +81,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let left_out = fill(session, &disk, &source, &options, guarded, &target)?;
     // Read it back, as a start would.
     let mut made = Stopped::open(&disk, target.making()).map_err(Failure::error)?;
-    let (hash, compacted, revision) = made.hash_kv(0).map_err(|status| Failure::error(status.message))?;
+    let HashedKv { hash, compact_revision, revision } =
+        made.hash_kv(Revision(0)).map_err(|status| Failure::error(status.message))?;
     let members = made.machine.members.by_id.len();
     drop(made);
     target.finish()?;
@@ -98,8 +101,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
             ("database-index", source.base_index().into()),
             ("index", source.end().into()),
             ("last-index", source.wal.last().into()),
-            ("revision", revision.into()),
-            ("compact-revision", compacted.into()),
+            ("revision", revision.0.into()),
+            ("compact-revision", compact_revision.0.into()),
             ("hash-kv", hash.into()),
         ],
     );
@@ -211,11 +214,11 @@ fn fill_database(
 ) -> Result<Machine, Failure> {
     let total = source.base.bolt().size_bytes();
     let leases = etcd_dir::leases(&source.base)?;
-    let lease_ids = leases.iter().map(|(id, _, _)| *id).collect();
+    let lease_ids = leases.iter().map(|lease| lease.id).collect();
     let mut progress = Progress::of_bytes("importing", Some(total));
     let mut filling = restoration
         .fill(RestoredHead {
-            compact_revision: source.meta.compact_revision().unwrap_or(-1),
+            compact_revision: source.meta.compact_revision().unwrap_or(Revision::NEVER_COMPACTED),
             index: source.base_index(),
             term,
             leases,

@@ -11,6 +11,7 @@ use interchange::{NewDataDir, NewMember, Source as _};
 use log::HardState;
 use machine::Machine;
 use machine::snapshot::SnapshotReader;
+use numbers::Revision;
 use storage::Identity;
 use storage::etcd_database;
 use storage::restoration::{Restoration, RestorationError, RestoredHead, bumped};
@@ -159,8 +160,8 @@ struct Options {
 /// What was restored, to be told.
 #[derive(Default)]
 struct Done {
-    revision: i64,
-    compact_revision: i64,
+    revision: Revision,
+    compact_revision: Revision,
     without_lease: WithoutLease,
 }
 
@@ -198,8 +199,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     fields.extend([
         ("member-id", format!("{:x}", identity.member_id).into()),
         ("cluster-id", format!("{:x}", identity.cluster_id).into()),
-        ("revision", done.revision.into()),
-        ("compact-revision", done.compact_revision.into()),
+        ("revision", done.revision.0.into()),
+        ("compact-revision", done.compact_revision.0.into()),
     ]);
     session.notices.info("restored snapshot", &fields);
     Ok(())
@@ -280,10 +281,10 @@ fn to_mainstay(
     members.cluster_version = before.cluster_version;
     let mut restoration = begin(options, target.making())?;
     let leases = etcd_dir::leases(from)?;
-    let lease_ids = leases.iter().map(|(id, _, _)| *id).collect();
+    let lease_ids = leases.iter().map(|lease| lease.id).collect();
     let mut filling = restoration
         .fill(RestoredHead {
-            compact_revision: meta.compact_revision().unwrap_or(-1),
+            compact_revision: meta.compact_revision().unwrap_or(Revision::NEVER_COMPACTED),
             index: options.cluster.index(),
             term: TERM,
             leases,
@@ -402,7 +403,7 @@ fn to_etcd(
         finished_compact_revision: before.finished_compact_revision,
         ..new.meta(None)
     };
-    let mut revision = before.compact_revision().unwrap_or(1).max(1);
+    let mut revision = before.compact_revision().unwrap_or(Revision(1)).max(Revision(1));
     // Whether it is bumped changes nothing about the revision that it is bumped from.
     let mut plan = copy.plan_with(&mut |at| revision = revision.max(at)).map_err(Failure::error)?;
     if let Some(bump) = options.bump {
@@ -412,13 +413,17 @@ fn to_etcd(
         plan = copy.plan().map_err(Failure::error)?;
     }
     let mut database = new.database(plan).map_err(|e| unwritten(options, &e))?;
-    let share = plan.size_bytes() as f64 / revision.max(1) as f64;
-    copy.write_with(&mut database, &mut |at| progress.at((at as f64 * share) as u64, ""))
+    let share = plan.size_bytes() as f64 / revision.max(Revision(1)).0 as f64;
+    copy.write_with(&mut database, &mut |at| progress.at((at.0 as f64 * share) as u64, ""))
         .map_err(|e| unwritten(options, &e))?;
     new.finish(database, &copy.membership).map_err(|e| unwritten(options, &e))?;
     // The log's directory first: without the database it is refused, and says by its name why.
     wal.map_or(Ok(()), Target::finish)?;
-    Ok(Done { revision, compact_revision: copy.meta.compact_revision().unwrap_or(-1), ..Done::default() })
+    Ok(Done {
+        revision,
+        compact_revision: copy.meta.compact_revision().unwrap_or(Revision::NEVER_COMPACTED),
+        ..Done::default()
+    })
 }
 
 fn unwritten(options: &Options, error: &dyn std::fmt::Display) -> Failure {

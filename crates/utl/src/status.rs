@@ -42,7 +42,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
             field: "Revision",
             json: "revision",
             column: "REVISION",
-            exact: status.revision.into(),
+            exact: status.revision.0.into(),
             shown: status.revision.to_string(),
         },
         Cell {

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use loadgen::samples::Series;
 use mvcc::{KeyRange, Location, Store, Value};
+use numbers::{LeaseId, Revision};
 
 use super::random_from_clock;
 use crate::Error;
@@ -39,7 +40,7 @@ fn fill(store: &mut Store, puts: &Puts, keys: &[Vec<u8>], mut each: impl FnMut(I
         let mut writer = store.begin();
         for key in some {
             let location = Location { segment: 1, offset: number as u32 };
-            writer.put(key, Value { location, len, crc: 0 }, 0);
+            writer.put(key, Value { location, len, crc: 0 }, LeaseId::NONE);
         }
         writer.finish();
         if (number as u64 + 1).is_multiple_of(puts.batch.max(1)) {
@@ -74,7 +75,7 @@ pub fn range(puts: &Puts, total: u64, limit: usize) -> Result<(Series, Duration)
         let Some(key) = keys.get(random.below(keys.len().max(1) as u64) as usize) else { break };
         let start = Instant::now();
         let found = snapshot
-            .range(KeyRange::from(key), 0)
+            .range(KeyRange::from(key), Revision::CURRENT)
             .map_err(Error::Index)?
             .take(limit)
             .map(|version| std::hint::black_box(version.key().len()))

@@ -2,34 +2,43 @@
 
 use api::wire::{put_field, put_field_head, put_number};
 
+use numbers::{ChangeId, LeaseId, Revision};
+
 use crate::wire::{Field, Fields};
 
-/// Where a change stands in the history: the revision, and which change of that transaction it was.
+/// Where a change stands in the history of a database, as its keys have it: the revision, and which change of that
+/// transaction it was. The second number has 64 bits in the file; a [`numbers::ChangeId`] has 32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Revision {
+pub struct StoredChangeId {
     /// The revision.
-    pub main: i64,
+    pub main: Revision,
     /// Counted from 0 within the revision.
     pub sub: i64,
+}
+
+impl From<ChangeId> for StoredChangeId {
+    fn from(id: ChangeId) -> StoredChangeId {
+        StoredChangeId { main: id.main, sub: i64::from(id.sub) }
+    }
 }
 
 /// What a change says beside its value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChangeHead<'a> {
     /// Where it stands.
-    pub revision: Revision,
+    pub revision: StoredChangeId,
     /// True if the key was deleted. All that follows but the key is 0 then.
     pub is_tombstone: bool,
     /// The key.
     pub key: &'a [u8],
     /// The revision at which the key came to be.
-    pub create_revision: i64,
+    pub create_revision: Revision,
     /// The revision of this change, once more.
-    pub mod_revision: i64,
+    pub mod_revision: Revision,
     /// Changes since the key came to be.
     pub version: i64,
     /// The lease; 0 for none.
-    pub lease: i64,
+    pub lease: LeaseId,
 }
 
 /// A change with its value.
@@ -44,19 +53,20 @@ pub struct Change<'a> {
 const REVISION_BYTES: usize = 17;
 const TOMBSTONE: u8 = b't';
 
-impl Revision {
+impl StoredChangeId {
     pub(crate) fn encode(self) -> [u8; REVISION_BYTES] {
         let mut bytes = [b'_'; REVISION_BYTES];
-        bytes[..8].copy_from_slice(&self.main.to_be_bytes());
+        bytes[..8].copy_from_slice(&self.main.0.to_be_bytes());
         bytes[9..].copy_from_slice(&self.sub.to_be_bytes());
         bytes
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Revision> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<StoredChangeId> {
         let (main, rest) = bytes.split_first_chunk::<8>()?;
         let sub = rest.strip_prefix(b"_")?.try_into().ok()?;
-        let revision = Revision { main: i64::from_be_bytes(*main), sub: i64::from_be_bytes(sub) };
-        (revision.main >= 0 && revision.sub >= 0).then_some(revision)
+        let revision =
+            StoredChangeId { main: Revision(i64::from_be_bytes(*main)), sub: i64::from_be_bytes(sub) };
+        (revision.main >= Revision(0) && revision.sub >= 0).then_some(revision)
     }
 }
 
@@ -68,7 +78,8 @@ impl<'a> Change<'a> {
             Some((revision, [TOMBSTONE])) => (revision, true),
             _ => return Err("a key of the bucket `key` is not a revision"),
         };
-        let revision = Revision::decode(revision).ok_or("a key of the bucket `key` is not a revision")?;
+        let revision =
+            StoredChangeId::decode(revision).ok_or("a key of the bucket `key` is not a revision")?;
         let mut change =
             Change { head: ChangeHead { revision, is_tombstone, ..Default::default() }, value: &[] };
         let head = &mut change.head;
@@ -76,11 +87,11 @@ impl<'a> Change<'a> {
         while let Some(field) = fields.next().map_err(|()| "a value of the bucket `key` is not a KeyValue")? {
             match field {
                 (1, Field::Bytes(key)) => head.key = key,
-                (2, Field::Varint(n)) => head.create_revision = n as i64,
-                (3, Field::Varint(n)) => head.mod_revision = n as i64,
+                (2, Field::Varint(n)) => head.create_revision = Revision(n as i64),
+                (3, Field::Varint(n)) => head.mod_revision = Revision(n as i64),
                 (4, Field::Varint(n)) => head.version = n as i64,
                 (5, Field::Bytes(value)) => change.value = value,
-                (6, Field::Varint(n)) => head.lease = n as i64,
+                (6, Field::Varint(n)) => head.lease = LeaseId(n as i64),
                 (1..=6, _) => return Err("a value of the bucket `key` has a field of another kind"),
                 // Later releases may know more.
                 _ => {}
@@ -101,8 +112,8 @@ impl<'a> ChangeHead<'a> {
     /// What raises the revision and says nothing else: a pair without a value, which `etcdutl snapshot restore
     /// --bump-revision` puts behind all others. etcd takes it for a change of the key of no bytes, which nobody can
     /// ask for, and HashKV covers it.
-    pub fn bump(to: i64) -> ChangeHead<'a> {
-        ChangeHead { revision: Revision { main: to, sub: 0 }, ..ChangeHead::default() }
+    pub fn bump(to: Revision) -> ChangeHead<'a> {
+        ChangeHead { revision: StoredChangeId { main: to, sub: 0 }, ..ChangeHead::default() }
     }
 
     /// Returns true if it is such a pair.
@@ -128,13 +139,13 @@ impl<'a> ChangeHead<'a> {
         if self.is_tombstone {
             return;
         }
-        put_number(before, 2, self.create_revision);
-        put_number(before, 3, self.mod_revision);
+        put_number(before, 2, self.create_revision.0);
+        put_number(before, 3, self.mod_revision.0);
         put_number(before, 4, self.version);
         if value_len > 0 {
             put_field_head(before, 5, value_len);
         }
-        put_number(after, 6, self.lease);
+        put_number(after, 6, self.lease.0);
     }
 }
 
@@ -147,13 +158,13 @@ mod tests {
     fn a_change_has_the_bytes_that_protobuf_gives_it() {
         for (lease, value) in [(0, &b"some value"[..]), (i64::MAX, b""), (-1, &[7; 300])] {
             let head = ChangeHead {
-                revision: Revision { main: 300, sub: 2 },
+                revision: StoredChangeId { main: Revision(300), sub: 2 },
                 is_tombstone: false,
                 key: b"some key",
-                create_revision: 7,
-                mod_revision: 300,
+                create_revision: Revision(7),
+                mod_revision: Revision(300),
                 version: 130,
-                lease,
+                lease: LeaseId(lease),
             };
             let (mut key, mut before, mut after) = (Vec::new(), Vec::new(), Vec::new());
             head.encode_key(&mut key);
@@ -174,7 +185,7 @@ mod tests {
 
     #[test]
     fn what_is_no_change_is_refused() {
-        let key = Revision { main: 5, sub: 0 }.encode();
+        let key = StoredChangeId { main: Revision(5), sub: 0 }.encode();
         let fine = b"\x0a\x01k\x18\x05";
         assert!(Change::decode(&key, fine).is_ok());
         assert!(Change::decode(&key[..16], fine).is_err());

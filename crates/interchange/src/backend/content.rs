@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use numbers::Revision;
 use serde_json::Value;
 
 /// A minor release of etcd, by what it writes.
@@ -26,9 +27,9 @@ pub struct Meta {
     /// What the data is written for, such as `3.7.0`; etcd writes it from 3.6 on.
     pub storage_version: Option<String>,
     /// Compacted there as far as anybody may see.
-    pub scheduled_compact_revision: Option<i64>,
+    pub scheduled_compact_revision: Option<Revision>,
     /// Compacted there in the database too.
-    pub finished_compact_revision: Option<i64>,
+    pub finished_compact_revision: Option<Revision>,
 }
 
 /// Who votes and who learns.
@@ -84,7 +85,7 @@ pub struct Auth {
 impl Meta {
     /// The revision below which nothing may be read; `None` before any compaction. etcd goes on at its start with a
     /// compaction that did not finish.
-    pub fn compact_revision(&self) -> Option<i64> {
+    pub fn compact_revision(&self) -> Option<Revision> {
         self.scheduled_compact_revision.max(self.finished_compact_revision)
     }
 }

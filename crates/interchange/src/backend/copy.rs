@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use numbers::Revision;
+
 use crate::backend::change::ChangeHead;
 use crate::backend::content::{Membership, Meta, Release};
 use crate::backend::{Backend, BackendLayout, BackendWriter};
@@ -21,7 +23,7 @@ pub struct Copy<'b, S> {
     /// For which etcd.
     pub release: Release,
     /// The revision is raised to this behind all changes, as `etcdutl snapshot restore --bump-revision` does.
-    pub bump: Option<i64>,
+    pub bump: Option<Revision>,
 }
 
 /// Why a copy could not be made.
@@ -81,7 +83,7 @@ impl<'b, S: Source> Copy<'b, S> {
     /// # Errors
     ///
     /// As [`Copy::plan`].
-    pub fn plan_with(&self, passed: &mut dyn FnMut(i64)) -> Result<Plan, CopyError> {
+    pub fn plan_with(&self, passed: &mut dyn FnMut(Revision)) -> Result<Plan, CopyError> {
         let mut layout = BackendLayout::new(self.release);
         pass!(self, &mut layout, |to: &mut BackendLayout, change: &crate::backend::Change<'_>| {
             passed(change.head.revision.main);
@@ -107,7 +109,7 @@ impl<'b, S: Source> Copy<'b, S> {
     pub fn write_with<W: Write>(
         &self,
         to: &mut BackendWriter<W>,
-        passed: &mut dyn FnMut(i64),
+        passed: &mut dyn FnMut(Revision),
     ) -> Result<(), CopyError> {
         pass!(self, to, |to: &mut BackendWriter<W>, change: &crate::backend::Change<'_>| {
             passed(change.head.revision.main);

@@ -33,7 +33,7 @@ mod history;
 mod reader;
 mod writer;
 
-pub use change::{Change, ChangeHead, Revision};
+pub use change::{Change, ChangeHead, StoredChangeId};
 pub use content::{Auth, ConfState, Member, Membership, Meta, Release};
 pub use copy::{Copy, CopyError};
 pub use history::{History, Leases};

@@ -1,9 +1,10 @@
 //! etcd's state, read from a database.
 
 use api::etcdserverpb::AlarmMember;
+use numbers::Revision;
 use prost::Message;
 
-use crate::backend::change::Revision;
+use crate::backend::change::StoredChangeId;
 use crate::backend::content::{Auth, ConfState, Member, Membership, Meta};
 use crate::backend::history::{History, Leases};
 use crate::backend::name;
@@ -48,7 +49,7 @@ impl<S: Source> Backend<S> {
     /// # Errors
     ///
     /// When the way to them is damaged.
-    pub fn history_from(&self, from: Revision) -> Result<History<'_, S>, Error> {
+    pub fn history_from(&self, from: StoredChangeId) -> Result<History<'_, S>, Error> {
         let mut cursor = self.walk(name::KEY)?;
         if let Some(cursor) = &mut cursor {
             cursor.seek(&from.encode())?;
@@ -199,8 +200,8 @@ fn text(value: &[u8]) -> Result<String, String> {
     String::from_utf8(value.to_vec()).map_err(|_| "a text that is not one".to_owned())
 }
 
-fn revision(value: &[u8]) -> Result<i64, String> {
-    let revision = Revision::decode(value).ok_or("a revision that is not one")?;
+fn revision(value: &[u8]) -> Result<Revision, String> {
+    let revision = StoredChangeId::decode(value).ok_or("a revision that is not one")?;
     Ok(revision.main)
 }
 

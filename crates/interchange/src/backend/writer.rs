@@ -3,9 +3,10 @@
 use std::io::Write;
 
 use api::etcdserverpb::AlarmMember;
+use numbers::Revision;
 use prost::Message as _;
 
-use crate::backend::change::{Change, ChangeHead, Revision};
+use crate::backend::change::{Change, ChangeHead, StoredChangeId};
 use crate::backend::content::{Auth, Membership, Meta, Release};
 use crate::backend::name;
 use crate::bolt::{Layout, Plan, Writer};
@@ -218,7 +219,8 @@ impl<P: Pairs> State<P> {
     fn change(&mut self, change: &ChangeHead<'_>, value_len: usize) -> Result<(), WriteError> {
         self.begin(name::KEY)?;
         let is_bump = *change == ChangeHead::bump(change.revision.main) && value_len == 0;
-        if change.key.is_empty() && !is_bump || change.revision.main < 0 || change.revision.sub < 0 {
+        if change.key.is_empty() && !is_bump || change.revision.main < Revision(0) || change.revision.sub < 0
+        {
             return Err(WriteError::Refused(format!("a change that is not one: {change:?}")));
         }
         self.key.clear();
@@ -232,7 +234,8 @@ impl<P: Pairs> State<P> {
     fn meta(&mut self, meta: &Meta) -> Result<(), WriteError> {
         let is_new = self.release >= Release::V3_5;
         let conf_state = meta.conf_state.as_ref().filter(|_| is_new);
-        let revision = |rev: Option<i64>| rev.map(|main| Revision { main, sub: 0 }.encode().to_vec());
+        let revision =
+            |rev: Option<Revision>| rev.map(|main| StoredChangeId { main, sub: 0 }.encode().to_vec());
         let storage_version = self.release.storage_version().and(meta.storage_version.as_ref());
         self.bucket(name::META)?;
         for (key, value) in [

@@ -6,6 +6,7 @@ use api::raftpb::Entry;
 use mainstay_interchange::bolt::Bolt;
 use mainstay_interchange::wal::Wal;
 use mainstay_interchange::{DataDir, Error, Status, hash_kv, snapshot};
+use numbers::Revision;
 
 use testkit::Random;
 
@@ -19,7 +20,7 @@ fn read_all(bytes: &[u8]) -> Result<String, Error> {
     let text = transcript(&backend)?;
     backend.bolt().check()?;
     Status::of(&backend)?;
-    let _ = hash_kv(&backend, 6);
+    let _ = hash_kv(&backend, Revision(6));
     Ok(text)
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use disk::RealDisk;
 use mainstay_interchange::backend::{Backend, Copy, Membership, Release};
 use mainstay_interchange::{Command, DataDir, NewDataDir, NewMember, Source, Status, hash_kv, snapshot};
+use numbers::Revision;
 use prost::Message as _;
 use serde_json::{Value, json};
 
@@ -82,8 +83,8 @@ fn fill(programs: &Programs, etcd: &mut Etcd) -> Vec<i64> {
 }
 
 fn our_hash<S: Source>(backend: &Backend<S>, revision: i64) -> (u32, i64, i64) {
-    let found = hash_kv(backend, revision).expect("can be hashed");
-    (found.hash, found.compact_revision, found.hash_revision)
+    let found = hash_kv(backend, Revision(revision)).expect("can be hashed");
+    (found.hash, found.compact_revision.0, found.hash_revision.0)
 }
 
 fn open(path: &Path) -> Backend<std::fs::File> {
@@ -103,7 +104,7 @@ fn same_status<S: Source>(programs: &Programs, path: &Path, backend: &Backend<S>
         let theirs = programs.run("etcdutl", release, &["snapshot", "status", text(path), "-w", "json"]);
         let theirs: Value = serde_json::from_str(&theirs).expect("JSON");
         assert_eq!(theirs["hash"], ours.hash, "etcdutl-{release}");
-        assert_eq!(theirs["revision"], ours.revision);
+        assert_eq!(theirs["revision"], ours.revision.0);
         assert_eq!(theirs["totalSize"], ours.total_size_bytes);
         assert_eq!(theirs["totalKey"], ours.total_keys);
         assert_eq!(theirs["version"], ours.version.as_str());

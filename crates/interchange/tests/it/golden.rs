@@ -14,6 +14,7 @@ use mainstay_interchange::backend::{Copy, Release};
 use mainstay_interchange::bolt::{Bolt, Cursor};
 use mainstay_interchange::wal::Wal;
 use mainstay_interchange::{Command, DataDir, Error, Source, Status, hash_kv, snapshot};
+use numbers::Revision;
 
 use crate::kit::{copy, transcript, write_copy};
 
@@ -110,15 +111,18 @@ fn snapshots() {
         let (hash, total_size_bytes) = status;
         assert_eq!(
             found,
-            Status { hash, revision: 10, total_keys: 4, total_size_bytes, version },
+            Status { hash, revision: Revision(10), total_keys: 4, total_size_bytes, version },
             "{release}"
         );
         for (revision, hash) in (5..).zip(HASHES) {
-            let found = hash_kv(&backend, revision).expect("is there");
-            assert_eq!((found.hash, found.compact_revision, found.hash_revision), (hash, 4, revision));
+            let found = hash_kv(&backend, Revision(revision)).expect("is there");
+            assert_eq!(
+                (found.hash, found.compact_revision, found.hash_revision),
+                (hash, Revision(4), Revision(revision))
+            );
         }
-        assert!(hash_kv(&backend, 3).is_err_and(|e| e.to_string().contains("compacted, up to 4")));
-        assert!(hash_kv(&backend, 11).is_err_and(|e| e.to_string().contains("the newest is 10")));
+        assert!(hash_kv(&backend, Revision(3)).is_err_and(|e| e.to_string().contains("compacted, up to 4")));
+        assert!(hash_kv(&backend, Revision(11)).is_err_and(|e| e.to_string().contains("the newest is 10")));
         expect(&format!("{release}-snapshot.txt"), &transcript(&backend).expect("is sound"));
     }
 }
@@ -131,7 +135,7 @@ fn a_copy_says_the_same() {
         let (again, parts) = snapshot::open(bytes).expect("is sound");
         assert!(parts.has_digest);
         assert_eq!(transcript(&again).expect("reads"), transcript(&backend).expect("reads"));
-        assert_eq!(hash_kv(&again, 0).expect("reads").hash, HASHES[5]);
+        assert_eq!(hash_kv(&again, Revision(0)).expect("reads").hash, HASHES[5]);
         // Every byte of every key and value is that of the original.
         let (was, mut is) = (Status::of(&backend).expect("sound"), Status::of(&again).expect("sound"));
         is.total_size_bytes = was.total_size_bytes;
@@ -161,12 +165,12 @@ fn data_directories() {
         // The 30 last requests were acknowledged.
         let indexes: Vec<u64> = dir.entries().map(|entry| entry.expect("is sound").index()).collect();
         assert_eq!(indexes, (base + 1..=dir.end()).collect::<Vec<_>>());
-        let mut newest = 0;
+        let mut newest = Revision(0);
         let mut history = dir.base.history().expect("reads");
         while let Some(change) = history.step().expect("reads") {
             newest = change.head.revision.main;
         }
-        assert_eq!(newest + (dir.end() - base) as i64, 40, "{release}");
+        assert_eq!(newest + (dir.end() - base) as i64, Revision(40), "{release}");
     }
 }
 

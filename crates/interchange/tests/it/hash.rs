@@ -1,18 +1,19 @@
 //! HashKV of histories made by hand, against what etcd answered for them.
 
 use mainstay_interchange::backend::{
-    Backend, BackendLayout, BackendWriter, Change, ChangeHead, Meta, Release, Revision,
+    Backend, BackendLayout, BackendWriter, Change, ChangeHead, Meta, Release, StoredChangeId,
 };
 use mainstay_interchange::bolt::Bolt;
 use mainstay_interchange::hash_kv;
+use numbers::{LeaseId, Revision};
 
 /// Key and value at a revision; no value for a deletion.
 type Step<'a> = (i64, i64, &'a str, Option<&'a str>);
 
 fn database(steps: &[Step<'_>], scheduled: Option<i64>, finished: Option<i64>) -> Backend<Vec<u8>> {
     let meta = Meta {
-        scheduled_compact_revision: scheduled,
-        finished_compact_revision: finished,
+        scheduled_compact_revision: scheduled.map(Revision),
+        finished_compact_revision: finished.map(Revision),
         ..Meta::default()
     };
     let changes: Vec<Change<'_>> = steps
@@ -21,13 +22,13 @@ fn database(steps: &[Step<'_>], scheduled: Option<i64>, finished: Option<i64>) -
             let is_tombstone = value.is_none();
             let put = if is_tombstone { 0 } else { 1 };
             let head = ChangeHead {
-                revision: Revision { main: *main, sub: *sub },
+                revision: StoredChangeId { main: Revision(*main), sub: *sub },
                 is_tombstone,
                 key: key.as_bytes(),
-                create_revision: main * put,
-                mod_revision: main * put,
+                create_revision: Revision(main * put),
+                mod_revision: Revision(main * put),
                 version: put,
-                lease: 0,
+                lease: LeaseId::NONE,
             };
             Change { head, value: value.unwrap_or_default().as_bytes() }
         })
@@ -44,8 +45,8 @@ fn database(steps: &[Step<'_>], scheduled: Option<i64>, finished: Option<i64>) -
 }
 
 fn hash(backend: &Backend<Vec<u8>>, revision: i64) -> (u32, i64, i64) {
-    let found = hash_kv(backend, revision).expect("is there");
-    (found.hash, found.compact_revision, found.hash_revision)
+    let found = hash_kv(backend, Revision(revision)).expect("is there");
+    (found.hash, found.compact_revision.0, found.hash_revision.0)
 }
 
 const A: Step<'_> = (2, 0, "a", Some("1"));
@@ -65,7 +66,7 @@ fn equals_what_etcd_computes() {
     // No key is left: what is at or below the compact revision counts all the same.
     let all = database(&[A, B, NO_A, C, NO_B, NO_C], Some(3), Some(3));
     assert_eq!(hash(&all, 6), (4_080_008_450, 3, 6));
-    assert!(hash_kv(&all, 2).is_err() && hash_kv(&all, 7).is_err());
+    assert!(hash_kv(&all, Revision(2)).is_err() && hash_kv(&all, Revision(7)).is_err());
 }
 
 /// etcd goes on with a compaction when it starts, and nobody is to see a difference.

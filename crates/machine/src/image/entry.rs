@@ -1,6 +1,7 @@
 //! One version in a block of keys; see the module above for its bytes.
 
 use mvcc::{KEY_BYTES_MAX, LoadedVersion, Location, Value, Version};
+use numbers::{ChangeId, LeaseId, Revision};
 
 use crate::codec::{Input, Malformed, put_bytes, put_i64, put_u64};
 
@@ -25,11 +26,11 @@ pub(crate) enum Payload<'a> {
 /// A version without its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry<'a> {
-    pub main: i64,
+    pub main: Revision,
     pub sub: u32,
-    pub create_revision: i64,
+    pub create_revision: Revision,
     pub version: i64,
-    pub lease: i64,
+    pub lease: LeaseId,
     pub payload: Payload<'a>,
 }
 
@@ -47,6 +48,10 @@ impl Entry<'static> {
 }
 
 impl Entry<'_> {
+    pub fn id(&self) -> ChangeId {
+        ChangeId { main: self.main, sub: self.sub }
+    }
+
     pub fn value(&self) -> Value {
         match self.payload {
             Payload::Place(value) => value,
@@ -77,8 +82,8 @@ struct Before {
     key: Vec<u8>,
     /// True if there is an entry before.
     any: bool,
-    main: i64,
-    create_revision: i64,
+    main: Revision,
+    create_revision: Revision,
     version: i64,
     segment: Option<u32>,
 }
@@ -114,7 +119,7 @@ impl EntryWriter {
                 | flag(first, FIRST)
                 | flag(follows, FOLLOWS)
                 | flag(entry.sub != 0, SUB)
-                | flag(entry.lease != 0, LEASE)
+                | flag(entry.lease.is_some(), LEASE)
                 | flag(has_value, VALUE)
                 | flag(same_segment, SAME_SEGMENT),
         );
@@ -124,7 +129,7 @@ impl EntryWriter {
             let shared = key.iter().zip(&before.key).take_while(|(a, b)| a == b).count();
             put_u64(out, shared as u64);
             put_bytes(out, &key[shared..]);
-            put_u64(out, entry.main as u64);
+            put_u64(out, entry.main.0 as u64);
             before.key.truncate(shared);
             before.key.extend_from_slice(&key[shared..]);
         }
@@ -135,8 +140,8 @@ impl EntryWriter {
             put_u64(out, (entry.main - entry.create_revision) as u64);
             put_u64(out, entry.version as u64);
         }
-        if entry.lease != 0 {
-            put_i64(out, entry.lease);
+        if entry.lease.is_some() {
+            put_i64(out, entry.lease.0);
         }
         match entry.payload {
             _ if !has_value => {}
@@ -189,7 +194,7 @@ impl EntryReader {
             if !before.any {
                 return Err(Malformed("a block whose first entry has no key"));
             }
-            before.main.checked_add(number(input.u64()?)?).ok_or(RANGE)?
+            before.main.0.checked_add(number(input.u64()?)?).map(Revision).ok_or(RANGE)?
         } else {
             let shared = usize::try_from(input.u64()?).map_err(|_| Malformed("a key out of nothing"))?;
             if shared > before.key.len() {
@@ -201,15 +206,15 @@ impl EntryReader {
             }
             before.key.truncate(shared);
             before.key.extend_from_slice(rest);
-            number(input.u64()?)?
+            Revision(number(input.u64()?)?)
         };
         // Room is left for revisions to come, so that no later write can overflow.
-        if !(1..=i64::MAX / 2).contains(&main) {
+        if !(Revision::FIRST..=Revision(i64::MAX / 2)).contains(&main) {
             return Err(RANGE);
         }
         let sub = if flags & SUB != 0 { input.u32()? } else { 0 };
         let (create_revision, version) = match flags & (TOMBSTONE | FIRST | FOLLOWS) {
-            TOMBSTONE => (0, 0),
+            TOMBSTONE => (Revision(0), 0),
             FIRST => (main, 1),
             FOLLOWS if flags & SAME_KEY != 0 && before.version > 0 => {
                 (before.create_revision, before.version + 1)
@@ -220,7 +225,7 @@ impl EntryReader {
             }
             _ => return Err(Malformed("an entry with flags that contradict each other")),
         };
-        if flags & TOMBSTONE == 0 && !(1..=main).contains(&create_revision) {
+        if flags & TOMBSTONE == 0 && !(Revision::FIRST..=main).contains(&create_revision) {
             return Err(RANGE);
         }
         if flags & TOMBSTONE == 0 && !(1..=i64::MAX / 2).contains(&version) {
@@ -229,7 +234,7 @@ impl EntryReader {
         if flags & TOMBSTONE != 0 && flags & (LEASE | VALUE) != 0 {
             return Err(Malformed("a deletion with a lease or a value"));
         }
-        let lease = if flags & LEASE != 0 { input.i64()? } else { 0 };
+        let lease = if flags & LEASE != 0 { LeaseId(input.i64()?) } else { LeaseId::NONE };
         let mut payload = if inline { Payload::Inline(b"") } else { Payload::Place(Value::default()) };
         if flags & VALUE != 0 {
             if inline {

@@ -1,5 +1,7 @@
 //! What a checkpoint says beside keys and values.
 
+use numbers::Revision;
+
 use crate::alarm::Alarms;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 use crate::image::{FORMAT, HEAD};
@@ -13,9 +15,9 @@ use crate::state_hash;
 #[derive(Clone, Debug)]
 pub struct Head {
     /// The store's revision.
-    pub revision: i64,
+    pub revision: Revision,
     /// The compact revision; -1 for none.
-    pub compact_revision: i64,
+    pub compact_revision: Revision,
     /// The last entry applied.
     pub applied_index: u64,
     /// The term of that entry.
@@ -23,7 +25,7 @@ pub struct Head {
     /// The oldest revision that a delta run can follow on. Compaction has taken deletions above anything older
     /// out of the index, and a delta run without them would bring the deleted keys of an earlier run back: write a
     /// base run instead.
-    pub delta_from_min: i64,
+    pub delta_from_min: Revision,
     /// What the quota is held against, in bytes.
     pub in_use_bytes: u64,
     /// The rolling hash; see [`Machine::state_hash`].
@@ -61,12 +63,12 @@ impl Machine {
 
 impl Head {
     /// The head block of a run from revision `from` (0 for a base) with so many versions at most.
-    pub(crate) fn encode(&self, from: i64, versions: u64) -> Vec<u8> {
+    pub(crate) fn encode(&self, from: Revision, versions: u64) -> Vec<u8> {
         let mut out = vec![HEAD];
         put_u64(&mut out, FORMAT);
-        put_u64(&mut out, from as u64);
-        put_u64(&mut out, self.revision as u64);
-        put_i64(&mut out, self.compact_revision);
+        put_u64(&mut out, from.0 as u64);
+        put_u64(&mut out, self.revision.0 as u64);
+        put_i64(&mut out, self.compact_revision.0);
         put_u64(&mut out, self.applied_index);
         put_u64(&mut out, self.applied_term);
         put_u64(&mut out, versions);
@@ -81,9 +83,9 @@ impl Head {
 /// A head block, read.
 #[derive(Debug)]
 pub(crate) struct SavedHead {
-    pub from: i64,
-    pub revision: i64,
-    pub compact_revision: i64,
+    pub from: Revision,
+    pub revision: Revision,
+    pub compact_revision: Revision,
     pub applied_index: u64,
     pub applied_term: u64,
     pub versions: u64,
@@ -105,9 +107,9 @@ impl SavedHead {
         }
         let number = |n: u64| i64::try_from(n).map_err(|_| Malformed("a revision out of range"));
         let mut head = SavedHead {
-            from: number(input.u64()?)?,
-            revision: number(input.u64()?)?,
-            compact_revision: input.i64()?,
+            from: Revision(number(input.u64()?)?),
+            revision: Revision(number(input.u64()?)?),
+            compact_revision: Revision(input.i64()?),
             applied_index: input.u64()?,
             applied_term: input.u64()?,
             versions: input.u64()?,
@@ -123,10 +125,10 @@ impl SavedHead {
             return Err(Malformed("more than a head in the first block"));
         }
         // Room is left for revisions and entries to come.
-        let bounds = 1..=i64::MAX / 2;
+        let bounds = Revision::FIRST..=Revision(i64::MAX / 2);
         if !bounds.contains(&head.revision)
             || head.from > head.revision
-            || head.compact_revision < -1
+            || head.compact_revision < Revision::NEVER_COMPACTED
             || head.compact_revision > head.revision
             || head.applied_index > u64::MAX / 2
         {

@@ -1,6 +1,7 @@
 //! Reading runs back into a machine.
 
 use mvcc::{LoadError, LoadedVersion, Loader};
+use numbers::{LeaseId, Revision};
 use planted::Bug;
 
 use crate::codec::{Input, Malformed};
@@ -62,7 +63,7 @@ where
         let block = blocks.next().ok_or(Malformed("a run without a head"))?.map_err(RestoreError::Read)?;
         let head = SavedHead::decode(block.as_ref())?;
         let follows = match &newest {
-            None => head.from == 0,
+            None => head.from == Revision(0),
             Some(before) => {
                 head.from == before.revision
                     && head.compact_revision >= before.compact_revision
@@ -126,7 +127,7 @@ pub(crate) struct Intake {
     accounting: Accounting,
     /// The lease of the version pushed last, and if it has one its key: which version is its key's newest is known
     /// only when the next key comes.
-    lease: i64,
+    lease: LeaseId,
     key: Vec<u8>,
 }
 
@@ -136,18 +137,18 @@ impl Intake {
             head,
             loader: Loader::new(versions),
             accounting: Accounting::default(),
-            lease: 0,
+            lease: LeaseId::NONE,
             key: Vec::new(),
         }
     }
 
     #[inline]
     pub fn push<E>(&mut self, loaded: &LoadedVersion<'_>) -> Result<(), RestoreError<E>> {
-        if self.lease != 0 && self.key != loaded.key {
+        if self.lease.is_some() && self.key != loaded.key {
             self.head.leases.reattach(&self.key, self.lease);
         }
         self.lease = loaded.lease;
-        if self.lease != 0 {
+        if self.lease.is_some() {
             self.key.clear();
             self.key.extend_from_slice(loaded.key);
         }
@@ -157,12 +158,15 @@ impl Intake {
     }
 
     pub fn finish<E>(mut self, rules: Rules) -> Result<Machine, RestoreError<E>> {
-        if self.lease != 0 && !planted::is(Bug::LeaseKeyForgotten) {
+        if self.lease.is_some() && !planted::is(Bug::LeaseKeyForgotten) {
             self.head.leases.reattach(&self.key, self.lease);
         }
         self.accounting.close();
-        let compacted =
-            if planted::is(Bug::CompactRevisionForgotten) { -1 } else { self.head.compact_revision };
+        let compacted = if planted::is(Bug::CompactRevisionForgotten) {
+            Revision::NEVER_COMPACTED
+        } else {
+            self.head.compact_revision
+        };
         let store = self.loader.finish(self.head.revision, compacted)?;
         let mut machine = Machine::with_store(rules, store);
         machine.leases = self.head.leases;
@@ -173,7 +177,7 @@ impl Intake {
         machine.in_use_bytes = self.accounting.in_use_bytes;
         machine.usage = self.accounting.usage;
         // Any deletion below the compact revision may have been left out.
-        machine.delta_from_min = (self.head.compact_revision - 1).max(0);
+        machine.delta_from_min = (self.head.compact_revision - 1).max(Revision(0));
         machine.hash =
             StateHash::new(self.head.state_hash, machine.applied_index, machine.store.current_revision());
         Ok(machine)
@@ -249,8 +253,8 @@ impl Intake {
 pub(crate) struct RunReader<I, B> {
     blocks: I,
     /// Its revisions: above the first, up to the second.
-    from: i64,
-    through: i64,
+    from: Revision,
+    through: Revision,
     reader: EntryReader,
     /// Entries read.
     entries: u64,
@@ -265,7 +269,7 @@ where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
 {
-    pub fn new(blocks: I, from: i64, through: i64) -> Self {
+    pub fn new(blocks: I, from: Revision, through: Revision) -> Self {
         let reader = EntryReader::default();
         RunReader { blocks, from, through, reader, entries: 0, block: None, entry: None }
     }

@@ -1,6 +1,7 @@
 //! Writing a run, block by block.
 
 use mvcc::{Snapshot, Version};
+use numbers::{ChangeId, Revision};
 
 use crate::as_of::{AsOf, Overtaken};
 use crate::codec::put_u64;
@@ -11,7 +12,7 @@ use crate::image::{BLOCK_BYTES, END, Entry, EntryWriter, Head, KEYS};
 pub struct RunWriter {
     state: AsOf,
     head: Head,
-    from: i64,
+    from: Revision,
     stage: Stage,
     walk: Walk,
     entries: u64,
@@ -34,7 +35,7 @@ impl RunWriter {
     ///
     /// When the state is not of the head's moment, or `from` is neither 0 nor between the head's `delta_from_min`
     /// and its revision: the run could not be restored from.
-    pub fn new(state: impl Into<AsOf>, head: Head, from: i64) -> RunWriter {
+    pub fn new(state: impl Into<AsOf>, head: Head, from: Revision) -> RunWriter {
         let state = state.into();
         assert_eq!(
             (state.moment().revision(), state.moment().compact_revision()),
@@ -42,7 +43,7 @@ impl RunWriter {
             "head and state are of one moment"
         );
         assert!(
-            from == 0 || (from >= head.delta_from_min && from <= head.revision),
+            from == Revision(0) || (from >= head.delta_from_min && from <= head.revision),
             "a delta run from {from} cannot follow: compaction went on to {}",
             head.delta_from_min
         );
@@ -59,11 +60,11 @@ impl RunWriter {
         match self.stage {
             Stage::Head => {
                 self.stage = Stage::Keys;
-                if self.from > 0 {
+                if self.from > Revision(0) {
                     self.walk = Walk::delta(&self.state.slice()?.snapshot(), self.from);
                 }
                 let versions = match self.from {
-                    0 => self.head.versions,
+                    Revision(0) => self.head.versions,
                     _ => self.walk.queue.len() as u64,
                 };
                 Ok(Some(self.head.encode(self.from, versions)))
@@ -97,7 +98,7 @@ impl RunWriter {
 /// A walk over the versions of a run that can be left and taken up again, even amid a long history.
 pub(crate) struct Walk {
     /// Versions to come first, by main and sub revision.
-    queue: std::vec::IntoIter<(i64, u32)>,
+    queue: std::vec::IntoIter<ChangeId>,
     /// Then the histories behind this key; `None` when the queue is all.
     behind: Option<Behind>,
 }
@@ -112,13 +113,11 @@ impl Walk {
         Walk { queue: Vec::new().into_iter(), behind: Some(Behind::Start) }
     }
 
-    pub fn delta(snapshot: &Snapshot<'_>, from: i64) -> Walk {
+    pub fn delta(snapshot: &Snapshot<'_>, from: Revision) -> Walk {
         let mut versions: Vec<Version<'_>> =
             snapshot.written(from + 1, snapshot.current_revision()).collect();
-        versions.sort_unstable_by(|a, b| {
-            a.key().cmp(b.key()).then_with(|| (a.main(), a.sub()).cmp(&(b.main(), b.sub())))
-        });
-        let queue: Vec<(i64, u32)> = versions.into_iter().map(|v| (v.main(), v.sub())).collect();
+        versions.sort_unstable_by(|a, b| a.key().cmp(b.key()).then_with(|| a.id().cmp(&b.id())));
+        let queue: Vec<ChangeId> = versions.into_iter().map(Version::id).collect();
         Walk { queue: queue.into_iter(), behind: None }
     }
 
@@ -128,8 +127,8 @@ impl Walk {
 
     /// Tells `visit` of versions until it says no, or all are done.
     pub fn go(&mut self, snapshot: &Snapshot<'_>, mut visit: impl FnMut(Version<'_>) -> bool) {
-        for (main, sub) in self.queue.by_ref() {
-            let version = snapshot.version_at(main, sub);
+        for change in self.queue.by_ref() {
+            let version = snapshot.version_at(change);
             let version = version.expect("what a moment needs is kept");
             if !visit(version) {
                 return;
@@ -146,10 +145,8 @@ impl Walk {
                 continue;
             }
             // The rest of this key's history, however long, comes next.
-            let rest: Vec<(i64, u32)> = histories
-                .take_while(|next| next.key() == version.key())
-                .map(|next| (next.main(), next.sub()))
-                .collect();
+            let rest: Vec<ChangeId> =
+                histories.take_while(|next| next.key() == version.key()).map(Version::id).collect();
             self.queue = rest.into_iter();
             self.behind = Some(Behind::Key(version.key().to_vec()));
             return;

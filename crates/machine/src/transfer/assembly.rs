@@ -1,6 +1,7 @@
 //! Making a machine of what was there and what came.
 
 use mvcc::{Location, Value};
+use numbers::{ChangeId, Revision};
 
 use crate::as_of::{AsOf, Overtaken};
 use crate::codec::{Malformed, put_u64};
@@ -78,19 +79,19 @@ pub struct Assembly {
 }
 
 struct Stream {
-    from: i64,
-    compact_revision: i64,
+    from: Revision,
+    compact_revision: Revision,
     /// See [`Held::hashed`].
     hashed: Option<(u64, u64)>,
     pushed: u64,
     /// The last version pushed, by main and sub revision.
-    last: (i64, u32),
+    last: ChangeId,
 }
 
 struct Run {
     blocks: Vec<Vec<u8>>,
     /// Its highest main revision.
-    through: i64,
+    through: Revision,
     versions: u64,
 }
 
@@ -105,7 +106,12 @@ impl Assembly {
     /// Begins with what the receiver has: its state and its head, both of one moment. Nothing of it is copied before
     /// the end. Without it only a stream of everything can come.
     pub fn new(rules: Rules, base: Option<(AsOf, Head)>) -> Assembly {
-        let nothing = Held { revision: 0, compacted_min: -1, compacted_max: -1, hashed: None };
+        let nothing = Held {
+            revision: Revision(0),
+            compacted_min: Revision::NEVER_COMPACTED,
+            compacted_max: Revision::NEVER_COMPACTED,
+            hashed: None,
+        };
         let held = base.as_ref().map_or(nothing, |(_, head)| head.held());
         Assembly { rules, base, held, runs: Vec::new(), batch: Vec::new(), keys: Vec::new(), stream: None }
     }
@@ -117,7 +123,7 @@ impl Assembly {
     /// When it does not follow on what is held. The assembly stays as it was.
     pub fn begin(&mut self, head: &TransferHead) -> Result<(), Malformed> {
         self.pause();
-        if head.from == 0 {
+        if head.from == Revision(0) {
             *self = Assembly::new(self.rules, None);
             self.held.compacted_min = head.compact_revision;
             self.held.compacted_max = head.compact_revision;
@@ -132,7 +138,7 @@ impl Assembly {
             compact_revision: head.compact_revision,
             hashed: head.state_hash.map(|hash| (head.applied_index, hash)),
             pushed: 0,
-            last: (head.from, u32::MAX),
+            last: ChangeId::end_of(head.from),
         });
         Ok(())
     }
@@ -145,10 +151,10 @@ impl Assembly {
     pub fn push(&mut self, version: &ReceivedVersion, location: Location) {
         let stream = self.stream.as_mut().expect("a version belongs to a stream");
         let mut entry = version.entry;
-        let at = (entry.main, entry.sub);
+        let at = entry.id();
         assert!(at > stream.last, "versions are pushed in the order of their coming");
         // A revision stays in one piece, so that one that is not whole can be taken back.
-        if self.batch.len() >= BATCH_VERSIONS && entry.main > stream.last.0 {
+        if self.batch.len() >= BATCH_VERSIONS && entry.main > stream.last.main {
             self.sort();
         }
         let stream = self.stream.as_mut().expect("it was there before");
@@ -169,7 +175,7 @@ impl Assembly {
         if stream.pushed == 0 {
             return self.held;
         }
-        let (last, _) = stream.last;
+        let last = stream.last.main;
         while let Some(pending) = self.batch.pop_if(|pending| pending.entry.main == last) {
             self.keys.truncate(pending.key.0);
         }
@@ -200,16 +206,16 @@ impl Assembly {
         if let Some((state, base)) = self.base {
             versions += base.versions;
             let through = base.revision;
-            let mut writer = RunWriter::new(state, base, 0);
+            let mut writer = RunWriter::new(state, base, Revision(0));
             let blocks = std::iter::from_fn(move || writer.next_block().transpose()).skip(1);
-            readers.push(RunReader::new(Box::new(blocks), 0, through));
+            readers.push(RunReader::new(Box::new(blocks), Revision(0), through));
         }
         for run in self.runs {
             versions += run.versions;
-            readers.push(RunReader::new(Box::new(run.blocks.into_iter().map(Ok)), 0, run.through));
+            readers.push(RunReader::new(Box::new(run.blocks.into_iter().map(Ok)), Revision(0), run.through));
         }
         let saved = SavedHead {
-            from: 0,
+            from: Revision(0),
             revision: head.revision,
             compact_revision: head.compact_revision,
             applied_index: head.applied_index,

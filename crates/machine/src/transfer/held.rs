@@ -1,5 +1,7 @@
 //! What a receiver has, and whether a sender's state can follow on it.
 
+use numbers::Revision;
+
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 use crate::image::Head;
 use crate::machine::Machine;
@@ -15,11 +17,11 @@ const FORMAT: u64 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// The revision up to which nothing is missing.
-    pub revision: i64,
+    pub revision: Revision,
     /// The oldest compact revision of any part; -1 for none.
-    pub compacted_min: i64,
+    pub compacted_min: Revision,
     /// The newest.
-    pub compacted_max: i64,
+    pub compacted_max: Revision,
     /// An entry, and the rolling hash of the state after it: of the member whose state the newest part is of. `None`
     /// if it is not known, or the receiver does not say; then nobody can tell whether what it has is right.
     pub hashed: Option<(u64, u64)>,
@@ -46,7 +48,7 @@ impl Held {
         let mut out = Vec::new();
         put_u64(&mut out, format);
         for number in [self.revision, self.compacted_min, self.compacted_max] {
-            put_i64(&mut out, number);
+            put_i64(&mut out, number.0);
         }
         out
     }
@@ -57,12 +59,14 @@ impl Held {
     ///
     /// When they are of another format, or nobody can have that.
     pub fn from_bytes(bytes: &[u8]) -> Result<Held, Malformed> {
+        const MAX: Revision = Revision(i64::MAX / 2);
         let mut input = Input(bytes);
         let format = input.u64()?;
         if !(FORMAT_UNHASHED..=FORMAT).contains(&format) {
             return Err(Malformed("a format of another version of this program"));
         }
-        let (revision, compacted_min, compacted_max) = (input.i64()?, input.i64()?, input.i64()?);
+        let mut revision = || input.i64().map(Revision);
+        let (revision, compacted_min, compacted_max) = (revision()?, revision()?, revision()?);
         let mut hashed = None;
         if format == FORMAT && input.bool()? {
             let index = input.u64()?;
@@ -71,8 +75,8 @@ impl Held {
         }
         let held = Held { revision, compacted_min, compacted_max, hashed };
         if !input.is_empty()
-            || !(0..=i64::MAX / 2).contains(&held.revision)
-            || !(-1..=i64::MAX / 2).contains(&held.compacted_min)
+            || !(Revision(0)..=MAX).contains(&held.revision)
+            || !(Revision::NEVER_COMPACTED..=MAX).contains(&held.compacted_min)
             || held.compacted_max < held.compacted_min
         {
             return Err(Malformed("a state that nobody can have"));
@@ -135,10 +139,10 @@ impl Head {
     /// state is that of `trail`, which is this member's, after the same entry. The receiver goes on with the sender's
     /// hash, so a difference below the transfer would never be seen again. Where the trail does not go back so far, or
     /// the receiver tells no hash, it gets everything.
-    pub fn transfer_from(&self, held: Option<&Held>, trail: &StateTrail) -> i64 {
+    pub fn transfer_from(&self, held: Option<&Held>, trail: &StateTrail) -> Revision {
         let is_same =
             |held: &&Held| held.hashed.is_some_and(|(index, hash)| trail.hash_at(index) == Some(hash));
-        held.filter(|held| self.can_follow(held)).filter(is_same).map_or(0, |held| held.revision)
+        held.filter(|held| self.can_follow(held)).filter(is_same).map_or(Revision(0), |held| held.revision)
     }
 }
 
@@ -148,7 +152,7 @@ mod tests {
     use crate::machine::Rules;
     use crate::state_hash::StatePoint;
 
-    fn head(revision: i64, compact_revision: i64, delta_from_min: i64) -> Head {
+    fn head(revision: Revision, compact_revision: Revision, delta_from_min: Revision) -> Head {
         let machine = Machine::new(Rules { learners_max: 1 });
         Head { revision, compact_revision, delta_from_min, ..machine.head() }
     }
@@ -159,34 +163,72 @@ mod tests {
         let held =
             |revision, compacted_min, compacted_max| Held { revision, compacted_min, compacted_max, hashed };
         // Nothing was ever compacted.
-        assert!(head(100, -1, 0).can_follow(&held(0, -1, -1)));
-        assert!(head(100, -1, 0).can_follow(&held(100, -1, -1)));
-        assert!(!head(100, -1, 0).can_follow(&held(101, -1, -1)), "it is ahead");
+        assert!(head(Revision(100), Revision(-1), Revision(0)).can_follow(&held(
+            Revision(0),
+            Revision(-1),
+            Revision(-1)
+        )));
+        assert!(head(Revision(100), Revision(-1), Revision(0)).can_follow(&held(
+            Revision(100),
+            Revision(-1),
+            Revision(-1)
+        )));
+        assert!(
+            !head(Revision(100), Revision(-1), Revision(0)).can_follow(&held(
+                Revision(101),
+                Revision(-1),
+                Revision(-1)
+            )),
+            "it is ahead"
+        );
         // Compacted at 50 here, the last deletion removed is that of 40.
-        let now = head(100, 50, 40);
-        assert!(now.can_follow(&held(40, -1, -1)));
-        assert!(now.can_follow(&held(70, 30, 50)));
-        assert!(!now.can_follow(&held(39, -1, -1)), "it may have what the deletion of 40 deleted");
-        assert!(!now.can_follow(&held(39, 30, 50)), "a part of it may");
-        assert!(now.can_follow(&held(10, 50, 50)), "it has only what is newest at 50");
-        assert!(!now.can_follow(&held(60, 51, 51)), "it has not what is readable here");
-        assert!(!now.can_follow(&held(60, 50, 51)));
-        let point = |index| StatePoint { index, revision: 1, hash: index * 10 };
+        let now = head(Revision(100), Revision(50), Revision(40));
+        assert!(now.can_follow(&held(Revision(40), Revision(-1), Revision(-1))));
+        assert!(now.can_follow(&held(Revision(70), Revision(30), Revision(50))));
+        assert!(
+            !now.can_follow(&held(Revision(39), Revision(-1), Revision(-1))),
+            "it may have what the deletion of 40 deleted"
+        );
+        assert!(!now.can_follow(&held(Revision(39), Revision(30), Revision(50))), "a part of it may");
+        assert!(
+            now.can_follow(&held(Revision(10), Revision(50), Revision(50))),
+            "it has only what is newest at 50"
+        );
+        assert!(
+            !now.can_follow(&held(Revision(60), Revision(51), Revision(51))),
+            "it has not what is readable here"
+        );
+        assert!(!now.can_follow(&held(Revision(60), Revision(50), Revision(51))));
+        let point = |index| StatePoint { index, revision: Revision(1), hash: index * 10 };
         let trail = |points: &[u64]| StateTrail {
             applied_index: 9,
             points: points.iter().map(|index| point(*index)).collect(),
         };
-        assert_eq!(now.transfer_from(Some(&held(40, -1, -1)), &trail(&[6, 7, 8])), 40);
-        assert_eq!(now.transfer_from(Some(&held(39, -1, -1)), &trail(&[6, 7, 8])), 0);
-        assert_eq!(now.transfer_from(None, &trail(&[6, 7, 8])), 0);
+        assert_eq!(
+            now.transfer_from(Some(&held(Revision(40), Revision(-1), Revision(-1))), &trail(&[6, 7, 8])),
+            Revision(40)
+        );
+        assert_eq!(
+            now.transfer_from(Some(&held(Revision(39), Revision(-1), Revision(-1))), &trail(&[6, 7, 8])),
+            Revision(0)
+        );
+        assert_eq!(now.transfer_from(None, &trail(&[6, 7, 8])), Revision(0));
         // Another hash after entry 7, or none that is known.
         for points in [&[6, 8][..], &[8, 9], &[]] {
-            assert_eq!(now.transfer_from(Some(&held(40, -1, -1)), &trail(points)), 0, "{points:?}");
+            assert_eq!(
+                now.transfer_from(Some(&held(Revision(40), Revision(-1), Revision(-1))), &trail(points)),
+                Revision(0),
+                "{points:?}"
+            );
         }
-        let unhashed = Held { hashed: None, ..held(40, -1, -1) };
-        assert_eq!(now.transfer_from(Some(&unhashed), &trail(&[6, 7, 8])), 0);
+        let unhashed = Held { hashed: None, ..held(Revision(40), Revision(-1), Revision(-1)) };
+        assert_eq!(now.transfer_from(Some(&unhashed), &trail(&[6, 7, 8])), Revision(0));
         let ahead = Held { hashed: Some((10, 90)), ..unhashed };
-        assert_eq!(now.transfer_from(Some(&ahead), &trail(&[9])), 0, "an entry that is not applied here");
+        assert_eq!(
+            now.transfer_from(Some(&ahead), &trail(&[9])),
+            Revision(0),
+            "an entry that is not applied here"
+        );
     }
 
     #[test]
@@ -197,8 +239,12 @@ mod tests {
 
     #[test]
     fn it_is_told_in_bytes() {
-        let held =
-            Held { revision: 1 << 40, compacted_min: -1, compacted_max: 77, hashed: Some((5, u64::MAX)) };
+        let held = Held {
+            revision: Revision(1 << 40),
+            compacted_min: Revision(-1),
+            compacted_max: Revision(77),
+            hashed: Some((5, u64::MAX)),
+        };
         let bytes = held.to_bytes();
         assert_eq!(Held::from_bytes(&bytes), Ok(held));
         let unhashed = Held { hashed: None, ..held };
@@ -213,10 +259,10 @@ mod tests {
         }
         assert!(Held::from_bytes(&[bytes.as_slice(), &[0]].concat()).is_err());
         for wrong in [
-            Held { revision: -1, ..held },
-            Held { compacted_min: -2, ..held },
-            Held { compacted_min: 78, ..held },
-            Held { revision: i64::MAX, ..held },
+            Held { revision: Revision(-1), ..held },
+            Held { compacted_min: Revision(-2), ..held },
+            Held { compacted_min: Revision(78), ..held },
+            Held { revision: Revision::MAX, ..held },
         ] {
             assert!(Held::from_bytes(&wrong.to_bytes()).is_err(), "{wrong:?}");
         }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use mainstay_machine::range::{self, Failure};
 use mainstay_machine::txn::{OpOutcome, Read, TxnOutcome};
 use mainstay_machine::{Found, Machine, Outcome};
+use numbers::Revision;
 use prost::Message as _;
 
 use crate::commands::Commands;
@@ -18,10 +19,10 @@ use crate::model::{Answer, Kv, Model};
 fn kv(found: &Found, journal: &Journal) -> Kv {
     Kv {
         key: found.key.clone(),
-        create: found.create_revision,
-        modified: found.mod_revision,
+        create: found.create_revision.0,
+        modified: found.mod_revision.0,
         version: found.version,
-        lease: found.lease,
+        lease: found.lease.0,
         value: found.value.map(|value| journal.value(value)).unwrap_or_default(),
     }
 }
@@ -46,13 +47,13 @@ fn answer_of_op(op: &OpOutcome, machine: &Machine, journal: &Journal) -> Answer 
     match op {
         OpOutcome::Range(ranged) => {
             let (kvs, more, count) = read(&ranged.read, machine, journal);
-            Answer::Range { revision: ranged.revision, kvs, more, count }
+            Answer::Range { revision: ranged.revision.0, kvs, more, count }
         }
         OpOutcome::Put { revision, previous } => {
-            Answer::Put { revision: *revision, previous: previous.as_ref().map(|found| kv(found, journal)) }
+            Answer::Put { revision: revision.0, previous: previous.as_ref().map(|found| kv(found, journal)) }
         }
         OpOutcome::DeleteRange(deleted) => Answer::Delete {
-            revision: deleted.revision,
+            revision: deleted.revision.0,
             previous: read(&deleted.previous, machine, journal).0,
             deleted: deleted.deleted,
         },
@@ -62,7 +63,7 @@ fn answer_of_op(op: &OpOutcome, machine: &Machine, journal: &Journal) -> Answer 
 
 fn answer_of_txn(txn: &TxnOutcome, machine: &Machine, journal: &Journal) -> Answer {
     Answer::Txn {
-        revision: txn.revision,
+        revision: txn.revision.0,
         succeeded: txn.succeeded,
         responses: txn.responses.iter().map(|op| answer_of_op(op, machine, journal)).collect(),
     }
@@ -108,7 +109,7 @@ fn select(machine: &Machine, request: &RangeRequest, journal: &Journal) -> Resul
         })
         .collect();
     let revision = snapshot.current_revision();
-    Ok(Answer::Range { revision, kvs, more: selection.more, count: selection.count })
+    Ok(Answer::Range { revision: revision.0, kvs, more: selection.more, count: selection.count })
 }
 
 #[test]
@@ -126,9 +127,9 @@ fn the_machine_agrees_with_the_model() {
             let ours = answer(effect, &machine, &journal);
             assert_eq!(ours, model.apply(&request), "seed {seed}, step {step}: {request:?}");
             let after = machine.store.current_revision();
-            assert_eq!(after, model.revision);
+            assert_eq!(after, Revision(model.revision));
             assert!(after == before || after == before + 1, "a request raises the revision by one at most");
-            assert_eq!(machine.store.compact_revision(), model.compacted);
+            assert_eq!(machine.store.compact_revision(), Revision(model.compacted));
             machine.compact_step(commands.random.below(5));
             for _ in 0..5 {
                 let request = commands.read(model.revision);
@@ -141,7 +142,7 @@ fn the_machine_agrees_with_the_model() {
             }
         }
         let leased: std::collections::BTreeMap<i64, Vec<Bytes>> =
-            machine.leases.iter().map(|(id, lease)| (id, lease.keys.keys().cloned().collect())).collect();
+            machine.leases.iter().map(|(id, lease)| (id.0, lease.keys.keys().cloned().collect())).collect();
         assert_eq!(leased, model.leased(), "seed {seed}");
     }
 }
@@ -210,11 +211,11 @@ fn a_transaction_that_fails_changes_nothing() {
             };
             go(&mut machine, vec![put("a", 0, false), put("z", 0, false)]).unwrap();
             go(&mut machine, vec![put("a", 0, false)]).unwrap();
-            assert_eq!(machine.store.current_revision(), 3, "one revision for two changes");
-            machine.store.compact(3).unwrap();
+            assert_eq!(machine.store.current_revision(), Revision(3), "one revision for two changes");
+            machine.store.compact(Revision(3)).unwrap();
             let (bytes, versions) = (machine.in_use_bytes(), machine.store.stats().versions);
             assert_eq!(go(&mut machine, vec![put("d", 0, false), last.clone()]).as_ref(), Err(expected));
-            assert_eq!(machine.store.current_revision(), 3);
+            assert_eq!(machine.store.current_revision(), Revision(3));
             assert_eq!((machine.in_use_bytes(), machine.store.stats().versions), (bytes, versions));
         }
     }
@@ -235,7 +236,7 @@ fn what_cannot_be_understood_changes_nothing_or_stops_the_member() {
                 Effect::Conf(Err(_)) => {}
                 other => panic!("{other:?}"),
             }
-            assert_eq!(machine.store.current_revision(), 1);
+            assert_eq!(machine.store.current_revision(), Revision(1));
         }
     }
 }

@@ -9,6 +9,7 @@ use mainstay_machine::snapshot::SnapshotWriter;
 use mainstay_machine::transfer::TransferWriter;
 use mainstay_machine::{AsOf, Machine, Newest, Overtaken, ReadError};
 use mvcc::{Moment, View};
+use numbers::Revision;
 
 use crate::commands::Commands;
 use crate::image::{RULES, execute, put};
@@ -17,7 +18,7 @@ use crate::journal::{Journal, apply};
 /// The newest view, and what a reader says that it needs.
 struct Live {
     view: Mutex<Arc<View>>,
-    keeps: Mutex<i64>,
+    keeps: Mutex<Revision>,
 }
 
 impl Newest for Live {
@@ -50,7 +51,7 @@ impl World {
             );
         }
         let view = Mutex::new(machine.store.publish());
-        let live = Arc::new(Live { view, keeps: Mutex::new(i64::MAX) });
+        let live = Arc::new(Live { view, keeps: Mutex::new(Revision::MAX) });
         let mut world = World { machine, journal, commands: Commands::new(seed, 60), live };
         world.go(200);
         world
@@ -107,9 +108,9 @@ fn what_is_written_in_slices_is_what_a_frozen_view_gives() {
         assert!(found == expected, "seed {seed}: a snapshot");
 
         let (view, head) = (world.view(), world.machine.head());
-        let mut frozen = RunWriter::new(Arc::clone(&view), head.clone(), 0);
+        let mut frozen = RunWriter::new(Arc::clone(&view), head.clone(), Revision(0));
         let mut sliced =
-            RunWriter::new(world.as_of(view.moment_of_everything()).of_what_is_readable(), head, 0);
+            RunWriter::new(world.as_of(view.moment_of_everything()).of_what_is_readable(), head, Revision(0));
         let expected = all(|| frozen.next_block().unwrap());
         let found = all(|| {
             world.go(20);
@@ -121,11 +122,11 @@ fn what_is_written_in_slices_is_what_a_frozen_view_gives() {
             let (view, head) = (world.view(), world.machine.head());
             let from = head.delta_from_min.max(head.revision - 3000).min(head.revision);
             let mut frozen =
-                TransferWriter::new(Arc::clone(&view), head.clone(), if part { from } else { 0 });
+                TransferWriter::new(Arc::clone(&view), head.clone(), if part { from } else { Revision(0) });
             let mut sliced = TransferWriter::new(
                 world.as_of(view.moment_of_everything()),
                 head.clone(),
-                if part { from } else { 0 },
+                if part { from } else { Revision(0) },
             );
             let expected: Vec<Bytes> = all(|| frozen.next_chunk(&world.journal).unwrap());
             let found = all(|| {
@@ -156,7 +157,7 @@ fn a_reader_whose_state_was_replaced_can_tell_that_from_a_compaction() {
     assert!(reader.slice().is_ok());
     // Another reader's moment that was compacted away.
     let compacted = world.as_of(world.view().moment());
-    *world.live.keeps.lock().unwrap() = i64::MAX;
+    *world.live.keeps.lock().unwrap() = Revision::MAX;
     world.go(100);
     assert!(compacted.slice().is_err());
     assert!(!compacted.is_replaced());
@@ -171,13 +172,13 @@ fn a_writer_that_is_overtaken_says_so() {
     let view = world.view();
     let (moment, head) = (view.moment(), world.machine.head());
     drop(view);
-    let mut run = RunWriter::new(world.as_of(moment), head.clone(), 0);
+    let mut run = RunWriter::new(world.as_of(moment), head.clone(), Revision(0));
     let mut snapshot = SnapshotWriter::new(world.as_of(moment), head.clone());
-    let mut transfer = TransferWriter::new(world.as_of(moment), head, 0);
+    let mut transfer = TransferWriter::new(world.as_of(moment), head, Revision(0));
     assert!(run.next_block().is_ok());
     assert!(snapshot.next_chunk(&world.journal).is_ok());
     assert!(transfer.next_chunk(&world.journal).is_ok());
-    *world.live.keeps.lock().unwrap() = i64::MAX;
+    *world.live.keeps.lock().unwrap() = Revision::MAX;
     world.go(100);
     assert_eq!(run.next_block(), Err(Overtaken));
     assert_eq!(snapshot.next_chunk(&world.journal), Err(ReadError::Overtaken));

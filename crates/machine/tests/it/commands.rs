@@ -53,14 +53,14 @@ impl Commands {
         match self.random.below(if self.only_keys { 88 } else { 100 }) {
             0..40 => request.put = Some(self.put()),
             40..50 => request.delete_range = Some(self.delete()),
-            50..76 => request.txn = Some(self.txn(revision)),
+            50..76 => request.txn = Some(self.txn(revision.0)),
             76..81 => {
                 request.lease_grant = Some(LeaseGrantRequest { id: self.lease(), ttl: self.small(100) })
             }
             81..85 => request.lease_revoke = Some(LeaseRevokeRequest { id: self.lease() }),
             85..88 => {
                 let revision = revision - self.small(40);
-                request.compaction = Some(CompactionRequest { revision, physical: false });
+                request.compaction = Some(CompactionRequest { revision: revision.0, physical: false });
             }
             88..92 => {
                 let checkpoint = LeaseCheckpoint { id: self.lease(), remaining_ttl: self.small(50) };

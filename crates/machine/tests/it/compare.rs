@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 
 use mainstay_machine::{Lease, Machine, SegmentUse};
 use mvcc::{KeyRange, LoadedVersion, Snapshot, hash_versions};
+use numbers::{LeaseId, Revision};
 
 fn used(machine: &Machine) -> BTreeMap<u32, SegmentUse> {
     machine.usage().iter().filter(|(_, usage)| usage.values > 0).map(|(id, usage)| (*id, *usage)).collect()
 }
 
-fn leases(machine: &Machine) -> BTreeMap<i64, Lease> {
+fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease> {
     machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
 }
 
-fn range<'a>(snapshot: &Snapshot<'a>, revision: i64) -> Vec<LoadedVersion<'a>> {
+fn range<'a>(snapshot: &Snapshot<'a>, revision: Revision) -> Vec<LoadedVersion<'a>> {
     snapshot.range(KeyRange::ALL, revision).expect("readable").map(LoadedVersion::from).collect()
 }
 
@@ -40,17 +41,15 @@ pub fn assert_same_but_hash(ours: &mut Machine, theirs: &mut Machine) {
     assert_eq!((a.current_revision(), a.compact_revision()), (b.current_revision(), b.compact_revision()));
     assert_eq!(a.live_keys(), b.live_keys());
     assert!(a.histories().map(LoadedVersion::from).eq(b.histories().map(LoadedVersion::from)));
-    let first = a.compact_revision().max(1);
+    let first = a.compact_revision().max(Revision(1));
     let changes = |s: &Snapshot<'_>| s.changes(first, s.current_revision()).expect("readable").count();
     assert_eq!(changes(&a), changes(&b));
-    for revision in first..=a.current_revision() {
+    for revision in (first.0..=a.current_revision().0).map(Revision) {
         assert_eq!(range(&a, revision), range(&b, revision), "at {revision}");
         let mut hashed = Vec::new();
-        hash_versions(&view, revision, |version| hashed.push((version.main(), version.sub())))
-            .expect("readable");
+        hash_versions(&view, revision, |version| hashed.push(version.id())).expect("readable");
         let mut others = Vec::new();
-        hash_versions(&other, revision, |version| others.push((version.main(), version.sub())))
-            .expect("readable");
+        hash_versions(&other, revision, |version| others.push(version.id())).expect("readable");
         assert_eq!(hashed, others, "at {revision}");
     }
 }

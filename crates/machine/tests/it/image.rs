@@ -9,6 +9,7 @@ use api::etcdserverpb::{
 use bytes::Bytes;
 use mainstay_machine::image::{RestoreError, RunWriter, restore};
 use mainstay_machine::{Machine, Malformed, Rules};
+use numbers::{LeaseId, Revision};
 use prost::Message as _;
 
 use testkit::Random;
@@ -21,7 +22,7 @@ pub const RULES: Rules = Rules { learners_max: 1 };
 
 pub type Blocks = Vec<Vec<u8>>;
 
-pub fn run(machine: &mut Machine, from: i64) -> Blocks {
+pub fn run(machine: &mut Machine, from: Revision) -> Blocks {
     let (view, head) = (machine.store.publish(), machine.head());
     let mut writer = RunWriter::new(view, head, from);
     std::iter::from_fn(|| writer.next_block().expect("a held view has everything")).collect()
@@ -72,18 +73,21 @@ fn what_is_restored_is_the_same_and_goes_on_alike() {
                     machine.compact_step(commands.random.below(8));
                 }
             }
-            if runs.is_empty() || machine.head().delta_from_min > saved || commands.random.percent(10) {
+            if runs.is_empty()
+                || machine.head().delta_from_min > Revision(saved)
+                || commands.random.percent(10)
+            {
                 runs.clear();
                 saved = 0;
             }
             deltas += usize::from(saved != 0);
-            runs.push(run(&mut machine, saved));
-            saved = machine.store.current_revision();
+            runs.push(run(&mut machine, Revision(saved)));
+            saved = machine.store.current_revision().0;
             let mut back = restored(&runs).unwrap();
             let mut again = restored(&runs).unwrap();
             assert_same(&mut back, &mut again);
             // What comes later has the same effects, on a copy of the original.
-            let mut original = restored(&[run(&mut machine, 0)]).unwrap();
+            let mut original = restored(&[run(&mut machine, Revision(0))]).unwrap();
             let mut compacted = restored(&runs).unwrap();
             for _ in 0..60 {
                 let placed = commands.next(&original, &journal);
@@ -96,13 +100,13 @@ fn what_is_restored_is_the_same_and_goes_on_alike() {
                 assert_same(&mut machine, &mut back);
             } else {
                 // Without finishing the original's compaction: that of a second base run is finished by leaving out.
-                let mut other = restored(&[run(&mut machine, 0)]).unwrap();
+                let mut other = restored(&[run(&mut machine, Revision(0))]).unwrap();
                 assert_same(&mut other, &mut back);
             }
         }
         assert!(deltas > 0, "seed {seed} wrote no delta run");
         assert!(saved > 150, "seed {seed} wrote little: {saved}");
-        let mut back = restored(&[run(&mut machine, 0)]).unwrap();
+        let mut back = restored(&[run(&mut machine, Revision(0))]).unwrap();
         assert_same(&mut machine, &mut back);
     }
 }
@@ -122,13 +126,13 @@ fn a_moved_value_is_found_by_the_next_base_run() {
         let from = version.location();
         let bytes = journal.value(version.value());
         let to = journal.append(&bytes);
-        assert!(!machine.relocate(version.main(), version.sub(), to, to), "it is not there");
-        assert!(machine.relocate(version.main(), version.sub(), from, to));
-        assert!(!machine.relocate(version.main(), version.sub(), from, to), "only once");
+        assert!(!machine.relocate(version.id(), to, to), "it is not there");
+        assert!(machine.relocate(version.id(), from, to));
+        assert!(!machine.relocate(version.id(), from, to), "only once");
         moved += 1;
     }
     assert!(moved > 20);
-    let mut back = restored(&[run(&mut machine, 0)]).unwrap();
+    let mut back = restored(&[run(&mut machine, Revision(0))]).unwrap();
     assert_same(&mut machine, &mut back);
 }
 
@@ -136,7 +140,7 @@ fn a_moved_value_is_found_by_the_next_base_run() {
 fn a_delta_run_cannot_bring_deleted_keys_back() {
     let (mut machine, journal) = (Machine::new(RULES), Journal::default());
     execute(&mut machine, &journal, &put("gone", "v", 0));
-    let base = run(&mut machine, 0);
+    let base = run(&mut machine, Revision(0));
     let saved = machine.store.current_revision();
     execute(&mut machine, &journal, &delete("gone"));
     execute(&mut machine, &journal, &put("stays", "v", 0));
@@ -164,21 +168,21 @@ fn a_long_history_spans_blocks() {
         execute(&mut machine, &journal, &put(if n % 3 == 0 { "other" } else { "key" }, "v", 5 * (n % 2)));
     }
     execute(&mut machine, &journal, &put("zzz", "v", 5));
-    let base = run(&mut machine, 0);
+    let base = run(&mut machine, Revision(0));
     assert!(base.len() > 4, "head, end and {} blocks", base.len() - 2);
-    let half = machine.store.current_revision() / 2;
+    let half = Revision(machine.store.current_revision().0 / 2);
     let back = restored(std::slice::from_ref(&base)).unwrap();
-    let versions = |m: &Machine, from| -> Vec<(i64, i64, i64)> {
+    let versions = |m: &Machine, from| -> Vec<(Revision, i64, LeaseId)> {
         let view = m.store.snapshot();
         view.changes(from, view.current_revision())
             .unwrap()
             .map(|v| (v.main(), v.version(), v.lease()))
             .collect()
     };
-    assert_eq!(versions(&machine, 1), versions(&back, 1));
-    assert_eq!(back.leases.get(5), machine.leases.get(5));
+    assert_eq!(versions(&machine, Revision(1)), versions(&back, Revision(1)));
+    assert_eq!(back.leases.get(LeaseId(5)), machine.leases.get(LeaseId(5)));
     machine.store.compact(half).unwrap();
-    let mut back = restored(&[run(&mut machine, 0)]).unwrap();
+    let mut back = restored(&[run(&mut machine, Revision(0))]).unwrap();
     assert_eq!(versions(&machine, half), versions(&back, half));
     while !machine.compact_step(1000) {}
     while !back.compact_step(1000) {}
@@ -228,7 +232,7 @@ const GOLDEN_1: [&str; 3] = [
 #[test]
 fn old_images_open_for_ever() {
     let mut machine = specimen(&Journal::default());
-    let written: Vec<String> = run(&mut machine, 0).iter().map(|block| hex(block)).collect();
+    let written: Vec<String> = run(&mut machine, Revision(0)).iter().map(|block| hex(block)).collect();
     assert_eq!(written, GOLDEN);
     let golden: Blocks = GOLDEN.iter().map(|block| unhex(block)).collect();
     let mut back = restored(&[golden]).unwrap();
@@ -240,7 +244,7 @@ fn old_images_open_for_ever() {
     // What was not known stays so, also in what is written from now on.
     execute(&mut back, &Journal::default(), &put("k", "v", 0));
     assert_eq!((back.state_hash(), back.state_hashes(0).count()), (None, 0));
-    let again = restored(&[run(&mut back, 0)]).unwrap();
+    let again = restored(&[run(&mut back, Revision(0))]).unwrap();
     assert_eq!(again.state_hash(), None);
 }
 
@@ -252,7 +256,7 @@ fn a_single_version_takes_few_bytes() {
         let key = format!("{:024x}", u128::from(random.number()) << 32);
         execute(&mut machine, &journal, &put(&key, "value", 0));
     }
-    let bytes: usize = run(&mut machine, 0).iter().map(Vec::len).sum();
+    let bytes: usize = run(&mut machine, Revision(0)).iter().map(Vec::len).sum();
     assert!(bytes < 5000 * (25 + 22), "{} bytes a key", bytes / 5000);
 }
 
@@ -266,7 +270,7 @@ fn damage_base() -> (Machine, Blocks, Blocks) {
         }
     };
     step(&mut machine);
-    let base = run(&mut machine, 0);
+    let base = run(&mut machine, Revision(0));
     let saved = machine.store.current_revision();
     step(&mut machine);
     let delta = run(&mut machine, saved);
@@ -335,14 +339,14 @@ fn no_damage_makes_it_panic() {
                 let revision = machine.store.current_revision();
                 machine.store.compact(revision).unwrap();
                 while !machine.compact_step(100) {}
-                let ids: Vec<i64> = machine.leases.iter().map(|(id, _)| id).collect();
+                let ids: Vec<LeaseId> = machine.leases.iter().map(|(id, _)| id).collect();
                 for id in ids {
-                    let checkpoint = LeaseCheckpoint { id, remaining_ttl: 5 };
+                    let checkpoint = LeaseCheckpoint { id: id.0, remaining_ttl: 5 };
                     let checkpoint = LeaseCheckpointRequest { checkpoints: vec![checkpoint] };
                     let request =
                         InternalRaftRequest { lease_checkpoint: Some(checkpoint), ..Default::default() };
                     execute(&mut machine, &journal, &request);
-                    let revoke = LeaseRevokeRequest { id };
+                    let revoke = LeaseRevokeRequest { id: id.0 };
                     let request = InternalRaftRequest { lease_revoke: Some(revoke), ..Default::default() };
                     execute(&mut machine, &journal, &request);
                 }
@@ -356,7 +360,7 @@ fn no_damage_makes_it_panic() {
 fn a_read_error_is_passed_on() {
     let (mut machine, journal) = (Machine::new(RULES), Journal::default());
     execute(&mut machine, &journal, &put("k", "v", 0));
-    let base = run(&mut machine, 0);
+    let base = run(&mut machine, Revision(0));
     for at in 0..base.len() {
         let blocks = base.iter().enumerate().map(|(n, block)| if n == at { Err("torn") } else { Ok(block) });
         assert_eq!(restore(RULES, vec![blocks]).err(), Some(RestoreError::Read("torn")));
@@ -373,7 +377,7 @@ fn writers_go_to_other_threads() {
     let (view, head) = (machine.store.publish(), machine.head());
     let blocks: Blocks = std::thread::scope(|scope| {
         let writing = scope.spawn(move || {
-            let mut writer = RunWriter::new(view, head, 0);
+            let mut writer = RunWriter::new(view, head, Revision(0));
             std::iter::from_fn(|| writer.next_block().expect("a held view has everything")).collect()
         });
         // What is written meanwhile is not in it.
@@ -381,5 +385,5 @@ fn writers_go_to_other_threads() {
         writing.join().unwrap()
     });
     let back = restored(&[blocks]).unwrap();
-    assert_eq!((back.store.stats().keys, back.store.current_revision()), (1, 2));
+    assert_eq!((back.store.stats().keys, back.store.current_revision()), (1, Revision(2)));
 }

@@ -11,6 +11,7 @@ use api::etcdserverpb::{
 use bytes::{Bytes, BytesMut};
 use mainstay_machine::{Applied, Command, Fatal, Machine, Outcome, Progress, ReadError, Values};
 use mvcc::{KeyRange, LoadedVersion, Snapshot, Value};
+use numbers::Revision;
 use prost::Message as _;
 
 use testkit::Random;
@@ -62,9 +63,9 @@ impl Values for Fetched<'_> {
     }
 }
 
-fn rows(snapshot: &Snapshot<'_>) -> Vec<(Bytes, i64, u32)> {
+fn rows(snapshot: &Snapshot<'_>) -> Vec<(Bytes, Revision, u32)> {
     let row = |version: LoadedVersion<'_>| (Bytes::copy_from_slice(version.key), version.main, version.sub);
-    let range = snapshot.range(KeyRange::ALL, 0).expect("the current revision is readable");
+    let range = snapshot.range(KeyRange::ALL, Revision::CURRENT).expect("the current revision is readable");
     range.map(LoadedVersion::from).map(row).collect()
 }
 
@@ -73,7 +74,7 @@ fn seen(machine: &Machine) -> impl PartialEq + std::fmt::Debug + use<> {
     let snapshot = machine.store.snapshot();
     (
         rows(&snapshot),
-        (snapshot.current_revision(), snapshot.count(KeyRange::ALL, 0)),
+        (snapshot.current_revision(), snapshot.count(KeyRange::ALL, Revision::CURRENT)),
         (machine.applied_index, machine.applied_term),
         (machine.state_hash(), machine.in_use_bytes()),
         machine.leases.iter().map(|(id, lease)| (id, lease.ttl, lease.remaining)).collect::<Vec<_>>(),
@@ -194,7 +195,10 @@ fn a_slice_does_so_much_and_no_more() {
         assert!(applied.expect("applies").outcome.is_ok());
         let expected = cost / 100;
         assert!((expected..=expected + 10).contains(&slices), "{what}: {slices} slices");
-        assert_eq!(machine.store.snapshot().count(KeyRange::of_request(b"k", b"l"), 0), Ok(0));
+        assert_eq!(
+            machine.store.snapshot().count(KeyRange::of_request(b"k", b"l"), Revision::CURRENT),
+            Ok(0)
+        );
     }
     // What is small is done at once.
     let mut machine = filled(&journal, 10);

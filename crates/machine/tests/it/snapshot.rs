@@ -7,6 +7,7 @@ use mainstay_machine::image::RestoreError;
 use mainstay_machine::snapshot::{CHUNK_BYTES_MAX, SnapshotReader, SnapshotWriter, restore};
 use mainstay_machine::{Machine, Malformed, ReadError, Values};
 use mvcc::{Snapshot, Value};
+use numbers::Revision;
 
 use testkit::Random;
 
@@ -43,7 +44,7 @@ pub type Row = (Vec<u8>, [i64; 5], Bytes);
 
 pub fn rows(snapshot: &Snapshot<'_>, journal: &Journal) -> Vec<Row> {
     let row = |v: mvcc::Version<'_>| {
-        let numbers = [v.main(), i64::from(v.sub()), v.create_revision(), v.version(), v.lease()];
+        let numbers = [v.main().0, i64::from(v.sub()), v.create_revision().0, v.version(), v.lease().0];
         (v.key().to_vec(), numbers, journal.value(v.value()))
     };
     snapshot.histories().map(row).collect()
@@ -121,14 +122,14 @@ fn the_digest_behind_it_is_handed_on() {
     let mut chunks = save(&mut specimen(&journal), &journal);
     chunks.push(Bytes::from_static(&[0xab; 32]));
     let mut reader = SnapshotReader::open(chunks.iter().map(|c| Ok::<_, String>(c.clone()))).unwrap();
-    assert_eq!((reader.head().revision, reader.head().leases.len()), (6, 1));
+    assert_eq!((reader.head().revision, reader.head().leases.len()), (Revision(6), 1));
     assert_eq!(reader.head().members.cluster_version, "3.7.0");
     let mut values = Vec::new();
     while let Some(version) = reader.next().unwrap() {
         values.push((version.main, version.value.to_vec()));
     }
     let expected: [(i64, &[u8]); 5] = [(2, b"one"), (4, b"three"), (3, b"two"), (5, b""), (6, b"")];
-    assert_eq!(values, expected.map(|(main, value)| (main, value.to_vec())));
+    assert_eq!(values, expected.map(|(main, value)| (Revision(main), value.to_vec())));
     assert_eq!(reader.digest(), Some([0xab; 32]));
     assert_eq!(reader.next(), Ok(None));
 }

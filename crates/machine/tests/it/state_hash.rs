@@ -7,6 +7,7 @@ use api::etcdserverpb::{
 use api::{membershippb, raftpb};
 use bytes::Bytes;
 use mainstay_machine::{Machine, Member, Rules, STATE_POINTS_MAX, StatePoint, TrailComparison};
+use numbers::Revision;
 use prost::Message as _;
 
 use crate::commands::Commands;
@@ -28,7 +29,7 @@ fn the_same_entries_make_the_same_hashes() {
             // One compacts physically, one is restarted now and then.
             ours.compact_step(commands.random.below(4));
             if round % 300 == 299 {
-                theirs = restored(&[run(&mut theirs, 0)]).unwrap();
+                theirs = restored(&[run(&mut theirs, Revision(0))]).unwrap();
             }
             assert_eq!(ours.state_hash(), theirs.state_hash(), "seed {seed}, round {round}");
             if ours.store.current_revision() != before.1 {
@@ -145,8 +146,8 @@ fn only_what_changes_something_changes_the_hash() {
 
 /// A machine that has the keys of one and the head, so the hash, of another.
 fn mongrel(head: &mut Machine, keys: &mut Machine) -> Machine {
-    let mut blocks: Blocks = run(keys, 0);
-    blocks[0] = run(head, 0).swap_remove(0);
+    let mut blocks: Blocks = run(keys, Revision(0));
+    blocks[0] = run(head, Revision(0)).swap_remove(0);
     restored(&[blocks]).unwrap()
 }
 
@@ -224,7 +225,7 @@ fn the_last_points_are_remembered_over_many_entries() {
     let points: Vec<StatePoint> = machine.state_hashes(0).collect();
     assert_eq!(points.len(), STATE_POINTS_MAX);
     assert!(points.windows(2).all(|pair| pair[0].index + 1 == pair[1].index));
-    assert!(points.iter().all(|point| point.revision == point.index as i64 + 1));
+    assert!(points.iter().all(|point| point.revision == Revision(point.index as i64 + 1)));
     let last = machine.applied_index;
     assert_eq!(
         machine.state_hashes(last - 2).map(|p| p.index).collect::<Vec<_>>(),

@@ -8,6 +8,7 @@ use mainstay_machine::snapshot::CHUNK_BYTES_MAX;
 use mainstay_machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
 use mainstay_machine::{AsOf, Lease, Machine, Malformed, ReadError, Values};
 use mvcc::{Location, Snapshot, hash_versions};
+use numbers::{ChangeId, LeaseId, Revision};
 
 use testkit::Random;
 
@@ -18,7 +19,7 @@ use crate::journal::{Effect, Journal, Placed, apply};
 use crate::snapshot::{rows, used};
 
 /// The chunks of a transfer of this moment.
-fn send(machine: &mut Machine, from: i64, values: &dyn Values) -> Vec<Bytes> {
+fn send(machine: &mut Machine, from: Revision, values: &dyn Values) -> Vec<Bytes> {
     let (view, head) = (machine.store.publish(), machine.head());
     let mut writer = TransferWriter::new(view, head, from);
     let mut chunks = Vec::new();
@@ -85,23 +86,23 @@ fn whole(chunks: &[Bytes]) -> impl Iterator<Item = Result<Bytes, String>> + '_ {
     chunks.iter().map(|chunk| Ok(chunk.clone()))
 }
 
-fn leases(machine: &Machine) -> BTreeMap<i64, Lease> {
+fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease> {
     machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
 }
 
 /// etcd's hash over keys and values at every revision that can be read.
 fn hashes(machine: &mut Machine, journal: &Journal) -> Vec<u32> {
     let view = machine.store.publish();
-    let first = view.snapshot().compact_revision().max(1);
-    (first..=view.snapshot().current_revision())
+    let first = view.snapshot().compact_revision().max(Revision(1));
+    (first.0..=view.snapshot().current_revision().0)
         .map(|revision| {
             let mut crc = 0;
-            hash_versions(&view, revision, |version| {
+            hash_versions(&view, Revision(revision), |version| {
                 crc = crc32c::crc32c_append(crc, version.key());
-                for number in [version.main(), i64::from(version.sub()), version.create_revision()] {
+                for number in [version.main().0, i64::from(version.sub()), version.create_revision().0] {
                     crc = crc32c::crc32c_append(crc, &number.to_le_bytes());
                 }
-                for number in [version.version(), version.lease()] {
+                for number in [version.version(), version.lease().0] {
                     crc = crc32c::crc32c_append(crc, &number.to_le_bytes());
                 }
                 crc = crc32c::crc32c_append(crc, &journal.value(version.value()));
@@ -112,9 +113,9 @@ fn hashes(machine: &mut Machine, journal: &Journal) -> Vec<u32> {
         .collect()
 }
 
-fn changes(snapshot: &Snapshot<'_>) -> Vec<(i64, u32)> {
-    let changes = snapshot.changes(snapshot.compact_revision().max(1), snapshot.current_revision());
-    changes.unwrap().map(|version| (version.main(), version.sub())).collect()
+fn changes(snapshot: &Snapshot<'_>) -> Vec<ChangeId> {
+    let changes = snapshot.changes(snapshot.compact_revision().max(Revision(1)), snapshot.current_revision());
+    changes.unwrap().map(|version| version.id()).collect()
 }
 
 /// That nobody can tell the receiver from the sender, but by where its values lie.
@@ -181,7 +182,7 @@ impl Leader {
 
     /// Another member leads: one that was restarted, whose checkpoint has no compacted deletions.
     fn change(&mut self) {
-        self.machine = restored(&[run(&mut self.machine, 0)]).unwrap();
+        self.machine = restored(&[run(&mut self.machine, Revision(0))]).unwrap();
     }
 }
 
@@ -222,15 +223,19 @@ fn whatever_the_receiver_has_it_ends_where_the_sender_is() {
             let told = held.map(|held| Held::from_bytes(&held.to_bytes()).unwrap());
             let from = head.transfer_from(told.as_ref(), &leader.machine.state_trail(0));
             match (before, from) {
-                (None, 0) => counts.wholes += 1,
+                (None, Revision(0)) => counts.wholes += 1,
                 (None, _) => counts.parts += 1,
-                (Some(_), 0) => counts.begun_anew += 1,
-                (Some(0), _) => counts.resumed_wholes += 1,
+                (Some(_), Revision(0)) => counts.begun_anew += 1,
+                (Some(Revision(0)), _) => counts.resumed_wholes += 1,
                 (Some(_), _) => counts.resumed_parts += 1,
             }
-            counts.refused += u32::from(from == 0 && held.is_some());
+            counts.refused += u32::from(from == Revision(0) && held.is_some());
             // Once begun anew, it is a whole one.
-            before = Some(if before.is_none_or(|_| from == 0) { from } else { before.unwrap_or(0) });
+            before = Some(if before.is_none_or(|_| from == Revision(0)) {
+                from
+            } else {
+                before.unwrap_or(Revision(0))
+            });
             let chunks = send(&mut leader.machine, from, &leader.journal);
             let bytes = Bytes::from(chunks.concat());
             let mut cut = Vec::new();
@@ -263,7 +268,7 @@ fn whatever_the_receiver_has_it_ends_where_the_sender_is() {
             let meanwhile = leader.commands.random.below([5, 30, 150][seed as usize % 3]);
             leader.go(meanwhile, &mut []);
         };
-        let mut copy = restored(&[run(&mut receiver, 0)]).unwrap();
+        let mut copy = restored(&[run(&mut receiver, Revision(0))]).unwrap();
         assert_equal(&mut leader.machine, &mut receiver, &leader.journal);
         // And what comes later has the same effects, also on what a checkpoint makes of it.
         leader.go(80, &mut [&mut receiver, &mut copy]);
@@ -283,7 +288,7 @@ fn only_what_is_new_is_sent() {
     }
     let base = (AsOf::from(machine.store.publish()), machine.head());
     let bytes = |chunks: &[Bytes]| chunks.iter().map(Bytes::len).sum::<usize>();
-    let everything = bytes(&send(&mut machine, 0, &journal));
+    let everything = bytes(&send(&mut machine, Revision(0), &journal));
     for n in 0..50 {
         execute(&mut machine, &journal, &put(&format!("key-{:05}", n * 7), "another one", 0));
     }
@@ -315,7 +320,7 @@ fn a_receiver_whose_state_differs_gets_everything() {
     assert_eq!(wrong.state_hash(), machine.state_hash(), "what lies behind its revision makes it look right");
 
     let from = machine.head().transfer_from(Some(&base.1.held()), &machine.state_trail(0));
-    assert_eq!(from, 0);
+    assert_eq!(from, Revision(0));
     let chunks = send(&mut machine, from, &journal);
     let assembly = Assembly::new(RULES, Some(base));
     let mut right = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();
@@ -329,14 +334,14 @@ fn a_deletion_that_compaction_removed_cannot_be_followed_on() {
     let base = (AsOf::from(machine.store.publish()), machine.head());
     execute(&mut machine, &journal, &delete("gone"));
     execute(&mut machine, &journal, &put("stays", "v", 0));
-    machine.store.compact(4).unwrap();
+    machine.store.compact(Revision(4)).unwrap();
     assert!(machine.head().can_follow(&base.1.held()), "it is still there");
-    let chunks = send(&mut machine, 2, &journal);
+    let chunks = send(&mut machine, Revision(2), &journal);
     let assembly = Assembly::new(RULES, Some((base.0.clone(), base.1.clone())));
     let back = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();
     assert_eq!(back.store.stats().keys, 1);
     // A checkpoint has it no more, and so has the machine when compaction came that far.
-    let restarted = restored(&[run(&mut machine, 0)]).unwrap();
+    let restarted = restored(&[run(&mut machine, Revision(0))]).unwrap();
     assert!(!restarted.head().can_follow(&base.1.held()));
     while !machine.compact_step(1) {}
     assert!(!machine.head().can_follow(&base.1.held()));
@@ -352,9 +357,9 @@ fn a_part_once_broken_off_is_as_old_as_what_it_began_with() {
     }
     execute(&mut machine, &journal, &delete("gone"));
     execute(&mut machine, &journal, &put("c", "v", 0));
-    machine.store.compact(6).unwrap();
+    machine.store.compact(Revision(6)).unwrap();
     // The first stream still had the deletion, but broke off before it.
-    let chunks = send(&mut machine, 2, &journal);
+    let chunks = send(&mut machine, Revision(2), &journal);
     let mut reader = TransferReader::open(whole(&chunks)).unwrap();
     let mut assembly = Assembly::new(RULES, Some(base));
     assembly.begin(reader.head()).unwrap();
@@ -365,12 +370,15 @@ fn a_part_once_broken_off_is_as_old_as_what_it_began_with() {
     }
     let held = assembly.pause();
     let hashed = machine.state_hash().map(|hash| (machine.applied_index, hash));
-    assert_eq!(held, Held { revision: 3, compacted_min: -1, compacted_max: 6, hashed });
+    assert_eq!(
+        held,
+        Held { revision: Revision(3), compacted_min: Revision(-1), compacted_max: Revision(6), hashed }
+    );
     assert!(machine.head().can_follow(&held));
     while !machine.compact_step(1) {}
     assert!(!machine.head().can_follow(&held), "the deletion of 5 would be missed");
     // Of a whole one everything is as new as the stream.
-    let chunks = send(&mut machine, 0, &journal);
+    let chunks = send(&mut machine, Revision(0), &journal);
     let mut reader = TransferReader::open(whole(&chunks)).unwrap();
     assembly.begin(reader.head()).unwrap();
     for _ in 0..2 {
@@ -379,9 +387,12 @@ fn a_part_once_broken_off_is_as_old_as_what_it_began_with() {
         assembly.push(&ReceivedVersion::of(&version).unwrap(), place);
     }
     let held = assembly.pause();
-    assert_eq!(held, Held { revision: 3, compacted_min: 6, compacted_max: 6, hashed });
+    assert_eq!(
+        held,
+        Held { revision: Revision(3), compacted_min: Revision(6), compacted_max: Revision(6), hashed }
+    );
     assert!(machine.head().can_follow(&held));
-    let chunks = send(&mut machine, 3, &journal);
+    let chunks = send(&mut machine, Revision(3), &journal);
     let mut back = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();
     assert_equal(&mut machine, &mut back, &journal);
 }
@@ -395,7 +406,7 @@ fn a_stream_that_does_not_follow_is_refused_and_one_of_everything_replaces() {
     let older = (machine.store.publish(), machine.head());
     execute(&mut machine, &journal, &put("d", "v", 0));
     let base = (AsOf::from(machine.store.publish()), machine.head());
-    for from in [older.1.revision, 2, 1] {
+    for from in [older.1.revision, Revision(2), Revision(1)] {
         let chunks = send(&mut machine, from, &journal);
         let assembly = Assembly::new(RULES, Some(base.clone()));
         let (mut assembly, held, error) = *receive(assembly, whole(&chunks), &journal, 1).unwrap_err();
@@ -404,21 +415,21 @@ fn a_stream_that_does_not_follow_is_refused_and_one_of_everything_replaces() {
         assert_eq!(held, base.1.held());
         // It can still go on, from where it was or from nothing.
         assert_eq!(assembly.pause(), held);
-        let chunks = send(&mut machine, [0, held.revision][from as usize % 2], &journal);
+        let chunks = send(&mut machine, [Revision(0), held.revision][from.0 as usize % 2], &journal);
         let mut back = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();
         assert_equal(&mut machine, &mut back, &journal);
     }
     // A sender that applied less, though nothing that changed a key.
     let base = {
-        let mut ahead = restored(&[run(&mut machine, 0)]).unwrap();
+        let mut ahead = restored(&[run(&mut machine, Revision(0))]).unwrap();
         execute(&mut ahead, &journal, &crate::image::grant(5, 60));
         (AsOf::from(ahead.store.publish()), ahead.head())
     };
     let chunks = send(&mut machine, base.1.revision, &journal);
     assert!(receive(Assembly::new(RULES, Some(base)), whole(&chunks), &journal, 1).is_err());
     // A sender that is compacted less than what is held has what is missing here, but does not send it.
-    let mut compacted = restored(&[run(&mut machine, 0)]).unwrap();
-    compacted.store.compact(4).unwrap();
+    let mut compacted = restored(&[run(&mut machine, Revision(0))]).unwrap();
+    compacted.store.compact(Revision(4)).unwrap();
     let base = (AsOf::from(compacted.store.publish()), compacted.head());
     assert!(!machine.head().can_follow(&base.1.held()));
     let chunks = send(&mut machine, base.1.revision, &journal);
@@ -436,7 +447,7 @@ fn large_values_come_in_bounded_chunks() {
         let request = api::etcdserverpb::InternalRaftRequest { put: Some(put), ..Default::default() };
         execute(&mut machine, &journal, &request);
     }
-    let chunks = send(&mut machine, 0, &journal);
+    let chunks = send(&mut machine, Revision(0), &journal);
     assert!(chunks.len() > 20);
     let mut back = receive(Assembly::new(RULES, None), whole(&chunks), &journal, 3).map_err(|e| e.2).unwrap();
     assert_equal(&mut machine, &mut back, &journal);
@@ -457,7 +468,7 @@ fn a_broken_connection_leaves_whole_revisions() {
         let request = api::etcdserverpb::InternalRaftRequest { txn: Some(txn), ..Default::default() };
         execute(&mut machine, &journal, &request);
     }
-    let chunks = send(&mut machine, 0, &journal);
+    let chunks = send(&mut machine, Revision(0), &journal);
     let held_after = |count: usize| {
         let broken = whole(&chunks[..count]).chain([Err("the connection broke".to_owned())]);
         let (assembly, held, error) = *receive(Assembly::new(RULES, None), broken, &journal, 1).unwrap_err();
@@ -467,8 +478,8 @@ fn a_broken_connection_leaves_whole_revisions() {
     let mut last = 0;
     for count in 0..chunks.len() {
         let (assembly, revision) = held_after(count);
-        assert!(revision >= last && revision <= machine.store.current_revision());
-        last = revision;
+        assert!(revision >= Revision(last) && revision <= machine.store.current_revision());
+        last = revision.0;
         let rest = send(&mut machine, revision, &journal);
         let mut back = receive(assembly, whole(&rest), &journal, 10).map_err(|e| e.2).unwrap();
         assert_equal(&mut machine, &mut back, &journal);
@@ -487,7 +498,7 @@ fn unhex(text: &str) -> Bytes {
 fn members_of_old_versions_are_understood() {
     let journal = Journal::default();
     let mut machine = specimen(&journal);
-    let bytes = send(&mut machine, 3, &journal).concat();
+    let bytes = send(&mut machine, Revision(3), &journal).concat();
     let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(text, GOLDEN);
     let mut base = Machine::new(RULES);
@@ -503,7 +514,7 @@ fn members_of_old_versions_are_understood() {
 #[test]
 fn every_cut_and_every_flipped_bit_is_refused() {
     let journal = Journal::default();
-    let all = Bytes::from(send(&mut specimen(&journal), 0, &journal).concat());
+    let all = Bytes::from(send(&mut specimen(&journal), Revision(0), &journal).concat());
     let take = |bytes: Bytes| {
         let other = Journal::default();
         receive(Assembly::new(RULES, None), [Ok(bytes)].into_iter(), &other, 1).map_err(|e| e.2)
@@ -545,7 +556,7 @@ fn blocks_that_are_good_but_of_another_stream_are_refused() {
         for n in 0..3000 {
             execute(&mut machine, &journal, &put(&format!("{n:05}"), &letter.repeat(100), 0));
         }
-        send(&mut machine, 0, &journal).concat()
+        send(&mut machine, Revision(0), &journal).concat()
     };
     let (ours, theirs) = (state("a"), state("b"));
     let starts = frames(&ours);
@@ -564,7 +575,7 @@ fn blocks_that_are_good_but_of_another_stream_are_refused() {
 fn no_damage_makes_it_panic() {
     let mut leader = Leader::new(4);
     leader.go(120, &mut []);
-    let all = send(&mut leader.machine, 0, &leader.journal).concat();
+    let all = send(&mut leader.machine, Revision(0), &leader.journal).concat();
     let starts = frames(&all);
     let random = &mut leader.commands.random;
     let (mut refused, mut taken) = (0, 0);
@@ -625,7 +636,7 @@ fn a_value_that_cannot_be_read_breaks_it_off() {
     }
     let mut machine = specimen(&Journal::default());
     let (view, head) = (machine.store.publish(), machine.head());
-    let mut writer = TransferWriter::new(view, head, 0);
+    let mut writer = TransferWriter::new(view, head, Revision(0));
     assert!(writer.next_chunk(&Broken).is_ok(), "the head needs no values");
     assert_eq!(writer.next_chunk(&Broken), Err(ReadError::Failed("the disk is gone".to_owned())));
 }

@@ -6,6 +6,7 @@ use api::etcdserverpb::{RangeRequest, RangeStreamResponse, SnapshotRequest, Snap
 use api::etcdserverpb::{WatchCancelRequest, WatchProgressRequest};
 use api::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse, watch_request::RequestUnion};
 use client::{Receiver, Sender};
+use numbers::Revision;
 use prost::Message;
 
 use testkit::TempDir;
@@ -130,9 +131,12 @@ fn a_snapshot_counts_down() {
         let file: Vec<u8> = pieces.iter().flat_map(|piece| piece.blob.to_vec()).collect();
         let (backend, parts) = interchange::snapshot::open(file).expect("etcd's database and its digest");
         assert!(parts.has_digest);
-        let found = interchange::hash_kv(&backend, 0).expect("can be hashed");
+        let found = interchange::hash_kv(&backend, Revision(0)).expect("can be hashed");
         let expected = client.hash_kv(0).await.expect("a hash can be had");
-        assert_eq!((found.hash, found.compact_revision), (expected.hash, expected.compact_revision));
+        assert_eq!(
+            (found.hash, found.compact_revision),
+            (expected.hash, Revision(expected.compact_revision))
+        );
     });
 }
 
@@ -172,8 +176,11 @@ fn a_snapshot_is_of_one_moment_whatever_is_written_while_it_is_taken() {
         let file: Vec<u8> = pieces.iter().flat_map(|piece| piece.blob.to_vec()).collect();
         let (backend, parts) = interchange::snapshot::open(file).expect("etcd's database and its digest");
         assert!(parts.has_digest);
-        let found = interchange::hash_kv(&backend, 0).expect("can be hashed");
-        assert_eq!((found.hash, found.compact_revision), (expected.hash, expected.compact_revision));
+        let found = interchange::hash_kv(&backend, Revision(0)).expect("can be hashed");
+        assert_eq!(
+            (found.hash, found.compact_revision),
+            (expected.hash, Revision(expected.compact_revision))
+        );
     });
     member.stop();
 }

@@ -1,6 +1,7 @@
 //! Holds a snapshot against the naive model: every way of reading, at one revision.
 
 use mainstay_mvcc::{HashWalk, KeyRange, RevisionError, Snapshot, Version};
+use numbers::Revision;
 
 use crate::naive::{Naive, Record, within};
 use crate::random::Random;
@@ -15,7 +16,7 @@ pub fn records<'a>(versions: impl Iterator<Item = Version<'a>>) -> Vec<Record> {
 pub fn spot_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
     assert_eq!(snapshot.current_revision(), model.current);
     assert_eq!(snapshot.compact_revision(), model.compacted);
-    let asked = random.below(model.current as u64 + 3) as i64 - 1;
+    let asked = Revision(random.below(model.current.0 as u64 + 3) as i64 - 1);
     let key = random.key(KEYS);
     let (start, end) = (random.key(KEYS), random.key(KEYS));
     let end = (random.below(4) > 0).then_some(&end[..]);
@@ -33,7 +34,7 @@ pub fn spot_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
             return;
         }
     };
-    if asked < 0 {
+    if asked < Revision(0) {
         let mut walk = HashWalk::new(snapshot, asked).unwrap();
         assert_eq!((walk.revision(), walk.compact_revision()), (asked, model.compacted));
         assert!(walk.step(snapshot, 1, |version| panic!("{version:?} is not before revision 0")));
@@ -52,7 +53,7 @@ pub fn spot_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
                 assert!(version.main() - 1 < model.compacted);
             }
         }
-        assert_eq!(snapshot.version_at(version.main(), version.sub()), Some(version));
+        assert_eq!(snapshot.version_at(version.id()), Some(version));
     }
 
     let expected = model.range(&start, end, rev);
@@ -94,10 +95,10 @@ pub fn spot_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
 pub fn full_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
     let live = model.range(b"", None, model.current);
     assert_eq!(snapshot.live_keys(), live.len() as u64);
-    let oldest = model.compacted.max(1);
+    let oldest = model.compacted.max(Revision::FIRST);
     let rev = oldest + random.below((model.current - oldest + 1) as u64) as i64;
     assert_eq!(records(snapshot.range(KeyRange::ALL, rev).unwrap()), model.range(b"", None, rev));
-    assert_eq!(records(snapshot.range(KeyRange::ALL, 0).unwrap()), live);
+    assert_eq!(records(snapshot.range(KeyRange::ALL, Revision::CURRENT).unwrap()), live);
 
     let stored = model.stored();
     let mut histories = stored.clone();
@@ -113,13 +114,16 @@ pub fn full_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
     changes.retain(|record| record.main >= from && record.main <= through);
     assert_eq!(records(snapshot.changes(from, through).unwrap()), changes);
     if let Some(first) = changes.first() {
-        let rest = snapshot.changes_after(first.main, first.sub, through).unwrap();
+        let rest = snapshot.changes_after(first.id(), through).unwrap();
         assert_eq!(records(rest), changes[1..]);
     }
-    if model.compacted < 0 {
-        assert_eq!(records(snapshot.changes(i64::MIN, i64::MAX).unwrap()), model.stored());
+    if model.compacted < Revision(0) {
+        assert_eq!(records(snapshot.changes(Revision::MIN, Revision::MAX).unwrap()), model.stored());
     } else {
-        assert_eq!(snapshot.changes(model.compacted - 1, i64::MAX).err(), Some(RevisionError::Compacted));
+        assert_eq!(
+            snapshot.changes(model.compacted - 1, Revision::MAX).err(),
+            Some(RevisionError::Compacted)
+        );
     }
 
     for rev in [rev, model.current, oldest] {

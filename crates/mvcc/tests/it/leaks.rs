@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use mainstay_mvcc::{Census, KeyRange, Store, Value, View};
+use numbers::{LeaseId, Revision};
 
 use crate::random::Random;
 
@@ -18,7 +19,7 @@ fn churn(store: &mut Store, random: &mut Random, transactions: u64) {
             writer.delete_range(KeyRange::half_open(&start, &end), |_| ());
         }
         for _ in 0..10 {
-            writer.put(&random.key(5000), Value::default(), 0);
+            writer.put(&random.key(5000), Value::default(), LeaseId::NONE);
         }
         writer.finish();
     }
@@ -85,7 +86,7 @@ fn views_outlive_the_store_and_the_last_frees_all() {
     for _ in 0..20 {
         churn(&mut store, &mut random, 20);
         views.push(store.publish());
-        if store.current_revision() > 200 {
+        if store.current_revision() > Revision(200) {
             store.compact(store.current_revision() - 50).unwrap();
             store.compact_step(500, |_| ());
         }
@@ -99,8 +100,11 @@ fn views_outlive_the_store_and_the_last_frees_all() {
             assert!(!nothing_left(&census));
             let snapshot = view.snapshot();
             assert!(snapshot.histories().count() <= *counts.iter().max().unwrap_or(count));
-            assert_eq!(snapshot.count(KeyRange::ALL, 0), Ok(snapshot.live_keys()));
-            assert_eq!(snapshot.range(KeyRange::ALL, 0).unwrap().count() as u64, snapshot.live_keys());
+            assert_eq!(snapshot.count(KeyRange::ALL, Revision::CURRENT), Ok(snapshot.live_keys()));
+            assert_eq!(
+                snapshot.range(KeyRange::ALL, Revision::CURRENT).unwrap().count() as u64,
+                snapshot.live_keys()
+            );
         }
         views.swap_remove(chosen);
     }
@@ -113,7 +117,7 @@ fn an_empty_store_and_its_views_leave_nothing() {
     let census = store.census();
     let view = store.publish();
     drop(store);
-    assert!(view.snapshot().range(KeyRange::ALL, 0).unwrap().next().is_none());
+    assert!(view.snapshot().range(KeyRange::ALL, Revision::CURRENT).unwrap().next().is_none());
     drop(view);
     assert!(nothing_left(&census));
 }
@@ -124,7 +128,7 @@ fn a_long_held_view_does_not_make_the_list_of_views_grow() {
     let held = store.publish();
     let mut newest = store.publish();
     for number in 0..10_000_u32 {
-        store.begin().put(&number.to_be_bytes(), Value::default(), 0);
+        store.begin().put(&number.to_be_bytes(), Value::default(), LeaseId::NONE);
         // As the server does: the old view goes only when the new one is there.
         newest = store.publish();
         assert!(store.stats().views <= 70);
@@ -145,7 +149,7 @@ fn a_key_of_one_version_takes_at_most_170_bytes() {
     const KEYS: u64 = 100_000;
     for number in 0..KEYS {
         let key = format!("/r/pods/{:016x}", random.next());
-        store.begin().put(key.as_bytes(), Value::default(), 0);
+        store.begin().put(key.as_bytes(), Value::default(), LeaseId::NONE);
         if number % 100 == 0 {
             store.publish();
         }

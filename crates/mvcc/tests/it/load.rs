@@ -1,6 +1,7 @@
 //! What is saved from a view and loaded again is the same store, and goes on like it.
 
 use mainstay_mvcc::{KeyRange, LoadError, LoadedVersion, Loader, Location, Snapshot, Store, Value};
+use numbers::{ChangeId, LeaseId, Revision};
 
 use crate::compare::{full_check, spot_check};
 use crate::model::{Mix, transaction};
@@ -56,31 +57,35 @@ fn a_large_image_has_all_levels() {
             let main = 1 + keys - number;
             let version = LoadedVersion {
                 key: &key,
-                main,
+                main: Revision(main),
                 sub: 0,
-                create_revision: main,
+                create_revision: Revision(main),
                 version: 1,
-                lease: number,
+                lease: LeaseId(number),
                 value: Value::default(),
             };
             loader.push(&version).unwrap();
         }
-        let mut store = loader.finish(keys + 1, -1).unwrap();
+        let mut store = loader.finish(Revision(keys + 1), Revision(-1)).unwrap();
         let snapshot = store.snapshot();
         assert_eq!(snapshot.live_keys(), keys as u64);
-        assert_eq!(snapshot.count(KeyRange::ALL, 0), Ok(keys as u64));
+        assert_eq!(snapshot.count(KeyRange::ALL, Revision::CURRENT), Ok(keys as u64));
         for number in (0..keys).step_by(7) {
-            assert_eq!(snapshot.get(&name(number), 0).unwrap().unwrap().lease(), number);
-            let rest = snapshot.count(KeyRange::from(&name(number)), 0);
+            assert_eq!(
+                snapshot.get(&name(number), Revision::CURRENT).unwrap().unwrap().lease(),
+                LeaseId(number)
+            );
+            let rest = snapshot.count(KeyRange::from(&name(number)), Revision::CURRENT);
             assert_eq!(rest, Ok((keys - number) as u64));
         }
-        let mains: Vec<i64> = snapshot.changes(0, i64::MAX).unwrap().map(|version| version.main()).collect();
-        assert_eq!(mains, Vec::from_iter(2..keys + 2));
+        let mains: Vec<Revision> =
+            snapshot.changes(Revision(0), Revision::MAX).unwrap().map(|version| version.main()).collect();
+        assert_eq!(mains, Vec::from_iter((2..keys + 2).map(Revision)));
         // It can be emptied again.
         let mut writer = store.begin();
         assert_eq!(writer.delete_range(KeyRange::ALL, |_| ()), keys as u64);
         let last = writer.finish();
-        store.begin().put(b"other", Value::default(), 0);
+        store.begin().put(b"other", Value::default(), LeaseId::NONE);
         store.compact(last + 1).unwrap();
         while !store.compact_step(1000, |_| ()).done {}
         assert_eq!(store.snapshot().versions(), 1);
@@ -92,36 +97,45 @@ fn a_large_image_has_all_levels() {
 fn contradictory_images_are_refused_and_leave_nothing() {
     let good = LoadedVersion {
         key: b"k",
-        main: 5,
+        main: Revision(5),
         sub: 0,
-        create_revision: 5,
+        create_revision: Revision(5),
         version: 1,
-        lease: 0,
+        lease: LeaseId::NONE,
         value: Value { location: Location { segment: 1, offset: 2 }, len: 3, crc: 4 },
     };
-    let tombstone = LoadedVersion { main: 6, version: 0, create_revision: 0, ..good };
+    let tombstone = LoadedVersion { main: Revision(6), version: 0, create_revision: Revision(0), ..good };
     let cases: [(&[LoadedVersion<'_>], LoadError); 12] = [
-        (&[LoadedVersion { main: i64::MAX, ..good }], LoadError::RevisionOutOfBounds),
+        (&[LoadedVersion { main: Revision::MAX, ..good }], LoadError::RevisionOutOfBounds),
         (&[LoadedVersion { version: i64::MAX, ..good }], LoadError::InvalidHistory),
-        (&[LoadedVersion { key: b"l", ..good }, LoadedVersion { main: 6, ..good }], LoadError::OutOfOrder),
-        (&[good, LoadedVersion { main: 4, version: 2, ..good }], LoadError::OutOfOrder),
+        (
+            &[LoadedVersion { key: b"l", ..good }, LoadedVersion { main: Revision(6), ..good }],
+            LoadError::OutOfOrder,
+        ),
+        (&[good, LoadedVersion { main: Revision(4), version: 2, ..good }], LoadError::OutOfOrder),
         (&[good, LoadedVersion { version: 2, ..good }], LoadError::OutOfOrder),
-        (&[good, LoadedVersion { main: 6, ..good }], LoadError::InvalidHistory),
-        (&[good, tombstone, LoadedVersion { main: 7, ..tombstone }], LoadError::InvalidHistory),
-        (&[good, tombstone, LoadedVersion { main: 7, version: 2, ..good }], LoadError::InvalidHistory),
+        (&[good, LoadedVersion { main: Revision(6), ..good }], LoadError::InvalidHistory),
+        (&[good, tombstone, LoadedVersion { main: Revision(7), ..tombstone }], LoadError::InvalidHistory),
+        (
+            &[good, tombstone, LoadedVersion { main: Revision(7), version: 2, ..good }],
+            LoadError::InvalidHistory,
+        ),
         (&[LoadedVersion { version: -1, ..good }], LoadError::InvalidHistory),
-        (&[LoadedVersion { main: 0, ..good }], LoadError::RevisionOutOfBounds),
-        (&[LoadedVersion { main: 11, ..good }], LoadError::RevisionOutOfBounds),
+        (&[LoadedVersion { main: Revision(0), ..good }], LoadError::RevisionOutOfBounds),
+        (&[LoadedVersion { main: Revision(11), ..good }], LoadError::RevisionOutOfBounds),
         (&[good, LoadedVersion { key: b"l", ..good }], LoadError::RevisionTwice),
     ];
     for (versions, expected) in cases {
         let mut loader = Loader::new(2);
         let pushed = versions.iter().try_for_each(|version| loader.push(version));
-        let result = pushed.and_then(|()| loader.finish(10, -1));
+        let result = pushed.and_then(|()| loader.finish(Revision(10), Revision(-1)));
         assert_eq!(result.err(), Some(expected), "{versions:?}");
     }
     for (current, compacted) in [(0, -1), (10, 11), (10, -2), (i64::MAX, -1)] {
-        assert_eq!(Loader::new(0).finish(current, compacted).err(), Some(LoadError::RevisionOutOfBounds));
+        assert_eq!(
+            Loader::new(0).finish(Revision(current), Revision(compacted)).err(),
+            Some(LoadError::RevisionOutOfBounds)
+        );
     }
     // Enough for many leaves, refused at the end.
     let mut loader = Loader::new(0);
@@ -131,7 +145,7 @@ fn contradictory_images_are_refused_and_leave_nothing() {
         loader.push(&LoadedVersion { key: &key, sub: number % 999, ..good }).unwrap();
     }
     assert_eq!(census.versions(), 1000);
-    assert_eq!(loader.finish(10, -1).err(), Some(LoadError::RevisionTwice));
+    assert_eq!(loader.finish(Revision(10), Revision(-1)).err(), Some(LoadError::RevisionTwice));
     assert_eq!((census.versions(), census.nodes(), census.separators(), census.bytes()), (0, 0, 0, 0));
 }
 
@@ -139,42 +153,44 @@ fn contradictory_images_are_refused_and_leave_nothing() {
 fn what_was_written_is_told_below_the_compact_revision_too() {
     let mut store = Store::new();
     for _ in 0..10 {
-        store.begin().put(b"key", Value::default(), 0);
+        store.begin().put(b"key", Value::default(), LeaseId::NONE);
     }
     store.begin().delete_range(KeyRange::single(b"key"), |_| ());
-    store.compact(11).unwrap();
-    let mains = |store: &Store, from, through| -> Vec<i64> {
+    store.compact(Revision(11)).unwrap();
+    let mains = |store: &Store, from, through| -> Vec<Revision> {
         store.snapshot().written(from, through).map(|version| version.main()).collect()
     };
-    assert!(store.snapshot().changes(5, 8).is_err());
-    assert_eq!(mains(&store, 5, 8), [5, 6, 7, 8]);
+    assert!(store.snapshot().changes(Revision(5), Revision(8)).is_err());
+    assert_eq!(mains(&store, Revision(5), Revision(8)), [5, 6, 7, 8].map(Revision));
     store.compact_step(5, |_| ());
-    assert_eq!(mains(&store, 5, 8), [7, 8]);
+    assert_eq!(mains(&store, Revision(5), Revision(8)), [7, 8].map(Revision));
     while !store.compact_step(5, |_| ()).done {}
-    assert_eq!(mains(&store, 0, 100), [11, 12]);
+    assert_eq!(mains(&store, Revision(0), Revision(100)), [11, 12].map(Revision));
 }
 
 #[test]
 fn what_is_sent_is_in_the_order_of_writing_without_unreadable_puts() {
     let mut store = Store::new();
     for key in [b"a", b"b", b"a", b"c"] {
-        store.begin().put(key, Value::default(), 0);
+        store.begin().put(key, Value::default(), LeaseId::NONE);
     }
     store.begin().delete_range(KeyRange::ALL, |_| ());
-    store.begin().put(b"a", Value::default(), 0);
-    store.begin().put(b"a", Value::default(), 0);
-    let sent = |store: &Store, main, sub| -> Vec<(i64, u32)> {
-        store.snapshot().written_after(main, sub).map(|version| (version.main(), version.sub())).collect()
+    store.begin().put(b"a", Value::default(), LeaseId::NONE);
+    store.begin().put(b"a", Value::default(), LeaseId::NONE);
+    let change = |main, sub| ChangeId { main: Revision(main), sub };
+    let sent = |store: &Store, main, sub| -> Vec<ChangeId> {
+        store.snapshot().written_after(change(main, sub)).map(|version| version.id()).collect()
     };
-    let all = [(2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (6, 1), (6, 2), (7, 0), (8, 0)];
+    let all = [(2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (6, 1), (6, 2), (7, 0), (8, 0)]
+        .map(|(main, sub)| change(main, sub));
     assert_eq!(sent(&store, 0, 0), all);
     assert_eq!(sent(&store, 6, 0), all[5..]);
     assert_eq!(sent(&store, 6, u32::MAX), all[7..]);
-    store.compact(4).unwrap();
+    store.compact(Revision(4)).unwrap();
     assert_eq!(sent(&store, 0, 0), all[1..], "the first of a is superseded at 4");
-    store.compact(8).unwrap();
-    let deletions_and_newest = [(6, 0), (6, 1), (6, 2), (8, 0)];
+    store.compact(Revision(8)).unwrap();
+    let deletions_and_newest = [change(6, 0), change(6, 1), change(6, 2), change(8, 0)];
     assert_eq!(sent(&store, 0, 0), deletions_and_newest);
     while !store.compact_step(2, |_| ()).done {}
-    assert_eq!(sent(&store, 0, 0), [(8, 0)], "deletions are there as long as compaction leaves them");
+    assert_eq!(sent(&store, 0, 0), [change(8, 0)], "deletions are there as long as compaction leaves them");
 }

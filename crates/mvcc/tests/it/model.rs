@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use mainstay_mvcc::{HashWalk, KeyRange, Location, RevisionError, Store, Value, View};
+use numbers::{LeaseId, Revision};
 
 use crate::compare::{KEYS, full_check, spot_check};
 use crate::naive::{Naive, Record};
@@ -27,9 +28,9 @@ pub fn transaction(store: &mut Store, model: &mut Naive, random: &mut Random, mi
         if random.below(100) < mix.deletes {
             let (start, end) = (random.key(mix.keys), random.key(mix.keys));
             let (range, doomed) = match random.below(20) {
-                0 => (KeyRange::from(&start), model.range(&start, None, i64::MAX)),
-                1..8 => (KeyRange::half_open(&start, &end), model.range(&start, Some(&end), i64::MAX)),
-                _ => (KeyRange::single(&start), Vec::from_iter(model.get(&start, i64::MAX).cloned())),
+                0 => (KeyRange::from(&start), model.range(&start, None, Revision::MAX)),
+                1..8 => (KeyRange::half_open(&start, &end), model.range(&start, Some(&end), Revision::MAX)),
+                _ => (KeyRange::single(&start), Vec::from_iter(model.get(&start, Revision::MAX).cloned())),
             };
             let mut visited = Vec::new();
             let deleted = writer.delete_range(range, |change| {
@@ -43,12 +44,13 @@ pub fn transaction(store: &mut Store, model: &mut Naive, random: &mut Random, mi
                 sub += 1;
             }
         } else {
-            let (key, value, lease) = (random.key(mix.keys), random.next() as u32, random.below(5) as i64);
+            let (key, value, lease) =
+                (random.key(mix.keys), random.next() as u32, LeaseId(random.below(5) as i64));
             if deleted_keys.contains(&key) {
                 // No request may do this, see `Writer::put`.
                 continue;
             }
-            let previous = model.get(&key, i64::MAX).cloned();
+            let previous = model.get(&key, Revision::MAX).cloned();
             let location = Location { segment: value, offset: value ^ 7 };
             let change = writer.put(&key, Value { location, len: value / 2, crc: value }, lease);
             assert_eq!(change.version.value(), Value { location, len: value / 2, crc: value });
@@ -73,7 +75,7 @@ fn run(seed: u64, operations: u64, mix: Mix) {
         transaction(&mut store, &mut model, &mut random, mix);
         spot_check(&store.snapshot(), &model, &mut random);
         if random.below(100) < mix.compactions {
-            let rev = random.below(model.current as u64 + 2) as i64;
+            let rev = Revision(random.below(model.current.0 as u64 + 2) as i64);
             let expected = match rev {
                 _ if rev <= model.compacted => Err(RevisionError::Compacted),
                 _ if rev > model.current => Err(RevisionError::FutureRevision),
@@ -161,17 +163,17 @@ fn many_keys_split_and_join_nodes_on_all_levels() {
             let main = writer.revision();
             for sub in 0..4 {
                 let key = random.key(put_all.keys);
-                model.write(&key, main, sub, Some((sub, 0)));
-                writer.put(&key, Value { crc: sub, ..Value::default() }, 0);
+                model.write(&key, main, sub, Some((sub, LeaseId::NONE)));
+                writer.put(&key, Value { crc: sub, ..Value::default() }, LeaseId::NONE);
             }
             model.current = writer.finish();
-            if main % 100 == 0 {
+            if main.0 % 100 == 0 {
                 store.publish();
             }
         }
         let full = (store.publish(), model.clone());
         let live: Vec<Vec<u8>> =
-            model.range(b"", None, 0x7fff_ffff).into_iter().map(|record| record.key).collect();
+            model.range(b"", None, Revision(0x7fff_ffff)).into_iter().map(|record| record.key).collect();
         // Leave every 64th key.
         for keys in live.chunks(64) {
             let mut writer = store.begin();
@@ -191,7 +193,8 @@ fn many_keys_split_and_join_nodes_on_all_levels() {
             store.publish();
         }
         let thinned = store.snapshot();
-        let left: Vec<Vec<u8>> = thinned.range(KeyRange::ALL, 0).unwrap().map(|v| v.key().to_vec()).collect();
+        let left: Vec<Vec<u8>> =
+            thinned.range(KeyRange::ALL, Revision::CURRENT).unwrap().map(|v| v.key().to_vec()).collect();
         let expected: Vec<Vec<u8>> = live.chunks(64).map(|keys| keys[keys.len() - 1].clone()).collect();
         assert_eq!(left, expected);
         assert_eq!(thinned.versions(), model.stored().len() as u64);
@@ -199,6 +202,6 @@ fn many_keys_split_and_join_nodes_on_all_levels() {
             transaction(&mut store, &mut model, &mut random, put_all);
         }
         assert_eq!(full.0.snapshot().live_keys(), live.len() as u64);
-        assert_eq!(full.0.snapshot().range(KeyRange::ALL, 0).unwrap().count(), live.len());
+        assert_eq!(full.0.snapshot().range(KeyRange::ALL, Revision::CURRENT).unwrap().count(), live.len());
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use mainstay_mvcc::{
     Changes, HashWalk, KeyRange, Location, Moment, RevisionError, Snapshot, Store, Value, Version, View,
 };
+use numbers::{ChangeId, LeaseId, Revision};
 
 use crate::compare::records;
 use crate::naive::Record;
@@ -28,7 +29,7 @@ fn change(store: &mut Store, random: &mut Random, deletes: u64) {
         } else if !deleted.contains(&key) {
             let crc = random.next() as u32;
             let location = Location { segment: crc % 5, offset: crc };
-            writer.put(&key, Value { location, len: crc % 50, crc }, i64::from(crc % 3));
+            writer.put(&key, Value { location, len: crc % 50, crc }, LeaseId(i64::from(crc % 3)));
         }
     }
     writer.finish();
@@ -36,7 +37,7 @@ fn change(store: &mut Store, random: &mut Random, deletes: u64) {
 
 /// Removes what no moment needs.
 fn remove(store: &mut Store, held: &[Reader], budget: u64) {
-    let through = held.iter().map(|reader| reader.moment.keeps()).min().unwrap_or(i64::MAX);
+    let through = held.iter().map(|reader| reader.moment.keeps()).min().unwrap_or(Revision::MAX);
     store.compact_step_through(through, budget, |_| ());
 }
 
@@ -57,10 +58,10 @@ struct Reader {
     frozen: Arc<View>,
     moment: Moment,
     /// The revision of the range walk, from the compact revision to the current one.
-    revision: i64,
+    revision: Revision,
     range: Walk<Option<Vec<u8>>>,
     histories: Walk<Option<Vec<u8>>>,
-    written: Walk<(i64, u32)>,
+    written: Walk<ChangeId>,
     hash: (HashWalk, Vec<Record>, bool),
     seed: u64,
 }
@@ -73,7 +74,7 @@ fn facts(snapshot: &Snapshot<'_>, seed: u64) -> Vec<String> {
         format!("{} {}", snapshot.live_keys(), snapshot.versions()),
     ];
     for _ in 0..8 {
-        let asked = random.below(snapshot.current_revision() as u64 + 3) as i64 - 1;
+        let asked = Revision(random.below(snapshot.current_revision().0 as u64 + 3) as i64 - 1);
         let (key, end) = (random.key(KEYS), random.key(KEYS));
         for range in [KeyRange::single(&key), KeyRange::half_open(&key, &end), KeyRange::from(&key)] {
             facts.push(format!("{:?}", snapshot.get(&key, asked).map(|found| found.map(Record::of))));
@@ -99,7 +100,7 @@ fn places<'a>(versions: impl Iterator<Item = Version<'a>>) -> Vec<Location> {
 impl Reader {
     fn new(frozen: Arc<View>, everything: bool, random: &mut Random) -> Reader {
         let moment = if everything { frozen.moment_of_everything() } else { frozen.moment() };
-        let oldest = moment.compact_revision().max(1);
+        let oldest = moment.compact_revision().max(Revision::FIRST);
         let revision = oldest + random.below((moment.revision() - oldest + 1) as u64) as i64;
         let hash = HashWalk::new(&frozen.snapshot(), revision).expect("can be read");
         Reader {
@@ -142,11 +143,11 @@ impl Reader {
             }
         }
 
-        let (main, sub) = self.written.at;
-        let written: Vec<Version<'_>> = snapshot.written_after(main, sub).take(budget).collect();
+        let behind = self.written.at;
+        let written: Vec<Version<'_>> = snapshot.written_after(behind).take(budget).collect();
         self.written.done = written.len() < budget;
         if let Some(last) = written.last() {
-            self.written.at = (last.main(), last.sub());
+            self.written.at = last.id();
         }
         self.written.found.extend(written.into_iter().map(Record::of));
 
@@ -169,16 +170,16 @@ impl Reader {
         // Deletions that cannot be read may have been removed since, unless the moment needs everything.
         let kept = |changes: Changes<'_>| {
             let mut found = records(changes);
-            if self.moment.keeps() != i64::MIN {
+            if self.moment.keeps() != Revision::MIN {
                 found.retain(|record| record.version > 0 || record.main >= self.moment.compact_revision());
             }
             found
         };
         let mut written = self.written.found.clone();
-        if self.moment.keeps() != i64::MIN {
+        if self.moment.keeps() != Revision::MIN {
             written.retain(|record| record.version > 0 || record.main >= self.moment.compact_revision());
         }
-        assert_eq!(written, kept(then.written_after(0, 0)));
+        assert_eq!(written, kept(then.written_after(ChangeId::default())));
         let mut hash = HashWalk::new(&then, self.revision).expect("reads");
         let mut fed = Vec::new();
         while !hash.step(&then, 1000, |version| fed.push(Record::of(version))) {}
@@ -213,8 +214,8 @@ fn run(seed: u64, operations: u64, deletes: u64) {
         if random.below(3) == 0 {
             let segment = random.next() as u32;
             let snapshot = store.snapshot();
-            for version in snapshot.range(KeyRange::ALL, 0).expect("reads").take(3) {
-                version.set_location(Location { segment, offset: version.main() as u32 });
+            for version in snapshot.range(KeyRange::ALL, Revision::CURRENT).expect("reads").take(3) {
+                version.set_location(Location { segment, offset: version.main().0 as u32 });
             }
         }
         let newest = store.publish();
@@ -254,18 +255,18 @@ fn a_hash_of_a_compaction_is_computed_in_later_views() {
     for _ in 0..200 {
         change(&mut store, &mut random, 30);
     }
-    store.compact(100).expect("compacts");
+    store.compact(Revision(100)).expect("compacts");
     while !store.compact_step(u64::MAX, |_| ()).done {}
-    store.compact(180).expect("compacts");
+    store.compact(Revision(180)).expect("compacts");
     let then = store.publish();
-    let moment = then.moment().keeping_from(100);
+    let moment = then.moment().keeping_from(Revision(100));
     let feed = |snapshot: &Snapshot<'_>, walk: &mut HashWalk, budget: usize, fed: &mut Vec<Record>| {
         walk.step(snapshot, budget, |version| fed.push(Record::of(version)))
     };
     let (mut expected, mut found) = (Vec::new(), Vec::new());
-    let mut walk = HashWalk::of_compaction(&then.snapshot(), 100, 180);
+    let mut walk = HashWalk::of_compaction(&then.snapshot(), Revision(100), Revision(180));
     while !feed(&then.snapshot(), &mut walk, 1000, &mut expected) {}
-    let mut walk = HashWalk::of_compaction(&then.snapshot(), 100, 180);
+    let mut walk = HashWalk::of_compaction(&then.snapshot(), Revision(100), Revision(180));
     loop {
         change(&mut store, &mut random, 30);
         store.compact_step_through(moment.keeps(), 10, |_| ());
@@ -284,10 +285,10 @@ fn a_moment_is_refused_once_something_it_needs_was_removed() {
     for _ in 0..300 {
         change(&mut store, &mut random, 30);
     }
-    store.compact(100).expect("compacts");
+    store.compact(Revision(100)).expect("compacts");
     let view = store.publish();
     let (readable, everything) = (view.moment(), view.moment_of_everything());
-    assert_eq!((readable.keeps(), everything.keeps()), (100, i64::MIN));
+    assert_eq!((readable.keeps(), everything.keeps()), (Revision(100), Revision::MIN));
     assert!(!store.compact_step_through(everything.keeps(), u64::MAX, |_| ()).done);
     let same = store.publish();
     assert!(same.snapshot_at(&everything).is_ok(), "nothing was removed");
@@ -299,7 +300,7 @@ fn a_moment_is_refused_once_something_it_needs_was_removed() {
     assert_eq!(later.snapshot_at(&everything).err(), Some(RevisionError::Compacted));
     assert!(same.snapshot_at(&everything).is_ok(), "a view stays what it was");
 
-    store.compact(200).expect("compacts");
+    store.compact(Revision(200)).expect("compacts");
     assert!(!store.compact_step_through(readable.keeps(), u64::MAX, |_| ()).done);
     assert!(store.publish().snapshot_at(&readable).is_ok());
     while !store.compact_step(u64::MAX, |_| ()).done {}
@@ -321,14 +322,14 @@ fn growth(reads: impl FnOnce(Arc<View>) -> Box<dyn FnMut(&View)>) -> u64 {
     let mut store = Store::new();
     let key = |number: u64| format!("/registry/pods/default/pod-{number:08}");
     for number in 0..KEYS {
-        store.begin().put(key(number).as_bytes(), Value::default(), 0);
+        store.begin().put(key(number).as_bytes(), Value::default(), LeaseId::NONE);
     }
     let mut read = reads(store.publish());
     drop(store.publish());
     while store.reclaim(u64::MAX) > 0 {}
     let before = store.stats().bytes;
     for number in 0..PUTS {
-        store.begin().put(key(random.below(KEYS)).as_bytes(), Value::default(), 0);
+        store.begin().put(key(random.below(KEYS)).as_bytes(), Value::default(), LeaseId::NONE);
         // As the server does: one publication per batch, the old view goes when the new one is there.
         if number % 10 == 0 {
             read(&store.publish());
@@ -351,7 +352,7 @@ fn a_held_moment_keeps_no_nodes() {
         Box::new(move |newest| {
             let snapshot = newest.snapshot_at(&moment).expect("nothing is removed");
             let keys = behind.as_deref().map_or(KeyRange::ALL, |key| KeyRange::ALL.after(key));
-            if let Some(last) = snapshot.range(keys, 0).expect("reads").take(5).last() {
+            if let Some(last) = snapshot.range(keys, Revision::CURRENT).expect("reads").take(5).last() {
                 behind = Some(last.key().to_vec());
             }
         })
@@ -367,20 +368,21 @@ fn a_held_moment_keeps_no_nodes() {
 fn a_walk_stops_after_so_many_looks() {
     let mut store = Store::new();
     for n in 0..1000 {
-        store.begin().put(format!("{n:04}").as_bytes(), Value::default(), 0);
+        store.begin().put(format!("{n:04}").as_bytes(), Value::default(), LeaseId::NONE);
     }
     let mut writer = store.begin();
     writer.delete_range(KeyRange::half_open(b"0000", b"0500"), |_| {});
-    writer.put(b"9999", Value::default(), 0);
-    let (main, before_put) = (writer.revision(), writer.changes() - 1);
+    writer.put(b"9999", Value::default(), LeaseId::NONE);
+    let main = writer.revision();
+    let before_put = ChangeId { main, sub: writer.changes() - 1 };
     drop(writer);
     store.begin().delete_range(KeyRange::ALL, |_| {});
     let snapshot = store.snapshot();
     // At an older revision a key that is there may lie behind any number that are not.
-    assert_eq!(slices_of(|rest| snapshot.range(rest, 3)), (2, 101));
-    assert_eq!(slices_of(|rest| snapshot.range_before(rest, main, before_put)), (500, 101));
-    assert_eq!(slices_of(|rest| snapshot.range_before(rest, main, 0)), (1000, 101));
-    assert_eq!(slices_of(|rest| snapshot.range_before(rest, main + 5, 0)), (0, 1));
+    assert_eq!(slices_of(|rest| snapshot.range(rest, Revision(3))), (2, 101));
+    assert_eq!(slices_of(|rest| snapshot.range_before(rest, before_put)), (500, 101));
+    assert_eq!(slices_of(|rest| snapshot.range_before(rest, ChangeId::first_of(main))), (1000, 101));
+    assert_eq!(slices_of(|rest| snapshot.range_before(rest, ChangeId::first_of(main + 5))), (0, 1));
 }
 
 /// What walks of ten looks each find, and how many it takes.

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use mainstay_mvcc::{RevisionError, Version};
+use numbers::{ChangeId, LeaseId, Revision};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub key: Vec<u8>,
-    pub main: i64,
+    pub main: Revision,
     pub sub: u32,
-    pub create_revision: i64,
+    pub create_revision: Revision,
     pub version: i64,
-    pub lease: i64,
+    pub lease: LeaseId,
     pub value: u32,
 }
 
@@ -29,6 +30,10 @@ impl Record {
         }
     }
 
+    pub fn id(&self) -> ChangeId {
+        ChangeId { main: self.main, sub: self.sub }
+    }
+
     pub fn is_tombstone(&self) -> bool {
         self.version == 0
     }
@@ -38,8 +43,8 @@ impl Record {
 #[derive(Clone)]
 pub struct Naive {
     pub keys: BTreeMap<Vec<u8>, Vec<Record>>,
-    pub current: i64,
-    pub compacted: i64,
+    pub current: Revision,
+    pub compacted: Revision,
 }
 
 pub fn within(key: &[u8], start: &[u8], end: Option<&[u8]>) -> bool {
@@ -48,33 +53,33 @@ pub fn within(key: &[u8], start: &[u8], end: Option<&[u8]>) -> bool {
 
 impl Naive {
     pub fn new() -> Naive {
-        Naive { keys: BTreeMap::new(), current: 1, compacted: -1 }
+        Naive { keys: BTreeMap::new(), current: Revision::FIRST, compacted: Revision::NEVER_COMPACTED }
     }
 
-    pub fn resolve(&self, rev: i64) -> Result<i64, RevisionError> {
+    pub fn resolve(&self, rev: Revision) -> Result<Revision, RevisionError> {
         match rev {
-            ..=0 => Ok(self.current),
+            _ if rev <= Revision::CURRENT => Ok(self.current),
             _ if rev > self.current => Err(RevisionError::FutureRevision),
             _ if rev < self.compacted => Err(RevisionError::Compacted),
             _ => Ok(rev),
         }
     }
 
-    pub fn newest(&self, key: &[u8], rev: i64) -> Option<&Record> {
+    pub fn newest(&self, key: &[u8], rev: Revision) -> Option<&Record> {
         self.keys.get(key)?.iter().rev().find(|record| record.main <= rev)
     }
 
-    pub fn get(&self, key: &[u8], rev: i64) -> Option<&Record> {
+    pub fn get(&self, key: &[u8], rev: Revision) -> Option<&Record> {
         self.newest(key, rev).filter(|record| !record.is_tombstone())
     }
 
-    pub fn range(&self, start: &[u8], end: Option<&[u8]>, rev: i64) -> Vec<Record> {
+    pub fn range(&self, start: &[u8], end: Option<&[u8]>, rev: Revision) -> Vec<Record> {
         let keys = self.keys.keys().filter(|key| within(key, start, end));
         keys.filter_map(|key| self.get(key, rev)).cloned().collect()
     }
 
-    pub fn write(&mut self, key: &[u8], main: i64, sub: u32, put: Option<(u32, i64)>) -> Record {
-        let live = self.get(key, i64::MAX).cloned();
+    pub fn write(&mut self, key: &[u8], main: Revision, sub: u32, put: Option<(u32, LeaseId)>) -> Record {
+        let live = self.get(key, Revision::MAX).cloned();
         let record = match put {
             Some((value, lease)) => Record {
                 key: key.to_vec(),
@@ -85,9 +90,15 @@ impl Naive {
                 lease,
                 value,
             },
-            None => {
-                Record { key: key.to_vec(), main, sub, create_revision: 0, version: 0, lease: 0, value: 0 }
-            }
+            None => Record {
+                key: key.to_vec(),
+                main,
+                sub,
+                create_revision: Revision(0),
+                version: 0,
+                lease: LeaseId::NONE,
+                value: 0,
+            },
         };
         self.keys.entry(key.to_vec()).or_default().push(record.clone());
         record
@@ -96,7 +107,7 @@ impl Naive {
     /// What is there after a finished compaction at the compact revision, in the order of revisions.
     pub fn stored(&self) -> Vec<Record> {
         let mut kept: Vec<Record> = self.keys.values().flat_map(|history| self.history(history)).collect();
-        kept.sort_by_key(|record| (record.main, record.sub));
+        kept.sort_by_key(|record| record.id());
         kept
     }
 
@@ -113,29 +124,29 @@ impl Naive {
     }
 
     /// etcd's rules for HashKV, word for word, on what a finished compaction leaves in its database.
-    pub fn hash_versions(&self, rev: i64) -> Vec<Record> {
+    pub fn hash_versions(&self, rev: Revision) -> Vec<Record> {
         self.hashed(rev, |record| !record.is_tombstone())
     }
 
     /// And those for the hash of a compaction at `rev`, before it happens.
-    pub fn compaction_hash_versions(&self, rev: i64) -> Vec<Record> {
+    pub fn compaction_hash_versions(&self, rev: Revision) -> Vec<Record> {
         self.hashed(rev, |record| !record.is_tombstone() || record.main == rev)
     }
 
-    fn hashed(&self, rev: i64, kept: impl Fn(&Record) -> bool) -> Vec<Record> {
+    fn hashed(&self, rev: Revision, kept: impl Fn(&Record) -> bool) -> Vec<Record> {
         let c = self.compacted;
-        let keep: Vec<(i64, u32)> = self
+        let keep: Vec<ChangeId> = self
             .keys
             .values()
             .filter_map(|history| history.iter().rev().find(|record| record.main <= rev))
             .filter(|record| kept(record))
-            .map(|record| (record.main, record.sub))
+            .map(|record| record.id())
             .collect();
         let covered = |record: &Record| {
             if record.main > rev {
                 return false;
             }
-            if record.main <= c && !keep.is_empty() && !keep.contains(&(record.main, record.sub)) {
+            if record.main <= c && !keep.is_empty() && !keep.contains(&record.id()) {
                 return false;
             }
             !(record.is_tombstone() && record.main == c)

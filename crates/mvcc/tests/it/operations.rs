@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use mainstay_mvcc::{HashWalk, KeyRange, Location, RevisionError, Store, Value, View};
+use numbers::{ChangeId, LeaseId, Revision};
 
 use crate::compare::{full_check, spot_check};
 use crate::naive::{Naive, Record};
@@ -97,7 +98,7 @@ fn key_of(byte: u8, more: u8) -> Vec<u8> {
 }
 
 /// Where values lie, by main and sub revision: moved values are part of the state, and not of history.
-type Places = BTreeMap<(i64, u32), Location>;
+type Places = BTreeMap<ChangeId, Location>;
 
 /// A change of a transaction: whether it is a put, its key, and where a deletion's range ends.
 type Alteration = (bool, Vec<u8>, Option<Vec<u8>>);
@@ -125,14 +126,17 @@ impl Pair {
                 let crc = self.random.next() as u32;
                 let location = Location { segment: crc >> 16, offset: crc };
                 let lease = i64::from(crc % 4);
-                let change = writer.put(key, Value { location, len: crc % 100, crc }, lease);
-                assert_eq!(Record::of(change.version), self.model.write(key, main, sub, Some((crc, lease))));
-                self.places.insert((main, sub), location);
+                let change = writer.put(key, Value { location, len: crc % 100, crc }, LeaseId(lease));
+                assert_eq!(
+                    Record::of(change.version),
+                    self.model.write(key, main, sub, Some((crc, LeaseId(lease))))
+                );
+                self.places.insert(ChangeId { main, sub }, location);
                 sub += 1;
             } else {
                 let doomed = match end {
-                    Some(end) => self.model.range(key, Some(end), i64::MAX),
-                    None => Vec::from_iter(self.model.get(key, i64::MAX).cloned()),
+                    Some(end) => self.model.range(key, Some(end), Revision::MAX),
+                    None => Vec::from_iter(self.model.get(key, Revision::MAX).cloned()),
                 };
                 let range = match end {
                     Some(end) => KeyRange::half_open(key, end),
@@ -151,7 +155,7 @@ impl Pair {
         assert_eq!(writer.finish(), self.model.current);
     }
 
-    fn compact(&mut self, rev: i64) {
+    fn compact(&mut self, rev: Revision) {
         let expected = match rev {
             _ if rev <= self.model.compacted => Err(RevisionError::Compacted),
             _ if rev > self.model.current => Err(RevisionError::FutureRevision),
@@ -172,18 +176,18 @@ impl Pair {
     /// Moves a few values, as reclaiming a segment does: readers of every view see the old place or the new one.
     fn relocate(&mut self, start: &[u8], segment: u32) {
         let snapshot = self.store.snapshot();
-        let Ok(range) = snapshot.range(KeyRange::from(start), 0) else { return };
+        let Ok(range) = snapshot.range(KeyRange::from(start), Revision::CURRENT) else { return };
         for version in range.take(5) {
-            let to = Location { segment, offset: segment ^ version.main() as u32 };
+            let to = Location { segment, offset: segment ^ version.main().0 as u32 };
             version.set_location(to);
-            self.places.insert((version.main(), version.sub()), to);
+            self.places.insert(version.id(), to);
         }
     }
 
     fn check_places(&self) {
         for version in self.store.snapshot().histories() {
             if !version.is_tombstone() {
-                assert_eq!(Some(&version.location()), self.places.get(&(version.main(), version.sub())));
+                assert_eq!(Some(&version.location()), self.places.get(&version.id()));
             }
         }
     }

@@ -5,21 +5,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mainstay_mvcc::{HashWalk, KeyRange, Location, Store, Value, View};
+use numbers::{LeaseId, Revision};
 
 use crate::random::Random;
 
 const KEYS: u64 = 3000;
 
 /// Every put of this test stores a value derived from key and revision, so a reader can tell a wrong record.
-fn crc_of(key: &[u8], main: i64) -> u32 {
-    key.iter().fold(main as u32, |sum, &byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte)))
+fn crc_of(key: &[u8], main: Revision) -> u32 {
+    key.iter().fold(main.0 as u32, |sum, &byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte)))
 }
 
 /// Checks one view against itself: the index by key, the index by revision, and counts tell one story.
 fn consistent(view: &View, random: &mut Random) {
     let snapshot = view.snapshot();
     let (current, compacted) = (snapshot.current_revision(), snapshot.compact_revision());
-    let oldest = compacted.max(1);
+    let oldest = compacted.max(Revision::FIRST);
     let rev = oldest + random.below((current - oldest + 1) as u64) as i64;
     let mut last: Option<Vec<u8>> = None;
     let mut live = 0;
@@ -32,14 +33,14 @@ fn consistent(view: &View, random: &mut Random) {
         live += 1;
     }
     assert_eq!(snapshot.count(KeyRange::ALL, rev), Ok(live));
-    assert_eq!(snapshot.count(KeyRange::ALL, 0), Ok(snapshot.live_keys()));
+    assert_eq!(snapshot.count(KeyRange::ALL, Revision::CURRENT), Ok(snapshot.live_keys()));
 
     // Replaying the changes from `rev` on leads to the current state.
-    let mut state: HashMap<&[u8], i64> = HashMap::new();
+    let mut state: HashMap<&[u8], Revision> = HashMap::new();
     for version in snapshot.range(KeyRange::ALL, rev).unwrap() {
         state.insert(version.key(), version.main());
     }
-    for version in snapshot.changes(rev, i64::MAX).unwrap() {
+    for version in snapshot.changes(rev, Revision::MAX).unwrap() {
         assert!(version.main() <= current);
         if version.is_tombstone() {
             state.remove(version.key());
@@ -49,14 +50,15 @@ fn consistent(view: &View, random: &mut Random) {
     }
     assert_eq!(state.len() as u64, snapshot.live_keys());
     for (key, main) in &state {
-        assert_eq!(snapshot.get(key, 0).unwrap().map(|version| version.main()), Some(*main));
+        assert_eq!(snapshot.get(key, Revision::CURRENT).unwrap().map(|version| version.main()), Some(*main));
     }
     let hash = |rev| {
         let mut walk = HashWalk::new(&snapshot, rev).unwrap();
         let mut hash = 0_u64;
         while !walk.step(&snapshot, 100, |version| {
-            hash =
-                hash.wrapping_mul(0x100_0000_01B3) ^ (version.main() as u64) << 20 ^ u64::from(version.sub());
+            hash = hash.wrapping_mul(0x100_0000_01B3)
+                ^ (version.main().0 as u64) << 20
+                ^ u64::from(version.sub());
         }) {}
         hash
     };
@@ -100,13 +102,13 @@ fn readers_see_whole_views_while_the_writer_writes_and_compacts() {
                     let mut visited = 0;
                     // Not whole halves of the keys: that many tombstones would be all there is.
                     let range = KeyRange::half_open(&start, &end);
-                    if writer.snapshot().count(range, 0).unwrap() < 200 {
+                    if writer.snapshot().count(range, Revision::CURRENT).unwrap() < 200 {
                         writer.delete_range(range, |_| visited += 1);
                     }
                 } else {
                     let key = random.key(KEYS);
-                    let location = Location { segment: main as u32, offset: main as u32 };
-                    writer.put(&key, Value { location, len: 1, crc: crc_of(&key, main) }, 0);
+                    let location = Location { segment: main.0 as u32, offset: main.0 as u32 };
+                    writer.put(&key, Value { location, len: 1, crc: crc_of(&key, main) }, LeaseId::NONE);
                 }
                 writer.finish();
             }
@@ -119,7 +121,7 @@ fn readers_see_whole_views_while_the_writer_writes_and_compacts() {
             store.compact_step(30, |_| ());
             // A mover at work: any number, as long as both halves agree.
             let moved = random.next() as u32;
-            for version in store.snapshot().range(KeyRange::ALL, 0).unwrap().take(5) {
+            for version in store.snapshot().range(KeyRange::ALL, Revision::CURRENT).unwrap().take(5) {
                 version.set_location(Location { segment: moved, offset: moved });
             }
             let view = store.publish();

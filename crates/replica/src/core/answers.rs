@@ -3,6 +3,7 @@
 use api::Status;
 use machine::{AsOf, Outcome};
 use mvcc::Moment;
+use numbers::Revision;
 use slab::Slab;
 use tokio::sync::oneshot;
 
@@ -21,7 +22,7 @@ pub(super) struct Answerable {
     /// State in which the answer's keys and values are read.
     pub state: Option<Box<AsOf>>,
     /// The revision right behind the entry.
-    pub revision: i64,
+    pub revision: Revision,
     /// The entry's term.
     pub raft_term: u64,
 }
@@ -144,7 +145,7 @@ mod tests {
     fn outcome(request_id: RequestId, wait_removed: bool) -> Answerable {
         let outcome = Ok(Outcome::Compacted);
         let waiter = Waiter::Client(request_id, wait_removed);
-        Answerable { waiter, outcome, state: None, revision: 5, raft_term: 2 }
+        Answerable { waiter, outcome, state: None, revision: Revision(5), raft_term: 2 }
     }
 
     fn delivered(answers: &mut Answers) -> Vec<(usize, u32)> {
@@ -180,7 +181,12 @@ mod tests {
         let (sender, mut receiver) = oneshot::channel();
         let request_id = answers.id_for(sender);
         for _ in 0..2 {
-            answers.push(Reply { request_id, revision: 1, raft_term: 1, body: ReplyBody::Readable });
+            answers.push(Reply {
+                request_id,
+                revision: Revision(1),
+                raft_term: 1,
+                body: ReplyBody::Readable,
+            });
         }
         assert!(delivered(&mut answers).is_empty());
         assert!(receiver.try_recv().is_ok());

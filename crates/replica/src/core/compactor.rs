@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use config::AutoCompaction;
+use numbers::Revision;
 
 /// Interval at which the revision mode looks.
 const REVISION_INTERVAL: Duration = Duration::from_secs(5 * 60);
@@ -17,15 +18,15 @@ const NOTES_PER_INTERVAL: u32 = 10;
 pub struct Compactor {
     mode: AutoCompaction,
     /// Revisions noted, with the time.
-    notes: VecDeque<(Instant, i64)>,
+    notes: VecDeque<(Instant, Revision)>,
     next: Instant,
-    compacted: i64,
+    compacted: Revision,
 }
 
 impl Compactor {
     /// Begins now.
     pub fn new(mode: AutoCompaction, now: Instant) -> Compactor {
-        let mut compactor = Compactor { mode, notes: VecDeque::new(), next: now, compacted: 0 };
+        let mut compactor = Compactor { mode, notes: VecDeque::new(), next: now, compacted: Revision(0) };
         compactor.next = now + compactor.pause().unwrap_or(Duration::from_secs(3600));
         compactor
     }
@@ -40,7 +41,7 @@ impl Compactor {
     }
 
     /// The revision to compact to now, if it is time.
-    pub fn due(&mut self, revision: i64, now: Instant) -> Option<i64> {
+    pub fn due(&mut self, revision: Revision, now: Instant) -> Option<Revision> {
         let pause = self.pause()?;
         if now < self.next {
             return None;
@@ -61,7 +62,7 @@ impl Compactor {
                 target?
             }
         };
-        if target <= self.compacted || target <= 1 {
+        if target <= self.compacted || target <= Revision::FIRST {
             return None;
         }
         self.compacted = target;
@@ -77,10 +78,10 @@ mod tests {
     fn revision_mode_keeps_so_many() {
         let start = Instant::now();
         let mut compactor = Compactor::new(AutoCompaction::Revision(100), start);
-        assert_eq!(compactor.due(500, start), None);
-        assert_eq!(compactor.due(500, start + REVISION_INTERVAL), Some(400));
-        assert_eq!(compactor.due(500, start + REVISION_INTERVAL * 2), None);
-        assert_eq!(compactor.due(501, start + REVISION_INTERVAL * 3), Some(401));
+        assert_eq!(compactor.due(Revision(500), start), None);
+        assert_eq!(compactor.due(Revision(500), start + REVISION_INTERVAL), Some(Revision(400)));
+        assert_eq!(compactor.due(Revision(500), start + REVISION_INTERVAL * 2), None);
+        assert_eq!(compactor.due(Revision(501), start + REVISION_INTERVAL * 3), Some(Revision(401)));
     }
 
     #[test]
@@ -91,13 +92,13 @@ mod tests {
         let mut compactions = Vec::new();
         for minute in 0..180u32 {
             let now = start + Duration::from_secs(60) * minute;
-            if let Some(to) = compactor.due(i64::from(minute) * 10 + 2, now) {
+            if let Some(to) = compactor.due(Revision(i64::from(minute) * 10 + 2), now) {
                 compactions.push((minute, to));
             }
         }
         // Noted every 6 minutes; what was noted an hour ago is the target.
-        assert_eq!(compactions.first(), Some(&(66, 62)));
+        assert_eq!(compactions.first(), Some(&(66, Revision(62))));
         assert!(compactions.windows(2).all(|w| w[0].1 < w[1].1));
-        assert!(compactions.iter().all(|(minute, to)| i64::from(*minute) * 10 + 2 - to >= 600));
+        assert!(compactions.iter().all(|(minute, to)| i64::from(*minute) * 10 + 2 - to.0 >= 600));
     }
 }

@@ -24,6 +24,7 @@ use api::etcdserverpb::LeaseCheckpoint;
 use consensus::Node;
 use machine::request::granted_lease;
 use machine::{Lease, Leases, SharedMap};
+use numbers::LeaseId;
 use planted::Bug;
 
 use super::{ReplyBody, RequestId};
@@ -89,11 +90,11 @@ impl LeaseTime {
 /// Notes being proposed, slice by slice.
 struct Noting {
     /// The lease that was looked at last.
-    behind: Option<i64>,
+    behind: Option<LeaseId>,
     /// Only leases that have used up at least this much of their TTL are noted.
     used: Duration,
     /// The leases that entries grant which were not applied when they were looked at.
-    granted: BTreeSet<i64>,
+    granted: BTreeSet<LeaseId>,
     /// Index of the last entry that was looked at for grants.
     looked_through: u64,
 }
@@ -141,7 +142,7 @@ pub(super) struct LeaseClocks {
     noting: Option<Noting>,
     next_note: Instant,
     /// Renewals of expired leases, which wait for the revocation, by lease id, with the time when each came.
-    renewals_of_expired: BTreeMap<i64, Vec<(RequestId, Instant)>>,
+    renewals_of_expired: BTreeMap<LeaseId, Vec<(RequestId, Instant)>>,
 }
 
 impl LeaseClocks {
@@ -206,7 +207,7 @@ impl LeaseClocks {
 
     /// A lease was granted. `runs` says whether its clock runs here: not on other members, and a leader that has not settled
     /// yet starts all clocks when it has.
-    pub fn granted(&mut self, id: i64, ttl: i64, runs: bool, now: Instant) {
+    pub fn granted(&mut self, id: LeaseId, ttl: i64, runs: bool, now: Instant) {
         let ttl = self.ttl_granted(ttl);
         if runs || planted::is(Bug::LeaseClocksKept) {
             self.expiry.start(id, ttl_of(ttl), ttl_of(ttl), now);
@@ -216,14 +217,14 @@ impl LeaseClocks {
     }
 
     /// A lease is gone. Returns who is to be told so.
-    pub fn revoked(&mut self, id: i64) -> Vec<(RequestId, Instant)> {
+    pub fn revoked(&mut self, id: LeaseId) -> Vec<(RequestId, Instant)> {
         self.expiry.stop(id);
         self.metrics.lease.revoked.inc();
         self.renewals_of_expired.remove(&id).unwrap_or_default()
     }
 
     /// A renewal of this lease has come and is confirmed later: the lease does not expire until then.
-    pub fn hold(&mut self, id: i64, now: Instant) {
+    pub fn hold(&mut self, id: LeaseId, now: Instant) {
         if !planted::is(Bug::LeasesExpireBehind) {
             self.expiry.hold(id, self.time.as_of, self.held_until(now));
         }
@@ -246,7 +247,7 @@ impl LeaseClocks {
     /// As in etcd, a renewal of an expired lease waits until its revocation is committed.
     pub fn renew(
         &mut self,
-        (request_id, id): (RequestId, i64),
+        (request_id, id): (RequestId, LeaseId),
         lease: Option<&Lease>,
         applied: u64,
         since: Instant,
@@ -270,7 +271,7 @@ impl LeaseClocks {
     }
 
     /// The entry at this index notes the time left of this lease, or takes it back.
-    pub fn noted(&mut self, id: i64, index: u64) {
+    pub fn noted(&mut self, id: LeaseId, index: u64) {
         self.expiry.noted(id, index);
     }
 
@@ -292,7 +293,7 @@ impl LeaseClocks {
     }
 
     /// The time of a lease, which the state has as `lease`; with its keys if they are asked for.
-    pub fn time_to_live(&self, id: i64, lease: Option<&Lease>, keys: bool, now: Instant) -> ReplyBody {
+    pub fn time_to_live(&self, id: LeaseId, lease: Option<&Lease>, keys: bool, now: Instant) -> ReplyBody {
         let (Some(lease), Some(left)) = (lease, self.expiry.left(id, now)) else {
             return ReplyBody::TimeToLive { ttl: -1, granted: 0, keys: SharedMap::default() };
         };
@@ -305,7 +306,7 @@ impl LeaseClocks {
     }
 
     /// Returns the remaining time by which leases are listed. A member that does not lead uses the noted or granted time.
-    fn listed_by(&self, id: i64, lease: &Lease, now: Instant) -> Duration {
+    fn listed_by(&self, id: LeaseId, lease: &Lease, now: Instant) -> Duration {
         self.expiry.left(id, now).unwrap_or_else(|| noted_or_granted(lease, self.rules.ttl_min))
     }
 
@@ -314,16 +315,17 @@ impl LeaseClocks {
         if all.len() > LISTED_AT_ONCE {
             return ReplyBody::ManyLeases(all.clone());
         }
-        let mut leases: Vec<(Duration, i64)> =
+        let mut leases: Vec<(Duration, LeaseId)> =
             all.iter().map(|(id, lease)| (self.listed_by(id, lease, now), id)).collect();
         leases.sort_unstable();
         ReplyBody::Leases(leases.into_iter().map(|(_, id)| id).collect())
     }
 
     /// The times that these leases have left; none for those that are gone.
-    pub fn times(&self, ids: &[i64], all: &Leases, now: Instant) -> ReplyBody {
+    pub fn times(&self, ids: &[LeaseId], all: &Leases, now: Instant) -> ReplyBody {
         debug_assert!(ids.len() <= LISTED_AT_ONCE, "many leases are asked for in pieces");
-        let time = |id: &i64| all.get(*id).map_or(Duration::ZERO, |lease| self.listed_by(*id, lease, now));
+        let time =
+            |id: &LeaseId| all.get(*id).map_or(Duration::ZERO, |lease| self.listed_by(*id, lease, now));
         ReplyBody::LeaseTimes(ids.iter().map(time).collect())
     }
 
@@ -368,7 +370,7 @@ impl LeaseClocks {
     }
 
     /// The leases that are to be revoked now, their time being up. What had come by then was taken before.
-    pub fn take_expired(&mut self) -> Vec<i64> {
+    pub fn take_expired(&mut self) -> Vec<LeaseId> {
         let (room, as_of) = (self.revokes_room(), self.time.as_of);
         if room == 0 || !self.expiry.is_due(as_of) {
             return Vec::new();
@@ -381,7 +383,7 @@ impl LeaseClocks {
     }
 
     /// A revocation came to its end. It is tried again after a while if it failed.
-    pub fn revocation_ended(&mut self, id: i64, failed: bool, now: Instant) {
+    pub fn revocation_ended(&mut self, id: LeaseId, failed: bool, now: Instant) {
         self.revokes_open = self.revokes_open.saturating_sub(1);
         if failed {
             self.expiry.retry(id, now, REVOKE_PAUSE);
@@ -451,7 +453,7 @@ impl LeaseClocks {
             let left = seconds_up(left).max(1);
             let ttl = ttl_of(lease.ttl.max(self.rules.ttl_min));
             if ttl >= ttl_of(left) + noting.used && lease.remaining != left && !noting.granted.contains(&id) {
-                notes.push(LeaseCheckpoint { id, remaining_ttl: left });
+                notes.push(LeaseCheckpoint { id: id.0, remaining_ttl: left });
                 if notes.len() == NOTES_PER_ENTRY {
                     break;
                 }
@@ -496,46 +498,50 @@ mod tests {
     fn a_lease_expires_once_and_whoever_renews_it_then_hears_when_it_is_gone() {
         let start = Instant::now();
         let mut clocks = clocks(start);
-        clocks.granted(5, 10, true, start);
-        clocks.granted(6, 1, false, start);
+        clocks.granted(LeaseId(5), 10, true, start);
+        clocks.granted(LeaseId(6), 1, false, start);
         assert_eq!(clocks.running(), 1, "on a member that does not lead no clock runs");
         clocks.look(1, 1, start + seconds(9));
         assert!(clocks.take_expired().is_empty());
         let late = start + seconds(11);
         clocks.look(1, 1, late);
         assert!(clocks.has_to_do(true, || false) && !clocks.has_to_do(false, || false));
-        assert_eq!(clocks.take_expired(), [5]);
+        assert_eq!(clocks.take_expired(), [5].map(LeaseId));
         assert!(clocks.take_expired().is_empty());
-        let renewal = clocks.renew((TICKET, 5), Some(&lease(10, 0)), 1, late, late);
+        let renewal = clocks.renew((TICKET, LeaseId(5)), Some(&lease(10, 0)), 1, late, late);
         assert_eq!(renewal, Renewal::Waits);
-        assert_eq!(clocks.revoked(5), [(TICKET, late)]);
-        clocks.revocation_ended(5, false, late);
-        assert_eq!(clocks.renew((TICKET, 5), None, 1, late, late), Renewal::Answered(0));
+        assert_eq!(clocks.revoked(LeaseId(5)), [(TICKET, late)]);
+        clocks.revocation_ended(LeaseId(5), false, late);
+        assert_eq!(clocks.renew((TICKET, LeaseId(5)), None, 1, late, late), Renewal::Answered(0));
     }
 
     #[test]
     fn while_apply_is_behind_nothing_expires() {
         let start = Instant::now();
         let mut clocks = clocks(start);
-        clocks.granted(5, 10, true, start);
+        clocks.granted(LeaseId(5), 10, true, start);
         clocks.look(1, 2, start + seconds(11));
         clocks.look(1, 3, start + seconds(20));
         assert!(clocks.take_expired().is_empty());
         clocks.look(2, 3, start + seconds(21));
-        assert_eq!(clocks.take_expired(), [5], "what was committed after eleven seconds is applied");
+        assert_eq!(
+            clocks.take_expired(),
+            [5].map(LeaseId),
+            "what was committed after eleven seconds is applied"
+        );
     }
 
     #[test]
     fn a_renewal_takes_a_note_back_that_is_applied_or_under_way() {
         let start = Instant::now();
         let mut clocks = clocks(start);
-        clocks.granted(5, 10, true, start);
+        clocks.granted(LeaseId(5), 10, true, start);
         let renew = |clocks: &mut LeaseClocks, remaining, applied| {
-            clocks.renew((TICKET, 5), Some(&lease(10, remaining)), applied, start, start)
+            clocks.renew((TICKET, LeaseId(5)), Some(&lease(10, remaining)), applied, start, start)
         };
         assert_eq!(renew(&mut clocks, 0, 1), Renewal::Answered(10));
         assert_eq!(renew(&mut clocks, 3, 1), Renewal::TakesBack(10));
-        clocks.noted(5, 9);
+        clocks.noted(LeaseId(5), 9);
         assert_eq!(renew(&mut clocks, 0, 8), Renewal::TakesBack(10));
         assert_eq!(renew(&mut clocks, 0, 9), Renewal::Answered(10));
     }
@@ -545,10 +551,10 @@ mod tests {
         let start = Instant::now();
         for stops in [false, true] {
             let mut clocks = clocks(start);
-            clocks.granted(5, 2, true, start);
+            clocks.granted(LeaseId(5), 2, true, start);
             let late = start + seconds(3);
             clocks.look(1, 1, late);
-            assert_eq!(clocks.renew((TICKET, 5), Some(&lease(2, 0)), 1, late, late), Renewal::Waits);
+            assert_eq!(clocks.renew((TICKET, LeaseId(5)), Some(&lease(2, 0)), 1, late, late), Renewal::Waits);
             assert!(clocks.sweep(late + seconds(6)).is_empty());
             let told = if stops { clocks.stop(late) } else { clocks.sweep(late + seconds(7)) };
             assert_eq!(told, [TICKET]);
@@ -561,7 +567,7 @@ mod tests {
         let start = Instant::now();
         let mut clocks = clocks(start);
         let leases = i64::try_from(REVOKES_PER_TICK).expect("fits") + 10;
-        (0..leases).for_each(|id| clocks.granted(id, 2, true, start));
+        (0..leases).for_each(|id| clocks.granted(LeaseId(id), 2, true, start));
         let late = start + seconds(3);
         clocks.look(1, 1, late);
         let first = clocks.take_expired();

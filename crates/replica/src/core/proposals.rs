@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb;
 use bytes::Bytes;
+use numbers::LeaseId;
 use planted::{Bug, Measure};
 
 use super::batching::Batching;
@@ -41,7 +42,7 @@ pub(super) enum Waiter {
     /// A client whose keepalive had to go through the log, and the TTL to answer.
     KeepAlive(RequestId, i64),
     /// The expiry of this lease.
-    Expiry(i64),
+    Expiry(LeaseId),
     /// A client who changes the members, and the change.
     Members(RequestId, Box<MemberChange>),
     /// This member's own name and addresses, to be known to all.
@@ -483,13 +484,13 @@ mod tests {
         let now = Instant::now();
         let mut proposals = gathered(&[(1, 10), (2, 10)], now);
         assert_eq!(went(&mut proposals, LEADS, now), 2);
-        proposals.await_entry(3, Waiter::Expiry(9), now, GIVEN);
+        proposals.await_entry(3, Waiter::Expiry(LeaseId(9)), now, GIVEN);
         proposals.await_entry(4, Waiter::Nobody, now, Given { bound: false, ..GIVEN });
         proposals.push(proposal(5, 10, now), 1, now);
         assert!(proposals.lost(2, |_| panic!("it may still be applied")).is_empty());
         let mut again = 0;
         let others = proposals.lost(3, |bytes| again += bytes);
-        assert!(matches!(others[..], [(Waiter::Expiry(9), _)]));
+        assert!(matches!(others[..], [(Waiter::Expiry(LeaseId(9)), _)]));
         assert_eq!((again, proposals.open(), proposals.is_under_way()), (20, 1, false));
         let ids: Vec<u64> = proposals.take_all().iter().map(|proposal| proposal.id).collect();
         assert_eq!(ids, [1, 2, 5]);
@@ -510,7 +511,7 @@ mod tests {
         let (now, timeout) = (Instant::now(), Duration::from_secs(8));
         let mut proposals = gathered(&[(1, 10)], now);
         went(&mut proposals, LEADS, now);
-        proposals.await_entry(2, Waiter::Expiry(9), now, GIVEN);
+        proposals.await_entry(2, Waiter::Expiry(LeaseId(9)), now, GIVEN);
         proposals.push(proposal(3, 10, now), 1, now);
         let mut taken = 0;
         assert!(proposals.sweep(timeout, now, |bytes| taken += bytes).is_empty());

@@ -24,6 +24,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use numbers::LeaseId;
 use planted::Bug;
 
 use super::RequestId;
@@ -51,10 +52,10 @@ pub(super) enum Want {
     /// A read.
     Read(RequestId),
     /// A renewal of this lease: only a leader that is known to lead may promise a client more time.
-    Renewal(RequestId, i64),
+    Renewal(RequestId, LeaseId),
     /// The time that this lease has, and with `true` its keys: a leader that was replaced, or has not applied all that
     /// is committed, would tell of a lease that is gone.
-    TimeToLive(RequestId, i64, bool),
+    TimeToLive(RequestId, LeaseId, bool),
 }
 
 impl Want {

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use numbers::Revision;
+
 use super::Reply;
 
 /// Pause before a removal looks again whether readers that it waits for have ended.
@@ -31,6 +33,15 @@ pub(super) enum Sliced {
     All,
 }
 
+/// A compaction that was applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Compaction {
+    /// The compact revision before it.
+    pub previous: Revision,
+    /// The compact revision that it set.
+    pub revision: Revision,
+}
+
 /// The removal of what compactions made unreadable. It goes on in slices, with pauses between them, once all watches have
 /// come as far as the compaction's publication and what it will remove is published.
 ///
@@ -39,15 +50,15 @@ pub(super) struct Removal {
     /// Between two slices.
     pause: Duration,
     /// The compact revision.
-    compacted: i64,
-    /// Compactions that are not published yet: the compact revision before, and the one they set.
-    unpublished: Vec<(i64, i64)>,
+    compacted: Revision,
+    /// Compactions that are not published yet.
+    unpublished: Vec<Compaction>,
     is_open: bool,
     next: Instant,
     /// Changes above this revision are all still there.
-    through: i64,
+    through: Revision,
     /// The revision of the last compaction's publication: its removal begins once all watches have come so far.
-    after: i64,
+    after: Revision,
     asked: Instant,
     /// Answers to compactions that wait for the removal.
     waiters: Vec<Reply>,
@@ -55,7 +66,7 @@ pub(super) struct Removal {
 
 impl Removal {
     /// Returns the state after a start, with this compact revision. A removal that a crash cut short goes on.
-    pub fn new(compacted: i64, pause: Duration, now: Instant) -> Removal {
+    pub fn new(compacted: Revision, pause: Duration, now: Instant) -> Removal {
         Removal {
             pause,
             compacted,
@@ -63,7 +74,7 @@ impl Removal {
             is_open: true,
             next: now,
             through: compacted,
-            after: 0,
+            after: Revision(0),
             asked: now,
             waiters: Vec::new(),
         }
@@ -71,23 +82,23 @@ impl Removal {
 
     /// The state at the revision `current` is compacted to this one now. `is_hashed` says whether its hash is to be computed
     /// once it is published.
-    pub fn compacted(&mut self, revision: i64, current: i64, is_hashed: bool, now: Instant) {
+    pub fn compacted(&mut self, revision: Revision, current: Revision, is_hashed: bool, now: Instant) {
         let previous = std::mem::replace(&mut self.compacted, revision);
         if is_hashed {
-            self.unpublished.push((previous, revision));
+            self.unpublished.push(Compaction { previous, revision });
         }
         (self.is_open, self.next, self.after, self.asked) = (true, now, current, now);
     }
 
     /// Notes that another member's state replaced the present one, with these compact and current revisions. The sender
     /// may have removed anything compacted: watches that need it are canceled instead of being told a part.
-    pub fn restored(&mut self, compacted: i64, current: i64, now: Instant) {
+    pub fn restored(&mut self, compacted: Revision, current: Revision, now: Instant) {
         (self.compacted, self.through) = (compacted, compacted);
         (self.is_open, self.next, self.after, self.asked) = (true, now, current, now);
     }
 
     /// Changes above this revision are all still there.
-    pub fn through(&self) -> i64 {
+    pub fn through(&self) -> Revision {
         self.through
     }
 
@@ -96,13 +107,18 @@ impl Removal {
         self.is_open.then(|| self.next.saturating_duration_since(now))
     }
 
-    /// Takes out the compactions that are not published yet: the compact revision before, and the one they set.
-    pub fn take_unpublished(&mut self) -> Vec<(i64, i64)> {
+    /// Takes out the compactions that are not published yet, in their order.
+    pub fn take_unpublished(&mut self) -> Vec<Compaction> {
         std::mem::take(&mut self.unpublished)
     }
 
     /// Returns the next step. `all_saw` says if all watches have been told of everything up to a revision.
-    pub fn step(&mut self, compacted: i64, all_saw: impl FnOnce(i64) -> bool, now: Instant) -> Step {
+    pub fn step(
+        &mut self,
+        compacted: Revision,
+        all_saw: impl FnOnce(Revision) -> bool,
+        now: Instant,
+    ) -> Step {
         if !self.is_open || now < self.next {
             return Step::Nothing;
         }
@@ -161,31 +177,31 @@ mod tests {
 
     fn reply() -> Reply {
         let request_id = RequestId { shard: 0, slot: 1, generation: 0 };
-        Reply { request_id, revision: 9, raft_term: 1, body: ReplyBody::Readable }
+        Reply { request_id, revision: Revision(9), raft_term: 1, body: ReplyBody::Readable }
     }
 
     #[test]
     fn nothing_is_removed_before_all_watches_saw_and_it_is_published() {
         let now = Instant::now();
-        let mut removal = Removal::new(0, PAUSE, now);
-        removal.compacted(5, 9, true, now);
-        assert_eq!(removal.take_unpublished(), [(0, 5)]);
-        assert_eq!(removal.step(5, |revision| revision < 9, now), Step::Nothing);
-        assert_eq!((removal.through(), removal.wait(now)), (0, Some(PAUSE)));
-        assert_eq!(removal.step(5, |_| true, now), Step::Nothing, "it pauses");
-        assert_eq!(removal.step(5, |revision| revision <= 9, now + PAUSE), Step::Publish);
-        assert_eq!(removal.through(), 5);
-        assert_eq!(removal.step(5, |_| false, now + 2 * PAUSE), Step::Remove);
+        let mut removal = Removal::new(Revision(0), PAUSE, now);
+        removal.compacted(Revision(5), Revision(9), true, now);
+        assert_eq!(removal.take_unpublished(), [Compaction { previous: Revision(0), revision: Revision(5) }]);
+        assert_eq!(removal.step(Revision(5), |revision| revision < Revision(9), now), Step::Nothing);
+        assert_eq!((removal.through(), removal.wait(now)), (Revision(0), Some(PAUSE)));
+        assert_eq!(removal.step(Revision(5), |_| true, now), Step::Nothing, "it pauses");
+        assert_eq!(removal.step(Revision(5), |revision| revision <= Revision(9), now + PAUSE), Step::Publish);
+        assert_eq!(removal.through(), Revision(5));
+        assert_eq!(removal.step(Revision(5), |_| false, now + 2 * PAUSE), Step::Remove);
         // Watches that lag behind too long are overtaken.
-        removal.compacted(7, 12, false, now);
+        removal.compacted(Revision(7), Revision(12), false, now);
         assert!(removal.take_unpublished().is_empty());
-        assert_eq!(removal.step(7, |_| false, now + WATCHES_TIMEOUT), Step::Publish);
+        assert_eq!(removal.step(Revision(7), |_| false, now + WATCHES_TIMEOUT), Step::Publish);
     }
 
     #[test]
     fn whoever_waits_hears_at_the_end_or_when_only_readers_are_left() {
         let now = Instant::now();
-        let mut removal = Removal::new(5, PAUSE, now);
+        let mut removal = Removal::new(Revision(5), PAUSE, now);
         removal.keep(reply());
         let (told, took) = removal.sliced(Sliced::Some, now);
         assert!(told.is_empty() && took.is_none());

@@ -19,6 +19,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
 
 use mvcc::{Location, View};
+use numbers::ChangeId;
 use planted::Bug;
 
 /// Views of which is kept whether they are still there, before those that are gone are looked for.
@@ -96,8 +97,8 @@ impl Segments {
 /// Values that are on their way to another segment, and who hears when they are there.
 #[derive(Default)]
 pub(super) struct Moves {
-    /// Old locations of the values that are being moved, by revision.
-    moving: HashMap<(i64, u32), Location>,
+    /// Old locations of the values that are being moved, by the change that wrote them.
+    moving: HashMap<ChangeId, Location>,
     mover: Option<SyncSender<()>>,
 }
 
@@ -108,13 +109,13 @@ impl Moves {
     }
 
     /// Adds values that are being moved; `mover` is signalled when all of them have arrived.
-    pub fn begin(&mut self, moving: Vec<((i64, u32), Location)>, mover: SyncSender<()>) {
+    pub fn begin(&mut self, moving: Vec<(ChangeId, Location)>, mover: SyncSender<()>) {
         self.moving.extend(moving);
         self.mover = Some(mover);
     }
 
     /// A value has a new place. Returns its old one, if it was moved.
-    pub fn arrived(&mut self, key: (i64, u32)) -> Option<Location> {
+    pub fn arrived(&mut self, key: ChangeId) -> Option<Location> {
         self.moving.remove(&key)
     }
 
@@ -134,6 +135,7 @@ mod tests {
     use std::sync::mpsc;
 
     use mvcc::Store;
+    use numbers::Revision;
 
     use super::*;
 
@@ -160,12 +162,13 @@ mod tests {
         let (mover, hears) = mpsc::sync_channel(1);
         let mut moves = Moves::default();
         let place = |offset| Location { segment: 1, offset };
-        moves.begin(vec![((1, 0), place(1)), ((2, 0), place(2))], mover);
-        assert_eq!(moves.arrived((1, 0)), Some(place(1)));
-        assert_eq!(moves.arrived((9, 0)), None);
+        let change = |main| ChangeId::first_of(Revision(main));
+        moves.begin(vec![(change(1), place(1)), (change(2), place(2))], mover);
+        assert_eq!(moves.arrived(change(1)), Some(place(1)));
+        assert_eq!(moves.arrived(change(9)), None);
         moves.tell();
         assert!(moves.are_under_way() && hears.try_recv().is_err());
-        assert_eq!(moves.arrived((2, 0)), Some(place(2)));
+        assert_eq!(moves.arrived(change(2)), Some(place(2)));
         moves.tell();
         assert!(!moves.are_under_way() && hears.try_recv().is_ok());
     }

@@ -93,8 +93,8 @@ fn copy_state(shared: &Shared, state: &Published) {
 
     let mvcc = &shared.metrics.mvcc;
     let snapshot = state.view.snapshot();
-    mvcc.current_revision.set(snapshot.current_revision());
-    mvcc.compact_revision.set(snapshot.compact_revision());
+    mvcc.current_revision.set(snapshot.current_revision().0);
+    mvcc.compact_revision.set(snapshot.compact_revision().0);
     mvcc.keys.set_u64(snapshot.live_keys());
     mvcc.db_total_size.set_u64(shared.disk_bytes());
     mvcc.db_total_size_in_use.set_u64(state.in_use_bytes);

@@ -20,6 +20,7 @@ use machine::found::{Found, Projection, kv_len, put_kv};
 use machine::txn::{Deleted, OpOutcome, Past, Read, TxnOutcome};
 use machine::{AsOf, range};
 use mvcc::Version;
+use numbers::{ChangeId, Revision};
 
 use super::choose::{Chooser, Seen, gathered_bytes_max};
 use super::pieces;
@@ -39,7 +40,7 @@ struct Measured {
 
 enum Keys {
     /// These versions, the last first, by main and sub revision.
-    Chosen(Vec<(i64, u32)>),
+    Chosen(Vec<ChangeId>),
     /// This many keys of the range as it was then, in key order.
     Walk { past: Box<Past>, left: u64, behind: Option<Vec<u8>> },
 }
@@ -55,7 +56,7 @@ impl Part {
     fn held_bytes(&self) -> usize {
         let more = match self {
             Part::Bytes(bytes) => bytes.len(),
-            Part::Kvs(_, _, Keys::Chosen(found)) => found.capacity() * size_of::<(i64, u32)>(),
+            Part::Kvs(_, _, Keys::Chosen(found)) => found.capacity() * size_of::<ChangeId>(),
             Part::Kvs(_, _, Keys::Walk { past, .. }) => past.request.key.len() + past.request.range_end.len(),
         };
         size_of::<Part>() + more
@@ -151,7 +152,7 @@ impl Evaluation {
         let past = match read {
             Read::Known { found, more, count } => {
                 let kvs = found.iter().map(|found| field_len(found.encoded_len())).sum();
-                let keys = Keys::Chosen(found.iter().rev().map(change).collect());
+                let keys = Keys::Chosen(found.iter().rev().map(Found::id).collect());
                 return Ok(Measured { kvs, more: *more, count: *count, keys });
             }
             Read::Past(past) => past,
@@ -215,8 +216,8 @@ impl Evaluation {
         let Looked { keys, kvs, count } = looked;
         if let Some(chooser) = chooser {
             let (found, more) = chooser.finish().await;
-            let chosen: Vec<_> = found.iter().map(change).collect();
-            let bytes = chosen.capacity() * size_of::<(i64, u32)>();
+            let chosen: Vec<_> = found.iter().map(Found::id).collect();
+            let bytes = chosen.capacity() * size_of::<ChangeId>();
             self.gather = self.gather.saturating_sub(bytes);
             if let Some(held) = &mut self.held {
                 held.set(held.bytes() + bytes);
@@ -317,11 +318,11 @@ impl Pieces {
                 Part::Kvs(field, projection, Keys::Chosen(found)) => {
                     let slice = slice(&self.state)?;
                     let snapshot = slice.snapshot();
-                    for (main, sub) in found.iter().rev() {
+                    for change in found.iter().rev() {
                         if out.len() >= self.values.piece_bytes(bytes_max) {
                             break;
                         }
-                        let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
+                        let version = snapshot.version_at(*change).ok_or(error::COMPACTED)?;
                         put_kv_field(&mut out, *field, version, *projection, &self.values)?;
                         through.keys += 1;
                     }
@@ -371,10 +372,6 @@ const KVS: u8 = 2;
 const PREV_KV: u8 = 2;
 const PREV_KVS: u8 = 3;
 
-fn change(found: &Found) -> (i64, u32) {
-    (found.mod_revision, found.sub)
-}
-
 fn put_kv_field(
     out: &mut BytesMut,
     field: u8,
@@ -386,8 +383,8 @@ fn put_kv_field(
     put_kv(version, projection, values, out).map_err(|e| unreadable(&e))
 }
 
-fn only(revision: i64) -> ResponseHeader {
-    ResponseHeader { revision, ..ResponseHeader::default() }
+fn only(revision: Revision) -> ResponseHeader {
+    ResponseHeader { revision: revision.0, ..ResponseHeader::default() }
 }
 
 /// The answer of one operation, or of a transaction, as a rope; takes what was measured in the order in which
@@ -436,7 +433,7 @@ fn put_rope(header: &ResponseHeader, previous: Option<&Found>) -> Rope {
     let mut rope = Rope::default();
     rope.put(|out| encode::put_header(out, header));
     if let Some(found) = previous {
-        let (kvs, keys) = (field_len(found.encoded_len()), Keys::Chosen(vec![change(found)]));
+        let (kvs, keys) = (field_len(found.encoded_len()), Keys::Chosen(vec![found.id()]));
         rope.kvs(PREV_KV, Projection::default(), Measured { kvs, more: false, count: 1, keys });
     }
     rope
@@ -534,6 +531,7 @@ mod tests {
     use machine::Newest;
     use machine::txn::Ranged;
     use mvcc::{KeyRange, Moment, Store, Value, View};
+    use numbers::LeaseId;
 
     use super::*;
 
@@ -563,7 +561,7 @@ mod tests {
         let put = |store: &mut Store, n: u64| {
             let tail = "-".repeat(if was_there(n) { 4096 } else { 0 });
             let mut writer = store.begin();
-            writer.put(format!("key-{n:08}{tail}").as_bytes(), Value::default(), 0);
+            writer.put(format!("key-{n:08}{tail}").as_bytes(), Value::default(), LeaseId::NONE);
             writer.finish();
         };
         (0..keys).filter(|n| was_there(*n)).for_each(|n| put(store, n));
@@ -574,7 +572,7 @@ mod tests {
 
     fn whole(moment: &Moment) -> TxnOutcome {
         let request = RangeRequest { key: vec![0].into(), range_end: vec![0].into(), ..Default::default() };
-        let past = Box::new(Past { request, main: moment.revision() + 1, sub: 0 });
+        let past = Box::new(Past { request, before: ChangeId::first_of(moment.revision().next()) });
         let (revision, projection) = (moment.revision(), Projection::default());
         let range = OpOutcome::Range(Ranged { revision, projection, read: Read::Past(past) });
         TxnOutcome { revision, succeeded: true, responses: vec![range] }
@@ -625,7 +623,7 @@ mod tests {
         let deleted = writer.delete_range(KeyRange::of_request(b"key", b"l"), |_| {}) as i64;
         let revision = writer.finish();
         let request = RangeRequest { key: vec![0].into(), range_end: vec![0].into(), ..Default::default() };
-        let previous = Read::Past(Box::new(Past { request, main: revision, sub: 0 }));
+        let previous = Read::Past(Box::new(Past { request, before: ChangeId::first_of(revision) }));
         let deletion =
             delete_range(gone(), Rc::clone(&values), header, Deleted { revision, deleted, previous });
         assert_eq!(refusal(storage::block_on::block_on(written(deletion))), WRITTEN);

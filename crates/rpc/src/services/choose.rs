@@ -201,8 +201,8 @@ impl Item {
 fn order(target: SortTarget, descend: bool, a: &Item, b: &Item) -> Ordering {
     let number = |item: &Item| match target {
         SortTarget::Version => item.found.version,
-        SortTarget::Create => item.found.create_revision,
-        SortTarget::Mod => item.found.mod_revision,
+        SortTarget::Create => item.found.create_revision.0,
+        SortTarget::Mod => item.found.mod_revision.0,
         SortTarget::Key | SortTarget::Value => 0,
     };
     let by_target = match (target == SortTarget::Value, descend) {
@@ -263,6 +263,8 @@ async fn merge<T>(one: Vec<T>, other: Vec<T>, order: &impl Fn(&T, &T) -> Orderin
 
 #[cfg(test)]
 mod tests {
+    use numbers::{LeaseId, Revision};
+
     use super::*;
     use machine::ReadError;
     use mvcc::{KeyRange, Location, Store, Value};
@@ -284,7 +286,7 @@ mod tests {
             let offset = n.wrapping_mul(0x9e37_79b9) % 1000;
             let value = Value { location: Location { segment: 1, offset }, len: 4, crc: 0 };
             let mut writer = store.begin();
-            writer.put(format!("{:06}", n.wrapping_mul(7919) % 100_000).as_bytes(), value, 0);
+            writer.put(format!("{:06}", n.wrapping_mul(7919) % 100_000).as_bytes(), value, LeaseId::NONE);
             writer.finish();
         }
         store
@@ -309,7 +311,9 @@ mod tests {
                     let mut all: Vec<Found> = Vec::new();
                     let mut chooser = Chooser::new(&request, gathered_bytes_max());
                     let mut seen = Seen::default();
-                    for (n, version) in snapshot.range(KeyRange::ALL, 0).expect("is there").enumerate() {
+                    for (n, version) in
+                        snapshot.range(KeyRange::ALL, Revision::CURRENT).expect("is there").enumerate()
+                    {
                         chooser.look(version, &Placed, &mut seen).expect("is read");
                         if n % 100 == 99 {
                             chooser.take(std::mem::take(&mut seen)).expect("is not too much");
@@ -343,7 +347,7 @@ mod tests {
             let request =
                 RangeRequest { sort_target: SortTarget::Value as i32, limit, ..RangeRequest::default() };
             let mut chooser = Chooser::new(&request, 50 * (ITEM_BYTES + 10));
-            let mut all = snapshot.range(KeyRange::ALL, 0).expect("is there");
+            let mut all = snapshot.range(KeyRange::ALL, Revision::CURRENT).expect("is there");
             all.try_for_each(|version| {
                 let mut seen = Seen::default();
                 chooser.look(version, &Placed, &mut seen)?;

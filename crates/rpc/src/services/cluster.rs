@@ -12,6 +12,7 @@ use api::etcdserverpb::{
 use bytes::Bytes;
 use front::{Answer, Unary};
 use machine::Member;
+use numbers::Revision;
 
 use super::{Services, decode, whole};
 use crate::forwarding;
@@ -51,7 +52,7 @@ impl Services {
         let request: MemberListRequest = decode(message)?;
         self.read(!request.linearizable, |services| {
             let state = services.state();
-            let header = Some(services.header(0, &state));
+            let header = Some(services.header(Revision(0), &state));
             Ok(Unary::Done(Ok(whole(&MemberListResponse { header, members: messages_of(&state) }))))
         })
     }
@@ -125,7 +126,7 @@ impl Services {
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             let members = forwarding::promote(&services.shared, id).await?;
-            let header = services.header(0, &services.state());
+            let header = services.header(Revision(0), &services.state());
             Ok(respond(header, members.iter().map(message_of).collect()))
         })))
     }

@@ -112,7 +112,7 @@ impl Services {
         self.note_value(&request);
         self.propose_then(field::PUT, &message, false, "Put", |services, outcome, state, header| {
             let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
-            let header = ResponseHeader { revision, ..header };
+            let header = ResponseHeader { revision: revision.0, ..header };
             let (Some(previous), Some(state)) = (previous, state) else {
                 let answer = encode::put(&header, None, &*services.values);
                 return Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))));
@@ -135,7 +135,7 @@ impl Services {
             "DeleteRange",
             |services, outcome, state, header| {
                 let Outcome::DeleteRange(deleted) = outcome else { return Err(error::STOPPED) };
-                let header = ResponseHeader { revision: deleted.revision, ..header };
+                let header = ResponseHeader { revision: deleted.revision.0, ..header };
                 // It fails if something is left to be read.
                 if let Some(answer) =
                     services.at_once(|values| encode::delete_range(&header, &deleted, values))
@@ -213,7 +213,7 @@ impl Services {
     fn propose_txn(self: &Rc<Self>, message: &Bytes) -> Result<Unary, Status> {
         self.propose_then(field::TXN, message, false, "Txn", |services, outcome, state, header| {
             let Outcome::Txn(txn) = outcome else { return Err(error::STOPPED) };
-            let header = ResponseHeader { revision: txn.revision, ..header };
+            let header = ResponseHeader { revision: txn.revision.0, ..header };
             if let Some(answer) = services.txn_at_once(&header, &txn) {
                 return Ok(answer);
             }

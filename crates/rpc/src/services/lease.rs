@@ -19,6 +19,7 @@ use api::wire::{field_len, number_len, put_field, put_field_head, put_number};
 use bytes::{Bytes, BytesMut};
 use front::{Answer, First, Held, Inbound, Outbound, Unary, race};
 use machine::{Outcome, SharedMap, check};
+use numbers::LeaseId;
 use prost::Message as _;
 
 use super::{Services, confirmed, decode, decode_streamed, pieces, whole};
@@ -45,13 +46,13 @@ const RENEWED_BYTES: usize = 10;
 /// The leases that a stream has renewed, as its client's figures count them while it is open.
 struct Renewed {
     caller: Arc<Caller>,
-    ids: HashSet<i64>,
+    ids: HashSet<LeaseId>,
     /// Charges them to the client.
     held: Held,
 }
 
 impl Renewed {
-    fn note(&mut self, id: i64) {
+    fn note(&mut self, id: LeaseId) {
         if self.ids.len() < RENEWED_MAX && self.ids.insert(id) {
             self.caller.leases.fetch_add(1, Relaxed);
             self.held.set(self.ids.capacity() * RENEWED_BYTES);
@@ -121,14 +122,14 @@ impl Services {
         let mut request: LeaseGrantRequest = decode(message)?;
         self.check_quota(check::LEASE_COST)?;
         if request.id == 0 {
-            request.id = self.shared.lease_id();
+            request.id = self.shared.lease_id().0;
         }
         // COMPAT-64: here and not when it is applied, where the options of members may differ.
         request.ttl = request.ttl.max(self.shared.limits.lease_ttl_min);
         let message = request.encode_to_vec().into();
         self.propose(field::LEASE_GRANT, &message, false, "LeaseGrant", |_, outcome, header| {
             let Outcome::LeaseGranted { id, ttl } = outcome else { return Err(error::STOPPED) };
-            Ok(whole(&LeaseGrantResponse { header: Some(header), id, ttl, error: String::new() }))
+            Ok(whole(&LeaseGrantResponse { header: Some(header), id: id.0, ttl, error: String::new() }))
         })
     }
 
@@ -145,7 +146,8 @@ impl Services {
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             let began = services.shared.clock.now();
-            let answered = services.whoever_leads(async || services.time_to_live(id, keys).await).await;
+            let answered =
+                services.whoever_leads(async || services.time_to_live(LeaseId(id), keys).await).await;
             let took = services.shared.clock.now().saturating_duration_since(began);
             services.took("LeaseTimeToLive", answered.is_ok(), took);
             let (mut response, keys) = answered?;
@@ -158,7 +160,7 @@ impl Services {
 
     /// Asks here or the leader. The keys are those that this member knows, once it has come as far as the leader: a
     /// lease may have millions, which no answer between members could hold.
-    async fn time_to_live(&self, id: i64, keys: bool) -> Result<(LeaseTimeToLiveResponse, Keys), Status> {
+    async fn time_to_live(&self, id: LeaseId, keys: bool) -> Result<(LeaseTimeToLiveResponse, Keys), Status> {
         if !self.leads() {
             let response = forwarding::time_to_live(&self.shared, id, false).await?;
             if !keys || response.ttl < 0 {
@@ -173,8 +175,13 @@ impl Services {
         }
         match self.pending.ask(|request_id| ClientRequest::TimeToLive(request_id, id, keys))?.await?.body {
             ReplyBody::TimeToLive { ttl, granted, keys } => {
-                let response =
-                    LeaseTimeToLiveResponse { header: None, id, ttl, granted_ttl: granted, keys: Vec::new() };
+                let response = LeaseTimeToLiveResponse {
+                    header: None,
+                    id: id.0,
+                    ttl,
+                    granted_ttl: granted,
+                    keys: Vec::new(),
+                };
                 Ok((response, keys))
             }
             ReplyBody::Outcome(Err(status), _) => Err(status),
@@ -206,7 +213,7 @@ impl Services {
         let header = self.shared.header(reply.revision, reply.raft_term);
         let leases = match reply.body {
             ReplyBody::Leases(ids) => {
-                let leases = ids.into_iter().map(|id| LeaseStatus { id }).collect();
+                let leases = ids.into_iter().map(|id| LeaseStatus { id: id.0 }).collect();
                 return Ok(whole(&LeaseLeasesResponse { header: Some(header), leases }));
             }
             ReplyBody::ManyLeases(leases) => leases,
@@ -217,7 +224,7 @@ impl Services {
         let mut runs = BinaryHeap::new();
         let mut behind = None;
         loop {
-            let ids: Vec<i64> = leases.after(behind).take(LISTED_AT_ONCE).map(|(id, _)| id).collect();
+            let ids: Vec<LeaseId> = leases.after(behind).take(LISTED_AT_ONCE).map(|(id, _)| id).collect();
             let Some(last) = ids.last() else { break };
             behind = Some(*last);
             let asked = ids.clone();
@@ -230,13 +237,14 @@ impl Services {
                 ReplyBody::LeaseTimes(times) => times,
                 _ => return Err(error::STOPPED),
             };
-            len += ids.iter().map(|id| field_len(number_len(*id))).sum::<usize>();
-            let mut run: Vec<Reverse<(Duration, i64)>> = times.into_iter().zip(ids).map(Reverse).collect();
+            len += ids.iter().map(|id| field_len(number_len(id.0))).sum::<usize>();
+            let mut run: Vec<Reverse<(Duration, LeaseId)>> =
+                times.into_iter().zip(ids).map(Reverse).collect();
             run.sort_unstable();
             runs.extend(run.pop().map(|first| (first, run)));
         }
         let mut header = Some(header);
-        let kept = leases.len() * size_of::<(Duration, i64)>();
+        let kept = leases.len() * size_of::<(Duration, LeaseId)>();
         drop(leases);
         in_pieces(len, kept, move || {
             let mut out = BytesMut::with_capacity(PIECE_BYTES + 64);
@@ -245,8 +253,8 @@ impl Services {
             }
             while out.len() < PIECE_BYTES {
                 let Some((Reverse((_, id)), mut run)) = runs.pop() else { break };
-                put_field_head(&mut out, 2, number_len(id));
-                put_number(&mut out, 1, id);
+                put_field_head(&mut out, 2, number_len(id.0));
+                put_number(&mut out, 1, id.0);
                 runs.extend(run.pop().map(|first| (first, run)));
             }
             out.freeze()
@@ -269,8 +277,8 @@ impl Services {
             };
             let Some(message) = next? else { return Ok(()) };
             let LeaseKeepAliveRequest { id } = decode_streamed(message)?;
-            let ttl = self.renew(id).await?;
-            renewed.note(id);
+            let ttl = self.renew(LeaseId(id)).await?;
+            renewed.note(LeaseId(id));
             let header = {
                 // Not held while the client does not read.
                 let state = self.shared.state.load();
@@ -281,7 +289,7 @@ impl Services {
     }
 
     /// Renews a lease, here or at the leader: the TTL, 0 if the lease is gone.
-    pub(super) async fn renew(&self, id: i64) -> Result<i64, Status> {
+    pub(super) async fn renew(&self, id: LeaseId) -> Result<i64, Status> {
         let renew = async || {
             if !self.leads() {
                 return forwarding::renew(&self.shared, id).await;

@@ -1,5 +1,6 @@
 //! Status, alarms, hashes, snapshots, health.
 
+use numbers::Revision;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -129,8 +130,8 @@ impl Services {
         let request: HashKvRequest = decode(message)?;
         let services = Rc::clone(self);
         // The number as it was sent: etcd too looks before it reads 0 as the present.
-        let Some(cached) = self.shared.compaction_hashes.at(request.revision) else {
-            return Ok(Unary::Later(Box::pin(services.hash_kv_now(request.revision))));
+        let Some(cached) = self.shared.compaction_hashes.at(Revision(request.revision)) else {
+            return Ok(Unary::Later(Box::pin(services.hash_kv_now(Revision(request.revision)))));
         };
         let state = self.state();
         let header = self.header(state.view.snapshot().current_revision(), &state);
@@ -138,14 +139,19 @@ impl Services {
         Ok(Unary::Later(Box::pin(async move {
             let (hash_revision, compact_revision) = (cached.revision, cached.compact_revision);
             let Some(hash) = cached.wait().await else {
-                return services.hash_kv_now(request.revision).await;
+                return services.hash_kv_now(Revision(request.revision)).await;
             };
             let header = Some(header);
-            Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
+            Ok(whole(&HashKvResponse {
+                header,
+                hash,
+                compact_revision: compact_revision.0,
+                hash_revision: hash_revision.0,
+            }))
         })))
     }
 
-    async fn hash_kv_now(self: Rc<Self>, revision: i64) -> Result<Answer, Status> {
+    async fn hash_kv_now(self: Rc<Self>, revision: Revision) -> Result<Answer, Status> {
         let began = Instant::now();
         let (state, published) = self.shared.read_long(Reader::Hash);
         let walk = HashWalk::new(&published.view.snapshot(), revision).map_err(range::refused)?;
@@ -155,7 +161,12 @@ impl Services {
         let hash = hash_versions(&state, walk, &self.values).await?;
         self.shared.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
         let header = Some(header);
-        Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
+        Ok(whole(&HashKvResponse {
+            header,
+            hash,
+            compact_revision: compact_revision.0,
+            hash_revision: hash_revision.0,
+        }))
     }
 
     /// A hash of everything this member holds. etcd's is over the pages of its own file format and comparable only
@@ -164,7 +175,7 @@ impl Services {
         let HashRequest {} = decode(message)?;
         let (state, published) = self.shared.read_long(Reader::Hash);
         let header = self.header(state.moment().revision(), &published);
-        let walk = HashWalk::new(&published.view.snapshot(), 0).map_err(range::refused)?;
+        let walk = HashWalk::new(&published.view.snapshot(), Revision::CURRENT).map_err(range::refused)?;
         let (alarms, members) = (Arc::clone(&published.alarms), Arc::clone(&published.members));
         drop(published);
         let services = Rc::clone(self);
@@ -314,6 +325,7 @@ mod tests {
     use bytes::BytesMut;
     use machine::Newest;
     use mvcc::{Location, Moment, Store, Value, View};
+    use numbers::LeaseId;
 
     use super::*;
     use crate::services::range::REPLACED;
@@ -351,7 +363,11 @@ mod tests {
         let now = |view| AsOf::new(moment, Arc::new(Now(view)));
         let mut other = Store::new();
         let mut writer = other.begin();
-        writer.put(b"k", Value { location: Location { segment: 1, offset: 0 }, len: 0, crc: 0 }, 0);
+        writer.put(
+            b"k",
+            Value { location: Location { segment: 1, offset: 0 }, len: 0, crc: 0 },
+            LeaseId::NONE,
+        );
         writer.finish();
         assert_eq!(unwritten(&overtaken, &now(Some(other.publish()))), REPLACED);
         assert_eq!(unwritten(&overtaken, &now(None)), error::COMPACTED);
@@ -363,11 +379,11 @@ mod tests {
         for n in 0..40 {
             let mut writer = store.begin();
             let location = Location { segment: 1, offset: n };
-            writer.put(format!("k{n}").as_bytes(), Value { location, len: 100_000, crc: 0 }, 0);
+            writer.put(format!("k{n}").as_bytes(), Value { location, len: 100_000, crc: 0 }, LeaseId::NONE);
             writer.finish();
         }
         let view = store.publish();
-        let walk = HashWalk::new(&view.snapshot(), 0).expect("is there");
+        let walk = HashWalk::new(&view.snapshot(), Revision::CURRENT).expect("is there");
         let state = AsOf::from(view);
         let (mut so_far, mut slices) = ((walk, KvHash::default()), 0);
         loop {

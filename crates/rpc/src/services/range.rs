@@ -5,6 +5,7 @@
 //! more than a piece in memory, nor a view between two pieces ([`AsOf`]). Values that are not at hand are fetched, a
 //! piece's at once, while other calls go on.
 
+use numbers::{ChangeId, LeaseId, Revision};
 use std::future::poll_fn;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -90,7 +91,7 @@ struct Rest {
     state: AsOf,
     values: Attempt,
     projection: Projection,
-    revision: i64,
+    revision: Revision,
     header: Option<ResponseHeader>,
     keys: Keys,
     more: bool,
@@ -103,7 +104,7 @@ enum Keys {
     /// This many keys in key order, behind this key.
     Walk { start: Bytes, end: Bytes, behind: Option<Vec<u8>>, left: u64 },
     /// These versions, the last first, by main and sub revision. Their locations may change meanwhile.
-    Chosen(Vec<(i64, u32)>),
+    Chosen(Vec<ChangeId>),
 }
 
 fn key_range<'a>(start: &'a Bytes, end: &'a Bytes, behind: Option<&'a [u8]>) -> KeyRange<'a> {
@@ -119,7 +120,7 @@ struct Opened {
     state: AsOf,
     header: ResponseHeader,
     /// The revision that it reads.
-    revision: i64,
+    revision: Revision,
     /// Number of keys, if that takes no walk, as it does at an older revision and in later views.
     counted: Option<u64>,
     /// The most keys that the answer may hold.
@@ -164,8 +165,8 @@ impl Rest {
             Keys::Chosen(found) => {
                 let mut rest = found.iter().rev();
                 while out.len() < self.values.piece_bytes(bytes_max) {
-                    let Some((main, sub)) = rest.next() else { break };
-                    let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
+                    let Some(change) = rest.next() else { break };
+                    let version = snapshot.version_at(*change).ok_or(error::COMPACTED)?;
                     put_kv_field(&mut out, version, self.projection, &self.values)?;
                     through.keys += 1;
                 }
@@ -236,7 +237,7 @@ impl Rest {
             Keys::Walk { start, end, behind, .. } => {
                 start.len() + end.len() + behind.as_ref().map_or(0, Vec::len)
             }
-            Keys::Chosen(found) => found.capacity() * size_of::<(i64, u32)>(),
+            Keys::Chosen(found) => found.capacity() * size_of::<ChangeId>(),
         }
     }
 }
@@ -349,7 +350,7 @@ impl Services {
         let state = self.shared.state.load();
         let keys = KeyRange::of_request(&request.key, &request.range_end);
         // Of the newest state, whatever revision was asked for: it only has to tell large from small.
-        let keys = state.view.snapshot().count(keys, 0).unwrap_or(0);
+        let keys = state.view.snapshot().count(keys, Revision::CURRENT).unwrap_or(0);
         let limit =
             u64::try_from(request.limit).ok().filter(|limit| *limit > 0 && range::is_natural(request));
         let keys = keys.min(limit.unwrap_or(u64::MAX));
@@ -367,12 +368,12 @@ impl Services {
             return Ok(false);
         }
         let snapshot = state.view.snapshot();
-        if request.revision > 0 && request.revision != snapshot.current_revision() {
+        if request.revision > 0 && Revision(request.revision) != snapshot.current_revision() {
             // Counting at an old revision is a walk.
-            snapshot.resolve(request.revision).map_err(range::refused)?;
+            snapshot.resolve(Revision(request.revision)).map_err(range::refused)?;
             return Ok(snapshot.versions() > KEYS_AT_ONCE);
         }
-        let count = snapshot.count(range, 0).map_err(range::refused)?;
+        let count = snapshot.count(range, Revision::CURRENT).map_err(range::refused)?;
         let limit = u64::try_from(request.limit).unwrap_or(0);
         let keys = if limit > 0 && range::is_natural(request) { count.min(limit) } else { count };
         // Values that are only compared with each other count, too.
@@ -428,7 +429,7 @@ impl Services {
         let header = self.header(revision, &published);
         let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header, &values)?;
         // The last stands first, for it is taken last.
-        let keys = Keys::Chosen(versions.into_iter().rev().map(|v| (v.main(), v.sub())).collect());
+        let keys = Keys::Chosen(versions.into_iter().rev().map(|v| v.id()).collect());
         let projection = range::projection(request);
         let header = Some(header);
         Ok((Rest { state, values, projection, revision, header, keys, more, count, ended: false }, len))
@@ -437,7 +438,7 @@ impl Services {
     /// An answer of `len` bytes from this state at this revision, made piece by piece.
     fn rest(
         &self,
-        (state, revision): (AsOf, i64),
+        (state, revision): (AsOf, Revision),
         projection: Projection,
         header: ResponseHeader,
         keys: Keys,
@@ -462,9 +463,10 @@ impl Services {
     fn open(&self, request: &RangeRequest) -> Result<Opened, Status> {
         let (state, published) = self.shared.read_long(Reader::Range);
         let snapshot = published.view.snapshot();
-        let revision = snapshot.resolve(request.revision).map_err(range::refused)?;
-        let counted = (revision == snapshot.current_revision())
-            .then(|| snapshot.count(KeyRange::of_request(&request.key, &request.range_end), 0));
+        let revision = snapshot.resolve(Revision(request.revision)).map_err(range::refused)?;
+        let counted = (revision == snapshot.current_revision()).then(|| {
+            snapshot.count(KeyRange::of_request(&request.key, &request.range_end), Revision::CURRENT)
+        });
         Ok(Opened {
             state,
             header: self.header(snapshot.current_revision(), &published),
@@ -537,10 +539,10 @@ impl Services {
         &self,
         state: &AsOf,
         request: &RangeRequest,
-        revision: i64,
+        revision: Revision,
         limit: u64,
         projection: Projection,
-    ) -> Result<(Vec<(i64, u32)>, bool, i64, usize), Status> {
+    ) -> Result<(Vec<ChangeId>, bool, i64, usize), Status> {
         let keys_max = range::keys_before_sort(request).unwrap_or(usize::MAX) as u64;
         let limited = RangeRequest { limit: i64::try_from(limit).unwrap_or(0), ..request.clone() };
         let mut chooser = Chooser::new(&limited, gathered_bytes_max());
@@ -574,7 +576,7 @@ impl Services {
             tokio::task::yield_now().await;
         }
         let (found, more) = chooser.finish().await;
-        let chosen = found.iter().map(|found| (found.mod_revision, found.sub)).collect();
+        let chosen = found.iter().map(|found| found.id()).collect();
         let projected = found.into_iter().map(|found| projected(found, projection));
         let kvs = projected.map(|found| field_len(found.encoded_len())).sum();
         Ok((chosen, more, count, kvs))
@@ -664,20 +666,20 @@ impl Services {
     async fn stream_chosen(
         &self,
         state: &AsOf,
-        (mut chosen, projection): (Vec<(i64, u32)>, Projection),
+        (mut chosen, projection): (Vec<ChangeId>, Projection),
         header: ResponseHeader,
         (more, count): (bool, i64),
         outbound: &mut Outbound,
     ) -> Result<(), Status> {
         let target = self.shared.limits.request_bytes_max / 2;
-        let _held = outbound.account().hold(chosen.capacity() * size_of::<(i64, u32)>());
+        let _held = outbound.account().hold(chosen.capacity() * size_of::<ChangeId>());
         while !chosen.is_empty() {
             let piece = made(self.values.clone(), |values| {
                 let (mut out, mut keys) = (BytesMut::new(), 0);
                 let slice = slice(state)?;
                 let snapshot = slice.snapshot();
-                for (main, sub) in chosen.iter().rev().take(KEYS_PER_SLICE) {
-                    let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
+                for change in chosen.iter().rev().take(KEYS_PER_SLICE) {
+                    let version = snapshot.version_at(*change).ok_or(error::COMPACTED)?;
                     put_kv_field(&mut out, version, projection, values)?;
                     keys += 1;
                     if out.len() >= target {
@@ -716,7 +718,7 @@ pub(super) fn projected(mut found: Found, projection: Projection) -> Found {
         found.value = None;
     }
     if projection.without_lease {
-        found.lease = 0;
+        found.lease = LeaseId::NONE;
     }
     found
 }

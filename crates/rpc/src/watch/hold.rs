@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use mvcc::{Snapshot, View};
+use numbers::Revision;
 
 use machine::AsOf;
 use replica::long_reads::Reader;
@@ -16,13 +17,13 @@ use replica::shared::Shared;
 /// Keeps everything that was written from a revision on.
 pub(super) struct Hold {
     /// The revision.
-    pub from: i64,
+    pub from: Revision,
     state: AsOf,
 }
 
 impl Hold {
     /// Keeps what was written from this revision on, unless it may have been removed already: then reading it fails.
-    pub fn new(shared: &Arc<Shared>, from: i64) -> Hold {
+    pub fn new(shared: &Arc<Shared>, from: Revision) -> Hold {
         let moment = shared.state.load().view.moment().keeping_from(from - 1);
         Hold { from, state: shared.read_long_at(Reader::Watch, moment) }
     }
@@ -30,7 +31,7 @@ impl Hold {
     /// A state in which everything from `next` on can be read by [`Snapshot::written`], whatever was compacted: that of
     /// when the hold began, which has previous values too, as long as there is something to read in it. `None` if some of it
     /// may have been removed.
-    pub fn snapshot<'a>(&self, view: &'a View, next: i64) -> Option<Snapshot<'a>> {
+    pub fn snapshot<'a>(&self, view: &'a View, next: Revision) -> Option<Snapshot<'a>> {
         let moment = self.state.moment();
         let then = view.snapshot_at(moment).ok().filter(|_| next >= self.from)?;
         Some(if next <= moment.revision() { then } else { view.snapshot() })

@@ -18,6 +18,7 @@ use api::etcdserverpb::ResponseHeader;
 use api::limits::GRPC_OVERHEAD_BYTES;
 use api::{Status, error};
 use front::{Account, Closing, Head, Inbound, LocalBoxFuture, Outbound};
+use numbers::Revision;
 
 use self::crowd::UnderWay;
 use self::line::Line;
@@ -39,11 +40,11 @@ pub struct Hub {
     shard: usize,
     values: Rc<dyn Source>,
     /// Synced watches have been given everything up to here.
-    revision: Cell<i64>,
+    revision: Cell<Revision>,
     synced: RefCell<Index<Rc<Watch>>>,
     streams: RefCell<BTreeMap<u64, Rc<Stream>>>,
     /// Streams that wait to tell of progress, by the revision from which on they may and by their numbers.
-    waiting: RefCell<BTreeMap<(i64, u64), Rc<Stream>>>,
+    waiting: RefCell<BTreeMap<(Revision, u64), Rc<Stream>>>,
     serial: Cell<u64>,
     /// Revisions that synced watches are being told of over several turns.
     under_way: RefCell<Option<UnderWay>>,
@@ -217,7 +218,7 @@ impl Hub {
     }
 
     /// The revision up to which synced watches have been given everything.
-    pub fn revision(&self) -> i64 {
+    pub fn revision(&self) -> Revision {
         self.revision.get()
     }
 
@@ -373,7 +374,7 @@ impl Hub {
         self.serial.get()
     }
 
-    fn header(&self, state: &Published, revision: i64) -> ResponseHeader {
+    fn header(&self, state: &Published, revision: Revision) -> ResponseHeader {
         self.shared.header(revision, state.applied_term)
     }
 
@@ -384,7 +385,7 @@ impl Hub {
         self.header(&state, self.present_revision(&state))
     }
 
-    fn present_revision(&self, state: &Published) -> i64 {
+    fn present_revision(&self, state: &Published) -> Revision {
         state.view.snapshot().current_revision().max(self.revision.get())
     }
 

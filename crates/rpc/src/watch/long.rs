@@ -13,6 +13,7 @@ use api::etcdserverpb::ResponseHeader;
 use bytes::{Bytes, BytesMut};
 use machine::ReadError;
 use mvcc::Snapshot;
+use numbers::{ChangeId, Revision};
 
 use super::index::{Index, Keys};
 use super::response::{self, HEAD_ROOM};
@@ -23,7 +24,7 @@ use storage::values::Attempt;
 /// Progress of some watches of a stream in reading one revision of many changes.
 pub(super) struct Long {
     /// The revision.
-    pub revision: i64,
+    pub revision: Revision,
     /// The change that is read next.
     sub: u32,
     /// True if the lengths of all responses are known and the changes are read for the second time.
@@ -48,7 +49,7 @@ pub(super) struct Given {
 /// Everything that a response with the events of one revision depends on. Equal values mean equal bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Same {
-    revision: i64,
+    revision: Revision,
     watch_id: i64,
     previous: Option<Previous>,
     no_put: bool,
@@ -69,7 +70,7 @@ pub(super) struct Previous {
 
 impl Previous {
     /// Returns the previous values of a revision, as this state has them.
-    pub fn of(snapshot: Snapshot<'_>, revision: i64, are_held: bool) -> Previous {
+    pub fn of(snapshot: Snapshot<'_>, revision: Revision, are_held: bool) -> Previous {
         Previous { are_there: snapshot.compact_revision() < revision, are_held }
     }
 }
@@ -194,7 +195,7 @@ impl Part {
 
 impl Long {
     /// Begins to read a revision, for watches of one stream that have read everything before it.
-    pub fn new(revision: i64, watches: Vec<Rc<Watch>>) -> Long {
+    pub fn new(revision: Revision, watches: Vec<Rc<Watch>>) -> Long {
         let part = |watch| Part { watch, lens: Vec::new(), begun: 0, pieces: Vec::new() };
         let parts = watches.into_iter().map(part).collect();
         Long { revision, sub: 0, is_measured: false, parts, is_half_sent: false, claim: None, given: None }
@@ -249,7 +250,7 @@ impl Long {
     ) -> Result<Turn, Failed> {
         let (index, mut wanted_by) = (self.index(), Vec::new());
         let mut turn = Turn { is_whole: false, advanced: true, walked: 0, looks: 0, bytes: 0 };
-        for version in snapshot.written_from(self.revision, self.sub, self.revision) {
+        for version in snapshot.written_from(ChangeId { main: self.revision, sub: self.sub }, self.revision) {
             if turn.walked > 0 && (turn.walked >= portion.changes || turn.looks >= portion.looks) {
                 self.sub = version.sub();
                 self.leave_some_for_later();
@@ -312,7 +313,7 @@ impl Long {
         let mut absent = None;
         let mut turn = Turn { is_whole: true, advanced: false, walked: 0, looks: 0, bytes: 0 };
         let (mut wanted_by, mut plain, mut full) = (Vec::new(), BytesMut::new(), BytesMut::new());
-        for version in snapshot.written_from(self.revision, from, self.revision) {
+        for version in snapshot.written_from(ChangeId { main: self.revision, sub: from }, self.revision) {
             let is_enough =
                 turn.walked >= portion.changes || turn.looks >= portion.looks || turn.bytes >= bytes_max;
             if turn.walked > 0 && is_enough {

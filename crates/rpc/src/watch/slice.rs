@@ -11,6 +11,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use machine::found::{Projection, kv_len, put_kv};
 use machine::{ReadError, Values};
 use mvcc::{Changes, Snapshot, Version};
+use numbers::Revision;
 
 use super::index::Index;
 use super::response;
@@ -71,11 +72,11 @@ impl Done {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gathered {
     /// To the end of this revision.
-    Through(i64),
+    Through(Revision),
     /// Nowhere: this first revision exceeds the portion for the number of watches it concerns.
-    TooMuch(i64),
+    TooMuch(Revision),
     /// Nowhere: this first revision has more changes than the portion, whatever the watches.
-    TooLong(i64),
+    TooLong(Revision),
 }
 
 /// Room made for events before they are encoded; beyond it grows with them.
@@ -135,7 +136,7 @@ impl<'a> Slice<'a> {
         values: &'a Attempt,
         changes: Changes<'a>,
         index: &Index<Rc<Watch>>,
-        current: i64,
+        current: Revision,
         portion: Portion,
     ) -> (Slice<'a>, Gathered) {
         let mut slice = Slice {
@@ -149,9 +150,9 @@ impl<'a> Slice<'a> {
             walked: 0,
             copied: 0,
         };
-        let (mut revisions, mut bytes, mut last) = (0, 0, 0);
+        let (mut revisions, mut bytes, mut last) = (0, 0, Revision(0));
         // The last revision that is in the slice as a whole, and where the events of the next begin.
-        let (mut whole, mut begins) = (0, 0);
+        let (mut whole, mut begins) = (Revision(0), 0);
         for version in changes {
             if version.main() != last {
                 (whole, begins) = (last, slice.events.len());
@@ -206,8 +207,8 @@ impl<'a> Slice<'a> {
                 slice.leave_out(begins);
                 slice.arena.reserve(bytes.min(ARENA_BYTES));
                 let gathered = match whole {
-                    0 if is_long => Gathered::TooLong(last),
-                    0 => Gathered::TooMuch(last),
+                    Revision(0) if is_long => Gathered::TooLong(last),
+                    Revision(0) => Gathered::TooMuch(last),
                     whole => Gathered::Through(whole),
                 };
                 return (slice, gathered);

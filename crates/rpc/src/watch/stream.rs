@@ -11,6 +11,7 @@ use api::etcdserverpb::WatchResponse;
 use bytes::Bytes;
 use front::{Account, Held};
 use mvcc::{Snapshot, Version, View};
+use numbers::Revision;
 use planted::Bug;
 
 use super::hold::Hold;
@@ -44,7 +45,7 @@ pub(super) struct Watch {
     pub keys_hash: u64,
     /// The revision it was asked to begin at; otherwise the newest there was when it was made, of which it hears
     /// nothing.
-    pub start: i64,
+    pub start: Revision,
     /// True if events carry the previous key-value pair (`prev_kv`).
     pub previous: bool,
     /// True if puts are filtered out.
@@ -56,7 +57,7 @@ pub(super) struct Watch {
     /// True if the client wants periodic progress notifications.
     pub progress: bool,
     /// The watch has been told of everything below this revision. While it is synced, the hub's revision says more.
-    pub next: Cell<i64>,
+    pub next: Cell<Revision>,
     /// True if the watch is in the hub's index of synced watches, and not in its stream's.
     pub synced: Cell<bool>,
     /// True if the history that it should read next was compacted: it is in no index, and waits for the client to cancel
@@ -120,6 +121,16 @@ impl Queued {
     }
 }
 
+/// How many watches may read together from any of some revisions on.
+#[derive(Clone, Copy, Default)]
+struct Together {
+    /// The first of these revisions.
+    from: Revision,
+    /// The last of these revisions.
+    through: Revision,
+    watches: usize,
+}
+
 /// One client's stream.
 pub(super) struct Stream {
     /// Number of the stream, unique among all streams of the hub.
@@ -131,22 +142,22 @@ pub(super) struct Stream {
     /// All watches of the stream, by watch id.
     pub watches: RefCell<BTreeMap<i64, Rc<Watch>>>,
     /// Unsynced watches, by the revision they read next and their number.
-    unsynced: RefCell<BTreeMap<(i64, u64), Rc<Watch>>>,
+    unsynced: RefCell<BTreeMap<(Revision, u64), Rc<Watch>>>,
     /// The next number the server would choose.
     pub next_id: Cell<i64>,
     /// The revision that a word of progress must reach, if the client waits for one: the newest when it asked.
-    pub progress_wanted: Cell<Option<i64>>,
+    pub progress_wanted: Cell<Option<Revision>>,
     /// The newest revision that a watch was told of as history: it may be above the hub's.
-    pub told_through: Cell<i64>,
+    pub told_through: Cell<Revision>,
     /// Id of the watch from which on periodic progress is still to be sent.
     pub ticks_from: Cell<Option<i64>>,
     /// The revision with which it is among the streams that wait in the hub to tell of that, if it is.
-    pub waits_for_progress: Cell<Option<i64>>,
+    pub waits_for_progress: Cell<Option<Revision>>,
     /// Number of watches of this stream that were compacted away and that the client has not cancelled yet.
     pub compacted: Cell<usize>,
     /// The starts of watches that began above the hub's revision of then, and how many begin there. Entries that the
     /// revision has passed by now stay until their watches go.
-    pub ahead: RefCell<BTreeMap<i64, usize>>,
+    pub ahead: RefCell<BTreeMap<Revision, usize>>,
     /// True if a watch of the stream ever asked for periodic progress.
     pub wants_ticks: Cell<bool>,
     queue: RefCell<VecDeque<Queued>>,
@@ -155,7 +166,7 @@ pub(super) struct Stream {
     /// Values on their way that its history needs.
     fetching: RefCell<Option<Attempt>>,
     /// Revision from which the history in `fetching` begins.
-    fetching_from: Cell<i64>,
+    fetching_from: Cell<Revision>,
     /// Bytes of values that were fetched and that it holds until its turn.
     fetched_bytes: Cell<usize>,
     /// Number of its watches that keep readable what they read.
@@ -167,7 +178,7 @@ pub(super) struct Stream {
     pub place: Cell<Option<Place>>,
     /// A range of revisions, first and last, and the maximum number of watches that may read together from any of them
     /// on.
-    together_max: Cell<(i64, i64, usize)>,
+    together_max: Cell<Together>,
     /// True if another stream is making the response that this one waits for.
     pub waits_for_another: Cell<bool>,
     end: RefCell<Option<Status>>,
@@ -199,7 +210,7 @@ impl Stream {
             unsynced: RefCell::default(),
             next_id: Cell::new(0),
             progress_wanted: Cell::new(None),
-            told_through: Cell::new(0),
+            told_through: Cell::new(Revision(0)),
             ticks_from: Cell::new(None),
             waits_for_progress: Cell::default(),
             compacted: Cell::new(0),
@@ -209,13 +220,13 @@ impl Stream {
             queued_bytes: Cell::new(0),
             waker: RefCell::default(),
             fetching: RefCell::default(),
-            fetching_from: Cell::new(0),
+            fetching_from: Cell::new(Revision(0)),
             long: RefCell::default(),
             long_bytes: Cell::new(0),
             fetched_bytes: Cell::new(0),
             held_watches: Cell::new(0),
             place: Cell::default(),
-            together_max: Cell::new((0, 0, 0)),
+            together_max: Cell::default(),
             waits_for_another: Cell::new(false),
             end: RefCell::default(),
             pending_events,
@@ -250,14 +261,14 @@ impl Stream {
     }
 
     /// Returns the number of watches that may read together from this revision on.
-    pub fn together_max(&self, from: i64) -> usize {
-        let (first, through, watches) = self.together_max.get();
+    pub fn together_max(&self, from: Revision) -> usize {
+        let Together { from: first, through, watches } = self.together_max.get();
         if (first..=through).contains(&from) { watches } else { usize::MAX }
     }
 
     /// Limits the number of watches that read together to `watches`, for reads that begin at `from` through `through`.
-    pub fn read_fewer_together(&self, from: i64, through: i64, watches: usize) {
-        self.together_max.set((from, through, watches));
+    pub fn read_fewer_together(&self, from: Revision, through: Revision, watches: usize) {
+        self.together_max.set(Together { from, through, watches });
     }
 
     /// Returns true if a response of this length may be queued.
@@ -329,7 +340,7 @@ impl Stream {
     /// everything up to there, none begins above it, and none was told of more. `None` if the client waits for no word, or if
     /// something else has to happen first: a watch reads on, or the client cancels one that was compacted away. The word is
     /// asked for by a few bytes, so this does not look at each watch.
-    pub fn progress_due(&self) -> Option<i64> {
+    pub fn progress_due(&self) -> Option<Revision> {
         let wanted = self.progress_wanted.get()?;
         let ahead = self.ahead.borrow().last_key_value().map_or(wanted, |(start, _)| *start);
         let told = if planted::is(Bug::ProgressBelowHistory) { wanted } else { self.told_through.get() };
@@ -432,7 +443,7 @@ impl Stream {
     }
 
     /// Returns the attempt that was begun with the values for history from this revision on, or a new one from `begin`.
-    pub fn attempt(&self, from: i64, begin: impl FnOnce() -> Attempt) -> Attempt {
+    pub fn attempt(&self, from: Revision, begin: impl FnOnce() -> Attempt) -> Attempt {
         let begun = self.fetching.borrow_mut().take();
         self.charge_fetched(0);
         let before = self.fetching_from.replace(from);

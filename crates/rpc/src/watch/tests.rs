@@ -12,6 +12,7 @@ use api::etcdserverpb::{WatchCreateRequest, WatchResponse};
 use api::mvccpb::Event;
 use api::{Code, error};
 use mvcc::KeyRange;
+use numbers::{LeaseId, Revision};
 
 use super::QUEUE_BYTES_MAX;
 use world::{Client, World, settle, watch};
@@ -62,7 +63,7 @@ fn lines(client: &Client) -> Vec<String> {
 fn creation_is_answered_as_etcd_does() {
     let mut world = world();
     (0..5).for_each(|_| world.put("foo", 1));
-    world.store.compact(4).expect("compacts");
+    world.store.compact(Revision(4)).expect("compacts");
     world.advance();
     let mut client = world.client(MANY);
     client.create(WatchCreateRequest { start_revision: -1, ..watch("foo", "") });
@@ -400,7 +401,7 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
         world.advance();
         settle([&mut slow, &mut prompt]);
     }
-    world.store.compact(90).expect("compacts");
+    world.store.compact(Revision(90)).expect("compacts");
     while !world.store.compact_step(100, |_| {}).done {}
     world.advance();
     slow.allow(MANY);
@@ -423,7 +424,7 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
     settle([&mut prompt]);
     prompt.received();
     (0..10).for_each(|_| world.put("k", 1));
-    world.store.compact(105).expect("compacts");
+    world.store.compact(Revision(105)).expect("compacts");
     world.advance();
     settle([&mut prompt]);
     let told: Vec<i64> = prompt
@@ -437,9 +438,9 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
 
     // Once it may have been removed, nobody can be sure to have heard all.
     (0..10).for_each(|_| world.put("k", 1));
-    world.store.compact(115).expect("compacts");
+    world.store.compact(Revision(115)).expect("compacts");
     while !world.store.compact_step(100, |_| {}).done {}
-    world.removed_through = 115;
+    world.removed_through = Revision(115);
     world.advance();
     settle([&mut slow, &mut prompt]);
     let mut told = lines(&prompt);
@@ -518,7 +519,7 @@ fn put_and_delete(world: &mut World, keys: usize) {
     let mut writer = world.store.begin();
     for n in 0..keys {
         let location = mvcc::Location { segment: 1, offset: 0 };
-        writer.put(key(n).as_bytes(), mvcc::Value { location, len: 100, crc: 0 }, 0);
+        writer.put(key(n).as_bytes(), mvcc::Value { location, len: 100, crc: 0 }, LeaseId::NONE);
     }
     writer.finish();
     world.advance();
@@ -636,7 +637,7 @@ fn a_watch_that_ends_amid_a_revision_of_many_changes_ends_cleanly() {
         assert!(world.hub.long_bytes_max() > 0);
         if compacts {
             world.put("z", 1);
-            world.store.compact(4).expect("compacts");
+            world.store.compact(Revision(4)).expect("compacts");
             while !world.store.compact_step(100, |_| {}).done {}
             world.advance();
         } else {
@@ -861,8 +862,8 @@ fn every_event_once_in_order() {
                     let current = world.store.current_revision();
                     let request = WatchCreateRequest {
                         start_revision: match random.below(4) {
-                            0 => 1 + random.below(current as u64 + 5) as i64,
-                            1 => (current - random.below(20) as i64).max(1),
+                            0 => 1 + random.below(current.0 as u64 + 5) as i64,
+                            1 => (current - random.below(20) as i64).max(Revision(1)).0,
                             _ => 0,
                         },
                         prev_kv: random.below(2) == 0,
@@ -889,7 +890,7 @@ fn every_event_once_in_order() {
                 17 if random.below(6) == 0 => {
                     // As far as all shards have seen: see `a_watch_overtaken_by_a_compaction_is_told`.
                     let rev = world.hub.revision() - random.below(30) as i64;
-                    if rev > world.store.compact_revision().max(1) {
+                    if rev > world.store.compact_revision().max(Revision(1)) {
                         world.store.compact(rev).expect("compacts");
                     }
                 }
@@ -947,7 +948,7 @@ fn every_event_once_in_order() {
                 let expected: Vec<_> = world.history.iter().filter(|event| watch.wants(event)).collect();
                 for (heard, happened) in watch.heard.iter().zip(&expected) {
                     assert!(
-                        is_same(heard, happened, watch.request.prev_kv, compacted),
+                        is_same(heard, happened, watch.request.prev_kv, compacted.0),
                         "seed {seed}, watch {id} from {}: {heard:?} is not {happened:?}",
                         watch.begin
                     );
@@ -956,7 +957,7 @@ fn every_event_once_in_order() {
                 assert!(!watch.mid_fragment);
                 if watch.canceled {
                     ended += 1;
-                    assert!(watch.compacted <= compacted);
+                    assert!(watch.compacted <= compacted.0);
                 } else {
                     assert_eq!(watch.heard.len(), expected.len(), "seed {seed}, watch {id}");
                 }
@@ -1019,7 +1020,7 @@ fn many_watches_of_one_key_are_told_in_turns() {
                 heard.entry(response.watch_id).or_default().extend(revisions);
             }
         }
-        let last = world.store.current_revision();
+        let last = world.store.current_revision().0;
         let expected: Vec<i64> = (last - round..last).collect();
         assert_eq!(heard.len() as i64, WATCHES);
         assert!(heard.values().all(|heard| *heard == expected), "round {round}");

@@ -8,6 +8,7 @@ use ::http::{Request, Response};
 use bytes::Bytes;
 use consistency::comparison::{self, HashAnswer, Hashed};
 use machine::{StatePoint, StateTrail};
+use numbers::Revision;
 use replica::core::STATE_TRAIL_POINTS_MAX as POINTS_MAX;
 use replica::core::{CoreRequest, PeerRequest, Reply, ReplyBody, RequestId};
 use replica::shared::Shared;
@@ -44,13 +45,13 @@ fn a_hash_is_told_as_etcd_tells_it() {
         assert_eq!(response.status(), 200, "{body}");
         assert_eq!(response.headers()["content-type"], "application/json");
         assert_eq!(response.headers()["x-etcd-cluster-id"], "c1");
-        let hashed = own(revision);
-        assert_eq!(hashed.current_revision, 4);
+        let hashed = own(Revision(revision));
+        assert_eq!(hashed.current_revision, Revision(4));
         assert_eq!(comparison::read_hash(Ok(response)), HashAnswer::Hashed(hashed), "{body}");
     }
-    let Hashed { revision, compact_revision, .. } = own(0);
-    assert_eq!((revision, compact_revision), (4, -1));
-    assert_ne!(own(2).hash, own(3).hash);
+    let Hashed { revision, compact_revision, .. } = own(Revision(0));
+    assert_eq!((revision, compact_revision), (Revision(4), Revision::NEVER_COMPACTED));
+    assert_ne!(own(Revision(2)).hash, own(Revision(3)).hash);
     for (cluster, body, status, text) in [
         ("c2", "{}", 412, "cluster ID mismatch\n"),
         ("c1", "", 400, "error unmarshalling request\n"),
@@ -60,7 +61,10 @@ fn a_hash_is_told_as_etcd_tells_it() {
         let response = ask_hash(&served, Some(cluster), body);
         assert_eq!((response.status().as_u16(), &response.body()[..]), (status, text.as_bytes()));
     }
-    assert!(comparison::hash_of(&served.shared, 0, &AtomicBool::new(true)).is_ok(), "nothing to stop in");
+    assert!(
+        comparison::hash_of(&served.shared, Revision(0), &AtomicBool::new(true)).is_ok(),
+        "nothing to stop in"
+    );
 }
 
 /// Answers questions for the trail as the core does, until it is told to stop.
@@ -78,7 +82,7 @@ fn answer_trails(shared: &Shared, trail: &StateTrail, stop: &AtomicBool) {
             };
             let points = trail.points.iter().copied().filter(|point| point.index >= from).collect();
             let body = ReplyBody::StateTrail(StateTrail { points, ..*trail });
-            let _ = sender.send(Reply { request_id, revision: 1, raft_term: 1, body });
+            let _ = sender.send(Reply { request_id, revision: Revision(1), raft_term: 1, body });
         }
     }
 }
@@ -86,7 +90,7 @@ fn answer_trails(shared: &Shared, trail: &StateTrail, stop: &AtomicBool) {
 #[test]
 fn hashes_of_the_state_are_told_from_an_entry_on() {
     let served = three_keys();
-    let point = |index: u64| StatePoint { index, revision: index as i64, hash: index << 40 };
+    let point = |index: u64| StatePoint { index, revision: Revision(index as i64), hash: index << 40 };
     let trail = StateTrail { applied_index: 3_000, points: (1..=2_500).map(point).collect() };
     let stop = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {

@@ -17,6 +17,7 @@ use config::MetricsDetail;
 use disk::MemDisk;
 use front::{MethodCounters, ShardCounters};
 use machine::{Command, Machine, Member, Rules};
+use numbers::Revision;
 use prost::Message as _;
 use replica::shared::{Limits, Published, Shared};
 use rpc::http::{self, FrontCounters, MetricsListener};
@@ -112,7 +113,7 @@ pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
         alarms: Arc::new(machine.alarms.clone()),
         members: Arc::new(machine.members.clone()),
         in_use_bytes: machine.in_use_bytes(),
-        removed_through: -1,
+        removed_through: Revision(-1),
     };
     adjust(&mut state);
     let shared = Arc::new(shared(state, log.values()));
@@ -409,7 +410,7 @@ fn a_scrape_shows_the_state() {
         alarms: Arc::default(),
         members: Arc::clone(&before.members),
         in_use_bytes: 7,
-        removed_through: -1,
+        removed_through: Revision(-1),
     }));
     let text = served.body("/metrics");
     for (series, expected) in [

@@ -22,6 +22,7 @@ use api::etcdserverpb::{
     RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, compare, request_op,
 };
 use disk::Fault;
+use numbers::LeaseId;
 
 use mainstay_server::stepped::{Beginning, Identity, Stepped};
 use world::{Stream, World};
@@ -83,14 +84,14 @@ fn one_member_serves_everything() {
         |world: &World, seconds| world.places[0].clock.elapsed() - began >= Duration::from_secs(seconds);
     for seconds in [3, 6, 9] {
         world.until("time has gone by", |world| past(world, seconds));
-        let renewal = world.member(0).renew(lease.id);
+        let renewal = world.member(0).renew(LeaseId(lease.id));
         assert_eq!(world.run(renewal), Ok(5));
     }
     assert_eq!(world.get(0, "l"), Some(Vec::new()));
     world.until("the lease has expired", |world| world.member(0).probe().leases == 0);
     assert!(past(&world, 14), "not before its time");
     assert_eq!(world.get(0, "l"), None);
-    let renewal = world.member(0).renew(lease.id);
+    let renewal = world.member(0).renew(LeaseId(lease.id));
     assert_eq!(world.run(renewal), Ok(0));
 
     let events: Vec<(i64, Vec<u8>)> = stream
@@ -134,7 +135,7 @@ fn wear(
         }
         if n % 40 == 39 {
             let revision = world.member(0).probe().revision - 3;
-            let compaction = CompactionRequest { revision, physical: true };
+            let compaction = CompactionRequest { revision: revision.0, physical: true };
             let answer = world.member(0).call(Rpc::KvCompact, compaction.encode_to_vec().into());
             world.try_run(answer)?.map_err(|status| status.message.into_owned())?;
         }
@@ -198,7 +199,9 @@ fn values_are_moved_and_segments_used_again() {
     }
     let answer: CompactionResponse = {
         let revision = world.member(0).probe().revision;
-        world.call(0, Rpc::KvCompact, &CompactionRequest { revision, physical: true }).expect("compacts")
+        world
+            .call(0, Rpc::KvCompact, &CompactionRequest { revision: revision.0, physical: true })
+            .expect("compacts")
     };
     assert!(answer.header.is_some());
     for (key, value) in &known {
@@ -229,7 +232,7 @@ fn script(seed: u64) -> World {
     }
     // What is not read any more leaves the log, and what was written before with it.
     let revision = world.member(leader).probe().revision;
-    let compaction = CompactionRequest { revision, physical: true };
+    let compaction = CompactionRequest { revision: revision.0, physical: true };
     let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
     for n in 0..100 {
         world.put(leader, &format!("b{}", n % 50), &[n as u8; 500]).expect("two of three are enough");
@@ -342,7 +345,7 @@ fn a_part_of_a_snapshot_is_forgotten_in_time() {
         world.put(leader, &format!("b{n}"), &[n as u8; 500]).expect("two of three are enough");
     }
     let revision = world.member(leader).probe().revision;
-    let compaction = CompactionRequest { revision, physical: true };
+    let compaction = CompactionRequest { revision: revision.0, physical: true };
     let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
     for n in 0..250 {
         world.put(leader, &format!("b{n}"), &[n as u8; 500]).expect("two of three are enough");
@@ -376,7 +379,7 @@ fn a_state_that_was_replaced_is_not_dropped_by_the_core_nor_by_whoever_reads_it_
         world.put(leader, &format!("b{}", n % 50), &[n as u8; 500]).expect("two of three are enough");
     }
     let revision = world.member(leader).probe().revision;
-    let compaction = CompactionRequest { revision, physical: true };
+    let compaction = CompactionRequest { revision: revision.0, physical: true };
     let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
     for n in 0..250 {
         world.put(leader, &format!("b{}", n % 50), &[n as u8; 500]).expect("two of three are enough");
@@ -408,7 +411,7 @@ fn a_follower_gets_a_snapshot_where_the_leaders_old_entries_are_damaged() {
     }
     // Nobody reads that value any more, but whoever needs the entry that it came with.
     let revision = world.member(leader).probe().revision;
-    let compaction = CompactionRequest { revision, physical: true };
+    let compaction = CompactionRequest { revision: revision.0, physical: true };
     let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
     let disk = world.places[leader].disk.clone();
     let damaged = disk.files().into_iter().any(|(path, _)| {
@@ -744,7 +747,7 @@ fn a_learner_joins_and_gets_a_vote() {
     // A lease is renewed at the leader, whichever member is asked.
     let grant = LeaseGrantRequest { ttl: 60, id: 7 };
     let _: LeaseGrantResponse = world.call(at, Rpc::LeaseGrant, &grant).expect("is granted");
-    let renewal = world.member(at).renew(7);
+    let renewal = world.member(at).renew(LeaseId(7));
     assert_eq!(world.run(renewal), Ok(60));
 }
 
@@ -804,8 +807,9 @@ fn take(answer: &mut front::Answer, taken: &mut Vec<u8>, pieces: usize) -> Resul
 
 fn compact(world: &mut World) {
     let revision = world.member(0).probe().revision;
-    let _: CompactionResponse =
-        world.call(0, Rpc::KvCompact, &CompactionRequest { revision, physical: true }).expect("compacts");
+    let _: CompactionResponse = world
+        .call(0, Rpc::KvCompact, &CompactionRequest { revision: revision.0, physical: true })
+        .expect("compacts");
 }
 
 /// Both kinds of answers that come in pieces: few keys with large values, and many keys.
@@ -901,7 +905,7 @@ fn a_value_that_cannot_be_moved_does_not_bring_checkpoints_without_end() {
         world.put(0, &format!("many-{n:03}"), b"small").expect("is taken");
     }
     let revision = world.member(0).probe().revision;
-    let request = CompactionRequest { revision, physical: false };
+    let request = CompactionRequest { revision: revision.0, physical: false };
     let _: CompactionResponse = world.call(0, Rpc::KvCompact, &request).expect("compacts");
     let runs = |world: &World| {
         let files = world.places[0].disk.files();

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use disk::{Disk, Fault, MemDisk};
 use interchange::snapshot;
-use machine::Members;
 use machine::snapshot::SnapshotVersion;
+use machine::{GrantedLease, Members};
+use numbers::{LeaseId, Revision};
 use storage::Identity;
+use storage::kv_hash::HashedKv;
 use storage::restoration::{Restoration, RestorationError, RestoredHead};
 use storage::stopped::Stopped;
 
@@ -53,10 +55,10 @@ fn restore(disk: &Arc<dyn Disk>) -> Result<(), RestorationError> {
     let identity = Identity { member_id: 7, cluster_id: 9 };
     let mut restoration = Restoration::begin_sized(disk, Path::new("/d"), identity, 64 << 10)?;
     let mut filling = restoration.fill(RestoredHead {
-        compact_revision: 2,
+        compact_revision: Revision(2),
         index: 1,
         term: 1,
-        leases: vec![(5, 60, 0)],
+        leases: vec![GrantedLease { id: LeaseId(5), ttl: 60, remaining: 0 }],
         alarms: Vec::new(),
         members: Members::default(),
         is_shared: true,
@@ -65,11 +67,11 @@ fn restore(disk: &Arc<dyn Disk>) -> Result<(), RestorationError> {
         let key = format!("k{main:03}");
         let version = SnapshotVersion {
             key: key.as_bytes(),
-            main,
+            main: Revision(main),
             sub: 0,
-            create_revision: main,
+            create_revision: Revision(main),
             version: 1,
-            lease: if main % 7 == 0 { 5 } else { 0 },
+            lease: if main % 7 == 0 { LeaseId(5) } else { LeaseId::NONE },
             value: &[main as u8; 1000],
         };
         filling.push(&version)?;
@@ -85,7 +87,7 @@ fn a_disk_that_fails_at_any_operation_is_an_error() {
     let whole = MemDisk::new(1);
     let disk: Arc<dyn Disk> = Arc::new(whole.clone());
     restore(&disk).expect("is made");
-    let expected = Stopped::open(&disk, Path::new("/d")).expect("is a member").hash_kv(0);
+    let expected = Stopped::open(&disk, Path::new("/d")).expect("is a member").hash_kv(Revision(0));
     assert!(expected.is_ok());
     let ops = whole.ops();
     assert!(ops > 10);
@@ -106,14 +108,14 @@ fn a_disk_that_fails_at_any_operation_is_an_error() {
             cut.crash();
             let mut found = Stopped::open(&disk, Path::new("/d"))
                 .unwrap_or_else(|error| panic!("operation {op}: {error}"));
-            assert_eq!(found.hash_kv(0), expected, "operation {op}");
+            assert_eq!(found.hash_kv(Revision(0)), expected, "operation {op}");
         }
     }
     assert!(refused as u64 > ops, "{refused} of {}", 2 * ops);
     // All of it outlives a power cut right behind the end.
     whole.crash();
     let disk: Arc<dyn Disk> = Arc::new(whole);
-    assert_eq!(Stopped::open(&disk, Path::new("/d")).expect("is a member").hash_kv(0), expected);
+    assert_eq!(Stopped::open(&disk, Path::new("/d")).expect("is a member").hash_kv(Revision(0)), expected);
 }
 
 /// A snapshot that takes a while.
@@ -124,13 +126,13 @@ fn large_snapshot(path: &Path) {
     let meta = from.meta().expect("is there");
     let value = vec![7; 4000];
     let change = |main: i64, key: &'static str| interchange::backend::ChangeHead {
-        revision: interchange::backend::Revision { main, sub: 0 },
+        revision: interchange::backend::StoredChangeId { main: Revision(main), sub: 0 },
         is_tombstone: false,
         key: key.as_bytes(),
-        create_revision: 5,
-        mod_revision: main,
+        create_revision: Revision(5),
+        mod_revision: Revision(main),
         version: main - 4,
-        lease: 0,
+        lease: LeaseId::NONE,
     };
     let revisions = 5..5_000;
     sizes.meta(&meta).expect("fits");
@@ -163,7 +165,7 @@ fn a_killed_restore_leaves_nothing_that_looks_whole() {
     let expected = {
         let to = dir.join("whole");
         done(&["snapshot", "restore", text(&file), "--data-dir", text(&to)]);
-        open(&to).hash_kv(0)
+        open(&to).hash_kv(Revision(0))
     };
     std::fs::remove_dir_all(dir.join("whole")).expect("is removed");
     for format in ["mainstay", "etcd"] {
@@ -205,10 +207,15 @@ fn a_killed_restore_leaves_nothing_that_looks_whole() {
         match format {
             "etcd" => {
                 let made = interchange::DataDir::open(&disk::RealDisk, &to).expect("is whole");
-                let hash = interchange::hash_kv(&made.base, 0).expect("can be hashed");
-                assert_eq!(Ok((hash.hash, hash.compact_revision, hash.hash_revision)), expected);
+                let hash = interchange::hash_kv(&made.base, Revision(0)).expect("can be hashed");
+                let hash = HashedKv {
+                    hash: hash.hash,
+                    compact_revision: hash.compact_revision,
+                    revision: hash.hash_revision,
+                };
+                assert_eq!(Ok(hash), expected);
             }
-            _ => assert_eq!(open(&to).hash_kv(0), expected),
+            _ => assert_eq!(open(&to).hash_kv(Revision(0)), expected),
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use interchange::DataDir;
 use interchange::backend::{Backend, Change};
+use numbers::{LeaseId, Revision};
+use storage::kv_hash::HashedKv;
 
 use testkit::TempDir;
 
@@ -21,7 +23,7 @@ fn a_member_goes_on_where_etcd_stopped() {
             let mut leases = Vec::new();
             let mut walk = source.base.leases().expect("are there");
             while let Some(lease) = walk.step().expect("is sound") {
-                leases.push((lease.id, lease.ttl));
+                leases.push((LeaseId(lease.id), lease.ttl));
             }
             let members = source.membership.clone();
             (source.end(), source.wal.last(), source.wal.hard_state.term, members, leases)
@@ -32,7 +34,11 @@ fn a_member_goes_on_where_etcd_stopped() {
         );
         assert_eq!(everything(&from), before, "{release}: what is read is not changed");
         let mut member = open(&to);
-        assert_eq!(member.hash_kv(0), Ok((HASH, 4, 40)), "{release}");
+        assert_eq!(
+            member.hash_kv(Revision(0)),
+            Ok(HashedKv { hash: HASH, compact_revision: Revision(4), revision: Revision(40) }),
+            "{release}"
+        );
         assert_eq!(member.machine.applied_index, index);
         assert_eq!((member.hard_state.term, member.hard_state.commit), (term, last));
         assert_eq!(member.identity.member_id, members.members[0].id);
@@ -46,7 +52,7 @@ fn a_member_goes_on_where_etcd_stopped() {
         let again = DataDir::open(&disk::RealDisk, &back).expect("is sound");
         assert_eq!((again.base_index(), again.end()), (index, index));
         assert_eq!(again.wal.identity.member_id, members.members[0].id);
-        assert_eq!(interchange::hash_kv(&again.base, 0).expect("can be hashed").hash, HASH);
+        assert_eq!(interchange::hash_kv(&again.base, Revision(0)).expect("can be hashed").hash, HASH);
         assert_eq!(again.meta.storage_version.as_deref(), Some("3.6.0"));
         let source = DataDir::open(&disk::RealDisk, &from).expect("is sound");
         let (is, was) = (history(&again.base), history(&source.base));
@@ -105,7 +111,10 @@ fn a_log_apart_is_found() {
     let args = ["import", "--data-dir", text(&from), "--to", text(&to), "--without-users"];
     refused(&args, 1);
     done(&[&args[..], &["--wal-dir", text(&wal)]].concat());
-    assert_eq!(open(&to).hash_kv(0), Ok((HASH, 4, 40)));
+    assert_eq!(
+        open(&to).hash_kv(Revision(0)),
+        Ok(HashedKv { hash: HASH, compact_revision: Revision(4), revision: Revision(40) })
+    );
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use numbers::{LeaseId, Revision};
+use storage::kv_hash::HashedKv;
 use testkit::TempDir;
 
 use crate::kit::{HASHES, RELEASES, done, etcd_dir, everything, names, open, refused, snapshot, text, utl};
@@ -19,10 +21,17 @@ fn etcds_snapshots_become_members() {
         );
         let mut member = open(&to);
         for (revision, hash) in (5..).zip(HASHES) {
-            assert_eq!(member.hash_kv(revision), Ok((hash, 4, revision)), "{release}");
+            assert_eq!(
+                member.hash_kv(Revision(revision)),
+                Ok(HashedKv { hash, compact_revision: Revision(4), revision: Revision(revision) }),
+                "{release}"
+            );
         }
-        assert_eq!(member.hash_kv(0), Ok((HASHES[5], 4, 10)));
-        assert!(member.hash_kv(3).is_err() && member.hash_kv(11).is_err());
+        assert_eq!(
+            member.hash_kv(Revision(0)),
+            Ok(HashedKv { hash: HASHES[5], compact_revision: Revision(4), revision: Revision(10) })
+        );
+        assert!(member.hash_kv(Revision(3)).is_err() && member.hash_kv(Revision(11)).is_err());
         // The ids that etcd computes from the default options.
         let identity = &member.identity;
         assert_eq!((identity.member_id, identity.cluster_id), (0x8e9e_05c5_2164_694d, 0xcdf8_1819_4e3a_8c32));
@@ -54,15 +63,15 @@ fn a_bumped_revision_is_the_compact_revision() {
     let args = ["snapshot", "restore", text(&from), "--data-dir", text(&to), "--without-users"];
     done(&[&args[..], &["--bump-revision", "1000", "--mark-compacted"]].concat());
     let mut member = open(&to);
-    let (_, compacted, revision) = member.hash_kv(0).expect("can be hashed");
-    assert_eq!((compacted, revision), (1010, 1010));
-    assert!(member.hash_kv(1009).is_err(), "everything before counts as compacted");
+    let HashedKv { compact_revision, revision, .. } = member.hash_kv(Revision(0)).expect("can be hashed");
+    assert_eq!((compact_revision, revision), (Revision(1010), Revision(1010)));
+    assert!(member.hash_kv(Revision(1009)).is_err(), "everything before counts as compacted");
     let snapshot = member.machine.store.snapshot();
     let live: Vec<_> = [b"a", b"c", b"d", b"e"]
         .iter()
-        .map(|key| snapshot.get(*key, 0).expect("can be read").map(|version| version.main()))
+        .map(|key| snapshot.get(*key, Revision::CURRENT).expect("can be read").map(|version| version.main()))
         .collect();
-    assert!(live.iter().all(|version| version.is_some_and(|main| main <= 10)), "{live:?}");
+    assert!(live.iter().all(|version| version.is_some_and(|main| main <= Revision(10))), "{live:?}");
     let too_far = dir.join("n");
     let refusal = refused(
         &[
@@ -107,7 +116,10 @@ fn members_of_a_cluster_begin_with_the_same() {
             "t",
         ]);
         let mut member = open(&to);
-        assert_eq!(member.hash_kv(0), Ok((HASHES[5], 4, 10)));
+        assert_eq!(
+            member.hash_kv(Revision(0)),
+            Ok(HashedKv { hash: HASHES[5], compact_revision: Revision(4), revision: Revision(10) })
+        );
         assert_eq!((member.machine.applied_index, member.hard_state.commit), (3, 3));
         let own = &member.machine.members.by_id[&member.identity.member_id];
         assert_eq!((own.name.as_str(), own.peer_urls.as_slice()), (name.as_str(), [url].as_slice()));
@@ -251,17 +263,20 @@ fn a_key_whose_lease_does_not_exist_is_named_and_stays() {
     let meta = interchange::backend::Meta::default();
     let mut sizes = interchange::backend::BackendLayout::new(release);
     let change = |main: i64, key: &'static str, lease: i64| interchange::backend::ChangeHead {
-        revision: interchange::backend::Revision { main, sub: 0 },
+        revision: interchange::backend::StoredChangeId { main: Revision(main), sub: 0 },
         is_tombstone: false,
         key: key.as_bytes(),
-        create_revision: main,
-        mod_revision: main,
+        create_revision: Revision(main),
+        mod_revision: Revision(main),
         version: 1,
-        lease,
+        lease: LeaseId(lease),
     };
     let all = [change(2, "kept", 0x77), change(3, "overwritten", 0x78), change(4, "free", 0)];
-    let overwriting =
-        interchange::backend::ChangeHead { create_revision: 3, version: 2, ..change(5, "overwritten", 0) };
+    let overwriting = interchange::backend::ChangeHead {
+        create_revision: Revision(3),
+        version: 2,
+        ..change(5, "overwritten", 0)
+    };
     sizes.meta(&meta).expect("fits");
     for head in all.iter().chain([&overwriting]) {
         sizes.change(head, 1).expect("fits");
@@ -283,9 +298,9 @@ fn a_key_whose_lease_does_not_exist_is_named_and_stays() {
     let mut member = open(&to);
     let (backend, _) =
         interchange::snapshot::open(std::fs::File::open(&path).expect("is there")).expect("is sound");
-    let expected = interchange::hash_kv(&backend, 0).expect("can be hashed").hash;
-    assert_eq!(member.hash_kv(0).map(|(hash, _, _)| hash), Ok(expected));
-    assert!(member.machine.store.snapshot().get(b"kept", 0).expect("can be read").is_some());
+    let expected = interchange::hash_kv(&backend, Revision(0)).expect("can be hashed").hash;
+    assert_eq!(member.hash_kv(Revision(0)).map(|found| found.hash), Ok(expected));
+    assert!(member.machine.store.snapshot().get(b"kept", Revision::CURRENT).expect("can be read").is_some());
 }
 
 #[test]

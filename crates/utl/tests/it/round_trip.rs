@@ -6,7 +6,9 @@ use disk::{Disk, RealDisk};
 use interchange::backend::{BackendWriter, Release};
 use interchange::{DataDir, snapshot};
 use machine::snapshot::SnapshotWriter;
+use numbers::Revision;
 use storage::etcd_database::EtcdDatabase;
+use storage::kv_hash::HashedKv;
 use storage::stopped::Stopped;
 
 use testkit::TempDir;
@@ -79,8 +81,8 @@ fn a_snapshot_comes_back_as_it_went() {
         let (backend, parts) = snapshot::open(back.clone()).expect("is sound");
         assert!(parts.has_digest);
         for (revision, hash) in (5..).zip(HASHES) {
-            let found = interchange::hash_kv(&backend, revision).expect("can be hashed");
-            assert_eq!((found.hash, found.compact_revision), (hash, 4), "{release} at {revision}");
+            let found = interchange::hash_kv(&backend, Revision(revision)).expect("can be hashed");
+            assert_eq!((found.hash, found.compact_revision), (hash, Revision(4)), "{release} at {revision}");
         }
         // It names no version of a cluster, so that any etcd may serve it.
         assert_eq!(backend.membership().expect("is there").cluster_version, "");
@@ -91,11 +93,15 @@ fn a_snapshot_comes_back_as_it_went() {
             std::fs::write(&file, bytes).expect("is written");
             let again = dir.join(format!("{kind}-mainstay"));
             done(&["snapshot", "restore", text(&file), "--data-dir", text(&again)]);
-            assert_eq!(open(&again).hash_kv(0), Ok((HASHES[5], 4, 10)), "{release} {kind}");
+            assert_eq!(
+                open(&again).hash_kv(Revision(0)),
+                Ok(HashedKv { hash: HASHES[5], compact_revision: Revision(4), revision: Revision(10) }),
+                "{release} {kind}"
+            );
             let again = dir.join(format!("{kind}-etcd"));
             done(&["snapshot", "restore", text(&file), "--data-dir", text(&again), "--format", "etcd"]);
             let made = DataDir::open(&RealDisk, &again).expect("is sound");
-            assert_eq!(interchange::hash_kv(&made.base, 0).expect("can be hashed").hash, HASHES[5]);
+            assert_eq!(interchange::hash_kv(&made.base, Revision(0)).expect("can be hashed").hash, HASHES[5]);
             assert!(!again.join("between").exists());
             let bumped = dir.join(format!("{kind}-bumped"));
             done(&[
@@ -108,8 +114,9 @@ fn a_snapshot_comes_back_as_it_went() {
                 "90",
                 "--mark-compacted",
             ]);
-            let (_, compacted, revision) = open(&bumped).hash_kv(0).expect("can be hashed");
-            assert_eq!((compacted, revision), (100, 100), "{release} {kind}");
+            let HashedKv { compact_revision, revision, .. } =
+                open(&bumped).hash_kv(Revision(0)).expect("can be hashed");
+            assert_eq!((compact_revision, revision), (Revision(100), Revision(100)), "{release} {kind}");
         }
     }
 }
@@ -126,6 +133,6 @@ fn a_bumped_snapshot_of_etcdutl_is_taken() {
     done(&[&restore[..], &["--without-users"]].concat());
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let mut member = Stopped::open(&disk, &to).expect("is a member");
-    let (_, compacted, revision) = member.hash_kv(0).expect("can be hashed");
-    assert_eq!((compacted, revision), (100, 100));
+    let HashedKv { compact_revision, revision, .. } = member.hash_kv(Revision(0)).expect("can be hashed");
+    assert_eq!((compact_revision, revision), (Revision(100), Revision(100)));
 }

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use consensus::{Node, Request};
 use log::Space;
 use mvcc::View;
+use numbers::{LeaseId, Revision};
 use planted::Bug;
 use prost::Message as _;
 use telemetry::logging::{Logger, Value};
@@ -19,6 +20,7 @@ use super::{Core, STOP_TIMEOUT};
 use crate::core::leases::{LeaseClocks, Renewal};
 use crate::core::proposals::{Given, Ground, Proposal, Waiter};
 use crate::core::reads::{Footing, RETRY, Waiting, Want};
+use crate::core::removal::Compaction;
 use crate::core::room::{Purpose, Room, purpose_of};
 use crate::core::{ClientRequest, Reply, ReplyBody, RequestId};
 use crate::long_reads::Reader;
@@ -117,7 +119,7 @@ impl Core {
     ///
     /// A round also waits for this member's own apply: the others may have committed the grant, and told its owner, while
     /// this member's disk is still busy with the entry.
-    pub(super) fn keep_alive(&mut self, request_id: RequestId, id: i64, now: Instant) {
+    pub(super) fn keep_alive(&mut self, request_id: RequestId, id: LeaseId, now: Instant) {
         if !self.leadership.leads() {
             self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
         } else if planted::is(Bug::RenewedByDeposed) {
@@ -129,12 +131,12 @@ impl Core {
     }
 
     /// Renews a lease for a request that came at `since` and whose round is confirmed.
-    fn renew(&mut self, request_id: RequestId, id: i64, since: Instant, now: Instant) {
+    fn renew(&mut self, request_id: RequestId, id: LeaseId, since: Instant, now: Instant) {
         let (lease, applied) = (self.machine.leases.get(id), self.machine.applied_index);
         match self.leases.renew((request_id, id), lease, applied, since, now) {
             Renewal::Answered(ttl) => self.reply(request_id, ReplyBody::KeptAlive(ttl)),
             Renewal::TakesBack(ttl) => {
-                let clear = vec![LeaseCheckpoint { id, remaining_ttl: 0 }];
+                let clear = vec![LeaseCheckpoint { id: id.0, remaining_ttl: 0 }];
                 self.propose_note(clear, Waiter::KeepAlive(request_id, ttl));
             }
             Renewal::Waits => {}
@@ -148,7 +150,7 @@ impl Core {
             self.give_up(waiter, error::NOT_PRIMARY_LESSOR);
             return;
         }
-        let ids: Vec<i64> = checkpoints.iter().map(|checkpoint| checkpoint.id).collect();
+        let ids: Vec<LeaseId> = checkpoints.iter().map(|checkpoint| LeaseId(checkpoint.id)).collect();
         let before = self.node.standing().last;
         let request = InternalRaftRequest {
             lease_checkpoint: Some(LeaseCheckpointRequest { checkpoints }),
@@ -170,7 +172,7 @@ impl Core {
         }
     }
 
-    pub(super) fn lease_revoked(&mut self, id: i64) {
+    pub(super) fn lease_revoked(&mut self, id: LeaseId) {
         for (request_id, _) in self.leases.revoked(id) {
             self.reply(request_id, ReplyBody::KeptAlive(0));
         }
@@ -183,7 +185,7 @@ impl Core {
         }
     }
 
-    pub(super) fn time_to_live(&mut self, request_id: RequestId, id: i64, keys: bool, now: Instant) {
+    pub(super) fn time_to_live(&mut self, request_id: RequestId, id: LeaseId, keys: bool, now: Instant) {
         if keys && !self.machine.is_whole() {
             self.deferred.push(ClientRequest::TimeToLive(request_id, id, keys).into());
             return;
@@ -193,7 +195,7 @@ impl Core {
     }
 
     /// Replies with the keys of a lease as this member has them.
-    pub(super) fn lease_keys(&mut self, request_id: RequestId, id: i64) {
+    pub(super) fn lease_keys(&mut self, request_id: RequestId, id: LeaseId) {
         if !self.machine.is_whole() {
             self.deferred.push(ClientRequest::LeaseKeys(request_id, id).into());
             return;
@@ -242,7 +244,7 @@ impl Core {
         }
         for id in self.leases.take_expired() {
             let request = InternalRaftRequest {
-                lease_revoke: Some(LeaseRevokeRequest { id }),
+                lease_revoke: Some(LeaseRevokeRequest { id: id.0 }),
                 ..InternalRaftRequest::default()
             };
             self.propose_own(request, Waiter::Expiry(id));
@@ -447,14 +449,14 @@ impl Core {
             in_use_bytes: self.machine.in_use_bytes(),
             removed_through: self.removal.through(),
         }));
-        for (previous, revision) in self.removal.take_unpublished() {
+        for Compaction { previous, revision } in self.removal.take_unpublished() {
             // It covers what the compaction removes.
             let state = self.shared.read_long_at(Reader::Hash, moment.keeping_from(previous));
             let hashes = &self.shared.compaction_hashes;
             if !hashes.order(&self.hash_jobs, state, previous, revision) {
                 self.logger.warn(
                     "too many compactions at once: this one's hash is not computed",
-                    &[("revision", Value::Int(revision))],
+                    &[("revision", Value::Int(revision.0))],
                 );
             }
         }
@@ -495,7 +497,7 @@ impl Core {
                 Ok(()) => ReplyBody::MembersChanged,
                 Err(status) => ReplyBody::Outcome(Err(status), None),
             };
-            let reply = Reply { request_id, revision: 0, raft_term, body };
+            let reply = Reply { request_id, revision: Revision(0), raft_term, body };
             self.answers.push(reply);
         }
         self.answer_reads();

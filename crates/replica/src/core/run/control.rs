@@ -163,8 +163,8 @@ impl Core {
             self.leases.note_if_due(now);
             let revision = self.machine.store.current_revision();
             if let Some(revision) = self.compactor.due(revision, now) {
-                self.logger.info("compacting by age", &[("revision", Value::Int(revision))]);
-                let compaction = Some(CompactionRequest { revision, physical: false });
+                self.logger.info("compacting by age", &[("revision", Value::Int(revision.0))]);
+                let compaction = Some(CompactionRequest { revision: revision.0, physical: false });
                 self.propose_own(InternalRaftRequest { compaction, ..Default::default() }, Waiter::Nobody);
             }
         }

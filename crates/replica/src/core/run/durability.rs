@@ -11,6 +11,7 @@ use consensus::{Entry, EntryKind, Event};
 use log::{LogEvent, Space, Synced};
 use machine::{Applied, AsOf, Change, Command, Outcome, Progress, Raised};
 use mvcc::Location;
+use numbers::{ChangeId, Revision};
 use planted::Bug;
 use storage::checkpointer::{CheckpointError, Checkpointed, Order, Relocation};
 use storage::nospace::Cause;
@@ -55,10 +56,10 @@ impl Core {
         self.history.located(synced.locations);
         self.install.placed(synced.ticket, &synced.values);
         for (id, to) in synced.values {
-            let key = (id.main, u32::try_from(id.sub).unwrap_or(u32::MAX));
-            if let Some(from) = self.moves.arrived(key) {
+            let change = ChangeId { main: Revision(id.main), sub: u32::try_from(id.sub).unwrap_or(u32::MAX) };
+            if let Some(from) = self.moves.arrived(change) {
                 let to = Location { segment: to.segment, offset: to.offset };
-                if self.machine.relocate(key.0, key.1, from, to) {
+                if self.machine.relocate(change, from, to) {
                     self.checkpoints.moved_out_of(from.segment);
                 }
             }
@@ -340,7 +341,10 @@ impl Core {
             self.shared.metrics.long_reads.overtaken.add(removable.overtaken as u64);
             self.logger.warn(
                 "ended readers that kept a compaction from removing for too long",
-                &[("readers", Value::Uint(removable.overtaken as u64)), ("revision", Value::Int(compacted))],
+                &[
+                    ("readers", Value::Uint(removable.overtaken as u64)),
+                    ("revision", Value::Int(compacted.0)),
+                ],
             );
         }
         let versions = self.machine.store.stats().versions;
@@ -510,8 +514,8 @@ impl Core {
         let mut batch = Vec::with_capacity(values.len());
         let mut moving = Vec::with_capacity(values.len());
         for value in values {
-            let id = log::ValueId { main: value.main, sub: i64::from(value.sub) };
-            moving.push(((value.main, value.sub), value.from));
+            let id = log::ValueId { main: value.id.main.0, sub: i64::from(value.id.sub) };
+            moving.push((value.id, value.from));
             batch.push(log::Value { id, data: value.data });
         }
         // What the log does not take now stays where it is: the next checkpoint asks again.

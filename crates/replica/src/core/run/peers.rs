@@ -774,7 +774,7 @@ impl Core {
             "installed a snapshot",
             &[
                 ("index", Value::Uint(restore.index)),
-                ("revision", Value::Int(machine.store.current_revision())),
+                ("revision", Value::Int(machine.store.current_revision().0)),
                 ("before", Value::Uint(self.machine.applied_index)),
             ],
         );

@@ -2,6 +2,7 @@
 
 use consensus::Role;
 use machine::StateTrail;
+use numbers::Revision;
 
 use super::Core;
 
@@ -39,9 +40,9 @@ pub struct Probe {
     /// Ids of the learners, in ascending order.
     pub learners: Vec<u64>,
     /// Current revision of the store.
-    pub revision: i64,
+    pub revision: Revision,
     /// Compact revision of the store; -1 for none.
-    pub compact_revision: i64,
+    pub compact_revision: Revision,
     /// Hash of the state after the last applied entry; see [`machine::Machine::state_hash`].
     pub state_hash: Option<u64>,
     /// Applied index of the newest durable checkpoint that this run knows of.

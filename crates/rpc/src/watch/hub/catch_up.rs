@@ -19,6 +19,7 @@
 use std::rc::{Rc, Weak};
 
 use api::etcdserverpb::{ResponseHeader, WatchResponse};
+use numbers::Revision;
 use planted::Bug;
 
 use super::{Hub, TOGETHER_MAX};
@@ -66,7 +67,7 @@ impl Hub {
     }
 
     /// Makes a synced watch read what it was not told of, from `next` on, whatever is compacted meanwhile.
-    pub(super) fn leave_behind(&self, watch: &Rc<Watch>, next: i64) {
+    pub(super) fn leave_behind(&self, watch: &Rc<Watch>, next: Revision) {
         // One that was overtaken keeps nothing.
         let keeps = |hold: &Rc<Hold>| hold.snapshot(&self.shared.state.load().view, next).is_some();
         let held = self.hold.borrow().upgrade().filter(|hold| hold.from == next && keeps(hold));
@@ -81,7 +82,7 @@ impl Hub {
     }
 
     /// Makes a synced watch read history from `next` on.
-    pub(super) fn fall_behind(&self, watch: &Rc<Watch>, next: i64) {
+    pub(super) fn fall_behind(&self, watch: &Rc<Watch>, next: Revision) {
         let removed = self.synced.borrow_mut().remove(&watch.keys, watch.serial);
         assert!(removed.is_some(), "only a synced watch falls behind");
         let next = if planted::is(Bug::WatchFallsTooFarBehind) { next - 1 } else { next };
@@ -182,7 +183,7 @@ impl Hub {
     }
 
     /// Takes note that a watch that is behind has read through this revision; returns true if that is news.
-    fn has_read(&self, stream: &Stream, watch: &Rc<Watch>, through: i64) -> bool {
+    fn has_read(&self, stream: &Stream, watch: &Rc<Watch>, through: Revision) -> bool {
         assert!(stream.catches_up(watch), "a watch is where it says");
         let next = watch.next.get().max(through + 1);
         stream.told_through.set(stream.told_through.get().max(through));
@@ -312,16 +313,16 @@ impl Hub {
 
     /// Tells the client that a watch cannot go on. As with etcd the stream knows it until the client cancels it too:
     /// its number stays taken, its cancellation is answered, and progress is not told of until then.
-    fn cancel_compacted(&self, watch: &Watch, state: &Published, compacted: i64) {
+    fn cancel_compacted(&self, watch: &Watch, state: &Published, compacted: Revision) {
         self.rest(watch);
         watch.compacted.set(true);
         watch.stream.compacted.set(watch.stream.compacted.get() + 1);
         watch.synced.set(false);
         let response = WatchResponse {
-            header: Some(self.header(state, 0)),
+            header: Some(self.header(state, Revision(0))),
             watch_id: watch.id,
             canceled: true,
-            compact_revision: compacted,
+            compact_revision: compacted.0,
             ..WatchResponse::default()
         };
         watch.stream.push(Queued::control(&response));

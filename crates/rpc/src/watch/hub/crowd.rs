@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use mvcc::Snapshot;
+use numbers::{ChangeId, Revision};
 use planted::Bug;
 
 use super::{Hub, MOVED_AT_ONCE};
@@ -22,19 +23,19 @@ pub(super) enum UnderWay {
     Walk(Walk),
     /// Revisions up to this one may have been removed before this shard came to see them: the streams find out for each
     /// watch. Those of the streams before this one, and those of this one before this watch, know.
-    Overtaken { through: i64, stream: u64, watch: i64 },
+    Overtaken { through: Revision, stream: u64, watch: i64 },
 }
 
 /// Progress of a walk over the changes of one revision.
 pub(super) struct Walk {
-    revision: i64,
+    revision: Revision,
     /// The change that is being looked at, and the last watch looked at of those that are about its key.
     sub: u32,
     behind: Option<Place>,
 }
 
 impl Walk {
-    fn new(revision: i64) -> Walk {
+    fn new(revision: Revision) -> Walk {
         Walk { revision, sub: 0, behind: None }
     }
 }
@@ -42,12 +43,12 @@ impl Walk {
 /// Progress in telling watches of some revisions that concern many of them. Those told go on behind these revisions
 /// ([`Watch::next`]).
 pub(super) struct Crowd {
-    from: i64,
-    through: i64,
+    from: Revision,
+    through: Revision,
     /// The number of changes in these revisions; each turn may walk over all of them.
     changes: usize,
     /// The change that is being looked at, and the last watch told of those that are about its key.
-    at: (i64, u32),
+    at: ChangeId,
     behind: Option<Place>,
     /// Watches that are told together, and how many may be.
     together: usize,
@@ -64,7 +65,7 @@ impl Hub {
     }
 
     /// The last revision that synced watches have been told of or are being told of.
-    pub(super) fn begun(&self) -> i64 {
+    pub(super) fn begun(&self) -> Revision {
         match &*self.under_way.borrow() {
             None => self.revision.get(),
             Some(UnderWay::Crowd(crowd)) => crowd.through,
@@ -148,12 +149,12 @@ impl Hub {
     }
 
     /// Returns the work on the next revisions, which concern many watches.
-    fn crowd(&self, snapshot: Snapshot<'_>, from: i64) -> UnderWay {
+    fn crowd(&self, snapshot: Snapshot<'_>, from: Revision) -> UnderWay {
         let portion = self.portion.get();
         let (mut changes, mut bytes, mut through) = (0, 0, from);
         // The same up to the end of the revision before.
         let mut whole = None;
-        for version in snapshot.written(from, i64::MAX) {
+        for version in snapshot.written(from, Revision::MAX) {
             if changes > 0 && version.main() > through {
                 whole = Some((changes, bytes, through));
                 if changes >= CROWD_CHANGES || bytes >= CROWD_BYTES {
@@ -169,7 +170,7 @@ impl Hub {
         }
         // Each may be told of all. Where there are very many changes, each turn is long anyway.
         let together = (portion.bytes / bytes.max(1)).clamp(1, portion.watches.max(changes / 8));
-        let at = (from, 0);
+        let at = ChangeId::first_of(from);
         UnderWay::Crowd(Crowd { from, through, changes, at, behind: None, together, together_max: together })
     }
 
@@ -178,7 +179,10 @@ impl Hub {
     fn walk(&self, state: &Published, mut walk: Walk) -> Done {
         let portion = self.portion.get();
         let (mut done, mut concerned, mut stopped) = (Done::default(), Vec::new(), false);
-        let changes = state.view.snapshot().written_from(walk.revision, walk.sub, walk.revision);
+        let changes = state
+            .view
+            .snapshot()
+            .written_from(ChangeId { main: walk.revision, sub: walk.sub }, walk.revision);
         for version in changes {
             let behind = walk.behind.take().filter(|_| version.sub() == walk.sub);
             walk.sub = version.sub();
@@ -221,14 +225,14 @@ impl Hub {
     fn tell_crowd(&self, state: &Published, mut crowd: Crowd) -> Done {
         let snapshot = state.view.snapshot();
         let looks_max = self.portion.get().looks + crowd.changes;
-        let ((main, sub), through) = (crowd.at, crowd.through);
+        let (at, through) = (crowd.at, crowd.through);
         let begun = (crowd.at, crowd.behind.clone());
         // A watch that is found at a change wants none of those before it.
-        let changes = || snapshot.written_from(main, sub, through);
+        let changes = || snapshot.written_from(at, through);
         let (mut walked, mut looks, mut chosen, mut stopped) = (0, 0, Vec::new(), false);
         for version in changes() {
             walked += 1;
-            let at = (version.main(), version.sub());
+            let at = version.id();
             let behind = if at == crowd.at { crowd.behind.take() } else { None };
             crowd.at = at;
             let visited =
@@ -301,7 +305,7 @@ impl Hub {
 
     /// Makes some more watches read history that may have been removed. Streams without watches count as a watch: there may
     /// be many of them, too.
-    fn overtake(&self, through: i64, stream: u64, watch: i64) -> Done {
+    fn overtake(&self, through: Revision, stream: u64, watch: i64) -> Done {
         let from = self.revision.get() + 1;
         let streams = self.streams.borrow();
         let (mut looks, mut behind, mut stopped) = (0, Vec::new(), None);
@@ -338,7 +342,7 @@ impl Hub {
 
 /// Returns true if all that was written from this revision on is still there, compacted or not: it is above what may have
 /// been removed, or not compacted.
-fn is_there(state: &Published, from: i64) -> bool {
+fn is_there(state: &Published, from: Revision) -> bool {
     let compacted = state.view.snapshot().compact_revision();
     from > state.removed_through || from >= compacted || planted::is(Bug::WatchLostAtCompaction)
 }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::WatchResponse;
+use numbers::Revision;
 use planted::Bug;
 
 use super::{Hub, TOGETHER_MAX};
@@ -58,7 +59,7 @@ impl Hub {
     }
 
     /// Makes a stream wait for the hub to reach this revision before it sends progress; `None` ends the wait.
-    pub(super) fn wait_for_progress(&self, stream: &Rc<Stream>, due: Option<i64>) {
+    pub(super) fn wait_for_progress(&self, stream: &Rc<Stream>, due: Option<Revision>) {
         let before = stream.waits_for_progress.replace(due);
         if before == due {
             return;
@@ -85,7 +86,7 @@ impl Hub {
         self.waiting.borrow().first_key_value().is_none_or(|((due, _), _)| *due > revision)
     }
 
-    fn pop_due(&self, revision: i64) -> Option<Rc<Stream>> {
+    fn pop_due(&self, revision: Revision) -> Option<Rc<Stream>> {
         let mut waiting = self.waiting.borrow_mut();
         let stream = waiting.first_entry().filter(|first| first.key().0 <= revision)?.remove();
         stream.waits_for_progress.set(None);

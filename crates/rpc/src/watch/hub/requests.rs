@@ -10,6 +10,7 @@ use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
 use api::{Status, error};
 use bytes::Bytes;
+use numbers::Revision;
 
 use super::Hub;
 use crate::services::decode_streamed;
@@ -43,7 +44,7 @@ impl Hub {
         self.shared.attendance.watch_begins(self.shard);
         self.advance();
         let header = self.present_header();
-        let now = header.revision;
+        let now = Revision(header.revision);
         let mut response = WatchResponse { header: Some(header), created: true, ..WatchResponse::default() };
         match self.admit(stream, request, now) {
             Ok(watch) => {
@@ -62,7 +63,12 @@ impl Hub {
     }
 
     /// Checks a request in etcd's order, and makes the watch.
-    fn admit(&self, stream: &Rc<Stream>, request: &WatchCreateRequest, now: i64) -> Result<Watch, Status> {
+    fn admit(
+        &self,
+        stream: &Rc<Stream>,
+        request: &WatchCreateRequest,
+        now: Revision,
+    ) -> Result<Watch, Status> {
         if request.start_revision < 0 {
             return Err(error::COMPACTED);
         }
@@ -89,13 +95,17 @@ impl Hub {
             stream: Rc::clone(stream),
             keys_hash: self.hasher.hash_one(&keys),
             keys,
-            start: if request.start_revision == 0 { now } else { request.start_revision },
+            start: if request.start_revision == 0 { now } else { Revision(request.start_revision) },
             previous: request.prev_kv,
             no_put: filters(FilterType::Noput),
             no_delete: filters(FilterType::Nodelete),
             fragment: request.fragment,
             progress: request.progress_notify,
-            next: Cell::new(if request.start_revision == 0 { now + 1 } else { request.start_revision }),
+            next: Cell::new(if request.start_revision == 0 {
+                now + 1
+            } else {
+                Revision(request.start_revision)
+            }),
             synced: Cell::new(true),
             compacted: Cell::new(false),
             ahead: Cell::new(false),

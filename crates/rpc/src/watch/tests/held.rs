@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use api::etcdserverpb::{WatchCreateRequest, WatchResponse};
+use numbers::Revision;
 
 use super::world::{Client, World, settle, watch};
 use super::{HOUR, MANY, keys_of, line, lines, put_and_delete};
@@ -32,7 +33,7 @@ fn amid_a_long_revision() -> (World, [Client; 2]) {
     for _ in 0..3 {
         world.put("k", 1);
     }
-    world.store.compact(6).expect("compacts");
+    world.store.compact(Revision(6)).expect("compacts");
     (world, clients)
 }
 
@@ -109,7 +110,7 @@ fn a_watch_that_was_not_told_for_want_of_room_is_told_though_it_was_compacted() 
     world.hub.advance();
     world.work();
     assert_eq!(world.gauges().2, 1);
-    world.store.compact(6).expect("compacts");
+    world.store.compact(Revision(6)).expect("compacts");
     world.remove(Duration::ZERO);
     world.advance();
     settle([&mut client]);
@@ -138,7 +139,7 @@ fn a_watch_that_had_everything_gets_previous_values_beside_one_that_reads_histor
     client.step();
     world.hub.read_some();
     client.step();
-    world.store.compact(7).expect("compacts");
+    world.store.compact(Revision(7)).expect("compacts");
     world.remove(Duration::ZERO);
     world.advance();
     settle([&mut client]);
@@ -158,7 +159,7 @@ fn what_is_made_without_previous_values_is_not_shared_with_a_watch_that_keeps_th
     settle(&mut clients);
     clients[1].received();
     world.advance();
-    world.store.compact(3).expect("compacts");
+    world.store.compact(Revision(3)).expect("compacts");
     world.remove(Duration::ZERO);
     // One that begins there begins to make it first.
     clients[0].create(WatchCreateRequest { start_revision: 3, ..with_previous });

@@ -2,6 +2,7 @@
 
 use api::etcdserverpb::WatchCreateRequest;
 use api::mvccpb::KeyValue;
+use numbers::Revision;
 
 use super::world::{Client, World, settle, watch};
 use super::{HOUR, MANY, keys_of, lines};
@@ -193,7 +194,7 @@ fn progress_is_not_told_below_what_was_read_as_history() {
     world.publish();
     // The synced watches are told some of what came, and the one that is behind reads more of it.
     world.hub.advance();
-    assert_eq!(world.hub.revision(), 12);
+    assert_eq!(world.hub.revision(), Revision(12));
     settle([&mut client]);
     let told = lines(&client);
     assert!(told.last().is_some_and(|line| line.ends_with(" put:k:21")), "{told:?}");
@@ -237,9 +238,9 @@ fn streams_that_cannot_be_told_of_progress_yet_cost_nothing_at_each_publication(
     overtaken.iter().for_each(|client| client.create(watch("k", "")));
     settle(&mut clients);
     (0..10).for_each(|_| world.put("k", 1));
-    world.store.compact(10).expect("compacts");
+    world.store.compact(Revision(10)).expect("compacts");
     while !world.store.compact_step(100, |_| {}).done {}
-    world.removed_through = 10;
+    world.removed_through = Revision(10);
     world.advance();
     settle(&mut clients);
     clients.iter().for_each(Client::ask_progress);
@@ -256,7 +257,7 @@ fn streams_that_cannot_be_told_of_progress_yet_cost_nothing_at_each_publication(
     // One of each kind is told once nothing is in the way.
     let now = world.hub.revision();
     clients[0].cancel(0);
-    clients[0].create(WatchCreateRequest { start_revision: now + 1, ..watch("k", "") });
+    clients[0].create(WatchCreateRequest { start_revision: (now + 1).0, ..watch("k", "") });
     clients[0].ask_progress();
     clients[STREAMS - 1].create(watch("k", ""));
     clients[STREAMS - 1].cancel(0);
@@ -394,9 +395,9 @@ fn streams_without_watches_are_passed_over_in_turns_when_watches_are_overtaken()
     settle(&mut clients);
     clients.iter().for_each(|client| drop(client.received()));
     (0..10).for_each(|_| world.put("k", 1));
-    world.store.compact(10).expect("compacts");
+    world.store.compact(Revision(10)).expect("compacts");
     while !world.store.compact_step(100, |_| {}).done {}
-    world.removed_through = 10;
+    world.removed_through = Revision(10);
     world.publish();
     world.hub.work_done();
     world.hub.advance();
@@ -412,5 +413,5 @@ fn streams_without_watches_are_passed_over_in_turns_when_watches_are_overtaken()
         let told = lines(&clients[n]);
         assert_eq!((told.len(), told[299].as_str()), (300, "299@0 canceled compacted=10"));
     }
-    assert_eq!((world.hub.watches(), world.hub.revision()), (0, 11));
+    assert_eq!((world.hub.watches(), world.hub.revision()), (0, Revision(11)));
 }

@@ -20,6 +20,7 @@ use disk::MemDisk;
 use front::{LocalBoxFuture, TrySend};
 use machine::{Alarms, Members, ReadError, Values};
 use mvcc::{KeyRange, Location, Store, Value};
+use numbers::{LeaseId, Revision};
 use prost::Message as _;
 
 use crate::watch::{Hub, Requests, Responses};
@@ -80,7 +81,7 @@ pub struct World {
     live: BTreeMap<Vec<u8>, KeyValue>,
     leader: u64,
     /// What is published of removals: that they may have taken anything up to here.
-    pub removed_through: i64,
+    pub removed_through: Revision,
     _log: log::Log,
 }
 
@@ -102,7 +103,7 @@ impl World {
             times_calls: false,
         };
         let metrics = Arc::new(Metrics::new(&[], MetricsDetail::Basic));
-        let state = published(&mut store, 2, -1);
+        let state = published(&mut store, 2, Revision(-1));
         let identity = Identity { member_id: 2, cluster_id: 1 };
         let shared =
             Arc::new(Shared::new(identity, state, limits, 1, Arc::default(), log.values(), metrics, 1));
@@ -117,7 +118,7 @@ impl World {
             history: Vec::new(),
             live: BTreeMap::new(),
             leader: 2,
-            removed_through: -1,
+            removed_through: Revision(-1),
             _log: log,
         }
     }
@@ -130,13 +131,13 @@ impl World {
             let previous = self.live.get(key.as_bytes()).cloned();
             let kv = match value {
                 Some(len) => {
-                    let fill = (revision % 251) as u32;
+                    let fill = (revision.0 % 251) as u32;
                     let location = Location { segment: fill, offset: 0 };
-                    writer.put(key.as_bytes(), Value { location, len: *len as u32, crc: 0 }, 0);
+                    writer.put(key.as_bytes(), Value { location, len: *len as u32, crc: 0 }, LeaseId::NONE);
                     let kv = KeyValue {
                         key: key.as_bytes().to_vec().into(),
-                        create_revision: previous.as_ref().map_or(revision, |kv| kv.create_revision),
-                        mod_revision: revision,
+                        create_revision: previous.as_ref().map_or(revision.0, |kv| kv.create_revision),
+                        mod_revision: revision.0,
                         version: previous.as_ref().map_or(1, |kv| kv.version + 1),
                         value: vec![fill as u8; *len].into(),
                         lease: 0,
@@ -151,7 +152,7 @@ impl World {
                     self.live.remove(key.as_bytes());
                     KeyValue {
                         key: key.as_bytes().to_vec().into(),
-                        mod_revision: revision,
+                        mod_revision: revision.0,
                         ..KeyValue::default()
                     }
                 }
@@ -230,7 +231,7 @@ impl World {
     }
 }
 
-fn published(store: &mut Store, leader: u64, removed_through: i64) -> Published {
+fn published(store: &mut Store, leader: u64, removed_through: Revision) -> Published {
     Published {
         view: store.publish(),
         applied_index: 1,

@@ -6,6 +6,7 @@ use api::etcdserverpb::{
     MemberAddResponse,
 };
 use mainstay_server::stepped::Stepped;
+use numbers::LeaseId;
 
 use super::world::World;
 
@@ -96,7 +97,7 @@ fn a_renewal_promises_no_more_than_the_next_leader_knows_of() {
     assert_eq!(granted.ttl, 2);
     // It would let no lease expire before 15 s, but may be gone by then.
     world.lead(2);
-    let renewal = world.member(2).renew(7);
+    let renewal = world.member(2).renew(LeaseId(7));
     assert_eq!(world.run(renewal), Ok(granted.ttl));
 }
 

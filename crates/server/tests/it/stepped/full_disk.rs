@@ -41,7 +41,7 @@ fn delete(world: &mut World, from: &str, to: &str) {
 
 fn compact(world: &mut World) {
     let revision = world.member(0).probe().revision;
-    let request = CompactionRequest { revision, physical: true };
+    let request = CompactionRequest { revision: revision.0, physical: true };
     let _: CompactionResponse = world.call(0, Rpc::KvCompact, &request).expect("is compacted");
 }
 

@@ -11,6 +11,7 @@ use api::etcdserverpb::{
     LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MoveLeaderRequest,
 };
 use api::raftpb::{Entry, Message, MessageType};
+use numbers::LeaseId;
 use peer::Handler as _;
 use prost::Message as _;
 
@@ -55,7 +56,7 @@ fn a_renewal_takes_back_a_note_that_is_under_way() {
     // The time left is noted before the member stops. The note is in the log already, but not yet committed.
     world.places[0].log_held = true;
     world.member(0).stop();
-    let mut renewal = Box::pin(world.member(0).renew(lease));
+    let mut renewal = Box::pin(world.member(0).renew(LeaseId(lease)));
     let _ = within(&mut world, Duration::from_millis(200), &mut renewal);
     world.places[0].log_held = false;
     world.until("the member has stopped", |world| world.members().count() == 0);
@@ -73,9 +74,9 @@ fn a_renewal_behind_a_clearing_under_way_waits_for_it() {
     world.places[0].log_held = true;
     // A note that comes with time, and two renewals while nothing reaches the disk.
     pass(&mut world, Duration::from_secs(12));
-    let mut first = Box::pin(world.member(0).renew(lease));
+    let mut first = Box::pin(world.member(0).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_millis(300), &mut first), None);
-    let mut second = Box::pin(world.member(0).renew(lease));
+    let mut second = Box::pin(world.member(0).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_millis(300), &mut second), None);
     world.places[0].log_held = false;
     assert_eq!((world.run(first), world.run(second)), (Ok(400), Ok(400)));
@@ -123,7 +124,7 @@ fn a_lease_without_a_ttl_is_renewed_by_that_of_its_leader() {
     }];
     world.member(0).peering().received(&mut messages);
     world.until("all know it", |world| world.members().all(|member| member.probe().leases == 1));
-    let renewal = world.member(0).renew(77);
+    let renewal = world.member(0).renew(LeaseId(77));
     assert_eq!(world.run(renewal), Ok(2), "it lives: 0 would say that it is gone");
     assert_eq!(time_to_live(&mut world, 1, 77).granted_ttl, 2);
 }
@@ -141,12 +142,12 @@ fn a_renewal_of_a_lease_that_is_being_revoked_hears_of_it_once_it_is_gone() {
     let mut revoked = Box::pin(world.member(0).call(Rpc::LeaseRevoke, request.into()));
     assert!(within(&mut world, Duration::from_millis(200), &mut revoked).is_none());
     // Until it is, the lease lives. A follower or another leader could say so.
-    let renewal = world.member(0).renew(lease);
+    let renewal = world.member(0).renew(LeaseId(lease));
     assert_eq!(world.run(renewal), Ok(60));
     assert_eq!(world.member(0).probe().leases, 1);
     world.lose(None);
     world.run(revoked).expect("is revoked");
-    let renewal = world.member(0).renew(lease);
+    let renewal = world.member(0).renew(LeaseId(lease));
     assert_eq!(world.run(renewal), Ok(0));
 }
 
@@ -180,10 +181,10 @@ fn an_expired_lease_is_not_renewed_while_its_revocation_is_under_way() {
     world.places[0].log_held = true;
     pass(&mut world, Duration::from_secs(7));
     // The revocation is in the log, not yet committed. As in etcd, a renewal waits for it.
-    let mut early = Box::pin(world.member(0).renew(lease));
+    let mut early = Box::pin(world.member(0).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_secs(3), &mut early), None);
     pass(&mut world, Duration::from_secs(8));
-    let mut late = Box::pin(world.member(0).renew(lease));
+    let mut late = Box::pin(world.member(0).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_secs(1), &mut late), None, "it is not revived");
     world.places[0].log_held = false;
     assert_eq!(world.run(late), Ok(0));
@@ -205,7 +206,7 @@ fn a_renewal_that_waits_for_a_quorum_counts_from_when_it_came() {
     world.lose(Some(Box::new(move |message| {
         message.to == Some(leader) && message.r#type == Some(MessageType::MsgHeartbeatResp as i32)
     })));
-    let mut renewal = Box::pin(world.member(0).renew(lease));
+    let mut renewal = Box::pin(world.member(0).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_millis(700), &mut renewal), None);
     world.lose(None);
     assert_eq!(world.run(renewal), Ok(2));
@@ -222,7 +223,7 @@ fn a_leader_that_was_replaced_renews_nothing() {
     let new = (old + 1) % 3;
     let lease = grant(&mut world, old, 60);
     // Just now a quorum has confirmed it.
-    let renewal = world.member(old).renew(lease);
+    let renewal = world.member(old).renew(LeaseId(lease));
     assert_eq!(world.run(renewal), Ok(60));
     let request = MoveLeaderRequest { target_id: world.places[new].id };
     let moving = world.member(old).call(Rpc::MaintenanceMoveLeader, request.encode_to_vec().into());
@@ -240,7 +241,7 @@ fn a_leader_that_was_replaced_renews_nothing() {
     world.until("the other leads", |world| world.member(new).probe().settled);
     let _: LeaseRevokeResponse =
         world.call(new, Rpc::LeaseRevoke, &LeaseRevokeRequest { id: lease }).expect("is revoked");
-    let mut renewal = Box::pin(world.member(old).renew(lease));
+    let mut renewal = Box::pin(world.member(old).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_millis(200), &mut renewal), None);
     world.cut(old, false);
     assert_eq!(world.run(renewal), Ok(0));
@@ -287,7 +288,7 @@ fn long_lists_are_whole_and_in_order() {
     world.kill(leader);
     world.until("another leads", |world| world.leader().is_some_and(|at| at != leader));
     let now = world.leader().expect("somebody leads");
-    let renewal = world.member(now).renew(COUNT);
+    let renewal = world.member(now).renew(LeaseId(COUNT));
     assert_eq!(world.run(renewal), Ok(ttl_of(COUNT).expect("is granted")));
     assert_eq!(world.member(now).probe().leases, COUNT as usize);
     let left = time_to_live(&mut world, now, 2999).ttl;

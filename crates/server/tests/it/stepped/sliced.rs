@@ -15,6 +15,7 @@ use api::etcdserverpb::{
 use api::raftpb::MessageType;
 use api::{Rpc, Status};
 use bytes::Bytes;
+use numbers::LeaseId;
 use prost::Message as _;
 
 use super::world::World;
@@ -133,7 +134,7 @@ fn while_a_large_deletion_is_applied_heartbeats_go_out_and_reads_are_answered() 
     let answer = DeleteRangeResponse::decode(answer.expect("is there").expect("deletes")).expect("decodes");
     assert_eq!(
         (answer.deleted, answer.header.expect("has one").revision),
-        (KEYS as i64, before.revision + 1)
+        (KEYS as i64, before.revision.0 + 1)
     );
     assert!(amid >= KEYS as u64 / SLICE - 2, "it took {amid} turns");
     let heartbeats = heartbeats.load(Ordering::Relaxed);
@@ -208,7 +209,7 @@ fn leases_that_are_renewed_in_time_live_though_apply_is_behind() {
     world.until("it is amid the entry", |world| is_amid(world, 0));
     let began = world.places[0].clock.elapsed();
     // It waits for the entry.
-    let mut early = Box::pin(world.member(0).renew(5));
+    let mut early = Box::pin(world.member(0).renew(LeaseId(5)));
     let mut late = None;
     let mut context = Context::from_waker(Waker::noop());
     while is_amid(&world, 0) {
@@ -219,7 +220,7 @@ fn leases_that_are_renewed_in_time_live_though_apply_is_behind() {
         }
         if late.is_none() && world.places[0].clock.elapsed() - began > Duration::from_millis(2500) {
             // As of what is applied, it comes in time, too.
-            let mut renewal = Box::pin(world.member(0).renew(6));
+            let mut renewal = Box::pin(world.member(0).renew(LeaseId(6)));
             assert!(renewal.as_mut().poll(&mut context).is_pending());
             late = Some(renewal);
         }

@@ -375,7 +375,7 @@ fn values_that_are_moved_while_their_reads_are_queued_are_read_where_they_are() 
         world.put(0, "busy", &[n as u8; 900]).expect("is taken");
         if n % 40 == 39 {
             let revision = world.member(0).probe().revision - 3;
-            let compaction = pb::CompactionRequest { revision, physical: false };
+            let compaction = pb::CompactionRequest { revision: revision.0, physical: false };
             let _: pb::CompactionResponse = world.call(0, Rpc::KvCompact, &compaction).expect("is taken");
         }
     }
@@ -458,7 +458,7 @@ fn a_call_that_waits_for_the_disk_keeps_no_memory() {
             write(&mut world);
             let growth = world.member(0).probe().index_bytes - before;
             let revision = world.member(0).probe().revision;
-            let compaction = pb::CompactionRequest { revision, physical: false };
+            let compaction = pb::CompactionRequest { revision: revision.0, physical: false };
             let _: pb::CompactionResponse = world.call(0, Rpc::KvCompact, &compaction).expect("is taken");
             world.settle().expect("all goes on");
             assert!(!cold || poll(&mut call).is_pending(), "{rpc:?}");
@@ -752,7 +752,7 @@ fn a_transaction_that_reads_and_waits_for_the_disk_is_of_the_newest_state() {
     let answer = TxnResponse::decode(world.run(call).expect("is answered")).expect("decodes");
     // As of a moment, a walk passes over all that was written and deleted since.
     assert!(!answer.succeeded);
-    assert_eq!(answer.header.expect("has one").revision, revision);
+    assert_eq!(answer.header.expect("has one").revision, revision.0);
 }
 
 #[test]
