@@ -11,12 +11,12 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use crate::channel::broken;
 use crate::messages::{Messages, framed};
 
-/// What goes with a call.
+/// Options of a call.
 #[derive(Clone, Debug)]
 pub struct CallOptions {
-    /// Metadata, in order.
+    /// Metadata to send, in order.
     pub metadata: Vec<(HeaderName, HeaderValue)>,
-    /// How long the whole call may take; the server is told.
+    /// Time limit of the whole call; the server is told.
     pub timeout: Option<Duration>,
     /// Largest answer taken, in bytes.
     pub message_bytes_max: usize,
@@ -219,7 +219,8 @@ impl Receiver {
 /// An answer whose trailers do not say how it ended.
 const NO_STATUS: Status = Status::new(Code::Internal, "server closed the stream without sending trailers");
 
-/// By RFC 9113, sections 6.8 and 8.7: the server refused the stream, or went away before it came to it.
+/// Returns true if the server never looked at the call, by RFC 9113, sections 6.8 and 8.7: it refused the stream, or went
+/// away before it came to it.
 fn is_unprocessed(error: &h2::Error) -> bool {
     let refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
     error.is_remote() && (refused || error.is_go_away())

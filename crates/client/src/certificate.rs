@@ -1,9 +1,9 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stdx::calendar::Utc;
 
-/// When a certificate in DER form stops being valid; `None` when it is not a certificate.
+/// Returns the time when a certificate in DER form stops being valid; `None` if it is not a certificate.
 ///
-/// A walk to the one field needed, by RFC 5280 section 4.1: Certificate, TBSCertificate, then past version, serial,
+/// It walks to the one field needed, by RFC 5280 section 4.1: Certificate, TBSCertificate, then past version, serial,
 /// algorithm and issuer to Validity. A parser of whole certificates would be a dependency larger than this crate.
 pub fn not_after(der: &[u8]) -> Option<SystemTime> {
     let (certificate, _) = inside(der, SEQUENCE)?;
@@ -61,7 +61,7 @@ fn digits(text: &str, from: usize, count: usize) -> Option<u64> {
     part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse().ok())?
 }
 
-/// From a year and `MMDDhhmmssZ`, the only form RFC 5280 allows.
+/// Returns the time of a year and `MMDDhhmmssZ`, the only form RFC 5280 allows.
 fn instant(year: u64, rest: &str) -> Option<SystemTime> {
     let field = |at: usize| digits(rest, at, 2);
     let (month, day, hour, minute, second) = (field(0)?, field(2)?, field(4)?, field(6)?, field(8)?);

@@ -25,9 +25,9 @@ pub struct Channel {
     peer: Option<Arc<PeerCertificates>>,
     send_bytes_max: usize,
     receive_bytes_max: usize,
-    /// Its weak count is the number of open calls.
+    /// The weak count is the number of open calls.
     calls: Arc<()>,
-    /// Whether the connection takes no more calls: it is gone, or its server is going away.
+    /// True if the connection takes no more calls: it is gone, or its server is going away.
     over: Arc<watch::Sender<bool>>,
 }
 
@@ -41,11 +41,12 @@ impl Channel {
         Channel::connect_with(address, window_bytes).await.map(|(channel, _)| channel)
     }
 
-    /// As [`Channel::connect`], with this receive window per stream and connection, in bytes. The task that
-    /// drives the connection comes along: it ends with the connection, and aborting it breaks it. What is sent
-    /// is held to no limit here.
+    /// Connects as [`Channel::connect`] does, with this receive window per stream and connection, in bytes. Also returns
+    /// the task that drives the connection: it ends with the connection, and aborting it breaks the connection. Messages
+    /// that are sent have no size limit.
     ///
     /// # Errors
+    ///
     /// As [`Channel::connect`].
     pub async fn connect_with(
         address: impl ToSocketAddrs,
@@ -107,7 +108,7 @@ impl Channel {
         Ok((channel, driver))
     }
 
-    /// What the TLS handshake showed of the server; `None` without TLS.
+    /// Returns the certificates of the server from the TLS handshake; `None` without TLS.
     pub fn peer(&self) -> Option<&PeerCertificates> {
         self.peer.as_deref()
     }
@@ -132,9 +133,10 @@ impl Channel {
         self.unary_with(path, &CallOptions::default(), message).await
     }
 
-    /// As [`Channel::unary`], with metadata and a deadline.
+    /// Makes a call as [`Channel::unary`] does, with metadata and a deadline.
     ///
     /// # Errors
+    ///
     /// As [`Channel::unary`], and `DeadlineExceeded`.
     pub async fn unary_with(
         &self,
@@ -184,9 +186,10 @@ impl Channel {
         self.stream_with(path, &CallOptions::default()).await
     }
 
-    /// As [`Channel::stream`], with metadata and a deadline, which the server keeps.
+    /// Opens a stream as [`Channel::stream`] does, with metadata and a deadline, which the server keeps.
     ///
     /// # Errors
+    ///
     /// As [`Channel::stream`].
     pub async fn stream_with(&self, path: &str, options: &CallOptions) -> Result<(Sender, Receiver), Status> {
         let invalid = |error: http::Error| Status::with(Code::InvalidArgument, error.to_string());
@@ -220,7 +223,7 @@ impl Channel {
     }
 }
 
-/// How a call failed.
+/// The failure of a call.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
@@ -238,7 +241,7 @@ impl Failure {
     }
 }
 
-/// What a call hears when the connection failed under it.
+/// Returns the status of a call whose connection failed.
 pub(crate) fn broken(error: h2::Error) -> Status {
     let code = match error.reason() {
         Some(h2::Reason::CANCEL) if error.is_reset() => Code::Canceled,

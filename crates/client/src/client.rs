@@ -49,10 +49,10 @@ struct Cluster {
     dial_timeout: Option<Duration>,
 }
 
-/// What Authenticate gave.
+/// A token from Authenticate.
 #[derive(Clone, Default)]
 struct Token {
-    /// How many were got so far.
+    /// Number of tokens received so far.
     number: u64,
     value: Option<HeaderValue>,
 }
@@ -223,9 +223,10 @@ impl Client {
         Ok(stream)
     }
 
-    /// What the TLS handshake showed of the server; `None` without TLS. Connects if need be.
+    /// Returns the certificates of the server from the TLS handshake; `None` without TLS. Connects first if needed.
     ///
     /// # Errors
+    ///
     /// `DeadlineExceeded`.
     pub async fn peer(&self) -> Result<Option<PeerCertificates>, Status> {
         let deadline = self.timeout.map(|timeout| Instant::now() + timeout);
@@ -390,7 +391,7 @@ fn standing(links: &[Arc<Link>], turn: usize) -> Option<Channel> {
     channels.into_iter().nth(at)
 }
 
-/// What a call says that ran out of time.
+/// Status of a call that ran out of time.
 const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
 async fn until<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -> Result<T, Status> {
@@ -418,7 +419,7 @@ pub fn status_of_text(text: &str) -> Status {
     known.cloned().unwrap_or_else(|| Status::with(Code::Unknown, text))
 }
 
-/// As [`Status::shown`].
+/// Returns the text of [`Status::shown`].
 pub fn shown(status: &Status) -> String {
     status.shown()
 }

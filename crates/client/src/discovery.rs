@@ -14,16 +14,16 @@ use tokio::time::timeout;
 
 use crate::retry::random;
 
-/// Where and how names are asked for.
+/// A DNS resolver: its servers, timeout and attempts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolver {
     /// Name servers, in the order they are tried.
     pub servers: Vec<SocketAddr>,
     /// Domains to try behind a name that does not exist by itself.
     pub search: Vec<String>,
-    /// How long one server may take to answer once.
+    /// Time limit of one server's answer.
     pub timeout: Duration,
-    /// How often all servers are tried.
+    /// Number of times that all servers are tried.
     pub attempts: u32,
 }
 
@@ -193,7 +193,7 @@ impl Resolver {
     }
 }
 
-/// What a name server said.
+/// A name server's answer.
 struct Answer {
     is_cut_off: bool,
     code: RCODE,

@@ -1,23 +1,23 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where a server is, as etcd's clients spell it: `host:port`, `http://host:port`, `https://host:port`,
+/// The address of a server as etcd's clients spell it: `host:port`, `http://host:port`, `https://host:port`,
 /// `unix://path` or `unixs://path`.
 ///
-/// Every text is an endpoint, as in etcd: one that makes no sense says so when it is dialled.
+/// Every text is an endpoint, as in etcd: a malformed one fails when it is dialled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
-    /// As it was given.
+    /// The text as it was given.
     pub text: String,
-    /// Where to connect to.
+    /// Address to connect to.
     pub address: Address,
     /// The name its certificate has to bear unless the settings name another, and HTTP/2's authority.
     pub host: String,
-    /// Whether TLS is spoken there.
+    /// Says if TLS is spoken there.
     pub security: Security,
 }
 
-/// Where to connect to.
+/// An address to connect to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     /// `host:port`, not looked up yet and perhaps malformed.
@@ -26,14 +26,14 @@ pub enum Address {
     Unix(PathBuf),
 }
 
-/// What an endpoint's scheme says of TLS. Source: etcd's `client/v3/internal/endpoint`.
+/// The meaning of an endpoint's scheme for TLS. Source: etcd's `client/v3/internal/endpoint`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Security {
     /// `https` and `unixs`: always, with the system's roots when nothing else is configured.
     Tls,
     /// `http`: never, whatever is configured.
     Plain,
-    /// No scheme, or `unix`: when TLS is configured.
+    /// No scheme, or `unix`: TLS if it is configured.
     AsConfigured,
 }
 

@@ -14,10 +14,10 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::client::Client;
 use crate::stream::Stream;
 
-/// How long to wait before a broken stream is opened again. Source: clientv3.
+/// Pause before a broken stream is opened again. Source: clientv3.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// How many answers may wait for who reads them; more are dropped, as in clientv3.
+/// Maximum number of answers that wait for their reader; more are dropped, as in clientv3.
 const ANSWERS_MAX: usize = 16;
 
 /// Grants a lease; an `id` of 0 lets the server choose.

@@ -12,7 +12,7 @@ use crate::transport::{HTTP2, Transport, Wire};
 /// A connection to an endpoint on which nothing was said yet, for protocols other than gRPC.
 pub struct RawConnection {
     wire: Box<dyn Wire>,
-    /// What the TLS handshake showed of the server; `None` without TLS.
+    /// Certificates of the server from the TLS handshake; `None` without TLS.
     pub peer: Option<PeerCertificates>,
 }
 

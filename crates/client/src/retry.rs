@@ -6,7 +6,7 @@ use api::{Code, Rpc, Status, error};
 
 use crate::channel::Failure;
 
-/// How often a unary call is tried at most.
+/// Maximum number of attempts of a unary call.
 pub(crate) const ATTEMPTS: u32 = 100;
 
 /// Unary methods that may be repeated after an `Unavailable`. Source: clientv3's `retry.go`; granting and revoking a
@@ -29,10 +29,10 @@ const REPEATABLE: &[Rpc] = &[
     Rpc::AuthRoleList,
 ];
 
-/// What follows from a failed attempt.
+/// The consequence of a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is the call's result.
+    /// The failure is the call's result.
     Final,
     /// Try again, perhaps at another endpoint.
     Repeat,
@@ -63,7 +63,7 @@ pub(crate) fn verdict(rpc: Rpc, failure: &Failure, endpoints: usize, credentials
     if elsewhere || repeatable || unsent { Verdict::Repeat } else { Verdict::Final }
 }
 
-/// Who a client says it is.
+/// Credentials of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Credentials {
     None,

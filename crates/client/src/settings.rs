@@ -4,23 +4,23 @@ use std::time::Duration;
 use crate::tls::{Tls, TlsError, TlsFiles};
 use crate::transport::{Keepalive, Transport};
 
-/// What a [`crate::Client`] is made of. The defaults are etcd's client's.
+/// The settings of a [`crate::Client`]. The defaults are those of etcd's client.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the members are; see [`crate::Endpoint`] for the forms.
+    /// Endpoints of the members; see [`crate::Endpoint`] for the forms.
     pub endpoints: Vec<String>,
-    /// How long one connection may take to come about, and the first authentication. `None` or zero: as it takes.
+    /// Time limit of connecting, and of the first authentication. `None` or zero: no limit.
     pub dial_timeout: Option<Duration>,
-    /// After how long without a byte a connection with open calls is pinged; zero for never. Less than 10 s is taken
-    /// as 10 s, as gRPC does: servers hang up on who pings more often.
+    /// Silence after which a connection with open calls is pinged; zero for never. Less than 10 s is taken as 10 s, as
+    /// gRPC does: servers close the connections of clients that ping more often.
     pub keepalive_time: Duration,
-    /// How long a ping's answer may take.
+    /// Time limit of a ping's answer.
     pub keepalive_timeout: Duration,
     /// Largest request, in bytes.
     pub send_bytes_max: usize,
     /// Largest answer, in bytes.
     pub receive_bytes_max: usize,
-    /// For endpoints without a scheme, and for `https` ones.
+    /// TLS for endpoints without a scheme, and for `https` ones.
     pub tls: Option<Tls>,
     /// Name and password; both non-empty, or there is no user.
     pub user: Option<(String, String)>,
@@ -79,7 +79,7 @@ impl Settings {
 /// Settings that make no client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingsError {
-    /// There is no endpoint.
+    /// The list of endpoints is empty.
     NoEndpoints,
     /// A user and a token are given.
     UserAndToken,

@@ -18,28 +18,30 @@ impl<Req: Message, Resp: Message + Default> Stream<Req, Resp> {
         Stream { sender, receiver: StreamReceiver { receiver, answer: PhantomData } }
     }
 
-    /// As [`StreamSender::send`].
+    /// Sends a request as [`StreamSender::send`] does.
     ///
     /// # Errors
+    ///
     /// As [`StreamSender::send`].
     pub async fn send(&mut self, request: &Req) -> Result<(), Status> {
         self.sender.send(request).await
     }
 
-    /// As [`StreamSender::finish`].
+    /// Ends the requests as [`StreamSender::finish`] does.
     pub fn finish(&mut self) {
         self.sender.finish();
     }
 
-    /// As [`StreamReceiver::next`].
+    /// Returns the next response as [`StreamReceiver::next`] does.
     ///
     /// # Errors
+    ///
     /// As [`StreamReceiver::next`].
     pub async fn next(&mut self) -> Result<Option<Resp>, Status> {
         self.receiver.next().await
     }
 
-    /// Its two sides, for two tasks.
+    /// Splits the stream into its two sides, for two tasks.
     pub fn split(self) -> (StreamSender<Req>, StreamReceiver<Resp>) {
         (self.sender, self.receiver)
     }

@@ -10,14 +10,14 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use crate::certificate;
 
-/// Where the material for TLS lies; PEM files all. Empty, it means the system's roots and no certificate of our own.
+/// Paths of the PEM files for TLS. Without any, the system's roots are trusted and no certificate is sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
     /// Certificates of the authorities that servers are verified with, instead of the system's.
     pub cacert: Option<PathBuf>,
     /// Our certificate, with what leads from it to its authority.
     pub cert: Option<PathBuf>,
-    /// Its key: PKCS#8, PKCS#1 or SEC 1.
+    /// Key of the certificate: PKCS#8, PKCS#1 or SEC 1.
     pub key: Option<PathBuf>,
     /// The name a server's certificate has to bear, instead of its endpoint's host.
     pub server_name: Option<String>,
@@ -25,7 +25,7 @@ pub struct TlsFiles {
     pub insecure_skip_verify: bool,
 }
 
-/// What is wrong with the material for TLS. Displays as etcd's tools do where they have a text for it.
+/// An error in the files for TLS. Displays as etcd's tools do where they have a text for it.
 #[derive(Debug)]
 pub struct TlsError(String);
 
@@ -154,17 +154,17 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         .map_err(|error| TlsError(format!("{}: {error}", path.display())))
 }
 
-/// What a TLS handshake showed of the server.
+/// The certificates that a server showed in the TLS handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCertificates {
-    /// In DER form, the server's own first.
+    /// Certificates in DER form, the server's own first.
     pub chain: Vec<Vec<u8>>,
     /// `TLS 1.2` or `TLS 1.3`.
     pub version: &'static str,
 }
 
 impl PeerCertificates {
-    /// When the first of the chain ends; `None` without a chain, or for one whose end cannot be read.
+    /// Returns the time when the first of the chain expires; `None` without a chain, or if that time cannot be read.
     pub fn not_after(&self) -> Option<std::time::SystemTime> {
         self.chain.first().and_then(|der| certificate::not_after(der))
     }

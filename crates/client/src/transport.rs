@@ -14,12 +14,12 @@ use tokio_rustls::TlsConnector;
 use crate::endpoint::{Address, Endpoint, Security, split_host_port};
 use crate::tls::{PeerCertificates, Tls, TlsFiles};
 
-/// How to reach a server, and the bounds of what is said to it.
+/// The way to reach a server, and limits of messages.
 #[derive(Clone, Debug)]
 pub struct Transport {
-    /// For endpoints that speak TLS, or may.
+    /// TLS for endpoints that speak it, or may.
     pub tls: Option<Tls>,
-    /// How long a connection may take to come about, TLS included.
+    /// Time limit of connecting, with TLS.
     pub dial_timeout: Option<Duration>,
     /// Pings on a silent connection.
     pub keepalive: Option<Keepalive>,
@@ -45,17 +45,18 @@ impl Default for Transport {
     }
 }
 
-/// When a silent connection is asked whether it is alive. Only connections with open calls are.
+/// Settings of HTTP/2 pings on a silent connection. Only connections with open calls are pinged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
-    /// How long nothing may come before a ping goes out.
+    /// Silence after which a ping is sent.
     pub time: Duration,
-    /// How long its answer may take before the connection is given up.
+    /// Time limit of its answer, after which the connection is given up.
     pub timeout: Duration,
 }
 
 impl Keepalive {
-    /// As gRPC takes these numbers: servers hang up on who pings more often than every 5 s, so 10 s is the least.
+    /// Returns the settings as gRPC uses these numbers: servers close the connections of clients that ping more often
+    /// than every 5 s, so 10 s is the least.
     pub fn for_grpc(time: Duration, timeout: Duration) -> Option<Keepalive> {
         let time = Some(time).filter(|time| !time.is_zero())?.max(Duration::from_secs(10));
         let timeout = if timeout.is_zero() { Duration::from_secs(20) } else { timeout };
@@ -82,7 +83,7 @@ impl Transport {
         self.bounded(endpoint, self.dial_unbounded(endpoint, HTTP2)).await
     }
 
-    /// As [`Transport::dial`], for this protocol of ALPN.
+    /// Dials as [`Transport::dial`] does, for this ALPN protocol.
     pub(crate) async fn dial_for(&self, endpoint: &Endpoint, protocol: &[u8]) -> io::Result<Dialled> {
         self.bounded(endpoint, self.dial_unbounded(endpoint, protocol)).await
     }
@@ -188,7 +189,7 @@ fn said(error: &io::Error, tried: &str) -> io::Error {
     io::Error::new(error.kind(), format!("{tried}: {why}"))
 }
 
-/// How many bytes came in so far: what a ping's answer and any other sign of life have in common.
+/// Counter of received bytes: a ping's answer and any other sign of life increase it.
 #[derive(Clone, Default)]
 pub(crate) struct Received(Arc<AtomicU64>);
 
@@ -238,7 +239,7 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Counted<W> {
     }
 }
 
-/// Returns when the connection has to be given up: a ping went unanswered.
+/// Returns when the connection has to be given up, since a ping was not answered.
 pub(crate) async fn watch_over(
     mut pings: PingPong,
     keepalive: Keepalive,

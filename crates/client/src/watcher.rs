@@ -20,7 +20,7 @@ pub struct Watcher {
     client: Client,
     request: WatchCreateRequest,
     stream: Option<Stream<WatchRequest, WatchResponse>>,
-    /// As the server numbers it on the stream that is open.
+    /// Watch id on the stream that is open.
     id: Option<i64>,
     /// True if the caller was told that the watch stands.
     announced: bool,
@@ -30,14 +30,14 @@ pub struct Watcher {
     over: bool,
 }
 
-/// What a watcher hears.
+/// An update that a watcher receives.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WatchUpdate {
     /// The watch stands; told once, not again when it resumes.
     Created(ResponseHeader),
-    /// Events, in order, whole revisions only; fragments are put together again.
+    /// Events in order, of whole revisions only; fragments are joined.
     Events(WatchResponse),
-    /// All events up to the header's revision were told.
+    /// All events up to the header's revision were delivered.
     Progress(ResponseHeader),
     /// The server ended the watch, because the revision asked for is compacted away (`compact_revision` above 0) or
     /// for the reason it gives. Nothing follows.
@@ -59,11 +59,12 @@ impl Watcher {
         }
     }
 
-    /// What happens next; `None` after the end. May be dropped and called again without loss.
+    /// Returns the next update; `None` after the end. The future may be dropped and the method called again without loss.
     ///
     /// # Errors
-    /// The server refuses for good, such as for a permission missing, or has no leader and the client requires one.
-    /// Nothing follows.
+    ///
+    /// The server refuses for good, such as for a missing permission, or has no leader and the client requires one. No
+    /// update follows.
     pub async fn next(&mut self) -> Result<Option<WatchUpdate>, Status> {
         while !self.over {
             match self.step().await {

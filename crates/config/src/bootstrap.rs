@@ -10,11 +10,11 @@ use cli::go::quote;
 /// One member named in the initial cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InitialMember {
-    /// Its id.
+    /// Id of the member.
     pub id: u64,
-    /// Its name.
+    /// Name of the member.
     pub name: String,
-    /// Its peer URLs, sorted by text.
+    /// Peer URLs of the member, sorted by text.
     pub peer_urls: Vec<Url>,
 }
 
@@ -130,7 +130,7 @@ fn check_advertised(name: &str, local: &[Url], advertised: &[Url]) -> Result<(),
     Ok(())
 }
 
-/// In what two lists differ that do.
+/// Returns a text with the difference between two lists that differ.
 fn difference(advertised: &[Url], local: &[Url]) -> String {
     let quoted = |urls: &[Url]| urls.iter().map(|url| quote(url.as_str())).collect::<Vec<_>>().join(" ");
     if advertised.len() != local.len() {

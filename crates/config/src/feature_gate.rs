@@ -9,11 +9,11 @@ use super::flag::parse_go_bool;
 pub struct FeatureGate {
     /// Name as written in `--feature-gates`.
     pub name: &'static str,
-    /// How far etcd's implementation has come: label `stage` of `etcd_server_feature_enabled`.
+    /// Maturity in etcd: label `stage` of `etcd_server_feature_enabled`.
     pub stage: Stage,
     /// State when it is not set.
     pub default: bool,
-    /// What setting it does here.
+    /// Effect of setting it here.
     pub effect: Effect,
 }
 
@@ -22,14 +22,14 @@ pub struct FeatureGate {
 pub enum Stage {
     /// Off by default.
     Alpha,
-    /// On by default.
+    /// The gate is on by default.
     Beta,
 }
 
-/// What setting a gate does in this version.
+/// The effect of setting a gate in this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It switches on and off what it names.
+    /// The gate switches the named feature on and off.
     Implemented,
     /// Accepted whatever the value; the log says that it makes no difference and, in these words, why.
     NoDifference(&'static str),
@@ -42,7 +42,7 @@ pub const ALL_ALPHA: &str = "AllAlpha";
 /// The gate that sets all beta gates not named themselves.
 pub const ALL_BETA: &str = "AllBeta";
 
-/// All gates, sorted by name.
+/// All feature gates, sorted by name.
 pub const FEATURE_GATES: &[FeatureGate] = &[
     FeatureGate {
         name: "CompactHashCheck",

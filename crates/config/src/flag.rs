@@ -15,7 +15,7 @@ pub struct Flag {
     pub kind: Kind,
     /// Value when it is not set, in the flag's own grammar.
     pub default: &'static str,
-    /// What setting it does in this version.
+    /// Effect of setting it in this version.
     pub status: Status,
     /// One sentence or two for the help text and the documentation.
     pub help: &'static str,
@@ -32,9 +32,9 @@ pub enum Group {
     Security,
     /// Users' passwords and tokens.
     Auth,
-    /// What can be observed.
+    /// Metrics and profiles.
     Profiling,
-    /// What is logged, and where.
+    /// Level, format and outputs of the log.
     Logging,
     /// Spans for a collector.
     Tracing,
@@ -77,10 +77,10 @@ pub enum Kind {
     Ignored,
 }
 
-/// What setting a flag does in this version. Nothing is accepted silently and ignored.
+/// The effect of setting a flag in this version. No flag is accepted silently and ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It works.
+    /// The flag works.
     Implemented,
     /// etcd itself ignores it; so do we, and warn with these words.
     Legacy(&'static str),
@@ -94,24 +94,24 @@ pub enum Status {
 /// A value that has passed its flag's grammar.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Setting {
-    /// Of [`Kind::Text`], [`Kind::OneOf`] and [`Kind::Ignored`].
+    /// A value of [`Kind::Text`], [`Kind::OneOf`] or [`Kind::Ignored`].
     Text(String),
-    /// Of [`Kind::Bool`].
+    /// A value of [`Kind::Bool`].
     Bool(bool),
-    /// Of [`Kind::Uint`] and [`Kind::Uint32`].
+    /// A value of [`Kind::Uint`] or [`Kind::Uint32`].
     Uint(u64),
-    /// Of [`Kind::Int`].
+    /// A value of [`Kind::Int`].
     Int(i64),
-    /// Of [`Kind::Duration`], in nanoseconds.
+    /// A value of [`Kind::Duration`], in nanoseconds.
     Duration(i64),
-    /// Of [`Kind::Urls`]; `None` when the value was empty.
+    /// A value of [`Kind::Urls`]; `None` if it was empty.
     Urls(Option<Vec<Url>>),
-    /// Of [`Kind::List`], [`Kind::AnyOf`] and [`Kind::Gates`].
+    /// A value of [`Kind::List`], [`Kind::AnyOf`] or [`Kind::Gates`].
     List(Vec<String>),
 }
 
 impl Flag {
-    /// Its environment variable: `ETCD_` and the name in upper case with underscores.
+    /// Returns the name of the environment variable: `ETCD_` and the flag's name in upper case with underscores.
     pub fn env(&self) -> String {
         env_name(self.name)
     }

@@ -29,7 +29,7 @@ const GIT_SHA: &str = match option_env!("MAINSTAY_GIT_SHA") {
 /// The language runtime as version output and metrics name it, in the place where etcd names Go's.
 pub const RUNTIME_VERSION: &str = concat!("rust", env!("CARGO_PKG_RUST_VERSION"));
 
-/// How the program is called: printed on stderr after an error of syntax and before the help text.
+/// Returns the text that shows how to call the program: printed on stderr after a syntax error and before the help text.
 pub fn usage() -> String {
     "Usage:
 
@@ -48,7 +48,7 @@ variable instead: --data-dir is ETCD_DATA_DIR.
     .to_string()
 }
 
-/// All flags by group: printed on stdout when help is asked for.
+/// Returns the help text of all flags by group: printed on stdout when help is asked for.
 pub fn flag_help() -> String {
     let mut out = String::new();
     for group in HELP_GROUPS {
@@ -71,7 +71,7 @@ pub fn flag_help() -> String {
     out
 }
 
-/// What a reader of the help text has to know beyond what the flag means.
+/// Returns what a reader of the help text has to know beyond the flag's meaning, such as a missing effect.
 fn note(flag: &Flag) -> Option<String> {
     match flag.status {
         Status::Implemented => None,

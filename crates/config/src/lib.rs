@@ -33,7 +33,7 @@ pub use refusal::{Entry, Refusal};
 pub use url::Url;
 pub use validation::QUOTA_BYTES_DEFAULT;
 
-/// What the command line asks for.
+/// The request of the command line.
 #[derive(Clone, Debug)]
 pub enum Invocation {
     /// Run a member.
@@ -49,9 +49,9 @@ pub enum Invocation {
 pub struct Parsed {
     /// The options.
     pub config: Config,
-    /// To be logged as warnings.
+    /// Entries to be logged as warnings.
     pub warnings: Vec<Entry>,
-    /// To be logged for information.
+    /// Entries to be logged for information.
     pub notices: Vec<Entry>,
 }
 
@@ -75,7 +75,7 @@ pub struct Config {
     /// The cluster to be formed or joined, as written. Read it with [`Config::bootstrap`], and only when the data
     /// directory holds no member: etcd does not look at it otherwise.
     pub initial_cluster: String,
-    /// Whether a cluster is formed or joined.
+    /// Says if a cluster is formed or joined.
     pub initial_cluster_state: InitialClusterState,
     /// Text mixed into ids.
     pub initial_cluster_token: String,
@@ -101,13 +101,13 @@ pub struct Config {
     pub election_timeout: Duration,
     /// True if the first election timeout after a start is shortened.
     pub initial_election_tick_advance: bool,
-    /// Where, how and from which level on to log.
+    /// Outputs, format and level of the log.
     pub log: LogSettings,
-    /// Whether the histograms of gRPC handling times are exported.
+    /// Says if the histograms of gRPC handling times are exported.
     pub metrics: MetricsDetail,
-    /// From which time on applying a request is logged as slow; zero logs all.
+    /// Duration from which applying a request is logged as slow; zero logs all.
     pub warning_apply_duration: Duration,
-    /// From which time on a unary request is logged as slow; not zero.
+    /// Duration from which a unary request is logged as slow; not zero.
     pub warning_unary_request_duration: Duration,
     /// Time between progress notifications of a watch; not zero.
     pub watch_progress_notify_interval: Duration,
@@ -125,9 +125,9 @@ pub struct Config {
     pub max_learners: u64,
     /// The zone this member says it is in; empty: none.
     pub zone: String,
-    /// Time after which a silent connection from another member is given up.
+    /// Duration of silence after which a connection from another member is given up.
     pub raft_read_timeout: Duration,
-    /// Time after which a connection to another member that takes nothing is given up.
+    /// Duration after which a connection to another member that takes nothing is given up.
     pub raft_write_timeout: Duration,
     /// True if this member is to become the only one of its cluster.
     pub force_new_cluster: bool,
@@ -149,31 +149,31 @@ pub struct Config {
     pub feature_gates: FeatureGates,
 }
 
-/// Whether a member without data forms a cluster or joins one.
+/// Says if a member without data forms a cluster or joins one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitialClusterState {
-    /// It forms one, together with the others named.
+    /// The member forms a cluster, together with the other members named.
     New,
-    /// It joins one that has been told of it.
+    /// The member joins a cluster to which it was added.
     Existing,
 }
 
-/// When history is compacted without being asked.
+/// The mode of automatic compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AutoCompaction {
     /// Never.
     Off,
-    /// History older than this is dropped; not zero.
+    /// History older than this is compacted; not zero.
     Periodic(Duration),
-    /// All but this many revisions are dropped; not 0.
+    /// History but for this many revisions is compacted; not 0.
     Revision(u64),
 }
 
 /// Detail of the exported metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricsDetail {
-    /// Without histograms of gRPC handling times.
+    /// Metrics without histograms of gRPC handling times.
     Basic,
-    /// With them.
+    /// Metrics with histograms of gRPC handling times.
     Extensive,
 }

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// How severe a line is, least severe first.
+/// Severity of a log line, least severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// For a search for a fault.
+    /// Lines for debugging.
     Debug,
     /// The course of things.
     Info,
@@ -31,7 +31,7 @@ pub enum Format {
     Console,
 }
 
-/// Where lines go.
+/// An output of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogOutput {
     /// Standard error.

@@ -31,7 +31,7 @@ struct Given {
     flag: &'static Flag,
     setting: Setting,
     text: String,
-    /// As the operator wrote it: `--name`, or the environment variable.
+    /// The name as the operator wrote it: `--name`, or the environment variable.
     spelling: String,
 }
 
@@ -358,7 +358,7 @@ impl Settings {
         }
     }
 
-    /// In nanoseconds.
+    /// Returns the value of a duration flag in nanoseconds.
     pub(super) fn duration(&self, name: &'static str) -> i64 {
         match self.setting(name) {
             Setting::Duration(nanos) => nanos,
@@ -410,7 +410,7 @@ impl Target {
         }
     }
 
-    /// What to write instead of an old spelling set to `value`.
+    /// Returns the flag to write instead of an old spelling that is set to `value`.
     fn successor_text(self, value: &str) -> String {
         match self {
             Target::Flag(flag) => format!("--{}", flag.name),

@@ -8,11 +8,11 @@ use crate::log_settings::Level;
 /// A line for the log, kept until the log is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// How severe it is.
+    /// Severity of the entry.
     pub level: Level,
-    /// What happened.
+    /// Message of the entry.
     pub message: String,
-    /// To which option, and why.
+    /// Fields of the entry: the option, and the reason.
     pub fields: Vec<(&'static str, String)>,
 }
 

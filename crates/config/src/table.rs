@@ -16,7 +16,7 @@ const fn flag(
     Flag { name, group, kind, default, status, help }
 }
 
-/// What etcd says of a name it no longer knows the meaning of.
+/// etcd's text for a name that it no longer knows the meaning of.
 const IGNORED: &str = "flag is no longer supported - ignoring";
 
 /// Every flag, in the order of the help text within its group.
@@ -158,11 +158,11 @@ pub const FLAGS: &[Flag] = &[
 pub struct OldSpelling {
     /// Name without dashes in front.
     pub name: &'static str,
-    /// What it is called now.
+    /// The present name.
     pub successor: Successor,
 }
 
-/// What an old spelling is called now.
+/// The present name of an old spelling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Successor {
     /// This flag, with the same grammar.

@@ -120,7 +120,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     })
 }
 
-/// As in rafthttp: at least as long as its own default.
+/// Returns a timeout for raft connections; at least rafthttp's own default.
 fn raft_timeout(settings: &Settings, flag: &'static str) -> Result<Duration, Refusal> {
     Ok(duration(settings, flag)?.max(RAFT_TIMEOUT_MIN))
 }

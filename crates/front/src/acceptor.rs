@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::shard::Closing;
 use crate::{Budget, ShardCounters};
 
-/// How long accepting rests after an error such as too many open files.
+/// Pause in accepting after an error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection on its way to its shard.

@@ -8,7 +8,7 @@ use crate::outgoing::PREFIX_BYTES;
 #[derive(Debug)]
 pub(crate) struct Assembler {
     message_bytes_max: usize,
-    /// What `grpc-encoding` announced.
+    /// True if `grpc-encoding` announced gzip.
     gzip: bool,
     /// The payload being cut.
     current: Bytes,
@@ -39,7 +39,7 @@ impl Assembler {
         !self.current.is_empty() || !self.partial.is_empty()
     }
 
-    /// The length that the unfinished message announced, if so much of it is here.
+    /// Returns the announced length of the unfinished message, if its prefix has arrived.
     pub(crate) fn announced(&self) -> Option<usize> {
         match self.partial[..] {
             [_, a, b, c, d, ..] => Some(u32::from_be_bytes([a, b, c, d]) as usize),

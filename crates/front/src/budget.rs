@@ -10,7 +10,8 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use slab::Slab;
 
-/// What an idle connection takes: its task, HTTP/2 state, header tables and the library's buffers (measured: 42 KB).
+/// Memory of an idle connection in bytes: its task, HTTP/2 state, header tables and the library's buffers (measured: 42
+/// KB).
 pub(crate) const CONNECTION_BYTES: usize = 40 * 1024;
 /// A connection reserves room in the budget in steps of this many bytes, so that most calls touch only its own account.
 const STEP_BYTES: usize = 32 * 1024;
@@ -59,11 +60,11 @@ struct Sums {
 #[derive(Default)]
 struct Holders {
     open: Slab<Arc<Holder>>,
-    /// What the connections of each address have reserved together.
+    /// Bytes that the connections of each address have reserved together.
     addresses: HashMap<IpAddr, Arc<AtomicUsize>>,
 }
 
-/// Whom a connection is reckoned to. One client can have all addresses of an IPv6 network of 64 bits.
+/// Returns the address that a connection is counted for. One client can have all addresses of an IPv6 network of 64 bits.
 fn party(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {
@@ -99,16 +100,16 @@ fn step<T>(step: Step, take: impl FnOnce() -> T) -> T {
     }
 }
 
-/// What the whole server sees of an account. Only the account's thread writes the sizes.
+/// The part of an account that all threads see. Only the account's own thread writes the sizes.
 struct Holder {
     peer: IpAddr,
-    /// What all connections of this address have reserved.
+    /// Bytes that all connections of this address have reserved.
     address: Arc<AtomicUsize>,
     reserved: AtomicUsize,
     /// Shared bytes that wait for this client. They are charged once to the budget, however many connections wait for them.
     shared: AtomicUsize,
     doomed: AtomicBool,
-    /// What this holder added to [`Sums::leaving`]. Guarded by the lock of the holders.
+    /// Bytes that this holder added to [`Sums::leaving`]. Guarded by the lock of the holders.
     leaving: AtomicUsize,
     waker: Mutex<Option<Waker>>,
 }
@@ -175,7 +176,7 @@ impl Budget {
         true
     }
 
-    /// Returns true if an address with so much must give way while memory is short.
+    /// Returns true if an address that holds this many bytes must give way while memory is short.
     fn is_much_for_one_address(&self, bytes: usize) -> bool {
         bytes > self.0.bytes_max / 4
     }
@@ -332,7 +333,7 @@ impl Drop for Charge {
     }
 }
 
-/// What one connection holds, charged to the [`Budget`].
+/// The memory that one connection holds, charged to the [`Budget`].
 pub struct Account {
     budget: Budget,
     holder: Arc<Holder>,
@@ -445,7 +446,7 @@ impl Account {
     }
 
     /// Returns true if this connection must not begin further calls: memory is short, and both it and its address hold
-    /// much. Where it is another address that holds much, that one is told to close before this one has to wait.
+    /// much. If another address holds much, that one is told to close before this connection has to wait.
     pub(crate) fn is_pressed(&self) -> bool {
         let held = self.held.get();
         held > SMALL_BYTES && {
@@ -535,7 +536,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Charges so many bytes from now on.
+    /// Changes the charge to this many bytes.
     pub fn set(&mut self, bytes: usize) {
         if bytes > self.bytes {
             self.account.charge(bytes - self.bytes);

@@ -24,8 +24,8 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// Answers above this keep a handle, so that one that stalls can be reset alone.
 const TRACKED_ANSWER_BYTES: usize = 16 * 1024;
 
-/// What a connection's turn has made: bytes of requests unpacked, and of answers that were packed, made in pieces or found no
-/// room.
+/// Work of a connection's turn, in bytes: requests unpacked, and answers that were packed, made in pieces, or found no
+/// space.
 #[derive(Debug, Default)]
 pub(crate) struct Made(Cell<usize>);
 
@@ -33,7 +33,7 @@ impl Made {
     /// Bytes in one turn, after which other connections get theirs.
     const BYTES_MAX: usize = 1024 * 1024;
 
-    /// Begins anew.
+    /// Sets the work of the turn to zero.
     pub(crate) fn reset(&self) {
         self.0.set(0);
     }
@@ -51,11 +51,11 @@ impl Made {
 /// The answer to a call that outlived its deadline.
 pub(crate) const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
-/// What the calls of one connection share.
+/// State that the calls of one connection share.
 pub(crate) struct ConnectionContext {
     pub(crate) shard: Rc<ShardState>,
     pub(crate) service: Rc<dyn Service>,
-    /// What the connection holds, charged to the budget of the server.
+    /// Account of the connection, which is charged to the server's budget.
     pub(crate) account: Rc<Account>,
     /// Answer bytes in the transport's queues.
     pub(crate) answers: Rc<Ledger>,
@@ -63,7 +63,7 @@ pub(crate) struct ConnectionContext {
     pub(crate) requests: Rc<RequestRoom>,
     /// Calls that wait for the client and may stall.
     pub(crate) stallable: Rc<Cell<usize>>,
-    /// What the connection's turn has made.
+    /// Work of the connection's turn.
     pub(crate) made: Rc<Made>,
 }
 
@@ -95,12 +95,12 @@ impl ConnectionContext {
     }
 }
 
-/// What a call in flight is reckoned to hold besides its message: its future, its stream, its metadata.
+/// Bytes charged for a call in flight besides its message: its future, its stream, its metadata.
 pub(crate) const CALL_BYTES: usize = 4 * 1024;
 /// Metadata that [`CALL_BYTES`] covers.
 const METADATA_BYTES: usize = 1024;
 
-/// What a call with this metadata is reckoned to hold besides its message.
+/// Returns the bytes charged for a call with this metadata, besides its message.
 pub(crate) fn call_bytes(metadata: &HeaderMap) -> usize {
     let bytes: usize = metadata.iter().map(|(name, value)| name.as_str().len() + value.len() + 64).sum();
     CALL_BYTES + bytes.saturating_sub(METADATA_BYTES)
@@ -191,7 +191,7 @@ impl Progress {
     }
 }
 
-/// What a connection knows when it looks for streams that stand still.
+/// Facts about a connection when it looks for stalled streams.
 pub(crate) struct Look<'a> {
     pub(crate) now: Instant,
     pub(crate) options: &'a Options,
@@ -199,7 +199,7 @@ pub(crate) struct Look<'a> {
     pub(crate) answers: &'a Ledger,
     /// The client has taken nothing of any answer for as long as a stream may stand still.
     pub(crate) stands_still: bool,
-    /// Since the last look the client was not read from for a time.
+    /// True if the client was not read from for a time since the last look.
     pub(crate) was_deaf: bool,
 }
 
@@ -207,7 +207,8 @@ pub(crate) struct Look<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct StreamProgress {
     progress: Progress,
-    /// Since when, as bytes moved, the connection has sent as much as waited beside the stream when it last moved.
+    /// The value of the connection's byte counter from which the connection has sent as much as waited beside the stream
+    /// when the stream last moved.
     due: u64,
 }
 
@@ -234,7 +235,7 @@ pub(crate) struct Gathering {
     message: Option<Bytes>,
     /// Bytes of the last payload, whose window is not given back yet.
     unreleased: usize,
-    /// Once the call has to wait for the client.
+    /// Set once the call has to wait for the client.
     waits: Option<(Charge, Stallable)>,
     /// Bytes of payload that have come.
     received: u64,
@@ -257,7 +258,7 @@ pub(crate) struct Finished {
     respond: SendResponse<Outgoing>,
     method: u16,
     gzip: bool,
-    /// For the call and its answer.
+    /// Charge for the call and its answer.
     charge: Charge,
 }
 
@@ -274,9 +275,9 @@ pub(crate) struct Pieces {
     ledger: Rc<Ledger>,
     progress: StreamProgress,
     _stallable: Stallable,
-    /// What the source holds.
+    /// Bytes that the source holds.
     held: Rc<Cell<usize>>,
-    /// For what the source holds and `base` bytes for the call.
+    /// Charge for the source's bytes and `base` bytes for the call.
     charge: Charge,
     base: usize,
 }
@@ -298,11 +299,11 @@ pub(crate) enum Call {
     Streaming(Streaming),
 }
 
-/// What became of a call after a step.
+/// The state of a call after a step.
 pub(crate) enum Step {
-    /// It waits, as this.
+    /// The call waits, in this state.
     Wait(Call),
-    /// It is over; its answer may still be on the way.
+    /// The call is over; its answer may still be on the way.
     Over(Option<Tracked>),
 }
 

@@ -37,12 +37,12 @@ const ADMITTED_PER_ROUND_MAX: usize = 256;
 /// Open calls of a connection that closes which are ended before others get their turn.
 const FORGOTTEN_AT_ONCE: usize = 256;
 
-/// What a call leaves behind when it is over: the places in tables here and in the library, which do not shrink.
+/// Bytes that a finished call leaves in tables here and in the library, which do not shrink.
 const PLACE_BYTES: usize = 1024;
 /// Calls at once for whose places a connection is charged anyway.
 const PLACES_FREE: usize = 16;
 
-/// How long a closed connection still reads, so that its last frame arrives.
+/// Time that a closed connection still reads, so that its last frame arrives.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// HTTP/2 streams cancelled by the client before the server looked at them that are tolerated at once.
@@ -59,7 +59,7 @@ struct Waiting {
     request: Request<RecvStream>,
     respond: SendResponse<Outgoing>,
     charge: Charge,
-    /// When it came: its time runs from then.
+    /// Time of its arrival, from which its deadline counts.
     since: Instant,
 }
 
@@ -90,15 +90,15 @@ pub(crate) struct Connection<S: Transport> {
     waiting: VecDeque<Waiting>,
     /// Calls whose answers wait for room among the answers, the first to be sent first. Some may be over.
     finished: VecDeque<CallId>,
-    /// All requests that HTTP/2 had were taken.
+    /// True if all requests that the HTTP/2 library had were taken.
     accepted_all: bool,
     tracked: Vec<Tracked>,
     tracked_swept: usize,
     deadlines: BinaryHeap<DeadlineEntry>,
     progress: Progress,
-    /// Of a frame or header block that the client has begun.
+    /// Progress of a frame or header block that the client has begun.
     incoming: Progress,
-    /// Since the last look for what stands still, the client was not read from for a time, because it takes nothing.
+    /// True if the client was not read from for a time since the last look for stalled streams, because it takes nothing.
     was_deaf: bool,
     next_stall_check: Option<Instant>,
     ping_policy: PingPolicy,
@@ -395,7 +395,7 @@ impl<S: Transport> Connection<S> {
         }
     }
 
-    /// Charges the places of the calls open now, if there never were so many.
+    /// Charges the table entries of the open calls, if there were never so many.
     fn note_places(&mut self) {
         let open = self.slots.len() + self.waiting.len();
         if open > self.places {

@@ -7,7 +7,7 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
-/// What one shard counted of one method. Read with `load`; only the shard writes.
+/// Counters of one method on one shard. Read them with `load`; only the shard writes.
 #[derive(Debug, Default)]
 pub struct MethodCounters {
     /// Calls begun.
@@ -20,7 +20,7 @@ pub struct MethodCounters {
     pub messages_sent: AtomicU64,
 }
 
-/// What one shard counted. Sum over [`crate::Front::counters`] for the whole server.
+/// Counters of one shard. The sum over [`crate::Front::counters`] is the whole server's.
 #[derive(Debug)]
 pub struct ShardCounters {
     /// Indexed by method id.

@@ -105,7 +105,8 @@ impl Front {
         self.join();
     }
 
-    /// As [`Front::shutdown`], for a thread without a runtime: blocks for at most `patience` and the closing.
+    /// Shuts down as [`Front::shutdown`] does, from a thread without a runtime: blocks for at most `patience` and the
+    /// closing.
     pub fn shutdown_blocking(mut self, patience: Duration) {
         self.closing.send_replace(true);
         let deadline = Instant::now() + patience;

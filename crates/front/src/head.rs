@@ -3,16 +3,16 @@ use std::time::Instant;
 
 use http::{HeaderMap, HeaderValue};
 
-/// What is known of a call before its first message.
+/// Facts about a call before its first message.
 #[derive(Debug)]
 pub struct Head {
     /// The id that [`crate::Service::method`] gave.
     pub method: u16,
-    /// Who calls.
+    /// Address of the client.
     pub peer: SocketAddr,
-    /// When the client stops waiting; the front drops the call then.
+    /// Time when the client stops waiting; the front drops the call then.
     pub deadline: Option<Instant>,
-    /// All metadata, pseudo headers excluded.
+    /// All metadata, without pseudo headers.
     pub metadata: HeaderMap,
     /// True if the client insists on a member that knows a leader (metadata `hasleader: true`).
     pub requires_leader: bool,

@@ -20,13 +20,13 @@ pub struct Inbound {
     method: u16,
     ended: bool,
     room: Rc<RequestRoom>,
-    /// For the message that has begun and is not whole.
+    /// Charge for the message that has begun and is not whole.
     charge: Charge,
 }
 
-/// What a call hears when its client went away.
+/// Status that a call gets when its client went away.
 pub(crate) const CANCELED: Status = Status::new(Code::Canceled, "context canceled");
-/// What a call hears when its client's stream ended inside a message.
+/// Status that a call gets when its client's stream ended inside a message.
 pub(crate) const TRUNCATED: Status = Status::new(Code::Internal, "unexpected EOF");
 
 impl Inbound {
@@ -47,7 +47,7 @@ impl Inbound {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// As [`Inbound::next`], for a hand-written future.
+    /// Polls for what [`Inbound::next`] returns, for a hand-written future.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
         if self.ended {
             return Poll::Ready(Ok(None));

@@ -2,7 +2,7 @@ use std::time::{Duration, Instant};
 
 use crate::Options;
 
-/// Without open calls a client may ping no more often than this, unless permitted (grpc-go's rule).
+/// Without open calls a client may not ping more often than this, unless permitted (grpc-go's rule).
 const IDLE_PING_INTERVAL: Duration = Duration::from_secs(2 * 3600);
 
 /// Strikes that are forgiven.
@@ -46,7 +46,7 @@ impl PingPolicy {
     }
 }
 
-/// What the server's own keepalive asks for.
+/// What the server's own keepalive needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pulse {
     /// Nothing before this time.
@@ -69,13 +69,13 @@ impl Heartbeat {
         Heartbeat { last_received: now, pinged: None }
     }
 
-    /// Something came from the client.
+    /// Notes that bytes came from the client.
     pub(crate) fn received(&mut self, now: Instant) {
         self.last_received = now;
         self.pinged = None;
     }
 
-    /// What to do now.
+    /// Returns what to do now.
     pub(crate) fn pulse(&mut self, now: Instant, options: &Options) -> Pulse {
         match self.pinged {
             Some(pinged) if now >= pinged + options.keepalive_timeout => Pulse::Dead,

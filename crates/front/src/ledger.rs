@@ -17,7 +17,7 @@ pub(crate) struct Ledger {
     messages_max: Cell<usize>,
 }
 
-/// What the transport's queue takes for a message, besides its bytes. It never gives that back.
+/// Memory that the transport's queue takes for a message besides its bytes. It never gives that back.
 const MESSAGE_BYTES: usize = 512;
 /// Messages for which a connection is charged anyway.
 const MESSAGES_FREE: usize = 64;
@@ -71,7 +71,7 @@ impl Ledger {
         self.messages.set(self.messages.get() - 1);
     }
 
-    /// As [`Ledger::charge`], for bytes that are charged to the budget already.
+    /// Charges bytes as [`Ledger::charge`] does, if they are charged to the budget already.
     pub(crate) fn charge_shared(&self, n: usize) {
         self.queued.set(self.queued.get() + n);
         if let Some(account) = &self.account {

@@ -2,12 +2,12 @@ use std::time::Duration;
 
 use crate::Budget;
 
-/// What a front may use and how long it waits. [`Options::default`] has etcd's defaults where etcd has one.
+/// Limits and timeouts of a front. [`Options::default`] has etcd's defaults where etcd has one.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Shard threads; 0 means one per core.
     pub shards: usize,
-    /// How many method ids the service uses: ids are below this. Sizes the counters.
+    /// Number of method ids that the service uses: ids are below this. It sizes the counters.
     pub methods: usize,
     /// Connections open at once, over all shards; further ones are closed on accept.
     pub connections_max: usize,
@@ -15,7 +15,7 @@ pub struct Options {
     pub message_bytes_max: usize,
     /// Largest gRPC message given, in bytes without its prefix; below 4 GiB. A call whose answer is larger fails.
     pub answer_message_bytes_max: usize,
-    /// What all clients together may make the server hold. Fronts may share one.
+    /// Bound of the memory that all clients together make the server hold. Several fronts may share one.
     pub budget: Budget,
     /// Largest HTTP/1 request body taken, in bytes.
     pub http_body_bytes_max: usize,
@@ -40,8 +40,8 @@ pub struct Options {
     pub stream_buffer_bytes_max: usize,
     /// Time for a new connection to send its first bytes, and for HTTP/1 to send a request's headers and body.
     pub first_bytes_timeout: Duration,
-    /// A unary request that is not whole, or a frame or header block that was begun, without a byte for this long is
-    /// given up. While the client is not read from, because it takes nothing, this and keepalive's time do not run.
+    /// Time without a byte after which an unfinished unary request, frame or header block is given up. It does not run,
+    /// nor does keepalive's time, while the client is not read from because it takes nothing.
     pub request_timeout: Duration,
     /// A stream holding unsent data this long without any progress is reset, if its turn came meanwhile or the client takes
     /// nothing at all; a connection that holds as many answers as

@@ -55,7 +55,7 @@ impl Outbound {
         self.sending.push(message, false)
     }
 
-    /// As [`Outbound::try_send`], for a message from [`Account::share`], which is charged already.
+    /// Queues a message as [`Outbound::try_send`] does, for a message from [`Account::share`], which is charged already.
     pub fn try_send_shared(&mut self, message: Bytes) -> Result<(), TrySend> {
         if !self.has_room() {
             return Err(TrySend::Full(message));
@@ -73,7 +73,7 @@ impl Outbound {
         poll_fn(|cx| self.poll_ready(cx)).await
     }
 
-    /// As [`Outbound::ready`], for a hand-written future.
+    /// Polls for what [`Outbound::ready`] returns, for a hand-written future.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
         if self.is_closed() {
             return Poll::Ready(Err(CANCELED));
@@ -108,7 +108,8 @@ impl Outbound {
         self.sending.ledger.queued() >= self.sending.bytes_max
     }
 
-    /// What is to be packed may have to wait for the connection's next turn, however short it then is.
+    /// Returns true if a message can be queued now. One that is to be packed may have to wait for the connection's next turn,
+    /// however short it is when packed.
     fn has_room(&self) -> bool {
         let waits_for_turn = self.sending.gzip && self.sending.made.is_enough();
         !self.is_full() && !waits_for_turn

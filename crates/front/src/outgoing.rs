@@ -9,7 +9,7 @@ use crate::ledger::Ledger;
 /// Bytes of gRPC's prefix: one flag byte and the length, big-endian.
 pub(crate) const PREFIX_BYTES: usize = 5;
 
-/// What an answer takes besides its bytes while the transport holds it: two header blocks, three frames, its stream.
+/// Memory of an answer besides its bytes while the transport holds it: two header blocks, three frames, its stream.
 pub(crate) const ANSWER_BYTES: usize = 1024;
 
 /// A message on its way out: prefix and body as one buffer without copying them together. While it lives it

@@ -14,7 +14,7 @@ use crate::{Head, Inbound, Outbound};
 /// A boxed future that stays on its shard's thread.
 pub type LocalBoxFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// How many messages flow each way.
+/// The number of messages in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One message in, one out.
@@ -25,12 +25,12 @@ pub enum Kind {
     Bidi,
 }
 
-/// What a path stands for.
+/// A method of a service, as its path names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method {
     /// The service's own number for it, below [`crate::Options::methods`]; counters are kept under it.
     pub id: u16,
-    /// How it is called.
+    /// Number of messages in each direction.
     pub kind: Kind,
 }
 
@@ -56,7 +56,7 @@ pub enum Answer {
     },
 }
 
-/// How a unary call goes on.
+/// How a unary call is answered.
 pub enum Unary {
     /// Answered at once, inside the connection's turn: the cheapest way.
     Done(Result<Answer, Status>),
@@ -64,7 +64,7 @@ pub enum Unary {
     Later(LocalBoxFuture<Result<Answer, Status>>),
 }
 
-/// What answers calls. There is one per shard, it never leaves that shard's thread.
+/// The service that answers calls. There is one per shard, and it never leaves that shard's thread.
 pub trait Service {
     /// The method at a path such as `/etcdserverpb.KV/Range`.
     fn method(&self, path: &str) -> Option<Method>;
@@ -81,8 +81,8 @@ pub trait Service {
     /// Answers a unary call. Runs inside the connection's turn, so it must not block.
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary;
 
-    /// What to say instead of an answer that was made, and for which there is no room because the client takes none. A
-    /// method that changes something must not seem to have been refused.
+    /// Returns the status that replaces an answer for which there is no space, because the client takes none. For a
+    /// method that changes something it must not look like a refusal.
     fn unanswered(&self, _method: u16) -> Status {
         api::error::TOO_MANY_REQUESTS
     }

@@ -33,7 +33,7 @@ impl Close {
 }
 
 impl Closing {
-    /// For services that serve without a front.
+    /// Returns both ends of a shutdown signal, for services that run without a front.
     pub fn by_hand() -> (Close, Closing) {
         let (close, closing) = watch::channel(false);
         (Close(close), Closing(closing))
@@ -51,16 +51,16 @@ impl Closing {
     }
 }
 
-/// What a service is told about the shard it is made for.
+/// Facts about the shard that a service is made for.
 #[derive(Clone, Debug)]
 pub struct Shard {
-    /// Its number.
+    /// Number of the shard.
     pub id: ShardId,
-    /// Its view of the front's shutdown.
+    /// Signal of the front's shutdown.
     pub closing: Closing,
 }
 
-/// What the connections of one shard share.
+/// State that the connections of one shard share.
 pub(crate) struct ShardState {
     pub(crate) options: Arc<Options>,
     pub(crate) counters: Arc<ShardCounters>,

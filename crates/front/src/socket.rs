@@ -56,7 +56,7 @@ struct Filled {
 pub(crate) trait Transport: AsyncRead + AsyncWrite + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Unpin> Transport for T {}
 
-/// What the HTTP/2 library does not tell: seen by the scanners since it was last asked.
+/// Traffic that the HTTP/2 library does not report, as the scanners saw it since the last look.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     /// PING frames of the client that are no answers.
@@ -80,14 +80,14 @@ pub(crate) struct Socket<S> {
     sent_bytes: u64,
     /// Bytes up to the last of a call's frames written: the frames behind it are the connection's own.
     calls_end: u64,
-    /// Nothing more can be read in this turn: the stream said so and will wake the connection.
+    /// True if nothing more can be read in this turn: the stream said so and will wake the connection.
     drained: bool,
     has_turns: bool,
     /// Bytes that may still be taken before others get their turn.
     allowance: usize,
     /// Calls begun since the allowance was renewed.
     begun: usize,
-    /// Something was held back for want of allowance.
+    /// True if something was held back because the turn's allowance was used up.
     paused: bool,
     /// A header block has begun and not ended.
     in_header_block: bool,
@@ -152,7 +152,7 @@ impl<S: Transport> Socket<S> {
         BUFFER_BYTES * (usize::from(self.input.is_some()) + usize::from(self.output.is_some()))
     }
 
-    /// What passed since the last question.
+    /// Returns the traffic since the last call.
     pub(crate) fn take_traffic(&mut self) -> Traffic {
         std::mem::take(&mut self.traffic)
     }
@@ -210,7 +210,7 @@ impl<S: Transport> Socket<S> {
         self.output.is_some()
     }
 
-    /// Returns true if so much waits for the client to take it that nothing is read from it.
+    /// Returns true if so much waits for the client to take it that nothing is read from the client.
     pub(crate) fn is_full(&self) -> bool {
         self.output.as_ref().is_some_and(|output| output.end == output.buffer.len())
     }

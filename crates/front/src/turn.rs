@@ -2,10 +2,10 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
-/// Who must be polled in a connection's next turn.
+/// The calls that must be polled in a connection's next turn.
 ///
-/// The task is woken once however many calls became ready, and not at all for what happens inside its own
-/// turn: the turn looks again before it ends.
+/// The task is woken once however many calls became ready, and not at all for what happens inside its own turn: the turn
+/// looks again before it ends.
 #[derive(Debug)]
 pub(crate) struct Turn {
     /// The transport has something to do.

@@ -7,11 +7,11 @@ use api::raftpb::{Message, MessageType};
 use crate::figures::{Counters, PeerFigures};
 use crate::options::{QUEUED_APP_BYTES_MAX, QUEUED_MESSAGES_MAX, QUEUED_OTHER_BYTES_MAX};
 
-/// What a message costs in memory beside its bytes.
+/// Memory of a message besides its bytes.
 const MESSAGE_OVERHEAD_BYTES: usize = size_of::<Message>();
 const ENTRY_OVERHEAD_BYTES: usize = size_of::<api::raftpb::Entry>();
 
-/// How much may wait.
+/// The space for waiting messages.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     messages: AtomicUsize,
@@ -44,7 +44,7 @@ impl Allowance {
     }
 }
 
-/// What is known about one peer on every thread: what it may queue, whether it is active, what was counted.
+/// Facts about one peer that every thread may read: the space in its queues, if it is active, its counters.
 #[derive(Debug)]
 pub(crate) struct Account {
     pub(crate) id: u64,
@@ -126,7 +126,7 @@ pub(crate) fn is_app(message: &Message) -> bool {
     message.r#type == Some(MessageType::MsgApp as i32)
 }
 
-/// What a message takes in memory, bytes.
+/// Returns the memory that a message takes, in bytes.
 pub fn weight(message: &Message) -> usize {
     let entry = |entry: &api::raftpb::Entry| entry.data.as_ref().map_or(0, |data| data.len());
     let context = message.context.as_ref().map_or(0, |context| context.len());

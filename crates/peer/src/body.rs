@@ -13,7 +13,7 @@ use crate::frame_buffer::Segments;
 use crate::piece::{Piece, broken_off};
 use crate::stream_writer::StreamWriter;
 
-/// What goes out behind a head.
+/// The body of a request or an answer.
 pub(crate) enum Body {
     /// Known from the start.
     Whole(Option<Segments>),

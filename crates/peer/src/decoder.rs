@@ -7,9 +7,9 @@ use prost::Message as _;
 use crate::app_encoder::{APP, APP_ENTRIES, LINK_HEARTBEAT};
 use crate::options::FRAME_BYTES_MAX;
 
-/// What is allocated at most for bytes that have not come yet.
+/// Maximum bytes allocated for data that have not arrived yet.
 const AHEAD_BYTES_MAX: usize = 1 << 20;
-/// What an entry counts beside its bytes against the bound of a frame: it takes memory even when it is empty.
+/// Bytes that an entry counts beside its own against the bound of a frame: it takes memory even when it is empty.
 const ENTRY_BYTES_MIN: u64 = 64;
 
 /// Why a stream cannot be read on.
@@ -17,9 +17,9 @@ const ENTRY_BYTES_MIN: u64 = 64;
 pub(crate) enum DecodeError {
     /// A length above the bound.
     TooLong,
-    /// No such kind of frame.
+    /// There is no such kind of frame.
     UnknownType(u8),
-    /// Not a message or entry.
+    /// A message or entry that cannot be decoded.
     Malformed(prost::DecodeError),
 }
 
@@ -76,13 +76,13 @@ impl Intake {
         self.take(8).map(|mut bytes| bytes.get_u64())
     }
 
-    /// What no unit took.
+    /// Returns the bytes that belong to no unit.
     pub(crate) fn rest(self) -> Bytes {
         self.piece
     }
 }
 
-/// Where in a frame the reader is.
+/// The reader's position in a frame.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// At the type of a `msgappv2` frame.
@@ -99,13 +99,13 @@ enum Step {
 /// Reads the frames of one stream.
 #[derive(Debug)]
 pub(crate) struct Decoder {
-    /// Where every frame begins.
+    /// Position at which every frame begins.
     first: Step,
     step: Step,
     intake: Intake,
     local: u64,
     remote: u64,
-    /// As the encoder has them.
+    /// Term and index as the encoder has them.
     term: u64,
     index: u64,
     entries_left: u64,
@@ -116,12 +116,12 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// Of a stream of whole messages.
+    /// Returns a decoder for a stream of whole messages.
     pub(crate) fn of_messages() -> Decoder {
         Decoder::new(Step::MessageLength, 0, 0)
     }
 
-    /// Of a `msgappv2` stream from `remote` to `local`.
+    /// Returns a decoder for a `msgappv2` stream from `remote` to `local`.
     pub(crate) fn of_apps(local: u64, remote: u64) -> Decoder {
         Decoder::new(Step::Type, local, remote)
     }
@@ -236,7 +236,7 @@ fn is_link_heartbeat(message: &Message) -> bool {
         && message.to.unwrap_or(0) == 0
 }
 
-/// What [`is_link_heartbeat`] recognizes.
+/// Returns a message that [`is_link_heartbeat`] recognizes.
 pub(crate) fn link_heartbeat() -> Message {
     Message {
         r#type: Some(MessageType::MsgHeartbeat as i32),

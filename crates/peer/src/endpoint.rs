@@ -2,13 +2,13 @@ use http::Uri;
 
 use crate::error::{UrlError, UrlFault};
 
-/// Where a member listens, out of a peer URL.
+/// The address of a member, from a peer URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     /// Name or address, without the brackets of IPv6.
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// What goes into `Host`.
+    /// Value of the `Host` header.
     pub(crate) authority: String,
 }
 
@@ -45,11 +45,11 @@ impl Endpoint {
     }
 }
 
-/// Whether members can talk to a peer at this URL.
+/// Checks that members can talk to a peer at this URL.
 ///
 /// # Errors
 ///
-/// When they cannot; `https` is refused, TLS between members is not there yet.
+/// An error that names the URL; `https` is refused, since TLS between members is not supported yet.
 pub fn check_url(url: &str) -> Result<(), UrlError> {
     Endpoint::parse(url).map(|_| ())
 }

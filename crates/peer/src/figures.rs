@@ -7,23 +7,23 @@ const ROUND_TRIP_BUCKETS: usize = 16;
 /// Buckets of snapshots' durations: from 0.1 s, doubling.
 const SNAPSHOT_BUCKETS: usize = 10;
 
-/// What was counted, for etcd's network metrics.
+/// Counters for etcd's network metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// By peer id; members that left stay, as series do.
+    /// Counters by peer id; members that left stay, as their series do.
     pub peers: BTreeMap<u64, PeerFigures>,
     /// Snapshots refused before their sender was known.
     pub unknown_snapshot_failures: u64,
 }
 
-/// What was counted for one peer.
+/// Counters of one peer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PeerFigures {
     /// True if it is a member now (`etcd_network_known_peers`).
     pub known: bool,
     /// True if a connection to it works now (`etcd_network_active_peers`).
     pub active: bool,
-    /// How often it became inactive (`etcd_network_disconnected_peers_total`).
+    /// Number of times that it became inactive (`etcd_network_disconnected_peers_total`).
     pub disconnected: u64,
     /// Bytes of messages and snapshots sent to it.
     pub sent_bytes: u64,
@@ -52,11 +52,11 @@ pub struct SnapshotFigures {
     pub successes: u64,
     /// Broken off or refused.
     pub failures: u64,
-    /// Under way now.
+    /// Number of snapshots in flight.
     pub in_flight: u64,
     /// Bytes, also of those broken off.
     pub bytes: u64,
-    /// How long the delivered ones took, seconds.
+    /// Durations of the delivered ones, in seconds.
     pub seconds: Histogram,
 }
 
@@ -68,7 +68,7 @@ pub struct Histogram {
     pub buckets: Vec<(f64, u64)>,
     /// Sum of all samples, seconds.
     pub sum: f64,
-    /// All samples.
+    /// Number of all samples.
     pub count: u64,
 }
 
@@ -187,7 +187,7 @@ impl SnapshotCounters {
     }
 }
 
-/// What is counted for one peer.
+/// Counters of one peer.
 #[derive(Debug)]
 pub(crate) struct Counters {
     pub(crate) disconnected: Count,

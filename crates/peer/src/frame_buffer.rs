@@ -8,7 +8,7 @@ use prost::Message as _;
 
 /// Data of an entry from this size on is not copied into the frame, but written from where it is.
 const SHARED_BYTES_MIN: usize = 4096;
-/// What the buffer of small parts grows by.
+/// Bytes by which the buffer of small parts grows.
 const GROWTH_BYTES: usize = 16 * 1024;
 
 const ENTRY_DATA_TAG: u8 = bytes_tag(4);
@@ -107,7 +107,7 @@ impl FrameBuffer {
         self.small.put_u8(value);
     }
 
-    /// As all numbers of the framing: 8 bytes, big-endian.
+    /// Appends a number as the framing has all of them: 8 bytes, big-endian.
     pub(crate) fn put_u64(&mut self, value: u64) {
         self.room(8);
         self.small.put_u64(value);

@@ -7,12 +7,12 @@ use bytes::Bytes;
 
 use crate::error::BoxError;
 
-/// What the core does with what comes in. Called on the peer thread unless a method says otherwise; nothing here
-/// may block it.
+/// The receiver of messages and events. Called on the peer thread unless a method says otherwise; no method may block
+/// that thread.
 pub trait Handler: Send + Sync + 'static {
-    /// What one read of a connection held, in order; to be drained. Messages are for this member, and none is a
-    /// link heartbeat or a MsgSnap; whether they make sense is for raft to judge. Those that it leaves found no room:
-    /// they are lost, and counted as failures.
+    /// Takes the messages that one read of a connection brought, in order, by draining them. They are for this member,
+    /// and none is a link heartbeat or a MsgSnap; raft judges if they make sense. Messages that are left in `messages`
+    /// found no space: they are lost, and counted as failures.
     fn received(&self, messages: &mut Vec<Message>);
 
     /// Returns true if this id was a member once and must not come back.
@@ -21,10 +21,10 @@ pub trait Handler: Send + Sync + 'static {
     /// Messages to this member were lost; once per batch of failures.
     fn unreachable(&self, id: u64);
 
-    /// Nobody listens at this member's address: its host answers, its process does not. Called for every such dial.
+    /// A dial was refused: the member's host answers, its process does not. Called for every such dial.
     fn refused(&self, _id: u64) {}
 
-    /// How sending a snapshot ended. Called on the snapshot's own thread, or on the peer thread.
+    /// Sending a snapshot has ended. Called on the snapshot's own thread, or on the peer thread.
     fn snapshot_sent(&self, to: u64, delivered: bool);
 
     /// A peer says that this member is no longer part of the cluster. Called once.
@@ -54,10 +54,10 @@ pub trait Handler: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = http::Response<Bytes>> + Send>>;
 }
 
-/// The bytes of a snapshot: pieces in order, of a size the sender chooses (tens of KiB are a good one).
+/// The bytes of a snapshot as pieces in order; the sender chooses their size (tens of KiB are good).
 pub type Pieces<'a> = Box<dyn Iterator<Item = io::Result<Bytes>> + Send + 'a>;
 
-/// Where the bytes of a snapshot come from.
+/// The source of a snapshot's bytes.
 pub trait SnapshotSource: Send {
     /// Opens the snapshot for a receiver that answered `GET /mainstay/snapshot` with these bytes; None when it did
     /// not answer 200. Called on a thread of its own, may block.

@@ -39,9 +39,9 @@ use crate::turn::end_turn;
 
 /// Batches taken from the inbox before the network gets a turn.
 const BATCHES_PER_TURN: usize = 8;
-/// After a failed accept (no descriptors, say).
+/// Pause after a failed accept (out of descriptors, for example).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// What is read of a refused snapshot's answer.
+/// Maximum bytes read of a refused snapshot's answer.
 const REFUSAL_BYTES_MAX: usize = 64 * 1024;
 
 /// Everything of the peer thread.
@@ -56,14 +56,14 @@ pub(crate) struct Hub {
     pub(crate) receiving: SnapshotPlaces,
     /// Bytes of messages that are being read, of those who say that they are members.
     pub(crate) members_bodies: Cell<usize>,
-    /// Those of all others.
+    /// Bytes of the bodies of all others.
     pub(crate) strangers_bodies: Cell<usize>,
     log: Log,
     peers: RefCell<BTreeMap<u64, Rc<Peer>>>,
     /// Unknown senders that can be answered, the one that was not heard of for longest first.
     remotes: RefCell<VecDeque<u64>>,
     places: Places,
-    /// When it was last said that there are too many connections.
+    /// Time when the log last said that there are too many connections.
     crowded: Cell<Option<Instant>>,
     told_removed: Cell<bool>,
     stopping: Cell<bool>,

@@ -17,10 +17,10 @@ pub(crate) const MAINSTAY_SNAPSHOT: HeaderName = HeaderName::from_static("x-main
 pub(crate) const INCOMPATIBLE_VERSION: &str = "incompatible version";
 pub(crate) const CLUSTER_ID_MISMATCH: &str = "cluster ID mismatch";
 
-/// What a peer that says no version counts as.
+/// Version of a peer that names none.
 const VERSION_UNSAID: Version = Version { major: 2, minor: 0 };
 
-/// What two versions are compared by.
+/// The parts of a version that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Version {
     major: u64,
@@ -40,7 +40,7 @@ impl Version {
     }
 }
 
-/// Who this member is, as it says it in headers, and what it takes from others there.
+/// The identity that this member sends in headers, and by which it checks those of others.
 #[derive(Debug)]
 pub(crate) struct Identity {
     pub(crate) local_id: u64,
@@ -83,7 +83,11 @@ impl Identity {
         }
     }
 
-    /// Whether the sender of a request can be talked to; the text to refuse it with if not.
+    /// Checks if the sender of a request can be talked to.
+    ///
+    /// # Errors
+    ///
+    /// The text to refuse it with.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), &'static str> {
         let version = |name| match headers.get(name) {
             None => Ok(VERSION_UNSAID),
@@ -112,13 +116,13 @@ pub(crate) fn parse_id(text: &str) -> Option<u64> {
     u64::from_str_radix(text, 16).ok().filter(|_| digits)
 }
 
-/// Who sends a request and where it listens, if it says so.
+/// Returns the id and the URLs of the sender of a request, if it names them.
 pub(crate) fn sender(headers: &HeaderMap) -> Option<(u64, Vec<String>)> {
     let id = parse_id(headers.get(SERVER_FROM)?.to_str().ok()?)?;
     Some((id, urls(headers)?))
 }
 
-/// Where the sender of a request listens.
+/// Returns the URLs at which the sender of a request listens.
 pub(crate) fn urls(headers: &HeaderMap) -> Option<Vec<String>> {
     let urls = headers.get(PEER_URLS)?.to_str().ok()?;
     (!urls.is_empty()).then(|| urls.split(',').map(str::to_owned).collect())

@@ -13,7 +13,7 @@ use crate::error::{PostError, RequestError};
 use crate::peers::Target;
 use crate::piece::Piece;
 
-/// What other threads hand to the peer thread.
+/// The queue of other threads' messages and commands to the peer thread.
 pub(crate) struct Inbox {
     state: Mutex<State>,
 }
@@ -28,7 +28,7 @@ struct State {
     stopped: bool,
 }
 
-/// All that came since the last look.
+/// Everything that arrived since the last look.
 #[derive(Default)]
 pub(crate) struct Arrivals {
     /// Messages with room taken in their peer's account.
@@ -40,7 +40,7 @@ pub(crate) struct Arrivals {
     pub(crate) snapshots_refused: Vec<u64>,
 }
 
-/// What the peer thread is told to do beside sending.
+/// A command to the peer thread, besides sending.
 pub(crate) enum Command {
     /// The other members and their URLs from now on.
     Members(Vec<(u64, Vec<String>)>),
@@ -108,7 +108,7 @@ impl Inbox {
         wake(state);
     }
 
-    /// Everyone hears of the stop: the peer thread, and who hands over later.
+    /// Stops the peer thread; later messages and commands are dropped.
     pub(crate) fn stop(&self) {
         let mut state = self.lock();
         state.stopped = true;
@@ -116,7 +116,7 @@ impl Inbox {
         wake(state);
     }
 
-    /// What came since the last look; None after the stop.
+    /// Returns everything that arrived since the last look; `None` after the stop.
     pub(crate) fn poll_arrivals(&self, cx: &mut Context<'_>) -> Poll<Option<Arrivals>> {
         let mut state = self.lock();
         if state.stopped {
@@ -129,7 +129,7 @@ impl Inbox {
         Poll::Ready(Some(std::mem::take(&mut state.arrivals)))
     }
 
-    /// Who is a member from now on; takes effect for messages at once.
+    /// Sets the members; takes effect for messages at once.
     pub(crate) fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
         let mut state = self.lock();
         if state.stopped {

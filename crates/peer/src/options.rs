@@ -2,7 +2,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a member's side of the protocol is set up with.
+/// The settings of a member's side of the protocol.
 #[derive(Debug)]
 pub struct Options {
     /// This member's id.
@@ -15,18 +15,18 @@ pub struct Options {
     pub server_version: &'static str,
     /// The lowest cluster version this member can work with, such as `3.0.0`.
     pub min_cluster_version: &'static str,
-    /// How long a stream may be silent before its reader gives it up; link heartbeats go out three times as often.
+    /// Time that a stream may be silent before its reader gives it up; link heartbeats go out three times as often.
     pub read_timeout: Duration,
-    /// How long the kernel may refuse to take bytes of a connection before it is given up.
+    /// Time that the kernel may refuse to take bytes of a connection before it is given up.
     pub write_timeout: Duration,
-    /// Where the other members connect to.
+    /// Listeners that the other members connect to.
     pub listeners: Vec<TcpListener>,
 }
 
-/// How severe a line is.
+/// Severity of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// For a search for a fault.
+    /// A line for debugging.
     Debug,
     /// The course of things.
     Info,
@@ -77,11 +77,11 @@ pub(crate) const SNAPSHOTS_SENT_MAX: usize = 16;
 pub(crate) const SNAPSHOTS_RECEIVED_MAX: usize = 4;
 /// Pieces of a snapshot that wait between the network and the thread that makes or takes them.
 pub(crate) const SNAPSHOT_PIECES_MAX: usize = 4;
-/// How long the taker of a whole snapshot may work on it before its sender gives up.
+/// Time that the receiver of a whole snapshot may work on it before its sender gives up.
 pub(crate) const SNAPSHOT_ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 /// A snapshot may pause this many read and write timeouts: its pieces come off a disk and go onto one.
 pub(crate) const SNAPSHOT_TIMEOUTS: u32 = 4;
-/// How long a dial may take.
+/// Maximum duration of a dial.
 pub(crate) const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// The shortest time between two dials of one stream, as in etcd.
 pub(crate) const DIAL_PACE: Duration = Duration::from_millis(100);

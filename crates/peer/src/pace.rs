@@ -8,9 +8,9 @@ use hyper::body::Incoming;
 /// The slowest rate at which a body may come on average, bytes a second. Who sends less holds a place for nothing.
 const BODY_RATE_MIN: u64 = 16 << 10;
 
-/// How long the rest of a body is waited for: never longer than `silence_max` for its next byte, and in all no longer
-/// than `silence_max` and what a sender at the slowest rate would have needed for what has come. Time in which nobody
-/// reads does not count.
+/// The time that the rest of a body is waited for: at most `silence_max` for its next byte, and in all `silence_max` plus
+/// the time that a sender at the slowest rate would have needed for what has arrived. Time in which the body is not read
+/// does not count.
 pub(crate) struct Pace {
     silence_max: Duration,
     waited: Duration,

@@ -27,7 +27,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// As in the path.
+    /// Returns the name of the stream in its path.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::App => "msgapp",
@@ -45,16 +45,16 @@ struct Slot {
     waker: Option<Waker>,
 }
 
-/// What waits to be sent.
+/// Messages that wait to be sent.
 #[derive(Debug, Default)]
 struct Queues {
     apps: VecDeque<Message>,
     others: VecDeque<Message>,
-    /// Of both kinds, while no stream takes them.
+    /// Messages of both kinds, while no stream takes them.
     piped: VecDeque<Message>,
 }
 
-/// Another member, or an unknown sender (a *remote*) that can be answered over the pipeline only.
+/// Another member, or an unknown sender (a *remote*), which can be answered over the pipeline only.
 pub(crate) struct Peer {
     pub(crate) id: u64,
     pub(crate) account: Arc<Account>,
@@ -68,11 +68,11 @@ pub(crate) struct Peer {
     pipelines: Cell<usize>,
     /// The pipeline failed since it last worked or rested, and that was reported.
     pipeline_failed: Cell<bool>,
-    /// When the pipeline last worked, unless it failed since.
+    /// Time when the pipeline last worked, unless it failed since.
     pipeline_worked: Cell<Option<Instant>>,
     /// The peer is there: who waits before the next dial need not wait longer.
     pub(crate) is_there: Notify,
-    /// Where it took the streams that are up.
+    /// Addresses at which it took the streams that are up.
     reached_at: [Cell<Option<IpAddr>>; 2],
     tasks: RefCell<Vec<AbortHandle>>,
     closed: Cell<bool>,
@@ -117,7 +117,7 @@ impl Peer {
         peer
     }
 
-    /// Its URLs from the next dial on.
+    /// Sets its URLs, from the next dial on.
     pub(crate) fn set_urls(&self, hub: &Hub, urls: &[String]) {
         let (endpoints, complaints) = Endpoints::parse(urls);
         for complaint in complaints {
@@ -132,7 +132,7 @@ impl Peer {
         self.reached_at.iter().any(|reached| reached.get() == Some(address))
     }
 
-    /// It took a stream there, or it is lost.
+    /// Notes the address at which it took a stream; `None` when the stream is lost.
     pub(crate) fn was_reached_at(&self, kind: Kind, address: Option<IpAddr>) {
         let [app, message] = &self.reached_at;
         match kind {
@@ -150,7 +150,7 @@ impl Peer {
         self.endpoints.borrow_mut().unreachable(endpoint);
     }
 
-    /// It left, or was replaced: all it has ends.
+    /// Ends all connections of a member that left or was replaced.
     pub(crate) fn close(&self) {
         self.closed.set(true);
         for task in self.tasks.borrow_mut().drain(..) {
@@ -249,7 +249,7 @@ impl Peer {
         self.link_down(hub, "the stream to the peer ended");
     }
 
-    /// What a stream had queued, and what its connection held, may be lost.
+    /// Notes that the queued messages of a stream, and those in its connection, may be lost.
     fn writer_lost(&self, hub: &Hub, kind: Kind) {
         let app_up = self.app.borrow().attached;
         self.drop_queued(kind == Kind::App || !app_up, kind == Kind::Message);
@@ -352,8 +352,7 @@ impl Peer {
         }
     }
 
-    /// Something with this peer failed; while a stream is up, or the pipeline works, it counts as active all the
-    /// same.
+    /// Notes a failure with this peer. While a stream is up, or the pipeline works, the peer still counts as active.
     pub(crate) fn failed(&self, hub: &Hub, error: &str) {
         let is_piped = self.pipeline_worked.get().is_some_and(|at| at.elapsed() < hub.read_timeout);
         if self.links.get() == 0 && !is_piped && self.account.deactivate() {

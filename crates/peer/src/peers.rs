@@ -15,7 +15,7 @@ use crate::inbox::{Command, Inbox};
 use crate::options::{Log, Options, REQUESTS_MAX};
 use crate::snapshot_sender::SnapshotSender;
 
-/// Whom a request outside of raft goes to.
+/// The recipient of a request outside of raft.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A member, at whichever of its URLs answers.
@@ -49,10 +49,10 @@ impl Peers {
         Ok(Peers { inbox, requests, snapshots, thread: Some(thread) })
     }
 
-    /// Sends messages to the peers they name, those of one kind in order. Never blocks: at most 4096 messages or
-    /// 64 MiB of MsgApp wait for one peer, and 4096 or 16 MiB of all others; what does not fit is dropped and
-    /// [`Handler::unreachable`] reports it. Messages to ids that are neither members nor known senders are
-    /// dropped. A MsgSnap goes through [`Peers::send_snapshot`]; here it is reported as not delivered.
+    /// Sends messages to the peers they name, those of one kind in order. Never blocks: at most 4096 messages or 64 MiB
+    /// of MsgApp wait for one peer, and 4096 or 16 MiB of all others; the rest is dropped and [`Handler::unreachable`]
+    /// reports it. Messages to ids that are neither members nor known senders are dropped. A MsgSnap goes through
+    /// [`Peers::send_snapshot`]; here it is reported as not delivered.
     pub fn send(&self, messages: Vec<Message>) {
         self.inbox.send(messages);
     }
@@ -70,8 +70,8 @@ impl Peers {
         self.snapshots.send(message, source);
     }
 
-    /// Since when a peer has been heard without a break: a stream from or to it is up, or its pipeline takes
-    /// messages. None while it is not.
+    /// Returns the time since when a peer has been heard of without a break: a stream from or to it is up, or its
+    /// pipeline takes messages. `None` while it is not.
     pub fn active_since(&self, id: u64) -> Option<Instant> {
         self.inbox.account(id)?.active_since()
     }
@@ -105,7 +105,7 @@ impl Peers {
         }
     }
 
-    /// What was counted since the start.
+    /// Returns the counters since the start.
     pub fn figures(&self) -> crate::Figures {
         self.inbox.figures()
     }
@@ -115,7 +115,7 @@ impl Peers {
         drop(self);
     }
 
-    /// As [`Peers::stop`], for one of several owners: nothing is sent or received any more. Does not wait.
+    /// Stops as [`Peers::stop`] does, for one of several owners: nothing is sent or received any more. Does not wait.
     pub fn close(&self) {
         self.inbox.stop();
     }

@@ -11,7 +11,7 @@ pub(crate) enum Piece {
     End,
 }
 
-/// What a thread reads of a snapshot that comes in.
+/// A reader of a snapshot that is being received, for a thread.
 pub(crate) struct Incoming {
     pieces: mpsc::Receiver<Piece>,
     ended: bool,

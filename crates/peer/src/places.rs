@@ -22,9 +22,9 @@ pub(crate) struct Guest {
     number: u64,
     /// The member that has made itself known on it; 0 for a stranger.
     pub(crate) member: Cell<u64>,
-    /// Where it comes from, if it is a socket.
+    /// Address of the other end, if it is a socket.
     pub(crate) address: Option<IpAddr>,
-    /// It has to make way.
+    /// Notified when the connection has to make way.
     pub(crate) cut: Notify,
 }
 
@@ -48,7 +48,8 @@ impl Places {
         Some((guest, full))
     }
 
-    /// Who has to make way: the oldest stranger, or else the oldest connection of a member that has too many.
+    /// Returns the connection that has to make way: the oldest of a stranger, or else the oldest of a member that has too
+    /// many.
     fn least(taken: &BTreeMap<u64, Rc<Guest>>) -> Option<u64> {
         let mut of = BTreeMap::new();
         for guest in taken.values() {
@@ -77,7 +78,7 @@ impl Places {
 /// has one under way at a time: when another begins in its name, those before it make way, unless they come fast.
 pub(crate) struct SnapshotPlaces {
     max: usize,
-    /// How long one may come slowly before it makes way for another.
+    /// Time that a snapshot may arrive slowly before it makes way for another.
     chance: Duration,
     taken: RefCell<Vec<SnapshotPlace>>,
     next: Cell<u64>,
@@ -97,13 +98,13 @@ struct SnapshotPlace {
 pub(crate) struct SnapshotSeat {
     pub(crate) number: u64,
     pub(crate) progress: Rc<Progress>,
-    /// To be dropped when the task that takes what comes has ended.
+    /// Dropped when the task that takes the snapshot has ended.
     pub(crate) taker: oneshot::Sender<()>,
-    /// Those that have made way; each ends when the task that takes what came of it has.
+    /// Snapshots that have made way; each receiver resolves when the task that took it has ended.
     pub(crate) before: Vec<oneshot::Receiver<()>>,
 }
 
-/// How a snapshot comes.
+/// Progress of a snapshot that is being received.
 pub(crate) struct Progress {
     /// Bytes that bring another chance.
     bytes: Cell<usize>,
@@ -121,7 +122,7 @@ impl Progress {
         Progress { bytes: Cell::new(0), waits: Cell::new(true), until: Cell::new(now + chance), chance }
     }
 
-    /// So many bytes have come, and nobody waits for more now.
+    /// Notes that this many bytes have arrived, and that no read waits for more now.
     pub(crate) fn came(&self, bytes: usize, now: Instant) {
         self.waits.set(false);
         let bytes = self.bytes.get() + bytes;

@@ -10,7 +10,7 @@ use crate::hub::Hub;
 use crate::options::{CLOCK_DRIFT_MAX, Level, PROBE_INTERVAL};
 use crate::peer::Peer;
 
-/// Where probes go, at both ends.
+/// Path of probes, at both ends.
 pub(crate) const PATH: &str = "/raft/probing";
 /// A drift is not said more often.
 const DRIFT_WARNING_INTERVAL: Duration = Duration::from_secs(30);
@@ -49,7 +49,7 @@ fn drift(ours: SystemTime, theirs: SystemTime) -> Duration {
     ours.duration_since(theirs).unwrap_or_else(|later| later.duration())
 }
 
-/// What a probe is answered with.
+/// Returns the answer to a probe.
 pub(crate) fn answer() -> String {
     format!("{{\"OK\":true,\"Now\":\"{}\"}}\n", calendar::format_rfc3339(SystemTime::now()))
 }

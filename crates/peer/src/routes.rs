@@ -187,11 +187,11 @@ pub(crate) fn check_sender(
 enum Unread {
     TooLong,
     Broken,
-    /// Others take all the room that they share.
+    /// Other bodies take all the memory that they share.
     Crowded,
 }
 
-/// What one body has of a room that several share.
+/// One body's part of memory that several bodies share.
 struct Share<'a> {
     taken: &'a Cell<usize>,
     bytes: usize,

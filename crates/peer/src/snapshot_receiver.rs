@@ -26,7 +26,7 @@ use crate::piece::{self, Piece};
 use crate::places::{Guest, Progress, SnapshotSeat};
 use crate::routes::{check_sender, refuse, stamp, wrong_method};
 
-/// Where snapshots go, at both ends.
+/// Path of snapshots, at both ends.
 pub(crate) const PATH: &str = "/raft/snapshot";
 
 type Refusal = Box<Response<Body>>;

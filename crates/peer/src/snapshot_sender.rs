@@ -12,9 +12,9 @@ use crate::options::{Level, Log, SNAPSHOT_PIECES_MAX, SNAPSHOTS_SENT_MAX};
 use crate::peers::Target;
 use crate::piece::Piece;
 
-/// Where our own members say what they have, so that less than everything may be sent.
+/// Path at which a member of Mainstay says what it has of the state, so that the sender leaves it out.
 const RECEIVER_PATH: &str = "/mainstay/snapshot?format=2";
-/// How long the answer to that may take.
+/// Time to wait for that answer.
 const RECEIVER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Sends snapshots, each on a thread of its own.

@@ -15,11 +15,11 @@ use crate::turn::{TURN_BYTES, end_turn};
 
 /// Bytes read at once.
 const READ_BYTES: usize = 128 * 1024;
-/// As in etcd.
+/// Interval of TCP keepalive, as in etcd.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 thread_local! {
-    /// What a read goes through on its way into hyper's buffer, which cannot be read into without `unsafe`.
+    /// Buffer that a read goes through on its way into hyper's, which cannot be read into without `unsafe`.
     static SPACE: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
 }
 
@@ -36,7 +36,7 @@ pub(crate) async fn connect(
     Socket::new(stream, write_timeout)
 }
 
-/// A connection as hyper wants it, given up when the other end takes no bytes for too long.
+/// A connection in the form that hyper needs; it is given up when the other end takes no bytes for too long.
 pub(crate) struct Socket {
     stream: TcpStream,
     write_timeout: Duration,

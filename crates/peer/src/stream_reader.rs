@@ -27,7 +27,7 @@ use crate::turn::{TURN_BYTES, end_turn};
 
 /// Dials that fail before the pace slows down.
 const QUICK_DIALS: u32 = 10;
-/// What is read of a refusal.
+/// Maximum bytes read of a refusal.
 const REFUSAL_BYTES_MAX: usize = 4096;
 
 type Connection = hyper::client::conn::http1::Connection<Socket, Body>;
@@ -133,7 +133,7 @@ impl Error for DialError {
 
 /// A stream that is up.
 struct Stream {
-    /// None when it ended.
+    /// The connection; `None` once it has ended.
     connection: Option<Pin<Box<Connection>>>,
     body: Incoming,
 }

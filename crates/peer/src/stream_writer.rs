@@ -46,7 +46,7 @@ impl StreamWriter {
         }
     }
 
-    /// What waits, in one piece; the end when another stream took over.
+    /// Returns the waiting bytes, in one piece; `None` when another stream took over.
     pub(crate) fn poll_segments(&mut self, cx: &mut Context<'_>) -> Poll<Option<Segments>> {
         if !self.peer.watch(self.kind, self.generation, cx.waker()) {
             return Poll::Ready(None);

@@ -42,7 +42,7 @@ impl Drop for Connected {
     }
 }
 
-/// All client addresses.
+/// Figures of all client addresses.
 #[derive(Debug, Default)]
 pub struct Callers {
     by_address: Mutex<HashMap<IpAddr, Arc<Caller>>>,
@@ -63,7 +63,7 @@ impl Callers {
         Arc::clone(known.entry(address).or_default())
     }
 
-    /// All of them, in the order of their addresses.
+    /// Returns all addresses with their figures, in ascending order.
     pub fn list(&self) -> Vec<(IpAddr, Arc<Caller>)> {
         let known = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<_> = known.iter().map(|(address, caller)| (*address, Arc::clone(caller))).collect();

@@ -23,13 +23,13 @@ const KEY_BYTES: usize = 128;
 /// An expensive range and how often it came.
 #[derive(Clone, Debug)]
 pub struct RangeNote {
-    /// Who sent it.
+    /// Address of the client.
     pub client: IpAddr,
-    /// What it asked for; the beginning, if it is long.
+    /// First key of the range; only the beginning of a long one.
     pub key: Bytes,
-    /// Up to where; the beginning, if it is long.
+    /// End of the range; only the beginning of a long one.
     pub range_end: Bytes,
-    /// How often.
+    /// Number of such requests.
     pub count: u64,
     /// The most keys that one of them found.
     pub keys_max: u64,
@@ -37,24 +37,24 @@ pub struct RangeNote {
     pub bytes_total: u64,
     /// The longest time that one of them took to be answered.
     pub took_max: Duration,
-    /// When it last came.
+    /// Time of the last such request.
     pub last: SystemTime,
 }
 
 /// A large value that was put.
 #[derive(Clone, Debug)]
 pub struct ValueNote {
-    /// Who sent it.
+    /// Address of the client.
     pub client: IpAddr,
-    /// Under which key; the beginning, if it is long.
+    /// Key of the value; only the beginning of a long one.
     pub key: Bytes,
     /// The most bytes it has had.
     pub bytes: u64,
-    /// When it was last put.
+    /// Time when it was last put.
     pub last: SystemTime,
 }
 
-/// All notes.
+/// The expensive requests since the start, by client and key.
 #[derive(Debug, Default)]
 pub struct SlowRequests {
     ranges: Mutex<Vec<RangeNote>>,

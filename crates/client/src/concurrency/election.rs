@@ -34,7 +34,7 @@ struct Candidacy {
 pub enum ElectionError {
     /// We do not lead.
     NotLeader,
-    /// Nobody leads.
+    /// There is no leader.
     NoLeader,
     /// The server's status.
     Status(Status),
@@ -58,10 +58,10 @@ impl From<Status> for ElectionError {
     }
 }
 
-/// Who leads.
+/// The leader of an election.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leadership {
-    /// Of the answer or event that told.
+    /// Header of the answer or event that reported the leader.
     pub header: ResponseHeader,
     /// The leader's key and what it proclaims.
     pub kv: KeyValue,
@@ -137,10 +137,11 @@ impl Election {
         Ok(())
     }
 
-    /// Who leads now.
+    /// Returns the present leader.
     ///
     /// # Errors
-    /// Nobody does, or the server's status.
+    ///
+    /// There is none, or the server's status.
     pub async fn leader(&self) -> Result<Leadership, ElectionError> {
         look(&self.client, &self.prefix).await?.0.ok_or(ElectionError::NoLeader)
     }
@@ -173,8 +174,8 @@ async fn look(client: &Client, prefix: &Bytes) -> Result<(Option<Leadership>, i6
     Ok((found.kvs.into_iter().next().map(|kv| Leadership { header, kv }), header.revision))
 }
 
-/// Follows who leads and what they proclaim: each value of a leader in order, and always the newest; leaders that came
-/// and went between two looks may be missed.
+/// Follows the leaders and their proclaimed values: each value of a leader in order, and always the newest; leaders that
+/// came and went between two looks may be missed.
 pub struct Observer {
     client: Client,
     prefix: Bytes,
@@ -183,7 +184,7 @@ pub struct Observer {
 }
 
 enum Watching {
-    /// For the first candidate.
+    /// Waits for the first candidate.
     Prefix(Watcher),
     /// The leader's key.
     Leader(Watcher),

@@ -27,11 +27,11 @@ struct Mine {
 /// Why a lock is not held, or not released.
 #[derive(Debug)]
 pub enum MutexError {
-    /// Another session holds it.
+    /// Another session holds the lock.
     Locked,
     /// Our key is gone: the session's lease expired.
     SessionExpired,
-    /// There is nothing to release.
+    /// There is no lock to release.
     Released,
     /// The server's status.
     Status(Status),

@@ -12,15 +12,15 @@ use bytes::Bytes;
 use super::{delete_op, get, op, revision, txn};
 use crate::client::Client;
 
-/// How transactions may disturb each other. Source: etcd's `clientv3/concurrency/stm.go`.
+/// The isolation between transactions. Source: etcd's `clientv3/concurrency/stm.go`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {
-    /// As `Serializable`, and nobody else wrote what is written since the first read.
+    /// As `Serializable`, and no other client has written the keys that are written since the first read.
     #[default]
     SerializableSnapshot,
-    /// All reads of an attempt are of the revision of its first one, and still hold at the commit.
+    /// All reads of an attempt are of the revision of its first read, and still hold at the commit.
     Serializable,
-    /// The same key reads the same throughout an attempt, and still does at the commit.
+    /// Reads of one key are equal throughout an attempt, and still hold at the commit.
     RepeatableReads,
     /// Reads are of any committed revision; nothing is checked at the commit.
     ReadCommitted,
@@ -32,7 +32,7 @@ pub struct Stm {
     isolation: Isolation,
     reads: BTreeMap<Bytes, Read>,
     writes: BTreeMap<Bytes, Write>,
-    /// What the failed commit before this attempt read, newer than what it had.
+    /// Values that the failed commit before this attempt read, newer than those it had.
     prefetched: BTreeMap<Bytes, Read>,
     /// The revision of the attempt's first read, where it binds the later ones.
     base: Option<i64>,
@@ -63,9 +63,11 @@ impl Stm {
         }
     }
 
-    /// What a key holds: what was written here before, or what is in the store; `None` without the key.
+    /// Returns the value of a key: the one written by this transaction, or the one in the store; `None` if there is no
+    /// such key.
     ///
     /// # Errors
+    ///
     /// The server's status.
     pub async fn get(&mut self, key: impl Into<Bytes>) -> Result<Option<Bytes>, Status> {
         let key = key.into();
@@ -113,7 +115,7 @@ impl Stm {
         self.put_with(PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() });
     }
 
-    /// As [`Stm::put`], with a lease or other options.
+    /// Writes as [`Stm::put`] does, with a lease or other options.
     pub fn put_with(&mut self, put: PutRequest) {
         let (key, value) = (put.key.clone(), Some(put.value.clone()));
         self.writes.insert(key, Write { value, op: op(request_op::Request::RequestPut(put)) });
@@ -224,7 +226,7 @@ fn modified(key: &Bytes, result: compare::CompareResult, revision: i64) -> Compa
 /// Why a transaction did not happen.
 #[derive(Debug)]
 pub enum StmError<E> {
-    /// Its own code gave up.
+    /// The transaction's own code gave up.
     Aborted(E),
     /// The server's status.
     Status(Status),

@@ -28,7 +28,7 @@ pub enum Value<'a> {
     Id(u64),
     /// A list of texts.
     List(&'a [&'a str]),
-    /// Whatever can be printed, as text.
+    /// A value that is written by its `Display`.
     Display(&'a dyn fmt::Display),
 }
 

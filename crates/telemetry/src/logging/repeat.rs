@@ -6,7 +6,7 @@ use super::Level;
 
 /// Lines of one message written in a second before it is thinned.
 const BURST: u64 = 100;
-/// Of the further lines of that second, each of this number is written.
+/// Of the further lines of that second, one in this number is written.
 const EVERY: u64 = 100;
 /// Messages told apart; those that share a place share its allowance. A bound, not a limit of correctness.
 const PLACES: usize = 1024;

@@ -32,7 +32,7 @@ impl Descriptor {
     }
 }
 
-/// What a row makes and renders.
+/// The instrument that a row of the table creates and renders.
 pub(super) trait Instrument: Clone + Send + Sync + 'static {
     const KIND: MetricType;
     fn make(descriptor: &Descriptor) -> Self;

@@ -17,7 +17,7 @@ const HANDLING_BOUNDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 const METHOD_LABELS: &[&str] = &["grpc_method", "grpc_service", "grpc_type"];
 const HANDLED_LABELS: &[&str] = &["grpc_code", "grpc_method", "grpc_service", "grpc_type"];
 
-/// What was counted of one method.
+/// Totals of one method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MethodTotals {
     /// Calls begun.

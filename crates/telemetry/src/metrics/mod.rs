@@ -40,21 +40,21 @@ const APPLY_VERSION: &str = "v3";
 pub struct Metrics {
     /// The member.
     pub server: ServerMetrics,
-    /// Its health.
+    /// Metrics of the member's health.
     pub health: HealthMetrics,
-    /// Its store.
+    /// Metrics of the store.
     pub mvcc: MvccMetrics,
     /// Readers of it that take long.
     pub long_reads: LongReadMetrics,
-    /// Its leases.
+    /// Metrics of leases.
     pub lease: LeaseMetrics,
-    /// Its log.
+    /// Metrics of the log and checkpoints on disk.
     pub disk: DiskMetrics,
-    /// Its traffic.
+    /// Metrics of traffic with clients and members.
     pub network: NetworkMetrics,
-    /// Its comparison of all members' states.
+    /// Metrics of the comparison of all members' states.
     pub state_hash: StateHashMetrics,
-    /// Its gRPC methods.
+    /// Metrics of gRPC methods.
     pub grpc: GrpcMetrics,
     registry: Registry,
 }
@@ -138,7 +138,7 @@ impl ServerMetrics {
         self.feature_enabled.with(&[ALL_BETA, Stage::Beta.as_str()]).set_bool(gates.all_beta);
     }
 
-    /// Where requests of clients of this API version are counted; `unknown` stands for clients that name none. To
+    /// Returns the counter of requests from clients of this API version; `unknown` stands for clients that name none. To
     /// be kept per connection.
     pub fn client_requests_of(&self, api_version: &str) -> ClientRequests {
         ClientRequests {

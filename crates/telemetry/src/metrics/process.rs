@@ -59,7 +59,7 @@ pub(super) fn render(writer: &mut Writer<'_>) {
     }
 }
 
-/// How many files this process may have open; `None` where the machine does not say.
+/// Returns the maximum number of open files of this process; `None` where the system does not report it.
 pub fn open_files_max() -> Option<usize> {
     // Unlimited is a word, which no number can be read from.
     limit("Max open files").map(|files| files as usize)
@@ -94,7 +94,7 @@ fn status_kib(name: &str) -> Option<f64> {
 
 struct Times {
     cpu_seconds: f64,
-    /// Since the machine started.
+    /// Start time of the process in seconds since the boot of the machine.
     start_seconds: f64,
 }
 

@@ -153,7 +153,7 @@ impl Gauge {
         self.value.fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// Its value.
+    /// Returns the present value.
     pub fn value(&self) -> i64 {
         self.value.load(Ordering::Relaxed)
     }
@@ -166,7 +166,7 @@ pub struct Buckets {
     pub start: f64,
     /// Each bound divided by the one before.
     pub factor: f64,
-    /// How many bounds.
+    /// Number of bounds.
     pub count: usize,
 }
 
@@ -271,7 +271,7 @@ impl Distribution {
         f64::from_bits(self.sum.value())
     }
 
-    /// As [`Histogram::cumulative`].
+    /// Returns the counts as [`Histogram::cumulative`] does.
     pub(super) fn cumulative(&self) -> Vec<(f64, u64)> {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let counts = self.buckets.iter().scan(0, |seen, bucket| {

@@ -27,7 +27,7 @@ impl MetricType {
     }
 }
 
-/// Labels of one series, in order: names and values.
+/// Names and values of the labels of one series, in order.
 pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
 
 /// Writes one family after another.
