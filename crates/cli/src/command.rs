@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::{go, parser};
 
-/// What a flag's value is.
+/// The type of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `--flag`, or `--flag=false`; never takes the next word.
@@ -52,11 +52,11 @@ impl Kind {
 /// One flag, as the table of a command lists it.
 #[derive(Clone, Copy, Debug)]
 pub struct FlagRow {
-    /// Its name, without dashes.
+    /// Name of the flag without dashes.
     pub name: &'static str,
-    /// Its one-letter form.
+    /// One-letter form of the flag.
     pub short: Option<char>,
-    /// What its value is.
+    /// Type of the value.
     pub kind: Kind,
     /// The default as one would give it; for lists with commas.
     pub default: &'static str,
@@ -108,12 +108,12 @@ impl<T> Flag<T> {
         self.row
     }
 
-    /// Its name, without dashes.
+    /// Returns the name of the flag without dashes.
     pub const fn name(self) -> &'static str {
         self.row.name
     }
 
-    /// With a one-letter form.
+    /// Adds a one-letter form.
     #[must_use]
     pub const fn short(mut self, letter: char) -> Flag<T> {
         self.row.short = Some(letter);
@@ -187,7 +187,7 @@ impl Flag<Duration> {
 pub struct Command<R: 'static = ()> {
     /// The word it is called by.
     pub name: &'static str,
-    /// Other words for it.
+    /// Other names of the command.
     pub aliases: &'static [&'static str],
     /// The line of use behind the path of its parents: `put [options] <key> <value>`.
     pub usage: &'static str,
@@ -197,7 +197,7 @@ pub struct Command<R: 'static = ()> {
     pub long: &'static str,
     /// Lines to try, each indented by two blanks.
     pub example: &'static str,
-    /// Its own flags.
+    /// Flags of the command itself.
     pub flags: &'static [FlagRow],
     /// Flags that it has in common with other commands of the tool.
     pub shared_flags: &'static [FlagRow],
@@ -212,7 +212,7 @@ pub struct Command<R: 'static = ()> {
 }
 
 impl<R> Command<R> {
-    /// What most commands leave empty.
+    /// A command without anything, for the fields that most commands leave empty.
     pub const EMPTY: Command<R> = Command {
         name: "",
         aliases: &[],
@@ -241,7 +241,7 @@ impl<R> Command<R> {
 /// A tool.
 #[derive(Clone, Copy, Debug)]
 pub struct Program<R: 'static = ()> {
-    /// Its commands; the name is the one that help texts and errors give (`etcdctl`).
+    /// Root command with all others; its name is the one in help texts and errors (`etcdctl`).
     pub root: Command<R>,
     /// Flags that every command takes.
     pub globals: &'static [FlagRow],

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use crate::command::{Command, FlagRow, Kind, Program};
 
-/// What can follow a command: its path below the root, the commands below it, its flags with their help.
+/// A command in a completion script: its path below the root, its subcommands, its flags.
 type Row<'a, R> = (String, Vec<&'a Command<R>>, Vec<&'a FlagRow>);
 
 fn rows<R>(program: &Program<R>) -> Vec<Row<'_, R>> {
@@ -32,7 +32,7 @@ fn put(out: &mut String, line: std::fmt::Arguments<'_>) {
     writeln!(out, "{line}").expect("strings take everything");
 }
 
-/// For bash 4 or newer: `source <(etcdctl completion bash)`. `called` is the name of the executable.
+/// Returns the script for bash 4 or newer: `source <(etcdctl completion bash)`. `called` is the name of the executable.
 pub fn bash<R>(program: &Program<R>, called: &str) -> String {
     let name = function(program);
     let mut out = format!("# bash completion for {called}\n_{name}_follows() {{\n    case \"$1\" in\n");
@@ -58,7 +58,7 @@ pub fn bash<R>(program: &Program<R>, called: &str) -> String {
     out
 }
 
-/// All flags that take the next word as their value.
+/// Returns all flags that take the next word as their value.
 fn valued<R>(program: &Program<R>) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for (_, _, flags) in rows(program) {
@@ -72,7 +72,7 @@ fn valued<R>(program: &Program<R>) -> Vec<String> {
     names
 }
 
-/// For zsh: `source <(etcdctl completion zsh)`, or as a file `_etcdctl` of `fpath`.
+/// Returns the script for zsh: `source <(etcdctl completion zsh)`, or as a file `_etcdctl` of `fpath`.
 pub fn zsh<R>(program: &Program<R>, called: &str) -> String {
     let name = function(program);
     let plain = |text: &str| text.replace('\'', "").replace('\n', " ").replace(':', "\\:");
@@ -99,7 +99,7 @@ pub fn zsh<R>(program: &Program<R>, called: &str) -> String {
     out
 }
 
-/// For fish: `etcdctl completion fish | source`.
+/// Returns the script for fish: `etcdctl completion fish | source`.
 pub fn fish<R>(program: &Program<R>, called: &str) -> String {
     let plain = |text: &str| text.replace('\'', "").replace('\n', " ");
     let mut out = format!("# fish completion for {called}\ncomplete -c {called} -f\n");

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// How a command ends when it fails: an exit code and, mostly, a text for standard error.
+/// The failure of a command: an exit code and, mostly, a text for standard error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The exit code of the process.
     pub code: u8,
-    /// What is printed on standard error; `None` when the command has printed it already.
+    /// Text for standard error; `None` if the command has printed it already.
     pub text: Option<String>,
     /// True if the usage of the command is printed behind the text, by the tools that do so.
     pub shows_usage: bool,
@@ -16,7 +16,7 @@ pub struct Failure {
 impl Failure {
     /// Any failure that has no code of its own.
     pub const ERROR: u8 = 1;
-    /// No connection.
+    /// Exit code for a connection that could not be made.
     pub const BAD_CONNECTION: u8 = 2;
     /// Lines on standard input of `txn` and `watch` that cannot be understood.
     pub const INVALID_INPUT: u8 = 3;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// As `strconv.Quote`: what fmt's `%q` prints.
+/// Quotes a text as Go's `strconv.Quote` does: what fmt's `%q` prints.
 pub fn quote(text: impl AsRef<[u8]>) -> String {
     let mut out = String::from("\"");
     for chunk in text.as_ref().utf8_chunks() {
@@ -18,7 +18,7 @@ pub fn quote(text: impl AsRef<[u8]>) -> String {
     out
 }
 
-/// As `strconv.QuoteRune`.
+/// Quotes a character as Go's `strconv.QuoteRune` does.
 pub fn quote_char(c: char) -> String {
     let mut out = String::from("'");
     escaped(&mut out, c, '\'');
@@ -55,19 +55,19 @@ fn is_printed(c: char) -> bool {
     c == ' ' || (is_plain || is_combining) && !c.is_whitespace()
 }
 
-/// As `time.Duration`'s String, rounded to nanoseconds: `2.095242ms`, `1m30s`, `0s`.
+/// Formats a duration as Go's `time.Duration.String` does, rounded to nanoseconds: `2.095242ms`, `1m30s`, `0s`.
 pub fn duration(duration: Duration) -> String {
     nanoseconds(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
 }
 
-/// As [`duration`], of nanoseconds, which may be below zero.
+/// Formats nanoseconds, which may be negative, as [`duration`] does.
 pub fn nanoseconds(nanos: i64) -> String {
     let mut out = String::new();
     write_nanoseconds(&mut out, nanos);
     out
 }
 
-/// As [`nanoseconds`], appending to `out`.
+/// Appends nanoseconds to `out` as [`nanoseconds`] formats them.
 pub fn write_nanoseconds(out: &mut String, nanos: i64) {
     if nanos == 0 {
         out.push_str("0s");
@@ -126,9 +126,10 @@ const UNITS: [(&str, i64); 8] = [
     ("h", 3_600 * NANOS_PER_SECOND),
 ];
 
-/// As `time.ParseDuration`: reads `1h30m`, `1.5s`, `-20ms` or `0` as nanoseconds.
+/// Parses a duration as Go's `time.ParseDuration` does; returns `1h30m`, `1.5s`, `-20ms` or `0` in nanoseconds.
 ///
 /// # Errors
+///
 /// Go's text for what is wrong.
 pub fn parse_duration(text: &str) -> Result<i64, String> {
     let invalid = || format!("time: invalid duration {}", quote(text));
@@ -186,9 +187,10 @@ pub fn parse_duration(text: &str) -> Result<i64, String> {
     Ok(if negative { -nanos } else { nanos })
 }
 
-/// As `strconv.ParseBool`.
+/// Parses a boolean as Go's `strconv.ParseBool` does.
 ///
 /// # Errors
+///
 /// Go's text.
 pub fn parse_bool(text: &str) -> Result<bool, String> {
     match text {
@@ -198,9 +200,10 @@ pub fn parse_bool(text: &str) -> Result<bool, String> {
     }
 }
 
-/// As `strconv.ParseInt` with base 0 and 64 bits.
+/// Parses a signed number as Go's `strconv.ParseInt` does with base 0 and 64 bits.
 ///
 /// # Errors
+///
 /// Go's text.
 pub fn parse_int(text: &str) -> Result<i64, String> {
     let (negative, digits) = match text.as_bytes().first() {
@@ -214,9 +217,10 @@ pub fn parse_int(text: &str) -> Result<i64, String> {
     value.ok_or_else(|| refused("value out of range"))
 }
 
-/// As `strconv.ParseUint` with base 0 and 64 bits.
+/// Parses an unsigned number as Go's `strconv.ParseUint` does with base 0 and 64 bits.
 ///
 /// # Errors
+///
 /// Go's text.
 pub fn parse_uint(text: &str) -> Result<u64, String> {
     magnitude(text).map_err(|why| format!("strconv.ParseUint: parsing {}: {why}", quote(text)))
@@ -241,12 +245,12 @@ fn magnitude(text: &str) -> Result<u64, &'static str> {
     u64::from_str_radix(&plain, base).map_err(|_| "value out of range")
 }
 
-/// As go-humanize's Bytes, powers of 1000: `25 kB`, `2.1 GB`, `12 B`.
+/// Formats bytes as go-humanize's `Bytes` does, in powers of 1000: `25 kB`, `2.1 GB`, `12 B`.
 pub fn bytes(count: u64) -> String {
     scaled(count, 1000.0, &["B", "kB", "MB", "GB", "TB", "PB", "EB"])
 }
 
-/// As go-humanize's IBytes, powers of 1024: `25 KiB`.
+/// Formats bytes as go-humanize's `IBytes` does, in powers of 1024: `25 KiB`.
 pub fn ibytes(count: u64) -> String {
     scaled(count, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, IsTerminal as _, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// What a tool works with besides its arguments: its streams, its environment and a clock; the process's own, or a test's.
+/// The streams, environment and clock that a tool works with besides its arguments; the process's own, or a test's.
 /// Clones share the streams.
 #[derive(Clone)]
 pub struct Io {
@@ -69,7 +69,7 @@ impl Io {
     }
 }
 
-/// What a tool printed into [`Io::in_memory`].
+/// The output of a tool in [`Io::in_memory`].
 #[derive(Clone, Debug, Default)]
 pub struct Printed {
     out: Arc<Mutex<Vec<u8>>>,
@@ -77,12 +77,12 @@ pub struct Printed {
 }
 
 impl Printed {
-    /// What standard output got by now; bytes that are no text are replaced.
+    /// Returns the standard output so far; invalid UTF-8 is replaced.
     pub fn out(&self) -> String {
         Printed::text(&self.out)
     }
 
-    /// What standard error got by now; bytes that are no text are replaced.
+    /// Returns the standard error so far; invalid UTF-8 is replaced.
     pub fn err(&self) -> String {
         Printed::text(&self.err)
     }
@@ -125,9 +125,10 @@ impl Input {
         Ok((line.pop() == Some(b'\n')).then_some(line))
     }
 
-    /// All bytes up to and with the next newline, or up to the end.
+    /// Returns all bytes up to and with the next newline, or up to the end.
     ///
     /// # Errors
+    ///
     /// Reading failed.
     pub fn rest_of_line(&self) -> io::Result<Vec<u8>> {
         let mut line = Vec::new();

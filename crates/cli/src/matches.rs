@@ -50,9 +50,9 @@ impl Value {
 pub struct Matches {
     /// The names of the commands below the root; empty: none was named.
     pub path: Vec<&'static str>,
-    /// What was given besides flags.
+    /// Arguments besides flags.
     pub args: Vec<Vec<u8>>,
-    /// How many of [`Matches::args`] came before `--`, if there was one.
+    /// Number of [`Matches::args`] before `--`, if there was one.
     pub dash_at: Option<usize>,
     /// Environment variables that begin like the tool's own and are none of them, as `NAME=VALUE`.
     pub unknown_env: Vec<String>,

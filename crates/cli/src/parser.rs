@@ -8,7 +8,7 @@ use crate::command::{Command, FlagRow, Kind, Program};
 use crate::go;
 use crate::matches::Matches;
 
-/// What a command line asks for.
+/// The request of a command line.
 #[derive(Clone, Debug)]
 pub enum Invocation<R> {
     /// A command is to run.
@@ -22,7 +22,7 @@ pub enum Invocation<R> {
 /// A refused command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageError {
-    /// What is wrong, in the words of etcd's tools.
+    /// The error in the words of etcd's tools.
     pub message: String,
     /// The command that refuses, to show its usage: see [`Program::usage`].
     pub path: Vec<&'static str>,
@@ -38,7 +38,7 @@ impl fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
-/// Which flag a word names.
+/// Returns the flag that a word names.
 fn find<'a, R>(command: &'a Command<R>, globals: &'a [FlagRow], name: &str) -> Option<&'a FlagRow> {
     command.all_flags().chain(globals).find(|flag| flag.name == name)
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::go;
 
-/// How often the line is drawn, at most.
+/// Least interval between two drawings of the line.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const BAR_CELLS: u64 = 24;
 
@@ -47,7 +47,7 @@ impl Progress {
         self.total = Some(total);
     }
 
-    /// So much is done by now; `note` is put behind it.
+    /// Shows that this much is done, followed by `note`.
     pub fn at(&mut self, done: u64, note: &str) {
         let now = Instant::now();
         if !self.is_seen || self.drawn.is_some_and(|drawn| now < drawn + DRAW_INTERVAL) {

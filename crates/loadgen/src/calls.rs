@@ -10,22 +10,22 @@ use crate::poller::{Poller, Ready};
 use crate::socket::{Endpoint, Socket};
 use crate::status::Status;
 
-/// Who is told what came. Calls may be made from within.
+/// The receiver of events. Calls may be made from its methods.
 pub trait Handler {
     /// A message of the call with this tag.
     fn message(&mut self, calls: &mut Calls, tag: u64, body: &[u8]);
-    /// That call is over.
+    /// A call has ended.
     fn ended(&mut self, calls: &mut Calls, tag: u64, status: Status);
-    /// All that had arrived was handed over; a timer may have gone off.
+    /// Everything that had arrived was handed over; a timer may have fired.
     fn turned(&mut self, calls: &mut Calls);
 }
 
-/// Where to connect, and how.
+/// The servers to connect to, and how.
 #[derive(Clone)]
 pub struct Target {
     /// Connections go to these in turn.
     pub endpoints: Vec<Endpoint>,
-    /// How long a connection may take to be made.
+    /// Time limit of connecting.
     pub dial_timeout: Duration,
     /// See [`Options::token`].
     pub token: Option<String>,
@@ -36,7 +36,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// With the usual windows.
+    /// Returns a target with the usual windows.
     pub fn new(endpoints: Vec<Endpoint>) -> Self {
         let usual = Options::new("");
         Self {
@@ -53,7 +53,7 @@ struct Link {
     endpoint: usize,
     connection: Connection,
     socket: Option<Socket>,
-    /// What arrived of a frame that is not whole yet.
+    /// Bytes of a frame that is not whole yet.
     partial: Vec<u8>,
     sent: usize,
     /// Told to be writable, or nothing has blocked since.
@@ -69,14 +69,14 @@ pub struct Calls {
     target: Target,
     poller: Poller,
     links: Vec<Link>,
-    /// For each logical connection, how many of its calls went out: they go to the endpoints in turn.
+    /// Number of calls sent per logical connection: they go to the endpoints in turn.
     turns: Vec<usize>,
     dirty: Vec<usize>,
     ready: Vec<Ready>,
     buffer: Vec<u8>,
-    /// How many links are down now.
+    /// Number of links that are down.
     down: usize,
-    /// How often a connection was lost.
+    /// Number of times that a connection was lost.
     pub lost: u64,
 }
 
@@ -120,12 +120,12 @@ impl Calls {
         Ok(calls)
     }
 
-    /// How many logical connections there are.
+    /// Returns the number of logical connections.
     pub fn connections(&self) -> usize {
         self.turns.len()
     }
 
-    /// What the kernel sends at once to the first endpoint.
+    /// Returns the bytes that the kernel sends in one segment to the first endpoint.
     pub fn segment_bytes(&self) -> Option<u32> {
         self.links.first()?.socket.as_ref()?.segment_bytes()
     }
@@ -159,7 +159,7 @@ impl Calls {
         }
     }
 
-    /// Has [`Handler::turned`] called at that time at the latest.
+    /// Makes the loop call [`Handler::turned`] at that time at the latest.
     pub fn wake_at(&mut self, now: Instant, time: Instant) -> io::Result<()> {
         self.poller.wake_after(time.saturating_duration_since(now))
     }

@@ -10,30 +10,30 @@ use crate::frame::{self, Head, flag, kind, setting};
 use crate::hpack::{Decoder, Encoder, Name};
 use crate::status::Status;
 
-/// What came over a connection.
+/// An event of a connection.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// A whole message of a call's answer; empty if the call wanted none.
     Message {
-        /// As given with the call.
+        /// Tag as given with the call.
         tag: u64,
         /// The message, without gRPC's prefix.
         body: Cow<'a, [u8]>,
     },
     /// A call is over.
     Ended {
-        /// As given with the call.
+        /// Tag as given with the call.
         tag: u64,
-        /// How.
+        /// Result of the call.
         status: Status,
     },
 }
 
-/// Something a sound server does not do; the connection cannot go on.
+/// A violation of the protocol by the server; the connection cannot go on.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Violation(pub &'static str);
 
-/// What a connection tells the server about itself, and the flow-control windows it grants.
+/// The settings that a connection sends to the server, and the flow-control windows it grants.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `:authority`
@@ -42,9 +42,9 @@ pub struct Options {
     pub tls: bool,
     /// A token of `Authenticate`, sent with each call.
     pub token: Option<String>,
-    /// What the server may send on a stream before it is told that more is welcome.
+    /// Bytes that the server may send on a stream before the window is extended.
     pub stream_window: u32,
-    /// The same for the whole connection.
+    /// Bytes that the server may send on the connection before the window is extended.
     pub connection_window: u32,
 }
 
@@ -66,7 +66,7 @@ struct Stream {
     keep: bool,
     status: Option<u32>,
     message: String,
-    /// Of the message that is coming: the bytes of its prefix so far, and how much of it is missing.
+    /// Prefix of the message that is being received, as far as it has arrived.
     prefix: [u8; 5],
     prefix_bytes: usize,
     missing: usize,
@@ -75,7 +75,7 @@ struct Stream {
     send_window: i64,
     unsent: Vec<u8>,
     sent: usize,
-    /// Nothing follows after `unsent`.
+    /// True if nothing follows after `unsent`.
     complete: bool,
 }
 
@@ -117,7 +117,7 @@ const MESSAGE_BYTES_MAX: usize = 1 << 30;
 /// sent gathers in [`Connection::output`].
 pub struct Connection {
     options: Options,
-    /// What to send next; the sender takes it from the front.
+    /// Bytes to send next; the sender takes them from the front.
     pub output: Vec<u8>,
     streams: Streams,
     /// Streams that more may be sent on later, by tag.
@@ -181,7 +181,7 @@ impl Connection {
         }
     }
 
-    /// How many calls are under way or wait.
+    /// Returns the number of calls that are in flight or wait.
     pub fn calls(&self) -> usize {
         self.streams.len() + self.waiting.len()
     }

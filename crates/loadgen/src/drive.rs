@@ -16,36 +16,37 @@ use crate::status::Status;
 
 /// The next request of an operation.
 pub struct Request {
-    /// What is called.
+    /// RPC to call.
     pub method: Rpc,
-    /// The message; made anew for each request.
+    /// The message; replaced for each request.
     pub message: Vec<u8>,
     /// True if the answer is wanted.
     pub keep: bool,
 }
 
-/// What an operation does next.
+/// The next step of an operation.
 #[derive(Debug)]
 pub enum Step {
     /// The request is to be sent.
     Call,
-    /// The same, on a stream that stays open until [`Workload::message`] has enough of it.
+    /// Send the request on a stream that stays open until [`Workload::message`] has enough of it.
     Open,
-    /// It is over: in which series it counts, and its error if it failed.
+    /// The operation is over: the series in which it counts, and its error if it failed.
     Done(usize, Result<(), Error>),
 }
 
-/// What the clients of a load do. Each thread has its own one.
+/// The operations that the clients of a load make. Each thread has its own one.
 pub trait Workload: Send {
-    /// What a client keeps between its requests.
+    /// State of a client between its requests.
     type Client: Send + Default;
 
-    /// How many series of measurements there are.
+    /// Returns the number of series of measurements.
     fn series(&self) -> usize {
         1
     }
 
-    /// What a client does once before all runs, unmeasured; called again with each answer until it is done.
+    /// Returns the next step of what a client does once before all runs, unmeasured; called again with each answer until
+    /// it is done.
     fn prepare(&mut self, _: &mut Self::Client, _: Option<&Status>, _: &mut Request) -> Step {
         Step::Done(0, Ok(()))
     }
@@ -72,39 +73,39 @@ pub fn outcome(status: &Status) -> Result<(), Error> {
     if status.code == 0 { Ok(()) } else { Err(Error::Status(status.clone())) }
 }
 
-/// When operations begin.
+/// The times at which operations begin.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Schedule {
     /// Each client begins the next when it has the answer to the last: as fast as the server answers. A server that
     /// stalls is asked less, so that latencies look better than users would find them.
     Flat,
-    /// So many per second, at fixed times, whatever the server does. Latency counts from the time an operation was
-    /// meant to begin, also if no client was free then.
+    /// This many per second, at fixed times, whatever the server does. Latency counts from the time an operation was due,
+    /// even if no client was free then.
     Open(f64),
-    /// At most so many per second, counted from when they really began: what `--rate` is in etcd's tool.
+    /// At most this many per second; latency counts from when an operation really began. This is `--rate` of etcd's tool.
     Paced(f64),
 }
 
-/// How much, by whom, when.
+/// The size, clients and times of a load.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Operations per run; not used where there is a duration.
     pub total: u64,
-    /// How long operations begin.
+    /// Time in which operations begin.
     pub duration: Option<Duration>,
-    /// When they begin.
+    /// Times at which they begin.
     pub schedule: Schedule,
-    /// How many are under way at most.
+    /// Maximum number of operations in flight.
     pub clients: usize,
     /// Over how many connections they are spread.
     pub connections: usize,
-    /// How many threads send them.
+    /// Number of threads that send them.
     pub threads: usize,
-    /// How long the load runs before it is measured.
+    /// Time that the load runs before it is measured.
     pub warmup: Duration,
-    /// How often it is measured.
+    /// Number of measured runs.
     pub repeat: usize,
-    /// How long answers are waited for when nothing new begins.
+    /// Time that answers are waited for once no more operations begin.
     pub drain_max: Duration,
 }
 
@@ -124,16 +125,16 @@ impl Default for Plan {
     }
 }
 
-/// What one run measured.
+/// The measurements of one run.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// A series for each kind of operation.
     pub series: Vec<Series>,
-    /// When it began.
+    /// Time when the run began.
     pub began: SystemTime,
-    /// From then to the last answer, and no less than the time that was given.
+    /// Time from then to the last answer; at least the time that was planned.
     pub elapsed: Duration,
-    /// What the load generator itself needed.
+    /// Resources that the load generator itself used.
     pub generator: Generator,
 }
 
@@ -146,7 +147,7 @@ pub struct Generator {
     pub starved: Duration,
     /// The busiest thread's CPU time per time of the run, 0 to 1.
     pub busiest: f64,
-    /// How often a connection was lost.
+    /// Number of times that a connection was lost.
     pub lost: u64,
     /// The segment size of the first connection, where it is known.
     pub segment_bytes: Option<u32>,
@@ -156,7 +157,7 @@ pub struct Generator {
 pub trait Observer {
     /// A run begins now.
     fn begins(&mut self, _run: usize) {}
-    /// It is over.
+    /// A run has ended.
     fn ends(&mut self, _run: usize) {}
     /// Half a second passed, in which this happened; `done` of all operations of the run are over.
     fn progress(&mut self, _run: usize, _recent: &Histogram, _over: Duration, _done: u64) {}
@@ -420,7 +421,7 @@ struct Slot<C> {
     connection: usize,
     client: C,
     started: Instant,
-    /// Where its stream is, while one is open.
+    /// The client's stream, while one is open.
     open: Option<usize>,
 }
 
@@ -451,7 +452,7 @@ struct Driver<'a, W: Workload> {
     pushed: Instant,
 }
 
-/// How long a turn lasts at most; a timer or an answer ends it earlier.
+/// Maximum duration of a turn; a timer or an answer ends it earlier.
 const TURN: Duration = Duration::from_millis(200);
 
 impl<W: Workload> Driver<'_, W> {

@@ -42,11 +42,11 @@ pub enum Error {
     },
     /// An operation of a held rate did not begin in time, since all clients waited for answers.
     NotBegun,
-    /// What a workload says of an operation.
+    /// The workload's error of an operation.
     Workload(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// What is wrong with the text of an endpoint.
+/// An error in the text of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointError {
     /// The scheme is none of `http`, `https`, `unix` and `unixs`.
@@ -56,7 +56,7 @@ pub enum EndpointError {
         /// The scheme.
         scheme: String,
     },
-    /// There is no host with a port, and no path of a socket.
+    /// The text has neither a host with a port nor the path of a socket.
     NoAddress(String),
     /// The scheme asks for TLS, and there are no settings for it.
     NoTls(String),

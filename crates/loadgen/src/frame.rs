@@ -34,7 +34,7 @@ pub mod setting {
     pub const MAX_FRAME_SIZE: u16 = 5;
 }
 
-/// What a client sends first.
+/// The bytes that a client sends first.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes before each frame's payload.
 pub const HEAD_BYTES: usize = 9;
@@ -48,11 +48,11 @@ pub const CANCEL: u32 = 8;
 /// The head of a frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
-    /// How many bytes of payload follow.
+    /// Bytes of payload that follow.
     pub length: usize,
     /// One of [`kind`].
     pub kind: u8,
-    /// Of [`flag`].
+    /// Bits of [`flag`].
     pub flags: u8,
     /// 0 for the whole connection.
     pub stream: u32,

@@ -15,9 +15,9 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// For results: three and a half digits.
+    /// Precision for results: three and a half digits.
     pub const FINE: u32 = 11;
-    /// For a second of the time series.
+    /// Precision for a second of the time series.
     pub const COARSE: u32 = 6;
 
     /// An empty one; `precision` from 1 to 16.
@@ -64,7 +64,7 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// How many values were counted.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.total
     }
@@ -99,7 +99,7 @@ impl Histogram {
         self.max
     }
 
-    /// What is in it, ascending: the upper end of each bucket that is not empty, and its count.
+    /// Returns the non-empty buckets in ascending order: the upper end of each, and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.counts
             .iter()

@@ -4,21 +4,21 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// Which sockets became ready; at most 256 per turn, the others come in the next.
+/// Waits for sockets to become ready; returns at most 256 per turn, the others in the next.
 pub struct Poller {
     epoll: OwnedFd,
     timer: OwnedFd,
     events: Vec<libc::epoll_event>,
 }
 
-/// What happened to a socket.
+/// A socket that became ready.
 #[derive(Clone, Copy, Debug)]
 pub struct Ready {
-    /// As given to [`Poller::add`].
+    /// Token as given to [`Poller::add`].
     pub token: u64,
-    /// There are bytes to read, or the other end is gone.
+    /// True if there are bytes to read, or the other end is gone.
     pub readable: bool,
-    /// There is room again.
+    /// True if the socket takes bytes again.
     pub writable: bool,
 }
 
@@ -78,7 +78,7 @@ impl Poller {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Waits until something is ready or the time is over, and fills `ready` anew.
+    /// Waits until a socket is ready or the time is over, and replaces `ready` by what became ready.
     pub fn wait(&mut self, longest: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<()> {
         ready.clear();
         let milliseconds = longest.map_or(-1, |time| i32::try_from(time.as_millis()).unwrap_or(i32::MAX));

@@ -17,26 +17,26 @@ use crate::poller::Poller;
 use crate::socket::Socket;
 use crate::wire::{Fields, Message};
 
-/// How the responder answers and what it grants.
+/// The responder's answers and windows.
 #[derive(Clone)]
 pub struct Options {
-    /// How large the value of a key that is read is.
+    /// Bytes of the value of a key that is read.
     pub value_bytes: usize,
     /// TLS, if any.
     pub tls: Option<Arc<rustls::ServerConfig>>,
     /// `SETTINGS_INITIAL_WINDOW_SIZE`
     pub stream_window: u32,
-    /// The same for a connection; not below 65,535.
+    /// Window of a connection in bytes; at least 65,535.
     pub connection_window: u32,
     /// `SETTINGS_MAX_CONCURRENT_STREAMS`, 0 for no limit.
     pub streams_max: u32,
     /// `SETTINGS_HEADER_TABLE_SIZE`
     pub table_bytes: u32,
-    /// After this many requests, stands still once for so long.
+    /// Number of requests after which it stalls once, and for how long.
     pub stall: Option<(u64, Duration)>,
     /// Resets each nth stream instead of answering.
     pub reset_every: Option<u64>,
-    /// Says GOAWAY on a connection after so many requests, answers those that it took, and closes it.
+    /// Number of requests on a connection after which it sends GOAWAY, answers those that it took, and closes it.
     pub goaway_after: Option<u64>,
     /// Refuses each nth request with this code and text.
     pub refuse_every: Option<(u64, u32, String)>,
@@ -87,7 +87,7 @@ impl Responder {
         Ok(Self { listener, poller, options, answers, connections: HashMap::new(), next: 1, requests: 0 })
     }
 
-    /// Where it listens.
+    /// Returns the address on which it listens.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }

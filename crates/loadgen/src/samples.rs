@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::histogram::Histogram;
 
-/// How many latencies are kept one by one; more are only counted in a histogram.
+/// Maximum number of latencies that are kept one by one; more are only counted in a histogram.
 const EXACT_MAX: usize = 16 << 20;
 
 /// The measurements of one kind of operation in one run. Latencies are nanoseconds.
@@ -12,16 +12,16 @@ const EXACT_MAX: usize = 16 << 20;
 pub struct Series {
     exact: Vec<u64>,
     counted: Histogram,
-    /// By Unix second of the (intended) start.
+    /// Seconds by the Unix time at which operations were due.
     pub seconds: BTreeMap<i64, Second>,
-    /// How often each failure occurred, by its text.
+    /// Number of failures by their texts.
     pub errors: BTreeMap<String, u64>,
 }
 
-/// What happened in a second.
+/// The operations of one second.
 #[derive(Clone, Debug)]
 pub struct Second {
-    /// Of all latencies.
+    /// Histogram of all latencies.
     pub latencies: Histogram,
 }
 
@@ -93,17 +93,17 @@ impl Series {
         }
     }
 
-    /// How many went well.
+    /// Returns the number of successes.
     pub fn count(&self) -> u64 {
         self.exact.len() as u64 + self.counted.count()
     }
 
-    /// How many failed.
+    /// Returns the number of failures.
     pub fn failed(&self) -> u64 {
         self.errors.values().sum()
     }
 
-    /// All latencies, ascending, each with how often it occurred.
+    /// Returns all latencies in ascending order, each with its number of occurrences.
     pub fn sorted(&self) -> Vec<(u64, u64)> {
         let mut exact = self.exact.clone();
         exact.sort_unstable();
@@ -121,7 +121,7 @@ impl Series {
         runs
     }
 
-    /// All latencies in a histogram of three digits.
+    /// Returns a histogram of all latencies, with three digits.
     pub fn histogram(&self) -> Histogram {
         let mut all = self.counted.clone();
         self.exact.iter().for_each(|latency| all.record(*latency));

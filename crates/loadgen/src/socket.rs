@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use crate::EndpointError;
 
-/// Where a connection goes.
+/// The address of a connection.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     /// `host:port`, or the path of a Unix socket.
     pub address: String,
     /// True if `address` is a path.
     pub unix: bool,
-    /// With which TLS settings, if any.
+    /// TLS settings, if it uses TLS.
     pub tls: Option<Arc<rustls::ClientConfig>>,
 }
 

@@ -1,11 +1,11 @@
 //! How a call ended, and etcd's words for it.
 
-/// How a call ended.
+/// The result of a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// gRPC's code, 0 if all is well.
     pub code: u32,
-    /// What the server says about it.
+    /// The server's message.
     pub message: String,
 }
 

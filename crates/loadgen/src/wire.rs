@@ -57,7 +57,7 @@ impl Message<'_> {
     }
 }
 
-/// What a field says.
+/// The value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field<'a> {
     /// A varint or a fixed number.

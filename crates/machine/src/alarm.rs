@@ -19,7 +19,7 @@ impl Alarms {
         self.0.contains(&(alarm, member))
     }
 
-    /// Those raised, by type and member; `alarm` 0 and `member` 0 stand for all.
+    /// Returns the raised alarms by type and member; `alarm` 0 and `member` 0 stand for all.
     pub fn list(&self, alarm: i32, member: u64) -> Vec<api::etcdserverpb::AlarmMember> {
         self.0
             .iter()

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use mvcc::{Moment, Snapshot, View};
 use planted::Bug;
 
-/// What was to be read is no longer there: the reader has taken too long.
+/// The error of a reader that has taken too long: the state is no longer there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overtaken;
 
@@ -25,7 +25,7 @@ impl std::error::Error for Overtaken {}
 
 /// Gives the newest view of a store, and keeps what a reader needs from being removed until it is dropped.
 pub trait Newest: Send + Sync {
-    /// The newest published view; `None` when there will be none any more, or the reader's time is up.
+    /// Returns the newest published view; `None` when there will be none any more, or the reader was ended.
     fn view(&self) -> Option<Arc<View>>;
 
     /// The reader needs no more than this moment does from now on.
@@ -81,7 +81,7 @@ impl AsOf {
         AsOf { moment, newest: Arc::clone(&self.newest) }
     }
 
-    /// From now on unreadable deletions may be removed: the reader is no longer interested in them.
+    /// Gives up tombstones that cannot be read any more, so that they may be removed from now on.
     #[must_use]
     pub fn of_what_is_readable(self) -> AsOf {
         let moment = self.moment.keeping_readable();

@@ -13,8 +13,8 @@ use api::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp,
 use mvcc::{KeyRange, Snapshot};
 use numbers::Revision;
 
-/// How deep transactions may nest. etcd is bounded only by max-txn-ops and the message size; ours is bounded for the
-/// sake of the stack (COMPAT-1).
+/// Maximum depth of nested transactions. etcd is bounded only by max-txn-ops and the message size; here the depth is
+/// bounded for the sake of the stack (COMPAT-1).
 const TXN_DEPTH_MAX: usize = 64;
 
 /// Checks a range request.

@@ -15,10 +15,10 @@ use crate::as_of::Overtaken;
 pub enum ReadError {
     /// The value lies elsewhere by now: ask the index again.
     Moved,
-    /// It is not in memory, and the caller does not wait for a disk. Only to be said in [`crate::Machine::begin`] and
+    /// The value is not in memory, and the caller does not wait for a disk. Only used in [`crate::Machine::begin`] and
     /// [`crate::Machine::go_on`].
     NotAtHand,
-    /// What was being read was compacted meanwhile.
+    /// The state that was being read was compacted meanwhile.
     Overtaken,
     /// The disk failed, or gave back other bytes than were written; the text names file and offset.
     Failed(String),
@@ -64,11 +64,11 @@ pub struct Found {
     pub mod_revision: Revision,
     /// The number of that write in its transaction.
     pub sub: u32,
-    /// How many times the key was written since its creation.
+    /// Number of writes of the key since its creation.
     pub version: i64,
     /// The lease, or 0.
     pub lease: LeaseId,
-    /// Where the value lies; `None` if it was not asked for.
+    /// Location, length and checksum of the value; `None` if it was not asked for.
     pub value: Option<Value>,
 }
 
@@ -91,7 +91,7 @@ impl Found {
         ChangeId { main: self.mod_revision, sub: self.sub }
     }
 
-    /// The same, of what a client asked for.
+    /// Returns the parts of a version that a client asked for.
     pub fn projected(version: Version<'_>, projection: Projection) -> Found {
         let mut found = Found::of(version);
         if projection.keys_only {
@@ -126,12 +126,12 @@ impl Found {
     }
 }
 
-/// What of a version goes to the client.
+/// The parts of a version that go to the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Projection {
-    /// Without the value.
+    /// True to leave the value out.
     pub keys_only: bool,
-    /// With lease 0, as etcd answers from its index alone.
+    /// True to return lease 0, as etcd answers from its index alone.
     pub without_lease: bool,
 }
 

@@ -52,11 +52,11 @@ pub struct Leases {
     /// Live keys by a lease that does not exist: only a state that was taken over from elsewhere has such keys. They are
     /// attached if a lease with this id is granted, as they would be by a restart after it.
     dangling: SharedMap<LeaseId, SharedMap<Bytes, ()>>,
-    /// What they count against the quota.
+    /// Bytes that they count against the quota.
     bytes: u64,
 }
 
-/// What a key that is attached to a lease counts against the quota, beside what its versions do.
+/// Returns the bytes that a key attached to a lease counts against the quota, beside its versions.
 fn attached_bytes(key: &[u8]) -> u64 {
     check::ATTACHED_COST + key.len() as u64
 }
@@ -67,8 +67,8 @@ impl Leases {
         self.table.get(&id).map(|lease| &**lease)
     }
 
-    /// What all leases and their attached keys count against the quota, in bytes. It follows from what they are, not
-    /// from how they came to be.
+    /// Returns the bytes that all leases and their attached keys count against the quota. They follow from the present
+    /// leases, not from their history.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -78,7 +78,7 @@ impl Leases {
         self.table.after(id.as_ref()).map(|(id, lease)| (*id, &**lease))
     }
 
-    /// How many there are.
+    /// Returns the number of leases.
     pub fn len(&self) -> usize {
         self.table.len()
     }
@@ -88,7 +88,7 @@ impl Leases {
         self.table.is_empty()
     }
 
-    /// All of them, by ascending id.
+    /// Returns all leases by ascending id.
     pub fn iter(&self) -> impl Iterator<Item = (LeaseId, &Lease)> {
         self.table.iter().map(|(id, lease)| (*id, &**lease))
     }
@@ -212,8 +212,8 @@ impl Leases {
         }
     }
 
-    /// When a state is loaded: ties a live key to its lease again. A key whose lease does not exist stays, without a
-    /// lease, as etcd has it.
+    /// Attaches a live key to its lease again when a state is loaded. A key whose lease does not exist stays without a
+    /// lease, as in etcd.
     pub(crate) fn reattach(&mut self, key: &[u8], id: LeaseId) {
         let key = Bytes::copy_from_slice(key);
         let bytes = attached_bytes(&key);

@@ -10,15 +10,15 @@ use crate::codec::{Input, Malformed, put_bytes, put_u64};
 /// One configured member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Member {
-    /// Its id.
+    /// Id of the member.
     pub id: u64,
-    /// Where its peers reach it.
+    /// URLs at which the other members reach it.
     pub peer_urls: Vec<String>,
     /// True if it has no vote.
     pub is_learner: bool,
-    /// Its name; empty until it has started.
+    /// Name of the member; empty until it has started.
     pub name: String,
-    /// Where clients reach it.
+    /// URLs at which clients reach it.
     pub client_urls: Vec<String>,
 }
 
@@ -104,10 +104,10 @@ impl std::error::Error for MemberError {
     }
 }
 
-/// All members, those that were removed, and the version they agreed on.
+/// All members, the ids of removed ones, and the version of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Members {
-    /// By id.
+    /// Members by id.
     pub by_id: BTreeMap<u64, Member>,
     /// Ids that may never come back.
     pub removed: BTreeSet<u64>,

@@ -26,7 +26,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// In words.
+    /// Returns the failure in words.
     pub fn text(self) -> String {
         match self {
             Failure::Refused(status) => status.message.into_owned(),
@@ -76,7 +76,7 @@ pub struct Selection<'a> {
     pub count: i64,
 }
 
-/// How the fields of a request shape each key of the answer.
+/// Returns the projection of each key of the answer, by the fields of a request.
 pub fn projection(request: &RangeRequest) -> Projection {
     // etcd 3.7 serves keys_only from its index, which knows no leases, unless it has to sort by value.
     let keys_only = request.keys_only;
@@ -167,17 +167,17 @@ pub fn passes(version: Version<'_>, request: &RangeRequest) -> bool {
         && below(version.create_revision().0, request.max_create_revision)
 }
 
-/// How many keys, in key order, a request that is not natural looks at before it filters and sorts. etcd cuts before
-/// it sorts when a target is named without an order and nothing is filtered; `None` means all.
+/// Returns the number of keys, in key order, that a request which is not natural looks at before it filters and sorts;
+/// `None` for all. etcd cuts before it sorts when a target is named without an order and nothing is filtered.
 pub fn keys_before_sort(request: &RangeRequest) -> Option<usize> {
     let cut_first =
         request.sort_order == SortOrder::None as i32 && !is_filtered(request) && request.limit > 0;
     cut_first.then(|| usize::try_from(request.limit).unwrap_or(usize::MAX).saturating_add(1))
 }
 
-/// Something that a range request can sort.
+/// An item that a range request can sort.
 pub trait Sortable {
-    /// What the target compares; 0 for keys and values.
+    /// Returns the number that the target compares; 0 for keys and values.
     fn number(&self, target: SortTarget) -> i64;
 
     /// The value.

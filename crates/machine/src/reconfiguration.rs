@@ -15,7 +15,7 @@ use crate::machine::VoterChange;
 use crate::member::{Member, MemberError, Members};
 use crate::state_hash::{Effect, StateHash};
 
-/// What a `ConfChange` asks for.
+/// The change that a `ConfChange` asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reconfiguration {
     /// A new member, with or without a vote; for a learner, how many there may be, if who proposed it says so.
@@ -95,8 +95,12 @@ impl Reconfiguration {
         })
     }
 
-    /// Whether the members there are allow it; if not, with etcd's answer. `learners_max` counts for what does not say
-    /// itself how many learners there may be.
+    /// Checks that the present members allow the change. `learners_max` counts for a change that does not carry its own
+    /// limit of learners.
+    ///
+    /// # Errors
+    ///
+    /// etcd's answer to the request.
     pub fn check(&self, members: &Members, learners_max: usize) -> Result<(), Status> {
         let id = self.id();
         // 0 stands for nobody in raft.
@@ -184,8 +188,8 @@ fn is_promotion(context: &[u8]) -> bool {
         .is_ok_and(|value: Value| value.get("isPromote").and_then(Value::as_bool).unwrap_or(false))
 }
 
-/// In the context of a change that adds a learner: how many learners there may be then, by the option of the member that
-/// was asked. etcd's members pass over it.
+/// Key in the context of a change that adds a learner: the maximum number of learners, by the option of the member that
+/// was asked. etcd's members ignore it.
 const LEARNERS_MAX: &str = "mainstayMaxLearners";
 
 fn learners_max(context: &[u8]) -> Option<usize> {
@@ -228,7 +232,7 @@ pub fn reconfigure(
     Ok(())
 }
 
-/// Whether a membership change would be let through now: to be asked before it is proposed. Applying asks the same.
+/// Checks if a membership change would be allowed now; called before it is proposed. Applying checks the same.
 ///
 /// # Errors
 ///

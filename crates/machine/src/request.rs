@@ -17,10 +17,10 @@ use planted::Bug;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::{DecodeError, Message};
 
-/// How deep transactions may nest in an entry: etcd's default of max-txn-ops allows half of it. Deeper ones come from
-/// no client, see [`crate::check::txn`].
+/// Maximum depth of nested transactions in an entry: etcd's default of max-txn-ops allows half of it. No client sends
+/// deeper ones, see [`crate::check::txn`].
 pub const TXN_DEPTH_MAX: usize = 256;
-/// Below this depth prost's own limit refuses nothing.
+/// Up to this depth prost's own limit refuses nothing.
 const PROST_DEPTH: usize = 100;
 
 /// Why bytes are no request.
@@ -28,7 +28,7 @@ const PROST_DEPTH: usize = 100;
 pub enum Undecodable {
     /// Transactions nest deeper than [`TXN_DEPTH_MAX`].
     TooDeep,
-    /// They are not what protobuf writes.
+    /// The bytes are not protobuf.
     Malformed(DecodeError),
 }
 

@@ -17,7 +17,8 @@ type Chunk<K, V> = Arc<Vec<(K, V)>>;
 /// An ordered map of which a copy costs a pointer for every 128 to 256 entries.
 #[derive(Clone)]
 pub struct SharedMap<K, V> {
-    /// For each chunk a key that none of its keys is below, and no key of the chunks before reaches. No chunk is empty.
+    /// Chunks with their lower bounds: no key of a chunk is below its bound, and all keys of the chunks before are. No
+    /// chunk is empty.
     chunks: Vec<(K, Chunk<K, V>)>,
     len: usize,
 }
@@ -125,12 +126,12 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         Some(value)
     }
 
-    /// All entries, by key.
+    /// Returns all entries by ascending key.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.chunks.iter().flat_map(|(_, chunk)| chunk.iter().map(|(key, value)| (key, value)))
     }
 
-    /// All keys, in order.
+    /// Returns all keys in ascending order.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)
     }

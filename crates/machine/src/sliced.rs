@@ -43,31 +43,31 @@ use crate::txn::{self, LookedAt, OpOutcome, TxnOutcome};
 
 /// Values that are looked for beside one that is not at hand, so that they are fetched at once.
 const LOOKED_AT_KEYS: usize = 512;
-/// And their bytes, somewhat more.
+/// Bytes of such values, or somewhat more.
 const LOOKED_AT_BYTES: usize = 256 << 10;
 
-/// How far an entry has come.
+/// The progress of applying an entry.
 #[derive(Debug, PartialEq)]
 pub enum Progress {
-    /// It is applied.
+    /// The entry is applied.
     Whole(Box<Applied>),
-    /// It goes on with the next slice.
+    /// The entry continues with the next slice.
     More,
-    /// It goes on once the values that were asked for, and not at hand, are.
+    /// The entry continues once the values that it needs, and that are not at hand, are fetched.
     Waits,
 }
 
-/// What a slice may still cost: 1 is about a microsecond.
+/// Cost that a slice may still have; 1 is about a microsecond.
 #[derive(Debug)]
 pub(crate) struct Budget(u64);
 
 impl Budget {
-    /// For what is done at once, however much it is.
+    /// Returns a budget without a limit, for what is done at once.
     pub fn endless() -> Budget {
         Budget(u64::MAX)
     }
 
-    /// So much, and something for so many bytes.
+    /// Spends `cost`, and 1 for each KiB of `bytes`.
     pub fn spend(&mut self, cost: u64, bytes: u64) {
         self.0 = self.0.saturating_sub(cost + bytes / 1024);
     }
@@ -87,17 +87,17 @@ pub(crate) struct Unfinished {
     request_id: u64,
     answer: bool,
     work: Work,
-    /// Once it has changed something.
+    /// State before the entry, once it has changed something.
     before: Option<Before>,
 }
 
-/// What the state says of itself as long as an entry is not whole.
+/// Figures of the state as they were before an entry that is not whole.
 struct Before {
     bytes: u64,
     hash: Option<u64>,
 }
 
-/// What is left to do of it.
+/// The remaining work of an entry.
 pub(crate) enum Work {
     Delete(Option<Deletion>),
     /// The keys that are left of the lease.
@@ -106,8 +106,7 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// What a request costs, and what it has to do if that is more than this step may still cost. What it costs is known
-    /// only up to that.
+    /// Returns the cost of a request, and its work if the cost exceeds `left`. The cost is determined only up to `left`.
     pub fn of(machine: &Machine, request: &InternalRaftRequest, left: u64) -> (u64, Option<Work>) {
         if left == u64::MAX || machine.alarms.any(AlarmType::Corrupt as i32) {
             return (1, None);
@@ -140,7 +139,7 @@ impl Work {
     }
 }
 
-/// What deleting keys of these lengths costs, or something above `left`.
+/// Returns the cost of deleting keys of these lengths, or a number above `left`.
 fn deleted_cost(keys: impl Iterator<Item = usize>, left: u64) -> u64 {
     let mut cost = 0;
     for len in keys {
@@ -186,7 +185,7 @@ fn comparison_cost(snapshot: &Snapshot<'_>, compare: &Compare, left: u64) -> u64
     cost
 }
 
-/// What all that a transaction may do costs, or something above `left`.
+/// Returns the cost of everything that a transaction may do, or a number above `left`.
 fn txn_cost(snapshot: &Snapshot<'_>, txn: &TxnRequest, left: u64) -> u64 {
     let (mut open, mut cost) = (vec![], 0);
     let mut next = Some(txn);
@@ -228,7 +227,7 @@ impl Machine {
         self.unfinished.is_some()
     }
 
-    /// What the hash was before the entry that is half-way.
+    /// Returns the state hash before the entry that is half-way.
     pub(crate) fn hash_before(&self) -> Option<Option<u64>> {
         self.before().map(|before| before.hash)
     }
@@ -263,12 +262,12 @@ impl Machine {
         }));
     }
 
-    /// Goes on with the entry that [`Machine::begin`] left for later, by one slice: about so many keys and operations, of
-    /// which `left` is lowered by those that were done.
+    /// Applies the next slice of the entry that [`Machine::begin`] left for later: about `left` keys and operations.
+    /// `left` is lowered by those that were done.
     ///
     /// # Errors
     ///
-    /// When a value that the entry depends on cannot be read. Nothing has changed then, and the entry is no longer kept.
+    /// A value that the entry depends on cannot be read. Nothing has changed then, and the entry is no longer kept.
     pub fn go_on(&mut self, values: &dyn Values, left: &mut u64) -> Result<Progress, Fatal> {
         let unfinished = self.unfinished.take();
         assert!(unfinished.is_some(), "there is an entry to go on with");
@@ -392,7 +391,7 @@ impl Machine {
 #[derive(Default)]
 pub(crate) struct Txn {
     stage: Stage,
-    /// Of each transaction that runs, in the order in which they are met: whether its comparisons hold.
+    /// Results of the comparisons of each transaction that runs, in the order in which they are met.
     chosen: Vec<bool>,
     /// The number of transactions that this stage has met.
     met: usize,
@@ -402,7 +401,7 @@ pub(crate) struct Txn {
     compared: LookedAt,
     /// True if that one has found a key.
     found: bool,
-    /// What the open transactions have done, from the outermost on.
+    /// Outcomes of the open transactions, from the outermost on.
     outcomes: Vec<TxnOutcome>,
     /// The deletion that is under way.
     deletion: Option<Deletion>,
@@ -418,7 +417,7 @@ enum Stage {
     Run,
 }
 
-/// Where an open transaction stands.
+/// Position in an open transaction.
 #[derive(Clone, Copy)]
 struct Level {
     succeeded: bool,
@@ -426,7 +425,7 @@ struct Level {
     at: usize,
 }
 
-/// Whether a comparison holds.
+/// The result of a comparison.
 enum Holds {
     Known(bool),
     /// The slice is over.

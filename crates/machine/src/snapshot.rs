@@ -189,7 +189,7 @@ impl SnapshotWriter {
     }
 }
 
-/// What a snapshot says beside keys and values.
+/// The part of a snapshot beside keys and values.
 #[derive(Debug)]
 pub struct SnapshotHead {
     /// The store's revision.
@@ -217,7 +217,7 @@ pub struct SnapshotVersion<'a> {
     pub key: &'a [u8],
     /// The revision of the change.
     pub main: Revision,
-    /// Its number in its transaction.
+    /// Sub revision of the version.
     pub sub: u32,
     /// The revision that created the key; 0 for a deletion.
     pub create_revision: Revision,
@@ -297,12 +297,12 @@ where
         Ok(reader)
     }
 
-    /// What the snapshot says beside keys and values.
+    /// Returns the part of the snapshot beside keys and values.
     pub fn head(&self) -> &SnapshotHead {
         &self.head
     }
 
-    /// The same, for who restores it as something else: under other members, or at a later revision.
+    /// Returns the head for changes, to restore the snapshot with other members, or at a later revision.
     pub fn head_mut(&mut self) -> &mut SnapshotHead {
         &mut self.head
     }

@@ -71,7 +71,7 @@ impl StateHash {
         StateHash { value: hash.unwrap_or(0), known: hash.is_some(), points }
     }
 
-    /// That of a machine that nothing was ever done to.
+    /// Returns the hash of a new, empty machine.
     pub fn first() -> StateHash {
         StateHash::new(Some(SEED), 0, Revision::FIRST)
     }
@@ -171,7 +171,7 @@ fn version_digest(version: Version<'_>) -> u64 {
     mix(mix(mix(written, counted), version.lease().0 as u64), value)
 }
 
-/// What one member says of its hashes, to be compared with what another says.
+/// The hashes of one member's state, to be compared with another member's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateTrail {
     /// The last entry applied: the last point holds up to it.
@@ -180,12 +180,12 @@ pub struct StateTrail {
     pub points: Vec<StatePoint>,
 }
 
-/// How two trails compare.
+/// The result of comparing two trails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrailComparison {
     /// There is no entry at which both hashes are known.
     Unknown,
-    /// All that can be compared is equal.
+    /// All entries that can be compared are equal.
     Same {
         /// The last entry compared.
         through: u64,
@@ -196,7 +196,7 @@ pub enum TrailComparison {
         index: u64,
         /// The revision after it.
         revision: Revision,
-        /// They differ already at the first entry that can be compared, so it may have begun earlier.
+        /// True if they differ already at the first entry that can be compared, so that it may have begun earlier.
         at_first: bool,
     },
 }

@@ -185,14 +185,14 @@ impl TransferWriter {
     }
 }
 
-/// What a transfer says beside keys and values.
+/// The part of a transfer beside keys and values.
 #[derive(Debug)]
 pub struct TransferHead {
     /// The revision behind which it begins; 0 when it holds everything.
     pub from: Revision,
     /// The sender's revision.
     pub revision: Revision,
-    /// Its compact revision; -1 for none.
+    /// Compact revision of the state; -1 for none.
     pub compact_revision: Revision,
     /// The last entry it applied.
     pub applied_index: u64,
@@ -210,10 +210,10 @@ pub struct TransferHead {
     pub members: Members,
 }
 
-/// What has arrived whole.
+/// A transfer that has arrived as a whole.
 #[derive(Debug)]
 pub struct TransferEnd {
-    /// Its head.
+    /// Head of the transfer.
     pub head: TransferHead,
     /// The versions that came.
     pub entries: u64,
@@ -267,7 +267,7 @@ where
         Ok(TransferReader { stream, head, block: (0, 0), reader, last, entries: 0, done: false })
     }
 
-    /// What the transfer says beside keys and values.
+    /// Returns the part of the transfer beside keys and values.
     pub fn head(&self) -> &TransferHead {
         &self.head
     }
@@ -330,11 +330,11 @@ where
         }))
     }
 
-    /// What [`Assembly::finish`] wants, after [`TransferReader::next`] gave its `None`.
+    /// Returns what [`Assembly::finish`] needs, after [`TransferReader::next`] returned `None`.
     ///
     /// # Panics
     ///
-    /// When there is more to read.
+    /// There is more to read.
     pub fn finish(self) -> TransferEnd {
         assert!(self.done, "a transfer is read to its end");
         TransferEnd { head: self.head, entries: self.entries }

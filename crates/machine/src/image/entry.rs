@@ -14,10 +14,10 @@ const LEASE: u8 = 0x20;
 const VALUE: u8 = 0x40;
 const SAME_SEGMENT: u8 = 0x80;
 
-/// How a value stands in an entry.
+/// The form of a value in an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Payload<'a> {
-    /// Where it lies in the log.
+    /// Location of the value in the log.
     Place(Value),
     /// The value itself, as in snapshots.
     Inline(&'a [u8]),
@@ -76,7 +76,7 @@ impl Entry<'_> {
     }
 }
 
-/// What an entry leaves out because the one before it in the block said it.
+/// Facts of the entry before in the block, which the next entry leaves out.
 #[derive(Default)]
 struct Before {
     key: Vec<u8>,

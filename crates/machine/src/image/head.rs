@@ -26,7 +26,7 @@ pub struct Head {
     /// out of the index, and a delta run without them would bring the deleted keys of an earlier run back: write a
     /// base run instead.
     pub delta_from_min: Revision,
-    /// What the quota is held against, in bytes.
+    /// Bytes that are compared with the quota.
     pub in_use_bytes: u64,
     /// The rolling hash; see [`Machine::state_hash`].
     pub state_hash: Option<u64>,
@@ -41,7 +41,8 @@ pub struct Head {
 }
 
 impl Machine {
-    /// What a checkpoint of this moment says beside keys and values. Takes a pointer's copy for some 200 leases. Publish the view for it before the next entry is applied.
+    /// Returns the part of a checkpoint of this moment beside keys and values. Copies a pointer for some 200 leases. The
+    /// view for it has to be published before the next entry is applied.
     pub fn head(&self) -> Head {
         assert!(self.is_whole(), "an image is of a moment between two entries");
         let snapshot = self.store.snapshot();
@@ -62,7 +63,7 @@ impl Machine {
 }
 
 impl Head {
-    /// The head block of a run from revision `from` (0 for a base) with so many versions at most.
+    /// Returns the head block of a run from revision `from` (0 for a base) with at most `versions` versions.
     pub(crate) fn encode(&self, from: Revision, versions: u64) -> Vec<u8> {
         let mut out = vec![HEAD];
         put_u64(&mut out, FORMAT);

@@ -120,7 +120,7 @@ impl Accounting {
     }
 }
 
-/// What the versions go into, by key in ascending order, for each key from old to new.
+/// Receiver of versions: by key in ascending order, for each key from old to new.
 pub(crate) struct Intake {
     head: SavedHead,
     loader: Loader,

@@ -11,9 +11,10 @@ use crate::state_hash::StateTrail;
 const FORMAT_UNHASHED: u64 = 1;
 const FORMAT: u64 = 2;
 
-/// Of every revision up to `revision`, a receiver has all versions but those that some compaction made unreadable.
-/// Its parts may have come at different moments, so these may be several compactions: it has all that the states
-/// compacted at the revisions `compacted_min` through `compacted_max` keep, and may have what only the oldest keeps.
+/// The versions that a receiver has: of every revision up to `revision`, all but those that some compaction made
+/// unreadable. Its parts may have come at different moments, so these may be several compactions: it has all that the
+/// states compacted at the revisions `compacted_min` through `compacted_max` keep, and may have versions that only the
+/// oldest keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// The revision up to which nothing is missing.
@@ -39,7 +40,7 @@ impl Held {
         out
     }
 
-    /// The same without the hash, for a sender of an earlier version.
+    /// Returns the bytes without the hash, for a sender of an earlier version.
     pub fn to_bytes_unhashed(&self) -> Vec<u8> {
         self.encode(FORMAT_UNHASHED)
     }
@@ -86,7 +87,7 @@ impl Held {
 }
 
 impl Machine {
-    /// What this member has; the same that [`Head::held`] says.
+    /// Returns what this member has, as [`Head::held`] does.
     pub fn held(&self) -> Held {
         let snapshot = self.store.snapshot();
         Held {
@@ -99,7 +100,7 @@ impl Machine {
 }
 
 impl Head {
-    /// What the member with this head has.
+    /// Returns what the member with this head has.
     pub fn held(&self) -> Held {
         Held {
             revision: self.revision,
