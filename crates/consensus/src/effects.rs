@@ -1,6 +1,7 @@
 //! What a node asks for, and how it stands.
 
 use api::raftpb;
+use numbers::{Index, Term};
 
 use crate::entry::{Entry, HardState};
 use crate::event::Fetch;
@@ -24,11 +25,11 @@ pub struct Standing {
     /// The leader it knows of; 0 for none.
     pub leader: u64,
     /// The current term.
-    pub term: u64,
+    pub term: Term,
     /// The newest committed index.
-    pub commit: u64,
+    pub commit: Index,
     /// The newest index in its log, synced or not.
-    pub last: u64,
+    pub last: Index,
 }
 
 /// How a leader sends entries to a member.
@@ -41,7 +42,7 @@ pub enum ProgressState {
     /// None, until the snapshot of this index has arrived.
     Snapshot {
         /// The snapshot's position, at the least.
-        index: u64,
+        index: Index,
     },
 }
 
@@ -51,9 +52,9 @@ pub struct Progress {
     /// The member.
     pub id: u64,
     /// The newest index known to be on its disk.
-    pub matched: u64,
+    pub matched: Index,
     /// The next index to send to it.
-    pub next: u64,
+    pub next: Index,
     /// True if it has no vote.
     pub is_learner: bool,
     /// True if it answered since the leader last looked, which it does every election timeout.
@@ -66,9 +67,9 @@ pub struct Progress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Restore {
     /// Its position.
-    pub index: u64,
+    pub index: Index,
     /// The term of the entry at that position.
-    pub term: u64,
+    pub term: Term,
     /// The members with a vote.
     pub voters: Vec<u64>,
     /// The members without one.
@@ -86,6 +87,15 @@ pub struct Append {
     pub hard_state: Option<HardState>,
 }
 
+/// A linearizable read that may be answered once this member has applied enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConfirmedRead {
+    /// The number given with [`Request::Read`](crate::Request::Read).
+    pub number: u64,
+    /// Everything up to this index has to be applied before the read.
+    pub index: Index,
+}
+
 /// What is to be done, in the imperative.
 #[derive(Debug, Default)]
 pub struct Effects {
@@ -99,9 +109,8 @@ pub struct Effects {
     pub messages: Vec<raftpb::Message>,
     /// Committed entries, to be applied in order.
     pub commit: Vec<Entry>,
-    /// Answers to [`Request::Read`](crate::Request::Read): its number, and the index that has to be
-    /// applied before the read.
-    pub reads: Vec<(u64, u64)>,
+    /// Answers to [`Request::Read`](crate::Request::Read).
+    pub reads: Vec<ConfirmedRead>,
     /// Entries to be read from the log, at most one per follower at a time. Each is answered by
     /// [`Event::Fetched`](crate::Event::Fetched).
     pub fetches: Vec<Fetch>,

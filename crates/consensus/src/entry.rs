@@ -1,6 +1,7 @@
 //! Entries and states as the rest of the product sees them.
 
 use bytes::Bytes;
+use numbers::{Index, Term};
 use raft::eraftpb;
 
 /// What an entry's data is.
@@ -16,9 +17,9 @@ pub enum EntryKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The term in which it was proposed.
-    pub term: u64,
+    pub term: Term,
     /// Its position, counted from 1.
-    pub index: u64,
+    pub index: Index,
     /// What `data` is.
     pub kind: EntryKind,
     /// The payload, etcd's bytes.
@@ -29,11 +30,11 @@ pub struct Entry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
     /// The newest term seen.
-    pub term: u64,
+    pub term: Term,
     /// Whom this member voted for in that term; 0 for nobody.
     pub vote: u64,
     /// The newest index known to be committed.
-    pub commit: u64,
+    pub commit: Index,
 }
 
 /// What a membership change does to the voters.
@@ -80,7 +81,8 @@ impl ConfChange {
 impl Entry {
     /// The raft crate's form: a conf change carries etcd's bytes in `context`, for raft reads `data` itself.
     pub(crate) fn to_raft(&self) -> eraftpb::Entry {
-        let mut entry = eraftpb::Entry { term: self.term, index: self.index, ..eraftpb::Entry::default() };
+        let mut entry =
+            eraftpb::Entry { term: self.term.0, index: self.index.0, ..eraftpb::Entry::default() };
         match self.kind {
             EntryKind::Normal => entry.data = self.data.clone(),
             EntryKind::ConfChange => {
@@ -98,6 +100,6 @@ impl Entry {
                 (EntryKind::ConfChange, entry.context)
             }
         };
-        Entry { term: entry.term, index: entry.index, kind, data }
+        Entry { term: Term(entry.term), index: Index(entry.index), kind, data }
     }
 }

@@ -2,6 +2,7 @@
 
 use api::raftpb;
 use bytes::Bytes;
+use numbers::{EntryId, Index, Term};
 
 use crate::entry::{ConfChange, Entry, HardState};
 
@@ -51,14 +52,14 @@ pub struct Restored {
     /// The members without one, as of `applied`.
     pub learners: Vec<u64>,
     /// The index that the restored state has applied.
-    pub applied: u64,
+    pub applied: Index,
     /// The term of the entry at `applied`.
-    pub applied_term: u64,
+    pub applied_term: Term,
     /// The first entry that can be read from the log on disk; 0 when none up to `applied` can.
-    pub first_index: u64,
-    /// The terms of the entries from `first_index - 1` or earlier to `applied`: the first index of each run of equal
-    /// terms, and the term. Entries before the first run count as not readable.
-    pub terms: Vec<(u64, u64)>,
+    pub first_index: Index,
+    /// The terms of the entries from `first_index - 1` or earlier to `applied`: the first entry of each run of equal
+    /// terms. Entries before the first run count as not readable.
+    pub terms: Vec<EntryId>,
     /// All entries of the log after `applied`, in order.
     pub entries: Vec<Entry>,
 }
@@ -69,9 +70,9 @@ pub struct Fetch {
     /// The follower.
     pub to: u64,
     /// The first entry wanted.
-    pub first: u64,
+    pub first: Index,
     /// The first entry that is not wanted any more.
-    pub last: u64,
+    pub last: Index,
     /// How many payload bytes are enough. One entry is to be read however large it is.
     pub bytes_max: u64,
 }
@@ -116,15 +117,15 @@ pub enum Event {
     /// The append batch with this number, and all before it, are on disk; so is the snapshot that came with one.
     LogSynced(u64),
     /// Everything up to this index has been applied. A snapshot counts as applied once its batch is synced.
-    Applied(u64),
+    Applied(Index),
     /// A committed membership change has been applied to the member list. A leader that this removes takes no more
     /// requests, and counts as a follower of nobody; but it goes on sending until a majority of the voters that are
     /// left knows that the change is committed: see [`Node::is_leaving`](crate::Node::is_leaving).
     ConfChanged(ConfChange),
     /// Entries up to this index leave memory; the log still has them.
-    Forgotten(u64),
+    Forgotten(Index),
     /// The log has no entries below this index any more.
-    Discarded(u64),
+    Discarded(Index),
     /// This node is to stop leading, in favour of nobody.
     StepDownRequested,
     /// Messages to this member may have been lost.

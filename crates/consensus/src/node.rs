@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 
 use api::raftpb;
 use bytes::Bytes;
+use numbers::{EntryId, Index, Term};
 use planted::Bug;
 use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
 
-use crate::effects::{Append, Effects, Progress, ProgressState, Restore, Role, Standing};
+use crate::effects::{Append, ConfirmedRead, Effects, Progress, ProgressState, Restore, Role, Standing};
 use crate::entry::{ConfChange, ConfChangeKind, Entry, HardState};
 use crate::event::{Broken, Config, Event, Fetch, Refused, Request, Restored};
 use crate::outbox::Outbox;
@@ -45,7 +46,7 @@ const FAREWELL: &[u8] = b"mainstay farewell";
 /// repeats the context: 1 steps down.
 struct Leaving {
     /// Known to be committed: the removal is at or before this index.
-    index: u64,
+    index: Index,
     /// The members that know.
     told: BTreeSet<u64>,
     /// The tick at which each was told last.
@@ -72,11 +73,11 @@ pub struct Node {
     /// The batches given out for the log and not synced yet.
     unsynced: VecDeque<Unsynced>,
     /// The last entry of the newest batch that is synced.
-    stored: u64,
-    /// The snapshot that is being restored, and the number of its batch.
-    restoring: Option<(u64, u64)>,
+    stored: Index,
+    /// The snapshot that is being restored.
+    restoring: Option<Restoring>,
     /// What the caller says is applied; raft takes it once it is synced too.
-    applied: u64,
+    applied: Index,
     outbox: Outbox,
     /// By follower; only while leading.
     windows: BTreeMap<u64, Window>,
@@ -100,11 +101,19 @@ pub struct Node {
     bound_term: u64,
 }
 
+/// A snapshot that was given out to be restored and is not synced yet.
+struct Restoring {
+    /// Its position.
+    index: Index,
+    /// The number of the batch that it comes with.
+    batch: u64,
+}
+
 /// A batch that was given out for the log and is not synced yet.
 struct Unsynced {
     number: u64,
     /// The last entry of the log once it is synced.
-    last: u64,
+    last: Index,
     /// True if it replaces what is in the log.
     replaces: bool,
 }
@@ -127,39 +136,41 @@ impl Node {
     /// When configuration and restored state do not go together; the text says why.
     pub fn new(config: Config, restored: Restored) -> Result<Node, Refused> {
         validate::check_members(&restored.voters, &restored.learners).map_err(Refused::Other)?;
-        let numbers = [restored.applied, restored.hard_state.term, restored.applied_term];
+        let numbers = [restored.applied.0, restored.hard_state.term.0, restored.applied_term.0];
         if numbers.iter().any(|n| *n > wire::NUMBER_MAX) {
             return Err(other("a term or an index beyond all measure"));
         }
         let mut tail = Tail {
-            before_index: restored.applied,
-            applied: restored.applied,
-            terms: Terms::restore(&restored.terms, restored.applied, restored.applied_term)
-                .map_err(Refused::Other)?,
+            before_index: restored.applied.0,
+            applied: restored.applied.0,
+            terms: Terms::restore(
+                &restored.terms,
+                EntryId { index: restored.applied, term: restored.applied_term },
+            )
+            .map_err(Refused::Other)?,
             ..Tail::default()
         };
-        let first_index = if restored.first_index == 0 { restored.applied + 1 } else { restored.first_index };
-        tail.first_index = first_index.max(tail.terms.first() + 1).min(restored.applied + 1);
+        let first_index =
+            if restored.first_index == Index(0) { restored.applied.next() } else { restored.first_index };
+        tail.first_index = first_index.max(tail.terms.first().next()).min(restored.applied.next()).0;
         tail.conf_state.voters = restored.voters;
         tail.conf_state.learners = restored.learners;
         let last_entry = restored.applied + restored.entries.len() as u64;
-        tail.hard_state.term = restored.hard_state.term;
+        tail.hard_state.term = restored.hard_state.term.0;
         tail.hard_state.vote = restored.hard_state.vote;
         if restored.applied_term > restored.hard_state.term {
             // The checkpoint knows of a newer term than the log; in that term no vote was given.
-            tail.hard_state.term = restored.applied_term;
+            tail.hard_state.term = restored.applied_term.0;
             tail.hard_state.vote = 0;
         }
         // A commit index is not synced for its own sake, so the checkpoint may know a newer one; and it may name
         // entries beyond a log whose unsynced tail was lost.
-        tail.hard_state.commit = restored.hard_state.commit.clamp(restored.applied, last_entry);
+        tail.hard_state.commit = restored.hard_state.commit.clamp(restored.applied, last_entry).0;
         let entries: Vec<eraftpb::Entry> = restored.entries.iter().map(Entry::to_raft).collect();
         for (at, entry) in entries.iter().enumerate() {
-            if entry.index != restored.applied + 1 + at as u64 {
-                return Err(Refused::Other(format!(
-                    "the log has no entry {}",
-                    restored.applied + 1 + at as u64
-                )));
+            let expected = restored.applied.next() + at as u64;
+            if entry.index != expected.0 {
+                return Err(Refused::Other(format!("the log has no entry {expected}")));
             }
         }
         tail.append(&entries);
@@ -170,7 +181,7 @@ impl Node {
             id: config.id,
             election_tick: config.election_ticks,
             heartbeat_tick: config.heartbeat_ticks,
-            applied: restored.applied,
+            applied: restored.applied.0,
             max_size_per_msg: APPEND_BYTES_MAX,
             max_inflight_msgs: APPENDS_IN_FLIGHT_MAX,
             check_quorum: true,
@@ -249,7 +260,7 @@ impl Node {
             Event::Ticked => self.tick(),
             Event::LogSynced(number) => return self.synced(number),
             Event::Applied(index) => {
-                let committed = self.raw.raft.raft_log.committed;
+                let committed = Index(self.raw.raft.raft_log.committed);
                 if index > committed {
                     return Err(Broken(format!("entry {index} is applied, committed is {committed}")));
                 }
@@ -264,7 +275,7 @@ impl Node {
                 self.raw.raft.set_check_quorum(false);
                 self.stands_anew = true;
                 self.leaving = Some(Leaving {
-                    index: self.raw.raft.raft_log.committed,
+                    index: Index(self.raw.raft.raft_log.committed),
                     told: BTreeSet::new(),
                     said: BTreeMap::new(),
                     change,
@@ -272,11 +283,11 @@ impl Node {
             }
             Event::ConfChanged(change) => self.change_conf(change)?,
             Event::Forgotten(index) => {
-                let index = index.min(self.raw.raft.raft_log.applied);
+                let index = index.0.min(self.raw.raft.raft_log.applied);
                 self.raw.mut_store().forget(index);
             }
             Event::Discarded(first) => {
-                let first = first.min(self.raw.raft.raft_log.applied + 1);
+                let first = first.0.min(self.raw.raft.raft_log.applied + 1);
                 self.raw.mut_store().discard(first);
             }
             Event::StepDownRequested => {
@@ -389,7 +400,7 @@ impl Node {
         }
         let (term, committed, persisted) = (raft.term, raft.raft_log.committed, raft.raft_log.persisted);
         for (id, progress) in raft.prs().iter() {
-            let knows = *id == own || leaving.told.contains(id) || progress.matched < leaving.index;
+            let knows = *id == own || leaving.told.contains(id) || progress.matched < leaving.index.0;
             if knows || leaving.said.insert(*id, self.ticks) == Some(self.ticks) {
                 continue;
             }
@@ -650,8 +661,8 @@ impl Node {
             // Batches that had nothing for the log are as good as synced together with the one before them.
             self.raw.on_persist_ready(self.unsynced.front().map_or(self.batch, |next| next.number - 1));
         }
-        if let Some((index, _)) = self.restoring.take_if(|(_, batch)| *batch <= number) {
-            self.applied = self.applied.max(index);
+        if let Some(restored) = self.restoring.take_if(|restoring| restoring.batch <= number) {
+            self.applied = self.applied.max(restored.index);
         }
         self.settle_applied();
         self.outbox.synced(number);
@@ -661,7 +672,7 @@ impl Node {
     /// Tells raft what is applied, as far as it is synced too.
     fn settle_applied(&mut self) {
         let log = &self.raw.raft.raft_log;
-        let applied = self.applied.min(log.committed).min(log.persisted);
+        let applied = self.applied.0.min(log.committed).min(log.persisted);
         if applied > log.applied {
             self.raw.advance_apply_to(applied);
             self.raw.mut_store().applied = applied;
@@ -677,7 +688,7 @@ impl Node {
         let sound = entries.iter().enumerate().all(|(at, entry)| {
             entry.index == fetch.first + at as u64
                 && entry.index < fetch.last
-                && tail.term_of(entry.index) == Some(entry.term)
+                && tail.term_of(entry.index.0) == Some(entry.term.0)
         });
         // What cannot be read is asked for again when the follower answers the next heartbeat.
         if entries.is_empty() || !sound {
@@ -732,11 +743,11 @@ impl Node {
             let metadata = ready.snapshot().get_metadata().clone();
             self.raw.mut_store().restore(&metadata);
             self.withheld.1.clear();
-            self.restoring = Some((metadata.index, number));
+            self.restoring = Some(Restoring { index: Index(metadata.index), batch: number });
             let state = metadata.get_conf_state();
             effects.restore = Some(Restore {
-                index: metadata.index,
-                term: metadata.term,
+                index: Index(metadata.index),
+                term: Term(metadata.term),
                 voters: state.voters.clone(),
                 learners: state.learners.clone(),
             });
@@ -746,7 +757,7 @@ impl Node {
         let replaces = effects.restore.is_some() || entries.first().is_some_and(|entry| entry.index <= last);
         self.raw.mut_store().append(&entries);
         if let Some(hs) = &hard_state {
-            self.unsaved = Some(HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
+            self.unsaved = Some(HardState { term: Term(hs.term), vote: hs.vote, commit: Index(hs.commit) });
             self.raw.mut_store().hard_state = hs.clone();
         }
         let notes_commit = self.notes_commit_first();
@@ -760,7 +771,7 @@ impl Node {
             let vote = hard_state.map_or(self.vote, |hs| (hs.term, hs.vote));
             self.outbox.appended(number, vote != self.vote || notes_commit);
             self.vote = vote;
-            self.unsynced.push_back(Unsynced { number, last: self.raw.store().last(), replaces });
+            self.unsynced.push_back(Unsynced { number, last: Index(self.raw.store().last()), replaces });
             let entries = entries.into_iter().map(Entry::from_raft).collect();
             effects.append = Some(Append { number, entries, hard_state: self.unsaved.take() });
         } else if self.unsynced.is_empty() {
@@ -879,7 +890,7 @@ impl Node {
         let mut wanted = std::mem::take(self.raw.mut_store().wanted.get_mut());
         wanted.sort_unstable();
         wanted.dedup();
-        let last = self.raw.store().before_index + 1;
+        let last = Index(self.raw.store().before_index + 1);
         let mut behind: Vec<(u64, u64)> = self
             .raw
             .raft
@@ -891,7 +902,7 @@ impl Node {
         behind.sort_unstable();
         for (to, first) in behind {
             if let btree_map::Entry::Vacant(free) = self.fetching.entry(to) {
-                let fetch = Fetch { to, first, last, bytes_max: APPEND_BYTES_MAX };
+                let fetch = Fetch { to, first: Index(first), last, bytes_max: APPEND_BYTES_MAX };
                 free.insert(fetch);
                 self.fetches.push(fetch);
             }
@@ -916,9 +927,9 @@ impl Node {
                 StateRole::Candidate | StateRole::PreCandidate => Role::Candidate,
             },
             leader: if self.leaving.is_some() { 0 } else { raft.leader_id },
-            term: raft.term,
-            commit: raft.raft_log.committed,
-            last: raft.raft_log.last_index(),
+            term: Term(raft.term),
+            commit: Index(raft.raft_log.committed),
+            last: Index(raft.raft_log.last_index()),
         }
     }
 
@@ -934,15 +945,15 @@ impl Node {
             .iter()
             .map(|(id, progress)| Progress {
                 id: *id,
-                matched: progress.matched,
-                next: progress.next_idx,
+                matched: Index(progress.matched),
+                next: Index(progress.next_idx),
                 is_learner: learners.contains(id),
                 recently_active: progress.recent_active || *id == self.config.id,
                 state: match progress.state {
                     raft::ProgressState::Probe => ProgressState::Probe,
                     raft::ProgressState::Replicate => ProgressState::Replicate,
                     raft::ProgressState::Snapshot => {
-                        ProgressState::Snapshot { index: progress.pending_snapshot }
+                        ProgressState::Snapshot { index: Index(progress.pending_snapshot) }
                     }
                 },
             })
@@ -960,20 +971,20 @@ impl Node {
     }
 
     /// The term of an entry that is in the log, or right before its first one.
-    pub fn term_of(&self, index: u64) -> Option<u64> {
+    pub fn term_of(&self, index: Index) -> Option<Term> {
         let log = &self.raw.raft.raft_log;
-        if index > log.last_index() || index + 1 < log.first_index() {
+        if index.0 > log.last_index() || index.0 + 1 < log.first_index() {
             return None;
         }
-        log.term(index).ok()
+        log.term(index.0).ok().map(Term)
     }
 
     /// What the entries behind this one hold that are kept in memory, the newest included, whether they are on disk or not.
-    pub fn data_after(&self, index: u64) -> impl Iterator<Item = &[u8]> {
+    pub fn data_after(&self, index: Index) -> impl Iterator<Item = &[u8]> {
         let unstable = &self.raw.raft.raft_log.unstable;
         // Entries that replace others may not have taken their places yet.
-        let stable = self.raw.store().between(index, unstable.offset.saturating_sub(1));
-        let unstable = unstable.entries.iter().filter(move |entry| entry.index > index);
+        let stable = self.raw.store().between(index.0, unstable.offset.saturating_sub(1));
+        let unstable = unstable.entries.iter().filter(move |entry| entry.index > index.0);
         stable.chain(unstable).map(|entry| &*entry.data)
     }
 
@@ -983,18 +994,18 @@ impl Node {
     }
 
     /// The newest index of which this member has told raft that it is on disk.
-    pub fn synced_index(&self) -> u64 {
-        self.raw.raft.raft_log.persisted
+    pub fn synced_index(&self) -> Index {
+        Index(self.raw.raft.raft_log.persisted)
     }
 
     /// The last entry that is on disk. Raft is told of it later than this while what is on disk is being replaced.
-    pub fn stored_index(&self) -> u64 {
+    pub fn stored_index(&self) -> Index {
         self.stored
     }
 
     /// The first index that this node can still give to others, from memory or from the log.
-    pub fn first_index(&self) -> u64 {
-        self.raw.raft.raft_log.first_index()
+    pub fn first_index(&self) -> Index {
+        Index(self.raw.raft.raft_log.first_index())
     }
 
     /// The ids of those with a vote, in order.
@@ -1046,8 +1057,8 @@ fn may_remove(entry: &eraftpb::Entry) -> bool {
     }
 }
 
-/// The number and the index of a confirmed read; `None` for a context that no read of ours has.
-fn read_of(state: raft::ReadState) -> Option<(u64, u64)> {
+/// A confirmed read as the caller knows it; `None` for a context that no read of ours has.
+fn read_of(state: raft::ReadState) -> Option<ConfirmedRead> {
     let context = <[u8; 8]>::try_from(&state.request_ctx[..]).ok()?;
-    Some((u64::from_be_bytes(context), state.index))
+    Some(ConfirmedRead { number: u64::from_be_bytes(context), index: Index(state.index) })
 }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 
+use numbers::{EntryId, Index, Term};
 use raft::eraftpb;
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 
@@ -83,7 +84,7 @@ impl Tail {
         while self.before_index < index {
             let Some(gone) = self.entries.pop_front() else { break };
             self.before_index = gone.index;
-            self.terms.push(gone.index, gone.term);
+            self.terms.push(EntryId { index: Index(gone.index), term: Term(gone.term) });
             self.bytes -= payload_bytes(&gone);
         }
     }
@@ -95,7 +96,7 @@ impl Tail {
         }
         self.forget(first - 1);
         self.first_index = first;
-        self.terms.discard(first - 1);
+        self.terms.discard(Index(first - 1));
     }
 
     /// Starts anew after a snapshot.
@@ -103,7 +104,7 @@ impl Tail {
         self.first_index = metadata.index + 1;
         self.before_index = metadata.index;
         self.terms = Terms::default();
-        self.terms.push(metadata.index, metadata.term);
+        self.terms.push(EntryId { index: Index(metadata.index), term: Term(metadata.term) });
         self.entries.clear();
         self.bytes = 0;
         self.fetched.clear();
@@ -112,7 +113,7 @@ impl Tail {
 
     pub fn term_of(&self, index: u64) -> Option<u64> {
         if index <= self.before_index {
-            return self.terms.at(index);
+            return self.terms.at(Index(index)).map(|term| term.0);
         }
         let at = usize::try_from(index - self.before_index - 1).ok()?;
         self.entries.get(at).map(|e| e.term)

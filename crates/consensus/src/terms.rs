@@ -2,66 +2,68 @@
 
 use std::collections::VecDeque;
 
+use numbers::{EntryId, Index, Term};
+
 /// Runs of equal terms over a range of the log, oldest first. A log of millions of entries has as many runs as it had
 /// elections.
 #[derive(Debug, Default)]
 pub(crate) struct Terms {
-    /// The first index of a run, and its term. Both grow strictly.
-    runs: VecDeque<(u64, u64)>,
+    /// The first entry of each run. Indexes and terms grow strictly.
+    runs: VecDeque<EntryId>,
 }
 
 impl Terms {
-    /// Runs as restored, up to and including `last`, whose term is `last_term`.
+    /// Runs as restored, up to and including `last`.
     ///
     /// # Errors
     ///
-    /// When the runs are not in order or contradict `last_term`.
-    pub fn restore(runs: &[(u64, u64)], last: u64, last_term: u64) -> Result<Terms, String> {
+    /// When the runs are not in order or contradict the term of `last`.
+    pub fn restore(runs: &[EntryId], last: EntryId) -> Result<Terms, String> {
         let mut terms = Terms::default();
-        for &(first, term) in runs.iter().filter(|(first, _)| *first <= last) {
-            if let Some(&(first_before, term_before)) = terms.runs.back()
-                && (first <= first_before || term < term_before)
+        for &first in runs.iter().filter(|first| first.index <= last.index) {
+            if let Some(before) = terms.runs.back()
+                && (first.index <= before.index || first.term < before.term)
             {
-                return Err(format!("the log's terms are out of order at entry {first}"));
+                return Err(format!("the log's terms are out of order at entry {}", first.index));
             }
-            terms.push(first, term);
+            terms.push(first);
         }
-        if terms.runs.back().is_some_and(|run| run.1 > last_term) {
-            return Err(format!("the log's terms contradict the term of entry {last}"));
+        if terms.runs.back().is_some_and(|run| run.term > last.term) {
+            return Err(format!("the log's terms contradict the term of entry {}", last.index));
         }
-        terms.push(last, last_term);
+        terms.push(last);
         // Before the first entry of all stands nothing, in the term 0.
-        if terms.runs.front().is_some_and(|run| run.0 == 1) {
-            terms.runs.push_front((0, 0));
+        if terms.runs.front().is_some_and(|run| run.index == Index(1)) {
+            terms.runs.push_front(EntryId::default());
         }
         Ok(terms)
     }
 
-    /// The entry at `index`, which follows all those known, has this term.
-    pub fn push(&mut self, index: u64, term: u64) {
-        if self.runs.back().is_none_or(|run| run.1 != term) {
-            self.runs.push_back((index, term));
+    /// Takes the next entry, which follows all those known.
+    pub fn push(&mut self, entry: EntryId) {
+        if self.runs.back().is_none_or(|run| run.term != entry.term) {
+            self.runs.push_back(entry);
         }
     }
 
     /// The first index whose term is known.
-    pub fn first(&self) -> u64 {
-        self.runs.front().map_or(0, |run| run.0)
+    pub fn first(&self) -> Index {
+        self.runs.front().map_or(Index(0), |run| run.index)
     }
 
     /// The term at `index`, which must not be beyond the last entry pushed.
-    pub fn at(&self, index: u64) -> Option<u64> {
-        let after = self.runs.partition_point(|run| run.0 <= index);
-        self.runs.get(after.checked_sub(1)?).map(|run| run.1)
+    pub fn at(&self, index: Index) -> Option<Term> {
+        let after = self.runs.partition_point(|run| run.index <= index);
+        self.runs.get(after.checked_sub(1)?).map(|run| run.term)
     }
 
     /// Forgets the terms before `index`.
-    pub fn discard(&mut self, index: u64) {
-        while self.runs.get(1).is_some_and(|run| run.0 <= index) {
+    pub fn discard(&mut self, index: Index) {
+        while self.runs.get(1).is_some_and(|run| run.index <= index) {
             self.runs.pop_front();
         }
         if let Some(run) = self.runs.front_mut() {
-            run.0 = run.0.max(index);
+            run.index = run.index.max(index);
         }
     }
 }
@@ -70,26 +72,38 @@ impl Terms {
 mod tests {
     use super::*;
 
+    fn entry(index: u64, term: u64) -> EntryId {
+        EntryId { index: Index(index), term: Term(term) }
+    }
+
+    fn runs(all: &[(u64, u64)]) -> Vec<EntryId> {
+        all.iter().map(|&(index, term)| entry(index, term)).collect()
+    }
+
+    fn at<const N: usize>(terms: &Terms, indexes: [u64; N]) -> [Option<u64>; N] {
+        indexes.map(|index| terms.at(Index(index)).map(|term| term.0))
+    }
+
     #[test]
     fn terms_of_runs() {
-        let mut terms = Terms::restore(&[(1, 1), (5, 2), (9, 4)], 12, 4).expect("in order");
-        assert_eq!([0, 1, 4, 5, 8, 9, 12].map(|i| terms.at(i)), [0, 1, 1, 2, 2, 4, 4].map(Some));
-        terms.push(13, 6);
-        terms.discard(6);
-        assert_eq!(terms.first(), 6);
-        assert_eq!([5, 6, 8, 9, 13].map(|i| terms.at(i)), [None, Some(2), Some(2), Some(4), Some(6)]);
+        let mut terms = Terms::restore(&runs(&[(1, 1), (5, 2), (9, 4)]), entry(12, 4)).expect("in order");
+        assert_eq!(at(&terms, [0, 1, 4, 5, 8, 9, 12]), [0, 1, 1, 2, 2, 4, 4].map(Some));
+        terms.push(entry(13, 6));
+        terms.discard(Index(6));
+        assert_eq!(terms.first(), Index(6));
+        assert_eq!(at(&terms, [5, 6, 8, 9, 13]), [None, Some(2), Some(2), Some(4), Some(6)]);
     }
 
     #[test]
     fn only_the_applied_entry_is_known_without_runs() {
-        let terms = Terms::restore(&[], 7, 3).expect("nothing to contradict");
-        assert_eq!((terms.first(), terms.at(6), terms.at(7)), (7, None, Some(3)));
+        let terms = Terms::restore(&runs(&[]), entry(7, 3)).expect("nothing to contradict");
+        assert_eq!((terms.first(), at(&terms, [6, 7])), (Index(7), [None, Some(3)]));
     }
 
     #[test]
     fn runs_out_of_order_are_refused() {
-        Terms::restore(&[(5, 2), (3, 3)], 9, 3).expect_err("indexes fall");
-        Terms::restore(&[(1, 3), (3, 2)], 9, 3).expect_err("terms fall");
-        Terms::restore(&[(1, 5)], 9, 3).expect_err("a term beyond the applied one");
+        Terms::restore(&runs(&[(5, 2), (3, 3)]), entry(9, 3)).expect_err("indexes fall");
+        Terms::restore(&runs(&[(1, 3), (3, 2)]), entry(9, 3)).expect_err("terms fall");
+        Terms::restore(&runs(&[(1, 5)]), entry(9, 3)).expect_err("a term beyond the applied one");
     }
 }

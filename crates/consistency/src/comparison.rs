@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode};
 use machine::{Overtaken, StatePoint, StateTrail, range};
 use mvcc::{HashWalk, RevisionError};
-use numbers::Revision;
+use numbers::{Index, Revision};
 use peer::{RequestError, Target};
 use serde_json::{Value, json};
 
@@ -305,7 +305,7 @@ pub async fn state_hashes(shared: &Shared, request: &Request<Bytes>) -> Response
     }
     let query = request.uri().query().unwrap_or_default();
     let from = query.split('&').find_map(|pair| pair.strip_prefix("from="));
-    let Ok(from) = from.unwrap_or("0").parse::<u64>() else {
+    let Ok(from) = from.unwrap_or("0").parse().map(Index) else {
         return refused(StatusCode::BAD_REQUEST, "from is no entry's index");
     };
     let reply = shared.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
@@ -340,13 +340,13 @@ pub fn read_trail(text: &[u8]) -> Option<StateTrail> {
     let point = |point: &Value| {
         let [index, revision, hash] = point.as_array()?.as_slice() else { return None };
         Some(StatePoint {
-            index: index.as_u64()?,
+            index: Index(index.as_u64()?),
             revision: Revision(revision.as_i64()?),
             hash: hash.as_u64()?,
         })
     };
     let points: Vec<StatePoint> = points.iter().map(point).collect::<Option<_>>()?;
-    let trail = StateTrail { applied_index: told["applied_index"].as_u64()?, points };
+    let trail = StateTrail { applied_index: Index(told["applied_index"].as_u64()?), points };
     trail.points.is_sorted_by(|a, b| a.index < b.index).then_some(trail)
 }
 
@@ -355,7 +355,7 @@ pub fn read_trail(text: &[u8]) -> Option<StateTrail> {
 pub async fn trails_of_others(
     shared: &Shared,
     timeout: Duration,
-    from: impl Fn(u64) -> u64,
+    from: impl Fn(u64) -> Index,
 ) -> Vec<(u64, StateTrail)> {
     // The address of a member may be another cluster's by mistake: that one's state is no cause for alarm.
     let cluster = cluster_id(shared);
@@ -415,14 +415,17 @@ mod tests {
 
     #[test]
     fn trails_are_read_back_and_bounded() {
-        let point =
-            |index: u64| StatePoint { index, revision: Revision(index as i64 * 2), hash: u64::MAX - index };
-        let trail = StateTrail { applied_index: 9, points: [3, 5, 8].map(point).to_vec() };
+        let point = |index: u64| StatePoint {
+            index: Index(index),
+            revision: Revision(index as i64 * 2),
+            hash: u64::MAX - index,
+        };
+        let trail = StateTrail { applied_index: Index(9), points: [3, 5, 8].map(point).to_vec() };
         assert_eq!(read_trail(write_trail(&trail).as_bytes()), Some(trail.clone()));
-        let nothing = StateTrail { applied_index: 9, points: Vec::new() };
+        let nothing = StateTrail { applied_index: Index(9), points: Vec::new() };
         assert_eq!(read_trail(write_trail(&nothing).as_bytes()), Some(nothing));
 
-        let long = StateTrail { applied_index: 5_000, points: (1..=5_000).map(point).collect() };
+        let long = StateTrail { applied_index: Index(5_000), points: (1..=5_000).map(point).collect() };
         let read = read_trail(write_trail(&long).as_bytes()).expect("is one");
         assert_eq!(read.points, long.points[5_000 - STATE_TRAIL_POINTS_MAX..], "the newest");
 

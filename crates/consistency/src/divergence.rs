@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use machine::{StateTrail, TrailComparison};
+use numbers::Index;
 
 use crate::comparison::trails_of_others;
 use crate::corruption::minority;
@@ -38,19 +39,17 @@ pub struct Verdict {
 /// Compares this member's trail with others'; `members` is how many there are in the cluster.
 pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members: usize) -> Verdict {
     let mut verdict = Verdict::default();
-    let mut first = u64::MAX;
+    let mut first: Option<Index> = None;
     for (id, theirs) in others {
         let comparison = ours.compare(theirs);
         if let TrailComparison::Different { index, .. } = comparison {
-            first = first.min(index);
+            first = Some(first.map_or(index, |first| first.min(index)));
         }
         if comparison != TrailComparison::Unknown {
             verdict.compared.push((*id, comparison));
         }
     }
-    if first == u64::MAX {
-        return verdict;
-    }
+    let Some(first) = first else { return verdict };
     // Who differs from this member may agree with each other.
     let mut groups: Vec<(Option<&StateTrail>, Vec<u64>)> = vec![(None, vec![own])];
     for ((id, comparison), theirs) in verdict.compared.iter().filter_map(|(id, comparison)| {
@@ -83,9 +82,9 @@ pub struct Divergence {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
     /// The entry up to which each member was found the same.
-    through: BTreeMap<u64, u64>,
+    through: BTreeMap<u64, Index>,
     /// First differing entry of each member that differs, so that it is logged once.
-    differing: BTreeMap<u64, u64>,
+    differing: BTreeMap<u64, Index>,
     rounds_awaited: u32,
 }
 
@@ -113,7 +112,7 @@ impl Divergence {
         // A member that was found the same before and is not any more, such as one that was started again with other
         // data: it is asked for all it knows, so that the place is found.
         let lost = |(id, comparison): &(u64, TrailComparison)| {
-            let known = self.through.get(id).is_some_and(|through| *through > 0);
+            let known = self.through.get(id).is_some_and(|through| *through > Index(0));
             (known && matches!(comparison, TrailComparison::Different { at_first: true, .. })).then_some(*id)
         };
         let lost: Vec<u64> = verdict.compared.iter().filter_map(lost).collect();
@@ -127,7 +126,7 @@ impl Divergence {
     }
 
     async fn ask(&self, members: usize) -> Option<Verdict> {
-        let known = |id: u64| self.through.get(&id).copied().unwrap_or(0);
+        let known = |id: u64| self.through.get(&id).copied().unwrap_or_default();
         // The others first: what is asked last is the furthest, and this member has to know what they know.
         let others = trails_of_others(&self.shared, TIMEOUT, known).await;
         let from = others.iter().map(|(id, _)| known(*id)).min()?;
@@ -157,7 +156,7 @@ impl Divergence {
                         &[
                             ("member-id", Value::Id(*id)),
                             ("leader-id", Value::Id(self.shared.identity.member_id)),
-                            ("entry-index", Value::Uint(*index)),
+                            ("entry-index", Value::Uint(index.0)),
                             ("revision", Value::Int(revision.0)),
                             ("may-have-begun-earlier", Value::Bool(*at_first)),
                         ],
@@ -168,7 +167,7 @@ impl Divergence {
         }
         let compared = |id: &u64| verdict.compared.iter().any(|(other, _)| other == id);
         if let Some(through) = self.through.iter().filter(|(id, _)| compared(id)).map(|(_, at)| *at).min() {
-            metrics.state_hash.index.set_u64(through);
+            metrics.state_hash.index.set_u64(through.0);
         }
         self.rounds_awaited = if verdict.awaited { self.rounds_awaited + 1 } else { 0 };
         if verdict.awaited && self.rounds_awaited < PATIENCE_ROUNDS {
@@ -182,7 +181,7 @@ impl Divergence {
 
 #[cfg(test)]
 mod tests {
-    use numbers::Revision;
+    use numbers::{Revision, Term};
 
     use super::*;
     use api::etcdserverpb::{InternalRaftRequest, PutRequest, RequestHeader};
@@ -192,9 +191,12 @@ mod tests {
     use prost::Message as _;
 
     fn trail(applied_index: u64, points: &[(u64, u64)]) -> StateTrail {
-        let point =
-            |&(index, hash): &(u64, u64)| StatePoint { index, revision: Revision(index as i64 * 10), hash };
-        StateTrail { applied_index, points: points.iter().map(point).collect() }
+        let point = |&(index, hash): &(u64, u64)| StatePoint {
+            index: Index(index),
+            revision: Revision(index as i64 * 10),
+            hash,
+        };
+        StateTrail { applied_index: Index(applied_index), points: points.iter().map(point).collect() }
     }
 
     /// The member agrees with all that are sound, up to this entry.
@@ -233,8 +235,9 @@ mod tests {
     #[test]
     fn what_differs_is_told_with_its_place() {
         let verdict = judge(1, &sound(9), &[(2, wrong(9)), (3, sound(9))], 3);
-        let different = TrailComparison::Different { index: 5, revision: Revision(50), at_first: false };
-        assert_eq!(verdict.compared, [(2, different), (3, TrailComparison::Same { through: 9 })]);
+        let different =
+            TrailComparison::Different { index: Index(5), revision: Revision(50), at_first: false };
+        assert_eq!(verdict.compared, [(2, different), (3, TrailComparison::Same { through: Index(9) })]);
     }
 
     /// No value is read.
@@ -252,7 +255,7 @@ mod tests {
         let request = InternalRaftRequest { header, put: Some(put), ..InternalRaftRequest::default() };
         let data = Bytes::from(request.encode_to_vec());
         let location = mvcc::Location { segment: 1, offset: 64 };
-        let command = Command { index, term: 1, data: &data, location };
+        let command = Command { index: Index(index), term: Term(1), data: &data, location };
         machine.apply(command, &NoValues, false).expect("applies").outcome.expect("is put");
     }
 
@@ -265,19 +268,22 @@ mod tests {
                 apply(machine, index, if (member, index) == (2, 12) { "x" } else { "v" });
             }
         }
-        let ours = machines[0].state_trail(0);
+        let ours = machines[0].state_trail(Index(0));
         let told = |machine: &Machine, from| {
             let text = crate::comparison::write_trail(&machine.state_trail(from));
             crate::comparison::read_trail(text.as_bytes()).expect("is a trail")
         };
-        let others = [(2, told(&machines[1], 0)), (3, told(&machines[2], 7))];
+        let others = [(2, told(&machines[1], Index(0))), (3, told(&machines[2], Index(7)))];
         let verdict = judge(1, &ours, &others, 3);
         assert_eq!(verdict.named, [2]);
-        let different = TrailComparison::Different { index: 12, revision: Revision(13), at_first: false };
-        assert_eq!(verdict.compared, [(2, different), (3, TrailComparison::Same { through: 20 })]);
+        let different =
+            TrailComparison::Different { index: Index(12), revision: Revision(13), at_first: false };
+        assert_eq!(verdict.compared, [(2, different), (3, TrailComparison::Same { through: Index(20) })]);
         // Only the end is told: it still differs, though where it began is lost.
-        let verdict = judge(1, &ours, &[(2, told(&machines[1], 18)), (3, told(&machines[2], 18))], 3);
-        let different = TrailComparison::Different { index: 18, revision: Revision(19), at_first: true };
+        let verdict =
+            judge(1, &ours, &[(2, told(&machines[1], Index(18))), (3, told(&machines[2], Index(18)))], 3);
+        let different =
+            TrailComparison::Different { index: Index(18), revision: Revision(19), at_first: true };
         assert_eq!((verdict.compared[0].1, verdict.named), (different, vec![2]));
     }
 }

@@ -4,6 +4,7 @@ use api::etcdserverpb::InternalRaftRequest;
 use api::raftpb::ConfChange;
 use bytes::Bytes;
 use machine::{Command, Machine};
+use numbers::Term;
 use prost::Message as _;
 
 use crate::commands;
@@ -42,7 +43,7 @@ impl Twins {
     pub fn entry(&mut self, data: &Bytes) -> bool {
         let location = self.journal.append(data);
         let command =
-            |machine: &Machine| Command { index: machine.applied_index + 1, term: 1, data, location };
+            |machine: &Machine| Command { index: machine.applied_index + 1, term: Term(1), data, location };
         let ours = self.first.apply(command(&self.first), &self.journal, true);
         let theirs = self.second.apply(command(&self.second), &self.journal, false);
         match (ours, theirs) {
@@ -74,7 +75,7 @@ impl Twins {
         }
         let location = self.journal.append(data);
         let command =
-            |machine: &Machine| Command { index: machine.applied_index + 1, term: 1, data, location };
+            |machine: &Machine| Command { index: machine.applied_index + 1, term: Term(1), data, location };
         let ours = self.first.apply_conf_change(command(&self.first));
         let theirs = self.second.apply_conf_change(command(&self.second));
         assert_eq!(ours, theirs);

@@ -2,7 +2,7 @@
 
 use consistency::comparison::{read_hash, read_trail, write_trail};
 use http::Response;
-use numbers::Revision;
+use numbers::{Index, Revision};
 
 /// The target: a trail or an answer of any content.
 pub fn run(data: &[u8]) {
@@ -19,8 +19,13 @@ pub fn run(data: &[u8]) {
 
 /// Answers of both kinds.
 pub fn seeds() -> Vec<Vec<u8>> {
-    let point = |index, hash| machine::StatePoint { index, revision: Revision(index as i64), hash };
-    let trail = machine::StateTrail { applied_index: 9, points: vec![point(3, 7), point(5, u64::MAX)] };
+    let point = |index: u64, hash| machine::StatePoint {
+        index: Index(index),
+        revision: Revision(index as i64),
+        hash,
+    };
+    let trail =
+        machine::StateTrail { applied_index: Index(9), points: vec![point(3, 7), point(5, u64::MAX)] };
     vec![
         write_trail(&trail).into_bytes(),
         br#"{"header":{"revision":9},"hash":7,"compact_revision":3,"hash_revision":9}"#.to_vec(),

@@ -14,6 +14,7 @@ use api::etcdserverpb::{
 };
 use bytes::Bytes;
 use machine::{Command, Machine, check};
+use numbers::Term;
 use prost::Message as _;
 
 use crate::front_port;
@@ -154,7 +155,7 @@ fn stored(journal: &Journal) -> Machine {
         let location = journal.append(&data);
         let index = machine.applied_index + 1;
         machine
-            .apply(Command { index, term: 1, data: &data, location }, journal, false)
+            .apply(Command { index, term: Term(1), data: &data, location }, journal, false)
             .expect("a put can be applied");
     }
     machine
@@ -186,7 +187,7 @@ pub fn run_transactions(data: &[u8]) {
     let journal = Journal::default();
     let mut machine = stored(&journal);
     let location = journal.append(&encoded);
-    let command = Command { index: machine.applied_index + 1, term: 1, data: &encoded, location };
+    let command = Command { index: machine.applied_index + 1, term: Term(1), data: &encoded, location };
     let (applied, cost) = measure(|| machine.apply(command, &journal, false).map(drop));
     assert!(applied.is_ok(), "what passed the check can be applied: {applied:?}");
     // A deletion of everything writes a version of every key; answers would hold every value for every range.

@@ -11,6 +11,7 @@ use disk::{Disk, MemDisk};
 use log::checkpoint::{CheckpointStore, Manifest, Run};
 use log::{Batch, Entry, HardState, Log, LogEvent, Options, Reset, Value, ValueId};
 use log::{Recovered, Replayed};
+use numbers::{Index, Term};
 
 use crate::script::{Scribe, Script};
 
@@ -54,7 +55,7 @@ pub(crate) fn open(
     let opened = Log::open(
         Options { verify_all, ..options() },
         Arc::clone(disk) as Arc<dyn Disk>,
-        from_index,
+        Index(from_index),
         &mut |item| replayed.push(item),
         Box::new(move |event| {
             if let LogEvent::Synced(told) = event {
@@ -110,11 +111,11 @@ fn check(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) {
             assert_eq!(bytes, entry.data, "the location is that of the data");
         }
     }
-    if recovered.last_index >= u64::MAX / 2 {
+    if recovered.last_index >= Index(u64::MAX / 2) {
         return;
     }
     let index = recovered.last_index + 1;
-    let term = recovered.last_term.max(1);
+    let term = recovered.last_term.max(Term(1));
     let entry = Entry { term, index, entry_type: 0, data: Bytes::from_static(b"behind it") };
     let batch = Batch { entries: vec![entry.clone()], ..Batch::default() };
     let ticket = log.append(batch).expect("there is room");
@@ -124,7 +125,7 @@ fn check(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) {
     disk.crash();
     let (_, (recovered, replayed), _) = open(disk, from_index, verify_all).expect("opens with the new entry");
     assert_eq!(recovered.last_index, index);
-    if index >= from_index {
+    if index >= Index(from_index) {
         assert_eq!(entries(&replayed).last(), Some(&entry));
     }
 }
@@ -287,16 +288,20 @@ pub fn seeds_files() -> Vec<Vec<u8>> {
     let entry = |index, term| Entry { term, index, entry_type: 0, data: Bytes::from(vec![7; 40]) };
     let batches = [
         Batch {
-            entries: vec![entry(1, 1), entry(2, 1)],
-            hard_state: Some(HardState { term: 1, vote: 2, commit: 1 }),
+            entries: vec![entry(Index(1), Term(1)), entry(Index(2), Term(1))],
+            hard_state: Some(HardState { term: Term(1), vote: 2, commit: Index(1) }),
             ..Batch::default()
         },
         Batch {
-            entries: vec![entry(2, 2), entry(3, 2)],
+            entries: vec![entry(Index(2), Term(2)), entry(Index(3), Term(2))],
             values: vec![Value { id: ValueId { main: 2, sub: 0 }, data: Bytes::from_static(b"moved") }],
             ..Batch::default()
         },
-        Batch { reset: Some(Reset { index: 9, term: 3 }), entries: vec![entry(10, 3)], ..Batch::default() },
+        Batch {
+            reset: Some(Reset { index: Index(9), term: Term(3) }),
+            entries: vec![entry(Index(10), Term(3))],
+            ..Batch::default()
+        },
     ];
     let mut seeds = Vec::new();
     for batch in batches {
@@ -334,7 +339,7 @@ pub fn run_damage(data: &[u8]) {
         if how & 0x1f == 1 {
             base += 10 + model.len() as u64;
             model.clear();
-            batch.reset = Some(Reset { index: base, term: 1 });
+            batch.reset = Some(Reset { index: Index(base), term: Term(1) });
         }
         let back = u64::from(script.below(3)).min(model.len() as u64);
         let next = base + model.len() as u64 + 1 - back;
@@ -342,7 +347,7 @@ pub fn run_damage(data: &[u8]) {
         for offset in 0..u64::from(script.below(4)) {
             let len = usize::from(script.u8()) * usize::from(1 + script.below(8));
             let data = Bytes::from(vec![script.u8(); len]);
-            let entry = Entry { term: 1, index: next + offset, entry_type: 0, data };
+            let entry = Entry { term: Term(1), index: Index(next + offset), entry_type: 0, data };
             model.push(entry.clone());
             batch.entries.push(entry);
         }
@@ -357,7 +362,7 @@ pub fn run_damage(data: &[u8]) {
             batch.values.push(Value { id, data: Bytes::from(vec![3; usize::from(script.u8())]) });
         }
         if how & 0x40 != 0 || batch == Batch::default() {
-            batch.hard_state = Some(HardState { term: 1, vote: script.u64(), commit: 0 });
+            batch.hard_state = Some(HardState { term: Term(1), vote: script.u64(), commit: Index(0) });
         }
         log.append(batch).expect("there is room");
         log.turn();
@@ -391,7 +396,7 @@ pub fn run_damage(data: &[u8]) {
     let Some((log, (recovered, replayed), _)) = open(&disk, 1, script.flip()) else { return };
     drop(log);
     let there = entries(&replayed);
-    let whole = there == model && recovered.last_index == base + model.len() as u64;
+    let whole = there == model && recovered.last_index == Index(base + model.len() as u64);
     assert!(
         whole || is_cut_within_last(&there, &before, &model),
         "silent loss: {there:?} of {model:?}, {recovered:?}"
@@ -486,12 +491,17 @@ pub fn seeds_checkpoint() -> Vec<Vec<u8>> {
     let disk = new_disk();
     let dir = Path::new(CHECKPOINTS);
     let store = CheckpointStore::open(Arc::clone(&disk) as Arc<dyn Disk>, dir).expect("opens");
-    let mut writer = store.begin("a", 7, 2, b"meta").expect("begins");
+    let mut writer = store.begin("a", Index(7), Term(2), b"meta").expect("begins");
     writer.write_block(b"one block").expect("writes");
     writer.write_block(&[9; 300]).expect("writes");
     let run = writer.finish().expect("finishes");
     store
-        .commit(&Manifest { applied_index: 7, term: 2, metadata: b"more".to_vec(), runs: vec![run] })
+        .commit(&Manifest {
+            applied_index: Index(7),
+            term: Term(2),
+            metadata: b"more".to_vec(),
+            runs: vec![run],
+        })
         .expect("commits");
     let file = |name: &str| disk.contents(&dir.join(name)).expect("a disk in memory");
     let (manifest, run) = (file("MANIFEST"), file("a"));

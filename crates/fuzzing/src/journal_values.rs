@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use disk::{Disk, Fault, MemDisk, Operation};
 use log::{Batch, Entry, Log};
+use numbers::{Index, Term};
 
 use crate::journal_files::{DIR, HEADER_BYTES, entries, header, identity, new_disk, open, record};
 use crate::script::Script;
@@ -77,7 +78,7 @@ fn forged(script: &mut Script<'_>, disk: &MemDisk, next: u64) -> Bytes {
 
 /// The entries from `first` on.
 fn kept(all: &[Entry], first: u64) -> Vec<Entry> {
-    all.iter().filter(|entry| entry.index >= first).cloned().collect()
+    all.iter().filter(|entry| entry.index >= Index(first)).cloned().collect()
 }
 
 /// Opens the log again; it has what was synced, and at most what the last write was about to add.
@@ -108,7 +109,7 @@ pub fn run(data: &[u8]) {
         let index = model.len() as u64 + 1;
         let how = script.below(8);
         let data = if how < 6 { forged(&mut script, &disk, index) } else { Bytes::new() };
-        let entry = Entry { term: 1, index, entry_type: 0, data };
+        let entry = Entry { term: Term(1), index: Index(index), entry_type: 0, data };
         let batch = Batch { entries: vec![entry.clone()], ..Batch::default() };
         match how {
             0..=3 => {
@@ -136,11 +137,11 @@ pub fn run(data: &[u8]) {
             // What is old goes, and its files are used again.
             _ => {
                 first = index.saturating_sub(u64::from(script.below(4))).max(first).max(1);
-                log.forget_below(first);
+                log.forget_below(Index(first));
                 let old: Vec<u32> = log
                     .segments()
                     .iter()
-                    .filter(|segment| segment.sealed && segment.last_index < first)
+                    .filter(|segment| segment.sealed && segment.last_index < Index(first))
                     .map(|segment| segment.seq)
                     .collect();
                 for seq in old {

@@ -6,6 +6,7 @@ use consensus::{
     ConfChange, ConfChangeKind, Config, Effects, Entry, EntryKind, Event, HardState, Node, Request, Restored,
     Role,
 };
+use numbers::{EntryId, Index, Term};
 use prost::Message as _;
 
 use crate::commands;
@@ -16,16 +17,17 @@ const STEPS_MAX: usize = 300;
 
 /// Member 1 of three and a learner, with entries 1 to 10 of term 2, of which 8 are committed and 6 applied.
 fn follower() -> Node {
-    let entry = |index| Entry { term: 2, index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
+    let entry =
+        |index| Entry { term: Term(2), index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
     let restored = Restored {
-        hard_state: HardState { term: 3, vote: 0, commit: 8 },
+        hard_state: HardState { term: Term(3), vote: 0, commit: Index(8) },
         voters: vec![1, 2, 3],
         learners: vec![4],
-        applied: 6,
-        applied_term: 2,
-        first_index: 3,
-        terms: vec![(2, 2)],
-        entries: (7..=10).map(entry).collect(),
+        applied: Index(6),
+        applied_term: Term(2),
+        first_index: Index(3),
+        terms: vec![EntryId { index: Index(2), term: Term(2) }],
+        entries: Index(7).through(Index(10)).map(entry).collect(),
     };
     Node::new(Config { id: 1, ..Config::default() }, restored).expect("starts")
 }
@@ -37,7 +39,7 @@ struct Member {
     commits: Vec<Entry>,
     fetches: Vec<consensus::Fetch>,
     /// What was told so far; none of it may ever go back.
-    applied: u64,
+    applied: Index,
 }
 
 impl Member {
@@ -47,7 +49,7 @@ impl Member {
             unsynced: Vec::new(),
             commits: Vec::new(),
             fetches: Vec::new(),
-            applied: 6,
+            applied: Index(6),
         }
     }
 
@@ -139,11 +141,15 @@ fn message(kind: MessageType, term: u64) -> raftpb::Message {
 /// A message of numbers that mean something to the node.
 fn composed(script: &mut Script<'_>, node: &Node) -> raftpb::Message {
     let standing = node.standing();
-    let indexes = [standing.last, standing.commit, standing.last, 0, 6, 3, standing.last + 1];
-    let terms = [standing.term, standing.term, standing.term, standing.term + 1];
+    let indexes = [standing.last.0, standing.commit.0, standing.last.0, 0, 6, 3, standing.last.0 + 1];
+    let terms = [standing.term.0, standing.term.0, standing.term.0, standing.term.0 + 1];
     let kind = script.pick(&[2, 3, 3, 3, 4, 4, 5, 6, 7, 8, 9, 13, 14, 15, 16, 17, 18, 0, 23]);
     let index = script.near(&indexes);
-    let log_term = if script.below(4) == 0 { script.near(&terms) } else { node.term_of(index).unwrap_or(1) };
+    let log_term = if script.below(4) == 0 {
+        script.near(&terms)
+    } else {
+        node.term_of(Index(index)).unwrap_or(Term(1)).0
+    };
     let term = if matches!(kind, 2 | 15) && script.below(8) > 0 { 0 } else { script.near(&terms) };
     let entries = (1..=u64::from(script.below(4)))
         .map(|offset| {
@@ -155,7 +161,7 @@ fn composed(script: &mut Script<'_>, node: &Node) -> raftpb::Message {
             };
             raftpb::Entry {
                 r#type: Some(if how & 3 == 0 { 1 } else { i32::from(how >= 250) * 2 }),
-                term: Some(if how & 0x1c == 4 { script.near(&terms) } else { standing.term }),
+                term: Some(if how & 0x1c == 4 { script.near(&terms) } else { standing.term.0 }),
                 index: Some(if how & 0x1c == 8 { script.near(&indexes) } else { index.wrapping_add(offset) }),
                 data: Some(data),
             }
@@ -194,7 +200,7 @@ pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let mut member = Member::new();
     while member.take_effects() {}
-    let (mut term, mut commit) = (0, 0);
+    let (mut term, mut commit) = (Term(0), Index(0));
     for _ in 0..STEPS_MAX {
         if script.is_done() {
             break;
@@ -273,10 +279,14 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
         18 => {
             if let Some(fetch) = member.fetches.pop() {
                 let term = script.near(&[1, 2]);
-                let entry =
-                    |index| Entry { term, index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
-                let first = if script.below(8) > 0 { fetch.first } else { script.u64() >> 2 };
-                let entries = (first..first + u64::from(script.below(4))).map(entry).collect();
+                let entry = |index| Entry {
+                    term: Term(term),
+                    index,
+                    kind: EntryKind::Normal,
+                    data: Bytes::from_static(b"x"),
+                };
+                let first = if script.below(8) > 0 { fetch.first } else { Index(script.u64() >> 2) };
+                let entries = (0..u64::from(script.below(4))).map(|offset| entry(first + offset)).collect();
                 // Whatever it brings; it is judged there.
                 let _ = node.step(Event::Fetched { fetch, entries });
             }

@@ -11,7 +11,7 @@ use machine::snapshot::{self, SnapshotReader};
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
 use machine::{AsOf, Command, Machine};
 use mvcc::Location;
-use numbers::Revision;
+use numbers::{Index, Revision, Term};
 use prost::Message as _;
 
 use crate::commands;
@@ -33,13 +33,15 @@ fn example() -> (Machine, Journal) {
         let data = Bytes::from(request.encode_to_vec());
         let location = journal.append(&data);
         let index = machine.applied_index + 1;
-        machine.apply(Command { index, term: 1, data: &data, location }, &journal, false).expect("applies");
+        machine
+            .apply(Command { index, term: Term(1), data: &data, location }, &journal, false)
+            .expect("applies");
     }
     for change in commands::conf_changes() {
         let data = Bytes::from(change.encode_to_vec());
         let location = journal.append(&data);
         let index = machine.applied_index + 1;
-        machine.apply_conf_change(Command { index, term: 1, data: &data, location }).expect("applies");
+        machine.apply_conf_change(Command { index, term: Term(1), data: &data, location }).expect("applies");
     }
     (machine, journal)
 }
@@ -48,7 +50,7 @@ fn example() -> (Machine, Journal) {
 fn live_on(mut machine: Machine) {
     let snapshot = machine.store.snapshot();
     // Nobody writes that often; a state that says so is as good as any other, but can take nothing more.
-    if snapshot.current_revision() >= Revision(i64::MAX / 2) || machine.applied_index >= u64::MAX / 2 {
+    if snapshot.current_revision() >= Revision(i64::MAX / 2) || machine.applied_index >= Index(u64::MAX / 2) {
         return;
     }
     let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
@@ -98,7 +100,9 @@ pub fn seeds_image() -> Vec<Vec<u8>> {
         let data = Bytes::from(request.encode_to_vec());
         let location = journal.append(&data);
         let index = machine.applied_index + 1;
-        machine.apply(Command { index, term: 1, data: &data, location }, &journal, false).expect("applies");
+        machine
+            .apply(Command { index, term: Term(1), data: &data, location }, &journal, false)
+            .expect("applies");
     }
     let delta = base(&mut machine, from);
     let both = scribe(scribe(Scribe::default(), &first).run(NEXT_RUN), &delta).done();
@@ -189,7 +193,7 @@ pub fn run_transfer(data: &[u8]) {
         let (mut machine, journal) = example();
         let head = machine.head();
         head.can_follow(&held);
-        let from = head.transfer_from(Some(&held), &machine.state_trail(0));
+        let from = head.transfer_from(Some(&held), &machine.state_trail(Index(0)));
         let mut writer = TransferWriter::new(machine.store.publish(), head, from);
         while writer.next_chunk(&journal).expect("the journal keeps everything").is_some() {}
     }
@@ -266,7 +270,7 @@ pub fn seeds_transfer() -> Vec<Vec<u8>> {
     let data = Bytes::from(first.encode_to_vec());
     let location = journal.append(&data);
     let index = machine.applied_index + 1;
-    machine.apply(Command { index, term: 1, data: &data, location }, &journal, false).expect("applies");
+    machine.apply(Command { index, term: Term(1), data: &data, location }, &journal, false).expect("applies");
     let mut writer = TransferWriter::new(machine.store.publish(), machine.head(), behind);
     let mut delta = Vec::new();
     while let Some(chunk) = writer.next_chunk(&journal).expect("the journal keeps everything") {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use disk::RealDisk;
 use mainstay_log::{Batch, Entry, Log, LogEvent, Options};
+use numbers::{Index, Term};
 
 const ENTRY_BYTES: usize = 1024;
 const IN_FLIGHT: u64 = 500;
@@ -30,9 +31,9 @@ fn measure(options: &Options, data: &Bytes) -> Result<(), Box<dyn std::error::Er
         // The receiver lives as long as the log.
         let _ = tell.send(event);
     });
-    let (mut log, _) = Log::open(options.clone(), Arc::new(RealDisk), 1, &mut |_| (), on_event)?;
-    let entry = |index| Entry { term: 1, index, entry_type: 0, data: data.clone() };
-    let synced = |wait: Duration| -> Result<u64, Box<dyn std::error::Error>> {
+    let (mut log, _) = Log::open(options.clone(), Arc::new(RealDisk), Index(1), &mut |_| (), on_event)?;
+    let entry = |index| Entry { term: Term(1), index, entry_type: 0, data: data.clone() };
+    let synced = |wait: Duration| -> Result<Index, Box<dyn std::error::Error>> {
         loop {
             match told.recv_timeout(wait)? {
                 LogEvent::Synced(synced) => return Ok(synced.last_index),
@@ -55,7 +56,7 @@ fn measure(options: &Options, data: &Bytes) -> Result<(), Box<dyn std::error::Er
             let room = (IN_FLIGHT - (sent - done)).min(total - sent);
             if room > 0 {
                 let now = Instant::now();
-                for index in sent + 1..=sent + room {
+                for index in sent.next().through(sent + room) {
                     log.append(Batch { entries: vec![entry(index)], ..Batch::default() })?;
                     begun.push_back(now);
                 }
@@ -87,7 +88,7 @@ fn measure(options: &Options, data: &Bytes) -> Result<(), Box<dyn std::error::Er
 
     let mut waits = Vec::new();
     let first = log.entries().last_index() + 1;
-    for index in first..first + 2000 {
+    for index in first.through(first + 1999) {
         let begun = Instant::now();
         log.append(Batch { entries: vec![entry(index)], ..Batch::default() })?;
         while synced(patience)? < index {}
@@ -114,7 +115,7 @@ fn measure(options: &Options, data: &Bytes) -> Result<(), Box<dyn std::error::Er
     let (log, recovered) = Log::open(
         options.clone(),
         Arc::new(RealDisk),
-        1,
+        Index(1),
         &mut |item| {
             if let mainstay_log::Replayed::Entry(entry, _) = item {
                 bytes += entry.data.len();

@@ -2,56 +2,58 @@
 
 use std::collections::BTreeMap;
 
+use numbers::{EntryId, Index, Term};
+
 /// Index -> (segment, offset of the record). Each segment holds one contiguous run of current entries: appending
 /// an index again drops that entry and all after it, in this segment and those before.
 #[derive(Default)]
 pub(crate) struct EntryIndex {
     runs: BTreeMap<u32, Run>,
     /// Segments at the log's beginning that were not read at open: sequence number -> index then expected next.
-    pub unread: BTreeMap<u32, u64>,
+    pub unread: BTreeMap<u32, Index>,
     /// Entries below are not given out any more.
-    pub floor: u64,
+    pub floor: Index,
     /// Index the next entry is expected to have, at most.
-    pub next: u64,
+    pub next: Index,
 }
 
 struct Run {
-    first: u64,
+    first: Index,
     offsets: Vec<u32>,
-    /// Where terms change: (first index, term), ascending.
-    terms: Vec<(u64, u64)>,
+    /// Where terms change: the first entry of each run of equal terms, ascending.
+    terms: Vec<EntryId>,
 }
 
 impl Run {
-    fn end(&self) -> u64 {
+    fn end(&self) -> Index {
         self.first + self.offsets.len() as u64
     }
 }
 
 impl EntryIndex {
     /// An empty index whose first entry is expected to have `next`.
-    pub fn starting_at(next: u64) -> EntryIndex {
+    pub fn starting_at(next: Index) -> EntryIndex {
         EntryIndex { next, ..EntryIndex::default() }
     }
 
     /// Adds an entry. `index` is at most [`EntryIndex::next`]; lower replaces.
-    pub fn push(&mut self, seq: u32, index: u64, term: u64, offset: u32) {
-        assert!(index <= self.next, "entry {index} leaves a gap after {}", self.next.wrapping_sub(1));
+    pub fn push(&mut self, seq: u32, index: Index, term: Term, offset: u32) {
+        assert!(index <= self.next, "entry {index} leaves a gap after {}", self.next.previous());
         if index < self.next {
             self.truncate(index);
         }
         let run =
             self.runs.entry(seq).or_insert(Run { first: index, offsets: Vec::new(), terms: Vec::new() });
         assert_eq!(run.end(), index, "a segment's entries are contiguous");
-        if run.terms.last().is_none_or(|(_, last)| *last != term) {
-            run.terms.push((index, term));
+        if run.terms.last().is_none_or(|run| run.term != term) {
+            run.terms.push(EntryId { index, term });
         }
         run.offsets.push(offset);
         self.next = index + 1;
     }
 
     /// Drops the entries from `index` on.
-    pub fn truncate(&mut self, index: u64) {
+    pub fn truncate(&mut self, index: Index) {
         while let Some(mut last) = self.runs.last_entry() {
             let run = last.get_mut();
             if run.end() <= index {
@@ -62,14 +64,14 @@ impl EntryIndex {
                 continue;
             }
             run.offsets.truncate((index - run.first) as usize);
-            run.terms.retain(|(first, _)| *first < index);
+            run.terms.retain(|run| run.index < index);
             break;
         }
         self.next = self.next.min(index);
     }
 
     /// The log restarts: the next entry has `next`.
-    pub fn reset(&mut self, next: u64) {
+    pub fn reset(&mut self, next: Index) {
         self.runs.clear();
         self.unread.clear();
         self.next = next;
@@ -86,7 +88,7 @@ impl EntryIndex {
     }
 
     /// Entries below `floor` are no longer asked for: frees what remembers them.
-    pub fn forget_below(&mut self, floor: u64) {
+    pub fn forget_below(&mut self, floor: Index) {
         self.floor = self.floor.max(floor);
         let floor = self.floor;
         self.runs.retain(|_, run| run.end() > floor);
@@ -100,7 +102,7 @@ impl EntryIndex {
     }
 
     /// First entry whose place is known.
-    pub fn first_known(&self) -> u64 {
+    pub fn first_known(&self) -> Index {
         let mut first = self.next;
         for run in self.runs.values().rev() {
             if run.end() != first {
@@ -112,7 +114,7 @@ impl EntryIndex {
     }
 
     /// First entry that can be had, if segments not read yet are read.
-    pub fn first(&self) -> u64 {
+    pub fn first(&self) -> Index {
         match self.unread.values().min() {
             Some(first) => (*first).min(self.first_known()).max(self.floor),
             None => self.first_known(),
@@ -120,18 +122,18 @@ impl EntryIndex {
     }
 
     /// The term of an entry whose place is known.
-    pub fn term(&self, index: u64) -> Option<u64> {
+    pub fn term(&self, index: Index) -> Option<Term> {
         let run = self.run(index)?;
-        run.terms.iter().rev().find(|(first, _)| *first <= index).map(|(_, term)| *term)
+        run.terms.iter().rev().find(|run| run.index <= index).map(|run| run.term)
     }
 
     /// Segment and record offset of an entry whose place is known.
-    pub fn place(&self, index: u64) -> Option<(u32, u32)> {
+    pub fn place(&self, index: Index) -> Option<(u32, u32)> {
         if index < self.floor {
             return None;
         }
         self.runs.iter().rev().find_map(|(seq, run)| {
-            let nth = usize::try_from(index.checked_sub(run.first)?).ok()?;
+            let nth = usize::try_from(index.0.checked_sub(run.first.0)?).ok()?;
             run.offsets.get(nth).map(|offset| (*seq, *offset))
         })
     }
@@ -144,7 +146,7 @@ impl EntryIndex {
         }
     }
 
-    fn run(&self, index: u64) -> Option<&Run> {
+    fn run(&self, index: Index) -> Option<&Run> {
         self.runs.values().rev().find(|run| run.first <= index && index < run.end())
     }
 }
@@ -154,9 +156,9 @@ mod tests {
     use super::*;
 
     fn three_segments() -> EntryIndex {
-        let mut index = EntryIndex::starting_at(1);
+        let mut index = EntryIndex::starting_at(Index(1));
         for i in 1..=9u64 {
-            index.push((i / 4) as u32, i, 1 + i / 6, 100 * i as u32);
+            index.push((i / 4) as u32, Index(i), Term(1 + i / 6), 100 * i as u32);
         }
         index
     }
@@ -164,30 +166,39 @@ mod tests {
     #[test]
     fn places_and_terms_are_found() {
         let index = three_segments();
-        assert_eq!((index.first(), index.next), (1, 10));
-        assert_eq!(index.place(3), Some((0, 300)));
-        assert_eq!(index.place(4), Some((1, 400)));
-        assert_eq!(index.place(10), None);
-        assert_eq!((index.term(5), index.term(6), index.term(10)), (Some(1), Some(2), None));
+        assert_eq!((index.first(), index.next), (Index(1), Index(10)));
+        assert_eq!(index.place(Index(3)), Some((0, 300)));
+        assert_eq!(index.place(Index(4)), Some((1, 400)));
+        assert_eq!(index.place(Index(10)), None);
+        assert_eq!(
+            (index.term(Index(5)), index.term(Index(6)), index.term(Index(10))),
+            (Some(Term(1)), Some(Term(2)), None)
+        );
     }
 
     #[test]
     fn an_index_given_again_replaces_the_tail_across_segments() {
         let mut index = three_segments();
-        index.push(2, 3, 7, 4242);
+        index.push(2, Index(3), Term(7), 4242);
         assert_eq!(
-            (index.next, index.place(3), index.place(4), index.term(3)),
-            (4, Some((2, 4242)), None, Some(7))
+            (index.next, index.place(Index(3)), index.place(Index(4)), index.term(Index(3))),
+            (Index(4), Some((2, 4242)), None, Some(Term(7)))
         );
-        assert_eq!(index.place(2), Some((0, 200)));
+        assert_eq!(index.place(Index(2)), Some((0, 200)));
     }
 
     #[test]
     fn a_removed_segment_takes_all_before_it_along() {
         let mut index = three_segments();
         index.remove_segment(1);
-        assert_eq!((index.first(), index.place(7), index.place(8)), (8, None, Some((2, 800))));
-        index.forget_below(9);
-        assert_eq!((index.first(), index.place(8), index.place(9)), (9, None, Some((2, 900))));
+        assert_eq!(
+            (index.first(), index.place(Index(7)), index.place(Index(8))),
+            (Index(8), None, Some((2, 800)))
+        );
+        index.forget_below(Index(9));
+        assert_eq!(
+            (index.first(), index.place(Index(8)), index.place(Index(9))),
+            (Index(9), None, Some((2, 900)))
+        );
     }
 }

@@ -58,6 +58,8 @@
 //! All records of one write are synced together, and the next write starts only then. So a valid record whose
 //! batch starts after offset p proves that everything before its batch, p included, had once been synced.
 
+use numbers::{EntryId, Index, Term};
+
 use crate::{HardState, Location};
 
 pub(crate) const MAGIC: [u8; 8] = *b"MNSTSEG\n";
@@ -292,10 +294,10 @@ pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: Identity) -> F
 /// What a segment begins with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Start {
-    pub next_index: u64,
-    pub last_term: u64,
+    pub next_index: Index,
+    pub last_term: Term,
     pub hard_state: HardState,
-    pub base: (u64, u64),
+    pub base: EntryId,
     pub end_before: u32,
     pub live: Vec<u32>,
 }
@@ -303,9 +305,13 @@ pub(crate) struct Start {
 impl Start {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(START_HEAD_BYTES + 4 * self.live.len());
-        for number in
-            [self.hard_state.term, self.hard_state.vote, self.hard_state.commit, self.base.0, self.base.1]
-        {
+        for number in [
+            self.hard_state.term.0,
+            self.hard_state.vote,
+            self.hard_state.commit.0,
+            self.base.index.0,
+            self.base.term.0,
+        ] {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
         bytes.extend_from_slice(&self.end_before.to_le_bytes());
@@ -326,14 +332,14 @@ impl Start {
             return None;
         }
         Some(Start {
-            next_index: header.index,
-            last_term: header.term,
+            next_index: Index(header.index),
+            last_term: Term(header.term),
             hard_state: HardState {
-                term: u64_at(payload, 0),
+                term: Term(u64_at(payload, 0)),
                 vote: u64_at(payload, 8),
-                commit: u64_at(payload, 16),
+                commit: Index(u64_at(payload, 16)),
             },
-            base: (u64_at(payload, 24), u64_at(payload, 32)),
+            base: EntryId { index: Index(u64_at(payload, 24)), term: Term(u64_at(payload, 32)) },
             end_before: u32_at(payload, 40),
             live: list.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect(),
         })

@@ -43,8 +43,9 @@ mod writer;
 pub use error::{AppendError, Fatal, OpenError, REMEDY, ReadError, Refusal, ReleaseError};
 pub use figures::{DURATION_BOUNDS_S, Durations, Figures, Stall};
 pub use log::{Log, OnEvent};
+pub use numbers::Location;
 pub use types::{
-    Batch, Entry, HardState, Location, LogEvent, Options, Recovered, Repair, Replayed, Reset, SegmentState,
+    Batch, Entry, EntryPlace, HardState, LogEvent, Options, Recovered, Repair, Replayed, Reset, SegmentState,
     Space, Synced, Value, ValueId, segment_bytes_for,
 };
 pub use values::{Entries, Values, Wanted, runs};

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use disk::Disk;
+use numbers::Index;
 
 use crate::format::{PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENT_HEADER_BYTES, VALUE_HEAD_BYTES, padded};
 use crate::preparation::{Preparation, START_BYTES, Step, usable};
@@ -36,7 +37,7 @@ pub struct Log {
     threads: Vec<JoinHandle<()>>,
     queued_bytes_max: usize,
     segment_bytes: u32,
-    next_index: u64,
+    next_index: Index,
     next_ticket: u64,
 }
 
@@ -83,7 +84,7 @@ impl Log {
     pub fn open(
         options: Options,
         disk: Arc<dyn Disk>,
-        from_index: u64,
+        from_index: Index,
         replay: &mut dyn FnMut(Replayed),
         on_event: OnEvent,
     ) -> Result<(Log, Recovered), OpenError> {
@@ -179,7 +180,7 @@ impl Log {
         }
         let mut next = batch.reset.map_or(self.next_index, |reset| reset.index + 1);
         for entry in &batch.entries {
-            let continues = entry.index > 0 && entry.index <= next;
+            let continues = entry.index > Index(0) && entry.index <= next;
             assert!(continues, "entry {} leaves a gap: {next} was expected", entry.index);
             next = entry.index + 1;
         }
@@ -215,7 +216,7 @@ impl Log {
     }
 
     /// Entries below `index` will not be read any more: frees the memory that remembers their places.
-    pub fn forget_below(&mut self, index: u64) {
+    pub fn forget_below(&mut self, index: Index) {
         self.shared.index().forget_below(index);
     }
 

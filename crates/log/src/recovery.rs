@@ -36,6 +36,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use bytes::Bytes;
 use disk::{Disk, File};
+use numbers::{EntryId, Index, Term};
 
 use crate::entry_index::EntryIndex;
 use crate::format::{
@@ -88,7 +89,7 @@ pub(crate) fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<(u64, u64)>
 pub(crate) fn open(
     options: &Options,
     disk: &dyn Disk,
-    from_index: u64,
+    from_index: Index,
     replay: &mut dyn FnMut(Replayed),
 ) -> Result<Opened, OpenError> {
     let dir = &options.dir;
@@ -240,11 +241,11 @@ fn check_closed(
 struct Reading {
     /// Where the log ended when it was closed, if that is known: it must not end before.
     closed_at: Option<LogEnd>,
-    from_index: u64,
+    from_index: Index,
     index: EntryIndex,
     hard_state: HardState,
-    base: (u64, u64),
-    last_term: u64,
+    base: EntryId,
+    last_term: Term,
     repairs: Vec<Repair>,
     scanned_bytes: u64,
     /// Where each segment's records end, as far as known.
@@ -255,14 +256,14 @@ struct Reading {
 }
 
 impl Reading {
-    fn new(from_index: u64) -> Reading {
+    fn new(from_index: Index) -> Reading {
         Reading {
             closed_at: None,
             from_index,
-            index: EntryIndex::starting_at(1),
+            index: EntryIndex::starting_at(Index(1)),
             hard_state: HardState::default(),
-            base: (0, 0),
-            last_term: 0,
+            base: EntryId::default(),
+            last_term: Term(0),
             repairs: Vec::new(),
             scanned_bytes: 0,
             ends: BTreeMap::new(),
@@ -438,16 +439,17 @@ impl Reading {
         let bad = |found: String| Err(OpenError::damaged(&candidate.path, offset, found));
         match header.kind {
             Kind::Entry => {
-                if header.index > self.index.next || header.index == 0 || header.index == u64::MAX {
+                let (index, term) = (Index(header.index), Term(header.term));
+                if index > self.index.next || header.index == 0 || header.index == u64::MAX {
                     let expected = self.index.next;
                     return bad(format!("entry {} follows where {expected} was expected", header.index));
                 }
-                let replaces = header.index < self.index.next;
-                self.index.push(candidate.seq, header.index, header.term, offset as u32);
-                self.last_term = header.term;
+                let replaces = index < self.index.next;
+                self.index.push(candidate.seq, index, term, offset as u32);
+                self.last_term = term;
                 // Whoever was given what it replaces must learn of it, though the entry itself is not asked for.
-                if header.index >= self.from_index || replaces {
-                    let (term, index, entry_type) = (header.term, header.index, header.entry_type);
+                if index >= self.from_index || replaces {
+                    let entry_type = header.entry_type;
                     let entry = Entry { term, index, entry_type, data: payload };
                     replay(Replayed::Entry(entry, payload_location(candidate.seq, offset as u32)));
                 }
@@ -456,7 +458,7 @@ impl Reading {
                 if payload.len() != 8 {
                     return bad("a hard state of a wrong length".to_owned());
                 }
-                let (term, vote, commit) = (header.term, u64_at(&payload, 0), header.index);
+                let (term, vote, commit) = (Term(header.term), u64_at(&payload, 0), Index(header.index));
                 self.hard_state = HardState { term, vote, commit };
                 replay(Replayed::HardState(self.hard_state));
             }
@@ -464,10 +466,11 @@ impl Reading {
                 if header.index == u64::MAX {
                     return bad("a restart at an impossible index".to_owned());
                 }
-                self.base = (header.index, header.term);
-                self.last_term = header.term;
-                self.index.reset(header.index + 1);
-                replay(Replayed::Reset(Reset { index: header.index, term: header.term }));
+                let (index, term) = (Index(header.index), Term(header.term));
+                self.base = EntryId { index, term };
+                self.last_term = term;
+                self.index.reset(index.next());
+                replay(Replayed::Reset(Reset { index, term }));
             }
             Kind::Value => {
                 if payload.len() < VALUE_HEAD_BYTES {
@@ -577,7 +580,7 @@ fn finish(
         let next = next.and_then(|next| next.start.as_ref());
         let known = reading.ends.get(&candidate.seq).copied();
         let end = known.or(next.map(|start| u64::from(start.end_before))).unwrap_or(candidate.len);
-        let first_index = candidate.start.as_ref().map_or(0, |start| start.next_index);
+        let first_index = candidate.start.as_ref().map_or(Index(0), |start| start.next_index);
         // With released segments in between this is more than the truth, which errs on the side of keeping.
         let later = candidates.get(nth + 1).and_then(|later| later.start.as_ref());
         let last_index = later.map_or(next_index, |start| start.next_index) - 1;
@@ -590,7 +593,7 @@ fn finish(
             first_index,
             capacity: AtomicU64::new(candidate.len),
             end: AtomicU32::new(u32::try_from(end).unwrap_or(u32::MAX)),
-            last_index: AtomicU64::new(last_index),
+            last_index: AtomicU64::new(last_index.0),
             sealed: AtomicBool::new(sealed),
             releasing: AtomicBool::new(false),
         }));
@@ -664,7 +667,7 @@ impl Candidate {
             Found::Record(record, payload) => {
                 let from = SEGMENT_HEADER_BYTES + RECORD_HEADER_BYTES;
                 match Start::decode(&record, &bytes[from..from + payload]) {
-                    Some(start) if start.next_index > 0 => Some(start),
+                    Some(start) if start.next_index > Index(0) => Some(start),
                     _ => {
                         let what = "the segment does not begin with a Start record";
                         return Err(OpenError::damaged(&path, offset, what));

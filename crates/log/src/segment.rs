@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use disk::{Disk, File};
+use numbers::Index;
 
 use crate::entry_index::EntryIndex;
 use crate::figures::Figures;
@@ -20,7 +21,7 @@ pub(crate) struct Segment {
     pub identity: Identity,
     /// Of version 1: nothing more is to be written to it once another segment is ready.
     pub guessable: bool,
-    pub first_index: u64,
+    pub first_index: Index,
     /// Length of the file.
     pub capacity: AtomicU64,
     /// Where the durable records end.
@@ -38,7 +39,7 @@ impl Segment {
             file_bytes: self.capacity.load(Ordering::Relaxed),
             used_bytes: u64::from(self.end.load(Ordering::Relaxed)),
             first_index: self.first_index,
-            last_index: self.last_index.load(Ordering::Relaxed),
+            last_index: Index(self.last_index.load(Ordering::Relaxed)),
             sealed: self.sealed.load(Ordering::Relaxed),
             releasing: self.releasing.load(Ordering::Relaxed),
         }

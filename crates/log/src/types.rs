@@ -4,16 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
+use numbers::{EntryId, Index, Location, Term};
 
 use crate::LogEnd;
 
 /// A raft entry. The log never looks into `data`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Raft term.
-    pub term: u64,
-    /// Raft index.
-    pub index: u64,
+    /// The term of the leader who wrote it.
+    pub term: Term,
+    /// Its position in the log.
+    pub index: Index,
     /// Raft's entry type as its number on the wire.
     pub entry_type: u8,
     /// The command, less than 1 GiB.
@@ -24,11 +25,11 @@ pub struct Entry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
     /// Current term.
-    pub term: u64,
+    pub term: Term,
     /// Whom this member voted for in `term`; 0 is nobody.
     pub vote: u64,
     /// Highest index known to be committed.
-    pub commit: u64,
+    pub commit: Index,
 }
 
 /// The log starts again behind a snapshot that was installed: entries up to now are void, the next has
@@ -36,9 +37,9 @@ pub struct HardState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reset {
     /// Last index the snapshot contains.
-    pub index: u64,
+    pub index: Index,
     /// Term of that entry.
-    pub term: u64,
+    pub term: Term,
 }
 
 /// A live value moved out of a segment that is to go.
@@ -59,14 +60,13 @@ pub struct ValueId {
     pub sub: i64,
 }
 
-/// Where bytes lie in the log: `offset` counts from the beginning of the segment's file. For an entry it is the
-/// place of its data's first byte, so a value's location is this plus the value's offset within the data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Location {
-    /// Sequence number of the segment.
-    pub segment: u32,
-    /// Bytes from the beginning of its file.
-    pub offset: u32,
+/// Where the data of a raft entry lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryPlace {
+    /// The entry's position in the raft log.
+    pub index: Index,
+    /// The place of its data's first byte.
+    pub location: Location,
 }
 
 /// One append. Written in the order of the fields, so that whatever part of it survives a crash before it was
@@ -100,11 +100,11 @@ pub struct Synced {
     /// Every batch up to and including this ticket is durable, whole; 0 if none is yet.
     pub ticket: u64,
     /// Index of the last entry in the log; everything up to it is durable.
-    pub last_index: u64,
+    pub last_index: Index,
     /// The newest durable hard state, if this sync changed it.
     pub hard_state: Option<HardState>,
     /// Where the data of each entry of this sync lies, in the order they were appended.
-    pub locations: Vec<(u64, Location)>,
+    pub locations: Vec<EntryPlace>,
     /// Where the bytes of each value of this sync lie.
     pub values: Vec<(ValueId, Location)>,
 }
@@ -198,10 +198,10 @@ pub struct SegmentState {
     /// Bytes of header and records; equals what a relocation could at most free.
     pub used_bytes: u64,
     /// Index the first entry was expected to have when the segment came into use.
-    pub first_index: u64,
+    pub first_index: Index,
     /// Index that was expected next when the segment was sealed, less one; for the active one, the log's last. After
     /// an open it may be larger, if segments behind this one were released.
-    pub last_index: u64,
+    pub last_index: Index,
     /// No more is written to it, so it may be released.
     pub sealed: bool,
     /// It was released and goes as soon as the log has recorded that, which may take room that is not there yet.
@@ -228,13 +228,13 @@ pub struct Recovered {
     /// The newest hard state.
     pub hard_state: HardState,
     /// First index that [`crate::Entries::read`] can give; `last_index + 1` if there is none.
-    pub first_index: u64,
+    pub first_index: Index,
     /// Last index in the log; the latest Reset's when no entry follows it.
-    pub last_index: u64,
+    pub last_index: Index,
     /// Term of `last_index`.
-    pub last_term: u64,
-    /// The latest Reset; zeros if there was none.
-    pub base: (u64, u64),
+    pub last_term: Term,
+    /// Where the latest [`Reset`] began the log anew; zeros if there was none.
+    pub base: EntryId,
     /// Torn tails that were cut off: the remains of writes never acknowledged.
     pub repairs: Vec<Repair>,
     /// Bytes of segments that were read and verified.

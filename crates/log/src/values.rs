@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use disk::File;
+use numbers::{Index, Term};
 
 use crate::entry_index::EntryIndex;
 use crate::format::{Found, Kind, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, find};
@@ -33,7 +34,7 @@ impl Values {
     pub fn log_end(&self) -> Option<LogEnd> {
         let segments = self.shared.segments();
         let active = segments.iter().rfind(|segment| !segment.sealed.load(Ordering::Acquire))?;
-        let last_index = self.shared.index().next.saturating_sub(1);
+        let last_index = self.shared.index().next.previous();
         Some(LogEnd { segment: active.seq, offset: active.end.load(Ordering::Acquire), last_index })
     }
 
@@ -190,17 +191,17 @@ pub struct Entries {
 
 impl Entries {
     /// First index that can be read; more than [`Entries::last_index`] if there is none.
-    pub fn first_index(&self) -> u64 {
+    pub fn first_index(&self) -> Index {
         self.shared.index().first()
     }
 
     /// Last index that is synced.
-    pub fn last_index(&self) -> u64 {
-        self.shared.index().next.saturating_sub(1)
+    pub fn last_index(&self) -> Index {
+        self.shared.index().next.previous()
     }
 
     /// An entry's term. Reads the file if the segment has not been read since the log was opened.
-    pub fn term(&self, index: u64) -> Result<u64, ReadError> {
+    pub fn term(&self, index: Index) -> Result<Term, ReadError> {
         if let Some(term) = self.shared.index().term(index) {
             return Ok(term);
         }
@@ -210,7 +211,7 @@ impl Entries {
 
     /// Entries `from..to`, or the first of them whose data makes up no more than `bytes_max`, but at least one.
     /// All of the range must be there.
-    pub fn read(&self, from: u64, to: u64, bytes_max: u64) -> Result<Vec<Entry>, ReadError> {
+    pub fn read(&self, from: Index, to: Index, bytes_max: u64) -> Result<Vec<Entry>, ReadError> {
         let mut entries = Vec::new();
         if from >= to {
             return Ok(entries);
@@ -221,7 +222,7 @@ impl Entries {
         }
         let mut taken = 0;
         let mut window = Window { segment: None, start: 0, bytes: Bytes::new() };
-        for index in from..to {
+        for index in (from.0..to.0).map(Index) {
             let place = self.shared.index().place(index);
             let Some((seq, offset)) = place else {
                 return if entries.is_empty() { Err(ReadError::Unavailable) } else { Ok(entries) };
@@ -243,7 +244,7 @@ impl Entries {
         Ok(entries)
     }
 
-    fn read_one(&self, window: &mut Window, seq: u32, offset: u32, index: u64) -> Result<Entry, ReadError> {
+    fn read_one(&self, window: &mut Window, seq: u32, offset: u32, index: Index) -> Result<Entry, ReadError> {
         let offset = u64::from(offset);
         let mut wanted = RECORD_HEADER_BYTES;
         loop {
@@ -259,9 +260,9 @@ impl Entries {
             let at = offset.checked_sub(window.start).filter(|at| *at <= window.bytes.len() as u64);
             let bytes = at.map_or(Bytes::new(), |at| window.bytes.slice(at as usize..));
             match find(&bytes, offset, capacity, segment.identity) {
-                Found::Record(header, payload) if header.kind == Kind::Entry && header.index == index => {
+                Found::Record(header, payload) if header.kind == Kind::Entry && header.index == index.0 => {
                     let data = bytes.slice(RECORD_HEADER_BYTES..RECORD_HEADER_BYTES + payload);
-                    let (term, entry_type) = (header.term, header.entry_type);
+                    let (term, entry_type) = (Term(header.term), header.entry_type);
                     return Ok(Entry { term, index, entry_type, data });
                 }
                 Found::Short(total) if total > bytes.len() => {
@@ -285,7 +286,7 @@ impl Entries {
     }
 
     /// Reads the segments at the log's beginning that were left out at open, if `index` is in them.
-    fn find_unread(&self, index: u64) -> Result<(), ReadError> {
+    fn find_unread(&self, index: Index) -> Result<(), ReadError> {
         let unread = {
             let known = self.shared.index();
             if index >= known.first_known() || index < known.floor || known.unread.is_empty() {
@@ -320,9 +321,9 @@ impl Entries {
         let mut gap = None;
         let ending = scan::records(&*segment.file, segment.identity, end, from, |offset, header, _| {
             match header.kind {
-                Kind::Entry if header.index > index.next => gap = gap.or(Some(offset)),
-                Kind::Entry => index.push(segment.seq, header.index, header.term, offset as u32),
-                Kind::Reset => index.reset(header.index.saturating_add(1)),
+                Kind::Entry if header.index > index.next.0 => gap = gap.or(Some(offset)),
+                Kind::Entry => index.push(segment.seq, Index(header.index), Term(header.term), offset as u32),
+                Kind::Reset => index.reset(Index(header.index.saturating_add(1))),
                 _ => {}
             }
             io::Result::Ok(())

@@ -21,6 +21,7 @@
 use std::path::Path;
 
 use disk::Disk;
+use numbers::Index;
 
 use crate::OpenError;
 use crate::format::{u32_at, u64_at};
@@ -48,7 +49,7 @@ pub struct LogEnd {
     /// Where its records end, in bytes from the beginning of its file.
     pub offset: u32,
     /// Index of the last entry.
-    pub last_index: u64,
+    pub last_index: Index,
 }
 
 impl Witness {
@@ -107,10 +108,10 @@ impl Witness {
         bytes.extend_from_slice(&u32::from(self.end.is_some()).to_le_bytes());
         bytes.extend_from_slice(&self.cluster_id.to_le_bytes());
         bytes.extend_from_slice(&self.member_id.to_le_bytes());
-        let end = self.end.unwrap_or(LogEnd { segment: 0, offset: 0, last_index: 0 });
+        let end = self.end.unwrap_or(LogEnd { segment: 0, offset: 0, last_index: Index(0) });
         bytes.extend_from_slice(&end.segment.to_le_bytes());
         bytes.extend_from_slice(&end.offset.to_le_bytes());
-        bytes.extend_from_slice(&end.last_index.to_le_bytes());
+        bytes.extend_from_slice(&end.last_index.0.to_le_bytes());
         let crc = crc32c::crc32c(&bytes);
         bytes.extend_from_slice(&crc.to_le_bytes());
         bytes
@@ -130,8 +131,11 @@ impl Witness {
         if u32_at(body, 8) != VERSION {
             return Err("the witness has a format version that this release does not know");
         }
-        let end =
-            LogEnd { segment: u32_at(body, 32), offset: u32_at(body, 36), last_index: u64_at(body, 40) };
+        let end = LogEnd {
+            segment: u32_at(body, 32),
+            offset: u32_at(body, 36),
+            last_index: Index(u64_at(body, 40)),
+        };
         Ok(Witness {
             cluster_id: u64_at(body, 16),
             member_id: u64_at(body, 24),
@@ -146,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_witness_comes_back_or_is_refused() {
-        let end = LogEnd { segment: 7, offset: 8192, last_index: 99 };
+        let end = LogEnd { segment: 7, offset: 8192, last_index: Index(99) };
         for end in [None, Some(end)] {
             let witness = Witness { cluster_id: 1, member_id: 2, end };
             let bytes = witness.encode();

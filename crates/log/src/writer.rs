@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
+use numbers::{EntryId, Index, Term};
 use planted::Bug;
 
 use crate::format::{
@@ -15,7 +16,7 @@ use crate::format::{
 };
 use crate::preparation::{Preparation, Prepared};
 use crate::segment::{Segment, Shared, write_zeros};
-use crate::{Batch, Entry, Fatal, HardState, Reset, Synced, Value, ValueId};
+use crate::{Batch, Entry, EntryPlace, Fatal, HardState, Reset, Synced, Value, ValueId};
 
 /// Payloads up to this size are copied beside their headers: cheaper than a piece of their own in the write.
 const COPY_BYTES_MAX: usize = 256;
@@ -65,9 +66,9 @@ pub(crate) struct Writer {
     /// The segments before the active one that have not been released.
     live: BTreeSet<u32>,
     hard_state: HardState,
-    base: (u64, u64),
-    next_index: u64,
-    last_term: u64,
+    base: EntryId,
+    next_index: Index,
+    last_term: Term,
     write: Write,
     /// The active segment's bytes up to here have been written before, as zeros or by its file's last use: a sync of
     /// what overwrites them needs no journal of the file system's.
@@ -103,7 +104,7 @@ enum Piece {
 
 /// What becomes true once the write is synced.
 enum Effect {
-    Entry { index: u64, term: u64, offset: u32 },
+    Entry { index: Index, term: Term, offset: u32 },
     Reset(Reset),
     Value { id: ValueId, offset: u32 },
     HardState(HardState),
@@ -115,9 +116,9 @@ pub(crate) struct Position {
     pub active: Option<Arc<Segment>>,
     pub live: BTreeSet<u32>,
     pub hard_state: HardState,
-    pub base: (u64, u64),
-    pub next_index: u64,
-    pub last_term: u64,
+    pub base: EntryId,
+    pub next_index: Index,
+    pub last_term: Term,
 }
 
 impl Writer {
@@ -199,7 +200,7 @@ impl Writer {
         if let Some(state) = hard_state {
             if self.make_room(8, RELEASE_TAIL_BYTES, synced)? {
                 let vote = if planted::is(Bug::VoteForgotten) { 0 } else { state.vote }.to_le_bytes();
-                self.place(Kind::HardState, 0, state.term, state.commit, &vote, Bytes::new());
+                self.place(Kind::HardState, 0, state.term.0, state.commit.0, &vote, Bytes::new());
                 self.write.effects.push(Effect::HardState(state));
             } else {
                 let batch = Batch { hard_state: Some(state), ..Batch::default() };
@@ -219,9 +220,9 @@ impl Writer {
             if !self.make_room(0, RELEASE_TAIL_BYTES, synced)? {
                 return Ok(false);
             }
-            self.place(Kind::Reset, 0, reset.term, reset.index, &[], Bytes::new());
+            self.place(Kind::Reset, 0, reset.term.0, reset.index.0, &[], Bytes::new());
             self.write.effects.push(Effect::Reset(reset));
-            self.base = (reset.index, reset.term);
+            self.base = EntryId { index: reset.index, term: reset.term };
             self.next_index = reset.index + 1;
             self.last_term = reset.term;
             request.reset = None;
@@ -231,7 +232,8 @@ impl Writer {
                 return Ok(false);
             }
             let Some(entry) = request.entries.next() else { break };
-            let offset = self.place(Kind::Entry, entry.entry_type, entry.term, entry.index, &[], entry.data);
+            let offset =
+                self.place(Kind::Entry, entry.entry_type, entry.term.0, entry.index.0, &[], entry.data);
             self.write.effects.push(Effect::Entry { index: entry.index, term: entry.term, offset });
             self.next_index = entry.index + 1;
             self.last_term = entry.term;
@@ -324,7 +326,7 @@ impl Writer {
         let mut end_before = 0;
         if let Some(sealed) = self.active.take() {
             end_before = sealed.end.load(Ordering::Relaxed);
-            sealed.last_index.store(self.next_index - 1, Ordering::Relaxed);
+            sealed.last_index.store(self.next_index.0 - 1, Ordering::Relaxed);
             sealed.sealed.store(true, Ordering::Release);
             self.live.insert(sealed.seq);
         }
@@ -337,7 +339,7 @@ impl Writer {
             first_index: self.next_index,
             capacity: AtomicU64::new(prepared.header.capacity),
             end: AtomicU32::new(SEGMENT_HEADER_BYTES as u32),
-            last_index: AtomicU64::new(self.next_index - 1),
+            last_index: AtomicU64::new(self.next_index.0 - 1),
             sealed: AtomicBool::new(false),
             releasing: AtomicBool::new(false),
         });
@@ -361,7 +363,7 @@ impl Writer {
             u64::from(self.write.end) + need <= room,
             "a segment has room for the list of segments before it"
         );
-        self.place(Kind::Start, 0, self.last_term, self.next_index, &payload, Bytes::new());
+        self.place(Kind::Start, 0, self.last_term.0, self.next_index.0, &payload, Bytes::new());
     }
 
     /// Writes and syncs what is placed. Any error is fatal: what the disk holds is unknown then.
@@ -428,7 +430,8 @@ impl Writer {
             match effect {
                 Effect::Entry { index: number, term, offset } => {
                     index.push(active.seq, number, term, offset);
-                    synced.locations.push((number, payload_location(active.seq, offset)));
+                    let location = payload_location(active.seq, offset);
+                    synced.locations.push(EntryPlace { index: number, location });
                     entries += 1;
                 }
                 Effect::Reset(reset) => index.reset(reset.index + 1),
@@ -450,7 +453,7 @@ impl Writer {
             }
         }
         drop(index);
-        active.last_index.store(self.next_index - 1, Ordering::Relaxed);
+        active.last_index.store(self.next_index.0 - 1, Ordering::Relaxed);
         self.shared.figures.entries.fetch_add(entries, Ordering::Relaxed);
         write.start = write.end;
         write.copied.clear();

@@ -14,7 +14,7 @@ use mainstay_machine::image::{RunWriter, restore};
 use mainstay_machine::transfer::{Assembly, ReceivedVersion, TransferReader, TransferWriter};
 use mainstay_machine::{Command, Machine, ReadError, Rules, Values};
 use mvcc::{Location, Value};
-use numbers::Revision;
+use numbers::{Index, Revision, Term};
 use prost::Message as _;
 
 /// All values are the same.
@@ -100,7 +100,9 @@ fn hot_puts() {
         let (start, count) = (Instant::now(), 500_000u64);
         for (n, data) in (1..=count).zip(requests.iter().cycle()) {
             let location = Location { segment: 1, offset: n as u32 };
-            machine.apply(Command { index: n, term: 1, data, location }, &Same, true).expect("a put applies");
+            machine
+                .apply(Command { index: Index(n), term: Term(1), data, location }, &Same, true)
+                .expect("a put applies");
             if n % 1000 == 0 {
                 let revision = machine.store.current_revision();
                 machine.store.compact(revision).expect("the revision is there");
@@ -156,7 +158,7 @@ fn main() -> std::io::Result<()> {
             let data = Bytes::from(request.encode_to_vec());
             let at = n * 1200;
             let location = Location { segment: 1 + (at >> 26) as u32, offset: (at & ((1 << 26) - 1)) as u32 };
-            let command = Command { index: n + 1, term: 1, data: &data, location };
+            let command = Command { index: Index(n + 1), term: Term(1), data: &data, location };
             machine.apply(command, &Same, true).expect("a put applies");
         }
     });

@@ -13,7 +13,7 @@ use api::raftpb;
 use api::{Code, Status};
 use bytes::Bytes;
 use mvcc::{KeyRange, Location, RevisionError, Snapshot, Store, Value, Version, Writer};
-use numbers::{ChangeId, LeaseId, Revision};
+use numbers::{ChangeId, Index, LeaseId, Revision, Term};
 use planted::{Bug, Measure};
 use prost::Message as _;
 
@@ -41,9 +41,9 @@ pub struct Rules {
 #[derive(Clone, Copy, Debug)]
 pub struct Command<'a> {
     /// Index of the entry in the log.
-    pub index: u64,
+    pub index: Index,
     /// The term of that entry.
-    pub term: u64,
+    pub term: Term,
     /// The bytes of an `InternalRaftRequest` or, for a membership change, of etcd's `ConfChange`.
     pub data: &'a Bytes,
     /// Location of the first byte of `data` in the log.
@@ -54,7 +54,7 @@ pub struct Command<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fatal {
     /// The entry.
-    pub index: u64,
+    pub index: Index,
     /// Text for the operator: what is wrong, and what to do.
     pub why: String,
     /// True if the entry is sound, but a value that it depends on could not be read on this member. The machine is as it
@@ -217,9 +217,9 @@ pub struct Machine {
     /// Members.
     pub members: Members,
     /// The last entry applied.
-    pub applied_index: u64,
+    pub applied_index: Index,
     /// The term of that entry.
-    pub applied_term: u64,
+    pub applied_term: Term,
     pub(crate) usage: BTreeMap<u32, SegmentUse>,
     pub(crate) in_use_bytes: u64,
     /// The highest main revision of a deletion that compaction has physically removed; see [`crate::image::Head`].
@@ -282,8 +282,8 @@ impl Machine {
             leases: Leases::default(),
             alarms: Alarms::default(),
             members: Members::default(),
-            applied_index: 0,
-            applied_term: 0,
+            applied_index: Index(0),
+            applied_term: Term(0),
             usage: BTreeMap::new(),
             in_use_bytes: 0,
             delta_from_min: Revision(0),
@@ -310,17 +310,17 @@ impl Machine {
 
     /// The hash as it was after the entry `from_index`, if that is still remembered, and after each entry behind it
     /// that changed anything; the last [`crate::STATE_POINTS_MAX`] are. Empty when the hash is not known.
-    pub fn state_hashes(&self, from_index: u64) -> impl ExactSizeIterator<Item = StatePoint> + '_ {
+    pub fn state_hashes(&self, from_index: Index) -> impl ExactSizeIterator<Item = StatePoint> + '_ {
         self.hash.points(from_index)
     }
 
     /// Returns the hashes of the state after the entries from this index on, to be compared with another member's.
-    pub fn state_trail(&self, from_index: u64) -> StateTrail {
+    pub fn state_trail(&self, from_index: Index) -> StateTrail {
         self.newest_state_trail(from_index, usize::MAX)
     }
 
     /// Returns the newest `points_max` points of [`Machine::state_trail`].
-    pub fn newest_state_trail(&self, from_index: u64, points_max: usize) -> StateTrail {
+    pub fn newest_state_trail(&self, from_index: Index, points_max: usize) -> StateTrail {
         let points = self.state_hashes(from_index);
         let older = points.len().saturating_sub(points_max);
         StateTrail { applied_index: self.applied_index, points: points.skip(older).collect() }
@@ -431,7 +431,7 @@ impl Machine {
 
     fn next(&mut self, command: Command<'_>) -> Result<(), Fatal> {
         assert!(self.unfinished.is_none(), "an entry is whole before the next one");
-        assert_eq!(command.index, self.applied_index + 1, "entries are applied in order, each once");
+        assert_eq!(command.index, self.applied_index.next(), "entries are applied in order, each once");
         if command.term < self.applied_term {
             return Err(Fatal {
                 index: command.index,

@@ -27,7 +27,7 @@ use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{AlarmType, Compare, DeleteRangeRequest, InternalRaftRequest, TxnRequest};
 use bytes::Bytes;
 use mvcc::{KeyRange, Location, Snapshot, Writer};
-use numbers::{LeaseId, Revision};
+use numbers::{Index, LeaseId, Revision, Term};
 
 use crate::check;
 use crate::found::Values;
@@ -79,8 +79,8 @@ impl Budget {
 
 /// An entry that is not whole yet.
 pub(crate) struct Unfinished {
-    index: u64,
-    term: u64,
+    index: Index,
+    term: Term,
     data: Bytes,
     location: Location,
     request: InternalRaftRequest,

@@ -13,7 +13,7 @@
 
 use bytes::{Bytes, BytesMut};
 use mvcc::{Location, Value};
-use numbers::{LeaseId, Revision};
+use numbers::{Index, LeaseId, Revision, Term};
 
 use crate::alarm::Alarms;
 use crate::as_of::AsOf;
@@ -197,9 +197,9 @@ pub struct SnapshotHead {
     /// The compact revision; -1 for none.
     pub compact_revision: Revision,
     /// The last entry applied.
-    pub applied_index: u64,
+    pub applied_index: Index,
     /// The term of that entry.
-    pub applied_term: u64,
+    pub applied_term: Term,
     /// The rolling hash; see [`Machine::state_hash`].
     pub state_hash: Option<u64>,
     /// Leases, still without their keys.
@@ -257,8 +257,8 @@ where
         let head = SnapshotHead {
             revision: Revision::FIRST,
             compact_revision: Revision::NEVER_COMPACTED,
-            applied_index: 0,
-            applied_term: 0,
+            applied_index: Index(0),
+            applied_term: Term(0),
             state_hash: None,
             leases: Leases::default(),
             alarms: Alarms::default(),

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 
 use mvcc::Version;
-use numbers::Revision;
+use numbers::{Index, Revision};
 
 use crate::codec::{Input, Malformed, put_u64};
 
@@ -26,7 +26,7 @@ const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatePoint {
     /// The entry; for the first point of a machine the one it began with.
-    pub index: u64,
+    pub index: Index,
     /// The store's revision after it.
     pub revision: Revision,
     /// The hash after it.
@@ -63,7 +63,7 @@ pub(crate) struct StateHash {
 
 impl StateHash {
     /// Begins at this entry and revision; without a hash it will never be known.
-    pub fn new(hash: Option<u64>, index: u64, revision: Revision) -> StateHash {
+    pub fn new(hash: Option<u64>, index: Index, revision: Revision) -> StateHash {
         let mut points = VecDeque::new();
         if let Some(hash) = hash {
             points.push_back(StatePoint { index, revision, hash });
@@ -73,7 +73,7 @@ impl StateHash {
 
     /// Returns the hash of a new, empty machine.
     pub fn first() -> StateHash {
-        StateHash::new(Some(SEED), 0, Revision::FIRST)
+        StateHash::new(Some(SEED), Index(0), Revision::FIRST)
     }
 
     pub fn value(&self) -> Option<u64> {
@@ -108,7 +108,7 @@ impl StateHash {
 
     /// An entry is done: if it changed anything, its point is remembered.
     #[inline]
-    pub fn entry_done(&mut self, index: u64, revision: Revision) {
+    pub fn entry_done(&mut self, index: Index, revision: Revision) {
         if !self.known || self.points.back().is_some_and(|last| last.hash == self.value) {
             return;
         }
@@ -119,7 +119,7 @@ impl StateHash {
     }
 
     /// The point that holds at this entry, if it is still remembered, and all behind it.
-    pub fn points(&self, from_index: u64) -> impl ExactSizeIterator<Item = StatePoint> + '_ {
+    pub fn points(&self, from_index: Index) -> impl ExactSizeIterator<Item = StatePoint> + '_ {
         let at_or_before = self.points.partition_point(|point| point.index <= from_index);
         self.points.iter().skip(at_or_before.saturating_sub(1)).copied()
     }
@@ -175,7 +175,7 @@ fn version_digest(version: Version<'_>) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateTrail {
     /// The last entry applied: the last point holds up to it.
-    pub applied_index: u64,
+    pub applied_index: Index,
     /// Points by ascending index.
     pub points: Vec<StatePoint>,
 }
@@ -188,12 +188,12 @@ pub enum TrailComparison {
     /// All entries that can be compared are equal.
     Same {
         /// The last entry compared.
-        through: u64,
+        through: Index,
     },
     /// The members differ.
     Different {
         /// The first entry after which their hashes differ; or one after that, if `at_first` says so.
-        index: u64,
+        index: Index,
         /// The revision after it.
         revision: Revision,
         /// True if they differ already at the first entry that can be compared, so that it may have begun earlier.
@@ -203,7 +203,7 @@ pub enum TrailComparison {
 
 impl StateTrail {
     /// The hash after an entry; `None` for one that is not applied, or from before the trail begins.
-    pub fn hash_at(&self, index: u64) -> Option<u64> {
+    pub fn hash_at(&self, index: Index) -> Option<u64> {
         let behind = self.points.partition_point(|point| point.index <= index);
         let point = behind.checked_sub(1).and_then(|at| self.points.get(at))?;
         (index <= self.applied_index).then_some(point.hash)
@@ -253,18 +253,18 @@ struct Steps<'a> {
 
 impl Steps<'_> {
     /// The trail has a point at or before the first entry.
-    fn new(trail: &StateTrail, first: u64) -> Steps<'_> {
-        let now = StatePoint { index: 0, revision: Revision(0), hash: 0 };
+    fn new(trail: &StateTrail, first: Index) -> Steps<'_> {
+        let now = StatePoint { index: Index(0), revision: Revision(0), hash: 0 };
         let mut steps = Steps { now, rest: &trail.points };
         steps.go_to(first);
         steps
     }
 
-    fn next_index(&self) -> Option<u64> {
+    fn next_index(&self) -> Option<Index> {
         self.rest.first().map(|next| next.index)
     }
 
-    fn go_to(&mut self, index: u64) {
+    fn go_to(&mut self, index: Index) {
         while let Some((next, rest)) = self.rest.split_first().filter(|(next, _)| next.index <= index) {
             self.now = *next;
             self.rest = rest;
@@ -277,29 +277,48 @@ mod tests {
     use super::*;
 
     fn trail(applied_index: u64, points: &[(u64, u64)]) -> StateTrail {
-        let point =
-            |&(index, hash): &(u64, u64)| StatePoint { index, revision: Revision(index as i64 * 10), hash };
-        StateTrail { applied_index, points: points.iter().map(point).collect() }
+        let point = |&(index, hash): &(u64, u64)| StatePoint {
+            index: Index(index),
+            revision: Revision(index as i64 * 10),
+            hash,
+        };
+        StateTrail { applied_index: Index(applied_index), points: points.iter().map(point).collect() }
     }
 
     #[test]
     fn trails_are_compared_where_both_know() {
         use TrailComparison::{Different, Same, Unknown};
         let ours = trail(9, &[(3, 30), (5, 50), (8, 80)]);
-        assert_eq!(ours.compare(&ours), Same { through: 9 });
+        assert_eq!(ours.compare(&ours), Same { through: Index(9) });
         assert_eq!(ours.compare(&trail(9, &[])), Unknown);
         assert_eq!(ours.compare(&trail(2, &[(1, 10)])), Unknown, "it ends before ours begins");
         assert_eq!(ours.compare(&trail(20, &[(12, 10)])), Unknown, "it begins after ours ends");
-        assert_eq!(ours.compare(&trail(5, &[(1, 10), (3, 30), (5, 50)])), Same { through: 5 });
-        assert_eq!(ours.compare(&trail(7, &[(6, 50)])), Same { through: 7 }, "the hash of 5 still holds");
+        assert_eq!(ours.compare(&trail(5, &[(1, 10), (3, 30), (5, 50)])), Same { through: Index(5) });
+        assert_eq!(
+            ours.compare(&trail(7, &[(6, 50)])),
+            Same { through: Index(7) },
+            "the hash of 5 still holds"
+        );
         let other = trail(9, &[(3, 30), (5, 51), (8, 81)]);
-        assert_eq!(ours.compare(&other), Different { index: 5, revision: Revision(50), at_first: false });
+        assert_eq!(
+            ours.compare(&other),
+            Different { index: Index(5), revision: Revision(50), at_first: false }
+        );
         let still = trail(9, &[(3, 30)]);
-        assert_eq!(ours.compare(&still), Different { index: 5, revision: Revision(50), at_first: false });
-        assert_eq!(still.compare(&ours), Different { index: 5, revision: Revision(50), at_first: false });
-        assert_eq!(ours.compare(&trail(4, &[(3, 30)])), Same { through: 4 }, "it may yet come to 5");
+        assert_eq!(
+            ours.compare(&still),
+            Different { index: Index(5), revision: Revision(50), at_first: false }
+        );
+        assert_eq!(
+            still.compare(&ours),
+            Different { index: Index(5), revision: Revision(50), at_first: false }
+        );
+        assert_eq!(ours.compare(&trail(4, &[(3, 30)])), Same { through: Index(4) }, "it may yet come to 5");
         let late = trail(9, &[(6, 51)]);
-        assert_eq!(ours.compare(&late), Different { index: 6, revision: Revision(60), at_first: true });
+        assert_eq!(
+            ours.compare(&late),
+            Different { index: Index(6), revision: Revision(60), at_first: true }
+        );
     }
 
     #[test]
@@ -321,12 +340,15 @@ mod tests {
         let count = 2 * STATE_POINTS_MAX as u64;
         for index in 1..=count {
             hash.mix(Effect::Compacted, &[index]);
-            hash.entry_done(index, Revision(1));
-            hash.entry_done(index + 1, Revision(1));
+            hash.entry_done(Index(index), Revision(1));
+            hash.entry_done(Index(index + 1), Revision(1));
         }
-        assert_eq!(hash.points(0).count(), STATE_POINTS_MAX);
-        assert_eq!(hash.points(0).next().map(|p| p.index), Some(count + 1 - STATE_POINTS_MAX as u64));
-        assert_eq!(hash.points(count - 1).map(|p| p.index).collect::<Vec<_>>(), [count - 1, count]);
-        assert_eq!(hash.points(count + 5).map(|p| p.index).collect::<Vec<_>>(), [count]);
+        assert_eq!(hash.points(Index(0)).count(), STATE_POINTS_MAX);
+        assert_eq!(
+            hash.points(Index(0)).next().map(|p| p.index.0),
+            Some(count + 1 - STATE_POINTS_MAX as u64)
+        );
+        assert_eq!(hash.points(Index(count - 1)).map(|p| p.index.0).collect::<Vec<_>>(), [count - 1, count]);
+        assert_eq!(hash.points(Index(count + 5)).map(|p| p.index.0).collect::<Vec<_>>(), [count]);
     }
 }

@@ -24,7 +24,7 @@
 //! * [`Held`] is what a receiver says it has.
 
 use bytes::{Bytes, BytesMut};
-use numbers::{ChangeId, Revision};
+use numbers::{ChangeId, Index, Revision, Term};
 
 use crate::alarm::Alarms;
 use crate::as_of::AsOf;
@@ -195,9 +195,9 @@ pub struct TransferHead {
     /// Compact revision of the state; -1 for none.
     pub compact_revision: Revision,
     /// The last entry it applied.
-    pub applied_index: u64,
+    pub applied_index: Index,
     /// The term of that entry.
-    pub applied_term: u64,
+    pub applied_term: Term,
     /// Versions to come at most.
     pub versions_max: u64,
     /// The rolling hash; see [`crate::Machine::state_hash`].

@@ -29,25 +29,15 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use numbers::{ChangeId, LeaseId, Revision};
+use numbers::{ChangeId, LeaseId, Location, Revision};
 
-/// Where the bytes of a value lie: which log segment, and at which byte in it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Location {
-    /// Number of the segment.
-    pub segment: u32,
-    /// Byte offset in the segment.
-    pub offset: u32,
+/// A location in the one word that a header keeps of it.
+fn pack(location: Location) -> u64 {
+    (u64::from(location.segment) << 32) | u64::from(location.offset)
 }
 
-impl Location {
-    fn pack(self) -> u64 {
-        (u64::from(self.segment) << 32) | u64::from(self.offset)
-    }
-
-    fn unpack(raw: u64) -> Location {
-        Location { segment: (raw >> 32) as u32, offset: raw as u32 }
-    }
+fn unpack(raw: u64) -> Location {
+    Location { segment: (raw >> 32) as u32, offset: raw as u32 }
 }
 
 /// What the index keeps of a value: where it lies, its length in bytes and its CRC-32C. The index itself never
@@ -217,13 +207,13 @@ impl<'a> Version<'a> {
     /// Where the value lies now. A background mover may change it at any time, so read it once per access, and
     /// be ready to read it again when the segment is gone.
     pub fn location(self) -> Location {
-        Location::unpack(self.header().location.load(Ordering::Acquire))
+        unpack(self.header().location.load(Ordering::Acquire))
     }
 
     /// Records that the value was moved. Readers of every view see the new place; the old one must stay
     /// readable for those that looked before.
     pub fn set_location(self, location: Location) {
-        self.header().location.store(location.pack(), Ordering::Release);
+        self.header().location.store(pack(location), Ordering::Release);
     }
 
     /// The value's place, length and checksum together.
@@ -386,7 +376,7 @@ pub(crate) fn create(
             create_revision: content.create_revision.0,
             version: content.version,
             lease: content.lease.0,
-            location: AtomicU64::new(content.value.location.pack()),
+            location: AtomicU64::new(pack(content.value.location)),
             superseded: AtomicI64::new(0),
             sub: content.id.sub,
             key_len: key.len() as u32 | flag,

@@ -62,6 +62,12 @@ macro_rules! counts_up {
                 if self.0 > 0 { $name(self.0 - 1) } else { self }
             }
 
+            /// The one so many steps before this one; zero if there are not so many.
+            #[must_use]
+            pub const fn saturating_sub(self, steps: $number) -> $name {
+                if self.0 > steps { $name(self.0 - steps) } else { $name(0) }
+            }
+
             /// How far this one is ahead of `other`; 0 if it is not.
             #[must_use]
             pub const fn ahead_of(self, other: $name) -> $number {
@@ -104,6 +110,13 @@ pub struct Index(pub u64);
 written_bare!(Index);
 counts_up!(Index, u64);
 
+impl Index {
+    /// All from this one up to and including `last`, in order; none if `last` is before this one.
+    pub fn through(self, last: Index) -> impl DoubleEndedIterator<Item = Index> {
+        (self.0..=last.0).map(Index)
+    }
+}
+
 /// A term of raft: the time of one leader at most. The first election begins term 1; 0 is before all elections.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Term(pub u64);
@@ -118,6 +131,16 @@ pub struct EntryId {
     pub index: Index,
     /// The term of the leader who wrote it.
     pub term: Term,
+}
+
+/// Where bytes lie in the log. For a raft entry it is the place of its data's first byte, so that a value's location is
+/// this plus the value's offset within the data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Location {
+    /// Sequence number of the segment.
+    pub segment: u32,
+    /// Bytes from the beginning of its file.
+    pub offset: u32,
 }
 
 /// A revision of the store, as etcd counts them: an empty store is at 1, and each transaction that changes something raises
@@ -247,6 +270,9 @@ mod tests {
         assert_eq!(Index(5).ahead_of(Index(3)), 2);
         assert_eq!(Index(3).ahead_of(Index(5)), 0);
         assert_eq!(Index(0).previous(), Index(0));
+        assert_eq!((Index(5).saturating_sub(2), Index(5).saturating_sub(6)), (Index(3), Index(0)));
         assert_eq!(Revision(4) - Revision(6), -2);
+        assert!(Index(3).through(Index(5)).eq([Index(3), Index(4), Index(5)]));
+        assert_eq!(Index(3).through(Index(2)).count(), 0);
     }
 }

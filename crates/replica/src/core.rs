@@ -40,7 +40,7 @@ use bytes::Bytes;
 use consensus::Fetch;
 use log::LogEvent;
 use machine::{AsOf, Leases, Outcome, SharedMap, StateTrail};
-use numbers::{LeaseId, Revision};
+use numbers::{Index, LeaseId, Revision, Term};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Charge;
@@ -133,6 +133,17 @@ impl From<ClientRequest> for CoreRequest {
     }
 }
 
+/// An attempt of another member to send its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotAttempt {
+    /// Number of the attempt, as counted by the receiver.
+    pub claim: u64,
+    /// Id of the sending member.
+    pub from: u64,
+    /// Term in which the sending member leads.
+    pub term: Term,
+}
+
 /// A message or request of another member, or an event on the way to or from one.
 pub enum PeerRequest {
     /// Raft messages of other members, and the charge for their memory.
@@ -150,13 +161,12 @@ pub enum PeerRequest {
     },
     /// Return what this member already has of the state, so that the sender of a snapshot leaves it out.
     Holds(RequestId),
-    /// Another member begins to send its state; return the present state, on which the received one builds. The numbers
-    /// are this attempt, the sending member and its term.
-    ReceiveSnapshot(RequestId, u64, u64, u64),
+    /// Another member begins to send its state; return the present state, on which the received one builds.
+    ReceiveSnapshot(RequestId, SnapshotAttempt),
     /// The stream of this attempt broke off; the attempt may be resumed.
     SnapshotBroken(u64, Forget),
-    /// The stream of this attempt goes on. The numbers are the attempt, the sending member and its term.
-    ResumeSnapshot(RequestId, u64, u64, u64),
+    /// The stream of this attempt goes on.
+    ResumeSnapshot(RequestId, SnapshotAttempt),
     /// The whole state has arrived in this attempt.
     SnapshotReceived(u64, Box<Received>),
     /// This attempt to receive a state is given up.
@@ -164,7 +174,7 @@ pub enum PeerRequest {
     /// Write these values of the state that this attempt receives to the log, and send back their locations.
     Place(u64, Vec<log::Value>, oneshot::Sender<Vec<(log::ValueId, log::Location)>>),
     /// Return the hashes of the state after each entry from this index on.
-    StateTrail(RequestId, u64),
+    StateTrail(RequestId, Index),
     /// Another member reports that this member was removed from the cluster.
     Removed,
 }
@@ -221,7 +231,7 @@ pub struct Reply {
     /// Revision of the store when the reply was made.
     pub revision: Revision,
     /// Raft term of the last entry applied when the reply was made.
-    pub raft_term: u64,
+    pub raft_term: Term,
     /// Content of the reply.
     pub body: ReplyBody,
 }
@@ -260,7 +270,7 @@ pub enum ReplyBody {
     /// The requested member leads now.
     LeaderMoved,
     /// Parts of the state that this member has, and the index of the last entry it has applied.
-    Holds(Held, u64),
+    Holds(Held, Index),
     /// Hashes of the state after the last entries.
     StateTrail(StateTrail),
     /// The whole state: leases, alarms and members, and a moment of keys and values.

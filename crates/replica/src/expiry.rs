@@ -23,7 +23,7 @@ use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use machine::{Lease, Leases};
-use numbers::LeaseId;
+use numbers::{Index, LeaseId};
 
 /// The width of one slot of the queue.
 const SLOT: Duration = Duration::from_millis(100);
@@ -37,7 +37,7 @@ struct Timer {
     /// The slot it stands in; `None` once it was given out as expired.
     slot: Option<u64>,
     /// The last log entry that notes a time left of this lease, or takes such a note back.
-    noted_by: u64,
+    noted_by: Index,
     /// The lease does not expire before this time: a renewal came before its deadline and waits for its round.
     held: Option<Instant>,
 }
@@ -53,7 +53,7 @@ impl Timer {
 pub enum Renewed {
     /// The lease has its whole TTL again. The number is the last log entry that notes a time left of it, or takes such
     /// a note back; 0 if this leader has proposed none.
-    Noted(u64),
+    Noted(Index),
     /// The deadline has passed: the lease is about to be revoked, and cannot be renewed.
     Expired,
     /// The lease does not exist.
@@ -176,7 +176,7 @@ impl Expiry {
         self.stop(id);
         let deadline = later(now, left);
         let slot = self.slot_of(deadline);
-        self.timers.insert(id, Timer { deadline, ttl, slot: Some(slot), noted_by: 0, held: None });
+        self.timers.insert(id, Timer { deadline, ttl, slot: Some(slot), noted_by: Index(0), held: None });
         self.queue.insert((slot, id));
     }
 
@@ -224,7 +224,7 @@ impl Expiry {
     }
 
     /// The log entry `index` notes a time left of this lease, or takes such a note back.
-    pub fn noted(&mut self, id: LeaseId, index: u64) {
+    pub fn noted(&mut self, id: LeaseId, index: Index) {
         if let Some(timer) = self.timers.get_mut(&id) {
             timer.noted_by = index;
         }
@@ -331,7 +331,7 @@ mod tests {
         expiry.start(LeaseId(7), 2 * SECOND, 2 * SECOND, start);
         for n in 1..50u32 {
             let now = start + SECOND * n;
-            assert_eq!(expiry.renew(LeaseId(7), now, now, now), Renewed::Noted(0));
+            assert_eq!(expiry.renew(LeaseId(7), now, now, now), Renewed::Noted(Index(0)));
             assert!(expiry.expired(now, 10).is_empty());
         }
         assert_eq!(expiry.left(LeaseId(7), start + SECOND * 50), Some(SECOND));
@@ -389,9 +389,9 @@ mod tests {
         assert_eq!(expiry.renew(LeaseId(3), at(9), at(3), at(3)), Renewed::Expired);
         // Another of the same lease comes, and the first is carried out: the other still holds it.
         expiry.hold(LeaseId(1), at(4), at(11));
-        assert_eq!(expiry.renew(LeaseId(1), at(8), at(6), at(6)), Renewed::Noted(0));
+        assert_eq!(expiry.renew(LeaseId(1), at(8), at(6), at(6)), Renewed::Noted(Index(0)));
         assert_eq!(expiry.expired(at(9), 10), [2].map(LeaseId), "its renewal was given up");
-        assert_eq!(expiry.renew(LeaseId(1), at(11), at(10), at(10)), Renewed::Noted(0));
+        assert_eq!(expiry.renew(LeaseId(1), at(11), at(10), at(10)), Renewed::Noted(Index(0)));
         assert!(expiry.expired(at(11), 10).is_empty());
         assert_eq!(expiry.expired(at(12), 10), [1].map(LeaseId), "nothing holds it");
     }
@@ -438,7 +438,7 @@ mod tests {
         };
         check(&expiry);
         // Renewed, revoked, and granted again before their turn.
-        assert_eq!(expiry.renew(LeaseId(500), now, now, now), Renewed::Noted(0));
+        assert_eq!(expiry.renew(LeaseId(500), now, now, now), Renewed::Noted(Index(0)));
         expiry.stop(LeaseId(600));
         expiry.stop(LeaseId(700));
         expiry.start(LeaseId(700), 3 * SECOND, 3 * SECOND, now);

@@ -11,6 +11,7 @@ use api::raftpb;
 use bytes::Bytes;
 use consensus::{Entry, EntryKind};
 use machine::{Member, MemberError};
+use numbers::{Index, Term};
 use peer::RequestError;
 use prost::Message as _;
 
@@ -236,7 +237,12 @@ fn first_of(bootstrap: &Bootstrap) -> Beginning {
                 node_id: Some(member.id),
                 context: Some(context.to_json().into()),
             };
-            Entry { term: 1, index, kind: EntryKind::ConfChange, data: change.encode_to_vec().into() }
+            Entry {
+                term: Term(1),
+                index: Index(index),
+                kind: EntryKind::ConfChange,
+                data: change.encode_to_vec().into(),
+            }
         })
         .collect();
     let remotes = bootstrap

@@ -10,7 +10,7 @@ use api::{Code, Status};
 use arc_swap::ArcSwap;
 use machine::{Alarms, Members};
 use mvcc::View;
-use numbers::{LeaseId, Revision};
+use numbers::{Index, LeaseId, Revision, Term};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Arrivals;
@@ -31,11 +31,11 @@ pub struct Published {
     /// Keys and values.
     pub view: Arc<View>,
     /// Index of the last entry applied.
-    pub applied_index: u64,
+    pub applied_index: Index,
     /// Raft term of the entry at [`Self::applied_index`].
-    pub applied_term: u64,
+    pub applied_term: Term,
     /// Index of the newest entry known to be committed.
-    pub commit_index: u64,
+    pub commit_index: Index,
     /// Id of the leader; 0 if none is known.
     pub leader: u64,
     /// True if this state answers linearizable reads without a round: this member is the only voter, leads, and has
@@ -347,12 +347,12 @@ impl Shared {
     }
 
     /// Returns the header of an answer from this member.
-    pub fn header(&self, revision: Revision, raft_term: u64) -> ResponseHeader {
+    pub fn header(&self, revision: Revision, raft_term: Term) -> ResponseHeader {
         ResponseHeader {
             cluster_id: self.identity.cluster_id,
             member_id: self.identity.member_id,
             revision: revision.0,
-            raft_term,
+            raft_term: raft_term.0,
         }
     }
 }

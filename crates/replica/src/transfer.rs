@@ -17,10 +17,10 @@ use machine::image::{Head, RestoreError};
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
 use machine::{AsOf, Machine, Malformed, Overtaken, Rules, StateTrail};
 use mvcc::Location;
-use numbers::Revision;
+use numbers::{Index, Revision, Term};
 use tokio::sync::oneshot;
 
-use crate::core::{PeerRequest, ReplyBody};
+use crate::core::{PeerRequest, ReplyBody, SnapshotAttempt};
 use crate::shared::Shared;
 use storage::values::LogValues;
 
@@ -42,7 +42,7 @@ pub struct Received {
     /// The state.
     pub machine: Box<Machine>,
     /// Applied index of the receiver's own state on which this one was built; `None` if it was built from nothing.
-    pub base_applied: Option<u64>,
+    pub base_applied: Option<Index>,
 }
 
 /// The state of a moment, to be sent.
@@ -169,7 +169,12 @@ struct Broken {
     assembly: Assembly,
     held: Held,
     claim: u64,
-    base_applied: u64,
+    base_applied: Index,
+}
+
+/// What announces itself by this message, under this number.
+fn attempt(claim: u64, message: &raftpb::Message) -> SnapshotAttempt {
+    SnapshotAttempt { claim, from: message.from(), term: Term(message.term()) }
 }
 
 /// Takes states that other members send, one at a time.
@@ -231,7 +236,7 @@ impl Receiver {
         let mut reader = TransferReader::open(body).map_err(ReceiveError::Read)?;
         let position = message.snapshot.as_ref().and_then(|snapshot| snapshot.metadata.as_ref());
         let told = position.map(|metadata| (metadata.index.unwrap_or(0), metadata.term.unwrap_or(0)));
-        if told != Some((reader.head().applied_index, reader.head().applied_term)) {
+        if told != Some((reader.head().applied_index.0, reader.head().applied_term.0)) {
             return Err(ReceiveError::OtherEntry);
         }
         let mut partial = match self.resume(&message, reader.head().from).await {
@@ -275,14 +280,11 @@ impl Receiver {
     /// Goes on behind what came before a break, if the stream does and the core still keeps it. Until the core has
     /// agreed, the part stays where it is: it may be anybody who sends.
     async fn resume(&self, message: &raftpb::Message, behind: Revision) -> Option<Broken> {
-        let (from, term) = (message.from.unwrap_or(0), message.term.unwrap_or(0));
         let kept = self.broken().as_ref().map(|broken| (broken.claim, broken.held.revision));
         let (claim, _) = kept.filter(|(_, revision)| *revision == behind)?;
-        let reply = self
-            .shared
-            .ask(move |request_id| PeerRequest::ResumeSnapshot(request_id, claim, from, term))
-            .await
-            .ok()?;
+        let attempt = attempt(claim, message);
+        let reply =
+            self.shared.ask(move |request_id| PeerRequest::ResumeSnapshot(request_id, attempt)).await.ok()?;
         if !matches!(reply.body, ReplyBody::Readable) {
             return None;
         }
@@ -294,17 +296,15 @@ impl Receiver {
     }
 
     async fn begin(&self, message: &raftpb::Message) -> Result<Broken, ReceiveError> {
-        let (from, term) = (message.from.unwrap_or(0), message.term.unwrap_or(0));
         let claim = self.claims.fetch_add(1, Ordering::Relaxed) + 1;
-        let reply = self
-            .shared
-            .ask(move |request_id| PeerRequest::ReceiveSnapshot(request_id, claim, from, term))
-            .await;
+        let attempt = attempt(claim, message);
+        let reply =
+            self.shared.ask(move |request_id| PeerRequest::ReceiveSnapshot(request_id, attempt)).await;
         match reply.map(|reply| reply.body) {
             Ok(ReplyBody::Image(head, state)) => {
                 let base_applied = head.applied_index;
                 let held = head.held();
-                let base = (base_applied > 0).then_some((*state, *head));
+                let base = (base_applied > Index(0)).then_some((*state, *head));
                 Ok(Broken { assembly: Assembly::new(self.rules, base), held, claim, base_applied })
             }
             Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => Err(ReceiveError::NotNow(Some(status))),
@@ -359,15 +359,12 @@ impl Receiver {
             self.shared.core.send(PeerRequest::Place(claim, std::mem::take(values), done));
             places = placed.await.map_err(|_| ReceiveError::LogFull)?;
         }
-        let places: HashMap<log::ValueId, log::Location> = places.into_iter().collect();
+        let places: HashMap<log::ValueId, Location> = places.into_iter().collect();
         let mut places = ids.into_iter().map(|id| places.get(&id).copied());
         for version in versions.drain(..) {
             let location = match version.value_len() {
                 0 => Location::default(),
-                _ => {
-                    let place = places.next().flatten().ok_or(ReceiveError::Lost)?;
-                    Location { segment: place.segment, offset: place.offset }
-                }
+                _ => places.next().flatten().ok_or(ReceiveError::Lost)?,
             };
             assembly.push(&version, location);
         }

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, UNIX_EPOCH};
 
 use consensus::Fetch;
+use numbers::Index;
 
 use crate::peering::Peering;
 use clock::Clock;
@@ -76,7 +77,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         note: (note, cause),
         lock,
     } = opened;
-    let had_data = recovered.last_index > 0 || machine.applied_index > 0;
+    let had_data = recovered.last_index > Index(0) || machine.applied_index > Index(0);
     let metrics = Arc::new(Metrics::new(&api::Rpc::ALL, config.metrics));
     metrics.server.set_id(identity.member_id);
     metrics.server.set_features(&config.feature_gates);

@@ -28,7 +28,7 @@ use consensus::Fetch;
 use disk::Disk;
 use front::{Answer, Budget, Close, Closing, Head, LocalBoxFuture, Shard, ShardId, Unary};
 use machine::StateTrail;
-use numbers::LeaseId;
+use numbers::{Index, LeaseId, Term};
 use tokio::task::LocalSet;
 
 use crate::assembly::{Assembled, Setting, assemble};
@@ -497,12 +497,12 @@ impl Stepped {
     }
 
     /// The term of an entry that is in the log, or right before its first one; `None` for any other.
-    pub fn entry_term(&self, index: u64) -> Option<u64> {
+    pub fn entry_term(&self, index: Index) -> Option<Term> {
         self.core.entry_term(index)
     }
 
     /// The hashes of the state after the entries from this one on, as far as they are kept.
-    pub fn state_trail(&self, from: u64) -> StateTrail {
+    pub fn state_trail(&self, from: Index) -> StateTrail {
         self.core.state_trail(from)
     }
 

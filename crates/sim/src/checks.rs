@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use machine::StateTrail;
-use numbers::Revision;
+use numbers::{Index, Revision, Term};
 
 use crate::network::Host;
 
@@ -17,24 +17,24 @@ pub struct Standing {
     /// Whether it leads.
     pub leads: bool,
     /// The term that it is in.
-    pub term: u64,
+    pub term: Term,
     /// The last entry it knows to be committed.
-    pub commit: u64,
+    pub commit: Index,
     /// The last entry it has applied.
-    pub applied: u64,
+    pub applied: Index,
     /// The term of that one.
-    pub applied_term: u64,
+    pub applied_term: Term,
     /// The first and the last entry of its log.
-    pub first: u64,
+    pub first: Index,
     /// See `first`.
-    pub last: u64,
+    pub last: Index,
     /// The last entry that is durable, as raft knows.
-    pub synced: u64,
+    pub synced: Index,
     /// The last entry that is on disk: raft hears of it later while a state is taken over or entries are overwritten.
-    pub stored: u64,
+    pub stored: Index,
     /// The last entry that a durable checkpoint has: what raft knows to be synced may lag behind it while a second
     /// state is taken over right after a first.
-    pub checkpoint: u64,
+    pub checkpoint: Index,
     /// Who votes, as far as its raft knows.
     pub voters: Vec<u64>,
     /// Who votes by the state it has applied.
@@ -46,30 +46,30 @@ pub struct Standing {
 /// What is durable of one member's log: terms of the entries behind `base`.
 #[derive(Clone, Debug, Default)]
 struct Durable {
-    base: u64,
-    terms: Vec<u64>,
+    base: Index,
+    terms: Vec<Term>,
 }
 
 impl Durable {
-    fn last(&self) -> u64 {
+    fn last(&self) -> Index {
         self.base + self.terms.len() as u64
     }
 
-    fn term(&self, index: u64) -> Option<u64> {
-        let at = index.checked_sub(self.base + 1)?;
+    fn term(&self, index: Index) -> Option<Term> {
+        let at = index.0.checked_sub(self.base.0 + 1)?;
         self.terms.get(usize::try_from(at).ok()?).copied()
     }
 
     /// Follows the log: entries that differ are found from the end, since equal ones have equal ones before them.
-    fn follow(&mut self, first: u64, synced: u64, term: &dyn Fn(u64) -> Option<u64>) {
+    fn follow(&mut self, first: Index, synced: Index, term: &dyn Fn(Index) -> Option<Term>) {
         if self.last() + 1 < first || self.base >= synced {
             // It took over a state: the log begins anew.
-            *self = Durable { base: first.saturating_sub(1).min(synced), terms: Vec::new() };
+            *self = Durable { base: first.previous().min(synced), terms: Vec::new() };
         }
-        let len = usize::try_from(synced.saturating_sub(self.base)).unwrap_or(0);
+        let len = usize::try_from(synced.ahead_of(self.base)).unwrap_or(0);
         self.terms.truncate(len);
         let known = self.terms.len();
-        self.terms.resize(len, 0);
+        self.terms.resize(len, Term(0));
         for at in (0..len).rev() {
             let index = self.base + at as u64 + 1;
             let Some(now) = term(index) else { continue };
@@ -81,19 +81,28 @@ impl Durable {
     }
 }
 
+/// What is known of a committed entry.
+#[derive(Debug)]
+struct Committed {
+    /// The term of the entry.
+    term: Term,
+    /// The term in which it was first seen to be committed.
+    in_term: Term,
+}
+
 /// Everything known about the run so far.
 #[derive(Default)]
 pub struct Checks {
     /// Entries that every first member begins with, committed by agreement.
-    founding: u64,
+    founding: Index,
     /// Who led in a term.
-    leaders: BTreeMap<u64, u64>,
-    /// The terms of all committed entries, and in which term each was first seen to be committed.
-    committed: Vec<(u64, u64)>,
+    leaders: BTreeMap<Term, u64>,
+    /// All committed entries, from index 1 on.
+    committed: Vec<Committed>,
     /// By index: revision and hash of the state after it.
-    states: BTreeMap<u64, (Revision, u64)>,
+    states: BTreeMap<Index, (Revision, u64)>,
     /// By member and term: whom it voted for.
-    votes: BTreeMap<(u64, u64), u64>,
+    votes: BTreeMap<(u64, Term), u64>,
     members: BTreeMap<Host, Member>,
     /// Whether disks may not give back what was written.
     pub reads_fail: bool,
@@ -103,20 +112,20 @@ pub struct Checks {
 struct Member {
     standing: Standing,
     durable: Durable,
-    hashed: u64,
+    hashed: Index,
     /// The highest term of a message that promised something.
-    promised: u64,
+    promised: Term,
 }
 
 impl Checks {
     /// For a cluster that is formed by so many members.
     pub fn new(members: usize) -> Checks {
-        Checks { founding: members as u64, ..Checks::default() }
+        Checks { founding: Index(members as u64), ..Checks::default() }
     }
 
-    /// The number of committed entries.
-    pub fn commit(&self) -> u64 {
-        self.committed.len() as u64
+    /// The last committed entry.
+    pub fn commit(&self) -> Index {
+        Index(self.committed.len() as u64)
     }
 
     /// How far a member was when it was looked at last.
@@ -139,7 +148,7 @@ impl Checks {
     /// # Errors
     ///
     /// What is promised is not durable.
-    pub fn promises(&mut self, place: Host, term: u64, stored_through: Option<u64>) -> Result<(), String> {
+    pub fn promises(&mut self, place: Host, term: Term, stored_through: Option<Index>) -> Result<(), String> {
         let member = self.members.entry(place).or_default();
         member.promised = member.promised.max(term);
         // What was stored in an earlier term may have been replaced since, and both come to the disk with one sync: the
@@ -162,7 +171,7 @@ impl Checks {
     /// # Errors
     ///
     /// It voted for another in this term.
-    pub fn votes(&mut self, id: u64, term: u64, candidate: u64) -> Result<(), String> {
+    pub fn votes(&mut self, id: u64, term: Term, candidate: u64) -> Result<(), String> {
         let known = *self.votes.entry((id, term)).or_insert(candidate);
         if known != candidate {
             return Err(format!(
@@ -181,8 +190,8 @@ impl Checks {
         &mut self,
         place: Host,
         now: Standing,
-        term: &dyn Fn(u64) -> Option<u64>,
-        trail: &dyn Fn(u64) -> StateTrail,
+        term: &dyn Fn(Index) -> Option<Term>,
+        trail: &dyn Fn(Index) -> StateTrail,
     ) -> Result<(), String> {
         let before = self.members.entry(place).or_default();
         let life_goes_on = before.standing.life == now.life;
@@ -241,7 +250,7 @@ impl Checks {
         &mut self,
         place: Host,
         now: &Standing,
-        term: &dyn Fn(u64) -> Option<u64>,
+        term: &dyn Fn(Index) -> Option<Term>,
     ) -> Result<(), String> {
         let commit = self.commit();
         let Some(before) = self.members.get_mut(&place) else { return Ok(()) };
@@ -261,7 +270,7 @@ impl Checks {
                 now.last
             ));
         }
-        for index in before.durable.base + 1..=last {
+        for index in before.durable.base.next().through(last) {
             let (was, is) = (before.durable.term(index), term(index));
             if index >= now.first && is != was {
                 return Err(format!(
@@ -269,11 +278,16 @@ impl Checks {
                 ));
             }
         }
-        before.hashed = 0;
+        before.hashed = Index(0);
         Ok(())
     }
 
-    fn led(&mut self, place: Host, now: &Standing, term: &dyn Fn(u64) -> Option<u64>) -> Result<(), String> {
+    fn led(
+        &mut self,
+        place: Host,
+        now: &Standing,
+        term: &dyn Fn(Index) -> Option<Term>,
+    ) -> Result<(), String> {
         match self.leaders.get(&now.term) {
             Some(id) if *id == now.id => return Ok(()),
             Some(other) => {
@@ -283,8 +297,8 @@ impl Checks {
                 self.leaders.insert(now.term, now.id);
             }
         }
-        for (at, (entry_term, commit_term)) in self.committed.iter().enumerate() {
-            let index = at as u64 + 1;
+        for (at, Committed { term: entry_term, in_term: commit_term }) in self.committed.iter().enumerate() {
+            let index = Index(at as u64 + 1);
             let missing = index > now.last || index >= now.first && term(index) != Some(*entry_term);
             if *commit_term < now.term && missing {
                 return Err(format!(
@@ -302,14 +316,14 @@ impl Checks {
         place: Host,
         now: &Standing,
         was_voters: &[u64],
-        term: &dyn Fn(u64) -> Option<u64>,
+        term: &dyn Fn(Index) -> Option<Term>,
     ) -> Result<(), String> {
-        for index in self.commit() + 1..=now.commit {
+        for index in self.commit().next().through(now.commit) {
             let Some(entry_term) = term(index) else {
                 return Err(format!("member {place} knows entry {index} to be committed, but not its term"));
             };
             if index <= self.founding {
-                self.committed.push((entry_term, 0));
+                self.committed.push(Committed { term: entry_term, in_term: Term(0) });
                 continue;
             }
             // One that was removed while it led commits by those who voted before, until enough of the others know.
@@ -318,7 +332,7 @@ impl Checks {
             for voters in [&now.voters[..], was_voters, with_itself] {
                 let stored = voters.iter().filter(|id| self.has(**id, index, entry_term)).count();
                 if stored * 2 > voters.len() {
-                    self.committed.push((entry_term, now.term));
+                    self.committed.push(Committed { term: entry_term, in_term: now.term });
                     break;
                 }
             }
@@ -332,11 +346,11 @@ impl Checks {
         }
         // What it knows to be committed is what everybody knows; a look at the last ones is enough every time.
         let newest = now.commit.min(self.commit());
-        for index in newest.saturating_sub(4).max(now.first)..=newest {
-            if index == 0 {
+        for index in newest.saturating_sub(4).max(now.first).through(newest) {
+            if index == Index(0) {
                 continue;
             }
-            let known = self.committed[usize::try_from(index - 1).unwrap_or(0)].0;
+            let known = self.committed[usize::try_from(index.0 - 1).unwrap_or(0)].term;
             if let Some(own) = term(index)
                 && own != known
             {
@@ -348,12 +362,12 @@ impl Checks {
         Ok(())
     }
 
-    fn has(&self, id: u64, index: u64, term: u64) -> bool {
+    fn has(&self, id: u64, index: Index, term: Term) -> bool {
         self.members.values().any(|member| {
             member.standing.id == id
                 && (member.durable.term(index) == Some(term)
                     // What a snapshot covers is stored as well.
-                    || member.durable.base >= index && member.durable.base > 0)
+                    || member.durable.base >= index && member.durable.base > Index(0))
         })
     }
 
@@ -361,11 +375,11 @@ impl Checks {
         &mut self,
         place: Host,
         now: &Standing,
-        trail: &dyn Fn(u64) -> StateTrail,
+        trail: &dyn Fn(Index) -> StateTrail,
     ) -> Result<(), String> {
-        if now.applied > 0 {
-            let known = usize::try_from(now.applied - 1).ok().and_then(|at| self.committed.get(at));
-            if known.is_none_or(|(term, _)| *term != now.applied_term) {
+        if now.applied > Index(0) {
+            let known = usize::try_from(now.applied.0 - 1).ok().and_then(|at| self.committed.get(at));
+            if known.is_none_or(|known| known.term != now.applied_term) {
                 return Err(format!(
                     "member {place} applied entry {} of term {}, committed is {known:?}",
                     now.applied, now.applied_term
@@ -379,7 +393,7 @@ impl Checks {
         for point in &trail(member.hashed).points {
             let state = (point.revision, point.hash);
             // A machine that was restored begins with a point of its own: nothing changed at that entry.
-            let newest = self.states.last_key_value().map_or(0, |(index, _)| *index);
+            let newest = self.states.last_key_value().map_or(Index(0), |(index, _)| *index);
             let known = match self.states.range(..=point.index).next_back() {
                 _ if point.index > newest => *self.states.entry(point.index).or_insert(state),
                 Some((_, known)) => *known,
@@ -408,7 +422,7 @@ impl Checks {
                 let first = a.durable.base.max(b.durable.base) + 1;
                 let last = a.durable.last().min(b.durable.last());
                 let mut matched = false;
-                for index in (first..=last).rev() {
+                for index in first.through(last).rev() {
                     let (mine, theirs) = (a.durable.term(index), b.durable.term(index));
                     if matched && mine != theirs {
                         return Err(format!(

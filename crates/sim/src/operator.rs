@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use api::Rpc;
 use api::etcdserverpb as pb;
+use numbers::Index;
 use prost::Message as _;
 use server::stepped::{Beginning, Identity};
 
@@ -127,7 +128,7 @@ impl World {
         let state = process.stepped.published();
         let knows_nobody = |process: &Process| {
             state.members.removed.contains(&process.id)
-                && process.stepped.probe().last_index == 0
+                && process.stepped.probe().last_index == Index(0)
                 && process.links.members().is_empty()
         };
         let ends = |place: &&Place| place.process.as_ref().is_some_and(knows_nobody);

@@ -430,7 +430,11 @@ impl World {
             self.trace.note(now, format_args!("m{at} is in term {}{leads}", standing.term));
             self.counts.terms += u64::from(standing.leads);
         }
-        self.trace.event(now, 5, &[standing.commit, standing.applied, standing.last, standing.synced]);
+        self.trace.event(
+            now,
+            5,
+            &[standing.commit.0, standing.applied.0, standing.last.0, standing.synced.0],
+        );
         let waits = self.staged.waits_for(at);
         let before = before.filter(|_| waits).cloned();
         let looked = self

@@ -127,7 +127,7 @@ pub fn run(seed: u64, options: &Options) -> Report {
             0
         }
     };
-    world.counts.entries = world.checks.commit();
+    world.counts.entries = world.checks.commit().0;
     let report = Report {
         seed,
         digest: world.trace.digest(),

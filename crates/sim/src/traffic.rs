@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use api::raftpb::{Message, MessageType};
 use bytes::Bytes;
+use numbers::{Index, Term};
 use peer::{ExchangeError, Handler as _, RequestError, Target};
 use prost::Message as _;
 
@@ -153,15 +154,15 @@ impl World {
             _ => None,
         };
         if let Some(candidate) = vote {
-            self.checks.votes(message.from(), message.term(), candidate)?;
+            self.checks.votes(message.from(), Term(message.term()), candidate)?;
         }
         let stored = match message.r#type() {
-            MessageType::MsgAppResp if !message.reject() => Some(message.index()),
+            MessageType::MsgAppResp if !message.reject() => Some(Index(message.index())),
             MessageType::MsgVoteResp if !message.reject() => None,
             MessageType::MsgVote => None,
             _ => return Ok(()),
         };
-        self.checks.promises(at, message.term(), stored)
+        self.checks.promises(at, Term(message.term()), stored)
     }
 
     pub(crate) fn messages(

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use config::Url;
 use consensus::{Entry, EntryKind};
 use machine::{Member, Members};
+use numbers::{Index, Term};
 use prost::Message as _;
 
 use crate::identity::Identity;
@@ -83,8 +84,8 @@ pub fn alone(
     own: u64,
     members: &Members,
     own_urls: &[Url],
-    term: u64,
-    last: u64,
+    term: Term,
+    last: Index,
     learners_max: usize,
 ) -> Result<Vec<Entry>, AloneError> {
     use raftpb::ConfChangeType as Type;
@@ -106,7 +107,7 @@ pub fn alone(
     changes.extend(others.map(|other| (Type::ConfChangeRemoveNode, *other, None)));
     let mut after = members.clone();
     let mut entries = Vec::new();
-    for ((kind, node, context), index) in changes.into_iter().zip(last + 1..) {
+    for ((kind, node, context), index) in changes.into_iter().zip((last.0 + 1..).map(Index)) {
         let change = raftpb::ConfChange {
             id: None,
             r#type: Some(kind as i32),
@@ -148,17 +149,17 @@ mod tests {
     fn whoever_is_forced_to_be_alone_has_a_vote() {
         for own_is_learner in [false, true] {
             let before = members(&[(1, false), (2, false), (3, own_is_learner)]);
-            let entries = alone(3, &before, &[], 4, 10, 1).expect("it can be");
+            let entries = alone(3, &before, &[], Term(4), Index(10), 1).expect("it can be");
             assert_eq!(entries.len(), if own_is_learner { 3 } else { 2 });
-            assert_eq!(entries.first().map(|entry| (entry.term, entry.index)), Some((4, 11)));
+            assert_eq!(entries.first().map(|entry| (entry.term, entry.index)), Some((Term(4), Index(11))));
             assert_eq!(applied(&before, &entries).voters(), [3]);
         }
         // One other voter, which nobody could remove before there is a second.
         let before = members(&[(1, false), (2, true)]);
-        let entries = alone(2, &before, &[], 1, 0, 1).expect("it can be");
+        let entries = alone(2, &before, &[], Term(1), Index(0), 1).expect("it can be");
         assert_eq!(applied(&before, &entries).voters(), [2]);
         let mut before = members(&[(1, false)]);
         before.removed.insert(2);
-        assert_eq!(alone(2, &before, &[], 1, 0, 1), Err(AloneError::Removed { own: 2 }));
+        assert_eq!(alone(2, &before, &[], Term(1), Index(0), 1), Err(AloneError::Removed { own: 2 }));
     }
 }

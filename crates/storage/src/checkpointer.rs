@@ -33,12 +33,12 @@ use machine::found::read_version;
 use machine::image::{Head, RunWriter};
 use machine::{AsOf, Overtaken};
 use mvcc::{Location, View};
-use numbers::{ChangeId, Revision};
+use numbers::{ChangeId, Index, Revision, Term};
 use telemetry::metrics::Metrics;
 
 use crate::identity::Identity;
 use crate::nospace::{Cause, Note};
-use crate::terms;
+use crate::terms::Terms;
 use crate::values::LogValues;
 
 /// Runs beyond this are merged, whatever their sizes.
@@ -63,7 +63,7 @@ const RESERVE_FREE_BYTES: u64 = 1 << 30;
 #[derive(Clone, Copy, Debug)]
 pub struct Checkpointed {
     /// The entries up to here are in it.
-    pub applied_index: u64,
+    pub applied_index: Index,
     /// True if it was written as a whole, so that it names no old location of a moved value.
     pub whole: bool,
     /// Bytes of all files of the checkpoint.
@@ -131,7 +131,7 @@ pub enum Order {
         /// True to write everything, false to write only what has changed since the last checkpoint.
         whole: bool,
         /// The terms of the entries before.
-        terms: Vec<(u64, u64)>,
+        terms: Terms,
     },
     /// Find the live values in these segments and ask for their relocation.
     Relocate {
@@ -187,7 +187,7 @@ pub struct Level {
 
 impl Level {
     /// A name that none of `levels` has: values may have moved since a run of the same revisions and entry.
-    pub fn name(from: Revision, to: Revision, applied_index: u64, levels: &[Level]) -> String {
+    pub fn name(from: Revision, to: Revision, applied_index: Index, levels: &[Level]) -> String {
         let mut name = format!("{from:016x}-{to:016x}-{applied_index:016x}.run");
         let mut again = 0;
         while levels.iter().any(|level| level.run.name == name) {
@@ -243,8 +243,8 @@ struct Writing {
     kept: usize,
     from: Revision,
     to: Revision,
-    applied_index: u64,
-    term: u64,
+    applied_index: Index,
+    term: Term,
     metadata: Vec<u8>,
 }
 
@@ -307,7 +307,7 @@ impl Checkpointer {
         debug_assert!(self.job.is_none(), "one order at a time");
         match order {
             Order::Checkpoint { head, state, whole, terms } => {
-                match self.begin(*head, state, whole, terms::write(&terms)) {
+                match self.begin(*head, state, whole, terms.write()) {
                     Ok(writing) => self.job = Some(Job::Checkpoint(Box::new(writing))),
                     Err(why) => self.checkpointed(Err(why)),
                 }
@@ -415,7 +415,7 @@ impl Checkpointer {
         (total_bytes / 64).clamp(4096, RUN_SLACK_BYTES)
     }
 
-    fn manifest(levels: &[Level], applied_index: u64, term: u64, metadata: Vec<u8>) -> Manifest {
+    fn manifest(levels: &[Level], applied_index: Index, term: Term, metadata: Vec<u8>) -> Manifest {
         let runs = levels.iter().map(|level| level.run.clone()).collect();
         Manifest { applied_index, term, metadata, runs }
     }
@@ -598,7 +598,7 @@ mod tests {
 
     fn level(from: i64, to: i64, file_bytes: u64) -> Level {
         let (from, to) = (Revision(from), Revision(to));
-        let name = Level::name(from, to, 7, &[]);
+        let name = Level::name(from, to, Index(7), &[]);
         Level { from, to, run: Run { name, file_bytes, total_crc: 0 } }
     }
 
@@ -606,7 +606,7 @@ mod tests {
     fn names_say_what_runs_cover() {
         let level = level(0, 0x1234, 9);
         assert_eq!(Level::of(level.run.clone()).as_ref(), Some(&level));
-        let again = Level::name(Revision(0), Revision(0x1234), 7, std::slice::from_ref(&level));
+        let again = Level::name(Revision(0), Revision(0x1234), Index(7), std::slice::from_ref(&level));
         assert_ne!(again, level.run.name);
         let run = Run { name: again, file_bytes: 9, total_crc: 0 };
         assert_eq!(Level::of(run).map(|level| (level.from, level.to)), Some((Revision(0), Revision(0x1234))));
@@ -641,7 +641,7 @@ mod tests {
     ) -> Result<Checkpointed, CheckpointError> {
         let state = AsOf::from(machine.store.publish());
         let head = Box::new(machine.head());
-        assert!(checkpointer.take(Order::Checkpoint { head, state, whole: false, terms: Vec::new() }));
+        assert!(checkpointer.take(Order::Checkpoint { head, state, whole: false, terms: Terms::default() }));
         loop {
             after_each_step();
             if let Ok(Event::Checkpointed(result)) = told.try_recv() {
@@ -660,7 +660,8 @@ mod tests {
             let disk: Arc<dyn Disk> = Arc::new(memory.clone());
             let options = log::Options { by_hand: true, ..log::Options::new("/log", 1, 2) };
             let (log, _) =
-                log::Log::open(options, Arc::clone(&disk), 1, &mut |_| {}, Box::new(|_| {})).expect("opens");
+                log::Log::open(options, Arc::clone(&disk), Index(1), &mut |_| {}, Box::new(|_| {}))
+                    .expect("opens");
             let store = CheckpointStore::open(Arc::clone(&disk), "/checkpoint").expect("opens");
             disk.create_dir_all(Path::new("/member")).expect("a disk in memory");
             let (note, _) = Note::open(&disk, Path::new("/member"));
@@ -681,7 +682,7 @@ mod tests {
                 let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };
                 let data = Bytes::from(request.encode_to_vec());
                 let location = Location { segment: 1, offset: 4096 };
-                let command = Command { index, term: 1, data: &data, location };
+                let command = Command { index: Index(index), term: Term(1), data: &data, location };
                 machine.apply(command, &values, false).expect("it can be applied");
             };
             // What a restart would find is whole.
@@ -707,8 +708,8 @@ mod tests {
             let last = checkpointed(&mut checkpointer, &told, &mut machine, || {
                 is_whole();
             });
-            assert_eq!(last.map(|done| done.applied_index).ok(), Some(3), "sync {nth}");
-            assert_eq!(is_whole(), 3);
+            assert_eq!(last.map(|done| done.applied_index).ok(), Some(Index(3)), "sync {nth}");
+            assert_eq!(is_whole(), Index(3));
         }
         assert!(failures >= 3, "the run, the manifest and the directory are synced: {failures}");
         assert!(unsettled > 0, "no commit failed half-way twice");

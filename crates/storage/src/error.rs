@@ -6,6 +6,7 @@ use std::io;
 use std::path::PathBuf;
 
 use machine::image::RestoreError;
+use numbers::Index;
 
 use crate::beginning::AloneError;
 use crate::identity::Identity;
@@ -105,25 +106,25 @@ pub enum Inconsistency {
         /// The directory `<data-dir>/member`.
         member_dir: PathBuf,
         /// The index that the manifest says.
-        stated: u64,
+        stated: Index,
         /// The index of the last entry in the state.
-        held: u64,
+        held: Index,
     },
     /// The log ends in front of entries that the checkpoint was made of.
     LogEndsEarly {
         /// The directory of the log.
         log_dir: PathBuf,
         /// The index of the last entry in the log.
-        last: u64,
+        last: Index,
         /// The index of the last entry in the checkpoint.
-        applied: u64,
+        applied: Index,
     },
     /// The log gave another last entry than it says it has.
     LastEntry {
         /// The index that the log says.
-        stated: u64,
+        stated: Index,
         /// The index of the last entry that it gave.
-        held: u64,
+        held: Index,
     },
     /// Raft cannot begin with the log and the checkpoint together.
     Raft {
@@ -147,7 +148,7 @@ pub enum Inconsistency {
     /// An entry in the log should be a membership change and is none.
     NotAChange {
         /// The index of the entry.
-        index: u64,
+        index: Index,
         /// Why it cannot be decoded.
         error: prost::DecodeError,
     },
@@ -157,16 +158,16 @@ pub enum Inconsistency {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lacking {
     /// The log begins behind a state that was taken over at this entry.
-    Before(u64),
+    Before(Index),
     /// One or more entries inside the log.
     Gap {
         /// The index of the entry behind the gap.
-        found: u64,
+        found: Index,
         /// The index that was expected there.
-        expected: u64,
+        expected: Index,
     },
     /// Entries at the end, which is at this index.
-    UpTo(u64),
+    UpTo(Index),
 }
 
 /// Why the first entries of a log could not be made durable.

@@ -134,8 +134,8 @@ impl EtcdDatabase {
         let compacted = (head.compact_revision >= Revision(0)).then_some(head.compact_revision);
         let conf_state = ConfState { voters: head.members.voters(), learners: head.members.learners() };
         let meta = Meta {
-            consistent_index: head.applied_index,
-            term: Some(head.applied_term),
+            consistent_index: head.applied_index.0,
+            term: Some(head.applied_term.0),
             conf_state: Some(conf_state),
             storage_version: release.storage_version().map(str::to_owned),
             scheduled_compact_revision: compacted,

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use api::raftpb;
 use consensus::{Entry, EntryKind, HardState, Node, Restored};
 use disk::{Disk, Lock};
-use log::Reset;
 use log::checkpoint::{CheckpointStore, Manifest};
-use log::{Batch, Log, LogEvent, Recovered, Replayed};
+use log::{Batch, EntryPlace, Log, LogEvent, Recovered, Replayed, Reset};
 use machine::{Machine, Members, Rules};
+use numbers::{Index, Term};
 use prost::Message as _;
 
 use crate::beginning::{self, Beginning};
@@ -22,7 +22,7 @@ use crate::clean_shutdown::CleanShutdown;
 use crate::error::{DataDirError, FirstEntriesError, Inconsistency, Lacking};
 use crate::identity::Identity;
 use crate::nospace::{Cause, Note};
-use crate::terms;
+use crate::terms::Terms;
 use config::Config;
 use telemetry::logging::{Logger, Value};
 
@@ -85,14 +85,14 @@ pub struct Opened {
     pub log: Log,
     /// What the log has recovered.
     pub recovered: Recovered,
-    /// Index and location of each entry behind the checkpoint.
-    pub locations: VecDeque<(u64, log::Location)>,
+    /// Location of each entry behind the checkpoint.
+    pub locations: VecDeque<EntryPlace>,
     /// The checkpoint's files.
     pub checkpoints: CheckpointStore,
     /// The runs of the checkpoint.
     pub levels: Vec<Level>,
     /// The terms of entries that are not in memory; see [`crate::terms`].
-    pub terms: Vec<(u64, u64)>,
+    pub terms: Terms,
     /// Members that are there already, as far as this member does not know them from its own log.
     pub remotes: Vec<(u64, Vec<String>)>,
     /// The witness beside the log.
@@ -119,8 +119,8 @@ impl Opened {
         logger.info(
             "restored the state",
             &[
-                ("checkpoint-index", Value::Uint(self.machine.applied_index)),
-                ("last-index", Value::Uint(self.recovered.last_index)),
+                ("checkpoint-index", Value::Uint(self.machine.applied_index.0)),
+                ("last-index", Value::Uint(self.recovered.last_index.0)),
                 ("revision", Value::Int(self.machine.store.current_revision().0)),
                 ("took", Value::Duration(took)),
             ],
@@ -186,7 +186,7 @@ struct Replay {
     machine: Machine,
     levels: Vec<Level>,
     /// The entries up to here are in the state.
-    applied: u64,
+    applied: Index,
     manifest: Option<Manifest>,
     replayed: ReplayedLog,
 }
@@ -220,7 +220,7 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     if config.force_new_cluster {
         start.force_new_cluster(opening, &identity, &machine, applied)?;
     }
-    let terms = terms::read(manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata), &machine);
+    let terms = Terms::read(manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata), &machine);
     let node = start
         .node(opening, &identity, &machine, &terms)
         .map_err(|refused| Inconsistency::Raft { member_dir: member_dir.clone(), refused })?;
@@ -274,11 +274,11 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
     let Found { member_dir, ref checkpoints, ref witness, ref identity, .. } = *found;
     let (mut manifest, mut unusable) = (found.manifest.take(), found.unusable.take());
     let rules = rules(config);
-    let mut applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
+    let mut applied = manifest.as_ref().map_or(Index(0), |manifest| manifest.applied_index);
     let segment_bytes = opening
         .segment_bytes
         .or_else(|| disk.space(member_dir).ok().map(|space| log::segment_bytes_for(space.total_bytes)));
-    let replay_from = |first: u64| {
+    let replay_from = |first: Index| {
         let mut options = log::Options::new(member_dir.join("log"), identity.cluster_id, identity.member_id);
         options.unsafe_no_fsync = config.unsafe_no_fsync;
         options.by_hand = !threads;
@@ -292,13 +292,13 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
     let (state, replayed) = if threads {
         // The two take about as long as each other, and neither needs the other.
         std::thread::scope(|scope| {
-            let log = scope.spawn(|| replay_from(applied + 1));
+            let log = scope.spawn(|| replay_from(applied.next()));
             let state = restore();
             let replayed = log.join().map_err(|_| DataDirError::LogThreadPanicked);
             (state, replayed.and_then(|replayed| replayed.map_err(DataDirError::from)))
         })
     } else {
-        (restore(), replay_from(applied + 1).map_err(DataDirError::from))
+        (restore(), replay_from(applied.next()).map_err(DataDirError::from))
     };
     let mut replayed = replayed?;
     let (machine, levels) = match state {
@@ -307,8 +307,8 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
         Err(error) => {
             let repairs = std::mem::take(&mut replayed.recovered.repairs);
             drop(replayed);
-            (applied, manifest, unusable) = (0, None, Some(error));
-            replayed = replay_from(1)?;
+            (applied, manifest, unusable) = (Index(0), None, Some(error));
+            replayed = replay_from(Index(1))?;
             replayed.recovered.repairs.splice(..0, repairs);
             (Machine::new(rules), Vec::new())
         }
@@ -342,7 +342,7 @@ struct Start {
     log: Log,
     recovered: Recovered,
     entries: Vec<Entry>,
-    locations: VecDeque<(u64, log::Location)>,
+    locations: VecDeque<EntryPlace>,
     hard_state: HardState,
 }
 
@@ -353,7 +353,7 @@ impl Start {
         opening: &Opening<'_>,
         member_dir: &Path,
         machine: &Machine,
-        applied: u64,
+        applied: Index,
         manifest: Option<&Manifest>,
         replayed: ReplayedLog,
     ) -> Result<Start, DataDirError> {
@@ -372,10 +372,10 @@ impl Start {
         // A snapshot was taken over, and the member stopped before the log could start anew behind it.
         let behind = last_index < applied
             || start.entries.first().is_some_and(|entry| entry.term < machine.applied_term);
-        if behind && applied > 0 {
+        if behind && applied > Index(0) {
             // One that was taken over knows nothing of the entries in this log.
-            let terms = terms::read(manifest.map_or(&[][..], |manifest| &manifest.metadata), machine);
-            if last_index < applied && terms.first().is_some_and(|(index, _)| *index <= last_index) {
+            let terms = Terms::read(manifest.map_or(&[][..], |manifest| &manifest.metadata), machine);
+            if last_index < applied && terms.first_index().is_some_and(|first| first <= last_index) {
                 let log_dir = member_dir.join("log");
                 return Err(Inconsistency::LogEndsEarly { log_dir, last: last_index, applied }.into());
             }
@@ -403,7 +403,8 @@ impl Start {
         machine: &Machine,
     ) -> Result<Vec<(u64, Vec<String>)>, DataDirError> {
         let is_new = beginning.is_some();
-        let empty = self.hard_state.term == 0 && machine.applied_index == 0 && self.entries.is_empty();
+        let empty =
+            self.hard_state.term == Term(0) && machine.applied_index == Index(0) && self.entries.is_empty();
         let beginning = match beginning {
             None if empty => Some((opening.begin)().map_err(DataDirError::Begin)?),
             beginning => beginning,
@@ -419,7 +420,7 @@ impl Start {
             });
         }
         if !first.is_empty() {
-            self.hard_state = HardState { term: 1, vote: 0, commit: first.len() as u64 };
+            self.hard_state = HardState { term: Term(1), vote: 0, commit: Index(first.len() as u64) };
             self.locations = self.append(opening, &first)?;
             self.entries = first;
         } else if is_new {
@@ -437,18 +438,18 @@ impl Start {
         opening: &Opening<'_>,
         identity: &Identity,
         machine: &Machine,
-        applied: u64,
+        applied: Index,
     ) -> Result<(), DataDirError> {
         let config = opening.config;
         let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
         let members = members_at_end(machine, &self.entries, learners_max)?;
         let last = self.entries.last().map_or(applied, |entry| entry.index);
         let urls = &config.initial_advertise_peer_urls;
-        let term = self.hard_state.term.max(1);
+        let term = self.hard_state.term.max(Term(1));
         let changes = beginning::alone(identity.member_id, &members, urls, term, last, learners_max)?;
         opening.logger.warn(
             "forcing a new cluster of this member alone",
-            &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last))],
+            &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last.0))],
         );
         // All that is in the log counts: what was acknowledged is among it, and there is nobody left to ask.
         self.hard_state.term = term;
@@ -466,7 +467,7 @@ impl Start {
         &mut self,
         opening: &Opening<'_>,
         entries: &[Entry],
-    ) -> Result<VecDeque<(u64, log::Location)>, FirstEntriesError> {
+    ) -> Result<VecDeque<EntryPlace>, FirstEntriesError> {
         append_entries(&mut self.log, &**opening.events, entries, self.hard_state, opening.threads)
     }
 
@@ -476,11 +477,11 @@ impl Start {
         opening: &Opening<'_>,
         identity: &Identity,
         machine: &Machine,
-        terms: &[(u64, u64)],
+        terms: &Terms,
     ) -> Result<Node, consensus::Refused> {
         let config = opening.config;
         let first_index =
-            self.log.entries().first_index().max(terms.first().map_or(0, |(index, _)| *index) + 1);
+            self.log.entries().first_index().max(terms.first_index().unwrap_or_default().next());
         let heartbeat = config.heartbeat_interval.max(Duration::from_millis(1));
         let election_ticks = config.election_timeout.as_millis() / heartbeat.as_millis().max(1);
         let standard = consensus::Config::default();
@@ -502,8 +503,8 @@ impl Start {
                 applied: machine.applied_index,
                 applied_term: machine.applied_term,
                 entries: std::mem::take(&mut self.entries),
-                first_index: first_index.min(machine.applied_index + 1),
-                terms: terms.to_vec(),
+                first_index: first_index.min(machine.applied_index.next()),
+                terms: terms.runs().to_vec(),
             },
         )
     }
@@ -530,7 +531,7 @@ pub(crate) struct ReplayedLog {
     pub log: Log,
     pub recovered: Recovered,
     pub entries: Vec<Entry>,
-    pub locations: VecDeque<(u64, log::Location)>,
+    pub locations: VecDeque<EntryPlace>,
 }
 
 impl ReplayedLog {
@@ -540,13 +541,13 @@ impl ReplayedLog {
     ///
     /// The entries that it lacks.
     pub fn is_whole(&self) -> Result<(), Lacking> {
-        if self.recovered.base.0 > 0 {
-            return Err(Lacking::Before(self.recovered.base.0));
+        if self.recovered.base.index > Index(0) {
+            return Err(Lacking::Before(self.recovered.base.index));
         }
-        let numbered = self.entries.iter().zip(1..).find(|(entry, index)| entry.index != *index);
+        let numbered = self.entries.iter().zip(1..).find(|(entry, index)| entry.index != Index(*index));
         match numbered {
-            Some((entry, expected)) => Err(Lacking::Gap { found: entry.index, expected }),
-            None if self.entries.len() as u64 == self.recovered.last_index => Ok(()),
+            Some((entry, expected)) => Err(Lacking::Gap { found: entry.index, expected: Index(expected) }),
+            None if self.entries.len() as u64 == self.recovered.last_index.0 => Ok(()),
             None => Err(Lacking::UpTo(self.recovered.last_index)),
         }
     }
@@ -555,17 +556,17 @@ impl ReplayedLog {
 pub(crate) fn replay_log(
     options: log::Options,
     disk: &Arc<dyn Disk>,
-    first: u64,
+    first: Index,
     on_event: Box<dyn Fn(LogEvent) + Send>,
 ) -> Result<ReplayedLog, log::OpenError> {
     let mut entries: Vec<Entry> = Vec::new();
-    let mut locations: VecDeque<(u64, log::Location)> = VecDeque::new();
+    let mut locations: VecDeque<EntryPlace> = VecDeque::new();
     let mut replay = |replayed: Replayed| match replayed {
         Replayed::Entry(entry, location) if entry.index >= first => {
             let keep = usize::try_from(entry.index - first).unwrap_or(usize::MAX);
             entries.truncate(keep);
             locations.truncate(keep);
-            locations.push_back((entry.index, location));
+            locations.push_back(EntryPlace { index: entry.index, location });
             entries.push(entry_of(entry));
         }
         // An older entry that comes late replaces everything from it on; and a log that starts anew has nothing else.
@@ -621,7 +622,7 @@ fn append_entries(
     entries: &[Entry],
     hard_state: HardState,
     threads: bool,
-) -> Result<VecDeque<(u64, log::Location)>, FirstEntriesError> {
+) -> Result<VecDeque<EntryPlace>, FirstEntriesError> {
     let entries = entries
         .iter()
         .map(|entry| log::Entry {
@@ -640,7 +641,7 @@ fn append_and_wait(
     events: &dyn LogEvents,
     batch: Batch,
     threads: bool,
-) -> Result<VecDeque<(u64, log::Location)>, FirstEntriesError> {
+) -> Result<VecDeque<EntryPlace>, FirstEntriesError> {
     if threads {
         events.receive_here();
     }

@@ -428,11 +428,8 @@ impl Readers {
 
     /// Reads values. A value that was moved, or is damaged, holds up none of the others.
     pub fn read(self: &Arc<Self>, values: &[Value]) -> Reading {
-        let wanted = values.iter().map(|value| Wanted {
-            location: log::Location { segment: value.location.segment, offset: value.location.offset },
-            len: value.len,
-            crc: value.crc,
-        });
+        let wanted =
+            values.iter().map(|value| Wanted { location: value.location, len: value.len, crc: value.crc });
         let mut wanted: Vec<Wanted> = wanted.collect();
         let lens = log::runs(&mut wanted);
         let mut rest = wanted.as_slice();
@@ -608,13 +605,15 @@ impl Drop for Reading {
 mod tests {
     use disk::MemDisk;
 
+    use numbers::Index;
+
     use super::*;
 
     /// Readers of a log that holds nothing: every value has been moved away.
     fn readers() -> (Arc<Readers>, log::Log) {
         let options = log::Options { by_hand: true, ..log::Options::new("/log", 1, 2) };
         let disk = Arc::new(MemDisk::new(1));
-        let (log, _) = log::Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {})).expect("opens");
+        let (log, _) = log::Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {})).expect("opens");
         (Readers::by_hand(log.values()), log)
     }
 

@@ -24,11 +24,11 @@ use machine::snapshot::SnapshotVersion;
 use machine::transfer::{Assembly, ReceivedVersion, TransferEnd, TransferHead};
 use machine::{Alarms, Command, GrantedLease, Leases, Machine, Malformed, Members, Overtaken, Rules};
 use mvcc::{LoadError, Location, RevisionError};
-use numbers::{ChangeId, Revision};
+use numbers::{ChangeId, EntryId, Index, Revision, Term};
 
 use crate::checkpointer::Level;
 use crate::identity::Identity;
-use crate::terms;
+use crate::terms::Terms;
 use crate::values::LogValues;
 
 /// Bytes of values that go to the log at once.
@@ -47,9 +47,9 @@ pub struct RestoredHead {
     /// The compact revision; -1 for none.
     pub compact_revision: Revision,
     /// The last entry whose effects are in it.
-    pub index: u64,
+    pub index: Index,
     /// The term of that entry.
-    pub term: u64,
+    pub term: Term,
     /// Id, TTL in seconds, and remaining seconds as of the last checkpoint (0 for none) of each lease.
     pub leases: Vec<GrantedLease>,
     /// Alarms.
@@ -272,7 +272,7 @@ impl Restoration {
         let (sender, events) = channel();
         // Nobody is told anything once the directory is made.
         let on_event = Box::new(move |event| drop(sender.send(event)));
-        let (log, _) = Log::open(options, Arc::clone(disk), 1, &mut |_| {}, on_event)?;
+        let (log, _) = Log::open(options, Arc::clone(disk), Index(1), &mut |_| {}, on_event)?;
         let disk = Arc::clone(disk);
         Ok(Restoration { disk, member_dir, identity, rules: RULES, log, events })
     }
@@ -352,8 +352,7 @@ impl Restoration {
             let id = log::ValueId { main: number, sub: 0 };
             let data = bytes::Bytes::copy_from_slice(value);
             let placed = self.append(Batch { values: vec![log::Value { id, data }], ..Batch::default() })?;
-            let (_, place) = placed.values.first().ok_or(RestorationError::Lost("a value"))?;
-            Ok(Location { segment: place.segment, offset: place.offset })
+            placed.values.first().map(|(_, place)| *place).ok_or(RestorationError::Lost("a value"))
         })
         .map_err(|error| match error {
             RestoreError::Read(error) => error,
@@ -379,12 +378,12 @@ impl Restoration {
         machine: &mut Machine,
         hard_state: HardState,
         entries: &mut dyn Iterator<Item = Result<RestoredEntry, Box<dyn Error + Send + Sync>>>,
-    ) -> Result<Vec<(u64, u64)>, RestorationError> {
+    ) -> Result<Terms, RestorationError> {
         let (index, term) = (machine.applied_index, machine.applied_term);
-        let mut runs = Vec::new();
+        let mut terms = Terms::default();
         let mut batch = Batch::default();
-        if index > 0 {
-            terms::push(&mut runs, index, term);
+        if index > Index(0) {
+            terms.push(EntryId { index, term });
             batch.reset = Some(Reset { index, term });
         }
         let values = self.values();
@@ -408,23 +407,22 @@ impl Restoration {
             if placed.locations.len() != portion.len() {
                 return Err(RestorationError::Lost("an entry"));
             }
-            let places = placed.locations.iter().map(|(_, place)| place);
-            for ((entry, does), place) in portion.iter().zip(applies.drain(..)).zip(places) {
+            for ((entry, does), place) in portion.iter().zip(applies.drain(..)).zip(placed.locations) {
                 if !does {
                     continue;
                 }
-                let location = Location { segment: place.segment, offset: place.offset };
-                let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
+                let (index, term, location) = (entry.index, entry.term, place.location);
+                let command = Command { index, term, data: &entry.data, location };
                 let applied = match entry.entry_type {
                     0 => machine.apply(command, &values, false).map(drop),
                     _ => machine.apply_conf_change(command).map(drop),
                 };
                 applied?;
-                terms::push(&mut runs, entry.index, entry.term);
+                terms.push(EntryId { index, term });
             }
             bytes = 0;
             if is_last {
-                return Ok(runs);
+                return Ok(terms);
             }
         }
     }
@@ -434,7 +432,7 @@ impl Restoration {
     /// # Errors
     ///
     /// When the disk fails.
-    pub fn finish(self, mut machine: Machine, terms: &[(u64, u64)]) -> Result<(), RestorationError> {
+    pub fn finish(self, mut machine: Machine, terms: &Terms) -> Result<(), RestorationError> {
         let Restoration { disk, member_dir, identity, log, .. } = self;
         let values = log.values();
         drop(log);
@@ -444,7 +442,7 @@ impl Restoration {
             disk.open(&log_dir.join(name)).and_then(|file| file.sync_all()).map_err(failed)?;
         }
         disk.sync_dir(&log_dir).map_err(failed)?;
-        if machine.applied_index > 0 {
+        if machine.applied_index > Index(0) {
             let checkpoints = CheckpointStore::open(Arc::clone(&disk), member_dir.join("checkpoint"))?;
             let view = machine.store.publish();
             let head = machine.head();
@@ -456,7 +454,7 @@ impl Restoration {
                 file.write_block(&block)?;
             }
             let run = file.finish()?;
-            let metadata = terms::write(terms);
+            let metadata = terms.write();
             let manifest = Manifest { applied_index, term, metadata, runs: vec![run] };
             checkpoints.commit(&manifest).map_err(log::OpenError::from)?;
         }
@@ -596,10 +594,7 @@ impl Filling<'_> {
         for version in self.versions.drain(..) {
             let location = match version.value_len() {
                 0 => Location::default(),
-                _ => {
-                    let (_, place) = places.next().ok_or(RestorationError::Lost("a value"))?;
-                    Location { segment: place.segment, offset: place.offset }
-                }
+                _ => places.next().ok_or(RestorationError::Lost("a value"))?.1,
             };
             self.assembly.push(&version, location);
         }

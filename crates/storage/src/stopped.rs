@@ -9,7 +9,7 @@ use disk::{Disk, Lock};
 use log::checkpoint::CheckpointStore;
 use log::{HardState, Log};
 use machine::{Command, Machine};
-use mvcc::{HashWalk, Location};
+use mvcc::HashWalk;
 use numbers::Revision;
 
 use crate::error::{DataDirError, Inconsistency};
@@ -66,7 +66,7 @@ impl Stopped {
         let mut options = log::Options::new(&log_dir, cluster_id, member_id);
         options.by_hand = true;
         options.closed_at = witness.and_then(|witness| witness.end);
-        let first = machine.applied_index + 1;
+        let first = machine.applied_index.next();
         let mut replayed = replay_log(options, disk, first, Box::new(|_| {}))?;
         if manifest.is_none()
             && let Err(lacking) = replayed.is_whole()
@@ -82,14 +82,14 @@ impl Stopped {
         let hard_state = replayed.recovered.hard_state;
         let values = LogValues::new(replayed.log.values());
         let mut uncommitted = 0;
-        for (entry, (_, place)) in replayed.entries.iter().zip(&replayed.locations) {
+        for (entry, place) in replayed.entries.iter().zip(&replayed.locations) {
             let alone = machine.members.voters() == [member_id];
             if entry.index > hard_state.commit && !alone {
                 uncommitted += 1;
                 continue;
             }
-            let location = Location { segment: place.segment, offset: place.offset };
-            let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
+            let command =
+                Command { index: entry.index, term: entry.term, data: &entry.data, location: place.location };
             let applied = match entry.kind {
                 EntryKind::Normal => machine.apply(command, &values, false).map(drop),
                 EntryKind::ConfChange => machine.apply_conf_change(command).map(drop),

@@ -1,67 +1,102 @@
-//! The terms of entries that are only on disk, kept with a checkpoint: a run of equal terms is its first index and the
-//! term. A member knows from them, without reading the log, where a follower's log and its own part.
+//! The terms of entries that are only on disk, kept with a checkpoint. A member knows from them, without reading the log,
+//! where a follower's log and its own part.
 
 use machine::Machine;
+use numbers::{EntryId, Index, Term};
 
 /// Runs kept at most: that many changes of leader ago, a follower gets a snapshot.
 const RUNS_MAX: usize = 1024;
 
-/// Adds an entry.
-pub fn push(runs: &mut Vec<(u64, u64)>, index: u64, term: u64) {
-    if runs.last().is_none_or(|(_, last)| *last != term) {
-        runs.push((index, term));
-        if runs.len() > RUNS_MAX {
-            runs.drain(..runs.len() - RUNS_MAX);
+/// The terms of a stretch of the log: the first entry of each run of equal terms. Indexes and terms grow strictly.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms(Vec<EntryId>);
+
+impl Terms {
+    /// The terms of a log that begins behind this entry.
+    pub fn starting_at(entry: EntryId) -> Terms {
+        Terms(vec![entry])
+    }
+
+    /// Adds the entry that comes next. The oldest runs are forgotten beyond 1024 of them.
+    pub fn push(&mut self, entry: EntryId) {
+        if self.0.last().is_none_or(|run| run.term != entry.term) {
+            self.0.push(entry);
+            if self.0.len() > RUNS_MAX {
+                self.0.drain(..self.0.len() - RUNS_MAX);
+            }
         }
     }
-}
 
-/// Forgets the runs before the one that holds the entry in front of `first`.
-pub fn forget(runs: &mut Vec<(u64, u64)>, first: u64) {
-    let needed = runs.iter().rposition(|(index, _)| *index < first).unwrap_or(0);
-    runs.drain(..needed);
-}
-
-/// The bytes kept with a checkpoint.
-pub fn write(runs: &[(u64, u64)]) -> Vec<u8> {
-    runs.iter().flat_map(|(index, term)| [index.to_le_bytes(), term.to_le_bytes()]).flatten().collect()
-}
-
-/// Reads them back. What does not fit the state (an older version wrote none) counts as nothing known.
-pub fn read(bytes: &[u8], machine: &Machine) -> Vec<(u64, u64)> {
-    let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-    let runs: Vec<(u64, u64)> =
-        bytes.chunks_exact(16).map(|pair| (number(&pair[..8]), number(&pair[8..]))).collect();
-    let ascending = runs.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1);
-    let ends = runs
-        .last()
-        .is_some_and(|(index, term)| *index <= machine.applied_index && *term == machine.applied_term);
-    if ascending && ends && bytes.len().is_multiple_of(16) {
-        return runs;
+    /// Forgets the runs before the one that holds the entry in front of `first`.
+    pub fn forget(&mut self, first: Index) {
+        let needed = self.0.iter().rposition(|run| run.index < first).unwrap_or(0);
+        self.0.drain(..needed);
     }
-    if machine.applied_index == 0 { Vec::new() } else { vec![(machine.applied_index, machine.applied_term)] }
+
+    /// The first index whose term is known; `None` if nothing is.
+    pub fn first_index(&self) -> Option<Index> {
+        self.0.first().map(|run| run.index)
+    }
+
+    /// The term of the newest run; `None` if nothing is known.
+    pub fn newest(&self) -> Option<Term> {
+        self.0.last().map(|run| run.term)
+    }
+
+    /// The first entry of each run, the oldest first.
+    pub fn runs(&self) -> &[EntryId] {
+        &self.0
+    }
+
+    /// The bytes kept with a checkpoint: index and term of each run, eight bytes each, the lowest byte first.
+    pub fn write(&self) -> Vec<u8> {
+        self.0
+            .iter()
+            .flat_map(|run| [run.index.0.to_le_bytes(), run.term.0.to_le_bytes()])
+            .flatten()
+            .collect()
+    }
+
+    /// Reads them back. What does not fit the state (an older version wrote none) counts as nothing known.
+    pub fn read(bytes: &[u8], machine: &Machine) -> Terms {
+        let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+        let run = |pair: &[u8]| EntryId { index: Index(number(&pair[..8])), term: Term(number(&pair[8..])) };
+        let runs: Vec<EntryId> = bytes.chunks_exact(16).map(run).collect();
+        let ascending =
+            runs.windows(2).all(|pair| pair[0].index < pair[1].index && pair[0].term < pair[1].term);
+        let applied = EntryId { index: machine.applied_index, term: machine.applied_term };
+        let ends = runs.last().is_some_and(|run| run.index <= applied.index && run.term == applied.term);
+        if ascending && ends && bytes.len().is_multiple_of(16) {
+            return Terms(runs);
+        }
+        if applied.index == Index(0) { Terms::default() } else { Terms::starting_at(applied) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn entry(index: u64, term: u64) -> EntryId {
+        EntryId { index: Index(index), term: Term(term) }
+    }
+
     #[test]
     fn runs_come_back_and_forget_what_is_gone() {
-        let mut runs = Vec::new();
+        let mut terms = Terms::default();
         for (index, term) in [(1, 1), (2, 1), (3, 2), (4, 2), (5, 7)] {
-            push(&mut runs, index, term);
+            terms.push(entry(index, term));
         }
-        assert_eq!(runs, [(1, 1), (3, 2), (5, 7)]);
+        assert_eq!(terms.runs(), [entry(1, 1), entry(3, 2), entry(5, 7)]);
         let mut machine = Machine::new(machine::Rules { learners_max: 1 });
-        machine.applied_index = 6;
-        machine.applied_term = 7;
-        assert_eq!(read(&write(&runs), &machine), runs);
-        assert_eq!(read(&[], &machine), [(6, 7)]);
-        assert_eq!(read(&[1; 16], &machine), [(6, 7)]);
-        forget(&mut runs, 4);
-        assert_eq!(runs, [(3, 2), (5, 7)]);
-        forget(&mut runs, 3);
-        assert_eq!(runs, [(3, 2), (5, 7)]);
+        machine.applied_index = Index(6);
+        machine.applied_term = Term(7);
+        assert_eq!(Terms::read(&terms.write(), &machine), terms);
+        assert_eq!(Terms::read(&[], &machine).runs(), [entry(6, 7)]);
+        assert_eq!(Terms::read(&[1; 16], &machine).runs(), [entry(6, 7)]);
+        terms.forget(Index(4));
+        assert_eq!(terms.runs(), [entry(3, 2), entry(5, 7)]);
+        terms.forget(Index(3));
+        assert_eq!(terms.runs(), [entry(3, 2), entry(5, 7)]);
     }
 }

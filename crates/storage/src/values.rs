@@ -73,7 +73,7 @@ impl LogValues {
     }
 
     fn read_log(&self, value: Value, out: &mut BytesMut, waits: bool) -> Result<bool, ReadError> {
-        let location = log::Location { segment: value.location.segment, offset: value.location.offset };
+        let location = value.location;
         let read = if waits {
             self.log.read_into(location, value.len, value.crc, out).map(|()| true)
         } else {

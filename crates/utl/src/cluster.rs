@@ -4,6 +4,7 @@ use cli::Failure;
 use config::{Bootstrap, Url};
 use interchange::backend::{Member, Membership};
 use interchange::wal::Identity;
+use numbers::Index;
 
 /// What the options say about the cluster and the member.
 #[derive(Clone, Debug)]
@@ -54,8 +55,8 @@ impl NewCluster {
     }
 
     /// Every member's log begins with one entry for each of them.
-    pub fn index(&self) -> u64 {
-        self.membership.members.len() as u64
+    pub fn index(&self) -> Index {
+        Index(self.membership.members.len() as u64)
     }
 
     /// The first member has the vote of that term, as etcdutl has it.

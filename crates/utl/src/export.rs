@@ -82,8 +82,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let (index, term) = (stopped.machine.applied_index, stopped.machine.applied_term);
     let member = NewMember {
         identity: Identity { member_id: id, cluster_id: stopped.identity.cluster_id },
-        index,
-        term,
+        index: index.0,
+        term: term.0,
         release,
         conf_state: etcd_database::membership(members).conf_state(),
         vote: id,
@@ -103,7 +103,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         &[
             ("member-id", format!("{id:x}").into()),
             ("cluster-id", format!("{:x}", stopped.identity.cluster_id).into()),
-            ("index", index.into()),
+            ("index", index.0.into()),
             ("revision", revision.0.into()),
             ("compact-revision", compact_revision.0.into()),
             ("hash-kv", hash.into()),

@@ -12,7 +12,7 @@ use disk::{Disk, RealDisk};
 use interchange::DataDir;
 use log::HardState;
 use machine::Machine;
-use numbers::Revision;
+use numbers::{Index, Revision, Term};
 use prost::Message as _;
 use storage::Identity;
 use storage::etcd_database;
@@ -194,9 +194,9 @@ fn fill(
     // A term that the log has entries of was promised, whatever came of the last record.
     let newest = source.wal.term(source.wal.last()).unwrap_or(0).max(term);
     let hard_state = HardState {
-        term: promised.term.max(newest),
+        term: Term(promised.term.max(newest)),
         vote: if promised.term < newest { 0 } else { promised.vote },
-        commit: source.end(),
+        commit: Index(source.end()),
     };
     let terms = restoration.follow(&mut machine, hard_state, &mut tail).map_err(Failure::error)?;
     let left_out = tail.left_out;
@@ -219,8 +219,8 @@ fn fill_database(
     let mut filling = restoration
         .fill(RestoredHead {
             compact_revision: source.meta.compact_revision().unwrap_or(Revision::NEVER_COMPACTED),
-            index: source.base_index(),
-            term,
+            index: Index(source.base_index()),
+            term: Term(term),
             leases,
             alarms: source.base.alarms().map_err(Failure::error)?,
             members: etcd_database::members(&source.membership),
@@ -347,7 +347,7 @@ impl Tail<'_> {
                 return Err(TailError::OldStore { index, method, path });
             }
         };
-        let entry = log::Entry { term, index, entry_type, data };
+        let entry = log::Entry { term: Term(term), index: Index(index), entry_type, data };
         Ok(RestoredEntry { applies: index <= self.source.end(), entry })
     }
 

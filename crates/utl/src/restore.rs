@@ -11,7 +11,7 @@ use interchange::{NewDataDir, NewMember, Source as _};
 use log::HardState;
 use machine::Machine;
 use machine::snapshot::SnapshotReader;
-use numbers::Revision;
+use numbers::{Revision, Term};
 use storage::Identity;
 use storage::etcd_database;
 use storage::restoration::{Restoration, RestorationError, RestoredHead, bumped};
@@ -94,7 +94,7 @@ pub(crate) const RESTORE: Command<Run> = Command {
 };
 
 /// The term that a restored member's log begins in.
-const TERM: u64 = 1;
+const TERM: Term = Term(1);
 /// Bytes read at once of a snapshot in Mainstay's own format.
 const CHUNK_BYTES: usize = 256 << 10;
 
@@ -355,8 +355,8 @@ fn read_own(
 fn new_member(options: &Options, release: Release) -> NewMember {
     NewMember {
         identity: options.cluster.identity,
-        index: options.cluster.index(),
-        term: TERM,
+        index: options.cluster.index().0,
+        term: TERM.0,
         release,
         conf_state: options.cluster.membership.conf_state(),
         vote: options.cluster.vote(),

@@ -7,23 +7,29 @@ use consensus::{
     Restored, Role,
 };
 use mainstay_consensus as consensus;
-
+use numbers::{EntryId, Index, Term};
 use testkit::Random;
 
 use crate::sim::conf_change;
 
+/// Where a run of equal terms begins.
+fn run(index: u64, term: u64) -> EntryId {
+    EntryId { index: Index(index), term: Term(term) }
+}
+
 /// Member 1 of three, with entries 1 to 10 of term 2, of which 8 are committed and 6 applied.
 fn restored() -> Restored {
-    let entry = |index| Entry { term: 2, index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
+    let entry =
+        |index| Entry { term: Term(2), index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
     Restored {
-        hard_state: HardState { term: 3, vote: 0, commit: 8 },
+        hard_state: HardState { term: Term(3), vote: 0, commit: Index(8) },
         voters: vec![1, 2, 3],
         learners: vec![4],
-        applied: 6,
-        applied_term: 2,
-        first_index: 3,
-        terms: vec![(2, 2)],
-        entries: (7..=10).map(entry).collect(),
+        applied: Index(6),
+        applied_term: Term(2),
+        first_index: Index(3),
+        terms: vec![run(2, 2)],
+        entries: (7..=10).map(Index).map(entry).collect(),
     }
 }
 
@@ -43,7 +49,7 @@ fn leader() -> Node {
     node.request(Request::Receive(message(MessageType::MsgVoteResp, 4))).expect("taken");
     drain(&mut node);
     assert_eq!(node.standing().role, Role::Leader);
-    assert_eq!(node.standing().last, 11);
+    assert_eq!(node.standing().last, Index(11));
     node
 }
 
@@ -138,7 +144,7 @@ fn what_never_comes_from_a_peer() {
 fn heartbeats() {
     let commit = |index| raftpb::Message { commit: Some(index), ..message(MessageType::MsgHeartbeat, 3) };
     refused(follower(), commit(11), "a heartbeat that commits entry 11, the last one is 10");
-    assert_eq!(taken(follower(), commit(10)).standing().commit, 10);
+    assert_eq!(taken(follower(), commit(10)).standing().commit, Index(10));
     // An older term is told of the newer one, whatever it says.
     let mut node = taken(follower(), raftpb::Message { term: Some(2), ..commit(99) });
     assert_eq!(drain(&mut node)[0].r#type(), MessageType::MsgAppResp);
@@ -178,10 +184,10 @@ fn appends() {
     assert!(text.starts_with("a conf change that cannot be read: "), "{text}");
 
     let replaced = taken(follower(), append(8, 2, vec![entry(9, 3)]));
-    assert_eq!((replaced.standing().last, replaced.term_of(9)), (9, Some(3)));
+    assert_eq!((replaced.standing().last, replaced.term_of(Index(9))), (Index(9), Some(Term(3))));
     // A commit index beyond what the append brings is cut to it.
     let ahead = raftpb::Message { commit: Some(1000), ..append(10, 2, vec![entry(11, 3)]) };
-    assert_eq!(taken(follower(), ahead).standing().commit, 11);
+    assert_eq!(taken(follower(), ahead).standing().commit, Index(11));
 }
 
 #[test]
@@ -209,8 +215,11 @@ fn snapshots() {
 
     let mut node = taken(follower(), snapshot(20, 3, voters, &[]));
     let effects = node.effects().expect("a snapshot to restore");
-    assert_eq!(effects.restore.expect("accepted").index, 20);
-    assert_eq!((node.standing().last, node.standing().commit, node.term_of(20)), (20, 20, Some(3)));
+    assert_eq!(effects.restore.expect("accepted").index, Index(20));
+    assert_eq!(
+        (node.standing().last, node.standing().commit, node.term_of(Index(20))),
+        (Index(20), Index(20), Some(Term(3)))
+    );
     // A campaign now would look for conf changes in entries that are no longer there.
     let mut timeout = message(MessageType::MsgTimeoutNow, 3);
     timeout.from = Some(2);
@@ -293,7 +302,7 @@ fn answers_to_a_leader() {
     refused(leader(), answer(12, false, 0), "an answer about entry 12, the last one is 11");
     refused(leader(), answer(12, true, 3), "an answer about entry 12, the last one is 11");
     refused(leader(), answer(10, true, 12), "a hint at entry 12, the last one is 11");
-    assert_eq!(taken(leader(), answer(11, false, 0)).standing().commit, 11);
+    assert_eq!(taken(leader(), answer(11, false, 0)).standing().commit, Index(11));
     let stranger = raftpb::Message { from: Some(99), ..answer(11, false, 0) };
     refused(leader(), stranger, "raft: cannot step as peer not found");
 }
@@ -314,8 +323,8 @@ fn forwarded_requests() {
     refused(leader(), message(MessageType::MsgProp, 4), "a proposal of nothing");
     let bound = |term| raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, term) };
     let term = leader().standing().term;
-    assert_eq!(leader().request(Request::Receive(bound(term - 1))), Err(Refused::NoLeader));
-    assert_eq!(leader().request(Request::Receive(bound(term))), Ok(()));
+    assert_eq!(leader().request(Request::Receive(bound((term - 1).0))), Err(Refused::NoLeader));
+    assert_eq!(leader().request(Request::Receive(bound(term.0))), Ok(()));
     assert_eq!(follower().request(Request::Receive(bound(3))), Err(Refused::NoLeader));
     // The raft crate cannot forward what has a term, and this one has known a leader.
     let follower = taken(follower(), message(MessageType::MsgHeartbeat, 3));
@@ -333,7 +342,7 @@ fn what_the_caller_says_wrongly() {
     let other = |text: &str| Err(Refused::Other(text.to_owned()));
     let mut node = follower();
     let broken = |text: &str| Err(Broken(text.to_owned()));
-    assert_eq!(node.step(Event::Applied(9)), broken("entry 9 is applied, committed is 8"));
+    assert_eq!(node.step(Event::Applied(Index(9))), broken("entry 9 is applied, committed is 8"));
     assert_eq!(node.step(Event::LogSynced(1000)), broken("batch 1000 is synced, the last one was 1"));
     assert_eq!(node.request(Request::Read(1)), Err(Refused::NoLeader));
     assert_eq!(node.request(Request::Transfer(2)), Err(Refused::NoLeader));
@@ -345,8 +354,11 @@ fn what_the_caller_says_wrongly() {
     };
     assert_eq!(refused(|r| r.voters = vec![1, 1]), "a member named twice");
     assert_eq!(refused(|r| r.learners = vec![0]), "a member with the id 0");
-    assert_eq!(refused(|r| r.terms = vec![(1, 2), (1, 2)]), "the log's terms are out of order at entry 1");
-    assert_eq!(refused(|r| r.terms = vec![(1, 9)]), "the log's terms contradict the term of entry 6");
+    assert_eq!(
+        refused(|r| r.terms = vec![run(1, 2), run(1, 2)]),
+        "the log's terms are out of order at entry 1"
+    );
+    assert_eq!(refused(|r| r.terms = vec![run(1, 9)]), "the log's terms contradict the term of entry 6");
     let nobody = Node::new(Config::default(), restored()).expect_err("refused");
     assert_eq!(nobody.to_string(), "a member with the id 0");
 }
@@ -355,8 +367,8 @@ fn what_the_caller_says_wrongly() {
 #[test]
 fn a_vote_of_an_older_term_binds_nobody() {
     let entries = Vec::new();
-    let hard_state = HardState { term: 3, vote: 2, commit: 6 };
-    let restored = Restored { hard_state, applied_term: 5, terms: vec![], entries, ..restored() };
+    let hard_state = HardState { term: Term(3), vote: 2, commit: Index(6) };
+    let restored = Restored { hard_state, applied_term: Term(5), terms: vec![], entries, ..restored() };
     let mut node = Node::new(Config { id: 1, ..Config::default() }, restored).expect("starts");
     let ask = raftpb::Message {
         from: Some(3),
@@ -374,9 +386,9 @@ fn a_vote_of_an_older_term_binds_nobody() {
 fn only_the_entries_of_the_log_are_sent() {
     let mut node = leader();
     for index in [8, 11] {
-        node.step(Event::Applied(node.standing().commit.min(index))).expect("taken");
+        node.step(Event::Applied(node.standing().commit.min(Index(index)))).expect("taken");
     }
-    node.step(Event::Forgotten(8)).expect("taken");
+    node.step(Event::Forgotten(Index(8))).expect("taken");
     let reject = raftpb::Message {
         reject: Some(true),
         index: Some(10),
@@ -386,29 +398,35 @@ fn only_the_entries_of_the_log_are_sent() {
     };
     node.request(Request::Receive(reject)).expect("taken");
     let fetch = node.effects().expect("a fetch").fetches[0];
-    assert_eq!((fetch.to, fetch.first, fetch.last), (2, 5, 9));
+    assert_eq!((fetch.to, fetch.first, fetch.last), (2, Index(5), Index(9)));
     let entry = |index, term| Entry { term, index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
     let again = |node: &mut Node| {
         node.request(Request::Receive(message(MessageType::MsgHeartbeatResp, 4))).expect("taken");
         assert_eq!(node.effects().expect("asked for again").fetches, [fetch]);
     };
-    for wrong in [vec![entry(5, 3)], vec![entry(6, 2)], vec![entry(5, 2), entry(7, 2)], vec![]] {
+    for wrong in [
+        vec![entry(Index(5), Term(3))],
+        vec![entry(Index(6), Term(2))],
+        vec![entry(Index(5), Term(2)), entry(Index(7), Term(2))],
+        vec![],
+    ] {
         node.step(Event::Fetched { fetch, entries: wrong }).expect("taken");
         assert!(node.effects().is_none(), "something else than the log is sent");
         again(&mut node);
     }
-    node.step(Event::Fetched { fetch, entries: vec![entry(5, 2), entry(6, 2)] }).expect("taken");
+    node.step(Event::Fetched { fetch, entries: vec![entry(Index(5), Term(2)), entry(Index(6), Term(2))] })
+        .expect("taken");
     let sent = drain(&mut node);
     assert_eq!(sent[0].entries.iter().map(|e| e.index()).collect::<Vec<_>>(), [5, 6]);
     // Once the logs are known to meet, the next entries are read while these are sent.
     let accept = raftpb::Message { index: Some(6), ..message(MessageType::MsgAppResp, 4) };
     node.request(Request::Receive(accept)).expect("taken");
     let fetch = node.effects().expect("a fetch").fetches[0];
-    assert_eq!((fetch.first, fetch.last), (7, 9));
-    node.step(Event::Fetched { fetch, entries: vec![entry(7, 2)] }).expect("taken");
+    assert_eq!((fetch.first, fetch.last), (Index(7), Index(9)));
+    node.step(Event::Fetched { fetch, entries: vec![entry(Index(7), Term(2))] }).expect("taken");
     let effects = node.effects().expect("an append and a fetch");
     assert_eq!(effects.messages[0].entries[0].index(), 7);
-    assert_eq!(effects.fetches[0].first, 8);
+    assert_eq!(effects.fetches[0].first, Index(8));
 }
 
 #[test]
@@ -492,22 +510,22 @@ fn noise() {
 fn noise_message(dice: &mut Random, node: &Node) -> raftpb::Message {
     let standing = node.standing();
     let index = |dice: &mut Random| {
-        let bounds = [0, 1, standing.commit, standing.last, standing.last + 1, 1 << 40, u64::MAX];
+        let bounds = [0, 1, standing.commit.0, standing.last.0, standing.last.0 + 1, 1 << 40, u64::MAX];
         match dice.below(4) {
             0 => dice.pick(&bounds),
             1 => dice.pick(&bounds).saturating_sub(1),
-            _ => standing.last.saturating_sub(dice.below(6)),
+            _ => standing.last.saturating_sub(dice.below(6)).0,
         }
     };
     let term = |dice: &mut Random| match dice.below(12) {
         0 => 0,
-        1 => standing.term + 1,
-        2 => standing.term.saturating_sub(1),
-        _ => standing.term,
+        1 => standing.term.0 + 1,
+        2 => standing.term.previous().0,
+        _ => standing.term.0,
     };
     let kind = dice.pick(&[2, 3, 3, 3, 4, 4, 5, 6, 7, 8, 9, 13, 14, 15, 16, 17, 18]);
     let at = index(dice);
-    let log_term = if dice.one_in(4) { term(dice) } else { node.term_of(at).unwrap_or(1) };
+    let log_term = if dice.one_in(4) { term(dice) } else { node.term_of(Index(at)).unwrap_or(Term(1)).0 };
     let entries = (0..dice.below(4))
         .map(|offset| {
             let index = if dice.one_in(20) { index(dice) } else { at.saturating_add(1 + offset) };
@@ -515,7 +533,7 @@ fn noise_message(dice: &mut Random, node: &Node) -> raftpb::Message {
             let change = dice.one_in(8).then(|| conf_change(change));
             raftpb::Entry {
                 r#type: Some(i32::from(change.is_some())),
-                term: Some(if dice.one_in(20) { term(dice) } else { standing.term }),
+                term: Some(if dice.one_in(20) { term(dice) } else { standing.term.0 }),
                 index: Some(index),
                 data: Some(change.unwrap_or_else(|| Bytes::from_static(b"12345678"))),
             }

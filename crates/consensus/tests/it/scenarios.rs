@@ -3,6 +3,7 @@
 use api::raftpb::MessageType;
 use consensus::{ConfChangeKind, Event, ProgressState, Refused, Request, Role};
 use mainstay_consensus as consensus;
+use numbers::{Index, Term};
 
 use crate::sim::{Disk, Sim};
 
@@ -34,7 +35,7 @@ fn a_write_reaches_everybody() {
     same(&sim, &[1, 2, 3]);
     let progress = sim.node(1).progress();
     assert_eq!(
-        progress.iter().map(|p| (p.id, p.matched)).collect::<Vec<_>>(),
+        progress.iter().map(|p| (p.id, p.matched.0)).collect::<Vec<_>>(),
         [1, 2, 3].map(|id| (id, before + 5))
     );
     assert!(sim.node(2).progress().is_empty(), "a follower knows of nobody's progress");
@@ -97,7 +98,7 @@ fn a_vote_waits_for_its_sync() {
     // Pre-votes need no disk.
     deliver(&mut sim);
     deliver(&mut sim);
-    assert_eq!(sim.node(1).standing().term, 2);
+    assert_eq!(sim.node(1).standing().term, Term(2));
     assert!(sim.network.is_empty(), "a candidate asks before it has its own vote on disk");
     sim.sync(1, 1);
     deliver(&mut sim);
@@ -205,7 +206,7 @@ fn a_follower_gets_a_snapshot_of_what_is_discarded() {
         for message in std::mem::take(&mut sim.network) {
             if message.r#type() == MessageType::MsgSnap {
                 let state = sim.node(1).progress()[2].state;
-                assert_eq!(state, ProgressState::Snapshot { index: sim.member(1).state.index });
+                assert_eq!(state, ProgressState::Snapshot { index: Index(sim.member(1).state.index) });
             }
             sim.deliver(message);
         }
@@ -255,7 +256,7 @@ fn a_learner_joins_learns_and_gets_its_vote() {
     assert_eq!(sim.node(2).standing().role, Role::Follower);
     sim.propose(1, 1, 8).expect("a leader");
     sim.rest();
-    assert_eq!(sim.member(1).state.index, sim.node(1).standing().last);
+    assert_eq!(sim.member(1).state.index, sim.node(1).standing().last.0);
     sim.heal();
     sim.ticks(3);
     sim.propose_change(1, ConfChangeKind::AddVoter, 2).expect("a leader");
@@ -264,7 +265,7 @@ fn a_learner_joins_learns_and_gets_its_vote() {
     sim.isolate(&[1]);
     sim.propose(1, 1, 8).expect("a leader");
     sim.rest();
-    assert!(sim.member(1).state.index < sim.node(1).standing().last, "the new voter is needed");
+    assert!(sim.member(1).state.index < sim.node(1).standing().last.0, "the new voter is needed");
     sim.heal();
     sim.ticks(3);
     same(&sim, &[1, 2]);
@@ -329,7 +330,7 @@ fn a_removed_leader_goes_on_until_the_others_know() {
         let mut sim = led(members);
         sim.propose_change(1, ConfChangeKind::Remove, 1).expect("a leader");
         let change = sim.node(1).standing().last;
-        let tells = |message: &api::raftpb::Message| message.commit.is_some_and(|commit| commit >= change);
+        let tells = |message: &api::raftpb::Message| message.commit.is_some_and(|commit| commit >= change.0);
         for _ in 0..60 {
             sim.rest_losing(tells);
             sim.tick(1);
@@ -359,7 +360,7 @@ fn a_removed_leader_whom_nobody_answers_follows_the_next() {
     let mut sim = led(3);
     sim.propose_change(1, ConfChangeKind::Remove, 1).expect("a leader");
     let change = sim.node(1).standing().last;
-    let tells = |message: &api::raftpb::Message| message.commit.is_some_and(|commit| commit >= change);
+    let tells = |message: &api::raftpb::Message| message.commit.is_some_and(|commit| commit >= change.0);
     for _ in 0..3 {
         sim.rest_losing(tells);
         sim.tick(1);
@@ -656,7 +657,7 @@ fn bytes_in_flight_are_limited_and_lost_appends_found() {
     }
     sim.ticks(10);
     same(&sim, &[1, 2, 3]);
-    assert_eq!(sim.member(1).state.index, sim.node(1).standing().last);
+    assert_eq!(sim.member(1).state.index, sim.node(1).standing().last.0);
 }
 
 /// An idle leader's batches leave nothing behind, and a crash of all members loses nothing acknowledged.
@@ -675,6 +676,6 @@ fn everybody_crashes() {
     }
     sim.ticks(60);
     let leader = sim.leader().expect("elected");
-    assert!(sim.node(leader).standing().commit > commit);
+    assert!(sim.node(leader).standing().commit > Index(commit));
     same(&sim, &[1, 2, 3]);
 }

@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use api::raftpb::{self, MessageType};
 use bytes::Bytes;
 use consensus::{
-    Broken, ConfChange, ConfChangeKind, Config, Effects, Entry, EntryKind, Event, Fetch, HardState, Node,
-    Refused, Request, Restored, Role,
+    Broken, ConfChange, ConfChangeKind, Config, ConfirmedRead, Effects, Entry, EntryKind, Event, Fetch,
+    HardState, Node, Refused, Request, Restored, Role,
 };
 use mainstay_consensus as consensus;
+use numbers::{EntryId, Index, Term};
 use prost::Message as _;
 use testkit::Random;
 
@@ -73,7 +74,7 @@ impl Disk {
             return Some(self.before.1);
         }
         let at = index.checked_sub(self.before.0 + 1)?;
-        self.entries.get(usize::try_from(at).ok()?).map(|e| e.term)
+        self.entries.get(usize::try_from(at).ok()?).map(|e| e.term.0)
     }
 
     fn write(&mut self, write: Write) {
@@ -83,8 +84,8 @@ impl Disk {
             self.checkpoint = state;
         }
         if let Some(first) = write.entries.first() {
-            assert!(first.index > self.checkpoint.index, "an applied entry is rewritten");
-            let keep = usize::try_from(first.index - self.before.0 - 1).expect("small");
+            assert!(first.index > Index(self.checkpoint.index), "an applied entry is rewritten");
+            let keep = usize::try_from(first.index.0 - self.before.0 - 1).expect("small");
             assert!(keep <= self.entries.len(), "a gap on disk");
             self.entries.truncate(keep);
             self.entries.extend(write.entries);
@@ -96,22 +97,22 @@ impl Disk {
 
     fn restored(&self) -> Restored {
         let applied = self.checkpoint.index;
-        let mut terms: Vec<(u64, u64)> = Vec::new();
+        let mut terms: Vec<EntryId> = Vec::new();
         for index in self.before.0.max(1)..=applied {
-            let term = self.term_of(index).expect("on disk");
-            if terms.last().is_none_or(|run| run.1 != term) {
-                terms.push((index, term));
+            let term = Term(self.term_of(index).expect("on disk"));
+            if terms.last().is_none_or(|run| run.term != term) {
+                terms.push(EntryId { index: Index(index), term });
             }
         }
         Restored {
             hard_state: self.hard_state,
             voters: self.checkpoint.voters.iter().copied().collect(),
             learners: self.checkpoint.learners.iter().copied().collect(),
-            applied,
-            applied_term: self.checkpoint.term,
-            first_index: self.before.0 + 1,
+            applied: Index(applied),
+            applied_term: Term(self.checkpoint.term),
+            first_index: Index(self.before.0 + 1),
             terms,
-            entries: self.entries.iter().filter(|e| e.index > applied).cloned().collect(),
+            entries: self.entries.iter().filter(|e| e.index > Index(applied)).cloned().collect(),
         }
     }
 }
@@ -229,15 +230,15 @@ impl Sim {
         };
         let entries: Vec<Entry> = (1..=voters)
             .map(|id| Entry {
-                term: 1,
-                index: id,
+                term: Term(1),
+                index: Index(id),
                 kind: EntryKind::ConfChange,
                 data: conf_change(ConfChange { kind: ConfChangeKind::AddVoter, node: id }),
             })
             .collect();
         for id in 1..=voters {
             let disk = Disk {
-                hard_state: HardState { term: 1, vote: 0, commit: voters },
+                hard_state: HardState { term: Term(1), vote: 0, commit: Index(voters) },
                 checkpoint: State { voters: (1..=voters).collect(), ..State::default() },
                 before: (0, 0),
                 entries: entries.clone(),
@@ -355,7 +356,7 @@ impl Sim {
         if let Some(restore) = effects.restore {
             self.restores += 1;
             let state = member.snapshot.take().expect("a snapshot came before");
-            assert_eq!((state.index, state.term), (restore.index, restore.term));
+            assert_eq!((state.index, state.term), (restore.index.0, restore.term.0));
             assert_eq!(restore.voters, state.voters.iter().copied().collect::<Vec<_>>());
             assert_eq!(restore.learners, state.learners.iter().copied().collect::<Vec<_>>());
             assert!(effects.append.is_some(), "a snapshot without a number");
@@ -372,16 +373,19 @@ impl Sim {
             });
         }
         for entry in effects.commit {
-            assert!(member.disk.term_of(entry.index) == Some(entry.term), "committed before it was synced");
-            match self.committed.get(&entry.index) {
+            assert!(
+                member.disk.term_of(entry.index.0) == Some(entry.term.0),
+                "committed before it was synced"
+            );
+            match self.committed.get(&entry.index.0) {
                 Some(known) => assert_eq!(known, &entry, "committed entries differ"),
                 None => {
-                    self.committed.insert(entry.index, entry.clone());
+                    self.committed.insert(entry.index.0, entry.clone());
                 }
             }
             member.to_apply.push_back(entry);
         }
-        for (context, index) in effects.reads {
+        for ConfirmedRead { number: context, index: Index(index) } in effects.reads {
             let floor = self.reads[&context];
             assert!(index >= floor, "a read saw {index} after {floor} was committed");
             self.answered_reads.insert(context, index);
@@ -422,18 +426,18 @@ impl Sim {
         let node = self.node(id);
         let standing = node.standing();
         let voters = node.voters();
-        self.commit = self.commit.max(standing.commit);
+        self.commit = self.commit.max(standing.commit.0);
         if standing.role != Role::Leader {
             // What it learned from others was committed by the members of then.
-            self.members.get_mut(&id).expect("known").checked = standing.commit;
+            self.members.get_mut(&id).expect("known").checked = standing.commit.0;
             return;
         }
-        let leader = *self.leaders.entry(standing.term).or_insert(id);
+        let leader = *self.leaders.entry(standing.term.0).or_insert(id);
         assert_eq!(leader, id, "two leaders in term {}", standing.term);
         // A leader that was deposed may lack what the newer one commits.
-        if self.leaders.last_key_value().is_some_and(|(term, _)| *term == standing.term) {
+        if self.leaders.last_key_value().is_some_and(|(term, _)| *term == standing.term.0) {
             for (index, entry) in self.committed.iter().rev().take(20) {
-                let term = self.node(id).term_of(*index);
+                let term = self.node(id).term_of(Index(*index));
                 let discarded = *index <= self.members[&id].disk.before.0;
                 assert!(
                     discarded || term == Some(entry.term),
@@ -442,14 +446,14 @@ impl Sim {
             }
         }
         let member = &self.members[&id];
-        if standing.commit > member.checked {
+        if standing.commit > Index(member.checked) {
             let term = self.node(id).term_of(standing.commit).expect("in the log");
             let holders = voters
                 .iter()
                 .filter(|voter| {
                     self.members.get(voter).is_some_and(|m| {
-                        m.disk.checkpoint.index >= standing.commit
-                            || m.disk.term_of(standing.commit) == Some(term)
+                        m.disk.checkpoint.index >= standing.commit.0
+                            || m.disk.term_of(standing.commit.0) == Some(term.0)
                     })
                 })
                 .count();
@@ -458,7 +462,7 @@ impl Sim {
                 "entry {} is committed on {holders} of {voters:?}",
                 standing.commit
             );
-            self.members.get_mut(&id).expect("known").checked = standing.commit;
+            self.members.get_mut(&id).expect("known").checked = standing.commit.0;
         }
     }
 
@@ -484,16 +488,16 @@ impl Sim {
         for _ in 0..count {
             let member = self.members.get_mut(&id).expect("known");
             let Some(entry) = member.to_apply.pop_front() else { return };
-            assert_eq!(entry.index, member.state.index + 1, "committed entries leave a gap");
-            member.state.index = entry.index;
-            member.state.term = entry.term;
+            assert_eq!(entry.index, Index(member.state.index + 1), "committed entries leave a gap");
+            member.state.index = entry.index.0;
+            member.state.term = entry.term.0;
             if entry.kind == EntryKind::ConfChange
                 && let Some(change) = member.state.change(read_conf_change(&entry.data), self.voters_min)
             {
                 self.must(id, Event::ConfChanged(change));
             }
             // A snapshot may have come in between.
-            if self.members[&id].state.index == entry.index {
+            if self.members[&id].state.index == entry.index.0 {
                 self.must(id, Event::Applied(entry.index));
             }
         }
@@ -514,7 +518,7 @@ impl Sim {
 
     pub fn forget(&mut self, id: u64, keep: u64) {
         let index = self.members[&id].state.index.saturating_sub(keep);
-        self.must(id, Event::Forgotten(index));
+        self.must(id, Event::Forgotten(Index(index)));
     }
 
     /// The log drops all but the last `keep` entries of those in the checkpoint.
@@ -528,7 +532,7 @@ impl Sim {
         let gone = usize::try_from(index - member.disk.before.0).expect("small");
         member.disk.entries.drain(..gone);
         member.disk.before = (index, term);
-        self.must(id, Event::Discarded(index + 1));
+        self.must(id, Event::Discarded(Index(index + 1)));
     }
 
     /// Answers the oldest fetch with at most `count` entries.

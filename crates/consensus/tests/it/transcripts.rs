@@ -7,6 +7,7 @@ use consensus::{
     ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, Refused, Request, Restored,
 };
 use mainstay_consensus as consensus;
+use numbers::{Index, Term};
 
 fn config() -> Config {
     Config { id: 7, seed: 1, ..Config::default() }
@@ -14,11 +15,11 @@ fn config() -> Config {
 
 fn bootstrap() -> Restored {
     Restored {
-        hard_state: HardState { term: 1, vote: 0, commit: 1 },
+        hard_state: HardState { term: Term(1), vote: 0, commit: Index(1) },
         voters: vec![7],
         entries: vec![Entry {
-            term: 1,
-            index: 1,
+            term: Term(1),
+            index: Index(1),
             kind: EntryKind::ConfChange,
             data: Bytes::from_static(b"add 7"),
         }],
@@ -72,13 +73,13 @@ fn a_single_voter_from_bootstrap_to_a_committed_write() {
     drain(&mut node, &mut out, &mut numbers);
     let added = ConfChange { kind: ConfChangeKind::AddVoter, node: 7 };
     step(&mut node, Event::ConfChanged(added), &mut out, &mut numbers);
-    step(&mut node, Event::Applied(1), &mut out, &mut numbers);
+    step(&mut node, Event::Applied(Index(1)), &mut out, &mut numbers);
     request(&mut node, Request::Campaign, &mut out, &mut numbers);
     request(&mut node, Request::Propose(vec![Bytes::from_static(b"put")]), &mut out, &mut numbers);
     request(&mut node, Request::Propose(vec![Bytes::from_static(b"del")]), &mut out, &mut numbers);
     let (first, last) = (numbers[0], numbers[2]);
     step(&mut node, Event::LogSynced(first), &mut out, &mut numbers);
-    step(&mut node, Event::Applied(2), &mut out, &mut numbers);
+    step(&mut node, Event::Applied(Index(2)), &mut out, &mut numbers);
     step(&mut node, Event::LogSynced(last), &mut out, &mut numbers);
     let expected = "  commit 1.1 ConfChange b\"add 7\"
 ConfChanged(ConfChange { kind: AddVoter, node: 7 })
@@ -107,7 +108,7 @@ fn nothing_commits_before_it_is_synced() {
     let mut out = String::new();
     let mut numbers = Vec::new();
     drain(&mut node, &mut out, &mut numbers);
-    node.step(Event::Applied(1)).expect("taken");
+    node.step(Event::Applied(Index(1))).expect("taken");
     node.request(Request::Campaign).expect("taken");
     for n in 0..100u8 {
         node.request(Request::Propose(vec![Bytes::copy_from_slice(&[n])])).expect("taken");
@@ -116,27 +117,27 @@ fn nothing_commits_before_it_is_synced() {
             assert!(effects.commit.is_empty(), "committed without a sync");
         }
     }
-    assert_eq!(node.standing().commit, 1);
-    assert_eq!(node.standing().last, 102);
+    assert_eq!(node.standing().commit, Index(1));
+    assert_eq!(node.standing().last, Index(102));
 }
 
 #[test]
 fn a_restart_commits_what_was_acknowledged_under_a_new_term() {
     let entries = (4..=6u64)
         .map(|index| Entry {
-            term: 2,
-            index,
+            term: Term(2),
+            index: Index(index),
             kind: EntryKind::Normal,
             data: Bytes::from(format!("e{index}")),
         })
         .collect();
     let restored = Restored {
         // The commit index lags: it is not synced for its own sake.
-        hard_state: HardState { term: 2, vote: 7, commit: 3 },
+        hard_state: HardState { term: Term(2), vote: 7, commit: Index(3) },
         voters: vec![7],
         learners: vec![],
-        applied: 3,
-        applied_term: 2,
+        applied: Index(3),
+        applied_term: Term(2),
         entries,
         ..Restored::default()
     };
@@ -155,15 +156,20 @@ fn a_restart_commits_what_was_acknowledged_under_a_new_term() {
   commit 3.7 Normal b\"\"
 ";
     assert_eq!(out, expected, "\n{out}");
-    node.step(Event::Applied(7)).expect("taken");
-    node.step(Event::Forgotten(5)).expect("taken");
+    node.step(Event::Applied(Index(7))).expect("taken");
+    node.step(Event::Forgotten(Index(5))).expect("taken");
     assert_eq!(node.kept(), (2, 2));
 }
 
 #[test]
 fn a_gap_in_the_restored_log_is_refused() {
     let mut restored = bootstrap();
-    restored.entries.push(Entry { term: 1, index: 3, kind: EntryKind::Normal, data: Bytes::new() });
+    restored.entries.push(Entry {
+        term: Term(1),
+        index: Index(3),
+        kind: EntryKind::Normal,
+        data: Bytes::new(),
+    });
     let refused = Node::new(config(), restored).expect_err("a gap");
     assert_eq!(refused, Refused::Other("the log has no entry 2".to_owned()));
 }

@@ -1,5 +1,7 @@
 //! The list of files that make up a checkpoint.
 
+use numbers::{Index, Term};
+
 use super::{MANIFEST_MAGIC, METADATA_BYTES_MAX, VERSION};
 use crate::format::{u32_at, u64_at};
 
@@ -10,9 +12,9 @@ const NAME_BYTES_MAX: usize = 200;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
     /// Index of the last entry applied in it.
-    pub applied_index: u64,
+    pub applied_index: Index,
     /// That entry's term.
-    pub term: u64,
+    pub term: Term,
     /// The caller's, up to 1 MiB.
     pub metadata: Vec<u8>,
     /// Its files, in the caller's order.
@@ -48,8 +50,8 @@ impl Manifest {
         bytes.extend_from_slice(&MANIFEST_MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&(self.metadata.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&self.applied_index.to_le_bytes());
-        bytes.extend_from_slice(&self.term.to_le_bytes());
+        bytes.extend_from_slice(&self.applied_index.0.to_le_bytes());
+        bytes.extend_from_slice(&self.term.0.to_le_bytes());
         bytes.extend_from_slice(&(self.runs.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&self.metadata);
         for run in &self.runs {
@@ -98,7 +100,7 @@ impl Manifest {
         if !rest.is_empty() {
             return Err(malformed);
         }
-        let (applied_index, term) = (u64_at(body, 16), u64_at(body, 24));
+        let (applied_index, term) = (Index(u64_at(body, 16)), Term(u64_at(body, 24)));
         Ok(Manifest { applied_index, term, metadata, runs })
     }
 }

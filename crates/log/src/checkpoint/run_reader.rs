@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use disk::{Disk, File};
+use numbers::{Index, Term};
 
 use super::{
     BLOCK_BYTES_MAX, BLOCK_HEAD_BYTES, FOOTER_BYTES, METADATA_BYTES_MAX, RUN_HEAD_BYTES, RUN_MAGIC, Run,
@@ -29,9 +30,9 @@ pub struct RunReader {
     done: bool,
     chunk: BytesMut,
     /// Index of the last entry applied.
-    pub applied_index: u64,
+    pub applied_index: Index,
     /// That entry's term.
-    pub term: u64,
+    pub term: Term,
     /// The caller's metadata.
     pub metadata: Vec<u8>,
 }
@@ -79,8 +80,8 @@ impl RunReader {
             expected: run.clone(),
             done: false,
             chunk: BytesMut::new(),
-            applied_index: u64_at(body, 16),
-            term: u64_at(body, 24),
+            applied_index: Index(u64_at(body, 16)),
+            term: Term(u64_at(body, 24)),
             metadata: body[RUN_HEAD_BYTES..].to_vec(),
             path,
         })

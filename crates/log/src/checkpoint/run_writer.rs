@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use disk::{Disk, File};
+use numbers::{Index, Term};
 
 use super::{
     BLOCK_BYTES_MAX, BLOCK_HEAD_BYTES, FOOTER_BYTES, METADATA_BYTES_MAX, RUN_HEAD_BYTES, RUN_MAGIC, Run,
@@ -33,8 +34,8 @@ impl RunWriter {
         disk: Arc<dyn Disk>,
         dir: PathBuf,
         name: &str,
-        applied_index: u64,
-        term: u64,
+        applied_index: Index,
+        term: Term,
         metadata: &[u8],
         reserve: Option<PathBuf>,
     ) -> Result<RunWriter, OpenError> {
@@ -55,8 +56,8 @@ impl RunWriter {
         head.extend_from_slice(&RUN_MAGIC);
         head.extend_from_slice(&VERSION.to_le_bytes());
         head.extend_from_slice(&(metadata.len() as u32).to_le_bytes());
-        head.extend_from_slice(&applied_index.to_le_bytes());
-        head.extend_from_slice(&term.to_le_bytes());
+        head.extend_from_slice(&applied_index.0.to_le_bytes());
+        head.extend_from_slice(&term.0.to_le_bytes());
         head.extend_from_slice(metadata);
         let seed = crc32c::crc32c(&head);
         head.extend_from_slice(&seed.to_le_bytes());

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use disk::{Disk, DiskSpace};
+use numbers::{Index, Term};
 
 use super::manifest::is_run_name;
 use super::{Manifest, Run, RunReader, RunWriter};
@@ -55,8 +56,8 @@ impl CheckpointStore {
     pub fn begin(
         &self,
         name: &str,
-        applied_index: u64,
-        term: u64,
+        applied_index: Index,
+        term: Term,
         metadata: &[u8],
     ) -> Result<RunWriter, OpenError> {
         self.begin_within(name, applied_index, term, metadata, 0)
@@ -67,8 +68,8 @@ impl CheckpointStore {
     pub fn begin_within(
         &self,
         name: &str,
-        applied_index: u64,
-        term: u64,
+        applied_index: Index,
+        term: Term,
         metadata: &[u8],
         expected_bytes: u64,
     ) -> Result<RunWriter, OpenError> {

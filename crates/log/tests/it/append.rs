@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use disk::{Disk, MemDisk, RealDisk};
-use mainstay_log::{Batch, HardState, Log, LogEvent, Options, ReadError, Replayed, Reset, Value, ValueId};
+use mainstay_log::{
+    Batch, EntryPlace, HardState, Log, LogEvent, Options, ReadError, Replayed, Reset, Value, ValueId,
+};
 
+use numbers::{EntryId, Index, Term};
 use testkit::TempDir;
 
 use crate::kit::{DIR, entries, entry, open, open_with, options};
@@ -14,10 +17,10 @@ use crate::kit::{DIR, entries, entry, open, open_with, options};
 #[test]
 fn what_is_appended_is_read_back_and_replayed() {
     let disk = MemDisk::new(1);
-    let state = HardState { term: 2, vote: 7, commit: 40 };
+    let state = HardState { term: Term(2), vote: 7, commit: Index(40) };
     {
         let mut log = open(&disk).unwrap();
-        assert_eq!((log.recovered.first_index, log.recovered.last_index), (1, 0));
+        assert_eq!((log.recovered.first_index, log.recovered.last_index), (Index(1), Index(0)));
         for index in 1..=50 {
             log.put(entries(index..=index, 2, 1000));
         }
@@ -25,22 +28,25 @@ fn what_is_appended_is_read_back_and_replayed() {
         log.told(|told| assert_eq!((told.ticket, told.last_index, told.hard_state), (51, 50, Some(state))));
         assert!(log.log.segments().len() > 3, "50 KB fill several segments of 16 KiB");
         let values = log.log.values();
-        for (index, location) in log.told(|told| told.locations.clone()) {
-            let data = entry(index, 2, 1000).data;
+        for EntryPlace { index, location } in log.told(|told| told.locations.clone()) {
+            let data = entry(index.0, 2, 1000).data;
             let crc = crc32c::crc32c(&data[100..]);
             let at = mainstay_log::Location { offset: location.offset + 100, ..location };
             assert_eq!(values.read(at, 900, crc).unwrap(), data[100..]);
             assert!(matches!(values.read(at, 900, crc ^ 1), Err(ReadError::Damaged { .. })));
         }
-        let read = log.log.entries().read(3, 49, u64::MAX).unwrap();
+        let read = log.log.entries().read(Index(3), Index(49), u64::MAX).unwrap();
         assert!(read == entries(3..=48, 2, 1000).entries);
-        assert_eq!(log.log.entries().read(3, 49, 2500).unwrap().len(), 2);
-        assert_eq!(log.log.entries().read(3, 49, 0).unwrap().len(), 1);
-        assert!(matches!(log.log.entries().read(3, 52, 10), Err(ReadError::Unavailable)));
+        assert_eq!(log.log.entries().read(Index(3), Index(49), 2500).unwrap().len(), 2);
+        assert_eq!(log.log.entries().read(Index(3), Index(49), 0).unwrap().len(), 1);
+        assert!(matches!(log.log.entries().read(Index(3), Index(52), 10), Err(ReadError::Unavailable)));
     }
     let log = open(&disk).unwrap();
     assert_eq!(log.recovered.hard_state, state);
-    assert_eq!((log.recovered.first_index, log.recovered.last_index, log.recovered.last_term), (1, 50, 2));
+    assert_eq!(
+        (log.recovered.first_index, log.recovered.last_index, log.recovered.last_term),
+        (Index(1), Index(50), Term(2))
+    );
     assert!(log.entries() == entries(1..=50, 2, 1000).entries);
     assert!(log.recovered.repairs.is_empty(), "{:?}", log.recovered.repairs);
     for item in &log.replayed {
@@ -58,20 +64,23 @@ fn an_index_given_again_replaces_the_tail() {
     log.put(entries(1..=30, 1, 900));
     log.put(entries(11..=12, 2, 900));
     let expected = [entries(1..=10, 1, 900).entries, entries(11..=12, 2, 900).entries].concat();
-    assert!(log.log.entries().read(1, 13, u64::MAX).unwrap() == expected);
-    assert!(log.log.entries().read(1, 14, u64::MAX).is_err());
-    assert_eq!((log.log.entries().term(10).unwrap(), log.log.entries().term(11).unwrap()), (1, 2));
+    assert!(log.log.entries().read(Index(1), Index(13), u64::MAX).unwrap() == expected);
+    assert!(log.log.entries().read(Index(1), Index(14), u64::MAX).is_err());
+    assert_eq!(
+        (log.log.entries().term(Index(10)).unwrap(), log.log.entries().term(Index(11)).unwrap()),
+        (Term(1), Term(2))
+    );
     drop(log);
     let log = open(&disk).unwrap();
     assert!(log.entries() == expected);
-    assert!(log.log.entries().read(1, 13, u64::MAX).unwrap() == expected);
+    assert!(log.log.entries().read(Index(1), Index(13), u64::MAX).unwrap() == expected);
     // Opened behind them, the entries before are found when they are asked for.
     for from in 2..=13 {
         let log = open_with(options(), &disk, from).unwrap();
-        assert_eq!(log.recovered.first_index, 1);
+        assert_eq!(log.recovered.first_index, Index(1));
         assert!(log.entries_from(from) == expected[from as usize - 1..], "from {from}");
-        assert_eq!(log.log.entries().term(1).unwrap(), 1);
-        assert!(log.log.entries().read(1, 13, u64::MAX).unwrap() == expected);
+        assert_eq!(log.log.entries().term(Index(1)).unwrap(), Term(1));
+        assert!(log.log.entries().read(Index(1), Index(13), u64::MAX).unwrap() == expected);
     }
 }
 
@@ -80,15 +89,24 @@ fn a_reset_starts_the_log_again_behind_the_snapshot() {
     let disk = MemDisk::new(1);
     let mut log = open(&disk).unwrap();
     log.put(entries(1..=20, 1, 900));
-    log.put(Batch { reset: Some(Reset { index: 1000, term: 5 }), ..entries(1001..=1030, 5, 900) });
-    log.put(Batch { reset: Some(Reset { index: 500, term: 6 }), ..entries(501..=505, 6, 900) });
+    log.put(Batch {
+        reset: Some(Reset { index: Index(1000), term: Term(5) }),
+        ..entries(1001..=1030, 5, 900)
+    });
+    log.put(Batch { reset: Some(Reset { index: Index(500), term: Term(6) }), ..entries(501..=505, 6, 900) });
     drop(log);
     for from in [1, 501, 503] {
         let log = open_with(options(), &disk, from).unwrap();
-        assert_eq!((log.recovered.base, log.recovered.first_index), ((500, 6), 501));
-        assert_eq!((log.recovered.last_index, log.recovered.last_term), (505, 6));
-        assert!(log.log.entries().read(501, 506, u64::MAX).unwrap() == entries(501..=505, 6, 900).entries);
-        assert!(log.log.entries().read(15, 16, u64::MAX).is_err());
+        assert_eq!(
+            (log.recovered.base, log.recovered.first_index),
+            (EntryId { index: Index(500), term: Term(6) }, Index(501))
+        );
+        assert_eq!((log.recovered.last_index, log.recovered.last_term), (Index(505), Term(6)));
+        assert!(
+            log.log.entries().read(Index(501), Index(506), u64::MAX).unwrap()
+                == entries(501..=505, 6, 900).entries
+        );
+        assert!(log.log.entries().read(Index(15), Index(16), u64::MAX).is_err());
     }
 }
 
@@ -123,7 +141,7 @@ fn a_record_larger_than_a_segment_makes_its_segment_larger() {
     drop(log);
     let log = open(&disk).unwrap();
     assert!(log.entries()[..3] == [large(1), large(2), large(3)]);
-    assert_eq!(log.recovered.last_index, 9);
+    assert_eq!(log.recovered.last_index, Index(9));
 }
 
 #[test]
@@ -157,7 +175,7 @@ fn with_threads_on_a_real_disk() {
         }
     });
     let (mut log, _) =
-        Log::open(options.clone(), std::sync::Arc::new(RealDisk), 1, &mut |_| (), on_event).unwrap();
+        Log::open(options.clone(), std::sync::Arc::new(RealDisk), Index(1), &mut |_| (), on_event).unwrap();
     for index in 1..=1000 {
         log.append(entries(index..=index, 3, 1000)).unwrap();
     }
@@ -165,13 +183,13 @@ fn with_threads_on_a_real_disk() {
     let mut locations = 0;
     while last < 1000 {
         let synced = told.recv_timeout(Duration::from_secs(60)).expect("synced within a minute");
-        assert!(synced.last_index >= last);
-        last = synced.last_index;
+        assert!(synced.last_index >= Index(last));
+        last = synced.last_index.0;
         locations += synced.locations.len();
     }
     assert_eq!(locations, 1000);
     let all = entries(1..=1000, 3, 1000).entries;
-    assert!(log.entries().read(1, 1001, u64::MAX).unwrap() == all);
+    assert!(log.entries().read(Index(1), Index(1001), u64::MAX).unwrap() == all);
     // What is queued when the log is dropped is still written.
     log.append(entries(1001..=1001, 3, 10)).unwrap();
     drop(log);
@@ -179,12 +197,12 @@ fn with_threads_on_a_real_disk() {
     let (_log, recovered) = Log::open(
         Options { verify_all: true, ..options },
         std::sync::Arc::new(RealDisk),
-        1,
+        Index(1),
         &mut |item| count += usize::from(matches!(item, Replayed::Entry(..))),
         Box::new(|_| ()),
     )
     .unwrap();
-    assert_eq!((count, recovered.last_index, recovered.repairs.len()), (1001, 1001, 0));
+    assert_eq!((count, recovered.last_index, recovered.repairs.len()), (1001, Index(1001), 0));
 }
 
 #[test]

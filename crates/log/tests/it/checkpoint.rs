@@ -6,6 +6,7 @@ use std::sync::Arc;
 use disk::{Disk, Fault, MemDisk};
 use mainstay_log::OpenError;
 use mainstay_log::checkpoint::{CheckpointStore, Manifest};
+use numbers::{Index, Term};
 
 const DIR: &str = "/data/member/checkpoint";
 
@@ -15,10 +16,15 @@ fn store(disk: &MemDisk) -> Result<CheckpointStore, OpenError> {
 
 fn write(disk: &MemDisk, generation: u64) -> Result<(), OpenError> {
     let store = store(disk)?;
-    let mut manifest =
-        Manifest { applied_index: generation, term: 3, metadata: vec![9; 5], ..Manifest::default() };
+    let mut manifest = Manifest {
+        applied_index: Index(generation),
+        term: Term(3),
+        metadata: vec![9; 5],
+        ..Manifest::default()
+    };
     for part in 0..2u64 {
-        let mut run = store.begin(&format!("{generation}-{part}.run"), generation, 3, b"part")?;
+        let mut run =
+            store.begin(&format!("{generation}-{part}.run"), Index(generation), Term(3), b"part")?;
         for block in 0..3u64 {
             run.write_block(&[(generation + part + block) as u8; 700])?;
             run.sync()?;
@@ -38,7 +44,7 @@ fn read(disk: &MemDisk) -> Result<Option<(Manifest, Vec<u8>)>, OpenError> {
         let mut reader = store.read(run)?;
         assert_eq!(
             (reader.applied_index, reader.term, &reader.metadata[..]),
-            (manifest.applied_index, 3, &b"part"[..])
+            (manifest.applied_index, Term(3), &b"part"[..])
         );
         while let Some(block) = reader.next_block()? {
             all.extend_from_slice(&block);
@@ -59,10 +65,13 @@ fn what_was_committed_is_read_and_the_rest_is_pruned() {
     for generation in 1..=3 {
         write(&disk, generation).unwrap();
         let (manifest, bytes) = read(&disk).unwrap().unwrap();
-        assert_eq!((manifest.applied_index, bytes), (generation, image(generation)));
+        assert_eq!((manifest.applied_index, bytes), (Index(generation), image(generation)));
         assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 3);
     }
-    assert!(store(&disk).unwrap().begin("3-0.run", 1, 1, &[]).is_err(), "a run is never overwritten");
+    assert!(
+        store(&disk).unwrap().begin("3-0.run", Index(1), Term(1), &[]).is_err(),
+        "a run is never overwritten"
+    );
 }
 
 #[test]
@@ -76,8 +85,8 @@ fn a_crash_at_any_operation_leaves_the_old_or_the_new_checkpoint() {
             let acknowledged = write(&disk, 2).is_ok();
             disk.crash();
             let (manifest, bytes) = read(&disk).unwrap().expect("the first one was committed");
-            assert_eq!(bytes, image(manifest.applied_index), "seed {seed}, operation {nth}");
-            assert!(!acknowledged || manifest.applied_index == 2, "seed {seed}, operation {nth}");
+            assert_eq!(bytes, image(manifest.applied_index.0), "seed {seed}, operation {nth}");
+            assert!(!acknowledged || manifest.applied_index == Index(2), "seed {seed}, operation {nth}");
             outcomes.insert(manifest.applied_index);
             // Whatever is left lying about is in nobody's way.
             write(&disk, 3).or_else(|_| write(&disk, 4)).unwrap();
@@ -86,7 +95,7 @@ fn a_crash_at_any_operation_leaves_the_old_or_the_new_checkpoint() {
             }
         }
     }
-    assert_eq!(outcomes.into_iter().collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(outcomes.into_iter().collect::<Vec<_>>(), [Index(1), Index(2)]);
 }
 
 #[test]
@@ -100,11 +109,11 @@ fn a_failed_operation_is_told_and_never_committed_halfway() {
         let reached = disk.ops() >= target;
         disk.heal();
         let (manifest, bytes) = read(&disk).unwrap().expect("the first one was committed");
-        assert_eq!(bytes, image(manifest.applied_index));
+        assert_eq!(bytes, image(manifest.applied_index.0));
         match outcome {
             Ok(()) => {
                 assert!(!reached, "operation {nth} failed and nobody was told");
-                assert_eq!(manifest.applied_index, 2);
+                assert_eq!(manifest.applied_index, Index(2));
                 break;
             }
             Err(error) => assert!(error.to_string().contains(DIR), "{error}"),

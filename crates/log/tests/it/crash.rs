@@ -4,22 +4,23 @@ use std::collections::BTreeMap;
 
 use disk::{Fault, MemDisk, Operation};
 use mainstay_log::{Batch, Entry, HardState, LogEvent, OpenError, Replayed, Reset};
+use numbers::{EntryId, Index, Term};
 
 use crate::kit::{Opened, entries, entry, open};
 
 /// What the log was asked to hold, batch by batch: the states a reopened one may be in.
 #[derive(Clone, Default, PartialEq, Debug)]
 struct Model {
-    entries: BTreeMap<u64, Entry>,
+    entries: BTreeMap<Index, Entry>,
     hard_state: HardState,
-    base: (u64, u64),
+    base: EntryId,
 }
 
 impl Model {
     fn apply(&mut self, batch: &Batch) {
         if let Some(Reset { index, term }) = batch.reset {
             self.entries.clear();
-            self.base = (index, term);
+            self.base = EntryId { index, term };
         }
         for entry in &batch.entries {
             self.entries.split_off(&entry.index);
@@ -31,7 +32,7 @@ impl Model {
 
 /// A script of appends, groups of them committed together, that crosses segments, truncates and resets.
 fn script() -> Vec<Vec<Batch>> {
-    let state = |term, commit| Some(HardState { term, vote: 1, commit });
+    let state = |term, commit| Some(HardState { term: Term(term), vote: 1, commit: Index(commit) });
     vec![
         vec![Batch { hard_state: state(1, 0), ..Batch::default() }],
         vec![
@@ -43,7 +44,7 @@ fn script() -> Vec<Vec<Batch>> {
         vec![Batch { hard_state: state(2, 8), ..entries(10..=11, 2, 400) }, entries(12..=14, 2, 1500)],
         vec![entries(15..=30, 2, 1100)],
         vec![Batch {
-            reset: Some(Reset { index: 40, term: 3 }),
+            reset: Some(Reset { index: Index(40), term: Term(3) }),
             hard_state: state(3, 40),
             ..Batch::default()
         }],
@@ -122,7 +123,7 @@ fn check(log: &Opened, acknowledged: u64, what: &str) {
         one.entries = one.entries.split_off(&first);
         one == found
     });
-    let indexes: Vec<u64> = found.entries.keys().copied().collect();
+    let indexes: Vec<Index> = found.entries.keys().copied().collect();
     assert!(fits, "{what}: acknowledged {acknowledged}, found base {:?} entries {indexes:?}", found.base);
     let (from, to) = (first, log.recovered.last_index + 1);
     let read = log.log.entries().read(from, to, u64::MAX).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -169,11 +170,11 @@ fn continue_after(mut log: Opened, disk: &MemDisk, what: &str) {
     let first = log.recovered.first_index;
     let last = log.recovered.last_index;
     let mut expected: Vec<Entry> = log.entries().into_iter().filter(|entry| entry.index >= first).collect();
-    for index in last + 1..=last + 12 {
+    for index in last.0 + 1..=last.0 + 12 {
         log.put(entries(index..=index, 9, 800));
         expected.push(entry(index, 9, 800));
     }
-    log.told(|told| assert_eq!((told.ticket, told.last_index), (12, last + 12), "{what}"));
+    log.told(|told| assert_eq!((told.ticket, told.last_index), (12, last.0 + 12), "{what}"));
     drop(log);
     let log = open(disk).unwrap_or_else(|error| panic!("{what}, again: {error}"));
     assert!(log.recovered.repairs.is_empty(), "{what}: {:?}", log.recovered.repairs);
@@ -251,14 +252,14 @@ fn released_segments_stay_released_through_a_crash_at_any_operation() {
             let there = log.log.segments().iter().any(|one| one.seq == 1);
             assert!(!(gone && there), "{what}: a release that was recorded is not taken back");
             assert!(log.log.segments().iter().any(|one| one.seq == 0), "{what}: others stay");
-            assert!(log.recovered.last_index >= acknowledged, "{what}");
+            assert!(log.recovered.last_index >= Index(acknowledged), "{what}");
             if !there {
-                assert!(log.recovered.first_index > 1, "{what}");
+                assert!(log.recovered.first_index > Index(1), "{what}");
             }
             let first = log.recovered.first_index;
             let last = log.recovered.last_index;
             let read = log.log.entries().read(first, last + 1, u64::MAX).unwrap();
-            assert!(read == entries(first..=last, 1, 1000).entries, "{what}");
+            assert!(read == entries(first.0..=last.0, 1, 1000).entries, "{what}");
             if finished {
                 break;
             }
@@ -275,11 +276,11 @@ fn nothing_is_acknowledged_before_it_is_synced() {
     let (mut log, _) = mainstay_log::Log::open(
         crate::kit::options(),
         std::sync::Arc::new(disk.clone()),
-        1,
+        Index(1),
         &mut |_| (),
         Box::new(move |event| {
             if let LogEvent::Synced(synced) = event
-                && synced.last_index == 7
+                && synced.last_index == Index(7)
             {
                 look_at.crash();
                 let log = open(&look_at).unwrap();

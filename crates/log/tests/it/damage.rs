@@ -4,6 +4,7 @@ use std::path::Path;
 
 use disk::{Disk, MemDisk};
 use mainstay_log::{Batch, HardState, OpenError, Options};
+use numbers::{Index, Term};
 use testkit::Random;
 
 use crate::kit::{DIR, Opened, entries, open, open_with, options, segment_path};
@@ -15,7 +16,10 @@ fn filled() -> MemDisk {
     for index in 1..=22 {
         log.put(entries(index..=index, 1, 904));
     }
-    log.put(Batch { hard_state: Some(HardState { term: 1, vote: 2, commit: 22 }), ..Batch::default() });
+    log.put(Batch {
+        hard_state: Some(HardState { term: Term(1), vote: 2, commit: Index(22) }),
+        ..Batch::default()
+    });
     assert_eq!(log.log.segments().len(), 3);
     disk
 }
@@ -46,7 +50,7 @@ fn every_flipped_bit_is_classified() {
                     // The last batch cannot be told from one that was never acknowledged.
                     assert_eq!(log.recovered.repairs.len(), 1, "{what}");
                     assert_eq!(log.recovered.repairs[0].offset as usize, last_batch, "{what}");
-                    assert_eq!(log.recovered.last_index, 22, "{what}");
+                    assert_eq!(log.recovered.last_index, Index(22), "{what}");
                 }
                 Ok(_) => panic!("{what}: damage was not noticed"),
                 Err(error) => {
@@ -74,7 +78,10 @@ fn segments_that_need_not_be_read_are_verified_when_asked_for() {
     disk.plant(&path, bad);
     assert!(open(&disk).is_err());
     let log = open_with(options(), &disk, 20).unwrap();
-    assert!(log.log.entries().read(1, 20, u64::MAX).is_err(), "and are verified when they are read");
+    assert!(
+        log.log.entries().read(Index(1), Index(20), u64::MAX).is_err(),
+        "and are verified when they are read"
+    );
     assert!(open_with(Options { verify_all: true, ..options() }, &disk, 20).is_err());
 }
 
@@ -89,12 +96,12 @@ fn a_torn_tail_is_cut_off_and_told_once() {
     bad[end..end + 300].fill(0xa5);
     disk.plant(&path, bad);
     let mut log = open(&disk).unwrap();
-    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (22, 1));
+    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (Index(22), 1));
     assert_eq!(log.recovered.repairs[0].file, path);
     log.put(entries(23..=23, 1, 10));
     drop(log);
     let log = open(&disk).unwrap();
-    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (23, 0));
+    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (Index(23), 0));
 }
 
 #[test]
@@ -158,7 +165,7 @@ fn garbage_never_panics() {
         }
         if let Ok(mut log) = open(&disk) {
             let next = log.recovered.last_index + 1;
-            log.put(entries(next..=next + 3, 50, 500));
+            log.put(entries(next.0..=(next + 3).0, 50, 500));
             drop(log);
             let log = open(&disk).unwrap_or_else(|error| panic!("round {round}: {error}"));
             assert_eq!(log.recovered.last_index, next + 3);
@@ -172,13 +179,17 @@ fn values_of_any_content_never_read_as_records() {
     let disk = filled();
     let inside = disk.contents(&segment_path(2)).unwrap();
     let mut log = open(&disk).unwrap();
-    let entry =
-        mainstay_log::Entry { term: 1, index: 23, entry_type: 0, data: inside[4096..].to_vec().into() };
+    let entry = mainstay_log::Entry {
+        term: Term(1),
+        index: Index(23),
+        entry_type: 0,
+        data: inside[4096..].to_vec().into(),
+    };
     log.put(Batch { entries: vec![entry], ..Batch::default() });
     log.put(entries(24..=24, 1, 10));
     drop(log);
     let log = open(&disk).unwrap();
-    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (24, 0));
+    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (Index(24), 0));
     assert!(disk.exists(Path::new(DIR)).unwrap());
 }
 
@@ -196,7 +207,7 @@ fn what_is_left_of_a_torn_write_is_wiped_so_that_it_cannot_come_back() {
     bad[from..from + 512].fill(0);
     disk.plant(&path, bad);
     let log = open(&disk).unwrap();
-    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (22, 1));
+    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (Index(22), 1));
     assert!(disk.contents(&path).unwrap()[from..end].iter().all(|byte| *byte == 0));
 }
 
@@ -208,7 +219,7 @@ fn a_record_missing_at_the_end_of_a_sealed_segment_is_noticed() {
     while log.log.segments().len() < 2 {
         log.put(entries(index..=index, 1, 904));
         log.put(Batch {
-            hard_state: Some(HardState { term: 1, vote: 1, commit: index }),
+            hard_state: Some(HardState { term: Term(1), vote: 1, commit: Index(index) }),
             ..Batch::default()
         });
         index += 1;
@@ -236,7 +247,7 @@ fn a_log_that_was_closed_in_order_ends_where_it_did_then() {
         reference.log.values().log_end().unwrap()
     };
     let closed = || Options { closed_at: Some(end), ..options() };
-    assert_eq!((end.segment, end.last_index), (2, 22));
+    assert_eq!((end.segment, end.last_index), (2, Index(22)));
     assert!(open_with(closed(), &disk, 1).unwrap().recovered.repairs.is_empty());
     let path = segment_path(2);
     let good = disk.contents(&path).unwrap();
@@ -267,7 +278,7 @@ fn a_log_that_was_closed_in_order_ends_where_it_did_then() {
     disk.plant(&next, vec![7; 100]);
     assert!(open(&disk).is_err(), "after a crash it may have been in use");
     let opened = open_with(closed(), &disk, 1).unwrap();
-    assert_eq!(opened.recovered.last_index, 22);
+    assert_eq!(opened.recovered.last_index, Index(22));
     assert_eq!(opened.recovered.repairs.len(), 1);
 }
 
@@ -280,11 +291,11 @@ fn a_log_that_went_on_behind_its_known_end_is_not_refused() {
     for last in [23, 60] {
         let mut log = open(&disk).unwrap();
         let first = log.recovered.last_index + 1;
-        for index in first..=last {
+        for index in first.0..=last {
             log.put(entries(index..=index, 1, 904));
         }
         drop(log);
-        assert_eq!(open_with(closed(), &disk, 1).unwrap().recovered.last_index, last);
+        assert_eq!(open_with(closed(), &disk, 1).unwrap().recovered.last_index, Index(last));
     }
     // A segment behind it whose header is damaged may be in use as well.
     let next = segment_path(open(&disk).unwrap().log.values().log_end().unwrap().segment + 1);

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use disk::MemDisk;
 use mainstay_log::{Batch, Entry, HardState, Options};
+use numbers::{Index, Term};
 
 use crate::kit::{Opened, entries, entry, open_with, options, segment_path};
 
@@ -64,8 +65,8 @@ fn poison(from: u32, index: u64) -> Bytes {
 
 fn put(log: &mut Opened, index: u64, data: Bytes) {
     log.put(Batch {
-        entries: vec![Entry { term: 1, index, entry_type: 0, data }],
-        hard_state: Some(HardState { term: 1, vote: 0x3e, commit: index }),
+        entries: vec![Entry { term: Term(1), index: Index(index), entry_type: 0, data }],
+        hard_state: Some(HardState { term: Term(1), vote: 0x3e, commit: Index(index) }),
         ..Batch::default()
     });
 }
@@ -93,7 +94,7 @@ fn values_made_of_guessed_records_do_no_harm_in_recycled_files() {
         let options = closed(log);
         log = open_with(options, &disk, 1).unwrap_or_else(|error| panic!("round {round}: {error}"));
         let found = (log.recovered.last_index, log.recovered.hard_state.term, log.recovered.repairs.len());
-        assert_eq!(found, (index, 1, 0), "round {round}");
+        assert_eq!(found, (Index(index), Term(1), 0), "round {round}");
         // Killed in a write that left garbage.
         let end = log.log.values().log_end().unwrap();
         drop(log);
@@ -104,7 +105,11 @@ fn values_made_of_guessed_records_do_no_harm_in_recycled_files() {
         torn[from..to].fill(0xa5);
         disk.plant(&path, torn);
         log = open_with(real(), &disk, 1).unwrap_or_else(|error| panic!("round {round}, torn: {error}"));
-        assert_eq!((log.recovered.last_index, log.recovered.hard_state.term), (index, 1), "round {round}");
+        assert_eq!(
+            (log.recovered.last_index, log.recovered.hard_state.term),
+            (Index(index), Term(1)),
+            "round {round}"
+        );
     }
 }
 
@@ -131,8 +136,8 @@ fn the_batch_that_was_torn_may_hold_whatever_it_likes() {
         disk.plant(&path, torn);
         let mut log = open_with(real(), &disk, 1).unwrap_or_else(|error| panic!("sector {sector}: {error}"));
         let last = log.recovered.last_index;
-        assert!(last == 3 || last == 4 && sector == (end - 1) / 512, "sector {sector}: {last}");
-        log.put(Batch { entries: vec![entry(last + 1, 2, 40)], ..Batch::default() });
+        assert!(last == Index(3) || last == Index(4) && sector == (end - 1) / 512, "sector {sector}: {last}");
+        log.put(Batch { entries: vec![entry((last + 1).0, 2, 40)], ..Batch::default() });
         drop(log);
         assert_eq!(open_with(real(), &disk, 1).unwrap().recovered.last_index, last + 1, "sector {sector}");
     }
@@ -156,7 +161,7 @@ fn a_record_copied_to_another_place_of_its_own_segment_is_none() {
         bad[at..at + record.len()].copy_from_slice(&record);
         disk.plant(&path, bad);
         let log = open_with(real(), &disk, 1).unwrap_or_else(|error| panic!("at {at}: {error}"));
-        assert_eq!(log.recovered.last_index, 3, "at {at}");
+        assert_eq!(log.recovered.last_index, Index(3), "at {at}");
     }
 }
 

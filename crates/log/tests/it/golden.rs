@@ -6,6 +6,7 @@ use std::sync::Arc;
 use disk::{Disk, MemDisk};
 use mainstay_log::checkpoint::{CheckpointStore, Manifest};
 use mainstay_log::{Batch, Entry, HardState, Replayed, Reset, Value, ValueId};
+use numbers::{EntryId, Index, Term};
 
 use crate::kit::{DIR, open, segment_path};
 
@@ -39,18 +40,18 @@ fn undump(text: &str) -> Vec<u8> {
 }
 
 fn entry(index: u64, term: u64, data: &'static str) -> Entry {
-    Entry { term, index, entry_type: 1, data: data.into() }
+    Entry { term: Term(term), index: Index(index), entry_type: 1, data: data.into() }
 }
 
 fn batches() -> Vec<Batch> {
     vec![
         Batch {
             entries: vec![entry(1, 2, "first"), entry(2, 2, "second entry")],
-            hard_state: Some(HardState { term: 2, vote: 0x3e, commit: 1 }),
+            hard_state: Some(HardState { term: Term(2), vote: 0x3e, commit: Index(1) }),
             ..Batch::default()
         },
         Batch {
-            reset: Some(Reset { index: 100, term: 5 }),
+            reset: Some(Reset { index: Index(100), term: Term(5) }),
             entries: vec![entry(101, 5, "")],
             values: vec![Value { id: ValueId { main: 7, sub: -2 }, data: "moved".into() }],
             hard_state: None,
@@ -60,11 +61,13 @@ fn batches() -> Vec<Batch> {
 
 fn write_checkpoint(disk: &MemDisk) {
     let store = CheckpointStore::open(Arc::new(disk.clone()), "/c").unwrap();
-    let mut run = store.begin("7.run", 0x1234, 5, b"meta").unwrap();
+    let mut run = store.begin("7.run", Index(0x1234), Term(5), b"meta").unwrap();
     run.write_block(b"one").unwrap();
     run.write_block(b"two and more").unwrap();
     let runs = vec![run.finish().unwrap()];
-    store.commit(&Manifest { applied_index: 0x1234, term: 5, metadata: b"all".to_vec(), runs }).unwrap();
+    store
+        .commit(&Manifest { applied_index: Index(0x1234), term: Term(5), metadata: b"all".to_vec(), runs })
+        .unwrap();
 }
 
 #[test]
@@ -90,10 +93,10 @@ fn opens(segment: &str) {
     disk.create_dir_all(Path::new(DIR)).unwrap();
     disk.plant(&segment_path(0), undump(segment));
     let log = open(&disk).unwrap();
-    let state = HardState { term: 2, vote: 0x3e, commit: 1 };
+    let state = HardState { term: Term(2), vote: 0x3e, commit: Index(1) };
     assert_eq!(
         (log.recovered.hard_state, log.recovered.base, log.recovered.last_index),
-        (state, (100, 5), 101)
+        (state, EntryId { index: Index(100), term: Term(5) }, Index(101))
     );
     let kinds: Vec<&Replayed> =
         log.replayed.iter().filter(|item| !matches!(item, Replayed::HardState(_))).collect();
@@ -126,7 +129,7 @@ fn a_segment_of_version_1_is_left_as_soon_as_another_is_ready() {
     let segments = log.log.segments();
     assert!(segments[0].sealed && segments.len() == 2, "{segments:?}");
     drop(log);
-    assert_eq!(open(&disk).unwrap().recovered.last_index, 102);
+    assert_eq!(open(&disk).unwrap().recovered.last_index, Index(102));
 
     // Nothing but the rest of it is there on a full disk.
     let disk = MemDisk::new(1);
@@ -137,7 +140,7 @@ fn a_segment_of_version_1_is_left_as_soon_as_another_is_ready() {
     log.put(Batch { entries: vec![entry(102, 5, "stays")], ..Batch::default() });
     assert_eq!(log.log.segments().len(), 1);
     drop(log);
-    assert_eq!(open(&disk).unwrap().recovered.last_index, 102);
+    assert_eq!(open(&disk).unwrap().recovered.last_index, Index(102));
 }
 
 #[test]
@@ -157,7 +160,10 @@ fn a_checkpoint_of_version_1_opens() {
     disk.plant(Path::new("/c/7.run"), undump(RUN));
     disk.plant(Path::new("/c/MANIFEST"), undump(MANIFEST));
     let manifest = store.load().unwrap().unwrap();
-    assert_eq!((manifest.applied_index, manifest.term, &manifest.metadata[..]), (0x1234, 5, &b"all"[..]));
+    assert_eq!(
+        (manifest.applied_index, manifest.term, &manifest.metadata[..]),
+        (Index(0x1234), Term(5), &b"all"[..])
+    );
     let mut run = store.read(&manifest.runs[0]).unwrap();
     assert_eq!(run.next_block().unwrap().unwrap(), &b"one"[..]);
     assert_eq!(run.next_block().unwrap().unwrap(), &b"two and more"[..]);

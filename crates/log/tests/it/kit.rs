@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use disk::{Disk, MemDisk};
 use mainstay_log::{
-    Batch, Entry, Fatal, HardState, Location, Log, LogEvent, OpenError, Options, Recovered, Replayed, Space,
-    ValueId,
+    Batch, Entry, EntryPlace, Fatal, HardState, Location, Log, LogEvent, OpenError, Options, Recovered,
+    Replayed, Space, ValueId,
 };
+use numbers::{Index, Term};
 use testkit::Random;
 
 /// Directory of the log under test.
@@ -25,7 +26,7 @@ pub struct Told {
     pub ticket: u64,
     pub last_index: u64,
     pub hard_state: Option<HardState>,
-    pub locations: Vec<(u64, Location)>,
+    pub locations: Vec<EntryPlace>,
     pub values: Vec<(ValueId, Location)>,
     pub spaces: Vec<Space>,
     pub failed: Vec<Fatal>,
@@ -46,7 +47,7 @@ pub fn open_with(options: Options, disk: &dyn CloneDisk, from_index: u64) -> Res
     let (log, recovered) = Log::open(
         options,
         disk.arc(),
-        from_index,
+        Index(from_index),
         &mut |item| replayed.push(item),
         Box::new(move |event| {
             let mut told = listener.lock().unwrap();
@@ -54,7 +55,7 @@ pub fn open_with(options: Options, disk: &dyn CloneDisk, from_index: u64) -> Res
                 LogEvent::Synced(synced) => {
                     assert!(told.failed.is_empty(), "nothing is acknowledged after a failure");
                     told.ticket = synced.ticket;
-                    told.last_index = synced.last_index;
+                    told.last_index = synced.last_index.0;
                     told.hard_state = synced.hard_state.or(told.hard_state);
                     told.locations.extend(synced.locations);
                     told.values.extend(synced.values);
@@ -101,7 +102,7 @@ impl Opened {
                 _ => {}
             }
         }
-        entries.retain(|entry| entry.index >= from);
+        entries.retain(|entry| entry.index.0 >= from);
         entries
     }
 
@@ -119,7 +120,7 @@ impl Opened {
 /// An entry whose data tells index and term, `len` bytes.
 pub fn entry(index: u64, term: u64, len: usize) -> Entry {
     let data = Random::new(index << 32 ^ term).bytes(len);
-    Entry { term, index, entry_type: 0, data: Bytes::from(data) }
+    Entry { term: Term(term), index: Index(index), entry_type: 0, data: Bytes::from(data) }
 }
 
 pub fn entries(range: std::ops::RangeInclusive<u64>, term: u64, len: usize) -> Batch {

@@ -2,6 +2,7 @@
 
 use disk::{Disk, MemDisk};
 use mainstay_log::{Batch, HardState, Log, LogEvent, Options, ReadError, Refusal, ReleaseError, Space};
+use numbers::{Index, Term};
 
 use crate::kit::{DIR, entries, open, open_with, options};
 
@@ -34,8 +35,11 @@ fn the_alarm_comes_before_the_room_is_gone_and_releasing_makes_room_again() {
         assert!(told.failed.is_empty(), "a full disk does not stop the member");
     });
     // Raft can still vote.
-    log.put(Batch { hard_state: Some(HardState { term: 9, vote: 1, commit: 3 }), ..Batch::default() });
-    log.told(|told| assert_eq!(told.hard_state.map(|state| state.term), Some(9)));
+    log.put(Batch {
+        hard_state: Some(HardState { term: Term(9), vote: 1, commit: Index(3) }),
+        ..Batch::default()
+    });
+    log.told(|told| assert_eq!(told.hard_state.map(|state| state.term), Some(Term(9))));
     let oldest = log.log.segments()[0].seq;
     for seq in [oldest, oldest + 1, oldest + 2] {
         log.log.release(seq).unwrap();
@@ -46,8 +50,8 @@ fn the_alarm_comes_before_the_room_is_gone_and_releasing_makes_room_again() {
     log.told(|told| assert_eq!(told.last_index, index + 20));
     drop(log);
     let log = open(&disk).unwrap();
-    assert_eq!(log.recovered.last_index, index + 20);
-    assert_eq!(log.recovered.hard_state.term, 9);
+    assert_eq!(log.recovered.last_index, Index(index + 20));
+    assert_eq!(log.recovered.hard_state.term, Term(9));
 }
 
 #[test]
@@ -66,7 +70,9 @@ fn a_batch_that_outruns_the_room_waits_and_goes_on() {
     log.log.turn();
     log.told(|told| assert_eq!((told.ticket, told.last_index), (ticket, 90)));
     assert_eq!(log.log.queued_bytes(), 0);
-    assert!(log.log.entries().read(1, 91, u64::MAX).unwrap() == entries(1..=90, 1, 1000).entries);
+    assert!(
+        log.log.entries().read(Index(1), Index(91), u64::MAX).unwrap() == entries(1..=90, 1, 1000).entries
+    );
 }
 
 /// A log driven by hand must come back from its turn though the next segment is ready and does not help.
@@ -98,7 +104,7 @@ fn released_files_are_recycled_and_old_records_never_read_as_new() {
         let sealed: Vec<u32> =
             log.log.segments().iter().filter(|one| one.sealed).map(|one| one.seq).collect();
         let values = log.log.values();
-        let (_, location) = log.told(|told| told.locations[0]);
+        let location = log.told(|told| told.locations[0].location);
         for seq in &sealed {
             log.log.release(*seq).unwrap();
             assert_eq!(log.log.release(*seq), Err(ReleaseError::Unknown), "once is enough");
@@ -111,7 +117,7 @@ fn released_files_are_recycled_and_old_records_never_read_as_new() {
         assert_eq!(log.log.release(active), Err(ReleaseError::Active));
         assert_eq!(log.log.release(active + 9), Err(ReleaseError::Unknown));
         // A crash or not: the recycled file's old records lie behind the end, every time at another place.
-        let last = log.recovered.last_index.max(log.told(|told| told.last_index));
+        let last = log.recovered.last_index.max(Index(log.told(|told| told.last_index)));
         drop(log);
         if round % 2 == 0 {
             disk.crash();
@@ -120,7 +126,7 @@ fn released_files_are_recycled_and_old_records_never_read_as_new() {
         assert_eq!(log.recovered.last_index, last);
         assert!(log.recovered.repairs.is_empty(), "round {round}: {:?}", log.recovered.repairs);
         let first = log.recovered.first_index;
-        assert!(log.entries_from(first) == entries(first..=last, 1, 1000).entries, "round {round}");
+        assert!(log.entries_from(first.0) == entries(first.0..=last.0, 1, 1000).entries, "round {round}");
         recycled += disk.list(DIR.as_ref()).unwrap().iter().filter(|name| name.ends_with(".free")).count();
         assert!(disk.used_bytes() < 10 * (16 << 10), "round {round}: {} bytes", disk.used_bytes());
         log.put(entries(next..=next, 1, 1));
@@ -152,13 +158,13 @@ fn a_starved_log_thread_goes_on_when_there_is_room() {
     });
     let options = Options { by_hand: false, ..options() };
     let (mut log, _) =
-        Log::open(options, std::sync::Arc::new(disk.clone()), 1, &mut |_| (), on_event).unwrap();
+        Log::open(options, std::sync::Arc::new(disk.clone()), Index(1), &mut |_| (), on_event).unwrap();
     log.append(entries(1..=100, 1, 1000)).unwrap();
     let mut last = 0;
     let mut exhausted = false;
     while last < 100 {
         match told.recv_timeout(std::time::Duration::from_secs(60)).expect("something within a minute") {
-            LogEvent::Synced(synced) => last = synced.last_index,
+            LogEvent::Synced(synced) => last = synced.last_index.0,
             LogEvent::SpaceChanged(Space::Exhausted) => {
                 exhausted = true;
                 disk.set_capacity(None);
@@ -175,7 +181,8 @@ fn a_quiet_log_gets_its_next_segment_filled_with_zeros() {
     let disk = MemDisk::new(1);
     let options = Options { by_hand: false, quiet_after: std::time::Duration::ZERO, ..options() };
     let (mut log, _) =
-        Log::open(options, std::sync::Arc::new(disk.clone()), 1, &mut |_| (), Box::new(|_| ())).unwrap();
+        Log::open(options, std::sync::Arc::new(disk.clone()), Index(1), &mut |_| (), Box::new(|_| ()))
+            .unwrap();
     log.append(entries(1..=1, 1, 10)).unwrap();
     // Two headers, and all of the next segment behind its header.
     let prepared_bytes = (16 << 10) - 4096 + 2 * 4096;
@@ -184,5 +191,5 @@ fn a_quiet_log_gets_its_next_segment_filled_with_zeros() {
     });
     log.append(entries(2..=30, 1, 1000)).unwrap();
     drop(log);
-    assert_eq!(open(&disk).unwrap().recovered.last_index, 30);
+    assert_eq!(open(&disk).unwrap().recovered.last_index, Index(30));
 }

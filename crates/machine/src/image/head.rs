@@ -1,6 +1,6 @@
 //! What a checkpoint says beside keys and values.
 
-use numbers::Revision;
+use numbers::{Index, Revision, Term};
 
 use crate::alarm::Alarms;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
@@ -19,9 +19,9 @@ pub struct Head {
     /// The compact revision; -1 for none.
     pub compact_revision: Revision,
     /// The last entry applied.
-    pub applied_index: u64,
+    pub applied_index: Index,
     /// The term of that entry.
-    pub applied_term: u64,
+    pub applied_term: Term,
     /// The oldest revision that a delta run can follow on. Compaction has taken deletions above anything older
     /// out of the index, and a delta run without them would bring the deleted keys of an earlier run back: write a
     /// base run instead.
@@ -70,8 +70,8 @@ impl Head {
         put_u64(&mut out, from.0 as u64);
         put_u64(&mut out, self.revision.0 as u64);
         put_i64(&mut out, self.compact_revision.0);
-        put_u64(&mut out, self.applied_index);
-        put_u64(&mut out, self.applied_term);
+        put_u64(&mut out, self.applied_index.0);
+        put_u64(&mut out, self.applied_term.0);
         put_u64(&mut out, versions);
         self.leases.encode(&mut out);
         self.alarms.encode(&mut out);
@@ -87,8 +87,8 @@ pub(crate) struct SavedHead {
     pub from: Revision,
     pub revision: Revision,
     pub compact_revision: Revision,
-    pub applied_index: u64,
-    pub applied_term: u64,
+    pub applied_index: Index,
+    pub applied_term: Term,
     pub versions: u64,
     pub state_hash: Option<u64>,
     pub leases: Leases,
@@ -111,8 +111,8 @@ impl SavedHead {
             from: Revision(number(input.u64()?)?),
             revision: Revision(number(input.u64()?)?),
             compact_revision: Revision(input.i64()?),
-            applied_index: input.u64()?,
-            applied_term: input.u64()?,
+            applied_index: Index(input.u64()?),
+            applied_term: Term(input.u64()?),
             versions: input.u64()?,
             state_hash: None,
             leases: Leases::decode(&mut input)?,
@@ -131,7 +131,7 @@ impl SavedHead {
             || head.from > head.revision
             || head.compact_revision < Revision::NEVER_COMPACTED
             || head.compact_revision > head.revision
-            || head.applied_index > u64::MAX / 2
+            || head.applied_index.0 > u64::MAX / 2
         {
             return Err(Malformed("a revision out of range"));
         }

@@ -1,7 +1,7 @@
 //! Making a machine of what was there and what came.
 
 use mvcc::{Location, Value};
-use numbers::{ChangeId, Revision};
+use numbers::{ChangeId, Index, Revision};
 
 use crate::as_of::{AsOf, Overtaken};
 use crate::codec::{Malformed, put_u64};
@@ -82,7 +82,7 @@ struct Stream {
     from: Revision,
     compact_revision: Revision,
     /// See [`Held::hashed`].
-    hashed: Option<(u64, u64)>,
+    hashed: Option<(Index, u64)>,
     pushed: u64,
     /// The last version pushed, by main and sub revision.
     last: ChangeId,

@@ -1,6 +1,6 @@
 //! What a receiver has, and whether a sender's state can follow on it.
 
-use numbers::Revision;
+use numbers::{Index, Revision};
 
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 use crate::image::Head;
@@ -25,7 +25,7 @@ pub struct Held {
     pub compacted_max: Revision,
     /// An entry, and the rolling hash of the state after it: of the member whose state the newest part is of. `None`
     /// if it is not known, or the receiver does not say; then nobody can tell whether what it has is right.
-    pub hashed: Option<(u64, u64)>,
+    pub hashed: Option<(Index, u64)>,
 }
 
 impl Held {
@@ -34,7 +34,7 @@ impl Held {
         let mut out = self.encode(FORMAT);
         put_u64(&mut out, u64::from(self.hashed.is_some()));
         if let Some((index, hash)) = self.hashed {
-            put_u64(&mut out, index);
+            put_u64(&mut out, index.0);
             out.extend_from_slice(&hash.to_le_bytes());
         }
         out
@@ -70,7 +70,7 @@ impl Held {
         let (revision, compacted_min, compacted_max) = (revision()?, revision()?, revision()?);
         let mut hashed = None;
         if format == FORMAT && input.bool()? {
-            let index = input.u64()?;
+            let index = Index(input.u64()?);
             let hash = input.raw(8)?.try_into().map_err(|_| Malformed("bytes beyond the end"))?;
             hashed = Some((index, u64::from_le_bytes(hash)));
         }
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn what_can_follow_on_what() {
-        let hashed = Some((7, 70));
+        let hashed = Some((Index(7), 70));
         let held =
             |revision, compacted_min, compacted_max| Held { revision, compacted_min, compacted_max, hashed };
         // Nothing was ever compacted.
@@ -200,9 +200,9 @@ mod tests {
             "it has not what is readable here"
         );
         assert!(!now.can_follow(&held(Revision(60), Revision(50), Revision(51))));
-        let point = |index| StatePoint { index, revision: Revision(1), hash: index * 10 };
+        let point = |index| StatePoint { index: Index(index), revision: Revision(1), hash: index * 10 };
         let trail = |points: &[u64]| StateTrail {
-            applied_index: 9,
+            applied_index: Index(9),
             points: points.iter().map(|index| point(*index)).collect(),
         };
         assert_eq!(
@@ -224,7 +224,7 @@ mod tests {
         }
         let unhashed = Held { hashed: None, ..held(Revision(40), Revision(-1), Revision(-1)) };
         assert_eq!(now.transfer_from(Some(&unhashed), &trail(&[6, 7, 8])), Revision(0));
-        let ahead = Held { hashed: Some((10, 90)), ..unhashed };
+        let ahead = Held { hashed: Some((Index(10), 90)), ..unhashed };
         assert_eq!(
             now.transfer_from(Some(&ahead), &trail(&[9])),
             Revision(0),
@@ -244,7 +244,7 @@ mod tests {
             revision: Revision(1 << 40),
             compacted_min: Revision(-1),
             compacted_max: Revision(77),
-            hashed: Some((5, u64::MAX)),
+            hashed: Some((Index(5), u64::MAX)),
         };
         let bytes = held.to_bytes();
         assert_eq!(Held::from_bytes(&bytes), Ok(held));

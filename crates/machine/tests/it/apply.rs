@@ -7,7 +7,7 @@ use bytes::Bytes;
 use mainstay_machine::range::{self, Failure};
 use mainstay_machine::txn::{OpOutcome, Read, TxnOutcome};
 use mainstay_machine::{Found, Machine, Outcome};
-use numbers::Revision;
+use numbers::{Index, Revision, Term};
 use prost::Message as _;
 
 use crate::commands::Commands;
@@ -250,7 +250,7 @@ fn leases_and_their_keys_count_against_the_quota() {
         index += 1;
         let data = Bytes::from(prost::Message::encode_to_vec(&request));
         let location = journal.append(&data);
-        let command = mainstay_machine::Command { index, term: 1, data: &data, location };
+        let command = mainstay_machine::Command { index: Index(index), term: Term(1), data: &data, location };
         machine.apply(command, &journal, true).expect("can be applied").outcome.expect("is taken");
         machine.in_use_bytes()
     };

@@ -13,6 +13,7 @@ use bytes::{Bytes, BytesMut};
 use mainstay_machine::txn::{OpOutcome, Read};
 use mainstay_machine::{Command, Machine, Outcome, ReadError, UNDECODABLE, Values, check, request};
 use mvcc::{Location, Value};
+use numbers::{Index, Term};
 use prost::Message as _;
 
 use testkit::Random;
@@ -49,7 +50,7 @@ fn nested(random: &mut Random) -> Vec<u8> {
 
 fn apply(machine: &mut Machine, journal: &Journal, data: Bytes) -> mainstay_machine::Applied {
     let location = journal.append(&data);
-    let command = Command { index: machine.applied_index + 1, term: 1, data: &data, location };
+    let command = Command { index: machine.applied_index + 1, term: Term(1), data: &data, location };
     machine.apply(command, journal, true).expect("nothing that passed the check ends a member")
 }
 
@@ -97,7 +98,7 @@ fn what_is_no_request_changes_nothing_and_ends_nobody() {
         assert!(applied.outcome.is_err() && applied.change.is_none());
     }
     assert_eq!((machine.store.current_revision(), machine.in_use_bytes()), before);
-    assert_eq!(machine.applied_index, 4);
+    assert_eq!(machine.applied_index, Index(4));
 }
 
 /// Counts what is read of the values in a journal.
@@ -159,7 +160,7 @@ fn apply_walks_no_range_and_reads_no_value_of_a_transaction() {
     let data = Bytes::from(field(6, &txn.encode_to_vec()));
     let values = Counted(&journal, Cell::new(0));
     let location = journal.append(&data);
-    let command = Command { index: machine.applied_index + 1, term: 1, data: &data, location };
+    let command = Command { index: machine.applied_index + 1, term: Term(1), data: &data, location };
     let applied = machine.apply(command, &values, true).expect("applies");
     let Ok(Outcome::Txn(outcome)) = applied.outcome else { panic!("it is a transaction") };
     assert_eq!(values.1.get(), 0, "values read");
@@ -193,7 +194,7 @@ fn a_comparison_of_values_reads_only_what_may_be_equal() {
         let data = Bytes::from(field(6, &txn.encode_to_vec()));
         let location = Location { segment: 1, offset: 0 };
         let index = machine.applied_index + 1;
-        let command = Command { index, term: 1, data: &data, location };
+        let command = Command { index, term: Term(1), data: &data, location };
         let applied = machine.apply(command, values, true);
         if let Err(fatal) = &applied {
             // Nothing has changed, and it may be tried again.

@@ -9,7 +9,7 @@ use api::etcdserverpb::{
 use bytes::Bytes;
 use mainstay_machine::image::{RestoreError, RunWriter, restore};
 use mainstay_machine::{Machine, Malformed, Rules};
-use numbers::{LeaseId, Revision};
+use numbers::{Index, LeaseId, Revision};
 use prost::Message as _;
 
 use testkit::Random;
@@ -243,7 +243,7 @@ fn old_images_open_for_ever() {
     assert_eq!(back.state_hash(), None);
     // What was not known stays so, also in what is written from now on.
     execute(&mut back, &Journal::default(), &put("k", "v", 0));
-    assert_eq!((back.state_hash(), back.state_hashes(0).count()), (None, 0));
+    assert_eq!((back.state_hash(), back.state_hashes(Index(0)).count()), (None, 0));
     let again = restored(&[run(&mut back, Revision(0))]).unwrap();
     assert_eq!(again.state_hash(), None);
 }

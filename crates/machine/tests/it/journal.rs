@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use bytes::{Bytes, BytesMut};
 use mainstay_machine::{Applied, Command, ConfApplied, Fatal, Machine, ReadError, Values};
 use mvcc::{Location, Value};
+use numbers::Term;
 
 /// Small segments, so that there are many.
 const SEGMENT_BYTES: u32 = 8 << 10;
@@ -77,7 +78,7 @@ pub enum Effect {
 pub fn apply(machine: &mut Machine, placed: &Placed, journal: &Journal, answer: bool) -> Effect {
     let command = Command {
         index: machine.applied_index + 1,
-        term: 1 + machine.applied_index / 100,
+        term: Term(1 + machine.applied_index.0 / 100),
         data: &placed.data,
         location: placed.location,
     };

@@ -11,7 +11,7 @@ use api::etcdserverpb::{
 use bytes::{Bytes, BytesMut};
 use mainstay_machine::{Applied, Command, Fatal, Machine, Outcome, Progress, ReadError, Values};
 use mvcc::{KeyRange, LoadedVersion, Snapshot, Value};
-use numbers::Revision;
+use numbers::{Revision, Term};
 use prost::Message as _;
 
 use testkit::Random;
@@ -91,7 +91,7 @@ fn sliced(
 ) -> (Result<Applied, Fatal>, u32) {
     let command = Command {
         index: machine.applied_index + 1,
-        term: 1 + machine.applied_index / 100,
+        term: Term(1 + machine.applied_index.0 / 100),
         data: &placed.data,
         location: placed.location,
     };
@@ -330,8 +330,12 @@ fn a_value_that_cannot_be_read_stops_an_entry_before_it_has_changed_anything() {
     let delete = RequestOp { request: Some(Request::RequestDeleteRange(delete_all())) };
     let txn = TxnRequest { compare: vec![compare], success: vec![delete], ..Default::default() };
     let placed = place(&journal, &InternalRaftRequest { txn: Some(txn), ..Default::default() });
-    let command =
-        Command { index: machine.applied_index + 1, term: 1, data: &placed.data, location: placed.location };
+    let command = Command {
+        index: machine.applied_index + 1,
+        term: Term(1),
+        data: &placed.data,
+        location: placed.location,
+    };
     let (before, values) = (seen(&machine), Damaged(&journal, Cell::new(true)));
     assert_eq!(machine.begin(command, &values, &mut 2048, |_| true), Ok(None));
     assert_eq!(machine.go_on(&values, &mut 2048), Ok(Progress::Waits));

@@ -7,7 +7,7 @@ use api::etcdserverpb::{
 use api::{membershippb, raftpb};
 use bytes::Bytes;
 use mainstay_machine::{Machine, Member, Rules, STATE_POINTS_MAX, StatePoint, TrailComparison};
-use numbers::Revision;
+use numbers::{Index, Revision};
 use prost::Message as _;
 
 use crate::commands::Commands;
@@ -36,11 +36,11 @@ fn the_same_entries_make_the_same_hashes() {
                 assert_ne!(ours.state_hash(), before.0);
             }
         }
-        let (trail, other) = (ours.state_trail(0), theirs.state_trail(0));
+        let (trail, other) = (ours.state_trail(Index(0)), theirs.state_trail(Index(0)));
         remembered.0 += trail.points.len();
         remembered.1 += other.points.len();
-        assert_eq!(other.points[0].index, 600, "it began anew with the restart");
-        assert_eq!(trail.compare(&other), TrailComparison::Same { through: 800 });
+        assert_eq!(other.points[0].index, Index(600), "it began anew with the restart");
+        assert_eq!(trail.compare(&other), TrailComparison::Same { through: Index(800) });
         let last = trail.points[trail.points.len() - 1];
         assert_eq!((Some(last.hash), last.revision), (ours.state_hash(), ours.store.current_revision()));
     }
@@ -123,10 +123,10 @@ fn only_what_changes_something_changes_the_hash() {
     ];
     let mut seen = std::collections::HashSet::from([machine.state_hash()]);
     for (at, (request, changes)) in steps.iter().enumerate() {
-        let points = machine.state_hashes(0).count();
+        let points = machine.state_hashes(Index(0)).count();
         execute(&mut machine, &journal, request);
         assert_eq!(seen.insert(machine.state_hash()), *changes, "step {at}");
-        assert_eq!(machine.state_hashes(0).count(), points + usize::from(*changes), "step {at}");
+        assert_eq!(machine.state_hashes(Index(0)).count(), points + usize::from(*changes), "step {at}");
     }
     // Membership: an addition, the same again (refused), a removal.
     let member = Member { id: 9, peer_urls: vec!["http://a".to_owned()], ..Member::default() };
@@ -191,7 +191,7 @@ fn a_difference_shows_from_the_first_entry_that_touches_it() {
                 execute(&mut theirs, &journal, request);
                 assert_ne!(ours.state_hash(), theirs.state_hash(), "the {what} differs");
             }
-            let (trail, other) = (ours.state_trail(0), theirs.state_trail(0));
+            let (trail, other) = (ours.state_trail(Index(0)), theirs.state_trail(Index(0)));
             let expected = TrailComparison::Different { index: begun + 4, revision, at_first: false };
             assert_eq!(trail.compare(&other), expected, "{what}");
             assert_eq!(other.compare(&trail), expected, "{what}");
@@ -222,10 +222,10 @@ fn the_last_points_are_remembered_over_many_entries() {
     for n in 0..STATE_POINTS_MAX + 100 {
         execute(&mut machine, &journal, &put(&format!("{}", n % 50), "v", 0));
     }
-    let points: Vec<StatePoint> = machine.state_hashes(0).collect();
+    let points: Vec<StatePoint> = machine.state_hashes(Index(0)).collect();
     assert_eq!(points.len(), STATE_POINTS_MAX);
     assert!(points.windows(2).all(|pair| pair[0].index + 1 == pair[1].index));
-    assert!(points.iter().all(|point| point.revision == Revision(point.index as i64 + 1)));
+    assert!(points.iter().all(|point| point.revision == Revision(point.index.0 as i64 + 1)));
     let last = machine.applied_index;
     assert_eq!(
         machine.state_hashes(last - 2).map(|p| p.index).collect::<Vec<_>>(),

@@ -8,7 +8,7 @@ use mainstay_machine::snapshot::CHUNK_BYTES_MAX;
 use mainstay_machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
 use mainstay_machine::{AsOf, Lease, Machine, Malformed, ReadError, Values};
 use mvcc::{Location, Snapshot, hash_versions};
-use numbers::{ChangeId, LeaseId, Revision};
+use numbers::{ChangeId, Index, LeaseId, Revision};
 
 use testkit::Random;
 
@@ -221,7 +221,7 @@ fn whatever_the_receiver_has_it_ends_where_the_sender_is() {
             }
             let head = leader.machine.head();
             let told = held.map(|held| Held::from_bytes(&held.to_bytes()).unwrap());
-            let from = head.transfer_from(told.as_ref(), &leader.machine.state_trail(0));
+            let from = head.transfer_from(told.as_ref(), &leader.machine.state_trail(Index(0)));
             match (before, from) {
                 (None, Revision(0)) => counts.wholes += 1,
                 (None, _) => counts.parts += 1,
@@ -292,7 +292,7 @@ fn only_what_is_new_is_sent() {
     for n in 0..50 {
         execute(&mut machine, &journal, &put(&format!("key-{:05}", n * 7), "another one", 0));
     }
-    let from = machine.head().transfer_from(Some(&base.1.held()), &machine.state_trail(0));
+    let from = machine.head().transfer_from(Some(&base.1.held()), &machine.state_trail(Index(0)));
     assert_eq!(from, base.1.revision);
     let chunks = send(&mut machine, from, &journal);
     assert!(bytes(&chunks) < everything / 50, "{} of {everything} bytes", bytes(&chunks));
@@ -319,7 +319,7 @@ fn a_receiver_whose_state_differs_gets_everything() {
     let wrong = receive(assembly, whole(&part), &journal, 1).map_err(|e| e.2).unwrap();
     assert_eq!(wrong.state_hash(), machine.state_hash(), "what lies behind its revision makes it look right");
 
-    let from = machine.head().transfer_from(Some(&base.1.held()), &machine.state_trail(0));
+    let from = machine.head().transfer_from(Some(&base.1.held()), &machine.state_trail(Index(0)));
     assert_eq!(from, Revision(0));
     let chunks = send(&mut machine, from, &journal);
     let assembly = Assembly::new(RULES, Some(base));

@@ -3,7 +3,7 @@
 use api::Status;
 use machine::{AsOf, Outcome};
 use mvcc::Moment;
-use numbers::Revision;
+use numbers::{Revision, Term};
 use slab::Slab;
 use tokio::sync::oneshot;
 
@@ -24,7 +24,7 @@ pub(super) struct Answerable {
     /// The revision right behind the entry.
     pub revision: Revision,
     /// The entry's term.
-    pub raft_term: u64,
+    pub raft_term: Term,
 }
 
 const _: () = assert!(size_of::<Answerable>() <= 128);
@@ -145,7 +145,7 @@ mod tests {
     fn outcome(request_id: RequestId, wait_removed: bool) -> Answerable {
         let outcome = Ok(Outcome::Compacted);
         let waiter = Waiter::Client(request_id, wait_removed);
-        Answerable { waiter, outcome, state: None, revision: Revision(5), raft_term: 2 }
+        Answerable { waiter, outcome, state: None, revision: Revision(5), raft_term: Term(2) }
     }
 
     fn delivered(answers: &mut Answers) -> Vec<(usize, u32)> {
@@ -184,7 +184,7 @@ mod tests {
             answers.push(Reply {
                 request_id,
                 revision: Revision(1),
-                raft_term: 1,
+                raft_term: Term(1),
                 body: ReplyBody::Readable,
             });
         }

@@ -14,6 +14,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
 use consensus::Entry;
+use numbers::{Index, Term};
 
 use super::{CoreRequest, StorageRequest};
 use crate::inbox::Inbox;
@@ -53,8 +54,8 @@ pub(super) struct Applying {
 
 /// An entry that is being applied.
 pub(super) struct Begun {
-    pub index: u64,
-    pub term: u64,
+    pub index: Index,
+    pub term: Term,
     pub bytes: usize,
     pub since: Instant,
 }
@@ -208,7 +209,12 @@ mod tests {
     use super::*;
 
     fn entry(index: u64, bytes: usize) -> Entry {
-        Entry { term: 1, index, kind: EntryKind::Normal, data: Bytes::from(vec![0; bytes]) }
+        Entry {
+            term: Term(1),
+            index: Index(index),
+            kind: EntryKind::Normal,
+            data: Bytes::from(vec![0; bytes]),
+        }
     }
 
     #[test]
@@ -217,17 +223,17 @@ mod tests {
         applying.committed(vec![entry(1, 10), entry(2, 10)]);
         assert!(applying.has_to_apply() && applying.next().is_none(), "no turn has begun");
         applying.begin_turn(5);
-        assert_eq!(applying.next().map(|entry| entry.index), Some(1));
+        assert_eq!(applying.next().map(|entry| entry.index), Some(Index(1)));
         applying.applied();
-        assert_eq!(applying.next().map(|entry| entry.index), Some(2));
+        assert_eq!(applying.next().map(|entry| entry.index), Some(Index(2)));
         assert_eq!(applying.bytes(), 0);
-        applying.begun(Begun { index: 2, term: 1, bytes: 10, since: Instant::now() });
+        applying.begun(Begun { index: Index(2), term: Term(1), bytes: 10, since: Instant::now() });
         assert!(applying.is_amid() && !applying.can_go_on(), "what was applied before it is not published");
         applying.published();
         assert!(applying.can_go_on());
         applying.set_left(0);
         assert!(!applying.can_go_on());
-        assert_eq!(applying.ended().map(|begun| begun.index), Some(2));
+        assert_eq!(applying.ended().map(|begun| begun.index), Some(Index(2)));
         assert!(!applying.is_amid() && !applying.has_to_apply());
     }
 

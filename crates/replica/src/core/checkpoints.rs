@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use numbers::Index;
 use planted::Bug;
 use storage::checkpointer::Checkpointed;
 
@@ -69,7 +70,7 @@ pub(super) struct Checkpoints {
     frees_at: Option<Instant>,
     /// True if the checkpoint in progress was taken to free segments.
     frees: bool,
-    applied_index: u64,
+    applied_index: Index,
     entries_since: u64,
     log_bytes_at: u64,
     at: Instant,
@@ -81,7 +82,7 @@ impl Checkpoints {
     pub fn new(
         thresholds: Thresholds,
         snapshot_count: u64,
-        (applied_index, bytes): (u64, u64),
+        (applied_index, bytes): (Index, u64),
         now: Instant,
     ) -> Checkpoints {
         Checkpoints {
@@ -108,7 +109,7 @@ impl Checkpoints {
     }
 
     /// The last entry in the newest durable one.
-    pub fn applied_index(&self) -> u64 {
+    pub fn applied_index(&self) -> Index {
         self.applied_index
     }
 
@@ -237,7 +238,7 @@ mod tests {
             checkpoint_age: Duration::from_secs(60),
             ..Thresholds::of(10, 1 << 20)
         };
-        Checkpoints::new(thresholds, 10, (0, 0), now)
+        Checkpoints::new(thresholds, 10, (Index(0), 0), now)
     }
 
     fn due(checkpoints: &Checkpoints, written_bytes: u64, now: Instant) -> Option<bool> {
@@ -250,7 +251,7 @@ mod tests {
         checkpoints
     }
 
-    const DONE: Checkpointed = Checkpointed { applied_index: 9, whole: false, bytes: 77 };
+    const DONE: Checkpointed = Checkpointed { applied_index: Index(9), whole: false, bytes: 77 };
 
     #[test]
     fn one_is_due_by_bytes_entries_or_age() {
@@ -266,7 +267,10 @@ mod tests {
         under_way.ordered(vec![3], false, 500, now);
         assert!(under_way.is_busy() && due(&under_way, 500, now).is_none());
         assert_eq!(under_way.saved(&DONE, now), [3]);
-        assert_eq!((under_way.applied_index(), under_way.bytes(), under_way.is_busy()), (9, 77, false));
+        assert_eq!(
+            (under_way.applied_index(), under_way.bytes(), under_way.is_busy()),
+            (Index(9), 77, false)
+        );
         assert_eq!(under_way.unsaved_bytes(600), (100, 4000));
     }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use numbers::Index;
+
 /// Why a member cannot go on: the error that ends the loop of the core, and with it the process.
 ///
 /// A failed disk and a log that takes no more are the machine's; an entry that cannot be applied is in the log of every
@@ -19,16 +21,16 @@ pub enum Fatal {
     /// An entry was committed whose place in the log is not known, so that it is not on disk.
     Unlocated {
         /// The index of the entry.
-        index: u64,
+        index: Index,
     },
     /// Raft accepted a snapshot, and no state was received.
     NoSnapshot,
     /// Raft accepted another snapshot than the state that was received.
     OtherSnapshot {
         /// The index of the last entry in the snapshot.
-        accepted: u64,
+        accepted: Index,
         /// The index of the last entry in the state received.
-        received: u64,
+        received: Index,
     },
 }
 

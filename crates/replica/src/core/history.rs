@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use mvcc::Location;
+use log::EntryPlace;
+use numbers::{EntryId, Index, Location, Term};
+use storage::terms::Terms;
 
 use super::Fatal;
 
@@ -14,11 +16,11 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct History {
     entries: log::Entries,
     /// The oldest first.
-    locations: VecDeque<(u64, log::Location)>,
+    locations: VecDeque<EntryPlace>,
     /// The terms of the entries applied, as far back as the log goes.
-    terms: Vec<(u64, u64)>,
+    terms: Terms,
     /// Entries up to here were in the log at start.
-    replayed_through: u64,
+    replayed_through: Index,
     next_look: Instant,
 }
 
@@ -27,24 +29,24 @@ impl History {
     /// the checkpoint covers.
     pub fn new(
         entries: log::Entries,
-        locations: VecDeque<(u64, log::Location)>,
-        terms: Vec<(u64, u64)>,
+        locations: VecDeque<EntryPlace>,
+        terms: Terms,
         now: Instant,
     ) -> History {
-        let replayed_through = locations.back().map_or(0, |(index, _)| *index);
+        let replayed_through = locations.back().map_or(Index(0), |last| last.index);
         History { entries, locations, terms, replayed_through, next_look: now }
     }
 
     /// Returns true if this entry was in the log at the start.
-    pub fn was_replayed(&self, index: u64) -> bool {
+    pub fn was_replayed(&self, index: Index) -> bool {
         index <= self.replayed_through
     }
 
     /// Notes the locations of entries that are on disk now.
-    pub fn located(&mut self, locations: Vec<(u64, log::Location)>) {
+    pub fn located(&mut self, locations: Vec<EntryPlace>) {
         for located in locations {
             // An entry that replaces others takes their places in this list too.
-            while self.locations.back().is_some_and(|(index, _)| *index >= located.0) {
+            while self.locations.back().is_some_and(|last| last.index >= located.index) {
                 self.locations.pop_back();
             }
             self.locations.push_back(located);
@@ -56,11 +58,11 @@ impl History {
     /// # Errors
     ///
     /// It is not on disk: our own bug.
-    pub fn take_location(&mut self, index: u64) -> Result<Location, Fatal> {
-        while let Some(&(at, location)) = self.locations.front() {
+    pub fn take_location(&mut self, index: Index) -> Result<Location, Fatal> {
+        while let Some(&EntryPlace { index: at, location }) = self.locations.front() {
             if at == index {
                 self.locations.pop_front();
-                return Ok(Location { segment: location.segment, offset: location.offset });
+                return Ok(location);
             }
             if at > index {
                 break;
@@ -71,31 +73,31 @@ impl History {
     }
 
     /// An entry of this term is applied. Returns true if the term is newer than those before.
-    pub fn applied(&mut self, index: u64, term: u64) -> bool {
-        let newer = self.terms.last().is_some_and(|(_, last)| *last < term);
-        storage::terms::push(&mut self.terms, index, term);
+    pub fn applied(&mut self, index: Index, term: Term) -> bool {
+        let newer = self.terms.newest().is_some_and(|newest| newest < term);
+        self.terms.push(EntryId { index, term });
         newer
     }
 
     /// Notes that another member's state, as of this entry, has replaced the present one.
-    pub fn restored(&mut self, index: u64, term: u64) {
+    pub fn restored(&mut self, index: Index, term: Term) {
         self.locations.clear();
-        self.terms = vec![(index, term)];
+        self.terms = Terms::starting_at(EntryId { index, term });
     }
 
     /// The terms of the entries applied, as far back as the log goes now.
-    pub fn terms(&mut self) -> Vec<(u64, u64)> {
-        storage::terms::forget(&mut self.terms, self.entries.first_index());
+    pub fn terms(&mut self) -> Terms {
+        self.terms.forget(self.entries.first_index());
         self.terms.clone()
     }
 
     /// Returns the terms of the applied entries, as far back as was known at the last look at the log.
-    pub fn known_terms(&self) -> Vec<(u64, u64)> {
+    pub fn known_terms(&self) -> Terms {
         self.terms.clone()
     }
 
     /// Now and then: the first entry that the log still has.
-    pub fn first_index(&mut self, now: Instant) -> Option<u64> {
+    pub fn first_index(&mut self, now: Instant) -> Option<Index> {
         if now < self.next_look {
             return None;
         }
@@ -113,33 +115,41 @@ mod tests {
     fn history(now: Instant) -> History {
         let options = log::Options { by_hand: true, secret_seed: Some(1), ..log::Options::new("/log", 1, 2) };
         let disk = Arc::new(disk::MemDisk::new(1));
-        let opened = log::Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {}));
+        let opened = log::Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {}));
         let (log, _) = opened.unwrap_or_else(|e| panic!("{e}"));
-        History::new(log.entries(), VecDeque::from([(3, place(1))]), vec![(2, 1)], now)
+        History::new(log.entries(), VecDeque::from([place(3, 1)]), Terms::starting_at(entry(2, 1)), now)
     }
 
-    fn place(offset: u32) -> log::Location {
-        log::Location { segment: 1, offset }
+    fn entry(index: u64, term: u64) -> EntryId {
+        EntryId { index: Index(index), term: Term(term) }
+    }
+
+    fn place(index: u64, offset: u32) -> EntryPlace {
+        EntryPlace { index: Index(index), location: Location { segment: 1, offset } }
     }
 
     #[test]
     fn an_entry_that_replaces_others_takes_their_places() {
         let mut history = history(Instant::now());
-        assert!(history.was_replayed(3) && !history.was_replayed(4));
-        history.located(vec![(4, place(2)), (5, place(3))]);
-        history.located(vec![(4, place(4))]);
-        assert_eq!(history.take_location(4).expect("it is known").offset, 4);
-        assert!(history.take_location(5).is_err(), "it was replaced");
+        assert!(history.was_replayed(Index(3)) && !history.was_replayed(Index(4)));
+        history.located(vec![place(4, 2), place(5, 3)]);
+        history.located(vec![place(4, 4)]);
+        assert_eq!(history.take_location(Index(4)).expect("it is known").offset, 4);
+        assert!(history.take_location(Index(5)).is_err(), "it was replaced");
     }
 
     #[test]
     fn the_first_entry_of_a_newer_term_is_noticed() {
         let now = Instant::now();
         let mut history = history(now);
-        assert!(!history.applied(3, 1) && history.applied(4, 2) && !history.applied(5, 2));
-        assert_eq!(history.known_terms().last(), Some(&(4, 2)));
-        history.restored(9, 3);
-        assert_eq!(history.known_terms(), [(9, 3)]);
+        assert!(
+            !history.applied(Index(3), Term(1))
+                && history.applied(Index(4), Term(2))
+                && !history.applied(Index(5), Term(2))
+        );
+        assert_eq!(history.known_terms().runs().last(), Some(&entry(4, 2)));
+        history.restored(Index(9), Term(3));
+        assert_eq!(history.known_terms().runs(), [entry(9, 3)]);
         assert!(history.first_index(now).is_some() && history.first_index(now).is_none(), "now and then");
     }
 }

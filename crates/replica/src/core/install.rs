@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use consensus::Append;
 use log::{Location, Reset, ValueId};
 use machine::Machine;
+use numbers::Index;
 use planted::Bug;
 use tokio::sync::oneshot;
 
@@ -224,7 +225,7 @@ impl Install {
 
     /// Notes that a checkpoint through this index is durable. If it is that of the installed state, returns the position
     /// behind which the log restarts, and the batches that waited for it.
-    pub fn saved(&mut self, applied_index: u64) -> Option<(Reset, Vec<Append>)> {
+    pub fn saved(&mut self, applied_index: Index) -> Option<(Reset, Vec<Append>)> {
         let Stage::Saving(reset) = self.stage else { return None };
         if applied_index < reset.index {
             self.retry();
@@ -303,6 +304,8 @@ impl Install {
 mod tests {
     use std::sync::Arc;
 
+    use numbers::Term;
+
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -370,14 +373,14 @@ mod tests {
         let mut install = Install::default();
         install.begin(1, false);
         assert!(install.hold(append(1)).is_some());
-        install.installed(Reset { index: 9, term: 2 }, machine());
+        install.installed(Reset { index: Index(9), term: Term(2) }, machine());
         assert!(install.wants_checkpoint() && install.hold(append(2)).is_none());
         install.saving();
-        assert!(!install.wants_checkpoint() && install.saved(8).is_none());
+        assert!(!install.wants_checkpoint() && install.saved(Index(8)).is_none());
         assert!(install.wants_checkpoint(), "it is ordered again");
         install.saving();
-        let (reset, held) = install.saved(9).expect("it is the one");
-        assert_eq!((reset.index, held.len(), install.is_busy()), (9, 1, false));
+        let (reset, held) = install.saved(Index(9)).expect("it is the one");
+        assert_eq!((reset.index, held.len(), install.is_busy()), (Index(9), 1, false));
         let mut given = 0;
         install.release(Err);
         install.release(|_| {

@@ -13,6 +13,7 @@
 use std::time::{Duration, Instant};
 
 use consensus::{Role, Standing};
+use numbers::Term;
 
 use super::RequestId;
 
@@ -58,7 +59,7 @@ type Move = (RequestId, u64, Instant);
 pub(super) struct Leadership {
     leads: bool,
     /// The newest term; if this member leads, the one that it leads in.
-    term: u64,
+    term: Term,
     /// True if an entry of the member's own term has been applied while it leads.
     settled: bool,
     leader: u64,
@@ -66,7 +67,7 @@ pub(super) struct Leadership {
     gives_up_at: Option<Instant>,
     advance_until: Option<Instant>,
     /// The term whose leader's process has ended.
-    ended_term: u64,
+    ended_term: Term,
     moves: Vec<Move>,
 }
 
@@ -75,13 +76,13 @@ impl Leadership {
     pub fn new(advances: bool, now: Instant) -> Leadership {
         Leadership {
             leads: false,
-            term: 0,
+            term: Term(0),
             settled: false,
             leader: 0,
             disk_stalled: false,
             gives_up_at: None,
             advance_until: advances.then(|| now + ADVANCE_TIMEOUT),
-            ended_term: 0,
+            ended_term: Term(0),
             moves: Vec::new(),
         }
     }
@@ -127,7 +128,7 @@ impl Leadership {
     }
 
     /// An entry of this term was applied. Returns true if this member, which leads in it, has just settled by that.
-    pub fn applied(&mut self, term: u64, standing: Standing) -> bool {
+    pub fn applied(&mut self, term: Term, standing: Standing) -> bool {
         let settles = self.leads && !self.settled && term == standing.term;
         self.settled |= settles;
         settles
@@ -209,12 +210,14 @@ impl Leadership {
 
 #[cfg(test)]
 mod tests {
+    use numbers::Index;
+
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_secs(1);
 
     fn standing(role: Role, leader: u64, term: u64) -> Standing {
-        Standing { role, leader, term, commit: 0, last: 0 }
+        Standing { role, leader, term: Term(term), commit: Index(0), last: Index(0) }
     }
 
     #[test]
@@ -224,8 +227,8 @@ mod tests {
         let stood = leadership.stands(leads);
         assert_eq!(stood, Stood { stops_leases: true, cuts_off: true, was: Some(0) });
         assert!(leadership.leads() && !leadership.has_settled() && !leadership.is_leading(leads));
-        assert!(!leadership.applied(1, leads));
-        assert!(leadership.applied(2, leads) && !leadership.applied(2, leads));
+        assert!(!leadership.applied(Term(1), leads));
+        assert!(leadership.applied(Term(2), leads) && !leadership.applied(Term(2), leads));
         assert!(leadership.is_leading(leads));
         // A message has deposed it in this turn.
         assert!(leadership.has_settled() && !leadership.is_leading(standing(Role::Follower, 0, 3)));

@@ -24,7 +24,7 @@ use api::etcdserverpb::LeaseCheckpoint;
 use consensus::Node;
 use machine::request::granted_lease;
 use machine::{Lease, Leases, SharedMap};
-use numbers::LeaseId;
+use numbers::{Index, LeaseId};
 use planted::Bug;
 
 use super::{ReplyBody, RequestId};
@@ -63,7 +63,7 @@ struct LeaseTime {
     /// Everything that was committed at this time is applied.
     as_of: Instant,
     /// A later time and the commit index then, as long as that entry is not applied.
-    behind: Option<(Instant, u64)>,
+    behind: Option<(Instant, Index)>,
 }
 
 impl LeaseTime {
@@ -72,7 +72,7 @@ impl LeaseTime {
     }
 
     /// Updates the time; called after every turn.
-    fn look(&mut self, applied: u64, commit: u64, now: Instant) {
+    fn look(&mut self, applied: Index, commit: Index, now: Instant) {
         if applied >= commit || planted::is(Bug::LeasesExpireBehind) {
             (self.as_of, self.behind) = (now, None);
             return;
@@ -96,7 +96,7 @@ struct Noting {
     /// The leases that entries grant which were not applied when they were looked at.
     granted: BTreeSet<LeaseId>,
     /// Index of the last entry that was looked at for grants.
-    looked_through: u64,
+    looked_through: Index,
 }
 
 /// The options that concern leases.
@@ -236,7 +236,7 @@ impl LeaseClocks {
     }
 
     /// Updates the time by which leases expire; called after every turn with the applied and the commit index.
-    pub fn look(&mut self, applied: u64, commit: u64, now: Instant) {
+    pub fn look(&mut self, applied: Index, commit: Index, now: Instant) {
         self.time.look(applied, commit, now);
     }
 
@@ -249,7 +249,7 @@ impl LeaseClocks {
         &mut self,
         (request_id, id): (RequestId, LeaseId),
         lease: Option<&Lease>,
-        applied: u64,
+        applied: Index,
         since: Instant,
         now: Instant,
     ) -> Renewal {
@@ -271,7 +271,7 @@ impl LeaseClocks {
     }
 
     /// The entry at this index notes the time left of this lease, or takes it back.
-    pub fn noted(&mut self, id: LeaseId, index: u64) {
+    pub fn noted(&mut self, id: LeaseId, index: Index) {
         self.expiry.noted(id, index);
     }
 
@@ -404,7 +404,7 @@ impl LeaseClocks {
 
     /// Begins to note the time left of every lease that has used up at least `used` of its TTL.
     pub fn note_below(&mut self, used: Duration) {
-        self.noting = Some(Noting { behind: None, used, granted: BTreeSet::new(), looked_through: 0 });
+        self.noting = Some(Noting { behind: None, used, granted: BTreeSet::new(), looked_through: Index(0) });
     }
 
     /// Returns true if times left are being noted.
@@ -418,7 +418,7 @@ impl LeaseClocks {
     }
 
     /// Returns true if so few entries of this log are not applied that they can be looked at before times left are noted.
-    pub fn can_note(last: u64, applied: u64) -> bool {
+    pub fn can_note(last: Index, applied: Index) -> bool {
         last - applied <= NOTED_BEHIND_MAX
     }
 
@@ -427,7 +427,7 @@ impl LeaseClocks {
     pub fn note_some(
         &mut self,
         node: &Node,
-        (leases, applied): (&Leases, u64),
+        (leases, applied): (&Leases, Index),
         has_room: bool,
         now: Instant,
     ) -> Option<Vec<LeaseCheckpoint>> {
@@ -501,18 +501,18 @@ mod tests {
         clocks.granted(LeaseId(5), 10, true, start);
         clocks.granted(LeaseId(6), 1, false, start);
         assert_eq!(clocks.running(), 1, "on a member that does not lead no clock runs");
-        clocks.look(1, 1, start + seconds(9));
+        clocks.look(Index(1), Index(1), start + seconds(9));
         assert!(clocks.take_expired().is_empty());
         let late = start + seconds(11);
-        clocks.look(1, 1, late);
+        clocks.look(Index(1), Index(1), late);
         assert!(clocks.has_to_do(true, || false) && !clocks.has_to_do(false, || false));
         assert_eq!(clocks.take_expired(), [5].map(LeaseId));
         assert!(clocks.take_expired().is_empty());
-        let renewal = clocks.renew((TICKET, LeaseId(5)), Some(&lease(10, 0)), 1, late, late);
+        let renewal = clocks.renew((TICKET, LeaseId(5)), Some(&lease(10, 0)), Index(1), late, late);
         assert_eq!(renewal, Renewal::Waits);
         assert_eq!(clocks.revoked(LeaseId(5)), [(TICKET, late)]);
         clocks.revocation_ended(LeaseId(5), false, late);
-        assert_eq!(clocks.renew((TICKET, LeaseId(5)), None, 1, late, late), Renewal::Answered(0));
+        assert_eq!(clocks.renew((TICKET, LeaseId(5)), None, Index(1), late, late), Renewal::Answered(0));
     }
 
     #[test]
@@ -520,10 +520,10 @@ mod tests {
         let start = Instant::now();
         let mut clocks = clocks(start);
         clocks.granted(LeaseId(5), 10, true, start);
-        clocks.look(1, 2, start + seconds(11));
-        clocks.look(1, 3, start + seconds(20));
+        clocks.look(Index(1), Index(2), start + seconds(11));
+        clocks.look(Index(1), Index(3), start + seconds(20));
         assert!(clocks.take_expired().is_empty());
-        clocks.look(2, 3, start + seconds(21));
+        clocks.look(Index(2), Index(3), start + seconds(21));
         assert_eq!(
             clocks.take_expired(),
             [5].map(LeaseId),
@@ -539,11 +539,11 @@ mod tests {
         let renew = |clocks: &mut LeaseClocks, remaining, applied| {
             clocks.renew((TICKET, LeaseId(5)), Some(&lease(10, remaining)), applied, start, start)
         };
-        assert_eq!(renew(&mut clocks, 0, 1), Renewal::Answered(10));
-        assert_eq!(renew(&mut clocks, 3, 1), Renewal::TakesBack(10));
-        clocks.noted(LeaseId(5), 9);
-        assert_eq!(renew(&mut clocks, 0, 8), Renewal::TakesBack(10));
-        assert_eq!(renew(&mut clocks, 0, 9), Renewal::Answered(10));
+        assert_eq!(renew(&mut clocks, 0, Index(1)), Renewal::Answered(10));
+        assert_eq!(renew(&mut clocks, 3, Index(1)), Renewal::TakesBack(10));
+        clocks.noted(LeaseId(5), Index(9));
+        assert_eq!(renew(&mut clocks, 0, Index(8)), Renewal::TakesBack(10));
+        assert_eq!(renew(&mut clocks, 0, Index(9)), Renewal::Answered(10));
     }
 
     #[test]
@@ -553,8 +553,11 @@ mod tests {
             let mut clocks = clocks(start);
             clocks.granted(LeaseId(5), 2, true, start);
             let late = start + seconds(3);
-            clocks.look(1, 1, late);
-            assert_eq!(clocks.renew((TICKET, LeaseId(5)), Some(&lease(2, 0)), 1, late, late), Renewal::Waits);
+            clocks.look(Index(1), Index(1), late);
+            assert_eq!(
+                clocks.renew((TICKET, LeaseId(5)), Some(&lease(2, 0)), Index(1), late, late),
+                Renewal::Waits
+            );
             assert!(clocks.sweep(late + seconds(6)).is_empty());
             let told = if stops { clocks.stop(late) } else { clocks.sweep(late + seconds(7)) };
             assert_eq!(told, [TICKET]);
@@ -569,7 +572,7 @@ mod tests {
         let leases = i64::try_from(REVOKES_PER_TICK).expect("fits") + 10;
         (0..leases).for_each(|id| clocks.granted(LeaseId(id), 2, true, start));
         let late = start + seconds(3);
-        clocks.look(1, 1, late);
+        clocks.look(Index(1), Index(1), late);
         let first = clocks.take_expired();
         assert_eq!(first.len(), REVOKES_PER_TICK);
         assert!(clocks.take_expired().is_empty());
@@ -577,7 +580,7 @@ mod tests {
         assert_eq!(clocks.take_expired().len(), 10);
         clocks.revocation_ended(first[0], true, late);
         assert!(clocks.take_expired().is_empty());
-        clocks.look(1, 1, late + REVOKE_PAUSE);
+        clocks.look(Index(1), Index(1), late + REVOKE_PAUSE);
         assert_eq!(clocks.take_expired(), [first[0]]);
     }
 }

@@ -8,6 +8,7 @@ use api::{Status, error, raftpb};
 use bytes::Bytes;
 use consensus::{ConfChange, ConfChangeKind, Node};
 use machine::{Member, Members};
+use numbers::{Index, Term};
 use planted::Bug;
 use prost::Message as _;
 
@@ -103,7 +104,7 @@ pub(super) struct Present<'a> {
     /// True if this member leads.
     pub leads: bool,
     /// The term of the last entry applied.
-    pub applied_term: u64,
+    pub applied_term: Term,
     /// Returns the time since when another member has been connected.
     pub active_since: &'a dyn Fn(u64) -> Option<Instant>,
     /// The voter that could lead at once.
@@ -139,8 +140,16 @@ pub(super) enum Step {
 /// A change that a client waits for: the request, the change, and when it arrived.
 pub(super) type Wanted = (RequestId, MemberChange, Instant);
 
-/// The answer to a request for a change: the request, the result, and the raft term.
-pub(super) type Told = (RequestId, Result<(), Status>, u64);
+/// The answer to a request for a change.
+#[derive(Debug, PartialEq)]
+pub(super) struct Told {
+    /// The request.
+    pub request_id: RequestId,
+    /// Whether the change was made.
+    pub outcome: Result<(), Status>,
+    /// The term that the reply carries.
+    pub raft_term: Term,
+}
 
 /// The changes of the members that clients want, one after the other, and what a member does that is removed.
 ///
@@ -430,12 +439,13 @@ impl Membership {
 
     /// Answers the client that wanted this member removed, though the entry may never be applied here. Returns the id in
     /// the entry of the change in progress, if there is one.
-    pub fn tell_of_removal(&mut self, term: u64) -> Option<u64> {
+    pub fn tell_of_removal(&mut self, term: Term) -> Option<u64> {
         let own = self.rules.own;
         let (queued, rest): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.changes).into_iter().partition(|(_, change, _)| change.removes(own));
         self.changes = rest;
-        self.outcomes.extend(queued.into_iter().map(|(request_id, ..)| (request_id, Ok(()), term)));
+        let told = |request_id| Told { request_id, outcome: Ok(()), raft_term: term };
+        self.outcomes.extend(queued.into_iter().map(|(request_id, ..)| told(request_id)));
         self.open
     }
 
@@ -486,9 +496,9 @@ fn is_caught_up(id: u64, present: Present<'_>) -> Result<(), Status> {
     if !member.is_learner {
         return Err(error::MEMBER_NOT_LEARNER);
     }
-    let matched = present.node.progress().iter().find(|p| p.id == id).map_or(0, |p| p.matched);
+    let matched = present.node.progress().iter().find(|p| p.id == id).map_or(Index(0), |p| p.matched);
     let own = present.node.standing().last;
-    if u128::from(matched) * 10 < u128::from(own) * 9 {
+    if u128::from(matched.0) * 10 < u128::from(own.0) * 9 {
         return Err(error::LEARNER_NOT_READY);
     }
     Ok(())
@@ -534,7 +544,7 @@ mod tests {
             members: &all,
             node: &node,
             leads: true,
-            applied_term: 0,
+            applied_term: Term(0),
             active_since,
             successor: &|| None,
         };
@@ -579,8 +589,11 @@ mod tests {
         membership.was_lost(wanted);
         assert!(membership.has_next());
         assert!(membership.was_removed(start) && !membership.was_removed(start));
-        assert_eq!(membership.tell_of_removal(3), None);
-        assert_eq!(membership.take_told(), [(TICKET, Ok(()), 3)]);
+        assert_eq!(membership.tell_of_removal(Term(3)), None);
+        assert_eq!(
+            membership.take_told(),
+            [Told { request_id: TICKET, outcome: Ok(()), raft_term: Term(3) }]
+        );
         assert!(!membership.has_left(false, start) && membership.has_left(false, start + REMOVED_PAUSE));
         assert!(!membership.has_left(true, start + REMOVED_PAUSE));
     }

@@ -105,12 +105,14 @@ impl Parked {
 
 #[cfg(test)]
 mod tests {
+    use numbers::Index;
+
     use super::*;
 
     #[test]
     fn it_answers_what_its_state_can_and_refuses_the_rest_with_the_reason() {
         let request_id = RequestId { shard: 0, slot: 1, generation: 2 };
-        let fatal = Fatal { index: 5, why: "a value cannot be read".to_owned(), is_unreadable: true };
+        let fatal = Fatal { index: Index(5), why: "a value cannot be read".to_owned(), is_unreadable: true };
         let complete = Parked::new(&fatal, true);
         assert!(complete.why().message.contains("out of service"));
         assert!(

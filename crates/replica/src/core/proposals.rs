@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb;
 use bytes::Bytes;
-use numbers::LeaseId;
+use numbers::{LeaseId, Term};
 use planted::{Bug, Measure};
 
 use super::batching::Batching;
@@ -64,7 +64,7 @@ struct Open {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Given {
     /// The leader's term.
-    pub term: u64,
+    pub term: Term,
     /// True if the entry gets into the log in that term or never. Otherwise it may be applied at any later time and must
     /// not be proposed again; the waiting request times out, as in etcd.
     pub bound: bool,
@@ -353,7 +353,7 @@ impl Proposals {
     /// has not been applied by now, never will be, if that leader takes forwarded proposals only for its own term: for
     /// in the log no entry of an older term follows. Then clients' commands are proposed again, `again` hears the bytes of
     /// each, and who else waited is returned.
-    pub fn lost(&mut self, term: u64, mut again: impl FnMut(usize)) -> Vec<(Waiter, Instant)> {
+    pub fn lost(&mut self, term: Term, mut again: impl FnMut(usize)) -> Vec<(Waiter, Instant)> {
         let is_lost = |open: &Open| open.given.bound && open.given.term < term;
         let mut lost: Vec<u64> =
             self.waiting.iter().filter(|(_, open)| is_lost(open)).map(|(id, _)| *id).collect();
@@ -418,7 +418,7 @@ mod tests {
     use super::*;
     use crate::arrivals::Arrivals;
 
-    const GIVEN: Given = Given { term: 2, bound: true };
+    const GIVEN: Given = Given { term: Term(2), bound: true };
     const LEADS: Ground = Ground { leads: true, queued_bytes: 0, queued_bytes_max: 1000 };
 
     fn proposal(id: u64, bytes: usize, since: Instant) -> Proposal {
@@ -487,9 +487,9 @@ mod tests {
         proposals.await_entry(3, Waiter::Expiry(LeaseId(9)), now, GIVEN);
         proposals.await_entry(4, Waiter::Nobody, now, Given { bound: false, ..GIVEN });
         proposals.push(proposal(5, 10, now), 1, now);
-        assert!(proposals.lost(2, |_| panic!("it may still be applied")).is_empty());
+        assert!(proposals.lost(Term(2), |_| panic!("it may still be applied")).is_empty());
         let mut again = 0;
-        let others = proposals.lost(3, |bytes| again += bytes);
+        let others = proposals.lost(Term(3), |bytes| again += bytes);
         assert!(matches!(others[..], [(Waiter::Expiry(LeaseId(9)), _)]));
         assert_eq!((again, proposals.open(), proposals.is_under_way()), (20, 1, false));
         let ids: Vec<u64> = proposals.take_all().iter().map(|proposal| proposal.id).collect();
@@ -502,7 +502,7 @@ mod tests {
         let mut proposals = gathered(&[(1, 10)], now);
         went(&mut proposals, LEADS, now);
         proposals.forget_commands();
-        assert!(proposals.lost(9, |_| {}).is_empty());
+        assert!(proposals.lost(Term(9), |_| {}).is_empty());
         assert!(!proposals.has_gathered() && proposals.is_awaited(1) && !proposals.is_under_way());
     }
 

@@ -24,7 +24,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use numbers::LeaseId;
+use numbers::{Index, LeaseId};
 use planted::Bug;
 
 use super::RequestId;
@@ -77,7 +77,7 @@ struct Round {
 /// Rounds that the leader has confirmed, until this member has applied what had been committed by then.
 struct Confirmed {
     /// The leader's commit index when it was asked.
-    index: u64,
+    index: Index,
     wants: Vec<(Want, Instant)>,
 }
 
@@ -141,7 +141,7 @@ impl Reads {
 
     /// Notes that the leader has confirmed a round with its commit index then. Only a few groups that wait for different
     /// entries are kept apart; beyond that, a round joins the newest group and is answered a little later than necessary.
-    pub fn confirm(&mut self, context: u64, index: u64) {
+    pub fn confirm(&mut self, context: u64, index: Index) {
         let Some(at) = self.rounds.iter().position(|round| round.context == context) else { return };
         let Some(mut round) = self.rounds.remove(at).filter(|round| !round.wants.is_empty()) else { return };
         let full = self.confirmed.len() >= CONFIRMED_MAX;
@@ -235,7 +235,7 @@ impl Reads {
 
     /// Takes out one group of wants whose round is confirmed and whose entries are applied, the oldest first; `None` if
     /// there is no further one. What it returns may be pushed again.
-    pub fn finish(&mut self, applied: u64) -> Option<Vec<Waiting>> {
+    pub fn finish(&mut self, applied: Index) -> Option<Vec<Waiting>> {
         let done = |confirmed: &Confirmed| confirmed.index <= applied || planted::is(Bug::ReadBeforeApplied);
         let at = self.confirmed.iter().position(done)?;
         self.confirmed.remove(at).map(|confirmed| confirmed.wants)
@@ -306,12 +306,12 @@ mod tests {
         reads.push(read(3), now);
         assert_eq!(reads.wait(FOOTING, now), Some(ROUND_PACE));
         assert_eq!(reads.figures(), (1, 3));
-        reads.confirm(8, 100);
-        reads.confirm(7, 5);
+        reads.confirm(8, Index(100));
+        reads.confirm(7, Index(5));
         assert_eq!(reads.wait(FOOTING, now), Some(Duration::ZERO));
-        assert!(reads.finish(4).is_none());
-        assert_eq!(reads.finish(5).map(|wants| slots(&wants)), Some(vec![1, 2]));
-        assert!(reads.finish(5).is_none());
+        assert!(reads.finish(Index(4)).is_none());
+        assert_eq!(reads.finish(Index(5)).map(|wants| slots(&wants)), Some(vec![1, 2]));
+        assert!(reads.finish(Index(5)).is_none());
         assert_eq!(reads.figures(), (0, 1));
     }
 
@@ -326,8 +326,8 @@ mod tests {
         assert_eq!(reads.wait(FOOTING, now), Some(REFUSED_PAUSE));
         assert_eq!(reads.begin(FOOTING, || 2, now), None);
         assert_eq!(reads.begin(FOOTING, || 2, now + REFUSED_PAUSE), Some(2));
-        reads.confirm(2, 1);
-        assert_eq!(reads.finish(1).map(|wants| slots(&wants)), Some(vec![1, 2]));
+        reads.confirm(2, Index(1));
+        assert_eq!(reads.finish(Index(1)).map(|wants| slots(&wants)), Some(vec![1, 2]));
     }
 
     #[test]
@@ -342,13 +342,13 @@ mod tests {
         let retried = reads.retry(timeout, start + RETRY);
         assert!(retried.late && retried.warns && reads.is_waiting());
         // The answer to the round that was given up means nothing any more.
-        reads.confirm(1, 1);
-        assert!(reads.finish(1).is_none());
+        reads.confirm(1, Index(1));
+        assert!(reads.finish(Index(1)).is_none());
         assert_eq!(reads.begin(FOOTING, || 2, start + RETRY), Some(2));
         let retried = reads.retry(timeout, start + 2 * RETRY);
         assert!(retried.late && !retried.warns, "it was warned of just now");
         assert_eq!(reads.begin(FOOTING, || 3, start + 2 * RETRY), Some(3));
-        reads.confirm(3, 10);
+        reads.confirm(3, Index(10));
         let retried = reads.retry(timeout, start + timeout);
         assert_eq!(retried.expired.len(), 1);
         assert_eq!(reads.figures(), (0, 0));

@@ -170,6 +170,8 @@ impl Removal {
 
 #[cfg(test)]
 mod tests {
+    use numbers::Term;
+
     use super::*;
     use crate::core::{ReplyBody, RequestId};
 
@@ -177,7 +179,7 @@ mod tests {
 
     fn reply() -> Reply {
         let request_id = RequestId { shard: 0, slot: 1, generation: 0 };
-        Reply { request_id, revision: Revision(9), raft_term: 1, body: ReplyBody::Readable }
+        Reply { request_id, revision: Revision(9), raft_term: Term(1), body: ReplyBody::Readable }
     }
 
     #[test]

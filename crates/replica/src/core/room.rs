@@ -367,6 +367,8 @@ mod tests {
 
     use api::etcdserverpb::{CompactionRequest, DeleteRangeRequest, PutRequest, RequestOp};
 
+    use numbers::{Index, Term};
+
     use super::*;
 
     #[test]
@@ -405,13 +407,16 @@ mod tests {
             ..log::Options::new("/log", 1, 2)
         };
         let disk = Arc::new(disk::MemDisk::new(1));
-        let opened = Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {}));
+        let opened = Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {}));
         opened.unwrap_or_else(|e| panic!("{e}")).0
     }
 
     fn entry(index: u64) -> Batch {
         let data = Bytes::from(vec![7; 600]);
-        Batch { entries: vec![log::Entry { term: 1, index, entry_type: 0, data }], ..Batch::default() }
+        Batch {
+            entries: vec![log::Entry { term: Term(1), index: Index(index), entry_type: 0, data }],
+            ..Batch::default()
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb;
 use consensus::{Fetch, Node};
-use log::Log;
+use log::{EntryPlace, Log};
 use machine::{Alarms, Machine};
 
 use super::alarms::NospaceAlarm;
@@ -43,6 +43,7 @@ use config::Config;
 use storage::checkpointer::Order;
 use storage::compaction_hash::Job;
 use storage::nospace::Cause;
+use storage::terms::Terms;
 use storage::values::LogValues;
 use telemetry::logging::Logger;
 
@@ -63,7 +64,7 @@ pub struct Parts {
     /// The log, open.
     pub log: Log,
     /// Index and location of each entry that was read at the start.
-    pub locations: VecDeque<(u64, log::Location)>,
+    pub locations: VecDeque<EntryPlace>,
     /// Queue of orders to the checkpointer.
     pub orders: SyncSender<Order>,
     /// Queue to the thread that computes the hashes of compactions.
@@ -76,8 +77,8 @@ pub struct Parts {
     pub fetches: SyncSender<Fetch>,
     /// Ids and peer URLs of members that exist already but are not yet in this member's log.
     pub remotes: Vec<(u64, Vec<String>)>,
-    /// Terms of the entries that the checkpoint covers, as runs of equal terms: the first index of each run and its term.
-    pub terms: Vec<(u64, u64)>,
+    /// Terms of the entries that the checkpoint covers.
+    pub terms: Terms,
     /// Limits from which a checkpoint is due.
     pub thresholds: Thresholds,
     /// The cause of this member's NOSPACE alarm, if it is raised and the cause is known.

@@ -10,6 +10,7 @@
 
 use log::{Log, SegmentState};
 use machine::Machine;
+use numbers::Index;
 
 use super::room::{Purpose, Room};
 use super::segments::Segments;
@@ -39,7 +40,7 @@ pub(super) struct Survey<'a> {
     /// The segments that go anyway.
     pub segments: &'a Segments,
     /// The entry up to which nothing is kept for followers that lag.
-    pub kept_behind: u64,
+    pub kept_behind: Index,
     /// Least bytes of dead records that are worth moving the live ones away.
     pub dead_bytes_min: u64,
 }
@@ -101,7 +102,7 @@ impl Survey<'_> {
 
     /// The segments that hold so little that their live values are to be moved; a durable checkpoint has the entries up to
     /// `saved_through`.
-    pub fn worth_emptying(&self, saved_through: u64) -> Vec<u32> {
+    pub fn worth_emptying(&self, saved_through: Index) -> Vec<u32> {
         let usage = self.machine.usage();
         let live = |seq: u32| usage.get(&seq).map_or(0, moved_bytes);
         let mut sealed: Vec<(u64, u64, u32)> = self

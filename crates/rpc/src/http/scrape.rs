@@ -76,8 +76,8 @@ fn copy_state(shared: &Shared, state: &Published) {
     server.has_leader.set_bool(state.leader != 0);
     server.is_leader.set_bool(state.leader == id);
     server.is_learner.set_bool(state.members.by_id.get(&id).is_some_and(|member| member.is_learner));
-    server.proposals_committed.set_u64(state.commit_index);
-    server.proposals_applied.set_u64(state.applied_index);
+    server.proposals_committed.set_u64(state.commit_index.0);
+    server.proposals_applied.set_u64(state.applied_index.0);
     shared.metrics.network.set_members(id, state.members.by_id.keys().copied());
     // etcd leaves it at 0 where there is no limit.
     server.quota_backend_bytes.set_u64(shared.limits.quota_bytes.unwrap_or(0));

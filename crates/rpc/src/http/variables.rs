@@ -28,10 +28,10 @@ pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
 fn raft_status(member_id: u64, state: &Published) -> Value {
     json!({
         "id": format!("{member_id:x}"),
-        "term": state.applied_term,
-        "commit": state.commit_index,
+        "term": state.applied_term.0,
+        "commit": state.commit_index.0,
         "lead": format!("{:x}", state.leader),
         "raftState": if state.leader == member_id { "StateLeader" } else { "StateFollower" },
-        "applied": state.applied_index,
+        "applied": state.applied_index.0,
     })
 }

@@ -531,7 +531,7 @@ mod tests {
     use machine::Newest;
     use machine::txn::Ranged;
     use mvcc::{KeyRange, Moment, Store, Value, View};
-    use numbers::LeaseId;
+    use numbers::{Index, LeaseId};
 
     use super::*;
 
@@ -550,7 +550,7 @@ mod tests {
     fn values() -> (log::Log, Rc<LogValues>) {
         let options = log::Options { by_hand: true, ..log::Options::new("/log", 1, 2) };
         let disk = Arc::new(MemDisk::new(1));
-        let (log, _) = log::Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {})).expect("opens");
+        let (log, _) = log::Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {})).expect("opens");
         let values = Rc::new(LogValues::new(log.values()));
         (log, values)
     }

@@ -1,5 +1,6 @@
 //! Puts, deletes, transactions, compactions.
 
+use numbers::Term;
 use std::rc::Rc;
 use std::sync::Arc;
 use storage::values::unreadable;
@@ -42,7 +43,7 @@ struct Evaluated {
     /// State in which it was evaluated.
     state: AsOf,
     /// The term of the last entry before it.
-    term: u64,
+    term: Term,
     outcome: TxnOutcome,
 }
 

@@ -8,7 +8,7 @@ use ::http::{Request, Response};
 use bytes::Bytes;
 use consistency::comparison::{self, HashAnswer, Hashed};
 use machine::{StatePoint, StateTrail};
-use numbers::Revision;
+use numbers::{Index, Revision, Term};
 use replica::core::STATE_TRAIL_POINTS_MAX as POINTS_MAX;
 use replica::core::{CoreRequest, PeerRequest, Reply, ReplyBody, RequestId};
 use replica::shared::Shared;
@@ -82,7 +82,7 @@ fn answer_trails(shared: &Shared, trail: &StateTrail, stop: &AtomicBool) {
             };
             let points = trail.points.iter().copied().filter(|point| point.index >= from).collect();
             let body = ReplyBody::StateTrail(StateTrail { points, ..*trail });
-            let _ = sender.send(Reply { request_id, revision: Revision(1), raft_term: 1, body });
+            let _ = sender.send(Reply { request_id, revision: Revision(1), raft_term: Term(1), body });
         }
     }
 }
@@ -90,8 +90,9 @@ fn answer_trails(shared: &Shared, trail: &StateTrail, stop: &AtomicBool) {
 #[test]
 fn hashes_of_the_state_are_told_from_an_entry_on() {
     let served = three_keys();
-    let point = |index: u64| StatePoint { index, revision: Revision(index as i64), hash: index << 40 };
-    let trail = StateTrail { applied_index: 3_000, points: (1..=2_500).map(point).collect() };
+    let point =
+        |index: u64| StatePoint { index: Index(index), revision: Revision(index as i64), hash: index << 40 };
+    let trail = StateTrail { applied_index: Index(3_000), points: (1..=2_500).map(point).collect() };
     let stop = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| answer_trails(&served.shared, &trail, &stop));
@@ -108,7 +109,7 @@ fn hashes_of_the_state_are_told_from_an_entry_on() {
             let response = ask(query);
             assert_eq!(response.status(), 200);
             let read = comparison::read_trail(response.body()).unwrap();
-            assert_eq!(read.applied_index, 3_000);
+            assert_eq!(read.applied_index, Index(3_000));
             assert_eq!(read.points, (first..=2_500).map(point).collect::<Vec<_>>(), "{query}");
         }
         assert_eq!(ask("?from=x").status(), 400);

@@ -17,7 +17,7 @@ use config::MetricsDetail;
 use disk::MemDisk;
 use front::{MethodCounters, ShardCounters};
 use machine::{Command, Machine, Member, Rules};
-use numbers::Revision;
+use numbers::{Index, Revision, Term};
 use prost::Message as _;
 use replica::shared::{Limits, Published, Shared};
 use rpc::http::{self, FrontCounters, MetricsListener};
@@ -86,7 +86,7 @@ pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
         ..log::Options::new("/data/member/log", 0xc1, MEMBER)
     };
     let disk = Arc::new(MemDisk::new(1));
-    let (mut log, _) = log::Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {})).unwrap();
+    let (mut log, _) = log::Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {})).unwrap();
     let values = LogValues::new(log.values());
 
     let mut machine = Machine::new(Rules { learners_max: 1 });
@@ -96,17 +96,18 @@ pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
         entry.header = Some(RequestHeader { id: index, ..RequestHeader::default() });
         let data = Bytes::from(entry.encode_to_vec());
         let location = mvcc::Location { segment: 1, offset: 4096 };
-        let applied =
-            machine.apply(Command { index, term: 2, data: &data, location }, &values, false).unwrap();
+        let applied = machine
+            .apply(Command { index: Index(index), term: Term(2), data: &data, location }, &values, false)
+            .unwrap();
         applied.outcome.unwrap();
-        let entry = log::Entry { index, term: 2, entry_type: 0, data };
+        let entry = log::Entry { index: Index(index), term: Term(2), entry_type: 0, data };
         log.append(log::Batch { entries: vec![entry], ..log::Batch::default() }).unwrap();
         log.turn();
     }
     let mut state = Published {
         view: machine.store.publish(),
         applied_index: machine.applied_index,
-        applied_term: 2,
+        applied_term: Term(2),
         commit_index: machine.applied_index,
         leader: MEMBER,
         reads_local: true,
@@ -358,7 +359,7 @@ fn value(text: &str, series: &str) -> f64 {
 #[test]
 fn a_scrape_shows_the_state() {
     let entries = vec![cluster_version("3.7.0"), put("a"), put("b"), put("a"), alarm(5, AlarmType::Nospace)];
-    let served = served(Given { entries, ..Given::default() }, |state| state.commit_index = 9);
+    let served = served(Given { entries, ..Given::default() }, |state| state.commit_index = Index(9));
     for method in [Method::GET, Method::HEAD, Method::POST] {
         let response = served.answer(&method, "/metrics?x");
         assert_eq!(response.status(), 200);
@@ -402,9 +403,9 @@ fn a_scrape_shows_the_state() {
     let before = served.shared.state.load_full();
     served.shared.state.store(Arc::new(Published {
         view: Arc::clone(&before.view),
-        applied_index: 10,
-        applied_term: 3,
-        commit_index: 10,
+        applied_index: Index(10),
+        applied_term: Term(3),
+        commit_index: Index(10),
         leader: 0,
         reads_local: false,
         alarms: Arc::default(),

@@ -22,7 +22,7 @@ use api::etcdserverpb::{
     RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, compare, request_op,
 };
 use disk::Fault;
-use numbers::LeaseId;
+use numbers::{Index, LeaseId};
 
 use mainstay_server::stepped::{Beginning, Identity, Stepped};
 use world::{Stream, World};
@@ -153,7 +153,11 @@ fn a_power_cut_at_any_operation_loses_nothing_acknowledged() {
     let operations = whole.places[0].disk.ops();
     let text = whole.post.lock().expect("nobody panicked").trace.concat();
     assert!(!text.contains("\"level\":\"error\""), "{text}");
-    assert!(whole.member(0).probe().checkpoint > 100, "checkpoints are made: {:?}", whole.member(0).probe());
+    assert!(
+        whole.member(0).probe().checkpoint > Index(100),
+        "checkpoints are made: {:?}",
+        whole.member(0).probe()
+    );
     assert!(operations > 300, "{operations}");
     drop(whole);
 
@@ -250,7 +254,7 @@ fn script(seed: u64) -> World {
     let probes: Vec<_> = world.members().map(Stepped::probe).collect();
     assert!(probes[0].state_hash.is_some());
     assert!(probes.iter().all(|p| p.state_hash == probes[0].state_hash), "{probes:?}");
-    assert!(probes[lagging].first_index > 1, "it came by a snapshot: {:?}", probes[lagging]);
+    assert!(probes[lagging].first_index > Index(1), "it came by a snapshot: {:?}", probes[lagging]);
     // A leader that crashes is followed by another, and nothing is lost.
     world.crash(leader);
     world.until("another leads", |world| world.leader().is_some_and(|at| at != leader));
@@ -318,15 +322,15 @@ fn appends_that_a_log_standing_still_cannot_take_end_no_member() {
     // As from a leader that does not wait for acknowledgements.
     let data = bytes::Bytes::from(vec![0; 30 << 20]);
     for n in 0..12 {
-        let index = Some(last + n + 1);
-        let entry = Entry { term: Some(term), index, data: Some(data.clone()), ..Entry::default() };
+        let index = Some(last.0 + n + 1);
+        let entry = Entry { term: Some(term.0), index, data: Some(data.clone()), ..Entry::default() };
         let mut messages = vec![Message {
             r#type: Some(MessageType::MsgApp as i32),
             from: Some(world.places[leader].id),
             to: Some(world.places[at].id),
-            term: Some(term),
-            log_term: Some(term),
-            index: Some(last + n),
+            term: Some(term.0),
+            log_term: Some(term.0),
+            index: Some((last + n).0),
             entries: vec![entry],
             ..Message::default()
         }];
@@ -441,7 +445,7 @@ fn damage_a_value(world: &mut World, member: usize) {
     }
     world.until("it has a checkpoint", |world| {
         let probe = world.member(member).probe();
-        probe.applied == world.member(leader).probe().applied && probe.checkpoint > 60
+        probe.applied == world.member(leader).probe().applied && probe.checkpoint > Index(60)
     });
     let disk = world.places[member].disk.clone();
     let damaged = disk.files().into_iter().any(|(path, _)| {

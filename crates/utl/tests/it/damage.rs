@@ -10,7 +10,7 @@ use disk::{Disk, Fault, MemDisk};
 use interchange::snapshot;
 use machine::snapshot::SnapshotVersion;
 use machine::{GrantedLease, Members};
-use numbers::{LeaseId, Revision};
+use numbers::{Index, LeaseId, Revision, Term};
 use storage::Identity;
 use storage::kv_hash::HashedKv;
 use storage::restoration::{Restoration, RestorationError, RestoredHead};
@@ -56,8 +56,8 @@ fn restore(disk: &Arc<dyn Disk>) -> Result<(), RestorationError> {
     let mut restoration = Restoration::begin_sized(disk, Path::new("/d"), identity, 64 << 10)?;
     let mut filling = restoration.fill(RestoredHead {
         compact_revision: Revision(2),
-        index: 1,
-        term: 1,
+        index: Index(1),
+        term: Term(1),
         leases: vec![GrantedLease { id: LeaseId(5), ttl: 60, remaining: 0 }],
         alarms: Vec::new(),
         members: Members::default(),
@@ -77,7 +77,7 @@ fn restore(disk: &Arc<dyn Disk>) -> Result<(), RestorationError> {
         filling.push(&version)?;
     }
     let mut machine = filling.finish(None)?;
-    let hard_state = log::HardState { term: 1, vote: 7, commit: 1 };
+    let hard_state = log::HardState { term: Term(1), vote: 7, commit: Index(1) };
     let terms = restoration.follow(&mut machine, hard_state, &mut std::iter::empty())?;
     restoration.finish(machine, &terms)
 }

@@ -2,7 +2,7 @@
 
 use interchange::DataDir;
 use interchange::backend::{Backend, Change};
-use numbers::{LeaseId, Revision};
+use numbers::{Index, LeaseId, Revision, Term};
 use storage::kv_hash::HashedKv;
 
 use testkit::TempDir;
@@ -39,8 +39,8 @@ fn a_member_goes_on_where_etcd_stopped() {
             Ok(HashedKv { hash: HASH, compact_revision: Revision(4), revision: Revision(40) }),
             "{release}"
         );
-        assert_eq!(member.machine.applied_index, index);
-        assert_eq!((member.hard_state.term, member.hard_state.commit), (term, last));
+        assert_eq!(member.machine.applied_index, Index(index));
+        assert_eq!((member.hard_state.term, member.hard_state.commit), (Term(term), Index(last)));
         assert_eq!(member.identity.member_id, members.members[0].id);
         assert_eq!(member.machine.members.by_id.len(), 1);
         let found: Vec<_> = member.machine.leases.iter().map(|(id, lease)| (id, lease.ttl)).collect();

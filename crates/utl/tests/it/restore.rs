@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use numbers::{LeaseId, Revision};
+use numbers::{Index, LeaseId, Revision, Term};
 use storage::kv_hash::HashedKv;
 use testkit::TempDir;
 
@@ -36,9 +36,12 @@ fn etcds_snapshots_become_members() {
         let identity = &member.identity;
         assert_eq!((identity.member_id, identity.cluster_id), (0x8e9e_05c5_2164_694d, 0xcdf8_1819_4e3a_8c32));
         let state = &member.machine;
-        assert_eq!((state.applied_index, state.applied_term), (1, 1));
+        assert_eq!((state.applied_index, state.applied_term), (Index(1), Term(1)));
         let hard_state = member.hard_state;
-        assert_eq!((hard_state.term, hard_state.vote, hard_state.commit), (1, identity.member_id, 1));
+        assert_eq!(
+            (hard_state.term, hard_state.vote, hard_state.commit),
+            (Term(1), identity.member_id, Index(1))
+        );
         let only: Vec<_> = state.members.by_id.values().collect();
         assert_eq!(only.len(), 1);
         assert_eq!((only[0].name.as_str(), only[0].client_urls.len()), ("default", 0));
@@ -120,7 +123,7 @@ fn members_of_a_cluster_begin_with_the_same() {
             member.hash_kv(Revision(0)),
             Ok(HashedKv { hash: HASHES[5], compact_revision: Revision(4), revision: Revision(10) })
         );
-        assert_eq!((member.machine.applied_index, member.hard_state.commit), (3, 3));
+        assert_eq!((member.machine.applied_index, member.hard_state.commit), (Index(3), Index(3)));
         let own = &member.machine.members.by_id[&member.identity.member_id];
         assert_eq!((own.name.as_str(), own.peer_urls.as_slice()), (name.as_str(), [url].as_slice()));
         let shared = (member.identity.cluster_id, member.machine.state_hash(), member.hard_state.vote);

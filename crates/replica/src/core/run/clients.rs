@@ -11,13 +11,14 @@ use bytes::Bytes;
 use consensus::{Node, Request};
 use log::Space;
 use mvcc::View;
-use numbers::{LeaseId, Revision};
+use numbers::{LeaseId, Revision, Term};
 use planted::Bug;
 use prost::Message as _;
 use telemetry::logging::{Logger, Value};
 
 use super::{Core, STOP_TIMEOUT};
 use crate::core::leases::{LeaseClocks, Renewal};
+use crate::core::membership::Told;
 use crate::core::proposals::{Given, Ground, Proposal, Waiter};
 use crate::core::reads::{Footing, RETRY, Waiting, Want};
 use crate::core::removal::Compaction;
@@ -356,7 +357,7 @@ impl Core {
 
     /// Proposes commands again that a lost leader did not append, once an entry of the newer `term` is applied. See
     /// [`crate::core::proposals::Proposals::lost`].
-    pub(super) fn propose_again(&mut self, term: u64) {
+    pub(super) fn propose_again(&mut self, term: Term) {
         for (waiter, since) in self.proposals.lost(term, |bytes| self.shared.proposal_again(bytes)) {
             match waiter {
                 Waiter::Members(request_id, change) => self.membership.was_lost((request_id, *change, since)),
@@ -492,7 +493,7 @@ impl Core {
         let view = Arc::clone(&self.shared.state.load().view);
         let removal = &mut self.removal;
         self.answers.published(removal.is_open(), |reply| removal.keep(reply));
-        for (request_id, outcome, raft_term) in self.membership.take_told() {
+        for Told { request_id, outcome, raft_term } in self.membership.take_told() {
             let body = match outcome {
                 Ok(()) => ReplyBody::MembersChanged,
                 Err(status) => ReplyBody::Outcome(Err(status), None),
@@ -527,12 +528,12 @@ pub(super) fn step_received(node: &mut Node, logger: &Logger, message: raftpb::M
     let commit = message.commit.unwrap_or(0);
     if let Err(why) = node.request(Request::Receive(message)) {
         let last = node.standing().last;
-        if kind == raftpb::MessageType::MsgHeartbeat as i32 && commit > last {
+        if kind == raftpb::MessageType::MsgHeartbeat as i32 && commit > last.0 {
             // Only what this member has acknowledged is committed to it by a heartbeat.
             logger.error(
                 "this member's log has lost entries that it had acknowledged: rebuild it from the others with \
                  `mainstay rebuild`",
-                &[("leader", Value::Id(from)), ("acknowledged", Value::Uint(commit)), ("last", Value::Uint(last))],
+                &[("leader", Value::Id(from)), ("acknowledged", Value::Uint(commit)), ("last", Value::Uint(last.0))],
             );
             return;
         }

@@ -75,13 +75,9 @@ impl Core {
                 let held = self.machine.held();
                 self.reply(request_id, ReplyBody::Holds(held, self.machine.applied_index));
             }
-            PeerRequest::ReceiveSnapshot(request_id, claim, from, term) => {
-                self.begin_install(request_id, claim, from, term);
-            }
+            PeerRequest::ReceiveSnapshot(request_id, attempt) => self.begin_install(request_id, attempt),
             PeerRequest::SnapshotBroken(claim, forget) => self.install.pause(claim, forget, now),
-            PeerRequest::ResumeSnapshot(request_id, claim, from, term) => {
-                self.resume_install(request_id, claim, from, term);
-            }
+            PeerRequest::ResumeSnapshot(request_id, attempt) => self.resume_install(request_id, attempt),
             PeerRequest::SnapshotReceived(claim, received) => self.snapshot_received(claim, received, now)?,
             PeerRequest::SnapshotGivenUp(claim) => self.give_up_install(claim),
             PeerRequest::Place(claim, values, done) => self.place(claim, values, done, now),
@@ -178,7 +174,7 @@ impl Core {
     pub(super) fn park(&mut self, fatal: &machine::Fatal, now: Instant) {
         self.logger.error(
             "OUT OF SERVICE: a committed entry depends on a value that cannot be read, and it cannot be applied without; rebuild this member from the others with `mainstay rebuild` or, if it is the only one, take a snapshot of what can still be read and restore from a backup",
-            &[("index", Value::Uint(fatal.index)), ("why", Value::Str(&fatal.why))],
+            &[("index", Value::Uint(fatal.index.0)), ("why", Value::Str(&fatal.why))],
         );
         let alone = self.node.voters() == [self.shared.identity.member_id];
         let parked = Parked::new(fatal, alone && !self.history.was_replayed(fatal.index));

@@ -10,8 +10,7 @@ use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
 use consensus::{Entry, EntryKind, Event};
 use log::{LogEvent, Space, Synced};
 use machine::{Applied, AsOf, Change, Command, Outcome, Progress, Raised};
-use mvcc::Location;
-use numbers::{ChangeId, Revision};
+use numbers::{ChangeId, Index, Revision, Term};
 use planted::Bug;
 use storage::checkpointer::{CheckpointError, Checkpointed, Order, Relocation};
 use storage::nospace::Cause;
@@ -57,11 +56,10 @@ impl Core {
         self.install.placed(synced.ticket, &synced.values);
         for (id, to) in synced.values {
             let change = ChangeId { main: Revision(id.main), sub: u32::try_from(id.sub).unwrap_or(u32::MAX) };
-            if let Some(from) = self.moves.arrived(change) {
-                let to = Location { segment: to.segment, offset: to.offset };
-                if self.machine.relocate(change, from, to) {
-                    self.checkpoints.moved_out_of(from.segment);
-                }
+            if let Some(from) = self.moves.arrived(change)
+                && self.machine.relocate(change, from, to)
+            {
+                self.checkpoints.moved_out_of(from.segment);
             }
         }
         self.moves.tell();
@@ -236,7 +234,7 @@ impl Core {
     }
 
     /// An entry is being applied whole, or was.
-    fn passed(&mut self, index: u64, term: u64) {
+    fn passed(&mut self, index: Index, term: Term) {
         if self.history.applied(index, term) {
             self.propose_again(term);
         }
@@ -254,7 +252,7 @@ impl Core {
         {
             self.logger.error(
                 "an entry of the log is no request that this version can decode: it changes nothing on members of this version; if there are members of another one, compare their states (`mainstay doctor`)",
-                &[("index", Value::Uint(begun.index)), ("why", Value::Str(&status.message))],
+                &[("index", Value::Uint(begun.index.0)), ("why", Value::Str(&status.message))],
             );
         }
         self.meters.applied(applied.op, &applied.outcome, begun.bytes, took);
@@ -264,7 +262,7 @@ impl Core {
                 "apply request took too long",
                 &[
                     ("took", Value::Duration(took)),
-                    ("index", Value::Uint(begun.index)),
+                    ("index", Value::Uint(begun.index.0)),
                     ("size", Value::Uint(begun.bytes as u64)),
                 ],
             );
@@ -443,7 +441,7 @@ impl Core {
     }
 
     /// The entry up to which nothing is kept for followers that lag.
-    fn kept_behind(&self, applied_index: u64) -> u64 {
+    fn kept_behind(&self, applied_index: Index) -> Index {
         match self.machine.members.by_id.len() {
             0 | 1 => applied_index,
             // A follower that lags gets the whole state then.
@@ -465,7 +463,7 @@ impl Core {
                 }
                 self.log.forget_below(self.kept_behind(done.applied_index));
                 self.logger
-                    .debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index))]);
+                    .debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index.0))]);
                 self.install_saved(done.applied_index, now)?;
                 self.reclaim();
             }

@@ -14,6 +14,7 @@ use consensus::{
 };
 use log::{Batch, Reset};
 use machine::{Command, Machine, VoterChange};
+use numbers::Index;
 use planted::Bug;
 use storage::catch_up::Fetched;
 use storage::checkpointer::Order;
@@ -24,10 +25,10 @@ use super::Core;
 use super::clients::step_received;
 use crate::arrivals::Charge;
 use crate::core::leadership::Leaves;
-use crate::core::membership::{MemberChange, Membership};
+use crate::core::membership::{MemberChange, Membership, Told};
 use crate::core::proposals::Waiter;
 use crate::core::room::{Purpose, Room};
-use crate::core::{Fatal, ReplyBody, RequestId, membership};
+use crate::core::{Fatal, ReplyBody, RequestId, SnapshotAttempt, membership};
 use crate::long_reads::Reader;
 use crate::shared::Shared;
 use crate::transfer::Received;
@@ -187,8 +188,8 @@ impl Core {
         if let Some(append) = effects.append {
             self.append(append, now)?;
         }
-        for (context, index) in effects.reads {
-            self.reads.confirm(context, index);
+        for read in effects.reads {
+            self.reads.confirm(read.number, read.index);
         }
         for fetch in effects.fetches {
             self.fetch(fetch)?;
@@ -392,13 +393,17 @@ impl Core {
         }
         self.shared.leader_is(standing.leader, now);
         if standing.leader == 0 {
-            self.logger
-                .warn("lost the leader", &[("was", Value::Id(before)), ("term", Value::Uint(standing.term))]);
+            self.logger.warn(
+                "lost the leader",
+                &[("was", Value::Id(before)), ("term", Value::Uint(standing.term.0))],
+            );
         } else {
             self.shared.metrics.server.leader_changes.inc();
             let what = if self.leadership.leads() { "became leader" } else { "follows" };
-            self.logger
-                .info(what, &[("term", Value::Uint(standing.term)), ("leader", Value::Id(standing.leader))]);
+            self.logger.info(
+                what,
+                &[("term", Value::Uint(standing.term.0)), ("leader", Value::Id(standing.leader))],
+            );
         }
         self.look_at_moves(now);
     }
@@ -519,7 +524,8 @@ impl Core {
             if promoted && self.machine.members.learners().len() < learners {
                 self.shared.metrics.server.learner_promote_successes.inc();
             }
-            self.membership.tell((request_id, applied.outcome.map(|_| ()), entry.term));
+            let (outcome, raft_term) = (applied.outcome.map(|_| ()), entry.term);
+            self.membership.tell(Told { request_id, outcome, raft_term });
         }
         Ok(())
     }
@@ -567,7 +573,7 @@ impl Core {
         if let Some(id) = proposed
             && let Some(Waiter::Members(request_id, _)) = self.proposals.take(id)
         {
-            self.membership.tell((request_id, Ok(()), term));
+            self.membership.tell(Told { request_id, outcome: Ok(()), raft_term: term });
         }
     }
 
@@ -665,15 +671,15 @@ impl Core {
 /// Taking over another member's state, and giving this one's.
 impl Core {
     /// Begins to receive another member's state. Refused while values of the present one are being moved.
-    pub(super) fn begin_install(&mut self, request_id: RequestId, claim: u64, from: u64, term: u64) {
+    pub(super) fn begin_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
         // Nothing is held for who does not lead. A leader that this member has not heard of yet tries again.
         let standing = self.node.standing();
-        if (standing.leader, standing.term) != (from, term) {
+        if (standing.leader, standing.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
             return;
         }
         let busy = self.moves.are_under_way() || self.checkpoints.is_busy() || self.stopping.is_some();
-        if !self.install.begin(claim, busy) {
+        if !self.install.begin(attempt.claim, busy) {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
             return;
         }
@@ -682,13 +688,13 @@ impl Core {
     }
 
     /// A snapshot that broke off goes on, if its sender leads.
-    pub(super) fn resume_install(&mut self, request_id: RequestId, claim: u64, from: u64, term: u64) {
+    pub(super) fn resume_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
         let standing = self.node.standing();
-        if (standing.leader, standing.term) != (from, term) {
+        if (standing.leader, standing.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
             return;
         }
-        if self.install.resume(claim) {
+        if self.install.resume(attempt.claim) {
             self.reply(request_id, ReplyBody::Readable);
         } else {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
@@ -773,9 +779,9 @@ impl Core {
         self.logger.info(
             "installed a snapshot",
             &[
-                ("index", Value::Uint(restore.index)),
+                ("index", Value::Uint(restore.index.0)),
                 ("revision", Value::Int(machine.store.current_revision().0)),
-                ("before", Value::Uint(self.machine.applied_index)),
+                ("before", Value::Uint(self.machine.applied_index.0)),
             ],
         );
         let overtaken = self.shared.long_reads.end_all();
@@ -813,7 +819,7 @@ impl Core {
     }
 
     /// Notes that a checkpoint is durable. If it is the one of an installed state, the log restarts behind it.
-    pub(super) fn install_saved(&mut self, applied_index: u64, now: Instant) -> Result<(), Fatal> {
+    pub(super) fn install_saved(&mut self, applied_index: Index, now: Instant) -> Result<(), Fatal> {
         let Some((reset, held)) = self.install.saved(applied_index) else { return Ok(()) };
         self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
         let mut reset = Some(reset);
@@ -838,7 +844,7 @@ impl Core {
     pub(super) fn send_snapshots(&mut self, view: &mvcc::View) {
         for mut message in std::mem::take(&mut self.snapshots_wanted) {
             // It may have waited for an entry to be whole, and its term be over.
-            if message.term != Some(self.node.standing().term) {
+            if message.term != Some(self.node.standing().term.0) {
                 continue;
             }
             let Some(peers) = self.shared.peers() else { return };
@@ -850,16 +856,16 @@ impl Core {
                     learners: self.node.learners(),
                     ..Default::default()
                 }),
-                index: Some(head.applied_index),
-                term: Some(head.applied_term),
+                index: Some(head.applied_index.0),
+                term: Some(head.applied_term.0),
             };
             message.snapshot = Some(api::raftpb::Snapshot { metadata: Some(metadata), data: None });
             let to = message.to.unwrap_or(0);
             self.logger.info(
                 "sending a snapshot",
-                &[("to", Value::Id(to)), ("index", Value::Uint(head.applied_index))],
+                &[("to", Value::Id(to)), ("index", Value::Uint(head.applied_index.0))],
             );
-            let trail = self.machine.state_trail(0);
+            let trail = self.machine.state_trail(Index(0));
             let source = crate::transfer::Source::new(head, trail, state, &self.shared);
             peers.send_snapshot(message, Box::new(source));
         }

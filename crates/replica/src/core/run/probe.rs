@@ -2,7 +2,7 @@
 
 use consensus::Role;
 use machine::StateTrail;
-use numbers::Revision;
+use numbers::{Index, Revision, Term};
 
 use super::Core;
 
@@ -14,7 +14,7 @@ pub struct Probe {
     /// Raft role in the present term.
     pub role: Role,
     /// Present raft term.
-    pub term: u64,
+    pub term: Term,
     /// Member that it voted for in that term; 0 for none.
     pub vote: u64,
     /// Leader that it knows; 0 for none.
@@ -22,19 +22,19 @@ pub struct Probe {
     /// True if it leads and has applied an entry of its own term.
     pub settled: bool,
     /// Index of the newest entry it knows to be committed.
-    pub commit: u64,
+    pub commit: Index,
     /// Index of the last entry it has applied.
-    pub applied: u64,
+    pub applied: Index,
     /// Raft term of the entry at `applied`.
-    pub applied_term: u64,
+    pub applied_term: Term,
     /// Index of the first entry that it can still send to others.
-    pub first_index: u64,
+    pub first_index: Index,
     /// Index of the last entry of its log, synced or not.
-    pub last_index: u64,
+    pub last_index: Index,
     /// Index up to which its log is on disk, as far as it counts for a quorum.
-    pub synced_index: u64,
+    pub synced_index: Index,
     /// Index of the last entry on disk; above `synced_index` while entries on disk are being replaced.
-    pub stored_index: u64,
+    pub stored_index: Index,
     /// Ids of the voters as its raft node counts them, in ascending order.
     pub voters: Vec<u64>,
     /// Ids of the learners, in ascending order.
@@ -46,7 +46,7 @@ pub struct Probe {
     /// Hash of the state after the last applied entry; see [`machine::Machine::state_hash`].
     pub state_hash: Option<u64>,
     /// Applied index of the newest durable checkpoint that this run knows of.
-    pub checkpoint: u64,
+    pub checkpoint: Index,
     /// True if it is receiving another member's state, or has not saved one that it installed.
     pub installing: bool,
     /// Bytes of log written since the newest checkpoint was ordered, and the bytes from which the next one is due however
@@ -110,12 +110,12 @@ impl Core {
     }
 
     /// Returns the term of an entry that is in the log, or right before its first one; `None` for others.
-    pub fn entry_term(&self, index: u64) -> Option<u64> {
+    pub fn entry_term(&self, index: Index) -> Option<Term> {
         self.node.term_of(index)
     }
 
     /// Returns the hashes of the state after the entries from this index on, as far as they are kept.
-    pub fn state_trail(&self, from: u64) -> StateTrail {
+    pub fn state_trail(&self, from: Index) -> StateTrail {
         self.machine.state_trail(from)
     }
 }

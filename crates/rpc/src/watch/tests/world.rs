@@ -20,7 +20,7 @@ use disk::MemDisk;
 use front::{LocalBoxFuture, TrySend};
 use machine::{Alarms, Members, ReadError, Values};
 use mvcc::{KeyRange, Location, Store, Value};
-use numbers::{LeaseId, Revision};
+use numbers::{Index, LeaseId, Revision, Term};
 use prost::Message as _;
 
 use crate::watch::{Hub, Requests, Responses};
@@ -89,7 +89,7 @@ impl World {
     pub fn new(request_bytes_max: usize, progress_interval: Duration) -> World {
         let options = log::Options { by_hand: true, ..log::Options::new("/log", 1, 2) };
         let disk = Arc::new(MemDisk::new(1));
-        let (log, _) = log::Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {})).expect("opens");
+        let (log, _) = log::Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {})).expect("opens");
         let mut store = Store::new();
         let limits = Limits {
             election_timeout: std::time::Duration::from_secs(1),
@@ -234,9 +234,9 @@ impl World {
 fn published(store: &mut Store, leader: u64, removed_through: Revision) -> Published {
     Published {
         view: store.publish(),
-        applied_index: 1,
-        applied_term: 3,
-        commit_index: 1,
+        applied_index: Index(1),
+        applied_term: Term(3),
+        commit_index: Index(1),
         leader,
         reads_local: true,
         alarms: Arc::new(Alarms::default()),

@@ -8,6 +8,7 @@ use api::etcdserverpb::{
     AlarmRequest, AlarmResponse, CompactionRequest, CompactionResponse, DeleteRangeRequest,
     DeleteRangeResponse, alarm_request,
 };
+use numbers::Index;
 
 use super::world::World;
 
@@ -225,7 +226,7 @@ fn a_checkpoint_is_due_by_bytes_too() {
     }
     world.settle().expect("goes on");
     assert!(
-        world.member(0).probe().checkpoint > 0,
+        world.member(0).probe().checkpoint > Index(0),
         "180 KB of log, with a checkpoint due after four times 32"
     );
 }

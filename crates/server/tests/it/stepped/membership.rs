@@ -220,7 +220,7 @@ fn moving_a_leadership_that_is_just_lost_is_refused() {
         r#type: Some(MessageType::MsgHeartbeatResp as i32),
         to: Some(id),
         from: Some(other),
-        term: Some(world.member(leader).probe().term + 1),
+        term: Some((world.member(leader).probe().term + 1).0),
         ..Message::default()
     };
     world.member(leader).peering().received(&mut vec![newer]);
