@@ -293,7 +293,7 @@ impl Session {
         // The text first: a file that cannot be written must not cost the measurement.
         if self.matches.get(JSON) != "-" {
             self.say(text)?;
-            // Whoever reads etcd's report by a program gets nothing else, unless it was asked for.
+            // A program that reads etcd's report gets nothing else, unless it was asked for.
             let ours = [DURATION.row(), REPEAT.row(), SCHEDULE.row(), THREADS.row(), WARMUP.row(), PID.row()];
             let asked = ours.iter().any(|flag| self.matches.is_given(*flag));
             if self.matches.path != ["compare"] && (asked || self.io.is_terminal) {

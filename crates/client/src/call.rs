@@ -1,3 +1,6 @@
+//! One call over a [`crate::Channel`]: [`Sender`] and [`Receiver`] are its two sides. Dropping the sending side before
+//! its end cancels the call. It neither reconnects nor repeats.
+
 use std::future::poll_fn;
 use std::sync::Weak;
 use std::time::Duration;

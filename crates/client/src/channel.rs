@@ -1,3 +1,6 @@
+//! One connection to one server: [`Channel`] dials it, drives HTTP/2, and starts calls whose messages are opaque bytes.
+//! It neither reconnects nor repeats anything; [`crate::Client`] does.
+
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,3 +1,7 @@
+//! A cluster seen through its endpoints: [`Client`] keeps a connection to each, sends calls round robin over those that
+//! are up, logs in users, and repeats what may be repeated (`retry`). It knows which methods change something, and
+//! nothing else about them.
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};

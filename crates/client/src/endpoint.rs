@@ -1,3 +1,6 @@
+//! The text of an endpoint and its meaning: [`Endpoint`], by the rules of etcd's clients. It resolves and dials nothing;
+//! `transport` does.
+
 use std::fmt;
 use std::path::PathBuf;
 

@@ -1,3 +1,6 @@
+//! TLS for clients: [`TlsFiles`] names the PEM files, [`Tls`] is what handshakes need, with the rules and error texts of
+//! etcd's tools. It dials nothing.
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,3 +1,6 @@
+//! Dialing a server and keeping the connection alive: [`Transport`] connects over TCP or a Unix socket, with or without
+//! TLS, within time limits; [`Keepalive`] pings. It knows no HTTP/2 beyond pings.
+
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;

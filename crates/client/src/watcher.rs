@@ -1,3 +1,6 @@
+//! A watch that survives broken connections: [`Watcher`] resumes behind the last revision it has seen, so that no event
+//! is missed or comes twice. It knows one key or range; many watches are many of them.
+
 use std::time::Duration;
 
 use api::etcdserverpb::{

@@ -99,7 +99,7 @@ pub struct ConfirmedRead {
 /// What is to be done, in the imperative.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// To be carried out before `append`: the log starts anew after it. Persisted together with `append`, which is
+    /// To be carried out before `append`: the log restarts behind it. Persisted together with `append`, which is
     /// then there, if only for its number.
     pub restore: Option<Restore>,
     /// For the log.

@@ -23,7 +23,7 @@ pub struct Config {
     /// number still goes.
     pub bytes_in_flight_max: usize,
     /// For tests and simulation: the node uses none of this project's extensions to raft, and passes a forwarded
-    /// proposal on to whoever leads, in whatever term, as etcd's members do.
+    /// proposal on to the leader, in whatever term, as etcd's members do.
     pub speaks_as_etcd: bool,
 }
 

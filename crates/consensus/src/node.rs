@@ -1,4 +1,5 @@
-//! The node: raft's decisions, as effects for others to carry out.
+//! The node: raft's decisions, as effects for others to carry out. [`Node::step`] and [`Node::request`] take what happened and
+//! what is wanted, [`Node::effects`] returns what follows. It carries out nothing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 
@@ -393,7 +394,7 @@ impl Node {
             let change = leaving.change;
             self.leaving = None;
             self.raw.raft.set_check_quorum(true);
-            // It was checked by whoever applied it: the other voters are left.
+            // It was checked when it was applied: the other voters are left.
             let changed = self.change_conf(change);
             assert!(changed.is_ok(), "a committed removal with voters left can be applied: {changed:?}");
             return;

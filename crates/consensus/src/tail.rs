@@ -99,7 +99,7 @@ impl Tail {
         self.terms.discard(Index(first - 1));
     }
 
-    /// Starts anew after a snapshot.
+    /// Restarts after a snapshot.
     pub fn restore(&mut self, metadata: &eraftpb::SnapshotMetadata) {
         self.first_index = metadata.index + 1;
         self.before_index = metadata.index;

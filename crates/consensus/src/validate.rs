@@ -72,7 +72,7 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
             Err(format!("a heartbeat that commits entry {}, the last one is {last}", message.commit))
         }
         M::MsgSnapshot => check_snapshot(message, node),
-        // Forwarding one that has a term is what the raft crate cannot do; whoever sent it asks again.
+        // Forwarding one that has a term is what the raft crate cannot do; its sender asks again.
         M::MsgTransferLeader if raft.state != StateRole::Leader => {
             Err("a transfer request to a member that does not lead".to_owned())
         }

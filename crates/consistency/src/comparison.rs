@@ -1,4 +1,5 @@
-//! Whether all members hold the same data: what a member tells of itself, and how answers are compared.
+//! Comparison with other members: the pages on which a member returns its hashes, and the requests for those of others.
+//! What differences mean is decided in `corruption` and `divergence`.
 
 use std::fmt::{self, Write as _};
 use std::io;

@@ -1,8 +1,8 @@
-//! Whether all members hold the same.
+//! Checks that all members hold the same data.
 //!
-//! * [`comparison`] tells other members what this one holds, and asks them.
+//! * [`comparison`] returns this member's hashes to others, and asks for theirs.
 //! * [`corruption`] is etcd's check by HashKV; [`divergence`] compares hashes of the state after every entry.
-//! * [`monitor`] has the leader look at both now and then, and at the versions that the members run.
+//! * [`monitor`] runs both regularly on the leader, and checks the versions that the members run.
 //!
 //! What it does not know: clients. What it finds goes to the core as a request.
 

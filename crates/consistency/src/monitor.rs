@@ -1,5 +1,5 @@
-//! What the leader looks at now and then, in a member that runs on a thread of its own: which versions the members run,
-//! and whether they all hold the same.
+//! The leader's regular checks, on a thread of their own ([`Monitor`]): the versions of the members, and that all members hold
+//! the same data.
 
 use std::io;
 use std::sync::Arc;

@@ -126,7 +126,7 @@ pub(crate) enum Login {
     None,
     /// A user with a password.
     User(String, String),
-    /// Whoever the token says.
+    /// The user that the token names.
     Token(String),
 }
 

@@ -83,7 +83,7 @@ impl Interruption {
     /// Waits for a signal; one that came before counts.
     pub async fn came(&mut self) {
         if self.0.wait_for(|came| *came).await.is_err() {
-            // Whoever could send has gone: nothing will come.
+            // All senders are gone: nothing will come.
             std::future::pending::<()>().await;
         }
     }

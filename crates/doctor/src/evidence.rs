@@ -176,7 +176,7 @@ impl Metrics {
         self.after.sum(name, &[])
     }
 
-    /// How much a counter grew. A server that began anew in between counts from zero.
+    /// How much a counter grew. A server that was restarted in between counts from zero.
     pub fn grown(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let after = self.after.sum(name, labels)?;
         // A series may have come in between.

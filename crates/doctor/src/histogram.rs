@@ -30,7 +30,7 @@ impl Histogram {
         Histogram { buckets, count, sum }
     }
 
-    /// What came after an earlier look at the same histogram; all of it when the server began anew in between.
+    /// What came after an earlier look at the same histogram; all of it when the server was restarted in between.
     #[must_use]
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         if earlier.count > self.count || earlier.buckets.len() != self.buckets.len() {

@@ -1,3 +1,6 @@
+//! The beginning of a call: [`begin`] checks a request's head as grpc-go's server does, in its order and with its texts,
+//! reads the deadline, and makes a call of it. It reads no message.
+
 use std::net::SocketAddr;
 use std::task::Context;
 use std::time::{Duration, Instant};

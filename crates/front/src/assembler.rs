@@ -1,3 +1,6 @@
+//! Cutting DATA payloads into gRPC messages: [`Assembler`]. It reads prefixes and checks lengths and compression flags.
+//! It neither unpacks messages nor charges memory; its callers do.
+
 use api::{Code, Status};
 use bytes::{Buf, Bytes, BytesMut};
 

@@ -1,3 +1,7 @@
+//! One call, from its first bytes to its last answer, as a state machine that a connection steps: `Call::step`. Here are
+//! the gathering of a unary request, streams, answers in pieces, answers that wait for space, deadlines, and the look for
+//! stalled streams. It knows neither the socket nor HTTP/2 frames beyond `h2`'s streams.
+
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;

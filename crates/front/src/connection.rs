@@ -1,3 +1,7 @@
+//! One HTTP/2 connection with all its calls: [`serve`] runs it, and `Connection::work` is one turn, which takes new
+//! requests, steps the calls that are ready, and sends everything in one write. It knows no protobuf and no methods;
+//! those are the service's.
+
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

@@ -1,3 +1,6 @@
+//! HTTP/1 on the client port, served by hyper: [`serve`] runs one connection until it ends. Requests go to
+//! [`crate::Service::http`] with their whole body, which is charged as it grows. It knows no gRPC and no paths.
+
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};

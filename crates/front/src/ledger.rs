@@ -1,3 +1,6 @@
+//! Counting of the bytes that are held for a connection or a stream. [`Ledger`] is one count; a [`Charge`] holds bytes on
+//! it until it is dropped. It knows no sockets and frames; the connection's ledger also charges its account in `budget`.
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::task::Waker;

@@ -1,3 +1,6 @@
+//! The sending side of a streaming call: a service puts messages into [`Outbound`], the connection sends them. What is
+//! unsent is bounded per stream. It knows neither the socket nor other calls.
+
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -211,7 +214,7 @@ impl Sending {
     pub(crate) fn finish(&self, result: &Result<(), Status>) -> Option<SendStream<Outgoing>> {
         let state = std::mem::replace(&mut *self.state.borrow_mut(), State::Closed);
         self.ledger.wake();
-        // Errors of h2 here mean that the stream is gone, and with it everybody to tell.
+        // Errors of h2 here mean that the stream is gone, so that there is nobody to tell.
         match state {
             State::Unopened(mut respond) => match result {
                 Ok(()) => {

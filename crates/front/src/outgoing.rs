@@ -1,3 +1,6 @@
+//! A message on its way out: [`Outgoing`] is prefix and body as one buffer that is never copied together, and that stays
+//! charged until it has left. It knows no streams.
+
 use std::io::IoSlice;
 use std::rc::Rc;
 

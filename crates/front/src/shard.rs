@@ -1,3 +1,7 @@
+//! A shard: one thread with a runtime of its own, the connections that live on it, and their service. [`run`] is the body
+//! of the thread; [`Closing`] tells services of a shutdown. It accepts no connections (`acceptor` does), and no call ever
+//! leaves its thread.
+
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;

@@ -1,3 +1,7 @@
+//! The byte stream under a connection: [`Socket`] gathers writes until the end of the connection's turn and reads in
+//! large steps into buffers that the shard's connections share. Any [`Transport`] may be below it: TCP now, TLS later. It
+//! scans frames for figures that the `h2` crate does not report, and decodes nothing else.
+
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -251,7 +251,7 @@ impl Log {
         usable(u64::from(self.segment_bytes))
     }
 
-    /// Bytes that so many values of so many bytes take at most if they are written anew: what is more than that in their
+    /// Bytes that so many values of so many bytes take at most if they are written again: what is more than that in their
     /// segments can be won by moving them.
     pub fn moved_bytes(values: u64, bytes: u64) -> u64 {
         values * padded(VALUE_HEAD_BYTES + 7) as u64 + bytes

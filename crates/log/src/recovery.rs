@@ -447,7 +447,7 @@ impl Reading {
                 let replaces = index < self.index.next;
                 self.index.push(candidate.seq, index, term, offset as u32);
                 self.last_term = term;
-                // Whoever was given what it replaces must learn of it, though the entry itself is not asked for.
+                // The caller that was given the replaced entry must learn of it, though the entry itself is not asked for.
                 if index >= self.from_index || replaces {
                     let entry_type = header.entry_type;
                     let entry = Entry { term, index, entry_type, data: payload };

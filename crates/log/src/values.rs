@@ -307,7 +307,7 @@ impl Entries {
             self.index_segment(&segment, &mut older)?;
         }
         let mut known = self.shared.index();
-        // Somebody may have been faster, or dropped the segments.
+        // Another thread may have been faster, or dropped the segments.
         if known.unread.contains_key(&first) {
             known.prepend(older);
             known.unread.retain(|seq, _| *seq < first);

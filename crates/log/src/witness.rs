@@ -1,7 +1,7 @@
-//! What is known of the log from outside the log: whose it is, and where it ended when it was last closed in order.
+//! Facts about the log that are kept outside of it: whose it is, and where it ended at the last clean shutdown.
 //!
-//! Within the log nothing can tell a lost end from one that was never written. So a member that stops in order writes
-//! down where its log ends, and one that starts compares. While a member runs its witness says so, and nothing is
+//! Within the log nothing can tell a lost end from one that was never written. So a member that shuts down cleanly
+//! writes down where its log ends, and compares at the next start. While it runs its witness says so, and nothing is
 //! compared after a crash.
 //!
 //! ```text

@@ -1,7 +1,7 @@
 //! The state as checkpoints hold it: blocks of bytes, made on any thread from a view, and read back at start.
 //!
 //! A checkpoint consists of *runs*. The base run holds every version that can still be read; each delta run after
-//! it holds the versions with main revisions above the run before. [`restore()`] merges them by key. Whoever stores
+//! it holds the versions with main revisions above the run before. [`restore()`] merges them by key. The store of
 //! the blocks frames each with its length and a checksum; within a block nothing is checksummed again.
 //!
 //! A run is one head block, any number of key blocks, and one end block:

@@ -1,4 +1,4 @@
-//! Leases as every member knows them: who exists, for how long, with which keys.
+//! Leases as every member has them: which exist, with which TTL, noted remaining time, and keys. [`Leases`] is all of them.
 //!
 //! No clock runs here. When a lease expires is the leader's business; it proposes the revocation.
 

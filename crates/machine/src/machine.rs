@@ -1,4 +1,6 @@
-//! The state machine: one deterministic `apply`.
+//! The state machine: one deterministic `apply`. [`Machine::apply`] takes an entry as a [`Command`] and returns what it did as
+//! [`Applied`]; `dispatch` has a function for each kind of request. It knows no raft, clock, file or client; values come from
+//! the reader that the caller hands in.
 
 use std::collections::BTreeMap;
 

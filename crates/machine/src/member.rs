@@ -1,4 +1,4 @@
-//! The members of the cluster, as the log says.
+//! The members of the cluster as the entries of the log have made them: [`Members`]. Raft's own view of voters is not here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,4 +1,5 @@
-//! What a range request selects, by etcd's rules.
+//! The keys that a range request selects, by etcd's rules: [`select`] walks them, [`sort`] sorts them, [`passes`] filters them.
+//! It reads no value itself, and builds no answer.
 
 use std::cmp::Reverse;
 

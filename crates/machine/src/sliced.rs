@@ -1,5 +1,5 @@
-//! Entries that cost more than one step may: they are applied slice by slice, and between two slices whoever holds the
-//! machine does something else.
+//! Entries whose cost exceeds one step: they are applied slice by slice, and between two slices the caller does other work.
+//! [`Machine::begin`] starts one, [`Machine::go_on`] applies the next slice.
 //!
 //! The entry stays atomic. What it has changed is in the store above the current revision, where nobody reads, and no view
 //! can be published before it is whole. [`Machine::applied_index`], the state hash, the bytes in use and the table of leases

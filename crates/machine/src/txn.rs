@@ -1,4 +1,5 @@
-//! Transactions: comparing, choosing branches, checking, and only then changing anything.
+//! Transactions: comparing, choosing branches, checking, and only then changing anything. [`read_only`] evaluates one that
+//! only reads; those that write are applied by `sliced` with the parts that are here. It does not know when values are fetched.
 
 use api::Status;
 use api::error;
@@ -223,7 +224,7 @@ pub(crate) fn look(
             continue;
         }
         for version in snapshot.range(range, Revision::CURRENT).into_iter().flatten() {
-            // What cannot be read is for whoever applies it to say.
+            // An unreadable value is reported when the entry is applied.
             let _ = holds_for(Some(version), compare, values);
             keys += 1;
             bytes += version.value_len() as usize;

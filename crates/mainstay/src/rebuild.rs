@@ -380,7 +380,7 @@ impl<'a> Rebuild<'a> {
             self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect();
         let asked = std::cell::Cell::new(false);
         let (id, members) = self.change("added", |rebuild| {
-            // One whose answer was lost has been added all the same; one that was there before is somebody else's.
+            // One whose answer was lost has been added all the same; one that was there before was added by another process.
             let (_, members) = rebuild.list(contact)?;
             let own = members.iter().find(|member| joining::same_places(&member.peer_urls, &peer_urls));
             if let Some(own) = own {
@@ -607,7 +607,7 @@ mod tests {
         assert_eq!(next_step(Some(1), None, None), Next::Replace);
         assert_eq!(next_step(Some(1), Some(1), Some(&begun)), Next::Replace);
         assert_eq!(next_step(None, Some(1), Some(&begun)), Next::Replace);
-        // Added, and the program was killed before the journal said so, or somebody else added it.
+        // Added, and the program was killed before the journal said so, or another process added it.
         assert_eq!(next_step(Some(2), None, Some(&begun)), Next::Replace);
         assert_eq!(next_step(Some(2), None, Some(&added)), Next::StartEmpty);
         assert_eq!(next_step(Some(2), Some(1), Some(&added)), Next::StartEmpty);

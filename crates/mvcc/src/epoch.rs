@@ -159,7 +159,7 @@ pub(crate) struct Remains {
     pub(crate) epochs: Epochs,
 }
 
-// SAFETY: the remains are the only owner of what they point to, and whoever frees them is the last to hold them.
+// SAFETY: the remains are the only owner of what they point to, and the thread that frees them is the last to hold them.
 unsafe impl Send for Remains {}
 
 /// Shared by the store and all its views. The last to let go frees everything.

@@ -397,7 +397,7 @@ impl Leaf {
         self.node.len -= moved as u16;
     }
 
-    /// Computes all heads anew for another shared prefix.
+    /// Computes all heads again for another shared prefix.
     pub(crate) fn set_prefix<K: Order>(&mut self, prefix: u32) {
         self.node.prefix = prefix;
         for at in 0..self.len() {

@@ -161,7 +161,7 @@ impl Store {
         self.compacted
     }
 
-    /// Whether somebody holds a view of it. Once it is published no more and nobody does, whoever drops it frees all of
+    /// Returns true if a view of it is held. Once it is no longer published and no view is held, dropping it frees all of
     /// it, which takes time in proportion to what it holds.
     pub fn is_viewed(&self) -> bool {
         Arc::strong_count(&self.estate) > 1

@@ -406,7 +406,7 @@ fn link_to(prev: Version<'_>, compacted: Revision) -> Link {
     };
     let Some(below) = prev.link() else { return direct };
     if below.jump_main <= compacted.0 {
-        // The target may be gone; nobody will ever search there, so the stack starts anew on top of `prev`.
+        // The target may be gone; nobody will ever search there, so the stack restarts on top of `prev`.
         return direct;
     }
     // SAFETY: a version above the compact revision is never freed.

@@ -1,3 +1,6 @@
+//! The facts about a peer that every thread may use: [`Account`] bounds the messages that wait for it by number and
+//! bytes, and says if it is active. It queues nothing itself.
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;

@@ -1,3 +1,6 @@
+//! Reading the frames of a stream from pieces of bytes that may end anywhere: [`Decoder`], for streams of whole messages
+//! and for `msgappv2`. Memory is taken as bytes arrive, whatever a length field says. It judges no message.
+
 use std::fmt;
 
 use api::raftpb::{Entry, Message, MessageType};

@@ -1,3 +1,6 @@
+//! Counters for etcd's network metrics: [`Figures`] is a copy of all of them, [`Counters`] is one peer's, which any
+//! thread may count. It names no metric; `telemetry` does.
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

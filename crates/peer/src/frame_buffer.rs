@@ -1,3 +1,6 @@
+//! Writing frames without copying large entries: [`FrameBuffer`] gathers small parts and takes over large data as it is;
+//! [`Segments`] is what one vectored write sends. It knows the framing of a message, not when it is sent.
+
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
@@ -128,7 +131,7 @@ impl FrameBuffer {
             message.encode_raw(&mut self.small);
             return;
         }
-        // Fields go out in the order of their numbers, as everybody's encoders do it: those before the entries, the
+        // Fields go out in the order of their numbers, as all encoders do it: those before the entries, the
         // entries, those behind them.
         let entries = std::mem::take(&mut message.entries);
         let before = Message {

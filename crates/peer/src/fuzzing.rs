@@ -107,7 +107,7 @@ impl hyper::rt::Read for Wire {
 impl hyper::rt::Write for Wire {
     fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.writes += 1;
-        // Whoever has sent its last reads no more, and nobody reads for ever.
+        // An end that has sent its last bytes reads no more, and no end reads for ever.
         if self.ended || self.writes > WRITES_MAX {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }

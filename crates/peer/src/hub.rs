@@ -1,3 +1,6 @@
+//! The peer thread: [`Hub`] owns the peers, the listeners and their connections, takes what other threads put into its
+//! inbox, and wakes what has to be sent. Requests are answered in `routes`.
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;

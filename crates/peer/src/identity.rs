@@ -1,3 +1,6 @@
+//! The headers by which members recognize each other: [`Identity`] writes them, and checks cluster, sender and version of
+//! others with etcd's texts. It knows no membership beyond what it is asked to check.
+
 use std::io;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};

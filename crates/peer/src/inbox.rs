@@ -1,3 +1,6 @@
+//! The queue into the peer thread: [`Inbox`] bounds what waits per peer, and wakes the thread at most once per call. It
+//! sends nothing.
+
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,3 +1,6 @@
+//! One other member as the peer thread sees it: [`Peer`] has its queues, its streams in both directions, its pipeline,
+//! and its activity. It opens no connection; `stream_reader`, `stream_writer` and `pipeline` do.
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::net::IpAddr;

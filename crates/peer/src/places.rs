@@ -1,3 +1,6 @@
+//! Bounds of the connections and snapshots that other members, or strangers, may have open: [`Places`] and
+//! [`SnapshotPlaces`] decide which one makes way for a new one. They serve nothing themselves.
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -223,7 +226,7 @@ mod tests {
         let strangers: Vec<_> = (0..200).map(|_| take(0)).collect();
         assert_eq!(places.taken.borrow().len(), 80);
         assert_eq!(strangers.iter().filter(|guest| is_cut(guest)).count(), 200 - 72);
-        // A member that comes back finds a place, whoever else is there.
+        // A member that comes back finds a place, whichever others are there.
         let back: Vec<_> = (0..20).map(|_| take(1)).collect();
         assert!(!members.iter().chain(&back).any(|guest| is_cut(guest)));
         // One that says that it is a member does not drive the others out.

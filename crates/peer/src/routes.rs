@@ -1,3 +1,6 @@
+//! Requests to a peer listener: [`answer`] dispatches by path and answers with etcd's statuses and texts. Paths that are
+//! not raft's go to the [`crate::Handler`].
+
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;

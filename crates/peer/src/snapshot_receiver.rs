@@ -1,3 +1,6 @@
+//! The receiving end of `POST /raft/snapshot`: [`receive`] reads the message in front, then hands the bytes to the
+//! handler on a thread of its own, piece by piece. It knows nothing of their content.
+
 use std::fmt;
 use std::io;
 use std::rc::Rc;
@@ -107,7 +110,7 @@ async fn take(
     };
     let SnapshotSeat { number, progress, taker, before } = seat;
     let mut receiving = Receiving::begin(hub, number, &account);
-    // Whoever takes snapshots takes one at a time: those that have made way come to their end first.
+    // The handler takes one snapshot at a time: those that have made way come to their end first.
     let ends = async {
         for one in before {
             // It is dropped, never used.
@@ -264,7 +267,7 @@ async fn hand_over(
 /// Reads what nobody wants, for a while.
 async fn drain(mut body: Incoming, at_most: Duration) {
     let all = async { while let Some(Ok(_)) = body.frame().await {} };
-    // Whoever has not stopped by then is cut off.
+    // A sender that has not stopped by then is cut off.
     let _ = tokio::time::timeout(at_most, all).await;
 }
 

@@ -1,3 +1,6 @@
+//! Dialing a member, and a connection in the form that hyper needs: [`connect`] and [`Socket`]. The other end must take
+//! bytes in time, or the connection is given up. TLS between members would begin here.
+
 use std::cell::RefCell;
 use std::future::Future;
 use std::io::{self, IoSlice};

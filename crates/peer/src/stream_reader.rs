@@ -1,3 +1,6 @@
+//! The dialing side of a stream: [`run`] dials one stream of a peer again and again, reads its messages, and hands them
+//! to the handler. It judges no message.
+
 use std::error::Error;
 use std::fmt;
 use std::future::{Future, poll_fn};

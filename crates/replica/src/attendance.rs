@@ -1,4 +1,4 @@
-//! Which shards serve watches, and what these have been told: so that the core wakes nobody in vain, and removes
+//! Knows which shards serve watches, and what these have been told. So the core wakes no shard without need, and removes
 //! nothing that a watch has not seen.
 //!
 //! The `interleaving` crate runs this file under a model of the memory.

@@ -77,7 +77,7 @@ impl<T> Inbox<T> {
     }
 
     fn wake(&self, count: usize) {
-        // The receiver says what it wants before it looks a last time, and whoever wakes it takes that back: one
+        // The receiver says what it wants before it looks a last time, and the thread that wakes it takes that back: one
         // wake-up each.
         let wanted = self.asleep.load(Ordering::SeqCst);
         if wanted != 0

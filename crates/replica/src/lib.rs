@@ -1,12 +1,12 @@
 //! One member of the cluster as a replica: the core thread, what all threads share with it, and the ways to it.
 //!
-//! * [`core`] is the one thread that decides and writes. [`inbox`] is how others reach it, [`shared`] what it publishes for
-//!   them, [`pending`] the open requests of a shard.
-//! * [`long_reads`] says who reads an old state slice by slice, and what must not be removed for them; `attendance` which
+//! * [`core`] is the one thread that decides and writes. [`inbox`] has the queues to and from it, [`shared`] the state that it
+//!   publishes, [`pending`] the open requests of a shard.
+//! * [`long_reads`] registers readers of an old state, and what must not be removed for them; `attendance` knows which
 //!   shards serve watches, and what these were told.
-//! * [`transfer`] sends and receives whole states; [`joining`] finds out who a member without data is; `expiry` knows when
-//!   leases end; `arrivals` bounds what other members have sent and the core has not taken.
-//! * [`peer_links`] are the ways to the other members: real ones, or those of a simulation.
+//! * [`transfer`] sends and receives whole states; [`joining`] determines the identity of a member without data; `expiry` keeps
+//!   the deadlines of leases; `arrivals` bounds messages of other members that wait for the core.
+//! * [`peer_links`] are the connections with the other members: real ones, or those of a simulation.
 //!
 //! What it does not know: gRPC, watches, HTTP pages. Invariants: I2 (only the core writes), I3 (it answers after the sync).
 

@@ -1,4 +1,5 @@
-//! The requests that one shard has made of the core, until they are answered.
+//! The requests that one shard has made of the core, until they are answered: [`Pending::ask`] returns a future of the reply.
+//! They go to the core at the end of the shard's turn, all at once.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;

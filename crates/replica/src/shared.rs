@@ -1,4 +1,5 @@
-//! What all threads of a member share: its identity, its present state, and the ways to the core.
+//! State that all threads of a member share: its identity, the newest published state ([`Published`]), and the queues to and
+//! from the core ([`Shared`]). Only the core publishes.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

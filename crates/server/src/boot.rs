@@ -1,4 +1,5 @@
-//! From a configuration and a data directory to a running member.
+//! From a configuration and a data directory to a running member: [`start`] opens, assembles, starts a thread per part and
+//! listens; [`Running::stop`] shuts down cleanly.
 
 use std::net::{TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
@@ -215,7 +216,7 @@ fn serve(
     shared.readers.charge_to(&front_options.budget);
     let core = spawn("core", "the core thread", move || {
         let outcome = Core::new(parts).run();
-        // Whoever waits hears of the end by the sender's drop; a full channel says the same.
+        // A thread that waits learns of the end by the sender's drop; a full channel says the same.
         let _ = ended_sender.try_send(());
         outcome
     })?;

@@ -1,4 +1,5 @@
-//! What other members ask of this one, beside raft's own messages, and what the room that talks to them is told.
+//! Requests of other members beside raft's own messages: [`Peering`] is the handler that the `peer` crate calls, and hands the
+//! core what they send.
 //!
 //! Paths, statuses and bodies are etcd's. Paths under `/mainstay/` are ours; a real etcd answers them with 404.
 

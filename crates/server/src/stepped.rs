@@ -251,7 +251,7 @@ impl Stepped {
         self.shared.core.drain(&mut self.asks, Duration::ZERO, 1);
         let outcome = self.core.turn(&mut self.asks, self.clock.now());
         if !matches!(outcome, Ok(false)) {
-            // Whoever waits for an answer hears of the end.
+            // Requests that wait for an answer learn of the end.
             self.shared.core.close();
         }
         let ended = outcome?;

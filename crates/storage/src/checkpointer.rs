@@ -566,7 +566,7 @@ impl Moving {
                 }
                 let mut data = BytesMut::new();
                 if read_version(version, &self.values, &mut data).is_err() {
-                    // Whoever asks for this value will be told; the segment is not emptied and so not deleted.
+                    // A request for this value fails; the segment is not emptied and so not deleted.
                     continue;
                 }
                 bytes += data.len();

@@ -1,4 +1,4 @@
-//! The witness: a file beside the log that says whose it is, and where it ended when the member was last stopped in order.
+//! The witness: a file beside the log that says whose it is, and where the log ended at the last clean shutdown.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The checksum of HashKV.
+//! The checksum of HashKV: [`KvHash`] takes versions in slices, by etcd's formula.
 
 use std::cell::Cell;
 

@@ -2,14 +2,14 @@
 //!
 //! * [`opening`] finds out what the checkpoint and the log hold; [`beginning`] is what a member has when there is nothing.
 //! * [`checkpointer`] writes checkpoints and finds values that have to move out of old segments; [`terms`] are kept beside.
-//! * [`values`] reads what is at hand; [`readers`] are the threads that wait for a disk in place of others, and
-//!   [`block_on`] is for those that may wait themselves. [`catch_up`] reads entries for followers that lag.
+//! * [`values`] reads values that are in memory; [`readers`] are the threads that wait for a disk in place of others, and
+//!   [`block_on`] is for threads that may wait themselves. [`catch_up`] reads entries for followers that lag.
 //! * [`restoration`] makes a data directory of a state from elsewhere; [`stopped`] reads one without starting a member.
 //! * [`etcd_database`] is the state in etcd's form. [`kv_hash`] and [`compaction_hash`] are etcd's hashes of it.
 //! * [`clean_shutdown`] and [`nospace`] are two small files beside the log; [`identity`] says whose all of it is.
 //!
-//! What it does not know: raft's decisions, clients, other members. Who has to be told of something hands in a callback
-//! or the sending end of a queue.
+//! What it does not know: raft's decisions, clients, other members. Callers that must be told of something hand in a
+//! callback or the sending end of a queue.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Opening a data directory: what the checkpoint and the log in it hold, and, where there is nothing, who begins.
+//! Opening a data directory: [`open`] loads the checkpoint, replays the log behind it, checks that they fit together, and
+//! refuses damage with file, offset and remedy. Where there is nothing yet, it begins a new member. It starts no member.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -369,7 +370,7 @@ impl Start {
         };
         let mut start = Start { log, recovered, entries, locations, hard_state };
         let last_index = start.recovered.last_index;
-        // A snapshot was taken over, and the member stopped before the log could start anew behind it.
+        // A snapshot was installed, and the member stopped before the log could restart behind it.
         let behind = last_index < applied
             || start.entries.first().is_some_and(|entry| entry.term < machine.applied_term);
         if behind && applied > Index(0) {
@@ -569,7 +570,7 @@ pub(crate) fn replay_log(
             locations.push_back(EntryPlace { index: entry.index, location });
             entries.push(entry_of(entry));
         }
-        // An older entry that comes late replaces everything from it on; and a log that starts anew has nothing else.
+        // An older entry that comes late replaces everything from it on; and a log that restarts has nothing else.
         Replayed::Entry(..) | Replayed::Reset(_) => {
             entries.clear();
             locations.clear();

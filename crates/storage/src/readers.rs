@@ -167,7 +167,7 @@ impl Inner {
         let mut state = self.state();
         let Some((id, runs, at)) = state.next_run() else { return false };
         if state.has_turns() {
-            // Whoever queued them may have counted on a thread that had been notified for this run.
+            // The caller that queued them may have counted on a thread that had been notified for this run.
             self.rouse(&mut state, 1);
         }
         drop(state);

@@ -1,8 +1,9 @@
-//! Making a data directory of a state that comes from elsewhere: a snapshot, or what another program left.
+//! Making a data directory from a state that comes from elsewhere: a snapshot, or another program's directory.
+//! [`Restoration`] is the entry point. It knows no formats of etcd and no command lines.
 //!
-//! A member finds there what it would find after it has taken over another member's state: the values in the log, the
-//! index in a checkpoint of one base run, and the log begun anew behind the entry that the state stands at. Entries
-//! behind that may follow.
+//! A member finds there what it would find after it has installed another member's state: the values in the log, the
+//! index in a checkpoint of one base run, and the log restarted behind the last entry of the state. Further entries
+//! may follow.
 //!
 //! Nothing is synced before [`Restoration::finish`]: the caller gives the directory its name afterwards, and
 //! begins again after a crash. Memory holds the index, as that of the member that will be started, and a portion of

@@ -73,7 +73,7 @@ impl Stopped {
         {
             return Err(Inconsistency::NoCheckpoint { member_dir: member_dir.clone(), lacking }.into());
         }
-        // A state was taken over, and the member stopped before the log could begin anew behind it.
+        // A state was installed, and the member stopped before the log could restart behind it.
         let behind = replayed.recovered.last_index < machine.applied_index
             || replayed.entries.first().is_some_and(|entry| entry.term < machine.applied_term);
         if behind {

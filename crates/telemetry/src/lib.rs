@@ -1,9 +1,9 @@
-//! What a member tells about itself: its log, its metrics, who its clients are and which of their requests were slow.
+//! Everything that a member reports about itself: its log, its metrics, its clients and which of their requests were slow.
 //!
 //! * [`logging`] writes the structured log.
 //! * [`metrics`] names and counts, and renders what a scrape gets.
 //! * [`callers`] counts per client address.
-//! * [`slow_requests`] keeps what was expensive, and who asked for it.
+//! * [`slow_requests`] keeps the expensive requests, and the clients that sent them.
 //!
 //! What it does not know: the server's state. Others hand in what is to be counted or written.
 

@@ -1,4 +1,4 @@
-//! Requests worth naming: those that cost so much that others may have waited for them, and who sent them.
+//! Slow requests: those that cost so much that others may have waited for them, with the clients that sent them.
 //!
 //! Only requests beyond a limit are noted, so that the common ones pay nothing.
 

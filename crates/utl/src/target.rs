@@ -208,7 +208,7 @@ impl Replacement {
     /// When the operating system refuses.
     pub fn finish(mut self) -> Result<(), Failure> {
         let failed = |e: io::Error| Failure::error(format!("cannot replace {}: {e}", self.path.display()));
-        // The member that reads it may run as another user than whoever calls this program.
+        // The member that reads it may run as another user than the caller of this program.
         let before = fs::metadata(&self.path).map_err(failed)?;
         let own = fs::metadata(&self.making).map_err(failed)?;
         if (own.uid(), own.gid()) != (before.uid(), before.gid()) {

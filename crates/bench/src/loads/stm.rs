@@ -196,7 +196,7 @@ impl Stm {
             });
         }
         if self.is_serializable() {
-            // What is read anew if it failed.
+            // The reads that are repeated if it failed.
             for key in &client.keys {
                 txn.message(3, |op| {
                     op.message(1, |range| {

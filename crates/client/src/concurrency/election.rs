@@ -1,3 +1,6 @@
+//! Elections by keys under leases, laid out as in etcd's `clientv3/concurrency`: [`Election`] campaigns, proclaims and
+//! resigns, [`Observer`] follows the leaders. It asks the server nothing that KV and Watch do not offer.
+
 use std::collections::VecDeque;
 use std::fmt;
 

@@ -1,3 +1,6 @@
+//! Locks by keys under leases, laid out as in etcd's `clientv3/concurrency`: [`Mutex`]. The lock service of the API is
+//! not used.
+
 use std::fmt;
 
 use api::etcdserverpb::{

@@ -1,3 +1,6 @@
+//! Software transactional memory as in etcd's `clientv3/concurrency`: [`run`] calls a closure with an [`Stm`] and commits
+//! its writes if its reads still hold, or calls it again.
+
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -151,7 +154,7 @@ impl Stm {
             conditions.extend(writes.keys().map(|key| modified(key, less, first + 1)));
         }
         let keys: Vec<Bytes> = if self.binds() { reads.into_keys().collect() } else { Vec::new() };
-        // In case of a conflict the keys come along anew, which saves the next attempt a round trip.
+        // In case of a conflict the answer has the keys again, which saves the next attempt a round trip.
         let again = keys.iter().map(|key| op(request_op::Request::RequestRange(get(key)))).collect();
         let writes = writes.into_values().map(|write| write.op).collect();
         let answer = txn(&self.client, conditions, writes, again).await?;

@@ -115,7 +115,7 @@ async fn health_of(call: &Call, endpoint: String) -> EndpointHealth {
     EndpointHealth { endpoint, health: error.is_empty(), took, error }
 }
 
-/// Reads some key: whoever answers that has a leader. A permission that is missing was refused by consensus, too.
+/// Reads a key: a member that answers has a leader. A permission that is missing was refused by consensus, too.
 async fn read_health(connection: &Client) -> Result<(), api::Status> {
     let request = pb::RangeRequest { key: "health".into(), ..Default::default() };
     match connection.call::<_, pb::RangeResponse>(Rpc::KvRange, &request).await {

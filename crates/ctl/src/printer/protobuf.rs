@@ -8,7 +8,7 @@ use super::Answer;
 /// Prints, or says that this format has no form for the answer.
 ///
 /// Of what the Go client unpacks (grants, renewals, times to live and lists of leases) etcdctl 3.5 to 3.7 print the
-/// header alone, because only that part of the unpacked value is a message; whoever parses its output expects that,
+/// header alone, because only that part of the unpacked value is a message; programs that parse its output expect that,
 /// so it is the same here.
 pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
     match *answer {

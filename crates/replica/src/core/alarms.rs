@@ -1,4 +1,5 @@
-//! This member's NOSPACE alarm: who raises it, and who clears it.
+//! This member's NOSPACE alarm: when it is raised, by which cause, and when it is cleared. [`NospaceAlarm`] decides and
+//! proposes nothing itself.
 
 use std::time::{Duration, Instant};
 

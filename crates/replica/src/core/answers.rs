@@ -1,4 +1,5 @@
-//! Answers on their way back: what waits until the state behind it is published, and what each shard gets in one go.
+//! Replies on their way back: outcomes wait here until the state behind them is published, and each shard gets all its
+//! replies at once. [`Answers`] is the entry point.
 
 use api::Status;
 use machine::{AsOf, Outcome};

@@ -1,4 +1,4 @@
-//! When a checkpoint is due, and what becomes free by it.
+//! Decides when a checkpoint is due, and what becomes free by it: [`Checkpoints`]. The checkpointer writes them.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

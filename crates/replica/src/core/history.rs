@@ -1,4 +1,5 @@
-//! What is known of the entries of the log: where they lie, of which terms they are, and which of them are still there.
+//! Facts about the entries of the log: their locations, their terms, and the first that is still there. [`History`] is the
+//! entry point.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

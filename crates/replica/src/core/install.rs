@@ -1,10 +1,10 @@
-//! Taking over another member's whole state.
+//! Installing another member's whole state.
 //!
 //! A follower that is too far behind for the log gets a snapshot. It is received on a thread of its own while this core
-//! goes on: values are written to the log as they come, and a second state is built beside the present one. Once raft
-//! has accepted it, it takes the place of the present one at a stroke. From then on nothing goes to the log until a
-//! checkpoint of the new state is durable; then the log starts anew behind it, and only then does the sender hear that
-//! this member has it. A crash before the checkpoint finds the old state, one behind it the new.
+//! serves: values are written to the log as they arrive, and a second state is built beside the present one. Once raft
+//! has accepted the snapshot, the new state replaces the present one atomically. From then on nothing goes to the log until a
+//! checkpoint of the new state is durable; then the log restarts behind it, and only then is the sender told that
+//! this member has it. After a crash before the checkpoint the member has the old state, after a later one the new.
 
 use std::any::Any;
 use std::collections::VecDeque;

@@ -1,4 +1,5 @@
-//! Who leads, as this member knows it, and when it should lead no more.
+//! Leadership: who leads, if this member may act as the leader, and when it should give leadership away. [`Leadership`] is
+//! told the raft node's standing and the disk's; it does not talk to raft.
 //! # Example: when a leader has settled
 //!
 //! ```text

@@ -1,4 +1,5 @@
-//! What the leader does about leases: renewing, expiring, and noting the time left.
+//! The leader's work on leases: renewing, expiring, and noting remaining times. [`LeaseClocks`] decides; deadlines are kept
+//! in `expiry`, the leases themselves in the state.
 //! # Example: a lease across a change of leaders
 //!
 //! Lease 7 has a TTL of 10 s, and the election timeout is 1 s.

@@ -1,4 +1,5 @@
-//! Changing the members: what is refused, one change at a time, and what follows from a change.
+//! Membership changes: what is refused, one change at a time, and what follows from a change. [`Membership`] decides; the
+//! rules that also hold when a change is applied are in `machine::validate`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! What goes into the log: clients' commands and the core's own, and who waits for them.
+//! Proposals: clients' commands and the core's own, and the requests that wait for their entries. [`Proposals`] gathers them,
+//! hands out batches, and decides what is proposed again. It does not talk to raft: the loop does.
 //! # Example: a forwarded proposal and a new leader
 //!
 //! Member 2 follows member 1, the leader of term 4. Two puts of its clients are forwarded in one message that names term 4;

@@ -1,4 +1,5 @@
-//! Removing what compactions made unreadable: when it begins, how it goes on, and who waits for its end.
+//! Removing the versions that compactions made unreadable: when it begins, how it continues, and which requests wait for its
+//! end. [`Removal`] decides; the machine removes, and `long_reads` says how far it may go.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! The core's loop.
+//! The core's loop: [`Core::turn`] is one turn, in which each machine has its place in order. What a turn carries out for
+//! clients, peers, the disk and control is in the files of `run/`; decisions are in the machines beside this file.
 
 mod clients;
 mod control;

@@ -1,4 +1,4 @@
-//! The members of the cluster: listing and changing them.
+//! Calls of the Cluster service: listing and changing the members.
 
 use std::rc::Rc;
 

@@ -1,4 +1,5 @@
-//! Puts, deletes, transactions, compactions.
+//! Puts, deletes, transactions, compactions: one function per method, called by `dispatch`. Each decodes, checks, proposes and
+//! encodes the answer; applying is the machine's.
 
 use numbers::Term;
 use std::rc::Rc;

@@ -1,4 +1,5 @@
-//! Leases.
+//! Calls about leases: grant, revoke, keep-alive, time to live, list. Clocks are the core's; what only the leader knows is
+//! asked by `forwarding`.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};

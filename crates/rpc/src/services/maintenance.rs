@@ -1,4 +1,4 @@
-//! Status, alarms, hashes, snapshots, health.
+//! Calls of the Maintenance service: status, alarms, hashes, snapshots; and gRPC health checks.
 
 use numbers::Revision;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! What moves one stream: reads its requests, reads its history, sends its responses.
+//! The task of one watch stream: [`run`] reads its requests, lets it read history, and sends its responses.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};

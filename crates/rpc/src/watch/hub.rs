@@ -1,4 +1,5 @@
-//! All watches of one shard.
+//! All watches of one shard: [`Hub`]. [`Hub::advance`] takes a newly published state, [`Hub::poll_work`] does what is left of
+//! it in later turns. News is in `hub/crowd.rs`, history in `hub/catch_up.rs`, progress and requests in the other files.
 
 mod catch_up;
 mod crowd;
@@ -159,7 +160,7 @@ impl Hub {
         self.is_told_later.set(!told_all);
         self.reaped_left.set(MOVED_AT_ONCE);
         let reaped_all = self.reap();
-        // After the synced watches, so that those who read never hold these up by more than a portion. Whoever wants to
+        // After the synced watches, so that those who read never hold these up by more than a portion. A stream that wants to
         // read next comes to it once the sockets were looked at.
         let none_reads = self.read_some();
         if told_all && reaped_all && none_reads {

@@ -1,4 +1,5 @@
-//! Which watches a key concerns.
+//! Finds the watches that a key concerns: [`Index`], a map for single keys and a balanced tree of ranges. It does not know what
+//! a watch is, only keys and serial numbers.
 
 use std::cell::RefCell;
 use std::cmp::Ordering;

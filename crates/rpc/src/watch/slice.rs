@@ -1,4 +1,5 @@
-//! A run of changes on its way to watches, each event encoded at most once for all of them.
+//! A slice of changes on its way to watches, each event encoded at most once for all of them: [`Slice::gather`] collects,
+//! [`Slice::hand_out`] queues the responses. It does not know which watches are synced.
 
 use std::ops::{ControlFlow, Range};
 use std::rc::Rc;

@@ -1,4 +1,5 @@
-//! One client's stream: its watches, and the responses on their way to it.
+//! One client's stream: its watches ([`Watch`]) and the responses that wait for it ([`Stream`]). It does not read history; the
+//! hub does, in the stream's turns.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -406,7 +407,7 @@ impl Stream {
         drop(given);
         let mut queue = self.queue.borrow_mut();
         queue.push_back(queued);
-        // Behind others it is waited for already: whoever sends waits for room.
+        // Behind others it is waited for already: the task that sends waits for space.
         let is_first = queue.len() == 1;
         drop(queue);
         if is_first {
