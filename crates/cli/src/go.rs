@@ -1,6 +1,6 @@
 //! Values as Go's standard library, and the libraries that etcd's tools use, read and write them.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 /// Quotes a text as Go's `strconv.Quote` does: what fmt's `%q` prints.
@@ -126,13 +126,33 @@ const UNITS: [(&str, i64); 8] = [
     ("h", 3_600 * NANOS_PER_SECOND),
 ];
 
+/// Why a text is not a value of its kind, in Go's words. The words are only ever shown behind the text, so there is no
+/// kind of error to tell from another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValueError(String);
+
+impl ValueError {
+    /// An error with these words.
+    pub fn new(why: impl Into<String>) -> ValueError {
+        ValueError(why.into())
+    }
+}
+
+impl fmt::Display for ValueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ValueError {}
+
 /// Parses a duration as Go's `time.ParseDuration` does; returns `1h30m`, `1.5s`, `-20ms` or `0` in nanoseconds.
 ///
 /// # Errors
 ///
 /// Go's text for what is wrong.
-pub fn parse_duration(text: &str) -> Result<i64, String> {
-    let invalid = || format!("time: invalid duration {}", quote(text));
+pub fn parse_duration(text: &str) -> Result<i64, ValueError> {
+    let invalid = || ValueError(format!("time: invalid duration {}", quote(text)));
     let (negative, mut rest) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
         Some(b'+') => (false, &text[1..]),
@@ -159,10 +179,11 @@ pub fn parse_duration(text: &str) -> Result<i64, String> {
         let unit_len = tail.bytes().take_while(|b| *b != b'.' && !b.is_ascii_digit()).count();
         let (unit, after_unit) = tail.split_at(unit_len);
         if unit.is_empty() {
-            return Err(format!("time: missing unit in duration {}", quote(text)));
+            return Err(ValueError(format!("time: missing unit in duration {}", quote(text))));
         }
         let Some((_, unit_nanos)) = UNITS.iter().find(|(name, _)| *name == unit) else {
-            return Err(format!("time: unknown unit {} in duration {}", quote(unit), quote(text)));
+            let why = format!("time: unknown unit {} in duration {}", quote(unit), quote(text));
+            return Err(ValueError(why));
         };
         // Nineteen digits hold every i64; more only overflow, which is an error anyway.
         if whole.trim_start_matches('0').len() > 19 {
@@ -192,11 +213,11 @@ pub fn parse_duration(text: &str) -> Result<i64, String> {
 /// # Errors
 ///
 /// Go's text.
-pub fn parse_bool(text: &str) -> Result<bool, String> {
+pub fn parse_bool(text: &str) -> Result<bool, ValueError> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err(format!("strconv.ParseBool: parsing {}: invalid syntax", quote(text))),
+        _ => Err(ValueError(format!("strconv.ParseBool: parsing {}: invalid syntax", quote(text)))),
     }
 }
 
@@ -205,13 +226,13 @@ pub fn parse_bool(text: &str) -> Result<bool, String> {
 /// # Errors
 ///
 /// Go's text.
-pub fn parse_int(text: &str) -> Result<i64, String> {
+pub fn parse_int(text: &str) -> Result<i64, ValueError> {
     let (negative, digits) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
         Some(b'+') => (false, &text[1..]),
         _ => (false, text),
     };
-    let refused = |why: &str| format!("strconv.ParseInt: parsing {}: {why}", quote(text));
+    let refused = |why: &str| ValueError(format!("strconv.ParseInt: parsing {}: {why}", quote(text)));
     let magnitude = magnitude(digits).map_err(refused)?;
     let value = if negative { 0i64.checked_sub_unsigned(magnitude) } else { i64::try_from(magnitude).ok() };
     value.ok_or_else(|| refused("value out of range"))
@@ -222,8 +243,8 @@ pub fn parse_int(text: &str) -> Result<i64, String> {
 /// # Errors
 ///
 /// Go's text.
-pub fn parse_uint(text: &str) -> Result<u64, String> {
-    magnitude(text).map_err(|why| format!("strconv.ParseUint: parsing {}: {why}", quote(text)))
+pub fn parse_uint(text: &str) -> Result<u64, ValueError> {
+    magnitude(text).map_err(|why| ValueError(format!("strconv.ParseUint: parsing {}: {why}", quote(text))))
 }
 
 fn magnitude(text: &str) -> Result<u64, &'static str> {
@@ -308,7 +329,7 @@ mod tests {
             ("9999999h", "time: invalid duration \"9999999h\""),
             ("99999999999999999999999999s", "time: invalid duration \"99999999999999999999999999s\""),
         ] {
-            assert_eq!(parse_duration(text), Err(error.to_string()), "{text}");
+            assert_eq!(parse_duration(text), Err(ValueError::new(error)), "{text}");
         }
     }
 
@@ -339,10 +360,10 @@ mod tests {
         assert_eq!(parse_int("-9223372036854775808"), Ok(i64::MIN));
         for text in ["", "-", "x", "1_", "_1", "08", "0x"] {
             let why = format!("strconv.ParseInt: parsing {}: invalid syntax", quote(text));
-            assert_eq!(parse_int(text).unwrap_err(), why);
+            assert_eq!(parse_int(text).unwrap_err(), ValueError::new(why));
         }
         let why = "strconv.ParseInt: parsing \"9223372036854775808\": value out of range";
-        assert_eq!(parse_int("9223372036854775808").unwrap_err(), why);
+        assert_eq!(parse_int("9223372036854775808").unwrap_err(), ValueError::new(why));
     }
 
     #[test]

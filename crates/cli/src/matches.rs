@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::command::{Flag, FlagRow, Kind};
-use crate::go;
+use crate::go::{self, ValueError};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
@@ -20,14 +20,14 @@ pub(crate) enum Value {
 
 impl Value {
     /// Reads a value; a list goes on from `before`.
-    pub fn read(kind: Kind, text: &str, before: Option<&Value>) -> Result<Value, String> {
+    pub fn read(kind: Kind, text: &str, before: Option<&Value>) -> Result<Value, ValueError> {
         Ok(match kind {
             Kind::Bool => Value::Bool(go::parse_bool(text)?),
             Kind::Int => Value::Int(go::parse_int(text)?),
             Kind::Uint => Value::Uint(go::parse_uint(text)?),
             Kind::Float => {
-                let refused = |_| format!("strconv.ParseFloat: parsing {}: invalid syntax", go::quote(text));
-                Value::Float(text.parse().map_err(refused)?)
+                let why = || format!("strconv.ParseFloat: parsing {}: invalid syntax", go::quote(text));
+                Value::Float(text.parse().map_err(|_| ValueError::new(why()))?)
             }
             Kind::Text => Value::Text(text.to_owned()),
             Kind::List => {
@@ -69,7 +69,7 @@ impl Matches {
         Matches { path, args: Vec::new(), dash_at: None, unknown_env: Vec::new(), values }
     }
 
-    pub(crate) fn set(&mut self, flag: &FlagRow, text: &str) -> Result<(), String> {
+    pub(crate) fn set(&mut self, flag: &FlagRow, text: &str) -> Result<(), ValueError> {
         let before = self.values.get(flag.name).filter(|(_, is_set)| *is_set).map(|(value, _)| value);
         let value = Value::read(flag.kind, text, before)?;
         self.values.insert(flag.name, (value, true));

@@ -93,11 +93,36 @@ fn unix(text: &str) -> Option<(&str, &str)> {
     text.split_once(':').filter(|(scheme, _)| matches!(*scheme, "unix" | "unixs"))
 }
 
+/// Why an address is not `host:port`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AddressError {
+    /// It is empty.
+    Missing,
+    /// It has another form.
+    Form {
+        /// The address.
+        address: String,
+        /// What is wrong with it, in Go's words.
+        why: &'static str,
+    },
+}
+
+impl fmt::Display for AddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AddressError::Missing => f.write_str("missing address"),
+            AddressError::Form { address, why } => write!(f, "address {address}: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for AddressError {}
+
 /// Cuts `host:port`; the texts are those of Go's `net.SplitHostPort`, which etcd's users know.
-pub(crate) fn split_host_port(address: &str) -> Result<(&str, &str), String> {
-    let fault = |why: &str| Err(format!("address {address}: {why}"));
+pub(crate) fn split_host_port(address: &str) -> Result<(&str, &str), AddressError> {
+    let fault = |why| Err(AddressError::Form { address: address.to_owned(), why });
     if address.is_empty() {
-        return Err("missing address".to_owned());
+        return Err(AddressError::Missing);
     }
     let Some((host, port)) = address.rsplit_once(':') else { return fault("missing port in address") };
     if let Some(bracketed) = host.strip_prefix('[') {
@@ -157,7 +182,7 @@ mod tests {
             ("::1:2379", "address ::1:2379: too many colons in address"),
             ("[::1]", "address [::1]: missing port in address"),
         ] {
-            assert_eq!(split_host_port(address), Err(said.to_owned()));
+            assert_eq!(split_host_port(address).unwrap_err().to_string(), said);
         }
         assert_eq!(split_host_port("[::1]:2379"), Ok(("::1", "2379")));
     }

@@ -159,7 +159,7 @@ impl Transport {
 
 async fn dial_tcp(address: &str) -> io::Result<TcpStream> {
     let malformed = |why: String| io::Error::new(io::ErrorKind::InvalidInput, format!("dial tcp: {why}"));
-    let (host, port) = split_host_port(address).map_err(malformed)?;
+    let (host, port) = split_host_port(address).map_err(|error| malformed(error.to_string()))?;
     let number: u16 = port.parse().map_err(|_| malformed(format!("lookup tcp/{port}: unknown port")))?;
     // Go takes an empty host for this machine.
     let host = if host.is_empty() { "localhost" } else { host };

@@ -1,10 +1,12 @@
 //! The cluster a member without data is to form or join.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use super::identity::{cluster_id, initial_member_id};
 use super::refusal::Refusal;
 use super::{Config, InitialClusterState, Url};
+use api::url::UrlError;
 use cli::go::quote;
 
 /// One member named in the initial cluster.
@@ -31,20 +33,94 @@ pub struct Bootstrap {
     pub local_id: u64,
 }
 
+/// Why options do not name the cluster that a member is to form or join. The texts are etcd's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BootstrapError {
+    /// A peer URL is none.
+    Url(UrlError),
+    /// The initial cluster does not name this member.
+    NoLocalName {
+        /// The name of this member.
+        name: String,
+    },
+    /// Two members have the same URL.
+    DuplicateUrl {
+        /// The initial cluster, sorted.
+        initial_cluster: String,
+    },
+    /// This member does not advertise URLs that the initial cluster has for it.
+    NotAdvertised {
+        /// These URLs, with its name.
+        missing: String,
+        /// The URLs that it advertises.
+        advertised: String,
+        /// In what the two lists differ.
+        difference: String,
+    },
+    /// This member advertises URLs that the initial cluster does not have for it.
+    NotInCluster {
+        /// These URLs.
+        missing: String,
+        /// The URLs that the initial cluster has for it, with its name.
+        initial_cluster: String,
+    },
+    /// This member is not among those that were read, which is a bug.
+    LocalMissing,
+}
+
+impl From<UrlError> for BootstrapError {
+    fn from(error: UrlError) -> BootstrapError {
+        BootstrapError::Url(error)
+    }
+}
+
+impl fmt::Display for BootstrapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BootstrapError::Url(error) => error.fmt(f),
+            BootstrapError::NoLocalName { name } => {
+                write!(f, "couldn't find local name {} in the initial cluster configuration", quote(name))
+            }
+            BootstrapError::DuplicateUrl { initial_cluster } => {
+                write!(f, "initial cluster {initial_cluster} has duplicate url")
+            }
+            BootstrapError::NotAdvertised { missing, advertised, difference } => write!(
+                f,
+                "--initial-cluster has {missing} but missing from --initial-advertise-peer-urls={advertised} ({difference})"
+            ),
+            BootstrapError::NotInCluster { missing, initial_cluster } => write!(
+                f,
+                "--initial-advertise-peer-urls has {missing} but missing from --initial-cluster={initial_cluster}"
+            ),
+            BootstrapError::LocalMissing => f.write_str("the local member is missing"),
+        }
+    }
+}
+
+impl std::error::Error for BootstrapError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            BootstrapError::Url(error) => std::error::Error::source(error),
+            _ => None,
+        }
+    }
+}
+
 impl Config {
     /// Reads and checks the initial cluster. To be called when the data directory holds no member, and only then.
     ///
     /// URLs are compared as texts; names are not resolved.
     pub fn bootstrap(&self) -> Result<Bootstrap, Refusal> {
-        self.initial_members().map_err(Refusal::start_failed)
+        self.initial_members()
     }
 
-    fn initial_members(&self) -> Result<Bootstrap, String> {
+    fn initial_members(&self) -> Result<Bootstrap, Refusal> {
         let urls_by_name = parse(&self.initial_cluster)
-            .map_err(|error| format!("error setting up initial cluster: {error}"))?;
+            .map_err(|error| Refusal::start_failed(format!("error setting up initial cluster: {error}")))?;
         let is_new = self.initial_cluster_state == InitialClusterState::New;
         let advertised = is_new.then_some(self.initial_advertise_peer_urls.as_slice());
         Bootstrap::of(&self.name, &urls_by_name, &self.initial_cluster_token, advertised)
+            .map_err(|error| Refusal::start_failed(error.to_string()))
     }
 }
 
@@ -59,7 +135,7 @@ impl Bootstrap {
         initial_cluster: &str,
         token: &str,
         advertised: &[Url],
-    ) -> Result<Bootstrap, String> {
+    ) -> Result<Bootstrap, BootstrapError> {
         Bootstrap::of(name, &parse(initial_cluster)?, token, Some(advertised))
     }
 
@@ -69,17 +145,16 @@ impl Bootstrap {
         urls_by_name: &BTreeMap<String, Vec<Url>>,
         token: &str,
         advertised: Option<&[Url]>,
-    ) -> Result<Bootstrap, String> {
+    ) -> Result<Bootstrap, BootstrapError> {
         let Some(local_urls) = urls_by_name.get(name) else {
-            let name = quote(name);
-            return Err(format!("couldn't find local name {name} in the initial cluster configuration"));
+            return Err(BootstrapError::NoLocalName { name: name.to_owned() });
         };
         if let Some(advertised) = advertised {
             check_advertised(name, local_urls, advertised)?;
         }
         let mut seen = BTreeSet::new();
         if !urls_by_name.values().flatten().all(|url| seen.insert(url.as_str())) {
-            return Err(format!("initial cluster {} has duplicate url", print(urls_by_name)));
+            return Err(BootstrapError::DuplicateUrl { initial_cluster: print(urls_by_name) });
         }
         let mut members = Vec::new();
         for (name, peer_urls) in urls_by_name {
@@ -90,13 +165,13 @@ impl Bootstrap {
         members.sort_by_key(|member| member.id);
         let ids: Vec<u64> = members.iter().map(|member| member.id).collect();
         let local = members.iter().find(|member| member.name == name);
-        let local_id = local.map(|member| member.id).ok_or("the local member is missing")?;
+        let local_id = local.map(|member| member.id).ok_or(BootstrapError::LocalMissing)?;
         Ok(Bootstrap { cluster_id: cluster_id(&ids), local_id, members })
     }
 }
 
 /// `a=http://…,b=http://…`; a name may come several times.
-fn parse(text: &str) -> Result<BTreeMap<String, Vec<Url>>, String> {
+fn parse(text: &str) -> Result<BTreeMap<String, Vec<Url>>, UrlError> {
     let mut urls_by_name: BTreeMap<String, Vec<Url>> = BTreeMap::new();
     for pair in text.split(',').filter(|pair| !pair.is_empty()) {
         let (name, url) = pair.split_once('=').unwrap_or((pair, ""));
@@ -107,25 +182,22 @@ fn parse(text: &str) -> Result<BTreeMap<String, Vec<Url>>, String> {
     Ok(urls_by_name)
 }
 
-fn check_advertised(name: &str, local: &[Url], advertised: &[Url]) -> Result<(), String> {
+fn check_advertised(name: &str, local: &[Url], advertised: &[Url]) -> Result<(), BootstrapError> {
     let join = |urls: &[Url]| urls.iter().map(Url::as_str).collect::<Vec<_>>().join(",");
     let named = |urls: &[&Url]| urls.iter().map(|url| format!("{name}={url}")).collect::<Vec<_>>().join(",");
     let missing: Vec<&Url> = local.iter().filter(|url| !advertised.contains(url)).collect();
     if !missing.is_empty() {
-        return Err(format!(
-            "--initial-cluster has {} but missing from --initial-advertise-peer-urls={} ({})",
-            named(&missing),
-            join(advertised),
-            difference(advertised, local)
-        ));
+        return Err(BootstrapError::NotAdvertised {
+            missing: named(&missing),
+            advertised: join(advertised),
+            difference: difference(advertised, local),
+        });
     }
     let missing: Vec<&Url> = advertised.iter().filter(|url| !local.contains(url)).collect();
     if !missing.is_empty() {
         let texts = missing.iter().map(|url| url.as_str()).collect::<Vec<_>>().join(",");
         let local = named(&local.iter().collect::<Vec<_>>());
-        return Err(format!(
-            "--initial-advertise-peer-urls has {texts} but missing from --initial-cluster={local}"
-        ));
+        return Err(BootstrapError::NotInCluster { missing: texts, initial_cluster: local });
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::flag::parse_go_bool;
+use cli::go::ValueError;
 
 /// One gate as etcd 3.7 knows it.
 #[derive(Clone, Copy, Debug)]
@@ -139,26 +140,26 @@ impl FeatureGates {
     }
 }
 
-/// Reads `A=true,B=false`. The error is etcd's text.
-pub(super) fn parse(text: &str) -> Result<FeatureGates, String> {
+/// Reads `A=true,B=false`. The error has etcd's text.
+pub(super) fn parse(text: &str) -> Result<FeatureGates, ValueError> {
     let mut gates = FeatureGates::default();
     let mut stages = Vec::new();
     for pair in text.split(',').filter(|pair| !pair.is_empty()) {
         let (name, value) = match pair.split_once('=') {
             Some((name, value)) => (name.trim(), value.trim()),
-            None => return Err(format!("missing bool value for {}", pair.trim())),
+            None => return Err(ValueError::new(format!("missing bool value for {}", pair.trim()))),
         };
         let on = parse_go_bool(value).ok_or_else(|| {
             let quoted = cli::go::quote(value);
-            format!(
+            ValueError::new(format!(
                 "invalid value of {name}={value}, err: strconv.ParseBool: parsing {quoted}: invalid syntax"
-            )
+            ))
         })?;
         match (name, FeatureGate::find(name)) {
             (_, Some(gate)) => gates.insert(gate, on),
             (ALL_ALPHA, None) => stages.push((Stage::Alpha, on)),
             (ALL_BETA, None) => stages.push((Stage::Beta, on)),
-            (_, None) => return Err(format!("unrecognized feature gate: {name}")),
+            (_, None) => return Err(ValueError::new(format!("unrecognized feature gate: {name}"))),
         }
     }
     let named = gates.clone();
@@ -193,10 +194,13 @@ mod tests {
 
     #[test]
     fn refuses_with_the_words_of_etcd() {
-        assert_eq!(parse("Foo=true").unwrap_err(), "unrecognized feature gate: Foo");
-        assert_eq!(parse("PriorityRequest").unwrap_err(), "missing bool value for PriorityRequest");
+        assert_eq!(parse("Foo=true").unwrap_err().to_string(), "unrecognized feature gate: Foo");
         assert_eq!(
-            parse("PriorityRequest=x").unwrap_err(),
+            parse("PriorityRequest").unwrap_err().to_string(),
+            "missing bool value for PriorityRequest"
+        );
+        assert_eq!(
+            parse("PriorityRequest=x").unwrap_err().to_string(),
             "invalid value of PriorityRequest=x, err: strconv.ParseBool: parsing \"x\": invalid syntax"
         );
     }

@@ -2,7 +2,7 @@
 
 use super::feature_gate;
 use super::url::Url;
-use cli::go::parse_duration;
+use cli::go::{ValueError, parse_duration};
 
 /// One server flag. Its environment variable is derived from the name: see [`Flag::env`].
 #[derive(Clone, Copy, Debug)]
@@ -148,18 +148,22 @@ impl Kind {
     }
 
     /// Reads a value. The error is the reason etcd prints after `invalid value "…" for flag -…: `.
-    pub fn parse(self, text: &str) -> Result<Setting, String> {
+    pub fn parse(self, text: &str) -> Result<Setting, ValueError> {
+        let malformed = || ValueError::new("parse error");
+        let out_of_range = || ValueError::new("value out of range");
         match self {
             Kind::Text | Kind::Ignored => Ok(Setting::Text(text.to_string())),
-            Kind::Bool => parse_go_bool(text).map(Setting::Bool).ok_or_else(|| "parse error".to_string()),
+            Kind::Bool => parse_go_bool(text).map(Setting::Bool).ok_or_else(malformed),
             Kind::Uint => match parse_go_integer(text) {
                 Ok((false, value)) => Ok(Setting::Uint(value)),
-                Ok((true, _)) => Err("parse error".to_string()),
-                Err(error) => Err(error.flag_text().to_string()),
+                Ok((true, _)) => Err(malformed()),
+                Err(error) => Err(ValueError::new(error.flag_text())),
             },
             Kind::Uint32 => {
-                let failed =
-                    |reason| format!("strconv.ParseUint: parsing {}: {reason}", cli::go::quote(text));
+                let failed = |reason| {
+                    let text = cli::go::quote(text);
+                    ValueError::new(format!("strconv.ParseUint: parsing {text}: {reason}"))
+                };
                 match parse_go_integer(text) {
                     Ok((false, value)) if value <= u64::from(u32::MAX) => Ok(Setting::Uint(value)),
                     Ok((true, _)) | Err(IntegerError::Syntax) => Err(failed("invalid syntax")),
@@ -167,24 +171,23 @@ impl Kind {
                 }
             }
             Kind::Int => match parse_go_integer(text) {
-                Ok((false, value)) => {
-                    i64::try_from(value).map(Setting::Int).map_err(|_| "value out of range".to_string())
-                }
+                Ok((false, value)) => i64::try_from(value).map(Setting::Int).map_err(|_| out_of_range()),
                 Ok((true, value)) => {
-                    0i64.checked_sub_unsigned(value).map(Setting::Int).ok_or("value out of range".to_string())
+                    0i64.checked_sub_unsigned(value).map(Setting::Int).ok_or_else(out_of_range)
                 }
-                Err(error) => Err(error.flag_text().to_string()),
+                Err(error) => Err(ValueError::new(error.flag_text())),
             },
-            Kind::Duration => {
-                parse_duration(text).map(Setting::Duration).map_err(|_| "parse error".to_string())
-            }
+            Kind::Duration => parse_duration(text).map(Setting::Duration).map_err(|_| malformed()),
             Kind::Urls if text.is_empty() => Ok(Setting::Urls(None)),
-            Kind::Urls => Ok(Setting::Urls(Some(Url::parse_list(text)?))),
+            Kind::Urls => {
+                let urls = Url::parse_list(text).map_err(|error| ValueError::new(error.to_string()))?;
+                Ok(Setting::Urls(Some(urls)))
+            }
             Kind::List => Ok(Setting::List(unique_words(text))),
             Kind::OneOf(words) if words.contains(&text) => Ok(Setting::Text(text.to_string())),
-            Kind::OneOf(_) => Err("invalid value".to_string()),
+            Kind::OneOf(_) => Err(ValueError::new("invalid value")),
             Kind::AnyOf(words) => match text.split(',').find(|word| !words.contains(word)) {
-                Some(word) => Err(format!("invalid value {}", cli::go::quote(word))),
+                Some(word) => Err(ValueError::new(format!("invalid value {}", cli::go::quote(word)))),
                 None => Ok(Setting::List(unique_words(text))),
             },
             Kind::Gates => {
@@ -283,6 +286,6 @@ mod tests {
             assert_eq!(parse_go_integer(text), value, "{text}");
         }
         assert_eq!(Kind::Int.parse("-9223372036854775808"), Ok(Setting::Int(i64::MIN)));
-        assert_eq!(Kind::Int.parse("-9223372036854775809"), Err("value out of range".to_string()));
+        assert_eq!(Kind::Int.parse("-9223372036854775809"), Err(ValueError::new("value out of range")));
     }
 }

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use api::API_VERSION;
-pub use bootstrap::{Bootstrap, InitialMember};
+pub use bootstrap::{Bootstrap, BootstrapError, InitialMember};
 pub use feature_gate::FeatureGates;
 pub use help::{RUNTIME_VERSION, flag_help, flags_page, usage, version_text};
 pub use log_settings::{Format, Level, LogOutput, LogSettings};

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use cli::go::ValueError;
+
 /// Severity of a log line, least severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -55,14 +57,17 @@ pub struct LogSettings {
 
 impl LogSettings {
     /// Reads the values of `--log-format` and `--log-outputs`.
-    pub fn parse(level: Level, format: &str, outputs: &[String]) -> Result<LogSettings, String> {
+    pub fn parse(level: Level, format: &str, outputs: &[String]) -> Result<LogSettings, ValueError> {
         let format = match format {
             "json" | "" => Format::Json,
             "console" => Format::Console,
-            other => return Err(format!("unknown log format: {other}, supported values json, console")),
+            other => {
+                let why = format!("unknown log format: {other}, supported values json, console");
+                return Err(ValueError::new(why));
+            }
         };
         if outputs.len() > 1 && outputs.iter().any(|output| output == "default") {
-            return Err("multi logoutput for \"default\" is not supported yet".to_string());
+            return Err(ValueError::new("multi logoutput for \"default\" is not supported yet"));
         }
         let mut parsed = Vec::new();
         for output in outputs {
@@ -72,7 +77,7 @@ impl LogSettings {
                 "systemd/journal" => {
                     let text = "--log-outputs=systemd/journal is not supported by this version of Mainstay; under \
                                 systemd, stderr goes to the journal";
-                    return Err(text.to_string());
+                    return Err(ValueError::new(text));
                 }
                 path => LogOutput::File(PathBuf::from(path)),
             });

@@ -9,7 +9,7 @@ use super::refusal::{Entry, Refusal};
 use super::table::{FLAGS, OLD_SPELLINGS, OldSpelling, Successor, find_flag, find_old_spelling};
 use super::{Invocation, Parsed, validation};
 use crate::log_settings::Level;
-use cli::go::quote;
+use cli::go::{ValueError, quote};
 
 /// Set by scripts for machines etcd calls unsupported. Looked at by no flag.
 const UNSUPPORTED_ARCH: &str = "ETCD_UNSUPPORTED_ARCH";
@@ -203,7 +203,12 @@ impl Settings {
 
     /// Sets a flag. The outer error is the reason a value is malformed; the inner one, that a flag and its old
     /// spelling are both set.
-    fn set(&mut self, target: Target, value: &str, spelling: String) -> Result<Result<(), Refusal>, String> {
+    fn set(
+        &mut self,
+        target: Target,
+        value: &str,
+        spelling: String,
+    ) -> Result<Result<(), Refusal>, ValueError> {
         let setting = target.kind().parse(value)?;
         let flag = match target {
             Target::Flag(flag) => flag,
@@ -260,7 +265,7 @@ impl Settings {
             Setting::List(words) => words.concat(),
             other => unreachable!("--feature-gates is a list, not {other:?}"),
         };
-        let mut gates = feature_gate::parse(&text).map_err(Refusal::invalid)?;
+        let mut gates = feature_gate::parse(&text).map_err(|error| Refusal::invalid(error.to_string()))?;
         for (name, old) in &self.old_gates {
             let gate = FeatureGate::find(name).expect("old spellings name gates of the table");
             if gates.is_set(gate) {

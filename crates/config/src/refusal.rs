@@ -68,6 +68,8 @@ impl Refusal {
     }
 }
 
+impl std::error::Error for Refusal {}
+
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.level, self.message)?;

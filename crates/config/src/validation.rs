@@ -10,7 +10,7 @@ use super::table::find_flag;
 use super::url::Scheme;
 use super::{AutoCompaction, Config, InitialClusterState, MetricsDetail, Url};
 use crate::log_settings::{Level, LogSettings};
-use cli::go::{nanoseconds, parse_duration, quote};
+use cli::go::{ValueError, nanoseconds, parse_duration, quote};
 
 const DEFAULT_NAME: &str = "default";
 const ELECTION_TIMEOUT_MS_MAX: u64 = 50_000;
@@ -35,10 +35,10 @@ const ADVERTISE_CLIENT_URLS_UNSET: &str =
 /// Checks the options in the order etcd checks them, so that of several errors the same one is reported.
 pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Result<Config, Refusal> {
     let log = log_settings(settings)?;
-    let urls = Urls::read(settings).map_err(Refusal::invalid)?;
+    let urls = Urls::read(settings)?;
     let heartbeat_ms = settings.uint("heartbeat-interval");
     let election_ms = settings.uint("election-timeout");
-    check_election(heartbeat_ms, election_ms).map_err(Refusal::invalid)?;
+    check_election(heartbeat_ms, election_ms)?;
     if settings.is_set("listen-client-urls") && !settings.is_set("advertise-client-urls") {
         let error = |text: &str| Entry::new(Level::Warn, text).with("error", ADVERTISE_CLIENT_URLS_UNSET);
         return Err(Refusal::Invalid(vec![
@@ -47,7 +47,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         ]));
     }
     let auto_compaction = auto_compaction(settings)?;
-    check_engine_options(settings).map_err(Refusal::invalid)?;
+    check_engine_options(settings)?;
 
     let name = settings.text("name");
     warn_of_risks(settings, &name, &urls);
@@ -142,7 +142,7 @@ struct Urls {
 }
 
 impl Urls {
-    fn read(settings: &Settings) -> Result<Urls, String> {
+    fn read(settings: &Settings) -> Result<Urls, Refusal> {
         let urls = Urls {
             listen_peer: settings.urls("listen-peer-urls"),
             listen_client: settings.urls("listen-client-urls"),
@@ -152,7 +152,7 @@ impl Urls {
         };
         for url in urls.listen_peer.iter().chain(&urls.listen_client).chain(&urls.listen_metrics) {
             if !url.is_bindable() {
-                return Err(format!("expected IP in URL for binding ({url})"));
+                return Err(Refusal::invalid(format!("expected IP in URL for binding ({url})")));
             }
         }
         check_hosts(&urls.initial_advertise_peer, "--initial-advertise-peer-urls", "must be \"host:port\"")?;
@@ -161,7 +161,8 @@ impl Urls {
         check_hosts(&urls.advertise_client, "--advertise-client-urls", forms)?;
         for (flag, urls) in urls.by_flag() {
             if let Some(url) = urls.iter().find(|url| url.scheme() != Scheme::Http) {
-                return Err(format!("--{flag} has {url}: this version of Mainstay supports http URLs only"));
+                let text = format!("--{flag} has {url}: this version of Mainstay supports http URLs only");
+                return Err(Refusal::invalid(text));
             }
         }
         Ok(urls)
@@ -178,10 +179,13 @@ impl Urls {
     }
 }
 
-fn check_hosts(urls: &[Url], flag: &str, forms: &str) -> Result<(), String> {
+fn check_hosts(urls: &[Url], flag: &str, forms: &str) -> Result<(), Refusal> {
     match urls.iter().find(|url| url.host().is_empty()) {
         None => Ok(()),
-        Some(url) => Err(format!("{flag} {} {forms} (unexpected empty host ({url}))", quote(join(urls)))),
+        Some(url) => {
+            let given = quote(join(urls));
+            Err(Refusal::invalid(format!("{flag} {given} {forms} (unexpected empty host ({url}))")))
+        }
     }
 }
 
@@ -200,27 +204,27 @@ fn log_settings(settings: &Settings) -> Result<LogSettings, Refusal> {
     let level = Level::parse(&level)
         .ok_or_else(|| Refusal::Syntax(format!("unrecognized level: {}", quote(&level))))?;
     LogSettings::parse(level, &settings.text("log-format"), &settings.list("log-outputs"))
-        .map_err(Refusal::invalid)
+        .map_err(|error| Refusal::invalid(error.to_string()))
 }
 
-fn check_election(heartbeat_ms: u64, election_ms: u64) -> Result<(), String> {
+fn check_election(heartbeat_ms: u64, election_ms: u64) -> Result<(), Refusal> {
     if heartbeat_ms == 0 {
-        return Err("--heartbeat-interval must be >0 (set to 0ms)".to_string());
+        return Err(Refusal::invalid("--heartbeat-interval must be >0 (set to 0ms)"));
     }
     if election_ms == 0 {
-        return Err("--election-timeout must be >0 (set to 0ms)".to_string());
+        return Err(Refusal::invalid("--election-timeout must be >0 (set to 0ms)"));
     }
     if heartbeat_ms.saturating_mul(5) > election_ms {
-        return Err(format!(
+        return Err(Refusal::invalid(format!(
             "--election-timeout[{election_ms}ms] should be at least as 5 times as \
              --heartbeat-interval[{heartbeat_ms}ms]"
-        ));
+        )));
     }
     if election_ms > ELECTION_TIMEOUT_MS_MAX {
-        return Err(format!(
+        return Err(Refusal::invalid(format!(
             "--election-timeout[{election_ms}ms] is too long, and should be set less than \
              {ELECTION_TIMEOUT_MS_MAX}ms"
-        ));
+        )));
     }
     Ok(())
 }
@@ -255,16 +259,16 @@ fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
 }
 
 /// Nanoseconds or revisions. A plain number counts hours in mode periodic; all else is read as a duration.
-fn retention_amount(retention: &str, periodic: bool) -> Result<u64, String> {
+fn retention_amount(retention: &str, periodic: bool) -> Result<u64, ValueError> {
     if is_plain_number(retention) {
-        let too_large = || format!("{} is too large", quote(retention));
+        let too_large = || ValueError::new(format!("{} is too large", quote(retention)));
         let count: u64 = retention.trim_start_matches('+').parse().map_err(|_| too_large())?;
         // Go's durations end at 292 years.
         let nanos = count.checked_mul(NANOS_PER_HOUR).filter(|nanos| i64::try_from(*nanos).is_ok());
         return if periodic { nanos.ok_or_else(too_large) } else { Ok(count) };
     }
     let nanos = parse_duration(retention)?;
-    u64::try_from(nanos).map_err(|_| format!("{} is negative", quote(retention)))
+    u64::try_from(nanos).map_err(|_| ValueError::new(format!("{} is negative", quote(retention))))
 }
 
 fn is_plain_number(text: &str) -> bool {
@@ -273,27 +277,29 @@ fn is_plain_number(text: &str) -> bool {
 }
 
 /// Options that have no effect here are still held to etcd's rules for them.
-fn check_engine_options(settings: &Settings) -> Result<(), String> {
+fn check_engine_options(settings: &Settings) -> Result<(), Refusal> {
     let check_time = settings.duration("compact-hash-check-time");
     if check_time <= 0 {
         let text = nanoseconds(check_time);
-        return Err(format!("--compact-hash-check-time must be >0 (set to {text})"));
+        return Err(Refusal::invalid(format!("--compact-hash-check-time must be >0 (set to {text})")));
     }
     let freelist = settings.text("backend-bbolt-freelist-type");
     if !matches!(freelist.as_str(), "" | "map" | "array") {
-        return Err(format!(
+        return Err(Refusal::invalid(format!(
             "--backend-bbolt-freelist-type must be map or array (set to {})",
             quote(&freelist)
-        ));
+        )));
     }
     let limit = settings.int("backend-batch-limit");
     if limit < 0 {
-        return Err(format!("--backend-batch-limit must not be negative (set to {limit})"));
+        return Err(Refusal::invalid(format!("--backend-batch-limit must not be negative (set to {limit})")));
     }
     let interval = settings.duration("backend-batch-interval");
     if interval < 0 {
         let text = nanoseconds(interval);
-        return Err(format!("--backend-batch-interval must not be negative (set to {text})"));
+        return Err(Refusal::invalid(format!(
+            "--backend-batch-interval must not be negative (set to {text})"
+        )));
     }
     Ok(())
 }

@@ -171,6 +171,13 @@ pub enum Refused {
     Other(String),
 }
 
+impl Refused {
+    /// A refusal for this reason, which only the operator is told.
+    pub(crate) fn because(why: impl Into<String>) -> Refused {
+        Refused::Other(why.into())
+    }
+}
+
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

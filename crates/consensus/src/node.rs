@@ -136,7 +136,7 @@ impl Node {
     ///
     /// When configuration and restored state do not go together; the text says why.
     pub fn new(config: Config, restored: Restored) -> Result<Node, Refused> {
-        validate::check_members(&restored.voters, &restored.learners).map_err(Refused::Other)?;
+        validate::check_members(&restored.voters, &restored.learners)?;
         let numbers = [restored.applied.0, restored.hard_state.term.0, restored.applied_term.0];
         if numbers.iter().any(|n| *n > wire::NUMBER_MAX) {
             return Err(other("a term or an index beyond all measure"));
@@ -147,8 +147,7 @@ impl Node {
             terms: Terms::restore(
                 &restored.terms,
                 EntryId { index: restored.applied, term: restored.applied_term },
-            )
-            .map_err(Refused::Other)?,
+            )?,
             ..Tail::default()
         };
         let first_index =
@@ -490,7 +489,7 @@ impl Node {
         if self.raw.raft.state == StateRole::Leader && self.raw.raft.has_pending_conf() {
             return Err(other("an earlier membership change may not be applied yet"));
         }
-        let entry = wire::conf_change_entry(change, data).map_err(Refused::Other)?;
+        let entry = wire::conf_change_entry(change, data)?;
         self.propose(vec![entry])
     }
 
@@ -543,7 +542,7 @@ impl Node {
     }
 
     fn receive(&mut self, message: raftpb::Message) -> Result<(), Refused> {
-        let mut message = wire::message_to_raft(message).map_err(Refused::Other)?;
+        let mut message = wire::message_to_raft(message)?;
         if message.get_msg_type() == MessageType::MsgPropose && message.term != 0 {
             if self.config.speaks_as_etcd && message.term != self.raw.raft.term {
                 return Err(Refused::NoLeader);
@@ -551,7 +550,7 @@ impl Node {
             message.context = Bytes::copy_from_slice(&message.term.to_be_bytes());
             message.term = 0;
         }
-        validate::check(&message, &self.raw).map_err(Refused::Other)?;
+        validate::check(&message, &self.raw)?;
         let (kind, from, term) = (message.get_msg_type(), message.from, message.term);
         let binds = message.reject_hint == BINDS_PROPOSALS
             && matches!(kind, MessageType::MsgAppend | MessageType::MsgHeartbeat)

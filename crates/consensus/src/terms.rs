@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use numbers::{EntryId, Index, Term};
 
+use crate::event::Refused;
+
 /// Runs of equal terms over a range of the log, oldest first. A log of millions of entries has as many runs as it had
 /// elections.
 #[derive(Debug, Default)]
@@ -18,18 +20,24 @@ impl Terms {
     /// # Errors
     ///
     /// When the runs are not in order or contradict the term of `last`.
-    pub fn restore(runs: &[EntryId], last: EntryId) -> Result<Terms, String> {
+    pub fn restore(runs: &[EntryId], last: EntryId) -> Result<Terms, Refused> {
         let mut terms = Terms::default();
         for &first in runs.iter().filter(|first| first.index <= last.index) {
             if let Some(before) = terms.runs.back()
                 && (first.index <= before.index || first.term < before.term)
             {
-                return Err(format!("the log's terms are out of order at entry {}", first.index));
+                return Err(Refused::because(format!(
+                    "the log's terms are out of order at entry {}",
+                    first.index
+                )));
             }
             terms.push(first);
         }
         if terms.runs.back().is_some_and(|run| run.term > last.term) {
-            return Err(format!("the log's terms contradict the term of entry {}", last.index));
+            return Err(Refused::because(format!(
+                "the log's terms contradict the term of entry {}",
+                last.index
+            )));
         }
         terms.push(last);
         // Before the first entry of all stands nothing, in the term 0.

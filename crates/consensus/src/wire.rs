@@ -10,6 +10,7 @@ use protobuf::Message as _;
 use raft::eraftpb;
 
 use crate::entry::{ConfChange, ConfChangeKind};
+use crate::event::Refused;
 
 /// Indexes and terms above this are refused: with it no sum of two of them overflows.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
@@ -82,24 +83,24 @@ pub(crate) fn name(raft: eraftpb::MessageType) -> &'static str {
 }
 
 /// Reads etcd's `ConfChange`.
-pub(crate) fn decode_conf_change(data: &[u8]) -> Result<ConfChange, String> {
+pub(crate) fn decode_conf_change(data: &[u8]) -> Result<ConfChange, Refused> {
     use raftpb::ConfChangeType as W;
-    let change =
-        raftpb::ConfChange::decode(data).map_err(|e| format!("a conf change that cannot be read: {e}"))?;
+    let change = raftpb::ConfChange::decode(data)
+        .map_err(|e| Refused::because(format!("a conf change that cannot be read: {e}")))?;
     let kind = change.r#type.unwrap_or_default();
     let kind = match W::try_from(kind) {
         Ok(W::ConfChangeAddNode) => ConfChangeKind::AddVoter,
         Ok(W::ConfChangeRemoveNode) => ConfChangeKind::Remove,
         Ok(W::ConfChangeUpdateNode) => ConfChangeKind::Update,
         Ok(W::ConfChangeAddLearnerNode) => ConfChangeKind::AddLearner,
-        Err(_) => return Err(format!("a conf change of the unknown kind {kind}")),
+        Err(_) => return Err(Refused::because(format!("a conf change of the unknown kind {kind}"))),
     };
     Ok(ConfChange { kind, node: change.node_id() })
 }
 
 /// The entry by which the raft crate's leader knows a conf change: it reads `data`, all other code sees `context`.
-pub(crate) fn conf_change_entry(change: ConfChange, data: Bytes) -> Result<eraftpb::Entry, String> {
-    let form = change.to_raft().write_to_bytes().map_err(|e| e.to_string())?;
+pub(crate) fn conf_change_entry(change: ConfChange, data: Bytes) -> Result<eraftpb::Entry, Refused> {
+    let form = change.to_raft().write_to_bytes().map_err(|e| Refused::because(e.to_string()))?;
     Ok(eraftpb::Entry {
         entry_type: eraftpb::EntryType::EntryConfChange,
         data: form.into(),
@@ -108,7 +109,7 @@ pub(crate) fn conf_change_entry(change: ConfChange, data: Bytes) -> Result<eraft
     })
 }
 
-fn entry_to_raft(entry: raftpb::Entry) -> Result<eraftpb::Entry, String> {
+fn entry_to_raft(entry: raftpb::Entry) -> Result<eraftpb::Entry, Refused> {
     let kind = entry.r#type.unwrap_or_default();
     let (term, index) = (entry.term.unwrap_or_default(), entry.index.unwrap_or_default());
     let data = entry.data.unwrap_or_default();
@@ -117,9 +118,9 @@ fn entry_to_raft(entry: raftpb::Entry) -> Result<eraftpb::Entry, String> {
         Ok(raftpb::EntryType::EntryConfChange) => conf_change_entry(decode_conf_change(&data)?, data)?,
         // etcd never proposes the second form, and nothing here could apply it.
         Ok(raftpb::EntryType::EntryConfChangeV2) => {
-            return Err("a conf change of the second form".to_owned());
+            return Err(Refused::because("a conf change of the second form"));
         }
-        Err(_) => return Err(format!("an entry of the unknown type {kind}")),
+        Err(_) => return Err(Refused::because(format!("an entry of the unknown type {kind}"))),
     };
     Ok(eraftpb::Entry { term, index, ..entry })
 }
@@ -141,13 +142,13 @@ fn entry_from_raft(entry: eraftpb::Entry) -> raftpb::Entry {
 
 /// A message from a peer. Fields 13 and 14 mean other things in the two protocols and are left alone; so is
 /// `commit` where etcd gives it no meaning.
-pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Message, String> {
+pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Message, Refused> {
     use eraftpb::MessageType as R;
     let number = message.r#type.unwrap_or_default();
     let kind = raftpb::MessageType::try_from(number)
         .ok()
         .and_then(to_raft_type)
-        .ok_or_else(|| format!("a message of type {number}, which no peer sends"))?;
+        .ok_or_else(|| Refused::because(format!("a message of type {number}, which no peer sends")))?;
     let mut out = eraftpb::Message::default();
     out.set_msg_type(kind);
     out.to = message.to.unwrap_or_default();
@@ -161,7 +162,7 @@ pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Messa
     out.reject = message.reject.unwrap_or_default();
     out.reject_hint = message.reject_hint.unwrap_or_default();
     out.context = message.context.unwrap_or_default();
-    let entries = message.entries.into_iter().map(entry_to_raft).collect::<Result<Vec<_>, String>>()?;
+    let entries = message.entries.into_iter().map(entry_to_raft).collect::<Result<Vec<_>, Refused>>()?;
     out.set_entries(entries.into());
     if let Some(snapshot) = message.snapshot {
         let metadata = snapshot.metadata.unwrap_or_default();

@@ -1,6 +1,7 @@
 //! The beginning of a call: [`begin`] checks a request's head as grpc-go's server does, in its order and with its texts,
 //! reads the deadline, and makes a call of it. It reads no message.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::task::Context;
 use std::time::{Duration, Instant};
@@ -166,23 +167,38 @@ fn unknown_path(around: &ConnectionContext, path: &str) -> Status {
     Status::with(Code::Unimplemented, text)
 }
 
+/// Why a `grpc-timeout` is none, in gRPC's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TimeoutError {
+    value: String,
+    why: &'static str,
+}
+
+impl fmt::Display for TimeoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "transport: {}: \"{}\"", self.why, self.value)
+    }
+}
+
+impl std::error::Error for TimeoutError {}
+
 /// Reads `grpc-timeout`: up to 8 digits and a unit.
-fn parse_timeout(value: &[u8]) -> Result<Duration, String> {
-    let shown = || String::from_utf8_lossy(value).into_owned();
+fn parse_timeout(value: &[u8]) -> Result<Duration, TimeoutError> {
+    let refused = |why| TimeoutError { value: String::from_utf8_lossy(value).into_owned(), why };
     let (unit, digits) = match value.split_last() {
         Some((unit, digits)) if !digits.is_empty() => (unit, digits),
-        _ => return Err(format!("transport: timeout string is too short: \"{}\"", shown())),
+        _ => return Err(refused("timeout string is too short")),
     };
     if digits.len() > 8 {
-        return Err(format!("transport: timeout string is too long: \"{}\"", shown()));
+        return Err(refused("timeout string is too long"));
     }
     if !b"HMSmun".contains(unit) {
-        return Err(format!("transport: timeout unit is not recognized: \"{}\"", shown()));
+        return Err(refused("timeout unit is not recognized"));
     }
     let mut amount: u64 = 0;
     for digit in digits {
         if !digit.is_ascii_digit() {
-            return Err(format!("transport: timeout is not a number: \"{}\"", shown()));
+            return Err(refused("timeout is not a number"));
         }
         amount = amount * 10 + u64::from(digit - b'0');
     }
@@ -224,7 +240,7 @@ mod tests {
         for bad in ["", "S", "5", "5x", "123456789S", "-5S", "5 S"] {
             assert!(parse_timeout(bad.as_bytes()).is_err(), "{bad}");
         }
-        let unit = "transport: timeout unit is not recognized: \"bad\"".to_owned();
-        assert_eq!(parse_timeout(b"bad"), Err(unit), "the unit is looked at first");
+        let unit = "transport: timeout unit is not recognized: \"bad\"";
+        assert_eq!(parse_timeout(b"bad").unwrap_err().to_string(), unit, "the unit is looked at first");
     }
 }

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use api::Status;
 use bytes::Bytes;
 use slab::Slab;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -48,12 +49,12 @@ pub fn frames<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Vec<(u8, u8, u32)> 
     seen
 }
 
-/// The messages in payloads, and how they end: the text of a refusal, or whether one is left unfinished.
+/// The messages in payloads, and how they end: a refusal, or whether one is left unfinished.
 pub fn messages<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
     bytes_max: usize,
     gzip: bool,
-) -> (Vec<Bytes>, Result<bool, String>) {
+) -> (Vec<Bytes>, Result<bool, Status>) {
     let (mut assembler, mut messages) = (Assembler::new(bytes_max, gzip), Vec::new());
     for piece in pieces {
         assembler.push(Bytes::copy_from_slice(piece));
@@ -61,7 +62,7 @@ pub fn messages<'a>(
             match assembler.next() {
                 Ok(Some(assembled)) => messages.push(assembled.message),
                 Ok(None) => break,
-                Err(status) => return (messages, Err(status.message.into_owned())),
+                Err(status) => return (messages, Err(status)),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The old store of API version 2, of which nothing is left but what its image says about members: 3.4 and 3.5 read
 //! it from a `.snap` file when they start.
 
+use std::fmt;
 use std::io;
 use std::path::Path;
 
@@ -55,12 +56,12 @@ pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path) -> io::Result<OldStore> {
     let Some(name) = names.pop() else { return Ok(OldStore::default()) };
     let file = disk.open_read(&snap_dir.join(&name))?;
     let len = file.len()?;
-    let read = || -> Result<OldStore, String> {
+    let read = || -> Result<OldStore, ImageError> {
         if len > IMAGE_BYTES_MAX {
-            return Err(format!("it has {len} bytes"));
+            return Err(ImageError::TooLong(len));
         }
         let mut bytes = vec![0; usize::try_from(len).unwrap_or_default()];
-        file.read_exact_at(&mut bytes, 0).map_err(|e| e.to_string())?;
+        file.read_exact_at(&mut bytes, 0).map_err(ImageError::Io)?;
         read_image(&bytes)
     };
     Ok(read().unwrap_or_else(|why| OldStore {
@@ -69,22 +70,51 @@ pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path) -> io::Result<OldStore> {
     }))
 }
 
-fn read_image(framed: &[u8]) -> Result<OldStore, String> {
-    let framed = api::snappb::Snapshot::decode(framed).map_err(|e| e.to_string())?;
+/// Why an image of the old store cannot be read.
+enum ImageError {
+    /// It has this many bytes.
+    TooLong(u64),
+    /// The operating system refuses.
+    Io(io::Error),
+    /// Its frame or its message cannot be decoded.
+    Protobuf(prost::DecodeError),
+    /// Its checksum does not match.
+    Checksum,
+    /// It is no JSON.
+    Json(serde_json::Error),
+    /// It has no root.
+    NoRoot,
+}
+
+impl fmt::Display for ImageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ImageError::TooLong(len) => write!(f, "it has {len} bytes"),
+            ImageError::Io(error) => error.fmt(f),
+            ImageError::Protobuf(error) => error.fmt(f),
+            ImageError::Checksum => f.write_str("its checksum does not match"),
+            ImageError::Json(error) => error.fmt(f),
+            ImageError::NoRoot => f.write_str("it has no root"),
+        }
+    }
+}
+
+fn read_image(framed: &[u8]) -> Result<OldStore, ImageError> {
+    let framed = api::snappb::Snapshot::decode(framed).map_err(ImageError::Protobuf)?;
     let data = framed.data.unwrap_or_default();
     if crc32c::crc32c(&data) != framed.crc.unwrap_or_default() {
-        return Err("its checksum does not match".to_owned());
+        return Err(ImageError::Checksum);
     }
-    let snapshot = api::raftpb::Snapshot::decode(data).map_err(|e| e.to_string())?;
+    let snapshot = api::raftpb::Snapshot::decode(data).map_err(ImageError::Protobuf)?;
     let image = snapshot.data.unwrap_or_default();
     let index = snapshot.metadata.and_then(|metadata| metadata.index).unwrap_or_default();
     if image.is_empty() {
         return Ok(OldStore { index, ..OldStore::default() });
     }
     // A store of many levels is refused by its depth: it is not of etcd's own.
-    let image: Value = serde_json::from_slice(&image).map_err(|e| e.to_string())?;
+    let image: Value = serde_json::from_slice(&image).map_err(ImageError::Json)?;
     if image.pointer("/Root").is_none() {
-        return Err("it has no root".to_owned());
+        return Err(ImageError::NoRoot);
     }
     let users = image.pointer("/Root/Children/1/Children").and_then(Value::as_object);
     Ok(OldStore { keys: users.map_or(0, Map::len), index, ..OldStore::default() })

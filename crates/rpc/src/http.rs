@@ -19,7 +19,7 @@ use ::http::header::{
     CONNECTION, CONTENT_TYPE, LOCATION, X_CONTENT_TYPE_OPTIONS,
 };
 use ::http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
-use api::{API_VERSION, error};
+use api::{API_VERSION, Status, error};
 use bytes::Bytes;
 use front::First;
 use serde_json::Value;
@@ -49,7 +49,7 @@ struct Asked<'a> {
 
 /// The answer to whether the published state is as new as a linearizable read needs; travels with the request.
 #[derive(Clone, Debug)]
-struct Confirmed(Result<(), String>);
+struct Confirmed(Result<(), Status>);
 
 /// Asks the cluster, if this request is answered by a linearizable read and this member alone cannot tell.
 pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
@@ -63,10 +63,10 @@ pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
     let confirmed = match front::race(shared.ask(ClientRequest::Read), late).await {
         First::Left(reply) => match reply.map(|reply| reply.body) {
             Ok(ReplyBody::Readable) => Ok(()),
-            Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => Err(status.message.into_owned()),
-            Ok(_) => Err(error::STOPPED.message.into_owned()),
+            Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => Err(status),
+            Ok(_) => Err(error::STOPPED),
         },
-        First::Right(()) => Err(error::TIMEOUT.message.into_owned()),
+        First::Right(()) => Err(error::TIMEOUT),
     };
     request.extensions_mut().insert(Confirmed(confirmed));
 }

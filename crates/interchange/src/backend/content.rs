@@ -1,6 +1,7 @@
 //! The small things in a database.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use numbers::Revision;
 use serde_json::Value;
@@ -90,6 +91,35 @@ impl Meta {
     }
 }
 
+/// What is wrong with a key or value of a database of etcd's: it is not what etcd writes there.
+#[derive(Debug)]
+pub(crate) enum ContentError {
+    /// It is no JSON, or JSON of another form.
+    Json(serde_json::Error),
+    /// This field of its JSON, and what is wrong with it.
+    Field(&'static str, &'static str),
+    /// It has another form.
+    Form(&'static str),
+}
+
+impl From<&'static str> for ContentError {
+    fn from(what: &'static str) -> ContentError {
+        ContentError::Form(what)
+    }
+}
+
+impl fmt::Display for ContentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ContentError::Json(error) => error.fmt(f),
+            ContentError::Field(name, what) => write!(f, "{name} {what}"),
+            ContentError::Form(what) => f.write_str(what),
+        }
+    }
+}
+
+impl std::error::Error for ContentError {}
+
 impl ConfState {
     /// The JSON of the bucket `meta`, byte by byte as etcd has it.
     pub(crate) fn to_json(&self) -> String {
@@ -104,21 +134,22 @@ impl ConfState {
         text
     }
 
-    pub(crate) fn from_json(text: &[u8]) -> Result<ConfState, String> {
-        let value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
-        let ids = |name: &str| match value.get(name) {
+    pub(crate) fn from_json(text: &[u8]) -> Result<ConfState, ContentError> {
+        let value: Value = serde_json::from_slice(text).map_err(ContentError::Json)?;
+        let ids = |name: &'static str| match value.get(name) {
             None | Some(Value::Null) => Ok(Vec::new()),
             Some(Value::Array(ids)) => {
                 let ids: Option<Vec<u64>> = ids.iter().map(Value::as_u64).collect();
-                ids.ok_or_else(|| format!("{name} holds something that is no id"))
+                ids.ok_or(ContentError::Field(name, "holds something that is no id"))
             }
-            Some(_) => Err(format!("{name} is no list")),
+            Some(_) => Err(ContentError::Field(name, "is no list")),
         };
         if !value.is_object() {
-            return Err("a conf state has to be an object".to_owned());
+            return Err(ContentError::Form("a conf state has to be an object"));
         }
         if !ids("voters_outgoing")?.is_empty() || !ids("learners_next")?.is_empty() {
-            return Err("the members are between two configurations, which etcd never is".to_owned());
+            let what = "the members are between two configurations, which etcd never is";
+            return Err(ContentError::Form(what));
         }
         Ok(ConfState { voters: ids("voters")?, learners: ids("learners")? })
     }
@@ -158,19 +189,22 @@ impl Member {
         text
     }
 
-    pub(crate) fn from_json(text: &[u8]) -> Result<Member, String> {
-        let value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
-        let urls = |name: &str| match value.get(name) {
+    pub(crate) fn from_json(text: &[u8]) -> Result<Member, ContentError> {
+        let value: Value = serde_json::from_slice(text).map_err(ContentError::Json)?;
+        let urls = |name: &'static str| match value.get(name) {
             None | Some(Value::Null) => Ok(Vec::new()),
             Some(Value::Array(list)) => {
                 let urls: Option<Vec<String>> =
                     list.iter().map(|url| url.as_str().map(str::to_owned)).collect();
-                urls.ok_or_else(|| format!("{name} holds something that is no text"))
+                urls.ok_or(ContentError::Field(name, "holds something that is no text"))
             }
-            Some(_) => Err(format!("{name} is no list")),
+            Some(_) => Err(ContentError::Field(name, "is no list")),
         };
         Ok(Member {
-            id: value.get("id").and_then(Value::as_u64).ok_or("a member without an id")?,
+            id: value
+                .get("id")
+                .and_then(Value::as_u64)
+                .ok_or(ContentError::Form("a member without an id"))?,
             peer_urls: urls("peerURLs")?,
             is_learner: value.get("isLearner").and_then(Value::as_bool).unwrap_or(false),
             name: value.get("name").and_then(Value::as_str).unwrap_or_default().to_owned(),
@@ -254,17 +288,17 @@ mod tests {
         };
         let text = r#"{"id":10276657743932975437,"peerURLs":["http://a:2380","http://b:2380?x=1\u0026y=2"],"isLearner":true,"name":"\u003c\"ä\"\u003e","clientURLs":["unix://c"]}"#;
         assert_eq!(full.to_json(), text);
-        assert_eq!(Member::from_json(text.as_bytes()), Ok(full));
+        assert_eq!(Member::from_json(text.as_bytes()).ok(), Some(full));
         let bare = Member { id: 1, ..Member::default() };
         assert_eq!(bare.to_json(), r#"{"id":1,"peerURLs":null}"#);
-        assert_eq!(Member::from_json(bare.to_json().as_bytes()), Ok(bare));
+        assert_eq!(Member::from_json(bare.to_json().as_bytes()).ok(), Some(bare));
         assert!(Member::from_json(b"[]").is_err() && Member::from_json(br#"{"id":-1}"#).is_err());
         let state = ConfState { voters: vec![1, u64::MAX], learners: vec![7] };
         assert_eq!(
             state.to_json(),
             r#"{"voters":[1,18446744073709551615],"learners":[7],"auto_leave":false}"#
         );
-        assert_eq!(ConfState::from_json(state.to_json().as_bytes()), Ok(state));
+        assert_eq!(ConfState::from_json(state.to_json().as_bytes()).ok(), Some(state));
         assert!(ConfState::from_json(br#"{"voters_outgoing":[1]}"#).is_err());
     }
 }

@@ -5,7 +5,7 @@ use numbers::Revision;
 use prost::Message;
 
 use crate::backend::change::StoredChangeId;
-use crate::backend::content::{Auth, ConfState, Member, Membership, Meta};
+use crate::backend::content::{Auth, ConfState, ContentError, Member, Membership, Meta};
 use crate::backend::history::{History, Leases};
 use crate::backend::name;
 use crate::bolt::{Bolt, Cursor};
@@ -120,7 +120,7 @@ impl<S: Source> Backend<S> {
         self.each(name::AUTH_USERS, |key, value| {
             let user = api::authpb::User::decode(value).map_err(|_| "a user that is not one")?;
             if user.name != key {
-                return Err("a user under another name".to_owned());
+                return Err("a user under another name".into());
             }
             auth.users.push(user);
             Ok(())
@@ -128,7 +128,7 @@ impl<S: Source> Backend<S> {
         self.each(name::AUTH_ROLES, |key, value| {
             let role = api::authpb::Role::decode(value).map_err(|_| "a role that is not one")?;
             if role.name != key {
-                return Err("a role under another name".to_owned());
+                return Err("a role under another name".into());
             }
             auth.roles.push(role);
             Ok(())
@@ -146,7 +146,7 @@ impl<S: Source> Backend<S> {
         self.each(name::MEMBERS, |key, value| {
             let member = Member::from_json(value)?;
             if member.id != hex_id(key)? {
-                return Err("a member under another id".to_owned());
+                return Err("a member under another id".into());
             }
             membership.members.push(member);
             Ok(())
@@ -174,13 +174,13 @@ impl<S: Source> Backend<S> {
     fn each(
         &self,
         name: &[u8],
-        mut take: impl FnMut(&[u8], &[u8]) -> Result<(), String>,
+        mut take: impl FnMut(&[u8], &[u8]) -> Result<(), ContentError>,
     ) -> Result<(), Error> {
         let Some(mut cursor) = self.walk(name)? else { return Ok(()) };
         while let Some(item) = cursor.step()? {
             let taken = match item.bucket {
                 None => take(item.key, item.value),
-                Some(_) => Err("a bucket where there should be none".to_owned()),
+                Some(_) => Err("a bucket where there should be none".into()),
             };
             taken.map_err(|what| {
                 let what = format!("in the bucket `{}`: {what}", String::from_utf8_lossy(name));
@@ -191,27 +191,27 @@ impl<S: Source> Backend<S> {
     }
 }
 
-fn number(value: &[u8]) -> Result<u64, String> {
+fn number(value: &[u8]) -> Result<u64, ContentError> {
     let bytes = value.try_into().map_err(|_| "a number that does not take 8 bytes")?;
     Ok(u64::from_be_bytes(bytes))
 }
 
-fn text(value: &[u8]) -> Result<String, String> {
-    String::from_utf8(value.to_vec()).map_err(|_| "a text that is not one".to_owned())
+fn text(value: &[u8]) -> Result<String, ContentError> {
+    String::from_utf8(value.to_vec()).map_err(|_| "a text that is not one".into())
 }
 
-fn revision(value: &[u8]) -> Result<Revision, String> {
+fn revision(value: &[u8]) -> Result<Revision, ContentError> {
     let revision = StoredChangeId::decode(value).ok_or("a revision that is not one")?;
     Ok(revision.main)
 }
 
-fn hex_id(key: &[u8]) -> Result<u64, String> {
+fn hex_id(key: &[u8]) -> Result<u64, ContentError> {
     let text = std::str::from_utf8(key).map_err(|_| "an id that is not one")?;
-    u64::from_str_radix(text, 16).map_err(|_| "an id that is not one".to_owned())
+    u64::from_str_radix(text, 16).map_err(|_| "an id that is not one".into())
 }
 
-fn downgrade_target(value: &[u8]) -> Result<Option<String>, String> {
-    let value: serde_json::Value = serde_json::from_slice(value).map_err(|e| e.to_string())?;
+fn downgrade_target(value: &[u8]) -> Result<Option<String>, ContentError> {
+    let value: serde_json::Value = serde_json::from_slice(value).map_err(ContentError::Json)?;
     let enabled = value.get("enabled").and_then(serde_json::Value::as_bool).unwrap_or(false);
     let target = value.get("target-version").and_then(serde_json::Value::as_str).unwrap_or_default();
     Ok(enabled.then(|| target.to_owned()))

@@ -1,5 +1,6 @@
 //! A whole log, read.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -256,7 +257,8 @@ impl Scan {
                 }
                 ENTRY => {
                     let entry = entry(record.data).ok_or_else(|| wrong("an entry that is none"))?;
-                    self.entry(number, offset, entry).map_err(|what| Error::damaged(offset, what))?;
+                    self.entry(number, offset, entry)
+                        .map_err(|what| Error::damaged(offset, what.to_string()))?;
                 }
                 kind => return Err(wrong(&format!("a record of the unknown type {kind}"))),
             }
@@ -277,7 +279,7 @@ impl Scan {
         self.snapshots.push(snapshot);
     }
 
-    fn entry(&mut self, file: usize, offset: u64, entry: ScannedEntry) -> Result<(), String> {
+    fn entry(&mut self, file: usize, offset: u64, entry: ScannedEntry) -> Result<(), OrderError> {
         let place =
             Place { term: entry.term, offset, file: file as u32, is_conf_change: entry.is_conf_change };
         let next = self.first + self.entries.len() as u64;
@@ -287,7 +289,7 @@ impl Scan {
         } else if entry.index > next {
             // A member that was sent a whole state goes on behind it.
             if !self.snapshots.iter().any(|snapshot| snapshot.index.checked_add(1) == Some(entry.index)) {
-                return Err(format!("entry {} follows entry {}", entry.index, next - 1));
+                return Err(OrderError::Gap { index: entry.index, before: next - 1 });
             }
             self.entries.clear();
             self.first = entry.index;
@@ -295,10 +297,29 @@ impl Scan {
             self.entries.truncate((entry.index - self.first) as usize);
         }
         if self.entries.last().is_some_and(|before| before.term > entry.term) {
-            return Err(format!("entry {} is of an older term than the one before it", entry.index));
+            return Err(OrderError::Term { index: entry.index });
         }
         self.entries.push(place);
         Ok(())
+    }
+}
+
+/// Why an entry cannot follow those before it.
+enum OrderError {
+    /// Entries are missing between it and the one before.
+    Gap { index: u64, before: u64 },
+    /// Its term is lower than that of the entry before.
+    Term { index: u64 },
+}
+
+impl fmt::Display for OrderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OrderError::Gap { index, before } => write!(f, "entry {index} follows entry {before}"),
+            OrderError::Term { index } => {
+                write!(f, "entry {index} is of an older term than the one before it")
+            }
+        }
     }
 }
 

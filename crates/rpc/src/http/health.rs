@@ -1,9 +1,11 @@
 //! `/health`, and the probes `/livez` and `/readyz` with a path for each of their checks.
 
+use std::fmt;
+
 use ::http::header::CONTENT_TYPE;
 use ::http::{Response, StatusCode};
-use api::error;
 use api::etcdserverpb::{AlarmType, RangeRequest};
+use api::{Status, error};
 use bytes::Bytes;
 use machine::range;
 use serde_json::Value;
@@ -52,6 +54,49 @@ pub(super) fn find(path: &str) -> Option<Probe> {
     Some(Probe { endpoint, only })
 }
 
+/// Why a check of this member fails, in etcd's words.
+enum Fault {
+    /// The CORRUPT alarm is raised.
+    Corrupt,
+    /// The member is a learner.
+    Learner,
+    /// A read fails.
+    Read(ReadFault),
+}
+
+/// Why the read that health stands for fails.
+enum ReadFault {
+    /// The cluster does not confirm that the state is new enough.
+    Unconfirmed(Status),
+    /// The state cannot be read.
+    Failed(range::Failure),
+}
+
+impl From<ReadFault> for Fault {
+    fn from(fault: ReadFault) -> Fault {
+        Fault::Read(fault)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Corrupt => write!(f, "alarm activated: {}", AlarmType::Corrupt.as_str_name()),
+            Fault::Learner => f.write_str("not supported for learner"),
+            Fault::Read(fault) => fault.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for ReadFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReadFault::Unconfirmed(status) => f.write_str(&status.message),
+            ReadFault::Failed(failure) => f.write_str(&failure.clone().text()),
+        }
+    }
+}
+
 impl Check {
     fn name(self) -> &'static str {
         match self {
@@ -67,15 +112,13 @@ impl Check {
     /// # Errors
     ///
     /// A text that says what is wrong.
-    fn run(self, asked: &Asked<'_>) -> Result<(), String> {
+    fn run(self, asked: &Asked<'_>) -> Result<(), Fault> {
         let state = asked.state;
         match self {
-            Check::DataCorruption if state.alarms.any(AlarmType::Corrupt as i32) => {
-                Err(format!("alarm activated: {}", AlarmType::Corrupt.as_str_name()))
-            }
-            Check::SerializableRead => read(asked, true),
-            Check::LinearizableRead => read(asked, false),
-            Check::NonLearner if is_learner(asked) => Err("not supported for learner".to_owned()),
+            Check::DataCorruption if state.alarms.any(AlarmType::Corrupt as i32) => Err(Fault::Corrupt),
+            Check::SerializableRead => Ok(read(asked, true)?),
+            Check::LinearizableRead => Ok(read(asked, false)?),
+            Check::NonLearner if is_learner(asked) => Err(Fault::Learner),
             Check::DataCorruption | Check::NonLearner => Ok(()),
         }
     }
@@ -86,18 +129,18 @@ fn is_learner(asked: &Asked<'_>) -> bool {
 }
 
 /// The read that health stands for: the first key there is, without its value.
-fn read(asked: &Asked<'_>, serializable: bool) -> Result<(), String> {
+fn read(asked: &Asked<'_>, serializable: bool) -> Result<(), ReadFault> {
     if !serializable && !asked.state.reads_local {
         match asked.confirmed {
-            Some(Confirmed(confirmed)) => confirmed.clone()?,
-            None => return Err(error::NO_LEADER.message.into_owned()),
+            Some(Confirmed(confirmed)) => confirmed.clone().map_err(ReadFault::Unconfirmed)?,
+            None => return Err(ReadFault::Unconfirmed(error::NO_LEADER)),
         }
     }
     let every_key = Bytes::from_static(b"\0");
     let request = RangeRequest { range_end: every_key, keys_only: true, limit: 1, ..RangeRequest::default() };
     match range::select(&asked.state.view.snapshot(), &request, asked.values) {
         Ok(_) => Ok(()),
-        Err(failure) => Err(failure.text()),
+        Err(failure) => Err(ReadFault::Failed(failure)),
     }
 }
 
