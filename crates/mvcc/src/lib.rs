@@ -15,7 +15,7 @@
 //! * what can be read, counted, hashed and loaded again does not depend on how far physical compaction got
 //!   (`model`, `load`).
 //!
-//! `cargo run --release -p mainstay-mvcc --example figures` prints what operations and keys cost.
+//! `cargo run --release -p mainstay-mvcc --example measure_index` prints what operations and keys cost.
 //!
 //! Unsafe code is in `version` (record layout), `node`, `tree` (nodes), `epoch` and `epochs` (reclamation); the few blocks
 //! elsewhere only tie a pointer to the lifetime of the snapshot that keeps it alive.

@@ -1,4 +1,4 @@
-//! Prints what checkpoints and transfers cost, and small puts with their hash: `cargo run --release -p mainstay-machine --example figures [keys]`,
+//! Prints what checkpoints and transfers cost, and small puts with their hash: `cargo run --release -p mainstay-machine --example measure_checkpoints [keys]`,
 //! and with `puts` instead of a number.
 
 #![allow(clippy::disallowed_methods, reason = "it measures time")]

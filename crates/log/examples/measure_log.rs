@@ -1,4 +1,4 @@
-//! Measures the log on a real disk: `cargo run --release -p mainstay-log --example figures [directory]`.
+//! Measures the log on a real disk: `cargo run --release -p mainstay-log --example measure_log [directory]`.
 //!
 //! Entries per second and latency with 500 entries of 1 KiB in flight, latency of one alone, and how fast a log is
 //! recovered.
@@ -17,7 +17,7 @@ const IN_FLIGHT: u64 = 500;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let base = std::env::args().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);
-    let dir = base.join(format!("mainstay-figures-{}", std::process::id()));
+    let dir = base.join(format!("mainstay-measure-log-{}", std::process::id()));
     let options = Options::new(dir.join("member/log"), 1, 1);
     let data = Bytes::from((0..ENTRY_BYTES).map(|i| (i * 7 % 251) as u8).collect::<Vec<u8>>());
     let outcome = measure(&options, &data);

@@ -1,6 +1,6 @@
 //! Prints what the index costs: CPU time per operation and memory per key, at 1,000,000 keys of 24 bytes.
 //!
-//! `cargo run --release -p mainstay-mvcc --example figures [keys]`
+//! `cargo run --release -p mainstay-mvcc --example measure_index [keys]`
 
 #![allow(clippy::disallowed_methods, reason = "it measures time")]
 

@@ -1,6 +1,6 @@
 //! How long the judge takes.
 //!
-//! `cargo run --release -p mainstay-oracle --example figures` judges made-up histories of ten clients, right ones, of
+//! `cargo run --release -p mainstay-oracle --example measure_judge` judges made-up histories of ten clients, right ones, of
 //! several kinds; `-- OPERATIONS` makes them that long; `-- FILE…` judges histories written as lines instead, and
 //! fails if one is not clean.
 
