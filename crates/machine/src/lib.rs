@@ -9,7 +9,7 @@
 //! * [`validate`] says the same of a membership change.
 //! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
 //! * [`AsOf`] is the state of one moment for a reader that takes long, without holding a view.
-//! * [`found`] encodes keys and values as clients and HashKV see them.
+//! * [`key_value`] encodes keys and values as clients and HashKV see them.
 //! * [`image`] is the state as a checkpoint holds it.
 //! * [`snapshot`] is the state with its values, as it is saved.
 //! * [`transfer`] is what one member sends another, which may have a part of it.
@@ -35,9 +35,9 @@ mod alarm;
 mod as_of;
 pub mod check;
 mod codec;
-pub mod found;
 mod frame;
 pub mod image;
+pub mod key_value;
 mod lease;
 mod machine;
 mod member;
@@ -54,7 +54,7 @@ pub mod txn;
 pub use alarm::Alarms;
 pub use as_of::{AsOf, Newest, Overtaken, Slice};
 pub use codec::Malformed;
-pub use found::{Found, ReadError, Values};
+pub use key_value::{ReadError, StoredKeyValue, Values};
 pub use lease::{GrantedLease, Lease, Leases};
 pub use machine::{
     Applied, Change, Command, ConfApplied, Fatal, Machine, Outcome, Raised, Rules, SegmentUse, UNDECODABLE,

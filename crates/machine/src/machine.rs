@@ -21,7 +21,7 @@ use prost::Message as _;
 
 use crate::alarm::Alarms;
 use crate::check;
-use crate::found::{Found, Projection, Values};
+use crate::key_value::{Projection, StoredKeyValue, Values};
 use crate::lease::Leases;
 use crate::member::Members;
 use crate::range::{Failure, refused};
@@ -81,7 +81,7 @@ pub enum Outcome {
         /// The revision written.
         revision: Revision,
         /// Previous key-value pair, if it was asked for.
-        previous: Option<Box<Found>>,
+        previous: Option<Box<StoredKeyValue>>,
     },
     /// A delete.
     DeleteRange(Deleted),
@@ -814,7 +814,7 @@ pub(crate) fn write_put(
     accounting: &mut Accounting<'_>,
     command: Command<'_>,
     put: &PutRequest,
-) -> Option<Box<Found>> {
+) -> Option<Box<StoredKeyValue>> {
     let kept = (put.ignore_value || put.ignore_lease)
         .then(|| present(&writer.snapshot(), &put.key))
         .flatten()
@@ -830,7 +830,8 @@ pub(crate) fn write_put(
     let change = writer.put(&put.key, value, lease);
     accounting.added(&change);
     let previous_lease = change.previous.map_or(LeaseId::NONE, Version::lease);
-    let previous = change.previous.filter(|_| put.prev_kv).map(|version| Box::new(Found::of(version)));
+    let previous =
+        change.previous.filter(|_| put.prev_kv).map(|version| Box::new(StoredKeyValue::of(version)));
     accounting.leases.attach(&put.key, previous_lease, lease);
     previous
 }
@@ -874,7 +875,7 @@ pub(crate) struct Deletion {
     behind: Option<Box<[u8]>>,
     deleted: u64,
     /// The first of what it deleted, if that is to be answered.
-    previous: Option<Found>,
+    previous: Option<StoredKeyValue>,
 }
 
 impl Deletion {
@@ -903,7 +904,7 @@ impl Deletion {
             if let Some(gone) = change.previous {
                 accounting.leases.detach(gone.key(), gone.lease());
                 if wanted && previous.is_none() {
-                    *previous = Some(Found::of(gone));
+                    *previous = Some(StoredKeyValue::of(gone));
                 }
             }
             !budget.is_spent()

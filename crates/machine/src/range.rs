@@ -11,7 +11,7 @@ use bytes::BytesMut;
 use mvcc::{KeyRange, RevisionError, Snapshot, Version};
 use numbers::Revision;
 
-use crate::found::{Found, Projection, ReadError, Values, read_version};
+use crate::key_value::{Projection, ReadError, StoredKeyValue, Values, read_version};
 
 /// Why a request against the store failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -206,7 +206,7 @@ impl Sortable for Version<'_> {
     }
 }
 
-impl Sortable for Found {
+impl Sortable for StoredKeyValue {
     fn number(&self, target: SortTarget) -> i64 {
         match target {
             SortTarget::Version => self.version,

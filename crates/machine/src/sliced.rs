@@ -30,7 +30,7 @@ use mvcc::{KeyRange, Location, Snapshot, Writer};
 use numbers::{Index, LeaseId, Revision, Term};
 
 use crate::check;
-use crate::found::Values;
+use crate::key_value::Values;
 use crate::lease::Leases;
 use crate::machine::{
     Accounting, Applied, Change, Command, Deletion, Fatal, Machine, Outcome, op_name, version_bytes,

@@ -18,12 +18,12 @@ use numbers::{Index, LeaseId, Revision, Term};
 use crate::alarm::Alarms;
 use crate::as_of::AsOf;
 use crate::codec::{Input, Malformed, put_u64};
-use crate::found::{ReadError, Values, read_version};
 use crate::frame::{BlockStream, FRAME_BYTES, append_block, seal};
 use crate::image::{
     BLOCK_BYTES, END, Entry, EntryReader, EntryWriter, Head, Intake, KEYS, Payload, RestoreError, SavedHead,
     Walk,
 };
+use crate::key_value::{ReadError, Values, read_version};
 use crate::lease::Leases;
 use crate::machine::{Machine, Rules};
 use crate::member::Members;

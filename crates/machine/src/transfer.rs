@@ -29,11 +29,11 @@ use numbers::{ChangeId, Index, Revision, Term};
 use crate::alarm::Alarms;
 use crate::as_of::AsOf;
 use crate::codec::{Input, Malformed, put_u64};
-use crate::found::{ReadError, Values, read_version};
 use crate::frame::{BlockStream, FRAME_BYTES, append_block, chain, seal};
 use crate::image::{
     BLOCK_BYTES, END, Entry, EntryReader, EntryWriter, Head, KEYS, Payload, RestoreError, SavedHead,
 };
+use crate::key_value::{ReadError, Values, read_version};
 use crate::lease::Leases;
 use crate::member::Members;
 use crate::snapshot::{CHUNK_BYTES_MAX, SnapshotVersion};

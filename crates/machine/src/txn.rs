@@ -12,7 +12,7 @@ use mvcc::{KeyRange, RevisionError, Snapshot, Version};
 use numbers::{ChangeId, LeaseId, Revision};
 use std::cmp::Ordering;
 
-use crate::found::{Found, Projection, Values, read_version};
+use crate::key_value::{Projection, StoredKeyValue, Values, read_version};
 use crate::lease::Leases;
 use crate::range::{self, Failure, Selection};
 
@@ -26,7 +26,7 @@ pub enum OpOutcome {
         /// The revision written.
         revision: Revision,
         /// The previous key and value.
-        previous: Option<Box<Found>>,
+        previous: Option<Box<StoredKeyValue>>,
     },
     /// A delete.
     DeleteRange(Deleted),
@@ -51,7 +51,7 @@ pub enum Read {
     /// This.
     Known {
         /// The keys, in the order asked for.
-        found: Vec<Found>,
+        found: Vec<StoredKeyValue>,
         /// True if there are more keys than the limit allowed.
         more: bool,
         /// Keys in the range.
@@ -504,8 +504,8 @@ pub(crate) fn read_range(
     {
         *known -= 1;
         let version = snapshot.get(key, Revision(request.revision)).map_err(range::refused)?;
-        let found: Vec<Found> =
-            version.into_iter().map(|version| Found::projected(version, projection)).collect();
+        let found: Vec<StoredKeyValue> =
+            version.into_iter().map(|version| StoredKeyValue::projected(version, projection)).collect();
         let count = found.len() as i64;
         return Ok(Ranged { revision, projection, read: Read::Known { found, more: false, count } });
     }

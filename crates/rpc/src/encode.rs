@@ -4,7 +4,7 @@ use api::etcdserverpb::ResponseHeader;
 use api::wire::{NumberFields, field_len, number_len, put_field, put_field_head, put_number};
 use bytes::{Bytes, BytesMut};
 use machine::txn::{Deleted, OpOutcome, Ranged, Read, TxnOutcome};
-use machine::{Found, ReadError, Values};
+use machine::{ReadError, StoredKeyValue, Values};
 use numbers::Revision;
 use prost::Message as _;
 
@@ -28,7 +28,12 @@ pub fn header_len(header: &ResponseHeader) -> usize {
     field_len(header.encoded_len())
 }
 
-fn put_found(out: &mut BytesMut, field: u8, found: &Found, values: &dyn Values) -> Result<(), ReadError> {
+fn put_key_value(
+    out: &mut BytesMut,
+    field: u8,
+    found: &StoredKeyValue,
+    values: &dyn Values,
+) -> Result<(), ReadError> {
     put_field_head(out, field, found.encoded_len());
     found.encode(values, out)
 }
@@ -40,14 +45,14 @@ fn put_found(out: &mut BytesMut, field: u8, found: &Found, values: &dyn Values) 
 /// When the previous value cannot be read.
 pub fn put(
     header: &ResponseHeader,
-    previous: Option<&Found>,
+    previous: Option<&StoredKeyValue>,
     values: &dyn Values,
 ) -> Result<Bytes, ReadError> {
     let previous_len = previous.map_or(0, |found| field_len(found.encoded_len()));
     let mut out = BytesMut::with_capacity(header_len(header) + previous_len);
     put_header(&mut out, header);
     if let Some(found) = previous {
-        put_found(&mut out, 2, found, values)?;
+        put_key_value(&mut out, 2, found, values)?;
     }
     Ok(out.freeze())
 }
@@ -57,7 +62,7 @@ pub fn put(
 /// # Errors
 ///
 /// The result is left to be read: such answers are made by `services::answers`.
-fn known(read: &Read) -> Result<(&[Found], bool, i64), ReadError> {
+fn known(read: &Read) -> Result<(&[StoredKeyValue], bool, i64), ReadError> {
     match read {
         Read::Known { found, more, count } => Ok((found, *more, *count)),
         Read::Past(_) => Err(ReadError::Failed("a range is still to be read".to_owned())),
@@ -80,7 +85,7 @@ pub fn delete_range(
     put_header(&mut out, header);
     put_number(&mut out, 2, deleted.deleted);
     for found in previous {
-        put_found(&mut out, 3, found, values)?;
+        put_key_value(&mut out, 3, found, values)?;
     }
     Ok(out.freeze())
 }
@@ -91,7 +96,7 @@ fn range(header: &ResponseHeader, ranged: &Ranged, values: &dyn Values) -> Resul
     let mut out = BytesMut::with_capacity(header_len(header) + kvs + 16);
     put_header(&mut out, header);
     for found in found {
-        put_found(&mut out, 2, found, values)?;
+        put_key_value(&mut out, 2, found, values)?;
     }
     put_number(&mut out, 3, i64::from(more));
     put_number(&mut out, 4, count);
@@ -101,7 +106,7 @@ fn range(header: &ResponseHeader, ranged: &Ranged, values: &dyn Values) -> Resul
 /// Bytes of the keys and values that the answer of a transaction names as they were found when it was applied.
 pub fn named_len(outcome: &TxnOutcome) -> usize {
     let known = |read: &Read| match read {
-        Read::Known { found, .. } => found.iter().map(Found::encoded_len).sum(),
+        Read::Known { found, .. } => found.iter().map(StoredKeyValue::encoded_len).sum(),
         Read::Past(_) => 0,
     };
     let named = |response: &OpOutcome| match response {

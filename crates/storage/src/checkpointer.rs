@@ -29,8 +29,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use log::checkpoint::{CheckpointStore, CommitError, Manifest, Run};
-use machine::found::read_version;
 use machine::image::{Head, RunWriter};
+use machine::key_value::read_version;
 use machine::{AsOf, Overtaken};
 use mvcc::{Location, View};
 use numbers::{ChangeId, Index, Revision, Term};

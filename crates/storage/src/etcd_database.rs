@@ -13,8 +13,8 @@ use interchange::backend::{
     Auth, BackendLayout, BackendWriter, Change, ChangeHead, ConfState, Member, Membership, Meta, Release,
 };
 use interchange::bolt::Plan;
-use machine::found::read_version;
 use machine::image::Head;
+use machine::key_value::read_version;
 use machine::{AsOf, Members, Overtaken, ReadError, Values};
 use mvcc::Version;
 use numbers::{ChangeId, LeaseId, Revision};

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use api::Status;
 use api::wire::put_field;
 use bytes::{BufMut, BytesMut};
-use machine::found::{Projection, put_kv};
+use machine::key_value::{Projection, put_kv};
 use machine::{ReadError, Values};
 use mvcc::{Value, Version};
 use numbers::Revision;

@@ -6,7 +6,7 @@ use api::{Status, error};
 use bytes::Bytes;
 use mainstay_machine::range::{self, Failure};
 use mainstay_machine::txn::{OpOutcome, Read, TxnOutcome};
-use mainstay_machine::{Found, Machine, Outcome};
+use mainstay_machine::{Machine, Outcome, StoredKeyValue};
 use numbers::{Index, Revision, Term};
 use prost::Message as _;
 
@@ -16,7 +16,7 @@ use crate::image::RULES;
 use crate::journal::{Effect, Journal, Placed, apply};
 use crate::model::{Answer, Kv, Model};
 
-fn kv(found: &Found, journal: &Journal) -> Kv {
+fn kv(found: &StoredKeyValue, journal: &Journal) -> Kv {
     Kv {
         key: found.key.clone(),
         create: found.create_revision.0,
@@ -37,7 +37,8 @@ fn read(read: &Read, machine: &Machine, journal: &Journal) -> (Vec<Kv>, bool, i6
             let snapshot = machine.store.snapshot();
             let selection = past.select(&snapshot, journal).expect("it can be read");
             let projection = range::projection(&past.request);
-            let found = selection.versions.into_iter().map(|version| Found::projected(version, projection));
+            let found =
+                selection.versions.into_iter().map(|version| StoredKeyValue::projected(version, projection));
             (found.map(|found| kv(&found, journal)).collect(), selection.more, selection.count)
         }
     }
@@ -96,7 +97,7 @@ fn select(machine: &Machine, request: &RangeRequest, journal: &Journal) -> Resul
         .map(|version| {
             // Through the bytes that a client gets.
             let mut bytes = bytes::BytesMut::new();
-            mainstay_machine::found::put_kv(*version, projection, journal, &mut bytes).unwrap();
+            mainstay_machine::key_value::put_kv(*version, projection, journal, &mut bytes).unwrap();
             let kv = api::mvccpb::KeyValue::decode(bytes.freeze()).unwrap();
             Kv {
                 key: kv.key,

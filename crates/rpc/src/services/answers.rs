@@ -16,7 +16,7 @@ use api::wire::{field_len, put_field_head, put_number};
 use api::{Code, Status, error};
 use bytes::{Bytes, BytesMut};
 use front::{Account, Answer, Held};
-use machine::found::{Found, Projection, kv_len, put_kv};
+use machine::key_value::{Projection, StoredKeyValue, kv_len, put_kv};
 use machine::txn::{Deleted, OpOutcome, Past, Read, TxnOutcome};
 use machine::{AsOf, range};
 use mvcc::Version;
@@ -152,7 +152,7 @@ impl Evaluation {
         let past = match read {
             Read::Known { found, more, count } => {
                 let kvs = found.iter().map(|found| field_len(found.encoded_len())).sum();
-                let keys = Keys::Chosen(found.iter().rev().map(Found::id).collect());
+                let keys = Keys::Chosen(found.iter().rev().map(StoredKeyValue::id).collect());
                 return Ok(Measured { kvs, more: *more, count: *count, keys });
             }
             Read::Past(past) => past,
@@ -216,7 +216,7 @@ impl Evaluation {
         let Looked { keys, kvs, count } = looked;
         if let Some(chooser) = chooser {
             let (found, more) = chooser.finish().await;
-            let chosen: Vec<_> = found.iter().map(Found::id).collect();
+            let chosen: Vec<_> = found.iter().map(StoredKeyValue::id).collect();
             let bytes = chosen.capacity() * size_of::<ChangeId>();
             self.gather = self.gather.saturating_sub(bytes);
             if let Some(held) = &mut self.held {
@@ -429,7 +429,7 @@ fn txn_rope(
     rope
 }
 
-fn put_rope(header: &ResponseHeader, previous: Option<&Found>) -> Rope {
+fn put_rope(header: &ResponseHeader, previous: Option<&StoredKeyValue>) -> Rope {
     let mut rope = Rope::default();
     rope.put(|out| encode::put_header(out, header));
     if let Some(found) = previous {
@@ -469,7 +469,7 @@ pub(super) async fn put(
     state: AsOf,
     values: Rc<LogValues>,
     header: ResponseHeader,
-    previous: Box<Found>,
+    previous: Box<StoredKeyValue>,
 ) -> Result<Answer, Status> {
     Evaluation::new(state, values).answer(put_rope(&header, Some(&previous))).await
 }

@@ -12,7 +12,7 @@ use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use api::{Code, Status};
 use bytes::BytesMut;
 use front::{Account, Held};
-use machine::found::{Found, read_version};
+use machine::key_value::{StoredKeyValue, read_version};
 use machine::{Values, range};
 use mvcc::Version;
 
@@ -36,7 +36,7 @@ pub(super) const READ_AT_ONCE: usize = 256 << 10;
 /// A key, with its value if that is sorted by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Item {
-    found: Found,
+    found: StoredKeyValue,
     value: Option<BytesMut>,
 }
 
@@ -118,7 +118,7 @@ impl Chooser {
             }
             _ => None,
         };
-        seen.items.push(Item { found: Found::of(version), value });
+        seen.items.push(Item { found: StoredKeyValue::of(version), value });
         Ok(())
     }
 
@@ -177,7 +177,7 @@ impl Chooser {
 
     /// The keys that were asked for, the last first, and whether the limit left some out. Where their values lie may have
     /// changed.
-    pub async fn finish(mut self) -> (Vec<Found>, bool) {
+    pub async fn finish(mut self) -> (Vec<StoredKeyValue>, bool) {
         let more = self.passed > self.limit as u64;
         let mut items = std::mem::take(&mut self.items);
         if self.target != SortTarget::Key {
@@ -308,7 +308,7 @@ mod tests {
                         limit,
                         ..RangeRequest::default()
                     };
-                    let mut all: Vec<Found> = Vec::new();
+                    let mut all: Vec<StoredKeyValue> = Vec::new();
                     let mut chooser = Chooser::new(&request, gathered_bytes_max());
                     let mut seen = Seen::default();
                     for (n, version) in
@@ -319,7 +319,7 @@ mod tests {
                             chooser.take(std::mem::take(&mut seen)).expect("is not too much");
                         }
                         if range::passes(version, &request) {
-                            all.push(Found::of(version));
+                            all.push(StoredKeyValue::of(version));
                         }
                     }
                     chooser.take(seen).expect("is not too much");

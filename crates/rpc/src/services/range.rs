@@ -24,7 +24,7 @@ use bytes::{Bytes, BytesMut};
 use front::{Answer, Inbound, Outbound, Unary};
 use machine::Values;
 use machine::check;
-use machine::found::{Found, Projection, kv_len, put_kv};
+use machine::key_value::{Projection, StoredKeyValue, kv_len, put_kv};
 use machine::range::{self, Failure, Selection};
 use machine::{AsOf, Overtaken, Slice};
 use mvcc::{KeyRange, Snapshot, Version};
@@ -713,7 +713,7 @@ fn check_stream(request: &RangeRequest) -> Result<(), Status> {
     Ok(())
 }
 
-pub(super) fn projected(mut found: Found, projection: Projection) -> Found {
+pub(super) fn projected(mut found: StoredKeyValue, projection: Projection) -> StoredKeyValue {
     if projection.keys_only {
         found.value = None;
     }

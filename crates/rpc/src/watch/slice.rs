@@ -9,7 +9,7 @@ use api::Status;
 use api::etcdserverpb::ResponseHeader;
 use api::wire::{field_len, number_tag, put_field_head};
 use bytes::{BufMut as _, Bytes, BytesMut};
-use machine::found::{Projection, kv_len, put_kv};
+use machine::key_value::{Projection, kv_len, put_kv};
 use machine::{ReadError, Values};
 use mvcc::{Changes, Snapshot, Version};
 use numbers::Revision;

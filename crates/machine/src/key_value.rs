@@ -55,7 +55,7 @@ pub trait Values {
 
 /// A key and its value at a revision, copied out of the index: for answers that outlive the state they come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct StoredKeyValue {
     /// The key.
     pub key: Bytes,
     /// The revision that created the key.
@@ -72,10 +72,10 @@ pub struct Found {
     pub value: Option<Value>,
 }
 
-impl Found {
+impl StoredKeyValue {
     /// Copies what the index says of a live version.
-    pub fn of(version: Version<'_>) -> Found {
-        Found {
+    pub fn of(version: Version<'_>) -> StoredKeyValue {
+        StoredKeyValue {
             key: Bytes::copy_from_slice(version.key()),
             create_revision: version.create_revision(),
             mod_revision: version.main(),
@@ -92,8 +92,8 @@ impl Found {
     }
 
     /// Returns the parts of a version that a client asked for.
-    pub fn projected(version: Version<'_>, projection: Projection) -> Found {
-        let mut found = Found::of(version);
+    pub fn projected(version: Version<'_>, projection: Projection) -> StoredKeyValue {
+        let mut found = StoredKeyValue::of(version);
         if projection.keys_only {
             found.value = None;
         }
@@ -105,7 +105,7 @@ impl Found {
 
     /// The bytes of its `KeyValue`, without tag and length.
     pub fn encoded_len(&self) -> usize {
-        Fields::of_found(self).encoded_len()
+        Fields::of_stored(self).encoded_len()
     }
 
     /// Appends its `KeyValue`, without tag and length.
@@ -114,7 +114,7 @@ impl Found {
     ///
     /// When the value cannot be read; `out` then holds a part.
     pub fn encode(&self, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
-        let fields = Fields::of_found(self);
+        let fields = Fields::of_stored(self);
         fields.put_before_value(out);
         if let Some(value) = self.value
             && value.len > 0
@@ -145,7 +145,7 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    fn of_found(found: &'a Found) -> Fields<'a> {
+    fn of_stored(found: &'a StoredKeyValue) -> Fields<'a> {
         Fields {
             key: &found.key,
             create_revision: found.create_revision.0,
@@ -267,10 +267,10 @@ mod tests {
     }
 
     #[test]
-    fn found_encodes_as_prost_does() {
+    fn a_stored_key_value_encodes_as_prost_does() {
         for (lease, value) in [(0i64, b"".as_slice()), (5, b"value"), (-1, b"v")] {
             let value: &'static [u8] = value;
-            let found = Found {
+            let found = StoredKeyValue {
                 key: Bytes::from_static(b"key"),
                 create_revision: Revision(3),
                 mod_revision: Revision(300),
