@@ -2,10 +2,10 @@
 //! it in later turns. News is in `hub/crowd.rs`, history in `hub/catch_up.rs`, progress and requests in the other files.
 
 mod catch_up;
-mod crowd;
 mod line;
 mod progress;
 mod requests;
+mod synced;
 
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::RandomState;
@@ -21,9 +21,9 @@ use api::{Status, error};
 use front::{Account, Closing, Head, Inbound, LocalBoxFuture, Outbound};
 use numbers::Revision;
 
-use self::crowd::UnderWay;
 use self::line::Line;
 pub(super) use self::line::{Class, Place};
+use self::synced::UnderWay;
 use super::drive::{self, Requests, Responses};
 use super::hold::Hold;
 use super::index::Index;

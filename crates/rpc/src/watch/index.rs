@@ -145,7 +145,7 @@ impl<T> Index<T> {
     pub fn insert(&mut self, keys: &Keys, serial: u64, item: T) {
         match keys {
             Keys::Single(key) => match self.singles.get_mut(key) {
-                Some(crowd) => crowd.insert(serial, item),
+                Some(watches) => watches.insert(serial, item),
                 None => {
                     self.singles.insert(key.clone(), Watches::One(serial, item));
                 }
@@ -190,9 +190,9 @@ impl<T> Index<T> {
             Some(Place { keys: Keys::Range(start, end), serial }) => (None, Some((start, end, *serial))),
         };
         if range.is_none()
-            && let Some(crowd) = self.singles.get(key)
+            && let Some(watches) = self.singles.get(key)
         {
-            crowd.visit(serial, visit)?;
+            watches.visit(serial, visit)?;
         }
         self.ranges.visit(key, range, visit)
     }
@@ -228,7 +228,7 @@ struct Node<T> {
     end: End,
     end_max: End,
     priority: u64,
-    crowd: Watches<T>,
+    watches: Watches<T>,
     left: u32,
     right: u32,
 }
@@ -310,7 +310,7 @@ impl<T> Tree<T> {
 
     fn insert(&mut self, start: &Bytes, end: &End, serial: u64, item: T) {
         if let Some(at) = self.find(start, end) {
-            return self.node_mut(at).crowd.insert(serial, item);
+            return self.node_mut(at).watches.insert(serial, item);
         }
         self.made += 1;
         let priority = match planted::is(Bug::WatchTreeDegenerates) {
@@ -331,7 +331,7 @@ impl<T> Tree<T> {
             end: end.clone(),
             end_max: end.clone(),
             priority,
-            crowd: Watches::One(serial, item),
+            watches: Watches::One(serial, item),
             left,
             right,
         };
@@ -396,7 +396,7 @@ impl<T> Tree<T> {
             self.path.clear();
             return None;
         }
-        let (removed, empty) = self.node_mut(at).crowd.remove(serial);
+        let (removed, empty) = self.node_mut(at).watches.remove(serial);
         if empty {
             let node = self.nodes.remove(at as usize);
             self.merge(parent, node.left, node.right);
@@ -461,7 +461,7 @@ impl<T> Tree<T> {
                 let serial = behind
                     .filter(|(start, end, _)| node.order(start, end).is_eq())
                     .map(|(_, _, serial)| serial);
-                if node.crowd.visit(serial, visit).is_break() {
+                if node.watches.visit(serial, visit).is_break() {
                     break ControlFlow::Break(());
                 }
             }
@@ -622,7 +622,7 @@ mod tests {
                 end: End::Unbounded,
                 end_max: End::Unbounded,
                 priority: u64::MAX - n,
-                crowd: Watches::One(n, n),
+                watches: Watches::One(n, n),
                 left: NIL,
                 right: if n == 199_999 { NIL } else { n as u32 + 1 },
             };

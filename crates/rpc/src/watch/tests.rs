@@ -826,7 +826,7 @@ fn every_event_once_in_order() {
         // Some seeds write so much that slow clients fall behind again and again.
         let value_len_max = [10, 3_000, 60_000][(seed % 3) as usize];
         if seed % 2 == 1 {
-            // What concerns a few watches is a crowd then.
+            // What concerns a few watches is a broadcast then.
             world.hub.do_less_in_a_turn(1 + random.below(4) as usize, 2 + random.below(12) as usize);
         }
         if seed % 4 >= 2 {

@@ -148,7 +148,7 @@ fn watches_that_are_too_many_to_read_together_become_fewer_once_a_turn() {
 }
 
 #[test]
-fn a_crowd_that_is_too_many_to_tell_together_becomes_smaller_once_a_turn() {
+fn a_broadcast_to_too_many_watches_becomes_smaller_once_a_turn() {
     const LOOKS: usize = 100;
     const CHANGES: usize = 60;
     let mut world = World::new(0, HOUR);

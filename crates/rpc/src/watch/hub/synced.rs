@@ -18,7 +18,7 @@ use storage::values::Attempt;
 /// joins the synced ones only if it has been told of later revisions.
 pub(super) enum UnderWay {
     /// Revisions that concern many watches.
-    Crowd(Crowd),
+    Broadcast(Broadcast),
     /// A revision of many changes. Streams read it for the watches that it concerns.
     Walk(Walk),
     /// Revisions up to this one may have been removed before this shard came to see them: the streams find out for each
@@ -42,7 +42,7 @@ impl Walk {
 
 /// Progress in telling watches of some revisions that concern many of them. Those told go on behind these revisions
 /// ([`Watch::next`]).
-pub(super) struct Crowd {
+pub(super) struct Broadcast {
     from: Revision,
     through: Revision,
     /// The number of changes in these revisions; each turn may walk over all of them.
@@ -55,9 +55,9 @@ pub(super) struct Crowd {
     together_max: usize,
 }
 
-/// Number of changes that a crowd is told of together, and their bytes; the last revision may exceed both.
-const CROWD_CHANGES: usize = 64;
-const CROWD_BYTES: usize = 64 << 10;
+/// Number of changes that one broadcast tells of, and their bytes; the last revision may exceed both.
+const BROADCAST_CHANGES: usize = 64;
+const BROADCAST_BYTES: usize = 64 << 10;
 
 impl Hub {
     pub(super) fn is_under_way(&self) -> bool {
@@ -68,7 +68,7 @@ impl Hub {
     pub(super) fn begun(&self) -> Revision {
         match &*self.under_way.borrow() {
             None => self.revision.get(),
-            Some(UnderWay::Crowd(crowd)) => crowd.through,
+            Some(UnderWay::Broadcast(broadcast)) => broadcast.through,
             Some(UnderWay::Walk(walk)) => walk.revision,
             Some(UnderWay::Overtaken { through, .. }) => *through,
         }
@@ -98,7 +98,7 @@ impl Hub {
                 _ if !is_there(&state, self.revision.get() + 1) => {
                     (self.overtake(current, 0, i64::MIN), false)
                 }
-                Some(UnderWay::Crowd(crowd)) => (self.tell_crowd(&state, crowd), false),
+                Some(UnderWay::Broadcast(broadcast)) => (self.broadcast(&state, broadcast), false),
                 Some(UnderWay::Walk(walk)) => (self.walk(&state, walk), false),
                 None => self.tell_all(&state, portion),
             };
@@ -132,7 +132,7 @@ impl Hub {
             // Some of the portion was used up before: the next turn begins with this revision.
             _ if portion != self.portion.get() => return (done, false),
             Gathered::TooMuch(_) => {
-                *self.under_way.borrow_mut() = Some(self.crowd(snapshot, from));
+                *self.under_way.borrow_mut() = Some(self.broadcast_from(snapshot, from));
                 return (done, false);
             }
             Gathered::TooLong(revision) => {
@@ -149,7 +149,7 @@ impl Hub {
     }
 
     /// Returns the work on the next revisions, which concern many watches.
-    fn crowd(&self, snapshot: Snapshot<'_>, from: Revision) -> UnderWay {
+    fn broadcast_from(&self, snapshot: Snapshot<'_>, from: Revision) -> UnderWay {
         let portion = self.portion.get();
         let (mut changes, mut bytes, mut through) = (0, 0, from);
         // The same up to the end of the revision before.
@@ -157,7 +157,7 @@ impl Hub {
         for version in snapshot.written(from, Revision::MAX) {
             if changes > 0 && version.main() > through {
                 whole = Some((changes, bytes, through));
-                if changes >= CROWD_CHANGES || bytes >= CROWD_BYTES {
+                if changes >= BROADCAST_CHANGES || bytes >= BROADCAST_BYTES {
                     break;
                 }
             }
@@ -171,7 +171,15 @@ impl Hub {
         // Each may be told of all. Where there are very many changes, each turn is long anyway.
         let together = (portion.bytes / bytes.max(1)).clamp(1, portion.watches.max(changes / 8));
         let at = ChangeId::first_of(from);
-        UnderWay::Crowd(Crowd { from, through, changes, at, behind: None, together, together_max: together })
+        UnderWay::Broadcast(Broadcast {
+            from,
+            through,
+            changes,
+            at,
+            behind: None,
+            together,
+            together_max: together,
+        })
     }
 
     /// Walks over some more changes of a revision, and has the watches that these concern read it with their streams: so
@@ -220,21 +228,21 @@ impl Hub {
         done
     }
 
-    /// Tells some more watches of what concerns many: some of those that are about the key of the first change, then of
+    /// Tells some more watches of a broadcast: some of those that are about the key of the first change, then of
     /// the second, and so on.
-    fn tell_crowd(&self, state: &Published, mut crowd: Crowd) -> Done {
+    fn broadcast(&self, state: &Published, mut broadcast: Broadcast) -> Done {
         let snapshot = state.view.snapshot();
-        let looks_max = self.portion.get().looks + crowd.changes;
-        let (at, through) = (crowd.at, crowd.through);
-        let begun = (crowd.at, crowd.behind.clone());
+        let looks_max = self.portion.get().looks + broadcast.changes;
+        let (at, through) = (broadcast.at, broadcast.through);
+        let begun = (broadcast.at, broadcast.behind.clone());
         // A watch that is found at a change wants none of those before it.
         let changes = || snapshot.written_from(at, through);
         let (mut walked, mut looks, mut chosen, mut stopped) = (0, 0, Vec::new(), false);
         for version in changes() {
             walked += 1;
             let at = version.id();
-            let behind = if at == crowd.at { crowd.behind.take() } else { None };
-            crowd.at = at;
+            let behind = if at == broadcast.at { broadcast.behind.take() } else { None };
+            broadcast.at = at;
             let visited =
                 self.synced.borrow().visit_behind(version.key(), behind.as_ref(), &mut |watch: &Rc<
                     Watch,
@@ -243,10 +251,10 @@ impl Hub {
                     if watch.wants(version) && !watch.chosen.replace(true) {
                         chosen.push(Rc::clone(watch));
                     }
-                    if chosen.len() < crowd.together && looks < looks_max {
+                    if chosen.len() < broadcast.together && looks < looks_max {
                         return ControlFlow::Continue(());
                     }
-                    crowd.behind = Some(Place { keys: watch.keys.clone(), serial: watch.serial });
+                    broadcast.behind = Some(Place { keys: watch.keys.clone(), serial: watch.serial });
                     ControlFlow::Break(())
                 });
             if visited.is_break() {
@@ -274,15 +282,15 @@ impl Hub {
             }
             if gathering.bytes < portion.bytes / 4 && gathering.looks < portion.looks / 4 {
                 // Those told before may have asked for more than these.
-                crowd.together = (2 * crowd.together).min(crowd.together_max);
+                broadcast.together = (2 * broadcast.together).min(broadcast.together_max);
             }
         } else {
             slice.leave();
             if told > 1 {
                 // The next turn begins at the same place, with fewer.
                 let (at, behind) = begun;
-                let crowd = Crowd { at, behind, together: told.div_ceil(2), ..crowd };
-                *self.under_way.borrow_mut() = Some(UnderWay::Crowd(crowd));
+                let broadcast = Broadcast { at, behind, together: told.div_ceil(2), ..broadcast };
+                *self.under_way.borrow_mut() = Some(UnderWay::Broadcast(broadcast));
                 return Done { told: 0, ..done };
             }
             // Its stream reads them a part at a time.
@@ -290,13 +298,13 @@ impl Hub {
         }
         for watch in chosen {
             if watch.left_behind.replace(false) {
-                self.leave_behind(&watch, crowd.from);
+                self.leave_behind(&watch, broadcast.from);
             } else {
                 watch.next.set(watch.next.get().max(through + 1));
             }
         }
         if stopped {
-            *self.under_way.borrow_mut() = Some(UnderWay::Crowd(crowd));
+            *self.under_way.borrow_mut() = Some(UnderWay::Broadcast(broadcast));
         } else {
             self.revision.set(through);
         }
