@@ -97,8 +97,8 @@ struct SnapshotPlace {
     ended: oneshot::Receiver<()>,
 }
 
-/// A place for a snapshot.
-pub(crate) struct SnapshotSeat {
+/// The place that a snapshot got, and the snapshots that made way for it.
+pub(crate) struct SnapshotAdmission {
     pub(crate) number: u64,
     pub(crate) progress: Rc<Progress>,
     /// Dropped when the task that takes the snapshot has ended.
@@ -161,7 +161,7 @@ impl SnapshotPlaces {
         from: u64,
         at_home: bool,
         now: Instant,
-    ) -> Option<SnapshotSeat> {
+    ) -> Option<SnapshotAdmission> {
         let mut taken = self.taken.borrow_mut();
         let full = taken.len() >= self.max;
         let makes_way = |place: &mut SnapshotPlace| {
@@ -193,7 +193,7 @@ impl SnapshotPlaces {
             ended,
         };
         taken.push(place);
-        Some(SnapshotSeat { number, progress, taker, before })
+        Some(SnapshotAdmission { number, progress, taker, before })
     }
 
     /// The snapshot has come to its end.
@@ -255,7 +255,7 @@ mod tests {
         let now = Instant::now();
         let snapshots = SnapshotPlaces::new(3, CHANCE);
         let take = |guest: &Rc<Guest>, at_home| {
-            snapshots.take(guest, 1, at_home, now).map(|seat| (seat.number, seat.before.len()))
+            snapshots.take(guest, 1, at_home, now).map(|admission| (admission.number, admission.before.len()))
         };
         let (member, strangers) = (guest(), [guest(), guest(), guest()]);
         for stranger in &strangers {
@@ -285,8 +285,8 @@ mod tests {
         let all: Vec<_> = (0..3)
             .map(|n| {
                 let guest = guest();
-                let seat = snapshots.take(&guest, [1, 1, 2][n], true, now).expect("there is a place");
-                (guest, seat)
+                let admission = snapshots.take(&guest, [1, 1, 2][n], true, now).expect("there is a place");
+                (guest, admission)
             })
             .collect();
         let cut = || all.iter().map(|(guest, _)| is_cut(guest)).collect::<Vec<_>>();
@@ -304,19 +304,19 @@ mod tests {
             "one that is no member's drives out none"
         );
         let next = guest();
-        let seat = snapshots.take(&next, 2, true, later).expect("the slow one makes way");
-        assert_eq!((cut(), seat.before.len()), (vec![false, false, true], 1));
+        let admission = snapshots.take(&next, 2, true, later).expect("the slow one makes way");
+        assert_eq!((cut(), admission.before.len()), (vec![false, false, true], 1));
         all[1].1.progress.waits(CHANCE / 2);
         assert!(snapshots.take(&guest(), 1, true, later - Duration::from_nanos(1)).is_none());
-        let seat = snapshots.take(&guest(), 1, true, later).expect("the slow one makes way");
-        assert_eq!((cut(), seat.before.len()), (vec![false, true, false], 1));
+        let admission = snapshots.take(&guest(), 1, true, later).expect("the slow one makes way");
+        assert_eq!((cut(), admission.before.len()), (vec![false, true, false], 1));
         // Of another name only where there is no place left.
-        snapshots.leave(seat.number);
+        snapshots.leave(admission.number);
         let latest = later + 2 * CHANCE;
-        let seat = snapshots.take(&guest(), 3, true, latest).expect("there is a place");
-        assert!(seat.before.is_empty());
-        let seat = snapshots.take(&guest(), 4, true, latest).expect("the slow ones make way");
-        assert_eq!((cut(), seat.before.len()), (vec![true, false, false], 2));
+        let admission = snapshots.take(&guest(), 3, true, latest).expect("there is a place");
+        assert!(admission.before.is_empty());
+        let admission = snapshots.take(&guest(), 4, true, latest).expect("the slow ones make way");
+        assert_eq!((cut(), admission.before.len()), (vec![true, false, false], 2));
         assert!(is_cut(&next));
     }
 }

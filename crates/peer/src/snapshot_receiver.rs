@@ -26,7 +26,7 @@ use crate::identity::{self, MAINSTAY_SNAPSHOT};
 use crate::options::{ENVELOPE_BYTES_MAX, Level, SNAPSHOT_PIECES_MAX, SNAPSHOT_TIMEOUTS};
 use crate::pace::Pace;
 use crate::piece::{self, Piece};
-use crate::places::{Guest, Progress, SnapshotSeat};
+use crate::places::{Guest, Progress, SnapshotAdmission};
 use crate::routes::{check_sender, refuse, stamp, wrong_method};
 
 /// Path of snapshots, at both ends.
@@ -104,11 +104,11 @@ async fn take(
     };
     let at_home =
         guest.address.is_some_and(|address| hub.member(from).is_some_and(|peer| peer.is_reached_at(address)));
-    let Some(seat) = hub.receiving.take(guest, from, at_home, Instant::now()) else {
+    let Some(admission) = hub.receiving.take(guest, from, at_home, Instant::now()) else {
         let text = "failed to save KV snapshot (too many are being received)";
         return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, text));
     };
-    let SnapshotSeat { number, progress, taker, before } = seat;
+    let SnapshotAdmission { number, progress, taker, before } = admission;
     let mut receiving = Receiving::begin(hub, number, &account);
     // The handler takes one snapshot at a time: those that have made way come to their end first.
     let ends = async {

@@ -143,7 +143,7 @@ impl Cluster {
         self.slots.get(at).ok_or_else(|| io::Error::other(format!("there is no member {at}")))
     }
 
-    fn seat_mut(&mut self, at: usize) -> io::Result<&mut MemberSlot> {
+    fn slot_mut(&mut self, at: usize) -> io::Result<&mut MemberSlot> {
         self.slots.get_mut(at).ok_or_else(|| io::Error::other(format!("there is no member {at}")))
     }
 
@@ -185,7 +185,7 @@ impl Cluster {
             life.fetch_add(1, Ordering::SeqCst);
         }
         let process = Process::start(command, &place, &log)?;
-        self.seat_mut(at)?.process = Some(process);
+        self.slot_mut(at)?.process = Some(process);
         self.chronicle.is(at, State::Up);
         Ok(())
     }
@@ -200,7 +200,7 @@ impl Cluster {
     /// # Errors
     /// The operating system's.
     pub fn kill(&mut self, at: usize) -> io::Result<()> {
-        if let Some(mut process) = self.seat_mut(at)?.process.take() {
+        if let Some(mut process) = self.slot_mut(at)?.process.take() {
             process.kill(KILL_TIME_MAX)?;
         }
         self.chronicle.is(at, State::Down);
@@ -213,7 +213,7 @@ impl Cluster {
     /// The operating system's.
     pub fn kill_together(&mut self, members: &[usize]) -> io::Result<()> {
         for at in members {
-            if let Some(process) = &mut self.seat_mut(*at)?.process {
+            if let Some(process) = &mut self.slot_mut(*at)?.process {
                 process.signal(libc::SIGKILL)?;
             }
         }
@@ -225,7 +225,7 @@ impl Cluster {
     /// # Errors
     /// It does not end in time.
     pub fn stop(&mut self, at: usize) -> io::Result<()> {
-        if let Some(mut process) = self.seat_mut(at)?.process.take() {
+        if let Some(mut process) = self.slot_mut(at)?.process.take() {
             process.signal(libc::SIGTERM)?;
             process.wait(STOP_TIME_MAX)?;
         }
@@ -238,7 +238,7 @@ impl Cluster {
     /// # Errors
     /// The operating system's.
     pub fn pause(&mut self, at: usize, still: bool) -> io::Result<()> {
-        if let Some(process) = &mut self.seat_mut(at)?.process {
+        if let Some(process) = &mut self.slot_mut(at)?.process {
             process.signal(if still { libc::SIGSTOP } else { libc::SIGCONT })?;
             self.chronicle.is(at, if still { State::Paused } else { State::Up });
         }
@@ -250,7 +250,7 @@ impl Cluster {
     /// # Errors
     /// There is no such member.
     pub fn set_clock(&mut self, at: usize, clock: ClockOffset) -> io::Result<()> {
-        self.seat_mut(at)?.clock = Some(clock);
+        self.slot_mut(at)?.clock = Some(clock);
         Ok(())
     }
 
@@ -260,7 +260,7 @@ impl Cluster {
     /// There is no such member.
     pub fn change_build(&mut self, at: usize) -> io::Result<()> {
         let builds = self.builds.len().max(1);
-        let slot = self.seat_mut(at)?;
+        let slot = self.slot_mut(at)?;
         slot.build = (slot.build + 1) % builds;
         Ok(())
     }
@@ -270,7 +270,7 @@ impl Cluster {
     /// # Errors
     /// There is no such member.
     pub fn may_end(&mut self, at: usize, may: bool) -> io::Result<()> {
-        self.seat_mut(at)?.may_end = may;
+        self.slot_mut(at)?.may_end = may;
         Ok(())
     }
 
@@ -304,10 +304,10 @@ impl Cluster {
     /// # Errors
     /// The operating system's.
     pub fn wait_for_end(&mut self, at: usize, patience: Duration) -> io::Result<Option<ExitStatus>> {
-        let Some(process) = &mut self.seat_mut(at)?.process else { return Ok(None) };
+        let Some(process) = &mut self.slot_mut(at)?.process else { return Ok(None) };
         match process.wait(patience) {
             Ok(status) => {
-                self.seat_mut(at)?.process = None;
+                self.slot_mut(at)?.process = None;
                 self.chronicle.is(at, State::Down);
                 Ok(Some(status))
             }
@@ -521,7 +521,7 @@ impl Cluster {
         self.insist::<pb::MemberAddResponse>(at, Rpc::ClusterMemberAdd, &request, |status| {
             status.message == error::PEER_URL_EXIST.message
         })?;
-        let slot = self.seat_mut(at)?;
+        let slot = self.slot_mut(at)?;
         if slot.data_dir.exists() {
             std::fs::remove_dir_all(&slot.data_dir)?;
         }

@@ -22,7 +22,7 @@ pub const CALL_TIME_MAX: Duration = Duration::from_secs(10);
 pub const ELECTION_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A place for a member: its name, its addresses and its data, whether or not it runs.
-pub struct Seat {
+pub struct MemberSlot {
     pub name: String,
     pub client: SocketAddr,
     pub peer: SocketAddr,
@@ -35,7 +35,7 @@ pub struct Seat {
 /// A cluster of processes; killed at the end, whatever happens.
 pub struct Cluster {
     // Dropped before the directory.
-    pub seats: Vec<Seat>,
+    pub slots: Vec<MemberSlot>,
     flags: Vec<String>,
     token: String,
     address: Ipv4Addr,
@@ -54,14 +54,14 @@ impl Cluster {
     /// Places for members, none of which runs yet. Each gets these flags behind its own.
     pub fn plan(name: &str, size: usize, flags: &[&str]) -> Cluster {
         let mut cluster = Cluster {
-            seats: Vec::new(),
+            slots: Vec::new(),
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             token: name.to_owned(),
             address: own_address(),
             dir: TempDir::new(name),
         };
         for _ in 0..size {
-            cluster.add_seat();
+            cluster.add_slot();
         }
         cluster
     }
@@ -74,33 +74,33 @@ impl Cluster {
     }
 
     /// One more place.
-    pub fn add_seat(&mut self) -> usize {
-        let at = self.seats.len();
+    pub fn add_slot(&mut self) -> usize {
+        let at = self.slots.len();
         let name = format!("m{at}");
         // A member that is down leaves its addresses free.
-        let taken = |address| self.seats.iter().any(|seat| address == seat.client || address == seat.peer);
+        let taken = |address| self.slots.iter().any(|slot| address == slot.client || address == slot.peer);
         let [client, peer] = free_addresses(self.address, taken);
         let data_dir = self.dir.path().join(&name);
-        self.seats.push(Seat { name, client, peer, data_dir, launcher: Vec::new(), member: None });
+        self.slots.push(MemberSlot { name, client, peer, data_dir, launcher: Vec::new(), member: None });
         at
     }
 
     /// The value of `--initial-cluster` with these places.
-    pub fn initial(&self, seats: &[usize]) -> String {
-        let seats = seats.iter().map(|at| &self.seats[*at]);
-        seats.map(|seat| format!("{}=http://{}", seat.name, seat.peer)).collect::<Vec<_>>().join(",")
+    pub fn initial(&self, slots: &[usize]) -> String {
+        let slots = slots.iter().map(|at| &self.slots[*at]);
+        slots.map(|slot| format!("{}=http://{}", slot.name, slot.peer)).collect::<Vec<_>>().join(",")
     }
 
     /// How a member of a new cluster of all places is started.
     pub fn command(&self, at: usize) -> Command {
-        let everybody: Vec<usize> = (0..self.seats.len()).collect();
+        let everybody: Vec<usize> = (0..self.slots.len()).collect();
         self.command_with(at, &[&format!("--initial-cluster={}", self.initial(&everybody))])
     }
 
     /// How a member is started; flags that come later replace those before.
     pub fn command_with(&self, at: usize, flags: &[&str]) -> Command {
-        let seat = &self.seats[at];
-        let mut command = match &seat.launcher[..] {
+        let slot = &self.slots[at];
+        let mut command = match &slot.launcher[..] {
             [] => Command::new(binary()),
             [first, rest @ ..] => {
                 let mut command = Command::new(first);
@@ -108,12 +108,12 @@ impl Cluster {
                 command
             }
         };
-        let (client, peer) = (seat.client, seat.peer);
+        let (client, peer) = (slot.client, slot.peer);
         command
             .env_clear()
-            .arg(format!("--name={}", seat.name))
+            .arg(format!("--name={}", slot.name))
             .arg("--data-dir")
-            .arg(&seat.data_dir)
+            .arg(&slot.data_dir)
             .arg(format!("--listen-client-urls=http://{client}"))
             .arg(format!("--advertise-client-urls=http://{client}"))
             .arg(format!("--listen-peer-urls=http://{peer}"))
@@ -133,18 +133,18 @@ impl Cluster {
     }
 
     pub fn spawn_with(&mut self, at: usize, command: Command) {
-        assert!(self.seats[at].member.is_none(), "{at} runs already");
-        self.seats[at].member = Some(Member::launch(command, None));
+        assert!(self.slots[at].member.is_none(), "{at} runs already");
+        self.slots[at].member = Some(Member::launch(command, None));
     }
 
     /// Starts those that do not run, and waits until all serve.
     pub fn start_all(&mut self) {
-        for at in 0..self.seats.len() {
-            if self.seats[at].member.is_none() {
+        for at in 0..self.slots.len() {
+            if self.slots[at].member.is_none() {
                 self.spawn(at);
             }
         }
-        for at in 0..self.seats.len() {
+        for at in 0..self.slots.len() {
             self.member(at).wait_for(READY);
         }
     }
@@ -156,11 +156,11 @@ impl Cluster {
     }
 
     pub fn member(&self, at: usize) -> &Member {
-        self.seats[at].member.as_ref().expect("it runs")
+        self.slots[at].member.as_ref().expect("it runs")
     }
 
     pub fn take(&mut self, at: usize) -> Member {
-        self.seats[at].member.take().expect("it runs")
+        self.slots[at].member.take().expect("it runs")
     }
 
     pub fn kill(&mut self, at: usize) {
@@ -168,12 +168,12 @@ impl Cluster {
     }
 
     pub fn running(&self) -> Vec<usize> {
-        (0..self.seats.len()).filter(|at| self.seats[*at].member.is_some()).collect()
+        (0..self.slots.len()).filter(|at| self.slots[*at].member.is_some()).collect()
     }
 
     /// A connection of its own, to a member that may still be starting.
     pub async fn client(&self, at: usize) -> Client {
-        let address = self.seats[at].client;
+        let address = self.slots[at].client;
         eventually("a member takes connections", PATIENCE, async || {
             Client::within(CALL_TIME_MAX, address).await.ok()
         })
@@ -181,9 +181,9 @@ impl Cluster {
     }
 
     /// The member that leads, once all of these agree.
-    pub async fn leader_of(&self, seats: &[usize]) -> usize {
+    pub async fn leader_of(&self, slots: &[usize]) -> usize {
         let mut clients = Vec::new();
-        for at in seats {
+        for at in slots {
             clients.push((*at, self.client(*at).await));
         }
         eventually("they agree on a leader", PATIENCE, async || {
@@ -242,7 +242,7 @@ impl Cluster {
     /// Announces a member through another. Gives its id.
     pub async fn announce(&self, through: usize, at: usize, is_learner: bool) -> u64 {
         let client = self.client(through).await;
-        let peer_urls = vec![format!("http://{}", self.seats[at].peer)];
+        let peer_urls = vec![format!("http://{}", self.slots[at].peer)];
         let request = MemberAddRequest { peer_urls, is_learner };
         let mut refused = None;
         let added: Option<MemberAddResponse> =

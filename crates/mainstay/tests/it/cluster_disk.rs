@@ -19,7 +19,7 @@ fn a_followers_full_disk_does_not_stop_the_others() {
         writeln!(std::io::stderr(), "{words}").expect("standard error is open");
         return;
     };
-    cluster.seats[2].data_dir = disk.path.join("m2");
+    cluster.slots[2].data_dir = disk.path.join("m2");
     cluster.start_all();
     run(async {
         if cluster.leader().await == 2 {
@@ -62,7 +62,7 @@ fn a_followers_full_disk_does_not_stop_the_others() {
 
         drop(file);
         std::fs::remove_file(&ballast).expect("the ballast is ours");
-        if cluster.seats[2].member.as_mut().is_some_and(|member| !member.runs()) {
+        if cluster.slots[2].member.as_mut().is_some_and(|member| !member.runs()) {
             drop(cluster.take(2));
             cluster.start_one(2);
         }
@@ -76,6 +76,6 @@ fn a_followers_full_disk_does_not_stop_the_others() {
         assert_eq!(kv.value, filler(2000, MIB));
     });
     // Before its disk.
-    drop(cluster.seats[2].member.take());
+    drop(cluster.slots[2].member.take());
     drop(disk);
 }

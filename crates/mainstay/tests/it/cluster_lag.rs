@@ -120,7 +120,7 @@ fn a_follower_killed_while_it_catches_up_converges() {
         let mut installed = true;
         let mut cut_short = 0;
         for round in 0..=rounds {
-            if cluster.seats[follower].member.is_some() {
+            if cluster.slots[follower].member.is_some() {
                 cluster.kill(follower);
             }
             if installed {
@@ -167,7 +167,7 @@ fn a_member_with_a_new_disk_is_added_again() {
         let client = cluster.client(other).await;
         let id = id_of(&cluster.client(follower).await).await;
         cluster.kill(follower);
-        std::fs::remove_dir_all(&cluster.seats[follower].data_dir).expect("it is there");
+        std::fs::remove_dir_all(&cluster.slots[follower].data_dir).expect("it is there");
         go_on(&client, 0, BULK).await;
         until_let_go(&cluster, leader, 1).await;
         remove(&client, id).await;

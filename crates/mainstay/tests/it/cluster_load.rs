@@ -86,7 +86,7 @@ impl Load {
     /// Writers at all places of the cluster.
     pub fn start(cluster: &Cluster, record: &Record, writers: usize) -> Load {
         let common = Arc::new(Common { next_writer: record.next_writer.into(), ..Common::default() });
-        let addresses: Vec<SocketAddr> = cluster.seats.iter().map(|seat| seat.client).collect();
+        let addresses: Vec<SocketAddr> = cluster.slots.iter().map(|slot| slot.client).collect();
         let tasks = (0..writers)
             .map(|from| tokio::spawn(write(Arc::clone(&common), addresses.clone(), from)))
             .collect();

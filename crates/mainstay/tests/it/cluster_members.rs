@@ -44,7 +44,7 @@ fn a_learner_learns_and_then_votes() {
         for number in 0..50 {
             cluster.put(number % 2, &format!("k/{number}"), "x").await;
         }
-        let at = cluster.add_seat();
+        let at = cluster.add_slot();
         let id = cluster.announce(1 - leader, at, true).await;
         cluster.spawn_with(at, cluster.joining(at, &[0, 1, 2]));
         cluster.member(at).wait_for(READY);
@@ -163,7 +163,7 @@ fn one_survivor_goes_on_alone_and_takes_others_in() {
         // It stays alone without the flag, until others are added.
         cluster.start_one(1);
         for at in [0, 2] {
-            std::fs::remove_dir_all(&cluster.seats[at].data_dir).expect("it is there");
+            std::fs::remove_dir_all(&cluster.slots[at].data_dir).expect("it is there");
         }
         cluster.announce(1, 0, false).await;
         cluster.spawn_with(0, cluster.joining(0, &[1, 0]));
@@ -188,7 +188,7 @@ fn a_learner_that_survives_goes_on_alone() {
         let mut cluster = Cluster::start("survivor-learns", 1, &[]);
         cluster.leader().await;
         cluster.put(0, "k", "v").await;
-        let at = cluster.add_seat();
+        let at = cluster.add_slot();
         cluster.announce(0, at, true).await;
         cluster.spawn_with(at, cluster.joining(at, &[0, at]));
         cluster.member(at).wait_for(READY);

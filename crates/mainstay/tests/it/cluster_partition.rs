@@ -27,11 +27,11 @@ fn in_network(test: &'static str, body: impl FnOnce(Cluster, Network) + Send + '
         }
         Ok(network) => {
             let mut cluster = Cluster::plan(test, 3, &[]);
-            for (at, seat) in cluster.seats.iter_mut().enumerate() {
+            for (at, slot) in cluster.slots.iter_mut().enumerate() {
                 let address = IpAddr::V4(network.address(at));
-                seat.client = SocketAddr::new(address, 2379);
-                seat.peer = SocketAddr::new(address, 2380);
-                seat.launcher = network.launcher(at);
+                slot.client = SocketAddr::new(address, 2379);
+                slot.peer = SocketAddr::new(address, 2380);
+                slot.launcher = network.launcher(at);
             }
             cluster.start_all();
             body(cluster, network);

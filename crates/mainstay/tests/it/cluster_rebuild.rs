@@ -23,7 +23,7 @@ fn rebuilding(start: &Command) -> Command {
 
 /// The first segment of a member's log.
 fn first_segment(cluster: &Cluster, at: usize) -> std::path::PathBuf {
-    cluster.seats[at].data_dir.join("member/log/0000000000000000.seg")
+    cluster.slots[at].data_dir.join("member/log/0000000000000000.seg")
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_member_with_a_damaged_segment_is_rebuilt() {
             assert_eq!(kv.expect("the key is there").value, filler(number, VALUE_BYTES));
         }
         assert_eq!(rebuilt.time_to_live(lease, true).await.expect("leases are served").keys.len(), 1);
-        let aside = cluster.seats[2].data_dir.join("member.damaged-1");
+        let aside = cluster.slots[2].data_dir.join("member.damaged-1");
         assert!(aside.join("log/0000000000000000.seg").exists(), "the old data is kept");
 
         // It counts as a voter, and later starts need nothing new.
@@ -98,7 +98,7 @@ fn a_rebuild_goes_on_wherever_it_was_killed() {
             "added the new member",
             "restored the state",
         ];
-        let journal = cluster.seats[2].data_dir.join("rebuild");
+        let journal = cluster.slots[2].data_dir.join("rebuild");
         let mut refused = 0;
         for round in 0..10usize {
             let mut command = rebuilding(&cluster.command(2));
@@ -138,7 +138,7 @@ fn a_rebuild_goes_on_wherever_it_was_killed() {
         cluster.assert_equal().await;
         let kv = cluster.client(2).await.get("k/050").await.expect("reads are served");
         assert_eq!(kv.expect("it is there").value, filler(50, 100));
-        let aside = cluster.seats[2].data_dir.join("member.damaged-1/log/0000000000000000.seg");
+        let aside = cluster.slots[2].data_dir.join("member.damaged-1/log/0000000000000000.seg");
         assert_eq!(std::fs::metadata(aside).expect("it is kept").len(), 0, "the damaged one was moved first");
         cluster.kill(2);
         cluster.start_one(2);
@@ -162,11 +162,11 @@ fn without_a_quorum_of_the_others_nothing_is_touched() {
         assert!(said.contains("none of the other members answers"), "{said}");
         // One of the others alone starts, but does not serve: its peers' port answers.
         cluster.spawn(0);
-        let address = cluster.seats[0].peer;
+        let address = cluster.slots[0].peer;
         eventually("it listens", PATIENCE, async || std::net::TcpStream::connect(address).ok()).await;
         let said = Member::launch(rebuilding(&cluster.command(2)), None).refuses();
         assert!(said.contains("quorum") || said.contains("none of the other members answers"), "{said}");
-        let data_dir = &cluster.seats[2].data_dir;
+        let data_dir = &cluster.slots[2].data_dir;
         assert!(segment.exists() && !data_dir.join("rebuild").exists(), "nothing is touched");
         assert!(!data_dir.join("member.damaged-1").exists());
         // With a quorum it works.
@@ -207,7 +207,7 @@ fn a_single_member_has_nobody_to_be_rebuilt_from() {
 
 /// What a rebuild that was interrupted leaves: the line that its journal holds.
 fn journal(cluster: &Cluster, at: usize, old: u64, new: u64, state: &str) -> String {
-    format!("{old:x} voter {new:x} {state} http://{}\n", cluster.seats[at].peer)
+    format!("{old:x} voter {new:x} {state} http://{}\n", cluster.slots[at].peer)
 }
 
 #[test]
@@ -219,17 +219,17 @@ fn a_rebuild_goes_on_only_for_the_member_it_was_begun_for() {
         let client = cluster.client(0).await;
         let before = client.members().await.expect("members are listed");
         cluster.kill(2);
-        let path = cluster.seats[2].data_dir.join("rebuild");
+        let path = cluster.slots[2].data_dir.join("rebuild");
         std::fs::write(&path, journal(&cluster, 2, 0xdead, 0, "new")).expect("it can be written");
         // The flags of a member that lives, with the data directory of the one that is rebuilt.
         let mut command = rebuilding(&cluster.command(1));
-        command.arg("--data-dir").arg(&cluster.seats[2].data_dir);
+        command.arg("--data-dir").arg(&cluster.slots[2].data_dir);
         let said = Member::launch(command, None).refuses();
         assert!(said.contains("run it with the flags of that member"), "{said}");
         // A journal of an older version does not say for whom it was: the member itself answers.
         std::fs::write(&path, "dead voter\n").expect("it can be written");
         let mut command = rebuilding(&cluster.command(1));
-        command.arg("--data-dir").arg(&cluster.seats[2].data_dir);
+        command.arg("--data-dir").arg(&cluster.slots[2].data_dir);
         let said = Member::launch(command, None).refuses();
         assert!(said.contains("answers at") && said.contains("stop it first"), "{said}");
         assert_eq!(client.members().await.expect("members are listed"), before, "nobody was removed");
@@ -249,8 +249,8 @@ fn a_new_member_that_lost_its_data_once_it_ran_is_replaced_again() {
         let ids = async || -> Vec<u64> {
             client.members().await.expect("members are listed").iter().map(|member| member.id).collect()
         };
-        let name = cluster.seats[2].name.clone();
-        let data_dir = cluster.seats[2].data_dir.clone();
+        let name = cluster.slots[2].name.clone();
+        let data_dir = cluster.slots[2].data_dir.clone();
         // A journal of an older version does not say which member was added, nor whether it ran.
         for is_older in [false, true] {
             let before = ids().await;

@@ -21,12 +21,12 @@ fn a_member_that_does_not_fit_is_refused() {
     run(async {
         let mut cluster = Cluster::start("misfits", 1, &["--strict-reconfig-check=false"]);
         cluster.put(0, "k", "x").await;
-        let announced = cluster.add_seat();
-        let stranger = cluster.add_seat();
+        let announced = cluster.add_slot();
+        let stranger = cluster.add_slot();
 
         let said = refused_to_join(&mut cluster, stranger, &[announced, stranger]);
         assert!(said.contains("cannot fetch cluster info from peer urls"), "{said}");
-        assert!(!cluster.seats[stranger].data_dir.join("member/log").exists(), "nothing is written");
+        assert!(!cluster.slots[stranger].data_dir.join("member/log").exists(), "nothing is written");
 
         let said = refused_to_join(&mut cluster, stranger, &[0, stranger]);
         assert!(
@@ -66,14 +66,14 @@ fn a_member_without_its_data_is_not_new() {
         let id = id_of(&cluster.client(2).await).await;
         cluster.kill(2);
         let away = cluster.dir.path().join("away");
-        std::fs::rename(&cluster.seats[2].data_dir, &away).expect("it can be moved");
+        std::fs::rename(&cluster.slots[2].data_dir, &away).expect("it can be moved");
         cluster.spawn(2);
         let said = cluster.take(2).refuses();
         assert!(said.contains(&format!("member {id:x} has already been bootstrapped")), "{said}");
 
         // With its data it is the same member whatever its flags say of the cluster's beginning, as etcd's is.
-        std::fs::remove_dir_all(&cluster.seats[2].data_dir).expect("it is there");
-        std::fs::rename(&away, &cluster.seats[2].data_dir).expect("it can be moved");
+        std::fs::remove_dir_all(&cluster.slots[2].data_dir).expect("it is there");
+        std::fs::rename(&away, &cluster.slots[2].data_dir).expect("it can be moved");
         let initial = format!("--initial-cluster={}", cluster.initial(&[2]));
         let command = cluster.command_with(2, &[&initial, "--initial-cluster-token=other"]);
         cluster.spawn_with(2, command);
@@ -116,7 +116,7 @@ fn garbage_at_the_door_of_members_is_survived() {
             ];
             for at in 0..3 {
                 for bytes in &noises {
-                    http2::send_garbage(cluster.seats[at].peer, bytes);
+                    http2::send_garbage(cluster.slots[at].peer, bytes);
                 }
             }
         }
@@ -131,7 +131,7 @@ fn garbage_at_the_door_of_members_is_survived() {
         );
         cluster.assert_equal().await;
         for at in 0..3 {
-            assert!(cluster.seats[at].member.as_mut().is_some_and(|member| member.runs()));
+            assert!(cluster.slots[at].member.as_mut().is_some_and(|member| member.runs()));
             assert!(!cluster.member(at).said().contains("panicked"));
         }
     });
@@ -143,7 +143,7 @@ fn members_of_another_cluster_are_refused() {
         let mut ours = Cluster::start("ours", 3, &[]);
         let mut theirs = Cluster::plan("theirs", 3, &[]);
         // The third of theirs is to be found where the first of ours listens.
-        theirs.seats[2].peer = ours.seats[0].peer;
+        theirs.slots[2].peer = ours.slots[0].peer;
         theirs.spawn(0);
         theirs.spawn(1);
         let leader = ours.leader().await;
