@@ -1,7 +1,7 @@
 //! The ways between threads: into the core, and from the core to the shards.
 //!
 //! Both are drained whole by their one receiver, so that whatever gathered while it was busy becomes one batch. Both
-//! are bounded by who fills them: a shard has at most [`ASKS_PER_SHARD_MAX`] requests open, and each gets one reply.
+//! are bounded by who fills them: a shard has at most [`OPEN_REQUESTS_PER_SHARD_MAX`] requests open, and each gets one reply.
 //!
 //! The `interleaving` crate runs this file under a model of the memory.
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, Thread, current, park_timeout};
 
 /// Maximum number of open requests of one shard; further ones are answered `too many requests`.
-pub const ASKS_PER_SHARD_MAX: usize = 65_536;
+pub const OPEN_REQUESTS_PER_SHARD_MAX: usize = 65_536;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing that can panic runs under these locks, so a poisoned one holds a whole value all the same.

@@ -13,7 +13,7 @@ use api::Status;
 use api::error;
 
 use crate::core::{ClientRequest, CoreRequest, Reply, RequestId};
-use crate::inbox::ASKS_PER_SHARD_MAX;
+use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::shared::Shared;
 
 enum State {
@@ -79,7 +79,7 @@ impl Pending {
         let mut slots = self.slots.borrow_mut();
         let slot = match self.free.borrow_mut().pop() {
             Some(slot) => slot,
-            None if slots.len() < ASKS_PER_SHARD_MAX => {
+            None if slots.len() < OPEN_REQUESTS_PER_SHARD_MAX => {
                 slots.push(Slot { generation: 0, state: State::Free, deadline: now, proposed: None });
                 (slots.len() - 1) as u32
             }

@@ -124,8 +124,8 @@ pub struct Shared {
     leadership: Mutex<Leadership>,
     /// True if a read that arrives should wake the core.
     wakes_for_reads: AtomicBool,
-    /// Counter of request ids.
-    next_request: AtomicU64,
+    /// Counter of command ids.
+    next_command: AtomicU64,
     /// Counter of lease ids.
     next_lease: AtomicI64,
 }
@@ -194,7 +194,7 @@ impl Shared {
             client_memory: OnceLock::new(),
             leadership: Mutex::default(),
             wakes_for_reads: AtomicBool::new(true),
-            next_request: AtomicU64::new(request),
+            next_command: AtomicU64::new(request),
             next_lease: AtomicI64::new(lease),
         }
     }
@@ -337,9 +337,9 @@ impl Shared {
         self.disk_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Returns a new request id; never 0.
-    pub fn request_id(&self) -> u64 {
-        self.next_request.fetch_add(1, Ordering::Relaxed) + 1
+    /// Returns a new id, never 0: for a command, whose entry is recognized by it when it is applied, or for a round of reads.
+    pub fn command_id(&self) -> u64 {
+        self.next_command.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Returns a new lease id; positive.

@@ -479,7 +479,7 @@ mod tests {
         grace: Duration::from_secs(1),
         note_interval: Duration::from_secs(60),
     };
-    const TICKET: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
+    const REQUEST: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
 
     fn lease(ttl: i64, remaining: i64) -> Lease {
         Lease { ttl, remaining, keys: SharedMap::default() }
@@ -509,11 +509,11 @@ mod tests {
         assert!(clocks.has_to_do(true, || false) && !clocks.has_to_do(false, || false));
         assert_eq!(clocks.take_expired(), [5].map(LeaseId));
         assert!(clocks.take_expired().is_empty());
-        let renewal = clocks.renew((TICKET, LeaseId(5)), Some(&lease(10, 0)), Index(1), late, late);
+        let renewal = clocks.renew((REQUEST, LeaseId(5)), Some(&lease(10, 0)), Index(1), late, late);
         assert_eq!(renewal, Renewal::Waits);
-        assert_eq!(clocks.revoked(LeaseId(5)), [(TICKET, late)]);
+        assert_eq!(clocks.revoked(LeaseId(5)), [(REQUEST, late)]);
         clocks.revocation_ended(LeaseId(5), false, late);
-        assert_eq!(clocks.renew((TICKET, LeaseId(5)), None, Index(1), late, late), Renewal::Answered(0));
+        assert_eq!(clocks.renew((REQUEST, LeaseId(5)), None, Index(1), late, late), Renewal::Answered(0));
     }
 
     #[test]
@@ -538,7 +538,7 @@ mod tests {
         let mut clocks = clocks(start);
         clocks.granted(LeaseId(5), 10, true, start);
         let renew = |clocks: &mut LeaseClocks, remaining, applied| {
-            clocks.renew((TICKET, LeaseId(5)), Some(&lease(10, remaining)), applied, start, start)
+            clocks.renew((REQUEST, LeaseId(5)), Some(&lease(10, remaining)), applied, start, start)
         };
         assert_eq!(renew(&mut clocks, 0, Index(1)), Renewal::Answered(10));
         assert_eq!(renew(&mut clocks, 3, Index(1)), Renewal::TakesBack(10));
@@ -556,12 +556,12 @@ mod tests {
             let late = start + seconds(3);
             clocks.look(Index(1), Index(1), late);
             assert_eq!(
-                clocks.renew((TICKET, LeaseId(5)), Some(&lease(2, 0)), Index(1), late, late),
+                clocks.renew((REQUEST, LeaseId(5)), Some(&lease(2, 0)), Index(1), late, late),
                 Renewal::Waits
             );
             assert!(clocks.sweep(late + seconds(6)).is_empty());
             let told = if stops { clocks.stop(late) } else { clocks.sweep(late + seconds(7)) };
-            assert_eq!(told, [TICKET]);
+            assert_eq!(told, [REQUEST]);
             assert!(clocks.sweep(late + seconds(8)).is_empty());
         }
     }

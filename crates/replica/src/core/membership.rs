@@ -512,7 +512,7 @@ mod tests {
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_secs(1);
-    const TICKET: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
+    const REQUEST: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
 
     fn members(ids: &[u64]) -> Members {
         let member = |id: &u64| Member { id: *id, name: format!("m{id}"), ..Member::default() };
@@ -550,7 +550,7 @@ mod tests {
             successor: &|| None,
         };
         let later = now + HEALTHY_FOR;
-        let mut want = |change, active| membership.want(TICKET, change, present(active), later);
+        let mut want = |change, active| membership.want(REQUEST, change, present(active), later);
         assert_eq!(want(MemberChange::Remove(2), &here), Err(error::UNHEALTHY));
         assert_eq!(want(MemberChange::Remove(3), &here), Ok(()), "it is down");
         let added = Member { id: 4, ..Member::default() };
@@ -577,7 +577,7 @@ mod tests {
             successor: &|| Some(2),
         };
         membership.rules.strict = false;
-        assert_eq!(membership.want(TICKET, MemberChange::Remove(1), present(true), start), Ok(()));
+        assert_eq!(membership.want(REQUEST, MemberChange::Remove(1), present(true), start), Ok(()));
         assert!(matches!(membership.next_change(present(true), start), Step::HandOver(2)));
         assert!(matches!(membership.next_change(present(true), start + TIMEOUT), Step::Nothing));
         assert!(matches!(membership.next_change(present(true), start + 2 * TIMEOUT), Step::HandOver(2)));
@@ -593,7 +593,7 @@ mod tests {
         assert_eq!(membership.tell_of_removal(Term(3)), None);
         assert_eq!(
             membership.take_told(),
-            [Told { request_id: TICKET, outcome: Ok(()), raft_term: Term(3) }]
+            [Told { request_id: REQUEST, outcome: Ok(()), raft_term: Term(3) }]
         );
         assert!(!membership.has_left(false, start) && membership.has_left(false, start + REMOVED_PAUSE));
         assert!(!membership.has_left(true, start + REMOVED_PAUSE));

@@ -81,7 +81,27 @@ impl Parked {
             CoreRequest::Storage(StorageRequest::Log(LogEvent::Failed(fatal))) => Response::Failed(fatal),
             CoreRequest::Control(ControlRequest::Stop) => Response::Stop,
             CoreRequest::Outside(sender, ask) => Response::Outside(sender, ask),
-            CoreRequest::Peer(_) | CoreRequest::Storage(_) | CoreRequest::Control(_) => Response::Nothing,
+            CoreRequest::Peer(
+                PeerRequest::Messages(..)
+                | PeerRequest::Unreachable(_)
+                | PeerRequest::LeaderEnded(_)
+                | PeerRequest::SnapshotSent { .. }
+                | PeerRequest::SnapshotReceived(..)
+                | PeerRequest::SnapshotGivenUp(_)
+                | PeerRequest::Place(..)
+                | PeerRequest::Removed,
+            )
+            | CoreRequest::Storage(
+                StorageRequest::ValuesRead
+                | StorageRequest::Fetched(..)
+                | StorageRequest::Checkpointed(_)
+                | StorageRequest::Relocate(..)
+                | StorageRequest::Relocated
+                | StorageRequest::Log(LogEvent::Synced(_) | LogEvent::SpaceChanged(_)),
+            )
+            | CoreRequest::Control(ControlRequest::Corrupt(_) | ControlRequest::ClusterVersion(_)) => {
+                Response::Nothing
+            }
         }
     }
 

@@ -82,7 +82,7 @@ impl Services {
         answer: impl FnOnce(&Services, Outcome, Option<Box<AsOf>>, ResponseHeader) -> Result<Unary, Status>
         + 'static,
     ) -> Result<Unary, Status> {
-        let id = self.shared.request_id();
+        let id = self.shared.command_id();
         let data = command(id, field, request);
         if data.len() > self.shared.limits.request_bytes_max {
             return Err(error::REQUEST_TOO_LARGE);

@@ -51,7 +51,7 @@ impl Core {
             return;
         }
         let footing = self.footing();
-        if let Some(number) = self.reads.begin(footing, || self.shared.request_id(), now)
+        if let Some(number) = self.reads.begin(footing, || self.shared.command_id(), now)
             && self.node.request(Request::Read(number)).is_err()
         {
             self.reads.refused(now);
@@ -368,7 +368,7 @@ impl Core {
 
     /// Proposes a request of the core itself, for `waiter`.
     pub(super) fn propose_own(&mut self, mut request: InternalRaftRequest, waiter: Waiter) {
-        let id = self.shared.request_id();
+        let id = self.shared.command_id();
         request.header = Some(RequestHeader { id, ..RequestHeader::default() });
         let data = Bytes::from(request.encode_to_vec());
         // A follower's own disk has nothing to do with what it forwards.
