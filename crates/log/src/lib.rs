@@ -26,6 +26,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+mod clean_shutdown;
 mod entry_index;
 mod error;
 mod figures;
@@ -37,9 +38,9 @@ mod scan;
 mod segment;
 mod types;
 mod values;
-mod witness;
 mod writer;
 
+pub use clean_shutdown::{LogEnd, ShutdownRecord};
 pub use error::{AppendError, Fatal, OpenError, REMEDY, ReadError, Refusal, ReleaseError};
 pub use figures::{DURATION_BOUNDS_S, Durations, Figures, Stall};
 pub use log::{Log, OnEvent};
@@ -49,4 +50,3 @@ pub use types::{
     Space, Synced, Value, ValueId, segment_bytes_for,
 };
 pub use values::{Entries, Values, Wanted, runs};
-pub use witness::{LogEnd, Witness};

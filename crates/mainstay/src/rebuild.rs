@@ -239,9 +239,10 @@ impl<'a> Rebuild<'a> {
 
     /// Whose data is there: cluster and member id, as far as the damage lets it be seen.
     fn identify(&self, member_dir: &Path) -> Option<(u64, u64)> {
-        let witness = log::Witness::read(&*self.disk, &member_dir.join("witness")).ok().flatten();
+        let path = member_dir.join(log::ShutdownRecord::FILE_NAME);
+        let record = log::ShutdownRecord::read(&*self.disk, &path).ok().flatten();
         let from_log = || log::Log::identify(&*self.disk, &member_dir.join("log")).ok().flatten();
-        witness.map(|witness| (witness.cluster_id, witness.member_id)).or_else(from_log)
+        record.map(|record| (record.cluster_id, record.member_id)).or_else(from_log)
     }
 
     /// Asks the others who is there, by way of a quorum.

@@ -1,20 +1,20 @@
-//! The witness: a file beside the log that says whose it is, and where the log ended at the last clean shutdown.
+//! A file beside the log that says whose it is, and where the log ended at the last clean shutdown.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use disk::Disk;
-use log::{LogEnd, OpenError, Witness};
+use log::{LogEnd, OpenError, ShutdownRecord};
 
 use crate::identity::Identity;
 use telemetry::logging::{Logger, Value};
 
-/// The witness in a data directory.
+/// The record of the last clean shutdown in a data directory.
 pub struct CleanShutdown {
     disk: Arc<dyn Disk>,
     path: PathBuf,
-    /// The witness as it was when the member was started; `None` if there was none.
-    pub known: Option<Witness>,
+    /// The record as it was when the member was started; `None` if there was none.
+    pub known: Option<ShutdownRecord>,
 }
 
 impl CleanShutdown {
@@ -24,8 +24,8 @@ impl CleanShutdown {
         member_dir: &Path,
         logger: &Logger,
     ) -> Result<CleanShutdown, OpenError> {
-        let path = member_dir.join("witness");
-        let known = match Witness::read(&**disk, &path) {
+        let path = member_dir.join(ShutdownRecord::FILE_NAME);
+        let known = match ShutdownRecord::read(&**disk, &path) {
             Ok(known) => known,
             Err(OpenError::Damaged { path, offset, found }) => {
                 let path = path.display().to_string();
@@ -47,7 +47,7 @@ impl CleanShutdown {
     /// Refuses a log that is another member's.
     pub fn check(&self, identity: &Identity) -> Result<(), OpenError> {
         let expected = (identity.cluster_id, identity.member_id);
-        match self.known.map(|witness| (witness.cluster_id, witness.member_id)) {
+        match self.known.map(|record| (record.cluster_id, record.member_id)) {
             Some(found) if found != expected => {
                 Err(OpenError::Foreign { path: self.path.clone(), found, expected })
             }
@@ -56,7 +56,7 @@ impl CleanShutdown {
     }
 
     /// Says that the log is in use. Before anything is written to the log, or a crash would leave it longer than the
-    /// witness says.
+    /// record says.
     pub fn open(&self, identity: &Identity) -> Result<(), OpenError> {
         self.write(identity, None)
     }
@@ -67,7 +67,7 @@ impl CleanShutdown {
     }
 
     fn write(&self, identity: &Identity, end: Option<LogEnd>) -> Result<(), OpenError> {
-        let witness = Witness { cluster_id: identity.cluster_id, member_id: identity.member_id, end };
-        witness.write(&*self.disk, &self.path)
+        let record = ShutdownRecord { cluster_id: identity.cluster_id, member_id: identity.member_id, end };
+        record.write(&*self.disk, &self.path)
     }
 }

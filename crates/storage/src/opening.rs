@@ -96,7 +96,7 @@ pub struct Opened {
     pub terms: Terms,
     /// Members that are there already, as far as this member does not know them from its own log.
     pub remotes: Vec<(u64, Vec<String>)>,
-    /// The witness beside the log.
+    /// The record of the last clean shutdown, beside the log.
     pub clean_shutdown: CleanShutdown,
     /// The note of the cause of this member's NOSPACE alarm, and the cause that it names.
     pub note: (Note, Cause),
@@ -176,7 +176,7 @@ struct Found<'a> {
     manifest: Option<Manifest>,
     /// Why the checkpoint cannot be read, if that is so.
     unusable: Option<DataDirError>,
-    witness: CleanShutdown,
+    clean_shutdown: CleanShutdown,
     identity: Identity,
     /// Only if the directory holds no log.
     beginning: Option<Beginning>,
@@ -203,11 +203,11 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let lock = lock(&**disk, member_dir)?;
     let mut found = look(opening, member_dir)?;
     let Replay { machine, levels, applied, manifest, replayed } = replay(opening, &mut found)?;
-    let Found { checkpoints, witness, identity, beginning, .. } = found;
-    // A log without a segment is as good as none: a crash now must not leave a witness of something that never was.
+    let Found { checkpoints, clean_shutdown, identity, beginning, .. } = found;
+    // A log without a segment is as good as none: a crash now must not leave a record of something that never was.
     let lasting = beginning.is_none();
     if lasting {
-        witness.open(&identity)?;
+        clean_shutdown.open(&identity)?;
     }
     if machine.members.removed.contains(&identity.member_id) {
         let data_dir = config.data_dir.clone();
@@ -216,7 +216,7 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let mut start = Start::of(opening, member_dir, &machine, applied, manifest.as_ref(), replayed)?;
     let remotes = start.begin(opening, member_dir, &identity, beginning, &machine)?;
     if !lasting {
-        witness.open(&identity)?;
+        clean_shutdown.open(&identity)?;
     }
     if config.force_new_cluster {
         start.force_new_cluster(opening, &identity, &machine, applied)?;
@@ -238,7 +238,7 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
         terms,
         remotes,
         note: Note::open(disk, member_dir),
-        clean_shutdown: witness,
+        clean_shutdown,
         lock,
     })
 }
@@ -253,11 +253,11 @@ fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, Da
         Err(error) if error.is_damage() => (None, Some(error.into())),
         Err(error) => return Err(error.into()),
     };
-    let witness = CleanShutdown::read(disk, member_dir, opening.logger)?;
+    let clean_shutdown = CleanShutdown::read(disk, member_dir, opening.logger)?;
     let known = Log::identify(&**disk, &log_dir)?;
     let (identity, beginning) = match known {
         Some((cluster_id, member_id)) => (Identity { member_id, cluster_id }, None),
-        None if manifest.is_some() || witness.known.is_some() => {
+        None if manifest.is_some() || clean_shutdown.known.is_some() => {
             return Err(Inconsistency::LogMissing { log_dir }.into());
         }
         None => {
@@ -265,14 +265,14 @@ fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, Da
             (beginning.identity.clone(), Some(beginning))
         }
     };
-    witness.check(&identity)?;
-    Ok(Found { member_dir, checkpoints, manifest, unusable, witness, identity, beginning })
+    clean_shutdown.check(&identity)?;
+    Ok(Found { member_dir, checkpoints, manifest, unusable, clean_shutdown, identity, beginning })
 }
 
 /// Restores the state and replays the log behind it; from the log alone, if that is whole and the checkpoint damaged.
 fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDirError> {
     let Opening { config, disk, events, logger, threads, seed, .. } = *opening;
-    let Found { member_dir, ref checkpoints, ref witness, ref identity, .. } = *found;
+    let Found { member_dir, ref checkpoints, ref clean_shutdown, ref identity, .. } = *found;
     let (mut manifest, mut unusable) = (found.manifest.take(), found.unusable.take());
     let rules = rules(config);
     let mut applied = manifest.as_ref().map_or(Index(0), |manifest| manifest.applied_index);
@@ -285,7 +285,7 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
         options.by_hand = !threads;
         options.segment_bytes = segment_bytes.unwrap_or(options.segment_bytes);
         options.secret_seed = seed;
-        options.closed_at = witness.known.and_then(|witness| witness.end);
+        options.closed_at = clean_shutdown.known.and_then(|record| record.end);
         let events = Arc::clone(events);
         replay_log(options, disk, first, Box::new(move |event| events.tell(event)))
     };

@@ -460,8 +460,9 @@ impl Restoration {
             checkpoints.commit(&manifest).map_err(log::OpenError::from)?;
         }
         let end = values.log_end();
-        let witness = log::Witness { cluster_id: identity.cluster_id, member_id: identity.member_id, end };
-        witness.write(&*disk, &member_dir.join("witness"))?;
+        let record =
+            log::ShutdownRecord { cluster_id: identity.cluster_id, member_id: identity.member_id, end };
+        record.write(&*disk, &member_dir.join(log::ShutdownRecord::FILE_NAME))?;
         disk.sync_dir(&member_dir).map_err(|error| RestorationError::Io {
             doing: "sync",
             path: member_dir.clone(),

@@ -61,11 +61,11 @@ impl Stopped {
             return Err(DataDirError::Empty { path: log_dir, lacks: "log" });
         };
         let identity = Identity { member_id, cluster_id };
-        let witness = log::Witness::read(&**disk, &member_dir.join("witness"))?;
+        let record = log::ShutdownRecord::read(&**disk, &member_dir.join(log::ShutdownRecord::FILE_NAME))?;
         let (mut machine, _) = restore(RULES, &checkpoints, manifest.as_ref(), member_dir, &identity)?;
         let mut options = log::Options::new(&log_dir, cluster_id, member_id);
         options.by_hand = true;
-        options.closed_at = witness.and_then(|witness| witness.end);
+        options.closed_at = record.and_then(|record| record.end);
         let first = machine.applied_index.next();
         let mut replayed = replay_log(options, disk, first, Box::new(|_| {}))?;
         if manifest.is_none()

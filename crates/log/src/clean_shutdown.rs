@@ -1,7 +1,7 @@
 //! Facts about the log that are kept outside of it: whose it is, and where it ended at the last clean shutdown.
 //!
 //! Within the log nothing can tell a lost end from one that was never written. So a member that shuts down cleanly
-//! writes down where its log ends, and compares at the next start. While it runs its witness says so, and nothing is
+//! writes down where its log ends, and compares at the next start. While it runs the record says so, and nothing is
 //! compared after a crash.
 //!
 //! ```text
@@ -28,11 +28,11 @@ use crate::format::{u32_at, u64_at};
 
 const MAGIC: [u8; 8] = *b"MNSTWIT\n";
 const VERSION: u32 = 1;
-const WITNESS_BYTES: usize = 52;
+const RECORD_BYTES: usize = 52;
 
-/// Whose log it is, and where it ended.
+/// Whose log it is, and where it ended at the last clean shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Witness {
+pub struct ShutdownRecord {
     /// The log's cluster.
     pub cluster_id: u64,
     /// The log's member.
@@ -52,23 +52,27 @@ pub struct LogEnd {
     pub last_index: Index,
 }
 
-impl Witness {
-    /// Reads the witness in this file; `None` if there is none.
+impl ShutdownRecord {
+    /// Name of the file in a member's directory. The first release called the record so, and old directories have the file;
+    /// so have the messages about it.
+    pub const FILE_NAME: &str = "witness";
+
+    /// Reads the record in this file; `None` if there is none.
     ///
     /// # Errors
     ///
     /// [`OpenError::Damaged`] says that it cannot be used; the log may be sound all the same.
-    pub fn read(disk: &dyn Disk, path: &Path) -> Result<Option<Witness>, OpenError> {
+    pub fn read(disk: &dyn Disk, path: &Path) -> Result<Option<ShutdownRecord>, OpenError> {
         let io = |error| OpenError::io("read", path, error);
         if !disk.exists(path).map_err(io)? {
             return Ok(None);
         }
-        let mut bytes = [0; WITNESS_BYTES + 1];
+        let mut bytes = [0; RECORD_BYTES + 1];
         let read = disk.open(path).map_err(io)?.read_at(&mut bytes, 0).map_err(io)?;
-        Witness::decode(&bytes[..read]).map(Some).map_err(|why| OpenError::damaged(path, 0, why))
+        ShutdownRecord::decode(&bytes[..read]).map(Some).map_err(|why| OpenError::damaged(path, 0, why))
     }
 
-    /// Writes the witness, durably and atomically, in the place of the one before: as a new file, or, where a full disk has
+    /// Writes the record, durably and atomically, in the place of the one before: as a new file, or, where a full disk has
     /// no room for one, over the old one, of which all bytes are in one sector.
     ///
     /// # Errors
@@ -102,7 +106,7 @@ impl Witness {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(WITNESS_BYTES);
+        let mut bytes = Vec::with_capacity(RECORD_BYTES);
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&u32::from(self.end.is_some()).to_le_bytes());
@@ -117,14 +121,14 @@ impl Witness {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Result<Witness, &'static str> {
-        if bytes.len() != WITNESS_BYTES {
+    fn decode(bytes: &[u8]) -> Result<ShutdownRecord, &'static str> {
+        if bytes.len() != RECORD_BYTES {
             return Err("the file has not the length of a witness");
         }
         if bytes[..8] != MAGIC {
             return Err("the file does not begin as a witness does");
         }
-        let (body, crc) = bytes.split_at(WITNESS_BYTES - 4);
+        let (body, crc) = bytes.split_at(RECORD_BYTES - 4);
         if crc32c::crc32c(body) != u32_at(crc, 0) {
             return Err("the witness's checksum does not match");
         }
@@ -136,7 +140,7 @@ impl Witness {
             offset: u32_at(body, 36),
             last_index: Index(u64_at(body, 40)),
         };
-        Ok(Witness {
+        Ok(ShutdownRecord {
             cluster_id: u64_at(body, 16),
             member_id: u64_at(body, 24),
             end: (u32_at(body, 12) != 0).then_some(end),
@@ -149,19 +153,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_witness_comes_back_or_is_refused() {
+    fn a_record_comes_back_or_is_refused() {
         let end = LogEnd { segment: 7, offset: 8192, last_index: Index(99) };
         for end in [None, Some(end)] {
-            let witness = Witness { cluster_id: 1, member_id: 2, end };
-            let bytes = witness.encode();
-            assert_eq!(Witness::decode(&bytes), Ok(witness));
+            let record = ShutdownRecord { cluster_id: 1, member_id: 2, end };
+            let bytes = record.encode();
+            assert_eq!(ShutdownRecord::decode(&bytes), Ok(record));
             for bit in 0..8 * bytes.len() {
                 let mut damaged = bytes.clone();
                 damaged[bit / 8] ^= 1 << (bit % 8);
-                assert!(Witness::decode(&damaged).is_err(), "bit {bit}");
+                assert!(ShutdownRecord::decode(&damaged).is_err(), "bit {bit}");
             }
             for len in 0..bytes.len() {
-                assert!(Witness::decode(&bytes[..len]).is_err());
+                assert!(ShutdownRecord::decode(&bytes[..len]).is_err());
             }
         }
     }
