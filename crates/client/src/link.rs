@@ -20,7 +20,7 @@ pub(crate) struct Link {
     keeper: OnceLock<AbortHandle>,
 }
 
-/// What the keeper shows.
+/// The state that the task which keeps the connection publishes.
 struct Shown {
     state: Mutex<State>,
     /// Moves with every change of any link of the client.

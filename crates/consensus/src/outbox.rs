@@ -29,6 +29,7 @@ const WAITING_MAX: usize = 4096;
 ///   commit index is not among the promises: it is only sent by leaders, who computed it from what is on disks. Only
 ///   that the removal of a member is committed nobody may forget: all that is said from then on waits for it, reads and
 ///   a hand-over included.
+///
 /// # Example: a follower in term 3 whose log is on disk through entry 10
 ///
 /// ```text

@@ -98,7 +98,7 @@ impl std::error::Error for HashError {
 /// Another member's answer to a request for its hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HashAnswer {
-    /// This.
+    /// The member's hash.
     Hashed(Hashed),
     /// The member has compacted that revision.
     Compacted,

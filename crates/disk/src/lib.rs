@@ -45,12 +45,12 @@ pub trait Disk: Send + Sync {
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
     /// Makes creations, removals and renames in `dir` durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Whether a file or directory of that name exists.
+    /// Returns true if a file or directory of that name exists.
     fn exists(&self, path: &Path) -> io::Result<bool>;
     /// Locks `path` (created if missing) against every other process and every other caller; fails with
     /// `WouldBlock` when it is taken. Held until the [`Lock`] is dropped.
     fn lock(&self, path: &Path) -> io::Result<Lock>;
-    /// As [`Disk::lock`], of a file that is there and may be on a medium that takes no writes.
+    /// Locks a file as [`Disk::lock`] does; the file must exist and may be on a read-only medium.
     fn lock_read(&self, path: &Path) -> io::Result<Lock>;
     /// Bytes of the file system that holds `path`.
     fn space(&self, path: &Path) -> io::Result<DiskSpace>;
@@ -70,10 +70,10 @@ pub trait File: Send + Sync {
         }
     }
 
-    /// As [`File::read_exact_at`], if that needs no wait for a device. `false`: some of the bytes are not in memory, or
-    /// the file ends before them; `buf` then holds anything.
+    /// Reads as [`File::read_exact_at`] does, if that needs no wait for a device. Returns false if some of the bytes are
+    /// not in memory, or the file ends before them; `buf` then holds anything.
     ///
-    /// Where the system cannot tell, the answer is `false`, unless the file system has no device to wait for.
+    /// Where the system cannot tell, it returns false, unless the file system has no device to wait for.
     fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool>;
 
     /// Writes all of `buf` at `offset`.
@@ -92,7 +92,7 @@ pub trait File: Send + Sync {
     /// Length in bytes.
     fn len(&self) -> io::Result<u64>;
 
-    /// Whether the file holds no byte.
+    /// Returns true if the file holds no byte.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
@@ -116,7 +116,7 @@ impl Lock {
 /// Room on a file system, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskSpace {
-    /// What an unprivileged process may still use.
+    /// Bytes that an unprivileged process may still use.
     pub free_bytes: u64,
     /// Size of the file system.
     pub total_bytes: u64,

@@ -9,13 +9,13 @@ use stdx::Random;
 
 use crate::{Disk, DiskSpace, File, Lock};
 
-/// What a power cut keeps or loses as one.
+/// Bytes that a power cut keeps or loses as one.
 pub const SECTOR_BYTES: usize = 512;
 
 type Sector = [u8; SECTOR_BYTES];
 
-/// What goes wrong at the chosen operation. Operations are counted from 1, and only those that change the disk
-/// count: creating, removing, renaming, writing, syncing, setting a length, allocating.
+/// The fault at the chosen operation. Operations are counted from 1; only those that change the disk count: creating,
+/// removing, renaming, writing, syncing, setting a length, allocating.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// That one operation fails with this `errno`; a write may have got part of the way, and what a failed sync
@@ -28,10 +28,10 @@ pub enum Fault {
     PowerCut,
 }
 
-/// What [`MemDisk::fail_next`] counts.
+/// The operations that [`MemDisk::fail_next`] counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Whatever changes the disk.
+    /// Any operation that changes the disk.
     Change,
     /// Reading a file.
     Read,
@@ -44,7 +44,7 @@ pub enum Operation {
 /// A fault that waits for its operation.
 struct Planned {
     operation: Operation,
-    /// How many operations of that sort are still to come, with the one that fails.
+    /// Number of operations of that sort still to come, with the one that fails.
     left: u64,
     fault: Fault,
 }
@@ -73,7 +73,7 @@ struct State {
     locks: BTreeSet<PathBuf>,
     ops: u64,
     reads: u64,
-    /// Of 1000 reads of what is cached, how many find that it is not; and what that is drawn from.
+    /// Of 1000 reads of cached data, the number that miss; and the randomness that decides.
     misses: (u64, Random),
     fault: Option<(u64, Fault)>,
     planned: Vec<Planned>,
@@ -95,7 +95,7 @@ struct Node {
     handles: usize,
 }
 
-/// What is durable of a sector that was written since.
+/// The durable content of a sector that was written since.
 struct Undo {
     durable: Sector,
     /// The first write since covered all of it.
@@ -204,11 +204,11 @@ impl MemDisk {
         Ok(())
     }
 
-    /// How many bytes of a file are in use: up to the last that is not zero.
+    /// Returns the bytes of a file in use: up to the last that is not zero.
     ///
     /// # Errors
     ///
-    /// When there is no such file.
+    /// There is no such file.
     pub fn used_len(&self, path: &Path) -> io::Result<u64> {
         let state = self.state();
         let id = state.lookup(path)?;
@@ -259,8 +259,8 @@ impl MemDisk {
         state.down = state.dark.then_some(libc::EIO);
     }
 
-    /// Of 1000 reads of what is cached ([`File::read_cached_at`]), lets so many find that it is not. At first, and after
-    /// 0, all of every file is cached.
+    /// Sets how many of 1000 reads of cached data ([`File::read_cached_at`]) miss. At first, and after 0, all of every
+    /// file is cached.
     pub fn set_misses_per_mille(&self, misses: u64) {
         self.state().misses.0 = misses;
     }

@@ -15,7 +15,7 @@ use crate::{Disk, DiskSpace, File, Lock};
 /// Linux refuses more pieces than this in one call (`UIO_MAXIOV`).
 const PIECES_PER_CALL_MAX: usize = 1024;
 
-/// What is in a data directory is for nobody but its owner.
+/// Mode of directories: only their owner may use them.
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
@@ -135,7 +135,7 @@ struct RealFile {
     cached_reads: AtomicU8,
 }
 
-/// How [`File::read_cached_at`] is done. The system is asked as long as it answers.
+/// State of [`File::read_cached_at`]: the system is asked as long as it answers.
 const ASK: u8 = 0;
 /// The system cannot tell, and the file lies in memory anyway.
 const READ: u8 = 1;

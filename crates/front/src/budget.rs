@@ -29,6 +29,7 @@ const SMALL_BYTES: usize = 1024 * 1024;
 ///
 /// Accounts reserve room in steps, so one atomic for the whole server suffices: it is touched once per 32 KiB. The
 /// alternative, a share of the budget for each shard, would refuse one shard's clients while another has room.
+///
 /// # Example: one connection, and a budget of 64 MiB
 ///
 /// ```text

@@ -30,7 +30,7 @@ const MAGIC: [u8; 8] = *b"MNSTWIT\n";
 const VERSION: u32 = 1;
 const RECORD_BYTES: usize = 52;
 
-/// Whose log it is, and where it ended at the last clean shutdown.
+/// The ids of the log's owner, and the end of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShutdownRecord {
     /// The log's cluster.
@@ -41,12 +41,12 @@ pub struct ShutdownRecord {
     pub end: Option<LogEnd>,
 }
 
-/// Where a log ends.
+/// The end of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEnd {
     /// Sequence number of the last segment in use.
     pub segment: u32,
-    /// Where its records end, in bytes from the beginning of its file.
+    /// Offset at which its records end, in bytes from the beginning of its file.
     pub offset: u32,
     /// Index of the last entry.
     pub last_index: Index,

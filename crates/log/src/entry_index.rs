@@ -20,7 +20,7 @@ pub(crate) struct EntryIndex {
 struct Run {
     first: Index,
     offsets: Vec<u32>,
-    /// Where terms change: the first entry of each run of equal terms, ascending.
+    /// The first entry of each run of equal terms, in ascending order.
     terms: Vec<EntryId>,
 }
 

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use crate::Batch;
 
-/// What to do about damage, the end of a sentence.
+/// The end of an error text that says what to do about damage.
 pub const REMEDY: &str = "what this member had acknowledged may be missing here: do not delete the file by itself; \
      rebuild the member from the others with `mainstay rebuild` and the flags it was started with or, if it is the \
      only one, restore its data directory from a backup";
 
-/// What to do about an error of the operating system.
+/// Returns what to do about an error of the operating system.
 fn io_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
@@ -38,20 +38,20 @@ fn io_remedy(error: &io::Error) -> &'static str {
 pub enum OpenError {
     /// The operating system refused something.
     Io {
-        /// What was being done.
+        /// Operation that failed, such as `read`.
         doing: &'static str,
-        /// To which file or directory.
+        /// File or directory of the operation.
         path: PathBuf,
-        /// Its answer.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// A file holds what cannot have been written, or no longer holds what was.
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// Offset of the damage in bytes.
         offset: u64,
-        /// What is wrong.
+        /// Description of the damage.
         found: String,
     },
     /// A file that must be there is not.
@@ -61,12 +61,12 @@ pub enum OpenError {
     },
     /// A directory, a link or something else is where a file must be.
     NotAFile {
-        /// What is there.
+        /// Path that exists.
         path: PathBuf,
     },
     /// A directory has the name of a file that is made now and then.
     InTheWay {
-        /// What is there.
+        /// Path that exists.
         path: PathBuf,
     },
     /// The files are another member's or another cluster's.
@@ -75,7 +75,7 @@ pub enum OpenError {
         path: PathBuf,
         /// Cluster and member id it names.
         found: (u64, u64),
-        /// Those asked for.
+        /// Cluster id and member id of the options.
         expected: (u64, u64),
     },
     /// An option is out of its range.
@@ -150,9 +150,9 @@ impl std::error::Error for OpenError {
 /// A write or sync of a segment in use failed: what the disk holds is unknown, and the member must stop.
 #[derive(Clone, Debug)]
 pub struct Fatal {
-    /// What was being done.
+    /// Operation that failed, such as `sync`.
     pub doing: &'static str,
-    /// To which file.
+    /// File of the operation.
     pub path: PathBuf,
     /// The operating system's answer.
     pub error: Arc<io::Error>,
@@ -221,7 +221,7 @@ impl std::error::Error for AppendError {}
 /// Why a segment cannot be released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseError {
-    /// It is the one being written.
+    /// The segment is the one being written.
     Active,
     /// There is none with that number, or its release is already under way.
     Unknown,
@@ -240,16 +240,16 @@ pub enum ReadError {
     Damaged {
         /// The segment's file.
         path: PathBuf,
-        /// Where in it.
+        /// Offset of the damage in bytes.
         offset: u64,
-        /// What is wrong.
+        /// Description of the damage.
         found: &'static str,
     },
     /// The operating system refused.
     Io {
         /// The segment's file.
         path: PathBuf,
-        /// Its answer.
+        /// Error of the operating system.
         error: io::Error,
     },
 }

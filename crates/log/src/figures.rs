@@ -41,7 +41,7 @@ impl Durations {
     }
 }
 
-/// What the log has done since it was opened.
+/// Counters of the log's work since it was opened.
 #[derive(Debug, Default)]
 pub struct Figures {
     /// Each `fdatasync` of a segment in use.
@@ -58,9 +58,9 @@ pub struct Figures {
 /// A sync that took so long that those who waited for it noticed.
 #[derive(Clone, Copy, Debug)]
 pub struct Stall {
-    /// When it was over.
+    /// Time when the stall ended.
     pub ended: Instant,
-    /// How long it took.
+    /// Duration of the stall.
     pub took: Duration,
 }
 
@@ -101,7 +101,7 @@ impl Figures {
         self.entries.load(Ordering::Relaxed)
     }
 
-    /// How often the writer had to wait for a segment to be prepared.
+    /// Returns how often the writer had to wait for a segment to be prepared.
     pub fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }

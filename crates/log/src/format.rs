@@ -113,7 +113,7 @@ pub(crate) struct SegmentHeader {
     pub secret: Option<u64>,
 }
 
-/// What the records of one use of a segment have in common, and those of no other.
+/// The facts that the records of one use of a segment share, and those of no other use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     seed: u32,
@@ -123,7 +123,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// What the checksum of a record at `offset` starts from.
+    /// Returns the value from which the checksum of a record at `offset` starts.
     fn seed_at(&self, offset: u64) -> u32 {
         if self.placed { self.seed ^ offset as u32 } else { self.seed }
     }
@@ -228,10 +228,10 @@ impl RecordHeader {
     }
 }
 
-/// What stands at some offset of a segment.
+/// The content of a segment at some offset.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// A verified record with so many bytes of payload; all of it and its padding are in what was read.
+    /// A verified record, with the length of its payload; the bytes that were read hold all of it and its padding.
     Record(RecordHeader, usize),
     /// The mark of the end, or no room for another record.
     End,
@@ -291,7 +291,7 @@ pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: Identity) -> F
     Found::Record(header, payload)
 }
 
-/// What a segment begins with.
+/// The first record of a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Start {
     pub next_index: Index,
@@ -351,7 +351,7 @@ pub(crate) fn padded(payload: usize) -> usize {
     (RECORD_HEADER_BYTES + payload).next_multiple_of(8)
 }
 
-/// Where the payload of the record at `offset` is.
+/// Returns the location of the payload of the record at `offset`.
 pub(crate) fn payload_location(segment: u32, offset: u32) -> Location {
     Location { segment, offset: offset + RECORD_HEADER_BYTES as u32 }
 }

@@ -18,13 +18,13 @@ use crate::{
     ReleaseError, Replayed, SegmentState, Space, Synced, Values, recovery,
 };
 
-/// Where events go: called on the log's thread, so it must be quick.
+/// Receiver of events: called on the log's thread, so it must be quick.
 pub type OnEvent = Box<dyn FnMut(LogEvent) + Send>;
 
-/// How long a starved writer waits before it looks again, should nobody tell it.
+/// Time after which a starved writer looks again if it was not woken.
 const STARVED_WAIT: Duration = Duration::from_secs(1);
 
-/// How often it does so while the log is being closed.
+/// Number of such waits while the log is being closed.
 const CLOSING_WAITS_MAX: u32 = 10;
 
 /// The log, owned by the one that appends. Dropping it writes what is queued, if there is room, and ends its threads.
@@ -52,7 +52,7 @@ struct Waiting {
     releases: VecDeque<u32>,
     /// Bytes of requests that are not durable yet, waiting or being written.
     bytes: usize,
-    /// Something about segments or space has changed.
+    /// True if segments or space have changed.
     kicked: bool,
     closing: bool,
     failed: bool,
@@ -66,7 +66,7 @@ struct Worker {
     on_event: OnEvent,
     ticket: u64,
     space: Space,
-    /// What a writer without a segment could not place yet.
+    /// Requests that a writer without a segment could not place yet.
     requests: VecDeque<Request>,
     releases: VecDeque<u32>,
     failed: bool,
@@ -78,9 +78,9 @@ impl Log {
         recovery::identify(disk, dir)
     }
 
-    /// Opens or creates a log. Everything written since the entry before `from_index`, and perhaps some of what
-    /// came before, is replayed in order (entries only from `from_index` on); give the applied index of the
-    /// checkpoint plus one, or 1.
+    /// Opens or creates a log. Everything written since the entry before `from_index`, and perhaps some earlier records,
+    /// is replayed in order (entries only from `from_index` on). `from_index` is the applied index of the checkpoint plus
+    /// one, or 1.
     pub fn open(
         options: Options,
         disk: Arc<dyn Disk>,
@@ -251,8 +251,8 @@ impl Log {
         usable(u64::from(self.segment_bytes))
     }
 
-    /// Bytes that so many values of so many bytes take at most if they are written again: what is more than that in their
-    /// segments can be won by moving them.
+    /// Returns the maximum bytes that this many values with this many bytes take when they are written again. Bytes of
+    /// their segments beyond that can be reclaimed by moving them.
     pub fn moved_bytes(values: u64, bytes: u64) -> u64 {
         values * padded(VALUE_HEAD_BYTES + 7) as u64 + bytes
     }
@@ -300,8 +300,8 @@ impl Log {
         self.turn_of(usize::MAX);
     }
 
-    /// Only for a log driven by hand: as [`Log::turn`], but takes only so many of the batches that are queued, as a thread
-    /// does to which the others came while it was writing.
+    /// Does the work of [`Log::turn`] for a log driven by hand, but with at most `batches_max` of the queued batches, as
+    /// a thread does to which the others came while it was writing.
     pub fn turn_of(&mut self, batches_max: usize) {
         let Some(worker) = &mut self.worker else { return };
         loop {
@@ -383,7 +383,7 @@ impl Worker {
         }
     }
 
-    /// Takes what waits, but not more than so many batches, and carries it out; true if a segment is missing to finish.
+    /// Takes at most `batches_max` waiting batches and carries them out. Returns true if a segment is missing to finish.
     fn turn(&mut self, batches_max: usize) -> bool {
         if self.failed {
             return false;

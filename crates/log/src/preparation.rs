@@ -34,7 +34,7 @@ pub(crate) const SPARE_TMP: &str = "spare.tmp";
 /// Filling with zeros goes in such pieces, each synced, with a pause between.
 const FILL_BYTES: usize = 256 << 10;
 const FILL_PAUSE: Duration = Duration::from_millis(20);
-/// How long until room is looked for again when there was none, unless something is released.
+/// Time until space is looked for again when there was none, unless a segment is released.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A segment's file with a durable header and name, not in use yet.
@@ -70,10 +70,10 @@ struct Stock {
     stop: bool,
 }
 
-/// What a step of preparation did.
+/// The result of a step of preparation.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Something; there may be more to do.
+    /// The step did something; there may be more to do.
     Done,
     /// Nothing is left to do.
     Idle,
@@ -368,7 +368,7 @@ impl Preparation {
         }
     }
 
-    /// How long until the next segment is to be filled; `None` if it is not.
+    /// Returns the time until the next segment is to be filled; `None` if it is not.
     fn fill_due(&self, stock: &Stock) -> Option<Duration> {
         let next = stock.next.as_ref()?;
         if next.filled >= next.header.capacity {

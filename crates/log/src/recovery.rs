@@ -4,6 +4,7 @@
 //! synced: it is cleared, with whatever else of its batch is left, and reported as a repair. A valid record whose
 //! batch starts after p is such a proof, and so is any invalid record in a segment before the last: then
 //! acknowledged data is gone, and opening is refused.
+//!
 //! # Example: a torn tail, and damage
 //!
 //! The last segment has two batches. A batch is written only after the one before it was synced; every record names the
@@ -50,7 +51,7 @@ use crate::segment::{Segment, file_name, seq_of};
 use crate::writer::Position;
 use crate::{Entry, HardState, LogEnd, OpenError, Options, Recovered, Repair, Replayed, Reset, ValueId};
 
-/// What opening found, for the parts of the log to begin with.
+/// The parts of a log that opening found.
 pub(crate) struct Opened {
     pub recovered: Recovered,
     pub position: Position,
@@ -188,7 +189,7 @@ fn split_unused(disk: &dyn Disk, candidates: &mut Vec<Candidate>) -> Result<Vec<
     }
 }
 
-/// Of a segment that is not among the plain files.
+/// Returns the error for a segment that is missing, or is no plain file.
 fn missing(disk: &dyn Disk, path: PathBuf) -> OpenError {
     match disk.exists(&path) {
         Ok(true) => OpenError::NotAFile { path },
@@ -218,7 +219,7 @@ fn refuse_strangers(
     Ok(())
 }
 
-/// A log that was closed in order has the segment it ended in then.
+/// Checks that a log which was closed cleanly still has the segment in which it ended.
 fn check_closed(
     options: &Options,
     disk: &dyn Disk,
@@ -237,9 +238,9 @@ fn check_closed(
     }
 }
 
-/// What has been learnt from the records so far.
+/// Facts learnt from the records so far.
 struct Reading {
-    /// Where the log ended when it was closed, if that is known: it must not end before.
+    /// The end of the log when it was closed, if that is known: it must not end before.
     closed_at: Option<LogEnd>,
     from_index: Index,
     index: EntryIndex,
@@ -248,7 +249,7 @@ struct Reading {
     last_term: Term,
     repairs: Vec<Repair>,
     scanned_bytes: u64,
-    /// Where each segment's records end, as far as known.
+    /// End of the records in each segment, as far as known.
     ends: BTreeMap<u32, u64>,
     live: BTreeSet<u32>,
     /// The segment after the last had been begun, so the last was complete.

@@ -10,11 +10,11 @@ use crate::format::{Found, Identity, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_
 /// Bytes read at once: large enough to make the call cheap, small enough to stay in the processor's cache.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Where and why the records end.
+/// The offset at which the records end, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ending {
     pub offset: u64,
-    /// What is wrong there; `None` at a mark of the end.
+    /// Description of what is invalid there; `None` at a mark of the end.
     pub invalid: Option<&'static str>,
 }
 

@@ -19,16 +19,16 @@ pub(crate) struct Segment {
     pub path: PathBuf,
     pub file: Arc<dyn File>,
     pub identity: Identity,
-    /// Of version 1: nothing more is to be written to it once another segment is ready.
+    /// True for a segment of version 1, to which nothing more is written once another segment is ready.
     pub guessable: bool,
     pub first_index: Index,
     /// Length of the file.
     pub capacity: AtomicU64,
-    /// Where the durable records end.
+    /// Offset at which the durable records end.
     pub end: AtomicU32,
     pub last_index: AtomicU64,
     pub sealed: AtomicBool,
-    /// Its release has been asked for.
+    /// True once its release has been requested.
     pub releasing: AtomicBool,
 }
 
@@ -46,7 +46,7 @@ impl Segment {
     }
 }
 
-/// What the writer, the readers and the handles share.
+/// State that the writer, the readers and the handles share.
 pub(crate) struct Shared {
     pub disk: Arc<dyn Disk>,
     segments: RwLock<BTreeMap<u32, Arc<Segment>>>,

@@ -13,7 +13,7 @@ use crate::LogEnd;
 pub struct Entry {
     /// The term of the leader who wrote it.
     pub term: Term,
-    /// Its position in the log.
+    /// Position of the entry in the log.
     pub index: Index,
     /// Raft's entry type as its number on the wire.
     pub entry_type: u8,
@@ -21,12 +21,12 @@ pub struct Entry {
     pub data: Bytes,
 }
 
-/// What raft must remember besides entries.
+/// Raft's persistent state besides entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
     /// Current term.
     pub term: Term,
-    /// Whom this member voted for in `term`; 0 is nobody.
+    /// Member that this member voted for in `term`; 0 for none.
     pub vote: u64,
     /// Highest index known to be committed.
     pub commit: Index,
@@ -45,7 +45,7 @@ pub struct Reset {
 /// A live value moved out of a segment that is to go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
-    /// Whose value it is.
+    /// Revision that wrote the value.
     pub id: ValueId,
     /// The value, less than 1 GiB.
     pub data: Bytes,
@@ -60,7 +60,7 @@ pub struct ValueId {
     pub sub: i64,
 }
 
-/// Where the data of a raft entry lies.
+/// Location of a raft entry's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryPlace {
     /// The entry's position in the raft log.
@@ -83,7 +83,7 @@ pub struct Batch {
     pub hard_state: Option<HardState>,
 }
 
-/// What the log tells, on its own thread (or in [`crate::Log::turn`] when it is driven by hand).
+/// An event of the log, reported on its own thread (or in [`crate::Log::turn`] when it is driven by hand).
 #[derive(Debug)]
 pub enum LogEvent {
     /// These batches are on disk.
@@ -94,7 +94,7 @@ pub enum LogEvent {
     Failed(crate::Fatal),
 }
 
-/// What one sync made durable.
+/// The batches that one sync made durable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
     /// Every batch up to and including this ticket is durable, whole; 0 if none is yet.
@@ -103,9 +103,9 @@ pub struct Synced {
     pub last_index: Index,
     /// The newest durable hard state, if this sync changed it.
     pub hard_state: Option<HardState>,
-    /// Where the data of each entry of this sync lies, in the order they were appended.
+    /// Location of the data of each entry of this sync, in the order in which they were appended.
     pub locations: Vec<EntryPlace>,
-    /// Where the bytes of each value of this sync lie.
+    /// Location of each value of this sync.
     pub values: Vec<(ValueId, Location)>,
 }
 
@@ -120,7 +120,7 @@ pub enum Space {
     Exhausted,
 }
 
-/// How a log is to be kept.
+/// The settings of a log.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The log's own directory, `<data-dir>/member/log`; created if missing. The caller holds the data
@@ -132,8 +132,8 @@ pub struct Options {
     pub member_id: u64,
     /// Written into each segment.
     pub incarnation: u64,
-    /// Where the secrets of segments come from: `None` is the operating system's randomness. With a seed they repeat, for
-    /// simulation and tests; who knows the seed can write values that read as records.
+    /// Source of the secrets of segments: `None` is the operating system's randomness. With a seed they repeat, for
+    /// simulation and tests; a client that knows the seed can write values that read as records.
     pub secret_seed: Option<u64>,
     /// Size of a segment's file; a record that does not fit makes its segment larger. From 16 KiB to 1 GiB.
     pub segment_bytes: u32,
@@ -141,14 +141,14 @@ pub struct Options {
     pub queued_bytes_max: usize,
     /// Free files kept at most, for reuse; at least 1, which is the reserve.
     pub spare_files_max: usize,
-    /// When the current segment has been in use for longer than this, the next one is filled with zeros in the
-    /// background: a sync then takes less time, for twice the bytes written.
+    /// Age of the current segment from which the next one is filled with zeros in the background: a sync then takes less
+    /// time, for twice the bytes written.
     pub quiet_after: Duration,
     /// Acknowledge without syncing. Data may be lost.
     pub unsafe_no_fsync: bool,
     /// Verify every record of every segment at open, not only from the index asked for.
     pub verify_all: bool,
-    /// Where the log ended when it was closed in order, if it was: opening is refused if it ends elsewhere.
+    /// The end of the log when it was closed cleanly, if it was: opening is refused if it ends elsewhere.
     pub closed_at: Option<LogEnd>,
     /// No threads: appends are carried out by [`crate::Log::turn`]. For simulation.
     pub by_hand: bool,
@@ -156,7 +156,7 @@ pub struct Options {
 
 /// Bytes of a segment on ordinary disks.
 const SEGMENT_BYTES: u32 = 64 << 20;
-/// And on the smallest ones.
+/// Bytes of a segment on the smallest file systems.
 const SEGMENT_BYTES_LEAST: u32 = 512 << 10;
 /// A segment takes at most this part of the file system: some are always in use, prepared or in reserve.
 const SEGMENTS_PER_DISK: u64 = 32;
@@ -204,11 +204,11 @@ pub struct SegmentState {
     pub last_index: Index,
     /// No more is written to it, so it may be released.
     pub sealed: bool,
-    /// It was released and goes as soon as the log has recorded that, which may take room that is not there yet.
+    /// True if it was released. It is deleted once the log has recorded that, which may need space that is not there yet.
     pub releasing: bool,
 }
 
-/// Something replayed at open, in the order it was written.
+/// A record that is replayed at open, in the order in which it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Replayed {
     /// An entry and where its data lies. It replaces every entry replayed before that has its index or a higher
@@ -218,11 +218,11 @@ pub enum Replayed {
     HardState(HardState),
     /// The log restarted: entries seen before are void.
     Reset(Reset),
-    /// A value was moved to this location; so many bytes.
+    /// A value was moved to this location; the number is its length in bytes.
     Value(ValueId, Location, u32),
 }
 
-/// What opening a log found.
+/// The result of opening a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// The newest hard state.
@@ -233,7 +233,7 @@ pub struct Recovered {
     pub last_index: Index,
     /// Term of `last_index`.
     pub last_term: Term,
-    /// Where the latest [`Reset`] began the log anew; zeros if there was none.
+    /// Entry behind which the latest [`Reset`] restarted the log; zeros if there was none.
     pub base: EntryId,
     /// Torn tails that were cut off: the remains of writes never acknowledged.
     pub repairs: Vec<Repair>,
@@ -246,8 +246,8 @@ pub struct Recovered {
 pub struct Repair {
     /// The segment's file.
     pub file: PathBuf,
-    /// Where the log now ends in it.
+    /// Offset at which the log now ends in it.
     pub offset: u64,
-    /// What was found there.
+    /// Description of what was found there.
     pub found: &'static str,
 }

@@ -24,13 +24,13 @@ pub struct Values {
 }
 
 impl Values {
-    /// What the log has done since it was opened, for metrics.
+    /// Returns the counters of the log's work since it was opened, for metrics.
     pub fn figures(&self) -> &Figures {
         &self.shared.figures
     }
 
-    /// Where the log ends now; final once the [`crate::Log`] is dropped and had not failed. `None` before the first
-    /// write.
+    /// Returns the present end of the log; final once the [`crate::Log`] is dropped and had not failed. `None` before the
+    /// first write.
     pub fn log_end(&self) -> Option<LogEnd> {
         let segments = self.shared.segments();
         let active = segments.iter().rfind(|segment| !segment.sealed.load(Ordering::Acquire))?;
@@ -46,7 +46,7 @@ impl Values {
         Ok(bytes.freeze())
     }
 
-    /// As [`Values::read`], appending to `into`, which is left as it was on an error.
+    /// Reads a value as [`Values::read`] does, appending to `into`, which is left as it was on an error.
     pub fn read_into(
         &self,
         location: Location,
@@ -58,8 +58,8 @@ impl Values {
         self.read_by(read, location, len, crc, into).map(|_| ())
     }
 
-    /// As [`Values::read_into`], if the value can be had without waiting for a disk; `false`, and `into` as it was, if
-    /// not.
+    /// Reads a value as [`Values::read_into`] does, if that needs no wait for a disk. Otherwise returns false and leaves
+    /// `into` as it was.
     pub fn read_cached_into(
         &self,
         location: Location,
@@ -130,11 +130,11 @@ impl Values {
 /// A value to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Where it lies.
+    /// Location of the value.
     pub location: Location,
-    /// Its bytes.
+    /// Length of the value in bytes.
     pub len: u32,
-    /// Their crc32c.
+    /// CRC-32C of the value.
     pub crc: u32,
 }
 
@@ -172,7 +172,7 @@ pub fn runs(wanted: &mut Vec<Wanted>) -> Vec<usize> {
 
 const MISMATCH: &str = "the value's checksum does not match";
 
-/// Where a value begins, if a value can be there.
+/// Returns the offset of a value, if there can be a value.
 fn place_in(segment: &Segment, location: Location, len: u32) -> Result<u64, ReadError> {
     let offset = u64::from(location.offset);
     if offset < SEGMENT_HEADER_BYTES as u64

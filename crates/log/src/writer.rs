@@ -33,7 +33,7 @@ pub(crate) struct Request {
     pub entries: std::vec::IntoIter<Entry>,
     pub values: std::vec::IntoIter<Value>,
     pub hard_state: Option<HardState>,
-    /// What it counts for in the queue.
+    /// Bytes that it counts for in the queue.
     pub bytes: usize,
 }
 
@@ -50,7 +50,7 @@ impl Request {
     }
 }
 
-/// Whether all that was asked for has been written.
+/// Says if everything that was asked for has been written.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     All,
@@ -97,12 +97,12 @@ struct Write {
 }
 
 enum Piece {
-    /// So many of the copied bytes.
+    /// This many of the copied bytes.
     Copied(usize),
     Payload(Bytes),
 }
 
-/// What becomes true once the write is synced.
+/// The consequence of a write once it is synced.
 enum Effect {
     Entry { index: Index, term: Term, offset: u32 },
     Reset(Reset),
@@ -111,7 +111,7 @@ enum Effect {
     Released(u32),
 }
 
-/// What a log is found to be when it is opened.
+/// The writing position that opening has found.
 pub(crate) struct Position {
     pub active: Option<Arc<Segment>>,
     pub live: BTreeSet<u32>,
@@ -410,9 +410,9 @@ impl Writer {
         Ok(())
     }
 
-    /// How many zeros to write behind this write, so that the next ones overwrite them. Measured for writes of 1 KiB:
-    /// a sync into room that is merely reserved takes 140 us of processor time and waits for the file system's
-    /// journal, one into written room 62 us.
+    /// Returns the number of zeros to write behind this write, so that the next ones overwrite them. Measured for writes
+    /// of 1 KiB: a sync of blocks that are merely reserved takes 140 us of processor time and waits for the file system's
+    /// journal, one of written blocks 62 us.
     fn zeros_ahead(&self, capacity: u64) -> usize {
         let end = u64::from(self.write.end) + END_BYTES as u64;
         if self.typical_bytes >= LARGE_WRITE_BYTES || end <= self.filled || end >= capacity {

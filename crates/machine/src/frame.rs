@@ -40,10 +40,10 @@ pub(crate) fn chain(checksum: u64, framed: &[u8]) -> u64 {
     mix(checksum, frame.map_or(0, |frame| u64::from_le_bytes(*frame)))
 }
 
-/// What arrives, block by block.
+/// A reader of blocks from a stream of chunks.
 pub(crate) struct BlockStream<I> {
     chunks: I,
-    /// What arrived and was not yet used; the part before `at` is used up.
+    /// Bytes that have arrived; the part before `at` is used up.
     buffer: Vec<u8>,
     at: usize,
     /// Bytes used up in all.
@@ -72,7 +72,8 @@ where
         self.before
     }
 
-    /// What [`BlockStream::take`] and [`BlockStream::take_block`] found; until they are called again.
+    /// Returns the bytes that [`BlockStream::take`] or [`BlockStream::take_block`] found; valid until one of them is
+    /// called again.
     pub fn bytes(&self, place: (usize, usize)) -> &[u8] {
         self.buffer.get(place.0..place.1).unwrap_or_default()
     }
@@ -109,7 +110,7 @@ where
         Ok((start, self.at))
     }
 
-    /// What comes behind, up to some more than `max` bytes.
+    /// Returns the bytes behind the last block, up to some more than `max`.
     pub fn take_rest(&mut self, max: usize) -> Result<Vec<u8>, RestoreError<E>> {
         let mut rest = self.buffer.split_off(self.at);
         while rest.len() <= max {

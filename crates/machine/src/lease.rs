@@ -37,7 +37,7 @@ impl Lease {
 /// A lease that was granted elsewhere, without its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantedLease {
-    /// Its name.
+    /// Id of the lease.
     pub id: LeaseId,
     /// The time to live, in seconds.
     pub ttl: i64,

@@ -71,15 +71,15 @@ impl Member {
 /// Why a text is not the JSON of a member.
 #[derive(Debug)]
 pub enum MemberError {
-    /// It is no JSON.
+    /// The text is no JSON.
     Json(serde_json::Error),
-    /// It is another JSON value than an object.
+    /// The text is another JSON value than an object.
     NotAnObject,
-    /// It has no id.
+    /// The object has no id.
     NoId,
-    /// This field is no list.
+    /// The field with this name is no list.
     NoList(&'static str),
-    /// This field holds something else than texts.
+    /// The field with this name holds something else than texts.
     NoText(&'static str),
 }
 

@@ -31,11 +31,11 @@ pub(crate) enum Reconfiguration {
 /// Why a `ConfChange` is no membership change that this version can apply.
 #[derive(Debug)]
 pub(crate) enum ChangeError {
-    /// It changes the membership in another way than this version knows.
+    /// The change is of a kind that this version does not know.
     UnknownKind,
-    /// It does not describe a member.
+    /// The change does not describe a member.
     Member(MemberError),
-    /// It is about one member and describes another.
+    /// The change names one member and describes another.
     OtherMember {
         /// The member that it is about.
         about: u64,

@@ -150,7 +150,7 @@ struct Deep {
 }
 
 impl Deep {
-    /// What prost refused for another reason than its depth stays refused.
+    /// Returns the message, unless prost refused it for another reason than its depth.
     fn unless_shallow<M>(&self, message: M, refused: DecodeError) -> Result<M, Undecodable> {
         if self.depth < PROST_DEPTH { Err(refused.into()) } else { Ok(message) }
     }

@@ -6,6 +6,7 @@
 //! are those before the entry until then. Only the key sets of leases are half-way: see [`Machine::is_whole`].
 //!
 //! What is done is the same, in the same order, whatever the slices: at every member, and as [`Machine::apply`] does at once.
+//!
 //! # Example: a deletion of 1,000,000 keys as entry 50
 //!
 //! ```text

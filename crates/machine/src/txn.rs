@@ -48,7 +48,7 @@ pub struct Ranged {
 /// Keys and values that an operation found inside a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// This.
+    /// The keys and values, known when the entry was applied.
     Known {
         /// The keys, in the order asked for.
         found: Vec<StoredKeyValue>,

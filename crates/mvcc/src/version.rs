@@ -12,6 +12,7 @@
 //! record knows its predecessor and one record further down, at skew-binary distances, so that the newest
 //! version at or below a revision is found in O(log n) steps. The revisions of both targets stand beside the
 //! pointers, so that a search decides without looking at a record that compaction may have freed.
+//!
 //! # Example: jump pointers of a key that was written at revisions 1 to 16
 //!
 //! ```text

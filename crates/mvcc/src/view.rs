@@ -50,6 +50,7 @@ pub(crate) struct State {
 /// A reader that takes long holds a moment and not a view: memory that writes free meanwhile is then not kept for it.
 /// It reads piece by piece, each from the newest view, see [`View::snapshot_at`]. That works as long as nothing was
 /// physically removed that the moment needs: the caller of [`crate::Store::compact_step`] has to respect [`Moment::keeps`].
+///
 /// # Example
 ///
 /// Key a was written at revisions 2 and 5, key b at 6; nothing is compacted.

@@ -17,18 +17,18 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 pub struct UrlError {
     /// The URL.
     pub url: String,
-    /// What is wrong with it.
+    /// Reason for which the URL is refused.
     pub fault: UrlFault,
 }
 
-/// What is wrong with a peer URL.
+/// Reason for which a peer URL is refused.
 #[derive(Debug)]
 pub enum UrlFault {
-    /// It is no URI.
+    /// The text is no URI.
     Syntax(InvalidUri),
-    /// It asks for TLS, which there is not between members yet.
+    /// The URL asks for TLS, which members do not support yet.
     Tls,
-    /// It is no peer URL: what a peer URL has to be, or what this one lacks.
+    /// The URI is no peer URL; the text says what a peer URL has to be, or what this one lacks.
     Form(&'static str),
 }
 
@@ -81,7 +81,7 @@ pub enum RequestError {
     Failed {
         /// The URL, or the member and its address.
         to: String,
-        /// What happened.
+        /// The error of the exchange.
         error: ExchangeError,
     },
     /// Too many requests are under way.
@@ -191,11 +191,11 @@ pub(crate) enum PostError {
     NoUrl(NoUrl),
     /// There is no answer.
     Exchange(ExchangeError),
-    /// It refused a message, with this status and text.
+    /// The peer refused a message, with this status and text.
     Message(StatusCode, String),
-    /// It refused a snapshot, with this status and text.
+    /// The peer refused a snapshot, with this status and text.
     Snapshot(StatusCode, String),
-    /// It left, or was replaced, before the snapshot could be sent.
+    /// The peer left, or was replaced, before the snapshot could be sent.
     Left { member_id: u64 },
     /// No member had its id when the snapshot should be sent.
     Unknown,

@@ -28,7 +28,7 @@ pub fn read_messages<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Message
     read(Decoder::of_messages(), pieces)
 }
 
-/// The same of a `msgappv2` stream.
+/// Reads the frames of a `msgappv2` stream.
 pub fn read_apps<'a>(
     local: u64,
     remote: u64,

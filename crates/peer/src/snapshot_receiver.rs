@@ -162,9 +162,9 @@ async fn read_envelope(body: &mut Incoming, pace: &mut Pace) -> Result<(Message,
 /// Why the message in front of a snapshot cannot be read.
 #[derive(Debug)]
 enum EnvelopeError {
-    /// Its length is above the bound.
+    /// The length of the message is above the bound.
     Length(DecodeError),
-    /// It is no message.
+    /// The bytes are no message.
     Message(prost::DecodeError),
     /// The connection broke, or was too slow.
     Broken(io::Error),

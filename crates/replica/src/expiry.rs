@@ -6,6 +6,7 @@
 //!
 //! A new leader has the clocks of all leases to start. It does so in slices; a lease whose turn has not come goes by the
 //! deadline that it will get.
+//!
 //! # Example: lease 7 with a TTL of 10 s; slots are 100 ms wide
 //!
 //! ```text

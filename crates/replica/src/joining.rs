@@ -113,7 +113,7 @@ pub enum AnswerError {
     Body {
         /// The URL that was asked.
         from: String,
-        /// What is wrong with the answer.
+        /// Reason for which the answer cannot be used.
         error: BodyError,
     },
 }
@@ -145,14 +145,14 @@ impl std::error::Error for AnswerError {
     }
 }
 
-/// What is wrong with what a member answers about its cluster or its version.
+/// Reason for which a member's answer about its cluster or version cannot be used.
 #[derive(Debug)]
 pub enum BodyError {
-    /// It is no JSON, or JSON of another form.
+    /// The body is no JSON, or JSON of another form.
     Json(serde_json::Error),
-    /// It describes something that is no member.
+    /// The body describes something that is no member.
     Member(MemberError),
-    /// It does not state a version.
+    /// The body states no version.
     NoVersion,
 }
 

@@ -107,7 +107,7 @@ pub struct Shared {
     pub callers: Callers,
     /// Expensive requests, and who sent them.
     pub slow_requests: SlowRequests,
-    /// When the member was started.
+    /// Time when the member was started.
     pub began: Instant,
     /// Hashes of the last compactions, for HashKV.
     pub compaction_hashes: CompactionHashes,

@@ -55,7 +55,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// This state, of everything that is physically there, its head, and the hashes of the state after the last entries.
+    /// Returns a source of this state: everything that is physically there, its head, and the hashes of the state after
+    /// the last entries.
     pub fn new(head: Head, trail: StateTrail, state: AsOf, shared: &Shared) -> Source {
         Source { head: Some(head), state: Some(state), trail, values: shared.values.clone() }
     }
@@ -91,9 +92,9 @@ impl peer::SnapshotSource for Source {
 pub enum SourceError {
     /// The receiver runs etcd, which needs another form of snapshot.
     NotThisProgram,
-    /// What the receiver says it has cannot be understood.
+    /// The receiver's description of what it has cannot be decoded.
     Malformed(Malformed),
-    /// It was sent before: one source serves one attempt.
+    /// The source was used before: it serves one attempt.
     SentBefore,
 }
 
@@ -134,7 +135,7 @@ pub enum ReceiveError {
     LogFull,
     /// The log did not say where a value lies, which is a bug.
     Lost,
-    /// What has arrived makes no state.
+    /// The received parts make no state.
     Assemble(RestoreError<Overtaken>),
 }
 
@@ -172,7 +173,7 @@ struct Broken {
     base_applied: Index,
 }
 
-/// What announces itself by this message, under this number.
+/// Returns the attempt that this message announces, under this number.
 fn attempt(claim: u64, message: &raftpb::Message) -> SnapshotAttempt {
     SnapshotAttempt { claim, from: message.from(), term: Term(message.term()) }
 }

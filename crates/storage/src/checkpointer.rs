@@ -4,6 +4,7 @@
 //! base run and delta runs behind it, like the levels of a log-structured merge tree: most checkpoints write only
 //! what is new, and a run is written again together with newer ones only when they have grown to its size, so that
 //! each version is written a few times in all.
+//!
 //! # Example: runs and levels
 //!
 //! A version takes about 48 bytes. Each line is a checkpoint; `(from, to]` are the revisions of a run.

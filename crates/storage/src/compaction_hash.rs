@@ -62,7 +62,7 @@ pub struct KnownHash {
     pub revision: Revision,
     /// The compact revision before.
     pub compact_revision: Revision,
-    /// What HashKV answers for it.
+    /// HashKV's hash of the compaction.
     pub hash: u32,
 }
 

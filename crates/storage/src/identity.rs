@@ -3,7 +3,7 @@
 /// The ids of a member and its cluster. They never change while a member runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// This member.
+    /// Id of the member.
     pub member_id: u64,
     /// Id of the cluster.
     pub cluster_id: u64,

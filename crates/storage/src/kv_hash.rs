@@ -62,7 +62,7 @@ impl KvHash {
     }
 }
 
-/// What HashKV answers.
+/// HashKV's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashedKv {
     /// CRC-32C of the versions that are covered.

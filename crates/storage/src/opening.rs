@@ -84,7 +84,7 @@ pub struct Opened {
     pub node: Node,
     /// The log, open for appending.
     pub log: Log,
-    /// What the log has recovered.
+    /// The result of opening the log.
     pub recovered: Recovered,
     /// Location of each entry behind the checkpoint.
     pub locations: VecDeque<EntryPlace>,

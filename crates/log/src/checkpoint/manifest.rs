@@ -8,16 +8,16 @@ use crate::format::{u32_at, u64_at};
 const HEAD_BYTES: usize = 36;
 const NAME_BYTES_MAX: usize = 200;
 
-/// What a checkpoint consists of.
+/// The files of a checkpoint, and the entry that it is of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
     /// Index of the last entry applied in it.
     pub applied_index: Index,
-    /// That entry's term.
+    /// Raft term of the entry at the applied index.
     pub term: Term,
     /// The caller's, up to 1 MiB.
     pub metadata: Vec<u8>,
-    /// Its files, in the caller's order.
+    /// Files of the checkpoint, in the caller's order.
     pub runs: Vec<Run>,
 }
 

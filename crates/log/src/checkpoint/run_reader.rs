@@ -31,7 +31,7 @@ pub struct RunReader {
     chunk: BytesMut,
     /// Index of the last entry applied.
     pub applied_index: Index,
-    /// That entry's term.
+    /// Raft term of the entry at the applied index.
     pub term: Term,
     /// The caller's metadata.
     pub metadata: Vec<u8>,
@@ -135,7 +135,7 @@ impl RunReader {
         Ok(())
     }
 
-    /// Sees to it that so many bytes from `offset` on are in the chunk.
+    /// Reads until `needed` bytes from `offset` on are in the chunk.
     fn fill(&mut self, needed: usize) -> Result<(), OpenError> {
         let have = self.chunk.len();
         if have >= needed {

@@ -18,7 +18,7 @@ pub struct RunWriter {
     pub(super) dir: PathBuf,
     pub(super) name: String,
     pub(super) path_tmp: PathBuf,
-    /// Where the file was kept as the reserve, if it was.
+    /// Path at which the file was kept as the reserve, if it was.
     pub(super) reserve: Option<PathBuf>,
     pub(super) file: Option<Arc<dyn File>>,
     offset: u64,

@@ -63,8 +63,8 @@ impl CheckpointStore {
         self.begin_within(name, applied_index, term, metadata, 0)
     }
 
-    /// As [`CheckpointStore::begin`]. If the file system has not so many bytes free, the reserve becomes the run's file;
-    /// it comes back if the run is not finished.
+    /// Begins a run as [`CheckpointStore::begin`] does. If the file system has fewer free bytes, the reserve becomes the
+    /// run's file; it is restored if the run is not finished.
     pub fn begin_within(
         &self,
         name: &str,
@@ -88,11 +88,11 @@ impl CheckpointStore {
         RunWriter::begin(self.disk.clone(), self.dir.clone(), name, applied_index, term, metadata, reserve)
     }
 
-    /// Keeps so many bytes for the next run, and so many for its manifest. If they are not there, as many as before stay.
+    /// Keeps this many bytes for the next run and for its manifest. If they are not free, the present reserve stays.
     ///
     /// # Errors
     ///
-    /// What the operating system says.
+    /// Those of the operating system.
     pub fn keep_reserve(&self, run_bytes: u64, manifest_bytes: u64) -> std::io::Result<()> {
         self.keep(MANIFEST_RESERVE, manifest_bytes)?;
         self.keep(RESERVE, run_bytes)

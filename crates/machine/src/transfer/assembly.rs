@@ -20,7 +20,7 @@ const BATCH_VERSIONS: usize = 256 << 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceivedVersion {
     key: Box<[u8]>,
-    /// With a value whose place is not known yet.
+    /// The version, with a value whose location is not known yet.
     entry: Entry<'static>,
 }
 
@@ -66,7 +66,7 @@ impl ReceivedVersion {
 pub struct Assembly {
     rules: Rules,
     base: Option<(AsOf, Head)>,
-    /// What is held in all, up to the last revision that is known to be whole.
+    /// Everything that is held, up to the last revision that is known to be whole.
     held: Held,
     /// Sorted by key; the blocks of each as in a checkpoint, without a head.
     runs: Vec<Run>,
@@ -74,7 +74,7 @@ pub struct Assembly {
     batch: Vec<Pending>,
     /// The keys of the batch, one behind the other.
     keys: Vec<u8>,
-    /// What the present stream began with, and the versions of it pushed so far.
+    /// The head of the present stream, and the versions of it pushed so far.
     stream: Option<Stream>,
 }
 
@@ -90,7 +90,7 @@ struct Stream {
 
 struct Run {
     blocks: Vec<Vec<u8>>,
-    /// Its highest main revision.
+    /// Highest main revision of the stream.
     through: Revision,
     versions: u64,
 }

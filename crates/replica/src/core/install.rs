@@ -136,7 +136,7 @@ impl Install {
         self.discarded.extend(forget().map(Discarded::Part));
     }
 
-    /// This state is of no use any more.
+    /// Discards a state that is of no use any more.
     fn discard(&mut self, machine: Box<Machine>) {
         self.discarded.push_back(Discarded::State(machine));
     }

@@ -1,5 +1,6 @@
 //! Leadership: who leads, if this member may act as the leader, and when it should give leadership away. [`Leadership`] is
 //! told the raft node's standing and the disk's; it does not talk to raft.
+//!
 //! # Example: when a leader has settled
 //!
 //! ```text

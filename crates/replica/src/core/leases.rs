@@ -1,5 +1,6 @@
 //! The leader's work on leases: renewing, expiring, and noting remaining times. [`LeaseClocks`] decides; deadlines are kept
 //! in `expiry`, the leases themselves in the state.
+//!
 //! # Example: a lease across a change of leaders
 //!
 //! Lease 7 has a TTL of 10 s, and the election timeout is 1 s.
@@ -182,8 +183,8 @@ impl LeaseClocks {
         self.forgotten.push(std::mem::replace(&mut self.expiry, expiry));
     }
 
-    /// This member leads no more, or in another term: the clocks are the next leader's. Returns whose renewals are to be
-    /// refused.
+    /// Stops all clocks, since this member leads no longer, or in another term. Returns the requests whose renewals are
+    /// to be refused.
     pub fn stop(&mut self, now: Instant) -> Vec<RequestId> {
         if !planted::is(Bug::OldLeaseDeadlines) {
             self.replace(Expiry::new(now));

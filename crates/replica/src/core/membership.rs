@@ -146,7 +146,7 @@ pub(super) type Wanted = (RequestId, MemberChange, Instant);
 pub(super) struct Told {
     /// The request.
     pub request_id: RequestId,
-    /// Whether the change was made.
+    /// Result of the change.
     pub outcome: Result<(), Status>,
     /// The term that the reply carries.
     pub raft_term: Term,
@@ -398,7 +398,7 @@ impl Membership {
         self.changes.pop_front()
     }
 
-    /// This change was lost with its leader, and is proposed again before all others.
+    /// Takes back a change that was lost with its leader; it is proposed again before all others.
     pub fn was_lost(&mut self, change: Wanted) {
         self.open = None;
         self.changes.push_front(change);
@@ -431,7 +431,7 @@ impl Membership {
         std::mem::take(&mut self.outcomes)
     }
 
-    /// This member is no longer part of the cluster: it ends after a while. Returns true if that is news.
+    /// Notes that this member is no longer part of the cluster; it ends after a while. Returns true if that is news.
     pub fn was_removed(&mut self, now: Instant) -> bool {
         let news = self.removed_at.is_none();
         self.removed_at.get_or_insert(now + REMOVED_PAUSE);

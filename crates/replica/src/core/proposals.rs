@@ -1,5 +1,6 @@
 //! Proposals: clients' commands and the core's own, and the requests that wait for their entries. [`Proposals`] gathers them,
 //! hands out batches, and decides what is proposed again. It does not talk to raft: the loop does.
+//!
 //! # Example: a forwarded proposal and a new leader
 //!
 //! Member 2 follows member 1, the leader of term 4. Two puts of its clients are forwarded in one message that names term 4;
@@ -46,7 +47,7 @@ pub(super) enum Waiter {
     Expiry(LeaseId),
     /// A client who changes the members, and the change.
     Members(RequestId, Box<MemberChange>),
-    /// This member's own name and addresses, to be known to all.
+    /// This member's own name and client URLs, to be published to the cluster.
     Attributes,
     /// No request: the entry is the core's own business.
     Nobody,
@@ -314,7 +315,7 @@ impl Proposals {
         std::mem::take(&mut self.gathered)
     }
 
-    /// This member is out of service: takes out all requests that wait for an entry, in the order of the ids.
+    /// Takes out all requests that wait for an entry, in the order of the ids, since this member is out of service.
     pub fn end(&mut self) -> Vec<Waiter> {
         self.forwarded.clear();
         self.held_back = false;

@@ -3,6 +3,7 @@
 //!
 //! All reads that wait share a round, and a few rounds are under way at once: a read waits for one quorum's round trip,
 //! never for a write or for another read's round to end.
+//!
 //! # Example: rounds that are shared and overlap
 //!
 //! A leader in a cluster whose round trip takes 10 ms; times in ms.
@@ -241,7 +242,7 @@ impl Reads {
         self.confirmed.remove(at).map(|confirmed| confirmed.wants)
     }
 
-    /// This read may be answered once the state as it is now is published.
+    /// Notes a read that may be answered once the present state is published.
     pub fn readable(&mut self, request_id: RequestId) {
         self.readable.push(request_id);
     }

@@ -1,5 +1,6 @@
 //! Segments that are deleted once no view can name them ([`Segments`]), and values that are being moved out of others
 //! ([`Moves`]). Which segments are worth it is decided in `space`.
+//!
 //! # Example: when segment 3 is deleted
 //!
 //! Views 7 and 9 are held: 7 by a slow reader, 9 as the published state. A durable checkpoint needs nothing in segment 3

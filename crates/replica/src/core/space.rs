@@ -1,4 +1,5 @@
 //! What segments hold that nobody needs, and which of them are worth emptying.
+//!
 //! # Example
 //!
 //! Four sealed segments of 64 MiB, bytes of live values: 0, 10, 20 and 60 MiB; room is not short. The first is empty: it is

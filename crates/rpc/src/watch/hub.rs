@@ -235,13 +235,13 @@ impl Hub {
         self.streams.borrow().values().map(|stream| stream.long_bytes()).max().unwrap_or(0)
     }
 
-    /// How many streams hold values that were fetched for them, and whose client these are charged to.
+    /// Returns the number of streams that hold values which were fetched for them, charged to their clients.
     #[cfg(test)]
     pub(super) fn laden_streams(&self) -> usize {
         self.streams.borrow().values().filter(|stream| stream.fetched_bytes() > 0).count()
     }
 
-    /// How many streams have made something of such a revision.
+    /// Returns the number of streams that have begun a response to such a revision.
     #[cfg(test)]
     pub(super) fn long_streams(&self) -> usize {
         self.streams.borrow().values().filter(|stream| stream.long_bytes() > 0).count()
@@ -261,7 +261,7 @@ impl Hub {
         self.work_done.set((walked_before + walked, looks_before + looks));
     }
 
-    /// How many changes were walked over, and how often a watch was looked at, since this was asked last.
+    /// Returns the changes walked over and the looks at watches since the last call.
     #[cfg(test)]
     pub(super) fn work_done(&self) -> (usize, usize) {
         self.work_done.take()

@@ -122,7 +122,7 @@ impl Queued {
     }
 }
 
-/// How many watches may read together from any of some revisions on.
+/// Maximum number of watches that read together from any of a range of revisions on.
 #[derive(Clone, Copy, Default)]
 struct Together {
     /// The first of these revisions.

@@ -456,7 +456,7 @@ impl Core {
             let hashes = &self.shared.compaction_hashes;
             if !hashes.order(&self.hash_jobs, state, previous, revision) {
                 self.logger.warn(
-                    "too many compactions at once: this one's hash is not computed",
+                    "too many compactions wait for their hashes: the hash of this one is not computed",
                     &[("revision", Value::Int(revision.0))],
                 );
             }

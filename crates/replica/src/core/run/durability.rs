@@ -137,7 +137,7 @@ impl Core {
             return false;
         }
         self.nospace.was_noted();
-        self.logger.debug("noted what raised NOSPACE", &[("cause", Value::Str(cause.name()))]);
+        self.logger.debug("noted the cause of the NOSPACE alarm", &[("cause", Value::Str(cause.name()))]);
         true
     }
 }

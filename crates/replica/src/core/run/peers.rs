@@ -555,7 +555,7 @@ impl Core {
         }
     }
 
-    /// This member is no longer part of the cluster: it ends, and does not start again.
+    /// Ends this member, which is no longer part of the cluster; it does not start again.
     pub(super) fn end_removed(&mut self, now: Instant) {
         if !self.membership.was_removed(now) {
             return;
@@ -745,7 +745,7 @@ impl Core {
         Ok(())
     }
 
-    /// This attempt has come to its end.
+    /// Ends this attempt to receive a state.
     pub(super) fn give_up_install(&mut self, claim: u64) {
         if self.install.is_of(claim) {
             self.end_install();

@@ -1,4 +1,5 @@
 //! How watches that are behind read history: in the turns of their streams.
+//!
 //! # Example: catching up, and the hand-over to the synced watches
 //!
 //! A watch begins at revision 5. The hub has told its synced watches everything through revision 20.
