@@ -9,8 +9,9 @@ use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{
     AlarmMember, AlarmRequest, AlarmType, CompactionRequest, DeleteRangeRequest, InternalRaftRequest,
-    LeaseRevokeRequest, PutRequest, RangeRequest, TxnRequest,
+    LeaseCheckpointRequest, LeaseGrantRequest, LeaseRevokeRequest, PutRequest, RangeRequest, TxnRequest,
 };
+use api::membershippb::{ClusterMemberAttrSetRequest, ClusterVersionSetRequest, DowngradeInfoSetRequest};
 use api::raftpb;
 use api::{Code, Status};
 use bytes::Bytes;
@@ -446,6 +447,8 @@ impl Machine {
         Ok(())
     }
 
+    /// Applies a request about keys or leases, or leaves it to [`Machine::dispatch_cluster`]. `change` gets what the core has
+    /// to hear beside the outcome.
     fn dispatch(
         &mut self,
         command: Command<'_>,
@@ -454,15 +457,7 @@ impl Machine {
         answer: bool,
         change: &mut Option<Change>,
     ) -> Result<Outcome, Failure> {
-        if self.alarms.any(AlarmType::Corrupt as i32)
-            && (request.put.is_some()
-                || request.range.is_some()
-                || request.delete_range.is_some()
-                || request.txn.is_some()
-                || request.compaction.is_some()
-                || request.lease_grant.is_some()
-                || request.lease_revoke.is_some())
-        {
+        if self.alarms.any(AlarmType::Corrupt as i32) && is_refused_when_corrupt(request) {
             return Err(error::CORRUPT.into());
         }
         let no_space = self.alarms.any(AlarmType::Nospace as i32);
@@ -489,54 +484,38 @@ impl Machine {
             if no_space {
                 return Err(error::NO_SPACE.into());
             }
-            let ttl = self.leases.grant(LeaseId(grant.id), grant.ttl)?;
-            self.hash.mix(Effect::LeaseGranted, &[grant.id as u64, grant.ttl as u64]);
-            *change = Some(Change::LeaseGranted { id: LeaseId(grant.id), ttl });
-            return Ok(Outcome::LeaseGranted { id: LeaseId(grant.id), ttl });
+            return Ok(self.lease_grant(grant, change)?);
         }
         if let Some(revoke) = &request.lease_revoke {
             return Ok(self.lease_revoke(revoke, change)?);
         }
         if let Some(checkpoint) = &request.lease_checkpoint {
-            for lease in &checkpoint.checkpoints {
-                if let Some(remaining) = self.leases.checkpoint(LeaseId(lease.id), lease.remaining_ttl) {
-                    self.hash.mix(Effect::LeaseCheckpointed, &[lease.id as u64, remaining as u64]);
-                }
-            }
-            return Ok(Outcome::LeaseCheckpointed);
+            return Ok(self.lease_checkpoint(checkpoint));
         }
+        self.dispatch_cluster(request, change)
+    }
+
+    /// Applies a request about alarms, the cluster's version or the members' attributes.
+    fn dispatch_cluster(
+        &mut self,
+        request: &InternalRaftRequest,
+        change: &mut Option<Change>,
+    ) -> Result<Outcome, Failure> {
         if let Some(alarm) = &request.alarm {
             return Ok(Outcome::Alarms(self.alarm(alarm, request.alarm_cause, change)));
         }
         if let Some(version) = &request.cluster_version_set {
-            if self.members.cluster_version != version.ver {
-                self.members.cluster_version = version.ver.clone();
-                self.hash.mix(Effect::ClusterVersion, &[]);
-                self.hash.mix_texts([&version.ver]);
-            }
+            self.set_cluster_version(version);
             *change = Some(Change::Members);
             return Ok(Outcome::Done);
         }
         if let Some(set) = &request.cluster_member_attr_set {
-            if let Some(member) = self.members.by_id.get_mut(&set.member_id)
-                && let Some(attributes) = &set.member_attributes
-                && (member.name != attributes.name || member.client_urls != attributes.client_urls)
-            {
-                member.name = attributes.name.clone();
-                member.client_urls = attributes.client_urls.clone();
-                self.hash.mix(Effect::MemberAttributes, &[set.member_id]);
-                self.hash.mix_texts(std::iter::once(&member.name).chain(&member.client_urls));
-            }
+            self.set_member_attributes(set);
             *change = Some(Change::Members);
             return Ok(Outcome::Done);
         }
         if let Some(set) = &request.downgrade_info_set {
-            let target = set.enabled.then(|| set.ver.clone());
-            if self.members.downgrade_target != target {
-                self.hash.mix(Effect::Downgrade, &[]);
-                self.hash.mix_texts(&target);
-                self.members.downgrade_target = target;
-            }
+            self.set_downgrade(set);
             *change = Some(Change::Members);
             return Ok(Outcome::Done);
         }
@@ -547,6 +526,57 @@ impl Machine {
         Err(Failure::Unknown(
             "it holds a request that this version does not know; start the version that wrote it".to_owned(),
         ))
+    }
+
+    fn lease_grant(
+        &mut self,
+        grant: &LeaseGrantRequest,
+        change: &mut Option<Change>,
+    ) -> Result<Outcome, Status> {
+        let ttl = self.leases.grant(LeaseId(grant.id), grant.ttl)?;
+        self.hash.mix(Effect::LeaseGranted, &[grant.id as u64, grant.ttl as u64]);
+        *change = Some(Change::LeaseGranted { id: LeaseId(grant.id), ttl });
+        Ok(Outcome::LeaseGranted { id: LeaseId(grant.id), ttl })
+    }
+
+    /// Notes the time left of leases that still exist.
+    fn lease_checkpoint(&mut self, checkpoint: &LeaseCheckpointRequest) -> Outcome {
+        for lease in &checkpoint.checkpoints {
+            if let Some(remaining) = self.leases.checkpoint(LeaseId(lease.id), lease.remaining_ttl) {
+                self.hash.mix(Effect::LeaseCheckpointed, &[lease.id as u64, remaining as u64]);
+            }
+        }
+        Outcome::LeaseCheckpointed
+    }
+
+    fn set_cluster_version(&mut self, version: &ClusterVersionSetRequest) {
+        if self.members.cluster_version != version.ver {
+            self.members.cluster_version = version.ver.clone();
+            self.hash.mix(Effect::ClusterVersion, &[]);
+            self.hash.mix_texts([&version.ver]);
+        }
+    }
+
+    /// Sets the name and the client URLs of a member, if it still is one.
+    fn set_member_attributes(&mut self, set: &ClusterMemberAttrSetRequest) {
+        if let Some(member) = self.members.by_id.get_mut(&set.member_id)
+            && let Some(attributes) = &set.member_attributes
+            && (member.name != attributes.name || member.client_urls != attributes.client_urls)
+        {
+            member.name = attributes.name.clone();
+            member.client_urls = attributes.client_urls.clone();
+            self.hash.mix(Effect::MemberAttributes, &[set.member_id]);
+            self.hash.mix_texts(std::iter::once(&member.name).chain(&member.client_urls));
+        }
+    }
+
+    fn set_downgrade(&mut self, set: &DowngradeInfoSetRequest) {
+        let target = set.enabled.then(|| set.ver.clone());
+        if self.members.downgrade_target != target {
+            self.hash.mix(Effect::Downgrade, &[]);
+            self.hash.mix_texts(&target);
+            self.members.downgrade_target = target;
+        }
     }
 
     fn put(&mut self, command: Command<'_>, put: &PutRequest) -> Result<Outcome, Status> {
@@ -930,4 +960,15 @@ impl Deletion {
         };
         Deleted { revision: Revision(0), deleted: self.deleted as i64, previous }
     }
+}
+
+/// Returns true for a request that is not applied while the CORRUPT alarm is raised.
+fn is_refused_when_corrupt(request: &InternalRaftRequest) -> bool {
+    request.put.is_some()
+        || request.range.is_some()
+        || request.delete_range.is_some()
+        || request.txn.is_some()
+        || request.compaction.is_some()
+        || request.lease_grant.is_some()
+        || request.lease_revoke.is_some()
 }

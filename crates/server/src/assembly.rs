@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, UNIX_EPOCH};
 
-use consensus::Fetch;
+use consensus::{Fetch, Node};
+use machine::Machine;
 use numbers::Index;
 
 use crate::peering::Peering;
@@ -81,29 +82,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let metrics = Arc::new(Metrics::new(&api::Rpc::ALL, config.metrics));
     metrics.server.set_id(identity.member_id);
     metrics.server.set_features(&config.feature_gates);
-    let limits = Limits {
-        request_bytes_max: usize::try_from(config.max_request_bytes).unwrap_or(usize::MAX),
-        txn_ops_max: usize::try_from(config.max_txn_ops).unwrap_or(usize::MAX),
-        quota_bytes: config.quota_backend_bytes,
-        request_timeout: Duration::from_secs(5) + 2 * config.election_timeout,
-        election_timeout: config.election_timeout,
-        lease_ttl_min: lease_ttl_min(&config),
-        progress_interval: config.watch_progress_notify_interval,
-        slow_request: config.warning_unary_request_duration,
-        times_calls: config.metrics == MetricsDetail::Extensive,
-    };
-    let state = Published {
-        view: machine.store.publish(),
-        applied_index: machine.applied_index,
-        applied_term: machine.applied_term,
-        commit_index: node.standing().commit,
-        leader: 0,
-        reads_local: false,
-        alarms: Arc::new(machine.alarms.clone()),
-        members: Arc::new(machine.members.clone()),
-        in_use_bytes: machine.in_use_bytes(),
-        removed_through: machine.store.compact_revision(),
-    };
+    let (limits, state) = (limits(&config), first_state(&mut machine, &node));
     let seed = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
     let mut shared = Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed);
     shared.began = clock.now();
@@ -160,6 +139,37 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         had_data,
         clean_shutdown,
         lock,
+    }
+}
+
+/// Returns the bounds that the options set.
+fn limits(config: &Config) -> Limits {
+    Limits {
+        request_bytes_max: usize::try_from(config.max_request_bytes).unwrap_or(usize::MAX),
+        txn_ops_max: usize::try_from(config.max_txn_ops).unwrap_or(usize::MAX),
+        quota_bytes: config.quota_backend_bytes,
+        request_timeout: Duration::from_secs(5) + 2 * config.election_timeout,
+        election_timeout: config.election_timeout,
+        lease_ttl_min: lease_ttl_min(config),
+        progress_interval: config.watch_progress_notify_interval,
+        slow_request: config.warning_unary_request_duration,
+        times_calls: config.metrics == MetricsDetail::Extensive,
+    }
+}
+
+/// Publishes the state that the data directory holds. No leader is known yet.
+fn first_state(machine: &mut Machine, node: &Node) -> Published {
+    Published {
+        view: machine.store.publish(),
+        applied_index: machine.applied_index,
+        applied_term: machine.applied_term,
+        commit_index: node.standing().commit,
+        leader: 0,
+        reads_local: false,
+        alarms: Arc::new(machine.alarms.clone()),
+        members: Arc::new(machine.members.clone()),
+        in_use_bytes: machine.in_use_bytes(),
+        removed_through: machine.store.compact_revision(),
     }
 }
 

@@ -9,16 +9,18 @@ use std::sync::mpsc::{self, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use consensus::Fetch;
 use disk::{Disk, Lock, RealDisk};
 use front::Front;
 use peer::Peers;
 
 use crate::assembly::{Assembled, Setting, assemble};
 use crate::error::{EndError, StartError};
+use crate::peering::Peering;
 use clock::Clock;
 use config::{Config, Url};
 use consistency::monitor::Monitor;
-use replica::core::{ControlRequest, Core, Fatal, StorageRequest, Thresholds};
+use replica::core::{ControlRequest, Core, Fatal, Parts, StorageRequest, Thresholds};
 use replica::inbox::Inbox;
 use replica::joining;
 use replica::peer_links::PeerLinks;
@@ -144,6 +146,7 @@ fn urls(asked: &[Url], listeners: &[TcpListener]) -> Vec<String> {
 
 type Listeners = (Vec<TcpListener>, Vec<TcpListener>, Vec<TcpListener>);
 
+/// Starts the threads of a member. Returns once it serves clients.
 fn serve(
     assembled: Assembled,
     (clients, peers, metrics_listeners): Listeners,
@@ -164,22 +167,68 @@ fn serve(
         clean_shutdown,
         lock,
     } = assembled;
-    let (config, logger) = (&parts.config, Arc::clone(&parts.logger));
+    let logger = Arc::clone(&parts.logger);
     // One that has nothing yet has nothing to compare.
-    let checks = had_data && config.feature_gates.is_on("InitialCorruptCheck");
-    let shards = shared.shards.len();
+    let checks = had_data && parts.config.feature_gates.is_on("InitialCorruptCheck");
     let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
     let hashing = Arc::clone(&shared);
     let hasher = spawn("hasher", "the hasher thread", move || hashing.compaction_hashes.run(&hash_jobs))?;
+    start_catch_up(&shared, entries, fetches)?;
+    let peers = start_peers(&shared, &logger, &parts.config, peering, peers)?;
+    let monitor = Monitor::start(&shared, &logger, &parts.config)
+        .map_err(|error| StartError::Thread { what: "the monitor thread", error })?;
+    let front_options = front_options(&parts.config, shared.shards.len(), parts.log.segments().len())?;
+    warn_of_raised_memory(&logger, &parts.config, &front_options);
+    shared.readers.charge_to(&front_options.budget);
+    let (core, ended) = start_core(parts)?;
+    let core = await_cluster(core, &shared, &ready, stop_wanted)?;
+    if checks && let Err(error) = consistency::corruption::check_initially(&shared, &logger) {
+        shared.core.send(ControlRequest::Stop);
+        let _ = core.join();
+        return Err(StartError::InitialCheck(error));
+    }
+    shared.set_client_memory(front_options.budget.clone());
+    let fronts = start_fronts(&shared, &logger, front_options, clients, metrics_listeners)?;
+    tell_of_service(&logger, &listening);
+    let running = Running {
+        shared,
+        fronts,
+        core,
+        checkpointer,
+        hasher,
+        monitor,
+        peers,
+        ended,
+        clean_shutdown,
+        _lock: lock,
+    };
+    Ok((running, listening))
+}
+
+/// Starts the thread that reads old entries for followers. It ends when the core drops its end of the queue.
+fn start_catch_up(
+    shared: &Shared,
+    entries: log::Entries,
+    fetches: mpsc::Receiver<Fetch>,
+) -> Result<(), StartError> {
     let core = Arc::clone(&shared.core);
-    // Ends when the core lets go of its end of the queue.
     spawn("catch-up", "the catch-up thread", move || {
         catch_up::run(&entries, &fetches, |fetch, fetched| {
             core.send(StorageRequest::Fetched(fetch, fetched))
         });
     })?;
+    Ok(())
+}
 
-    let peer_logger = Arc::clone(&logger);
+/// Starts the thread that talks to the other members, and tells the member of it.
+fn start_peers(
+    shared: &Shared,
+    logger: &Arc<Logger>,
+    config: &Config,
+    peering: Arc<Peering>,
+    listeners: Vec<TcpListener>,
+) -> Result<Arc<dyn PeerLinks>, StartError> {
+    let peer_logger = Arc::clone(logger);
     let options = peer::Options {
         local_id: shared.identity.member_id,
         cluster_id: shared.identity.cluster_id,
@@ -188,7 +237,7 @@ fn serve(
         min_cluster_version: api::MIN_CLUSTER_VERSION,
         read_timeout: config.raft_read_timeout,
         write_timeout: config.raft_write_timeout,
-        listeners: peers,
+        listeners,
     };
     let peers = Peers::start(
         options,
@@ -200,30 +249,46 @@ fn serve(
     .map_err(|error| StartError::Thread { what: "the thread that talks to other members", error })?;
     let peers: Arc<dyn PeerLinks> = Arc::new(peers);
     shared.set_peers(Arc::clone(&peers));
-    let monitor = Monitor::start(&shared, &logger, config)
-        .map_err(|error| StartError::Thread { what: "the monitor thread", error })?;
+    Ok(peers)
+}
 
-    let (ended_sender, ended) = sync_channel(1);
-    let front_options = front_options(config, shards, parts.log.segments().len())?;
+/// Says that clients get more memory than the operator allowed them, where that is so.
+fn warn_of_raised_memory(logger: &Logger, config: &Config, options: &front::Options) {
     if let Some(told) = config.client_memory_bytes
-        && (front_options.budget.bytes_max() as u64) > told
+        && (options.budget.bytes_max() as u64) > told
     {
         logger.warn(
             "--client-memory-bytes is less than 32 MiB or than four of the largest requests (--max-request-bytes): raised",
-            &[("told", Value::Uint(told)), ("bytes", Value::Uint(front_options.budget.bytes_max() as u64))],
+            &[("told", Value::Uint(told)), ("bytes", Value::Uint(options.budget.bytes_max() as u64))],
         );
     }
-    shared.readers.charge_to(&front_options.budget);
+}
+
+/// The thread of the core, and the queue that tells of its end.
+type CoreThread = (JoinHandle<Result<(), Fatal>>, mpsc::Receiver<()>);
+
+/// Starts the core.
+fn start_core(parts: Parts) -> Result<CoreThread, StartError> {
+    let (ended_sender, ended) = sync_channel(1);
     let core = spawn("core", "the core thread", move || {
         let outcome = Core::new(parts).run();
-        // A thread that waits learns of the end by the sender's drop; a full channel says the same.
+        // Whoever waits hears of the end by the sender's drop; a full channel says the same.
         let _ = ended_sender.try_send(());
         outcome
     })?;
+    Ok((core, ended))
+}
 
+/// Waits until the cluster has heard of this member, or until it is to stop. Gives the core back.
+fn await_cluster(
+    core: JoinHandle<Result<(), Fatal>>,
+    shared: &Shared,
+    ready: &mpsc::Receiver<()>,
+    stop_wanted: &dyn Fn() -> bool,
+) -> Result<JoinHandle<Result<(), Fatal>>, StartError> {
     loop {
         match ready.recv_timeout(READY_LOOK) {
-            Ok(()) => break,
+            Ok(()) => return Ok(core),
             Err(mpsc::RecvTimeoutError::Timeout) if !stop_wanted() => {}
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 shared.core.send(ControlRequest::Stop);
@@ -238,17 +303,21 @@ fn serve(
             }
         }
     }
-    if checks && let Err(error) = consistency::corruption::check_initially(&shared, &logger) {
-        shared.core.send(ControlRequest::Stop);
-        let _ = core.join();
-        return Err(StartError::InitialCheck(error));
-    }
-    shared.set_client_memory(front_options.budget.clone());
+}
+
+/// Starts the threads that serve clients and, at addresses of their own, metrics.
+fn start_fronts(
+    shared: &Arc<Shared>,
+    logger: &Arc<Logger>,
+    options: front::Options,
+    clients: Vec<TcpListener>,
+    metrics_listeners: Vec<TcpListener>,
+) -> Result<Vec<Front>, StartError> {
     let counters = rpc::http::FrontCounters::default();
     let (service_shared, service_counters, service_logger) =
-        (Arc::clone(&shared), counters.clone(), Arc::clone(&logger));
+        (Arc::clone(shared), counters.clone(), Arc::clone(logger));
     let front = front::start(
-        front_options.clone(),
+        options.clone(),
         clients,
         Arc::new(move |shard| -> Rc<dyn front::Service> {
             Services::start(
@@ -262,12 +331,16 @@ fn serve(
     .map_err(|error| StartError::Thread { what: "the threads that serve clients", error })?;
     counters.set(front.counters().to_vec());
     let mut fronts = vec![front];
-    let side = |error| StartError::Thread { what: "the threads that serve metrics", error };
     if !metrics_listeners.is_empty() {
-        let front =
-            MetricsListener::start(&shared, &counters, front_options, metrics_listeners).map_err(side)?;
+        let front = MetricsListener::start(shared, &counters, options, metrics_listeners)
+            .map_err(|error| StartError::Thread { what: "the threads that serve metrics", error })?;
         fronts.push(front);
     }
+    Ok(fronts)
+}
+
+/// Tells the operator and systemd that the member serves.
+fn tell_of_service(logger: &Logger, listening: &Listening) {
     logger.info("ready to serve client requests", &[]);
     for url in &listening.clients {
         logger.info(
@@ -275,20 +348,7 @@ fn serve(
             &[("address", Value::Str(url.trim_start_matches("http://")))],
         );
     }
-    notify_systemd(&logger);
-    let running = Running {
-        shared,
-        fronts,
-        core,
-        checkpointer,
-        hasher,
-        monitor,
-        peers,
-        ended,
-        clean_shutdown,
-        _lock: lock,
-    };
-    Ok((running, listening))
+    notify_systemd(logger);
 }
 
 fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, &str)]) {
