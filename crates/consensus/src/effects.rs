@@ -18,6 +18,10 @@ pub enum Role {
 }
 
 /// Where a node stands.
+///
+/// What is applied is never beyond `commit`, and `commit` is never beyond `last`. What is synced here is in no order with
+/// `commit`: an entry is committed once a majority has synced it, and this member, leader or follower, need not be a part
+/// of that majority. What [`Effects::commit`] holds is always synced here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// Its part.
@@ -107,7 +111,8 @@ pub struct Effects {
     /// To be sent now, in this order. Those that promise something come once what they promise is synced. A `MsgSnap`
     /// has metadata only; the sender replaces them by those of the state that it sends.
     pub messages: Vec<raftpb::Message>,
-    /// Committed entries, to be applied in order.
+    /// Committed entries, to be applied in order, without a gap. None is beyond [`Standing::commit`], and none beyond
+    /// [`Node::synced_index`](crate::Node::synced_index).
     pub commit: Vec<Entry>,
     /// Answers to [`Request::Read`](crate::Request::Read).
     pub reads: Vec<ConfirmedRead>,

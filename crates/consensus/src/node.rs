@@ -713,6 +713,7 @@ impl Node {
     pub fn effects(&mut self) -> Option<Effects> {
         if !self.raw.has_ready() {
             let commit = self.given_out(Vec::new());
+            self.assert_order(&commit);
             let quiet = self.outbox.is_empty() && self.fetches.is_empty() && !self.stands_anew;
             if quiet && commit.is_empty() {
                 return None;
@@ -765,6 +766,7 @@ impl Node {
             self.withheld.0 = number;
         }
         effects.commit = self.given_out(committed);
+        self.assert_order(&effects.commit);
         let must_sync = ready.must_sync() || notes_commit;
         self.raw.advance_append_async(ready);
         if must_sync {
@@ -798,6 +800,19 @@ impl Node {
         }
         withheld.extend(committed);
         Vec::new()
+    }
+
+    /// Asserts the order of positions that [`Standing`] and [`Effects::commit`] promise. An entry that is given out earlier
+    /// would be applied from a log that may still lose or replace it.
+    fn assert_order(&self, given_out: &[Entry]) {
+        let log = &self.raw.raft.raft_log;
+        let (commit, last, synced) = (Index(log.committed), Index(log.last_index()), Index(log.persisted));
+        assert!(commit <= last, "entry {commit} is committed, but the log ends with entry {last}");
+        let (Some(first), Some(newest)) = (given_out.first(), given_out.last()) else { return };
+        let index = newest.index;
+        assert!(index <= commit, "entry {index} is to be applied, but only {commit} is committed");
+        assert!(index <= synced, "entry {index} is to be applied, but only {synced} is synced here");
+        assert_eq!(index - first.index + 1, given_out.len() as u64, "entries are given out without a gap");
     }
 
     /// Returns true if the commit index has to be on disk before anybody hears of it: it has come to the removal of a

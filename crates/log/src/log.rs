@@ -432,6 +432,12 @@ impl Worker {
             || synced.hard_state.is_some()
             || !synced.locations.is_empty()
             || !synced.values.is_empty();
+        assert!(
+            synced.ticket >= self.ticket,
+            "batch {} was synced before, now {}",
+            self.ticket,
+            synced.ticket
+        );
         self.ticket = synced.ticket;
         if news {
             (self.on_event)(LogEvent::Synced(synced));

@@ -95,6 +95,10 @@ pub enum LogEvent {
 }
 
 /// The batches that one sync made durable.
+///
+/// From one to the next the ticket never goes back. The last index does where entries were replaced by fewer, or the log
+/// began anew behind a snapshot. A hard state may say that entries beyond the last index are committed: that was learned
+/// from others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
     /// Every batch up to and including this ticket is durable, whole; 0 if none is yet.
@@ -223,6 +227,9 @@ pub enum Replayed {
 }
 
 /// The result of opening a log.
+///
+/// The log has no gap: `base.index` and `first_index - 1` are at most `last_index`. The commit index of the hard state may
+/// be beyond `last_index`, if the last entries were never synced here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// The newest hard state.

@@ -162,7 +162,12 @@ impl Writer {
             progress = Progress::Starved;
         }
         self.publish_room();
-        synced.last_index = self.next_index - 1;
+        synced.last_index = self.next_index.previous();
+        debug_assert_eq!(
+            self.shared.index().next,
+            self.next_index,
+            "what is placed is written and synced by now"
+        );
         Ok(progress)
     }
 

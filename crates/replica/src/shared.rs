@@ -28,6 +28,12 @@ use telemetry::callers::Callers;
 use telemetry::slow_requests::SlowRequests;
 
 /// The state of a member after one batch of entries. Every read is answered from one of these.
+///
+/// `applied_index` is never beyond `commit_index`, `removed_through` never beyond the view's revision, and none of
+/// `applied_index`, `applied_term` and `commit_index` is smaller than in a state published before: a client that has seen
+/// one state never gets an answer from an older one. Both indexes are those of raft: entries up to `applied_index` are
+/// synced by this member, or are part of a state that it has taken over; those up to `commit_index` are synced by a
+/// majority, of which this member need not be a part.
 pub struct Published {
     /// Keys and values.
     pub view: Arc<View>,
@@ -54,6 +60,23 @@ pub struct Published {
 }
 
 impl Published {
+    /// Asserts that this state may be published after `earlier`.
+    pub fn assert_follows(&self, earlier: &Published) {
+        let (applied, commit) = (self.applied_index, self.commit_index);
+        assert!(applied <= commit, "entry {applied} is applied, but only {commit} is committed");
+        assert!(
+            earlier.applied_index <= applied && earlier.applied_term <= self.applied_term,
+            "entry {} was published as applied, now {applied}",
+            earlier.applied_index
+        );
+        assert!(
+            earlier.commit_index <= commit,
+            "entry {} was published as committed, now {commit}",
+            earlier.commit_index
+        );
+        debug_assert!(self.removed_through <= self.view.snapshot().current_revision());
+    }
+
     /// Returns true if the CORRUPT alarm names this member. Its data differ from the other members', and clients must not
     /// read them.
     pub fn is_quarantined(&self, member_id: u64) -> bool {

@@ -60,7 +60,7 @@ const RUN_SLACK_BYTES: u64 = 256 << 10;
 /// With this many bytes free, and four times a checkpoint, no space is kept for the next checkpoint.
 const RESERVE_FREE_BYTES: u64 = 1 << 30;
 
-/// A durable checkpoint.
+/// A durable checkpoint. It never has fewer entries than the one before, and only entries that are applied.
 #[derive(Clone, Copy, Debug)]
 pub struct Checkpointed {
     /// The entries up to here are in it.

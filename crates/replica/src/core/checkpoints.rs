@@ -207,8 +207,10 @@ impl Checkpoints {
 
     /// The one under way is durable. Returns the segments that nothing durable needs any more.
     pub fn saved(&mut self, done: &Checkpointed, now: Instant) -> Vec<u32> {
+        let (before, saved) = (self.applied_index, done.applied_index);
+        assert!(before <= saved, "a checkpoint through entry {saved} follows one through entry {before}");
         (self.busy, self.at) = (false, now);
-        self.applied_index = done.applied_index;
+        self.applied_index = saved;
         self.bytes = done.bytes;
         // What is still in one of them cannot be moved, and another whole checkpoint would not change that.
         self.emptying.clear();

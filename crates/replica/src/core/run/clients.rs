@@ -438,7 +438,7 @@ impl Core {
         let moment = view.moment();
         let standing = self.node.standing();
         self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.segments.open_views() as u64);
-        self.shared.state.store(Arc::new(Published {
+        let published = Published {
             view,
             applied_index: self.machine.applied_index,
             applied_term: self.machine.applied_term,
@@ -449,7 +449,9 @@ impl Core {
             members: Arc::clone(self.membership.members()),
             in_use_bytes: self.machine.in_use_bytes(),
             removed_through: self.removal.through(),
-        }));
+        };
+        published.assert_follows(&self.shared.state.load());
+        self.shared.state.store(Arc::new(published));
         for Compaction { previous, revision } in self.removal.take_unpublished() {
             // It covers what the compaction removes.
             let state = self.shared.read_long_at(Reader::Hash, moment.keeping_from(previous));

@@ -458,6 +458,8 @@ impl Core {
     ) -> Result<(), Fatal> {
         match result {
             Ok(done) => {
+                let (saved, applied) = (done.applied_index, self.machine.applied_index);
+                assert!(saved <= applied, "entry {saved} is in a checkpoint, but only {applied} is applied");
                 for segment in self.checkpoints.saved(&done, now) {
                     self.segments.delete_later(segment);
                 }
