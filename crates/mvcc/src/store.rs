@@ -18,7 +18,8 @@ static STORES: AtomicU64 = AtomicU64::new(0);
 
 /// All versions of all keys. One thread writes; all others read through the views it publishes.
 ///
-/// Its revisions are ordered, and [`Store::publish`] asserts it: removed through <= compacted <= current. With a current
+/// Its revisions are ordered, and [`Store::publish`] asserts it: removed through <= compacted <= current, and the current
+/// revision of the view before <= current. With a current
 /// revision of 9, a compaction at 7 makes revisions below 7 unreadable at once; the versions that only those needed are
 /// removed later, in slices, so that for a while nothing or only what a compaction at 5 removes may be gone. None of the
 /// three ever goes back.
@@ -26,6 +27,8 @@ pub struct Store {
     pub(crate) keys: Tree<ByKey>,
     pub(crate) revisions: Tree<ByRevision>,
     pub(crate) current: Revision,
+    /// The current revision of the newest view.
+    published: Revision,
     pub(crate) compacted: Revision,
     pub(crate) removed: Removed,
     /// Versions that have a successor, but no tombstones, in the order of their successors' revisions: what a
@@ -79,6 +82,7 @@ impl Store {
             keys: Tree::new(),
             revisions: Tree::new(),
             current: Revision::FIRST,
+            published: Revision::FIRST,
             compacted: Revision::NEVER_COMPACTED,
             removed: Removed {
                 store: STORES.fetch_add(1, Ordering::Relaxed),
@@ -124,6 +128,8 @@ impl Store {
             state.compacted,
             state.current
         );
+        assert!(self.published <= state.current, "published {}, current {}", self.published, state.current);
+        self.published = state.current;
         let pin = self.epochs.publish();
         Arc::new(View::new(state, self.removed, pin, Arc::clone(&self.estate)))
     }

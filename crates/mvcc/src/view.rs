@@ -411,6 +411,12 @@ impl View {
         Moment { removals: Some(self.removed.versions), ..self.moment() }
     }
 
+    /// The compact revision up to which versions have been physically removed: all that was removed, a compaction at this
+    /// revision removes. It is not above the compact revision.
+    pub fn removed_through(&self) -> Revision {
+        self.removed.through
+    }
+
     /// Whether the moment is one of this view's store. If not, a state that was taken over has replaced it.
     pub fn has_moment(&self, moment: &Moment) -> bool {
         moment.store == self.removed.store

@@ -36,6 +36,10 @@ use storage::values::Source;
 use telemetry::callers::Caller;
 
 /// All watches of one shard. The hub lives on that shard's thread.
+///
+/// The hub's revision only rises, and it rises to revisions of published views only. So the progress that watches are told
+/// of, which is the hub's revision, is not ahead of the published revision. For example, with revision 9 published and
+/// the hub at 7, a progress notification says 7, and the changes of 8 and 9 come after it.
 pub struct Hub {
     shared: Arc<Shared>,
     shard: usize,
@@ -373,6 +377,12 @@ impl Hub {
     fn next_serial(&self) -> u64 {
         self.serial.set(self.serial.get() + 1);
         self.serial.get()
+    }
+
+    /// Notes that synced watches have been given everything up to a published revision.
+    fn reach(&self, revision: Revision) {
+        let before = self.revision.replace(revision);
+        assert!(before <= revision, "watches that were told of {before} are told of {revision}");
     }
 
     fn header(&self, state: &Published, revision: Revision) -> ResponseHeader {

@@ -87,7 +87,7 @@ impl Hub {
         while self.revision.get() < current {
             if self.synced.borrow().is_empty() {
                 self.under_way.take();
-                self.revision.set(current);
+                self.reach(current);
                 break;
             }
             let under_way = self.under_way.take();
@@ -144,7 +144,7 @@ impl Hub {
         for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
             self.leave_behind(&watch, from);
         }
-        self.revision.set(through);
+        self.reach(through);
         (done, true)
     }
 
@@ -223,7 +223,7 @@ impl Hub {
         if stopped {
             *self.under_way.borrow_mut() = Some(UnderWay::Walk(walk));
         } else {
-            self.revision.set(walk.revision);
+            self.reach(walk.revision);
         }
         done
     }
@@ -306,7 +306,7 @@ impl Hub {
         if stopped {
             *self.under_way.borrow_mut() = Some(UnderWay::Broadcast(broadcast));
         } else {
-            self.revision.set(through);
+            self.reach(through);
         }
         done
     }
@@ -341,7 +341,7 @@ impl Hub {
             Some((stream, watch)) => {
                 *self.under_way.borrow_mut() = Some(UnderWay::Overtaken { through, stream, watch });
             }
-            None => self.revision.set(through),
+            None => self.reach(through),
         }
         behind.iter().for_each(|watch| self.fall_behind(watch, from));
         Done { looks, ..Done::default() }
