@@ -10,26 +10,29 @@ use api::limits::LEASE_TTL_MAX;
 use bytes::Bytes;
 use planted::Bug;
 
-use numbers::LeaseId;
+use numbers::{LeaseId, Seconds};
 
 use crate::check;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 use crate::shared_map::SharedMap;
+
+/// The longest time to live that a lease can be granted.
+const TTL_MAX: Seconds = Seconds(LEASE_TTL_MAX);
 
 /// One lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
     /// The time to live as the entry has it, in seconds. The member that was asked has raised it to the shortest that
     /// it grants; a member that runs etcd has not, and every leader of etcd's raises it by its own option.
-    pub ttl: i64,
+    pub ttl: Seconds,
     /// The time left as of the last checkpoint entry, in seconds; 0 if there was none since the last renewal.
-    pub remaining: i64,
+    pub remaining: Seconds,
     /// The attached keys.
     pub keys: SharedMap<Bytes, ()>,
 }
 
 impl Lease {
-    fn new(ttl: i64, remaining: i64) -> Arc<Lease> {
+    fn new(ttl: Seconds, remaining: Seconds) -> Arc<Lease> {
         Arc::new(Lease { ttl, remaining, keys: SharedMap::default() })
     }
 }
@@ -40,9 +43,9 @@ pub struct GrantedLease {
     /// Id of the lease.
     pub id: LeaseId,
     /// The time to live, in seconds.
-    pub ttl: i64,
+    pub ttl: Seconds,
     /// The time left as of the last checkpoint entry, in seconds; 0 if there was none since the last renewal.
-    pub remaining: i64,
+    pub remaining: Seconds,
 }
 
 /// All leases, by id. A copy costs a pointer for some 200 leases, and stays as it is when the original changes.
@@ -108,8 +111,8 @@ impl Leases {
 
     fn take(&mut self, id: LeaseId, lease: Arc<Lease>) -> Result<(), Malformed> {
         if !id.is_some()
-            || !(0..=LEASE_TTL_MAX).contains(&lease.ttl)
-            || !(0..=LEASE_TTL_MAX).contains(&lease.remaining)
+            || !(Seconds::ZERO..=TTL_MAX).contains(&lease.ttl)
+            || !(Seconds::ZERO..=TTL_MAX).contains(&lease.remaining)
         {
             return Err(Malformed("a lease that nobody can be granted"));
         }
@@ -122,19 +125,19 @@ impl Leases {
 
     /// Grants a lease; gives its TTL in seconds. No option of a member takes part: members whose options differ would
     /// come to differ.
-    pub(crate) fn grant(&mut self, id: LeaseId, ttl: i64) -> Result<i64, Status> {
+    pub(crate) fn grant(&mut self, id: LeaseId, ttl: Seconds) -> Result<Seconds, Status> {
         if !id.is_some() {
             return Err(error::LEASE_NOT_FOUND);
         }
-        if ttl > LEASE_TTL_MAX {
+        if ttl > TTL_MAX {
             return Err(error::LEASE_TTL_TOO_LARGE);
         }
         if self.table.get(&id).is_some() {
             return Err(error::LEASE_EXIST);
         }
-        let ttl = ttl.clamp(0, LEASE_TTL_MAX);
+        let ttl = ttl.clamp(Seconds::ZERO, TTL_MAX);
         let keys = self.dangling.remove(&id).unwrap_or_default();
-        self.table.insert(id, Arc::new(Lease { ttl, remaining: 0, keys }));
+        self.table.insert(id, Arc::new(Lease { ttl, remaining: Seconds::ZERO, keys }));
         self.bytes += check::LEASE_COST;
         Ok(ttl)
     }
@@ -163,10 +166,10 @@ impl Leases {
     }
 
     /// Notes the time left, in seconds; 0 takes the note back. Gives what is noted, if that is something else now.
-    pub(crate) fn checkpoint(&mut self, id: LeaseId, remaining: i64) -> Option<i64> {
+    pub(crate) fn checkpoint(&mut self, id: LeaseId, remaining: Seconds) -> Option<Seconds> {
         let lease = self.table.get(&id)?;
         // Not bounded by the TTL: of an older version's checkpoint, that may depend on the member.
-        let remaining = remaining.clamp(0, LEASE_TTL_MAX);
+        let remaining = remaining.clamp(Seconds::ZERO, TTL_MAX);
         if lease.remaining == remaining {
             return None;
         }
@@ -237,8 +240,8 @@ impl Leases {
         put_u64(out, self.len() as u64);
         for (id, lease) in self.iter() {
             put_i64(out, id.0);
-            put_i64(out, lease.ttl);
-            put_i64(out, lease.remaining);
+            put_i64(out, lease.ttl.0);
+            put_i64(out, lease.remaining.0);
         }
     }
 
@@ -246,7 +249,7 @@ impl Leases {
         let mut leases = Leases::default();
         for _ in 0..input.u64()? {
             let id = LeaseId(input.i64()?);
-            let (ttl, remaining) = (input.i64()?, input.i64()?);
+            let (ttl, remaining) = (Seconds(input.i64()?), Seconds(input.i64()?));
             leases.take(id, Lease::new(ttl, remaining))?;
         }
         Ok(leases)
@@ -260,11 +263,11 @@ mod tests {
     #[test]
     fn a_short_ttl_is_kept_and_a_long_one_refused() {
         let mut leases = Leases::default();
-        assert_eq!(leases.grant(LeaseId(1), 1), Ok(1));
-        assert_eq!(leases.grant(LeaseId(3), -1), Ok(0));
-        assert_eq!(leases.grant(LeaseId(1), 5), Err(error::LEASE_EXIST));
-        assert_eq!(leases.grant(LeaseId(2), LEASE_TTL_MAX + 1), Err(error::LEASE_TTL_TOO_LARGE));
-        assert_eq!(leases.grant(LeaseId::NONE, 5), Err(error::LEASE_NOT_FOUND));
+        assert_eq!(leases.grant(LeaseId(1), Seconds(1)), Ok(Seconds(1)));
+        assert_eq!(leases.grant(LeaseId(3), Seconds(-1)), Ok(Seconds(0)));
+        assert_eq!(leases.grant(LeaseId(1), Seconds(5)), Err(error::LEASE_EXIST));
+        assert_eq!(leases.grant(LeaseId(2), Seconds(LEASE_TTL_MAX + 1)), Err(error::LEASE_TTL_TOO_LARGE));
+        assert_eq!(leases.grant(LeaseId::NONE, Seconds(5)), Err(error::LEASE_NOT_FOUND));
     }
 
     #[test]
@@ -283,8 +286,8 @@ mod tests {
     #[test]
     fn a_key_belongs_to_one_lease() {
         let mut leases = Leases::default();
-        leases.grant(LeaseId(1), 5).expect("granted");
-        leases.grant(LeaseId(2), 5).expect("granted");
+        leases.grant(LeaseId(1), Seconds(5)).expect("granted");
+        leases.grant(LeaseId(2), Seconds(5)).expect("granted");
         let key = Bytes::from_static(b"k");
         leases.attach(&key, LeaseId::NONE, LeaseId(1));
         leases.attach(&key, LeaseId(1), LeaseId(2));
@@ -297,9 +300,9 @@ mod tests {
     #[test]
     fn leases_come_back() {
         let mut leases = Leases::default();
-        leases.grant(LeaseId(7), 60).expect("granted");
-        leases.grant(LeaseId(-3), 90).expect("granted");
-        leases.checkpoint(LeaseId(7), 12);
+        leases.grant(LeaseId(7), Seconds(60)).expect("granted");
+        leases.grant(LeaseId(-3), Seconds(90)).expect("granted");
+        leases.checkpoint(LeaseId(7), Seconds(12));
         let mut out = Vec::new();
         leases.encode(&mut out);
         let mut input = Input(&out);
@@ -315,7 +318,7 @@ mod tests {
         let mut leases = Leases::default();
         let keys: Vec<Bytes> = (0..100).map(|n| Bytes::from(format!("key {n}"))).collect();
         for id in 1..=10 {
-            leases.grant(LeaseId(id), 60).expect("granted");
+            leases.grant(LeaseId(id), Seconds(60)).expect("granted");
         }
         for (n, key) in keys.iter().enumerate() {
             leases.attach(key, LeaseId::NONE, LeaseId(1 + n as i64 % 10));
@@ -346,7 +349,7 @@ mod tests {
         leases.reattach(b"b", LeaseId(7));
         leases.detach(b"b", LeaseId(7));
         assert!(leases.is_empty() && leases.get(LeaseId(7)).is_none());
-        leases.grant(LeaseId(7), 10).expect("it can be granted");
+        leases.grant(LeaseId(7), Seconds(10)).expect("it can be granted");
         let keys: Vec<_> = leases.get(LeaseId(7)).expect("it exists").keys.keys().cloned().collect();
         assert_eq!(keys, ["a"]);
         leases.reattach(b"c", LeaseId(8));

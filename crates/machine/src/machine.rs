@@ -16,7 +16,7 @@ use api::raftpb;
 use api::{Code, Status};
 use bytes::Bytes;
 use mvcc::{KeyRange, Location, RevisionError, Snapshot, Store, Value, Version, Writer};
-use numbers::{ChangeId, Index, LeaseId, Revision, Term};
+use numbers::{ChangeId, Index, LeaseId, Revision, Seconds, Term};
 use planted::{Bug, Measure};
 use prost::Message as _;
 
@@ -95,7 +95,7 @@ pub enum Outcome {
         /// Id of the lease.
         id: LeaseId,
         /// TTL of the lease, in seconds.
-        ttl: i64,
+        ttl: Seconds,
     },
     /// A lease is gone, with its keys.
     LeaseRevoked,
@@ -140,7 +140,7 @@ pub enum Change {
         /// Id of the lease.
         id: LeaseId,
         /// TTL of the lease in seconds.
-        ttl: i64,
+        ttl: Seconds,
     },
     /// A lease is gone.
     LeaseRevoked(LeaseId),
@@ -533,7 +533,7 @@ impl Machine {
         grant: &LeaseGrantRequest,
         change: &mut Option<Change>,
     ) -> Result<Outcome, Status> {
-        let ttl = self.leases.grant(LeaseId(grant.id), grant.ttl)?;
+        let ttl = self.leases.grant(LeaseId(grant.id), Seconds(grant.ttl))?;
         self.hash.mix(Effect::LeaseGranted, &[grant.id as u64, grant.ttl as u64]);
         *change = Some(Change::LeaseGranted { id: LeaseId(grant.id), ttl });
         Ok(Outcome::LeaseGranted { id: LeaseId(grant.id), ttl })
@@ -542,8 +542,8 @@ impl Machine {
     /// Notes the time left of leases that still exist.
     fn lease_checkpoint(&mut self, checkpoint: &LeaseCheckpointRequest) -> Outcome {
         for lease in &checkpoint.checkpoints {
-            if let Some(remaining) = self.leases.checkpoint(LeaseId(lease.id), lease.remaining_ttl) {
-                self.hash.mix(Effect::LeaseCheckpointed, &[lease.id as u64, remaining as u64]);
+            if let Some(remaining) = self.leases.checkpoint(LeaseId(lease.id), Seconds(lease.remaining_ttl)) {
+                self.hash.mix(Effect::LeaseCheckpointed, &[lease.id as u64, remaining.0 as u64]);
             }
         }
         Outcome::LeaseCheckpointed

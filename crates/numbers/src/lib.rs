@@ -14,7 +14,8 @@
 //! assert_eq!(format!("applied {applied}"), "applied 7");
 //! ```
 //!
-//! Spans of time are [`std::time::Duration`], and numbers of bytes are `u64` or `usize` whose names end in `bytes`: what
+//! Spans of time are [`std::time::Duration`], but for the times to live of leases, which are whole [`Seconds`] in entries of
+//! the log and on the wire. Numbers of bytes are `u64` or `usize` whose names end in `bytes`: what
 //! the standard library has needs no second type.
 
 #![no_std]
@@ -22,6 +23,7 @@
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
+use core::time::Duration;
 
 /// What all the numbers have: written as the bare number, in decimal and in hexadecimal.
 macro_rules! written_bare {
@@ -214,6 +216,36 @@ impl LeaseId {
     }
 }
 
+/// The time to live of a lease, or what is left of it, in whole seconds. It may be negative where the wire says so: a lease
+/// that does not exist has -1 left.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Seconds(pub i64);
+written_bare!(Seconds);
+
+impl Seconds {
+    /// No time.
+    pub const ZERO: Seconds = Seconds(0);
+
+    /// The same time as a duration; zero if it is negative.
+    #[must_use]
+    pub const fn duration(self) -> Duration {
+        Duration::from_secs(if self.0 > 0 { self.0 as u64 } else { 0 })
+    }
+
+    /// The whole seconds of a duration, rounded down.
+    #[must_use]
+    pub fn whole_of(duration: Duration) -> Seconds {
+        Seconds(i64::try_from(duration.as_secs()).unwrap_or(i64::MAX))
+    }
+
+    /// A duration in seconds, rounded up.
+    #[must_use]
+    pub fn rounded_up(duration: Duration) -> Seconds {
+        let seconds = duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0));
+        Seconds(i64::try_from(seconds).unwrap_or(i64::MAX))
+    }
+}
+
 /// The name of a member within its cluster. 0 stands for no member (no leader, no vote).
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
@@ -263,6 +295,15 @@ mod tests {
             [(4, 9), (5, 0), (5, 1), (6, 0)].map(|(main, sub)| ChangeId { main: Revision(main), sub });
         assert!(changes.is_sorted_by(|a, b| a < b));
         assert_eq!(ChangeId::first_of(Revision(5)), changes[1]);
+    }
+
+    #[test]
+    fn seconds_are_durations_and_back() {
+        let time = Duration::from_millis(1500);
+        assert_eq!((Seconds::whole_of(time), Seconds::rounded_up(time)), (Seconds(1), Seconds(2)));
+        assert_eq!(Seconds::rounded_up(Duration::from_secs(2)), Seconds(2));
+        assert_eq!(Seconds::rounded_up(Duration::MAX), Seconds(i64::MAX));
+        assert_eq!((Seconds(2).duration(), Seconds(-1).duration()), (Duration::from_secs(2), Duration::ZERO));
     }
 
     #[test]

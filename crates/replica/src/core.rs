@@ -40,7 +40,7 @@ use bytes::Bytes;
 use consensus::Fetch;
 use log::LogEvent;
 use machine::{AsOf, Leases, Outcome, SharedMap, StateTrail};
-use numbers::{Index, LeaseId, Revision, Term};
+use numbers::{Index, LeaseId, Revision, Seconds, Term};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Charge;
@@ -245,13 +245,13 @@ pub enum ReplyBody {
     /// Result of a proposal; with the state right behind its entry, if the answer holds keys and values.
     Outcome(Result<Outcome, Status>, Option<Box<AsOf>>),
     /// TTL of the renewed lease in seconds; 0 if the lease does not exist.
-    KeptAlive(i64),
+    KeptAlive(Seconds),
     /// Time left of a lease.
     TimeToLive {
         /// Seconds left; -1 if the lease does not exist.
-        ttl: i64,
+        ttl: Seconds,
         /// TTL that was granted, in seconds.
-        granted: i64,
+        granted: Seconds,
         /// Keys of the lease, if they were asked for.
         keys: SharedMap<Bytes, ()>,
     },

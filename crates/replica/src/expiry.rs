@@ -24,7 +24,7 @@ use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use machine::{Lease, Leases};
-use numbers::{Index, LeaseId};
+use numbers::{Index, LeaseId, Seconds};
 
 /// The width of one slot of the queue.
 const SLOT: Duration = Duration::from_millis(100);
@@ -80,26 +80,23 @@ struct Starting {
     behind: Option<LeaseId>,
     since: Instant,
     /// The shortest TTL that this leader grants, seconds.
-    ttl_min: i64,
+    ttl_min: Seconds,
     /// Time that each lease gets in addition to its noted remaining time or its TTL.
     grace: Duration,
 }
 
-fn ttl_of(seconds: i64) -> Duration {
-    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
-}
-
 /// The time left of a lease as of the last note, or its whole TTL; no TTL is shorter than `ttl_min` seconds.
-pub fn noted_or_granted(lease: &Lease, ttl_min: i64) -> Duration {
+pub fn noted_or_granted(lease: &Lease, ttl_min: Seconds) -> Duration {
     let ttl = lease.ttl.max(ttl_min);
-    ttl_of(if lease.remaining > 0 { lease.remaining.min(ttl) } else { ttl })
+    let time = if lease.remaining > Seconds::ZERO { lease.remaining.min(ttl) } else { ttl };
+    time.duration()
 }
 
 impl Starting {
     /// The time that a lease gets whose turn has not come, and its TTL.
     fn left(&self, id: LeaseId) -> Option<(Duration, Duration)> {
         let lease = self.leases.get(id).filter(|_| self.behind.is_none_or(|behind| behind < id))?;
-        Some((noted_or_granted(lease, self.ttl_min) + self.grace, ttl_of(lease.ttl.max(self.ttl_min))))
+        Some((noted_or_granted(lease, self.ttl_min) + self.grace, lease.ttl.max(self.ttl_min).duration()))
     }
 }
 
@@ -111,7 +108,7 @@ impl Expiry {
 
     /// Begins with these leases: each has the time left as of its last note, or its whole TTL, and `grace` on top. See
     /// [`Expiry::start_some`].
-    pub fn of(leases: Leases, ttl_min: i64, grace: Duration, now: Instant) -> Expiry {
+    pub fn of(leases: Leases, ttl_min: Seconds, grace: Duration, now: Instant) -> Expiry {
         let starting = Some(Starting { leases, behind: None, since: now, ttl_min, grace });
         Expiry { starting, ..Expiry::new(now) }
     }
@@ -425,12 +422,12 @@ mod tests {
         let leases = |ids: std::ops::Range<i64>| {
             Leases::granted(ids.map(|id| GrantedLease {
                 id: LeaseId(id),
-                ttl: 60,
-                remaining: if id % 2 == 0 { 0 } else { 10 },
+                ttl: Seconds(60),
+                remaining: Seconds(if id % 2 == 0 { 0 } else { 10 }),
             }))
             .expect("can be granted")
         };
-        let mut expiry = Expiry::of(leases(1..1001), 2, 5 * SECOND, start);
+        let mut expiry = Expiry::of(leases(1..1001), Seconds(2), 5 * SECOND, start);
         let now = start + SECOND;
         let check = |expiry: &Expiry| {
             assert_eq!(expiry.left(LeaseId(998), now), Some(64 * SECOND));

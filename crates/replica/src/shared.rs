@@ -11,7 +11,7 @@ use api::{Code, Status};
 use arc_swap::ArcSwap;
 use machine::{Alarms, Members};
 use mvcc::View;
-use numbers::{Index, LeaseId, Revision, Term};
+use numbers::{Index, LeaseId, Revision, Seconds, Term};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Arrivals;
@@ -167,7 +167,7 @@ pub struct Limits {
     /// Least time that a follower waits for a leader before it starts an election.
     pub election_timeout: std::time::Duration,
     /// The shortest TTL of a lease that this member grants, in seconds.
-    pub lease_ttl_min: i64,
+    pub lease_ttl_min: Seconds,
     /// Interval between two progress notifications of a watch.
     pub progress_interval: std::time::Duration,
     /// Requests that take longer than this are logged.

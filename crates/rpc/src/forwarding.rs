@@ -9,7 +9,7 @@ use api::{Code, Status, error, leasepb};
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use machine::Member;
-use numbers::LeaseId;
+use numbers::{LeaseId, Seconds};
 use peer::Target;
 use prost::Message;
 
@@ -72,12 +72,12 @@ fn decoded<M: Message + Default>(response: &http::Response<Bytes>) -> Result<M, 
 /// # Errors
 ///
 /// etcd's timeout when there is no leader to be found in time.
-pub async fn renew(shared: &Shared, id: LeaseId) -> Result<i64, Status> {
+pub async fn renew(shared: &Shared, id: LeaseId) -> Result<Seconds, Status> {
     let body = LeaseKeepAliveRequest { id: id.0 }.encode_to_vec().into();
     let response = ask_leader(shared, &Method::POST, "/leases", &body).await?;
     match response.status() {
-        StatusCode::OK => Ok(decoded::<LeaseKeepAliveResponse>(&response)?.ttl),
-        StatusCode::NOT_FOUND => Ok(0),
+        StatusCode::OK => Ok(Seconds(decoded::<LeaseKeepAliveResponse>(&response)?.ttl)),
+        StatusCode::NOT_FOUND => Ok(Seconds::ZERO),
         _ => Err(Status::with(Code::Unknown, String::from_utf8_lossy(response.body()).trim().to_owned())),
     }
 }

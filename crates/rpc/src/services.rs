@@ -29,7 +29,7 @@ use api::etcdserverpb::{AlarmType, AuthStatusResponse, ResponseHeader};
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
 use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, Unary};
-use numbers::{LeaseId, Revision};
+use numbers::{LeaseId, Revision, Seconds};
 use prost::Message;
 
 use crate::http::FrontCounters;
@@ -201,7 +201,7 @@ impl Services {
     }
 
     /// Answers one request of a stream of renewals: the lease's TTL, 0 if it is gone.
-    pub fn keep_alive(self: &Rc<Self>, head: &Head, id: LeaseId) -> LocalBoxFuture<Result<i64, Status>> {
+    pub fn keep_alive(self: &Rc<Self>, head: &Head, id: LeaseId) -> LocalBoxFuture<Result<Seconds, Status>> {
         if let Err(status) = self.admit(numbered(head.method), head, true) {
             return Box::pin(async move { Err(status) });
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use consensus::{Fetch, Node};
 use machine::Machine;
-use numbers::Index;
+use numbers::{Index, Seconds};
 
 use crate::peering::Peering;
 use clock::Clock;
@@ -193,7 +193,7 @@ fn surface(shared: &Arc<Shared>) -> Surface {
 
 /// etcd's shortest TTL: one and a half election timeouts, in whole seconds. It counts for the leases that clients of
 /// this member are granted, and for those that it lets expire as a leader; the state does not depend on it.
-fn lease_ttl_min(config: &Config) -> i64 {
+fn lease_ttl_min(config: &Config) -> Seconds {
     let ms = config.election_timeout.as_millis() * 3 / 2;
-    i64::try_from(ms.div_ceil(1000)).unwrap_or(i64::MAX)
+    Seconds(i64::try_from(ms.div_ceil(1000)).unwrap_or(i64::MAX))
 }

@@ -15,7 +15,7 @@ use api::{Status, error, leasepb, raftpb};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use machine::Member;
-use numbers::LeaseId;
+use numbers::{LeaseId, Seconds};
 use peer::BoxError;
 use prost::Message as _;
 use serde_json::json;
@@ -129,10 +129,14 @@ async fn renew(shared: &Shared, body: Bytes) -> Response<Bytes> {
         Err(status) => return lease_refused(&status),
     };
     match reply.body {
-        ReplyBody::KeptAlive(0) => lease_refused(&error::LEASE_NOT_FOUND),
+        ReplyBody::KeptAlive(Seconds::ZERO) => lease_refused(&error::LEASE_NOT_FOUND),
         ReplyBody::KeptAlive(ttl) => {
             let header = Some(shared.header(reply.revision, reply.raft_term));
-            answer(StatusCode::OK, PROTOBUF, LeaseKeepAliveResponse { header, id, ttl }.encode_to_vec())
+            answer(
+                StatusCode::OK,
+                PROTOBUF,
+                LeaseKeepAliveResponse { header, id, ttl: ttl.0 }.encode_to_vec(),
+            )
         }
         ReplyBody::Outcome(Err(status), _) => lease_refused(&status),
         _ => lease_refused(&error::STOPPED),
@@ -150,11 +154,11 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
             Err(status) => return lease_refused(&status),
         };
     match reply.body {
-        ReplyBody::TimeToLive { ttl: -1, .. } => lease_refused(&error::LEASE_NOT_FOUND),
+        ReplyBody::TimeToLive { ttl: Seconds(-1), .. } => lease_refused(&error::LEASE_NOT_FOUND),
         ReplyBody::TimeToLive { ttl, granted, keys } => {
             let header = Some(shared.header(reply.revision, reply.raft_term));
             let mut response =
-                LeaseTimeToLiveResponse { header, id, ttl, granted_ttl: granted, keys: Vec::new() };
+                LeaseTimeToLiveResponse { header, id, ttl: ttl.0, granted_ttl: granted.0, keys: Vec::new() };
             // Members of this program do not ask for keys; etcd's may ask for a million.
             let mut behind: Option<Bytes> = None;
             loop {

@@ -28,7 +28,7 @@ use consensus::Fetch;
 use disk::Disk;
 use front::{Answer, Budget, Close, Closing, Head, LocalBoxFuture, Shard, ShardId, Unary};
 use machine::StateTrail;
-use numbers::{Index, LeaseId, Term};
+use numbers::{Index, LeaseId, Seconds, Term};
 use tokio::task::LocalSet;
 
 use crate::assembly::{Assembled, Setting, assemble};
@@ -453,7 +453,7 @@ impl Stepped {
     }
 
     /// A client's renewal of a lease, here or at the leader: the TTL it has from then on, 0 if it is gone.
-    pub fn renew(&self, lease_id: LeaseId) -> LocalBoxFuture<Result<i64, Status>> {
+    pub fn renew(&self, lease_id: LeaseId) -> LocalBoxFuture<Result<Seconds, Status>> {
         self.services.keep_alive(&self.head(Rpc::LeaseKeepAlive), lease_id)
     }
 

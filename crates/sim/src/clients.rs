@@ -28,7 +28,7 @@ fn outcome(request: &oracle::Request, heard: Heard) -> Option<Outcome> {
             None => return None,
         },
         Heard::Renewal(Ok(ttl)) => {
-            Outcome::Done(oracle::Header::default(), oracle::Response::Renewed { ttl })
+            Outcome::Done(oracle::Header::default(), oracle::Response::Renewed { ttl: ttl.0 })
         }
         Heard::Answer(Err(status)) | Heard::Renewal(Err(status)) => crate::wire::failed(&status),
         Heard::Nobody => Outcome::Refused(oracle::Refusal::Other("connection refused".to_owned())),

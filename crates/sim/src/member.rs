@@ -12,6 +12,7 @@ use bytes::Bytes;
 use clock::HandClock;
 use disk::MemDisk;
 use front::LocalBoxFuture;
+use numbers::Seconds;
 use peer::{BoxError, SnapshotSource};
 use replica::transfer::ReceiveError;
 use server::stepped::{Beginning, Stepped};
@@ -154,7 +155,7 @@ pub enum Heard {
     /// The answer's bytes.
     Answer(Result<Bytes, Status>),
     /// A lease's new time to live.
-    Renewal(Result<i64, Status>),
+    Renewal(Result<Seconds, Status>),
     /// Nobody listens there: the call was never made.
     Nobody,
     /// The connection broke.

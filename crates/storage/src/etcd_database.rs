@@ -146,8 +146,8 @@ impl EtcdDatabase {
             .iter()
             .map(|(id, lease)| api::leasepb::Lease {
                 id: id.0,
-                ttl: lease.ttl,
-                remaining_ttl: lease.remaining,
+                ttl: lease.ttl.0,
+                remaining_ttl: lease.remaining.0,
             })
             .collect();
         leases.sort_unstable_by_key(|lease| lease.id as u64);

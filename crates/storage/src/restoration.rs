@@ -295,7 +295,8 @@ impl Restoration {
         let digest = head.is_shared.then(|| {
             let mut digest = SEED;
             for GrantedLease { id, ttl, remaining } in &head.leases {
-                digest = [id.0, *ttl, *remaining].into_iter().fold(digest, |digest, n| mix(digest, n as u64));
+                digest =
+                    [id.0, ttl.0, remaining.0].into_iter().fold(digest, |digest, n| mix(digest, n as u64));
             }
             mix(digest, head.compact_revision.0 as u64)
         });

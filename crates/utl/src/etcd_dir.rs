@@ -7,7 +7,7 @@ use interchange::Source;
 use interchange::backend::{Backend, Membership};
 use machine::GrantedLease;
 use machine::snapshot::SnapshotVersion;
-use numbers::{LeaseId, Revision};
+use numbers::{LeaseId, Revision, Seconds};
 use storage::restoration::Filling;
 
 use crate::notice::Notices;
@@ -54,8 +54,8 @@ pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<GrantedLease>, Failure
     let mut walk = from.leases().map_err(Failure::error)?;
     while let Some(lease) = walk.step().map_err(Failure::error)? {
         // etcd takes a rest that is longer than the lease for the lease's own time.
-        let remaining = lease.remaining_ttl.clamp(0, lease.ttl.max(0));
-        leases.push(GrantedLease { id: LeaseId(lease.id), ttl: lease.ttl, remaining });
+        let remaining = Seconds(lease.remaining_ttl.clamp(0, lease.ttl.max(0)));
+        leases.push(GrantedLease { id: LeaseId(lease.id), ttl: Seconds(lease.ttl), remaining });
     }
     Ok(leases)
 }

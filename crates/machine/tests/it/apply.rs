@@ -78,7 +78,7 @@ pub fn answer(effect: Effect, machine: &Machine, journal: &Journal) -> Result<An
         }
         Outcome::DeleteRange(deleted) => answer_of_op(&OpOutcome::DeleteRange(deleted), machine, journal),
         Outcome::Txn(txn) => answer_of_txn(&txn, machine, journal),
-        Outcome::LeaseGranted { ttl, .. } => Answer::Granted(ttl),
+        Outcome::LeaseGranted { ttl, .. } => Answer::Granted(ttl.0),
         _ => Answer::Done,
     })
 }

@@ -26,7 +26,7 @@ use api::etcdserverpb::LeaseCheckpoint;
 use consensus::Node;
 use machine::request::granted_lease;
 use machine::{Lease, Leases, SharedMap};
-use numbers::{Index, LeaseId};
+use numbers::{Index, LeaseId, Seconds};
 use planted::Bug;
 
 use super::{ReplyBody, RequestId};
@@ -49,14 +49,6 @@ const FIRST_NOTE: Duration = Duration::from_secs(60);
 const NOTED_BEHIND_MAX: u64 = 1 << 16;
 /// Leases that are listed in one answer of the core; a longer list is gone through in pieces.
 pub const LISTED_AT_ONCE: usize = 1024;
-
-fn seconds_up(left: Duration) -> i64 {
-    i64::try_from(left.as_secs() + u64::from(left.subsec_nanos() > 0)).unwrap_or(i64::MAX)
-}
-
-fn ttl_of(seconds: i64) -> Duration {
-    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
-}
 
 /// The time by which leases expire: not the present time, but the latest time as of which everything that was committed
 /// is applied. While apply is behind, a renewal that came in time may still wait for it, and a client may send its next
@@ -105,7 +97,7 @@ struct Noting {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeaseRules {
     /// The shortest TTL by which this member, as a leader, lets a lease expire, in seconds.
-    pub ttl_min: i64,
+    pub ttl_min: Seconds,
     /// Time that a client waits for the answer to a renewal.
     pub request_timeout: Duration,
     /// Time that every lease gets in addition when a new leader starts its clock.
@@ -118,9 +110,9 @@ pub(super) struct LeaseRules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Renewal {
     /// Answer with this TTL in seconds; 0 if the lease does not exist.
-    Answered(i64),
+    Answered(Seconds),
     /// Answer with this TTL in seconds once an entry that takes back a noted remaining time is applied.
-    TakesBack(i64),
+    TakesBack(Seconds),
     /// The lease has expired: the client is answered when its revocation is applied.
     Waits,
 }
@@ -196,26 +188,26 @@ impl LeaseClocks {
 
     /// The TTL in seconds by which this member, as a leader, lets a lease expire, as every leader of etcd's does. It is
     /// never shorter than what the lease's client was told.
-    fn ttl_granted(&self, ttl: i64) -> i64 {
+    fn ttl_granted(&self, ttl: Seconds) -> Seconds {
         ttl.max(self.rules.ttl_min)
     }
 
     /// The TTL that clients are told: the one that every member knows, though this leader may let the lease live longer,
     /// since another may lead before it is over. A lease that a member running etcd granted may have none: each raises that
     /// for itself.
-    fn ttl_told(&self, ttl: i64) -> i64 {
-        if ttl > 0 { ttl } else { self.ttl_granted(ttl) }
+    fn ttl_told(&self, ttl: Seconds) -> Seconds {
+        if ttl > Seconds::ZERO { ttl } else { self.ttl_granted(ttl) }
     }
 
     /// A lease was granted. `runs` says whether its clock runs here: not on other members, and a leader that has not settled
     /// yet starts all clocks when it has.
-    pub fn granted(&mut self, id: LeaseId, ttl: i64, runs: bool, now: Instant) {
+    pub fn granted(&mut self, id: LeaseId, ttl: Seconds, runs: bool, now: Instant) {
         let ttl = self.ttl_granted(ttl);
         if runs || planted::is(Bug::LeaseClocksKept) {
-            self.expiry.start(id, ttl_of(ttl), ttl_of(ttl), now);
+            self.expiry.start(id, ttl.duration(), ttl.duration(), now);
         }
         self.metrics.lease.granted.inc();
-        self.metrics.lease.ttl.observe(ttl as f64);
+        self.metrics.lease.ttl.observe(ttl.0 as f64);
     }
 
     /// A lease is gone. Returns who is to be told so.
@@ -255,17 +247,19 @@ impl LeaseClocks {
         since: Instant,
         now: Instant,
     ) -> Renewal {
-        let lease = lease.map(|lease| (self.ttl_told(lease.ttl), lease.remaining > 0));
+        let lease = lease.map(|lease| (self.ttl_told(lease.ttl), lease.remaining > Seconds::ZERO));
         let renewed = self.expiry.renew(id, self.held_until(since), self.time.as_of, now);
-        let Some((ttl, noted)) = lease else { return Renewal::Answered(0) };
+        let Some((ttl, noted)) = lease else { return Renewal::Answered(Seconds::ZERO) };
         let noted_by = match renewed {
             Renewed::Noted(index) => index,
-            Renewed::Expired if planted::is(Bug::ExpiredRenewedEarly) => return Renewal::Answered(0),
+            Renewed::Expired if planted::is(Bug::ExpiredRenewedEarly) => {
+                return Renewal::Answered(Seconds::ZERO);
+            }
             Renewed::Expired => {
                 self.renewals_of_expired.entry(id).or_default().push((request_id, now));
                 return Renewal::Waits;
             }
-            Renewed::Unknown => return Renewal::Answered(0),
+            Renewed::Unknown => return Renewal::Answered(Seconds::ZERO),
         };
         self.metrics.lease.renewed.inc();
         let under_way = noted_by > applied && !planted::is(Bug::NoteOverRenewal);
@@ -297,10 +291,14 @@ impl LeaseClocks {
     /// The time of a lease, which the state has as `lease`; with its keys if they are asked for.
     pub fn time_to_live(&self, id: LeaseId, lease: Option<&Lease>, keys: bool, now: Instant) -> ReplyBody {
         let (Some(lease), Some(left)) = (lease, self.expiry.left(id, now)) else {
-            return ReplyBody::TimeToLive { ttl: -1, granted: 0, keys: SharedMap::default() };
+            return ReplyBody::TimeToLive {
+                ttl: Seconds(-1),
+                granted: Seconds::ZERO,
+                keys: SharedMap::default(),
+            };
         };
         let granted = self.ttl_told(lease.ttl);
-        let left = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
+        let left = Seconds::whole_of(left);
         // What this leader lets it live beyond that, the next one may not.
         let ttl = if self.ttl_granted(lease.ttl) > granted { left.min(granted) } else { left };
         let keys = if keys { lease.keys.clone() } else { SharedMap::default() };
@@ -452,10 +450,13 @@ impl LeaseClocks {
             looked += 1;
             noting.behind = Some(id);
             let Some(lease) = leases.get(id) else { continue };
-            let left = seconds_up(left).max(1);
-            let ttl = ttl_of(lease.ttl.max(self.rules.ttl_min));
-            if ttl >= ttl_of(left) + noting.used && lease.remaining != left && !noting.granted.contains(&id) {
-                notes.push(LeaseCheckpoint { id: id.0, remaining_ttl: left });
+            let left = Seconds::rounded_up(left).max(Seconds(1));
+            let ttl = lease.ttl.max(self.rules.ttl_min).duration();
+            if ttl >= left.duration() + noting.used
+                && lease.remaining != left
+                && !noting.granted.contains(&id)
+            {
+                notes.push(LeaseCheckpoint { id: id.0, remaining_ttl: left.0 });
                 if notes.len() == NOTES_PER_ENTRY {
                     break;
                 }
@@ -475,14 +476,14 @@ mod tests {
     use super::*;
 
     const RULES: LeaseRules = LeaseRules {
-        ttl_min: 2,
+        ttl_min: Seconds(2),
         request_timeout: Duration::from_secs(7),
         grace: Duration::from_secs(1),
         note_interval: Duration::from_secs(60),
     };
     const REQUEST: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
 
-    fn lease(ttl: i64, remaining: i64) -> Lease {
+    fn lease(ttl: Seconds, remaining: Seconds) -> Lease {
         Lease { ttl, remaining, keys: SharedMap::default() }
     }
 
@@ -500,8 +501,8 @@ mod tests {
     fn a_lease_expires_once_and_whoever_renews_it_then_hears_when_it_is_gone() {
         let start = Instant::now();
         let mut clocks = clocks(start);
-        clocks.granted(LeaseId(5), 10, true, start);
-        clocks.granted(LeaseId(6), 1, false, start);
+        clocks.granted(LeaseId(5), Seconds(10), true, start);
+        clocks.granted(LeaseId(6), Seconds(1), false, start);
         assert_eq!(clocks.running(), 1, "on a member that does not lead no clock runs");
         clocks.look(Index(1), Index(1), start + seconds(9));
         assert!(clocks.take_expired().is_empty());
@@ -510,18 +511,22 @@ mod tests {
         assert!(clocks.has_to_do(true, || false) && !clocks.has_to_do(false, || false));
         assert_eq!(clocks.take_expired(), [5].map(LeaseId));
         assert!(clocks.take_expired().is_empty());
-        let renewal = clocks.renew((REQUEST, LeaseId(5)), Some(&lease(10, 0)), Index(1), late, late);
+        let renewal =
+            clocks.renew((REQUEST, LeaseId(5)), Some(&lease(Seconds(10), Seconds(0))), Index(1), late, late);
         assert_eq!(renewal, Renewal::Waits);
         assert_eq!(clocks.revoked(LeaseId(5)), [(REQUEST, late)]);
         clocks.revocation_ended(LeaseId(5), false, late);
-        assert_eq!(clocks.renew((REQUEST, LeaseId(5)), None, Index(1), late, late), Renewal::Answered(0));
+        assert_eq!(
+            clocks.renew((REQUEST, LeaseId(5)), None, Index(1), late, late),
+            Renewal::Answered(Seconds(0))
+        );
     }
 
     #[test]
     fn while_apply_is_behind_nothing_expires() {
         let start = Instant::now();
         let mut clocks = clocks(start);
-        clocks.granted(LeaseId(5), 10, true, start);
+        clocks.granted(LeaseId(5), Seconds(10), true, start);
         clocks.look(Index(1), Index(2), start + seconds(11));
         clocks.look(Index(1), Index(3), start + seconds(20));
         assert!(clocks.take_expired().is_empty());
@@ -537,15 +542,15 @@ mod tests {
     fn a_renewal_takes_a_note_back_that_is_applied_or_under_way() {
         let start = Instant::now();
         let mut clocks = clocks(start);
-        clocks.granted(LeaseId(5), 10, true, start);
+        clocks.granted(LeaseId(5), Seconds(10), true, start);
         let renew = |clocks: &mut LeaseClocks, remaining, applied| {
-            clocks.renew((REQUEST, LeaseId(5)), Some(&lease(10, remaining)), applied, start, start)
+            clocks.renew((REQUEST, LeaseId(5)), Some(&lease(Seconds(10), remaining)), applied, start, start)
         };
-        assert_eq!(renew(&mut clocks, 0, Index(1)), Renewal::Answered(10));
-        assert_eq!(renew(&mut clocks, 3, Index(1)), Renewal::TakesBack(10));
+        assert_eq!(renew(&mut clocks, Seconds(0), Index(1)), Renewal::Answered(Seconds(10)));
+        assert_eq!(renew(&mut clocks, Seconds(3), Index(1)), Renewal::TakesBack(Seconds(10)));
         clocks.noted(LeaseId(5), Index(9));
-        assert_eq!(renew(&mut clocks, 0, Index(8)), Renewal::TakesBack(10));
-        assert_eq!(renew(&mut clocks, 0, Index(9)), Renewal::Answered(10));
+        assert_eq!(renew(&mut clocks, Seconds(0), Index(8)), Renewal::TakesBack(Seconds(10)));
+        assert_eq!(renew(&mut clocks, Seconds(0), Index(9)), Renewal::Answered(Seconds(10)));
     }
 
     #[test]
@@ -553,11 +558,17 @@ mod tests {
         let start = Instant::now();
         for stops in [false, true] {
             let mut clocks = clocks(start);
-            clocks.granted(LeaseId(5), 2, true, start);
+            clocks.granted(LeaseId(5), Seconds(2), true, start);
             let late = start + seconds(3);
             clocks.look(Index(1), Index(1), late);
             assert_eq!(
-                clocks.renew((REQUEST, LeaseId(5)), Some(&lease(2, 0)), Index(1), late, late),
+                clocks.renew(
+                    (REQUEST, LeaseId(5)),
+                    Some(&lease(Seconds(2), Seconds(0))),
+                    Index(1),
+                    late,
+                    late
+                ),
                 Renewal::Waits
             );
             assert!(clocks.sweep(late + seconds(6)).is_empty());
@@ -572,7 +583,7 @@ mod tests {
         let start = Instant::now();
         let mut clocks = clocks(start);
         let leases = i64::try_from(REVOKES_PER_TICK).expect("fits") + 10;
-        (0..leases).for_each(|id| clocks.granted(LeaseId(id), 2, true, start));
+        (0..leases).for_each(|id| clocks.granted(LeaseId(id), Seconds(2), true, start));
         let late = start + seconds(3);
         clocks.look(Index(1), Index(1), late);
         let first = clocks.take_expired();

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb;
 use bytes::Bytes;
-use numbers::{LeaseId, Term};
+use numbers::{LeaseId, Seconds, Term};
 use planted::{Bug, Measure};
 
 use super::batching::Batching;
@@ -42,7 +42,7 @@ pub(super) enum Waiter {
     /// A client, through its shard. `true`: until everything a compaction made unreadable is removed.
     Client(RequestId, bool),
     /// A client whose keepalive had to go through the log, and the TTL to answer.
-    KeepAlive(RequestId, i64),
+    KeepAlive(RequestId, Seconds),
     /// The expiry of this lease.
     Expiry(LeaseId),
     /// A client who changes the members, and the change.

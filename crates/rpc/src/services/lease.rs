@@ -20,7 +20,7 @@ use api::wire::{field_len, number_len, put_field, put_field_head, put_number};
 use bytes::{Bytes, BytesMut};
 use front::{Answer, First, Held, Inbound, Outbound, Unary, race};
 use machine::{Outcome, SharedMap, check};
-use numbers::LeaseId;
+use numbers::{LeaseId, Seconds};
 use prost::Message as _;
 
 use super::{Services, confirmed, decode, decode_streamed, pieces, whole};
@@ -126,11 +126,16 @@ impl Services {
             request.id = self.shared.lease_id().0;
         }
         // COMPAT-64: here and not when it is applied, where the options of members may differ.
-        request.ttl = request.ttl.max(self.shared.limits.lease_ttl_min);
+        request.ttl = request.ttl.max(self.shared.limits.lease_ttl_min.0);
         let message = request.encode_to_vec().into();
         self.propose(field::LEASE_GRANT, &message, false, "LeaseGrant", |_, outcome, header| {
             let Outcome::LeaseGranted { id, ttl } = outcome else { return Err(error::STOPPED) };
-            Ok(whole(&LeaseGrantResponse { header: Some(header), id: id.0, ttl, error: String::new() }))
+            Ok(whole(&LeaseGrantResponse {
+                header: Some(header),
+                id: id.0,
+                ttl: ttl.0,
+                error: String::new(),
+            }))
         })
     }
 
@@ -179,8 +184,8 @@ impl Services {
                 let response = LeaseTimeToLiveResponse {
                     header: None,
                     id: id.0,
-                    ttl,
-                    granted_ttl: granted,
+                    ttl: ttl.0,
+                    granted_ttl: granted.0,
                     keys: Vec::new(),
                 };
                 Ok((response, keys))
@@ -278,7 +283,7 @@ impl Services {
             };
             let Some(message) = next? else { return Ok(()) };
             let LeaseKeepAliveRequest { id } = decode_streamed(message)?;
-            let ttl = self.renew(LeaseId(id)).await?;
+            let ttl = self.renew(LeaseId(id)).await?.0;
             renewed.note(LeaseId(id));
             let header = {
                 // Not held while the client does not read.
@@ -290,7 +295,7 @@ impl Services {
     }
 
     /// Renews a lease, here or at the leader: the TTL, 0 if the lease is gone.
-    pub(super) async fn renew(&self, id: LeaseId) -> Result<i64, Status> {
+    pub(super) async fn renew(&self, id: LeaseId) -> Result<Seconds, Status> {
         let renew = async || {
             if !self.leads() {
                 return forwarding::renew(&self.shared, id).await;

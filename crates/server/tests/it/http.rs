@@ -17,7 +17,7 @@ use config::MetricsDetail;
 use disk::MemDisk;
 use front::{MethodCounters, ShardCounters};
 use machine::{Command, Machine, Member, Rules};
-use numbers::{Index, Revision, Term};
+use numbers::{Index, Revision, Seconds, Term};
 use prost::Message as _;
 use replica::shared::{Limits, Published, Shared};
 use rpc::http::{self, FrontCounters, MetricsListener};
@@ -65,7 +65,7 @@ fn shared(state: Published, values: log::Values) -> Shared {
     let identity = Identity { member_id: MEMBER, cluster_id: 0xc1 };
     let limits = Limits {
         election_timeout: Duration::from_secs(1),
-        lease_ttl_min: 2,
+        lease_ttl_min: Seconds(2),
         request_bytes_max: 1 << 20,
         txn_ops_max: 128,
         quota_bytes: Some(2 << 30),

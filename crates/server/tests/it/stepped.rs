@@ -22,7 +22,7 @@ use api::etcdserverpb::{
     RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, compare, request_op,
 };
 use disk::Fault;
-use numbers::{Index, LeaseId};
+use numbers::{Index, LeaseId, Seconds};
 
 use mainstay_server::stepped::{Beginning, Identity, Stepped};
 use world::{Stream, World};
@@ -85,14 +85,14 @@ fn one_member_serves_everything() {
     for seconds in [3, 6, 9] {
         world.until("time has gone by", |world| past(world, seconds));
         let renewal = world.member(0).renew(LeaseId(lease.id));
-        assert_eq!(world.run(renewal), Ok(5));
+        assert_eq!(world.run(renewal), Ok(Seconds(5)));
     }
     assert_eq!(world.get(0, "l"), Some(Vec::new()));
     world.until("the lease has expired", |world| world.member(0).probe().leases == 0);
     assert!(past(&world, 14), "not before its time");
     assert_eq!(world.get(0, "l"), None);
     let renewal = world.member(0).renew(LeaseId(lease.id));
-    assert_eq!(world.run(renewal), Ok(0));
+    assert_eq!(world.run(renewal), Ok(Seconds(0)));
 
     let events: Vec<(i64, Vec<u8>)> = stream
         .responses
@@ -752,7 +752,7 @@ fn a_learner_joins_and_gets_a_vote() {
     let grant = LeaseGrantRequest { ttl: 60, id: 7 };
     let _: LeaseGrantResponse = world.call(at, Rpc::LeaseGrant, &grant).expect("is granted");
     let renewal = world.member(at).renew(LeaseId(7));
-    assert_eq!(world.run(renewal), Ok(60));
+    assert_eq!(world.run(renewal), Ok(Seconds(60)));
 }
 
 #[test]

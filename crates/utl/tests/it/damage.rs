@@ -10,7 +10,7 @@ use disk::{Disk, Fault, MemDisk};
 use interchange::snapshot;
 use machine::snapshot::SnapshotVersion;
 use machine::{GrantedLease, Members};
-use numbers::{Index, LeaseId, Revision, Term};
+use numbers::{Index, LeaseId, Revision, Seconds, Term};
 use storage::Identity;
 use storage::kv_hash::HashedKv;
 use storage::restoration::{Restoration, RestorationError, RestoredHead};
@@ -58,7 +58,7 @@ fn restore(disk: &Arc<dyn Disk>) -> Result<(), RestorationError> {
         compact_revision: Revision(2),
         index: Index(1),
         term: Term(1),
-        leases: vec![GrantedLease { id: LeaseId(5), ttl: 60, remaining: 0 }],
+        leases: vec![GrantedLease { id: LeaseId(5), ttl: Seconds(60), remaining: Seconds(0) }],
         alarms: Vec::new(),
         members: Members::default(),
         is_shared: true,

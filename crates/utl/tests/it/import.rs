@@ -2,7 +2,7 @@
 
 use interchange::DataDir;
 use interchange::backend::{Backend, Change};
-use numbers::{Index, LeaseId, Revision, Term};
+use numbers::{Index, LeaseId, Revision, Seconds, Term};
 use storage::kv_hash::HashedKv;
 
 use testkit::TempDir;
@@ -23,7 +23,7 @@ fn a_member_goes_on_where_etcd_stopped() {
             let mut leases = Vec::new();
             let mut walk = source.base.leases().expect("are there");
             while let Some(lease) = walk.step().expect("is sound") {
-                leases.push((LeaseId(lease.id), lease.ttl));
+                leases.push((LeaseId(lease.id), Seconds(lease.ttl)));
             }
             let members = source.membership.clone();
             (source.end(), source.wal.last(), source.wal.hard_state.term, members, leases)

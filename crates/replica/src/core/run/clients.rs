@@ -11,7 +11,7 @@ use bytes::Bytes;
 use consensus::{Node, Request};
 use log::Space;
 use mvcc::View;
-use numbers::{LeaseId, Revision, Term};
+use numbers::{LeaseId, Revision, Seconds, Term};
 use planted::Bug;
 use prost::Message as _;
 use telemetry::logging::{Logger, Value};
@@ -175,7 +175,7 @@ impl Core {
 
     pub(super) fn lease_revoked(&mut self, id: LeaseId) {
         for (request_id, _) in self.leases.revoked(id) {
-            self.reply(request_id, ReplyBody::KeptAlive(0));
+            self.reply(request_id, ReplyBody::KeptAlive(Seconds::ZERO));
         }
     }
 
@@ -435,7 +435,13 @@ impl Core {
             // Only what is beside the state has changed: who leads, for example.
             false => Arc::clone(&self.shared.state.load().view),
         };
-        let moment = view.moment();
+        let (moment, removed_through) = (view.moment(), self.removal.through());
+        // Watches rely on it: what they may still have to read is there.
+        assert!(
+            view.removed_through() <= removed_through,
+            "removed through {}, published {removed_through}",
+            view.removed_through()
+        );
         let standing = self.node.standing();
         self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.segments.open_views() as u64);
         let published = Published {
@@ -448,7 +454,7 @@ impl Core {
             alarms: Arc::clone(&self.alarms),
             members: Arc::clone(self.membership.members()),
             in_use_bytes: self.machine.in_use_bytes(),
-            removed_through: self.removal.through(),
+            removed_through,
         };
         published.assert_follows(&self.shared.state.load());
         self.shared.state.store(Arc::new(published));

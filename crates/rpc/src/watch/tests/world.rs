@@ -20,7 +20,7 @@ use disk::MemDisk;
 use front::{LocalBoxFuture, TrySend};
 use machine::{Alarms, Members, ReadError, Values};
 use mvcc::{KeyRange, Location, Store, Value};
-use numbers::{Index, LeaseId, Revision, Term};
+use numbers::{Index, LeaseId, Revision, Seconds, Term};
 use prost::Message as _;
 
 use crate::watch::{Hub, Requests, Responses};
@@ -93,7 +93,7 @@ impl World {
         let mut store = Store::new();
         let limits = Limits {
             election_timeout: std::time::Duration::from_secs(1),
-            lease_ttl_min: 2,
+            lease_ttl_min: Seconds(2),
             request_bytes_max,
             txn_ops_max: 128,
             quota_bytes: None,

@@ -6,7 +6,7 @@ use api::etcdserverpb::{
     MemberAddResponse,
 };
 use mainstay_server::stepped::Stepped;
-use numbers::LeaseId;
+use numbers::{LeaseId, Seconds};
 
 use super::world::World;
 
@@ -98,7 +98,7 @@ fn a_renewal_promises_no_more_than_the_next_leader_knows_of() {
     // It would let no lease expire before 15 s, but may be gone by then.
     world.lead(2);
     let renewal = world.member(2).renew(LeaseId(7));
-    assert_eq!(world.run(renewal), Ok(granted.ttl));
+    assert_eq!(world.run(renewal), Ok(Seconds(granted.ttl)));
 }
 
 #[test]

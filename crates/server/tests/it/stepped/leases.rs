@@ -11,7 +11,7 @@ use api::etcdserverpb::{
     LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MoveLeaderRequest,
 };
 use api::raftpb::{Entry, Message, MessageType};
-use numbers::LeaseId;
+use numbers::{LeaseId, Seconds};
 use peer::Handler as _;
 use prost::Message as _;
 
@@ -79,7 +79,7 @@ fn a_renewal_behind_a_clearing_under_way_waits_for_it() {
     let mut second = Box::pin(world.member(0).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_millis(300), &mut second), None);
     world.places[0].log_held = false;
-    assert_eq!((world.run(first), world.run(second)), (Ok(400), Ok(400)));
+    assert_eq!((world.run(first), world.run(second)), (Ok(Seconds(400)), Ok(Seconds(400))));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_lease_without_a_ttl_is_renewed_by_that_of_its_leader() {
     world.member(0).peering().received(&mut messages);
     world.until("all know it", |world| world.members().all(|member| member.probe().leases == 1));
     let renewal = world.member(0).renew(LeaseId(77));
-    assert_eq!(world.run(renewal), Ok(2), "it lives: 0 would say that it is gone");
+    assert_eq!(world.run(renewal), Ok(Seconds(2)), "it lives: 0 would say that it is gone");
     assert_eq!(time_to_live(&mut world, 1, 77).granted_ttl, 2);
 }
 
@@ -143,12 +143,12 @@ fn a_renewal_of_a_lease_that_is_being_revoked_hears_of_it_once_it_is_gone() {
     assert!(within(&mut world, Duration::from_millis(200), &mut revoked).is_none());
     // Until it is, the lease lives. A follower or another leader could say so.
     let renewal = world.member(0).renew(LeaseId(lease));
-    assert_eq!(world.run(renewal), Ok(60));
+    assert_eq!(world.run(renewal), Ok(Seconds(60)));
     assert_eq!(world.member(0).probe().leases, 1);
     world.lose(None);
     world.run(revoked).expect("is revoked");
     let renewal = world.member(0).renew(LeaseId(lease));
-    assert_eq!(world.run(renewal), Ok(0));
+    assert_eq!(world.run(renewal), Ok(Seconds(0)));
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn an_expired_lease_is_not_renewed_while_its_revocation_is_under_way() {
     let mut late = Box::pin(world.member(0).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_secs(1), &mut late), None, "it is not revived");
     world.places[0].log_held = false;
-    assert_eq!(world.run(late), Ok(0));
+    assert_eq!(world.run(late), Ok(Seconds(0)));
     assert_eq!(world.member(0).probe().leases, 0);
     // One that is granted under the same id now is another lease, which no second revocation ends.
     let again = LeaseGrantRequest { ttl: 60, id: lease };
@@ -209,7 +209,7 @@ fn a_renewal_that_waits_for_a_quorum_counts_from_when_it_came() {
     let mut renewal = Box::pin(world.member(0).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_millis(700), &mut renewal), None);
     world.lose(None);
-    assert_eq!(world.run(renewal), Ok(2));
+    assert_eq!(world.run(renewal), Ok(Seconds(2)));
     pass(&mut world, Duration::from_millis(1500));
     assert_eq!((world.leader(), world.member(0).probe().leases), (Some(0), 1));
     world.until("it expires", |world| world.member(0).probe().leases == 0);
@@ -224,7 +224,7 @@ fn a_leader_that_was_replaced_renews_nothing() {
     let lease = grant(&mut world, old, 60);
     // Just now a quorum has confirmed it.
     let renewal = world.member(old).renew(LeaseId(lease));
-    assert_eq!(world.run(renewal), Ok(60));
+    assert_eq!(world.run(renewal), Ok(Seconds(60)));
     let request = MoveLeaderRequest { target_id: world.places[new].id };
     let moving = world.member(old).call(Rpc::MaintenanceMoveLeader, request.encode_to_vec().into());
     let mut moving = Box::pin(moving);
@@ -244,7 +244,7 @@ fn a_leader_that_was_replaced_renews_nothing() {
     let mut renewal = Box::pin(world.member(old).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_millis(200), &mut renewal), None);
     world.cut(old, false);
-    assert_eq!(world.run(renewal), Ok(0));
+    assert_eq!(world.run(renewal), Ok(Seconds(0)));
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn long_lists_are_whole_and_in_order() {
     world.until("another leads", |world| world.leader().is_some_and(|at| at != leader));
     let now = world.leader().expect("somebody leads");
     let renewal = world.member(now).renew(LeaseId(COUNT));
-    assert_eq!(world.run(renewal), Ok(ttl_of(COUNT).expect("is granted")));
+    assert_eq!(world.run(renewal), Ok(Seconds(ttl_of(COUNT).expect("is granted"))));
     assert_eq!(world.member(now).probe().leases, COUNT as usize);
     let left = time_to_live(&mut world, now, 2999).ttl;
     assert!(left >= ttl_of(2999).expect("is granted"), "{left}");

@@ -15,7 +15,7 @@ use api::etcdserverpb::{
 use api::raftpb::MessageType;
 use api::{Rpc, Status};
 use bytes::Bytes;
-use numbers::LeaseId;
+use numbers::{LeaseId, Seconds};
 use prost::Message as _;
 
 use super::world::World;
@@ -225,8 +225,8 @@ fn leases_that_are_renewed_in_time_live_though_apply_is_behind() {
             late = Some(renewal);
         }
     }
-    assert_eq!(world.run(early), Ok(2));
-    assert_eq!(world.run(late.expect("it took long enough")), Ok(2));
+    assert_eq!(world.run(early), Ok(Seconds(2)));
+    assert_eq!(world.run(late.expect("it took long enough")), Ok(Seconds(2)));
     world.until("nobody renews the third", |world| world.member(0).probe().leases == 2);
     world.until("nobody renews the others", |world| world.member(0).probe().leases == 0);
     assert_eq!(world.leader(), Some(0));
