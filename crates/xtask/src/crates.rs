@@ -19,6 +19,7 @@ const ORDER: &[&str] = &[
     "log",
     "cli",
     "config",
+    "identity",
     "front",
     "peer",
     "telemetry",

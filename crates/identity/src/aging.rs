@@ -1,0 +1,131 @@
+//! A bounded map whose entries leave when they have not been used for some time.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::keyed::{Prehashed, Tag};
+
+/// How many entries that were used meanwhile one eviction passes over before it takes one all the same. It bounds the
+/// work of one insertion.
+const SECOND_CHANCES: usize = 64;
+
+/// A value that knows when it was used last.
+pub(crate) trait Used {
+    /// The time of the last use, in nanoseconds since an epoch that all values of a map share.
+    fn used_ns(&self) -> u64;
+}
+
+/// Values by their [`Tag`], ordered by their last use as of when it was last looked at.
+///
+/// A use only changes the value, which may happen without the map's lock. The order is put right when an entry comes to
+/// its front: entries are sorted by the use that was seen last, which is never later than the true one. So nothing in the
+/// map is due before its first entry, and neither a use nor the passing of time costs work in the number of entries. A
+/// timer wheel would need a move per use.
+///
+/// Example, with a life of 300: `a` is inserted at 0 and used at 200, `b` is inserted at 100. At 310 the first entry is
+/// `a` with the use 0: it is due by that, its true use is 200, so it moves behind `b`. `b` is first now, and not due.
+pub(crate) struct Aging<V> {
+    entries: HashMap<Tag, Entry<V>, Prehashed>,
+    order: BTreeMap<Place, Tag>,
+    next: u64,
+}
+
+/// The last use that was seen, in nanoseconds, and a number that makes places differ.
+type Place = (u64, u64);
+
+struct Entry<V> {
+    value: V,
+    place: Place,
+}
+
+impl<V> Default for Aging<V> {
+    fn default() -> Aging<V> {
+        Aging { entries: HashMap::default(), order: BTreeMap::new(), next: 0 }
+    }
+}
+
+impl<V: Used> Aging<V> {
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn get(&self, tag: Tag) -> Option<&V> {
+        self.entries.get(&tag).map(|entry| &entry.value)
+    }
+
+    pub fn get_mut(&mut self, tag: Tag) -> Option<&mut V> {
+        self.entries.get_mut(&tag).map(|entry| &mut entry.value)
+    }
+
+    /// Inserts a value and returns the one that had this tag.
+    pub fn insert(&mut self, tag: Tag, value: V) -> Option<V> {
+        let before = self.remove(tag);
+        let place = self.place(value.used_ns());
+        self.order.insert(place, tag);
+        self.entries.insert(tag, Entry { value, place });
+        before
+    }
+
+    pub fn remove(&mut self, tag: Tag) -> Option<V> {
+        let entry = self.entries.remove(&tag)?;
+        self.order.remove(&entry.place);
+        Some(entry.value)
+    }
+
+    /// Removes and returns one entry whose last use is before `since_ns`, if there is one. Looks at as many entries as
+    /// `steps` allows, and takes them off it.
+    pub fn pop_unused(&mut self, since_ns: u64, steps: &mut usize) -> Option<(Tag, V)> {
+        while *steps > 0 {
+            let (&(seen_ns, _), &tag) = self.order.first_key_value()?;
+            if seen_ns >= since_ns {
+                return None;
+            }
+            *steps -= 1;
+            if !self.moved_back(tag, seen_ns) {
+                return self.remove(tag).map(|value| (tag, value));
+            }
+        }
+        None
+    }
+
+    /// Removes and returns the entry that was used least recently; not exactly that one if more than
+    /// [`SECOND_CHANCES`] entries were used since they were last looked at.
+    pub fn pop_least_used(&mut self) -> Option<(Tag, V)> {
+        for _ in 0..SECOND_CHANCES {
+            let (&(seen_ns, _), &tag) = self.order.first_key_value()?;
+            if !self.moved_back(tag, seen_ns) {
+                break;
+            }
+        }
+        let (_, &tag) = self.order.first_key_value()?;
+        self.remove(tag).map(|value| (tag, value))
+    }
+
+    /// The earliest use that an entry may have been without since, in nanoseconds.
+    pub fn first_used_ns(&self) -> Option<u64> {
+        self.order.first_key_value().map(|(&(seen_ns, _), _)| seen_ns)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (Tag, &V)> {
+        self.entries.iter().map(|(tag, entry)| (*tag, &entry.value))
+    }
+
+    /// Puts the first entry where its last use belongs. Returns false if it was not used since.
+    fn moved_back(&mut self, tag: Tag, seen_ns: u64) -> bool {
+        let used_ns = self.get(tag).map_or(0, Used::used_ns);
+        if used_ns <= seen_ns {
+            return false;
+        }
+        let place = self.place(used_ns);
+        if let Some(entry) = self.entries.get_mut(&tag) {
+            self.order.remove(&entry.place);
+            entry.place = place;
+            self.order.insert(place, tag);
+        }
+        true
+    }
+
+    fn place(&mut self, used_ns: u64) -> Place {
+        self.next += 1;
+        (used_ns, self.next)
+    }
+}

@@ -1,0 +1,411 @@
+//! JSON Web Tokens: what they say is signed, so that no member has to remember them.
+//!
+//! What is accepted is what etcd accepts through version 5 of the library golang-jwt with its defaults, except where
+//! [`JwtError`] and [`KeyError`] say otherwise.
+
+mod der;
+mod keys;
+mod method;
+mod options;
+mod pem;
+
+pub use keys::{KeyError, KeyFormat, Keys, PUBLIC_KEYS_MAX};
+pub use method::Method;
+pub(crate) use options::split as split_options;
+pub use options::{JwtOptions, OptionError};
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{GeneralPurpose, NO_PAD};
+use serde_json::{Map, Value};
+
+use crate::aging::Aging;
+use crate::holder::{Holder, Life};
+use crate::keyed::{Entropy, MacKey, Tag};
+use crate::{Epoch, Now};
+use method::{Family, Named};
+
+/// The longest token that is looked at. Nothing of a longer one is decoded.
+pub const TOKEN_BYTES_MAX: usize = 16 * 1024;
+
+/// How long a verified token that nobody presents is remembered.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// Bits that are left over are ignored, as Go does.
+const BASE64: GeneralPurpose =
+    GeneralPurpose::new(&base64::alphabet::URL_SAFE, NO_PAD.with_decode_allow_trailing_bits(true));
+
+/// Why a token was refused. The texts are those of golang-jwt, which etcd logs after `failed to parse a JWT token`, and of
+/// etcd; a client is told only that its token is invalid. Two are our own: [`JwtError::TooLong`] and
+/// [`JwtError::RevisionOutOfRange`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JwtError {
+    /// It is longer than [`TOKEN_BYTES_MAX`].
+    TooLong,
+    /// It has not two dots.
+    Segments,
+    /// The part before the first dot is not base64.
+    HeaderBase64,
+    /// The part before the first dot is not a JSON object.
+    HeaderJson,
+    /// The part between the dots is not base64.
+    ClaimsBase64,
+    /// The part between the dots is not a JSON object.
+    ClaimsJson,
+    /// The header names a method that nobody knows.
+    MethodUnknown,
+    /// The header names no method.
+    NoMethod,
+    /// The part behind the second dot is not base64.
+    SignatureBase64,
+    /// The header names another method than the configured one.
+    OtherMethod,
+    /// No key has signed this.
+    Signature(Method),
+    /// The claims of time do not hold now.
+    Times(Times),
+    /// There is no claim `username` that is a string.
+    NoUser,
+    /// There is no claim `revision` that is a number.
+    NoRevision,
+    /// The claim `revision` is negative or not below 2^64. What Go makes of it depends on the processor.
+    RevisionOutOfRange,
+}
+
+/// What is wrong with `exp` and `nbf`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    expires: Option<TimeError>,
+    not_before: Option<TimeError>,
+}
+
+/// What is wrong with one claim of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TimeError {
+    /// It is not a number.
+    Type,
+    /// The time is not now.
+    Now,
+}
+
+impl fmt::Display for JwtError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            JwtError::TooLong => {
+                return write!(f, "token is malformed: token has more than {TOKEN_BYTES_MAX} bytes");
+            }
+            JwtError::Segments => "token is malformed: token contains an invalid number of segments",
+            JwtError::HeaderBase64 => "token is malformed: could not base64 decode header",
+            JwtError::HeaderJson => "token is malformed: could not JSON decode header",
+            JwtError::ClaimsBase64 => "token is malformed: could not base64 decode claim",
+            JwtError::ClaimsJson => "token is malformed: could not JSON decode claim",
+            JwtError::MethodUnknown => "token is unverifiable: signing method (alg) is unavailable",
+            JwtError::NoMethod => "token is unverifiable: signing method (alg) is unspecified",
+            JwtError::SignatureBase64 => "token is malformed: could not base64 decode signature",
+            JwtError::OtherMethod => {
+                "token is unverifiable: error while executing keyfunc: invalid signing method"
+            }
+            JwtError::Signature(method) => match method.family() {
+                Family::Rsa | Family::RsaPss => "token signature is invalid: crypto/rsa: verification error",
+                Family::Ecdsa => "token signature is invalid: crypto/ecdsa: verification error",
+                Family::Ed25519 => "token signature is invalid: ed25519: verification error",
+                Family::Hmac => "token signature is invalid: signature is invalid",
+            },
+            JwtError::Times(times) => return times.fmt(f),
+            JwtError::NoUser => "failed to obtain user claims from jwt token",
+            JwtError::NoRevision => "failed to obtain revision claims from jwt token",
+            JwtError::RevisionOutOfRange => "revision claim of jwt token is out of range",
+        })
+    }
+}
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let expires = self.expires.map(|why| match why {
+            TimeError::Type => "invalid type for claim: exp is invalid",
+            TimeError::Now => "token is expired",
+        });
+        let not_before = self.not_before.map(|why| match why {
+            TimeError::Type => "invalid type for claim: nbf is invalid",
+            TimeError::Now => "token is not valid yet",
+        });
+        f.write_str("token has invalid claims: ")?;
+        f.write_str(expires.unwrap_or_default())?;
+        if expires.is_some() && not_before.is_some() {
+            f.write_str(", ")?;
+        }
+        f.write_str(not_before.unwrap_or_default())
+    }
+}
+
+impl std::error::Error for JwtError {}
+
+/// Why a token was not signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SignError {
+    /// There is only a public key.
+    VerifyOnly,
+    /// The library refused, as when the operating system has no random bytes.
+    Failed,
+}
+
+impl fmt::Display for SignError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SignError::VerifyOnly => "auth: token signing attempted with verify-only key",
+            SignError::Failed => "token could not be signed",
+        })
+    }
+}
+
+impl std::error::Error for SignError {}
+
+/// Signs tokens and verifies them. Shared by all threads.
+///
+/// Tokens that were verified are remembered by a keyed hash, so that a token costs one check of its signature at each member,
+/// not one per request. They are forgotten when they expire, when keys are replaced, and when nobody presents them.
+pub struct Jwt {
+    /// Nanoseconds between the signing of a token and its end; tokens that are signed with zero or less are expired.
+    ttl_ns: i64,
+    keys: RwLock<Arc<Keys>>,
+    /// Raised after keys were replaced.
+    generation: Arc<AtomicU64>,
+    epoch: Epoch,
+    mac: MacKey,
+    remembered_per_part_max: usize,
+    parts: [Mutex<Aging<Arc<Holder>>>; PARTS],
+}
+
+/// Parts of the memory with a lock of their own, so that threads seldom meet.
+const PARTS: usize = 16;
+
+impl Jwt {
+    /// How many verified tokens are remembered, unless something else is said. One takes some 250 bytes.
+    pub const REMEMBERED_MAX_DEFAULT: usize = 32_768;
+
+    /// `now` is the earliest time that it will be told.
+    pub fn new(ttl_ns: i64, keys: Keys, remembered_max: usize, now: Instant, entropy: &mut Entropy) -> Jwt {
+        Jwt {
+            ttl_ns,
+            keys: RwLock::new(Arc::new(keys)),
+            generation: Arc::default(),
+            epoch: Epoch(now),
+            mac: MacKey::new(entropy),
+            remembered_per_part_max: (remembered_max / PARTS).max(1),
+            parts: std::array::from_fn(|_| Mutex::default()),
+        }
+    }
+
+    /// Takes other keys, which may be for another method, and forgets all tokens that were verified. A token of a key that
+    /// has gone is refused from now on, also on connections that have presented it.
+    pub fn replace_keys(&self, keys: Keys) {
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+        // Behind the keys: who reads the new generation reads the new keys, too. A token that is verified by the old keys at
+        // this time is of the old generation, and so not valid.
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        for part in &self.parts {
+            *part.lock().unwrap_or_else(PoisonError::into_inner) = Aging::default();
+        }
+    }
+
+    /// The keys in use.
+    pub fn keys(&self) -> Arc<Keys> {
+        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Signs a token for a user, at this revision of users and roles. Takes up to 2 ms of processor time with RSA.
+    ///
+    /// # Errors
+    /// There is only a public key.
+    pub fn sign(&self, user: &str, revision: u64, now: Now) -> Result<String, SignError> {
+        let keys = self.keys();
+        if !keys.can_sign() {
+            return Err(SignError::VerifyOnly);
+        }
+        let expires = now.unix_seconds.saturating_add(self.ttl_ns.div_euclid(1_000_000_000));
+        let header = format!(r#"{{"alg":"{}","typ":"JWT"}}"#, keys.method());
+        let claims = format!(r#"{{"exp":{expires},"revision":{revision},"username":{}}}"#, json_string(user));
+        let mut token = format!("{}.{}", BASE64.encode(header), BASE64.encode(claims));
+        let signature = keys.sign(token.as_bytes()).ok_or(SignError::Failed)?;
+        token.push('.');
+        BASE64.encode_string(signature, &mut token);
+        Ok(token)
+    }
+
+    /// Whose token this is.
+    ///
+    /// # Errors
+    /// It is none that a key has signed, or it is not valid now.
+    pub fn check(&self, token: &[u8], now: Now) -> Result<Arc<Holder>, JwtError> {
+        if token.len() > TOKEN_BYTES_MAX {
+            return Err(JwtError::TooLong);
+        }
+        let tag = self.mac.tag(token);
+        let now_ns = self.epoch.ns(now.at);
+        let known = self.part(tag).get(tag).map(Arc::clone);
+        if let Some(known) = known
+            && known.renew(now)
+        {
+            known.used_ns.fetch_max(now_ns, Ordering::Relaxed);
+            return Ok(known);
+        }
+        let born = self.generation.load(Ordering::Acquire);
+        let claims = verify(&self.keys(), token, now.unix_seconds)?;
+        let holder = Arc::new(Holder {
+            user: claims.user.into(),
+            revision: Some(claims.revision),
+            generation: Arc::clone(&self.generation),
+            born,
+            void: AtomicBool::new(false),
+            used_ns: AtomicU64::new(now_ns),
+            life: Life::Until(claims.expires),
+        });
+        let mut part = self.part(tag);
+        part.insert(tag, Arc::clone(&holder));
+        if part.len() > self.remembered_per_part_max {
+            part.pop_least_used();
+        }
+        Ok(holder)
+    }
+
+    /// Forgets verified tokens that nobody presents. Expired ones are refused without it; this only frees their memory.
+    pub fn expire(&self, now: Instant) {
+        let since_ns =
+            self.epoch.ns(now).saturating_sub(u64::try_from(REMEMBERED.as_nanos()).unwrap_or(u64::MAX));
+        for part in &self.parts {
+            let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            // Each entry is moved once at most, and removed once.
+            let mut steps = 2 * part.len();
+            while part.pop_unused(since_ns, &mut steps).is_some() {}
+        }
+    }
+
+    /// How many verified tokens are remembered.
+    pub fn remembered(&self) -> usize {
+        self.parts.iter().map(|part| part.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+    }
+
+    fn part(&self, tag: Tag) -> MutexGuard<'_, Aging<Arc<Holder>>> {
+        // The map takes the low bits of the same number.
+        let part = (tag.short() >> 60) as usize % PARTS;
+        self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Jwt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Jwt")
+            .field("keys", &*self.keys())
+            .field("remembered", &self.remembered())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a valid token says.
+#[derive(Debug, PartialEq, Eq)]
+struct Claims {
+    user: String,
+    revision: u64,
+    /// In seconds since 1970; no end without it.
+    expires: Option<i64>,
+}
+
+/// The checks are in the order of golang-jwt, so that a token with several faults is told to have the same one.
+fn verify(keys: &Keys, token: &[u8], now: i64) -> Result<Claims, JwtError> {
+    let mut dots = (0..token.len()).filter(|at| token[*at] == b'.');
+    let (Some(first), Some(second), None) = (dots.next(), dots.next(), dots.next()) else {
+        return Err(JwtError::Segments);
+    };
+    let header = BASE64.decode(&token[..first]).map_err(|_| JwtError::HeaderBase64)?;
+    let header = object(&header).ok_or(JwtError::HeaderJson)?;
+    let claims = BASE64.decode(&token[first + 1..second]).map_err(|_| JwtError::ClaimsBase64)?;
+    let claims = object(&claims).ok_or(JwtError::ClaimsJson)?;
+    let name = header.get("alg").and_then(Value::as_str).ok_or(JwtError::NoMethod)?;
+    let named = match Named::find(name) {
+        Named::Unknown => return Err(JwtError::MethodUnknown),
+        named => named,
+    };
+    let signature = BASE64.decode(&token[second + 1..]).map_err(|_| JwtError::SignatureBase64)?;
+    if named != Named::Method(keys.method()) {
+        return Err(JwtError::OtherMethod);
+    }
+    if !keys.verify(&token[..second], &signature) {
+        return Err(JwtError::Signature(keys.method()));
+    }
+    let expires = seconds(&claims, "exp");
+    let not_before = seconds(&claims, "nbf");
+    let times = Times {
+        expires: match expires {
+            Err(why) => Some(why),
+            Ok(Some(expires)) if now >= expires => Some(TimeError::Now),
+            Ok(_) => None,
+        },
+        not_before: match not_before {
+            Err(why) => Some(why),
+            Ok(Some(not_before)) if now < not_before => Some(TimeError::Now),
+            Ok(_) => None,
+        },
+    };
+    if times != Times::default() {
+        return Err(JwtError::Times(times));
+    }
+    let Some(Value::String(user)) = claims.get("username") else {
+        return Err(JwtError::NoUser);
+    };
+    let revision = claims.get("revision").and_then(Value::as_f64).ok_or(JwtError::NoRevision)?;
+    // Go takes a number with a fraction, and cuts it off.
+    if !(0.0..TWO_TO_64).contains(&revision) {
+        return Err(JwtError::RevisionOutOfRange);
+    }
+    Ok(Claims { user: user.clone(), revision: revision as u64, expires: expires.unwrap_or_default() })
+}
+
+const TWO_TO_64: f64 = 18_446_744_073_709_551_616.0;
+
+/// A JSON object. `null` is an empty one, as Go has it; of equal names the last counts.
+fn object(json: &[u8]) -> Option<Map<String, Value>> {
+    match serde_json::from_slice(json).ok()? {
+        Value::Object(object) => Some(object),
+        Value::Null => Some(Map::new()),
+        _ => None,
+    }
+}
+
+/// A claim of time in whole seconds since 1970. Zero counts as none, as in golang-jwt. A token whose times
+/// are further in the future than golang-jwt can count is never valid.
+fn seconds(claims: &Map<String, Value>, name: &str) -> Result<Option<i64>, TimeError> {
+    let Some(value) = claims.get(name) else {
+        return Ok(None);
+    };
+    let number = value.as_f64().ok_or(TimeError::Type)?;
+    if number == 0.0 {
+        return Ok(None);
+    }
+    let whole = number.floor();
+    // Go counts seconds from the year 1 in 64 bits; beyond their range its expiry lies in the distant past.
+    if whole.abs() < 9.22e18 {
+        return Ok(Some(whole as i64));
+    }
+    Ok(Some(if number < 0.0 || name == "exp" { i64::MIN } else { i64::MAX }))
+}
+
+/// A JSON string as Go writes it: also what HTML needs is escaped.
+fn json_string(text: &str) -> String {
+    let plain = Value::from(text).to_string();
+    let mut escaped = String::with_capacity(plain.len());
+    for character in plain.chars() {
+        match character {
+            '<' => escaped.push_str("\\u003c"),
+            '>' => escaped.push_str("\\u003e"),
+            '&' => escaped.push_str("\\u0026"),
+            '\u{2028}' => escaped.push_str("\\u2028"),
+            '\u{2029}' => escaped.push_str("\\u2029"),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}

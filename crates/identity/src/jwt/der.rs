@@ -1,0 +1,82 @@
+//! As much of DER as keys need.
+
+/// A cursor over elements.
+#[derive(Clone, Copy)]
+pub(super) struct Der<'a>(&'a [u8]);
+
+pub(super) const INTEGER: u8 = 0x02;
+pub(super) const BIT_STRING: u8 = 0x03;
+pub(super) const OCTET_STRING: u8 = 0x04;
+pub(super) const OBJECT: u8 = 0x06;
+pub(super) const SEQUENCE: u8 = 0x30;
+
+impl<'a> Der<'a> {
+    pub fn new(bytes: &'a [u8]) -> Der<'a> {
+        Der(bytes)
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The tag of the next element.
+    pub fn peek(self) -> Option<u8> {
+        self.0.first().copied()
+    }
+
+    /// Takes the next element, whatever it is: its tag and its contents.
+    pub fn any(&mut self) -> Option<(u8, &'a [u8])> {
+        let (&tag, rest) = self.0.split_first()?;
+        // Tags of more than one byte do not occur in keys.
+        if tag & 0x1f == 0x1f {
+            return None;
+        }
+        let (&first, rest) = rest.split_first()?;
+        let (len, rest) = match first {
+            0..=0x7f => (usize::from(first), rest),
+            0x81..=0x84 => {
+                let (digits, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
+                (digits.iter().fold(0, |len, digit| len << 8 | usize::from(*digit)), rest)
+            }
+            _ => return None,
+        };
+        let (contents, rest) = rest.split_at_checked(len)?;
+        self.0 = rest;
+        Some((tag, contents))
+    }
+
+    /// Takes the next element, which has this tag: its contents.
+    pub fn take(&mut self, tag: u8) -> Option<&'a [u8]> {
+        if self.peek() != Some(tag) {
+            return None;
+        }
+        self.any().map(|(_, contents)| contents)
+    }
+
+    /// Takes a sequence.
+    pub fn sequence(&mut self) -> Option<Der<'a>> {
+        self.take(SEQUENCE).map(Der)
+    }
+
+    /// Takes an integer that is not negative: its bytes without leading zeros.
+    pub fn unsigned(&mut self) -> Option<&'a [u8]> {
+        let bytes = self.take(INTEGER)?;
+        if bytes.first()? & 0x80 != 0 {
+            return None;
+        }
+        let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
+        Some(&bytes[zeros..])
+    }
+
+    /// Takes a bit string of whole bytes.
+    pub fn bits(&mut self) -> Option<&'a [u8]> {
+        self.take(BIT_STRING)?.strip_prefix(&[0])
+    }
+}
+
+/// A sequence that is all there is.
+pub(super) fn only_sequence(bytes: &[u8]) -> Option<Der<'_>> {
+    let mut der = Der(bytes);
+    let sequence = der.sequence()?;
+    der.is_empty().then_some(sequence)
+}

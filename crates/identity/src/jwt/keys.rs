@@ -1,0 +1,499 @@
+//! The keys of a signing method.
+
+use std::fmt;
+
+use ring::rand::SystemRandom;
+use ring::rsa::KeyPair as RsaKeyPair;
+use ring::signature::{
+    self, EcdsaKeyPair, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey, VerificationAlgorithm,
+};
+use ring::{agreement, hmac};
+use zeroize::Zeroizing;
+
+use super::der::{self, Der, only_sequence};
+use super::method::{Family, Method};
+use super::pem::{self, Block};
+
+/// Why keys were refused. The texts of the first seven are those of etcd and of the library that it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyError {
+    /// A key that the method needs was not given.
+    Missing,
+    /// The private key belongs to none of the public keys.
+    Mismatch,
+    /// The file has no PEM block.
+    NotPem,
+    /// The file has a private key of another kind than the method's.
+    WrongPrivate(Method),
+    /// The file has a private key of another kind than the method's, in that kind's own format.
+    WrongFormat(KeyFormat),
+    /// The file has a public key of another kind than the method's.
+    WrongPublic(Method),
+    /// The key is on another curve than the method's.
+    WrongCurve(Method),
+    /// The block has no private key that could be read.
+    BadPrivate,
+    /// The block has no public key that could be read.
+    BadPublic,
+    /// An RSA key of this many bits, where 2048 to 8192 are accepted, and up to 4096 for signing.
+    RsaBits(usize),
+    /// An elliptic private key without the public one in it.
+    NoPublicPart,
+    /// The file has more than [`PUBLIC_KEYS_MAX`] public keys.
+    TooMany,
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = |method: &Method| match method.family() {
+            Family::Rsa | Family::RsaPss => "RSA",
+            Family::Ecdsa => "ECDSA",
+            Family::Ed25519 => "Ed25519",
+            Family::Hmac => "HMAC",
+        };
+        match self {
+            KeyError::Missing => f.write_str("auth: missing key data"),
+            KeyError::Mismatch => f.write_str("auth: public and private keys don't match"),
+            KeyError::NotPem => f.write_str("invalid key: Key must be a PEM encoded PKCS1 or PKCS8 key"),
+            KeyError::WrongPrivate(method) => write!(f, "key is not a valid {} private key", kind(method)),
+            KeyError::WrongFormat(format) => {
+                let function = match format {
+                    KeyFormat::Pkcs1 => "ParsePKCS1PrivateKey",
+                    KeyFormat::Sec1 => "ParseECPrivateKey",
+                };
+                write!(f, "x509: failed to parse private key (use {function} instead for this key format)")
+            }
+            KeyError::WrongPublic(method) => write!(f, "key is not a valid {} public key", kind(method)),
+            KeyError::WrongCurve(method) => write!(f, "key is invalid: it is not on the curve of {method}"),
+            KeyError::BadPrivate => f.write_str("x509: failed to parse private key"),
+            KeyError::BadPublic => f.write_str("x509: failed to parse public key"),
+            KeyError::RsaBits(bits) => {
+                write!(f, "RSA key has {bits} bits: 2048 to 8192 are supported, and up to 4096 for signing")
+            }
+            KeyError::TooMany => write!(f, "more than {PUBLIC_KEYS_MAX} public keys in one file"),
+            KeyError::NoPublicPart => {
+                f.write_str("private key lacks its public key: write it again with both in it")
+            }
+        }
+    }
+}
+
+impl std::error::Error for KeyError {}
+
+/// A format that only one kind of private key has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyFormat {
+    /// PKCS#1, of RSA.
+    Pkcs1,
+    /// SEC1, of elliptic curves.
+    Sec1,
+}
+
+/// The keys of a signing method: one that signs, if there is a private key, and those that verify.
+pub struct Keys {
+    method: Method,
+    signer: Option<Signer>,
+    verifiers: Vec<Verifier>,
+}
+
+enum Signer {
+    Rsa(RsaKeyPair),
+    Ecdsa(EcdsaKeyPair),
+    Ed25519(Ed25519KeyPair),
+    Hmac(hmac::Key),
+}
+
+enum Verifier {
+    Public(UnparsedPublicKey<Vec<u8>>),
+    Hmac(hmac::Key),
+}
+
+/// How many public keys one file may have: a token of none is tried with each.
+pub const PUBLIC_KEYS_MAX: usize = 16;
+
+impl Keys {
+    /// Reads key files: PEM with PKCS#1, SEC1, PKCS#8, SPKI or a certificate; for HMAC the private file is the secret itself.
+    ///
+    /// A public file may have several keys, all of which verify; the private key belongs to one of them. etcd takes the first and
+    /// ignores the rest. Nobody has to be without a valid token while keys are replaced, if the file has the old key and the new
+    /// one meanwhile.
+    ///
+    /// # Errors
+    /// See [`KeyError`].
+    pub fn read(method: Method, public: Option<&[u8]>, private: Option<&[u8]>) -> Result<Keys, KeyError> {
+        // An empty file counts as none, as in etcd.
+        let public = public.filter(|file| !file.is_empty());
+        let private = private.filter(|file| !file.is_empty());
+        if let Family::Hmac = method.family() {
+            let secret = private.ok_or(KeyError::Missing)?;
+            let key = hmac::Key::new(method.hmac(), secret);
+            let signer = Some(Signer::Hmac(key.clone()));
+            return Ok(Keys { method, signer, verifiers: vec![Verifier::Hmac(key)] });
+        }
+        let signer = private.map(|file| read_private(method, file)).transpose()?;
+        let known = public.map(|file| read_public(method, file)).transpose()?;
+        let public = match (&signer, known) {
+            (None, None) => return Err(KeyError::Missing),
+            (None, Some(known)) => known,
+            (Some(signer), None) => vec![signer.public()],
+            (Some(signer), Some(known)) if known.contains(&signer.public()) => known,
+            (Some(_), Some(_)) => return Err(KeyError::Mismatch),
+        };
+        let verifiers = public.into_iter().map(|key| {
+            let PublicKey(bytes) = key;
+            Verifier::Public(UnparsedPublicKey::new(method.verification(), bytes))
+        });
+        Ok(Keys { method, signer, verifiers: verifiers.collect() })
+    }
+
+    /// The method that the keys are for.
+    pub fn method(&self) -> Method {
+        self.method
+    }
+
+    /// Returns true if there is a private key.
+    pub fn can_sign(&self) -> bool {
+        self.signer.is_some()
+    }
+
+    /// How many keys verify.
+    pub fn verifying(&self) -> usize {
+        self.verifiers.len()
+    }
+
+    /// Signs. `None` if there is no private key.
+    pub(super) fn sign(&self, message: &[u8]) -> Option<Vec<u8>> {
+        let random = SystemRandom::new();
+        let signature = match self.signer.as_ref()? {
+            Signer::Hmac(key) => hmac::sign(key, message).as_ref().to_vec(),
+            Signer::Ed25519(key) => key.sign(message).as_ref().to_vec(),
+            Signer::Ecdsa(key) => key.sign(&random, message).ok()?.as_ref().to_vec(),
+            Signer::Rsa(key) => {
+                let mut signature = vec![0; key.public().modulus_len()];
+                key.sign(self.method.rsa_padding()?, &random, message, &mut signature).ok()?;
+                signature
+            }
+        };
+        Some(signature)
+    }
+
+    /// Tells if one of the keys has signed.
+    pub(super) fn verify(&self, message: &[u8], signature: &[u8]) -> bool {
+        self.verifiers.iter().any(|key| match key {
+            Verifier::Hmac(key) => hmac::verify(key, message, signature).is_ok(),
+            Verifier::Public(key) => key.verify(message, signature).is_ok(),
+        })
+    }
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keys")
+            .field("method", &self.method)
+            .field("can_sign", &self.can_sign())
+            .field("verifying", &self.verifying())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Signer {
+    fn public(&self) -> PublicKey {
+        match self {
+            Signer::Rsa(key) => rsa_public(key.public().as_ref()).unwrap_or_else(|| PublicKey(Vec::new())),
+            Signer::Ecdsa(key) => PublicKey(key.public_key().as_ref().to_vec()),
+            Signer::Ed25519(key) => PublicKey(key.public_key().as_ref().to_vec()),
+            Signer::Hmac(_) => PublicKey(Vec::new()),
+        }
+    }
+}
+
+/// A public key as `ring` takes it: an RSAPublicKey in canonical DER, the point of a curve, or 32 bytes.
+#[derive(Clone, PartialEq, Eq)]
+struct PublicKey(Vec<u8>);
+
+/// The object identifiers of keys and curves.
+mod oid {
+    pub const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
+    pub const EC: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
+    pub const ED25519: &[u8] = &[0x2b, 0x65, 0x70];
+    pub const P256: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
+    pub const P384: &[u8] = &[0x2b, 0x81, 0x04, 0x00, 0x22];
+}
+
+/// The algorithm of a key, as SPKI and PKCS#8 name it.
+struct Algorithm<'a> {
+    kind: &'a [u8],
+    /// Of an elliptic key.
+    curve: Option<&'a [u8]>,
+}
+
+fn read_algorithm<'a>(der: &mut Der<'a>) -> Option<Algorithm<'a>> {
+    let mut algorithm = der.sequence()?;
+    let kind = algorithm.take(der::OBJECT)?;
+    Some(Algorithm { kind, curve: algorithm.take(der::OBJECT) })
+}
+
+fn curve_of(method: Method) -> &'static [u8] {
+    if method == Method::Es384 { oid::P384 } else { oid::P256 }
+}
+
+fn read_public(method: Method, file: &[u8]) -> Result<Vec<PublicKey>, KeyError> {
+    let blocks = pem::blocks(file);
+    // A curve without a key comes before keys that OpenSSL makes.
+    let keys: Vec<&Block<'_>> = blocks.iter().filter(|block| block.label != "EC PARAMETERS").collect();
+    match keys.len() {
+        0 => Err(KeyError::NotPem),
+        1..=PUBLIC_KEYS_MAX => keys.into_iter().map(|block| public_of(method, block)).collect(),
+        _ => Err(KeyError::TooMany),
+    }
+}
+
+/// The public key in a block, whatever its label: SPKI, a certificate or an RSAPublicKey.
+fn public_of(method: Method, block: &Block<'_>) -> Result<PublicKey, KeyError> {
+    let spki = only_sequence(&block.bytes).and_then(read_spki).or_else(|| spki_of_certificate(&block.bytes));
+    let Some((algorithm, key)) = spki else {
+        return match method.family() {
+            Family::Rsa | Family::RsaPss => {
+                checked_rsa(rsa_public(&block.bytes).ok_or(KeyError::BadPublic)?, RSA_VERIFYING_BITS_MAX)
+            }
+            _ => Err(KeyError::BadPublic),
+        };
+    };
+    match method.family() {
+        Family::Rsa | Family::RsaPss if algorithm.kind == oid::RSA => {
+            checked_rsa(rsa_public(key).ok_or(KeyError::BadPublic)?, RSA_VERIFYING_BITS_MAX)
+        }
+        Family::Ecdsa if algorithm.kind == oid::EC => {
+            if algorithm.curve != Some(curve_of(method)) {
+                return Err(KeyError::WrongCurve(method));
+            }
+            if !is_point(method, key) {
+                return Err(KeyError::BadPublic);
+            }
+            Ok(PublicKey(key.to_vec()))
+        }
+        Family::Ed25519 if algorithm.kind == oid::ED25519 => {
+            if key.len() == 32 {
+                Ok(PublicKey(key.to_vec()))
+            } else {
+                Err(KeyError::BadPublic)
+            }
+        }
+        _ => Err(KeyError::WrongPublic(method)),
+    }
+}
+
+/// `SubjectPublicKeyInfo`: algorithm and key.
+fn read_spki(mut spki: Der<'_>) -> Option<(Algorithm<'_>, &[u8])> {
+    let algorithm = read_algorithm(&mut spki)?;
+    let key = spki.bits()?;
+    spki.is_empty().then_some((algorithm, key))
+}
+
+/// The key in a certificate. Who signed it and until when does not matter, as in etcd.
+fn spki_of_certificate(bytes: &[u8]) -> Option<(Algorithm<'_>, &[u8])> {
+    let mut certificate = only_sequence(bytes)?.sequence()?;
+    if certificate.peek() == Some(0xa0) {
+        certificate.any()?; // version
+    }
+    certificate.take(der::INTEGER)?; // serial number
+    certificate.sequence()?; // algorithm of the signature
+    certificate.sequence()?; // issuer
+    certificate.sequence()?; // validity
+    certificate.sequence()?; // subject
+    read_spki(certificate.sequence()?)
+}
+
+const RSA_BITS_MIN: usize = 2048;
+const RSA_VERIFYING_BITS_MAX: usize = 8192;
+
+/// An RSAPublicKey, written again without what DER does not allow, so that equal keys are equal.
+fn rsa_public(bytes: &[u8]) -> Option<PublicKey> {
+    let mut key = only_sequence(bytes)?;
+    let (modulus, exponent) = (key.unsigned()?, key.unsigned()?);
+    if !key.is_empty() || modulus.is_empty() || exponent.is_empty() {
+        return None;
+    }
+    let numbers = [integer(modulus), integer(exponent)].concat();
+    Some(PublicKey(element(der::SEQUENCE, &numbers)))
+}
+
+fn integer(digits: &[u8]) -> Vec<u8> {
+    let sign: &[u8] = if digits.first().is_some_and(|first| first & 0x80 != 0) { &[0] } else { &[] };
+    element(der::INTEGER, &[sign, digits].concat())
+}
+
+fn element(tag: u8, contents: &[u8]) -> Vec<u8> {
+    let len = contents.len().to_be_bytes();
+    let zeros = len.iter().take_while(|byte| **byte == 0).count();
+    let digits = &len[zeros..];
+    let mut element = vec![tag];
+    match contents.len() {
+        short @ 0..=0x7f => element.push(short as u8),
+        _ => {
+            element.push(0x80 | digits.len() as u8);
+            element.extend_from_slice(digits);
+        }
+    }
+    element.extend_from_slice(contents);
+    element
+}
+
+fn checked_rsa(key: PublicKey, bits_max: usize) -> Result<PublicKey, KeyError> {
+    let mut numbers = only_sequence(&key.0).ok_or(KeyError::BadPublic)?;
+    let modulus = numbers.unsigned().ok_or(KeyError::BadPublic)?;
+    let bits = modulus.first().map_or(0, |first| modulus.len() * 8 - first.leading_zeros() as usize);
+    if (RSA_BITS_MIN..=bits_max).contains(&bits) { Ok(key) } else { Err(KeyError::RsaBits(bits)) }
+}
+
+/// Tells if this is a point of the method's curve, not compressed: a key agreement is tried with it.
+fn is_point(method: Method, bytes: &[u8]) -> bool {
+    let curve = if method == Method::Es384 { &agreement::ECDH_P384 } else { &agreement::ECDH_P256 };
+    let Ok(own) = agreement::EphemeralPrivateKey::generate(curve, &SystemRandom::new()) else {
+        return false;
+    };
+    agreement::agree_ephemeral(own, &agreement::UnparsedPublicKey::new(curve, bytes), |_| ()).is_ok()
+}
+
+/// A private key that was taken out of its wrapping.
+enum Private<'a> {
+    /// An RSAPrivateKey, whole.
+    Rsa(&'a [u8]),
+    /// An ECPrivateKey.
+    Ec { curve: Option<&'a [u8]>, scalar: &'a [u8], point: Option<&'a [u8]> },
+    /// Thirty-two bytes, as an element of their own.
+    Ed25519(&'a [u8]),
+    /// Something else.
+    Other,
+}
+
+fn read_private(method: Method, file: &[u8]) -> Result<Signer, KeyError> {
+    let blocks = pem::blocks(file);
+    let block = blocks.iter().find(|block| block.label != "EC PARAMETERS").ok_or(KeyError::NotPem)?;
+    let (format, key) = private_of(&block.bytes).ok_or(KeyError::BadPrivate)?;
+    match (method.family(), key) {
+        (Family::Rsa | Family::RsaPss, Private::Rsa(key)) => read_rsa(key).map(Signer::Rsa),
+        (Family::Ecdsa, Private::Ec { curve, scalar, point }) => {
+            if curve != Some(curve_of(method)) {
+                return Err(KeyError::WrongCurve(method));
+            }
+            let point = point.ok_or(KeyError::NoPublicPart)?;
+            let size = if method == Method::Es384 { 48 } else { 32 };
+            let scalar = Zeroizing::new(fixed(scalar, size).ok_or(KeyError::BadPrivate)?);
+            let signing = if method == Method::Es384 {
+                &signature::ECDSA_P384_SHA384_FIXED_SIGNING
+            } else {
+                &signature::ECDSA_P256_SHA256_FIXED_SIGNING
+            };
+            EcdsaKeyPair::from_private_key_and_public_key(signing, &scalar, point, &SystemRandom::new())
+                .map(Signer::Ecdsa)
+                .map_err(|_| KeyError::BadPrivate)
+        }
+        (Family::Ed25519, Private::Ed25519(seed)) => {
+            Ed25519KeyPair::from_seed_unchecked(seed).map(Signer::Ed25519).map_err(|_| KeyError::BadPrivate)
+        }
+        _ => Err(format.map_or(KeyError::WrongPrivate(method), KeyError::WrongFormat)),
+    }
+}
+
+fn read_rsa(key: &[u8]) -> Result<RsaKeyPair, KeyError> {
+    RsaKeyPair::from_der(key).map_err(|_| {
+        // The size is the usual reason, and worth its own words.
+        let mut numbers = only_sequence(key);
+        let modulus = numbers.as_mut().and_then(|numbers| {
+            numbers.unsigned()?;
+            numbers.unsigned()
+        });
+        let bits = modulus.and_then(|n| Some(n.len() * 8 - n.first()?.leading_zeros() as usize));
+        match bits {
+            Some(bits) if !(RSA_BITS_MIN..=4096).contains(&bits) => KeyError::RsaBits(bits),
+            _ => KeyError::BadPrivate,
+        }
+    })
+}
+
+/// The digits with leading zeros cut off or added.
+fn fixed(digits: &[u8], size: usize) -> Option<Vec<u8>> {
+    let zeros = digits.iter().take_while(|digit| **digit == 0).count();
+    let digits = &digits[zeros..];
+    let mut fixed = vec![0; size.checked_sub(digits.len())?];
+    fixed.extend_from_slice(digits);
+    Some(fixed)
+}
+
+/// The private key in a block, whatever its label: PKCS#1, SEC1 or PKCS#8, for which no format is returned.
+fn private_of(bytes: &[u8]) -> Option<(Option<KeyFormat>, Private<'_>)> {
+    let mut key = only_sequence(bytes)?;
+    let version = key.unsigned()?;
+    match key.peek()? {
+        // PKCS#1: the version is followed by the modulus.
+        der::INTEGER => Some((Some(KeyFormat::Pkcs1), Private::Rsa(bytes))),
+        // SEC1: version 1 and the scalar.
+        der::OCTET_STRING if version == [1] => Some((Some(KeyFormat::Sec1), read_sec1(key, None)?)),
+        // PKCS#8: the version is followed by the algorithm.
+        der::SEQUENCE => {
+            let algorithm = read_algorithm(&mut key)?;
+            let inner = key.take(der::OCTET_STRING)?;
+            let key = match algorithm.kind {
+                kind if kind == oid::RSA => Private::Rsa(inner),
+                kind if kind == oid::EC => {
+                    let mut sec1 = only_sequence(inner)?;
+                    sec1.unsigned()?;
+                    read_sec1(sec1, algorithm.curve)?
+                }
+                kind if kind == oid::ED25519 => Private::Ed25519(Der::new(inner).take(der::OCTET_STRING)?),
+                _ => Private::Other,
+            };
+            Some((None, key))
+        }
+        _ => None,
+    }
+}
+
+/// The rest of an ECPrivateKey behind its version.
+fn read_sec1<'a>(mut key: Der<'a>, known_curve: Option<&'a [u8]>) -> Option<Private<'a>> {
+    let scalar = key.take(der::OCTET_STRING)?;
+    let mut curve = known_curve;
+    if let Some(parameters) = key.take(0xa0) {
+        curve = curve.or(Der::new(parameters).take(der::OBJECT));
+    }
+    let point = key.take(0xa1).and_then(|point| Der::new(point).bits());
+    Some(Private::Ec { curve, scalar, point })
+}
+
+impl Method {
+    fn verification(self) -> &'static dyn VerificationAlgorithm {
+        match self {
+            Method::Rs256 => &signature::RSA_PKCS1_2048_8192_SHA256,
+            Method::Rs384 => &signature::RSA_PKCS1_2048_8192_SHA384,
+            Method::Rs512 => &signature::RSA_PKCS1_2048_8192_SHA512,
+            Method::Ps256 => &signature::RSA_PSS_2048_8192_SHA256,
+            Method::Ps384 => &signature::RSA_PSS_2048_8192_SHA384,
+            Method::Ps512 => &signature::RSA_PSS_2048_8192_SHA512,
+            Method::Es256 => &signature::ECDSA_P256_SHA256_FIXED,
+            Method::Es384 => &signature::ECDSA_P384_SHA384_FIXED,
+            // HMAC has no public keys and does not come here.
+            Method::EdDsa | Method::Hs256 | Method::Hs384 | Method::Hs512 => &signature::ED25519,
+        }
+    }
+
+    fn rsa_padding(self) -> Option<&'static dyn signature::RsaEncoding> {
+        match self {
+            Method::Rs256 => Some(&signature::RSA_PKCS1_SHA256),
+            Method::Rs384 => Some(&signature::RSA_PKCS1_SHA384),
+            Method::Rs512 => Some(&signature::RSA_PKCS1_SHA512),
+            Method::Ps256 => Some(&signature::RSA_PSS_SHA256),
+            Method::Ps384 => Some(&signature::RSA_PSS_SHA384),
+            Method::Ps512 => Some(&signature::RSA_PSS_SHA512),
+            _ => None,
+        }
+    }
+
+    fn hmac(self) -> hmac::Algorithm {
+        match self {
+            Method::Hs384 => hmac::HMAC_SHA384,
+            Method::Hs512 => hmac::HMAC_SHA512,
+            _ => hmac::HMAC_SHA256,
+        }
+    }
+}

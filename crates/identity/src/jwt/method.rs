@@ -1,0 +1,116 @@
+//! The signing methods.
+
+use std::fmt;
+
+/// How tokens are signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// RSASSA-PKCS1-v1_5 with SHA-256.
+    Rs256,
+    /// RSASSA-PKCS1-v1_5 with SHA-384.
+    Rs384,
+    /// RSASSA-PKCS1-v1_5 with SHA-512.
+    Rs512,
+    /// RSASSA-PSS with SHA-256, and a salt as long as the hash.
+    Ps256,
+    /// RSASSA-PSS with SHA-384, and a salt as long as the hash.
+    Ps384,
+    /// RSASSA-PSS with SHA-512, and a salt as long as the hash.
+    Ps512,
+    /// ECDSA on P-256 with SHA-256.
+    Es256,
+    /// ECDSA on P-384 with SHA-384.
+    Es384,
+    /// Ed25519.
+    EdDsa,
+    /// HMAC with SHA-256.
+    Hs256,
+    /// HMAC with SHA-384.
+    Hs384,
+    /// HMAC with SHA-512.
+    Hs512,
+}
+
+/// Methods that take the same keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Rsa,
+    RsaPss,
+    Ecdsa,
+    Ed25519,
+    Hmac,
+}
+
+/// What a name says, of those that etcd's library knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    Method(Method),
+    /// `ES512`, for which no library here has the curve.
+    Es512,
+    /// `none`, which signs nothing.
+    Unsigned,
+    Unknown,
+}
+
+impl Method {
+    /// All methods.
+    pub const ALL: [Method; 12] = [
+        Method::Rs256,
+        Method::Rs384,
+        Method::Rs512,
+        Method::Ps256,
+        Method::Ps384,
+        Method::Ps512,
+        Method::Es256,
+        Method::Es384,
+        Method::EdDsa,
+        Method::Hs256,
+        Method::Hs384,
+        Method::Hs512,
+    ];
+
+    /// Its name in tokens and options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Method::Rs256 => "RS256",
+            Method::Rs384 => "RS384",
+            Method::Rs512 => "RS512",
+            Method::Ps256 => "PS256",
+            Method::Ps384 => "PS384",
+            Method::Ps512 => "PS512",
+            Method::Es256 => "ES256",
+            Method::Es384 => "ES384",
+            Method::EdDsa => "EdDSA",
+            Method::Hs256 => "HS256",
+            Method::Hs384 => "HS384",
+            Method::Hs512 => "HS512",
+        }
+    }
+
+    pub(super) const fn family(self) -> Family {
+        match self {
+            Method::Rs256 | Method::Rs384 | Method::Rs512 => Family::Rsa,
+            Method::Ps256 | Method::Ps384 | Method::Ps512 => Family::RsaPss,
+            Method::Es256 | Method::Es384 => Family::Ecdsa,
+            Method::EdDsa => Family::Ed25519,
+            Method::Hs256 | Method::Hs384 | Method::Hs512 => Family::Hmac,
+        }
+    }
+}
+
+impl Named {
+    pub fn find(name: &str) -> Named {
+        match (name, Method::ALL.into_iter().find(|method| method.name() == name)) {
+            (_, Some(method)) => Named::Method(method),
+            ("ES512", None) => Named::Es512,
+            ("none", None) => Named::Unsigned,
+            _ => Named::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

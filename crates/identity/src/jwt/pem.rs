@@ -1,0 +1,47 @@
+//! PEM files: blocks of base64 between lines of BEGIN and END.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use zeroize::Zeroizing;
+
+/// How long a PEM file may be.
+const FILE_BYTES_MAX: usize = 1 << 20;
+
+/// A block: what its BEGIN line says, and what is in it.
+pub(super) struct Block<'a> {
+    pub label: &'a str,
+    pub bytes: Zeroizing<Vec<u8>>,
+}
+
+/// All blocks of a file. What is between blocks is ignored, and so are blocks that are not whole.
+pub(super) fn blocks(file: &[u8]) -> Vec<Block<'_>> {
+    let mut found = Vec::new();
+    if file.len() > FILE_BYTES_MAX {
+        return found;
+    }
+    let lines = file.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
+    let mut begun: Option<(&str, Zeroizing<Vec<u8>>)> = None;
+    for line in lines {
+        if let Some(label) = between(line, b"-----BEGIN ") {
+            begun = Some((label, Zeroizing::new(Vec::new())));
+        } else if let Some(label) = between(line, b"-----END ") {
+            if let Some((begun, letters)) = begun.take()
+                && begun == label
+                && let Ok(bytes) = STANDARD.decode(&*letters)
+            {
+                found.push(Block { label, bytes: Zeroizing::new(bytes) });
+            }
+        } else if let Some((_, letters)) = &mut begun {
+            // A header, as encrypted keys have them; no line of base64 has a colon.
+            if !line.contains(&b':') {
+                letters.extend(line.iter().filter(|letter| !letter.is_ascii_whitespace()));
+            }
+        }
+    }
+    found
+}
+
+fn between<'a>(line: &'a [u8], begin: &[u8]) -> Option<&'a str> {
+    let label = line.strip_prefix(begin)?.strip_suffix(b"-----")?;
+    std::str::from_utf8(label).ok()
+}

@@ -1,0 +1,110 @@
+//! How a client shows who it is: passwords and tokens.
+//!
+//! * [`passwords`]: bcrypt as Go has it, [`passwords::Verified`] (what is remembered of verified passwords) and
+//!   [`passwords::WorkQueue`] (those that have to be hashed, in an order in which nobody keeps others out).
+//! * [`Tokens`]: what `--auth-token` names: [`simple`] tokens or [`jwt`]. A connection keeps the [`Session`] of its token.
+//! * [`presented`] finds the token in the metadata of a call; [`fingerprint`] is what a log may show of it.
+//!
+//! It opens no file and no socket, starts no thread and reads no clock: key files come as bytes, time as [`Now`], and randomness
+//! as [`Entropy`]; only signatures that need randomness (PS, ES) draw it from the operating system. It knows neither users nor
+//! roles: who has which password, and who may do what, is for the caller to know. What the caller has to call, and when:
+//!
+//! | when | what |
+//! |---|---|
+//! | start | [`TokenKind::parse`], read the files that it names, [`Tokens::new`] |
+//! | Authenticate arrives | [`passwords::Verified::recall`]; if not known, [`passwords::WorkQueue::push`], and a thread of a small pool does the work |
+//! | the password is right | [`passwords::Verified::remember`]; propose the user's name with [`Tokens::draw_prefix`] |
+//! | the entry is applied, on every member | [`Tokens::assign`], before its index is published as applied |
+//! | ... on the member that was asked | [`Tokens::issue`]: the token to answer with |
+//! | authentication is enabled or disabled | [`Tokens::enable`], [`Tokens::disable`] |
+//! | a user is deleted or has a new password | [`Tokens::forget`], [`passwords::Verified::forget`] |
+//! | a call arrives | [`presented`]; [`Session::renew`]; if that says nothing, [`Tokens::check`] |
+//! | once a second or so | [`Tokens::expire`], [`passwords::Verified::expire`] |
+//!
+//! Nothing that a client sends makes it panic, and everything that clients can make it hold is bounded. What is secret is not in
+//! the output of `Debug`. Tests are beside the code, and in `tests/it`.
+
+#![forbid(unsafe_code)]
+
+mod aging;
+mod holder;
+pub mod jwt;
+mod keyed;
+pub mod passwords;
+pub mod simple;
+mod tokens;
+
+pub use holder::{Holder, Session};
+pub use keyed::{Entropy, Secret, Tag, system_entropy};
+pub use tokens::{IssueError, Refused, TokenKind, Tokens};
+
+use std::fmt::Write as _;
+use std::time::Instant;
+
+/// The time, as whoever asks has read it.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// The monotonic time.
+    pub at: Instant,
+    /// The time of day, in seconds since 1970.
+    pub unix_seconds: i64,
+}
+
+/// An instant from which nanoseconds are counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Epoch(Instant);
+
+impl Epoch {
+    /// The nanoseconds up to this time; an earlier one is the epoch.
+    fn ns(self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.0).as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// The token that a call presents, if any. `first` gives the first value of a metadata key. As in etcd, that of `token` is
+/// taken even if it is empty, and otherwise that of `authorization`; a leading `Bearer ` is cut off.
+pub fn presented<'a>(first: impl Fn(&str) -> Option<&'a [u8]>) -> Option<&'a [u8]> {
+    let value = first("token").or_else(|| first("authorization"))?;
+    Some(value.strip_prefix(b"Bearer ").unwrap_or(value))
+}
+
+/// What a log may show of a token: the first twelve hexadecimal digits of its SHA-256.
+pub fn fingerprint(token: &[u8]) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, token);
+    digest.as_ref()[..6].iter().fold(String::with_capacity(12), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_token_is_found_as_etcd_finds_it() {
+        let present = |token: Option<&'static str>, authorization: Option<&'static str>| {
+            presented(|key| match key {
+                "token" => token.map(str::as_bytes),
+                "authorization" => authorization.map(str::as_bytes),
+                _ => None,
+            })
+            .map(|token| String::from_utf8_lossy(token).into_owned())
+        };
+        assert_eq!(present(None, None), None);
+        assert_eq!(present(Some("a"), Some("b")).as_deref(), Some("a"));
+        assert_eq!(present(Some(""), Some("b")).as_deref(), Some(""));
+        assert_eq!(present(None, Some("b")).as_deref(), Some("b"));
+        assert_eq!(present(None, Some("Bearer b")).as_deref(), Some("b"));
+        assert_eq!(present(Some("Bearer Bearer b"), None).as_deref(), Some("Bearer b"));
+        assert_eq!(present(None, Some("bearer b")).as_deref(), Some("bearer b"));
+        assert_eq!(present(None, Some("Bearer")).as_deref(), Some("Bearer"));
+    }
+
+    #[test]
+    fn fingerprints_are_those_of_etcd() {
+        // printf abc | sha256sum
+        assert_eq!(fingerprint(b"abc"), "ba7816bf8f01");
+        assert_eq!(fingerprint(b""), "e3b0c44298fc");
+    }
+}
