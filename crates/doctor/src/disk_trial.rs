@@ -213,6 +213,7 @@ fn up_to(value: f64, step: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use testkit::TempDir;
 
     fn result(rates: &[f64], seconds: f64, sync: f64, longest: f64) -> DiskResult {
         let windows = rates.iter().map(|rate| DiskWindow { rate: *rate, p99: sync }).collect();
@@ -242,15 +243,14 @@ mod tests {
 
     #[test]
     fn a_run_measures_and_leaves_nothing() {
-        let dir = std::env::temp_dir().join(format!("mainstay-disk-trial-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = TempDir::new("disk-trial");
         let trial = DiskTrial { record_bytes: 100, records_max: 5, time: Duration::from_secs(60) };
         let mut told = 0;
-        let result = trial.run(&dir, |_| told += 1).unwrap();
+        let result = trial.run(dir.path(), |_| told += 1).unwrap();
         assert_eq!((result.syncs.count(), told, result.record_bytes), (5, 5, 100));
         assert!(result.bandwidth > 0.0 && result.rate() > 0.0);
-        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
-        std::fs::remove_dir(&dir).unwrap();
-        assert!(trial.run(&dir, |_| ()).is_err(), "no such directory");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        std::fs::remove_dir(dir.path()).unwrap();
+        assert!(trial.run(dir.path(), |_| ()).is_err(), "no such directory");
     }
 }

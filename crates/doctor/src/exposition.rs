@@ -150,6 +150,7 @@ fn labels(mut rest: &str) -> Option<(Vec<(String, String)>, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use testkit::Random;
 
     #[test]
     fn samples_are_read_in_all_their_forms() {
@@ -178,24 +179,15 @@ mod tests {
         assert_eq!(page.lines_ignored, 11);
     }
 
-    /// Splitmix64, for reproducible garbage.
-    fn random(state: &mut u64) -> u64 {
-        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = *state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     #[test]
     fn garbage_is_read_as_something() {
         let pieces =
             ["a", "{", "}", "\"", "\\", "=", ",", " ", "\n", "le", "1", "NaN", "_bucket", "#", "ü", "+Inf"];
-        let mut state = 7;
+        let mut random = Random::new(7);
         for _ in 0..3000 {
-            let length = random(&mut state) % 40;
+            let length = random.number() % 40;
             let text: String =
-                (0..length).map(|_| pieces[(random(&mut state) % pieces.len() as u64) as usize]).collect();
+                (0..length).map(|_| pieces[(random.number() % pieces.len() as u64) as usize]).collect();
             let page = Exposition::read(&text);
             let kept: usize = page.samples.values().map(Vec::len).sum();
             assert!(kept + page.lines_ignored <= text.lines().count(), "{text:?}");
@@ -207,11 +199,11 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back() {
-        let mut state = 11;
+        let mut random = Random::new(11);
         for _ in 0..500 {
-            let value = random(&mut state) as f64 / 1e3;
-            let label: String = (0..random(&mut state) % 8)
-                .map(|_| ['a', '"', '\\', '\n', 'ü', '}', ','][(random(&mut state) % 7) as usize])
+            let value = random.number() as f64 / 1e3;
+            let label: String = (0..random.number() % 8)
+                .map(|_| ['a', '"', '\\', '\n', 'ü', '}', ','][(random.number() % 7) as usize])
                 .collect();
             let escaped = label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
             let page = Exposition::read(&format!("m{{l=\"{escaped}\"}} {value}\n"));

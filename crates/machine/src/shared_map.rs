@@ -219,13 +219,12 @@ mod tests {
     fn it_does_what_an_ordered_map_does_and_copies_stay_as_they_are() {
         let (mut map, mut model) = (SharedMap::default(), BTreeMap::new());
         let mut copies: Vec<(SharedMap<u32, u64>, BTreeMap<u32, u64>)> = Vec::new();
-        let mut seed = 7u64;
+        let mut random = testkit::Random::new(7);
         for step in 0..60_000u64 {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let key = (seed >> 33) as u32 % 6000;
+            let key = random.below(6000) as u32;
             // It grows for a while, then shrinks to nothing.
             let grows = step < 30_000;
-            match (seed >> 20) % 8 {
+            match random.below(8) {
                 0 => assert_eq!(map.get(&key), model.get(&key)),
                 1 if map.get(&key).is_some() => {
                     *map.get_mut(&key).expect("is there") = step;

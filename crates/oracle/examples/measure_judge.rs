@@ -96,7 +96,7 @@ const WAIT: u64 = 10 * STEP;
 /// Makes histories of a store in which each operation happens at one moment.
 struct Generator<'a> {
     recipe: &'a Recipe,
-    dice: u64,
+    random: testkit::Random,
     history: History,
     live: BTreeMap<Vec<u8>, KeyValue>,
     /// The events of each revision from 2 on, and when they happened.
@@ -111,7 +111,7 @@ impl<'a> Generator<'a> {
     fn new(recipe: &'a Recipe) -> Generator<'a> {
         Generator {
             recipe,
-            dice: 1,
+            random: testkit::Random::new(1),
             history: History::default(),
             live: BTreeMap::new(),
             log: Vec::new(),
@@ -121,13 +121,8 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// splitmix64.
     fn below(&mut self, n: u64) -> u64 {
-        self.dice = self.dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.dice;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
+        self.random.below(n)
     }
 
     fn one_in(&mut self, n: u64) -> bool {

@@ -16,7 +16,9 @@ use mainstay_bench::loads::watch::Watch;
 use mainstay_bench::loads::write::{Keys, Put};
 use mainstay_bench::tls;
 
-use crate::served::{Directory, Served};
+use testkit::TempDir;
+
+use crate::served::Served;
 
 fn plan(total: u64, connections: usize, clients: usize) -> Plan {
     Plan { total, connections, clients, drain_max: Duration::from_secs(20), ..Plan::default() }
@@ -128,8 +130,8 @@ fn after_a_farewell_the_load_goes_on_over_a_new_connection() {
 
 #[test]
 fn over_tls_all_is_the_same_and_a_stranger_is_refused() {
-    let directory = Directory::new("tls");
-    let (cert, key) = tls::make(&directory.0).unwrap();
+    let directory = TempDir::new("tls");
+    let (cert, key) = tls::make(directory.path()).unwrap();
     let served = Served::start(Options {
         tls: Some(tls::server(&cert, &key).unwrap()),
         value_bytes: 200_000,
@@ -146,8 +148,8 @@ fn over_tls_all_is_the_same_and_a_stranger_is_refused() {
     let careless = client(tls::Files { skip_verify: true, ..Default::default() });
     assert_eq!(puts(&careless, &plan(10, 1, 1), 8).series[0].count(), 10);
     // One that trusts somebody else.
-    let other = Directory::new("tls-other");
-    let (stranger, _) = tls::make(&other.0).unwrap();
+    let other = TempDir::new("tls-other");
+    let (stranger, _) = tls::make(other.path()).unwrap();
     let wary = client(tls::Files { cacert: stranger, ..Default::default() });
     let refused = measure(&plan(1, 1, 1), &wary, |_| Checked, &mut Nobody).unwrap_err().to_string();
     assert!(refused.contains("dial error"), "{refused}");

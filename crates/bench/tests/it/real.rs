@@ -8,8 +8,8 @@ use loadgen::wire::Fields;
 use mainstay_bench::servers::{Contestant, Server, Source};
 use mainstay_bench::tls;
 
-use crate::served::Directory;
 use crate::tool::{SUMMARY, call, shape};
+use testkit::TempDir;
 
 /// A server for each program there; nothing, and a word about it, where there are none.
 fn each(test: &str, mut run: impl FnMut(&Server, &str)) {
@@ -17,7 +17,7 @@ fn each(test: &str, mut run: impl FnMut(&Server, &str)) {
         eprintln!("SKIPPED {test}: set MAINSTAY_TEST_ETCD_DIR to a directory with etcd-3.5, etcd-3.6 …");
         return;
     };
-    let place = Directory::new(test);
+    let place = TempDir::new(test);
     let mut found = 0;
     for entry in std::fs::read_dir(directory).unwrap().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -26,7 +26,7 @@ fn each(test: &str, mut run: impl FnMut(&Server, &str)) {
         }
         let source = Source::Program(entry.path(), Vec::new());
         let contestant = Contestant { name: name.clone(), source, tls: false };
-        let server = Server::start(&contestant, &place.0, &tls::Files::default()).unwrap();
+        let server = Server::start(&contestant, place.path(), &tls::Files::default()).unwrap();
         let endpoint = format!("--endpoints={}", server.target.endpoints[0].address);
         run(&server, &endpoint);
         found += 1;

@@ -41,24 +41,3 @@ impl Drop for Served {
         }
     }
 }
-
-/// A directory that goes away with the test.
-pub struct Directory(pub std::path::PathBuf);
-
-impl Directory {
-    pub fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("mainstay-bench-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    pub fn file(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}

@@ -6,7 +6,9 @@ use cli::Io;
 use loadgen::responder::Options;
 use serde_json::Value;
 
-use crate::served::{Directory, Served};
+use testkit::TempDir;
+
+use crate::served::Served;
 
 /// Exit code, standard output, standard error.
 pub fn call(words: &[&str]) -> (u8, String, String) {
@@ -242,8 +244,9 @@ fn json_says_everything_about_each_run() {
 #[test]
 fn csv_has_a_line_per_run_and_html_is_one_sound_page() {
     let served = Served::start(Options::default());
-    let directory = Directory::new("files");
-    let (csv, html) = (directory.file("a.csv"), directory.file("a.html"));
+    let directory = TempDir::new("files");
+    let (csv, html) =
+        (directory.join("a.csv").display().to_string(), directory.join("a.html").display().to_string());
     let (csv_flag, html_flag) = (format!("--csv={csv}"), format!("--html={html}"));
     let words = [csv_flag.as_str(), &html_flag, "--clients=3", "txn-mixed", "--total=300", "--repeat=2"];
     let text = against(&served, &words);
@@ -289,8 +292,9 @@ fn assert_sound(html: &str) {
 #[test]
 fn a_comparison_of_running_servers_gives_a_table_ratios_and_a_page() {
     let (one, two) = (Served::start(Options::default()), Served::start(Options::default()));
-    let directory = Directory::new("compare");
-    let (json, html) = (directory.file("c.json"), directory.file("c.html"));
+    let directory = TempDir::new("compare");
+    let (json, html) =
+        (directory.join("c.json").display().to_string(), directory.join("c.html").display().to_string());
     let at = format!("--at=one={},two={}", one.address, two.address);
     let words = [
         "compare",
@@ -318,12 +322,12 @@ fn a_comparison_of_running_servers_gives_a_table_ratios_and_a_page() {
 
 #[test]
 fn a_server_that_does_not_start_leaves_nothing_behind() {
-    let directory = Directory::new("left");
-    let data = format!("--data-dir={}", directory.file(""));
+    let directory = TempDir::new("left");
+    let data = format!("--data-dir={}", directory.join("").display());
     for server in ["--server=a=/none/there", "--server=a=/bin/false"] {
         let (code, _, _) = call(&["compare", server, &data, "--repeat=1"]);
         assert_eq!(code, 1);
-        assert_eq!(std::fs::read_dir(&directory.0).unwrap().count(), 0, "{server}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "{server}");
     }
 }
 

@@ -295,8 +295,8 @@ fn pings_are_never_more_frequent_than_servers_allow() {
 #[test]
 fn a_socket_in_the_file_system_is_an_endpoint() {
     run(async {
-        let path = std::env::temp_dir().join(format!("mainstay-client-{}.sock", std::process::id()));
-        let _ = std::fs::remove_file(&path);
+        let dir = testkit::TempDir::in_memory("socket");
+        let path = dir.join("client.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let server = tokio::spawn(serve_unix(listener, |call: Call| async {
             call.reply(Ok(RangeResponse { count: 5, ..RangeResponse::default() }));
@@ -304,7 +304,6 @@ fn a_socket_in_the_file_system_is_an_endpoint() {
         let client = Client::new(Settings::of([format!("unix://{}", path.display())])).unwrap();
         assert_eq!(count(&client).await, Ok(5));
         server.abort();
-        std::fs::remove_file(&path).unwrap();
     });
 }
 

@@ -11,6 +11,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use testkit::TempDir;
 use tokio_rustls::TlsAcceptor;
 
 use crate::run;
@@ -19,13 +20,7 @@ use crate::server::{Call, Server};
 /// An authority, and files of what it signed; removed when it is dropped.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
-    folder: PathBuf,
-}
-
-impl Drop for Authority {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
+    folder: TempDir,
 }
 
 impl Authority {
@@ -34,9 +29,7 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(DnType::CommonName, name);
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let folder = std::env::temp_dir().join(format!("mainstay-client-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Authority { issuer, folder }
+        Authority { issuer, folder: TempDir::new(name) }
     }
 
     fn file(&self, name: &str, text: &str) -> PathBuf {

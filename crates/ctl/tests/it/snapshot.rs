@@ -1,24 +1,18 @@
 //! snapshot save: the file, its checksum, and what stays behind when something goes wrong.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 
 use api::Code;
 use api::etcdserverpb as pb;
 use sha2::{Digest, Sha256};
+
+use testkit::TempDir;
 
 use crate::fake_server::Script;
 use crate::messages::header;
 use crate::transcript::{Case, check};
 
 const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
-
-/// A directory of this run alone.
-fn directory() -> PathBuf {
-    let directory = std::env::temp_dir().join(format!("mainstay-ctl-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
-    directory
-}
 
 fn pieces(store: &[u8], checksum: &[u8]) -> Vec<pb::SnapshotResponse> {
     let all = [store, checksum].concat();
@@ -37,7 +31,7 @@ fn pieces(store: &[u8], checksum: &[u8]) -> Vec<pb::SnapshotResponse> {
 
 #[test]
 fn save() {
-    let directory = directory();
+    let directory = TempDir::new("snapshot");
     let store: Vec<u8> = (0..4096u32).map(|n| n.to_le_bytes()[0]).collect();
     let checksum = Sha256::digest(&store);
     let good = Script::default().streams(SNAPSHOT, &pieces(&store, &checksum), true);
@@ -63,17 +57,16 @@ fn save() {
             Case::new("snapshot save a b", &good),
             Case::new("snapshot save a --endpoints=a:1,b:2", &good),
         ]
-        .map(|case| case.within(&directory))
+        .map(|case| case.within(directory.path()))
         .to_vec(),
     );
     let good = directory.join("good.db");
     assert_eq!(std::fs::read(&good).unwrap(), [&store[..], &checksum[..]].concat());
     assert_eq!(std::fs::metadata(&good).unwrap().permissions().mode() & 0o777, 0o600);
-    let mut names: Vec<String> = std::fs::read_dir(&directory)
+    let mut names: Vec<String> = std::fs::read_dir(directory.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
     assert_eq!(names, ["good.db", "json.db", "old.db"], "nothing unfinished stays behind");
-    std::fs::remove_dir_all(&directory).unwrap();
 }

@@ -9,7 +9,7 @@ use std::io::{Cursor, Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cli::{Input, Io, Output};
 use ctl::Interruption;
@@ -320,11 +320,9 @@ impl CloneOwned for std::process::ChildStdin {
 }
 
 fn wait_for(out: &Mutex<Vec<u8>>, mark: &str) {
-    let deadline = Instant::now() + PATIENCE;
-    while !String::from_utf8_lossy(&out.lock().unwrap()).contains(mark) {
-        assert!(Instant::now() < deadline, "nothing like {mark:?} was printed");
-        std::thread::yield_now();
-    }
+    testkit::wait_until(&format!("{mark:?} is printed"), PATIENCE, || {
+        String::from_utf8_lossy(&out.lock().unwrap()).contains(mark).then_some(())
+    });
 }
 
 /// Collects what is written.

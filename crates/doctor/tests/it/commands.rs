@@ -173,7 +173,8 @@ fn a_disk_needs_a_path() {
     assert!(disk(&["disk"]).error.contains("--path=DIR is missing"));
     assert!(disk(&["disk", "--path=/nonexistent"]).error.starts_with("Error: /nonexistent: "));
     assert!(disk(&[]).output.contains("Available Commands:"));
-    let few = disk(&["disk", "--path", &std::env::temp_dir().to_string_lossy(), "--count=3", "--size=100"]);
+    let dir = testkit::TempDir::new("disk");
+    let few = disk(&["disk", "--path", &dir.path().to_string_lossy(), "--count=3", "--size=100"]);
     assert_eq!(
         (few.code, &*few.error),
         (1, "Error: only 3 records were written, 100 are needed: give a longer --for\n")

@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use testkit::ports::free_addresses;
@@ -85,15 +85,13 @@ impl Etcd {
             .spawn()
             .expect("etcd starts");
         let mut etcd = Etcd { child, client, release, token: None, user: None };
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while etcd.exchange("GET", "/health", "").is_none_or(|health| health["health"] != "true") {
+        let what = format!("etcd-{release} on {} answers", dir.display());
+        testkit::wait_until(&what, testkit::TIMEOUT, || {
             if let Ok(Some(status)) = etcd.child.try_wait() {
                 panic!("etcd-{release} on {} ended: {status}", dir.display());
             }
-            assert!(Instant::now() < deadline, "etcd-{release} on {} does not answer", dir.display());
-            // Between two looks; the condition decides.
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            etcd.exchange("GET", "/health", "").filter(|health| health["health"] == "true").map(drop)
+        });
         etcd
     }
 

@@ -489,6 +489,7 @@ impl<T> Tree<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use testkit::Random;
 
     impl Keys {
         fn holds(&self, key: &[u8]) -> bool {
@@ -499,37 +500,28 @@ mod tests {
         }
     }
 
-    struct Random(u64);
+    fn any_key(random: &mut Random) -> Bytes {
+        let len = random.below(3) as usize;
+        (0..len).map(|_| b'a' + random.below(6) as u8).collect::<Vec<_>>().into()
+    }
 
-    impl Random {
-        fn below(&mut self, n: u64) -> u64 {
-            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (self.0 >> 33) % n
-        }
-
-        fn key(&mut self) -> Bytes {
-            let len = self.below(3) as usize;
-            (0..len).map(|_| b'a' + self.below(6) as u8).collect::<Vec<_>>().into()
-        }
-
-        fn keys(&mut self) -> Keys {
-            let (one, other) = (self.key(), self.key());
-            match self.below(4) {
-                0 => Keys::Single(one),
-                1 => Keys::Range(one, End::Unbounded),
-                _ => Keys::Range(one.clone().min(other.clone()), End::Before(one.max(other))),
-            }
+    fn any_keys(random: &mut Random) -> Keys {
+        let (one, other) = (any_key(random), any_key(random));
+        match random.below(4) {
+            0 => Keys::Single(one),
+            1 => Keys::Range(one, End::Unbounded),
+            _ => Keys::Range(one.clone().min(other.clone()), End::Before(one.max(other))),
         }
     }
 
     #[test]
     fn finds_what_a_list_finds() {
         for seed in 0..20 {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let mut index = Index::default();
             let mut list: Vec<(u64, Keys)> = Vec::new();
             for serial in 0..600u64 {
-                let keys = random.keys();
+                let keys = any_keys(&mut random);
                 index.insert(&keys, serial, serial);
                 list.push((serial, keys));
                 while random.below(3) == 0 && !list.is_empty() {
@@ -538,7 +530,7 @@ mod tests {
                     assert_eq!(index.remove(&keys, serial), None);
                 }
                 assert_eq!(index.len, list.len());
-                let key = random.key();
+                let key = any_key(&mut random);
                 let mut found = Vec::new();
                 let _ = index.visit(&key, &mut |serial| {
                     found.push(*serial);

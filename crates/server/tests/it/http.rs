@@ -552,11 +552,8 @@ fn garbage_is_answered_like_anything_else() {
     const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "OPTIONS", "CONNECT", "X"];
     let served = healthy();
     let mut statuses = BTreeSet::new();
-    let (mut seed, mut asked) = (1u64, 0);
-    let mut draw = |below: usize| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (seed >> 33) as usize % below
-    };
+    let (mut random, mut asked) = (testkit::Random::new(1), 0);
+    let mut draw = |below: usize| random.index(below);
     for _ in 0..20_000 {
         let mut target = "/".to_owned();
         for _ in 0..draw(10) {

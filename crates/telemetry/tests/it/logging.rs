@@ -148,14 +148,14 @@ fn a_repeated_line_is_thinned() {
 
 #[test]
 fn files_are_appended_to_and_a_bad_path_is_an_error() {
-    let path = std::env::temp_dir().join(format!("mainstay-log-{}.txt", std::process::id()));
+    let dir = testkit::TempDir::new("log");
+    let path = dir.join("log.txt");
     std::fs::write(&path, "before\n").unwrap();
     let output = path.to_str().unwrap().to_string();
     let settings = LogSettings::parse(Level::Info, "json", &[output]).unwrap();
     assert_eq!(settings.outputs, [LogOutput::File(path.clone())]);
     Logger::open(&settings).unwrap().info("after", &[]);
     let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
     assert!(text.starts_with("before\n{") && text.contains("\"msg\":\"after\""), "{text}");
 
     let settings = LogSettings::parse(Level::Info, "json", &["/no/such/folder/x".to_string()]).unwrap();
