@@ -1,5 +1,6 @@
 //! Running a member: `mainstay [server] FLAGS`, `mainstay rebuild FLAGS`, and by the name `etcd` the etcd server.
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -132,17 +133,17 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         early.get().is_some()
     };
     let stop_wanted = || stop_within(Duration::ZERO);
-    let prepared = match &rebuilding {
+    let prepared: Result<_, Box<dyn Error>> = match &rebuilding {
         Some(endpoints) => Rebuild::new(&mut parsed.config, endpoints, &logger, &stop_within)
             .and_then(Rebuild::prepare)
-            .map(Some),
-        None if rebuild::journal_path(&data_path).exists() => Err(rebuild::UNFINISHED.to_owned()),
+            .map(Some)
+            .map_err(Into::into),
+        None if rebuild::journal_path(&data_path).exists() => Err(rebuild::UNFINISHED.into()),
         None => Ok(None),
     };
     // Held until the rebuild is finished.
     let started = prepared.and_then(|_lock| {
-        let started = boot::start(parsed.config, Arc::clone(&logger), &stop_wanted)
-            .map_err(|error| error.to_string())?;
+        let started = boot::start(parsed.config, Arc::clone(&logger), &stop_wanted)?;
         if rebuilding.is_some() {
             rebuild::finish(&data_path)?;
             logger.info("the member is rebuilt", &[]);
@@ -151,13 +152,13 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     });
     let (running, listening) = match started {
         Ok(started) => started,
-        Err(why) => {
+        Err(error) => {
             if let Some(signal) = early.get() {
                 logger
                     .info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
                 signals::die_by(signal);
             }
-            logger.fatal("cannot start the member", &[("error", Value::Str(&why))]);
+            logger.fatal("cannot start the member", &[("error", Value::Str(&error.to_string()))]);
             return ExitCode::FAILURE;
         }
     };

@@ -19,6 +19,7 @@
 //! ```
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,139 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a change of the members is tried again while the cluster settles from the one before.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// Why a member is not rebuilt. Its text says what to do; nothing of the old data is lost.
+#[derive(Debug)]
+pub enum RebuildError {
+    /// A file or directory of the member cannot be used.
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// To which file or directory.
+        path: PathBuf,
+        /// The answer of the operating system.
+        error: io::Error,
+    },
+    /// The old data cannot be moved aside.
+    Move {
+        /// The directory of the old data.
+        from: PathBuf,
+        /// Where it should go.
+        to: PathBuf,
+        /// The answer of the operating system.
+        error: io::Error,
+    },
+    /// Nothing that talks to other members can be started.
+    Runtime(io::Error),
+    /// Another process works on the data.
+    Locked {
+        /// The file or directory that is locked.
+        path: PathBuf,
+        /// What the other process is.
+        by: &'static str,
+    },
+    /// The journal of an earlier rebuild is damaged.
+    Journal {
+        /// The journal.
+        path: PathBuf,
+    },
+    /// No other member answers.
+    NoAnswer {
+        /// What each of them says.
+        why: String,
+        /// How many peer URLs answered.
+        answered: usize,
+        /// How many peer URLs were asked.
+        asked: usize,
+    },
+    /// A member answers, but there is no quorum.
+    NoQuorum {
+        /// The address of the member.
+        contact: String,
+        /// What each of them says.
+        why: String,
+    },
+    /// The member that should be replaced runs.
+    Alive {
+        /// The member.
+        member_id: u64,
+        /// Its name.
+        name: String,
+        /// The URL where it answers.
+        url: String,
+    },
+    /// The cluster refuses a change of its members.
+    Unchanged {
+        /// What could not be done with the member.
+        what: &'static str,
+        /// The answer of the cluster.
+        status: Status,
+    },
+    /// The program was told to stop.
+    Stopped,
+    /// The flags, the data and the cluster do not fit together; this text says how, and what to check.
+    Refused(String),
+}
+
+impl RebuildError {
+    fn io(doing: &'static str, path: &Path, error: io::Error) -> RebuildError {
+        RebuildError::Io { doing, path: path.to_path_buf(), error }
+    }
+}
+
+impl fmt::Display for RebuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RebuildError::Io { doing, path, error } => {
+                write!(f, "cannot {doing} {}: {error}", path.display())
+            }
+            RebuildError::Move { from, to, error } => {
+                write!(f, "cannot move {} to {}: {error}", from.display(), to.display())
+            }
+            RebuildError::Runtime(error) => write!(f, "cannot talk to other members: {error}"),
+            RebuildError::Locked { path, by } => write!(f, "{} is locked: {by}", path.display()),
+            RebuildError::Journal { path } => write!(
+                f,
+                "{} is not what a rebuild writes: remove it, and the member at this address from the cluster if it is \
+                 listed there without a name; then run this again",
+                path.display()
+            ),
+            RebuildError::NoAnswer { why, answered, asked } => write!(
+                f,
+                "none of the other members answers ({why}; {answered} of {asked} peer URLs): start them, or name one \
+                 with --endpoints"
+            ),
+            RebuildError::NoQuorum { contact, why } => write!(
+                f,
+                "{contact} answers, but the other members have no quorum without this one, so that it cannot be \
+                 replaced ({why}): start those that are missing and run this again; if a majority is lost for good, \
+                 go on with one that is sound, with --force-new-cluster"
+            ),
+            RebuildError::Alive { member_id, name, url } => write!(
+                f,
+                "member {member_id:x} ({name}) answers at {url}: stop it first, if it is this member that has to be \
+                 rebuilt"
+            ),
+            RebuildError::Unchanged { what, status } => write!(
+                f,
+                "the member could not be {what}: {status}; nothing is lost, run the same command again"
+            ),
+            RebuildError::Stopped => f.write_str("stopped; run the same command again to go on"),
+            RebuildError::Refused(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for RebuildError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            RebuildError::Io { error, .. } | RebuildError::Move { error, .. } => Some(error),
+            RebuildError::Runtime(error) => Some(error),
+            RebuildError::Unchanged { status, .. } => Some(status),
+            _ => None,
+        }
+    }
+}
 
 /// What the user is told who starts a member whose rebuilding is not finished.
 pub const UNFINISHED: &str = "a rebuild of this member was begun and is not finished: run `mainstay rebuild` with the \
@@ -127,11 +261,11 @@ impl<'a> Rebuild<'a> {
         endpoints: &'a [String],
         logger: &'a Logger,
         stop_wanted: &'a dyn Fn(Duration) -> bool,
-    ) -> Result<Rebuild<'a>, String> {
+    ) -> Result<Rebuild<'a>, RebuildError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|error| format!("cannot talk to other members: {error}"))?;
+            .map_err(RebuildError::Runtime)?;
         Ok(Rebuild { config, endpoints, logger, runtime, disk: Arc::new(RealDisk), stop_wanted })
     }
 
@@ -141,7 +275,7 @@ impl<'a> Rebuild<'a> {
     /// # Errors
     ///
     /// The text says what is in the way, and what to do.
-    pub fn prepare(mut self) -> Result<Lock, String> {
+    pub fn prepare(mut self) -> Result<Lock, RebuildError> {
         let data_dir = self.config.data_dir.clone();
         let journal_path = journal_path(&data_dir);
         let (whole, member_lock) = self.lock(&data_dir)?;
@@ -150,23 +284,23 @@ impl<'a> Rebuild<'a> {
         if let Some(begun) = journal.as_ref().and_then(|journal| journal.peer_urls.as_ref())
             && *begun != peer_urls
         {
-            return Err(format!(
+            return Err(RebuildError::Refused(format!(
                 "a rebuild of the member at {begun} was begun in {}, and the flags name {peer_urls}: run it with the \
                  flags of that member",
                 data_dir.display()
-            ));
+            )));
         }
         let known = self.identify(&data_dir.join("member"));
         let cluster = self.find_cluster()?;
         if let Some((cluster_id, member_id)) = known
             && cluster_id != cluster.id
         {
-            return Err(format!(
+            return Err(RebuildError::Refused(format!(
                 "{} holds member {member_id:x} of cluster {cluster_id:x}, but the members that answer are of cluster \
                  {:x}: check --initial-cluster and --endpoints",
                 data_dir.display(),
                 cluster.id
-            ));
+            )));
         }
         let own = self.own(&cluster.members, known.map(|(_, id)| id), journal.as_ref())?.cloned();
         if let Some(own) = &own {
@@ -217,14 +351,12 @@ impl<'a> Rebuild<'a> {
     }
 
     /// Neither another rebuild nor the member itself may be at work here.
-    fn lock(&self, data_dir: &Path) -> Result<(Lock, Option<Lock>), String> {
-        self.disk
-            .create_dir_all(data_dir)
-            .map_err(|error| format!("cannot create {}: {error}", data_dir.display()))?;
-        let taken = |path: &Path, who: &str| format!("{} is locked: {who}", path.display());
+    fn lock(&self, data_dir: &Path) -> Result<(Lock, Option<Lock>), RebuildError> {
+        self.disk.create_dir_all(data_dir).map_err(|error| RebuildError::io("create", data_dir, error))?;
+        let taken = |path: &Path, by| RebuildError::Locked { path: path.to_path_buf(), by };
         let whole = self.disk.lock(data_dir).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => taken(data_dir, "another rebuild is under way"),
-            _ => format!("cannot lock {}: {error}", data_dir.display()),
+            _ => RebuildError::io("lock", data_dir, error),
         })?;
         let path = data_dir.join("member").join("lock");
         match self.disk.lock(&path) {
@@ -246,7 +378,7 @@ impl<'a> Rebuild<'a> {
     }
 
     /// Asks the others who is there, by way of a quorum.
-    fn find_cluster(&self) -> Result<Cluster, String> {
+    fn find_cluster(&self) -> Result<Cluster, RebuildError> {
         let own: BTreeSet<&str> = self.config.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
         let pairs = self.config.initial_cluster.split(',').filter_map(|pair| pair.split_once('='));
         let peers: Vec<&str> = pairs
@@ -254,12 +386,12 @@ impl<'a> Rebuild<'a> {
             .map(|(_, url)| url)
             .collect();
         if peers.is_empty() && self.endpoints.is_empty() {
-            return Err(
+            return Err(RebuildError::Refused(
                 "this is the only member that the flags name, so there is nobody to rebuild it from: name others with \
                  --initial-cluster or --endpoints, or restore the data directory from a backup; an empty data \
                  directory begins with no keys"
                     .to_owned(),
-            );
+            ));
         }
         let mut contacts: Vec<String> = self.endpoints.to_vec();
         let (mut answered, mut why) = (0, Vec::new());
@@ -298,18 +430,8 @@ impl<'a> Rebuild<'a> {
             }
         }
         match no_quorum {
-            Some(contact) => Err(format!(
-                "{contact} answers, but the other members have no quorum without this one, so that it cannot be \
-                 replaced ({}): start those that are missing and run this again; if a majority is lost for good, go \
-                 on with one that is sound, with --force-new-cluster",
-                why.join("; ")
-            )),
-            None => Err(format!(
-                "none of the other members answers ({}; {answered} of {} peer URLs): start them, or name one with \
-                 --endpoints",
-                why.join("; "),
-                peers.len()
-            )),
+            Some(contact) => Err(RebuildError::NoQuorum { contact, why: why.join("; ") }),
+            None => Err(RebuildError::NoAnswer { why: why.join("; "), answered, asked: peers.len() }),
         }
     }
 
@@ -319,47 +441,48 @@ impl<'a> Rebuild<'a> {
         members: &'m [Member],
         known: Option<u64>,
         journal: Option<&Journal>,
-    ) -> Result<Option<&'m Member>, String> {
+    ) -> Result<Option<&'m Member>, RebuildError> {
         let urls: Vec<String> =
             self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect();
         let here = members.iter().find(|member| joining::same_places(&member.peer_urls, &urls));
         let by_id = members.iter().find(|member| Some(member.id) == known);
         match (here, by_id) {
-            (Some(here), Some(by_id)) if here.id != by_id.id && journal.is_none() => Err(format!(
-                "{} is the address of member {:x} ({}), but {} holds member {:x} ({}): check \
-                 --initial-advertise-peer-urls and --data-dir",
-                urls.join(","),
-                here.id,
-                here.name,
-                self.config.data_dir.display(),
-                by_id.id,
-                by_id.name
-            )),
-            (None, None) if known.is_none() && journal.is_none() => Err(format!(
+            (Some(here), Some(by_id)) if here.id != by_id.id && journal.is_none() => {
+                Err(RebuildError::Refused(format!(
+                    "{} is the address of member {:x} ({}), but {} holds member {:x} ({}): check \
+                     --initial-advertise-peer-urls and --data-dir",
+                    urls.join(","),
+                    here.id,
+                    here.name,
+                    self.config.data_dir.display(),
+                    by_id.id,
+                    by_id.name
+                )))
+            }
+            (None, None) if known.is_none() && journal.is_none() => Err(RebuildError::Refused(format!(
                 "the cluster has no member at {}, and {} does not say which member it held: check \
                  --initial-advertise-peer-urls and --data-dir; a member that was never there is added with `etcdctl \
                  member add`",
                 urls.join(","),
                 self.config.data_dir.display()
-            )),
+            ))),
             (Some(here), _) => Ok(Some(here)),
             (None, by_id) => Ok(by_id),
         }
     }
 
     /// The member at this address must be down: it is the one that is taken out of the cluster.
-    fn refuse_alive(&self, own: &Member) -> Result<(), String> {
+    fn refuse_alive(&self, own: &Member) -> Result<(), RebuildError> {
         let alive = own.peer_urls.iter().find(|url| joining::version_of(url, CALL_TIMEOUT).is_ok());
         match alive {
-            Some(url) => Err(format!(
-                "member {:x} ({}) answers at {url}: stop it first, if it is this member that has to be rebuilt",
-                own.id, own.name
-            )),
+            Some(url) => {
+                Err(RebuildError::Alive { member_id: own.id, name: own.name.clone(), url: url.clone() })
+            }
             None => Ok(()),
         }
     }
 
-    fn remove(&self, contact: &str, id: u64) -> Result<(), String> {
+    fn remove(&self, contact: &str, id: u64) -> Result<(), RebuildError> {
         self.say("removing the old member from the cluster", id);
         self.change("removed", |rebuild| {
             let removed = rebuild.call::<MemberRemoveResponse>(
@@ -376,7 +499,7 @@ impl<'a> Rebuild<'a> {
     }
 
     /// Adds the new member. Gives its id, and all members.
-    fn add(&self, contact: &str, is_learner: bool) -> Result<(u64, Vec<Member>), String> {
+    fn add(&self, contact: &str, is_learner: bool) -> Result<(u64, Vec<Member>), RebuildError> {
         let peer_urls: Vec<String> =
             self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect();
         let asked = std::cell::Cell::new(false);
@@ -397,16 +520,20 @@ impl<'a> Rebuild<'a> {
             Ok((added.member.map_or(0, |member| member.id), added.members))
         })?;
         if id == 0 {
-            return Err(
-                "the cluster does not say which member it has added; run the same command again".to_owned()
-            );
+            return Err(RebuildError::Refused(
+                "the cluster does not say which member it has added; run the same command again".to_owned(),
+            ));
         }
         self.say("added the new member to the cluster", id);
         Ok((id, members))
     }
 
     /// Tries a change again while the cluster settles.
-    fn change<T>(&self, what: &str, attempt: impl Fn(&Self) -> Result<T, Status>) -> Result<T, String> {
+    fn change<T>(
+        &self,
+        what: &'static str,
+        attempt: impl Fn(&Self) -> Result<T, Status>,
+    ) -> Result<T, RebuildError> {
         let deadline = Instant::now() + CHANGE_TIMEOUT;
         loop {
             let status = match attempt(self) {
@@ -415,18 +542,16 @@ impl<'a> Rebuild<'a> {
             };
             let passing = matches!(status.code, Code::Unavailable | Code::DeadlineExceeded);
             if !passing || Instant::now() >= deadline {
-                return Err(format!(
-                    "the member could not be {what}: {status}; nothing is lost, run the same command again"
-                ));
+                return Err(RebuildError::Unchanged { what, status });
             }
             if (self.stop_wanted)(PAUSE) {
-                return Err("stopped; run the same command again to go on".to_owned());
+                return Err(RebuildError::Stopped);
             }
         }
     }
 
     /// Moves what is in the data directory out of the way, for good.
-    fn move_aside(&self, data_dir: &Path) -> Result<(), String> {
+    fn move_aside(&self, data_dir: &Path) -> Result<(), RebuildError> {
         let from = data_dir.join("member");
         if fs::symlink_metadata(&from).is_err() {
             return Ok(());
@@ -436,12 +561,11 @@ impl<'a> Rebuild<'a> {
             let to = data_dir.join(format!("member.damaged-{number}"));
             match fs::symlink_metadata(&to) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => break to,
-                Err(error) => return Err(format!("cannot look for {}: {error}", to.display())),
+                Err(error) => return Err(RebuildError::io("look for", &to, error)),
                 Ok(_) => number += 1,
             }
         };
-        let failed =
-            |error: io::Error| format!("cannot move {} to {}: {error}", from.display(), to.display());
+        let failed = |error| RebuildError::Move { from: from.clone(), to: to.clone(), error };
         fs::rename(&from, &to).map_err(failed)?;
         self.disk.sync_dir(data_dir).map_err(failed)?;
         let to = to.display().to_string();
@@ -500,28 +624,21 @@ impl<'a> Rebuild<'a> {
 }
 
 /// The rebuilt member serves: there is nothing to go on with any more.
-pub fn finish(data_dir: &Path) -> Result<(), String> {
+pub fn finish(data_dir: &Path) -> Result<(), RebuildError> {
     let path = journal_path(data_dir);
-    let failed = |error: io::Error| format!("cannot remove {}: {error}", path.display());
+    let failed = |error| RebuildError::io("remove", &path, error);
     RealDisk.remove(&path).map_err(failed)?;
     RealDisk.sync_dir(data_dir).map_err(failed)
 }
 
-fn read_journal(path: &Path) -> Result<Option<Journal>, String> {
+fn read_journal(path: &Path) -> Result<Option<Journal>, RebuildError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
+        Err(error) => return Err(RebuildError::io("read", path, error)),
     };
     let journal = parse_journal(&text);
-    let damaged = || {
-        format!(
-            "{} is not what a rebuild writes: remove it, and the member at this address from the cluster if it is \
-             listed there without a name; then run this again",
-            path.display()
-        )
-    };
-    journal.map(Some).ok_or_else(damaged)
+    journal.map(Some).ok_or_else(|| RebuildError::Journal { path: path.to_path_buf() })
 }
 
 fn parse_journal(text: &str) -> Option<Journal> {
@@ -561,9 +678,9 @@ impl std::fmt::Display for Journal {
     }
 }
 
-fn write_journal(disk: &dyn Disk, path: &Path, journal: &Journal) -> Result<(), String> {
+fn write_journal(disk: &dyn Disk, path: &Path, journal: &Journal) -> Result<(), RebuildError> {
     let making = path.with_extension("tmp");
-    let failed = |error: io::Error| format!("cannot write {}: {error}", path.display());
+    let failed = |error| RebuildError::io("write", path, error);
     if disk.exists(&making).map_err(failed)? {
         disk.remove(&making).map_err(failed)?;
     }
