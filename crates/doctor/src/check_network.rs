@@ -11,6 +11,7 @@ use client::{Client, Endpoint};
 use crate::check::no_arguments;
 use crate::connection::{Connection, wants_json};
 use crate::doctor::{Run, concluded};
+use crate::evidence::Unseen;
 use crate::exposition::Exposition;
 use crate::network_trial::{NetworkResult, NetworkTrial};
 use crate::{doctor, http1, show};
@@ -132,7 +133,7 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
                     }
                 }
             }
-            Err(why) => report.silent.push((text, why)),
+            Err(error) => report.silent.push((text, error.to_string())),
         }
     }
     let limits = NetworkLimits { rtt: matches.get(LIMIT_RTT).as_secs_f64(), loss: matches.get(LIMIT_LOSS) };
@@ -301,7 +302,7 @@ impl NetworkReport {
     pub fn json(&self, limits: NetworkLimits) -> String {
         let complaints = self.complaints(limits);
         let quoted: Vec<String> = complaints.iter().map(json::string).collect();
-        let rate = |rate: &Option<Result<f64, String>>| match rate {
+        let rate = |rate: &Option<Result<f64, Unseen>>| match rate {
             Some(Ok(rate)) => format!("{rate:.0}"),
             _ => "null".to_owned(),
         };
@@ -316,7 +317,7 @@ impl NetworkReport {
                      \"download_bytes_per_second\":{},\"mtu\":{},\"segment_bytes\":{},\"black_hole\":{}}}",
                     json::string(&result.endpoint),
                     result.tls.map_or("null".to_owned(), json::string),
-                    result.error.as_ref().map_or("null".to_owned(), json::string),
+                    result.error.as_ref().map_or("null".to_owned(), |why| json::string(why.to_string())),
                     result.connect.at(0.5),
                     result.connect.at(0.99),
                     result.call.at(0.5),
@@ -384,7 +385,7 @@ mod tests {
             handshake: 0.0005,
             call: Quantiles::of(vec![0.0004; 100]),
             upload: Some(Ok(1e8)),
-            download: Some(Err("the store's first keys weigh only 0 bytes, too little to read".to_owned())),
+            download: Some(Err("the store's first keys weigh only 0 bytes, too little to read".into())),
             figures: TcpFigures {
                 segment_bytes: 1448,
                 path_mtu: 1500,
@@ -475,9 +476,9 @@ PASS
             ["a:1: the p99 of a round trip is 101.0 ms, the limit 100.0 ms"]
         );
         assert_eq!(complaints(&|result| result.mtu = Some(1279)), ["a:1: the path's MTU is only 1279"]);
-        assert_eq!(complaints(&|result| result.error = Some("refused".to_owned())), ["a:1: refused"]);
+        assert_eq!(complaints(&|result| result.error = Some("refused".into())), ["a:1: refused"]);
         let lost = complaints(&|result| {
-            result.upload = Some(Err("late".to_owned()));
+            result.upload = Some(Err("late".into()));
             result.is_black_hole = true;
         });
         assert!(lost.len() == 1 && lost[0].contains("large segments vanish"));

@@ -13,10 +13,12 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::connection::Connection;
+use crate::evidence::Unseen;
 use crate::evidence::{
     Alarm, AlarmKind, Certificate, Clock, Evidence, Member, Metrics, RoundTrips, Status, Versions,
 };
 use crate::exposition::Exposition;
+use crate::http1::GetError;
 use crate::http1::{Answer, get, unix_now};
 use crate::page::Page;
 use crate::sampling;
@@ -57,8 +59,8 @@ impl Plan {
     ///
     /// # Errors
     /// Nothing can be looked at, and why.
-    pub async fn collect(&self) -> Result<Evidence, String> {
-        let client = Client::new(self.connection.settings.clone()).map_err(|error| error.to_string())?;
+    pub async fn collect(&self) -> Result<Evidence, Unseen> {
+        let client = Client::new(self.connection.settings.clone()).map_err(Unseen::because)?;
         let client = client.within(self.connection.within);
         let (targets, unseen) = self.targets(&client).await;
         let looking: Vec<JoinHandle<Member>> = targets
@@ -68,7 +70,7 @@ impl Plan {
             .collect();
         let mut members = Vec::new();
         for look in looking {
-            members.push(look.await.map_err(|error| error.to_string())?);
+            members.push(look.await.map_err(Unseen::because)?);
         }
         members.extend(unseen);
         let reachable: Vec<String> = members
@@ -77,7 +79,7 @@ impl Plan {
             .map(|member| member.endpoint.clone())
             .collect();
         let nobody = "no member answers";
-        let (mut alarms, mut sample) = (Err(nobody.to_owned()), Err(nobody.to_owned()));
+        let (mut alarms, mut sample) = (Err(nobody.into()), Err(nobody.into()));
         if !reachable.is_empty() {
             client.set_endpoints(reachable);
             alarms = list_alarms(&client).await;
@@ -86,18 +88,17 @@ impl Plan {
         Ok(Evidence { taken_unix: unix_now(), members, alarms, sample })
     }
 
-    async fn sample(&self, client: &Client, members: &[Member]) -> Result<crate::evidence::Sample, String> {
+    async fn sample(&self, client: &Client, members: &[Member]) -> Result<crate::evidence::Sample, Unseen> {
         if self.sample_keys == 0 {
-            return Err("switched off by --sample=0".to_owned());
+            return Err("switched off by --sample=0".into());
         }
         let metrics = members.iter().filter_map(|member| member.metrics.as_ref().ok());
         let keys =
             metrics.filter_map(|metrics| metrics.now("etcd_debugging_mvcc_keys_total")).fold(0.0, f64::max);
         if keys > sampling::KEYS_MAX {
-            return Err(format!(
-                "there are {} keys, and with so many even a page of them is dear",
-                crate::show::count(keys)
-            ));
+            let keys = crate::show::count(keys);
+            let why = format!("there are {keys} keys, and with so many even a page of them is dear");
+            return Err(why.into());
         }
         sampling::sample(client, self.sample_keys).await
     }
@@ -179,7 +180,7 @@ async fn first_that_answers(client: &Client, urls: &[String]) -> Option<String> 
 }
 
 /// A member's status, and its id.
-async fn status_of(client: &Client) -> Result<(Status, u64), String> {
+async fn status_of(client: &Client) -> Result<(Status, u64), Unseen> {
     let answer: StatusResponse = client
         .call(Rpc::MaintenanceStatus, &StatusRequest::default())
         .await
@@ -208,7 +209,7 @@ async fn status_of(client: &Client) -> Result<(Status, u64), String> {
     Ok((status, header.member_id))
 }
 
-async fn list_alarms(client: &Client) -> Result<Vec<Alarm>, String> {
+async fn list_alarms(client: &Client) -> Result<Vec<Alarm>, Unseen> {
     let answer: AlarmResponse = client
         .call(Rpc::MaintenanceAlarm, &AlarmRequest::default())
         .await
@@ -247,7 +248,7 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
     let first = page("/metrics").await;
     clocks.extend(first.as_ref().ok().and_then(by_date));
     let mut round_trips = RoundTrips::default();
-    let mut status = Err("not asked".to_owned());
+    let mut status = Err(Unseen::from("not asked"));
     let mut earlier = None;
     for turn in 1..=ROUND_TRIPS {
         if let Some(seconds) = connect_time(&endpoint, within).await {
@@ -277,8 +278,8 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
     member.metrics = metrics(&first, &second);
     member.page = match &own {
         Ok(answer) => Page::read(&answer.body),
-        Err(why) if why == "HTTP status 404" => Err("this server has none".to_owned()),
-        Err(why) => Err(why.clone()),
+        Err(GetError::Status(404)) => Err("this server has none".into()),
+        Err(error) => Err(Unseen::because(error)),
     };
     if let (Ok(answer), Ok(page)) = (&own, &member.page) {
         clocks.extend(page.clock_unix_ns.map(|nanos| {
@@ -286,10 +287,10 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
             Clock { low: there - answer.answered_unix, high: there - answer.asked_unix }
         }));
     }
-    member.versions = versions.and_then(|answer| read_versions(&answer.body));
-    member.clock = meet(&clocks).ok_or_else(|| "its pages bear no date".to_owned());
+    member.versions = versions.map_err(Unseen::from).and_then(|answer| read_versions(&answer.body));
+    member.clock = meet(&clocks).ok_or_else(|| "its pages bear no date".into());
     member.round_trips = match round_trips.call.is_empty() {
-        true => Err("no call was answered".to_owned()),
+        true => Err("no call was answered".into()),
         false => Ok(round_trips),
     };
     member.status = match status {
@@ -299,7 +300,7 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
         }
         Err(why) => {
             let dialled = client.dial_errors();
-            Err(dialled.first().map_or(why, |(_, error)| error.clone()))
+            Err(dialled.first().map_or(why, |(_, error)| Unseen::because(error)))
         }
     };
     if let (Err(why), Err(_)) = (&member.status, &member.metrics) {
@@ -313,7 +314,7 @@ async fn certificate(
     connection: &Connection,
     endpoint: &Endpoint,
     channel: Option<&Channel>,
-) -> Result<Option<Certificate>, String> {
+) -> Result<Option<Certificate>, Unseen> {
     let speaks_tls = endpoint.security == Security::Tls
         || endpoint.security == Security::AsConfigured && connection.is_secure;
     if !speaks_tls {
@@ -324,7 +325,7 @@ async fn certificate(
         Some(channel) => end_of(channel),
         None => {
             let transport: Transport = connection.unverified().ok_or("no TLS")?;
-            let channel = Channel::open(endpoint, &transport).await.map_err(|error| error.to_string())?;
+            let channel = Channel::open(endpoint, &transport).await.map_err(Unseen::because)?;
             end_of(&channel)
         }
     };
@@ -341,8 +342,9 @@ async fn connect_time(endpoint: &Endpoint, within: Duration) -> Option<f64> {
     Some(begun.elapsed().as_secs_f64())
 }
 
-fn metrics(first: &Result<Answer, String>, second: &Result<Answer, String>) -> Result<Metrics, String> {
-    let (first, second) = (first.as_ref().map_err(Clone::clone)?, second.as_ref().map_err(Clone::clone)?);
+fn metrics(first: &Result<Answer, GetError>, second: &Result<Answer, GetError>) -> Result<Metrics, Unseen> {
+    let (first, second) =
+        (first.as_ref().map_err(Unseen::because)?, second.as_ref().map_err(Unseen::because)?);
     let read = |answer: &Answer| Exposition::read(&String::from_utf8_lossy(&answer.body));
     let metrics = Metrics {
         before: read(first),
@@ -351,7 +353,7 @@ fn metrics(first: &Result<Answer, String>, second: &Result<Answer, String>) -> R
     };
     match metrics.after.has("etcd_server_has_leader") || metrics.after.has("grpc_server_started_total") {
         true => Ok(metrics),
-        false => Err("the page /metrics is not etcd's".to_owned()),
+        false => Err("the page /metrics is not etcd's".into()),
     }
 }
 
@@ -369,7 +371,7 @@ fn meet(clocks: &[Clock]) -> Option<Clock> {
     Some(if low <= high { Clock { low, high } } else { last })
 }
 
-fn read_versions(body: &[u8]) -> Result<Versions, String> {
+fn read_versions(body: &[u8]) -> Result<Versions, Unseen> {
     let page: serde_json::Value =
         serde_json::from_slice(body).map_err(|error| format!("not JSON: {error}"))?;
     let text = |name: &str| {

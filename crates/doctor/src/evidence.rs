@@ -1,8 +1,42 @@
 //! What was seen of a cluster: plain data, which the findings judge without looking at anything else.
 
+use std::fmt;
+
 use crate::exposition::Exposition;
 use crate::histogram::Histogram;
 use crate::page::Page;
+
+/// Why something of a cluster could not be seen, in words for the report. A report shows them and does nothing else with
+/// them, so there is no kind of reason to tell from another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unseen(String);
+
+impl Unseen {
+    /// This reason.
+    pub fn because(why: impl fmt::Display) -> Unseen {
+        Unseen(why.to_string())
+    }
+}
+
+impl From<&str> for Unseen {
+    fn from(why: &str) -> Unseen {
+        Unseen(why.to_owned())
+    }
+}
+
+impl From<String> for Unseen {
+    fn from(why: String) -> Unseen {
+        Unseen(why)
+    }
+}
+
+impl fmt::Display for Unseen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unseen {}
 
 /// All of it. Where something could not be seen, the reason stands in its place.
 #[derive(Clone, Debug)]
@@ -12,9 +46,9 @@ pub struct Evidence {
     /// What was seen of each member.
     pub members: Vec<Member>,
     /// Alarms raised.
-    pub alarms: Result<Vec<Alarm>, String>,
+    pub alarms: Result<Vec<Alarm>, Unseen>,
     /// Some keys with their sizes.
-    pub sample: Result<Sample, String>,
+    pub sample: Result<Sample, Unseen>,
 }
 
 /// One member.
@@ -27,21 +61,21 @@ pub struct Member {
     /// Its id; 0 when unknown.
     pub id: u64,
     /// Whether it was reached at all; otherwise why not.
-    pub reached: Result<(), String>,
+    pub reached: Result<(), Unseen>,
     /// What it says of itself.
-    pub status: Result<Status, String>,
+    pub status: Result<Status, Unseen>,
     /// Its metrics, twice.
-    pub metrics: Result<Metrics, String>,
+    pub metrics: Result<Metrics, Unseen>,
     /// Its own page; only Mainstay has one.
-    pub page: Result<Page, String>,
+    pub page: Result<Page, Unseen>,
     /// What it says at `/version`.
-    pub versions: Result<Versions, String>,
+    pub versions: Result<Versions, Unseen>,
     /// How its wall clock stands to the clock here.
-    pub clock: Result<Clock, String>,
+    pub clock: Result<Clock, Unseen>,
     /// How long it takes from here.
-    pub round_trips: Result<RoundTrips, String>,
+    pub round_trips: Result<RoundTrips, Unseen>,
     /// Its certificate; `Ok(None)` where no TLS is spoken.
-    pub certificate: Result<Option<Certificate>, String>,
+    pub certificate: Result<Option<Certificate>, Unseen>,
 }
 
 /// A member's answer to Maintenance.Status.
@@ -240,7 +274,7 @@ impl Status {
 impl Member {
     /// A member that could not be looked at.
     pub fn unseen(endpoint: &str, name: &str, id: u64, why: &str) -> Member {
-        let why = why.to_owned();
+        let why = Unseen::from(why);
         Member {
             endpoint: endpoint.to_owned(),
             name: name.to_owned(),

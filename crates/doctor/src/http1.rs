@@ -1,5 +1,6 @@
 //! Small pages over HTTP/1.1, with bounds on size and time.
 
+use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::evidence::Unseen;
 use bytes::Bytes;
 use client::{Endpoint, RawConnection, Transport};
 use http::header::{ACCEPT, CONNECTION, DATE, HOST, USER_AGENT};
@@ -25,8 +27,49 @@ const BODY_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// How much is read from the connection at once, in bytes.
 const READ_BYTES: usize = 16 * 1024;
 
-const NOT_HTTP: &str = "the answer is no HTTP/1.1";
-const BROKEN_OFF: &str = "the answer breaks off";
+/// Why a page could not be got.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GetError {
+    /// There is no connection, or it broke; the words of the library that makes it.
+    Connection(String),
+    /// The answer did not come in this time.
+    Late(Duration),
+    /// The answer has another status than 200.
+    Status(u16),
+    /// The head of the answer is too long.
+    HeadTooLong,
+    /// The server closed the connection before it answered.
+    HungUp,
+    /// What came is not HTTP/1.1.
+    NotHttp,
+    /// The answer ends in the middle.
+    BrokenOff,
+    /// The body of the answer is too large.
+    TooLarge,
+}
+
+impl fmt::Display for GetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GetError::Connection(why) => f.write_str(why),
+            GetError::Late(within) => write!(f, "no answer within {}", cli::go::duration(*within)),
+            GetError::Status(status) => write!(f, "HTTP status {status}"),
+            GetError::HeadTooLong => f.write_str("its head is too long"),
+            GetError::HungUp => f.write_str("the server hung up without an answer"),
+            GetError::NotHttp => f.write_str("the answer is no HTTP/1.1"),
+            GetError::BrokenOff => f.write_str("the answer breaks off"),
+            GetError::TooLarge => write!(f, "larger than {BODY_BYTES_MAX} bytes"),
+        }
+    }
+}
+
+impl std::error::Error for GetError {}
+
+impl From<GetError> for Unseen {
+    fn from(error: GetError) -> Unseen {
+        Unseen::because(error)
+    }
+}
 
 /// An answer, and when it came.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,24 +94,26 @@ pub fn unix_now() -> f64 {
 /// Gets a page.
 ///
 /// # Errors
-/// A text: no connection, no HTTP, too large, too late, or another status than 200.
+/// No connection, no HTTP, too large, too late, or another status than 200.
 pub async fn get(
     endpoint: &Endpoint,
     transport: &Transport,
     path: &str,
     within: Duration,
-) -> Result<Answer, String> {
+) -> Result<Answer, GetError> {
     let answer = timeout(within, get_unbounded(endpoint, transport, path))
         .await
-        .map_err(|_| format!("no answer within {}", cli::go::duration(within)))??;
+        .map_err(|_| GetError::Late(within))??;
     match answer.status {
         200 => Ok(answer),
-        status => Err(format!("HTTP status {status}")),
+        status => Err(GetError::Status(status)),
     }
 }
 
-async fn get_unbounded(endpoint: &Endpoint, transport: &Transport, path: &str) -> Result<Answer, String> {
-    let mut connection = RawConnection::open(endpoint, transport).await.map_err(|error| error.to_string())?;
+async fn get_unbounded(endpoint: &Endpoint, transport: &Transport, path: &str) -> Result<Answer, GetError> {
+    let mut connection = RawConnection::open(endpoint, transport)
+        .await
+        .map_err(|error| GetError::Connection(error.to_string()))?;
     exchange(connection.stream(), &endpoint.host, path).await
 }
 
@@ -77,14 +122,14 @@ async fn exchange(
     stream: &mut (impl AsyncRead + AsyncWrite + Send + Unpin),
     host: &str,
     path: &str,
-) -> Result<Answer, String> {
+) -> Result<Answer, GetError> {
     let request = http::Request::get(path)
         .header(HOST, host)
         .header(USER_AGENT, concat!("mainstay-doctor/", env!("CARGO_PKG_VERSION")))
         .header(ACCEPT, "*/*")
         .header(CONNECTION, "close")
         .body(Empty::<Bytes>::new())
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| GetError::Connection(error.to_string()))?;
     let has_read = Arc::new(AtomicBool::new(false));
     let wire = Wire { stream, has_read: Arc::clone(&has_read) };
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
@@ -92,33 +137,32 @@ async fn exchange(
         .title_case_headers(true)
         .handshake(wire)
         .await
-        .map_err(|error| text(&error))?;
+        .map_err(|error| GetError::Connection(text(&error)))?;
     let asked_unix = unix_now();
     let answered = async {
         let response = sender.send_request(request).await.map_err(|error| {
             if error.is_parse_too_large() {
-                "its head is too long".to_owned()
+                GetError::HeadTooLong
             } else if error.is_incomplete_message() && !has_read.load(Ordering::Relaxed) {
-                "the server hung up without an answer".to_owned()
+                GetError::HungUp
             } else if error.is_parse() || error.is_incomplete_message() {
-                NOT_HTTP.to_owned()
+                GetError::NotHttp
             } else {
-                text(&error)
+                GetError::Connection(text(&error))
             }
         })?;
         let answered_unix = unix_now();
         let (head, mut incoming) = response.into_parts();
         let date = head.headers.get(DATE).and_then(|value| value.to_str().ok());
         let date_unix = date.and_then(parse_http_date).and_then(|seconds| i64::try_from(seconds).ok());
-        let too_large = || format!("larger than {BODY_BYTES_MAX} bytes");
         if incoming.size_hint().lower() > BODY_BYTES_MAX as u64 {
-            return Err(too_large());
+            return Err(GetError::TooLarge);
         }
         let mut body = Vec::new();
         while let Some(frame) = incoming.frame().await {
             let Ok(data) = frame.map_err(|error| broken_off(&error))?.into_data() else { continue };
             if body.len() + data.len() > BODY_BYTES_MAX {
-                return Err(too_large());
+                return Err(GetError::TooLarge);
             }
             body.extend_from_slice(&data);
         }
@@ -131,16 +175,16 @@ async fn exchange(
     };
     match race(answered, driven).await {
         First::Left(answer) => answer,
-        First::Right(()) => Err(BROKEN_OFF.to_owned()),
+        First::Right(()) => Err(GetError::BrokenOff),
     }
 }
 
-/// Why a body was not read: the text of the operating system, if it refused to go on reading.
-fn broken_off(error: &hyper::Error) -> String {
+/// Why a body was not read: the error of the operating system, if it refused to go on reading.
+fn broken_off(error: &hyper::Error) -> GetError {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
     match cause {
-        Some(cause) if cause.raw_os_error().is_some() => cause.to_string(),
-        _ => BROKEN_OFF.to_owned(),
+        Some(cause) if cause.raw_os_error().is_some() => GetError::Connection(cause.to_string()),
+        _ => GetError::BrokenOff,
     }
 }
 
@@ -199,7 +243,7 @@ mod tests {
     use super::*;
 
     /// What is made of an answer of these bytes, behind which the server hangs up.
-    fn read(answer: &[u8]) -> Result<Answer, String> {
+    fn read(answer: &[u8]) -> Result<Answer, GetError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (mut here, mut there) = tokio::io::duplex(1 << 20);
@@ -230,20 +274,15 @@ mod tests {
         let answer = read(dated).unwrap();
         assert_eq!((answer.status, answer.date_unix), (404, Some(784_111_777)));
         for (wrong, why) in [
-            (&b""[..], "the server hung up without an answer"),
-            (b"PRI * HTTP/2.0\r\n\r\n", NOT_HTTP),
-            (b"HTTP/1.1 x\r\n\r\n", NOT_HTTP),
-            (b"HTTP/1.1 200\r\nContent-Length: -1\r\n\r\n", NOT_HTTP),
-            (b"HTTP/1.1 200 OK\r\nContent-Le", NOT_HTTP),
-            (&[b'x'; 2 * HEAD_BYTES_MAX], NOT_HTTP),
-            (&[&b"HTTP/1.1 200 OK\r\n"[..], &[b'x'; 2 * HEAD_BYTES_MAX]].concat(), "its head is too long"),
+            (&b""[..], GetError::HungUp),
+            (b"PRI * HTTP/2.0\r\n\r\n", GetError::NotHttp),
+            (b"HTTP/1.1 x\r\n\r\n", GetError::NotHttp),
+            (b"HTTP/1.1 200\r\nContent-Length: -1\r\n\r\n", GetError::NotHttp),
+            (b"HTTP/1.1 200 OK\r\nContent-Le", GetError::NotHttp),
+            (&[b'x'; 2 * HEAD_BYTES_MAX], GetError::NotHttp),
+            (&[&b"HTTP/1.1 200 OK\r\n"[..], &[b'x'; 2 * HEAD_BYTES_MAX]].concat(), GetError::HeadTooLong),
         ] {
-            assert_eq!(
-                read(wrong),
-                Err(why.to_owned()),
-                "{}",
-                String::from_utf8_lossy(&wrong[..wrong.len().min(50)])
-            );
+            assert_eq!(read(wrong), Err(why), "{}", String::from_utf8_lossy(&wrong[..wrong.len().min(50)]));
         }
     }
 
@@ -260,11 +299,11 @@ mod tests {
             ["3\r\nab", "3\r\nabcd\r\n", "zz\r\n", "ffffffffffffffffff\r\n", "ffffffffffffffff\r\nx", ""]
         {
             let answer = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{broken}");
-            assert_eq!(read(answer.as_bytes()), Err(BROKEN_OFF.to_owned()), "{broken:?}");
+            assert_eq!(read(answer.as_bytes()), Err(GetError::BrokenOff), "{broken:?}");
         }
         let short = read(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nabcde");
-        assert_eq!(short, Err(BROKEN_OFF.to_owned()));
+        assert_eq!(short, Err(GetError::BrokenOff));
         let large = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", BODY_BYTES_MAX + 1);
-        assert_eq!(read(large.as_bytes()), Err("larger than 33554432 bytes".to_owned()));
+        assert_eq!(read(large.as_bytes()), Err(GetError::TooLarge));
     }
 }

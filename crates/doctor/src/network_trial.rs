@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use crate::evidence::Unseen;
 use api::etcdserverpb::{RangeRequest, RangeResponse};
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
+
 use client::{Address, CallOptions, Channel, Client, Endpoint, Transport};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
@@ -39,9 +41,9 @@ pub struct NetworkResult {
     /// Calls that need no work, in seconds.
     pub call: Quantiles,
     /// Bytes sent per second; why not measured.
-    pub upload: Option<Result<f64, String>>,
+    pub upload: Option<Result<f64, Unseen>>,
     /// Bytes received per second; why not measured.
-    pub download: Option<Result<f64, String>>,
+    pub download: Option<Result<f64, Unseen>>,
     /// What the kernel knows of the connection after sending.
     pub figures: TcpFigures,
     /// The MTU of the route.
@@ -49,7 +51,7 @@ pub struct NetworkResult {
     /// Large segments vanish on the path while small ones arrive.
     pub is_black_hole: bool,
     /// Why it could not be measured to the end.
-    pub error: Option<String>,
+    pub error: Option<Unseen>,
 }
 
 /// The health service: needs no user, and does nothing with what it is sent.
@@ -89,9 +91,9 @@ impl NetworkTrial {
         endpoint: &Endpoint,
         client: &Client,
         result: &mut NetworkResult,
-    ) -> Result<(), String> {
+    ) -> Result<(), Unseen> {
         let Address::Tcp(address) = &endpoint.address else {
-            return Err("a socket in the file system has no network".to_owned());
+            return Err("a socket in the file system has no network".into());
         };
         let found =
             tokio::net::lookup_host(address).await.map_err(|error| format!("{address}: {error}"))?.next();
@@ -108,11 +110,10 @@ impl NetworkTrial {
         }
         result.connect = Quantiles::of(times);
         let stream = stream.ok_or("no connection")?;
-        stream.set_nodelay(true).map_err(|error| error.to_string())?;
-        let observer = Observer::of(&stream).map_err(|error| error.to_string())?;
+        stream.set_nodelay(true).map_err(Unseen::because)?;
+        let observer = Observer::of(&stream).map_err(Unseen::because)?;
         let begun = Instant::now();
-        let channel =
-            Channel::over(stream, endpoint, &self.transport).await.map_err(|error| error.to_string())?;
+        let channel = Channel::over(stream, endpoint, &self.transport).await.map_err(Unseen::because)?;
         result.handshake = begun.elapsed().as_secs_f64();
         result.tls = channel.peer().map(|peer| peer.version);
 
@@ -136,7 +137,7 @@ impl NetworkTrial {
     }
 
     /// Bytes per second sent in large messages that the server reads and forgets.
-    async fn upload(&self, channel: &Channel) -> Result<f64, String> {
+    async fn upload(&self, channel: &Channel) -> Result<f64, Unseen> {
         // A request of the health service with a name, in field 1, that no service has.
         let mut message = Vec::new();
         api::wire::put_field_head(&mut message, 1, SENT_BYTES);
@@ -153,19 +154,19 @@ impl NetworkTrial {
                         answered(ask(&channel, message.clone(), within).await)?;
                         sent += message.len();
                     }
-                    Ok::<usize, String>(sent)
+                    Ok::<usize, Unseen>(sent)
                 })
             })
             .collect();
         let mut sent = 0;
         for sender in senders {
-            sent += sender.await.map_err(|error| error.to_string())??;
+            sent += sender.await.map_err(Unseen::because)??;
         }
         Ok(sent as f64 / begun.elapsed().as_secs_f64())
     }
 
     /// Bytes per second received: the same few keys again and again, serializable, so that only this member works.
-    async fn download(&self, client: &Client) -> Result<f64, String> {
+    async fn download(&self, client: &Client) -> Result<f64, Unseen> {
         let mut request = RangeRequest {
             key: vec![0].into(),
             range_end: vec![0].into(),
@@ -173,7 +174,7 @@ impl NetworkTrial {
             serializable: true,
             ..RangeRequest::default()
         };
-        let said = |status: Status| client::shown(&status);
+        let said = |status: Status| Unseen::because(client::shown(&status));
         let mut page_bytes = 0;
         // Twice as many keys until they weigh enough, or there are no more.
         for _ in 0..12 {
@@ -189,7 +190,8 @@ impl NetworkTrial {
             request.limit *= 2;
         }
         if page_bytes < READ_BYTES.0 {
-            return Err(format!("the store's first keys weigh only {page_bytes} bytes, too little to read"));
+            let why = format!("the store's first keys weigh only {page_bytes} bytes, too little to read");
+            return Err(why.into());
         }
         let begun = Instant::now();
         let mut received = 0;
@@ -218,10 +220,10 @@ async fn ask(channel: &Channel, message: Bytes, within: Duration) -> Result<Byte
 }
 
 /// Any word of the server is an answer: that it knows no such service, or no such method.
-fn answered(answer: Result<Bytes, Status>) -> Result<(), String> {
+fn answered(answer: Result<Bytes, Status>) -> Result<(), Unseen> {
     match answer {
         Err(status) if matches!(status.code, Code::Unavailable | Code::DeadlineExceeded | Code::Internal) => {
-            Err(client::shown(&status))
+            Err(Unseen::because(client::shown(&status)))
         }
         _ => Ok(()),
     }

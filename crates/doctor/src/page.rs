@@ -1,5 +1,7 @@
 //! Mainstay's own page, `/debug/mainstay`: what Prometheus' format has no room for.
 
+use crate::evidence::Unseen;
+
 use serde_json::Value;
 
 /// The page; what a server leaves out is `None`.
@@ -93,10 +95,10 @@ impl Page {
     ///
     /// # Errors
     /// It is no JSON object.
-    pub fn read(text: &[u8]) -> Result<Page, String> {
+    pub fn read(text: &[u8]) -> Result<Page, Unseen> {
         let value: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}"))?;
         if !value.is_object() {
-            return Err("not a JSON object".to_owned());
+            return Err("not a JSON object".into());
         }
         Ok(Page {
             version: value.get("version").and_then(Value::as_str).map(shortened),

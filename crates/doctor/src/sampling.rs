@@ -4,7 +4,7 @@ use api::Rpc;
 use api::etcdserverpb::{RangeRequest, RangeResponse};
 use client::{Client, shown};
 
-use crate::evidence::Sample;
+use crate::evidence::{Sample, Unseen};
 
 /// Requests made, at most.
 const REQUESTS_MAX: usize = 12;
@@ -17,7 +17,7 @@ pub(crate) const KEYS_MAX: f64 = 1e6;
 
 /// Looks at up to `keys_max` keys in few small, serializable ranges, going from one directory (what is before the last `/`
 /// of a key) to the next, since keys of one directory are alike.
-pub(crate) async fn sample(client: &Client, keys_max: usize) -> Result<Sample, String> {
+pub(crate) async fn sample(client: &Client, keys_max: usize) -> Result<Sample, Unseen> {
     let mut sample = Sample::default();
     let mut from: Vec<u8> = vec![0];
     let mut bytes = 0;

@@ -97,7 +97,7 @@ mod tests {
     fn by_the_metrics() {
         let of_etcd = |text: String| {
             let mut evidence = with_metrics("", &text);
-            evidence.members[0].page = Err("404".to_owned());
+            evidence.members[0].page = Err("404".into());
             evidence
         };
         let watches = |count: u64| of_etcd(format!("{WATCHERS} {count}\n{STREAMS} 2\n"));

@@ -119,7 +119,7 @@ mod tests {
     fn large_answers_of_a_server_without_a_page() {
         let sent = |bytes: u64| {
             let mut evidence = with_metrics("", &format!("{SENT_BYTES} {bytes}\n{SENT}{{a=\"b\"}} 10\n"));
-            evidence.members[0].page = Err("404".to_owned());
+            evidence.members[0].page = Err("404".into());
             evidence
         };
         assert_eq!(

@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn more_free_than_in_use() {
         let mut evidence = healthy();
-        evidence.members[0].page = Err("404".to_owned());
+        evidence.members[0].page = Err("404".into());
         status(&mut evidence, 0).db_bytes = 1e8;
         status(&mut evidence, 0).db_bytes_in_use = 5e7;
         assert_eq!(facts(&RULE, &evidence).1, ["m1 (10.0.0.1:2379): 50 MB of 100 MB are free pages (50 %)"]);

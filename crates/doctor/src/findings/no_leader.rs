@@ -43,10 +43,10 @@ mod tests {
         assert_eq!(facts(&RULE, &evidence).1, ["m2 (10.0.0.2:2379): knows of no leader"]);
         // Its metrics say it too, where it gives no status.
         let mut evidence = with_metrics("", "etcd_server_has_leader 0\n");
-        evidence.members[0].status = Err("late".to_owned());
+        evidence.members[0].status = Err("late".into());
         assert_eq!(facts(&RULE, &evidence).1, ["m1 (10.0.0.1:2379): knows of no leader"]);
         let mut evidence = with_metrics("", "etcd_server_has_leader 1\n");
-        evidence.members[0].status = Err("late".to_owned());
+        evidence.members[0].status = Err("late".into());
         assert_eq!(judged(&RULE, &evidence), None);
     }
 }

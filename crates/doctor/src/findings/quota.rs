@@ -64,7 +64,7 @@ mod tests {
                 "etcd_mvcc_db_total_size_in_bytes {bytes}\netcd_mvcc_db_total_size_in_use_in_bytes 1\n"
             );
             let mut evidence = with_metrics("", &(sizes + "etcd_server_quota_backend_bytes 1000000\n"));
-            evidence.members[0].page = Err("404".to_owned());
+            evidence.members[0].page = Err("404".into());
             evidence
         };
         assert_eq!(judged(&RULE, &at(799_999)), None);
@@ -78,8 +78,8 @@ mod tests {
     #[test]
     fn by_the_status_where_there_are_no_metrics() {
         let mut evidence = healthy();
-        evidence.members[0].metrics = Err("404".to_owned());
-        evidence.members[0].page = Err("404".to_owned());
+        evidence.members[0].metrics = Err("404".into());
+        evidence.members[0].page = Err("404".into());
         assert_eq!(judged(&RULE, &evidence), None);
         status(&mut evidence, 0).db_bytes = 2.1e9;
         assert_eq!(facts(&RULE, &evidence).0, Severity::Error);

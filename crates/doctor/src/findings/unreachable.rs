@@ -9,7 +9,7 @@ pub const RULE: Rule =
 fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
     Facts::of_each(evidence, |member| {
         let why = member.reached.as_ref().err()?;
-        Some((Severity::Error, why.clone()))
+        Some((Severity::Error, why.to_string()))
     })
     .found(
         RULE.name,
@@ -41,7 +41,7 @@ mod tests {
         );
         // One that answers, although its metrics are not to be had.
         let mut evidence = healthy();
-        evidence.members[2].metrics = Err("404".to_owned());
+        evidence.members[2].metrics = Err("404".into());
         assert_eq!(judged(&RULE, &evidence), None);
     }
 }

@@ -130,11 +130,13 @@ fn members_that_no_endpoint_names_are_found_and_lost_ones_told() {
         let evidence = plan(endpoints.clone()).collect().await.unwrap();
         let labels: Vec<&str> = evidence.members.iter().map(|member| &*member.name).collect();
         assert_eq!(labels, ["m1", "m2", "m3", ""]);
-        assert_eq!(evidence.members[1].metrics, Err("HTTP status 500".to_owned()));
-        assert!(evidence.members[1].versions.as_ref().unwrap_err().starts_with("not JSON"));
-        assert_eq!(evidence.members[1].page, Err("this server has none".to_owned()));
-        assert!(evidence.members[2].reached.as_ref().unwrap_err().contains("connection refused"));
-        assert!(evidence.members[3].reached.as_ref().unwrap_err().contains("has not started yet"));
+        assert_eq!(evidence.members[1].metrics, Err("HTTP status 500".into()));
+        assert!(evidence.members[1].versions.as_ref().unwrap_err().to_string().starts_with("not JSON"));
+        assert_eq!(evidence.members[1].page, Err("this server has none".into()));
+        assert!(evidence.members[2].reached.as_ref().unwrap_err().to_string().contains("connection refused"));
+        assert!(
+            evidence.members[3].reached.as_ref().unwrap_err().to_string().contains("has not started yet")
+        );
         assert_eq!(names(&evidence), ["unreachable"]);
 
         let mut alone = plan(endpoints);
@@ -142,7 +144,7 @@ fn members_that_no_endpoint_names_are_found_and_lost_ones_told() {
         alone.sample_keys = 0;
         let evidence = alone.collect().await.unwrap();
         assert_eq!(evidence.members.len(), 1);
-        assert_eq!(evidence.sample, Err("switched off by --sample=0".to_owned()));
+        assert_eq!(evidence.sample, Err("switched off by --sample=0".into()));
     });
 }
 
@@ -161,9 +163,9 @@ fn hostile_pages_are_no_more_than_reasons() {
         .await;
         let evidence = plan(vec![fake.address.to_string()]).collect().await.unwrap();
         let seen = &evidence.members[0];
-        assert_eq!(seen.metrics, Err("the answer breaks off".to_owned()));
-        assert_eq!(seen.page, Err("the answer breaks off".to_owned()));
-        assert_eq!(seen.versions, Err("its head is too long".to_owned()));
+        assert_eq!(seen.metrics, Err("the answer breaks off".into()));
+        assert_eq!(seen.page, Err("the answer breaks off".into()));
+        assert_eq!(seen.versions, Err("its head is too long".into()));
         assert_eq!(seen.reached, Ok(()));
         // What could not be seen is told.
         let rules: Vec<&Rule> = RULES.iter().collect();

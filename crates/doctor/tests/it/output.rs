@@ -75,8 +75,8 @@ fn a_sick_cluster() {
     )
     .unwrap());
     let mut etcd = member(2);
-    etcd.page = Err("this server has none".to_owned());
-    etcd.metrics = Err("HTTP status 404".to_owned());
+    etcd.page = Err("this server has none".into());
+    etcd.metrics = Err("HTTP status 404".into());
     etcd.certificate = Ok(Some(Certificate { not_after_unix: NOW + 86400.0 * 3.0 }));
     let evidence = Evidence {
         taken_unix: NOW,
@@ -86,7 +86,7 @@ fn a_sick_cluster() {
             Member::unseen("10.0.0.3:2379", "m3", 3, "dial tcp 10.0.0.3:2379: i/o timeout"),
         ],
         alarms: Ok(vec![Alarm { member_id: 2, kind: AlarmKind::NoSpace }]),
-        sample: Err("there are 2,000,000 keys, and with so many even a page of them is dear".to_owned()),
+        sample: Err("there are 2,000,000 keys, and with so many even a page of them is dear".into()),
     };
     let report = report(&evidence);
     expect("sick.txt", &report.text());
