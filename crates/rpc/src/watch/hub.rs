@@ -35,6 +35,15 @@ use replica::shared::{Published, Shared};
 use storage::values::Source;
 use telemetry::callers::Caller;
 
+/// The place of a stream among those that wait to tell of progress: the one that is due first is first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct ProgressDue {
+    /// The hub has to reach this revision before.
+    revision: Revision,
+    /// [`Stream::serial`].
+    stream: u64,
+}
+
 /// All watches of one shard. The hub lives on that shard's thread.
 ///
 /// The hub's revision only rises, and it rises to revisions of published views only. So the progress that watches are told
@@ -49,7 +58,7 @@ pub struct Hub {
     synced: RefCell<Index<Rc<Watch>>>,
     streams: RefCell<BTreeMap<u64, Rc<Stream>>>,
     /// Streams that wait to tell of progress, by the revision from which on they may and by their numbers.
-    waiting: RefCell<BTreeMap<(Revision, u64), Rc<Stream>>>,
+    waiting: RefCell<BTreeMap<ProgressDue, Rc<Stream>>>,
     serial: Cell<u64>,
     /// Revisions that synced watches are being told of over several turns.
     under_way: RefCell<Option<UnderWay>>,

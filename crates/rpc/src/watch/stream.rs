@@ -122,6 +122,20 @@ impl Queued {
     }
 }
 
+/// The place of a watch among those that are behind: the one that reads the oldest revision next is first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct ReadsNext {
+    revision: Revision,
+    /// [`Watch::serial`].
+    serial: u64,
+}
+
+impl ReadsNext {
+    fn of(watch: &Watch) -> ReadsNext {
+        ReadsNext { revision: watch.next.get(), serial: watch.serial }
+    }
+}
+
 /// Maximum number of watches that read together from any of a range of revisions on.
 #[derive(Clone, Copy, Default)]
 struct Together {
@@ -143,7 +157,7 @@ pub(super) struct Stream {
     /// All watches of the stream, by watch id.
     pub watches: RefCell<BTreeMap<i64, Rc<Watch>>>,
     /// Unsynced watches, by the revision they read next and their number.
-    unsynced: RefCell<BTreeMap<(Revision, u64), Rc<Watch>>>,
+    unsynced: RefCell<BTreeMap<ReadsNext, Rc<Watch>>>,
     /// The next number the server would choose.
     pub next_id: Cell<i64>,
     /// The revision that a word of progress must reach, if the client waits for one: the newest when it asked.
@@ -236,13 +250,13 @@ impl Stream {
 
     /// Takes a watch in among those that are behind.
     pub fn fall_behind(&self, watch: &Rc<Watch>) {
-        let replaced = self.unsynced.borrow_mut().insert((watch.next.get(), watch.serial), Rc::clone(watch));
+        let replaced = self.unsynced.borrow_mut().insert(ReadsNext::of(watch), Rc::clone(watch));
         assert!(replaced.is_none(), "a watch is behind only once");
     }
 
     /// Takes a watch out from among those that are behind; returns true if it was one of them.
     pub fn catches_up(&self, watch: &Watch) -> bool {
-        self.unsynced.borrow_mut().remove(&(watch.next.get(), watch.serial)).is_some()
+        self.unsynced.borrow_mut().remove(&ReadsNext::of(watch)).is_some()
     }
 
     /// Returns true if all its watches are as far as the hub.

@@ -7,7 +7,7 @@ use api::etcdserverpb::WatchResponse;
 use numbers::Revision;
 use planted::Bug;
 
-use super::{Hub, TOGETHER_MAX};
+use super::{Hub, ProgressDue, TOGETHER_MAX};
 use crate::watch::response::NO_WATCH;
 use crate::watch::stream::{Queued, Stream, Watch};
 
@@ -67,10 +67,10 @@ impl Hub {
         let mut waiting = self.waiting.borrow_mut();
         if let Some(before) = before {
             self.note_work(0, 1);
-            waiting.remove(&(before, stream.serial));
+            waiting.remove(&ProgressDue { revision: before, stream: stream.serial });
         }
         if let Some(due) = due {
-            waiting.insert((due, stream.serial), Rc::clone(stream));
+            waiting.insert(ProgressDue { revision: due, stream: stream.serial }, Rc::clone(stream));
         }
     }
 
@@ -83,12 +83,12 @@ impl Hub {
             self.note_work(0, 1);
             self.say_progress(&stream);
         }
-        self.waiting.borrow().first_key_value().is_none_or(|((due, _), _)| *due > revision)
+        self.waiting.borrow().first_key_value().is_none_or(|(due, _)| due.revision > revision)
     }
 
     fn pop_due(&self, revision: Revision) -> Option<Rc<Stream>> {
         let mut waiting = self.waiting.borrow_mut();
-        let stream = waiting.first_entry().filter(|first| first.key().0 <= revision)?.remove();
+        let stream = waiting.first_entry().filter(|first| first.key().revision <= revision)?.remove();
         stream.waits_for_progress.set(None);
         Some(stream)
     }
