@@ -1,7 +1,7 @@
 //! What a node asks for, and how it stands.
 
 use api::raftpb;
-use numbers::{Index, Term};
+use numbers::{Index, MemberId, Term};
 
 use crate::entry::{Entry, HardState};
 use crate::event::Fetch;
@@ -27,7 +27,7 @@ pub struct Standing {
     /// Its part.
     pub role: Role,
     /// The leader it knows of; 0 for none.
-    pub leader: u64,
+    pub leader: MemberId,
     /// The current term.
     pub term: Term,
     /// The newest committed index.
@@ -54,7 +54,7 @@ pub enum ProgressState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The member.
-    pub id: u64,
+    pub id: MemberId,
     /// The newest index known to be on its disk.
     pub matched: Index,
     /// The next index to send to it.
@@ -75,9 +75,9 @@ pub struct Restore {
     /// The term of the entry at that position.
     pub term: Term,
     /// The members with a vote.
-    pub voters: Vec<u64>,
+    pub voters: Vec<MemberId>,
     /// The members without one.
-    pub learners: Vec<u64>,
+    pub learners: Vec<MemberId>,
 }
 
 /// Entries and state for the log.

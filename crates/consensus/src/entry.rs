@@ -1,7 +1,7 @@
 //! Entries and states as the rest of the product sees them.
 
 use bytes::Bytes;
-use numbers::{Index, Term};
+use numbers::{Index, MemberId, Term};
 use raft::eraftpb;
 
 /// What an entry's data is.
@@ -32,7 +32,7 @@ pub struct HardState {
     /// The newest term seen.
     pub term: Term,
     /// Whom this member voted for in that term; 0 for nobody.
-    pub vote: u64,
+    pub vote: MemberId,
     /// The newest index known to be committed.
     pub commit: Index,
 }
@@ -56,7 +56,7 @@ pub struct ConfChange {
     /// What happens.
     pub kind: ConfChangeKind,
     /// To whom.
-    pub node: u64,
+    pub node: MemberId,
 }
 
 impl ConfChange {
@@ -64,7 +64,7 @@ impl ConfChange {
     /// a disk or a peer. An update is spelled as the removal of nobody, which changes nothing.
     pub(crate) fn to_raft(self) -> eraftpb::ConfChange {
         let mut change = eraftpb::ConfChange::default();
-        change.set_node_id(self.node);
+        change.set_node_id(self.node.0);
         match self.kind {
             ConfChangeKind::AddVoter => change.set_change_type(eraftpb::ConfChangeType::AddNode),
             ConfChangeKind::AddLearner => change.set_change_type(eraftpb::ConfChangeType::AddLearnerNode),

@@ -2,7 +2,7 @@
 
 use api::raftpb;
 use bytes::Bytes;
-use numbers::{EntryId, Index, Term};
+use numbers::{EntryId, Index, MemberId, Term};
 
 use crate::entry::{ConfChange, Entry, HardState};
 
@@ -10,7 +10,7 @@ use crate::entry::{ConfChange, Entry, HardState};
 #[derive(Clone, Debug)]
 pub struct Config {
     /// This member's id; not 0.
-    pub id: u64,
+    pub id: MemberId,
     /// Ticks without a leader after which a follower campaigns, at the least; it waits up to twice as long.
     pub election_ticks: usize,
     /// Ticks between a leader's heartbeats.
@@ -31,7 +31,7 @@ impl Default for Config {
     /// etcd's defaults, and no id.
     fn default() -> Config {
         Config {
-            id: 0,
+            id: MemberId::NONE,
             election_ticks: 10,
             heartbeat_ticks: 1,
             pre_vote: true,
@@ -48,9 +48,9 @@ pub struct Restored {
     /// Term, vote and commit index as last synced.
     pub hard_state: HardState,
     /// The members with a vote, as of `applied`. Empty for a member that waits to be told.
-    pub voters: Vec<u64>,
+    pub voters: Vec<MemberId>,
     /// The members without one, as of `applied`.
-    pub learners: Vec<u64>,
+    pub learners: Vec<MemberId>,
     /// The index that the restored state has applied.
     pub applied: Index,
     /// The term of the entry at `applied`.
@@ -68,7 +68,7 @@ pub struct Restored {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetch {
     /// The follower.
-    pub to: u64,
+    pub to: MemberId,
     /// The first entry wanted.
     pub first: Index,
     /// The first entry that is not wanted any more.
@@ -101,7 +101,7 @@ pub enum Request {
     /// term.
     Read(u64),
     /// Hand leadership to this voter. It may fail: then the leader takes proposals again after an election timeout.
-    Transfer(u64),
+    Transfer(MemberId),
     /// Campaign without waiting for a timeout.
     Campaign,
 }
@@ -129,11 +129,11 @@ pub enum Event {
     /// This node is to stop leading, in favour of nobody.
     StepDownRequested,
     /// Messages to this member may have been lost.
-    PeerUnreachable(u64),
+    PeerUnreachable(MemberId),
     /// The sending of a snapshot has ended.
     SnapshotReported {
         /// Whom it was for.
-        to: u64,
+        to: MemberId,
         /// True if the receiver has it whole.
         delivered: bool,
     },

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 
 use api::raftpb;
 use bytes::Bytes;
-use numbers::{EntryId, Index, Term};
+use numbers::{EntryId, Index, MemberId, Term};
 use planted::Bug;
 use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
@@ -136,7 +136,8 @@ impl Node {
     ///
     /// When configuration and restored state do not go together; the text says why.
     pub fn new(config: Config, restored: Restored) -> Result<Node, Refused> {
-        validate::check_members(&restored.voters, &restored.learners)?;
+        let (voters, learners) = (bare(restored.voters), bare(restored.learners));
+        validate::check_members(&voters, &learners)?;
         let numbers = [restored.applied.0, restored.hard_state.term.0, restored.applied_term.0];
         if numbers.iter().any(|n| *n > wire::NUMBER_MAX) {
             return Err(other("a term or an index beyond all measure"));
@@ -153,11 +154,11 @@ impl Node {
         let first_index =
             if restored.first_index == Index(0) { restored.applied.next() } else { restored.first_index };
         tail.first_index = first_index.max(tail.terms.first().next()).min(restored.applied.next()).0;
-        tail.conf_state.voters = restored.voters;
-        tail.conf_state.learners = restored.learners;
+        tail.conf_state.voters = voters;
+        tail.conf_state.learners = learners;
         let last_entry = restored.applied + restored.entries.len() as u64;
         tail.hard_state.term = restored.hard_state.term.0;
-        tail.hard_state.vote = restored.hard_state.vote;
+        tail.hard_state.vote = restored.hard_state.vote.0;
         if restored.applied_term > restored.hard_state.term {
             // The checkpoint knows of a newer term than the log; in that term no vote was given.
             tail.hard_state.term = restored.applied_term.0;
@@ -178,7 +179,7 @@ impl Node {
         let looked_through = tail.hard_state.commit;
 
         let raft_config = raft::Config {
-            id: config.id,
+            id: config.id.0,
             election_tick: config.election_ticks,
             heartbeat_tick: config.heartbeat_ticks,
             applied: restored.applied.0,
@@ -189,7 +190,7 @@ impl Node {
             // Not `batch_append`: it joins appends into one without any limit on its bytes.
             ..raft::Config::default()
         };
-        if config.id == 0 {
+        if config.id == MemberId::NONE {
             return Err(other("a member with the id 0"));
         }
         let logger = slog::Logger::root(slog::Discard, slog::o!());
@@ -296,10 +297,10 @@ impl Node {
                 }
             }
             Event::PeerUnreachable(id) if id == self.config.id => {}
-            Event::PeerUnreachable(id) => self.raw.report_unreachable(id),
+            Event::PeerUnreachable(id) => self.raw.report_unreachable(id.0),
             Event::SnapshotReported { to, delivered } => {
                 let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
-                self.raw.report_snapshot(to, status);
+                self.raw.report_snapshot(to.0, status);
             }
             Event::Fetched { fetch, entries } => self.fetched(fetch, &entries),
             Event::DiskStalled(stalled) => {
@@ -346,10 +347,10 @@ impl Node {
                 if self.raw.raft.leader_id == 0 {
                     return Err(Refused::NoLeader);
                 }
-                if !self.raw.raft.prs().conf().voters().contains(to) {
+                if !self.raw.raft.prs().conf().voters().contains(to.0) {
                     return Err(Refused::Other(format!("member {to:x} has no vote and cannot lead")));
                 }
-                self.raw.transfer_leader(to);
+                self.raw.transfer_leader(to.0);
                 Ok(())
             }
         }
@@ -367,9 +368,9 @@ impl Node {
 
     /// Returns true if a change removes this node while it leads others.
     fn must_take_leave(&self, change: ConfChange) -> bool {
-        let own = self.config.id;
+        let own = self.config.id.0;
         self.leaving.is_none()
-            && change == (ConfChange { kind: ConfChangeKind::Remove, node: own })
+            && change == (ConfChange { kind: ConfChangeKind::Remove, node: self.config.id })
             && self.raw.raft.state == StateRole::Leader
             && self.raw.store().conf_state.voters.iter().any(|id| *id != own)
             && !planted::is(Bug::RemovedLeaderSilent)
@@ -384,7 +385,7 @@ impl Node {
     /// Tells those who have the removal that it is committed; once enough know, it is applied here too.
     fn settle_leaving(&mut self) {
         let Some(leaving) = &mut self.leaving else { return };
-        let own = self.config.id;
+        let own = self.config.id.0;
         let raft = &self.raw.raft;
         let leads = raft.state == StateRole::Leader;
         let others = self.raw.store().conf_state.voters.iter().filter(|id| **id != own);
@@ -460,7 +461,7 @@ impl Node {
         }
         let mut message = eraftpb::Message::default();
         message.set_msg_type(MessageType::MsgPropose);
-        message.from = self.config.id;
+        message.from = self.config.id.0;
         message.entries = entries.into();
         if self.binds_proposals() && !self.config.speaks_as_etcd {
             // For a leader of this term only, see `is_for_another_term`.
@@ -588,7 +589,7 @@ impl Node {
             }
             // As etcd's members do: to the next it comes from the one who passed it on.
             MessageType::MsgPropose if self.raw.raft.state != StateRole::Leader => {
-                message.from = self.config.id;
+                message.from = self.config.id.0;
             }
             _ => {}
         }
@@ -624,7 +625,7 @@ impl Node {
     /// Takes a forwarded proposal as etcd's members do: as if it were this member's own, by whatever way and in
     /// whatever term it gets to a leader.
     fn pass_on(&mut self, mut message: eraftpb::Message) -> Result<(), Refused> {
-        message.from = self.config.id;
+        message.from = self.config.id.0;
         message.context = Bytes::new();
         if self.raw.raft.leader_id == 0 {
             if self.leaderless.len() < LEADERLESS_MAX {
@@ -680,10 +681,10 @@ impl Node {
     }
 
     fn fetched(&mut self, fetch: Fetch, entries: &[Entry]) {
-        if self.fetching.get(&fetch.to) != Some(&fetch) {
+        if self.fetching.get(&fetch.to.0) != Some(&fetch) {
             return;
         }
-        self.fetching.remove(&fetch.to);
+        self.fetching.remove(&fetch.to.0);
         let tail = self.raw.store();
         let sound = entries.iter().enumerate().all(|(at, entry)| {
             entry.index == fetch.first + at as u64
@@ -695,16 +696,16 @@ impl Node {
             return;
         }
         let entries = entries.iter().map(Entry::to_raft).collect();
-        self.raw.mut_store().fetched.insert(fetch.to, entries);
+        self.raw.mut_store().fetched.insert(fetch.to.0, entries);
         // The first turn sends what was read; the second asks for what comes after it, so that the disk reads while
         // the network sends.
         for turn in 0..2 {
             let before_index = self.raw.store().before_index;
-            let ready = self.raw.raft.prs().get(fetch.to).is_some_and(|progress| {
+            let ready = self.raw.raft.prs().get(fetch.to.0).is_some_and(|progress| {
                 !progress.is_paused() && (turn == 0 || progress.next_idx <= before_index)
             });
             if ready {
-                self.raw.raft.send_append(fetch.to);
+                self.raw.raft.send_append(fetch.to.0);
             }
         }
     }
@@ -749,8 +750,8 @@ impl Node {
             effects.restore = Some(Restore {
                 index: Index(metadata.index),
                 term: Term(metadata.term),
-                voters: state.voters.clone(),
-                learners: state.learners.clone(),
+                voters: named(&state.voters),
+                learners: named(&state.learners),
             });
         }
         let entries = ready.take_entries();
@@ -758,7 +759,8 @@ impl Node {
         let replaces = effects.restore.is_some() || entries.first().is_some_and(|entry| entry.index <= last);
         self.raw.mut_store().append(&entries);
         if let Some(hs) = &hard_state {
-            self.unsaved = Some(HardState { term: Term(hs.term), vote: hs.vote, commit: Index(hs.commit) });
+            self.unsaved =
+                Some(HardState { term: Term(hs.term), vote: MemberId(hs.vote), commit: Index(hs.commit) });
             self.raw.mut_store().hard_state = hs.clone();
         }
         let notes_commit = self.notes_commit_first();
@@ -911,13 +913,14 @@ impl Node {
             .raft
             .prs()
             .iter()
-            .filter(|(id, progress)| **id != self.config.id && wanted.contains(&progress.next_idx))
+            .filter(|(id, progress)| **id != self.config.id.0 && wanted.contains(&progress.next_idx))
             .map(|(id, progress)| (*id, progress.next_idx))
             .collect();
         behind.sort_unstable();
         for (to, first) in behind {
             if let btree_map::Entry::Vacant(free) = self.fetching.entry(to) {
-                let fetch = Fetch { to, first: Index(first), last, bytes_max: APPEND_BYTES_MAX };
+                let fetch =
+                    Fetch { to: MemberId(to), first: Index(first), last, bytes_max: APPEND_BYTES_MAX };
                 free.insert(fetch);
                 self.fetches.push(fetch);
             }
@@ -941,7 +944,7 @@ impl Node {
                 StateRole::Leader | StateRole::Follower => Role::Follower,
                 StateRole::Candidate | StateRole::PreCandidate => Role::Candidate,
             },
-            leader: if self.leaving.is_some() { 0 } else { raft.leader_id },
+            leader: if self.leaving.is_some() { MemberId::NONE } else { MemberId(raft.leader_id) },
             term: Term(raft.term),
             commit: Index(raft.raft_log.committed),
             last: Index(raft.raft_log.last_index()),
@@ -959,11 +962,11 @@ impl Node {
             .prs()
             .iter()
             .map(|(id, progress)| Progress {
-                id: *id,
+                id: MemberId(*id),
                 matched: Index(progress.matched),
                 next: Index(progress.next_idx),
                 is_learner: learners.contains(id),
-                recently_active: progress.recent_active || *id == self.config.id,
+                recently_active: progress.recent_active || *id == self.config.id.0,
                 state: match progress.state {
                     raft::ProgressState::Probe => ProgressState::Probe,
                     raft::ProgressState::Replicate => ProgressState::Replicate,
@@ -978,9 +981,9 @@ impl Node {
     }
 
     /// To whom this leader is handing over.
-    pub fn transferring(&self) -> Option<u64> {
+    pub fn transferring(&self) -> Option<MemberId> {
         match self.raw.raft.state {
-            StateRole::Leader => self.raw.raft.lead_transferee,
+            StateRole::Leader => self.raw.raft.lead_transferee.map(MemberId),
             _ => None,
         }
     }
@@ -1004,8 +1007,8 @@ impl Node {
     }
 
     /// Whom this member voted for in its term; 0 for nobody.
-    pub fn voted_for(&self) -> u64 {
-        self.raw.raft.vote
+    pub fn voted_for(&self) -> MemberId {
+        MemberId(self.raw.raft.vote)
     }
 
     /// The newest index of which this member has told raft that it is on disk.
@@ -1024,16 +1027,16 @@ impl Node {
     }
 
     /// The ids of those with a vote, in order.
-    pub fn voters(&self) -> Vec<u64> {
-        let mut voters = self.raw.store().conf_state.voters.clone();
+    pub fn voters(&self) -> Vec<MemberId> {
+        let mut voters = named(&self.raw.store().conf_state.voters);
         voters.retain(|id| self.leaving.is_none() || *id != self.config.id);
         voters.sort_unstable();
         voters
     }
 
     /// The ids of those without one, in order.
-    pub fn learners(&self) -> Vec<u64> {
-        let mut learners = self.raw.store().conf_state.learners.clone();
+    pub fn learners(&self) -> Vec<MemberId> {
+        let mut learners = named(&self.raw.store().conf_state.learners);
         learners.sort_unstable();
         learners
     }
@@ -1060,6 +1063,15 @@ impl Node {
             .raft
             .set_randomized_election_timeout(usize::try_from(timeout).unwrap_or(self.config.election_ticks));
     }
+}
+
+/// The ids of members as the raft crate has them.
+fn bare(ids: Vec<MemberId>) -> Vec<u64> {
+    ids.into_iter().map(|id| id.0).collect()
+}
+
+fn named(ids: &[u64]) -> Vec<MemberId> {
+    ids.iter().copied().map(MemberId).collect()
 }
 
 /// Returns true if an entry may remove a member. What cannot be read counts as a removal.

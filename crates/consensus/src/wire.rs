@@ -5,6 +5,7 @@
 
 use api::raftpb;
 use bytes::Bytes;
+use numbers::MemberId;
 use prost::Message as _;
 use protobuf::Message as _;
 use raft::eraftpb;
@@ -95,7 +96,7 @@ pub(crate) fn decode_conf_change(data: &[u8]) -> Result<ConfChange, Refused> {
         Ok(W::ConfChangeAddLearnerNode) => ConfChangeKind::AddLearner,
         Err(_) => return Err(Refused::because(format!("a conf change of the unknown kind {kind}"))),
     };
-    Ok(ConfChange { kind, node: change.node_id() })
+    Ok(ConfChange { kind, node: MemberId(change.node_id()) })
 }
 
 /// The entry by which the raft crate's leader knows a conf change: it reads `data`, all other code sees `context`.
@@ -241,10 +242,13 @@ mod tests {
     fn conf_changes_of_every_kind() {
         // Field 2 is the kind, field 3 the member; a kind of 0 is left out.
         let read = |data: &[u8]| decode_conf_change(data).expect("sound");
-        assert_eq!(read(&[0x18, 5]), ConfChange { kind: ConfChangeKind::AddVoter, node: 5 });
-        assert_eq!(read(&[0x10, 1, 0x18, 5]), ConfChange { kind: ConfChangeKind::Remove, node: 5 });
-        assert_eq!(read(&[0x10, 2, 0x18, 5]), ConfChange { kind: ConfChangeKind::Update, node: 5 });
-        assert_eq!(read(&[0x10, 3, 0x18, 5]), ConfChange { kind: ConfChangeKind::AddLearner, node: 5 });
+        assert_eq!(read(&[0x18, 5]), ConfChange { kind: ConfChangeKind::AddVoter, node: MemberId(5) });
+        assert_eq!(read(&[0x10, 1, 0x18, 5]), ConfChange { kind: ConfChangeKind::Remove, node: MemberId(5) });
+        assert_eq!(read(&[0x10, 2, 0x18, 5]), ConfChange { kind: ConfChangeKind::Update, node: MemberId(5) });
+        assert_eq!(
+            read(&[0x10, 3, 0x18, 5]),
+            ConfChange { kind: ConfChangeKind::AddLearner, node: MemberId(5) }
+        );
     }
 
     /// Field 13 and 14 are etcd's vote and responses, the raft crate's snapshot request and priority.

@@ -11,7 +11,7 @@ use disk::{Disk, MemDisk};
 use log::checkpoint::{CheckpointStore, Manifest, Run};
 use log::{Batch, Entry, HardState, Log, LogEvent, Options, Reset, Value, ValueId};
 use log::{Recovered, Replayed};
-use numbers::{Index, Term};
+use numbers::{ClusterId, Index, MemberId, Term};
 
 use crate::script::{Scribe, Script};
 
@@ -27,7 +27,12 @@ const RECORDS_MAX: usize = 24;
 
 fn options() -> Options {
     let segment_bytes = SEGMENT_BYTES as u32;
-    Options { segment_bytes, by_hand: true, secret_seed: Some(1), ..Options::new(DIR, CLUSTER, MEMBER) }
+    Options {
+        segment_bytes,
+        by_hand: true,
+        secret_seed: Some(1),
+        ..Options::new(DIR, ClusterId(CLUSTER), MemberId(MEMBER))
+    }
 }
 
 fn path(seq: u32) -> PathBuf {
@@ -289,7 +294,7 @@ pub fn seeds_files() -> Vec<Vec<u8>> {
     let batches = [
         Batch {
             entries: vec![entry(Index(1), Term(1)), entry(Index(2), Term(1))],
-            hard_state: Some(HardState { term: Term(1), vote: 2, commit: Index(1) }),
+            hard_state: Some(HardState { term: Term(1), vote: MemberId(2), commit: Index(1) }),
             ..Batch::default()
         },
         Batch {
@@ -362,7 +367,8 @@ pub fn run_damage(data: &[u8]) {
             batch.values.push(Value { id, data: Bytes::from(vec![3; usize::from(script.u8())]) });
         }
         if how & 0x40 != 0 || batch == Batch::default() {
-            batch.hard_state = Some(HardState { term: Term(1), vote: script.u64(), commit: Index(0) });
+            batch.hard_state =
+                Some(HardState { term: Term(1), vote: MemberId(script.u64()), commit: Index(0) });
         }
         log.append(batch).expect("there is room");
         log.turn();

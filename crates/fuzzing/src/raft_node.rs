@@ -6,7 +6,7 @@ use consensus::{
     ConfChange, ConfChangeKind, Config, Effects, Entry, EntryKind, Event, HardState, Node, Request, Restored,
     Role,
 };
-use numbers::{EntryId, Index, Term};
+use numbers::{EntryId, Index, MemberId, Term};
 use prost::Message as _;
 
 use crate::commands;
@@ -20,16 +20,16 @@ fn follower() -> Node {
     let entry =
         |index| Entry { term: Term(2), index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
     let restored = Restored {
-        hard_state: HardState { term: Term(3), vote: 0, commit: Index(8) },
-        voters: vec![1, 2, 3],
-        learners: vec![4],
+        hard_state: HardState { term: Term(3), vote: MemberId::NONE, commit: Index(8) },
+        voters: vec![MemberId(1), MemberId(2), MemberId(3)],
+        learners: vec![MemberId(4)],
         applied: Index(6),
         applied_term: Term(2),
         first_index: Index(3),
         terms: vec![EntryId { index: Index(2), term: Term(2) }],
         entries: Index(7).through(Index(10)).map(entry).collect(),
     };
-    Node::new(Config { id: 1, ..Config::default() }, restored).expect("starts")
+    Node::new(Config { id: MemberId(1), ..Config::default() }, restored).expect("starts")
 }
 
 /// A member's surroundings: what it asked for and was not yet given.
@@ -111,7 +111,8 @@ impl Member {
                 ConfChangeKind::Remove,
                 ConfChangeKind::Update,
             ];
-            let change = ConfChange { kind: kinds[usize::from(how & 3)], node: u64::from(how >> 2) % 6 };
+            let change =
+                ConfChange { kind: kinds[usize::from(how & 3)], node: MemberId(u64::from(how >> 2) % 6) };
             // The last voter may not go: the machine refuses that before.
             let standing_alone = self.node.standing();
             let _ = standing_alone;
@@ -238,7 +239,8 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
                 node.request(Request::Propose(vec![Bytes::from_static(b"p"); usize::from(script.below(4))]));
         }
         10 => {
-            let change = ConfChange { kind: ConfChangeKind::AddLearner, node: script.below(7).into() };
+            let change =
+                ConfChange { kind: ConfChangeKind::AddLearner, node: MemberId(script.below(7).into()) };
             let data = Bytes::from(commands::conf_changes()[1].encode_to_vec());
             let _ = node.request(Request::ProposeConfChange(change, data));
         }
@@ -248,12 +250,14 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
         12 => {
             let event = match script.below(6) {
                 0 => {
-                    let _ = node.request(Request::Transfer(script.below(6).into()));
+                    let _ = node.request(Request::Transfer(MemberId(script.below(6).into())));
                     return;
                 }
                 1 => Event::StepDownRequested,
-                2 => Event::PeerUnreachable(script.below(6).into()),
-                3 => Event::SnapshotReported { to: script.below(6).into(), delivered: script.flip() },
+                2 => Event::PeerUnreachable(MemberId(script.below(6).into())),
+                3 => {
+                    Event::SnapshotReported { to: MemberId(script.below(6).into()), delivered: script.flip() }
+                }
                 4 => Event::DiskStalled(script.flip()),
                 _ => {
                     let _ = node.request(Request::Campaign);
@@ -292,7 +296,7 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
             }
         }
         _ => {
-            assert!(node.standing().role != Role::Leader || node.standing().leader == 1);
+            assert!(node.standing().role != Role::Leader || node.standing().leader == MemberId(1));
         }
     }
 }

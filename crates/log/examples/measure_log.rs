@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use disk::RealDisk;
 use mainstay_log::{Batch, Entry, Log, LogEvent, Options};
-use numbers::{Index, Term};
+use numbers::{ClusterId, Index, MemberId, Term};
 
 const ENTRY_BYTES: usize = 1024;
 const IN_FLIGHT: u64 = 500;
@@ -18,7 +18,7 @@ const IN_FLIGHT: u64 = 500;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let base = std::env::args().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);
     let dir = base.join(format!("mainstay-measure-log-{}", std::process::id()));
-    let options = Options::new(dir.join("member/log"), 1, 1);
+    let options = Options::new(dir.join("member/log"), ClusterId(1), MemberId(1));
     let data = Bytes::from((0..ENTRY_BYTES).map(|i| (i * 7 % 251) as u8).collect::<Vec<u8>>());
     let outcome = measure(&options, &data);
     std::fs::remove_dir_all(&dir)?;

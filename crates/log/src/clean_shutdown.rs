@@ -21,7 +21,7 @@
 use std::path::Path;
 
 use disk::Disk;
-use numbers::Index;
+use numbers::{ClusterId, Index, MemberId};
 
 use crate::OpenError;
 use crate::format::{u32_at, u64_at};
@@ -34,9 +34,9 @@ const RECORD_BYTES: usize = 52;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShutdownRecord {
     /// The log's cluster.
-    pub cluster_id: u64,
+    pub cluster_id: ClusterId,
     /// The log's member.
-    pub member_id: u64,
+    pub member_id: MemberId,
     /// `None` while the log is in use, and so after a crash.
     pub end: Option<LogEnd>,
 }
@@ -110,8 +110,8 @@ impl ShutdownRecord {
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&u32::from(self.end.is_some()).to_le_bytes());
-        bytes.extend_from_slice(&self.cluster_id.to_le_bytes());
-        bytes.extend_from_slice(&self.member_id.to_le_bytes());
+        bytes.extend_from_slice(&self.cluster_id.0.to_le_bytes());
+        bytes.extend_from_slice(&self.member_id.0.to_le_bytes());
         let end = self.end.unwrap_or(LogEnd { segment: 0, offset: 0, last_index: Index(0) });
         bytes.extend_from_slice(&end.segment.to_le_bytes());
         bytes.extend_from_slice(&end.offset.to_le_bytes());
@@ -141,8 +141,8 @@ impl ShutdownRecord {
             last_index: Index(u64_at(body, 40)),
         };
         Ok(ShutdownRecord {
-            cluster_id: u64_at(body, 16),
-            member_id: u64_at(body, 24),
+            cluster_id: ClusterId(u64_at(body, 16)),
+            member_id: MemberId(u64_at(body, 24)),
             end: (u32_at(body, 12) != 0).then_some(end),
         })
     }
@@ -156,7 +156,7 @@ mod tests {
     fn a_record_comes_back_or_is_refused() {
         let end = LogEnd { segment: 7, offset: 8192, last_index: Index(99) };
         for end in [None, Some(end)] {
-            let record = ShutdownRecord { cluster_id: 1, member_id: 2, end };
+            let record = ShutdownRecord { cluster_id: ClusterId(1), member_id: MemberId(2), end };
             let bytes = record.encode();
             assert_eq!(ShutdownRecord::decode(&bytes), Ok(record));
             for bit in 0..8 * bytes.len() {

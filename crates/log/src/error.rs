@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::Batch;
+use crate::{Batch, Owner};
 
 /// The end of an error text that says what to do about damage.
 pub const REMEDY: &str = "what this member had acknowledged may be missing here: do not delete the file by itself; \
@@ -73,10 +73,10 @@ pub enum OpenError {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// Cluster and member id it names.
-        found: (u64, u64),
+        /// Whom it names.
+        found: Owner,
         /// Cluster id and member id of the options.
-        expected: (u64, u64),
+        expected: Owner,
     },
     /// An option is out of its range.
     Option(&'static str),
@@ -128,10 +128,10 @@ impl fmt::Display for OpenError {
                 "{} belongs to member {:x} of cluster {:x}, not to member {:x} of cluster {:x}: check the data \
                  directory and the flags, and put back what belongs there",
                 path.display(),
-                found.1,
-                found.0,
-                expected.1,
-                expected.0
+                found.member_id,
+                found.cluster_id,
+                expected.member_id,
+                expected.cluster_id
             ),
             OpenError::Option(what) => f.write_str(what),
         }

@@ -58,7 +58,7 @@
 //! All records of one write are synced together, and the next write starts only then. So a valid record whose
 //! batch starts after offset p proves that everything before its batch, p included, had once been synced.
 
-use numbers::{EntryId, Index, Term};
+use numbers::{ClusterId, EntryId, Index, MemberId, Term};
 
 use crate::{HardState, Location};
 
@@ -105,8 +105,8 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentHeader {
     pub seq: u32,
-    pub cluster_id: u64,
-    pub member_id: u64,
+    pub cluster_id: ClusterId,
+    pub member_id: MemberId,
     pub incarnation: u64,
     pub capacity: u64,
     /// `None` in version 1.
@@ -136,8 +136,8 @@ impl SegmentHeader {
         let version = if self.secret.is_some() { VERSION } else { VERSION_GUESSABLE };
         bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&self.seq.to_le_bytes());
-        bytes.extend_from_slice(&self.cluster_id.to_le_bytes());
-        bytes.extend_from_slice(&self.member_id.to_le_bytes());
+        bytes.extend_from_slice(&self.cluster_id.0.to_le_bytes());
+        bytes.extend_from_slice(&self.member_id.0.to_le_bytes());
         bytes.extend_from_slice(&self.incarnation.to_le_bytes());
         bytes.extend_from_slice(&self.capacity.to_le_bytes());
         bytes.extend_from_slice(&self.secret.unwrap_or(0).to_le_bytes());
@@ -173,8 +173,8 @@ impl SegmentHeader {
         }
         Ok(SegmentHeader {
             seq,
-            cluster_id: u64_at(bytes, 16),
-            member_id: u64_at(bytes, 24),
+            cluster_id: ClusterId(u64_at(bytes, 16)),
+            member_id: MemberId(u64_at(bytes, 24)),
             incarnation: u64_at(bytes, 32),
             capacity,
             secret: (version == VERSION).then(|| u64_at(bytes, 48)),
@@ -188,8 +188,8 @@ impl SegmentHeader {
             return Identity { seed: secret as u32, mark: (secret >> 32) as u16, placed: true };
         }
         let mut bytes = [0; 28];
-        bytes[..8].copy_from_slice(&self.cluster_id.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.member_id.to_le_bytes());
+        bytes[..8].copy_from_slice(&self.cluster_id.0.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.member_id.0.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.incarnation.to_le_bytes());
         bytes[24..].copy_from_slice(&self.seq.to_le_bytes());
         let seed = crc32c::crc32c(&bytes);
@@ -307,7 +307,7 @@ impl Start {
         let mut bytes = Vec::with_capacity(START_HEAD_BYTES + 4 * self.live.len());
         for number in [
             self.hard_state.term.0,
-            self.hard_state.vote,
+            self.hard_state.vote.0,
             self.hard_state.commit.0,
             self.base.index.0,
             self.base.term.0,
@@ -336,7 +336,7 @@ impl Start {
             last_term: Term(header.term),
             hard_state: HardState {
                 term: Term(u64_at(payload, 0)),
-                vote: u64_at(payload, 8),
+                vote: MemberId(u64_at(payload, 8)),
                 commit: Index(u64_at(payload, 16)),
             },
             base: EntryId { index: Index(u64_at(payload, 24)), term: Term(u64_at(payload, 32)) },

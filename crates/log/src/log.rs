@@ -14,7 +14,7 @@ use crate::preparation::{Preparation, START_BYTES, Step, usable};
 use crate::segment::Shared;
 use crate::writer::{Progress, Request, Writer};
 use crate::{
-    AppendError, Batch, Entries, Fatal, Figures, LogEvent, OpenError, Options, Recovered, Refusal,
+    AppendError, Batch, Entries, Fatal, Figures, LogEvent, OpenError, Options, Owner, Recovered, Refusal,
     ReleaseError, Replayed, SegmentState, Space, Synced, Values, recovery,
 };
 
@@ -74,7 +74,7 @@ struct Worker {
 
 impl Log {
     /// Cluster and member id of the log in a directory; `None` if there is none yet.
-    pub fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<(u64, u64)>, OpenError> {
+    pub fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<Owner>, OpenError> {
         recovery::identify(disk, dir)
     }
 

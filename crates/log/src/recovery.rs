@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use bytes::Bytes;
 use disk::{Disk, File};
-use numbers::{EntryId, Index, Term};
+use numbers::{EntryId, Index, MemberId, Term};
 
 use crate::entry_index::EntryIndex;
 use crate::format::{
@@ -49,7 +49,9 @@ use crate::preparation::{NEXT_TMP, SPARE_TMP};
 use crate::scan::{self, Ending};
 use crate::segment::{Segment, file_name, seq_of};
 use crate::writer::Position;
-use crate::{Entry, HardState, LogEnd, OpenError, Options, Recovered, Repair, Replayed, Reset, ValueId};
+use crate::{
+    Entry, HardState, LogEnd, OpenError, Options, Owner, Recovered, Repair, Replayed, Reset, ValueId,
+};
 
 /// The parts of a log that opening found.
 pub(crate) struct Opened {
@@ -77,14 +79,14 @@ struct Candidate {
 }
 
 /// Cluster and member id of the log in `dir`; `None` if there is none.
-pub(crate) fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<(u64, u64)>, OpenError> {
+pub(crate) fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<Owner>, OpenError> {
     if !disk.exists(dir).map_err(|error| OpenError::io("look for", dir, error))? {
         return Ok(None);
     }
     let names = disk.list(dir).map_err(|error| OpenError::io("list", dir, error))?;
     let Some(seq) = names.iter().find_map(|name| seq_of(name)) else { return Ok(None) };
     let candidate = Candidate::open(disk, dir, seq)?;
-    Ok(Some((candidate.header.cluster_id, candidate.header.member_id)))
+    Ok(Some(candidate.owner()))
 }
 
 pub(crate) fn open(
@@ -459,7 +461,8 @@ impl Reading {
                 if payload.len() != 8 {
                     return bad("a hard state of a wrong length".to_owned());
                 }
-                let (term, vote, commit) = (Term(header.term), u64_at(&payload, 0), Index(header.index));
+                let (term, vote, commit) =
+                    (Term(header.term), MemberId(u64_at(&payload, 0)), Index(header.index));
                 self.hard_state = HardState { term, vote, commit };
                 replay(Replayed::HardState(self.hard_state));
             }
@@ -682,9 +685,13 @@ impl Candidate {
         Ok(Candidate { seq, path, file, len, header, start })
     }
 
+    fn owner(&self) -> Owner {
+        Owner { cluster_id: self.header.cluster_id, member_id: self.header.member_id }
+    }
+
     fn check_owner(&self, options: &Options) -> Result<(), OpenError> {
-        let found = (self.header.cluster_id, self.header.member_id);
-        let expected = (options.cluster_id, options.member_id);
+        let found = self.owner();
+        let expected = Owner { cluster_id: options.cluster_id, member_id: options.member_id };
         if found == expected {
             return Ok(());
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use numbers::{EntryId, Index, Location, Term};
+use numbers::{ClusterId, EntryId, Index, Location, MemberId, Term};
 
 use crate::LogEnd;
 
@@ -27,7 +27,7 @@ pub struct HardState {
     /// Current term.
     pub term: Term,
     /// Member that this member voted for in `term`; 0 for none.
-    pub vote: u64,
+    pub vote: MemberId,
     /// Highest index known to be committed.
     pub commit: Index,
 }
@@ -113,6 +113,15 @@ pub struct Synced {
     pub values: Vec<(ValueId, Location)>,
 }
 
+/// Whose log it is: written into each segment, and checked when it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The cluster.
+    pub cluster_id: ClusterId,
+    /// The member.
+    pub member_id: MemberId,
+}
+
 /// Room for more log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
@@ -131,9 +140,9 @@ pub struct Options {
     /// directory's lock.
     pub dir: PathBuf,
     /// Written into each segment, and checked when it is opened.
-    pub cluster_id: u64,
+    pub cluster_id: ClusterId,
     /// Written into each segment, and checked when it is opened.
-    pub member_id: u64,
+    pub member_id: MemberId,
     /// Written into each segment.
     pub incarnation: u64,
     /// Source of the secrets of segments: `None` is the operating system's randomness. With a seed they repeat, for
@@ -173,7 +182,7 @@ pub fn segment_bytes_for(total_bytes: u64) -> u32 {
 
 impl Options {
     /// The defaults for a log in `dir`.
-    pub fn new(dir: impl Into<PathBuf>, cluster_id: u64, member_id: u64) -> Options {
+    pub fn new(dir: impl Into<PathBuf>, cluster_id: ClusterId, member_id: MemberId) -> Options {
         Options {
             dir: dir.into(),
             cluster_id,

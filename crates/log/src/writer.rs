@@ -204,7 +204,7 @@ impl Writer {
         let starved = !queue.is_empty();
         if let Some(state) = hard_state {
             if self.make_room(8, RELEASE_TAIL_BYTES, synced)? {
-                let vote = if planted::is(Bug::VoteForgotten) { 0 } else { state.vote }.to_le_bytes();
+                let vote = if planted::is(Bug::VoteForgotten) { 0 } else { state.vote.0 }.to_le_bytes();
                 self.place(Kind::HardState, 0, state.term.0, state.commit.0, &vote, Bytes::new());
                 self.write.effects.push(Effect::HardState(state));
             } else {

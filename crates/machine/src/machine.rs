@@ -16,7 +16,7 @@ use api::raftpb;
 use api::{Code, Status};
 use bytes::Bytes;
 use mvcc::{KeyRange, Location, RevisionError, Snapshot, Store, Value, Version, Writer};
-use numbers::{ChangeId, Index, LeaseId, Revision, Seconds, Term};
+use numbers::{ChangeId, Index, LeaseId, MemberId, Revision, Seconds, Term};
 use planted::{Bug, Measure};
 use prost::Message as _;
 
@@ -181,13 +181,13 @@ pub struct Applied {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VoterChange {
     /// A voter was added, or a learner promoted.
-    AddVoter(u64),
+    AddVoter(MemberId),
     /// A learner was added.
-    AddLearner(u64),
+    AddLearner(MemberId),
     /// A member left.
-    Remove(u64),
+    Remove(MemberId),
     /// The set of members did not change; the attributes of this one did.
-    Update(u64),
+    Update(MemberId),
 }
 
 /// A committed membership change's effect.

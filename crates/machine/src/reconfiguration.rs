@@ -8,6 +8,7 @@ use std::fmt;
 
 use api::raftpb;
 use api::{Code, Status, error};
+use numbers::MemberId;
 use planted::Bug;
 use serde_json::{Value, json};
 
@@ -149,25 +150,29 @@ impl Reconfiguration {
                 let (id, is_learner) = (member.id, member.is_learner);
                 hash.mix_texts([&member.to_json()]);
                 members.by_id.insert(id, member);
-                if is_learner { VoterChange::AddLearner(id) } else { VoterChange::AddVoter(id) }
+                if is_learner {
+                    VoterChange::AddLearner(MemberId(id))
+                } else {
+                    VoterChange::AddVoter(MemberId(id))
+                }
             }
             Reconfiguration::Promote(id) => {
                 if let Some(member) = members.by_id.get_mut(&id) {
                     member.is_learner = false;
                 }
-                VoterChange::AddVoter(id)
+                VoterChange::AddVoter(MemberId(id))
             }
             Reconfiguration::Remove(id) => {
                 members.by_id.remove(&id);
                 members.removed.insert(id);
-                VoterChange::Remove(id)
+                VoterChange::Remove(MemberId(id))
             }
             Reconfiguration::Update(id, urls) => {
                 hash.mix_texts(&urls);
                 if let Some(member) = members.by_id.get_mut(&id) {
                     member.peer_urls = urls;
                 }
-                VoterChange::Update(id)
+                VoterChange::Update(MemberId(id))
             }
         }
     }

@@ -374,7 +374,8 @@ impl<'a> Rebuild<'a> {
         let path = member_dir.join(log::ShutdownRecord::FILE_NAME);
         let record = log::ShutdownRecord::read(&*self.disk, &path).ok().flatten();
         let from_log = || log::Log::identify(&*self.disk, &member_dir.join("log")).ok().flatten();
-        record.map(|record| (record.cluster_id, record.member_id)).or_else(from_log)
+        let from_record = record.map(|record| (record.cluster_id.0, record.member_id.0));
+        from_record.or_else(|| from_log().map(|owner| (owner.cluster_id.0, owner.member_id.0)))
     }
 
     /// Asks the others who is there, by way of a quorum.

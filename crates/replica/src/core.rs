@@ -40,7 +40,7 @@ use bytes::Bytes;
 use consensus::Fetch;
 use log::LogEvent;
 use machine::{AsOf, Leases, Outcome, SharedMap, StateTrail};
-use numbers::{Index, LeaseId, Revision, Seconds, Term};
+use numbers::{Index, LeaseId, MemberId, Revision, Seconds, Term};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Charge;
@@ -110,7 +110,7 @@ pub enum ClientRequest {
     /// Change the membership.
     ChangeMembers(RequestId, MemberChange),
     /// Hand leadership over to the member with this id.
-    MoveLeader(RequestId, u64),
+    MoveLeader(RequestId, MemberId),
     /// Renew the lease with this id.
     KeepAlive(RequestId, LeaseId),
     /// Return the time that the lease with this id has left and, with `true`, its keys.
@@ -139,7 +139,7 @@ pub struct SnapshotAttempt {
     /// Number of the attempt, as counted by the receiver.
     pub claim: u64,
     /// Id of the sending member.
-    pub from: u64,
+    pub from: MemberId,
     /// Term in which the sending member leads.
     pub term: Term,
 }
@@ -149,13 +149,13 @@ pub enum PeerRequest {
     /// Raft messages of other members, and the charge for their memory.
     Messages(Vec<raftpb::Message>, Charge),
     /// The member with this id could not be reached.
-    Unreachable(u64),
+    Unreachable(MemberId),
     /// The process of this member, which was the leader, has ended: its address refuses connections.
-    LeaderEnded(u64),
+    LeaderEnded(MemberId),
     /// A snapshot was delivered to a member, or its sending failed.
     SnapshotSent {
         /// Id of the receiving member.
-        to: u64,
+        to: MemberId,
         /// True if the member has received all of it.
         delivered: bool,
     },

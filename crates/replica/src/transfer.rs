@@ -17,7 +17,7 @@ use machine::image::{Head, RestoreError};
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
 use machine::{AsOf, Machine, Malformed, Overtaken, Rules, StateTrail};
 use mvcc::Location;
-use numbers::{Index, Revision, Term};
+use numbers::{Index, MemberId, Revision, Term};
 use tokio::sync::oneshot;
 
 use crate::core::{PeerRequest, ReplyBody, SnapshotAttempt};
@@ -175,7 +175,7 @@ struct Broken {
 
 /// Returns the attempt that this message announces, under this number.
 fn attempt(claim: u64, message: &raftpb::Message) -> SnapshotAttempt {
-    SnapshotAttempt { claim, from: message.from(), term: Term(message.term()) }
+    SnapshotAttempt { claim, from: MemberId(message.from()), term: Term(message.term()) }
 }
 
 /// Takes states that other members send, one at a time.

@@ -15,7 +15,7 @@ use api::{Status, error, leasepb, raftpb};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use machine::Member;
-use numbers::{LeaseId, Seconds};
+use numbers::{LeaseId, MemberId, Seconds};
 use peer::BoxError;
 use prost::Message as _;
 use serde_json::json;
@@ -223,18 +223,18 @@ impl peer::Handler for Peering {
     }
 
     fn unreachable(&self, id: u64) {
-        self.shared.core.send(PeerRequest::Unreachable(id));
+        self.shared.core.send(PeerRequest::Unreachable(MemberId(id)));
     }
 
     fn refused(&self, id: u64) {
         // Only a leader's end is anybody's business.
         if self.shared.state.load().leader == id {
-            self.shared.core.send(PeerRequest::LeaderEnded(id));
+            self.shared.core.send(PeerRequest::LeaderEnded(MemberId(id)));
         }
     }
 
     fn snapshot_sent(&self, to: u64, delivered: bool) {
-        self.shared.core.send(PeerRequest::SnapshotSent { to, delivered });
+        self.shared.core.send(PeerRequest::SnapshotSent { to: MemberId(to), delivered });
     }
 
     fn removed(&self) {

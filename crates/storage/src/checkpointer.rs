@@ -595,6 +595,8 @@ mod tests {
     use machine::{Command, Machine, Rules};
     use prost::Message as _;
 
+    use numbers::{ClusterId, MemberId};
+
     use super::*;
 
     fn level(from: i64, to: i64, file_bytes: u64) -> Level {
@@ -659,7 +661,8 @@ mod tests {
         for nth in 1..12 {
             let memory = MemDisk::new(nth);
             let disk: Arc<dyn Disk> = Arc::new(memory.clone());
-            let options = log::Options { by_hand: true, ..log::Options::new("/log", 1, 2) };
+            let options =
+                log::Options { by_hand: true, ..log::Options::new("/log", ClusterId(1), MemberId(2)) };
             let (log, _) =
                 log::Log::open(options, Arc::clone(&disk), Index(1), &mut |_| {}, Box::new(|_| {}))
                     .expect("opens");

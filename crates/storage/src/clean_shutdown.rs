@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use disk::Disk;
-use log::{LogEnd, OpenError, ShutdownRecord};
+use log::{LogEnd, OpenError, Owner, ShutdownRecord};
+use numbers::{ClusterId, MemberId};
 
 use crate::identity::Identity;
 use telemetry::logging::{Logger, Value};
@@ -46,8 +47,8 @@ impl CleanShutdown {
 
     /// Refuses a log that is another member's.
     pub fn check(&self, identity: &Identity) -> Result<(), OpenError> {
-        let expected = (identity.cluster_id, identity.member_id);
-        match self.known.map(|record| (record.cluster_id, record.member_id)) {
+        let expected = identity.owner();
+        match self.known.map(|record| Owner { cluster_id: record.cluster_id, member_id: record.member_id }) {
             Some(found) if found != expected => {
                 Err(OpenError::Foreign { path: self.path.clone(), found, expected })
             }
@@ -67,7 +68,11 @@ impl CleanShutdown {
     }
 
     fn write(&self, identity: &Identity, end: Option<LogEnd>) -> Result<(), OpenError> {
-        let record = ShutdownRecord { cluster_id: identity.cluster_id, member_id: identity.member_id, end };
+        let record = ShutdownRecord {
+            cluster_id: ClusterId(identity.cluster_id),
+            member_id: MemberId(identity.member_id),
+            end,
+        };
         record.write(&*self.disk, &self.path)
     }
 }

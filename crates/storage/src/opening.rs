@@ -13,7 +13,7 @@ use disk::{Disk, Lock};
 use log::checkpoint::{CheckpointStore, Manifest};
 use log::{Batch, EntryPlace, Log, LogEvent, Recovered, Replayed, Reset};
 use machine::{Machine, Members, Rules};
-use numbers::{Index, Term};
+use numbers::{Index, MemberId, Term};
 use prost::Message as _;
 
 use crate::beginning::{self, Beginning};
@@ -256,7 +256,7 @@ fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, Da
     let clean_shutdown = CleanShutdown::read(disk, member_dir, opening.logger)?;
     let known = Log::identify(&**disk, &log_dir)?;
     let (identity, beginning) = match known {
-        Some((cluster_id, member_id)) => (Identity { member_id, cluster_id }, None),
+        Some(owner) => (Identity::of(owner), None),
         None if manifest.is_some() || clean_shutdown.known.is_some() => {
             return Err(Inconsistency::LogMissing { log_dir }.into());
         }
@@ -280,7 +280,8 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
         .segment_bytes
         .or_else(|| disk.space(member_dir).ok().map(|space| log::segment_bytes_for(space.total_bytes)));
     let replay_from = |first: Index| {
-        let mut options = log::Options::new(member_dir.join("log"), identity.cluster_id, identity.member_id);
+        let log::Owner { cluster_id, member_id } = identity.owner();
+        let mut options = log::Options::new(member_dir.join("log"), cluster_id, member_id);
         options.unsafe_no_fsync = config.unsafe_no_fsync;
         options.by_hand = !threads;
         options.segment_bytes = segment_bytes.unwrap_or(options.segment_bytes);
@@ -362,7 +363,7 @@ impl Start {
         let hard_state = HardState {
             term: recovered.hard_state.term.max(machine.applied_term),
             vote: if recovered.hard_state.term < machine.applied_term {
-                0
+                MemberId::NONE
             } else {
                 recovered.hard_state.vote
             },
@@ -421,7 +422,8 @@ impl Start {
             });
         }
         if !first.is_empty() {
-            self.hard_state = HardState { term: Term(1), vote: 0, commit: Index(first.len() as u64) };
+            self.hard_state =
+                HardState { term: Term(1), vote: MemberId::NONE, commit: Index(first.len() as u64) };
             self.locations = self.append(opening, &first)?;
             self.entries = first;
         } else if is_new {
@@ -491,7 +493,7 @@ impl Start {
             consensus::Config {
                 election_ticks: usize::try_from(election_ticks).unwrap_or(10).max(2),
                 pre_vote: config.pre_vote,
-                id: identity.member_id,
+                id: MemberId(identity.member_id),
                 seed: opening.seed.unwrap_or(identity.member_id),
                 bytes_in_flight_max: switches.bytes_in_flight_max.unwrap_or(standard.bytes_in_flight_max),
                 speaks_as_etcd: switches.speaks_as_etcd,
@@ -499,8 +501,8 @@ impl Start {
             },
             Restored {
                 hard_state: self.hard_state,
-                voters: machine.members.voters(),
-                learners: machine.members.learners(),
+                voters: machine.members.voters().into_iter().map(MemberId).collect(),
+                learners: machine.members.learners().into_iter().map(MemberId).collect(),
                 applied: machine.applied_index,
                 applied_term: machine.applied_term,
                 entries: std::mem::take(&mut self.entries),

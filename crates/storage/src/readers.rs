@@ -605,13 +605,13 @@ impl Drop for Reading {
 mod tests {
     use disk::MemDisk;
 
-    use numbers::Index;
+    use numbers::{ClusterId, Index, MemberId};
 
     use super::*;
 
     /// Readers of a log that holds nothing: every value has been moved away.
     fn readers() -> (Arc<Readers>, log::Log) {
-        let options = log::Options { by_hand: true, ..log::Options::new("/log", 1, 2) };
+        let options = log::Options { by_hand: true, ..log::Options::new("/log", ClusterId(1), MemberId(2)) };
         let disk = Arc::new(MemDisk::new(1));
         let (log, _) = log::Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {})).expect("opens");
         (Readers::by_hand(log.values()), log)

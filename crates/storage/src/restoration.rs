@@ -25,7 +25,7 @@ use machine::snapshot::SnapshotVersion;
 use machine::transfer::{Assembly, ReceivedVersion, TransferEnd, TransferHead};
 use machine::{Alarms, Command, GrantedLease, Leases, Machine, Malformed, Members, Overtaken, Rules};
 use mvcc::{LoadError, Location, RevisionError};
-use numbers::{ChangeId, EntryId, Index, Revision, Term};
+use numbers::{ChangeId, ClusterId, EntryId, Index, MemberId, Revision, Term};
 
 use crate::checkpointer::Level;
 use crate::identity::Identity;
@@ -264,7 +264,8 @@ impl Restoration {
             return Err(RestorationError::Exists { path: member_dir });
         }
         disk.create_dir_all(&member_dir).map_err(failed)?;
-        let mut options = log::Options::new(member_dir.join("log"), identity.cluster_id, identity.member_id);
+        let log::Owner { cluster_id, member_id } = identity.owner();
+        let mut options = log::Options::new(member_dir.join("log"), cluster_id, member_id);
         options.by_hand = true;
         let space = disk.space(&member_dir).map_err(failed)?;
         options.segment_bytes =
@@ -461,8 +462,11 @@ impl Restoration {
             checkpoints.commit(&manifest).map_err(log::OpenError::from)?;
         }
         let end = values.log_end();
-        let record =
-            log::ShutdownRecord { cluster_id: identity.cluster_id, member_id: identity.member_id, end };
+        let record = log::ShutdownRecord {
+            cluster_id: ClusterId(identity.cluster_id),
+            member_id: MemberId(identity.member_id),
+            end,
+        };
         record.write(&*disk, &member_dir.join(log::ShutdownRecord::FILE_NAME))?;
         disk.sync_dir(&member_dir).map_err(|error| RestorationError::Io {
             doing: "sync",

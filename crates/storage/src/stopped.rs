@@ -57,13 +57,13 @@ impl Stopped {
         let lock = lock(&**disk, member_dir)?;
         let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint"))?;
         let manifest = checkpoints.load()?;
-        let Some((cluster_id, member_id)) = Log::identify(&**disk, &log_dir)? else {
+        let Some(owner) = Log::identify(&**disk, &log_dir)? else {
             return Err(DataDirError::Empty { path: log_dir, lacks: "log" });
         };
-        let identity = Identity { member_id, cluster_id };
+        let identity = Identity::of(owner);
         let record = log::ShutdownRecord::read(&**disk, &member_dir.join(log::ShutdownRecord::FILE_NAME))?;
         let (mut machine, _) = restore(RULES, &checkpoints, manifest.as_ref(), member_dir, &identity)?;
-        let mut options = log::Options::new(&log_dir, cluster_id, member_id);
+        let mut options = log::Options::new(&log_dir, owner.cluster_id, owner.member_id);
         options.by_hand = true;
         options.closed_at = record.and_then(|record| record.end);
         let first = machine.applied_index.next();
@@ -83,7 +83,7 @@ impl Stopped {
         let values = LogValues::new(replayed.log.values());
         let mut uncommitted = 0;
         for (entry, place) in replayed.entries.iter().zip(&replayed.locations) {
-            let alone = machine.members.voters() == [member_id];
+            let alone = machine.members.voters() == [identity.member_id];
             if entry.index > hard_state.commit && !alone {
                 uncommitted += 1;
                 continue;

@@ -12,7 +12,7 @@ use disk::{Disk, RealDisk};
 use interchange::DataDir;
 use log::HardState;
 use machine::Machine;
-use numbers::{Index, Revision, Term};
+use numbers::{Index, MemberId, Revision, Term};
 use prost::Message as _;
 use storage::Identity;
 use storage::etcd_database;
@@ -195,7 +195,7 @@ fn fill(
     let newest = source.wal.term(source.wal.last()).unwrap_or(0).max(term);
     let hard_state = HardState {
         term: Term(promised.term.max(newest)),
-        vote: if promised.term < newest { 0 } else { promised.vote },
+        vote: if promised.term < newest { MemberId::NONE } else { MemberId(promised.vote) },
         commit: Index(source.end()),
     };
     let terms = restoration.follow(&mut machine, hard_state, &mut tail).map_err(Failure::error)?;

@@ -11,7 +11,7 @@ use interchange::{NewDataDir, NewMember, Source as _};
 use log::HardState;
 use machine::Machine;
 use machine::snapshot::SnapshotReader;
-use numbers::{Revision, Term};
+use numbers::{MemberId, Revision, Term};
 use storage::Identity;
 use storage::etcd_database;
 use storage::restoration::{Restoration, RestorationError, RestoredHead, bumped};
@@ -316,7 +316,8 @@ fn finish_mainstay(
         compact_revision: machine.store.compact_revision(),
         ..Done::default()
     };
-    let hard_state = HardState { term: TERM, vote: options.cluster.vote(), commit: options.cluster.index() };
+    let hard_state =
+        HardState { term: TERM, vote: MemberId(options.cluster.vote()), commit: options.cluster.index() };
     let terms =
         restoration.follow(&mut machine, hard_state, &mut std::iter::empty()).map_err(Failure::error)?;
     restoration.finish(machine, &terms).map_err(Failure::error)?;

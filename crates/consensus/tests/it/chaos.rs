@@ -3,7 +3,7 @@
 use consensus::{ConfChangeKind, Event, Request};
 use mainstay_consensus as consensus;
 
-use numbers::Index;
+use numbers::{Index, MemberId};
 use testkit::Random;
 
 use crate::sim::{Disk, Sim};
@@ -69,7 +69,7 @@ fn chance(sim: &mut Sim, id: u64) {
         }
         920..925 => {
             let to = sim.dice.pick(&[1, 2, 3, 4, 5]);
-            let _ = sim.request(id, Request::Transfer(to));
+            let _ = sim.request(id, Request::Transfer(MemberId(to)));
         }
         925..927 => sim.must(id, Event::StepDownRequested),
         927..930 => {
@@ -79,7 +79,7 @@ fn chance(sim: &mut Sim, id: u64) {
         935..945 => sim.must(id, Event::DiskStalled(false)),
         945..950 => {
             let to = sim.dice.pick(&[1, 2, 3, 4, 5]);
-            sim.must(id, Event::PeerUnreachable(to));
+            sim.must(id, Event::PeerUnreachable(MemberId(to)));
         }
         950..962 => change_members(sim, id),
         _ => {}

@@ -7,7 +7,7 @@ use consensus::{
     Restored, Role,
 };
 use mainstay_consensus as consensus;
-use numbers::{EntryId, Index, Term};
+use numbers::{EntryId, Index, MemberId, Term};
 use testkit::Random;
 
 use crate::sim::conf_change;
@@ -22,9 +22,9 @@ fn restored() -> Restored {
     let entry =
         |index| Entry { term: Term(2), index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
     Restored {
-        hard_state: HardState { term: Term(3), vote: 0, commit: Index(8) },
-        voters: vec![1, 2, 3],
-        learners: vec![4],
+        hard_state: HardState { term: Term(3), vote: MemberId(0), commit: Index(8) },
+        voters: vec![MemberId(1), MemberId(2), MemberId(3)],
+        learners: vec![MemberId(4)],
         applied: Index(6),
         applied_term: Term(2),
         first_index: Index(3),
@@ -34,7 +34,7 @@ fn restored() -> Restored {
 }
 
 fn follower() -> Node {
-    let mut node = Node::new(Config { id: 1, ..Config::default() }, restored()).expect("starts");
+    let mut node = Node::new(Config { id: MemberId(1), ..Config::default() }, restored()).expect("starts");
     drain(&mut node);
     node
 }
@@ -345,15 +345,18 @@ fn what_the_caller_says_wrongly() {
     assert_eq!(node.step(Event::Applied(Index(9))), broken("entry 9 is applied, committed is 8"));
     assert_eq!(node.step(Event::LogSynced(1000)), broken("batch 1000 is synced, the last one was 1"));
     assert_eq!(node.request(Request::Read(1)), Err(Refused::NoLeader));
-    assert_eq!(node.request(Request::Transfer(2)), Err(Refused::NoLeader));
-    assert_eq!(leader().request(Request::Transfer(4)), other("member 4 has no vote and cannot lead"));
+    assert_eq!(node.request(Request::Transfer(MemberId(2))), Err(Refused::NoLeader));
+    assert_eq!(
+        leader().request(Request::Transfer(MemberId(4))),
+        other("member 4 has no vote and cannot lead")
+    );
     let refused = |change: fn(&mut Restored)| {
         let mut restored = restored();
         change(&mut restored);
-        Node::new(Config { id: 1, ..Config::default() }, restored).expect_err("refused").to_string()
+        Node::new(Config { id: MemberId(1), ..Config::default() }, restored).expect_err("refused").to_string()
     };
-    assert_eq!(refused(|r| r.voters = vec![1, 1]), "a member named twice");
-    assert_eq!(refused(|r| r.learners = vec![0]), "a member with the id 0");
+    assert_eq!(refused(|r| r.voters = vec![MemberId(1), MemberId(1)]), "a member named twice");
+    assert_eq!(refused(|r| r.learners = vec![MemberId(0)]), "a member with the id 0");
     assert_eq!(
         refused(|r| r.terms = vec![run(1, 2), run(1, 2)]),
         "the log's terms are out of order at entry 1"
@@ -367,9 +370,9 @@ fn what_the_caller_says_wrongly() {
 #[test]
 fn a_vote_of_an_older_term_binds_nobody() {
     let entries = Vec::new();
-    let hard_state = HardState { term: Term(3), vote: 2, commit: Index(6) };
+    let hard_state = HardState { term: Term(3), vote: MemberId(2), commit: Index(6) };
     let restored = Restored { hard_state, applied_term: Term(5), terms: vec![], entries, ..restored() };
-    let mut node = Node::new(Config { id: 1, ..Config::default() }, restored).expect("starts");
+    let mut node = Node::new(Config { id: MemberId(1), ..Config::default() }, restored).expect("starts");
     let ask = raftpb::Message {
         from: Some(3),
         index: Some(9),
@@ -398,7 +401,7 @@ fn only_the_entries_of_the_log_are_sent() {
     };
     node.request(Request::Receive(reject)).expect("taken");
     let fetch = node.effects().expect("a fetch").fetches[0];
-    assert_eq!((fetch.to, fetch.first, fetch.last), (2, Index(5), Index(9)));
+    assert_eq!((fetch.to, fetch.first, fetch.last), (MemberId(2), Index(5), Index(9)));
     let entry = |index, term| Entry { term, index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
     let again = |node: &mut Node| {
         node.request(Request::Receive(message(MessageType::MsgHeartbeatResp, 4))).expect("taken");
@@ -432,8 +435,8 @@ fn only_the_entries_of_the_log_are_sent() {
 #[test]
 fn proposals_wait_while_leadership_is_handed_over() {
     let mut node = leader();
-    node.request(Request::Transfer(2)).expect("taken");
-    assert_eq!(node.transferring(), Some(2));
+    node.request(Request::Transfer(MemberId(2))).expect("taken");
+    assert_eq!(node.transferring(), Some(MemberId(2)));
     let command = || vec![Bytes::from_static(b"z")];
     assert_eq!(node.request(Request::Propose(command())), Err(Refused::Transferring));
     let forwarded = raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, 0) };
@@ -490,7 +493,7 @@ fn noise() {
             if dice.one_in(3) && !commits.is_empty() {
                 let entry = commits.remove(0);
                 if entry.kind == EntryKind::ConfChange {
-                    let change = ConfChange { kind: ConfChangeKind::AddLearner, node: 9 };
+                    let change = ConfChange { kind: ConfChangeKind::AddLearner, node: MemberId(9) };
                     members.push(9);
                     node.step(Event::ConfChanged(change)).expect("taken");
                 }
@@ -529,7 +532,7 @@ fn noise_message(dice: &mut Random, node: &Node) -> raftpb::Message {
     let entries = (0..dice.below(4))
         .map(|offset| {
             let index = if dice.one_in(20) { index(dice) } else { at.saturating_add(1 + offset) };
-            let change = ConfChange { kind: ConfChangeKind::AddLearner, node: 9 };
+            let change = ConfChange { kind: ConfChangeKind::AddLearner, node: MemberId(9) };
             let change = dice.one_in(8).then(|| conf_change(change));
             raftpb::Entry {
                 r#type: Some(i32::from(change.is_some())),

@@ -3,9 +3,9 @@
 use api::raftpb::MessageType;
 use consensus::{ConfChangeKind, Event, ProgressState, Refused, Request, Role};
 use mainstay_consensus as consensus;
-use numbers::{Index, Term};
+use numbers::{Index, MemberId, Term};
 
-use crate::sim::{Disk, Sim};
+use crate::sim::{Disk, Sim, ids};
 
 /// A cluster at rest, led by member 1.
 fn led(voters: u64) -> Sim {
@@ -35,7 +35,7 @@ fn a_write_reaches_everybody() {
     same(&sim, &[1, 2, 3]);
     let progress = sim.node(1).progress();
     assert_eq!(
-        progress.iter().map(|p| (p.id, p.matched.0)).collect::<Vec<_>>(),
+        progress.iter().map(|p| (p.id.0, p.matched.0)).collect::<Vec<_>>(),
         [1, 2, 3].map(|id| (id, before + 5))
     );
     assert!(sim.node(2).progress().is_empty(), "a follower knows of nobody's progress");
@@ -175,7 +175,7 @@ fn a_fetch_that_fails_is_repeated_and_one_is_under_way_at_a_time() {
     wait(&mut sim);
     assert_eq!(sim.member(1).fetches.len(), 1);
     let first = sim.member(1).fetches[0];
-    assert_eq!((first.to, first.last), (3, sim.node(1).standing().last + 1));
+    assert_eq!((first.to, first.last), (MemberId(3), sim.node(1).standing().last + 1));
     sim.fetch(1, 0);
     assert!(sim.member(1).fetches.is_empty(), "a disk that fails is not asked again at once");
     wait(&mut sim);
@@ -248,7 +248,7 @@ fn a_learner_joins_learns_and_gets_its_vote() {
     sim.add(2, Disk::default());
     sim.ticks(3);
     same(&sim, &[1, 2]);
-    assert_eq!((sim.node(2).voters(), sim.node(2).learners()), (vec![1], vec![2]));
+    assert_eq!((ids(&sim.node(2).voters()), ids(&sim.node(2).learners())), (vec![1], vec![2]));
     assert!(sim.node(1).progress()[1].is_learner);
     // It neither campaigns nor is needed.
     sim.isolate(&[1]);
@@ -261,7 +261,7 @@ fn a_learner_joins_learns_and_gets_its_vote() {
     sim.ticks(3);
     sim.propose_change(1, ConfChangeKind::AddVoter, 2).expect("a leader");
     sim.rest();
-    assert_eq!(sim.node(2).voters(), [1, 2]);
+    assert_eq!(ids(&sim.node(2).voters()), [1, 2]);
     sim.isolate(&[1]);
     sim.propose(1, 1, 8).expect("a leader");
     sim.rest();
@@ -274,11 +274,11 @@ fn a_learner_joins_learns_and_gets_its_vote() {
 #[test]
 fn leadership_is_handed_over() {
     let mut sim = led(3);
-    sim.must_take(1, Request::Transfer(3));
+    sim.must_take(1, Request::Transfer(MemberId(3)));
     sim.rest();
     assert_eq!((sim.leader(), sim.node(1).transferring()), (Some(3), None));
     // By way of a follower.
-    sim.must_take(2, Request::Transfer(2));
+    sim.must_take(2, Request::Transfer(MemberId(2)));
     sim.rest();
     assert_eq!(sim.leader(), Some(2));
     // To one that is behind: first it gets what it lacks.
@@ -286,7 +286,7 @@ fn leadership_is_handed_over() {
     sim.propose(2, 5, 8).expect("a leader");
     sim.rest();
     sim.heal();
-    sim.must_take(2, Request::Transfer(1));
+    sim.must_take(2, Request::Transfer(MemberId(1)));
     assert_eq!(sim.propose(2, 1, 8), Err(Refused::Transferring));
     sim.ticks(3);
     assert_eq!(sim.leader(), Some(1));
@@ -308,7 +308,7 @@ fn a_removed_leader_steps_down_and_a_removed_follower_disturbs_nobody() {
     sim.ticks(60);
     let leader = sim.leader().expect("the others elect one");
     assert_ne!(leader, 1);
-    assert_eq!(sim.node(leader).voters(), [2, 3, 4]);
+    assert_eq!(ids(&sim.node(leader).voters()), [2, 3, 4]);
     let victim = if leader == 2 { 3 } else { 2 };
     // It does not learn of its removal, and campaigns.
     sim.isolate(&[victim]);
@@ -339,7 +339,7 @@ fn a_removed_leader_goes_on_until_the_others_know() {
         assert_eq!(sim.node(1).standing().role, Role::Follower);
         assert_eq!(sim.propose(1, 1, 8), Err(Refused::NoLeader));
         assert_eq!(sim.read(1), Err(Refused::NoLeader));
-        assert_eq!(sim.node(1).voters(), (2..=members).collect::<Vec<u64>>());
+        assert_eq!(ids(&sim.node(1).voters()), (2..=members).collect::<Vec<u64>>());
         sim.rest();
         sim.tick(1);
         sim.rest();
@@ -351,7 +351,7 @@ fn a_removed_leader_goes_on_until_the_others_know() {
         sim.rest();
         let left: Vec<u64> = (2..=members).collect();
         same(&sim, &left);
-        assert_eq!(sim.node(leader).voters(), left);
+        assert_eq!(ids(&sim.node(leader).voters()), left);
     }
 }
 
@@ -369,7 +369,7 @@ fn a_removed_leader_whom_nobody_answers_follows_the_next() {
     sim.isolate(&[1]);
     sim.ticks(60);
     let leader = sim.leader().expect("two of three elect one");
-    assert_eq!(sim.node(leader).voters(), [2, 3]);
+    assert_eq!(ids(&sim.node(leader).voters()), [2, 3]);
     sim.heal();
     sim.ticks(30);
     assert_eq!(sim.leader(), Some(leader));
@@ -390,7 +390,7 @@ fn who_is_left_knows_of_a_removal_after_a_crash() {
         left[..2].iter().for_each(|id| sim.start(*id));
         sim.ticks(60);
         let leader = sim.leader().expect("two of three are enough");
-        assert_eq!(sim.node(leader).voters(), left);
+        assert_eq!(ids(&sim.node(leader).voters()), left);
     }
 }
 
@@ -427,7 +427,7 @@ fn who_is_left_knows_before_the_removed_member_ends() {
         left.iter().for_each(|id| sim.start(*id));
         sim.ticks(60);
         let leader = sim.leader().unwrap_or_else(|| panic!("nobody leads\n{}", sim.describe()));
-        assert!(!sim.node(leader).voters().contains(&removed));
+        assert!(!ids(&sim.node(leader).voters()).contains(&removed));
         sim.propose(leader, 1, 8).expect("a leader");
     }
 }
@@ -458,7 +458,7 @@ fn only_the_commit_of_a_removal_waits_for_the_disk_of_whoever_tells_it() {
         (0..2).for_each(|_| sim.tick(1));
         let sends = |sim: &Sim, kind| sim.network.iter().any(|message| message.r#type() == kind);
         assert_eq!(sends(&sim, MessageType::MsgHeartbeat), tells, "{kind:?}");
-        sim.must_take(1, Request::Transfer(2));
+        sim.must_take(1, Request::Transfer(MemberId(2)));
         assert_eq!(sends(&sim, MessageType::MsgTimeoutNow), tells, "{kind:?}");
         sim.sync(1, usize::MAX);
         assert!(sends(&sim, MessageType::MsgTimeoutNow), "{kind:?}");
@@ -469,7 +469,7 @@ fn only_the_commit_of_a_removal_waits_for_the_disk_of_whoever_tells_it() {
 fn a_leader_says_in_its_first_message_that_it_binds_proposals() {
     let mut sim = led(3);
     assert!((1..=3).all(|id| sim.node(id).binds_proposals()));
-    sim.must_take(1, Request::Transfer(2));
+    sim.must_take(1, Request::Transfer(MemberId(2)));
     sim.rest();
     assert_eq!(sim.leader(), Some(2));
     assert!((1..=3).all(|id| sim.node(id).binds_proposals()), "without a tick");
@@ -517,7 +517,7 @@ fn reads_at_the_leader_at_followers_and_behind_a_partition() {
 #[test]
 fn reads_wait_until_the_leader_has_committed_in_its_term() {
     let mut sim = led(3);
-    sim.must_take(1, Request::Transfer(2));
+    sim.must_take(1, Request::Transfer(MemberId(2)));
     while sim.leader() != Some(2) || sim.network.is_empty() {
         let message = sim.network.remove(0);
         sim.deliver(message);
@@ -560,7 +560,7 @@ fn one_membership_change_at_a_time() {
     sim.rest();
     sim.propose_change(1, ConfChangeKind::AddLearner, 5).expect("the first one is applied");
     sim.rest();
-    assert_eq!(sim.node(3).learners(), [4, 5]);
+    assert_eq!(ids(&sim.node(3).learners()), [4, 5]);
 }
 
 #[test]
@@ -614,7 +614,7 @@ fn a_leader_steps_down_when_told() {
 fn a_member_with_a_stalled_disk_does_not_campaign() {
     let mut sim = led(3);
     sim.must(2, Event::DiskStalled(true));
-    sim.must_take(1, Request::Transfer(2));
+    sim.must_take(1, Request::Transfer(MemberId(2)));
     sim.rest();
     assert_eq!(sim.leader(), Some(1));
     assert_eq!(

@@ -10,9 +10,14 @@ use consensus::{
     HardState, Node, Refused, Request, Restored, Role,
 };
 use mainstay_consensus as consensus;
-use numbers::{EntryId, Index, Term};
+use numbers::{EntryId, Index, MemberId, Term};
 use prost::Message as _;
 use testkit::Random;
+
+/// Ids of members as the simulation has them.
+pub fn ids(members: &[MemberId]) -> Vec<u64> {
+    members.iter().map(|id| id.0).collect()
+}
 
 /// What applying entries leads to.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,7 +32,7 @@ pub struct State {
 impl State {
     /// Applies a conf change the way etcd's member list does; `None` if it refuses, or so few voters would be left.
     fn change(&mut self, change: ConfChange, voters_min: usize) -> Option<ConfChange> {
-        let id = change.node;
+        let id = change.node.0;
         if self.removed.contains(&id) {
             return None;
         }
@@ -106,8 +111,8 @@ impl Disk {
         }
         Restored {
             hard_state: self.hard_state,
-            voters: self.checkpoint.voters.iter().copied().collect(),
-            learners: self.checkpoint.learners.iter().copied().collect(),
+            voters: self.checkpoint.voters.iter().copied().map(MemberId).collect(),
+            learners: self.checkpoint.learners.iter().copied().map(MemberId).collect(),
             applied: Index(applied),
             applied_term: Term(self.checkpoint.term),
             first_index: Index(self.before.0 + 1),
@@ -186,7 +191,7 @@ pub fn conf_change(change: ConfChange) -> Bytes {
     };
     let wire = raftpb::ConfChange {
         r#type: Some(kind as i32),
-        node_id: Some(change.node),
+        node_id: Some(change.node.0),
         context: Some(Bytes::from_static(b"{}")),
         ..Default::default()
     };
@@ -202,7 +207,7 @@ fn read_conf_change(data: &[u8]) -> ConfChange {
         T::ConfChangeRemoveNode => ConfChangeKind::Remove,
         T::ConfChangeUpdateNode => ConfChangeKind::Update,
     };
-    ConfChange { kind, node: wire.node_id() }
+    ConfChange { kind, node: MemberId(wire.node_id()) }
 }
 
 impl Sim {
@@ -233,12 +238,12 @@ impl Sim {
                 term: Term(1),
                 index: Index(id),
                 kind: EntryKind::ConfChange,
-                data: conf_change(ConfChange { kind: ConfChangeKind::AddVoter, node: id }),
+                data: conf_change(ConfChange { kind: ConfChangeKind::AddVoter, node: MemberId(id) }),
             })
             .collect();
         for id in 1..=voters {
             let disk = Disk {
-                hard_state: HardState { term: Term(1), vote: 0, commit: Index(voters) },
+                hard_state: HardState { term: Term(1), vote: MemberId(0), commit: Index(voters) },
                 checkpoint: State { voters: (1..=voters).collect(), ..State::default() },
                 before: (0, 0),
                 entries: entries.clone(),
@@ -290,7 +295,7 @@ impl Sim {
         let member = self.members.get_mut(&id).expect("known");
         member.starts += 1;
         let config = Config {
-            id,
+            id: MemberId(id),
             // Seeds are the server's to choose; here: one for each member and start.
             seed: self.seed ^ (id << 32) ^ member.starts,
             bytes_in_flight_max: self.bytes_in_flight_max,
@@ -357,8 +362,8 @@ impl Sim {
             self.restores += 1;
             let state = member.snapshot.take().expect("a snapshot came before");
             assert_eq!((state.index, state.term), (restore.index.0, restore.term.0));
-            assert_eq!(restore.voters, state.voters.iter().copied().collect::<Vec<_>>());
-            assert_eq!(restore.learners, state.learners.iter().copied().collect::<Vec<_>>());
+            assert_eq!(ids(&restore.voters), state.voters.iter().copied().collect::<Vec<_>>());
+            assert_eq!(ids(&restore.learners), state.learners.iter().copied().collect::<Vec<_>>());
             assert!(effects.append.is_some(), "a snapshot without a number");
             member.state = state.clone();
             member.to_apply.clear();
@@ -451,7 +456,7 @@ impl Sim {
             let holders = voters
                 .iter()
                 .filter(|voter| {
-                    self.members.get(voter).is_some_and(|m| {
+                    self.members.get(&voter.0).is_some_and(|m| {
                         m.disk.checkpoint.index >= standing.commit.0
                             || m.disk.term_of(standing.commit.0) == Some(term.0)
                     })
@@ -568,7 +573,7 @@ impl Sim {
     }
 
     pub fn propose_change(&mut self, id: u64, kind: ConfChangeKind, node: u64) -> Result<(), Refused> {
-        let change = ConfChange { kind, node };
+        let change = ConfChange { kind, node: MemberId(node) };
         self.request(id, Request::ProposeConfChange(change, conf_change(change)))
     }
 
@@ -607,7 +612,7 @@ impl Sim {
             }
         }
         if snapshot.is_some() && self.members.get(&from).is_some_and(|m| m.node.is_some()) {
-            self.must(from, Event::SnapshotReported { to, delivered: up });
+            self.must(from, Event::SnapshotReported { to: MemberId(to), delivered: up });
         }
     }
 
@@ -617,7 +622,7 @@ impl Sim {
         if message.r#type() == MessageType::MsgSnap
             && self.members.get(&from).is_some_and(|m| m.node.is_some())
         {
-            self.must(from, Event::SnapshotReported { to, delivered: false });
+            self.must(from, Event::SnapshotReported { to: MemberId(to), delivered: false });
         }
     }
 

@@ -7,16 +7,16 @@ use consensus::{
     ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, Refused, Request, Restored,
 };
 use mainstay_consensus as consensus;
-use numbers::{Index, Term};
+use numbers::{Index, MemberId, Term};
 
 fn config() -> Config {
-    Config { id: 7, seed: 1, ..Config::default() }
+    Config { id: MemberId(7), seed: 1, ..Config::default() }
 }
 
 fn bootstrap() -> Restored {
     Restored {
-        hard_state: HardState { term: Term(1), vote: 0, commit: Index(1) },
-        voters: vec![7],
+        hard_state: HardState { term: Term(1), vote: MemberId(0), commit: Index(1) },
+        voters: vec![MemberId(7)],
         entries: vec![Entry {
             term: Term(1),
             index: Index(1),
@@ -71,7 +71,7 @@ fn a_single_voter_from_bootstrap_to_a_committed_write() {
         drain(node, out, numbers);
     };
     drain(&mut node, &mut out, &mut numbers);
-    let added = ConfChange { kind: ConfChangeKind::AddVoter, node: 7 };
+    let added = ConfChange { kind: ConfChangeKind::AddVoter, node: MemberId(7) };
     step(&mut node, Event::ConfChanged(added), &mut out, &mut numbers);
     step(&mut node, Event::Applied(Index(1)), &mut out, &mut numbers);
     request(&mut node, Request::Campaign, &mut out, &mut numbers);
@@ -133,8 +133,8 @@ fn a_restart_commits_what_was_acknowledged_under_a_new_term() {
         .collect();
     let restored = Restored {
         // The commit index lags: it is not synced for its own sake.
-        hard_state: HardState { term: Term(2), vote: 7, commit: Index(3) },
-        voters: vec![7],
+        hard_state: HardState { term: Term(2), vote: MemberId(7), commit: Index(3) },
+        voters: vec![MemberId(7)],
         learners: vec![],
         applied: Index(3),
         applied_term: Term(2),

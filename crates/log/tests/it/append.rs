@@ -6,10 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use disk::{Disk, MemDisk, RealDisk};
 use mainstay_log::{
-    Batch, EntryPlace, HardState, Log, LogEvent, Options, ReadError, Replayed, Reset, Value, ValueId,
+    Batch, EntryPlace, HardState, Log, LogEvent, Options, Owner, ReadError, Replayed, Reset, Value, ValueId,
 };
 
-use numbers::{EntryId, Index, Term};
+use numbers::{ClusterId, EntryId, Index, MemberId, Term};
 use testkit::TempDir;
 
 use crate::kit::{DIR, entries, entry, open, open_with, options};
@@ -17,7 +17,7 @@ use crate::kit::{DIR, entries, entry, open, open_with, options};
 #[test]
 fn what_is_appended_is_read_back_and_replayed() {
     let disk = MemDisk::new(1);
-    let state = HardState { term: Term(2), vote: 7, commit: Index(40) };
+    let state = HardState { term: Term(2), vote: MemberId(7), commit: Index(40) };
     {
         let mut log = open(&disk).unwrap();
         assert_eq!((log.recovered.first_index, log.recovered.last_index), (Index(1), Index(0)));
@@ -167,7 +167,10 @@ fn a_gap_is_our_own_bug() {
 #[test]
 fn with_threads_on_a_real_disk() {
     let dir = TempDir::new("log");
-    let options = Options { segment_bytes: 64 << 10, ..Options::new(dir.join("member/log"), 1, 2) };
+    let options = Options {
+        segment_bytes: 64 << 10,
+        ..Options::new(dir.join("member/log"), ClusterId(1), MemberId(2))
+    };
     let (tell, told) = mpsc::channel();
     let on_event = Box::new(move |event| {
         if let LogEvent::Synced(synced) = event {
@@ -210,8 +213,12 @@ fn the_owner_is_told_and_checked() {
     let disk = MemDisk::new(1);
     assert_eq!(Log::identify(&disk, DIR.as_ref()).unwrap(), None);
     open(&disk).unwrap().put(entries(1..=2, 1, 10));
-    assert_eq!(Log::identify(&disk, DIR.as_ref()).unwrap(), Some((0xc1, 0x3e)));
-    let error = open_with(Options { member_id: 9, ..options() }, &disk, 1).err().unwrap().to_string();
+    assert_eq!(
+        Log::identify(&disk, DIR.as_ref()).unwrap(),
+        Some(Owner { cluster_id: ClusterId(0xc1), member_id: MemberId(0x3e) })
+    );
+    let error =
+        open_with(Options { member_id: MemberId(9), ..options() }, &disk, 1).err().unwrap().to_string();
     assert!(error.contains("belongs to member 3e of cluster c1, not to member 9"), "{error}");
     assert!(disk.list(DIR.as_ref()).unwrap().iter().any(|name| name == "0000000000000000.seg"));
 }

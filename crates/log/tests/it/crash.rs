@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use disk::{Fault, MemDisk, Operation};
 use mainstay_log::{Batch, Entry, HardState, LogEvent, OpenError, Replayed, Reset};
-use numbers::{EntryId, Index, Term};
+use numbers::{EntryId, Index, MemberId, Term};
 
 use crate::kit::{Opened, entries, entry, open};
 
@@ -32,7 +32,7 @@ impl Model {
 
 /// A script of appends, groups of them committed together, that crosses segments, truncates and resets.
 fn script() -> Vec<Vec<Batch>> {
-    let state = |term, commit| Some(HardState { term: Term(term), vote: 1, commit: Index(commit) });
+    let state = |term, commit| Some(HardState { term: Term(term), vote: MemberId(1), commit: Index(commit) });
     vec![
         vec![Batch { hard_state: state(1, 0), ..Batch::default() }],
         vec![

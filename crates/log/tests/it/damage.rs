@@ -4,7 +4,7 @@ use std::path::Path;
 
 use disk::{Disk, MemDisk};
 use mainstay_log::{Batch, HardState, OpenError, Options};
-use numbers::{Index, Term};
+use numbers::{Index, MemberId, Term};
 use testkit::Random;
 
 use crate::kit::{DIR, Opened, entries, open, open_with, options, segment_path};
@@ -17,7 +17,7 @@ fn filled() -> MemDisk {
         log.put(entries(index..=index, 1, 904));
     }
     log.put(Batch {
-        hard_state: Some(HardState { term: Term(1), vote: 2, commit: Index(22) }),
+        hard_state: Some(HardState { term: Term(1), vote: MemberId(2), commit: Index(22) }),
         ..Batch::default()
     });
     assert_eq!(log.log.segments().len(), 3);
@@ -219,7 +219,7 @@ fn a_record_missing_at_the_end_of_a_sealed_segment_is_noticed() {
     while log.log.segments().len() < 2 {
         log.put(entries(index..=index, 1, 904));
         log.put(Batch {
-            hard_state: Some(HardState { term: Term(1), vote: 1, commit: Index(index) }),
+            hard_state: Some(HardState { term: Term(1), vote: MemberId(1), commit: Index(index) }),
             ..Batch::default()
         });
         index += 1;

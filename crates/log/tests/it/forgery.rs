@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use disk::MemDisk;
 use mainstay_log::{Batch, Entry, HardState, Options};
-use numbers::{Index, Term};
+use numbers::{Index, MemberId, Term};
 
 use crate::kit::{Opened, entries, entry, open_with, options, segment_path};
 
@@ -66,7 +66,7 @@ fn poison(from: u32, index: u64) -> Bytes {
 fn put(log: &mut Opened, index: u64, data: Bytes) {
     log.put(Batch {
         entries: vec![Entry { term: Term(1), index: Index(index), entry_type: 0, data }],
-        hard_state: Some(HardState { term: Term(1), vote: 0x3e, commit: Index(index) }),
+        hard_state: Some(HardState { term: Term(1), vote: MemberId(0x3e), commit: Index(index) }),
         ..Batch::default()
     });
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use disk::{Disk, MemDisk};
 use mainstay_log::checkpoint::{CheckpointStore, Manifest};
 use mainstay_log::{Batch, Entry, HardState, Replayed, Reset, Value, ValueId};
-use numbers::{EntryId, Index, Term};
+use numbers::{EntryId, Index, MemberId, Term};
 
 use crate::kit::{DIR, open, segment_path};
 
@@ -47,7 +47,7 @@ fn batches() -> Vec<Batch> {
     vec![
         Batch {
             entries: vec![entry(1, 2, "first"), entry(2, 2, "second entry")],
-            hard_state: Some(HardState { term: Term(2), vote: 0x3e, commit: Index(1) }),
+            hard_state: Some(HardState { term: Term(2), vote: MemberId(0x3e), commit: Index(1) }),
             ..Batch::default()
         },
         Batch {
@@ -93,7 +93,7 @@ fn opens(segment: &str) {
     disk.create_dir_all(Path::new(DIR)).unwrap();
     disk.plant(&segment_path(0), undump(segment));
     let log = open(&disk).unwrap();
-    let state = HardState { term: Term(2), vote: 0x3e, commit: Index(1) };
+    let state = HardState { term: Term(2), vote: MemberId(0x3e), commit: Index(1) };
     assert_eq!(
         (log.recovered.hard_state, log.recovered.base, log.recovered.last_index),
         (state, EntryId { index: Index(100), term: Term(5) }, Index(101))

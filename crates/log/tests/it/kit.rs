@@ -9,7 +9,7 @@ use mainstay_log::{
     Batch, Entry, EntryPlace, Fatal, HardState, Location, Log, LogEvent, OpenError, Options, Recovered,
     Replayed, Space, ValueId,
 };
-use numbers::{Index, Term};
+use numbers::{ClusterId, Index, MemberId, Term};
 use testkit::Random;
 
 /// Directory of the log under test.
@@ -17,7 +17,12 @@ pub const DIR: &str = "/data/member/log";
 
 /// Options with small segments, driven by hand.
 pub fn options() -> Options {
-    Options { segment_bytes: 16 << 10, by_hand: true, secret_seed: Some(1), ..Options::new(DIR, 0xc1, 0x3e) }
+    Options {
+        segment_bytes: 16 << 10,
+        by_hand: true,
+        secret_seed: Some(1),
+        ..Options::new(DIR, ClusterId(0xc1), MemberId(0x3e))
+    }
 }
 
 /// What a log has reported.

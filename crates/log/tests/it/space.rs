@@ -2,7 +2,7 @@
 
 use disk::{Disk, MemDisk};
 use mainstay_log::{Batch, HardState, Log, LogEvent, Options, ReadError, Refusal, ReleaseError, Space};
-use numbers::{Index, Term};
+use numbers::{Index, MemberId, Term};
 
 use crate::kit::{DIR, entries, open, open_with, options};
 
@@ -36,7 +36,7 @@ fn the_alarm_comes_before_the_room_is_gone_and_releasing_makes_room_again() {
     });
     // Raft can still vote.
     log.put(Batch {
-        hard_state: Some(HardState { term: Term(9), vote: 1, commit: Index(3) }),
+        hard_state: Some(HardState { term: Term(9), vote: MemberId(1), commit: Index(3) }),
         ..Batch::default()
     });
     log.told(|told| assert_eq!(told.hard_state.map(|state| state.term), Some(Term(9))));

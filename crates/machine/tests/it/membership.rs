@@ -4,6 +4,7 @@ use api::raftpb::ConfChange;
 use api::{Status, error};
 use bytes::Bytes;
 use mainstay_machine::{ConfApplied, Machine, Member, Rules, VoterChange, promotion_json, validate};
+use numbers::MemberId;
 use prost::Message as _;
 
 use crate::image::RULES;
@@ -70,20 +71,20 @@ impl Cluster {
 #[test]
 fn members_come_are_promoted_move_and_leave() {
     let mut cluster = Cluster::new(1);
-    assert_eq!(cluster.member(ADD, 1, &["a"]), Ok(VoterChange::AddVoter(1)));
-    assert_eq!(cluster.member(ADD_LEARNER, 2, &["b", "c"]), Ok(VoterChange::AddLearner(2)));
+    assert_eq!(cluster.member(ADD, 1, &["a"]), Ok(VoterChange::AddVoter(MemberId(1))));
+    assert_eq!(cluster.member(ADD_LEARNER, 2, &["b", "c"]), Ok(VoterChange::AddLearner(MemberId(2))));
     assert_eq!(cluster.ids(), (vec![1], vec![2]));
-    assert_eq!(cluster.promote(2), Ok(VoterChange::AddVoter(2)));
+    assert_eq!(cluster.promote(2), Ok(VoterChange::AddVoter(MemberId(2))));
     assert_eq!(cluster.ids(), (vec![1, 2], vec![]));
     assert_eq!(cluster.machine.members.by_id[&2].peer_urls, ["http://b:2380", "http://c:2380"]);
     // Its own addresses do not stand in its way, nor do those it gave up in another's.
-    assert_eq!(cluster.member(UPDATE, 2, &["b", "d"]), Ok(VoterChange::Update(2)));
+    assert_eq!(cluster.member(UPDATE, 2, &["b", "d"]), Ok(VoterChange::Update(MemberId(2))));
     assert_eq!(cluster.machine.members.by_id[&2].peer_urls, ["http://b:2380", "http://d:2380"]);
-    assert_eq!(cluster.member(ADD, 3, &["c"]), Ok(VoterChange::AddVoter(3)));
-    assert_eq!(cluster.remove(3), Ok(VoterChange::Remove(3)));
+    assert_eq!(cluster.member(ADD, 3, &["c"]), Ok(VoterChange::AddVoter(MemberId(3))));
+    assert_eq!(cluster.remove(3), Ok(VoterChange::Remove(MemberId(3))));
     assert_eq!(cluster.ids(), (vec![1, 2], vec![]));
     assert!(cluster.machine.members.removed.contains(&3));
-    assert_eq!(cluster.member(ADD, 4, &["c"]), Ok(VoterChange::AddVoter(4)));
+    assert_eq!(cluster.member(ADD, 4, &["c"]), Ok(VoterChange::AddVoter(MemberId(4))));
 }
 
 #[test]
@@ -94,7 +95,7 @@ fn an_update_changes_addresses_and_nothing_else() {
     member.name = "one".to_owned();
     member.client_urls = vec!["http://a:2379".to_owned()];
     let context = r#"{"id":1,"peerURLs":["http://z:1"],"name":"two","isLearner":false}"#;
-    assert_eq!(cluster.change(UPDATE, 1, context.to_owned()), Ok(VoterChange::Update(1)));
+    assert_eq!(cluster.change(UPDATE, 1, context.to_owned()), Ok(VoterChange::Update(MemberId(1))));
     let expected = Member {
         id: 1,
         peer_urls: vec!["http://z:1".to_owned()],

@@ -111,10 +111,16 @@ impl History {
 mod tests {
     use std::sync::Arc;
 
+    use numbers::{ClusterId, MemberId};
+
     use super::*;
 
     fn history(now: Instant) -> History {
-        let options = log::Options { by_hand: true, secret_seed: Some(1), ..log::Options::new("/log", 1, 2) };
+        let options = log::Options {
+            by_hand: true,
+            secret_seed: Some(1),
+            ..log::Options::new("/log", ClusterId(1), MemberId(2))
+        };
         let disk = Arc::new(disk::MemDisk::new(1));
         let opened = log::Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {}));
         let (log, _) = opened.unwrap_or_else(|e| panic!("{e}"));

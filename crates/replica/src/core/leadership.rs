@@ -15,7 +15,7 @@
 use std::time::{Duration, Instant};
 
 use consensus::{Role, Standing};
-use numbers::Term;
+use numbers::{MemberId, Term};
 
 use super::RequestId;
 
@@ -30,7 +30,7 @@ pub(super) struct Stood {
     /// There is another leader or another term: a stream from the leader before is as good as broken.
     pub cuts_off: bool,
     /// The leader has changed; this is the one before, or 0.
-    pub was: Option<u64>,
+    pub was: Option<MemberId>,
 }
 
 /// Consequences of a look at the disk.
@@ -52,7 +52,7 @@ pub(super) enum Leaves {
 }
 
 /// A client that waits for another member to lead: the request, the member, and the time when the request times out.
-type Move = (RequestId, u64, Instant);
+type Move = (RequestId, MemberId, Instant);
 
 /// Knows the leader, and if this member may act as the leader.
 ///
@@ -64,7 +64,7 @@ pub(super) struct Leadership {
     term: Term,
     /// True if an entry of the member's own term has been applied while it leads.
     settled: bool,
-    leader: u64,
+    leader: MemberId,
     disk_stalled: bool,
     gives_up_at: Option<Instant>,
     advance_until: Option<Instant>,
@@ -80,7 +80,7 @@ impl Leadership {
             leads: false,
             term: Term(0),
             settled: false,
-            leader: 0,
+            leader: MemberId::NONE,
             disk_stalled: false,
             gives_up_at: None,
             advance_until: advances.then(|| now + ADVANCE_TIMEOUT),
@@ -100,7 +100,7 @@ impl Leadership {
     }
 
     /// The leader; 0 for none.
-    pub fn leader(&self) -> u64 {
+    pub fn leader(&self) -> MemberId {
         self.leader
     }
 
@@ -121,7 +121,7 @@ impl Leadership {
         }
         self.leads = leads;
         stood.cuts_off =
-            standing.term != self.term || (standing.leader != 0 && standing.leader != self.leader);
+            standing.term != self.term || (standing.leader.is_some() && standing.leader != self.leader);
         self.term = standing.term;
         if standing.leader != self.leader {
             stood.was = Some(std::mem::replace(&mut self.leader, standing.leader));
@@ -168,12 +168,12 @@ impl Leadership {
     }
 
     /// A client waits until then for this member to lead.
-    pub fn wait_for(&mut self, request_id: RequestId, member: u64, until: Instant) {
+    pub fn wait_for(&mut self, request_id: RequestId, member: MemberId, until: Instant) {
         self.moves.push((request_id, member, until));
     }
 
     /// Takes out those who waited for this leader (`true`), or for too long (`false`).
-    pub fn take_moved(&mut self, leader: u64, now: Instant) -> Vec<(RequestId, bool)> {
+    pub fn take_moved(&mut self, leader: MemberId, now: Instant) -> Vec<(RequestId, bool)> {
         let mut taken = Vec::new();
         self.moves.retain(|&(request_id, member, until)| {
             let stays = leader != member && now < until;
@@ -189,7 +189,7 @@ impl Leadership {
     /// heard of. It says so once.
     pub fn advances(&mut self, standing: Standing, hears: impl FnOnce() -> bool, now: Instant) -> bool {
         let Some(until) = self.advance_until else { return false };
-        if standing.leader != 0 || standing.role != Role::Follower || now >= until {
+        if standing.leader.is_some() || standing.role != Role::Follower || now >= until {
             self.advance_until = None;
             return false;
         }
@@ -201,7 +201,7 @@ impl Leadership {
     }
 
     /// A member's process has ended. Returns true if it is the leader that this member follows; once a term.
-    pub fn has_ended(&mut self, member: u64, standing: Standing) -> bool {
+    pub fn has_ended(&mut self, member: MemberId, standing: Standing) -> bool {
         if self.leads || standing.leader != member || self.ended_term == standing.term {
             return false;
         }
@@ -219,7 +219,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(1);
 
     fn standing(role: Role, leader: u64, term: u64) -> Standing {
-        Standing { role, leader, term: Term(term), commit: Index(0), last: Index(0) }
+        Standing { role, leader: MemberId(leader), term: Term(term), commit: Index(0), last: Index(0) }
     }
 
     #[test]
@@ -227,7 +227,7 @@ mod tests {
         let mut leadership = Leadership::new(false, Instant::now());
         let leads = standing(Role::Leader, 1, 2);
         let stood = leadership.stands(leads);
-        assert_eq!(stood, Stood { stops_leases: true, cuts_off: true, was: Some(0) });
+        assert_eq!(stood, Stood { stops_leases: true, cuts_off: true, was: Some(MemberId(0)) });
         assert!(leadership.leads() && !leadership.has_settled() && !leadership.is_leading(leads));
         assert!(!leadership.applied(Term(1), leads));
         assert!(leadership.applied(Term(2), leads) && !leadership.applied(Term(2), leads));
@@ -235,7 +235,7 @@ mod tests {
         // A message has deposed it in this turn.
         assert!(leadership.has_settled() && !leadership.is_leading(standing(Role::Follower, 0, 3)));
         let stood = leadership.stands(standing(Role::Follower, 0, 3));
-        assert_eq!(stood, Stood { stops_leases: true, cuts_off: true, was: Some(1) });
+        assert_eq!(stood, Stood { stops_leases: true, cuts_off: true, was: Some(MemberId(1)) });
         assert!(!leadership.leads() && !leadership.has_settled());
         assert_eq!(leadership.stands(standing(Role::Follower, 0, 3)), Stood::default());
     }
@@ -266,11 +266,11 @@ mod tests {
         let start = Instant::now();
         let mut leadership = Leadership::new(false, start);
         let request_id = |slot| RequestId { shard: 0, slot, generation: 0 };
-        leadership.wait_for(request_id(1), 1, start + TIMEOUT);
-        leadership.wait_for(request_id(2), 2, start + TIMEOUT);
-        assert!(leadership.take_moved(3, start).is_empty());
-        assert_eq!(leadership.take_moved(1, start), [(request_id(1), true)]);
-        assert_eq!(leadership.take_moved(3, start + TIMEOUT), [(request_id(2), false)]);
+        leadership.wait_for(request_id(1), MemberId(1), start + TIMEOUT);
+        leadership.wait_for(request_id(2), MemberId(2), start + TIMEOUT);
+        assert!(leadership.take_moved(MemberId(3), start).is_empty());
+        assert_eq!(leadership.take_moved(MemberId(1), start), [(request_id(1), true)]);
+        assert_eq!(leadership.take_moved(MemberId(3), start + TIMEOUT), [(request_id(2), false)]);
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
         assert!(!leadership.advances(follows, || true, start));
         assert!(!Leadership::new(true, start).advances(follows, || true, start + ADVANCE_TIMEOUT));
         let follows = standing(Role::Follower, 3, 1);
-        assert!(!leadership.has_ended(2, follows));
-        assert!(leadership.has_ended(3, follows) && !leadership.has_ended(3, follows));
+        assert!(!leadership.has_ended(MemberId(2), follows));
+        assert!(leadership.has_ended(MemberId(3), follows) && !leadership.has_ended(MemberId(3), follows));
     }
 }

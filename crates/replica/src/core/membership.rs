@@ -9,7 +9,7 @@ use api::{Status, error, raftpb};
 use bytes::Bytes;
 use consensus::{ConfChange, ConfChangeKind, Node};
 use machine::{Member, Members};
-use numbers::{Index, Term};
+use numbers::{Index, MemberId, Term};
 use planted::Bug;
 use prost::Message as _;
 
@@ -76,7 +76,7 @@ impl MemberChange {
             node_id: Some(node),
             context: context.map(Bytes::from),
         };
-        (ConfChange { kind, node }, change)
+        (ConfChange { kind, node: MemberId(node) }, change)
     }
 }
 
@@ -109,7 +109,7 @@ pub(super) struct Present<'a> {
     /// Returns the time since when another member has been connected.
     pub active_since: &'a dyn Fn(u64) -> Option<Instant>,
     /// The voter that could lead at once.
-    pub successor: &'a dyn Fn() -> Option<u64>,
+    pub successor: &'a dyn Fn() -> Option<MemberId>,
 }
 
 /// What a leader that is to be removed does first.
@@ -120,7 +120,7 @@ enum Departure {
     /// It waits: it is handing over, or there is no member to take over.
     Waits,
     /// It begins to hand over to this member.
-    HandsOver(u64),
+    HandsOver(MemberId),
 }
 
 /// The next thing that the loop has to do about membership changes.
@@ -129,7 +129,7 @@ pub(super) enum Step {
     /// There is nothing to do now.
     Nothing,
     /// Leadership is to be handed to this member, before this one is removed.
-    HandOver(u64),
+    HandOver(MemberId),
     /// The next change is to be proposed: [`Membership::encode_next`] and [`Membership::take_next`].
     ProposeNext,
     /// This proposal of another member to remove this one is to be taken now.
@@ -344,7 +344,8 @@ impl Membership {
             };
         }
         let standing = present.node.standing();
-        let waits = standing.leader == 0 || (!present.leads && present.applied_term != standing.term);
+        let waits =
+            standing.leader == MemberId::NONE || (!present.leads && present.applied_term != standing.term);
         if waits && !late {
             return Step::Nothing;
         }
@@ -497,7 +498,8 @@ fn is_caught_up(id: u64, present: Present<'_>) -> Result<(), Status> {
     if !member.is_learner {
         return Err(error::MEMBER_NOT_LEARNER);
     }
-    let matched = present.node.progress().iter().find(|p| p.id == id).map_or(Index(0), |p| p.matched);
+    let matched =
+        present.node.progress().iter().find(|p| p.id == MemberId(id)).map_or(Index(0), |p| p.matched);
     let own = present.node.standing().last;
     if u128::from(matched.0) * 10 < u128::from(own.0) * 9 {
         return Err(error::LEARNER_NOT_READY);
@@ -520,8 +522,9 @@ mod tests {
     }
 
     fn node(voters: &[u64]) -> Node {
-        let restored = Restored { voters: voters.to_vec(), ..Restored::default() };
-        Node::new(Config { id: 1, ..Config::default() }, restored).expect("they go together")
+        let restored =
+            Restored { voters: voters.iter().copied().map(MemberId).collect(), ..Restored::default() };
+        Node::new(Config { id: MemberId(1), ..Config::default() }, restored).expect("they go together")
     }
 
     fn membership(members: &Members) -> Membership {
@@ -574,17 +577,20 @@ mod tests {
             leads,
             applied_term: node.standing().term,
             active_since: &active_since,
-            successor: &|| Some(2),
+            successor: &|| Some(MemberId(2)),
         };
         membership.rules.strict = false;
         assert_eq!(membership.want(REQUEST, MemberChange::Remove(1), present(true), start), Ok(()));
-        assert!(matches!(membership.next_change(present(true), start), Step::HandOver(2)));
+        assert!(matches!(membership.next_change(present(true), start), Step::HandOver(MemberId(2))));
         assert!(matches!(membership.next_change(present(true), start + TIMEOUT), Step::Nothing));
-        assert!(matches!(membership.next_change(present(true), start + 2 * TIMEOUT), Step::HandOver(2)));
+        assert!(matches!(
+            membership.next_change(present(true), start + 2 * TIMEOUT),
+            Step::HandOver(MemberId(2))
+        ));
         // Now another one leads.
         assert!(matches!(membership.next_change(present(false), start + 3 * TIMEOUT), Step::ProposeNext));
         let (change, _) = membership.encode_next(5).expect("one waits");
-        assert_eq!(change, ConfChange { kind: ConfChangeKind::Remove, node: 1 });
+        assert_eq!(change, ConfChange { kind: ConfChangeKind::Remove, node: MemberId(1) });
         let wanted = membership.take_next(Some(5)).expect("one waits");
         assert!(!membership.has_next());
         membership.was_lost(wanted);

@@ -367,7 +367,7 @@ mod tests {
 
     use api::etcdserverpb::{CompactionRequest, DeleteRangeRequest, PutRequest, RequestOp};
 
-    use numbers::{Index, Term};
+    use numbers::{ClusterId, Index, MemberId, Term};
 
     use super::*;
 
@@ -404,7 +404,7 @@ mod tests {
             by_hand: true,
             secret_seed: Some(1),
             queued_bytes_max: 1000,
-            ..log::Options::new("/log", 1, 2)
+            ..log::Options::new("/log", ClusterId(1), MemberId(2))
         };
         let disk = Arc::new(disk::MemDisk::new(1));
         let opened = Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {}));

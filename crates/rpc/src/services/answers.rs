@@ -531,7 +531,7 @@ mod tests {
     use machine::Newest;
     use machine::txn::Ranged;
     use mvcc::{KeyRange, Moment, Store, Value, View};
-    use numbers::{Index, LeaseId};
+    use numbers::{ClusterId, Index, LeaseId, MemberId};
 
     use super::*;
 
@@ -548,7 +548,7 @@ mod tests {
     }
 
     fn values() -> (log::Log, Rc<LogValues>) {
-        let options = log::Options { by_hand: true, ..log::Options::new("/log", 1, 2) };
+        let options = log::Options { by_hand: true, ..log::Options::new("/log", ClusterId(1), MemberId(2)) };
         let disk = Arc::new(MemDisk::new(1));
         let (log, _) = log::Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {})).expect("opens");
         let values = Rc::new(LogValues::new(log.values()));

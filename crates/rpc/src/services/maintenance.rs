@@ -1,6 +1,6 @@
 //! Calls of the Maintenance service: status, alarms, hashes, snapshots; and gRPC health checks.
 
-use numbers::Revision;
+use numbers::{MemberId, Revision};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -116,7 +116,7 @@ impl Services {
         let request: MoveLeaderRequest = decode(message)?;
         let target = request.target_id;
         self.ask(
-            |request_id| ClientRequest::MoveLeader(request_id, target),
+            |request_id| ClientRequest::MoveLeader(request_id, MemberId(target)),
             "MoveLeader",
             |_, body, _| match body {
                 ReplyBody::LeaderMoved => Ok(whole(&MoveLeaderResponse { header: None })),

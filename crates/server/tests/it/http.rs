@@ -17,7 +17,7 @@ use config::MetricsDetail;
 use disk::MemDisk;
 use front::{MethodCounters, ShardCounters};
 use machine::{Command, Machine, Member, Rules};
-use numbers::{Index, Revision, Seconds, Term};
+use numbers::{ClusterId, Index, MemberId, Revision, Seconds, Term};
 use prost::Message as _;
 use replica::shared::{Limits, Published, Shared};
 use rpc::http::{self, FrontCounters, MetricsListener};
@@ -83,7 +83,7 @@ pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
     let options = log::Options {
         segment_bytes: 16 << 10,
         by_hand: true,
-        ..log::Options::new("/data/member/log", 0xc1, MEMBER)
+        ..log::Options::new("/data/member/log", ClusterId(0xc1), MemberId(MEMBER))
     };
     let disk = Arc::new(MemDisk::new(1));
     let (mut log, _) = log::Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {})).unwrap();

@@ -10,7 +10,7 @@ use disk::{Disk, Fault, MemDisk};
 use interchange::snapshot;
 use machine::snapshot::SnapshotVersion;
 use machine::{GrantedLease, Members};
-use numbers::{Index, LeaseId, Revision, Seconds, Term};
+use numbers::{Index, LeaseId, MemberId, Revision, Seconds, Term};
 use storage::Identity;
 use storage::kv_hash::HashedKv;
 use storage::restoration::{Restoration, RestorationError, RestoredHead};
@@ -77,7 +77,7 @@ fn restore(disk: &Arc<dyn Disk>) -> Result<(), RestorationError> {
         filling.push(&version)?;
     }
     let mut machine = filling.finish(None)?;
-    let hard_state = log::HardState { term: Term(1), vote: 7, commit: Index(1) };
+    let hard_state = log::HardState { term: Term(1), vote: MemberId(7), commit: Index(1) };
     let terms = restoration.follow(&mut machine, hard_state, &mut std::iter::empty())?;
     restoration.finish(machine, &terms)
 }

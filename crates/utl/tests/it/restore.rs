@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use numbers::{Index, LeaseId, Revision, Term};
+use numbers::{Index, LeaseId, MemberId, Revision, Term};
 use storage::kv_hash::HashedKv;
 use testkit::TempDir;
 
@@ -40,7 +40,7 @@ fn etcds_snapshots_become_members() {
         let hard_state = member.hard_state;
         assert_eq!(
             (hard_state.term, hard_state.vote, hard_state.commit),
-            (Term(1), identity.member_id, Index(1))
+            (Term(1), MemberId(identity.member_id), Index(1))
         );
         let only: Vec<_> = state.members.by_id.values().collect();
         assert_eq!(only.len(), 1);
@@ -126,7 +126,7 @@ fn members_of_a_cluster_begin_with_the_same() {
         assert_eq!((member.machine.applied_index, member.hard_state.commit), (Index(3), Index(3)));
         let own = &member.machine.members.by_id[&member.identity.member_id];
         assert_eq!((own.name.as_str(), own.peer_urls.as_slice()), (name.as_str(), [url].as_slice()));
-        let shared = (member.identity.cluster_id, member.machine.state_hash(), member.hard_state.vote);
+        let shared = (member.identity.cluster_id, member.machine.state_hash(), member.hard_state.vote.0);
         found.insert(member.identity.member_id, shared);
     }
     assert_eq!(found.len(), 3, "each has an id of its own");

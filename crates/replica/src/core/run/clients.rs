@@ -11,7 +11,7 @@ use bytes::Bytes;
 use consensus::{Node, Request};
 use log::Space;
 use mvcc::View;
-use numbers::{LeaseId, Revision, Seconds, Term};
+use numbers::{LeaseId, MemberId, Revision, Seconds, Term};
 use planted::Bug;
 use prost::Message as _;
 use telemetry::logging::{Logger, Value};
@@ -30,8 +30,8 @@ use crate::shared::Published;
 /// Linearizable reads.
 impl Core {
     fn footing(&self) -> Footing {
-        let can_ask =
-            self.node.standing().leader != 0 && (!self.leadership.leads() || self.leadership.has_settled());
+        let can_ask = self.node.standing().leader.is_some()
+            && (!self.leadership.leads() || self.leadership.has_settled());
         Footing { can_ask, pace: self.cpu_pressure.pace() }
     }
 
@@ -413,7 +413,7 @@ impl Core {
 impl Core {
     /// Returns true if the newest state of this member answers linearizable reads without a round.
     fn reads_local(&self) -> bool {
-        self.leadership.has_settled() && self.node.voters() == [self.shared.identity.member_id]
+        self.leadership.has_settled() && self.node.voters() == [MemberId(self.shared.identity.member_id)]
     }
 
     fn publish_view(&mut self) -> Arc<View> {
@@ -449,7 +449,7 @@ impl Core {
             applied_index: self.machine.applied_index,
             applied_term: self.machine.applied_term,
             commit_index: standing.commit,
-            leader: if self.parked.is_some() { 0 } else { standing.leader },
+            leader: if self.parked.is_some() { 0 } else { standing.leader.0 },
             reads_local: if self.parked.is_some() { self.is_parked_complete() } else { self.reads_local() },
             alarms: Arc::clone(&self.alarms),
             members: Arc::clone(self.membership.members()),

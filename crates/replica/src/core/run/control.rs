@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use api::etcdserverpb::{CompactionRequest, InternalRaftRequest};
 use consensus::Event;
+use numbers::MemberId;
 use storage::nospace::Cause;
 use telemetry::logging::Value;
 
@@ -176,7 +177,7 @@ impl Core {
             "OUT OF SERVICE: a committed entry depends on a value that cannot be read, and it cannot be applied without; rebuild this member from the others with `mainstay rebuild` or, if it is the only one, take a snapshot of what can still be read and restore from a backup",
             &[("index", Value::Uint(fatal.index.0)), ("why", Value::Str(&fatal.why))],
         );
-        let alone = self.node.voters() == [self.shared.identity.member_id];
+        let alone = self.node.voters() == [MemberId(self.shared.identity.member_id)];
         let parked = Parked::new(fatal, alone && !self.history.was_replayed(fatal.index));
         let why = parked.why();
         for proposal in self.proposals.take_all() {

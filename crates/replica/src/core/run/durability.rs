@@ -10,7 +10,7 @@ use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
 use consensus::{Entry, EntryKind, Event};
 use log::{LogEvent, Space, Synced};
 use machine::{Applied, AsOf, Change, Command, Outcome, Progress, Raised};
-use numbers::{ChangeId, Index, Revision, Term};
+use numbers::{ChangeId, Index, MemberId, Revision, Term};
 use planted::Bug;
 use storage::checkpointer::{CheckpointError, Checkpointed, Order, Relocation};
 use storage::nospace::Cause;
@@ -83,7 +83,8 @@ impl Core {
         }
         let within = self.shared.limits.quota_bytes.is_none_or(|quota| self.machine.in_use_bytes() < quota);
         let may_clear = self.room.is_roomy(&self.log) && within;
-        let present = Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader() != 0 };
+        let present =
+            Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
         let ample = self.log.space() == Space::Ample;
         if let Some(action) = self.nospace.look(ample, may_clear, present, now) {
             self.logger.info("the disk has room again: clearing the NOSPACE alarm that it had raised", &[]);
@@ -98,7 +99,8 @@ impl Core {
 
     /// Raises the NOSPACE alarm for this member.
     pub(super) fn raise_no_space(&mut self, cause: Cause, now: Instant) {
-        let present = Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader() != 0 };
+        let present =
+            Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
         let wanted = self.nospace.raise(cause, present, now);
         if wanted.note {
             self.note_cause();
@@ -409,7 +411,8 @@ impl Core {
         }
         // On a full disk the entry that settles a leader may wait for what this checkpoint frees.
         let leadership = &self.leadership;
-        let unsettled = leadership.leader() == 0 || (leadership.leads() && !leadership.has_settled());
+        let unsettled =
+            leadership.leader() == MemberId::NONE || (leadership.leads() && !leadership.has_settled());
         if unsettled && self.log.space() == Space::Ample {
             return;
         }

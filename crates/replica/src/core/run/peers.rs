@@ -14,7 +14,7 @@ use consensus::{
 };
 use log::{Batch, Reset};
 use machine::{Command, Machine, VoterChange};
-use numbers::Index;
+use numbers::{Index, MemberId};
 use planted::Bug;
 use storage::catch_up::Fetched;
 use storage::checkpointer::Order;
@@ -119,7 +119,7 @@ impl Core {
                 self.logger.error(
                     "cannot read old entries for a follower, which gets a snapshot instead; rebuild this member from \
                      the others with `mainstay rebuild`",
-                    &[("follower", Value::Id(fetch.to)), ("error", Value::Str(&why))],
+                    &[("follower", Value::Id(fetch.to.0)), ("error", Value::Str(&why))],
                 );
                 self.step(Event::Discarded(fetch.last))?;
                 Vec::new()
@@ -204,7 +204,7 @@ impl Core {
             return;
         }
         let standing = self.node.standing();
-        let alone = self.node.voters() == [self.shared.identity.member_id];
+        let alone = self.node.voters() == [MemberId(self.shared.identity.member_id)];
         if standing.role == Role::Follower && alone && self.machine.applied_index >= standing.commit {
             // Refused while its log is not synced: once it is, there is another turn.
             let taken = self.node.request(Request::Campaign);
@@ -251,7 +251,7 @@ impl Core {
 /// Leadership.
 impl Core {
     /// The voter that could lead at once: connected, and furthest of all.
-    fn successor(&self) -> Option<u64> {
+    fn successor(&self) -> Option<MemberId> {
         successor(&self.node, &self.machine, &self.shared)
     }
 
@@ -274,7 +274,7 @@ impl Core {
             None => {}
             Some(Leaves::HandsOver) => {
                 if let Some(to) = self.successor() {
-                    self.logger.warn("handing leadership over: the disk stalls", &[("to", Value::Id(to))]);
+                    self.logger.warn("handing leadership over: the disk stalls", &[("to", Value::Id(to.0))]);
                     self.transfer_to(to);
                 }
             }
@@ -292,34 +292,34 @@ impl Core {
             return;
         }
         let Some(to) = self.successor() else { return };
-        self.logger.info("handing leadership over before stopping", &[("to", Value::Id(to))]);
+        self.logger.info("handing leadership over before stopping", &[("to", Value::Id(to.0))]);
         self.transfer_to(to);
     }
 
     /// Asks raft to hand leadership to another member. A leader that was deposed in this very turn cannot; the next
     /// tick looks again where it matters.
-    fn transfer_to(&mut self, to: u64) {
+    fn transfer_to(&mut self, to: MemberId) {
         if let Err(why) = self.node.request(Request::Transfer(to)) {
             let why = why.to_string();
             self.logger.debug(
                 "leadership is not handed over",
-                &[("to", Value::Id(to)), ("reason", Value::Str(&why))],
+                &[("to", Value::Id(to.0)), ("reason", Value::Str(&why))],
             );
         }
     }
 
-    pub(super) fn move_leader(&mut self, request_id: RequestId, to: u64, now: Instant) {
+    pub(super) fn move_leader(&mut self, request_id: RequestId, to: MemberId, now: Instant) {
         // It may have been deposed in this turn, which `leads` shows only after it.
         if !self.leadership.leads() || self.node.standing().role != Role::Leader {
             self.refuse(request_id, error::NOT_LEADER);
             return;
         }
-        let voter = self.machine.members.by_id.get(&to).is_some_and(|member| !member.is_learner);
+        let voter = self.machine.members.by_id.get(&to.0).is_some_and(|member| !member.is_learner);
         if !voter {
             self.refuse(request_id, error::BAD_LEADER_TRANSFEREE);
             return;
         }
-        if to == self.shared.identity.member_id {
+        if to == MemberId(self.shared.identity.member_id) {
             self.reply(request_id, ReplyBody::LeaderMoved);
             return;
         }
@@ -362,11 +362,11 @@ impl Core {
     /// The leader's process has ended, as its host says by refusing connections, so there is no point in waiting for
     /// its heartbeats. The election timeout counts as over, but for the part that keeps members from campaigning
     /// together. If it is a mistake, the leader's next heartbeat undoes it.
-    pub(super) fn leader_ended(&mut self, id: u64) -> Result<(), Fatal> {
+    pub(super) fn leader_ended(&mut self, id: MemberId) -> Result<(), Fatal> {
         if !self.leadership.has_ended(id, self.node.standing()) {
             return Ok(());
         }
-        self.logger.warn("the leader's process has ended", &[("leader", Value::Id(id))]);
+        self.logger.warn("the leader's process has ended", &[("leader", Value::Id(id.0))]);
         for _ in 0..self.election_ticks() {
             self.step(Event::Ticked)?;
         }
@@ -388,21 +388,21 @@ impl Core {
         self.applied_since = true;
         let Some(before) = stood.was else { return };
         self.reads.ask_again();
-        if planted::is(planted::Bug::ProposedAgainEarly) && standing.leader != 0 {
+        if planted::is(planted::Bug::ProposedAgainEarly) && standing.leader.is_some() {
             self.propose_again(standing.term);
         }
-        self.shared.leader_is(standing.leader, now);
-        if standing.leader == 0 {
+        self.shared.leader_is(standing.leader.0, now);
+        if standing.leader == MemberId::NONE {
             self.logger.warn(
                 "lost the leader",
-                &[("was", Value::Id(before)), ("term", Value::Uint(standing.term.0))],
+                &[("was", Value::Id(before.0)), ("term", Value::Uint(standing.term.0))],
             );
         } else {
             self.shared.metrics.server.leader_changes.inc();
             let what = if self.leadership.leads() { "became leader" } else { "follows" };
             self.logger.info(
                 what,
-                &[("term", Value::Uint(standing.term.0)), ("leader", Value::Id(standing.leader))],
+                &[("term", Value::Uint(standing.term.0)), ("leader", Value::Id(standing.leader.0))],
             );
         }
         self.look_at_moves(now);
@@ -462,13 +462,16 @@ impl Core {
         match step {
             membership::Step::Nothing => {}
             membership::Step::HandOver(to) => {
-                self.logger.info("handing leadership over before being removed", &[("to", Value::Id(to))]);
+                self.logger.info("handing leadership over before being removed", &[("to", Value::Id(to.0))]);
                 self.transfer_to(to);
             }
             membership::Step::ProposeNext => self.propose_next_change(),
             membership::Step::Take(message) => self.step_received(*message),
             membership::Step::PassOn(removals) => {
-                let own = ConfChange { kind: ConfChangeKind::Remove, node: self.shared.identity.member_id };
+                let own = ConfChange {
+                    kind: ConfChangeKind::Remove,
+                    node: MemberId(self.shared.identity.member_id),
+                };
                 for data in removals {
                     // Without a leader it is lost, as in etcd.
                     let _ = self.node.request(Request::ProposeConfChange(own, data));
@@ -512,7 +515,7 @@ impl Core {
             Ok(VoterChange::Remove(node)) => ConfChange { kind: ConfChangeKind::Remove, node: *node },
             // Raft has to hear of it all the same: until then it takes no other change.
             Ok(VoterChange::Update(node)) => ConfChange { kind: ConfChangeKind::Update, node: *node },
-            Err(_) => ConfChange { kind: ConfChangeKind::Update, node: 0 },
+            Err(_) => ConfChange { kind: ConfChangeKind::Update, node: MemberId::NONE },
         };
         self.step(Event::ConfChanged(change))?;
         self.membership.applied(applied.request_id);
@@ -539,8 +542,8 @@ impl Core {
             ConfChangeKind::Remove => "removed a member",
             ConfChangeKind::Update => "updated a member",
         };
-        self.logger.info(what, &[("member-id", Value::Id(change.node))]);
-        if change.kind == ConfChangeKind::Remove && change.node == own {
+        self.logger.info(what, &[("member-id", Value::Id(change.node.0))]);
+        if change.kind == ConfChangeKind::Remove && change.node == MemberId(own) {
             self.end_removed(self.shared.clock.now());
         }
     }
@@ -581,7 +584,7 @@ impl Core {
     pub(super) fn propose_attributes(&mut self, now: Instant) {
         let (members, node) = (&self.machine.members, &self.node);
         let own = self.shared.identity.member_id;
-        let has_leader = || members.by_id.contains_key(&own) && node.standing().leader != 0;
+        let has_leader = || members.by_id.contains_key(&own) && node.standing().leader.is_some();
         if let Some(request) = self.attributes.propose(has_leader, now) {
             self.propose_own(request, Waiter::Attributes);
         }
@@ -641,7 +644,7 @@ impl Core {
         let Some(to) = self.successor() else { return };
         self.logger.warn(
             "handing leadership over: this member's state differs from the others'",
-            &[("to", Value::Id(to))],
+            &[("to", Value::Id(to.0))],
         );
         self.transfer_to(to);
     }
@@ -852,8 +855,8 @@ impl Core {
             let state = self.shared.read_long_at(Reader::Snapshot, view.moment_of_everything());
             let metadata = api::raftpb::SnapshotMetadata {
                 conf_state: Some(api::raftpb::ConfState {
-                    voters: self.node.voters(),
-                    learners: self.node.learners(),
+                    voters: self.node.voters().into_iter().map(|id| id.0).collect(),
+                    learners: self.node.learners().into_iter().map(|id| id.0).collect(),
                     ..Default::default()
                 }),
                 index: Some(head.applied_index.0),
@@ -880,14 +883,14 @@ impl Core {
 }
 
 /// The voter that could lead at once: connected, and furthest of all.
-fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Option<u64> {
+fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Option<MemberId> {
     let peers = shared.peers()?;
     let corrupt = AlarmType::Corrupt as i32;
     node.progress()
         .into_iter()
-        .filter(|p| !p.is_learner && p.recently_active && p.id != shared.identity.member_id)
-        .filter(|p| peers.active_since(p.id).is_some())
-        .filter(|p| !machine.alarms.is_raised(corrupt, p.id))
+        .filter(|p| !p.is_learner && p.recently_active && p.id != MemberId(shared.identity.member_id))
+        .filter(|p| peers.active_since(p.id.0).is_some())
+        .filter(|p| !machine.alarms.is_raised(corrupt, p.id.0))
         .max_by_key(|p| p.matched)
         .map(|p| p.id)
 }

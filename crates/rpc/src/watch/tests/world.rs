@@ -20,7 +20,7 @@ use disk::MemDisk;
 use front::{LocalBoxFuture, TrySend};
 use machine::{Alarms, Members, ReadError, Values};
 use mvcc::{KeyRange, Location, Store, Value};
-use numbers::{Index, LeaseId, Revision, Seconds, Term};
+use numbers::{ClusterId, Index, LeaseId, MemberId, Revision, Seconds, Term};
 use prost::Message as _;
 
 use crate::watch::{Hub, Requests, Responses};
@@ -87,7 +87,7 @@ pub struct World {
 
 impl World {
     pub fn new(request_bytes_max: usize, progress_interval: Duration) -> World {
-        let options = log::Options { by_hand: true, ..log::Options::new("/log", 1, 2) };
+        let options = log::Options { by_hand: true, ..log::Options::new("/log", ClusterId(1), MemberId(2)) };
         let disk = Arc::new(MemDisk::new(1));
         let (log, _) = log::Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {})).expect("opens");
         let mut store = Store::new();
