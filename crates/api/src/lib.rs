@@ -57,8 +57,6 @@ pub mod limits {
     pub const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
     /// The longest TTL a lease may have, in seconds.
     pub const LEASE_TTL_MAX: i64 = 9_000_000_000;
-    /// How many committed entries may wait to be applied before proposals are refused.
-    pub const APPLY_LAG_MAX: u64 = 5000;
     /// The bytes of one piece of a streamed snapshot.
     pub const SNAPSHOT_BLOB_BYTES: usize = 32 * 1024;
 }

@@ -401,11 +401,6 @@ impl Stepped {
         self.services.call(self.head(rpc), message)
     }
 
-    /// Makes a unary call as [`Stepped::unary`] does, with this head.
-    pub fn unary_of(&self, head: Head, message: Bytes) -> Unary {
-        self.services.call(head, message)
-    }
-
     /// Makes a unary call as [`Stepped::unary`] does, and resolves to the answer's bytes. To be polled between
     /// [`Stepped::poll_tasks`], or as one of the member's tasks.
     pub fn call(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Bytes, Status>> {

@@ -44,19 +44,6 @@ impl<S: Source> Backend<S> {
         Ok(History { cursor: self.walk(name::KEY)? })
     }
 
-    /// All changes from a revision on.
-    ///
-    /// # Errors
-    ///
-    /// When the way to them is damaged.
-    pub fn history_from(&self, from: StoredChangeId) -> Result<History<'_, S>, Error> {
-        let mut cursor = self.walk(name::KEY)?;
-        if let Some(cursor) = &mut cursor {
-            cursor.seek(&from.encode())?;
-        }
-        Ok(History { cursor })
-    }
-
     /// All leases.
     ///
     /// # Errors
