@@ -13,6 +13,7 @@ const ORDER: &[&str] = &[
     "clock",
     "disk",
     "api",
+    "tls",
     "mvcc",
     "machine",
     "consensus",

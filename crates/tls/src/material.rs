@@ -1,0 +1,369 @@
+//! What was loaded from the files at one moment, ready for handshakes. It is replaced as a whole.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::server::NoServerSessionStorage;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::time_provider::TimeProvider;
+use rustls::{ClientConfig, ServerConfig, SupportedProtocolVersion, version};
+use rustls_pki_types::CertificateDer;
+use stdx::calendar::format_rfc3339;
+
+use crate::certificate::{Certificate, Purpose};
+use crate::error::LoadError;
+use crate::files::{Contents, Part};
+use crate::peer_checks::{Allowed, Authorities, Clients, PeerChecks, Servers};
+use crate::pem;
+use crate::revocation::Revocations;
+use crate::settings::{Settings, Version, suites};
+use crate::trust::{Fingerprint, Trust};
+
+/// A certificate of this member or of an authority that it trusts, and when it ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expiry {
+    /// Whose certificate it is.
+    pub of: Owner,
+    /// The file. If it has several certificates, the one that ends first counts.
+    pub file: PathBuf,
+    /// Last second in which the certificate is valid.
+    pub not_after: SystemTime,
+}
+
+/// Whose certificate an [`Expiry`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// Shown by the listeners.
+    Listener,
+    /// Shown to servers that this member connects to.
+    Client,
+    /// Trusted authorities.
+    Authority,
+}
+
+impl Owner {
+    /// A word for metrics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Owner::Listener => "listener",
+            Owner::Client => "client",
+            Owner::Authority => "authority",
+        }
+    }
+}
+
+impl Expiry {
+    /// How long the certificate is still valid; `None` if it has ended.
+    pub fn expires_in(&self, now: SystemTime) -> Option<Duration> {
+        self.not_after.duration_since(now).ok()
+    }
+
+    /// Whole days left, rounded down; below 0 if the certificate has ended.
+    pub fn days_left(&self, now: SystemTime) -> i64 {
+        let seconds = |time: SystemTime| {
+            let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+            i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+        };
+        (seconds(self.not_after) - seconds(now)).div_euclid(86_400)
+    }
+}
+
+/// Something that an operator should know about material that is used all the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// The file it is about.
+    pub file: PathBuf,
+    /// What is strange about it, and what follows.
+    pub text: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.file.display(), self.text)
+    }
+}
+
+pub(crate) struct Material {
+    /// 1 for what was loaded first, one more for each replacement.
+    pub(crate) generation: u64,
+    /// `None` if listeners have no certificate.
+    pub(crate) server: Option<Arc<ServerConfig>>,
+    pub(crate) client: Arc<ClientConfig>,
+    /// Checks of clients; `None` if they are not asked for certificates.
+    pub(crate) clients: Option<PeerChecks>,
+    /// Checks of servers.
+    pub(crate) servers: PeerChecks,
+    pub(crate) expiries: Vec<Expiry>,
+    pub(crate) warnings: Vec<Warning>,
+    /// One line about each certificate of this member, without secrets.
+    pub(crate) summary: Vec<String>,
+    authorities_hash: Option<Fingerprint>,
+    revocations_hash: Option<Fingerprint>,
+}
+
+impl Material {
+    /// Parses the files' contents. What did not change is taken over from `previous`.
+    pub(crate) fn build(
+        settings: &Settings,
+        contents: &Contents,
+        time: &Arc<dyn TimeProvider>,
+        previous: Option<&Material>,
+    ) -> Result<Material, LoadError> {
+        settings.check()?;
+        let now = time.current_time().map_or(0, |now| now.as_secs());
+        let mut notes = Notes { now, expiries: Vec::new(), warnings: Vec::new(), summary: Vec::new() };
+
+        let own = pair(contents, Part::Certificate, Part::Key)?;
+        if let Some((file, own)) = &own {
+            notes.own(file, &own.cert, Owner::Listener, Purpose::Server);
+        }
+        let client = match pair(contents, Part::ClientCertificate, Part::ClientKey)? {
+            Some((file, client)) => {
+                notes.own(file, &client.cert, Owner::Client, Purpose::Client);
+                Some(client)
+            }
+            None => {
+                if let Some((file, own)) = own.as_ref().filter(|_| settings.dials) {
+                    notes.purpose(file, &own.cert, Purpose::Client);
+                }
+                own.as_ref().map(|(_, own)| own.clone())
+            }
+        };
+
+        let authorities = contents.get(Part::Authorities)?;
+        let authorities_hash = authorities.map(|(_, bytes)| hash(bytes));
+        let authorities = match authorities {
+            None => Authorities::System,
+            Some((file, bytes)) => {
+                notes.authorities(file, &pem::authorities(file, bytes)?);
+                let unchanged = previous.filter(|previous| previous.authorities_hash == authorities_hash);
+                match unchanged.map(|previous| &previous.servers.authorities) {
+                    Some(Authorities::Of(trust)) => Authorities::Of(trust.clone()),
+                    _ => Authorities::Of(Arc::new(Trust::from_pem(file, bytes)?)),
+                }
+            }
+        };
+        let list = contents.get(Part::Revocations)?;
+        let revocations_hash = list.map(|(_, bytes)| hash(bytes));
+        let revocations = match list {
+            None => None,
+            Some((file, bytes)) => {
+                let unchanged = previous.filter(|previous| previous.revocations_hash == revocations_hash);
+                let revocations = match unchanged.and_then(|previous| previous.servers.revocations.clone()) {
+                    Some(revocations) => revocations,
+                    None => Arc::new(
+                        Revocations::parse(bytes).map_err(|problem| LoadError::of_file(file, problem))?,
+                    ),
+                };
+                notes.revocations(file, &revocations);
+                Some(revocations)
+            }
+        };
+        let allowed = if !settings.allowed_cns.is_empty() {
+            Allowed::CommonNames(settings.allowed_cns.clone())
+        } else if !settings.allowed_hostnames.is_empty() {
+            Allowed::HostNames(settings.allowed_hostnames.clone())
+        } else {
+            Allowed::Any
+        };
+        let checks = PeerChecks { authorities, allowed, revocations };
+        let clients = settings.wants_client_certificates().then(|| checks.clone());
+        let servers = if settings.insecure_skip_verify {
+            PeerChecks { authorities: Authorities::Anybody, ..checks }
+        } else {
+            checks
+        };
+
+        let builder = Builder { settings, provider: provider(settings)?, versions: versions(settings), time };
+        let server = match own {
+            None => None,
+            Some((_, own)) => Some(builder.server(own, clients.clone())?),
+        };
+        let client = builder.client(client, servers.clone())?;
+        Ok(Material {
+            generation: previous.map_or(1, |previous| previous.generation + 1),
+            server,
+            client,
+            clients,
+            servers,
+            expiries: notes.expiries,
+            warnings: notes.warnings,
+            summary: notes.summary,
+            authorities_hash,
+            revocations_hash,
+        })
+    }
+}
+
+fn pair(
+    contents: &Contents,
+    certificate: Part,
+    key: Part,
+) -> Result<Option<(&Path, Arc<CertifiedKey>)>, LoadError> {
+    let (Some((cert_file, cert)), Some((key_file, key))) = (contents.get(certificate)?, contents.get(key)?)
+    else {
+        return Ok(None);
+    };
+    Ok(Some((cert_file, pem::key_pair(cert_file, cert, key_file, key)?)))
+}
+
+fn hash(bytes: &[u8]) -> Fingerprint {
+    use sha2::{Digest as _, Sha256};
+    Sha256::digest(bytes).into()
+}
+
+fn provider(settings: &Settings) -> Result<Arc<CryptoProvider>, LoadError> {
+    let cipher_suites = suites(&settings.cipher_suites, &settings.alpn)?;
+    Ok(Arc::new(CryptoProvider { cipher_suites, ..ring::default_provider() }))
+}
+
+fn versions(settings: &Settings) -> Vec<&'static SupportedProtocolVersion> {
+    let min = settings.min_version.unwrap_or(Version::Tls12);
+    let max = settings.max_version.unwrap_or(Version::Tls13);
+    let all = [(Version::Tls13, &version::TLS13), (Version::Tls12, &version::TLS12)];
+    all.into_iter().filter(|(version, _)| (min..=max).contains(version)).map(|(_, version)| version).collect()
+}
+
+struct Builder<'a> {
+    settings: &'a Settings,
+    provider: Arc<CryptoProvider>,
+    versions: Vec<&'static SupportedProtocolVersion>,
+    time: &'a Arc<dyn TimeProvider>,
+}
+
+impl Builder<'_> {
+    fn server(
+        &self,
+        own: Arc<CertifiedKey>,
+        clients: Option<PeerChecks>,
+    ) -> Result<Arc<ServerConfig>, LoadError> {
+        let builder = ServerConfig::builder_with_details(self.provider.clone(), self.time.clone())
+            .with_protocol_versions(&self.versions)
+            .map_err(unusable)?;
+        let builder = match clients {
+            None => builder.with_no_client_auth(),
+            Some(checks) => builder.with_client_cert_verifier(Arc::new(Clients::new(checks))),
+        };
+        let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(own)));
+        config.alpn_protocols.clone_from(&self.settings.alpn);
+        // Sessions are resumed by tickets alone: the member keeps nothing of a client that has gone.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        // Its keys are new with each generation, so that nobody resumes what began before a reload. They rotate by themselves.
+        config.ticketer = ring::Ticketer::new().map_err(unusable)?;
+        config.send_tls13_tickets = 1;
+        Ok(Arc::new(config))
+    }
+
+    fn client(
+        &self,
+        own: Option<Arc<CertifiedKey>>,
+        servers: PeerChecks,
+    ) -> Result<Arc<ClientConfig>, LoadError> {
+        let builder = ClientConfig::builder_with_details(self.provider.clone(), self.time.clone())
+            .with_protocol_versions(&self.versions)
+            .map_err(unusable)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Servers::new(servers)));
+        let mut config = match own {
+            None => builder.with_no_client_auth(),
+            Some(own) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(own))),
+        };
+        config.alpn_protocols.clone_from(&self.settings.client_alpn);
+        Ok(Arc::new(config))
+    }
+}
+
+fn unusable(error: rustls::Error) -> LoadError {
+    LoadError::new(format!("tls: {error}"))
+}
+
+/// What is noticed while files are loaded.
+struct Notes {
+    now: u64,
+    expiries: Vec<Expiry>,
+    warnings: Vec<Warning>,
+    summary: Vec<String>,
+}
+
+impl Notes {
+    fn own(&mut self, file: &Path, chain: &[CertificateDer<'_>], of: Owner, purpose: Purpose) {
+        self.expires(file, chain, of);
+        self.purpose(file, chain, purpose);
+        if let Some(certificate) = chain.first().and_then(|der| Certificate::parse(der)) {
+            self.summary.push(format!(
+                "{} certificate {}: common name {:?}, serial number {}, valid until {}",
+                of.name(),
+                file.display(),
+                certificate.common_name.unwrap_or_default(),
+                crate::revocation::Serial::new(certificate.serial).text(),
+                date(certificate.not_after)
+            ));
+        }
+    }
+
+    fn purpose(&mut self, file: &Path, chain: &[CertificateDer<'_>], purpose: Purpose) {
+        let allows = |der: &CertificateDer<'_>| {
+            Certificate::parse(der).is_some_and(|certificate| certificate.allows(purpose))
+        };
+        if !chain.first().is_none_or(allows) {
+            self.warn(
+                file,
+                match purpose {
+                    Purpose::Server => {
+                        "the certificate is not for servers (TLS Web Server Authentication is not among \
+                                        its purposes): clients will refuse it"
+                    }
+                    Purpose::Client => {
+                        "the certificate is not for clients (TLS Web Client Authentication is not among \
+                                        its purposes): servers that ask for a certificate will refuse it"
+                    }
+                },
+            );
+        }
+    }
+
+    fn authorities(&mut self, file: &Path, certificates: &[CertificateDer<'_>]) {
+        self.expires(file, certificates, Owner::Authority);
+        let signs = |der: &CertificateDer<'_>| {
+            Certificate::parse(der).is_some_and(|certificate| certificate.can_sign())
+        };
+        if !certificates.iter().any(signs) {
+            self.warn(file, "none of the certificates may sign others: only these themselves are trusted");
+        }
+    }
+
+    fn revocations(&mut self, file: &Path, revocations: &Revocations) {
+        self.summary.push(format!("{}: {} serial numbers revoked", file.display(), revocations.len()));
+        if let Some(due) = revocations.next_update.filter(|due| *due < self.now) {
+            self.warn(file, &format!("a newer list was due at {}; this one is used", date(due)));
+        }
+    }
+
+    fn expires(&mut self, file: &Path, chain: &[CertificateDer<'_>], of: Owner) {
+        let parsed = || chain.iter().filter_map(|der| Certificate::parse(der));
+        let Some(not_after) = parsed().map(|certificate| certificate.not_after).min() else { return };
+        let not_before = parsed().map(|certificate| certificate.not_before).max().unwrap_or_default();
+        self.expiries.push(Expiry { of, file: file.to_owned(), not_after: system_time(not_after) });
+        if not_after < self.now {
+            self.warn(file, &format!("a certificate has expired at {}", date(not_after)));
+        }
+        if not_before > self.now {
+            self.warn(file, &format!("a certificate is not valid before {}", date(not_before)));
+        }
+    }
+
+    fn warn(&mut self, file: &Path, text: &str) {
+        self.warnings.push(Warning { file: file.to_owned(), text: text.to_owned() });
+    }
+}
+
+pub(crate) fn system_time(seconds: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).unwrap_or(UNIX_EPOCH)
+}
+
+fn date(seconds: u64) -> String {
+    format_rfc3339(system_time(seconds))
+}

@@ -1,0 +1,189 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use rustls::{CertificateError, OtherError};
+use rustls_pki_types::UnixTime;
+use stdx::calendar::format_rfc3339;
+
+/// Why a peer's certificate is refused. Displays as etcd writes it to its log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// A client showed no certificate where one is required.
+    NoCertificate,
+    /// There are more certificates, or more bytes of them, than are looked at.
+    TooLarge {
+        /// Certificates that the peer sent.
+        certificates: usize,
+        /// Their sizes together.
+        bytes: usize,
+    },
+    /// The certificate cannot be parsed.
+    Malformed,
+    /// The certificate, or one that it depends on, is not valid yet. Seconds since 1970.
+    NotYetValid {
+        /// Time of the check.
+        now: u64,
+        /// First second in which it is valid.
+        not_before: u64,
+    },
+    /// The certificate, or one that it depends on, is not valid any more. Seconds since 1970.
+    Expired {
+        /// Time of the check.
+        now: u64,
+        /// Last second in which it was valid.
+        not_after: u64,
+    },
+    /// No trusted authority stands behind the certificate.
+    UnknownAuthority,
+    /// The certificate is not for what it was used for: a server's certificate shown by a client, or the other way round.
+    WrongPurpose,
+    /// Another rule for certificates is broken; the text says which.
+    Invalid(String),
+    /// Neither the common name nor the host names are among those that are allowed.
+    NotAllowed,
+    /// The serial number is on the list of revocations.
+    Revoked {
+        /// The serial number in hexadecimal digits.
+        serial: String,
+    },
+    /// A server's certificate is not for the host that was dialed.
+    WrongHost(String),
+    /// A client's certificate is not for the address that it comes from.
+    WrongAddress(String),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const VERIFY: &str = "tls: failed to verify certificate: ";
+        const TIME: &str = "x509: certificate has expired or is not yet valid: current time";
+        let time = |seconds: &u64| {
+            format_rfc3339(UNIX_EPOCH.checked_add(Duration::from_secs(*seconds)).unwrap_or(UNIX_EPOCH))
+        };
+        match self {
+            Refusal::NoCertificate => f.write_str("tls: client didn't provide a certificate"),
+            Refusal::TooLarge { certificates, bytes } => write!(
+                f,
+                "tls: too large a certificate chain: {certificates} certificates, {bytes} bytes (at most {}, {})",
+                crate::MAX_CHAIN_CERTIFICATES,
+                crate::MAX_CHAIN_BYTES
+            ),
+            Refusal::Malformed => {
+                f.write_str("tls: failed to parse client certificate: x509: malformed certificate")
+            }
+            Refusal::NotYetValid { now, not_before } => {
+                write!(f, "{VERIFY}{TIME} {} is before {}", time(now), time(not_before))
+            }
+            Refusal::Expired { now, not_after } => {
+                write!(f, "{VERIFY}{TIME} {} is after {}", time(now), time(not_after))
+            }
+            Refusal::UnknownAuthority => write!(f, "{VERIFY}x509: certificate signed by unknown authority"),
+            Refusal::WrongPurpose => {
+                write!(f, "{VERIFY}x509: certificate specifies an incompatible key usage")
+            }
+            Refusal::Invalid(problem) => write!(f, "{VERIFY}x509: {problem}"),
+            Refusal::NotAllowed => f.write_str("client certificate authentication failed"),
+            Refusal::Revoked { serial } => write!(f, "transport: certificate serial {serial} revoked"),
+            Refusal::WrongHost(problem) => write!(f, "{VERIFY}{problem}"),
+            Refusal::WrongAddress(problem) => f.write_str(problem),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl Refusal {
+    /// As `rustls` wants it from a verifier. It chooses the alert that the peer gets: Go's, where Go has one of its own.
+    pub(crate) fn to_rustls(&self) -> rustls::Error {
+        let time = |seconds: u64| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let error = match *self {
+            Refusal::Expired { now, not_after } => {
+                CertificateError::ExpiredContext { time: time(now), not_after: time(not_after) }
+            }
+            Refusal::NotYetValid { now, not_before } => {
+                CertificateError::NotValidYetContext { time: time(now), not_before: time(not_before) }
+            }
+            Refusal::UnknownAuthority => CertificateError::UnknownIssuer,
+            Refusal::Malformed => CertificateError::BadEncoding,
+            Refusal::WrongPurpose => CertificateError::InvalidPurpose,
+            _ => CertificateError::Other(OtherError(Arc::new(self.clone()))),
+        };
+        rustls::Error::InvalidCertificate(error)
+    }
+
+    /// The refusal behind an error of a handshake; `None` if the handshake failed for another reason.
+    pub fn behind(error: &rustls::Error) -> Option<Refusal> {
+        let error = match error {
+            rustls::Error::NoCertificatesPresented => return Some(Refusal::NoCertificate),
+            rustls::Error::InvalidCertificate(error) => error,
+            _ => return None,
+        };
+        Some(match error {
+            CertificateError::ExpiredContext { time, not_after } => {
+                Refusal::Expired { now: time.as_secs(), not_after: not_after.as_secs() }
+            }
+            CertificateError::NotValidYetContext { time, not_before } => {
+                Refusal::NotYetValid { now: time.as_secs(), not_before: not_before.as_secs() }
+            }
+            CertificateError::UnknownIssuer => Refusal::UnknownAuthority,
+            CertificateError::BadEncoding => Refusal::Malformed,
+            CertificateError::InvalidPurpose => Refusal::WrongPurpose,
+            CertificateError::Other(OtherError(other)) => match other.downcast_ref::<Refusal>() {
+                Some(refusal) => refusal.clone(),
+                None => Refusal::Invalid(other.to_string()),
+            },
+            other => Refusal::Invalid(other.to_string()),
+        })
+    }
+}
+
+/// Why a handshake failed, in etcd's words where it has them: the `error` of `rejected connection on client endpoint`.
+pub fn explain(error: &rustls::Error) -> String {
+    if let Some(refusal) = Refusal::behind(error) {
+        return refusal.to_string();
+    }
+    match error {
+        rustls::Error::InvalidMessage(_) => "tls: first record does not look like a TLS handshake".to_owned(),
+        rustls::Error::AlertReceived(alert) => format!("remote error: tls: {}", alert_text(*alert)),
+        rustls::Error::PeerIncompatible(rustls::PeerIncompatible::NoCipherSuitesInCommon) => {
+            "tls: no cipher suite supported by both client and server".to_owned()
+        }
+        rustls::Error::PeerIncompatible(
+            rustls::PeerIncompatible::Tls12NotOffered
+            | rustls::PeerIncompatible::Tls12NotOfferedOrEnabled
+            | rustls::PeerIncompatible::Tls13RequiredForQuic
+            | rustls::PeerIncompatible::SupportedVersionsExtensionRequired,
+        ) => "tls: client offered only unsupported versions".to_owned(),
+        rustls::Error::NoApplicationProtocol => {
+            "tls: client requested unsupported application protocols".to_owned()
+        }
+        error => format!("tls: {error}"),
+    }
+}
+
+/// Go's names of the alerts that clients of a server send.
+fn alert_text(alert: rustls::AlertDescription) -> String {
+    use rustls::AlertDescription as Alert;
+    let text = match alert {
+        Alert::CloseNotify => "close notify",
+        Alert::UnexpectedMessage => "unexpected message",
+        Alert::BadRecordMac => "bad record MAC",
+        Alert::HandshakeFailure => "handshake failure",
+        Alert::BadCertificate => "bad certificate",
+        Alert::UnsupportedCertificate => "unsupported certificate",
+        Alert::CertificateRevoked => "revoked certificate",
+        Alert::CertificateExpired => "expired certificate",
+        Alert::CertificateUnknown => "unknown certificate",
+        Alert::IllegalParameter => "illegal parameter",
+        Alert::UnknownCA => "unknown certificate authority",
+        Alert::AccessDenied => "access denied",
+        Alert::DecodeError => "error decoding message",
+        Alert::DecryptError => "error decrypting message",
+        Alert::ProtocolVersion => "protocol version not supported",
+        Alert::InternalError => "internal error",
+        Alert::CertificateRequired => "certificate required",
+        Alert::NoApplicationProtocol => "no application protocol",
+        other => return format!("alert({})", u8::from(other)),
+    };
+    text.to_owned()
+}
