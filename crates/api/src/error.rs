@@ -82,7 +82,7 @@ impl Code {
     }
 }
 
-/// What a client gets instead of an answer.
+/// The status that a client gets instead of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     /// The gRPC code.

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-/// How an address is spoken to.
+/// The scheme of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     /// Plain HTTP over TCP.
@@ -140,7 +140,7 @@ impl Url {
         Ok(urls)
     }
 
-    /// How to speak to it.
+    /// Returns the scheme.
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }

@@ -17,14 +17,14 @@ pub enum Role {
     Leader,
 }
 
-/// Where a node stands.
+/// The present standing of a node.
 ///
 /// What is applied is never beyond `commit`, and `commit` is never beyond `last`. What is synced here is in no order with
 /// `commit`: an entry is committed once a majority has synced it, and this member, leader or follower, need not be a part
 /// of that majority. What [`Effects::commit`] holds is always synced here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// Its part.
+    /// Role of the node.
     pub role: Role,
     /// The leader it knows of; 0 for none.
     pub leader: MemberId,
@@ -36,21 +36,21 @@ pub struct Standing {
     pub last: Index,
 }
 
-/// How a leader sends entries to a member.
+/// The way in which a leader sends entries to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgressState {
     /// One append at a time, to find out where the logs meet.
     Probe,
     /// One append after the other, without waiting.
     Replicate,
-    /// None, until the snapshot of this index has arrived.
+    /// No entries are sent until the snapshot of this index has arrived.
     Snapshot {
         /// The snapshot's position, at the least.
         index: Index,
     },
 }
 
-/// What a leader knows about a member.
+/// A leader's knowledge of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The member.
@@ -63,14 +63,14 @@ pub struct Progress {
     pub is_learner: bool,
     /// True if it answered since the leader last looked, which it does every election timeout.
     pub recently_active: bool,
-    /// How it gets entries.
+    /// The way in which entries are sent to it.
     pub state: ProgressState,
 }
 
 /// A snapshot was accepted: what the log and the applied state are replaced by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Restore {
-    /// Its position.
+    /// Index of the snapshot.
     pub index: Index,
     /// The term of the entry at that position.
     pub term: Term,
@@ -83,7 +83,7 @@ pub struct Restore {
 /// Entries and state for the log.
 #[derive(Debug)]
 pub struct Append {
-    /// What [`Event::LogSynced`](crate::Event::LogSynced) has to name.
+    /// Number that [`Event::LogSynced`](crate::Event::LogSynced) has to name.
     pub number: u64,
     /// In order; the first may replace entries already in the log.
     pub entries: Vec<Entry>,
@@ -100,7 +100,7 @@ pub struct ConfirmedRead {
     pub index: Index,
 }
 
-/// What is to be done, in the imperative.
+/// What the caller has to do, in the imperative.
 #[derive(Debug, Default)]
 pub struct Effects {
     /// To be carried out before `append`: the log restarts behind it. Persisted together with `append`, which is

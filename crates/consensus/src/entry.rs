@@ -4,7 +4,7 @@ use bytes::Bytes;
 use numbers::{Index, MemberId, Term};
 use raft::eraftpb;
 
-/// What an entry's data is.
+/// The type of an entry's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     /// Bytes of an `InternalRaftRequest`; empty for the entry that a new leader appends.
@@ -18,26 +18,26 @@ pub enum EntryKind {
 pub struct Entry {
     /// The term in which it was proposed.
     pub term: Term,
-    /// Its position, counted from 1.
+    /// Index of the entry, counted from 1.
     pub index: Index,
-    /// What `data` is.
+    /// Type of `data`.
     pub kind: EntryKind,
     /// The payload, etcd's bytes.
     pub data: Bytes,
 }
 
-/// What a node must find again after a crash.
+/// The state that a node must find again after a crash, besides entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
     /// The newest term seen.
     pub term: Term,
-    /// Whom this member voted for in that term; 0 for nobody.
+    /// Member that this member voted for in that term; 0 for none.
     pub vote: MemberId,
     /// The newest index known to be committed.
     pub commit: Index,
 }
 
-/// What a membership change does to the voters.
+/// The effect of a membership change on the voters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfChangeKind {
     /// Adds a voter, or makes one of a learner.
@@ -53,9 +53,9 @@ pub enum ConfChangeKind {
 /// A membership change as raft sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfChange {
-    /// What happens.
+    /// Effect of the change.
     pub kind: ConfChangeKind,
-    /// To whom.
+    /// Id of the member that it concerns.
     pub node: MemberId,
 }
 

@@ -6,7 +6,7 @@ use numbers::{EntryId, Index, MemberId, Term};
 
 use crate::entry::{ConfChange, Entry, HardState};
 
-/// How a node is set up. All times are in ticks.
+/// The settings of a node. All times are in ticks.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// This member's id; not 0.
@@ -42,7 +42,7 @@ impl Default for Config {
     }
 }
 
-/// What a node starts from: the checkpoint's position and what the log holds.
+/// The state from which a node starts: the checkpoint's position and the content of the log.
 #[derive(Clone, Debug, Default)]
 pub struct Restored {
     /// Term, vote and commit index as last synced.
@@ -73,7 +73,7 @@ pub struct Fetch {
     pub first: Index,
     /// The first entry that is not wanted any more.
     pub last: Index,
-    /// How many payload bytes are enough. One entry is to be read however large it is.
+    /// Bytes of payload that are enough. One entry is read however large it is.
     pub bytes_max: u64,
 }
 
@@ -106,10 +106,10 @@ pub enum Request {
     Campaign,
 }
 
-/// What happened, in the past tense.
+/// An event that has happened, in the past tense.
 ///
-/// The caller knows all of it from its own doing, so a node that cannot take an event has found a bug. What clients
-/// and peers cause is a [`Request`].
+/// The caller knows all of it from its own doing, so a node that cannot take an event has found a bug. What clients and
+/// peers cause is a [`Request`].
 #[derive(Debug)]
 pub enum Event {
     /// One tick went by.
@@ -132,19 +132,20 @@ pub enum Event {
     PeerUnreachable(MemberId),
     /// The sending of a snapshot has ended.
     SnapshotReported {
-        /// Whom it was for.
+        /// Id of the member that it was for.
         to: MemberId,
         /// True if the receiver has it whole.
         delivered: bool,
     },
     /// The answer to one of `Effects::fetches`; each must get one.
     Fetched {
-        /// As it was asked for.
+        /// The fetch as it was requested.
         fetch: Fetch,
         /// Entries from `fetch.first` on, without a gap; none if they could not be read.
         entries: Vec<Entry>,
     },
-    /// Whether the disk hangs. While it does, this node starts no campaign, for it could not keep up as a leader.
+    /// The disk hangs, or works again. While it hangs, this node starts no campaign, since it could not keep up as a
+    /// leader.
     DiskStalled(bool),
 }
 
@@ -167,7 +168,7 @@ pub enum Refused {
     NoLeader,
     /// Leadership is being handed over; no proposals until that has ended.
     Transferring,
-    /// What is wrong, for the operator.
+    /// Description for the operator.
     Other(String),
 }
 

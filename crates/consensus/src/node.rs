@@ -77,7 +77,7 @@ pub struct Node {
     stored: Index,
     /// The snapshot that is being restored.
     restoring: Option<Restoring>,
-    /// What the caller says is applied; raft takes it once it is synced too.
+    /// Last entry that the caller has applied; raft is told once it is synced too.
     applied: Index,
     outbox: Outbox,
     /// By follower; only while leading.
@@ -104,7 +104,7 @@ pub struct Node {
 
 /// A snapshot that was given out to be restored and is not synced yet.
 struct Restoring {
-    /// Its position.
+    /// Index of the entry.
     index: Index,
     /// The number of the batch that it comes with.
     batch: u64,
@@ -710,7 +710,7 @@ impl Node {
         }
     }
 
-    /// What follows from the events so far; `None` once there is nothing more to do.
+    /// Returns what follows from the events so far; `None` once there is nothing more to do.
     pub fn effects(&mut self) -> Option<Effects> {
         if !self.raw.has_ready() {
             let commit = self.given_out(Vec::new());
@@ -788,7 +788,7 @@ impl Node {
         Some(effects)
     }
 
-    /// What may be applied of what is committed, in order.
+    /// Returns the committed entries that may be applied, in order.
     fn given_out(&mut self, committed: Vec<eraftpb::Entry>) -> Vec<Entry> {
         let committed = committed.into_iter().map(Entry::from_raft);
         let (batch, withheld) = &mut self.withheld;
@@ -817,11 +817,11 @@ impl Node {
         assert_eq!(index - first.index + 1, given_out.len() as u64, "entries are given out without a gap");
     }
 
-    /// Returns true if the commit index has to be on disk before anybody hears of it: it has come to the removal of a
-    /// member. Those that a removal leaves may need the removed one's vote until they know that the removal is committed,
-    /// but that one ends once it knows. So nobody tells or confirms the commit of a removal, or applies it, while it
-    /// might forget it itself. Nobody ends because of other changes, and the majorities before and after one of them have
-    /// a member in common: their commit may be forgotten and found again.
+    /// Returns true if the commit index has to be on disk before it is reported to any member, since it has come to the
+    /// removal of a member. The remaining members may need the removed one's vote until they know that the removal is
+    /// committed, but the removed one ends once it knows. So no member reports, confirms or applies the commit of a
+    /// removal while it might forget it itself. Other changes end no member, and the majorities before and after one of
+    /// them have a member in common: their commit may be forgotten and found again.
     fn notes_commit_first(&mut self) -> bool {
         let committed = self.raw.raft.raft_log.committed;
         let looked_through = std::mem::replace(&mut self.looked_through, committed);
@@ -935,7 +935,7 @@ impl Node {
         });
     }
 
-    /// Where the node stands now.
+    /// Returns the present standing of the node.
     pub fn standing(&self) -> Standing {
         let raft = &self.raw.raft;
         Standing {
@@ -951,7 +951,7 @@ impl Node {
         }
     }
 
-    /// What a leader knows about every member, itself included, by id; nothing on others.
+    /// Returns a leader's knowledge of every member, itself included, by id; nothing on other members.
     pub fn progress(&self) -> Vec<Progress> {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader {
@@ -980,7 +980,7 @@ impl Node {
         all
     }
 
-    /// To whom this leader is handing over.
+    /// Returns the member to which this leader is handing over.
     pub fn transferring(&self) -> Option<MemberId> {
         match self.raw.raft.state {
             StateRole::Leader => self.raw.raft.lead_transferee.map(MemberId),
@@ -997,7 +997,8 @@ impl Node {
         log.term(index.0).ok().map(Term)
     }
 
-    /// What the entries behind this one hold that are kept in memory, the newest included, whether they are on disk or not.
+    /// Returns the data of the entries behind this one that are kept in memory, the newest included, whether they are on
+    /// disk or not.
     pub fn data_after(&self, index: Index) -> impl Iterator<Item = &[u8]> {
         let unstable = &self.raw.raft.raft_log.unstable;
         // Entries that replace others may not have taken their places yet.
@@ -1006,7 +1007,7 @@ impl Node {
         stable.chain(unstable).map(|entry| &*entry.data)
     }
 
-    /// Whom this member voted for in its term; 0 for nobody.
+    /// Returns the member that this member voted for in its term; 0 for none.
     pub fn voted_for(&self) -> MemberId {
         MemberId(self.raw.raft.vote)
     }
@@ -1016,7 +1017,7 @@ impl Node {
         Index(self.raw.raft.raft_log.persisted)
     }
 
-    /// The last entry that is on disk. Raft is told of it later than this while what is on disk is being replaced.
+    /// Returns the last entry that is on disk. Raft is told of it later while entries on disk are being replaced.
     pub fn stored_index(&self) -> Index {
         self.stored
     }
@@ -1026,7 +1027,7 @@ impl Node {
         Index(self.raw.raft.raft_log.first_index())
     }
 
-    /// The ids of those with a vote, in order.
+    /// Returns the ids of the voters, in ascending order.
     pub fn voters(&self) -> Vec<MemberId> {
         let mut voters = named(&self.raw.store().conf_state.voters);
         voters.retain(|id| self.leaving.is_none() || *id != self.config.id);
@@ -1034,7 +1035,7 @@ impl Node {
         voters
     }
 
-    /// The ids of those without one, in order.
+    /// Returns the ids of the learners, in ascending order.
     pub fn learners(&self) -> Vec<MemberId> {
         let mut learners = named(&self.raw.store().conf_state.learners);
         learners.sort_unstable();

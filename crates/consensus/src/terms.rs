@@ -15,11 +15,11 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Runs as restored, up to and including `last`.
+    /// Returns the runs as restored, up to and including `last`.
     ///
     /// # Errors
     ///
-    /// When the runs are not in order or contradict the term of `last`.
+    /// The runs are not in order or contradict the term of `last`.
     pub fn restore(runs: &[EntryId], last: EntryId) -> Result<Terms, Refused> {
         let mut terms = Terms::default();
         for &first in runs.iter().filter(|first| first.index <= last.index) {

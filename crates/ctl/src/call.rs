@@ -78,15 +78,16 @@ impl Call {
         globals.connect(globals.endpoints.clone()).await
     }
 
-    /// As [`Call::connect`], for this endpoint alone.
+    /// Connects as [`Call::connect`] does, to this endpoint alone.
     ///
     /// # Errors
+    ///
     /// As [`Call::connect`].
     pub(crate) async fn connect_to(&self, endpoint: &str) -> Result<Client, Failure> {
         self.globals().await?.connect(vec![endpoint.to_owned()]).await
     }
 
-    /// When `--command-timeout` is over, if it begins now.
+    /// Returns the end of `--command-timeout`, if it begins now.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.matches.get(COMMAND_TIMEOUT)
     }
@@ -99,9 +100,10 @@ impl Call {
         self.limit_at(self.deadline(), work).await
     }
 
-    /// As [`Call::limit`], up to a moment.
+    /// Limits as [`Call::limit`] does, up to a moment.
     ///
     /// # Errors
+    ///
     /// As [`Call::limit`].
     pub(crate) async fn limit_at<T>(
         &self,
@@ -114,9 +116,10 @@ impl Call {
         }
     }
 
-    /// As [`Call::limit`], with the failure that ends a command.
+    /// Limits as [`Call::limit`] does, with the failure that ends a command.
     ///
     /// # Errors
+    ///
     /// As [`Call::limit`].
     pub(crate) async fn limited<T>(
         &self,
@@ -133,9 +136,10 @@ impl Call {
         self.show_with(answer, false)
     }
 
-    /// As [`Call::show`], perhaps with values only.
+    /// Shows as [`Call::show`] does, perhaps with values only.
     ///
     /// # Errors
+    ///
     /// As [`Call::show`].
     pub(crate) fn show_with(&self, answer: &Answer<'_>, value_only: bool) -> Result<(), Failure> {
         let Page { out, err } = Printer { value_only, ..self.printer() }.page(answer)?;

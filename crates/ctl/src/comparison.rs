@@ -66,8 +66,8 @@ pub fn comparison(line: &[u8]) -> Result<Compare, Failure> {
     })
 }
 
-/// What of `"key") op "value"` could be read: Go's Sscanf keeps what came before the first mistake, and the error
-/// shows it.
+/// The parts of `"key") op "value"` that could be read: Go's Sscanf keeps what came before the first mistake, and the
+/// error shows it.
 #[derive(Default)]
 struct Parts {
     key: Vec<u8>,

@@ -100,7 +100,7 @@ const REQUEST_BYTES_MAX: usize = 2 * 1024 * 1024;
 
 /// The flags that every command has.
 pub(crate) struct Globals {
-    /// Where the cluster is: found by DNS, or given.
+    /// Endpoints of the cluster, found by DNS or given.
     pub(crate) endpoints: Vec<String>,
     /// `--endpoints` as it stands, which commands that ask each endpoint go by.
     pub(crate) given_endpoints: Vec<String>,
@@ -114,11 +114,11 @@ pub(crate) struct Globals {
     insecure_transport: bool,
     files: TlsFiles,
     login: Login,
-    /// Whose members are preferred; empty for none.
+    /// Zone whose members are preferred; empty for none.
     zone: String,
 }
 
-/// Who the tool is to the cluster.
+/// The credentials of the tool.
 #[derive(Clone, Default)]
 pub(crate) enum Login {
     /// Nobody.
@@ -216,9 +216,10 @@ impl Globals {
         Ok(Settings { zone, ..settings })
     }
 
-    /// As [`Globals::settings`], for another cluster with other credentials.
+    /// Returns [`Globals::settings`] for another cluster with other credentials.
     ///
     /// # Errors
+    ///
     /// As [`Globals::settings`].
     pub(crate) fn settings_of(
         &self,

@@ -17,15 +17,15 @@ use tokio::time::Instant;
 use crate::call::Call;
 use crate::printer::put;
 
-/// How long cleaning up may take.
+/// Time limit of cleaning up.
 const CLEANUP_LIMIT: Duration = Duration::from_secs(30);
 
-/// What came of the writes.
+/// The result of the writes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
     /// Seconds that each good write took.
     pub(crate) latencies: Vec<f64>,
-    /// How often each error came.
+    /// Number of occurrences of each error.
     pub(crate) errors: BTreeMap<String, u64>,
     /// Seconds from the first to the last.
     pub(crate) total: f64,
@@ -72,7 +72,7 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// As many clients as there are connections.
+    /// Starts as many clients as there are connections.
     pub(crate) fn start(connections: Vec<Client>) -> Clients {
         let (queue, requests) = mpsc::channel(connections.len().max(1));
         let requests = Arc::new(tokio::sync::Mutex::new(requests));
@@ -111,7 +111,7 @@ impl Clients {
         self.queue.as_ref().is_some_and(|queue| queue.capacity() > 0)
     }
 
-    /// How many writes are done.
+    /// Returns the number of finished writes.
     pub(crate) fn done(&self) -> u64 {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).latencies.len() as u64
     }

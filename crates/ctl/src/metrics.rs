@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 const NAME: &str = "process_resident_memory_bytes";
 
-/// How long a metrics page may take.
+/// Time limit of reading a metrics page.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Largest page taken, in bytes.
@@ -49,9 +49,10 @@ impl fmt::Display for MetricsError {
     }
 }
 
-/// How much memory the server at an endpoint has resident, in bytes.
+/// Returns the resident memory of the server at an endpoint, in bytes.
 ///
 /// # Errors
+///
 /// Its page cannot be read, or lacks the figure.
 pub(crate) async fn resident_bytes(endpoint: &str) -> Result<f64, MetricsError> {
     let address = endpoint.strip_prefix("http://").unwrap_or(endpoint).trim_end_matches('/');

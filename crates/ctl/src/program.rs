@@ -16,9 +16,9 @@ pub(crate) struct Program {
 /// Why a program was of no use.
 #[derive(Debug)]
 pub(crate) enum ProgramError {
-    /// It could not be started.
+    /// The program could not be started.
     NotStarted(String),
-    /// It ended badly.
+    /// The program ended with an error.
     Ended(ExitStatus),
 }
 

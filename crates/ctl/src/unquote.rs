@@ -5,7 +5,7 @@
 pub enum QuoteError {
     /// The text ended first.
     UnexpectedEnd,
-    /// It does not begin with a quote.
+    /// The text does not begin with a quote.
     Expected,
     /// An escape that Go does not know.
     Syntax,

@@ -36,7 +36,7 @@ pub fn check(args: &[OsString]) -> ExitCode {
     ExitCode::from(check_in(args, &Io::of_process()))
 }
 
-/// As [`check`], with any streams and environment. Returns the exit code.
+/// Runs as [`check`] does, with any streams and environment. Returns the exit code.
 pub fn check_in(args: &[OsString], io: &Io) -> u8 {
     launch(&PROGRAM, args, io)
 }

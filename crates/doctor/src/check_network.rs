@@ -69,7 +69,7 @@ pub struct NetworkReport {
     pub silent: Vec<(String, String)>,
 }
 
-/// What passes.
+/// The limits that a network has to keep.
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkLimits {
     /// p99 of a round trip, in seconds.
@@ -141,7 +141,7 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
     concluded(io, &if is_json { report.json(limits) } else { report.text(limits) }, code)
 }
 
-/// What a member's metrics tell of its links.
+/// Returns the links to peers that a member's metrics describe.
 fn peer_links(page: &Exposition, endpoint: &str, names: &[(u64, String)]) -> Vec<PeerLink> {
     let name_of = |hex: &str| {
         let id = u64::from_str_radix(hex, 16).ok();
@@ -169,7 +169,7 @@ fn peer_links(page: &Exposition, endpoint: &str, names: &[(u64, String)]) -> Vec
 }
 
 impl NetworkReport {
-    /// What does not pass.
+    /// Returns a text for each limit that is not kept.
     pub fn complaints(&self, limits: NetworkLimits) -> Vec<String> {
         let mut complaints = Vec::new();
         for result in &self.endpoints {

@@ -23,26 +23,26 @@ use crate::http1::{Answer, get, unix_now};
 use crate::page::Page;
 use crate::sampling;
 
-/// What to look at.
+/// The parameters of a look at a cluster.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// How the members are reached.
+    /// Way to reach the members.
     pub connection: Connection,
-    /// Where the metrics of each endpoint are, in their order; empty: at the endpoints themselves.
+    /// URLs of the metrics of each endpoint, in their order; empty: the endpoints themselves.
     pub metrics_endpoints: Vec<String>,
     /// True if members are looked at that no endpoint was given of.
     pub whole_cluster: bool,
-    /// How long rates are watched.
+    /// Time in which rates are measured.
     pub window: Duration,
-    /// How many keys are looked at; 0: none.
+    /// Number of keys that are sampled; 0 for none.
     pub sample_keys: usize,
 }
 
-/// How many round trips are measured while the rates are watched.
+/// Number of round trips that are measured while rates are watched.
 const ROUND_TRIPS: u32 = 10;
-/// How many members are looked at.
+/// Maximum number of members that are looked at.
 const MEMBERS_MAX: usize = 100;
-/// How late a server's `Date` may be, beyond the second it is cut to: some write it once a second.
+/// Seconds that a server's `Date` may be late, beyond the second it is cut to: some write it once a second.
 const DATE_LATE_SECONDS: f64 = 1.0;
 
 /// A member to look at.
@@ -357,13 +357,13 @@ fn metrics(first: &Result<Answer, GetError>, second: &Result<Answer, GetError>) 
     }
 }
 
-/// How the clock of who wrote a `Date` stands, by when it was asked and answered here.
+/// Returns the clock of the server that wrote a `Date`, relative to the times of the request and the answer here.
 fn by_date(answer: &Answer) -> Option<Clock> {
     let date = answer.date_unix? as f64;
     Some(Clock { low: date - answer.answered_unix, high: date + 1.0 + DATE_LATE_SECONDS - answer.asked_unix })
 }
 
-/// What all of them allow; what the last one says, when they contradict each other because a clock was set.
+/// Returns the offset that all of them allow; that of the last one if they contradict each other because a clock was set.
 fn meet(clocks: &[Clock]) -> Option<Clock> {
     let last = *clocks.last()?;
     let low = clocks.iter().map(|clock| clock.low).fold(f64::MIN, f64::max);

@@ -61,7 +61,7 @@ pub struct Connection {
     pub transport: Transport,
     /// The TLS files, for a look at a certificate that is not trusted.
     pub files: TlsFiles,
-    /// How long a request may take.
+    /// Time limit of a request.
     pub within: Duration,
     /// True if endpoints without a scheme speak TLS.
     pub is_secure: bool,
@@ -121,7 +121,8 @@ impl Connection {
         Ok(Connection { settings, transport, files, within, is_secure })
     }
 
-    /// As [`Connection::transport`], but takes any certificate: to look at one that is not trusted, and say nothing.
+    /// Returns the transport of [`Connection::transport`], but accepts any certificate: to look at one that is not
+    /// trusted, without sending anything.
     pub(crate) fn unverified(&self) -> Option<Transport> {
         let files = TlsFiles { cacert: None, insecure_skip_verify: true, ..self.files.clone() };
         Some(Transport { tls: Some(files.load().ok()?), ..self.transport.clone() })

@@ -12,7 +12,7 @@ use crate::quantiles::Quantiles;
 
 /// The file that is written round and round: as large as a segment of etcd's log.
 const FILE_BYTES: u64 = 64_000_000;
-/// How many parts of the time are compared.
+/// Number of parts of the time that are compared.
 const WINDOWS: u32 = 10;
 /// Blocks of the bandwidth trial, and how long it may take.
 const BLOCK_BYTES: usize = 1024 * 1024;
@@ -20,25 +20,25 @@ const BANDWIDTH_TIME: Duration = Duration::from_secs(5);
 /// Later windows as much slower than the first have lost something: a burst credit, as a rule.
 const SLOWER: f64 = 0.6;
 
-/// What to write.
+/// The parameters of a disk trial.
 #[derive(Clone, Debug)]
 pub struct DiskTrial {
     /// Bytes of a record.
     pub record_bytes: usize,
     /// Records at most; 0: as many as the time allows.
     pub records_max: u64,
-    /// How long to write.
+    /// Duration of the trial.
     pub time: Duration,
 }
 
-/// What came of it.
+/// The result of a disk trial.
 #[derive(Clone, Debug, Default)]
 pub struct DiskResult {
     /// Bytes of a record.
     pub record_bytes: usize,
-    /// How long each sync took, in seconds.
+    /// Durations of the syncs, in seconds.
     pub syncs: Quantiles,
-    /// How long it was written, in seconds.
+    /// Duration of the trial, in seconds.
     pub seconds: f64,
     /// Parts of the time, in turn.
     pub windows: Vec<DiskWindow>,
@@ -135,12 +135,12 @@ fn bandwidth(file: &dyn File, file_bytes: u64) -> io::Result<f64> {
     Ok(written as f64 / begun.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// Whether the disk kept its pace.
+/// Says if the disk kept its pace.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pace {
     /// The run was too short to see a credit end.
     TooShort,
-    /// It did.
+    /// The disk kept its pace.
     Steady,
     /// Records per second at the beginning and at the end.
     Slower {
@@ -198,7 +198,7 @@ impl DiskResult {
 /// Settings, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskAdvice {
-    /// How long writes are gathered for one sync.
+    /// Milliseconds for which writes are gathered for one sync.
     pub window_ms: u64,
     /// `--heartbeat-interval`: twice the p99, and the default at least.
     pub heartbeat_ms: u64,

@@ -104,7 +104,7 @@ pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process()))
 }
 
-/// As [`run`], with any streams and environment. Returns the exit code.
+/// Runs as [`run`] does, with any streams and environment. Returns the exit code.
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     launch(&PROGRAM, args, io)
 }

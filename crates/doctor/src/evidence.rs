@@ -41,9 +41,9 @@ impl std::error::Error for Unseen {}
 /// All of it. Where something could not be seen, the reason stands in its place.
 #[derive(Clone, Debug)]
 pub struct Evidence {
-    /// When it was taken, in seconds since 1970 by the clock here.
+    /// Time of the collection, in seconds since 1970 by the clock here.
     pub taken_unix: f64,
-    /// What was seen of each member.
+    /// Facts about each member.
     pub members: Vec<Member>,
     /// Alarms raised.
     pub alarms: Result<Vec<Alarm>, Unseen>,
@@ -54,27 +54,27 @@ pub struct Evidence {
 /// One member.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Where it was looked at.
+    /// Endpoint at which it was looked at.
     pub endpoint: String,
-    /// Its name in the member list; empty when unknown.
+    /// Name in the member list; empty when unknown.
     pub name: String,
-    /// Its id; 0 when unknown.
+    /// Id of the member; 0 when unknown.
     pub id: u64,
-    /// Whether it was reached at all; otherwise why not.
+    /// `Ok` if it was reached at all; otherwise the reason.
     pub reached: Result<(), Unseen>,
-    /// What it says of itself.
+    /// Answer to Status.
     pub status: Result<Status, Unseen>,
-    /// Its metrics, twice.
+    /// Metrics, read twice.
     pub metrics: Result<Metrics, Unseen>,
-    /// Its own page; only Mainstay has one.
+    /// The page `/debug/mainstay`; only Mainstay has one.
     pub page: Result<Page, Unseen>,
-    /// What it says at `/version`.
+    /// Answer at `/version`.
     pub versions: Result<Versions, Unseen>,
-    /// How its wall clock stands to the clock here.
+    /// Wall clock of the member, relative to the clock here.
     pub clock: Result<Clock, Unseen>,
-    /// How long it takes from here.
+    /// Round-trip times from here.
     pub round_trips: Result<RoundTrips, Unseen>,
-    /// Its certificate; `Ok(None)` where no TLS is spoken.
+    /// Certificate of the member; `Ok(None)` without TLS.
     pub certificate: Result<Option<Certificate>, Unseen>,
 }
 
@@ -83,11 +83,11 @@ pub struct Member {
 pub struct Status {
     /// The cluster it says it belongs to.
     pub cluster_id: u64,
-    /// Its version.
+    /// Version of the member.
     pub version: String,
     /// Size of the database.
     pub db_bytes: f64,
-    /// Of that, in use.
+    /// Bytes of it in use.
     pub db_bytes_in_use: f64,
     /// The quota; 0 when the server does not say.
     pub quota_bytes: f64,
@@ -99,13 +99,13 @@ pub struct Status {
     pub index: u64,
     /// Applied index.
     pub applied: u64,
-    /// When it said so, in seconds since 1970 by the clock here.
+    /// Time of the answer, in seconds since 1970 by the clock here.
     pub at_unix: f64,
     /// The committed index at the first look, and when that was.
     pub earlier: Option<(u64, f64)>,
     /// True if it is a learner.
     pub is_learner: bool,
-    /// What it complains of.
+    /// Errors that the member reports.
     pub errors: Vec<String>,
     /// The version a downgrade under way leads to.
     pub downgrade_target: Option<String>,
@@ -141,7 +141,7 @@ pub struct RoundTrips {
 /// A served certificate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Certificate {
-    /// Its end, in seconds since 1970.
+    /// Time of its expiry, in seconds since 1970.
     pub not_after_unix: f64,
 }
 
@@ -168,7 +168,7 @@ pub enum AlarmKind {
 /// Some keys: not all of them, and not at random.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// How many were looked at.
+    /// Number of keys that were sampled.
     pub keys: usize,
     /// The largest values, falling: quoted key and bytes.
     pub largest: Vec<(String, f64)>,
@@ -190,7 +190,7 @@ pub struct Metrics {
 pub struct Observed {
     /// The observations.
     pub histogram: Histogram,
-    /// Of all the member's life, because too few were made while it was looked at.
+    /// True if these are of all the member's life, because too few were made while it was looked at.
     pub of_life: bool,
 }
 
@@ -210,7 +210,7 @@ impl Metrics {
         self.after.sum(name, &[])
     }
 
-    /// How much a counter grew. A server that was restarted in between counts from zero.
+    /// Returns the increase of a counter. A server that was restarted in between counts from zero.
     pub fn grown(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let after = self.after.sum(name, labels)?;
         // A series may have come in between.
@@ -218,7 +218,7 @@ impl Metrics {
         Some(if after < before { after } else { after - before })
     }
 
-    /// How much a counter grew per second.
+    /// Returns the increase of a counter per second.
     pub fn rate(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         Some(self.grown(name, labels)? / self.seconds).filter(|rate| rate.is_finite())
     }
@@ -232,7 +232,7 @@ impl Metrics {
         })
     }
 
-    /// As [`Metrics::recent`] if those suffice, otherwise those since the start if they do.
+    /// Returns what [`Metrics::recent`] does if those suffice, otherwise those since the start if they do.
     pub fn observed(&self, name: &str, labels: &[(&str, &str)]) -> Option<Observed> {
         let histogram = self.recent(name, labels)?;
         if histogram.count >= OBSERVATIONS_MIN {
@@ -242,7 +242,7 @@ impl Metrics {
         (histogram.count >= OBSERVATIONS_OF_LIFE_MIN).then_some(Observed { histogram, of_life: true })
     }
 
-    /// How long the member had been up at the second look, in seconds.
+    /// Returns the uptime of the member at the second look, in seconds.
     pub fn uptime(&self, taken_unix: f64) -> Option<f64> {
         let start = self.now("process_start_time_seconds")?;
         Some(taken_unix - start).filter(|uptime| *uptime >= 0.0)
@@ -290,7 +290,7 @@ impl Member {
         }
     }
 
-    /// How it is called in texts.
+    /// Returns the name of the member in texts.
     pub fn label(&self) -> String {
         match (self.name.is_empty(), self.endpoint.is_empty()) {
             (true, _) => self.endpoint.clone(),

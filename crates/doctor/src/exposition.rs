@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::histogram::Histogram;
 
-/// How many samples are kept of one page: a server that offers more is not told apart from one gone mad.
+/// Maximum number of samples that are kept of one page: a server that offers more is not distinguished from a broken one.
 const SAMPLES_MAX: usize = 200_000;
 
 /// One page of metrics.

@@ -2,7 +2,7 @@
 
 use crate::evidence::{Evidence, Member};
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// The cluster is slower or nearer to trouble than it should be.
@@ -24,17 +24,17 @@ impl Severity {
 /// One thing found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// Its name, for `--only` and scripts.
+    /// Name of the finding, for `--only` and scripts.
     pub name: &'static str,
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// What it is.
+    /// The finding in a line.
     pub title: String,
     /// The figures.
     pub facts: Vec<Fact>,
-    /// What it leads to.
+    /// Consequence of the problem.
     pub meaning: &'static str,
-    /// What to do, the first thing first.
+    /// Remedies, the first one first.
     pub remedies: Vec<String>,
 }
 

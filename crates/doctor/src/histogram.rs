@@ -7,7 +7,7 @@ pub struct Histogram {
     buckets: Vec<(f64, f64)>,
     /// All observations.
     pub count: f64,
-    /// Their sum.
+    /// Sum of the observations.
     pub sum: f64,
 }
 
@@ -30,7 +30,8 @@ impl Histogram {
         Histogram { buckets, count, sum }
     }
 
-    /// What came after an earlier look at the same histogram; all of it when the server was restarted in between.
+    /// Returns the observations after an earlier look at the same histogram; all of them when the server was restarted in
+    /// between.
     #[must_use]
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         if earlier.count > self.count || earlier.buckets.len() != self.buckets.len() {
@@ -61,7 +62,7 @@ impl Histogram {
         None
     }
 
-    /// How many observations were certainly above this.
+    /// Returns the number of observations that were certainly above `value`.
     pub fn above(&self, value: f64) -> f64 {
         let bucket = self.buckets.iter().find(|(bound, _)| *bound >= value);
         bucket.map_or(0.0, |(_, below)| self.count - below)

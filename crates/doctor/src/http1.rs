@@ -24,7 +24,7 @@ use tokio::time::timeout;
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// Largest body taken, in bytes; a member's metrics are some 200 kB.
 const BODY_BYTES_MAX: usize = 32 * 1024 * 1024;
-/// How much is read from the connection at once, in bytes.
+/// Bytes read from the connection at once.
 const READ_BYTES: usize = 16 * 1024;
 
 /// Why a page could not be got.
@@ -80,9 +80,9 @@ pub struct Answer {
     pub date_unix: Option<i64>,
     /// The body.
     pub body: Vec<u8>,
-    /// When the request was sent, in seconds since 1970 by the clock here.
+    /// Time when the request was sent, in seconds since 1970 by the clock here.
     pub asked_unix: f64,
-    /// When the head of the answer had come, in seconds since 1970 by the clock here.
+    /// Time when the head of the answer had arrived, in seconds since 1970 by the clock here.
     pub answered_unix: f64,
 }
 

@@ -14,29 +14,29 @@ use tokio::time::{Instant, timeout};
 use crate::quantiles::Quantiles;
 use crate::socket::{Observer, TcpFigures, connect_with_segments};
 
-/// What to measure.
+/// The parameters of a network trial.
 #[derive(Clone, Debug)]
 pub struct NetworkTrial {
-    /// How to connect.
+    /// Way to connect.
     pub transport: Transport,
-    /// How long a request may take.
+    /// Time limit of a request.
     pub within: Duration,
-    /// How many round trips.
+    /// Number of round trips.
     pub round_trips: usize,
-    /// How long to send, and to receive.
+    /// Time to send, and to receive.
     pub time: Duration,
 }
 
-/// What came of it.
+/// The result of a network trial.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NetworkResult {
-    /// Where.
+    /// Endpoint of the trial.
     pub endpoint: String,
     /// The TLS version; `None` without TLS.
     pub tls: Option<&'static str>,
     /// TCP connections, in seconds.
     pub connect: Quantiles,
-    /// How long TLS and HTTP/2 took to begin, in seconds.
+    /// Duration of the beginning of TLS and HTTP/2, in seconds.
     pub handshake: f64,
     /// Calls that need no work, in seconds.
     pub call: Quantiles,
@@ -44,7 +44,7 @@ pub struct NetworkResult {
     pub upload: Option<Result<f64, Unseen>>,
     /// Bytes received per second; why not measured.
     pub download: Option<Result<f64, Unseen>>,
-    /// What the kernel knows of the connection after sending.
+    /// The kernel's figures of the connection after sending.
     pub figures: TcpFigures,
     /// The MTU of the route.
     pub mtu: Option<u32>,
@@ -59,11 +59,11 @@ pub struct NetworkResult {
 const SENT_BYTES: usize = 1024 * 1024;
 /// Calls that send at once, so that the pipe stays full while answers come back.
 const SENDERS: usize = 4;
-/// What each of them sends, at most: a fast network is measured long before.
+/// Maximum bytes that each of them sends: a fast network is measured long before.
 const SENT_BYTES_MAX: usize = 128 * 1024 * 1024;
-/// How many connections are timed.
+/// Number of connections that are timed.
 const CONNECTIONS: usize = 20;
-/// What is read at once, at most, and at least for a rate to mean something.
+/// Maximum bytes read at once, and the minimum for a rate to mean something.
 const READ_BYTES: (usize, usize) = (64 * 1024, 1024 * 1024);
 /// The smallest segments any path carries.
 const SMALL_SEGMENT: i32 = 536;

@@ -11,9 +11,9 @@ pub struct Page {
     pub version: Option<String>,
     /// The member's id in hex.
     pub member_id: Option<String>,
-    /// Its wall clock when it wrote the page, in nanoseconds since 1970.
+    /// Wall clock of the member when it wrote the page, in nanoseconds since 1970.
     pub clock_unix_ns: Option<i64>,
-    /// How long it has been up.
+    /// Uptime of the member in seconds.
     pub uptime_seconds: Option<f64>,
     /// Ranges that cost much, by who sent them.
     pub expensive_ranges: Option<Vec<ExpensiveRange>>,
@@ -28,13 +28,13 @@ pub struct Page {
 /// A range, and what it costs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExpensiveRange {
-    /// Where it comes from.
+    /// Address of the client.
     pub client: String,
-    /// Its first key, quoted.
+    /// First key of the range, quoted.
     pub key: String,
-    /// Its end, quoted.
+    /// End of the range, quoted.
     pub range_end: String,
-    /// How often it was asked.
+    /// Number of such requests.
     pub count: f64,
     /// Most keys it gave.
     pub keys_max: f64,
@@ -42,27 +42,27 @@ pub struct ExpensiveRange {
     pub bytes_total: f64,
     /// Longest it took.
     pub seconds_max: f64,
-    /// When it was last asked, in milliseconds since 1970.
+    /// Time of the last one, in milliseconds since 1970.
     pub last_unix_ms: f64,
 }
 
 /// A value that was put.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LargeValue {
-    /// Where it came from.
+    /// Address of the client.
     pub client: String,
-    /// Its key, quoted.
+    /// Key of the value, quoted.
     pub key: String,
-    /// Its size.
+    /// Size of the value in bytes.
     pub bytes: f64,
-    /// When it was last put, in milliseconds since 1970.
+    /// Time when it was last put, in milliseconds since 1970.
     pub last_unix_ms: f64,
 }
 
-/// What clients at one address do.
+/// The calls of clients at one address.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClientUse {
-    /// Where they are.
+    /// Address of the clients.
     pub address: String,
     /// Open connections.
     pub connections: f64,
@@ -79,15 +79,15 @@ pub struct ClientUse {
 /// One wait.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FsyncStall {
-    /// When, in milliseconds since 1970.
+    /// Time of the stall, in milliseconds since 1970.
     pub unix_ms: f64,
-    /// How long.
+    /// Duration of the stall in seconds.
     pub seconds: f64,
 }
 
-/// How many entries of each list are taken.
+/// Maximum number of entries of each list that are read.
 const ENTRIES_MAX: usize = 10_000;
-/// How long a text of the page may be, in characters; a key may be as long as a request.
+/// Maximum length of a text of the page, in characters; a key may be as long as a request.
 const TEXT_MAX: usize = 120;
 
 impl Page {
@@ -157,7 +157,7 @@ fn text_of(entry: &Value, name: &str) -> String {
     entry.get(name).and_then(Value::as_str).map(shortened).unwrap_or_default()
 }
 
-/// What a terminal can take: no control characters, and not too long.
+/// Returns a text for a terminal: without control characters, and shortened.
 fn shortened(text: &str) -> String {
     let clean = |c: char| if c.is_control() { '\u{fffd}' } else { c };
     let mut short: String = text.chars().take(TEXT_MAX).map(clean).collect();

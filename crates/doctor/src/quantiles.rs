@@ -7,13 +7,13 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    /// Of these times, in any order.
+    /// Returns the quantiles of these times, which may be in any order.
     pub fn of(mut times: Vec<f64>) -> Quantiles {
         times.sort_by(f64::total_cmp);
         Quantiles { sorted: times }
     }
 
-    /// How many.
+    /// Returns the number of times.
     pub fn count(&self) -> usize {
         self.sorted.len()
     }

@@ -10,18 +10,18 @@ use crate::limits::Limits;
 use crate::rule::{Blind, Rule, out_of_sight};
 use crate::show;
 
-/// What was found, and what was not looked at.
+/// The findings of a look, and what could not be looked at.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// The members looked at: label, version or the reason why none is known.
     pub members: Vec<(String, String)>,
-    /// How long rates were watched, in seconds.
+    /// Seconds in which rates were watched.
     pub seconds: f64,
-    /// How many rules were judged.
+    /// Number of rules that were judged.
     pub rules: usize,
     /// The worst first.
     pub findings: Vec<Finding>,
-    /// What could not be looked at.
+    /// Facts that could not be looked at.
     pub blind: Vec<Blind>,
 }
 

@@ -7,11 +7,11 @@ use crate::show;
 
 /// One sort of finding.
 pub struct Rule {
-    /// Its name.
+    /// Name of the rule.
     pub name: &'static str,
-    /// What it looks for, in a line.
+    /// What the rule looks for, in a line.
     pub about: &'static str,
-    /// What has to be seen of each member; each entry is met by any of its alternatives.
+    /// Facts that are needed of each member; each entry is met by any of its alternatives.
     pub needs: &'static [&'static [Need]],
     /// The judgement.
     pub judge: fn(&Evidence, &Limits) -> Option<Finding>,
@@ -46,7 +46,7 @@ pub enum Need {
     Sample,
 }
 
-/// What could not be looked at.
+/// A fact that could not be looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blind {
     /// The rule's name.
@@ -58,7 +58,7 @@ pub struct Blind {
 }
 
 impl Rule {
-    /// What this rule could not look at, at members that were reached.
+    /// Returns the facts that this rule could not look at, at members that were reached.
     pub fn blind(&self, evidence: &Evidence) -> Vec<Blind> {
         let mut found: Vec<Blind> = Vec::new();
         for member in evidence.members.iter().filter(|member| member.reached.is_ok()) {

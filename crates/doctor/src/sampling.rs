@@ -10,7 +10,7 @@ use crate::evidence::{Sample, Unseen};
 const REQUESTS_MAX: usize = 12;
 /// Bytes read, at most, in all but the last answer.
 const BYTES_MAX: usize = 4 * 1024 * 1024;
-/// How many of the largest are remembered.
+/// Number of the largest keys that are remembered.
 const LARGEST_MAX: usize = 20;
 /// Above this many keys even a short page costs etcd a walk over its whole index, because it counts what is behind.
 pub(crate) const KEYS_MAX: f64 = 1e6;

@@ -29,9 +29,10 @@ pub struct TcpFigures {
 }
 
 impl Observer {
-    /// Of this connection.
+    /// Returns an observer of this connection.
     ///
     /// # Errors
+    ///
     /// The process has no descriptor left.
     pub fn of(stream: &TcpStream) -> io::Result<Observer> {
         let is_v6 = stream.local_addr()?.is_ipv6();

@@ -109,7 +109,7 @@ fn examine(
                 let text = format!("malformed grpc-timeout: {why}");
                 (StatusCode::BAD_REQUEST, Status::with(Code::Internal, text))
             })?;
-            // A time that does not fit the clock is as good as none.
+            // A time that does not fit the clock counts as none.
             let deadline = since.checked_add(timeout);
             if deadline.is_some_and(|deadline| deadline <= now) {
                 return Err((StatusCode::OK, DEADLINE));

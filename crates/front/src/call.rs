@@ -401,7 +401,7 @@ impl Call {
         }
     }
 
-    /// The method whose counters must hear that the connection took the call with it.
+    /// The method whose counters must count that the call ended with its connection.
     pub(crate) fn begun_method(&self) -> Option<u16> {
         match self {
             Call::Gathering(_) => None,

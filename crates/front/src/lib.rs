@@ -15,8 +15,8 @@
 //!   clients together ([`Options::budget`]).
 //! - One turn of a connection reads a bounded number of bytes, and reads none while the client takes no answers.
 //! - What a client sends closes at most its own connection and never panics.
-//! - A call that was begun goes on whatever its client takes: what it needs to make its answer it gives back when it is made.
-//! - A call whose client is gone or whose deadline passed is dropped, with everything it holds.
+//! - A call that was begun continues whether its client takes answers or not, and releases what it needs when its answer is made.
+//! - A call whose client is gone or whose deadline has passed is dropped, with everything it holds.
 //!
 //! Tests: beside the code for pure parts; `tests/it` speaks to a running front with the workspace's own client
 //! and with raw sockets. `examples/echo.rs` is the server for measuring cost per request.

@@ -50,7 +50,7 @@ impl Closing {
 
     /// Resolves when shutdown begins.
     pub async fn begun(&mut self) {
-        // An error means that the front is gone, which is as good as closing.
+        // An error means that the front is gone, which means the same as closing.
         let _ = self.0.wait_for(|begun| *begun).await;
     }
 }

@@ -8,7 +8,7 @@ use prost::Message as _;
 
 use crate::wire::{Field, Fields};
 
-/// What an entry asks for.
+/// The request of an entry.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// Nothing: what a new leader appends, or what moved the clock of the old store.
@@ -21,7 +21,7 @@ pub enum Command {
     OldWrite {
         /// Such as `PUT`.
         method: String,
-        /// Where to.
+        /// Path of the key.
         path: String,
     },
 }
@@ -31,7 +31,7 @@ pub enum Command {
 pub struct Malformed {
     /// Which one.
     pub index: u64,
-    /// What is wrong with it.
+    /// Description of the error.
     pub what: &'static str,
 }
 

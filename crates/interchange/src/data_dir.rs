@@ -23,20 +23,20 @@ use crate::wal::Wal;
 
 type SharedFile = Arc<dyn disk::File>;
 
-/// What a stopped member of etcd left: a state, and the entries that come after it. Held against a member that starts
-/// until it is dropped.
+/// The data directory of a stopped member of etcd: a state, and the entries behind it. Locked against a member that
+/// starts until it is dropped.
 pub struct DataDir {
     /// The state at [`DataDir::base_index`].
     pub base: Backend<SharedFile>,
-    /// What the state says of itself.
+    /// Content of the bucket `meta` of the state.
     pub meta: Meta,
     /// The members at that state.
     pub membership: Membership,
     /// The log.
     pub wal: Wal,
-    /// Who had a vote at the last entry known to be committed.
+    /// Ids of the voters at the last entry known to be committed.
     pub voters: BTreeSet<u64>,
-    /// What there is of the old store (API version 2), which nobody reads any more.
+    /// Content of the old store (API version 2), which is not read any more.
     pub old_store: OldStore,
     end: u64,
     _lock: Lock,
@@ -52,7 +52,7 @@ impl DataDir {
         DataDir::open_with(disk, dir, &dir.join("member").join("wal"))
     }
 
-    /// The same, of a member whose log has a directory of its own (`--wal-dir`).
+    /// Opens as [`DataDir::open`] does, for a member whose log has a directory of its own (`--wal-dir`).
     ///
     /// # Errors
     ///
@@ -166,7 +166,7 @@ impl DataDir {
         Ok(())
     }
 
-    /// What an entry changes about who votes.
+    /// Applies an entry's change of the voters.
     fn follow(&mut self, index: u64) -> Result<(), Error> {
         use api::raftpb::ConfChangeType as Type;
         if !self.wal.is_conf_change(index) {

@@ -8,16 +8,16 @@ use std::io;
 pub enum Error {
     /// The file could not be read at all.
     Io {
-        /// What was being done, for a sentence.
+        /// Operation that failed, as part of a sentence.
         doing: String,
-        /// What the system said.
+        /// Error of the system.
         error: io::Error,
     },
     /// The file is not what it should be.
     Damaged(Damage),
 }
 
-/// What is wrong with a file, and where.
+/// Damage of a file: its position and description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// The file's name, where there are several.
@@ -26,7 +26,7 @@ pub struct Damage {
     pub page: Option<u64>,
     /// Bytes from the beginning of the file.
     pub offset: u64,
-    /// What is wrong there.
+    /// Description of the damage.
     pub what: String,
 }
 
@@ -89,9 +89,9 @@ impl std::error::Error for Error {
 pub enum WriteError {
     /// The output failed.
     Io(io::Error),
-    /// What was given cannot be in such a file, or does not come in the order it has to.
+    /// The given content cannot be in such a file, or is not in the required order.
     Refused(String),
-    /// What is written is not what was measured before.
+    /// The content written differs from the content measured before.
     Differs(String),
 }
 

@@ -14,7 +14,7 @@ use crate::backend::{Backend, StoredChangeId, name};
 use crate::error::Error;
 use crate::source::Source;
 
-/// What HashKV answers.
+/// HashKV's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashKv {
     /// CRC-32C.
@@ -36,7 +36,7 @@ pub enum HashKvError {
     Future(Revision),
 }
 
-/// What stands for a key where many have to be remembered: nobody finds two with the same.
+/// Stands for a key where many have to be remembered: no two keys with the same fingerprint can be found.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Fingerprint([u8; 16]);
 

@@ -14,7 +14,7 @@ use crate::sink::FileSink;
 use crate::v2_store;
 use crate::wal::{HardState, Identity, SegmentStart, SnapshotMark, segment};
 
-/// Who will start on the directory, and from where.
+/// The identity of the member that will start on the directory, and the position it starts from.
 #[derive(Clone, Debug)]
 pub struct NewMember {
     /// The member and its cluster.
@@ -25,9 +25,9 @@ pub struct NewMember {
     pub term: u64,
     /// Which etcd will start on it.
     pub release: Release,
-    /// Who votes and who learns once it has started.
+    /// Voters and learners once it has started.
     pub conf_state: ConfState,
-    /// Who has the member's vote in that term: itself, where it is alone.
+    /// Member that has its vote in that term: itself, if it is alone.
     pub vote: u64,
 }
 
@@ -52,7 +52,7 @@ impl<'d> NewDataDir<'d> {
         NewDataDir::begin_with(disk, dir, &dir.join("member").join("wal"), member)
     }
 
-    /// The same, for a member whose log has a directory of its own (`--wal-dir`).
+    /// Begins as [`NewDataDir::begin`] does, for a member whose log has a directory of its own (`--wal-dir`).
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ impl<'d> NewDataDir<'d> {
         Ok(NewDataDir { disk, dir: root, wal_dir: wal_dir.to_path_buf(), member })
     }
 
-    /// What the bucket `meta` has to say for this member; compact revisions are the caller's. Both passes have to
+    /// Returns the content of the bucket `meta` for this member; compact revisions are the caller's. Both passes have to
     /// write it.
     pub fn meta(&self, compact_revision: Option<Revision>) -> Meta {
         Meta {

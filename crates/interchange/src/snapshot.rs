@@ -20,7 +20,7 @@ pub const DIGEST_BYTES: usize = 32;
 pub const ALIGN_BYTES: u64 = 512;
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// What a snapshot file is made of.
+/// The parts of a snapshot file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
     /// Bytes of the database, which comes first.
@@ -76,10 +76,10 @@ fn verify(source: &impl Source, len: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a snapshot file says of its database, and what that is.
+/// The digest that a snapshot file names, and the digest of its database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digests {
-    /// What stands behind the database.
+    /// Digest behind the database.
     pub expected: [u8; DIGEST_BYTES],
     /// The SHA-256 of the database.
     pub found: [u8; DIGEST_BYTES],

@@ -13,11 +13,11 @@ pub trait Source {
     /// `UnexpectedEof` when there are fewer.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// How many bytes there are.
+    /// Returns the length in bytes.
     ///
     /// # Errors
     ///
-    /// When the system does not say.
+    /// The system does not report it.
     fn len_bytes(&self) -> io::Result<u64>;
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::backend::Membership;
 
-/// What a directory says of the old store, which nobody reads any more.
+/// The content of the old store of a directory, which is not read any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OldStore {
     /// Keys and directories that users have right below the root of the store, by its newest image; 0 without an image.
@@ -26,7 +26,7 @@ pub struct OldStore {
 }
 
 impl OldStore {
-    /// What would be lost with the store, if anything.
+    /// Returns a text about the data that would be lost with the store, if any.
     pub fn loss(&self) -> Option<String> {
         if let Some(why) = &self.unreadable {
             return Some(format!("its image {why} cannot be read, so nobody knows what is in it"));
@@ -43,12 +43,12 @@ impl OldStore {
 /// Bytes of an image at most: etcd holds it in memory, too.
 const IMAGE_BYTES_MAX: u64 = 1 << 30;
 
-/// What the newest image of the old store in a directory says. The image is a `.snap` file, whose name begins with the
-/// term and the index of its last entry in 16 digits each.
+/// Reads the newest image of the old store in a directory. The image is a `.snap` file, whose name begins with the term
+/// and the index of its last entry in 16 digits each.
 ///
 /// # Errors
 ///
-/// When the directory or the file cannot be read.
+/// The directory or the file cannot be read.
 pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path) -> io::Result<OldStore> {
     let mut names = disk.list(snap_dir)?;
     names.retain(|name| name.ends_with(".snap"));
@@ -72,17 +72,17 @@ pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path) -> io::Result<OldStore> {
 
 /// Why an image of the old store cannot be read.
 enum ImageError {
-    /// It has this many bytes.
+    /// The image has this many bytes.
     TooLong(u64),
     /// The operating system refuses.
     Io(io::Error),
-    /// Its frame or its message cannot be decoded.
+    /// The frame or the message of the image cannot be decoded.
     Protobuf(prost::DecodeError),
-    /// Its checksum does not match.
+    /// The checksum of the image does not match.
     Checksum,
-    /// It is no JSON.
+    /// The image is no JSON.
     Json(serde_json::Error),
-    /// It has no root.
+    /// The image has no root.
     NoRoot,
 }
 

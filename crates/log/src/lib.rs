@@ -14,7 +14,7 @@
 //! - A failed write or sync of a segment in use ends the log for good (test `faults`).
 //! - Damage to acknowledged data is refused by name and offset, never skipped; only the remains of a write that
 //!   was never acknowledged are cut off (test `damage`).
-//! - What was there when the log was closed in order is there when it is opened, or opening is refused (test
+//! - What was there when the log was closed cleanly is there when it is opened, or opening is refused (test
 //!   `damage`).
 //! - Nothing but what the log wrote at this place of this use of a file reads as a record: no value, no copy, nothing
 //!   that a recycled file has left (tests `forgery`, `space`).

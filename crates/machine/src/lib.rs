@@ -5,8 +5,8 @@
 //!
 //! * [`Machine`] applies entries.
 //! * [`request`] decodes what is in an entry.
-//! * [`check`] says what can be said of a request before it is proposed.
-//! * [`validate`] says the same of a membership change.
+//! * [`check`] checks a request before it is proposed.
+//! * [`validate`] checks a membership change before it is proposed.
 //! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
 //! * [`AsOf`] is the state of one moment for a reader that takes long, without holding a view.
 //! * [`key_value`] encodes keys and values as clients and HashKV see them.

@@ -23,7 +23,7 @@ pub(crate) enum Reconfiguration {
     Add(Member, Option<usize>),
     /// A learner gets a vote; the id.
     Promote(u64),
-    /// A member leaves for ever; the id.
+    /// Remove the member with this id for good.
     Remove(u64),
     /// A member is reached elsewhere: its id and all its peer URLs.
     Update(u64, Vec<String>),
@@ -87,7 +87,7 @@ impl Reconfiguration {
             raftpb::ConfChangeType::ConfChangeAddNode if is_promotion(context) => {
                 Reconfiguration::Promote(node)
             }
-            // The type says it, since it is what raft goes by.
+            // The type says it, since raft uses it.
             _ => {
                 let is_learner = kind == raftpb::ConfChangeType::ConfChangeAddLearnerNode;
                 let learners_max = if is_learner { learners_max(context) } else { None };

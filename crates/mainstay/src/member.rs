@@ -14,10 +14,10 @@ use telemetry::logging::{Logger, Value};
 use crate::rebuild::{self, Rebuild};
 use crate::{environment, open_files, signals};
 
-/// What the member is run for.
+/// The purpose for which the member is run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// As etcd is: nothing is printed but what etcd prints.
+    /// Run as etcd is: nothing is printed but what etcd prints.
     Etcd,
     /// By hand: a few lines say where it serves.
     Serve,

@@ -14,12 +14,12 @@ use crate::store::Store;
 use crate::version::Version;
 use crate::view::RevisionError;
 
-/// How far a slice of compaction came.
+/// The result of a slice of compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompactProgress {
     /// Versions removed by this slice.
     pub removed: u64,
-    /// Whether nothing that the compact revision made unreadable is left to remove.
+    /// True if nothing that the compact revision made unreadable is left to remove.
     pub done: bool,
 }
 
@@ -44,8 +44,9 @@ impl Store {
         self.compact_step_through(self.compacted, budget, removed)
     }
 
-    /// As [`Store::compact_step`], but removes only what a compaction at `through` would: nothing that is needed by
-    /// moments whose [`Moment::keeps`](crate::Moment::keeps) is not below it. A `through` above the compact revision means that one.
+    /// Removes versions as [`Store::compact_step`] does, but only what a compaction at `through` would: nothing that is
+    /// needed by moments whose [`Moment::keeps`](crate::Moment::keeps) is not below it. A `through` above the compact
+    /// revision means that one.
     pub fn compact_step_through(
         &mut self,
         through: Revision,

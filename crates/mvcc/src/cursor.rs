@@ -19,7 +19,7 @@ impl<K: Order> Clone for Cursor<'_, K> {
     }
 }
 
-/// How far ahead of the entry being read records are fetched.
+/// Number of entries ahead of the present one whose records are prefetched.
 const PREFETCH: usize = 8;
 
 impl<'t, K: Order> Cursor<'t, K> {

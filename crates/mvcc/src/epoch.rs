@@ -63,7 +63,7 @@ impl Census {
     }
 }
 
-/// What a retired pointer points to.
+/// The type of object that a retired pointer points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -152,7 +152,7 @@ impl Epochs {
     }
 }
 
-/// What is left of a store when it goes: its trees and its garbage.
+/// The trees and the garbage that remain when a store is dropped.
 pub(crate) struct Remains {
     pub(crate) keys: NodePtr,
     pub(crate) revisions: NodePtr,

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use crate::sync::Arc;
 
-/// Something taken out of the trees.
+/// An object that was taken out of the trees.
 pub(crate) trait Garbage: Copy {
     /// What has to be told of each that goes.
     type Ledger;

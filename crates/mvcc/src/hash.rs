@@ -24,7 +24,7 @@ pub struct HashWalk {
     rev: Revision,
     /// The compact revision that the hash belongs to.
     compacted: Revision,
-    /// Whether this is the hash of a compaction at `rev`, whose snapshot is already compacted there.
+    /// True if this is the hash of a compaction at `rev`, whose snapshot is already compacted there.
     of_compaction: bool,
     stage: Stage,
 }
@@ -74,7 +74,7 @@ impl HashWalk {
         self.compacted
     }
 
-    /// Looks at up to `budget` versions and tells `feed` of those the hash covers, in order. Returns whether all
+    /// Looks at up to `budget` versions and calls `feed` with those that the hash covers, in order. Returns true if all
     /// are done.
     pub fn step(
         &mut self,
@@ -88,7 +88,7 @@ impl HashWalk {
         })
     }
 
-    /// As [`HashWalk::step`]; it ends early, behind the version that `feed` answers with false.
+    /// Does the same as [`HashWalk::step`], but ends early, behind the version for which `feed` returns false.
     pub fn step_while(
         &mut self,
         snapshot: &Snapshot<'_>,
@@ -164,7 +164,7 @@ impl HashWalk {
     }
 }
 
-/// The versions HashKV covers at `rev` (0: current), in order, for a caller that needs no slices.
+/// Returns the versions that HashKV covers at `rev` (0: current), in order, for a caller that needs no slices.
 pub fn hash_versions<'v>(
     view: &'v Arc<View>,
     rev: Revision,

@@ -28,7 +28,7 @@ pub struct LoadedVersion<'k> {
     pub version: i64,
     /// Lease, or 0.
     pub lease: LeaseId,
-    /// Where the value lies.
+    /// Location, length and checksum of the value.
     pub value: Value,
 }
 
@@ -46,7 +46,7 @@ impl<'k> From<Version<'k>> for LoadedVersion<'k> {
     }
 }
 
-/// What is wrong with an image.
+/// An error in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadError {
     /// The keys do not ascend, or the revisions of one key do not.

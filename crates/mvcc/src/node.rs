@@ -52,11 +52,11 @@ impl Slot {
 
 /// An order of versions: what a tree is searched by.
 pub(crate) trait Order: Sized + 'static {
-    /// What is searched for.
+    /// The search key of a tree.
     type Query<'q>: Copy;
-    /// What an inner node keeps between two children: above everything to its left, not above what is right.
+    /// The value that an inner node keeps between two children: above everything to its left, not above what is right.
     type Separator: Copy;
-    /// How many entries stay left when the rightmost leaf is split by an append.
+    /// Number of entries that stay left when the rightmost leaf is split by an append.
     const APPEND_KEEP: usize;
     /// Tag under which inner nodes of this order are retired.
     const INNER_KIND: Kind;
@@ -224,7 +224,7 @@ impl Order for ByRevision {
     }
 }
 
-/// What every node begins with.
+/// The header of every node.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct NodeHead {
@@ -332,7 +332,7 @@ impl Leaf {
         K::query(self.version(at))
     }
 
-    /// Where the entry is, or where it would go.
+    /// Returns the position of the entry, or the one at which it would be inserted.
     pub(crate) fn find<K: Order>(&self, query: K::Query<'_>) -> Result<usize, usize> {
         let (mut low, mut high) = ties(&self.heads[..self.len()], K::head(query, self.node.prefix));
         while low < high {

@@ -51,13 +51,13 @@ impl<'k> KeyRange<'k> {
         }
     }
 
-    /// What is left of the range behind `key`: how a walk upwards goes on.
+    /// Returns the part of the range behind `key`, with which a walk upwards continues.
     #[must_use]
     pub fn after(self, key: &'k [u8]) -> KeyRange<'k> {
         if key < self.start { self } else { KeyRange { start: key, start_excluded: true, ..self } }
     }
 
-    /// What is left of the range before `key`: how a walk downwards goes on.
+    /// Returns the part of the range before `key`, with which a walk downwards continues.
     #[must_use]
     pub fn before(self, key: &'k [u8]) -> KeyRange<'k> {
         let within = match self.end {
@@ -68,7 +68,7 @@ impl<'k> KeyRange<'k> {
         if within { KeyRange { end: End::Before(key), ..self } } else { self }
     }
 
-    /// Where the range begins; `false` beside it when this very key is not part of it.
+    /// Returns the key at which the range begins; with false if this key itself is not part of it.
     pub fn start(&self) -> (&'k [u8], bool) {
         (self.start, !self.start_excluded)
     }
@@ -78,7 +78,7 @@ impl<'k> KeyRange<'k> {
         (!self.start_excluded && self.end == End::Through(self.start)).then_some(self.start)
     }
 
-    /// Whether no key can be in the range.
+    /// Returns true if no key can be in the range.
     pub fn is_empty(&self) -> bool {
         match self.end {
             End::Unbounded => false,
@@ -87,7 +87,7 @@ impl<'k> KeyRange<'k> {
         }
     }
 
-    /// Whether the key is in the range.
+    /// Returns true if the key is in the range.
     pub fn contains(&self, key: &[u8]) -> bool {
         (if self.start_excluded { key > self.start } else { key >= self.start }) && self.is_before_end(key)
     }
@@ -118,7 +118,7 @@ pub struct Range<'a> {
     front: Cursor<'a, ByKey>,
     back: Cursor<'a, ByKey>,
     mode: Mode,
-    /// How many keys a walk upwards may still look at.
+    /// Number of keys that a walk upwards may still look at.
     looks: u64,
     /// The key looked at last, once no looks are left.
     stopped: Option<Version<'a>>,
@@ -170,8 +170,8 @@ impl<'a> Range<'a> {
         Range::walk(front, back, mode)
     }
 
-    /// Has a walk upwards stop after it has looked at so many keys, live or not: at an older revision, a key that is
-    /// found may lie behind any number that are not. [`Range::stopped_at`] says where to go on.
+    /// Makes a walk upwards stop after looking at this many keys, live or not: at an older revision, a key that is found
+    /// may lie behind any number that are not. [`Range::stopped_at`] says where to continue.
     pub fn set_looks(&mut self, looks: u64) {
         self.looks = looks;
     }

@@ -36,7 +36,7 @@ pub struct Store {
     pub(crate) superseded: Chunks<Slot>,
     /// Tombstones in the order of their revisions.
     pub(crate) tombstones: Chunks<Slot>,
-    /// How many changes the suspended transaction has made; 0 if there is none. They are in the trees, above the current
+    /// Number of changes of the suspended transaction; 0 if there is none. They are in the trees, above the current
     /// revision.
     pub(crate) suspended: u32,
     pub(crate) epochs: Epochs,
@@ -152,7 +152,7 @@ impl Store {
         Writer { store: self, changes }
     }
 
-    /// Whether a transaction is suspended that has changed something: see [`Writer::suspend`].
+    /// Returns true if a transaction is suspended that has changed something: see [`Writer::suspend`].
     pub fn is_suspended(&self) -> bool {
         self.suspended > 0
     }
@@ -203,7 +203,7 @@ impl Drop for Store {
     }
 }
 
-/// What one change did.
+/// The result of one change.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'w> {
     /// The version written; a tombstone for a deletion.
@@ -212,7 +212,7 @@ pub struct Change<'w> {
     pub previous: Option<Version<'w>>,
 }
 
-/// How far a deletion came.
+/// The result of a part of a deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeletedSome {
     /// Keys deleted.
@@ -265,7 +265,7 @@ impl Writer<'_> {
         deleted.count
     }
 
-    /// As [`Writer::delete_range`], but stops behind the key at which `visit` says `false`.
+    /// Deletes as [`Writer::delete_range`] does, but stops behind the key for which `visit` returns false.
     pub fn delete_some(
         &mut self,
         range: KeyRange<'_>,

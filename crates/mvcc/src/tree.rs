@@ -140,8 +140,8 @@ impl<K: Order> Tree<K> {
         Cursor::find(self.node(), query)
     }
 
-    /// Puts the slot that `make` returns at `query`'s place; `make` is told what is there already. The new
-    /// slot's record must compare equal to `query`.
+    /// Puts the slot that `make` returns at `query`'s position; `make` is told the present slot. The new slot's record
+    /// must compare equal to `query`.
     pub(crate) fn upsert(
         &mut self,
         query: K::Query<'_>,

@@ -41,11 +41,11 @@ fn unpack(raw: u64) -> Location {
     Location { segment: (raw >> 32) as u32, offset: raw as u32 }
 }
 
-/// What the index keeps of a value: where it lies, its length in bytes and its CRC-32C. The index itself never
-/// looks at the bytes.
+/// The facts about a value that the index keeps: its location, its length in bytes and its CRC-32C. The index never reads
+/// the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Value {
-    /// Where the bytes lie.
+    /// Location of the bytes.
     pub location: Location,
     /// Length in bytes.
     pub len: u32,
@@ -81,7 +81,7 @@ struct Link {
     prev_main: i64,
     jump: NonNull<Header>,
     jump_main: i64,
-    /// How many versions down `jump` lies.
+    /// Number of versions that `jump` lies below this one.
     jump_distance: u64,
 }
 
@@ -124,7 +124,7 @@ impl std::fmt::Debug for Version<'_> {
 }
 
 impl PartialEq for Version<'_> {
-    /// Whether both handles mean the same record; two records never describe the same change.
+    /// Returns true if both handles mean the same record; two records never describe the same change.
     fn eq(&self, other: &Self) -> bool {
         self.record == other.record
     }
@@ -175,7 +175,7 @@ impl<'a> Version<'a> {
         ChangeId { main: self.main(), sub: self.sub() }
     }
 
-    /// Whether this change deleted the key.
+    /// Returns true if this change deleted the key.
     pub fn is_tombstone(self) -> bool {
         self.header().version == 0
     }
@@ -185,7 +185,7 @@ impl<'a> Version<'a> {
         Revision(self.header().create_revision)
     }
 
-    /// How often the key was put since its creation, from 1; 0 for a tombstone.
+    /// Returns the number of puts of the key since its creation, from 1; 0 for a tombstone.
     pub fn version(self) -> i64 {
         self.header().version
     }
@@ -205,8 +205,8 @@ impl<'a> Version<'a> {
         self.header().value_crc
     }
 
-    /// Where the value lies now. A background mover may change it at any time, so read it once per access, and
-    /// be ready to read it again when the segment is gone.
+    /// Returns the present location of the value. A background mover may change it at any time, so read it once per
+    /// access, and be ready to read it again when the segment is gone.
     pub fn location(self) -> Location {
         unpack(self.header().location.load(Ordering::Acquire))
     }
@@ -222,7 +222,7 @@ impl<'a> Version<'a> {
         Value { location: self.location(), len: self.value_len(), crc: self.value_crc() }
     }
 
-    /// Whether this was the newest version of its key at main revision `rev` (which must not be older than the
+    /// Returns true if this was the newest version of its key at main revision `rev` (which must not be older than the
     /// version itself, nor newer than the snapshot it came from).
     pub(crate) fn is_newest_at(self, rev: Revision) -> bool {
         // Relaxed is enough: what is set after a snapshot was taken is larger than any revision it can be asked
@@ -345,7 +345,7 @@ pub(crate) fn prefetch(address: *const u8) {
     let _ = address;
 }
 
-/// What a new record says; see [`Version`] for the fields.
+/// The content of a new record; see [`Version`] for the fields.
 pub(crate) struct Content {
     pub id: ChangeId,
     pub create_revision: Revision,

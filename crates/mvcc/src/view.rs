@@ -15,9 +15,9 @@ use crate::version::Version;
 /// Why a revision cannot be read or compacted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RevisionError {
-    /// It lies below the compact revision (for a compaction: not above it).
+    /// The revision lies below the compact revision (for a compaction: not above it).
     Compacted,
-    /// It lies above the current revision.
+    /// The revision lies above the current revision.
     FutureRevision,
 }
 
@@ -32,7 +32,7 @@ impl std::fmt::Display for RevisionError {
 
 impl std::error::Error for RevisionError {}
 
-/// What a snapshot is made of: roots and numbers.
+/// The roots and numbers of a snapshot.
 #[derive(Clone, Copy)]
 pub(crate) struct State {
     pub(crate) keys: NodePtr,
@@ -75,7 +75,7 @@ pub struct Moment {
     versions: u64,
     /// Removal may go so far: to what a compaction at this revision removes.
     keeps: Revision,
-    /// How many versions had been removed, if nothing more may be.
+    /// Number of versions that had been removed, if no more may be.
     removals: Option<u64>,
 }
 
@@ -106,14 +106,14 @@ impl Moment {
         if self.removals.is_some() { Revision::MIN } else { self.keeps }
     }
 
-    /// The same, needing also what a compaction at this revision keeps. For the hash of a compaction, which covers
-    /// what that compaction removes.
+    /// Returns a moment that also needs what a compaction at this revision keeps. For the hash of a compaction, which
+    /// covers what that compaction removes.
     #[must_use]
     pub fn keeping_from(self, compact_revision: Revision) -> Moment {
         Moment { keeps: self.keeps.min(compact_revision), ..self }
     }
 
-    /// The same, needing only what can be read.
+    /// Returns a moment that needs only what can be read.
     #[must_use]
     pub fn keeping_readable(self) -> Moment {
         Moment { keeps: self.compacted, removals: None, ..self }
@@ -185,7 +185,7 @@ impl<'a> Snapshot<'a> {
         }
     }
 
-    /// Whether the newest version of each key in the trees is the one to be read at `rev`.
+    /// Returns true if the newest version of each key in the trees is the one to be read at `rev`.
     pub(crate) fn is_newest(&self, rev: Revision) -> bool {
         rev == self.state.newest
     }
@@ -276,15 +276,15 @@ impl<'a> Snapshot<'a> {
         self.stored(from, through)
     }
 
-    /// What is physically there behind `change`, in the order of writing, without the puts
-    /// that the compact revision made unreadable. A state is sent so to a receiver that may have a part of it: which
-    /// deletions below the compact revision are still there depends on how far compaction has come.
+    /// Returns the versions that are physically present behind `change`, in the order of writing, without the puts that
+    /// the compact revision made unreadable. A state is sent so to a receiver that may have a part of it: which
+    /// tombstones below the compact revision are still there depends on the progress of removal.
     pub fn written_after(&self, change: ChangeId) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), change, true);
         Changes { cursor, through: self.state.current, compacted: self.state.compacted }
     }
 
-    /// What is physically there from this change on.
+    /// Returns the versions that are physically present from this change on.
     pub(crate) fn stored(&self, from: ChangeId, through: Revision) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), from, false);
         Changes { cursor, through: through.min(self.state.current), compacted: Revision::MIN }
@@ -368,10 +368,10 @@ impl<'a> Iterator for Histories<'a> {
     }
 }
 
-/// How far physical removal had come when a view was published.
+/// The progress of physical removal when a view was published.
 #[derive(Clone, Copy)]
 pub(crate) struct Removed {
-    /// Which store this is, of all that the process has had.
+    /// Number of the store among all that the process has had.
     pub(crate) store: u64,
     /// All that was removed, a compaction at this revision removes.
     pub(crate) through: Revision,
@@ -400,13 +400,14 @@ impl View {
         View { state, removed, _pin: pin, _estate: estate }
     }
 
-    /// What this view shows, for readers that go on in later views. It needs what can be read; see
+    /// Returns the moment of this view, for readers that continue in later views. It needs what can be read; see
     /// [`Moment::keeping_from`] and [`View::moment_of_everything`].
     pub fn moment(&self) -> Moment {
         Moment::of(&self.state, self.removed)
     }
 
-    /// As [`View::moment`], but nothing may be physically removed as long as it is read there.
+    /// Returns the moment of this view as [`View::moment`] does, but nothing may be physically removed as long as it is
+    /// read.
     pub fn moment_of_everything(&self) -> Moment {
         Moment { removals: Some(self.removed.versions), ..self.moment() }
     }
@@ -417,7 +418,7 @@ impl View {
         self.removed.through
     }
 
-    /// Whether the moment is one of this view's store. If not, a state that was taken over has replaced it.
+    /// Returns true if the moment is one of this view's store. If not, an installed state has replaced that store.
     pub fn has_moment(&self, moment: &Moment) -> bool {
         moment.store == self.removed.store
     }

@@ -19,7 +19,7 @@
 //! - Everything that waits is bounded by number and bytes ([`Peers::send`]), and a frame takes memory only as its
 //!   bytes arrive, whatever its length field says.
 //! - What comes in closes at most its own connection and never panics. Headers are checked before a body is read, a body
-//!   that trickles ends its connection, and when all places are taken strangers make way for who comes.
+//!   that trickles ends its connection, and when all connections are in use, those of strangers are closed for new ones.
 //!
 //! Own extensions: a snapshot of ours carries `X-Mainstay-Snapshot: 1`, and its sender asks the receiver
 //! `GET /mainstay/snapshot` first. A snapshot without that header is a bbolt file of etcd's: 501.

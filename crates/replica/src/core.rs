@@ -100,7 +100,7 @@ pub enum ClientRequest {
         id: u64,
         /// Bytes of an `InternalRaftRequest`.
         data: Bytes,
-        /// Hash of the connection that the command came over, to estimate how many more commands will come.
+        /// Port of the client's connection, to estimate how many connections write and how many more commands will come.
         writer: u16,
         /// For a compaction: reply only once everything that it made unreadable is removed.
         wait_removed: bool,

@@ -1,8 +1,8 @@
-//! Requests of clients in, answers out, on each shard.
+//! Answers clients' requests, on each shard.
 //!
 //! * [`services`] answer calls; [`watch`] is one of them, with what a shard's watches share.
-//! * [`http`] answers health, version, metrics and what is worth knowing for a diagnosis.
-//! * `encode` writes answers by hand where they hold many keys; [`forwarding`] asks the leader what only it can answer.
+//! * [`http`] answers health, version, metrics and the page for a diagnosis.
+//! * `encode` writes answers by hand where they hold many keys; [`forwarding`] asks the leader what only the leader can answer.
 //!
 //! What it does not know: raft and the log. It reads published states and asks the core.
 //!

@@ -60,7 +60,7 @@ pub(crate) struct Assembled {
     pub lock: disk::Lock,
 }
 
-/// Puts a member together. It has to be told of its ways to the others, see [`Shared::set_peers`], before it runs.
+/// Puts a member together. Before it runs, it needs its links to the others, see [`Shared::set_peers`].
 pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let Setting { config, logger, inbox, clock, shards, threads, thresholds } = setting;
     let Opened {

@@ -1,9 +1,9 @@
-//! A member, put together.
+//! Puts a member together from its parts, and runs it.
 //!
 //! * `assembly` makes the parts of a member of what [`storage`] found in its data directory.
-//! * [`boot`] gives each part a thread and a socket; [`stepped`] has the same parts moved by hand, without threads, sockets
+//! * [`boot`] gives each part a thread and a socket; [`stepped`] drives the same parts by hand, without threads, sockets
 //!   and real time, for simulation.
-//! * `peering` answers what other members ask, and hands the core what they send. `memory` is what the machine has.
+//! * `peering` answers requests of other members, and hands the core what they send. `memory` reads the available memory.
 //!
 //! Tests: `tests/it` for members that are stepped, and end to end in the `mainstay` crate.
 

@@ -19,7 +19,7 @@ pub struct CleanShutdown {
 }
 
 impl CleanShutdown {
-    /// Reads it. One that is damaged is as good as none: it only ever proves that something else is missing.
+    /// Reads it. A damaged one counts as none: it can only prove that something else is missing.
     pub fn read(
         disk: &Arc<dyn Disk>,
         member_dir: &Path,

@@ -204,7 +204,7 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let mut found = look(opening, member_dir)?;
     let Replay { machine, levels, applied, manifest, replayed } = replay(opening, &mut found)?;
     let Found { checkpoints, clean_shutdown, identity, beginning, .. } = found;
-    // A log without a segment is as good as none: a crash now must not leave a record of something that never was.
+    // A log without a segment counts as none: a crash now must not leave a record of something that never was.
     let lasting = beginning.is_none();
     if lasting {
         clean_shutdown.open(&identity)?;

@@ -6,7 +6,7 @@ use interchange::backend::{Member, Membership};
 use interchange::wal::Identity;
 use numbers::Index;
 
-/// What the options say about the cluster and the member.
+/// The options about the cluster and the member.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
     /// Name of the member.

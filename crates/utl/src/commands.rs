@@ -6,7 +6,7 @@ use cli::{Command, Failure, Flag, FlagRow, Program};
 
 use crate::{Session, completion, defrag, export, hash_kv, import, migrate, restore, status, version};
 
-/// How a command is run.
+/// The function that runs a command.
 #[derive(Clone, Copy)]
 pub struct Run(pub(crate) fn(&mut Session<'_>) -> Result<(), Failure>);
 
@@ -33,7 +33,7 @@ pub const PROGRAM: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// How long to wait for the lock on a database.
+/// Time to wait for the lock on a database.
 pub(crate) const TIMEOUT: Flag<Duration> = Flag::duration(
     "timeout",
     "10s",

@@ -109,7 +109,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the flags say.
+/// The values of the flags.
 struct Options {
     from: PathBuf,
     wal_dir: PathBuf,
@@ -371,8 +371,8 @@ impl Tail<'_> {
     }
 }
 
-/// What a request changes about users, roles or authentication. One that only reads, or was a log-in, changes nothing
-/// here either.
+/// Returns the change that a request makes to users, roles or authentication. One that only reads, or was a log-in,
+/// changes nothing here either.
 fn change_of_users(request: &InternalRaftRequest) -> Option<&'static str> {
     let all = [
         (request.auth_enable.is_some(), "authentication to be on"),

@@ -48,7 +48,7 @@ use notice::Notices;
 
 pub use commands::PROGRAM;
 
-/// What a command works with.
+/// The environment of a command.
 struct Session<'s> {
     matches: &'s Matches,
     out: Output,

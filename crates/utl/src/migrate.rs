@@ -41,7 +41,7 @@ pub(crate) const MIGRATE: Command<Run> = Command {
 /// A release, by its two numbers.
 type Minor = (u64, u64);
 
-/// How long the holder of a lock is given before the next look.
+/// Pause between two looks at a lock that is held.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 /// The newest that there are steps to.
 const NEWEST: Minor = (3, 7);
@@ -131,7 +131,7 @@ fn spelled((major, minor): Minor) -> String {
     format!("{major}.{minor}")
 }
 
-/// What the database is written for; `None` if it is older than any that can be told.
+/// Returns the version that the database is written for; `None` if it is older than any that can be determined.
 fn storage_version(meta: &Meta) -> Result<Option<Minor>, Failure> {
     let Some(version) = &meta.storage_version else {
         return Ok(meta.term.filter(|term| *term > 0).map(|_| (3, 5)));

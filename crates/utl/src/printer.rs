@@ -27,9 +27,9 @@ pub struct Cell {
     pub json: &'static str,
     /// In a table.
     pub column: &'static str,
-    /// As a number or text.
+    /// The cell as a number or text.
     pub exact: serde_json::Value,
-    /// As simple format and table have it.
+    /// The cell in simple format and table.
     pub shown: String,
 }
 

@@ -157,7 +157,7 @@ struct Options {
     without_users: bool,
 }
 
-/// What was restored, to be told.
+/// The facts about a restored state that are printed.
 #[derive(Default)]
 struct Done {
     revision: Revision,
@@ -352,7 +352,7 @@ fn read_own(
     Ok((restoration, machine))
 }
 
-/// Who etcd will start as.
+/// Returns the member as which etcd will start.
 fn new_member(options: &Options, release: Release) -> NewMember {
     NewMember {
         identity: options.cluster.identity,

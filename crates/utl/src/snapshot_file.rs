@@ -9,10 +9,10 @@ use interchange::backend::Backend;
 use interchange::bolt::Bolt;
 use interchange::snapshot::{DIGEST_BYTES, Digests, Parts};
 
-/// How a snapshot in Mainstay's own format begins.
+/// The beginning of a snapshot in Mainstay's own format.
 const OWN_MAGIC: &[u8; 8] = b"MAINSNAP";
 
-/// What is in a snapshot file.
+/// The content of a snapshot file.
 pub enum SnapshotFile {
     /// A database of etcd's, as etcd and Mainstay send it.
     Etcd(Backend<File>),

@@ -25,17 +25,17 @@ pub struct Target {
     _lock: Lock,
 }
 
-/// What is added to the name of what is not finished.
+/// Suffix of the name of an unfinished directory.
 const UNFINISHED: &str = "unfinished";
 /// The file that says that a directory was begun here, until it is finished.
 const MARK: &str = "unfinished-by-mainstay";
 
-/// Whether something is at this path that must not be overwritten; an empty directory may be there, and what an attempt
-/// left that was killed.
+/// Returns true if the path holds something that must not be overwritten; an empty directory may be there, and the
+/// remains of a killed attempt.
 ///
 /// # Errors
 ///
-/// When the operating system does not say.
+/// The system does not report it.
 pub fn is_taken(path: &Path) -> io::Result<bool> {
     match fs::read_dir(path) {
         Ok(mut entries) => {
@@ -98,7 +98,7 @@ impl Target {
         Ok(Target { path: path.to_path_buf(), making, is_inside, finished: false, _lock: lock })
     }
 
-    /// Where to write.
+    /// Returns the path to write to.
     pub fn making(&self) -> &Path {
         &self.making
     }
@@ -129,7 +129,8 @@ impl Target {
     }
 }
 
-/// Whether this user's earlier attempt left this directory: not a link, writable to nobody else, marked or empty.
+/// Returns true if an earlier attempt of this user left this directory: it is no link, writable to no other user, marked
+/// or empty.
 fn is_own(dir: &Path) -> io::Result<bool> {
     let found = fs::symlink_metadata(dir)?;
     // What the kernel says of this process belongs to the user it runs as.
@@ -196,7 +197,7 @@ impl Replacement {
         }
     }
 
-    /// Where to write.
+    /// Returns the path to write to.
     pub fn making(&self) -> &Path {
         &self.making
     }

@@ -34,7 +34,7 @@ pub(super) const DATASCALE: Command<Run> = Command {
 const KEY_BYTES: usize = 512;
 const VALUE_BYTES: usize = 512;
 
-/// How many pairs are written, by how many clients.
+/// The number of pairs that are written, and of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Workload {
     pairs: u64,

@@ -42,7 +42,7 @@ const CATCH_UP: Duration = Duration::from_millis(100);
 /// The pause between looks at the clock.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How much is offered, by how many, for how long.
+/// The rate, clients and duration of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Workload {
     writes_per_second: u32,
@@ -80,7 +80,7 @@ pub(super) async fn check(call: &Call) -> Result<(), Failure> {
     if passed { Ok(()) } else { Err(Failure::said(Failure::ERROR)) }
 }
 
-/// How much of the load this machine brought up.
+/// The part of the load that this machine could offer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Offered {
     writes: u64,
@@ -90,7 +90,7 @@ struct Offered {
 }
 
 impl Offered {
-    /// What to say when the result says more of this machine than of the cluster.
+    /// Returns a warning if the result says more about this machine than about the cluster.
     fn warning(&self, workload: Workload) -> Option<String> {
         if self.interrupted {
             return Some("Warning: interrupted; the result is of the part that was run".to_owned());

@@ -99,9 +99,10 @@ async fn streamed(connection: &Client, request: &pb::RangeRequest) -> Result<pb:
     Ok(whole)
 }
 
-/// Whether `--consistency` asks for a serializable read.
+/// Returns true if `--consistency` asks for a serializable read.
 ///
 /// # Errors
+///
 /// It is neither `l` nor `s`.
 pub(super) fn serializable(matches: &Matches) -> Result<bool, Failure> {
     match matches.get(CONSISTENCY) {

@@ -91,7 +91,7 @@ const PAGE_KEYS: i64 = 1000;
 /// Bytes of keys and values after which a transaction is sent before it is full: servers take 1.5 MiB.
 const TXN_BYTES_MAX: usize = 1024 * 1024;
 
-/// How often the number of mirrored keys is printed.
+/// Interval at which the number of mirrored keys is printed.
 const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
 pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
@@ -135,7 +135,7 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     Err(failure)
 }
 
-/// What keys are called here and there.
+/// The names of keys at the source and at the destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Names {
     prefix: Vec<u8>,
@@ -177,7 +177,7 @@ struct Mirror {
     target: Client,
     names: Names,
     operations_max: usize,
-    /// Where at the destination it is written how far the mirror is; empty for nowhere.
+    /// Key at the destination that stores the mirror's position; empty for none.
     progress_key: Bytes,
     total: Arc<AtomicU64>,
 }
@@ -370,7 +370,7 @@ fn size(operation: &Request) -> usize {
     }
 }
 
-/// How far a mirror is, and of which cluster.
+/// The position of a mirror, and the cluster that it mirrors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Position {
     revision: i64,

@@ -39,7 +39,7 @@ use cli::{Command, Failure, Invocation, Io, Matches, Program};
 use crate::call::Call;
 use crate::globals;
 
-/// How a command is run.
+/// The function that runs a command.
 #[derive(Clone, Copy)]
 pub struct Run(pub(crate) Runner);
 
@@ -119,7 +119,7 @@ static COMMANDS: &[Command<Run>] = &[
     version::VERSION,
 ];
 
-/// What may stand on a line of a transaction.
+/// The commands that may stand on a line of a transaction.
 static REQUESTS: Program<Run> = Program {
     root: Command { name: "", subcommands: &[get::GET, put::PUT, del::DEL], ..Command::EMPTY },
     globals: &[],
@@ -128,7 +128,7 @@ static REQUESTS: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// What may stand on a line of an interactive `watch`.
+/// The commands that may stand on a line of an interactive `watch`.
 static WATCHES: Program<Run> =
     Program { root: watch::WATCH, globals: &[], env_prefix: None, env_known: &[], globals_hint: "" };
 

@@ -41,7 +41,7 @@ pub(super) const WATCH: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// How many watches of the interactive mode may have a request for progress waiting.
+/// Maximum number of watches of the interactive mode with a waiting request for progress.
 const REQUESTS_MAX: usize = 16;
 
 pub(super) async fn watch(call: &Call) -> Result<(), Failure> {
@@ -258,7 +258,7 @@ async fn run_for_each(call: &Call, batch: &WatchBatch, program: &[Vec<u8>]) -> R
     Ok(())
 }
 
-/// What a program learns of an event; texts are quoted as Go quotes them.
+/// Returns the environment of a program that is run for an event; texts are quoted as Go quotes them.
 fn environment(revision: i64, event: &Event) -> [(&'static str, Vec<u8>); 4] {
     let kv = event.kv.clone().unwrap_or_default();
     [

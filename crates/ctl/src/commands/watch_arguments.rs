@@ -3,7 +3,7 @@
 use cli::go::quote;
 use cli::{Failure, Io, Matches};
 
-/// What to watch, and what to run at each event.
+/// The keys to watch, and the program to run at each event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WatchArguments {
     /// Key and perhaps end of the range.

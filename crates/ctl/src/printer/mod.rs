@@ -12,7 +12,7 @@ use api::mvccpb::Event;
 
 use cli::Failure;
 
-/// What `--write-out` names.
+/// An output format, as `--write-out` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the flag's own values")]
 pub enum Format {
@@ -36,7 +36,7 @@ impl Format {
         })
     }
 
-    /// Its name.
+    /// Returns the name of the format.
     pub fn name(self) -> &'static str {
         match self {
             Format::Simple => "simple",
@@ -60,14 +60,14 @@ pub struct WatchBatch {
     pub cancel_reason: String,
 }
 
-/// How one endpoint answered to `endpoint health`.
+/// The answer of one endpoint to `endpoint health`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointHealth {
     /// The endpoint as it was given.
     pub endpoint: String,
     /// True if it serves.
     pub health: bool,
-    /// How long the read took, as Go prints durations; empty when none was tried.
+    /// Duration of the read, as Go prints durations; empty when none was tried.
     pub took: String,
     /// Why it is not healthy; empty when it is.
     pub error: String,
@@ -121,7 +121,7 @@ pub enum Answer<'a> {
     AuthStatus(&'a pb::AuthStatusResponse),
 }
 
-/// What a printer has to say.
+/// The output of a printer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
     /// For standard output.

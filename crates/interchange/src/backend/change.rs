@@ -6,8 +6,8 @@ use numbers::{ChangeId, LeaseId, Revision};
 
 use crate::wire::{Field, Fields};
 
-/// Where a change stands in the history of a database, as its keys have it: the revision, and which change of that
-/// transaction it was. The second number has 64 bits in the file; a [`numbers::ChangeId`] has 32.
+/// The position of a change in the history of a database, as its keys have it: the revision, and the number of the change
+/// in that transaction. The second number has 64 bits in the file; a [`numbers::ChangeId`] has 32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoredChangeId {
     /// The revision.
@@ -22,10 +22,10 @@ impl From<ChangeId> for StoredChangeId {
     }
 }
 
-/// What a change says beside its value.
+/// The facts about a change beside its value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChangeHead<'a> {
-    /// Where it stands.
+    /// Position of the change.
     pub revision: StoredChangeId,
     /// True if the key was deleted. All that follows but the key is 0 then.
     pub is_tombstone: bool,
@@ -109,9 +109,9 @@ impl<'a> Change<'a> {
 }
 
 impl<'a> ChangeHead<'a> {
-    /// What raises the revision and says nothing else: a pair without a value, which `etcdutl snapshot restore
-    /// --bump-revision` puts behind all others. etcd takes it for a change of the key of no bytes, which nobody can
-    /// ask for, and HashKV covers it.
+    /// Returns a change that only raises the revision: a pair without a value, which `etcdutl snapshot restore
+    /// --bump-revision` puts behind all others. etcd takes it for a change of the empty key, which no request can name,
+    /// and HashKV covers it.
     pub fn bump(to: Revision) -> ChangeHead<'a> {
         ChangeHead { revision: StoredChangeId { main: to, sub: 0 }, ..ChangeHead::default() }
     }
@@ -121,7 +121,7 @@ impl<'a> ChangeHead<'a> {
         self.key.is_empty()
     }
 
-    /// Its key in the bucket `key`.
+    /// Appends the key of the change in the bucket `key`.
     pub(crate) fn encode_key(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.revision.encode());
         if self.is_tombstone {
@@ -129,8 +129,8 @@ impl<'a> ChangeHead<'a> {
         }
     }
 
-    /// What stands in front of the value and behind it, so that the value itself need not be copied. HashKV hashes
-    /// these bytes: fields ascend, and what is 0 or empty is left out.
+    /// Appends the bytes in front of the value and behind it, so that the value itself need not be copied. HashKV hashes
+    /// these bytes: fields ascend, and fields that are 0 or empty are left out.
     pub(crate) fn encode_around(&self, value_len: usize, before: &mut Vec<u8>, after: &mut Vec<u8>) {
         if self.is_bump() {
             return;

@@ -16,16 +16,16 @@ pub enum Release {
     V3_7,
 }
 
-/// What the bucket `meta` says.
+/// The content of the bucket `meta`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// The last raft entry whose effects are in the state.
     pub consistent_index: u64,
     /// The term of that entry; etcd writes it from 3.5 on.
     pub term: Option<u64>,
-    /// Who votes; etcd writes it from 3.5 on.
+    /// Voters and learners; etcd writes them from 3.5 on.
     pub conf_state: Option<ConfState>,
-    /// What the data is written for, such as `3.7.0`; etcd writes it from 3.6 on.
+    /// Version for which the data is written, such as `3.7.0`; etcd writes it from 3.6 on.
     pub storage_version: Option<String>,
     /// Compacted there as far as anybody may see.
     pub scheduled_compact_revision: Option<Revision>,
@@ -33,7 +33,7 @@ pub struct Meta {
     pub finished_compact_revision: Option<Revision>,
 }
 
-/// Who votes and who learns.
+/// The voters and learners of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfState {
     /// Ids with a vote.
@@ -45,15 +45,15 @@ pub struct ConfState {
 /// A member, as the bucket `members` has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Member {
-    /// Its id.
+    /// Id of the member.
     pub id: u64,
-    /// Where its peers reach it.
+    /// URLs at which the other members reach it.
     pub peer_urls: Vec<String>,
     /// True if it has no vote.
     pub is_learner: bool,
-    /// Its name; empty until it has started.
+    /// Name of the member; empty until it has started.
     pub name: String,
-    /// Where clients reach it.
+    /// URLs at which clients reach it.
     pub client_urls: Vec<String>,
 }
 
@@ -75,7 +75,7 @@ pub struct Membership {
 pub struct Auth {
     /// True if clients have to say who they are.
     pub enabled: bool,
-    /// How often users, roles or permissions changed; 0 if nobody ever wrote it.
+    /// Number of changes of users, roles or permissions; 0 if it was never written.
     pub revision: u64,
     /// In the order of names; passwords are hashed.
     pub users: Vec<api::authpb::User>,
@@ -91,14 +91,14 @@ impl Meta {
     }
 }
 
-/// What is wrong with a key or value of a database of etcd's: it is not what etcd writes there.
+/// An error in a key or value of etcd's database: etcd does not write it so.
 #[derive(Debug)]
 pub(crate) enum ContentError {
-    /// It is no JSON, or JSON of another form.
+    /// The value is no JSON, or JSON of another form.
     Json(serde_json::Error),
     /// This field of its JSON, and what is wrong with it.
     Field(&'static str, &'static str),
-    /// It has another form.
+    /// The value has another form.
     Form(&'static str),
 }
 
@@ -238,7 +238,7 @@ fn json_list(texts: &[String]) -> String {
 }
 
 impl Membership {
-    /// Who votes and who learns, by this.
+    /// Returns the voters and learners that follow from these members.
     pub fn conf_state(&self) -> ConfState {
         let ids = |learner: bool| {
             let ids: BTreeSet<u64> =
@@ -263,7 +263,7 @@ impl Release {
         }
     }
 
-    /// What such a release writes as storage version, if it writes one.
+    /// Returns the storage version that this release writes, if it writes one.
     pub fn storage_version(self) -> Option<&'static str> {
         match self {
             Release::V3_4 | Release::V3_5 => None,

@@ -14,7 +14,7 @@ use crate::source::Source;
 /// A copy of a database with other words about the member and its cluster. Everything else stays as it is, down to
 /// HashKV.
 pub struct Copy<'b, S> {
-    /// What is copied.
+    /// Database to copy.
     pub from: &'b Backend<S>,
     /// Instead of what the database says of itself.
     pub meta: Meta,
@@ -69,16 +69,16 @@ impl<'b, S: Source> Copy<'b, S> {
         Ok(Copy { from, meta: from.meta()?, membership: from.membership()?, release, bump: None })
     }
 
-    /// How large the copy will be.
+    /// Measures the copy.
     ///
     /// # Errors
     ///
-    /// When the database cannot be read, or holds what etcd's cannot.
+    /// The database cannot be read, or holds something that etcd's cannot.
     pub fn plan(&self) -> Result<Plan, CopyError> {
         self.plan_with(&mut |_| {})
     }
 
-    /// The same; tells of every revision passed.
+    /// Measures as [`Copy::plan`] does; calls `passed` with every revision.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl<'b, S: Source> Copy<'b, S> {
         self.write_with(to, &mut |_| {})
     }
 
-    /// The same; tells of every revision passed.
+    /// Writes as [`Copy::write`] does; calls `passed` with every revision.
     ///
     /// # Errors
     ///

@@ -53,11 +53,11 @@ impl<S: Source> Backend<S> {
         Ok(Leases { cursor: self.walk(name::LEASE)? })
     }
 
-    /// What the bucket `meta` says.
+    /// Returns the content of the bucket `meta`.
     ///
     /// # Errors
     ///
-    /// When it is damaged.
+    /// It is damaged.
     pub fn meta(&self) -> Result<Meta, Error> {
         let mut meta = Meta::default();
         self.each(name::META, |key, value| {

@@ -27,7 +27,7 @@ pub struct BackendWriter<W> {
     state: State<Writer<W>>,
 }
 
-/// What both passes write to.
+/// A receiver of pairs, for both passes.
 trait Pairs {
     fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError>;
     fn pair(&mut self, key: &[u8], value: &[&[u8]]) -> Result<(), WriteError>;
@@ -55,11 +55,11 @@ impl<W: Write> Pairs for Writer<W> {
 
 macro_rules! both_passes {
     () => {
-        /// What the bucket `meta` says. Only what the release knows is written.
+        /// Writes the bucket `meta`, with the fields that the release knows.
         ///
         /// # Errors
         ///
-        /// When there was one before, or the output fails.
+        /// It was written before, or the output fails.
         pub fn meta(&mut self, meta: &Meta) -> Result<(), WriteError> {
             self.state.meta(meta)
         }

@@ -8,7 +8,7 @@ use crate::source::Source;
 /// etcd nests buckets one deep.
 const NESTING_MAX: usize = 16;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     /// Buckets, the root bucket not counted.

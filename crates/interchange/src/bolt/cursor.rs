@@ -22,7 +22,7 @@ pub struct Cursor<'b, S> {
 
 struct Frame {
     page: Page,
-    /// Where it stands in the file.
+    /// Offset in the file.
     offset: u64,
     /// The element being looked at; in a leaf, the next one to be given.
     at: usize,
@@ -39,7 +39,7 @@ pub struct Item<'c> {
     pub bucket: Option<Bucket>,
     /// The page where it was found.
     pub page: u64,
-    /// Where the element stands in the file, in bytes.
+    /// Offset of the element in the file, in bytes.
     pub offset: u64,
 }
 

@@ -19,7 +19,7 @@ pub struct Bolt<S> {
     meta: Meta,
 }
 
-/// Where a bucket lies.
+/// The position of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
     pub(crate) place: Place,
@@ -67,12 +67,12 @@ impl<S: Source> Bolt<S> {
         Bolt::open(source, len)
     }
 
-    /// Its head.
+    /// Returns the meta page that is in use.
     pub fn meta(&self) -> Meta {
         self.meta
     }
 
-    /// Where it is read from.
+    /// Returns the source that it is read from.
     pub fn source(&self) -> &S {
         &self.source
     }
@@ -104,7 +104,7 @@ impl<S: Source> Bolt<S> {
         Ok(cursor.step()?.filter(|item| item.key == name).and_then(|item| item.bucket))
     }
 
-    /// Where page `id` begins.
+    /// Returns the offset at which page `id` begins.
     pub(crate) fn offset(&self, id: u64) -> u64 {
         id.saturating_mul(u64::from(self.meta.page_bytes))
     }

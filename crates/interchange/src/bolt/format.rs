@@ -49,7 +49,7 @@ pub(crate) const BRANCH: u16 = 1;
 pub(crate) const LEAF: u16 = 2;
 pub(crate) const META: u16 = 4;
 pub(crate) const FREELIST: u16 = 16;
-/// Of a leaf element.
+/// Flag of a leaf element that is a bucket.
 pub(crate) const IS_BUCKET: u32 = 1;
 pub(crate) const NO_FREELIST: u64 = u64::MAX;
 /// The count that says that the count is elsewhere.
@@ -72,7 +72,7 @@ pub struct Meta {
     pub root: u64,
     /// The page where the free list begins; `None` if it is not in the file.
     pub freelist: Option<u64>,
-    /// How many pages are in use.
+    /// Number of pages in use.
     pub high_water: u64,
     /// The transaction that wrote it.
     pub transaction: u64,

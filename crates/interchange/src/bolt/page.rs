@@ -9,7 +9,7 @@ use crate::error::Error;
 pub(crate) struct Page {
     /// 0 for the page of an inline bucket.
     pub id: u64,
-    /// How many pages it takes.
+    /// Number of pages that it takes.
     pub pages: u64,
     pub is_leaf: bool,
     bytes: Vec<u8>,
@@ -90,7 +90,7 @@ impl Page {
         Ok(Page { id, pages, is_leaf, bytes, elements })
     }
 
-    /// How many elements it has.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.elements.len()
     }
@@ -115,17 +115,17 @@ impl Page {
         self.is_leaf && self.elements.get(i).is_some_and(|e| e.word & u64::from(IS_BUCKET) != 0)
     }
 
-    /// Where an element stands, in bytes from the beginning of the page.
+    /// Returns the offset of an element in the page, in bytes.
     pub fn position(i: usize) -> u64 {
         (PAGE_HEADER_BYTES + i * ELEMENT_BYTES) as u64
     }
 
-    /// How many elements have keys not above `key`.
+    /// Returns the number of elements whose keys are not above `key`.
     pub fn up_to(&self, key: &[u8]) -> usize {
         self.elements.partition_point(|e| self.bytes.get(e.key..e.value).is_some_and(|found| found <= key))
     }
 
-    /// Its bytes, for the next one.
+    /// Takes out the buffer, for the next page.
     pub fn take_bytes(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }

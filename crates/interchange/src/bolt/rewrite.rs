@@ -13,14 +13,14 @@ pub struct Edit {
     pub bucket: &'static [u8],
     /// The key in it.
     pub key: &'static [u8],
-    /// Its value; `None` leaves the key out.
+    /// Value of the key; `None` leaves the key out.
     pub value: Option<Vec<u8>>,
 }
 
 /// Why a database could not be written once more.
 #[derive(Debug)]
 pub enum RewriteError {
-    /// It cannot be read.
+    /// The database cannot be read.
     Read(Error),
     /// The new one cannot be written.
     Write(WriteError),
@@ -49,7 +49,7 @@ impl std::fmt::Display for RewriteError {
 
 impl std::error::Error for RewriteError {}
 
-/// What both passes write to.
+/// A receiver of pairs, for both passes.
 trait Pairs {
     fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError>;
     fn pair(&mut self, key: &[u8], value: &[u8]) -> Result<(), WriteError>;
@@ -76,11 +76,11 @@ impl<W: Write> Pairs for Writer<W> {
 }
 
 impl<S: Source> Bolt<S> {
-    /// How large it is when written once more.
+    /// Measures the database as it is written again.
     ///
     /// # Errors
     ///
-    /// When it cannot be read, or has buckets inside of buckets, as etcd's has not.
+    /// It cannot be read, or has nested buckets, which etcd's has not.
     pub fn plan_rewrite(&self, edit: Option<&Edit>) -> Result<Plan, RewriteError> {
         let mut layout = Layout::default();
         self.pass(&mut layout, edit, &mut |_| {})?;

@@ -31,7 +31,7 @@ const LEAF_BYTES_MAX: usize = 8 * PAGE_BYTES;
 /// A page buffer that has grown beyond this is given back.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// How large a database will be.
+/// The measured size of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Pages, all counted.
@@ -162,7 +162,7 @@ impl<W: Write> Writer<W> {
 }
 
 trait Output {
-    /// Whether values are there.
+    /// True if values are present.
     const WRITES: bool;
     fn page(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
@@ -187,7 +187,7 @@ impl<W: Write> Output for Written<W> {
     }
 }
 
-/// What both passes do.
+/// The work that both passes do.
 struct Pages<O> {
     output: O,
     /// The number of the next page.

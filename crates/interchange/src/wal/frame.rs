@@ -15,7 +15,7 @@ const WINDOW_BYTES: u64 = 256 << 10;
 pub(super) struct Frames<'a, S> {
     source: &'a S,
     len: u64,
-    /// Where the next frame stands.
+    /// Offset of the next frame.
     at: u64,
     /// The checksum so far.
     crc: u32,
@@ -29,7 +29,7 @@ struct Window {
     at: u64,
 }
 
-/// What comes next.
+/// The next item of a log.
 pub(super) enum Next<'w> {
     Record(Record<'w>),
     /// The end, where nothing is wrong.
@@ -42,7 +42,7 @@ pub(super) struct Record<'w> {
     pub kind: u64,
     pub crc: u32,
     pub data: &'w [u8],
-    /// Where the frame stands.
+    /// Offset of the frame.
     pub offset: u64,
 }
 
@@ -51,7 +51,7 @@ impl<'a, S: Source> Frames<'a, S> {
         Frames { source, len, at: 0, crc, is_last, window: Window::default() }
     }
 
-    /// Where the next frame stands, or the end.
+    /// Returns the offset of the next frame, or of the end.
     pub fn at(&self) -> u64 {
         self.at
     }

@@ -19,33 +19,33 @@ type SharedFile = Arc<dyn disk::File>;
 /// bytes of memory each say where they are.
 pub struct Wal {
     files: Vec<LogFile>,
-    /// Whose log it is.
+    /// Ids of the log's owner.
     pub identity: Identity,
-    /// What raft has promised.
+    /// Raft's hard state: term, vote and commit index.
     pub hard_state: HardState,
     /// Snapshots that are committed, in the order they were made.
     pub snapshots: Vec<SnapshotMark>,
-    /// What was left out of the last file.
+    /// The part of the last file that was left out.
     pub repair: Option<Repair>,
     first: u64,
     entries: Vec<Place>,
 }
 
-/// Whose log it is.
+/// The ids of a log's owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// The member.
     pub member_id: u64,
-    /// Its cluster.
+    /// Id of the cluster.
     pub cluster_id: u64,
 }
 
-/// What raft has promised.
+/// Raft's hard state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
     /// The newest term seen.
     pub term: u64,
-    /// Who got the vote in it; 0 for nobody.
+    /// Member that got the vote in it; 0 for none.
     pub vote: u64,
     /// Entries are committed up to here; more may be.
     pub commit: u64,
@@ -58,7 +58,7 @@ pub struct SnapshotMark {
     pub index: u64,
     /// The term of that entry.
     pub term: u64,
-    /// Who votes; etcd writes it from 3.5 on.
+    /// Voters and learners; etcd writes them from 3.5 on.
     pub conf_state: Option<ConfState>,
 }
 
@@ -198,7 +198,7 @@ fn parse_name(name: &str) -> Option<(u64, u64)> {
     Some((hex(sequence)?, hex(index)?))
 }
 
-/// What reading through the log has found so far.
+/// The results of reading through the log so far.
 #[derive(Default)]
 struct Scan {
     metadata: Option<Vec<u8>>,
@@ -308,7 +308,7 @@ impl Scan {
 enum OrderError {
     /// Entries are missing between it and the one before.
     Gap { index: u64, before: u64 },
-    /// Its term is lower than that of the entry before.
+    /// The entry's term is lower than that of the entry before.
     Term { index: u64 },
 }
 

@@ -6,14 +6,14 @@ use prost::Message as _;
 use crate::backend::ConfState;
 use crate::wal::{CRC, HardState, Identity, METADATA, SNAPSHOT, STATE, SnapshotMark};
 
-/// What a log begins with, when its member already has a state.
+/// The beginning of a log whose member already has a state.
 #[derive(Clone, Debug)]
 pub struct SegmentStart {
-    /// Whose log it is.
+    /// Ids of the log's owner.
     pub identity: Identity,
-    /// What raft has promised.
+    /// Raft's hard state.
     pub hard_state: HardState,
-    /// What the state holds.
+    /// Position of the state.
     pub snapshot: SnapshotMark,
 }
 

@@ -78,7 +78,7 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Returns the state after a start; `saved` is the applied index of the newest checkpoint and its bytes.
+    /// Returns the state after a start. The pair is the applied index of the newest checkpoint, and its bytes.
     pub fn new(
         thresholds: Thresholds,
         snapshot_count: u64,

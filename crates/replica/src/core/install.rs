@@ -147,7 +147,7 @@ impl Install {
     }
 
     /// A new attempt begins, unless another one is under way or `busy` says that the present state is being moved about.
-    /// One that broke off and is not gone on with makes way. Returns true if it has begun.
+    /// One that broke off and was not resumed is given up. Returns true if the new attempt has begun.
     pub fn begin(&mut self, claim: u64, busy: bool) -> bool {
         let idle = matches!(self.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. });
         if !idle || busy || self.discarded.len() > DISCARDED_MAX {
@@ -176,7 +176,7 @@ impl Install {
         self.takes(of) && self.placing.is_none()
     }
 
-    /// Values of the attempt go to the log as the batch with this number; `done` hears where they lie.
+    /// Values of the attempt go to the log as the batch with this number; `done` gets their locations.
     pub fn place(&mut self, ticket: u64, done: oneshot::Sender<Places>) {
         self.placing = Some((ticket, Vec::new(), done));
     }

@@ -469,7 +469,7 @@ impl Membership {
         let own = self.rules.own;
         let known = members.by_id.values().map(|member| (member.id, member.peer_urls.clone()));
         let mut others: Vec<(u64, Vec<String>)> = known.filter(|(id, _)| *id != own).collect();
-        // A member that joins reads in the log how the cluster came about. Until it finds itself there, it goes by
+        // A member that joins reads in the log how the cluster was formed. Until it finds itself there, it uses
         // what it was told, or it would lose sight of those who send it the log.
         if !members.by_id.contains_key(&own) {
             let known = |id: &u64| members.by_id.contains_key(id) || members.removed.contains(id);

@@ -286,7 +286,7 @@ impl Proposals {
         (self.held_back, self.held_for_room) = (true, false);
     }
 
-    /// The oldest `count` of the gathered commands were given to this leader. `taken` hears the bytes of each.
+    /// The oldest `count` of the gathered commands were given to this leader. `taken` is called with the bytes of each.
     pub fn proposed(&mut self, count: usize, given: Given, mut taken: impl FnMut(usize)) {
         for proposal in self.gathered.drain(..count) {
             taken(proposal.data.len());
@@ -353,8 +353,8 @@ impl Proposals {
 
     /// An entry of a newer term than those before has been applied: what was given to a leader of an older term, and
     /// has not been applied by now, never will be, if that leader takes forwarded proposals only for its own term: for
-    /// in the log no entry of an older term follows. Then clients' commands are proposed again, `again` hears the bytes of
-    /// each, and who else waited is returned.
+    /// in the log no entry of an older term follows. Then clients' commands are proposed again, `again` is called with the bytes of
+    /// each, and the other requests that waited are returned.
     pub fn lost(&mut self, term: Term, mut again: impl FnMut(usize)) -> Vec<(Waiter, Instant)> {
         let is_lost = |open: &Open| open.given.bound && open.given.term < term;
         let mut lost: Vec<u64> =

@@ -239,7 +239,7 @@ impl Room {
         usize::try_from(all).unwrap_or(usize::MAX).min(PORTION_BYTES)
     }
 
-    /// Returns true if entries that a leader sent find room; if not, they are as good as lost on the way, and come again.
+    /// Returns true if there is space for entries that a leader sent. Otherwise they count as lost on the way, and are sent again.
     pub fn takes_entries(&self, log: &Log, entries: &[raftpb::Entry]) -> bool {
         if planted::is(planted::Bug::FullLogFatal) {
             return true;

@@ -96,7 +96,7 @@ impl Segments {
     }
 }
 
-/// Values that are on their way to another segment, and who hears when they are there.
+/// Values that are being moved to another segment, and the sender to signal when they have arrived.
 #[derive(Default)]
 pub(super) struct Moves {
     /// Old locations of the values that are being moved, by the change that wrote them.

@@ -24,7 +24,7 @@ const VERSION_BYTES: u64 = 64;
 const RECLAIM_SEGMENTS: usize = 16;
 
 /// Bytes that a segment's live values need in another one. A small value's record is more than the value: were that taken
-/// for garbage, small values would be moved for ever.
+/// for garbage, small values would be moved without end.
 fn moved_bytes(usage: &machine::SegmentUse) -> u64 {
     Log::moved_bytes(usage.values, usage.bytes)
 }

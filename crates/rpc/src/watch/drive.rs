@@ -177,7 +177,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         while let Some(tick) = &mut self.tick
             && Pin::new(&mut *tick).poll(cx).is_ready()
         {
-            // A round that is under way goes on to its end first: a watch hears at most once a round.
+            // A round that is under way goes on to its end first: a watch is told at most once a round.
             if stream.ticks_from.get().is_none() {
                 stream.ticks_from.set(Some(i64::MIN));
                 hub.tell_periodic_progress(stream);

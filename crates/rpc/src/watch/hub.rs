@@ -1,5 +1,5 @@
 //! All watches of one shard: [`Hub`]. [`Hub::advance`] takes a newly published state, [`Hub::poll_work`] does what is left of
-//! it in later turns. News is in `hub/crowd.rs`, history in `hub/catch_up.rs`, progress and requests in the other files.
+//! it in later turns. News is in `hub/synced.rs`, history in `hub/catch_up.rs`, progress and requests in the other files.
 
 mod catch_up;
 mod line;

@@ -1,4 +1,4 @@
-//! Watches: what a client hears of changes, one [`Hub`] per shard.
+//! Watches: changes on their way to clients, one [`Hub`] per shard.
 //!
 //! What it is: the core publishes a state and wakes the shards. A hub walks the changes since its last state once,
 //! finds the watches they concern, and puts encoded responses into the queues of their streams. A watch that has
@@ -14,7 +14,7 @@
 //! What it does not know: other shards, how states come about, users.
 //!
 //! Invariants, and the tests that hold them (`tests`, beside the code):
-//! - a watch hears every matching change once, in order, or that it was compacted away (`every_event_once_in_order`);
+//! - a watch is told of every matching change once, in order, or that it was compacted (`every_event_once_in_order`);
 //! - all events of one revision are in one response, unless the client asked for fragments (the same);
 //! - a watch that had everything when a change was published gets it whatever is compacted next, for a minute
 //!   (`held::a_revision_that_is_being_read_is_read_to_its_end_though_it_was_compacted`);
@@ -23,7 +23,7 @@
 //! - no turn looks at more watches, or walks over more changes, than its portion, whatever clients watch and write
 //!   (`many_watches_of_one_key_are_told_in_turns`, `a_revision_of_very_many_changes_is_told_in_turns`), and so for all
 //!   streams that read history together (`turns::streams_that_are_behind_take_turns`);
-//! - everything runs on one thread, and nobody is woken while a cell is borrowed.
+//! - everything runs on one thread, and no task is woken while a cell is borrowed.
 
 mod drive;
 pub mod fuzzing;

@@ -44,7 +44,7 @@ pub(super) struct Watch {
     pub keys: Keys,
     /// A hash of these that no client can foresee.
     pub keys_hash: u64,
-    /// The revision it was asked to begin at; otherwise the newest there was when it was made, of which it hears
+    /// The revision it was asked to begin at; otherwise the newest there was when it was made, of which it is told
     /// nothing.
     pub start: Revision,
     /// True if events carry the previous key-value pair (`prev_kv`).

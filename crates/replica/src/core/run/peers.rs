@@ -57,7 +57,7 @@ impl Core {
             if proposed && self.leadership.leads() {
                 self.room.thin_out(&self.log, &mut message);
             }
-            // What the log could not take, for a full disk or one that stands still, is as good as lost on the way: it
+            // What the log could not take, for a full disk or one that hangs, counts as lost on the way: it
             // comes again.
             let full = entries
                 && if proposed {
@@ -109,7 +109,7 @@ impl Core {
         }
     }
 
-    /// Entries were read for a follower, or could not be. What the disk has damaged is as good as let go: from here on
+    /// Entries were read for a follower, or could not be. Damaged entries count as released: from here on
     /// followers that need it get a snapshot.
     pub(super) fn fetched(&mut self, fetch: Fetch, read: Fetched) -> Result<(), Fatal> {
         let entries = match read {
@@ -513,7 +513,7 @@ impl Core {
             Ok(VoterChange::AddVoter(node)) => ConfChange { kind: ConfChangeKind::AddVoter, node: *node },
             Ok(VoterChange::AddLearner(node)) => ConfChange { kind: ConfChangeKind::AddLearner, node: *node },
             Ok(VoterChange::Remove(node)) => ConfChange { kind: ConfChangeKind::Remove, node: *node },
-            // Raft has to hear of it all the same: until then it takes no other change.
+            // Raft has to be told anyway: until then it takes no other change.
             Ok(VoterChange::Update(node)) => ConfChange { kind: ConfChangeKind::Update, node: *node },
             Err(_) => ConfChange { kind: ConfChangeKind::Update, node: MemberId::NONE },
         };

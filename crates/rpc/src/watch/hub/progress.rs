@@ -30,7 +30,7 @@ impl Hub {
 
     /// Answers a progress request, if one is open and all watches are abreast.
     ///
-    /// etcd drops the request if they are not; here the client hears as soon as they are.
+    /// etcd drops the request if they are not; here the client is told as soon as they are.
     pub(in crate::watch) fn tell_progress(&self, stream: &Rc<Stream>) {
         if stream.progress_wanted.get().is_some() && planted::is(Bug::ProgressAhead) {
             stream.progress_wanted.set(None);
