@@ -604,8 +604,6 @@ fn finish(
     }
     let active = segments.last().cloned();
     let last_seq = prepared.as_ref().map(|one| one.seq).or(active.as_ref().map(|one| one.seq + 1));
-    assert!(reading.index.first() <= next_index, "the log's first entry is not behind its last");
-    assert!(reading.base.index < next_index, "the log begins anew in front of what follows");
     let recovered = Recovered {
         hard_state: reading.hard_state,
         first_index: reading.index.first(),
