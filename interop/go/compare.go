@@ -88,19 +88,27 @@ func (c *comparison) open(reference, subject string) error {
 			return fmt.Errorf("%s holds %d keys; both servers must be fresh", s.label, r.Count)
 		}
 		c.servers[i], revisions[i] = s, r.Header.Revision
-		// The live watches outlive this function, so they get their own context.
-		c.live[i], err = openWatch(context.Background(), s)
-		if err != nil {
-			return fmt.Errorf("%s: %w", s.label, err)
-		}
-		for _, w := range liveWatches {
-			c.live[i].send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: w}})
-		}
 	}
 	if revisions[0] != revisions[1] {
 		return fmt.Errorf("the servers start at different revisions, %d and %d; both must be fresh", revisions[0], revisions[1])
 	}
 	c.g = &generator{revision: revisions[0]}
+	return c.watchLive()
+}
+
+// watchLive opens the watches that follow everything from now on.
+func (c *comparison) watchLive() error {
+	for i, s := range c.servers {
+		// They outlive every call, so they get their own context.
+		w, err := openWatch(context.Background(), s)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.label, err)
+		}
+		c.live[i] = w
+		for _, create := range liveWatches {
+			w.send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: create}})
+		}
+	}
 	return nil
 }
 

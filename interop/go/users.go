@@ -23,6 +23,12 @@ func (c *comparison) usersPhase(n int) {
 	for range 60 {
 		c.ask(n, g.nextUserOp())
 	}
+	// Once auth is on, a watch without a user goes on in etcd and is ended by
+	// others, who say so. So these have their say before, and begin again after.
+	c.ask(n, c.opLiveEvents())
+	for _, w := range c.live {
+		w.cancel()
+	}
 	// A known set of users, whatever the changes above have left.
 	for _, op := range []operation{
 		opUserDelete("root"), opUserDelete("alice"), opUserDelete("bob"), opRoleDelete("mixed"),
@@ -81,6 +87,9 @@ func (c *comparison) usersPhase(n int) {
 		opAuthenticate("alice", "secret"), as("alice", opRange(&pb.RangeRequest{Key: []byte("a")})), opUserDelete("root"),
 	} {
 		c.ask(n, op)
+	}
+	if err := c.watchLive(); err != nil {
+		c.tally.check(false, "the live watches cannot be opened again: %v", err)
 	}
 }
 
