@@ -91,6 +91,12 @@ pub struct Config {
     pub max_request_bytes: u64,
     /// Most operations in a transaction.
     pub max_txn_ops: u64,
+    /// Kind of the tokens of users, and its options, as written.
+    pub auth_token: String,
+    /// Time for which a simple token is valid after its last use; zero for the default.
+    pub auth_token_ttl: Duration,
+    /// Cost of hashing a password, as written; 4 to 31 are valid.
+    pub bcrypt_cost: u64,
     /// Most streams on one client connection.
     pub max_concurrent_streams: u32,
     /// Bytes that all clients together may make this member hold; `None` for a part of the machine's.

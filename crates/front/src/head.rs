@@ -37,9 +37,4 @@ impl Head {
     pub fn get(&self, key: &str) -> Option<&str> {
         self.metadata.get(key).and_then(|value| value.to_str().ok())
     }
-
-    /// The auth token: metadata `token`, or else `authorization`, as etcd looks it up.
-    pub fn token(&self) -> Option<&str> {
-        self.get("token").or_else(|| self.get("authorization"))
-    }
 }

@@ -70,7 +70,7 @@ impl Service for Echo {
 
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
         assert!(message.len() <= MESSAGE_BYTES_MAX);
-        let _ = (head.token(), head.requires_leader, head.client_api_version.is_some());
+        let _ = (head.get("token"), head.requires_leader, head.client_api_version.is_some());
         match head.method {
             0 => Unary::Done(Ok(Answer::Whole(message))),
             1 => Unary::Later(Box::pin(async move {

@@ -63,6 +63,8 @@ impl std::error::Error for InvalidCost {}
 impl Cost {
     /// The cost that is used when none, or an invalid one, is given.
     pub const DEFAULT: Cost = Cost(COST_DEFAULT);
+    /// The lowest cost, at which hashes cost next to nothing and protect as little: for tests and simulations.
+    pub const LOWEST: Cost = Cost(COST_MIN);
 
     /// As given with `--bcrypt-cost`.
     ///

@@ -8,6 +8,7 @@
 //! * [`check`] checks a request before it is proposed.
 //! * [`validate`] checks a membership change before it is proposed.
 //! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
+//! * [`auth`] has users, roles and what they may do.
 //! * [`AsOf`] is the state of one moment for a reader that takes long, without holding a view.
 //! * [`key_value`] encodes keys and values as clients and HashKV see them.
 //! * [`image`] is the state as a checkpoint holds it.
@@ -33,6 +34,7 @@
 
 mod alarm;
 mod as_of;
+pub mod auth;
 pub mod check;
 mod codec;
 mod frame;

@@ -21,6 +21,7 @@ use planted::{Bug, Measure};
 use prost::Message as _;
 
 use crate::alarm::Alarms;
+use crate::auth::{Auth, AuthChange, RightsCache};
 use crate::check;
 use crate::key_value::{Projection, StoredKeyValue, Values};
 use crate::lease::Leases;
@@ -103,6 +104,11 @@ pub enum Outcome {
     LeaseCheckpointed,
     /// The alarms that the request is about.
     Alarms(Vec<AlarmMember>),
+    /// A user has authenticated; a simple token ends with this index.
+    Authenticated {
+        /// The entry.
+        index: Index,
+    },
     /// The entry was applied and has no answer of its own.
     Done,
 }
@@ -150,6 +156,8 @@ pub enum Change {
     Alarms(Option<Raised>),
     /// A member's attributes or the cluster's version changed.
     Members,
+    /// Users or roles changed, or somebody has authenticated.
+    Auth(Box<AuthChange>),
 }
 
 /// An alarm that was not raised before.
@@ -219,6 +227,9 @@ pub struct Machine {
     pub alarms: Alarms,
     /// Members.
     pub members: Members,
+    /// Users and roles.
+    pub auth: Auth,
+    pub(crate) rights: RightsCache,
     /// The last entry applied.
     pub applied_index: Index,
     /// The term of that entry.
@@ -285,6 +296,8 @@ impl Machine {
             leases: Leases::default(),
             alarms: Alarms::default(),
             members: Members::default(),
+            auth: Auth::default(),
+            rights: RightsCache::default(),
             applied_index: Index(0),
             applied_term: Term(0),
             usage: BTreeMap::new(),
@@ -399,7 +412,9 @@ impl Machine {
             _ => request.id,
         };
         let answer = waits(request_id);
-        let (cost, work) = if request.put.is_none() { Work::of(self, &request, *left) } else { (1, None) };
+        let allowed = self.allowed(&request);
+        let may_be_long = request.put.is_none() && allowed.is_ok();
+        let (cost, work) = if may_be_long { Work::of(self, &request, *left) } else { (1, None) };
         if let Some(work) = work {
             (self.applied_index, self.applied_term) = before;
             self.keep(command, request, (request_id, answer), work);
@@ -412,7 +427,7 @@ impl Machine {
             *left = left.saturating_sub(cost);
         }
         let mut change = None;
-        let outcome = match self.dispatch(command, &request, values, answer, &mut change) {
+        let outcome = match self.dispatch(command, &request, allowed, values, answer, &mut change) {
             Ok(outcome) => Ok(outcome),
             Err(Failure::Refused(status)) => Err(status),
             // A transaction's comparisons, before anything has changed.
@@ -453,6 +468,7 @@ impl Machine {
         &mut self,
         command: Command<'_>,
         request: &InternalRaftRequest,
+        allowed: Result<(), Status>,
         values: &dyn Values,
         answer: bool,
         change: &mut Option<Change>,
@@ -460,30 +476,25 @@ impl Machine {
         if self.alarms.any(AlarmType::Corrupt as i32) && is_refused_when_corrupt(request) {
             return Err(error::CORRUPT.into());
         }
-        let no_space = self.alarms.any(AlarmType::Nospace as i32);
+        let own = planted::is(Bug::ApplyDependsOnMember) && self.in_use_bytes > 48 << 10;
+        if self.alarms.any(AlarmType::Nospace as i32) && takes_space(request) || own && request.put.is_some()
+        {
+            return Err(error::NO_SPACE.into());
+        }
+        allowed?;
         if let Some(put) = &request.put {
-            let own = planted::is(Bug::ApplyDependsOnMember) && self.in_use_bytes > 48 << 10;
-            if no_space || own {
-                return Err(error::NO_SPACE.into());
-            }
             return Ok(self.put(command, put)?);
         }
         if let Some(delete) = &request.delete_range {
             return Ok(Outcome::DeleteRange(self.delete_range(delete, answer)));
         }
         if let Some(txn) = &request.txn {
-            if no_space && check::txn_cost(txn) > 0 {
-                return Err(error::NO_SPACE.into());
-            }
             return self.txn(command, txn, values, answer);
         }
         if let Some(compaction) = &request.compaction {
             return self.compact(compaction, change);
         }
         if let Some(grant) = &request.lease_grant {
-            if no_space {
-                return Err(error::NO_SPACE.into());
-            }
             return Ok(self.lease_grant(grant, change)?);
         }
         if let Some(revoke) = &request.lease_revoke {
@@ -522,6 +533,9 @@ impl Machine {
         if request.range.is_some() {
             // etcd before 3.1 sent reads through the log; they change nothing.
             return Ok(Outcome::Done);
+        }
+        if let Some(outcome) = self.apply_auth(self.applied_index, request, change) {
+            return Ok(outcome?);
         }
         Err(Failure::Unknown(
             "it holds a request that this version does not know; start the version that wrote it".to_owned(),
@@ -791,6 +805,13 @@ impl Run<'_, '_, '_> {
     }
 }
 
+/// Whether an entry is refused while there is no space.
+fn takes_space(request: &InternalRaftRequest) -> bool {
+    request.put.is_some()
+        || request.lease_grant.is_some()
+        || request.txn.as_ref().is_some_and(|txn| check::txn_cost(txn) > 0)
+}
+
 /// [`Applied::op`] of an entry that is no request.
 pub const UNDECODABLE: &str = "Undecodable";
 
@@ -817,6 +838,23 @@ pub(crate) fn op_name(request: &InternalRaftRequest) -> &'static str {
         (request.cluster_version_set.is_some(), "ClusterVersionSet"),
         (request.cluster_member_attr_set.is_some(), "ClusterMemberAttrSet"),
         (request.downgrade_info_set.is_some(), "DowngradeInfoSet"),
+        (request.authenticate.is_some(), "Authenticate"),
+        (request.auth_enable.is_some(), "AuthEnable"),
+        (request.auth_disable.is_some(), "AuthDisable"),
+        (request.auth_status.is_some(), "AuthStatus"),
+        (request.auth_user_add.is_some(), "AuthUserAdd"),
+        (request.auth_user_delete.is_some(), "AuthUserDelete"),
+        (request.auth_user_get.is_some(), "AuthUserGet"),
+        (request.auth_user_list.is_some(), "AuthUserList"),
+        (request.auth_user_change_password.is_some(), "AuthUserChangePassword"),
+        (request.auth_user_grant_role.is_some(), "AuthUserGrantRole"),
+        (request.auth_user_revoke_role.is_some(), "AuthUserRevokeRole"),
+        (request.auth_role_add.is_some(), "AuthRoleAdd"),
+        (request.auth_role_delete.is_some(), "AuthRoleDelete"),
+        (request.auth_role_get.is_some(), "AuthRoleGet"),
+        (request.auth_role_list.is_some(), "AuthRoleList"),
+        (request.auth_role_grant_permission.is_some(), "AuthRoleGrantPermission"),
+        (request.auth_role_revoke_permission.is_some(), "AuthRoleRevokePermission"),
     ];
     names.into_iter().find_map(|(there, name)| there.then_some(name)).unwrap_or("Unknown")
 }

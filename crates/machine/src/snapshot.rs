@@ -17,6 +17,7 @@ use numbers::{Index, LeaseId, Revision, Term};
 
 use crate::alarm::Alarms;
 use crate::as_of::AsOf;
+use crate::auth::Auth;
 use crate::codec::{Input, Malformed, put_u64};
 use crate::frame::{BlockStream, FRAME_BYTES, append_block, seal};
 use crate::image::{
@@ -208,6 +209,8 @@ pub struct SnapshotHead {
     pub alarms: Alarms,
     /// Members.
     pub members: Members,
+    /// Users and roles.
+    pub auth: Auth,
 }
 
 /// A version with its value.
@@ -263,6 +266,7 @@ where
             leases: Leases::default(),
             alarms: Alarms::default(),
             members: Members::default(),
+            auth: Auth::default(),
         };
         let mut reader = SnapshotReader {
             stream: BlockStream::new(chunks),
@@ -293,6 +297,7 @@ where
             leases: saved.leases,
             alarms: saved.alarms,
             members: saved.members,
+            auth: saved.auth,
         };
         Ok(reader)
     }
@@ -407,6 +412,7 @@ where
         leases: std::mem::take(&mut head.leases),
         alarms: head.alarms.clone(),
         members: head.members.clone(),
+        auth: head.auth.clone(),
     };
     let mut intake = Intake::new(saved, reader.versions);
     while let Some(version) = reader.next()? {

@@ -50,6 +50,7 @@ pub(crate) enum Effect {
     MemberAttributes,
     ClusterVersion,
     Downgrade,
+    AuthChanged,
 }
 
 /// The hash at the present moment and those before it.
@@ -104,6 +105,10 @@ impl StateHash {
             count += 1;
         }
         self.value = mix(self.value, count);
+    }
+
+    pub fn mix_bytes(&mut self, bytes: &[u8]) {
+        self.value = mix(self.value, bytes_digest(bytes));
     }
 
     /// An entry is done: if it changed anything, its point is remembered.

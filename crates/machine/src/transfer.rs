@@ -28,6 +28,7 @@ use numbers::{ChangeId, Index, Revision, Term};
 
 use crate::alarm::Alarms;
 use crate::as_of::AsOf;
+use crate::auth::Auth;
 use crate::codec::{Input, Malformed, put_u64};
 use crate::frame::{BlockStream, FRAME_BYTES, append_block, chain, seal};
 use crate::image::{
@@ -208,6 +209,8 @@ pub struct TransferHead {
     pub alarms: Alarms,
     /// Members.
     pub members: Members,
+    /// Users and roles.
+    pub auth: Auth,
 }
 
 /// A transfer that has arrived as a whole.
@@ -261,6 +264,7 @@ where
             leases: saved.leases,
             alarms: saved.alarms,
             members: saved.members,
+            auth: saved.auth,
         };
         let last = ChangeId::end_of(head.from);
         let reader = EntryReader::default();

@@ -15,6 +15,7 @@
 pub mod arrivals;
 pub mod attendance;
 pub mod core;
+pub mod credentials;
 mod expiry;
 pub mod fold;
 pub mod inbox;

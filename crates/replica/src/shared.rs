@@ -9,6 +9,7 @@ use api::error;
 use api::etcdserverpb::{AlarmType, ResponseHeader};
 use api::{Code, Status};
 use arc_swap::ArcSwap;
+use machine::auth::Auth;
 use machine::{Alarms, Members};
 use mvcc::View;
 use numbers::{Index, LeaseId, Revision, Seconds, Term};
@@ -17,6 +18,7 @@ use tokio::sync::oneshot;
 use crate::arrivals::Arrivals;
 use crate::attendance::Attendance;
 use crate::core::{CoreRequest, Reply, RequestId};
+use crate::credentials::Credentials;
 use crate::inbox::{Inbox, Outbox};
 use crate::long_reads::LongReads;
 use crate::peer_links::PeerLinks;
@@ -52,6 +54,8 @@ pub struct Published {
     pub alarms: Arc<Alarms>,
     /// Members of the cluster.
     pub members: Arc<Members>,
+    /// Users and roles.
+    pub auth: Arc<Auth>,
     /// Bytes of all keys and values that are not compacted.
     pub in_use_bytes: u64,
     /// All changes above this revision are physically present, even compacted ones: versions are removed only after this
@@ -120,6 +124,8 @@ pub struct Shared {
     pub zone: String,
     /// True if threads may be started. Otherwise long work is done by the calling thread.
     pub threads: bool,
+    /// Tokens and passwords of users.
+    pub credentials: Arc<Credentials>,
     /// All metrics.
     pub metrics: Arc<telemetry::metrics::Metrics>,
     /// Bounds the memory of other members' messages that wait for the core.
@@ -201,6 +207,7 @@ impl Shared {
             readers: Readers::new(values.clone()),
             values,
             clock: Clock::real(),
+            credentials: Arc::new(Credentials::simple(Clock::real(), Box::new(identity::system_entropy()))),
             zone: String::new(),
             threads: true,
             metrics,

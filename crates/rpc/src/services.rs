@@ -5,12 +5,14 @@
 //! other threads (`values`, `readers`), and the call goes on when they are here.
 
 mod answers;
+mod auth;
 mod choose;
 mod cluster;
 mod kv;
 mod lease;
 mod maintenance;
 mod pieces;
+mod principal;
 mod range;
 
 use std::any::Any;
@@ -25,13 +27,14 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use api::error;
-use api::etcdserverpb::{AlarmType, AuthStatusResponse, ResponseHeader};
+use api::etcdserverpb::{AlarmType, ResponseHeader};
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
 use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, Unary};
 use numbers::{LeaseId, Revision, Seconds};
 use prost::Message;
 
+use self::principal::{Known, Principal, Unidentified, UserPermit};
 use crate::http::FrontCounters;
 use crate::watch::{Hub, Requests, Responses};
 use replica::core::{ClientRequest, Reply, ReplyBody};
@@ -65,11 +68,18 @@ pub struct Services {
     caller: RefCell<Option<(IpAddr, Arc<Caller>)>>,
     /// True if the time of every call is counted.
     timed: bool,
+    /// On whose behalf the call being looked at is made, or why that is not known.
+    principal: RefCell<Result<Principal, Status>>,
+    /// What is known of users.
+    known: RefCell<Known>,
     began: Cell<Instant>,
 }
 
 /// Number of looks in a row, an election timeout apart, that must find no leader before streams that require one end.
 const LEADERLESS_LOOKS: u32 = 3;
+
+/// Interval at which tokens that are no longer valid are forgotten.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
 fn unimplemented(what: &str) -> Status {
     Status::with(Code::Unimplemented, format!("mainstay: {what} is not supported by this version"))
@@ -135,6 +145,8 @@ impl Services {
             peer: Cell::new(SocketAddr::from(([0, 0, 0, 0], 0))),
             callers: RefCell::default(),
             caller: RefCell::default(),
+            principal: RefCell::new(Ok(Principal::default())),
+            known: RefCell::default(),
             timed: shared.limits.times_calls,
             began: Cell::new(shared.clock.now()),
             shared: Arc::clone(&shared),
@@ -163,6 +175,15 @@ impl Services {
                 leading.end_if_quarantined();
             }
         });
+        if number == 0 {
+            let (credentials, clock) = (Arc::clone(&shared.credentials), shared.clock.clone());
+            tokio::task::spawn_local(async move {
+                loop {
+                    clock.sleep(EXPIRY_INTERVAL).await;
+                    credentials.expire();
+                }
+            });
+        }
         let working = Rc::clone(&hub);
         tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
             working.poll_work(context);
@@ -197,7 +218,8 @@ impl Services {
             return Box::pin(async move { Err(status) });
         }
         let caller = self.caller_of(head.peer);
-        self.hub.serve(head.requires_leader, caller, requests, responses, closed)
+        let permit = Rc::new(UserPermit::new(self, head));
+        self.hub.serve(head.requires_leader, caller, permit, requests, responses, closed)
     }
 
     /// Answers one request of a stream of renewals: the lease's TTL, 0 if it is gone.
@@ -205,8 +227,12 @@ impl Services {
         if let Err(status) = self.admit(numbered(head.method), head, true) {
             return Box::pin(async move { Err(status) });
         }
+        let principal = match self.identify(head) {
+            Ok(principal) => principal,
+            Err(_) => return Box::pin(async { Err(error::INVALID_AUTH_TOKEN) }),
+        };
         let services = Rc::clone(self);
-        Box::pin(async move { services.renew(id).await })
+        Box::pin(async move { services.renew(id, &principal).await })
     }
 
     fn state(&self) -> Arc<Published> {
@@ -309,37 +335,30 @@ impl Services {
             Rpc::MaintenanceHash => self.hash(message),
             Rpc::MaintenanceHashKv => self.hash_kv(message),
             Rpc::MaintenanceMoveLeader => self.move_leader(message),
-            Rpc::AuthStatus => Ok(Unary::Done(Ok(whole(&AuthStatusResponse {
-                header: Some(self.header(self.state().view.snapshot().current_revision(), &self.state())),
-                enabled: false,
-                auth_revision: 1,
-            })))),
-            Rpc::Authenticate => {
-                self.caller_of(self.peer.get()).authentications.fetch_add(1, Relaxed);
-                Err(error::AUTH_NOT_ENABLED)
-            }
+            Rpc::AuthStatus => self.auth_status(message),
+            Rpc::Authenticate => self.authenticate(message),
             Rpc::HealthCheck => maintenance::health_check(message),
             Rpc::HealthList => Ok(Unary::Done(Ok(whole(&maintenance::health_list())))),
             Rpc::ClusterMemberAdd => self.member_add(message),
             Rpc::ClusterMemberRemove => self.member_remove(message),
             Rpc::ClusterMemberUpdate => self.member_update(message),
             Rpc::ClusterMemberPromote => self.member_promote(message),
-            Rpc::MaintenanceDowngrade => Err(unimplemented("downgrading a cluster")),
-            Rpc::AuthEnable
-            | Rpc::AuthDisable
-            | Rpc::AuthUserAdd
-            | Rpc::AuthUserGet
-            | Rpc::AuthUserList
-            | Rpc::AuthUserDelete
-            | Rpc::AuthUserChangePassword
-            | Rpc::AuthUserGrantRole
-            | Rpc::AuthUserRevokeRole
-            | Rpc::AuthRoleAdd
-            | Rpc::AuthRoleGet
-            | Rpc::AuthRoleList
-            | Rpc::AuthRoleDelete
-            | Rpc::AuthRoleGrantPermission
-            | Rpc::AuthRoleRevokePermission => Err(unimplemented("authentication")),
+            Rpc::MaintenanceDowngrade => self.root().and(Err(unimplemented("downgrading a cluster"))),
+            Rpc::AuthEnable => self.auth_enable(message),
+            Rpc::AuthDisable => self.auth_disable(message),
+            Rpc::AuthUserAdd => self.user_add(message),
+            Rpc::AuthUserGet => self.user_get(message),
+            Rpc::AuthUserList => self.user_list(message),
+            Rpc::AuthUserDelete => self.user_delete(message),
+            Rpc::AuthUserChangePassword => self.user_change_password(message),
+            Rpc::AuthUserGrantRole => self.user_grant_role(message),
+            Rpc::AuthUserRevokeRole => self.user_revoke_role(message),
+            Rpc::AuthRoleAdd => self.role_add(message),
+            Rpc::AuthRoleGet => self.role_get(message),
+            Rpc::AuthRoleList => self.role_list(message),
+            Rpc::AuthRoleDelete => self.role_delete(message),
+            Rpc::AuthRoleGrantPermission => self.role_grant_permission(message),
+            Rpc::AuthRoleRevokePermission => self.role_revoke_permission(message),
             Rpc::Lock | Rpc::LockUnlock => Err(unimplemented("the lock service")),
             Rpc::ElectionCampaign | Rpc::ElectionProclaim | Rpc::ElectionLeader | Rpc::ElectionResign => {
                 Err(unimplemented("the election service"))
@@ -352,6 +371,19 @@ impl Services {
             | Rpc::ElectionObserve
             | Rpc::HealthWatch => Err(error::UNKNOWN_METHOD),
         }
+    }
+
+    /// Goes on with a call whose token another member gave out, once this one has applied what was committed by then.
+    fn dispatch_later(self: Rc<Self>, rpc: Rpc, head: Head, message: Bytes) -> Unary {
+        Unary::Later(Box::pin(async move {
+            let principal = self.identified(&head).await;
+            self.peer.set(head.peer);
+            *self.principal.borrow_mut() = principal;
+            match self.dispatch(rpc, message)? {
+                Unary::Done(answer) => answer,
+                Unary::Later(answer) => answer.await,
+            }
+        }))
     }
 
     /// Asks the core and answers with what `answer` makes of the reply. Slow ones are logged.
@@ -586,7 +618,25 @@ impl front::Service for Services {
             self.began.set(self.shared.clock.now());
         }
         self.peer.set(head.peer);
-        let answer = self.dispatch(rpc, message).unwrap_or_else(|status| Unary::Done(Err(status)));
+        let answer = match self.identify(&head) {
+            Ok(principal) => {
+                *self.principal.borrow_mut() = Ok(principal);
+                self.dispatch(rpc, message)
+            }
+            Err(Unidentified::Refused(status)) => {
+                // Some calls need no user, and others are refused for another reason first.
+                *self.principal.borrow_mut() = Err(status);
+                self.dispatch(rpc, message)
+            }
+            // These need no user, and are answered without one.
+            Err(Unidentified::NotYet)
+                if matches!(rpc, Rpc::Authenticate | Rpc::HealthCheck | Rpc::HealthList) =>
+            {
+                self.dispatch(rpc, message)
+            }
+            Err(Unidentified::NotYet) => Ok(Rc::clone(&self).dispatch_later(rpc, head, message)),
+        };
+        let answer = answer.unwrap_or_else(|status| Unary::Done(Err(status)));
         if self.timed { self.timed(rpc, answer) } else { answer }
     }
 
@@ -609,14 +659,25 @@ impl front::Service for Services {
             Rpc::Watch => {
                 let closing = services.closing.clone();
                 let caller = services.caller_of(head.peer);
-                services.hub.stream(head, caller, inbound, outbound, closing)
+                Box::pin(async move {
+                    // Whoever presents a token that another member gave out waits for it here, not at each watch.
+                    drop(services.identified(&head).await);
+                    let permit = Rc::new(UserPermit::new(&services, &head));
+                    services.hub.stream(&head, caller, permit, inbound, outbound, closing).await
+                })
             }
             Rpc::LeaseKeepAlive => {
                 let caller = services.caller_of(head.peer);
-                Box::pin(services.lease_keep_alive(caller, inbound, outbound))
+                Box::pin(services.lease_keep_alive(caller, head, inbound, outbound))
             }
-            Rpc::KvRangeStream => Box::pin(services.range_stream(inbound, outbound)),
-            Rpc::MaintenanceSnapshot => Box::pin(services.snapshot(inbound, outbound)),
+            Rpc::KvRangeStream => Box::pin(async move {
+                let principal = services.identified(&head).await?;
+                services.range_stream(&principal, inbound, outbound).await
+            }),
+            Rpc::MaintenanceSnapshot => Box::pin(async move {
+                let principal = services.identified(&head).await?;
+                services.snapshot(principal, inbound, outbound).await
+            }),
             Rpc::HealthWatch => Box::pin(services.health_watch(inbound, outbound)),
             Rpc::ElectionObserve => Box::pin(async { Err(unimplemented("the election service")) }),
             _ => Box::pin(async { Err(error::UNKNOWN_METHOD) }),

@@ -14,6 +14,7 @@ use crate::peering::Peering;
 use clock::Clock;
 use config::{Config, MetricsDetail};
 use replica::core::{CoreRequest, Parts, StorageRequest, Thresholds};
+use replica::credentials::Credentials;
 use replica::inbox::Inbox;
 use replica::shared::{Limits, Published, Shared};
 use replica::transfer;
@@ -39,6 +40,7 @@ pub(crate) struct Setting {
     pub shards: usize,
     pub threads: bool,
     pub thresholds: Thresholds,
+    pub credentials: Credentials,
 }
 
 /// The parts of a member, and the ends of the queues between them.
@@ -62,7 +64,7 @@ pub(crate) struct Assembled {
 
 /// Puts a member together. Before it runs, it needs its links to the others, see [`Shared::set_peers`].
 pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
-    let Setting { config, logger, inbox, clock, shards, threads, thresholds } = setting;
+    let Setting { config, logger, inbox, clock, shards, threads, thresholds, credentials } = setting;
     let Opened {
         identity,
         mut machine,
@@ -87,6 +89,8 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let mut shared = Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed);
     shared.began = clock.now();
     shared.clock = clock;
+    credentials.auth_restored(machine.auth.is_enabled());
+    shared.credentials = Arc::new(credentials);
     shared.threads = threads;
     if !threads {
         shared.readers = Readers::by_hand(shared.values.clone());
@@ -168,6 +172,7 @@ fn first_state(machine: &mut Machine, node: &Node) -> Published {
         reads_local: false,
         alarms: Arc::new(machine.alarms.clone()),
         members: Arc::new(machine.members.clone()),
+        auth: Arc::new(machine.auth.clone()),
         in_use_bytes: machine.in_use_bytes(),
         removed_through: machine.store.compact_revision(),
     }

@@ -15,6 +15,7 @@ use front::Front;
 use peer::Peers;
 
 use crate::assembly::{Assembled, Setting, assemble};
+use crate::credentials::credentials;
 use crate::error::{EndError, StartError};
 use crate::peering::Peering;
 use clock::Clock;
@@ -79,6 +80,9 @@ pub fn start(
         peers: urls(&config.listen_peer_urls, &peers),
     };
 
+    // A core less than there are, so that hashing is not felt by those who are known already.
+    let hashing_threads = processors().saturating_sub(1).max(1);
+    let credentials = credentials(&config, &logger, hashing_threads).map_err(StartError::Credentials)?;
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let began = Instant::now();
     let inbox = Arc::new(Inbox::default());
@@ -95,12 +99,26 @@ pub fn start(
         begin: &|| joining::begin(&config, &logger).map_err(Into::into),
     })?;
     opened.report(&logger, began.elapsed());
-    let shards = std::thread::available_parallelism().map_or(1, usize::from);
+    let shards = processors();
     let thresholds = Thresholds::of(config.snapshot_count, opened.log.segment_bytes());
-    let setting = Setting { config, logger, inbox, clock: Clock::real(), shards, threads: true, thresholds };
+    let setting = Setting {
+        config,
+        logger,
+        inbox,
+        clock: Clock::real(),
+        shards,
+        threads: true,
+        thresholds,
+        credentials,
+    };
     let assembled = assemble(setting, opened);
     let listeners = (clients, peers, metrics_listeners);
     serve(assembled, listeners, listening, stop_wanted)
+}
+
+/// Returns the number of processors that the process may use.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn resolve(url: &Url) -> Result<std::net::SocketAddr, StartError> {
@@ -449,6 +467,7 @@ impl Running {
         for front in self.fronts {
             front.shutdown_blocking(STOP_TIMEOUT);
         }
+        self.shared.credentials.stop();
         self.shared.core.send(ControlRequest::Stop);
         let outcome = self.core.join().map_err(|_| EndError::CorePanicked)?;
         self.monitor.stop();

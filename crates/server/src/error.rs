@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
+use crate::credentials::CredentialError;
 use consistency::corruption::InitialCheckError;
 use replica::core::Fatal;
 use storage::DataDirError;
@@ -47,6 +48,8 @@ pub enum StartError {
     Core(Option<Fatal>),
     /// The data of the member differs from that of the others, or could not be compared.
     InitialCheck(InitialCheckError),
+    /// The tokens of users cannot be made as the options say.
+    Credentials(CredentialError),
 }
 
 impl From<DataDirError> for StartError {
@@ -72,6 +75,7 @@ impl fmt::Display for StartError {
             StartError::Core(Some(fatal)) => fatal.fmt(f),
             StartError::Core(None) => f.write_str("the core ended before the member was ready"),
             StartError::InitialCheck(error) => error.fmt(f),
+            StartError::Credentials(error) => error.fmt(f),
         }
     }
 }
@@ -84,6 +88,7 @@ impl Error for StartError {
             StartError::DataDir(error) => error.source(),
             StartError::Core(fatal) => fatal.as_ref().and_then(|fatal| fatal.source()),
             StartError::InitialCheck(error) => error.source(),
+            StartError::Credentials(error) => error.source(),
             StartError::OpenFiles { .. } | StartError::Stopped => None,
         }
     }

@@ -11,6 +11,7 @@
 
 mod assembly;
 pub mod boot;
+mod credentials;
 mod error;
 mod memory;
 mod peering;

@@ -36,6 +36,7 @@ use clock::{Clock, HandClock};
 use config::Config;
 use consistency::monitor::{self, LeaderChecks};
 use replica::core::{ControlRequest, Core, CoreRequest, Fatal, StorageRequest};
+use replica::credentials::Credentials;
 use replica::inbox::Inbox;
 use replica::joining;
 use replica::peer_links::PeerLinks;
@@ -167,6 +168,10 @@ impl Stepped {
             },
         })?;
         opened.report(&logger, clock.now() - began);
+        let mut random = stdx::Random::new(seed);
+        let random =
+            move |bytes: &mut [u8]| bytes.iter_mut().for_each(|byte| *byte = random.below(256) as u8);
+        let credentials = Credentials::simple(Clock::by_hand(&clock), Box::new(random));
         let setting = Setting {
             config,
             logger: Arc::clone(&logger),
@@ -175,6 +180,7 @@ impl Stepped {
             shards: 1,
             threads: false,
             thresholds,
+            credentials,
         };
         let Assembled {
             shared,

@@ -25,6 +25,7 @@ pub struct EtcdDatabase {
     compact_revision: Revision,
     leases: Vec<api::leasepb::Lease>,
     alarms: Vec<AlarmMember>,
+    auth: Auth,
     /// Content of the bucket `meta`.
     pub meta: Meta,
     /// Members, and what they agreed on.
@@ -103,6 +104,25 @@ pub fn membership(members: &Members) -> Membership {
     }
 }
 
+/// Users and roles in the words of etcd's database, which says nothing of them as long as there never were any.
+fn auth(auth: &machine::auth::Auth) -> Auth {
+    if *auth == machine::auth::Auth::default() {
+        return Auth::default();
+    }
+    Auth {
+        enabled: auth.is_enabled(),
+        revision: auth.revision(),
+        users: auth.users().cloned().collect(),
+        roles: auth.roles().cloned().collect(),
+    }
+}
+
+/// Users and roles of etcd's database in the machine's words.
+pub fn users(auth: Auth) -> machine::auth::Auth {
+    // etcd's own count begins with 1, even if nobody ever wrote it.
+    machine::auth::Auth::of(auth.enabled, auth.revision.max(1), auth.users, auth.roles)
+}
+
 /// Members of etcd's database in the machine's words.
 pub fn members(membership: &Membership) -> Members {
     let member = |m: &Member| machine::Member {
@@ -159,6 +179,7 @@ impl EtcdDatabase {
             compact_revision: head.compact_revision,
             leases,
             alarms: head.alarms.list(0, 0),
+            auth: auth(&head.auth),
             meta,
             membership,
             release,
@@ -179,7 +200,7 @@ impl EtcdDatabase {
         writer.meta(&self.meta)?;
         writer.membership(&self.membership)?;
         writer.alarms(&self.alarms)?;
-        writer.auth(&Auth::default())?;
+        writer.auth(&self.auth)?;
         for lease in &self.leases {
             writer.lease(lease)?;
         }
@@ -220,7 +241,7 @@ impl Measuring {
                 layout.meta(&of.meta)?;
                 layout.membership(&of.membership)?;
                 layout.alarms(&of.alarms)?;
-                layout.auth(&Auth::default())?;
+                layout.auth(&of.auth)?;
                 for lease in &of.leases {
                     layout.lease(lease)?;
                 }

@@ -20,6 +20,7 @@ use api::etcdserverpb::AlarmMember;
 use disk::Disk;
 use log::checkpoint::{CheckpointStore, Manifest};
 use log::{Batch, HardState, Log, LogEvent, Reset, Synced};
+use machine::auth::Auth;
 use machine::image::{RestoreError, RunWriter};
 use machine::snapshot::SnapshotVersion;
 use machine::transfer::{Assembly, ReceivedVersion, TransferEnd, TransferHead};
@@ -57,6 +58,8 @@ pub struct RestoredHead {
     pub alarms: Vec<AlarmMember>,
     /// Members.
     pub members: Members,
+    /// Users and roles.
+    pub auth: Auth,
     /// True if all members of the cluster are made from this same state: then their rolling hash begins with a hash of
     /// it. Otherwise the hash is unknown, and is compared with none.
     pub is_shared: bool,
@@ -299,6 +302,9 @@ impl Restoration {
                 digest =
                     [id.0, ttl.0, remaining.0].into_iter().fold(digest, |digest, n| mix(digest, n as u64));
             }
+            for word in head.auth.digest() {
+                digest = mix(digest, word);
+            }
             mix(digest, head.compact_revision.0 as u64)
         });
         let head = TransferHead {
@@ -312,6 +318,7 @@ impl Restoration {
             leases: Leases::granted(head.leases)?,
             alarms: Alarms::raised(head.alarms),
             members: head.members,
+            auth: head.auth,
         };
         let mut assembly = Assembly::new(self.rules, None);
         assembly.begin(&head)?;

@@ -6,27 +6,20 @@ use cli::Failure;
 use interchange::Source;
 use interchange::backend::{Backend, Membership};
 use machine::GrantedLease;
+use machine::auth::Auth;
 use machine::snapshot::SnapshotVersion;
 use numbers::{LeaseId, Revision, Seconds};
+use storage::etcd_database;
 use storage::restoration::Filling;
 
 use crate::notice::Notices;
 
-/// Refuses a state that has users, unless the user does without: this version has no authentication, and to serve
-/// without it what was guarded by it must be nobody's surprise.
-pub fn check_users<S: Source>(from: &Backend<S>, without: bool, what: &str) -> Result<bool, Failure> {
-    let auth = from.auth().map_err(Failure::error)?;
-    if without || !auth.enabled && auth.users.is_empty() && auth.roles.is_empty() {
-        return Ok(auth.enabled);
+/// Users and roles of a state; none if they are left out.
+pub fn users<S: Source>(from: &Backend<S>, without: bool) -> Result<Auth, Failure> {
+    if without {
+        return Ok(Auth::default());
     }
-    Err(Failure::error(format!(
-        "{what} has {} users and {} roles, and authentication is {}: this version of Mainstay has none of it. Serve \
-         it by etcd (snapshot restore --format etcd), or leave all that out with --without-users: everybody who \
-         reaches the member may read and write then",
-        auth.users.len(),
-        auth.roles.len(),
-        if auth.enabled { "on" } else { "off" }
-    )))
+    Ok(etcd_database::users(from.auth().map_err(Failure::error)?))
 }
 
 /// Refuses a state of a release that this version does not know.

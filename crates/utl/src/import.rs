@@ -36,7 +36,7 @@ const WITHOUT_OLD_STORE: Flag<bool> = Flag::bool(
 );
 const WITHOUT_USERS: Flag<bool> = Flag::bool(
     "without-users",
-    "Leave out users, roles and authentication, which this version of Mainstay does not have: everybody may read and write then",
+    "Leave out users, roles and authentication: everybody may read and write then",
 );
 
 pub(crate) const IMPORT: Command<Run> = Command {
@@ -147,10 +147,11 @@ fn open(options: &Options) -> Result<DataDir, Failure> {
     })
 }
 
-/// Refuses a directory of which something would be lost without a flag that says so. Returns true if authentication is on.
+/// Refuses a directory of which something would be lost without a flag that says so. Returns true if authentication is on and left out.
 fn checked(source: &DataDir, options: &Options) -> Result<bool, Failure> {
     etcd_dir::check_versions(source.meta.storage_version.as_deref(), &source.membership)?;
-    let guarded = etcd_dir::check_users(&source.base, options.without_users, "the state")?;
+    // With users this is held against them as etcd does.
+    let guarded = options.without_users && source.base.auth().map_err(Failure::error)?.enabled;
     if let Some(loss) = source.old_store.loss()
         && !options.without_old_store
     {
@@ -179,7 +180,7 @@ fn fill(
     let term = source
         .base_term()
         .ok_or_else(|| Failure::error(format!("nothing says in which term entry {index} was written")))?;
-    let mut machine = fill_database(session, source, &mut restoration, term)?;
+    let mut machine = fill_database(session, source, &mut restoration, term, options.without_users)?;
     let mut tail = Tail {
         source,
         next: index + 1,
@@ -211,6 +212,7 @@ fn fill_database(
     source: &DataDir,
     restoration: &mut Restoration,
     term: u64,
+    without_users: bool,
 ) -> Result<Machine, Failure> {
     let total = source.base.bolt().size_bytes();
     let leases = etcd_dir::leases(&source.base)?;
@@ -224,6 +226,7 @@ fn fill_database(
             leases,
             alarms: source.base.alarms().map_err(Failure::error)?,
             members: etcd_database::members(&source.membership),
+            auth: etcd_dir::users(&source.base, without_users)?,
             // Members stopped at different entries.
             is_shared: false,
         })
@@ -265,8 +268,8 @@ enum TailError {
     Unknown { index: u64, error: prost::DecodeError },
     /// The entry changes the old store, which would be lost.
     OldStore { index: u64, method: String, path: String },
-    /// The entry changes users, roles or authentication, which would be lost.
-    Users { index: u64, change: &'static str },
+    /// The entry has a password that etcd hashes only when it applies the entry.
+    Password { index: u64, change: &'static str },
     /// Only etcd can say whether the user of the request was permitted to make it.
     Guarded { index: u64 },
 }
@@ -288,10 +291,11 @@ impl fmt::Display for TailError {
                 "entry {index} asks the old store (API version 2) for {method} {path}, which Mainstay does not have, \
                  nor has etcd from 3.6 on: leave that out with --without-old-store"
             ),
-            TailError::Users { index, change } => write!(
+            TailError::Password { index, change } => write!(
                 f,
-                "entry {index} asks for {change}, and this version of Mainstay has no authentication: leave all that \
-                 out with --without-users, or go on with etcd"
+                "entry {index} asks for {change} with a password that is not hashed, as etcd before 3.5 wrote it, and is \
+                 not in etcd's database yet: start etcd on the directory once more and stop it in order (SIGTERM), which \
+                 writes the database, then import again"
             ),
             TailError::Guarded { index } => write!(
                 f,
@@ -355,9 +359,12 @@ impl Tail<'_> {
         let request =
             InternalRaftRequest::decode(data.clone()).map_err(|error| TailError::Unknown { index, error })?;
         if let Some(change) = change_of_users(&request) {
-            // Before 3.5 these hold passwords as they were typed; none of it is kept.
             if !self.without_users {
-                return Err(TailError::Users { index, change });
+                return if has_plain_password(&request) {
+                    Err(TailError::Password { index, change })
+                } else {
+                    Ok(data)
+                };
             }
             self.guarded |= request.auth_enable.is_some();
             self.guarded &= request.auth_disable.is_none();
@@ -394,6 +401,16 @@ fn change_of_users(request: &InternalRaftRequest) -> Option<&'static str> {
         (request.auth_role_revoke_permission.is_some(), "a permission to be taken from a role"),
     ];
     all.into_iter().find_map(|(is, what)| is.then_some(what))
+}
+
+/// Returns true if a password stands in the entry as it was typed.
+fn has_plain_password(request: &InternalRaftRequest) -> bool {
+    let is_plain = |password: &str, hashed: &str| !password.is_empty() && hashed.is_empty();
+    request.auth_user_add.as_ref().is_some_and(|user| is_plain(&user.password, &user.hashed_password))
+        || request
+            .auth_user_change_password
+            .as_ref()
+            .is_some_and(|change| is_plain(&change.password, &change.hashed_password))
 }
 
 /// Returns true if etcd asks, when it applies this, what its user may do.

@@ -64,7 +64,7 @@ const WAL_DIR: Flag<String> = Flag::text(
 );
 const WITHOUT_USERS: Flag<bool> = Flag::bool(
     "without-users",
-    "Leave out users, roles and authentication, which this version of Mainstay does not have: everybody may read and write then (only with --format mainstay)",
+    "Leave out users, roles and authentication: everybody may read and write then (only with --format mainstay)",
 );
 
 pub(crate) const RESTORE: Command<Run> = Command {
@@ -275,7 +275,7 @@ fn to_mainstay(
     let meta = from.meta().map_err(Failure::error)?;
     let before = from.membership().map_err(Failure::error)?;
     etcd_dir::check_versions(meta.storage_version.as_deref(), &before)?;
-    etcd_dir::check_users(from, options.without_users, "the snapshot")?;
+    let auth = etcd_dir::users(from, options.without_users)?;
     let mut members = etcd_database::members(&options.cluster.membership);
     // etcd's restore keeps it too.
     members.cluster_version = before.cluster_version;
@@ -290,6 +290,7 @@ fn to_mainstay(
             leases,
             alarms: from.alarms().map_err(Failure::error)?,
             members,
+            auth,
             is_shared: true,
         })
         .map_err(Failure::error)?;

@@ -185,7 +185,7 @@ impl Service for Echo {
             "/test.Echo/Metadata" => {
                 let text = format!(
                     "{:?} {} {:?} {}",
-                    head.token(),
+                    head.get("token").or_else(|| head.get("authorization")),
                     head.requires_leader,
                     head.get("client-api-version"),
                     head.deadline.is_some()

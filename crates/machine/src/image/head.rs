@@ -3,8 +3,9 @@
 use numbers::{Index, Revision, Term};
 
 use crate::alarm::Alarms;
+use crate::auth::Auth;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
-use crate::image::{FORMAT, HEAD};
+use crate::image::{FORMAT, FORMAT_WITHOUT_AUTH, HEAD};
 use crate::lease::Leases;
 use crate::machine::Machine;
 use crate::member::Members;
@@ -38,6 +39,8 @@ pub struct Head {
     pub alarms: Alarms,
     /// Members.
     pub members: Members,
+    /// Users and roles.
+    pub auth: Auth,
 }
 
 impl Machine {
@@ -58,6 +61,7 @@ impl Machine {
             leases: self.leases.clone(),
             alarms: self.alarms.clone(),
             members: self.members.clone(),
+            auth: self.auth.clone(),
         }
     }
 }
@@ -66,7 +70,9 @@ impl Head {
     /// Returns the head block of a run from revision `from` (0 for a base) with at most `versions` versions.
     pub(crate) fn encode(&self, from: Revision, versions: u64) -> Vec<u8> {
         let mut out = vec![HEAD];
-        put_u64(&mut out, FORMAT);
+        // Versions of this program that know no users read what has none.
+        let has_auth = self.auth != Auth::default();
+        put_u64(&mut out, if has_auth { FORMAT } else { FORMAT_WITHOUT_AUTH });
         put_u64(&mut out, from.0 as u64);
         put_u64(&mut out, self.revision.0 as u64);
         put_i64(&mut out, self.compact_revision.0);
@@ -77,6 +83,9 @@ impl Head {
         self.alarms.encode(&mut out);
         self.members.encode(&mut out);
         state_hash::encode(self.state_hash, &mut out);
+        if has_auth {
+            self.auth.encode(&mut out);
+        }
         out
     }
 }
@@ -94,6 +103,7 @@ pub(crate) struct SavedHead {
     pub leases: Leases,
     pub alarms: Alarms,
     pub members: Members,
+    pub auth: Auth,
 }
 
 impl SavedHead {
@@ -118,9 +128,13 @@ impl SavedHead {
             leases: Leases::decode(&mut input)?,
             alarms: Alarms::decode(&mut input)?,
             members: Members::decode(&mut input)?,
+            auth: Auth::default(),
         };
         if format >= 2 {
             head.state_hash = state_hash::decode(&mut input)?;
+        }
+        if format >= 3 {
+            head.auth = Auth::decode(&mut input)?;
         }
         if !input.is_empty() {
             return Err(Malformed("more than a head in the first block"));

@@ -172,6 +172,7 @@ impl Intake {
         machine.leases = self.head.leases;
         machine.alarms = self.head.alarms;
         machine.members = self.head.members;
+        machine.auth = self.head.auth;
         machine.applied_index = self.head.applied_index;
         machine.applied_term = self.head.applied_term;
         machine.in_use_bytes = self.accounting.in_use_bytes;

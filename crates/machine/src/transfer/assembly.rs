@@ -225,6 +225,7 @@ impl Assembly {
             leases: head.leases,
             alarms: head.alarms,
             members: head.members,
+            auth: head.auth,
         };
         let mut intake = Intake::new(saved, versions);
         intake.merge(&mut readers)?;

@@ -1,11 +1,14 @@
 //! Random commands of every kind.
 
+use api::authpb::Permission;
 use api::etcdserverpb::compare::TargetUnion;
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{
-    AlarmRequest, CompactionRequest, Compare, DeleteRangeRequest, InternalRaftRequest, LeaseCheckpoint,
-    LeaseCheckpointRequest, LeaseGrantRequest, LeaseRevokeRequest, PutRequest, RangeRequest, RequestHeader,
-    RequestOp, TxnRequest,
+    AlarmRequest, AuthDisableRequest, AuthEnableRequest, AuthRoleAddRequest, AuthRoleGrantPermissionRequest,
+    AuthRoleRevokePermissionRequest, AuthUserAddRequest, AuthUserDeleteRequest, AuthUserGrantRoleRequest,
+    AuthUserRevokeRoleRequest, CompactionRequest, Compare, DeleteRangeRequest, InternalRaftRequest,
+    LeaseCheckpoint, LeaseCheckpointRequest, LeaseGrantRequest, LeaseRevokeRequest, PutRequest, RangeRequest,
+    RequestHeader, RequestOp, TxnRequest,
 };
 use api::{membershippb, raftpb};
 use bytes::Bytes;
@@ -16,18 +19,54 @@ use testkit::Random;
 
 use crate::journal::{Journal, Placed};
 
+/// Changes of users and roles.
+struct Users;
+
+impl Users {
+    fn change(&self, random: &mut Random, request: &mut InternalRaftRequest) {
+        let name = ["root", "bob", "eve"][random.below(3) as usize].to_owned();
+        let role = ["root", "r", "s"][random.below(3) as usize].to_owned();
+        let key = Bytes::from([b"/", &b"k"[..], b"\0"][random.below(3) as usize]);
+        let range_end = Bytes::from([&b""[..], b"\0", b"z"][random.below(3) as usize]);
+        match random.below(20) {
+            0..3 => {
+                let hashed_password = "aGFzaA==".to_owned();
+                let user = AuthUserAddRequest { name, hashed_password, ..AuthUserAddRequest::default() };
+                request.auth_user_add = Some(user);
+            }
+            3 => request.auth_user_delete = Some(AuthUserDeleteRequest { name }),
+            4..7 => request.auth_user_grant_role = Some(AuthUserGrantRoleRequest { user: name, role }),
+            7 => request.auth_user_revoke_role = Some(AuthUserRevokeRoleRequest { name, role }),
+            8..10 => request.auth_role_add = Some(AuthRoleAddRequest { name: role }),
+            10..13 => {
+                let perm_type = random.below(3) as i32;
+                let perm = Some(Permission { perm_type, key, range_end });
+                request.auth_role_grant_permission =
+                    Some(AuthRoleGrantPermissionRequest { name: role, perm });
+            }
+            13 => {
+                let revoked = AuthRoleRevokePermissionRequest { role, key, range_end };
+                request.auth_role_revoke_permission = Some(revoked);
+            }
+            14 => request.auth_enable = Some(AuthEnableRequest {}),
+            _ => request.auth_disable = Some(AuthDisableRequest {}),
+        }
+    }
+}
+
 pub struct Commands {
     pub random: Random,
     /// How many different keys.
     pub keys: u64,
     /// Whether only what changes or reads keys is wanted.
     pub only_keys: bool,
+    users: Users,
     count: u64,
 }
 
 impl Commands {
     pub fn new(seed: u64, keys: u64) -> Commands {
-        Commands { random: Random::new(seed), keys, only_keys: false, count: 0 }
+        Commands { random: Random::new(seed), keys, only_keys: false, users: Users, count: 0 }
     }
 
     pub fn next(&mut self, machine: &Machine, journal: &Journal) -> Placed {
@@ -47,8 +86,16 @@ impl Commands {
     }
 
     pub fn request(&mut self, machine: &Machine) -> InternalRaftRequest {
-        let header = RequestHeader { id: self.count, ..RequestHeader::default() };
+        let header = RequestHeader {
+            id: self.count,
+            username: ["", "root", "root", "bob"][self.random.below(4) as usize].to_owned(),
+            auth_revision: machine.auth.revision() - u64::from(self.random.percent(10)),
+        };
         let mut request = InternalRaftRequest { header: Some(header), ..InternalRaftRequest::default() };
+        if !self.only_keys && self.random.percent(8) {
+            self.users.change(&mut self.random, &mut request);
+            return request;
+        }
         let revision = machine.store.current_revision();
         match self.random.below(if self.only_keys { 88 } else { 100 }) {
             0..40 => request.put = Some(self.put()),

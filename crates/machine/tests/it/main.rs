@@ -4,6 +4,7 @@
 
 mod apply;
 mod as_of;
+mod auth;
 mod commands;
 mod compare;
 mod cost;

@@ -36,6 +36,18 @@ impl Client {
         Ok(Client { channel, options: CallOptions::default().within(time) })
     }
 
+    /// The same connection for a user with this token.
+    pub fn with_token(&self, token: &str) -> Client {
+        let value = http::HeaderValue::from_str(token).expect("a token is ASCII");
+        let options = self.options.clone().with(http::HeaderName::from_static("token"), value);
+        Client { channel: self.channel.clone(), options }
+    }
+
+    /// Opens a stream.
+    pub async fn open(&self, rpc: Rpc) -> Result<(Sender, Receiver), Status> {
+        self.channel.stream_with(rpc.path(), &self.options).await
+    }
+
     /// Calls a unary method.
     pub async fn call<A: Message + Default>(&self, rpc: Rpc, request: &impl Message) -> Result<A, Status> {
         let answer =

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use api::raftpb;
 use consensus::{Fetch, Node};
 use log::{EntryPlace, Log};
+use machine::auth::Auth;
 use machine::{Alarms, Machine};
 
 use super::alarms::NospaceAlarm;
@@ -147,6 +148,8 @@ pub struct Core {
     segments: Segments,
     moves: Moves,
     alarms: Arc<Alarms>,
+    /// Users and roles, as they were when one of them changed last.
+    auth: Arc<Auth>,
     stopping: Option<Instant>,
     /// The reason why this member is out of service, if it is.
     parked: Option<Parked>,
@@ -193,6 +196,7 @@ impl Core {
             handed_over: false,
             compactor: Compactor::new(parts.config.auto_compaction, now),
             alarms: Arc::new(parts.machine.alarms.clone()),
+            auth: Arc::new(parts.machine.auth.clone()),
             machine: parts.machine,
             config: parts.config,
             node: parts.node,

@@ -65,13 +65,16 @@ fn host_name(host: &str) -> &str {
     }
 }
 
-/// Answers with what is known, as JSON. Keys are quoted as Go and Rust quote them, bytes that are no text as `\xff`.
+/// Answers with what is known, as JSON; without keys while authentication is enabled. Keys are quoted as Go and Rust quote them, bytes that are no text as `\xff`.
 pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
     let clock = &shared.clock;
     let notable = &shared.slow_requests;
+    // This page knows no users: with authentication it tells nobody what keys there are.
+    let names_keys = !shared.state.load().auth.is_enabled();
     let ranges: Vec<Value> = notable
         .ranges()
         .into_iter()
+        .filter(|_| names_keys)
         .map(|note| {
             json!({
                 "client": note.client.to_string(),
@@ -88,6 +91,7 @@ pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
     let values: Vec<Value> = notable
         .values()
         .into_iter()
+        .filter(|_| names_keys)
         .map(|note| {
             json!({
                 "client": note.client.to_string(),

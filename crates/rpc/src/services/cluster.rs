@@ -50,6 +50,7 @@ fn peer_urls(texts: &[String]) -> Result<Vec<String>, Status> {
 impl Services {
     pub(super) fn member_list(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: MemberListRequest = decode(message)?;
+        self.some_principal()?;
         self.read(!request.linearizable, |services| {
             let state = services.state();
             let header = Some(services.header(Revision(0), &state));
@@ -64,22 +65,25 @@ impl Services {
         what: &'static str,
         answer: impl FnOnce(ResponseHeader, &Published) -> Result<Answer, Status> + 'static,
     ) -> Result<Unary, Status> {
-        self.ask(
-            |request_id| ClientRequest::ChangeMembers(request_id, change),
-            what,
-            |services, body, header| match body {
-                ReplyBody::MembersChanged => {
-                    answer(ResponseHeader { revision: 0, ..header }, &services.state())
-                }
-                ReplyBody::Outcome(Err(status), _) => Err(status),
-                _ => Err(error::STOPPED),
-            },
-        )
+        self.as_root(move |services, _| {
+            services.ask(
+                |request_id| ClientRequest::ChangeMembers(request_id, change),
+                what,
+                |services, body, header| match body {
+                    ReplyBody::MembersChanged => {
+                        answer(ResponseHeader { revision: 0, ..header }, &services.state())
+                    }
+                    ReplyBody::Outcome(Err(status), _) => Err(status),
+                    _ => Err(error::STOPPED),
+                },
+            )
+        })
     }
 
     pub(super) fn member_add(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: MemberAddRequest = decode(message)?;
         let peer_urls = peer_urls(&request.peer_urls)?;
+        self.root()?;
         let now = i64::try_from(self.shared.clock.unix_seconds()).unwrap_or(i64::MAX);
         let mut id = identity::added_member_id(&peer_urls, now);
         // Added, removed and added again within a second: an id that was removed never comes back.
@@ -99,6 +103,7 @@ impl Services {
 
     pub(super) fn member_remove(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let MemberRemoveRequest { id } = decode(message)?;
+        self.root()?;
         self.change_members(MemberChange::Remove(id), "MemberRemove", |header, state| {
             Ok(whole(&MemberRemoveResponse { header: Some(header), members: messages_of(state) }))
         })
@@ -108,6 +113,7 @@ impl Services {
         let request: MemberUpdateRequest = decode(message)?;
         let member =
             Member { id: request.id, peer_urls: peer_urls(&request.peer_urls)?, ..Member::default() };
+        self.root()?;
         self.change_members(MemberChange::Update(member), "MemberUpdate", |header, state| {
             Ok(whole(&MemberUpdateResponse { header: Some(header), members: messages_of(state) }))
         })
@@ -116,6 +122,7 @@ impl Services {
     /// Only the leader knows how far a learner has come, so others hand this on to it.
     pub(super) fn member_promote(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let MemberPromoteRequest { id } = decode(message)?;
+        self.root()?;
         let respond = |header, members| whole(&MemberPromoteResponse { header: Some(header), members });
         let state = self.state();
         if state.leader == self.shared.identity.member_id || state.leader == 0 {

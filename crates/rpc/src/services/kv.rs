@@ -16,9 +16,10 @@ use bytes::Bytes;
 use front::{Answer, Unary};
 use machine::request::Undecodable;
 use machine::txn::{Compared, LookedAt, TxnOutcome};
-use machine::{AsOf, Outcome, ReadError, check};
+use machine::{AsOf, Leases, Outcome, ReadError, check};
 
 use super::choose::READ_AT_ONCE;
+use super::principal::Principal;
 use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE};
 use super::{Services, UNPARSEABLE, answers, decode, whole};
 use crate::encode;
@@ -60,13 +61,14 @@ impl Services {
     /// Puts a client's request to the core, unchanged, as this field of an `InternalRaftRequest`.
     pub(super) fn propose(
         self: &Rc<Self>,
+        principal: &Principal,
         field: u32,
         request: &Bytes,
         wait_removed: bool,
         what: &'static str,
         answer: impl FnOnce(&Services, Outcome, ResponseHeader) -> Result<Answer, Status> + 'static,
     ) -> Result<Unary, Status> {
-        self.propose_then(field, request, wait_removed, what, |services, outcome, _, header| {
+        self.propose_then(principal, field, request, wait_removed, what, |services, outcome, _, header| {
             Ok(Unary::Done(answer(services, outcome, header)))
         })
     }
@@ -75,6 +77,7 @@ impl Services {
     /// behind the write.
     fn propose_then(
         self: &Rc<Self>,
+        principal: &Principal,
         field: u32,
         request: &Bytes,
         wait_removed: bool,
@@ -83,7 +86,7 @@ impl Services {
         + 'static,
     ) -> Result<Unary, Status> {
         let id = self.shared.command_id();
-        let data = command(id, field, request);
+        let data = command(id, field, request, principal.caller());
         if data.len() > self.shared.limits.request_bytes_max {
             return Err(error::REQUEST_TOO_LARGE);
         }
@@ -112,25 +115,36 @@ impl Services {
         check::put(&request)?;
         self.check_quota(check::put_cost(&request))?;
         self.note_value(&request);
-        self.propose_then(field::PUT, &message, false, "Put", |services, outcome, state, header| {
-            let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
-            let header = ResponseHeader { revision: revision.0, ..header };
-            let (Some(previous), Some(state)) = (previous, state) else {
-                let answer = encode::put(&header, None, &*services.values);
-                return Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))));
-            };
-            if let Some(answer) = services.at_once(|values| encode::put(&header, Some(&previous), values)) {
-                return Ok(answer);
-            }
-            let answer = answers::put(*state, Rc::clone(&services.values), header, previous);
-            Ok(Unary::Later(Box::pin(answers::written(answer))))
-        })
+        let principal = self.principal()?;
+        self.propose_then(
+            &principal,
+            field::PUT,
+            &message,
+            false,
+            "Put",
+            |services, outcome, state, header| {
+                let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
+                let header = ResponseHeader { revision: revision.0, ..header };
+                let (Some(previous), Some(state)) = (previous, state) else {
+                    let answer = encode::put(&header, None, &*services.values);
+                    return Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))));
+                };
+                if let Some(answer) = services.at_once(|values| encode::put(&header, Some(&previous), values))
+                {
+                    return Ok(answer);
+                }
+                let answer = answers::put(*state, Rc::clone(&services.values), header, previous);
+                Ok(Unary::Later(Box::pin(answers::written(answer))))
+            },
+        )
     }
 
     pub(super) fn delete_range(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: DeleteRangeRequest = decode(message.clone())?;
         check::delete_range(&request)?;
+        let principal = self.some_principal()?;
         self.propose_then(
+            &principal,
             field::DELETE_RANGE,
             &message,
             false,
@@ -157,31 +171,38 @@ impl Services {
             Undecodable::Malformed(_) => UNPARSEABLE,
         })?;
         check::txn(&request, self.shared.limits.txn_ops_max)?;
-        if self.compares_too_much(&request) {
+        let principal = self.principal()?;
+        // Nothing is looked at for those who may not: how much there is would tell them something. Apply refuses them.
+        let may_look = self.gate(&self.state(), &principal).txn(&request, &Leases::default()).is_ok();
+        if may_look && self.compares_too_much(&request) {
             return Err(TOO_MUCH_COMPARED);
         }
         if check::txn_is_read_only(&request) {
             let serializable = check::txn_is_serializable(&request);
-            return self.read(serializable, move |services| services.txn_now(request));
+            return self.read(serializable, move |services| {
+                let answer = services.txn_now(request, &principal)?;
+                Ok(services.read_by(principal, answer))
+            });
         }
         let cost = check::txn_cost(&request);
         if cost > 0 {
             self.check_quota(cost)?;
         }
+        self.some_user(&principal)?;
         for operation in request.success.iter().chain(&request.failure) {
             if let Some(request_op::Request::RequestPut(put)) = &operation.request {
                 self.note_value(put);
             }
         }
-        if !machine::txn::compares_values(&request) {
-            return self.propose_txn(&message);
+        if !may_look || !machine::txn::compares_values(&request) {
+            return self.propose_txn(&principal, &message);
         }
         // The core is not to wait for a disk when it applies this: what it will compare is fetched first.
         let compared = Compared::of(&request);
         let values = Attempt::new(self.values.clone());
         let looked_at = self.look(&compared, &LookedAt::default(), &values);
         if values.is_complete() && compared.is_done(&looked_at) {
-            return self.propose_txn(&message);
+            return self.propose_txn(&principal, &message);
         }
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
@@ -191,7 +212,7 @@ impl Services {
                 looked_at = made(values, |values| services.look(&compared, &looked_at, values)).await;
                 tokio::task::yield_now().await;
             }
-            match services.propose_txn(&message)? {
+            match services.propose_txn(&principal, &message)? {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,
             }
@@ -212,8 +233,8 @@ impl Services {
         compared.look(from, &state.view.snapshot(), values, KEYS_PER_SLICE, READ_AT_ONCE)
     }
 
-    fn propose_txn(self: &Rc<Self>, message: &Bytes) -> Result<Unary, Status> {
-        self.propose_then(field::TXN, message, false, "Txn", |services, outcome, state, header| {
+    fn propose_txn(self: &Rc<Self>, principal: &Principal, message: &Bytes) -> Result<Unary, Status> {
+        self.propose_then(principal, field::TXN, message, false, "Txn", |services, outcome, state, header| {
             let Outcome::Txn(txn) = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision: txn.revision.0, ..header };
             if let Some(answer) = services.txn_at_once(&header, &txn) {
@@ -241,8 +262,10 @@ impl Services {
     }
 
     /// Answers a transaction that only reads.
-    fn txn_now(self: &Rc<Self>, request: TxnRequest) -> Result<Unary, Status> {
+    fn txn_now(self: &Rc<Self>, request: TxnRequest, principal: &Principal) -> Result<Unary, Status> {
         let before = self.state();
+        // It puts nothing, so no lease matters.
+        self.gate(&before, principal).txn(&request, &Leases::default())?;
         let values = Attempt::new(self.values.clone());
         let evaluated = machine::txn::read_only(&before.view.snapshot(), &request, &values);
         let mut known = None;
@@ -331,9 +354,12 @@ impl Services {
 
     pub(super) fn compact(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: CompactionRequest = decode(message.clone())?;
-        self.propose(field::COMPACTION, &message, request.physical, "Compaction", |_, outcome, header| {
-            let Outcome::Compacted = outcome else { return Err(error::STOPPED) };
-            Ok(whole(&CompactionResponse { header: Some(header) }))
+        self.as_root(move |services, principal| {
+            let (field, wait_removed) = (field::COMPACTION, request.physical);
+            services.propose(principal, field, &message, wait_removed, "Compaction", |_, outcome, header| {
+                let Outcome::Compacted = outcome else { return Err(error::STOPPED) };
+                Ok(whole(&CompactionResponse { header: Some(header) }))
+            })
         })
     }
 }

@@ -18,11 +18,12 @@ use api::etcdserverpb::{
 };
 use api::wire::{field_len, number_len, put_field, put_field_head, put_number};
 use bytes::{Bytes, BytesMut};
-use front::{Answer, First, Held, Inbound, Outbound, Unary, race};
+use front::{Answer, First, Head, Held, Inbound, Outbound, Unary, race};
 use machine::{Outcome, SharedMap, check};
 use numbers::{LeaseId, Seconds};
 use prost::Message as _;
 
+use super::principal::Principal;
 use super::{Services, confirmed, decode, decode_streamed, pieces, whole};
 use crate::encode::{header_len, put_header};
 use crate::forwarding;
@@ -128,7 +129,8 @@ impl Services {
         // COMPAT-64: here and not when it is applied, where the options of members may differ.
         request.ttl = request.ttl.max(self.shared.limits.lease_ttl_min.0);
         let message = request.encode_to_vec().into();
-        self.propose(field::LEASE_GRANT, &message, false, "LeaseGrant", |_, outcome, header| {
+        let principal = self.some_principal()?;
+        self.propose(&principal, field::LEASE_GRANT, &message, false, "LeaseGrant", |_, outcome, header| {
             let Outcome::LeaseGranted { id, ttl } = outcome else { return Err(error::STOPPED) };
             Ok(whole(&LeaseGrantResponse {
                 header: Some(header),
@@ -141,7 +143,8 @@ impl Services {
 
     pub(super) fn lease_revoke(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let _: LeaseRevokeRequest = decode(message.clone())?;
-        self.propose(field::LEASE_REVOKE, &message, false, "LeaseRevoke", |_, _, header| {
+        let principal = self.some_principal()?;
+        self.propose(&principal, field::LEASE_REVOKE, &message, false, "LeaseRevoke", |_, _, header| {
             Ok(whole(&LeaseRevokeResponse { header: Some(header) }))
         })
     }
@@ -149,6 +152,7 @@ impl Services {
     /// Only the leader's clocks say how long a lease has.
     pub(super) fn lease_time_to_live(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let LeaseTimeToLiveRequest { id, keys } = decode(message)?;
+        let principal = self.some_principal()?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             let began = services.shared.clock.now();
@@ -158,6 +162,7 @@ impl Services {
             services.took("LeaseTimeToLive", answered.is_ok(), took);
             let (mut response, keys) = answered?;
             let state = services.state();
+            services.gate(&state, &principal).read_all(&keys)?;
             response.header = Some(services.header(state.view.snapshot().current_revision(), &state));
             drop(state);
             time_to_live_answer(response, keys).await
@@ -201,15 +206,40 @@ impl Services {
 
     pub(super) fn lease_leases(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let LeaseLeasesRequest {} = decode(message)?;
+        let principal = self.some_principal()?;
         let began = self.shared.clock.now();
         let pending_reply = self.pending.ask(ClientRequest::Leases)?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
-            let answered = services.leases(pending_reply).await;
+            let answered = match services.may_list_leases(&principal).await {
+                Ok(()) => services.leases(pending_reply).await,
+                Err(status) => Err(status),
+            };
             let took = services.shared.clock.now().saturating_duration_since(began);
             services.took("LeaseLeases", answered.is_ok(), took);
             answered
         })))
+    }
+
+    /// Leases are listed for those who may read all keys of all of them.
+    async fn may_list_leases(&self, principal: &Principal) -> Result<(), Status> {
+        let gate = self.gate(&self.state(), principal);
+        if gate.is_open() || gate.admin().is_ok() {
+            return Ok(());
+        }
+        self.some_user(principal)?;
+        let ReplyBody::Image(head, _) = self.pending.ask(ClientRequest::Image)?.await?.body else {
+            return Err(error::STOPPED);
+        };
+        let mut gate = self.gate(&self.state(), principal);
+        for (number, (_, lease)) in head.leases.iter().enumerate() {
+            gate.read_all(&lease.keys)?;
+            if number % LISTED_AT_ONCE == LISTED_AT_ONCE - 1 {
+                tokio::task::yield_now().await;
+                gate = self.gate(&self.state(), principal);
+            }
+        }
+        Ok(())
     }
 
     /// Answers with the leases of one moment. A large number is sorted here in slices, by times that the core gives in
@@ -271,6 +301,7 @@ impl Services {
     pub(super) async fn lease_keep_alive(
         self: Rc<Self>,
         caller: Arc<Caller>,
+        head: Head,
         mut inbound: Inbound,
         mut outbound: Outbound,
     ) -> Result<(), Status> {
@@ -283,7 +314,9 @@ impl Services {
             };
             let Some(message) = next? else { return Ok(()) };
             let LeaseKeepAliveRequest { id } = decode_streamed(message)?;
-            let ttl = self.renew(LeaseId(id)).await?.0;
+            // Anew with each request, as in etcd: a token in use stays valid.
+            let principal = self.identified(&head).await?;
+            let ttl = self.renew(LeaseId(id), &principal).await?.0;
             renewed.note(LeaseId(id));
             let header = {
                 // Not held while the client does not read.
@@ -294,8 +327,21 @@ impl Services {
         }
     }
 
+    /// A lease is renewed for those who may write all keys that it is tied to.
+    async fn may_renew(&self, id: LeaseId, principal: &Principal) -> Result<(), Status> {
+        let gate = self.gate(&self.state(), principal);
+        if gate.is_open() || gate.admin().is_ok() {
+            return Ok(());
+        }
+        self.some_user(principal)?;
+        let reply = self.pending.ask(|request_id| ClientRequest::LeaseKeys(request_id, id))?.await?;
+        let ReplyBody::LeaseKeys(keys) = reply.body else { return Err(error::STOPPED) };
+        self.gate(&self.state(), principal).write_all(&keys)
+    }
+
     /// Renews a lease, here or at the leader: the TTL, 0 if the lease is gone.
-    pub(super) async fn renew(&self, id: LeaseId) -> Result<Seconds, Status> {
+    pub(super) async fn renew(&self, id: LeaseId, principal: &Principal) -> Result<Seconds, Status> {
+        self.may_renew(id, principal).await?;
         let renew = async || {
             if !self.leads() {
                 return forwarding::renew(&self.shared, id).await;

@@ -27,6 +27,7 @@ use prost::Message as _;
 use sha2::{Digest, Sha256};
 
 use super::choose::READ_AT_ONCE;
+use super::principal::Principal;
 use super::{NO_REQUEST, Services, decode, decode_streamed, whole};
 use config::QUOTA_BYTES_DEFAULT;
 use replica::core::{ClientRequest, ReplyBody};
@@ -49,6 +50,7 @@ const SNAPSHOT_RELEASE: Release = Release::V3_6;
 impl Services {
     pub(super) fn status(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let StatusRequest {} = decode(message)?;
+        self.some_principal()?;
         let state = self.state();
         let mut errors = Vec::new();
         if state.leader == 0 {
@@ -87,16 +89,22 @@ impl Services {
 
     pub(super) fn alarm(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: AlarmRequest = decode(message.clone())?;
-        match AlarmAction::try_from(request.action) {
+        let action = AlarmAction::try_from(request.action);
+        if action == Ok(AlarmAction::Get) {
+            self.some_principal()?;
+        }
+        match action {
             Ok(AlarmAction::Get) => self.read(false, move |services| {
                 let state = services.state();
                 let header = Some(services.header(state.view.snapshot().current_revision(), &state));
                 let alarms = state.alarms.list(request.alarm, request.member_id);
                 Ok(Unary::Done(Ok(whole(&AlarmResponse { header, alarms }))))
             }),
-            Ok(_) => self.propose(ALARM, &message, false, "Alarm", |_, outcome, header| {
-                let Outcome::Alarms(alarms) = outcome else { return Err(error::STOPPED) };
-                Ok(whole(&AlarmResponse { header: Some(header), alarms }))
+            Ok(_) => self.as_root(move |services, principal| {
+                services.propose(principal, ALARM, &message, false, "Alarm", |_, outcome, header| {
+                    let Outcome::Alarms(alarms) = outcome else { return Err(error::STOPPED) };
+                    Ok(whole(&AlarmResponse { header: Some(header), alarms }))
+                })
             }),
             // etcd's server ends with a nil pointer here (COMPAT-2).
             Err(_) => {
@@ -109,25 +117,29 @@ impl Services {
     /// Answers a Defragment request. There is nothing to do: space is given back as it becomes free.
     pub(super) fn defragment(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let DefragmentRequest {} = decode(message)?;
+        self.root()?;
         Ok(Unary::Done(Ok(whole(&DefragmentResponse { header: None }))))
     }
 
     pub(super) fn move_leader(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: MoveLeaderRequest = decode(message)?;
-        let target = request.target_id;
-        self.ask(
-            |request_id| ClientRequest::MoveLeader(request_id, MemberId(target)),
-            "MoveLeader",
-            |_, body, _| match body {
-                ReplyBody::LeaderMoved => Ok(whole(&MoveLeaderResponse { header: None })),
-                ReplyBody::Outcome(Err(status), _) => Err(status),
-                _ => Err(error::STOPPED),
-            },
-        )
+        let target = MemberId(request.target_id);
+        self.as_root(move |services, _| {
+            services.ask(
+                |request_id| ClientRequest::MoveLeader(request_id, target),
+                "MoveLeader",
+                |_, body, _| match body {
+                    ReplyBody::LeaderMoved => Ok(whole(&MoveLeaderResponse { header: None })),
+                    ReplyBody::Outcome(Err(status), _) => Err(status),
+                    _ => Err(error::STOPPED),
+                },
+            )
+        })
     }
 
     pub(super) fn hash_kv(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: HashKvRequest = decode(message)?;
+        self.root()?;
         let services = Rc::clone(self);
         // The number as it was sent: etcd too looks before it reads 0 as the present.
         let Some(cached) = self.shared.compaction_hashes.at(Revision(request.revision)) else {
@@ -173,6 +185,7 @@ impl Services {
     /// between its own members; so is ours (COMPAT-3).
     pub(super) fn hash(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let HashRequest {} = decode(message)?;
+        self.root()?;
         let (state, published) = self.shared.read_long(Reader::Hash);
         let header = self.header(state.moment().revision(), &published);
         let walk = HashWalk::new(&published.view.snapshot(), Revision::CURRENT).map_err(range::refused)?;
@@ -196,11 +209,13 @@ impl Services {
     /// Streams the state as a database of etcd's, and at last the SHA-256 of all that went before.
     pub(super) async fn snapshot(
         self: Rc<Self>,
+        principal: Principal,
         mut inbound: Inbound,
         mut outbound: Outbound,
     ) -> Result<(), Status> {
         let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
         let SnapshotRequest {} = decode_streamed(message)?;
+        self.gate(&self.state(), &principal).admin()?;
         let reply = self.pending.ask(ClientRequest::Image)?.await?;
         let ReplyBody::Image(head, state) = reply.body else { return Err(error::STOPPED) };
         let database = EtcdDatabase::new(*state, &head, SNAPSHOT_RELEASE);

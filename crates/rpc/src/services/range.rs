@@ -31,6 +31,7 @@ use mvcc::{KeyRange, Snapshot, Version};
 use prost::Message as _;
 
 use super::choose::{Chooser, Seen, gathered_bytes_max};
+use super::principal::Principal;
 use super::{NO_REQUEST, Services, decode, decode_streamed, pieces};
 use crate::encode::{header_len, put_header};
 use replica::long_reads::Reader;
@@ -252,13 +253,28 @@ impl Services {
             return Err(error::NOT_SUPPORTED_FOR_LEARNER);
         }
         let (began, client) = (Instant::now(), self.peer.get().ip());
+        let principal = self.principal()?;
         if request.serializable || state.reads_local {
-            return self.range_now(request, client, began, state);
+            return self.range_by(principal, request, client, began, state);
         }
         drop(state);
         self.read_confirmed(move |services| {
-            services.range_now(request, client, began, services.shared.state.load())
+            services.range_by(principal, request, client, began, services.shared.state.load())
         })
+    }
+
+    /// Answers from this state, if the user may read it.
+    fn range_by(
+        self: &Rc<Self>,
+        principal: Principal,
+        request: RangeRequest,
+        client: IpAddr,
+        began: Instant,
+        state: Guard<Arc<Published>>,
+    ) -> Result<Unary, Status> {
+        self.gate(&state, &principal).read(&request.key, &request.range_end)?;
+        let answer = self.range_now(request, client, began, state)?;
+        Ok(self.read_by(principal, answer))
     }
 
     /// Answers from this state, which is the newest or may be stale.
@@ -585,6 +601,7 @@ impl Services {
     /// Streams a range in pieces, each a `RangeResponse` that clients merge.
     pub(super) async fn range_stream(
         self: Rc<Self>,
+        principal: &Principal,
         mut inbound: Inbound,
         mut outbound: Outbound,
     ) -> Result<(), Status> {
@@ -593,6 +610,7 @@ impl Services {
         check::range(&request)?;
         check_stream(&request)?;
         self.wait_readable(request.serializable).await?;
+        self.gate(&self.state(), principal).read(&request.key, &request.range_end)?;
         let Opened { state, header, revision, counted, limit: mut left } = self.open(&request)?;
         let projection = range::projection(&request);
         let target = self.shared.limits.request_bytes_max / 2;
@@ -601,7 +619,7 @@ impl Services {
         } else if request.sort_target != SortTarget::Key as i32 {
             let (chosen, more, count, _) = self.choose(&state, &request, revision, left, projection).await?;
             let chosen = (chosen, projection);
-            return self.stream_chosen(&state, chosen, header, (more, count), &mut outbound).await;
+            return self.stream_chosen(principal, &state, chosen, header, (more, count), &mut outbound).await;
         }
         let mut behind: Option<Vec<u8>> = None;
         let mut sent = 0i64;
@@ -635,6 +653,7 @@ impl Services {
             let mut message = BytesMut::with_capacity(out.len() + 8);
             debug_assert!(field_len(out.len()) <= out.len() + 8);
             put_field(&mut message, 1, &out);
+            self.still(principal)?;
             outbound.send(message.freeze()).await?;
             tokio::task::yield_now().await;
         }
@@ -656,6 +675,7 @@ impl Services {
         }
         let more = !request.count_only && count > sent;
         let last = RangeResponse { header: Some(header), kvs: Vec::<mvccpb::KeyValue>::new(), more, count };
+        self.still(principal)?;
         outbound.send(RangeStreamResponse { range_response: Some(last) }.encode_to_vec().into()).await
     }
 
@@ -665,6 +685,7 @@ impl Services {
     /// repeats some and leaves out others. Here the whole is sorted, as a Range sorts it (COMPAT-6).
     async fn stream_chosen(
         &self,
+        principal: &Principal,
         state: &AsOf,
         (mut chosen, projection): (Vec<ChangeId>, Projection),
         header: ResponseHeader,
@@ -692,10 +713,12 @@ impl Services {
             chosen.truncate(chosen.len() - keys);
             let mut message = BytesMut::with_capacity(out.len() + 8);
             put_field(&mut message, 1, &out);
+            self.still(principal)?;
             outbound.send(message.freeze()).await?;
             tokio::task::yield_now().await;
         }
         let last = RangeResponse { header: Some(header), kvs: Vec::<mvccpb::KeyValue>::new(), more, count };
+        self.still(principal)?;
         outbound.send(RangeStreamResponse { range_response: Some(last) }.encode_to_vec().into()).await
     }
 }

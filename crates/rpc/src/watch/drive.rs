@@ -15,6 +15,7 @@ use clock::Sleep;
 use telemetry::callers::Caller;
 
 use super::hub::{Hub, Registration};
+use super::permit::Permit;
 use super::stream::Queued;
 
 /// Requests answered before others get their turn.
@@ -84,7 +85,7 @@ impl Responses for Outbound {
 pub(super) async fn run<R: Requests, W: Responses>(
     hub: Rc<Hub>,
     needs_leader: bool,
-    caller: Arc<Caller>,
+    (caller, permit): (Arc<Caller>, Rc<dyn Permit>),
     requests: R,
     mut responses: W,
     closed: impl Future<Output = ()>,
@@ -94,7 +95,7 @@ pub(super) async fn run<R: Requests, W: Responses>(
     }
     // Some clients wait for the head before they send their first request.
     responses.open()?;
-    let place = hub.open(needs_leader, caller, responses.account());
+    let place = hub.open(needs_leader, caller, permit, responses.account());
     let mut drive = Drive { place, requests: Some(requests), responses, tick: None };
     let mut closed = pin!(closed);
     poll_fn(|cx| {

@@ -5,6 +5,7 @@ mod catch_up;
 mod line;
 mod progress;
 mod requests;
+mod review;
 mod synced;
 
 use std::cell::{Cell, RefCell};
@@ -23,11 +24,13 @@ use numbers::Revision;
 
 use self::line::Line;
 pub(super) use self::line::{Class, Place};
+use self::review::{Review, Reviewed};
 use self::synced::UnderWay;
 use super::drive::{self, Requests, Responses};
 use super::hold::Hold;
 use super::index::Index;
 use super::long::Claim;
+use super::permit::Permit;
 use super::slice::Portion;
 use super::stream::{Stream, Watch};
 use clock::Sleep;
@@ -72,6 +75,10 @@ pub struct Hub {
     portion: Cell<Portion>,
     /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
     ended: RefCell<VecDeque<Rc<Stream>>>,
+    /// The users and roles by which all watches are allowed.
+    reviewed: Cell<Reviewed>,
+    /// Where asking for all watches has come to, if it is under way.
+    reviewing: Cell<Option<Review>>,
     /// Number of watches and ended streams that may still be taken out before the next turn of [`Hub::poll_work`].
     reaped_left: Cell<usize>,
     /// Streams that have history to read.
@@ -124,8 +131,11 @@ impl Drop for Hub {
 impl Hub {
     /// The hub of this shard, at the present state.
     pub fn new(shared: Arc<Shared>, shard: usize, values: Rc<dyn Source>) -> Rc<Hub> {
-        let revision = shared.state.load().view.snapshot().current_revision();
+        let state = shared.state.load_full();
+        let revision = state.view.snapshot().current_revision();
         Rc::new(Hub {
+            reviewed: Cell::new(Reviewed::by(&state)),
+            reviewing: Cell::default(),
             shared,
             shard,
             values,
@@ -187,14 +197,15 @@ impl Hub {
     /// closes its side only ends its requests: what it watches goes on, as with etcd (its gateway depends on that).
     pub fn stream(
         self: &Rc<Self>,
-        head: Head,
+        head: &Head,
         caller: Arc<Caller>,
+        permit: Rc<dyn Permit>,
         inbound: Inbound,
         outbound: Outbound,
         mut closing: Closing,
     ) -> LocalBoxFuture<Result<(), Status>> {
         let closed = async move { closing.begun().await };
-        self.serve(head.requires_leader, caller, inbound, outbound, closed)
+        self.serve(head.requires_leader, caller, permit, inbound, outbound, closed)
     }
 
     /// Serves a stream as [`Hub::stream`] does, for streams that are not the front's. `closed` resolves when the server
@@ -203,11 +214,12 @@ impl Hub {
         self: &Rc<Self>,
         needs_leader: bool,
         caller: Arc<Caller>,
+        permit: Rc<dyn Permit>,
         requests: impl Requests,
         responses: impl Responses,
         closed: impl Future<Output = ()> + 'static,
     ) -> LocalBoxFuture<Result<(), Status>> {
-        Box::pin(drive::run(Rc::clone(self), needs_leader, caller, requests, responses, closed))
+        Box::pin(drive::run(Rc::clone(self), needs_leader, (caller, permit), requests, responses, closed))
     }
 
     /// Ends all streams whose clients insist on a leader: there has been none for too long.
@@ -326,6 +338,7 @@ impl Hub {
         self: &Rc<Self>,
         needs_leader: bool,
         caller: Arc<Caller>,
+        permit: Rc<dyn Permit>,
         account: Option<Rc<Account>>,
     ) -> Registration {
         let serial = self.next_serial();
@@ -333,6 +346,7 @@ impl Hub {
             serial,
             needs_leader,
             caller,
+            permit,
             self.shared.metrics.mvcc.pending_events.clone(),
             account,
         ));

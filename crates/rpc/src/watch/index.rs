@@ -52,6 +52,15 @@ impl Keys {
         }
     }
 
+    /// Returns the keys as a request would have them: key and range end.
+    pub fn as_request(&self) -> (&[u8], &[u8]) {
+        match self {
+            Keys::Single(key) => (key, b""),
+            Keys::Range(key, End::Unbounded) => (key, b"\0"),
+            Keys::Range(start, End::Before(end)) => (start, end),
+        }
+    }
+
     /// Bytes of the keys that say which they are.
     pub fn bytes(&self) -> usize {
         match self {

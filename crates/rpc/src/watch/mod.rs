@@ -31,6 +31,7 @@ mod hold;
 mod hub;
 mod index;
 mod long;
+mod permit;
 mod response;
 mod slice;
 mod stream;
@@ -39,4 +40,5 @@ mod tests;
 
 pub use drive::{Requests, Responses};
 pub use hub::Hub;
+pub use permit::{Anyone, Permit};
 pub use stream::QUEUE_BYTES_MAX;

@@ -19,6 +19,7 @@ use super::hold::Hold;
 use super::hub::{Class, Place};
 use super::index::Keys;
 use super::long::{Given, Long};
+use super::permit::StreamPermit;
 use super::response;
 use storage::values::Attempt;
 use telemetry::callers::Caller;
@@ -152,6 +153,8 @@ pub(super) struct Stream {
     pub serial: u64,
     /// True if the stream ends when there is no leader.
     pub needs_leader: bool,
+    /// What its user may watch.
+    pub permit: StreamPermit,
     /// Figures of the client whose watches these are.
     pub caller: Arc<Caller>,
     /// All watches of the stream, by watch id.
@@ -211,6 +214,7 @@ impl Stream {
         serial: u64,
         needs_leader: bool,
         caller: Arc<Caller>,
+        permit: StreamPermit,
         pending_events: Gauge,
         account: Option<Rc<Account>>,
     ) -> Stream {
@@ -219,6 +223,7 @@ impl Stream {
             account,
             charged_bytes: Cell::new(0),
             serial,
+            permit,
             needs_leader,
             caller,
             watches: RefCell::default(),

@@ -113,6 +113,7 @@ pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
         reads_local: true,
         alarms: Arc::new(machine.alarms.clone()),
         members: Arc::new(machine.members.clone()),
+        auth: Arc::new(machine.auth.clone()),
         in_use_bytes: machine.in_use_bytes(),
         removed_through: Revision(-1),
     };
@@ -410,6 +411,7 @@ fn a_scrape_shows_the_state() {
         reads_local: false,
         alarms: Arc::default(),
         members: Arc::clone(&before.members),
+        auth: Arc::clone(&before.auth),
         in_use_bytes: 7,
         removed_through: Revision(-1),
     }));

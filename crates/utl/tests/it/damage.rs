@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use disk::{Disk, Fault, MemDisk};
 use interchange::snapshot;
+use machine::auth::Auth;
 use machine::snapshot::SnapshotVersion;
 use machine::{GrantedLease, Members};
 use numbers::{Index, LeaseId, MemberId, Revision, Seconds, Term};
@@ -61,6 +62,7 @@ fn restore(disk: &Arc<dyn Disk>) -> Result<(), RestorationError> {
         leases: vec![GrantedLease { id: LeaseId(5), ttl: Seconds(60), remaining: Seconds(0) }],
         alarms: Vec::new(),
         members: Members::default(),
+        auth: Auth::default(),
         is_shared: true,
     })?;
     for main in 2..100i64 {

@@ -369,7 +369,12 @@ impl Core {
     /// Proposes a request of the core itself, for `waiter`.
     pub(super) fn propose_own(&mut self, mut request: InternalRaftRequest, waiter: Waiter) {
         let id = self.shared.command_id();
-        request.header = Some(RequestHeader { id, ..RequestHeader::default() });
+        let (mut username, mut auth_revision) = (String::new(), 0);
+        if self.machine.auth.is_enabled() {
+            // What a member does by itself is permitted.
+            (username, auth_revision) = (machine::auth::ROOT.to_owned(), self.machine.auth.revision());
+        }
+        request.header = Some(RequestHeader { id, username, auth_revision });
         let data = Bytes::from(request.encode_to_vec());
         // A follower's own disk has nothing to do with what it forwards.
         let full = self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Own);
@@ -453,6 +458,7 @@ impl Core {
             reads_local: if self.parked.is_some() { self.is_parked_complete() } else { self.reads_local() },
             alarms: Arc::clone(&self.alarms),
             members: Arc::clone(self.membership.members()),
+            auth: Arc::clone(&self.auth),
             in_use_bytes: self.machine.in_use_bytes(),
             removed_through,
         };

@@ -9,6 +9,7 @@ use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
 use consensus::{Entry, EntryKind, Event};
 use log::{LogEvent, Space, Synced};
+use machine::auth::AuthChange;
 use machine::{Applied, AsOf, Change, Command, Outcome, Progress, Raised};
 use numbers::{ChangeId, Index, MemberId, Revision, Term};
 use planted::Bug;
@@ -316,6 +317,24 @@ impl Core {
                 self.alarms_changed(raised);
             }
             Change::Members => self.tell_members(),
+            Change::Auth(change) => self.auth_changed(&change),
+        }
+    }
+
+    /// Users or roles changed, or a user has authenticated.
+    fn auth_changed(&mut self, change: &AuthChange) {
+        // A token of before the last stop is not begun anew: it may have expired long ago.
+        let is_old = matches!(change, AuthChange::Authenticated { .. })
+            && self.history.was_replayed(self.machine.applied_index);
+        if !is_old {
+            self.shared.credentials.auth_changed(change);
+        }
+        match change {
+            // It is no change of the state.
+            AuthChange::Authenticated { .. } => {}
+            AuthChange::Changed | AuthChange::Forget(_) | AuthChange::Enabled | AuthChange::Disabled => {
+                self.auth = Arc::new(self.machine.auth.clone());
+            }
         }
     }
 }

@@ -39,6 +39,11 @@ impl Hub {
     /// Reads history for the streams that wait to, one after the other, until a portion is used up. Returns true if none
     /// waited.
     pub(in crate::watch) fn read_some(&self) -> bool {
+        let state = self.shared.state.load_full();
+        // What changed since may be for fewer eyes: that is for the next turn to look into.
+        if !self.is_reviewed_by(&state) {
+            return false;
+        }
         let whole = self.portion.get();
         let (mut left, mut none_reads) = (Some(whole), true);
         while let Some(portion) = left {
@@ -50,7 +55,7 @@ impl Hub {
                 left = Done { looks: 1, ..Done::default() }.left_of(portion);
                 continue;
             }
-            let Some(done) = self.catch_up(&stream, portion, portion == whole) else {
+            let Some(done) = self.catch_up(&stream, &state, portion, portion == whole) else {
                 // It asks for more than others have left it of this turn: it is the first of the next.
                 self.readers.borrow_mut().enter_first(&stream);
                 break;
@@ -96,10 +101,15 @@ impl Hub {
 
     /// Reads one slice of history for some watches of a stream that are behind, those first that are most. Returns `None`
     /// if it asks for more than this portion, which is not a `whole` one.
-    fn catch_up(&self, stream: &Rc<Stream>, portion: Portion, whole: bool) -> Option<Done> {
-        let state = self.shared.state.load_full();
+    fn catch_up(
+        &self,
+        stream: &Rc<Stream>,
+        state: &Published,
+        portion: Portion,
+        whole: bool,
+    ) -> Option<Done> {
         if let Some(long) = stream.take_long() {
-            return Some(self.read_long(stream, &state, portion, long));
+            return Some(self.read_long(stream, state, portion, long));
         }
         let snapshot = state.view.snapshot();
         let (current, compacted) = (snapshot.current_revision(), snapshot.compact_revision());
@@ -108,7 +118,7 @@ impl Hub {
         together.retain(|watch| {
             let readable = watch.next.get() >= compacted || watch.held(&state.view).is_some();
             if !readable {
-                self.cancel_compacted(watch, &state, compacted);
+                self.cancel_compacted(watch, state, compacted);
             }
             readable
         });
@@ -125,7 +135,7 @@ impl Hub {
             (None, Err(_)) => return Some(idle),
         };
         together.truncate(stream.together_max(from));
-        let header = self.header(&state, current);
+        let header = self.header(state, current);
         let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
         // What was written since is at hand as a rule.
         values.ask_again();

@@ -15,6 +15,7 @@ use numbers::Revision;
 use super::Hub;
 use crate::services::decode_streamed;
 use crate::watch::index::Keys;
+use crate::watch::permit;
 use crate::watch::response::NO_WATCH;
 use crate::watch::stream::{Queued, Stream, Watch};
 
@@ -71,6 +72,10 @@ impl Hub {
     ) -> Result<Watch, Status> {
         if request.start_revision < 0 {
             return Err(error::COMPACTED);
+        }
+        let key = if request.key.is_empty() { b"\0" } else { request.key.as_ref() };
+        if let Err(refusal) = stream.permit.allows(key, &request.range_end) {
+            return Err(Status::with(refusal.code, permit::reason(&refusal)));
         }
         let keys = Keys::of_request(&request.key, &request.range_end).ok_or(error::WATCH_EMPTY_RANGE)?;
         let watches = stream.watches.borrow();

@@ -77,6 +77,9 @@ impl Hub {
     /// Hands out a portion of what changed; returns true if nothing is left.
     pub(super) fn turn(&self) -> bool {
         let state = self.shared.state.load_full();
+        if !self.review(&state) {
+            return false;
+        }
         let current = state.view.snapshot().current_revision();
         if current <= self.revision.get() {
             return self.say_due_progress();

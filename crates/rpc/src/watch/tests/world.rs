@@ -23,6 +23,7 @@ use mvcc::{KeyRange, Location, Store, Value};
 use numbers::{ClusterId, Index, LeaseId, MemberId, Revision, Seconds, Term};
 use prost::Message as _;
 
+use crate::watch::Anyone;
 use crate::watch::{Hub, Requests, Responses};
 use config::MetricsDetail;
 use replica::shared::{Limits, Published, Shared};
@@ -218,8 +219,14 @@ impl World {
         pipe.credit.set(credit);
         let closed = poll_closed(pipe.clone());
         let hub = Rc::clone(&self.hub);
-        let future =
-            hub.serve(needs_leader, Arc::default(), Requester(pipe.clone()), Responder(pipe.clone()), closed);
+        let future = hub.serve(
+            needs_leader,
+            Arc::default(),
+            Rc::new(Anyone),
+            Requester(pipe.clone()),
+            Responder(pipe.clone()),
+            closed,
+        );
         let hub = Rc::clone(&self.hub);
         Client { pipe, hub, future: Some(future), flag: Arc::new(Flag(AtomicBool::new(true))), result: None }
     }
@@ -241,6 +248,7 @@ fn published(store: &mut Store, leader: u64, removed_through: Revision) -> Publi
         reads_local: true,
         alarms: Arc::new(Alarms::default()),
         members: Arc::new(Members::default()),
+        auth: Arc::default(),
         in_use_bytes: 0,
         removed_through,
     }

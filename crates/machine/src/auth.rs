@@ -1,0 +1,439 @@
+//! Users, roles and what they may do: replicated state like keys and leases.
+//!
+//! [`Auth`] is the state. Entries change it as etcd's do, refusal for refusal, since members that run etcd may apply the
+//! same entries. [`Rights`] are what one user may do, all roles together; [`Gate`] asks them for a request. Passwords are
+//! here as bcrypt hashes that were made before the entry was proposed; whoever checks one does so outside. Tokens are no
+//! state: who holds them is told by [`AuthChange`].
+//!
+//! The auth revision counts changes. A caller whose token was issued at an older one is refused at apply, so that a write
+//! that was allowed before a change is not done after it:
+//!
+//! ```text
+//! auth revision 7   bob may write [a, b)
+//! 7   bob's put of "ax" is allowed where it is asked for, and proposed with (bob, 7)
+//! 8   an entry takes the permission from bob's role
+//! 8   bob's put is applied: 7 < 8, "revision of auth store is old"; bob's client asks again, and is denied
+//! ```
+
+mod entries;
+mod gate;
+mod key_ranges;
+mod rights;
+
+use std::sync::Arc;
+
+use api::Status;
+use api::authpb::{Permission, Role, User, permission};
+use api::error;
+use api::etcdserverpb::{
+    AuthRoleAddRequest, AuthRoleDeleteRequest, AuthRoleGrantPermissionRequest,
+    AuthRoleRevokePermissionRequest, AuthUserAddRequest, AuthUserChangePasswordRequest,
+    AuthUserDeleteRequest, AuthUserGrantRoleRequest, AuthUserRevokeRoleRequest,
+};
+use base64::Engine as _;
+use bytes::Bytes;
+use numbers::Index;
+use prost::Message;
+
+use crate::codec::{Input, Malformed, put_bytes, put_u64};
+use crate::shared_map::SharedMap;
+
+pub use gate::{Caller, Gate};
+pub use key_ranges::KeyRanges;
+pub use rights::{Rights, RightsCache};
+
+/// The user who must exist for authentication to be enabled, and the role that may do everything.
+pub const ROOT: &str = "root";
+
+/// What holders of tokens have to know of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AuthChange {
+    /// Users, roles or permissions are others than before.
+    Changed,
+    /// The same, and this user's tokens are void: the password changed, or the user is gone.
+    Forget(Box<str>),
+    /// Authentication is required now.
+    Enabled,
+    /// Authentication is not required any more, and all tokens are void.
+    Disabled,
+    /// This user has authenticated, and a token is theirs on every member that issues simple ones.
+    Authenticated {
+        /// The user.
+        user: Box<str>,
+        /// The first part of the token, drawn by the member that was asked.
+        token_prefix: Box<str>,
+        /// The entry, whose index is the other part.
+        index: Index,
+    },
+}
+
+/// The users and roles, and whether they count. A copy costs a pointer for some 200 of them, and stays as it is when the
+/// original changes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Auth {
+    is_enabled: bool,
+    revision: u64,
+    users: SharedMap<Bytes, Arc<User>>,
+    roles: SharedMap<Bytes, Arc<Role>>,
+}
+
+impl Default for Auth {
+    /// Nobody, and authentication is not required.
+    fn default() -> Auth {
+        Auth { is_enabled: false, revision: 1, users: SharedMap::default(), roles: SharedMap::default() }
+    }
+}
+
+/// A copy that does not keep the entry alive which it is a part of.
+fn own(bytes: &[u8]) -> Bytes {
+    Bytes::copy_from_slice(bytes)
+}
+
+fn own_permission(permission: &Permission) -> Permission {
+    Permission {
+        perm_type: permission.perm_type,
+        key: own(&permission.key),
+        range_end: own(&permission.range_end),
+    }
+}
+
+/// The hash that a request brings, as bytes. etcd before 3.5 put the password itself into the entry and hashed it at apply,
+/// with a salt of each member's own: that cannot be done alike on all members, and is refused.
+fn hashed_password(password: &str, hashed: &str) -> Result<Bytes, Status> {
+    if !password.is_empty() && hashed.is_empty() {
+        return Err(error::INVALID_AUTH_MGMT);
+    }
+    let decoded = base64::engine::general_purpose::STANDARD.decode(hashed);
+    decoded.map(Bytes::from).map_err(|_| error::NO_PASSWORD_USER)
+}
+
+impl Auth {
+    /// Users, roles and the auth revision as they are elsewhere. `users` and `roles` with the same name replace each other.
+    pub fn of(
+        is_enabled: bool,
+        revision: u64,
+        users: impl IntoIterator<Item = User>,
+        roles: impl IntoIterator<Item = Role>,
+    ) -> Auth {
+        let mut auth = Auth { is_enabled, revision, ..Auth::default() };
+        for user in users {
+            auth.put_user(user);
+        }
+        for role in roles {
+            auth.put_role(role);
+        }
+        auth
+    }
+
+    /// Whether requests need a user.
+    pub fn is_enabled(&self) -> bool {
+        self.is_enabled
+    }
+
+    /// The auth revision: 1 at first, one more with each change of users or roles, and when authentication is disabled.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// The user of this name.
+    pub fn user(&self, name: &str) -> Option<&User> {
+        self.users.get(name.as_bytes()).map(|user| &**user)
+    }
+
+    /// All users, by name.
+    pub fn users(&self) -> impl Iterator<Item = &User> {
+        self.users.iter().map(|(_, user)| &**user)
+    }
+
+    /// The role of this name.
+    pub fn role(&self, name: &str) -> Option<&Role> {
+        self.roles.get(name.as_bytes()).map(|role| &**role)
+    }
+
+    /// All roles, by name.
+    pub fn roles(&self) -> impl Iterator<Item = &Role> {
+        self.roles.iter().map(|(_, role)| &**role)
+    }
+
+    /// What a client is told of this role: of root's that it may do everything, whatever was granted to it.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such role.
+    pub fn permissions(&self, role: &str) -> Result<Vec<Permission>, Status> {
+        let role = self.role(role).ok_or(error::ROLE_NOT_FOUND)?;
+        if role.name == ROOT.as_bytes() {
+            let everything = Permission {
+                perm_type: permission::Type::Readwrite as i32,
+                key: Bytes::new(),
+                range_end: Bytes::from_static(&[0]),
+            };
+            return Ok(vec![everything]);
+        }
+        Ok(role.key_permission.clone())
+    }
+
+    /// Whether this user exists and has this role.
+    pub fn has_role(&self, user: &str, role: &str) -> bool {
+        self.user(user).is_some_and(|user| user.roles.iter().any(|granted| granted == role))
+    }
+
+    /// Whether a password may be tried for this user at all.
+    ///
+    /// # Errors
+    ///
+    /// Those of etcd: authentication is not enabled, there is no such user, or it has no password.
+    pub fn password_hash(&self, user: &str) -> Result<&Bytes, Status> {
+        if !self.is_enabled {
+            return Err(error::AUTH_NOT_ENABLED);
+        }
+        let user = self.user(user).ok_or(error::AUTH_FAILED)?;
+        if has_no_password(user) {
+            return Err(error::NO_PASSWORD_USER);
+        }
+        Ok(&user.password)
+    }
+
+    /// Words that tell users and roles from others; none if there never were any.
+    pub fn digest(&self) -> Vec<u64> {
+        if *self == Auth::default() {
+            return Vec::new();
+        }
+        let users = self.users().map(Message::encode_to_vec);
+        let all = users.chain(self.roles().map(Message::encode_to_vec));
+        let sums = all.map(|bytes| u64::from(crc32c::crc32c(&bytes)));
+        [u64::from(self.is_enabled), self.revision].into_iter().chain(sums).collect()
+    }
+
+    fn put_user(&mut self, user: User) {
+        self.users.insert(user.name.clone(), Arc::new(user));
+    }
+
+    fn put_role(&mut self, role: Role) {
+        self.roles.insert(role.name.clone(), Arc::new(role));
+    }
+
+    /// The user of this name, to be changed.
+    fn user_mut(&mut self, name: &str) -> Result<&mut User, Status> {
+        self.users.get_mut(name.as_bytes()).map(Arc::make_mut).ok_or(error::USER_NOT_FOUND)
+    }
+
+    /// The role of this name, to be changed.
+    fn role_mut(&mut self, name: &str) -> Result<&mut Role, Status> {
+        self.roles.get_mut(name.as_bytes()).map(Arc::make_mut).ok_or(error::ROLE_NOT_FOUND)
+    }
+
+    /// Requires a user of every request from now on; `None` if it was so already. The auth revision stays.
+    pub(crate) fn enable(&mut self) -> Result<Option<AuthChange>, Status> {
+        if self.is_enabled {
+            return Ok(None);
+        }
+        let root = self.user(ROOT).ok_or(error::ROOT_USER_NOT_EXIST)?;
+        if !root.roles.iter().any(|role| role == ROOT) {
+            return Err(error::ROOT_ROLE_NOT_EXIST);
+        }
+        self.is_enabled = true;
+        Ok(Some(AuthChange::Enabled))
+    }
+
+    /// Requires no user any more; `None` if it was so already.
+    pub(crate) fn disable(&mut self) -> Option<AuthChange> {
+        if !self.is_enabled {
+            return None;
+        }
+        self.is_enabled = false;
+        self.revision += 1;
+        Some(AuthChange::Disabled)
+    }
+
+    pub(crate) fn add_user(&mut self, request: &AuthUserAddRequest) -> Result<AuthChange, Status> {
+        if request.name.is_empty() {
+            return Err(error::USER_EMPTY);
+        }
+        if self.user(&request.name).is_some() {
+            return Err(error::USER_ALREADY_EXIST);
+        }
+        let options = request.options.unwrap_or_default();
+        let password = match options.no_password {
+            true => Bytes::new(),
+            false => hashed_password(&request.password, &request.hashed_password)?,
+        };
+        let name = own(request.name.as_bytes());
+        self.put_user(User { name, password, roles: Vec::new(), options: Some(options) });
+        self.revision += 1;
+        Ok(AuthChange::Changed)
+    }
+
+    pub(crate) fn delete_user(&mut self, request: &AuthUserDeleteRequest) -> Result<AuthChange, Status> {
+        if self.is_enabled && request.name == ROOT {
+            return Err(error::INVALID_AUTH_MGMT);
+        }
+        self.users.remove(request.name.as_bytes()).ok_or(error::USER_NOT_FOUND)?;
+        self.revision += 1;
+        Ok(AuthChange::Forget(request.name.as_str().into()))
+    }
+
+    pub(crate) fn change_password(
+        &mut self,
+        request: &AuthUserChangePasswordRequest,
+    ) -> Result<AuthChange, Status> {
+        let user = self.user_mut(&request.name)?;
+        user.password = match has_no_password(user) {
+            true => Bytes::new(),
+            false => hashed_password(&request.password, &request.hashed_password)?,
+        };
+        self.revision += 1;
+        Ok(AuthChange::Forget(request.name.as_str().into()))
+    }
+
+    /// `None` if the user has the role already: then nothing changes, the auth revision included.
+    pub(crate) fn grant_role(
+        &mut self,
+        request: &AuthUserGrantRoleRequest,
+    ) -> Result<Option<AuthChange>, Status> {
+        let has_role = self.has_role(&request.user, &request.role);
+        let is_known = request.role == ROOT || self.role(&request.role).is_some();
+        let user = self.user_mut(&request.user)?;
+        if !is_known {
+            return Err(error::ROLE_NOT_FOUND);
+        }
+        if has_role {
+            return Ok(None);
+        }
+        user.roles.push(request.role.clone());
+        user.roles.sort_unstable();
+        self.revision += 1;
+        Ok(Some(AuthChange::Changed))
+    }
+
+    pub(crate) fn revoke_role(&mut self, request: &AuthUserRevokeRoleRequest) -> Result<AuthChange, Status> {
+        if self.is_enabled && request.name == ROOT && request.role == ROOT {
+            return Err(error::INVALID_AUTH_MGMT);
+        }
+        let has_role = self.has_role(&request.name, &request.role);
+        let user = self.user_mut(&request.name)?;
+        if !has_role {
+            return Err(error::ROLE_NOT_GRANTED);
+        }
+        user.roles.retain(|role| *role != request.role);
+        self.revision += 1;
+        Ok(AuthChange::Changed)
+    }
+
+    pub(crate) fn add_role(&mut self, request: &AuthRoleAddRequest) -> Result<AuthChange, Status> {
+        if request.name.is_empty() {
+            return Err(error::ROLE_EMPTY);
+        }
+        if self.role(&request.name).is_some() {
+            return Err(error::ROLE_ALREADY_EXIST);
+        }
+        self.put_role(Role { name: own(request.name.as_bytes()), key_permission: Vec::new() });
+        self.revision += 1;
+        Ok(AuthChange::Changed)
+    }
+
+    pub(crate) fn delete_role(&mut self, request: &AuthRoleDeleteRequest) -> Result<AuthChange, Status> {
+        if self.is_enabled && request.role == ROOT {
+            return Err(error::INVALID_AUTH_MGMT);
+        }
+        self.roles.remove(request.role.as_bytes()).ok_or(error::ROLE_NOT_FOUND)?;
+        let having: Vec<Bytes> = self
+            .users()
+            .filter(|user| user.roles.contains(&request.role))
+            .map(|user| user.name.clone())
+            .collect();
+        for name in having {
+            if let Some(user) = self.users.get_mut(&name) {
+                Arc::make_mut(user).roles.retain(|role| *role != request.role);
+            }
+        }
+        self.revision += 1;
+        Ok(AuthChange::Changed)
+    }
+
+    /// A permission whose key and range end the role has already gets the new type. As in etcd only the first of those with
+    /// the same key is looked at; a second one that is the same adds to what the first allows.
+    pub(crate) fn grant_permission(
+        &mut self,
+        request: &AuthRoleGrantPermissionRequest,
+    ) -> Result<AuthChange, Status> {
+        let permission = request.perm.as_ref().ok_or(error::PERMISSION_NOT_GIVEN)?;
+        if !key_ranges::is_valid(&permission.key, &permission.range_end) {
+            return Err(error::INVALID_AUTH_MGMT);
+        }
+        let granted = &mut self.role_mut(&request.name)?.key_permission;
+        let first = granted.partition_point(|known| known.key < permission.key);
+        match granted.get_mut(first) {
+            Some(known) if known.key == permission.key && known.range_end == permission.range_end => {
+                known.perm_type = permission.perm_type;
+            }
+            _ => {
+                let behind = granted.partition_point(|known| known.key <= permission.key);
+                granted.insert(behind, own_permission(permission));
+            }
+        }
+        self.revision += 1;
+        Ok(AuthChange::Changed)
+    }
+
+    pub(crate) fn revoke_permission(
+        &mut self,
+        request: &AuthRoleRevokePermissionRequest,
+    ) -> Result<AuthChange, Status> {
+        let granted = &mut self.role_mut(&request.role)?.key_permission;
+        let before = granted.len();
+        granted.retain(|known| known.key != request.key || known.range_end != request.range_end);
+        if granted.len() == before {
+            return Err(error::PERMISSION_NOT_GRANTED);
+        }
+        self.revision += 1;
+        Ok(AuthChange::Changed)
+    }
+
+    /// That a user has shown a password elsewhere, or anything else that stands for it.
+    pub(crate) fn authenticated(
+        &self,
+        user: &str,
+        token_prefix: &str,
+        index: Index,
+    ) -> Result<AuthChange, Status> {
+        if !self.is_enabled {
+            return Err(error::AUTH_NOT_ENABLED);
+        }
+        match self.user(user) {
+            Some(known) if !has_no_password(known) => {
+                Ok(AuthChange::Authenticated { user: user.into(), token_prefix: token_prefix.into(), index })
+            }
+            _ => Err(error::AUTH_FAILED),
+        }
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        put_u64(out, u64::from(self.is_enabled));
+        put_u64(out, self.revision);
+        put_u64(out, self.users.len() as u64);
+        self.users().for_each(|user| put_bytes(out, &user.encode_to_vec()));
+        put_u64(out, self.roles.len() as u64);
+        self.roles().for_each(|role| put_bytes(out, &role.encode_to_vec()));
+    }
+
+    pub(crate) fn decode(input: &mut Input<'_>) -> Result<Auth, Malformed> {
+        let mut auth = Auth { is_enabled: input.bool()?, revision: input.u64()?, ..Auth::default() };
+        for _ in 0..input.u64()? {
+            let user = User::decode(input.bytes()?).map_err(|_| Malformed("a user that is no message"))?;
+            auth.put_user(user);
+        }
+        for _ in 0..input.u64()? {
+            let role = Role::decode(input.bytes()?).map_err(|_| Malformed("a role that is no message"))?;
+            auth.put_role(role);
+        }
+        Ok(auth)
+    }
+}
+
+fn has_no_password(user: &User) -> bool {
+    user.options.is_some_and(|options| options.no_password)
+}
+
+#[cfg(test)]
+mod tests;

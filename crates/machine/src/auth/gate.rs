@@ -1,0 +1,226 @@
+//! Whether a request is allowed: asked where it arrives, and again where it is applied.
+
+use std::sync::Arc;
+
+use api::Status;
+use api::error;
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::{DeleteRangeRequest, PutRequest, RequestOp, TxnRequest};
+use bytes::Bytes;
+use numbers::LeaseId;
+
+use super::{Auth, KeyRanges, Rights, RightsCache};
+use crate::lease::Leases;
+use crate::shared_map::SharedMap;
+
+/// The keys that a lease is tied to.
+type LeaseKeys = SharedMap<Bytes, ()>;
+
+/// Who asks, and as of which auth revision that was established. A request without a user has the default one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caller<'a> {
+    /// The name of the user; empty for none.
+    pub user: &'a str,
+    /// The auth revision at which the token was issued, or the certificate was looked at; 0 without a user.
+    pub revision: u64,
+}
+
+/// What is known of a caller.
+enum Who {
+    /// Authentication is not required: everything is allowed.
+    Anyone,
+    /// There is no such user, or none was named.
+    Nobody { is_named: bool },
+    /// A user.
+    Known(Arc<Rights>),
+}
+
+/// The rights of one caller, to be asked for one request. Its errors are etcd's.
+pub struct Gate {
+    who: Who,
+    /// Why no key may be touched, whatever the rights.
+    stale: Option<Status>,
+}
+
+impl Gate {
+    /// A gate for this caller.
+    pub fn new(auth: &Auth, caller: Caller<'_>, cache: &mut RightsCache) -> Gate {
+        if !auth.is_enabled() {
+            return Gate { who: Who::Anyone, stale: None };
+        }
+        let stale = match caller.revision {
+            0 => Some(error::USER_EMPTY),
+            old if old < auth.revision() => Some(error::AUTH_OLD_REVISION),
+            _ => None,
+        };
+        let is_named = !caller.user.is_empty();
+        let who = match is_named.then(|| cache.rights(auth, caller.user)).flatten() {
+            Some(rights) => Who::Known(rights),
+            None => Who::Nobody { is_named },
+        };
+        Gate { who, stale }
+    }
+
+    /// Whether everything is allowed to anyone, so that there is nothing to ask.
+    pub fn is_open(&self) -> bool {
+        matches!(self.who, Who::Anyone)
+    }
+
+    /// Whether the caller may do what is not about keys: users, roles, members, maintenance.
+    ///
+    /// # Errors
+    ///
+    /// When no user is named, there is none of this name, or it has not the role root.
+    pub fn admin(&self) -> Result<(), Status> {
+        match &self.who {
+            Who::Anyone => Ok(()),
+            Who::Nobody { is_named: false } => Err(error::USER_EMPTY),
+            Who::Nobody { is_named: true } => Err(error::USER_NOT_FOUND),
+            Who::Known(rights) if rights.is_root() => Ok(()),
+            Who::Known(_) => Err(error::PERMISSION_DENIED),
+        }
+    }
+
+    /// Asks for keys. `None` is when all are allowed.
+    fn limits(&self) -> Result<Option<&Rights>, Status> {
+        match (&self.who, &self.stale) {
+            (Who::Anyone, _) => Ok(None),
+            (_, Some(stale)) => Err(stale.clone()),
+            (Who::Nobody { .. }, None) => Err(error::PERMISSION_DENIED),
+            (Who::Known(rights), None) => Ok((!rights.is_root()).then_some(rights)),
+        }
+    }
+
+    /// Whether these keys may be read, given as a request has them: an empty range end is one key, a zero byte all behind.
+    ///
+    /// # Errors
+    ///
+    /// When no user is named, it was established at an older auth revision, or it may not.
+    pub fn read(&self, key: &[u8], range_end: &[u8]) -> Result<(), Status> {
+        match self.limits()? {
+            Some(rights) if !rights.read().covers(key, range_end) => Err(error::PERMISSION_DENIED),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether these keys may be written or deleted.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gate::read`].
+    pub fn write(&self, key: &[u8], range_end: &[u8]) -> Result<(), Status> {
+        match self.limits()? {
+            Some(rights) if !rights.write().covers(key, range_end) => Err(error::PERMISSION_DENIED),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a put is allowed: of its key, with its lease, and the reading of what was there before. `leases` are asked
+    /// which keys a lease is tied to.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gate::read`].
+    pub fn put(&self, put: &PutRequest, leases: &Leases) -> Result<(), Status> {
+        self.write(&put.key, &[])?;
+        // Who cannot revoke a lease must not tie keys to it.
+        if let Some(lease) = leases.get(LeaseId(put.lease)) {
+            self.write_all(&lease.keys)?;
+        }
+        if put.prev_kv { self.read(&put.key, &[]) } else { Ok(()) }
+    }
+
+    /// Whether a deletion is allowed, and the reading of what was there before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gate::read`].
+    pub fn delete_range(&self, delete: &DeleteRangeRequest) -> Result<(), Status> {
+        self.write(&delete.key, &delete.range_end)?;
+        if delete.prev_kv { self.read(&delete.key, &delete.range_end) } else { Ok(()) }
+    }
+
+    /// Whether a transaction is allowed: all it compares, and all operations of both branches, nested ones too.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gate::read`].
+    pub fn txn(&self, txn: &TxnRequest, leases: &Leases) -> Result<(), Status> {
+        if self.is_open() {
+            return Ok(());
+        }
+        // Nested transactions are kept for later instead of being called: how deep they go is the client's to say.
+        let mut open = vec![txn];
+        while let Some(txn) = open.pop() {
+            for compare in &txn.compare {
+                self.read(&compare.key, &compare.range_end)?;
+            }
+            for op in txn.success.iter().chain(&txn.failure) {
+                self.operation(op, leases, &mut open)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn operation<'t>(
+        &self,
+        op: &'t RequestOp,
+        leases: &Leases,
+        nested: &mut Vec<&'t TxnRequest>,
+    ) -> Result<(), Status> {
+        match &op.request {
+            Some(Request::RequestRange(range)) => self.read(&range.key, &range.range_end),
+            Some(Request::RequestPut(put)) => self.put(put, leases),
+            Some(Request::RequestDeleteRange(delete)) => self.delete_range(delete),
+            Some(Request::RequestTxn(txn)) => {
+                nested.push(txn);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether all of these keys may be written: a lease that is tied to them may then be revoked, renewed and tied to more.
+    /// Root may whatever the revision, and anyone may if there are no keys, as in etcd.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gate::read`].
+    pub fn write_all(&self, keys: &LeaseKeys) -> Result<(), Status> {
+        self.all(keys, Rights::write)
+    }
+
+    /// Whether all of these keys may be read: a lease may then be told that is tied to them.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gate::read`].
+    pub fn read_all(&self, keys: &LeaseKeys) -> Result<(), Status> {
+        self.all(keys, Rights::read)
+    }
+
+    fn all(&self, keys: &LeaseKeys, which: impl Fn(&Rights) -> &KeyRanges) -> Result<(), Status> {
+        if keys.is_empty() || self.admin().is_ok() {
+            return Ok(());
+        }
+        match self.limits()? {
+            Some(rights) if !all_within(keys, which(rights)) => Err(error::PERMISSION_DENIED),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether all keys of a lease are in this set. Takes a search for each span of the set at most, not one for each key.
+fn all_within(keys: &LeaseKeys, allowed: &KeyRanges) -> bool {
+    let mut next = keys.keys().next();
+    while let Some(key) = next {
+        match allowed.end_at(key) {
+            None => return false,
+            Some(None) => return true,
+            // Spans do not touch, so the end of one is in none.
+            Some(Some(end)) if keys.get(end).is_some() => return false,
+            Some(Some(end)) => next = keys.after(Some(end)).next().map(|(key, ())| key),
+        }
+    }
+    true
+}

@@ -1,0 +1,269 @@
+//! Users, roles and tokens, end to end.
+
+use api::authpb::{Permission, permission};
+use api::etcdserverpb::watch_request::RequestUnion;
+use api::etcdserverpb::*;
+use api::{Rpc, Status, error};
+use prost::Message as _;
+use testkit::TempDir;
+
+use crate::client::Client;
+use crate::member::Setup;
+use crate::run;
+
+/// A fast hash: what is tested is not how long bcrypt takes.
+const CHEAP: &str = "--bcrypt-cost=4";
+
+async fn user_add(client: &Client, name: &str, password: &str) -> Result<(), Status> {
+    let request = AuthUserAddRequest {
+        name: name.to_owned(),
+        password: password.to_owned(),
+        ..AuthUserAddRequest::default()
+    };
+    client.call::<AuthUserAddResponse>(Rpc::AuthUserAdd, &request).await.map(drop)
+}
+
+async fn grant_role(client: &Client, user: &str, role: &str) -> Result<(), Status> {
+    let request = AuthUserGrantRoleRequest { user: user.to_owned(), role: role.to_owned() };
+    client.call::<AuthUserGrantRoleResponse>(Rpc::AuthUserGrantRole, &request).await.map(drop)
+}
+
+async fn allow(
+    client: &Client,
+    role: &str,
+    kind: permission::Type,
+    key: &str,
+    end: &str,
+) -> Result<(), Status> {
+    let perm =
+        Permission { perm_type: kind as i32, key: key.to_owned().into(), range_end: end.to_owned().into() };
+    let request = AuthRoleGrantPermissionRequest { name: role.to_owned(), perm: Some(perm) };
+    client.call::<AuthRoleGrantPermissionResponse>(Rpc::AuthRoleGrantPermission, &request).await.map(drop)
+}
+
+async fn disallow(client: &Client, role: &str, key: &str, end: &str) -> Result<(), Status> {
+    let request = AuthRoleRevokePermissionRequest {
+        role: role.to_owned(),
+        key: key.to_owned().into(),
+        range_end: end.to_owned().into(),
+    };
+    client.call::<AuthRoleRevokePermissionResponse>(Rpc::AuthRoleRevokePermission, &request).await.map(drop)
+}
+
+/// Authenticates, and returns a client that presents the token.
+async fn log_in(client: &Client, name: &str, password: &str) -> Result<Client, Status> {
+    let request = AuthenticateRequest { name: name.to_owned(), password: password.to_owned() };
+    let answer: AuthenticateResponse = client.call(Rpc::Authenticate, &request).await?;
+    Ok(client.with_token(&answer.token))
+}
+
+/// Root, and bob who may read and write [b, c); authentication is on. Returns root's client and bob's.
+async fn secured(client: &Client) -> (Client, Client) {
+    user_add(client, "root", "rootpw").await.expect("is added");
+    grant_role(client, "root", "root").await.expect("is granted");
+    user_add(client, "bob", "bobpw").await.expect("is added");
+    let role = AuthRoleAddRequest { name: "r".to_owned() };
+    client.call::<AuthRoleAddResponse>(Rpc::AuthRoleAdd, &role).await.expect("is added");
+    allow(client, "r", permission::Type::Readwrite, "b", "c").await.expect("is allowed");
+    grant_role(client, "bob", "r").await.expect("is granted");
+    client.call::<AuthEnableResponse>(Rpc::AuthEnable, &AuthEnableRequest {}).await.expect("is enabled");
+    let root = log_in(client, "root", "rootpw").await.expect("is root");
+    let bob = log_in(client, "bob", "bobpw").await.expect("is bob");
+    (root, bob)
+}
+
+#[test]
+fn nobody_gets_in_who_should_not() {
+    let dir = TempDir::new("auth");
+    let member = Setup::new(dir.path()).flag(CHEAP).start();
+    run(async {
+        let client = member.client().await;
+        client.put("a", "secret").await.expect("authentication is off");
+        let (root, bob) = secured(&client).await;
+        assert_eq!(client.get("a").await.map(drop), Err(error::USER_EMPTY));
+        assert_eq!(client.put("b", "v").await, Err(error::USER_EMPTY));
+        assert_eq!(client.get_local("b").await.map(drop), Err(error::USER_EMPTY), "nor what may be stale");
+        assert_eq!(bob.get("a").await.map(drop), Err(error::PERMISSION_DENIED));
+        assert_eq!(bob.put("a", "v").await, Err(error::PERMISSION_DENIED));
+        assert_eq!(bob.delete("a").await, Err(error::PERMISSION_DENIED));
+        bob.put("b", "v").await.expect("is allowed");
+        assert_eq!(bob.get("b").await.expect("is allowed").map(|kv| kv.value), Some("v".into()));
+        assert_eq!(root.get("a").await.expect("root may").map(|kv| kv.value), Some("secret".into()));
+        // The page for the doctor names large values by their keys, but not while there are users.
+        root.put("private", vec![b'v'; 1 << 20]).await.expect("root may");
+        let page = testkit::http1::get(member.client_address(), "/debug/mainstay").text().to_owned();
+        assert!(page.contains("large_values") && !page.contains("private"), "{page}");
+        // What is not about keys.
+        assert_eq!(bob.compact(2, false).await.map(drop), Err(error::PERMISSION_DENIED));
+        assert_eq!(bob.hash_kv(0).await.map(drop), Err(error::PERMISSION_DENIED));
+        assert_eq!(client.status().await.map(drop), Err(error::USER_EMPTY));
+        bob.status().await.expect("any user may");
+        assert_eq!(client.grant(60).await, Err(error::USER_EMPTY));
+        assert_eq!(user_add(&bob, "eve", "x").await, Err(error::PERMISSION_DENIED));
+        // Passwords and tokens.
+        assert_eq!(log_in(&client, "bob", "wrong").await.map(drop), Err(error::AUTH_FAILED));
+        assert_eq!(log_in(&client, "eve", "bobpw").await.map(drop), Err(error::AUTH_FAILED));
+        for forged in ["", "x", "ABCDEFGHIJKLMNOP.1", "ABCDEFGHIJKLMNOP.99999999", "Bearer ", "a.b.c"] {
+            let got = client.with_token(forged).get("b").await.map(drop);
+            assert_eq!(got, Err(error::INVALID_AUTH_TOKEN), "{forged:?}");
+        }
+    });
+}
+
+#[test]
+fn what_there_is_cannot_be_learnt_from_refusals() {
+    let dir = TempDir::new("auth-hidden");
+    let member = Setup::new(dir.path()).flag(CHEAP).start();
+    run(async {
+        let client = member.client().await;
+        let (root, bob) = secured(&client).await;
+        for number in 0..26 {
+            root.put(format!("secret{number:02}"), "v").await.expect("root may");
+        }
+        // As many comparisons as would be too much, if there are so many keys.
+        let compare = || Compare {
+            key: "secret".into(),
+            range_end: "secreu".into(),
+            target: compare::CompareTarget::Create as i32,
+            target_union: Some(compare::TargetUnion::CreateRevision(0)),
+            ..Compare::default()
+        };
+        let nested = || RequestOp {
+            request: Some(request_op::Request::RequestTxn(TxnRequest {
+                compare: (0..64).map(|_| compare()).collect(),
+                ..TxnRequest::default()
+            })),
+        };
+        let put = RequestOp {
+            request: Some(request_op::Request::RequestPut(PutRequest {
+                key: "b".into(),
+                ..PutRequest::default()
+            })),
+        };
+        let success = (0..62).map(|_| nested()).chain([put]).collect();
+        let txn = TxnRequest { success, ..TxnRequest::default() };
+        for (who, refusal) in [(&client, error::USER_EMPTY), (&bob, error::PERMISSION_DENIED)] {
+            assert_eq!(who.call::<TxnResponse>(Rpc::KvTxn, &txn).await.map(drop), Err(refusal));
+        }
+        let said = root.call::<TxnResponse>(Rpc::KvTxn, &txn).await.expect_err("it compares too much");
+        assert!(said.message.contains("too much to compare"), "{said:?}");
+        // Nor does a name that nobody can have fill the log.
+        let long = "x".repeat(2000);
+        assert_eq!(log_in(&client, &long, "pw").await.map(drop), Err(error::AUTH_FAILED));
+        assert!(!member.said().contains("xxxxxxxx"));
+    });
+}
+
+#[test]
+fn a_permission_that_goes_ends_tokens_rights_and_watches() {
+    let dir = TempDir::new("auth-revoke");
+    let member = Setup::new(dir.path()).flag(CHEAP).start();
+    run(async {
+        let client = member.client().await;
+        let (root, bob) = secured(&client).await;
+        let watch = |key: &str, end: &str| WatchRequest {
+            request_union: Some(RequestUnion::CreateRequest(WatchCreateRequest {
+                key: key.to_owned().into(),
+                range_end: end.to_owned().into(),
+                ..WatchCreateRequest::default()
+            })),
+        };
+        let (mut sender, mut receiver) = bob.open(Rpc::Watch).await.expect("opens");
+        let next = async |receiver: &mut client::Receiver| {
+            let message = receiver.next().await.expect("the stream goes on").expect("a response");
+            WatchResponse::decode(message).expect("is one")
+        };
+        for (key, end, allowed) in [("b", "c", true), ("b", "\0", false), ("a", "", false), ("b1", "", true)]
+        {
+            sender.send(watch(key, end).encode_to_vec().into()).await.expect("is taken");
+            let response = next(&mut receiver).await;
+            assert_eq!(response.canceled, !allowed, "{key:?} to {end:?}: {response:?}");
+            if !allowed {
+                let reason = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
+                assert_eq!((response.watch_id, response.cancel_reason.as_str()), (-1, reason));
+            }
+        }
+        bob.put("b", "seen").await.expect("is allowed");
+        assert_eq!(next(&mut receiver).await.events.len(), 1);
+        // The key b1 stays bob's, b to c does not.
+        allow(&root, "r", permission::Type::Read, "b1", "").await.expect("is allowed");
+        disallow(&root, "r", "b", "c").await.expect("is taken away");
+        let ended = next(&mut receiver).await;
+        assert!(ended.canceled && ended.watch_id == 0, "{ended:?}");
+        assert_eq!(bob.put("b", "v").await, Err(error::PERMISSION_DENIED));
+        root.put("b", "unseen").await.expect("root may");
+        root.put("b1", "seen").await.expect("root may");
+        let response = next(&mut receiver).await;
+        let keys: Vec<_> =
+            response.events.iter().flat_map(|event| &event.kv).map(|kv| kv.key.clone()).collect();
+        assert_eq!((response.watch_id, keys), (1, vec!["b1".into()]));
+        // Another password voids the tokens.
+        let change = AuthUserChangePasswordRequest {
+            name: "bob".to_owned(),
+            password: "new".to_owned(),
+            ..AuthUserChangePasswordRequest::default()
+        };
+        let changed = root.call::<AuthUserChangePasswordResponse>(Rpc::AuthUserChangePassword, &change).await;
+        changed.expect("is changed");
+        assert_eq!(bob.get("b1").await.map(drop), Err(error::INVALID_AUTH_TOKEN));
+        assert_eq!(log_in(&client, "bob", "bobpw").await.map(drop), Err(error::AUTH_FAILED));
+        log_in(&client, "bob", "new").await.expect("is bob").get("b1").await.expect("is allowed");
+    });
+}
+
+#[test]
+fn users_survive_a_kill_and_their_hashes_are_told_to_nobody() {
+    let dir = TempDir::new("auth-kill");
+    let setup = Setup::new(dir.path()).flag(CHEAP);
+    let member = setup.start();
+    run(async {
+        let (_, bob) = secured(&member.client().await).await;
+        bob.put("b", "v").await.expect("is allowed");
+    });
+    let said = member.said();
+    assert!(!said.contains("bobpw") && !said.contains("$2a$"), "{said}");
+    member.kill();
+    let member = setup.start();
+    run(async {
+        let client = member.client().await;
+        assert_eq!(client.get("b").await.map(drop), Err(error::USER_EMPTY));
+        let bob = log_in(&client, "bob", "bobpw").await.expect("is bob");
+        assert_eq!(bob.get("b").await.expect("is allowed").map(|kv| kv.value), Some("v".into()));
+        assert_eq!(bob.get("a").await.map(drop), Err(error::PERMISSION_DENIED));
+    });
+}
+
+#[test]
+fn options_that_cannot_be_followed_are_refused() {
+    for (given, expected) in [
+        ("--auth-token=other", "auth: invalid auth options"),
+        ("--auth-token=jwt", "auth: invalid auth options"),
+        ("--auth-token=jwt,sign-method=none", "unsupported signing method"),
+        ("--auth-token=jwt,sign-method=RS256,priv-key=/nowhere", "/nowhere"),
+        ("--auth-token=simple,x", "auth: invalid auth options"),
+    ] {
+        let dir = TempDir::new("auth-option");
+        let said = Setup::new(dir.path()).flag(given).refused();
+        assert!(said.contains(expected), "{given}: {said}");
+    }
+}
+
+#[test]
+fn json_web_tokens_are_made_and_taken() {
+    let dir = TempDir::new("auth-jwt");
+    let key = dir.join("key");
+    std::fs::write(&key, "a secret that is long enough").expect("is written");
+    let token = format!("--auth-token=jwt,sign-method=HS256,priv-key={}", key.display());
+    let member = Setup::new(dir.path()).flag(CHEAP).flag(token).start();
+    run(async {
+        let client = member.client().await;
+        let (root, bob) = secured(&client).await;
+        bob.put("b", "v").await.expect("is allowed");
+        assert_eq!(bob.get("a").await.map(drop), Err(error::PERMISSION_DENIED));
+        // It says the auth revision at which it was made.
+        user_add(&root, "other", "x").await.expect("is added");
+        assert_eq!(bob.get("b").await.map(drop), Err(error::AUTH_OLD_REVISION));
+        let bob = log_in(&client, "bob", "bobpw").await.expect("is bob");
+        bob.get("b").await.expect("is allowed");
+    });
+}

@@ -1,0 +1,406 @@
+//! How clients show who they are: tokens, and passwords that a few threads hash.
+//!
+//! Start reading at [`Credentials`]. The rules are `identity`'s; here are its clock, its threads and its randomness. The core
+//! tells it what entries did ([`Credentials::auth_changed`]); shards ask it for passwords and tokens. It does not know what a
+//! user may do (`machine::auth`).
+
+use std::net::IpAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use api::Status;
+use api::error;
+use identity::passwords::{
+    Ask, Busy, Cost, Hashing, Outcome, Proof, Pushed, Task, Ticket, Verified, WorkQueue,
+};
+use identity::simple;
+use identity::{Now, Session, TokenKind, Tokens};
+use machine::auth::AuthChange;
+use numbers::Index;
+use tokio::sync::oneshot;
+
+use clock::Clock;
+
+/// How long a password that was verified is remembered after its last use: clients that authenticate for each call do so
+/// again and again.
+const REMEMBERED: Duration = Duration::from_secs(10);
+
+/// Fills a slice with random bytes.
+type Random = Box<dyn FnMut(&mut [u8]) + Send>;
+
+/// The result of a task, or the reason why it was not done.
+type Answer = oneshot::Sender<Option<Outcome>>;
+
+struct Queue {
+    work: WorkQueue<IpAddr, Answer>,
+    threads: usize,
+    is_stopping: bool,
+}
+
+/// Tokens and passwords of one member.
+pub struct Credentials {
+    tokens: Tokens,
+    hashing: Hashing,
+    verified: Verified,
+    clock: Clock,
+    random: Mutex<Random>,
+    queue: Mutex<Queue>,
+    arrived: Condvar,
+    /// How many threads hash at most; with none, whoever asks does it, as in a simulation.
+    threads_max: usize,
+}
+
+/// What the options of a member say about passwords and tokens.
+#[derive(Clone, Debug)]
+pub struct CredentialOptions {
+    /// The kind of tokens.
+    pub tokens: TokenKind,
+    /// How long a simple token lives that is not used.
+    pub token_ttl: Duration,
+    /// The cost of new hashes.
+    pub cost: Cost,
+}
+
+impl Default for CredentialOptions {
+    fn default() -> CredentialOptions {
+        CredentialOptions {
+            tokens: TokenKind::Simple,
+            token_ttl: simple::Settings::TTL_DEFAULT,
+            cost: Cost::DEFAULT,
+        }
+    }
+}
+
+impl Credentials {
+    /// Begins without any token. `public` and `private` are the contents of the key files that the options name; `random`
+    /// fills slices with random bytes.
+    ///
+    /// # Errors
+    ///
+    /// When the keys do not fit the kind of tokens.
+    pub fn new(
+        options: &CredentialOptions,
+        (public, private): (Option<&[u8]>, Option<&[u8]>),
+        clock: Clock,
+        mut random: Random,
+        threads_max: usize,
+    ) -> Result<Credentials, identity::jwt::KeyError> {
+        let settings = simple::Settings { ttl: options.token_ttl, ..simple::Settings::default() };
+        let tokens = Tokens::new(&options.tokens, settings, public, private, clock.now(), &mut random)?;
+        Ok(Credentials::with(tokens, options.cost, clock, random, threads_max))
+    }
+
+    /// Simple tokens and hashes of the lowest cost, made by whoever asks for one: for simulations and tests.
+    pub fn simple(clock: Clock, mut random: Random) -> Credentials {
+        let tokens = Tokens::Simple(Box::new(simple::Store::new(
+            simple::Settings::default(),
+            clock.now(),
+            &mut random,
+        )));
+        Credentials::with(tokens, Cost::LOWEST, clock, random, 0)
+    }
+
+    fn with(tokens: Tokens, cost: Cost, clock: Clock, mut random: Random, threads_max: usize) -> Credentials {
+        let now = clock.now();
+        let work = WorkQueue::new(
+            WorkQueue::<IpAddr, Answer>::ASKERS_MAX_DEFAULT,
+            WorkQueue::<IpAddr, Answer>::ASKERS_PER_ADDRESS_MAX_DEFAULT,
+        );
+        Credentials {
+            tokens,
+            hashing: Hashing::new(cost, &mut random),
+            verified: Verified::new(REMEMBERED, Verified::ENTRIES_MAX_DEFAULT, now, &mut random),
+            clock,
+            random: Mutex::new(random),
+            queue: Mutex::new(Queue { work, threads: 0, is_stopping: false }),
+            arrived: Condvar::new(),
+            threads_max,
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Now {
+        let unix_seconds = i64::try_from(self.clock.unix_seconds()).unwrap_or(i64::MAX);
+        Now { at: self.clock.now(), unix_seconds }
+    }
+
+    /// An entry changed users or roles, or authenticated somebody. Told before a view of it is published, so that a token
+    /// that a client has is known wherever its entry is.
+    pub fn auth_changed(&self, change: &AuthChange) {
+        match change {
+            AuthChange::Changed => {}
+            AuthChange::Forget(user) => {
+                self.tokens.forget(user);
+                self.verified.forget(user);
+            }
+            AuthChange::Enabled => self.tokens.enable(),
+            AuthChange::Disabled => {
+                self.tokens.disable();
+                self.verified.clear();
+            }
+            AuthChange::Authenticated { user, token_prefix, index } => {
+                self.tokens.assign(user, token_prefix, *index, self.clock.now());
+            }
+        }
+    }
+
+    /// The state was read or received, not made by entries: authentication is on, or off. All tokens are void, for the entries
+    /// that would have voided some of them will not be seen here.
+    pub fn auth_restored(&self, is_enabled: bool) {
+        self.tokens.disable();
+        self.verified.clear();
+        if is_enabled {
+            self.tokens.enable();
+        }
+    }
+
+    /// Whose token this is. `applied` is the index that this member had published before.
+    ///
+    /// # Errors
+    ///
+    /// See [`identity::Refused`].
+    pub fn session(&self, token: &[u8], applied: Index) -> Result<Session, identity::Refused> {
+        self.tokens.check(token, applied, self.now())
+    }
+
+    /// Whether a session that was made before is that of this token, and the token still valid; renews it.
+    pub fn renew<'s>(&self, session: &'s Session, token: &[u8]) -> Option<&'s identity::Holder> {
+        session.renew(token, self.now())
+    }
+
+    /// The first part of a new token.
+    pub fn draw_prefix(&self) -> String {
+        let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        self.tokens.draw_prefix(&mut **random)
+    }
+
+    /// The token of a user whose authentication is the entry at `index`, as of this auth revision.
+    ///
+    /// # Errors
+    ///
+    /// When tokens cannot be made.
+    pub fn issue(
+        &self,
+        user: &str,
+        prefix: &str,
+        index: Index,
+        auth_revision: u64,
+    ) -> Result<String, identity::IssueError> {
+        self.tokens.issue(user, prefix, index, auth_revision, self.now())
+    }
+
+    /// Frees the memory of what is no longer valid. Once a second is enough.
+    pub fn expire(&self) {
+        let now = self.clock.now();
+        self.tokens.expire(now);
+        self.verified.expire(now);
+    }
+
+    /// Tells whether this is the user's password; `stored` is its hash, `None` if there is no such user, or it has no
+    /// password. What it costs does not tell that.
+    ///
+    /// # Errors
+    ///
+    /// When too many wait already.
+    pub async fn is_password(
+        self: &Arc<Self>,
+        address: IpAddr,
+        user: &str,
+        stored: Option<&[u8]>,
+        password: &[u8],
+    ) -> Result<bool, Status> {
+        let Err(proof) = self.verified.recall(user, stored, password, self.clock.now()) else {
+            return Ok(true);
+        };
+        let is_right = self.run(address, proof, Task::check(stored, password)).await? == Outcome::Right;
+        if is_right {
+            self.verified.remember(&proof, self.clock.now());
+        }
+        Ok(is_right)
+    }
+
+    /// Hashes a new password.
+    ///
+    /// # Errors
+    ///
+    /// When it is too long, or too many wait already.
+    pub async fn hash(
+        self: &Arc<Self>,
+        address: IpAddr,
+        user: &str,
+        password: &[u8],
+    ) -> Result<String, Status> {
+        let task = Task::hash(password).map_err(|why| Status::with(api::Code::Unknown, why.to_string()))?;
+        let Err(proof) = self.verified.recall(user, None, b"", self.clock.now()) else {
+            return Err(error::TOO_MANY_REQUESTS);
+        };
+        match self.run(address, proof, task).await? {
+            Outcome::Hashed(hash) => Ok(hash),
+            Outcome::Right | Outcome::Wrong => Err(error::STOPPED),
+        }
+    }
+
+    fn do_task(&self, task: &Task) -> Outcome {
+        // The lock is held for as long as 16 bytes take, not for the hashing.
+        task.run(&self.hashing, &mut |bytes: &mut [u8]| {
+            let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+            random(bytes);
+        })
+    }
+
+    async fn run(self: &Arc<Self>, address: IpAddr, proof: Proof, task: Task) -> Result<Outcome, Status> {
+        if self.threads_max == 0 {
+            return Ok(self.do_task(&task));
+        }
+        let (asker, answer) = oneshot::channel();
+        let _place = {
+            let mut queue = self.queue();
+            if queue.is_stopping {
+                return Err(error::STOPPED);
+            }
+            match queue.work.push(Ask { proof, task, address, asker }) {
+                Err(Busy(_)) => return Err(error::TOO_MANY_REQUESTS),
+                Ok(Pushed { displaced, new_work, ticket }) => {
+                    if let Some(displaced) = displaced {
+                        drop(displaced.send(None));
+                    }
+                    if new_work {
+                        self.wake(&mut queue);
+                    }
+                    if queue.threads == 0 {
+                        // None could be started.
+                        queue.work.give_up(ticket);
+                        return Err(error::TOO_MANY_REQUESTS);
+                    }
+                    Place { credentials: self, ticket }
+                }
+            }
+        };
+        match answer.await {
+            Ok(Some(outcome)) => Ok(outcome),
+            Ok(None) => Err(error::TOO_MANY_REQUESTS),
+            Err(_) => Err(error::STOPPED),
+        }
+    }
+
+    /// Wakes a thread for new work, or starts one.
+    fn wake(self: &Arc<Self>, queue: &mut Queue) {
+        self.arrived.notify_one();
+        if queue.threads < self.threads_max && queue.work.waiting() > 0 {
+            let own = Arc::clone(self);
+            let started = thread::Builder::new().name("password".to_owned()).spawn(move || own.work());
+            queue.threads += usize::from(started.is_ok());
+        }
+    }
+
+    /// What a thread does until the member stops.
+    fn work(&self) {
+        let mut queue = self.queue();
+        loop {
+            if queue.is_stopping {
+                return;
+            }
+            let Some(work) = queue.work.take() else {
+                queue = self.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(queue);
+            let outcome = self.do_task(&work.task);
+            queue = self.queue();
+            for asker in queue.work.finish(work) {
+                // Its client may have gone.
+                drop(asker.send(Some(outcome.clone())));
+            }
+        }
+    }
+
+    /// Ends the threads. Those who wait are answered that the member stops.
+    pub fn stop(&self) {
+        let mut queue = self.queue();
+        queue.is_stopping = true;
+        queue.work = WorkQueue::new(1, 1);
+        self.arrived.notify_all();
+    }
+}
+
+/// A place in the queue, given up with the call that has it.
+struct Place<'c> {
+    credentials: &'c Credentials,
+    ticket: Ticket,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        drop(self.credentials.queue().work.give_up(self.ticket));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn credentials(threads_max: usize) -> Arc<Credentials> {
+        let options =
+            CredentialOptions { cost: Cost::new(4).expect("is allowed"), ..CredentialOptions::default() };
+        let mut random = stdx::Random::new(7);
+        let random =
+            Box::new(move |bytes: &mut [u8]| bytes.iter_mut().for_each(|b| *b = random.below(256) as u8));
+        let made = Credentials::new(&options, (None, None), Clock::real(), random, threads_max);
+        Arc::new(made.expect("simple tokens need no keys"))
+    }
+
+    const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    #[test]
+    fn passwords_are_hashed_and_checked_by_threads_and_without() {
+        for threads in [0, 2] {
+            let credentials = credentials(threads);
+            testkit::block_on(Duration::from_secs(10), async {
+                let hash = credentials.hash(ADDRESS, "bob", b"secret").await.expect("is hashed");
+                let stored = Some(hash.as_bytes());
+                for _ in 0..2 {
+                    assert_eq!(credentials.is_password(ADDRESS, "bob", stored, b"secret").await, Ok(true));
+                    assert_eq!(credentials.is_password(ADDRESS, "bob", stored, b"wrong").await, Ok(false));
+                    assert_eq!(credentials.is_password(ADDRESS, "eve", None, b"secret").await, Ok(false));
+                }
+                credentials.stop();
+                if threads > 0 {
+                    let late = credentials.is_password(ADDRESS, "bob", stored, b"other").await;
+                    assert_eq!(late, Err(error::STOPPED));
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_token_lives_from_its_entry_until_its_user_is_forgotten() {
+        let credentials = credentials(0);
+        credentials.auth_changed(&AuthChange::Enabled);
+        let prefix = credentials.draw_prefix();
+        let token = credentials.issue("bob", &prefix, Index(9), 3).expect("is issued");
+        let token = token.as_bytes();
+        assert!(matches!(credentials.session(token, Index(8)), Err(identity::Refused::NotYet(Index(9)))));
+        let authenticated = AuthChange::Authenticated {
+            user: "bob".into(),
+            token_prefix: prefix.as_str().into(),
+            index: Index(9),
+        };
+        credentials.auth_changed(&authenticated);
+        let session = credentials.session(token, Index(9)).expect("is known");
+        assert_eq!(credentials.renew(&session, token).map(|holder| &**holder.user()), Some("bob"));
+        credentials.auth_restored(true);
+        assert!(
+            credentials.renew(&session, token).is_none(),
+            "what voided it may be in the state that was received"
+        );
+        credentials.auth_changed(&authenticated);
+        let session = credentials.session(token, Index(9)).expect("is known");
+        credentials.auth_changed(&AuthChange::Forget("bob".into()));
+        assert!(credentials.renew(&session, token).is_none());
+        assert!(matches!(credentials.session(token, Index(9)), Err(identity::Refused::Invalid)));
+    }
+}

@@ -1,0 +1,266 @@
+//! On whose behalf a call is made, and what that user may do.
+//!
+//! While authentication is not enabled nobody asks, and nothing here costs more than a look at a flag. Otherwise a call's
+//! token is looked up once, when it arrives ([`Services::identify`]); writes carry its user into the log, where apply decides
+//! ([`machine::auth`]), and reads are asked for against the very state that answers them ([`Services::gate`]).
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use api::Status;
+use api::error;
+use front::{Head, Unary};
+use http::HeaderValue;
+use identity::{Refused, Session};
+use machine::auth::{Auth, Caller, Gate, RightsCache};
+use replica::shared::Published;
+use telemetry::logging::Value;
+
+use super::{Services, confirmed};
+use crate::watch::Permit;
+use replica::core::ClientRequest;
+
+/// Connections whose last token a shard keeps; beyond that all are looked up again.
+const SESSIONS_MAX: usize = 8192;
+/// Longest token that is kept for a connection, in bytes.
+const KEPT_TOKEN_BYTES_MAX: usize = 1024;
+
+/// The user of a call. The default is nobody: authentication is not enabled, or the call brought no token.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Principal {
+    user: Option<Arc<str>>,
+    /// The auth revision as of which the user was established; 0 for nobody.
+    revision: u64,
+}
+
+impl Principal {
+    /// The same for [`machine::auth`].
+    pub fn caller(&self) -> Caller<'_> {
+        Caller { user: self.user.as_deref().unwrap_or_default(), revision: self.revision }
+    }
+
+    /// The name of the user; empty for nobody.
+    pub fn name(&self) -> &str {
+        self.user.as_deref().unwrap_or_default()
+    }
+}
+
+/// What a shard remembers of users: the tokens met last, by connection, and rights.
+#[derive(Default)]
+pub(super) struct Known {
+    sessions: HashMap<SocketAddr, Session>,
+    rights: RightsCache,
+}
+
+/// Why a call has no principal.
+pub(super) enum Unidentified {
+    /// Its token may be of an entry that this member has yet to apply.
+    NotYet,
+    /// Its token is refused.
+    Refused(Status),
+}
+
+impl Services {
+    /// Finds out on whose behalf a call is made.
+    pub(super) fn identify(&self, head: &Head) -> Result<Principal, Unidentified> {
+        let state = self.shared.state.load();
+        if !state.auth.is_enabled() {
+            return Ok(Principal::default());
+        }
+        let first = |key: &str| head.metadata.get(key).map(HeaderValue::as_bytes);
+        let Some(token) = identity::presented(first) else { return Ok(Principal::default()) };
+        let credentials = &self.shared.credentials;
+        let mut known = self.known.borrow_mut();
+        let known_session = known.sessions.get(&head.peer);
+        if let Some(holder) = known_session.and_then(|session| credentials.renew(session, token)) {
+            return Ok(principal(holder, &state));
+        }
+        match credentials.session(token, state.applied_index) {
+            Ok(session) => {
+                let principal = principal(session.holder(), &state);
+                if known.sessions.len() >= SESSIONS_MAX {
+                    known.sessions.clear();
+                }
+                if token.len() <= KEPT_TOKEN_BYTES_MAX {
+                    known.sessions.insert(head.peer, session);
+                }
+                Ok(principal)
+            }
+            Err(Refused::NotYet(_)) => Err(Unidentified::NotYet),
+            Err(Refused::Invalid | Refused::Jwt(_)) => {
+                let fingerprint = identity::fingerprint(token);
+                self.logger.warn("invalid auth token", &[("token-fingerprint", Value::Str(&fingerprint))]);
+                Err(Unidentified::Refused(error::INVALID_AUTH_TOKEN))
+            }
+        }
+    }
+
+    /// As [`Services::identify`], for streams: waits, if another member gave out the token, until this one has applied what
+    /// was committed by then.
+    ///
+    /// # Errors
+    ///
+    /// When the token is refused.
+    pub(super) async fn identified(&self, head: &Head) -> Result<Principal, Status> {
+        let before = match self.identify(head) {
+            Ok(principal) => return Ok(principal),
+            Err(before) => before,
+        };
+        match before {
+            Unidentified::Refused(status) => Err(status),
+            Unidentified::NotYet => {
+                confirmed(self.pending.ask(ClientRequest::Read)?.await?)?;
+                // If it is still unknown, nobody gave it out.
+                self.identify(head).map_err(|_| error::INVALID_AUTH_TOKEN)
+            }
+        }
+    }
+
+    /// What this user may do as of this state.
+    pub(crate) fn gate(&self, state: &Published, principal: &Principal) -> Gate {
+        self.gate_of(&state.auth, principal)
+    }
+
+    /// What this user may do as of these users and roles.
+    pub(super) fn gate_of(&self, auth: &Auth, principal: &Principal) -> Gate {
+        Gate::new(auth, principal.caller(), &mut self.known.borrow_mut().rights)
+    }
+
+    /// The user of the call being looked at.
+    ///
+    /// # Errors
+    ///
+    /// When its token was refused.
+    pub(super) fn principal(&self) -> Result<Principal, Status> {
+        self.principal.borrow().clone()
+    }
+
+    /// The same, for calls that need a user, whoever it is, once authentication is enabled.
+    ///
+    /// # Errors
+    ///
+    /// When its token was refused, or it has none.
+    pub(super) fn some_principal(&self) -> Result<Principal, Status> {
+        let principal = self.principal()?;
+        self.some_user(&principal)?;
+        Ok(principal)
+    }
+
+    /// Does what only root may, and what no entry is asked for again: if authentication is enabled, once this member knows all
+    /// that was acknowledged before, so that a role that was taken away at another member is not honoured here.
+    pub(super) fn as_root(
+        self: &Rc<Self>,
+        act: impl FnOnce(&Rc<Services>, &Principal) -> Result<Unary, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        let principal = self.root()?;
+        if !self.shared.state.load().auth.is_enabled() {
+            return act(self, &principal);
+        }
+        self.read(false, move |services| {
+            services.gate(&services.shared.state.load(), &principal).admin()?;
+            act(services, &principal)
+        })
+    }
+
+    /// Whether there is a user, once authentication is enabled.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub(super) fn some_user(&self, principal: &Principal) -> Result<(), Status> {
+        let is_missing = self.shared.state.load().auth.is_enabled() && principal.user.is_none();
+        if is_missing { Err(error::USER_EMPTY) } else { Ok(()) }
+    }
+
+    /// The same, for calls that only root may make.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Gate::admin`], and when its token was refused.
+    pub(super) fn root(&self) -> Result<Principal, Status> {
+        let principal = self.principal()?;
+        self.gate(&self.shared.state.load(), &principal).admin()?;
+        Ok(principal)
+    }
+
+    /// Ends a read with an error that users or roles changed under: a permission may have been taken away while it was
+    /// made.
+    pub(super) fn read_by(self: &Rc<Self>, principal: Principal, answer: Unary) -> Unary {
+        match answer {
+            Unary::Later(answer) => {
+                let services = Rc::clone(self);
+                Unary::Later(Box::pin(async move {
+                    let answer = answer.await?;
+                    services.still(&principal)?;
+                    Ok(answer)
+                }))
+            }
+            answer @ Unary::Done(_) => answer,
+        }
+    }
+
+    /// What was read as of an older auth revision is not shown: a permission may have been taken away meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// When users or roles changed since the principal was established.
+    pub(super) fn still(&self, principal: &Principal) -> Result<(), Status> {
+        let state = self.shared.state.load();
+        if principal.revision == 0 {
+            return if state.auth.is_enabled() { Err(error::USER_EMPTY) } else { Ok(()) };
+        }
+        if principal.revision != state.auth.revision() { Err(error::AUTH_OLD_REVISION) } else { Ok(()) }
+    }
+}
+
+/// What the user of a watch stream may watch.
+pub(super) struct UserPermit {
+    services: Rc<Services>,
+    /// The head of the stream's call, with its token.
+    head: Head,
+    /// The user when the last watch was made.
+    user: RefCell<Principal>,
+}
+
+impl UserPermit {
+    /// That of the user who makes this call.
+    pub fn new(services: &Rc<Services>, head: &Head) -> UserPermit {
+        let mut kept = Head::new(head.method, head.peer);
+        for key in ["token", "authorization"] {
+            if let Some(value) = head.metadata.get(key) {
+                kept.metadata.insert(key, value.clone());
+            }
+        }
+        UserPermit { services: Rc::clone(services), head: kept, user: RefCell::default() }
+    }
+}
+
+impl Permit for UserPermit {
+    fn allows(&self, key: &[u8], range_end: &[u8]) -> Result<(), Status> {
+        let principal = self.services.identify(&self.head).map_err(|why| match why {
+            Unidentified::Refused(status) => status,
+            Unidentified::NotYet => error::INVALID_AUTH_TOKEN,
+        })?;
+        self.services.gate(&self.services.shared.state.load(), &principal).read(key, range_end)?;
+        *self.user.borrow_mut() = principal;
+        Ok(())
+    }
+
+    fn still_allows(&self, auth: &Auth, key: &[u8], range_end: &[u8]) -> Result<(), Status> {
+        let mut principal = self.user.borrow().clone();
+        if principal.user.is_some() {
+            principal.revision = auth.revision();
+        }
+        self.services.gate_of(auth, &principal).read(key, range_end)
+    }
+}
+
+fn principal(holder: &identity::Holder, state: &Published) -> Principal {
+    Principal {
+        user: Some(Arc::clone(holder.user())),
+        revision: holder.revision().unwrap_or(state.auth.revision()),
+    }
+}
