@@ -14,7 +14,7 @@
 //! assert_eq!(format!("applied {applied}"), "applied 7");
 //! ```
 //!
-//! Spans of time are [`std::time::Duration`], but for the times to live of leases, which are whole [`Seconds`] in entries of
+//! Spans of time are `std::time::Duration`, but for the times to live of leases, which are whole [`Seconds`] in entries of
 //! the log and on the wire. Numbers of bytes are `u64` or `usize` whose names end in `bytes`: what
 //! the standard library has needs no second type.
 
