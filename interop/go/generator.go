@@ -41,6 +41,9 @@ type generator struct {
 	// settled says that the last compaction was awaited (physical); before that
 	// a few answers at exactly the compacted revision depend on timing.
 	settled bool
+	// ordered says that ranges have some keys in them: whether a user may ask for
+	// one without any, etcd leaves to the shape of its tree of permissions.
+	ordered bool
 	values  int
 }
 
@@ -105,10 +108,14 @@ func (g *generator) span() (key, end []byte) {
 	case 7:
 		return key, append(bytes.Clone(key), 0)
 	case 8:
-		return key, key
+		end = key
 	default:
-		return key, g.key()
+		end = g.key()
 	}
+	if g.ordered && bytes.Compare(end, key) <= 0 {
+		return key, nil
+	}
+	return key, end
 }
 
 // anyRevision draws a revision for reads: current, old, compacted, future, negative.

@@ -49,6 +49,8 @@ func (c *comparison) usersPhase(n int) {
 	} {
 		c.ask(n, op)
 	}
+	g.ordered = true
+	defer func() { g.ordered = false }()
 	for range 300 {
 		identity := pick(g, []string{"", "root", "alice", "alice", "alice", "bob", "bob", "bob", "forged"})
 		var op operation
