@@ -618,23 +618,25 @@ impl front::Service for Services {
             self.began.set(self.shared.clock.now());
         }
         self.peer.set(head.peer);
-        let answer = match self.identify(&head) {
-            Ok(principal) => {
-                *self.principal.borrow_mut() = Ok(principal);
-                self.dispatch(rpc, message)
-            }
-            Err(Unidentified::Refused(status)) => {
-                // Some calls need no user, and others are refused for another reason first.
-                *self.principal.borrow_mut() = Err(status);
-                self.dispatch(rpc, message)
-            }
+        let principal = match self.identify(&head) {
+            Ok(principal) => Some(Ok(principal)),
+            // Some calls need no user, and others are refused for another reason first.
+            Err(Unidentified::Refused(status)) => Some(Err(status)),
             // These need no user, and are answered without one.
             Err(Unidentified::NotYet)
                 if matches!(rpc, Rpc::Authenticate | Rpc::HealthCheck | Rpc::HealthList) =>
             {
+                Some(Ok(Principal::default()))
+            }
+            Err(Unidentified::NotYet) => None,
+        };
+        let answer = match principal {
+            Some(principal) => {
+                // With every call, whoever made the one before.
+                *self.principal.borrow_mut() = principal;
                 self.dispatch(rpc, message)
             }
-            Err(Unidentified::NotYet) => Ok(Rc::clone(&self).dispatch_later(rpc, head, message)),
+            None => Ok(Rc::clone(&self).dispatch_later(rpc, head, message)),
         };
         let answer = answer.unwrap_or_else(|status| Unary::Done(Err(status)));
         if self.timed { self.timed(rpc, answer) } else { answer }

@@ -173,7 +173,8 @@ impl Services {
         check::txn(&request, self.shared.limits.txn_ops_max)?;
         let principal = self.principal()?;
         // Nothing is looked at for those who may not: how much there is would tell them something. Apply refuses them.
-        let may_look = self.gate(&self.state(), &principal).txn(&request, &Leases::default()).is_ok();
+        let may_look =
+            self.gate(&self.shared.state.load(), &principal).txn(&request, &Leases::default()).is_ok();
         if may_look && self.compares_too_much(&request) {
             return Err(TOO_MUCH_COMPARED);
         }
