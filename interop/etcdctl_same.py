@@ -77,13 +77,17 @@ class Server:
 
 
 def fresh_server(program, driver):
-    """A server whose ids have all their digits: shorter ones would make columns narrower."""
+    """A server whose ids have all their digits: shorter ones would make columns narrower.
+
+    So must the ids of leases that it grants: they begin with the last 15 bits of the member's id.
+    """
     while True:
         server = Server(program, [])
         listed = subprocess.run([*driver, "--endpoints", server.endpoint, "member", "list", "-w", "fields"],
                                 capture_output=True, timeout=60, check=False).stdout
         ids = [int(number) for number in re.findall(rb'"(?:Cluster)?ID" : (\d+)', listed)]
-        if ids and all(number >> 60 for number in ids):
+        members = [int(number) for number in re.findall(rb'(?m)^"ID" : (\d+)', listed)]
+        if members and all(number >> 60 for number in ids) and all(number & 0x7FFF >= 0x1000 for number in members):
             return server
         server.stop()
 
