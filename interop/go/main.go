@@ -5,8 +5,10 @@
 //	interop compare --reference HOST:PORT --subject HOST:PORT [--ops N] [--seed S] [--without auth,locks]
 //	interop http --reference HOST:PORT --subject HOST:PORT [--without gateway]
 //	interop cluster COMMAND --server PATH [...]
+//	interop certificates --dir DIR [--users NAME,...] [--hosts HOST,...]
+//	interop handshakes --endpoint HOST:PORT --cacert FILE [--connections N] [...]
 //
-// The last line of output is always "N passed, M failed". The exit code is 0
+// The last line of a check's output is always "N passed, M failed". The exit code is 0
 // when nothing failed, 1 when something did, 2 when the run was not possible.
 package main
 
@@ -28,6 +30,10 @@ func main() {
 		os.Exit(runHTTP(os.Args[2:]))
 	case "cluster":
 		os.Exit(runCluster(os.Args[2:]))
+	case "certificates":
+		os.Exit(runCertificates(os.Args[2:]))
+	case "handshakes":
+		os.Exit(runHandshakes(os.Args[2:]))
 	default:
 		usage()
 	}
@@ -38,5 +44,7 @@ func usage() {
 	fmt.Fprintln(os.Stderr, "       interop compare --reference E1 --subject E2 [--ops N] [--seed S] [--without auth,locks]")
 	fmt.Fprintln(os.Stderr, "       interop http --reference E1 --subject E2 [--without gateway]")
 	fmt.Fprintln(os.Stderr, "       interop cluster history|history-check|history-selftest|failover|members|rolling|catchup|soak --help")
+	fmt.Fprintln(os.Stderr, "       interop certificates --dir DIR [--users NAME,...] [--hosts HOST,...]")
+	fmt.Fprintln(os.Stderr, "       interop handshakes --endpoint E --cacert FILE [--connections N] [--resume]")
 	os.Exit(2)
 }
