@@ -43,19 +43,19 @@ class Server:
     def start(self):
         if not self.free():
             sys.exit(f"port {self.port} or {self.port + 1} is in use: choose another with --port")
-        url, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.port + 1}"
+        url, peer = f"{self.scheme()}://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.port + 1}"
         flags = ["--name", "default", "--data-dir", os.path.join(self.dir, "data"),
                  "--listen-client-urls", url, "--advertise-client-urls", url,
                  "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
                  "--initial-cluster", f"default={peer}", "--quota-backend-bytes", str(8 << 30),
-                 "--log-level", "error"]
+                 "--log-level", "error", *self.more_flags()]
         self.began = time.monotonic()
         self.process = subprocess.Popen([*self.wrapper, self.path, *flags], stdout=self.log, stderr=self.log)
         deadline = time.monotonic() + 60
         while True:
             try:
                 # /health answers only after a linearizable read.
-                with urllib.request.urlopen(url + "/health", timeout=5) as answer:
+                with urllib.request.urlopen(url + "/health", timeout=5, context=self.trust()) as answer:
                     if b"true" in answer.read():
                         break
             except OSError:
@@ -64,6 +64,16 @@ class Server:
                 sys.exit(f"{self.name} did not start; see {self.dir}/stderr")
             time.sleep(0.002)
         self.ready_s = time.monotonic() - self.began
+
+    def scheme(self):
+        return "http"
+
+    def more_flags(self):
+        return []
+
+    def trust(self):
+        """What the server's certificate is verified with; None for a plain one."""
+        return None
 
     def free(self):
         for port in (self.port, self.port + 1):

@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""What TLS, users and tokens cost, for several servers in turn, as tables.
+
+    interop/security_cost.py --interop PATH --bench PATH --server mainstay=PATH --server etcd-3.7=PATH [--server ...]
+
+PATH of --interop is the built program of interop/go, that of --bench is `mainstay` (its tool `bench` loads every server
+alike). Each server is started fresh on loopback for each case; the servers take turns within each run; the tables hold
+medians over --runs. CPU is user and system time of the server's process, from /proc, in microseconds for each request.
+"""
+
+import argparse
+import json
+import re
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from side_by_side import Server
+
+ROOT = "root:secret"
+
+
+class SecureServer(Server):
+    """One that serves TLS, or plain clients when `certificates` is None."""
+
+    def __init__(self, name, path, port, certificates, mutual=False):
+        self.certificates, self.mutual = certificates, mutual
+        super().__init__(name, path, port)
+
+    def scheme(self):
+        return "https" if self.certificates else "http"
+
+    def more_flags(self):
+        if not self.certificates:
+            return []
+        flags = ["--cert-file", f"{self.certificates}/server.crt", "--key-file", f"{self.certificates}/server.key"]
+        if self.mutual:
+            flags += ["--client-cert-auth", "--trusted-ca-file", f"{self.certificates}/ca.crt"]
+        return flags
+
+    def trust(self):
+        if not self.certificates:
+            return None
+        context = ssl.create_default_context(cafile=f"{self.certificates}/ca.crt")
+        context.load_cert_chain(f"{self.certificates}/client-root.crt", f"{self.certificates}/client-root.key")
+        return context
+
+    def client_flags(self):
+        flags = [f"--endpoints={self.scheme()}://127.0.0.1:{self.port}", f"--pid={self.process.pid}"]
+        if self.certificates:
+            flags.append(f"--cacert={self.certificates}/ca.crt")
+        if self.mutual:
+            flags += [f"--cert={self.certificates}/client-root.crt", f"--key={self.certificates}/client-root.key"]
+        return flags
+
+
+class Figures:
+    """Values by case, server and column."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def add(self, case, server, **figures):
+        print(f"{case:<44} {server:<10} {figures}", file=sys.stderr, flush=True)
+        for column, value in figures.items():
+            self.rows.setdefault((case, server), {}).setdefault(column, []).append(value)
+
+    def table(self, columns):
+        print("| case | server | " + " | ".join(columns) + " |")
+        print("|---|---|" + "---|" * len(columns))
+        for (case, server), row in self.rows.items():
+            cells = [f"{statistics.median(row[column]):.4g}" if column in row else "" for column in columns]
+            print(f"| {case} | {server} | " + " | ".join(cells) + " |")
+        print()
+
+
+def percentiles(out):
+    """What a load printed; `gave_up` when it got an error instead of answers."""
+    rate = re.search(r"Requests/sec:\s+(\S+)", out)
+    if not rate:
+        print(f"a load failed: {out}", file=sys.stderr)
+        return {"gave_up": 1}
+    figures = {"rate": float(rate.group(1))}
+    for percent, name in (("50", "p50_ms"), ("99", "p99_ms")):
+        if found := re.search(rf"^\s+{percent}% in (\S+) secs", out, re.M):
+            figures[name] = float(found.group(1)) * 1e3
+    return figures
+
+
+def bench(args, server, load, user=None):
+    """The command of a load."""
+    who = [f"--user={user}"] if user else []
+    return [args.bench, "bench", *server.client_flags(), *who, *load]
+
+
+def loaded(args, server, total, load, user=None):
+    cpu = server.cpu_s()
+    done = subprocess.run(bench(args, server, load, user), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=900)
+    figures = percentiles(done.stdout)
+    figures["cpu_us"] = (server.cpu_s() - cpu) / total * 1e6
+    return figures
+
+
+def requests(args, certificates, figures):
+    """Puts and ranges: plain, over TLS, over TLS with a client certificate, and plain with a token."""
+    total = int(100_000 * args.scale)
+    ways = [("plain", None, False, None), ("TLS", certificates, False, None), ("mutual TLS", certificates, True, None),
+            ("plain, token", None, False, ROOT)]
+    for way, files, mutual, user in ways:
+        for name, path in args.servers:
+            server = SecureServer(name, path, args.port, files, mutual)
+            if user:
+                enable_users(args, server)
+            put = ["--conns=50", "--clients=200", "put", f"--total={total}", "--val-size=256", "--key-space-size=1000"]
+            read = ["--conns=50", "--clients=200", "range", "security", f"--total={total}"]
+            figures.add(f"put 256 B, {way}", name, **loaded(args, server, total, put, user))
+            figures.add(f"range, {way}", name, **loaded(args, server, total, read, user))
+            server.stop()
+            server.clean()
+
+
+def enable_users(args, server):
+    """root and nine others, all with the role root."""
+    ctl = [args.bench, "ctl", "--command-timeout=60s", f"--endpoints=127.0.0.1:{server.port}"]
+    name, password = ROOT.split(":")
+    for user in [name, *(f"user{number}" for number in range(9))]:
+        subprocess.run([*ctl, "user", "add", f"{user}:{password}"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*ctl, "user", "grant-role", user, "root"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*ctl, "auth", "enable"], check=True, stdout=subprocess.DEVNULL)
+
+
+def authentication(args, figures):
+    """200 clients that log in again and again, and what others feel meanwhile."""
+    for name, path in args.servers:
+        server = SecureServer(name, path, args.port, None)
+        enable_users(args, server)
+        logins = int(args.logins.get(name, 20_000))
+        load = ["--conns=200", "--clients=200", "authenticate", f"--total={logins}"]
+        figures.add("Authenticate, 200 clients, one user", name, **loaded(args, server, logins, load, ROOT))
+        for case, others in (("put", ["put", "--val-size=256"]), ("range", ["range", "security"])):
+            total = args.beside_s * 200
+            beside = ["--conns=10", "--clients=10", *others, f"--total={total}", "--rate=200"]
+            figures.add(f"{case} 200/s of others, quiet", name, **loaded(args, server, total, beside, "user0:secret"))
+            many = ["--conns=200", "--clients=200", "authenticate", "--total=100000000"]
+            storm = subprocess.Popen(["nice", "-n", "19", *bench(args, server, many, ROOT)],
+                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(2)
+            figures.add(f"{case} 200/s of others, 200 clients authenticate", name,
+                        **loaded(args, server, total, beside, "user0:secret"))
+            storm.terminate()
+            storm.wait()
+        server.stop()
+        server.clean()
+
+
+def handshakes(args, certificates, figures):
+    """What a handshake costs, and what established clients feel of 5,000 that arrive at once."""
+    for mutual in (False, True):
+        for name, path in args.servers:
+            server = SecureServer(name, path, args.port, certificates, mutual)
+            command = [args.interop, "handshakes", "--endpoint", f"127.0.0.1:{args.port}", "--cacert",
+                       f"{certificates}/ca.crt", "--pid", str(server.process.pid)]
+            if mutual:
+                command += ["--cert", f"{certificates}/client-root.crt", "--key", f"{certificates}/client-root.key"]
+            kind = "mutual TLS" if mutual else "TLS"
+            cases = [(f"handshake, {kind}", ["--connections=2000", "--established=0"]),
+                     (f"resumed, {kind}", ["--connections=2000", "--established=0", "--resume"]),
+                     (f"5,000 at once, {kind}", ["--connections=5000"])]
+            for case, flags in cases:
+                done = subprocess.run([*command, *flags], stdout=subprocess.PIPE, text=True, timeout=900, check=True)
+                found = json.loads(done.stdout)
+                shown = {"failed": found["failed"], "seconds": found["seconds"], "cpu_us": found["cpu_us"]}
+                if found["p99_before_ms"]:
+                    # The ranges beside them are in the CPU.
+                    del shown["cpu_us"]
+                    shown |= {key: found[key] for key in ("p99_before_ms", "p99_during_ms", "max_during_ms")}
+                figures.add(case, name, **shown)
+            server.stop()
+            server.clean()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--interop", required=True, help="the built program of interop/go")
+    parser.add_argument("--bench", required=True, help="mainstay, whose tools load the servers")
+    parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
+    parser.add_argument("--port", type=int, default=23790)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="how many puts and ranges, as a factor")
+    parser.add_argument("--logins", action="append", default=[], metavar="NAME=COUNT", help="how many logins at a server")
+    parser.add_argument("--beside-s", type=int, default=10, help="seconds for which others are measured")
+    parser.add_argument("--only", default="requests,handshakes,authentication")
+    args = parser.parse_args()
+    args.servers = [pair.split("=", 1) for pair in args.server]
+    args.logins = dict(pair.split("=", 1) for pair in args.logins)
+    tables = {"requests": (requests, ["rate", "cpu_us", "p50_ms", "p99_ms", "gave_up"]),
+              "handshakes": (handshakes, ["cpu_us", "seconds", "failed", "p99_before_ms", "p99_during_ms", "max_during_ms"]),
+              "authentication": (authentication, ["rate", "cpu_us", "p50_ms", "p99_ms", "gave_up"])}
+    with tempfile.TemporaryDirectory() as certificates:
+        subprocess.run([args.interop, "certificates", "--dir", certificates, "--users", "root"], check=True)
+        for wanted in args.only.split(","):
+            measure, columns = tables[wanted]
+            figures = Figures()
+            for _ in range(args.runs):
+                inputs = (args, figures) if measure is authentication else (args, certificates, figures)
+                measure(*inputs)
+            figures.table(columns)
+
+
+if __name__ == "__main__":
+    main()
