@@ -1,5 +1,4 @@
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Instant;
 
 use http::{HeaderMap, HeaderValue};
@@ -11,8 +10,6 @@ pub struct Head {
     pub method: u16,
     /// Address of the client.
     pub peer: SocketAddr,
-    /// As in [`crate::Origin::common_name`].
-    pub common_name: Option<Arc<str>>,
     /// Time when the client stops waiting; the front drops the call then.
     pub deadline: Option<Instant>,
     /// All metadata, without pseudo headers.
@@ -29,7 +26,6 @@ impl Head {
         Head {
             method,
             peer,
-            common_name: None,
             deadline: None,
             metadata: HeaderMap::new(),
             requires_leader: false,

@@ -207,6 +207,7 @@ pub fn run_requests(data: &[u8]) {
         read_timeout: Duration::from_millis(6),
         write_timeout: Duration::from_secs(2),
         listeners: Vec::new(),
+        tls: None,
     };
     let pieces = pieces(&bytes, cut).map(Bytes::copy_from_slice).collect();
     let ended = RUNTIME

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb::{Entry, Message, MessageType};
 use bytes::Bytes;
-use mainstay_peer::{BoxError, Handler, Log, Options, Peers};
+use mainstay_peer::{BoxError, Handler, Listener, Log, Options, Peers};
 
 #[derive(Default)]
 struct Member {
@@ -75,7 +75,8 @@ fn start(id: u64, member: &Arc<Member>) -> (Arc<Peers>, String) {
         min_cluster_version: "3.0.0",
         read_timeout: Duration::from_secs(5),
         write_timeout: Duration::from_secs(5),
-        listeners: vec![listener],
+        listeners: vec![Listener { socket: listener, tls: None }],
+        tls: None,
     };
     let log: Log = Arc::new(|_, _, _| {});
     (Arc::new(Peers::start(options, Arc::clone(member) as Arc<dyn Handler>, log).unwrap()), url)

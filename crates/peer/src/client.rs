@@ -18,7 +18,7 @@ use crate::socket;
 
 /// Sends single requests, over connections that are kept for a while. Needs a `LocalSet`.
 pub(crate) struct Client {
-    idle: RefCell<HashMap<String, Vec<Idle>>>,
+    idle: RefCell<HashMap<Endpoint, Vec<Idle>>>,
 }
 
 struct Idle {
@@ -83,7 +83,7 @@ impl Client {
 
     fn keep(&self, endpoint: &Endpoint, sender: SendRequest<Body>) {
         let mut idle = self.idle.borrow_mut();
-        let kept = idle.entry(endpoint.authority.clone()).or_default();
+        let kept = idle.entry(endpoint.clone()).or_default();
         if kept.len() < IDLE_CONNECTIONS_MAX {
             kept.push(Idle { sender, since: Instant::now() });
         }
@@ -91,7 +91,7 @@ impl Client {
 
     fn take_idle(&self, endpoint: &Endpoint) -> Option<SendRequest<Body>> {
         let mut idle = self.idle.borrow_mut();
-        let kept = idle.get_mut(&endpoint.authority)?;
+        let kept = idle.get_mut(endpoint)?;
         while let Some(Idle { sender, since }) = kept.pop() {
             if since.elapsed() < IDLE_MAX && sender.is_ready() {
                 return Some(sender);

@@ -3,11 +3,13 @@ use http::Uri;
 use crate::error::{UrlError, UrlFault};
 
 /// The address of a member, from a peer URL.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
     /// Name or address, without the brackets of IPv6.
     pub(crate) host: String,
     pub(crate) port: u16,
+    /// The URL says `https`.
+    pub(crate) is_tls: bool,
     /// Value of the `Host` header.
     pub(crate) authority: String,
 }
@@ -17,13 +19,11 @@ impl Endpoint {
     pub(crate) fn parse(url: &str) -> Result<Endpoint, UrlError> {
         let refused = |fault| UrlError { url: url.to_owned(), fault };
         let uri: Uri = url.parse().map_err(|error| refused(UrlFault::Syntax(error)))?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => {
-                return Err(refused(UrlFault::Tls));
-            }
-            _ => return Err(refused(UrlFault::Form("only http:// is supported"))),
-        }
+        let is_tls = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(refused(UrlFault::Form("only http:// and https:// are supported"))),
+        };
         let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
         let Some(authority) = authority else {
             return Err(refused(UrlFault::Form("it must name a host and a port only")));
@@ -34,22 +34,32 @@ impl Endpoint {
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
         // A port that is none (empty, or above 65535) reads as if there was none.
         let says_port = authority.as_str().len() > authority.host().len();
-        let port = authority.port_u16().filter(|port| *port > 0).or((!says_port).then_some(80));
+        let default = if is_tls { 443 } else { 80 };
+        let port = authority.port_u16().filter(|port| *port > 0).or((!says_port).then_some(default));
         let Some(port) = port else {
             return Err(refused(UrlFault::Form("its port is none")));
         };
         if host.is_empty() {
             return Err(refused(UrlFault::Form("it names no host")));
         }
-        Ok(Endpoint { host, port, authority: authority.as_str().to_owned() })
+        Ok(Endpoint { host, port, is_tls, authority: authority.as_str().to_owned() })
+    }
+
+    /// Reads a peer URL that is to be dialed; `has_tls` says whether this member can dial `https`.
+    pub(crate) fn dialable(url: &str, has_tls: bool) -> Result<Endpoint, UrlError> {
+        let endpoint = Endpoint::parse(url)?;
+        if endpoint.is_tls && !has_tls {
+            return Err(UrlError { url: url.to_owned(), fault: UrlFault::Tls });
+        }
+        Ok(endpoint)
     }
 }
 
-/// Checks that members can talk to a peer at this URL.
+/// Checks that a URL is a peer URL: `http` or `https`, a host and a port, nothing else.
 ///
 /// # Errors
 ///
-/// An error that names the URL; `https` is refused, since TLS between members is not supported yet.
+/// An error that names the URL.
 pub fn check_url(url: &str) -> Result<(), UrlError> {
     Endpoint::parse(url).map(|_| ())
 }
@@ -63,11 +73,11 @@ pub(crate) struct Endpoints {
 
 impl Endpoints {
     /// Takes the URLs that can be used, and gives the complaints about the others.
-    pub(crate) fn parse(urls: &[String]) -> (Endpoints, Vec<UrlError>) {
+    pub(crate) fn parse(urls: &[String], has_tls: bool) -> (Endpoints, Vec<UrlError>) {
         let mut complaints = Vec::new();
         let mut all = Vec::new();
         for url in urls {
-            match Endpoint::parse(url) {
+            match Endpoint::dialable(url, has_tls) {
                 Ok(endpoint) => all.push(endpoint),
                 Err(complaint) => complaints.push(complaint),
             }
@@ -97,12 +107,14 @@ mod tests {
         assert_eq!((endpoint.host.as_str(), endpoint.port), ("::1", 2380));
         assert_eq!(endpoint.authority, "[::1]:2380");
         assert_eq!(Endpoint::parse("http://a.example").unwrap().port, 80);
-        assert!(
-            check_url("https://a:2380")
-                .unwrap_err()
-                .to_string()
-                .contains("TLS between members is not supported yet")
+        let secure = Endpoint::parse("https://a.example").unwrap();
+        assert_eq!((secure.port, secure.is_tls), (443, true));
+        assert_eq!(Endpoint::dialable("https://a.example", true).unwrap(), secure);
+        assert_eq!(
+            Endpoint::dialable("https://a:2380", false).unwrap_err().to_string(),
+            "peer URL \"https://a:2380\": this member has no TLS settings to dial it with"
         );
+        assert!(check_url("https://a:2380").is_ok());
         for bad in [
             "",
             "a:2380",
@@ -123,7 +135,7 @@ mod tests {
     #[test]
     fn the_next_url_is_picked_after_a_failure() {
         let urls = ["http://a:1".to_owned(), "https://b:1".to_owned(), "http://c:1".to_owned()];
-        let (mut endpoints, complaints) = Endpoints::parse(&urls);
+        let (mut endpoints, complaints) = Endpoints::parse(&urls, false);
         assert_eq!(complaints.len(), 1);
         let first = endpoints.pick().unwrap();
         endpoints.unreachable(&first);

@@ -26,7 +26,7 @@ pub struct UrlError {
 pub enum UrlFault {
     /// The text is no URI.
     Syntax(InvalidUri),
-    /// The URL asks for TLS, which members do not support yet.
+    /// The URL asks for TLS, and this member has no settings for it.
     Tls,
     /// The URI is no peer URL; the text says what a peer URL has to be, or what this one lacks.
     Form(&'static str),
@@ -37,7 +37,7 @@ impl fmt::Display for UrlError {
         let UrlError { url, fault } = self;
         match fault {
             UrlFault::Syntax(error) => write!(f, "peer URL {url:?} is invalid: {error}"),
-            UrlFault::Tls => write!(f, "peer URL {url:?}: TLS between members is not supported yet"),
+            UrlFault::Tls => write!(f, "peer URL {url:?}: this member has no TLS settings to dial it with"),
             UrlFault::Form(what) => write!(f, "peer URL {url:?} is invalid: {what}"),
         }
     }

@@ -5,7 +5,8 @@ use bytes::Bytes;
 use crate::error::{ExchangeError, RequestError};
 
 /// Sends one request to the server at `url` (such as `http://10.0.0.1:2380`) and waits for the answer; for the
-/// time before [`crate::Peers`] exist. `request`'s URI is a path and query. Any status is an answer. Blocks.
+/// time before [`crate::Peers`] exist. `request`'s URI is a path and query. Any status is an answer. `tls` is for `https`
+/// URLs, which cannot be used without it. Blocks.
 ///
 /// # Errors
 ///
@@ -14,9 +15,10 @@ pub fn fetch(
     url: &str,
     request: http::Request<Bytes>,
     timeout: Duration,
+    tls: Option<&tls::ClientTls>,
 ) -> Result<http::Response<Bytes>, RequestError> {
     let failed = |error| RequestError::Failed { to: url.to_owned(), error };
-    let endpoint = crate::endpoint::Endpoint::parse(url)?;
+    let endpoint = crate::endpoint::Endpoint::dialable(url, tls.is_some())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -53,6 +53,8 @@ pub(crate) struct Hub {
     pub(crate) handler: Arc<dyn Handler>,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) client: Client,
+    /// For `https` URLs.
+    pub(crate) tls: Option<tls::ClientTls>,
     pub(crate) read_timeout: Duration,
     pub(crate) write_timeout: Duration,
     /// Snapshots that come in now.
@@ -80,12 +82,14 @@ impl Hub {
         log: Log,
         inbox: Arc<Inbox>,
         (read_timeout, write_timeout): (Duration, Duration),
+        tls: Option<tls::ClientTls>,
     ) -> Hub {
         Hub {
             identity,
             handler,
             inbox,
             client: Client::new(),
+            tls,
             read_timeout,
             write_timeout,
             receiving: SnapshotPlaces::new(SNAPSHOTS_RECEIVED_MAX, read_timeout * SNAPSHOT_TIMEOUTS),
@@ -112,13 +116,17 @@ impl Hub {
         let entered = runtime.enter();
         let mut listeners = Vec::with_capacity(options.listeners.len());
         for listener in options.listeners {
-            listener.set_nonblocking(true)?;
-            listeners.push(TcpListener::from_std(listener)?);
+            if listener.tls.is_some() {
+                return Err(io::Error::new(io::ErrorKind::Unsupported, "TLS of a peer listener"));
+            }
+            listener.socket.set_nonblocking(true)?;
+            listeners.push(TcpListener::from_std(listener.socket)?);
         }
         drop(entered);
         let (read_timeout, write_timeout) = (options.read_timeout, options.write_timeout);
+        let tls = options.tls;
         std::thread::Builder::new().name("peer".to_owned()).spawn(move || {
-            let hub = Rc::new(Hub::new(identity, handler, log, inbox, (read_timeout, write_timeout)));
+            let hub = Rc::new(Hub::new(identity, handler, log, inbox, (read_timeout, write_timeout), tls));
             let local = tokio::task::LocalSet::new();
             local.block_on(&runtime, run(Rc::clone(&hub), listeners));
             hub.stopping.set(true);
@@ -184,7 +192,7 @@ impl Hub {
             || id == self.identity.local_id
             || peers.contains_key(&id)
             || self.handler.is_removed(id)
-            || !urls.iter().any(|url| Endpoint::parse(url).is_ok())
+            || !urls.iter().any(|url| Endpoint::dialable(url, self.tls.is_some()).is_ok())
         {
             return;
         }
@@ -205,6 +213,7 @@ impl Hub {
         for command in arrivals.commands {
             match command {
                 Command::Members(members) => self.set_members(members),
+                Command::TlsReloaded => {}
                 Command::Request { target, request, timeout, answer, permit } => {
                     let hub = Rc::clone(self);
                     tokio::task::spawn_local(async move {
@@ -291,7 +300,7 @@ impl Hub {
         }
         match target {
             Target::Url(url) => {
-                let endpoint = Endpoint::parse(url)?;
+                let endpoint = Endpoint::dialable(url, self.tls.is_some())?;
                 let answered = self.client.exchange(&endpoint, request, timeout).await;
                 answered.map_err(|error| RequestError::Failed { to: url.clone(), error })
             }

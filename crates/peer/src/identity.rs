@@ -146,6 +146,7 @@ mod tests {
             read_timeout: Duration::ZERO,
             write_timeout: Duration::ZERO,
             listeners: Vec::new(),
+            tls: None,
         })
         .unwrap()
     }

@@ -47,6 +47,8 @@ pub(crate) struct Arrivals {
 pub(crate) enum Command {
     /// The other members and their URLs from now on.
     Members(Vec<(u64, Vec<String>)>),
+    /// Files of TLS were loaded again.
+    TlsReloaded,
     /// A request outside of raft.
     Request {
         target: Target,

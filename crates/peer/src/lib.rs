@@ -6,7 +6,7 @@
 //! (`POST /raft/snapshot`), each on a thread of its own.
 //!
 //! What it does not know: what a message means, what an entry or a snapshot holds, who is a member (it is told),
-//! TLS (an `https` URL is refused; `socket::connect` and `hub::accept` are the only places that would change).
+//! which certificates are good (`tls` does).
 //!
 //! Invariants:
 //! - A message goes out at most once, and those of one kind (MsgApp; all others) in the order in which they were
@@ -68,5 +68,5 @@ pub use error::{BoxError, ExchangeError, RequestError, UrlError, UrlFault};
 pub use fetch::fetch;
 pub use figures::{Figures, Histogram, PeerFigures, SnapshotFigures};
 pub use handler::{Handler, Pieces, SnapshotSource};
-pub use options::{Level, Log, Options};
+pub use options::{Level, Listener, Log, Options};
 pub use peers::{Peers, Target};

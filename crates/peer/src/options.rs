@@ -20,7 +20,18 @@ pub struct Options {
     /// Time that the kernel may refuse to take bytes of a connection before it is given up.
     pub write_timeout: Duration,
     /// Listeners that the other members connect to.
-    pub listeners: Vec<TcpListener>,
+    pub listeners: Vec<Listener>,
+    /// How other members are dialed at `https` URLs. Without it such URLs cannot be used.
+    pub tls: Option<tls::ClientTls>,
+}
+
+/// A listener that the other members connect to.
+#[derive(Debug)]
+pub struct Listener {
+    /// The socket, which listens.
+    pub socket: TcpListener,
+    /// TLS of the listener; `None`: it takes plain HTTP.
+    pub tls: Option<tls::ServerTls>,
 }
 
 /// Severity of a log line.

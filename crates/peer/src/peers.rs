@@ -63,6 +63,12 @@ impl Peers {
         self.inbox.set_members(members);
     }
 
+    /// Looks again at who is at the other end of each TLS connection, after files were reloaded: those that would not be
+    /// let in now are closed.
+    pub fn tls_reloaded(&self) {
+        self.inbox.push(Command::TlsReloaded);
+    }
+
     /// Sends a snapshot: `message` (a MsgSnap with metadata, `to` and `from`), and what the source gives for this
     /// receiver. [`Handler::snapshot_sent`] tells the outcome; a failure is also reported as unreachable. At most
     /// 16 at once, and one per peer: more are refused at once.

@@ -32,6 +32,9 @@ pub(crate) async fn connect(
     dial_timeout: Duration,
     write_timeout: Duration,
 ) -> io::Result<Socket> {
+    if endpoint.is_tls {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
     let dial = TcpStream::connect((endpoint.host.as_str(), endpoint.port));
     let stream = tokio::time::timeout(dial_timeout, dial)
         .await

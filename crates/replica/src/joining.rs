@@ -325,7 +325,7 @@ pub fn same_places(a: &[String], b: &[String]) -> bool {
 
 fn get(url: &str, path: &str, timeout: Duration) -> Result<http::Response<Bytes>, AnswerError> {
     let request = http::Request::get(path).body(Bytes::new()).map_err(RequestError::from)?;
-    let response = peer::fetch(url, request, timeout)?;
+    let response = peer::fetch(url, request, timeout, None)?;
     if response.status() != http::StatusCode::OK {
         return Err(AnswerError::Status { from: format!("{url}{path}"), status: response.status() });
     }

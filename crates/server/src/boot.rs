@@ -247,6 +247,7 @@ fn start_peers(
     listeners: Vec<TcpListener>,
 ) -> Result<Arc<dyn PeerLinks>, StartError> {
     let peer_logger = Arc::clone(logger);
+    let listeners = listeners.into_iter().map(|socket| peer::Listener { socket, tls: None }).collect();
     let options = peer::Options {
         local_id: shared.identity.member_id,
         cluster_id: shared.identity.cluster_id,
@@ -256,6 +257,7 @@ fn start_peers(
         read_timeout: config.raft_read_timeout,
         write_timeout: config.raft_write_timeout,
         listeners,
+        tls: None,
     };
     let peers = Peers::start(
         options,
@@ -336,7 +338,7 @@ fn start_fronts(
         (Arc::clone(shared), counters.clone(), Arc::clone(logger));
     let front = front::start(
         options.clone(),
-        clients.into_iter().map(front::Listener::from).collect(),
+        clients,
         Arc::new(move |shard| -> Rc<dyn front::Service> {
             Services::start(
                 Arc::clone(&service_shared),
@@ -350,8 +352,7 @@ fn start_fronts(
     counters.set(front.counters().to_vec());
     let mut fronts = vec![front];
     if !metrics_listeners.is_empty() {
-        let metrics = metrics_listeners.into_iter().map(front::Listener::from).collect();
-        let front = MetricsListener::start(shared, &counters, options, metrics)
+        let front = MetricsListener::start(shared, &counters, options, metrics_listeners)
             .map_err(|error| StartError::Thread { what: "the threads that serve metrics", error })?;
         fronts.push(front);
     }

@@ -58,7 +58,7 @@ fn fetch(
 ) -> Result<http::Response<Bytes>, mainstay_peer::RequestError> {
     let request =
         http::Request::builder().method(method).uri(path).body(Bytes::from(body.to_owned())).unwrap();
-    mainstay_peer::fetch(url, request, Duration::from_secs(5))
+    mainstay_peer::fetch(url, request, Duration::from_secs(5), None)
 }
 
 /// A follower that agrees to everything, and what it saw.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb::{Entry, Message, MessageType};
 use bytes::Bytes;
-use mainstay_peer::{BoxError, Handler, Log, Options, Peers};
+use mainstay_peer::{BoxError, Handler, Listener, Log, Options, Peers};
 
 pub const CLUSTER: u64 = 0xc1;
 pub const DEADLINE: Duration = testkit::TIMEOUT;
@@ -172,7 +172,8 @@ pub fn member_at(id: u64, cluster_id: u64, listener: TcpListener, url: &str, tim
         min_cluster_version: "3.0.0",
         read_timeout: timeouts.read,
         write_timeout: timeouts.write,
-        listeners: vec![listener],
+        listeners: vec![Listener { socket: listener, tls: None }],
+        tls: None,
     };
     let recorder = Arc::new(Recorder::default());
     let lines = Arc::clone(&recorder);

@@ -137,10 +137,10 @@ fn members_of_different_clusters_do_not_meet() {
 }
 
 #[test]
-fn a_url_that_needs_tls_is_refused_by_name() {
+fn a_url_that_needs_tls_is_refused_without_settings_for_it() {
     let one = kit::member(1);
     one.peers.set_members(vec![(2, vec!["https://127.0.0.1:1".to_owned()])]);
-    kit::wait_log(&one, "cannot use a peer URL", 2, "TLS between members is not supported yet");
+    kit::wait_log(&one, "cannot use a peer URL", 2, "this member has no TLS settings");
     one.peers.send(vec![heartbeat(1, 2, 3)]);
     one.recorder.wait("unreachable", |heard| (heard.unreachable == [2]).then_some(()));
     assert!(raw::connect(&one.url).peer_addr().is_ok());

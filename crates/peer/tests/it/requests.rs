@@ -53,7 +53,7 @@ fn failures_say_which_url_and_why_and_in_time() {
     assert!(error.starts_with(&format!("{url}: ")) && error.contains("refused"), "{error}");
     let error =
         block_on(one.peers.request(Target::Url("https://a:1".to_owned()), echo(""), TIMEOUT)).unwrap_err();
-    assert!(error.to_string().contains("TLS between members is not supported yet"), "{error}");
+    assert!(error.to_string().contains("this member has no TLS settings"), "{error}");
 
     let waiting = one.peers.request(Target::Member(9), echo(""), TIMEOUT);
     let after = {
@@ -66,14 +66,16 @@ fn failures_say_which_url_and_why_and_in_time() {
 #[test]
 fn a_fetch_needs_no_peers() {
     let one = kit::member(1);
-    let answer = mainstay_peer::fetch(&one.url, echo("boot"), TIMEOUT).unwrap();
+    let answer = mainstay_peer::fetch(&one.url, echo("boot"), TIMEOUT, None).unwrap();
     assert_eq!((answer.status().as_u16(), &answer.body()[..]), (200, &b"boot"[..]));
     let (silent, url) = kit::listen();
-    let error = mainstay_peer::fetch(&url, echo(""), Duration::from_millis(100)).unwrap_err();
+    let error = mainstay_peer::fetch(&url, echo(""), Duration::from_millis(100), None).unwrap_err();
     assert_eq!(error.to_string(), format!("{url}: no answer within 100ms"));
     drop(silent);
-    assert!(mainstay_peer::fetch(&url, echo(""), TIMEOUT).unwrap_err().to_string().contains("refused"));
-    assert!(mainstay_peer::fetch("https://a:1", echo(""), TIMEOUT).unwrap_err().to_string().contains("TLS"));
+    assert!(mainstay_peer::fetch(&url, echo(""), TIMEOUT, None).unwrap_err().to_string().contains("refused"));
+    assert!(
+        mainstay_peer::fetch("https://a:1", echo(""), TIMEOUT, None).unwrap_err().to_string().contains("TLS")
+    );
 }
 
 #[test]
