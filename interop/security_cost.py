@@ -148,11 +148,13 @@ def authentication(args, figures):
             many = ["--conns=200", "--clients=200", "authenticate", "--total=100000000"]
             storm = subprocess.Popen(["nice", "-n", "19", *bench(args, server, many, ROOT)],
                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            time.sleep(2)
-            figures.add(f"{case} 200/s of others, 200 clients authenticate", name,
-                        **loaded(args, server, total, beside, "user0:secret"))
-            storm.terminate()
-            storm.wait()
+            try:
+                time.sleep(2)
+                figures.add(f"{case} 200/s of others, 200 clients authenticate", name,
+                            **loaded(args, server, total, beside, "user0:secret"))
+            finally:
+                storm.terminate()
+                storm.wait()
         server.stop()
         server.clean()
 

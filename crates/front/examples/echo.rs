@@ -111,7 +111,7 @@ fn main() -> std::io::Result<()> {
     let listener = std::net::TcpListener::bind(address)?;
     eprintln!("listening on {}", listener.local_addr()?);
     let options = Options { shards, methods: 3, ..Options::default() };
-    let _front = mainstay_front::start(options, vec![listener], Arc::new(|_| Rc::new(Echo::new())))?;
+    let _front = mainstay_front::start(options, vec![listener.into()], Arc::new(|_| Rc::new(Echo::new())))?;
     loop {
         std::thread::park();
     }

@@ -1,5 +1,5 @@
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -8,15 +8,16 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::shard::Closing;
-use crate::{Budget, ShardCounters};
+use crate::stream::{Detached, Stream};
+use crate::{Budget, Listener, ListenerSocket, Origin, ShardCounters};
 
 /// Pause in accepting after an error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection on its way to its shard.
 pub(crate) struct Handed {
-    pub(crate) stream: TcpStream,
-    pub(crate) peer: SocketAddr,
+    pub(crate) stream: Detached,
+    pub(crate) origin: Origin,
     /// Counts it as open while it lives.
     pub(crate) slot: OpenSlot,
 }
@@ -39,7 +40,7 @@ impl Drop for OpenSlot {
 
 /// Accepts connections and hands each to the shard with the fewest.
 pub(crate) struct Acceptor {
-    pub(crate) listeners: Vec<TcpListener>,
+    pub(crate) listeners: Vec<Listener>,
     pub(crate) hands: Vec<(UnboundedSender<Handed>, Arc<ShardCounters>)>,
     pub(crate) connections_max: usize,
     pub(crate) budget: Budget,
@@ -49,14 +50,11 @@ pub(crate) struct Acceptor {
 
 /// Starts the acceptor's thread.
 pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
-    for listener in &acceptor.listeners {
-        listener.set_nonblocking(true)?;
-    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let listeners = {
         let _inside = runtime.enter();
         let listeners = std::mem::take(&mut acceptor.listeners).into_iter();
-        listeners.map(tokio::net::TcpListener::from_std).collect::<io::Result<Vec<_>>>()?
+        listeners.map(Accepting::begin).collect::<io::Result<Vec<_>>>()?
     };
     std::thread::Builder::new().name("front-accept".to_owned()).spawn(move || {
         let local = tokio::task::LocalSet::new();
@@ -71,12 +69,50 @@ pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
     })
 }
 
+/// A listener in the acceptor's event loop.
+enum Accepting {
+    Tcp(tokio::net::TcpListener),
+    Unix(tokio::net::UnixListener),
+}
+
+impl Accepting {
+    fn begin(listener: Listener) -> io::Result<Accepting> {
+        if listener.tls.is_some() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "TLS is not supported yet"));
+        }
+        Ok(match listener.socket {
+            ListenerSocket::Tcp(listener) => {
+                listener.set_nonblocking(true)?;
+                Accepting::Tcp(tokio::net::TcpListener::from_std(listener)?)
+            }
+            ListenerSocket::Unix(listener) => {
+                listener.set_nonblocking(true)?;
+                Accepting::Unix(tokio::net::UnixListener::from_std(listener)?)
+            }
+        })
+    }
+
+    /// The next connection, and its client's address.
+    async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        match self {
+            Accepting::Tcp(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                Ok((Stream::Tcp(stream), peer))
+            }
+            Accepting::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                Ok((Stream::Unix(stream), Origin::NO_ADDRESS))
+            }
+        }
+    }
+}
+
 impl Acceptor {
-    async fn accept_from(&self, listener: tokio::net::TcpListener) {
+    async fn accept_from(&self, listener: Accepting) {
         loop {
             // Taken out of this runtime's event loop again: the shard puts it into its own.
             let accepted = listener.accept().await;
-            match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
+            match accepted.and_then(|(stream, peer)| Ok((stream.detach()?, peer))) {
                 Ok((stream, peer)) => self.hand_over(stream, peer),
                 Err(error) if concerns_one_connection(&error) => {}
                 Err(_) => tokio::time::sleep(PAUSE).await,
@@ -84,7 +120,7 @@ impl Acceptor {
         }
     }
 
-    fn hand_over(&self, stream: TcpStream, peer: SocketAddr) {
+    fn hand_over(&self, stream: Detached, peer: SocketAddr) {
         let open = |counters: &ShardCounters| counters.connections.load(Relaxed);
         let total: usize = self.hands.iter().map(|(_, counters)| open(counters)).sum();
         if total >= self.connections_max || !self.budget.has_room_for(peer.ip()) {
@@ -92,14 +128,16 @@ impl Acceptor {
             self.refused.fetch_add(1, Relaxed);
             return;
         }
-        if stream.set_nodelay(true).is_err() {
+        if let Detached::Tcp(stream) = &stream
+            && stream.set_nodelay(true).is_err()
+        {
             // The client is gone already.
             return;
         }
         if let Some((hand, counters)) = self.hands.iter().min_by_key(|(_, counters)| open(counters)) {
             let slot = OpenSlot::new(counters);
             // It fails only when the shard is closing: then the connection is closed.
-            let _ = hand.send(Handed { stream, peer, slot });
+            let _ = hand.send(Handed { stream, origin: Origin::plain(peer), slot });
         }
     }
 }

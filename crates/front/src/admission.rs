@@ -2,7 +2,6 @@
 //! reads the deadline, and makes a call of it. It reads no message.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::task::Context;
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use crate::assembler::Assembler;
 use crate::call::{ConnectionContext, DEADLINE, Gathering, Step, begin_stream};
 use crate::outgoing::Outgoing;
-use crate::{Head, Kind, reply};
+use crate::{Head, Kind, Origin, reply};
 
 /// Looks at a request's head as grpc-go's server does. What it refuses is answered here; what it takes goes on as a call
 /// as far as it can at once. Its time runs from `since`, when it came. Returns what became of it, and its deadline. All in
@@ -23,7 +22,7 @@ pub(crate) fn begin(
     around: &ConnectionContext,
     request: Request<RecvStream>,
     mut respond: SendResponse<Outgoing>,
-    peer: SocketAddr,
+    from: &Origin,
     since: Instant,
     now: Instant,
     cx: &mut Context<'_>,
@@ -37,7 +36,15 @@ pub(crate) fn begin(
         Ok(Examined { method, kind, deadline, gzip, requires_leader, client_api_version }) => {
             let (parts, recv) = request.into_parts();
             let metadata = parts.headers;
-            let head = Head { method, peer, deadline, metadata, requires_leader, client_api_version };
+            let head = Head {
+                method,
+                peer: from.peer,
+                common_name: from.common_name.clone(),
+                deadline,
+                metadata,
+                requires_leader,
+                client_api_version,
+            };
             let assembler = Assembler::new(around.shard.options.message_bytes_max, gzip);
             let step = match kind {
                 // Most are answered on the spot, so it is not put on the heap yet.

@@ -7,7 +7,6 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,7 +29,7 @@ use crate::outgoing::Outgoing;
 use crate::shard::{Registration, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
 use crate::turn::{SlotWake, Turn};
-use crate::{Service, admission};
+use crate::{Origin, Service, admission};
 
 /// Rounds of one turn before other connections get theirs.
 const ROUNDS_MAX: usize = 8;
@@ -78,7 +77,7 @@ struct Slot {
 pub(crate) struct Connection<S: Transport> {
     h2: h2::server::Connection<SharedSocket<S>, Outgoing>,
     socket: Rc<RefCell<Socket<S>>>,
-    peer: SocketAddr,
+    origin: Origin,
     around: ConnectionContext,
     /// The most calls that were open at once, and what their places take.
     places: usize,
@@ -117,7 +116,7 @@ pub(crate) struct Connection<S: Transport> {
 /// Serves a connection that has sent HTTP/2's preface until it ends.
 pub(crate) async fn serve<S: Transport + 'static>(
     socket: Socket<S>,
-    peer: SocketAddr,
+    origin: Origin,
     account: Rc<Account>,
     shard: Rc<ShardState>,
     service: Rc<dyn Service>,
@@ -136,7 +135,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     }
     let mut h2 = builder.handshake(SharedSocket(socket.clone())).await.map_err(io::Error::other)?;
 
-    let _presence = service.connected(peer);
+    let _presence = service.connected(&origin);
     let turn = Turn::new();
     let transport_waker = Waker::from(turn.clone());
     account.wake_when_doomed(&transport_waker);
@@ -146,7 +145,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let mut connection = Connection {
         h2,
         socket: socket.clone(),
-        peer,
+        origin,
         around: ConnectionContext::new(shard.clone(), service, account.clone()),
         places: PLACES_FREE,
         places_held: account.hold(0),
@@ -380,7 +379,7 @@ impl<S: Transport> Connection<S> {
             self.slot_wakers.push(Waker::from(Arc::new(SlotWake { turn: self.turn.clone(), slot })));
         }
         let mut cx = Context::from_waker(&self.slot_wakers[key]);
-        match admission::begin(&self.around, request, respond, self.peer, since, now, &mut cx) {
+        match admission::begin(&self.around, request, respond, &self.origin, since, now, &mut cx) {
             None => {}
             Some((Step::Over(tracked), _)) => self.track(tracked),
             Some((Step::Wait(call), deadline)) => {

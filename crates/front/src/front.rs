@@ -1,5 +1,4 @@
 use std::io;
-use std::net::TcpListener;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -10,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::acceptor::{Acceptor, Handed};
 use crate::shard::Closing;
-use crate::{Options, Service, Shard, ShardCounters, ShardId, acceptor};
+use crate::{Listener, Options, Service, Shard, ShardCounters, ShardId, acceptor};
 
 /// Makes the service of a shard, on that shard's thread and inside its `LocalSet`.
 pub type MakeService = Arc<dyn Fn(Shard) -> Rc<dyn Service> + Send + Sync>;
@@ -19,6 +18,8 @@ pub type MakeService = Arc<dyn Fn(Shard) -> Rc<dyn Service> + Send + Sync>;
 pub struct Front {
     closing: watch::Sender<bool>,
     killed: watch::Sender<bool>,
+    /// Counts how often TLS was loaded anew.
+    reloads: watch::Sender<u64>,
     counters: Vec<Arc<ShardCounters>>,
     refused: Arc<AtomicU64>,
     threads: Vec<JoinHandle<()>>,
@@ -29,7 +30,7 @@ pub struct Front {
 ///
 /// # Errors
 /// A thread or its event loop cannot be made, or a listener cannot be set up.
-pub fn start(options: Options, listeners: Vec<TcpListener>, make_service: MakeService) -> io::Result<Front> {
+pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeService) -> io::Result<Front> {
     let shards = match options.shards {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         shards => shards,
@@ -41,6 +42,7 @@ pub fn start(options: Options, listeners: Vec<TcpListener>, make_service: MakeSe
     let mut front = Front {
         closing,
         killed,
+        reloads: watch::Sender::new(0),
         counters: Vec::with_capacity(shards),
         refused: Arc::new(AtomicU64::new(0)),
         threads: Vec::with_capacity(shards + 1),
@@ -90,6 +92,12 @@ impl Front {
     /// was used up.
     pub fn connections_refused(&self) -> Arc<AtomicU64> {
         self.refused.clone()
+    }
+
+    /// The files of a listener's TLS were loaded anew: connections that would not be let in any more are closed soon. The
+    /// front looks by itself once a minute, too, because certificates end.
+    pub fn tls_reloaded(&self) {
+        self.reloads.send_modify(|reloads| *reloads = reloads.wrapping_add(1));
     }
 
     /// Stops accepting, tells every client to go away, waits for calls in flight until `deadline`, closes what

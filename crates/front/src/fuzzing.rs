@@ -16,7 +16,7 @@ use crate::assembler::Assembler;
 use crate::frame_scanner::FrameScanner;
 use crate::shard::{self, Closing, ShardState};
 use crate::socket::BufferPool;
-use crate::{Options, Service, ShardCounters};
+use crate::{Options, Origin, Service, ShardCounters};
 
 /// Serves one connection, of either protocol, until it ends. To be called within a `LocalSet`.
 ///
@@ -37,7 +37,7 @@ pub async fn serve(
         connections: RefCell::new(Slab::new()),
     });
     let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-    shard::serve(stream, peer, state, service, Closing(seen)).await
+    shard::serve(stream, Origin::plain(peer), state, service, Closing(seen)).await
 }
 
 /// The frames in a stream: kind, flags and stream of each.

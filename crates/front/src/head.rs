@@ -1,4 +1,5 @@
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use http::{HeaderMap, HeaderValue};
@@ -10,6 +11,8 @@ pub struct Head {
     pub method: u16,
     /// Address of the client.
     pub peer: SocketAddr,
+    /// As in [`crate::Origin::common_name`].
+    pub common_name: Option<Arc<str>>,
     /// Time when the client stops waiting; the front drops the call then.
     pub deadline: Option<Instant>,
     /// All metadata, without pseudo headers.
@@ -26,6 +29,7 @@ impl Head {
         Head {
             method,
             peer,
+            common_name: None,
             deadline: None,
             metadata: HeaderMap::new(),
             requires_leader: false,

@@ -5,7 +5,6 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -19,11 +18,11 @@ use hyper::body::Incoming;
 use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::Service;
 use crate::budget::{Account, Held};
 use crate::call::Progress;
 use crate::shard::{Closing, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
+use crate::{Origin, Service};
 
 /// Bytes read at once into hyper's buffer.
 const READ_BYTES: usize = 8 * 1024;
@@ -34,7 +33,7 @@ const BUFFER_BYTES_MAX: usize = 64 * 1024;
 /// Serves a connection that speaks HTTP/1 until it ends.
 pub(crate) async fn serve<S: Transport + 'static>(
     socket: Socket<S>,
-    peer: SocketAddr,
+    origin: Origin,
     account: Rc<Account>,
     shard: Rc<ShardState>,
     service: Rc<dyn Service>,
@@ -49,6 +48,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let whose = account.clone();
     let answer = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (service, held, whose) = (service.clone(), held.clone(), whose.clone());
+        let origin = origin.clone();
         async move {
             let (mut parts, body) = request.into_parts();
             held.borrow_mut().set(0);
@@ -57,7 +57,8 @@ pub(crate) async fn serve<S: Transport + 'static>(
                 Ok(Err(status)) => return Ok::<_, Infallible>(plain(status)),
                 Err(_) => return Ok(plain(StatusCode::REQUEST_TIMEOUT)),
             };
-            parts.extensions.insert(peer);
+            parts.extensions.insert(origin.peer);
+            parts.extensions.insert(origin);
             let turn = whose.begin_turn();
             let mut answering = service.http(Request::from_parts(parts, body));
             drop(turn);

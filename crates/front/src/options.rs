@@ -1,9 +1,11 @@
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Budget;
+use crate::{Budget, Rejected};
 
 /// Limits and timeouts of a front. [`Options::default`] has etcd's defaults where etcd has one.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// Shard threads; 0 means one per core.
     pub shards: usize,
@@ -55,6 +57,18 @@ pub struct Options {
     pub keepalive_min_time: Duration,
     /// True if a client without open calls may ping every [`Options::keepalive_min_time`]; otherwise every 2 h.
     pub keepalive_permit_without_stream: bool,
+    /// Is told of connections that TLS does not let in, some a second at most. It is called on any thread and must not wait.
+    pub rejected: Arc<dyn Fn(&Rejected) + Send + Sync>,
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("shards", &self.shards)
+            .field("connections_max", &self.connections_max)
+            .field("budget", &self.budget)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for Options {
@@ -83,6 +97,7 @@ impl Default for Options {
             keepalive_timeout: Duration::from_secs(20),
             keepalive_min_time: Duration::from_secs(5),
             keepalive_permit_without_stream: false,
+            rejected: Arc::new(|_| {}),
         }
     }
 }

@@ -1,7 +1,6 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::future::Future;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -9,7 +8,7 @@ use std::task::{Context, Poll};
 use api::Status;
 use bytes::Bytes;
 
-use crate::{Head, Inbound, Outbound};
+use crate::{Head, Inbound, Origin, Outbound};
 
 /// A boxed future that stays on its shard's thread.
 pub type LocalBoxFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -74,7 +73,7 @@ pub trait Service {
     fn has_service(&self, name: &str) -> bool;
 
     /// A client's connection has begun to speak HTTP/2. What this gives is dropped when the connection is gone.
-    fn connected(&self, _peer: SocketAddr) -> Option<Box<dyn Any>> {
+    fn connected(&self, _from: &Origin) -> Option<Box<dyn Any>> {
         None
     }
 
@@ -96,6 +95,6 @@ pub trait Service {
     ) -> LocalBoxFuture<Result<(), Status>>;
 
     /// Answers an HTTP/1 request, whose body has arrived whole. The peer's address is in its extensions as
-    /// a [`std::net::SocketAddr`].
+    /// a [`std::net::SocketAddr`], and an [`Origin`] with the rest.
     fn http(self: Rc<Self>, request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>>;
 }

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use crate::acceptor::Handed;
 use crate::front::MakeService;
 use crate::socket::{BufferPool, Socket, Transport};
-use crate::{Options, Service, ShardCounters, connection, http1};
+use crate::{Options, Origin, Service, ShardCounters, connection, http1};
 
 /// The number of a shard, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -122,7 +122,7 @@ pub(crate) async fn run(
     // Connections hold a sender each: the channel ends with the last of them.
     let (open, mut all_closed) = mpsc::channel::<()>(1);
     let serving = async {
-        while let First::Right(Some(Handed { stream, peer, slot })) =
+        while let First::Right(Some(Handed { stream, origin, slot })) =
             race(closing.begun(), handed.recv()).await
         {
             let (state, service, open) = (state.clone(), service.clone(), open.clone());
@@ -130,8 +130,8 @@ pub(crate) async fn run(
             // Detached: the connection ends by itself or with the shard.
             drop(tokio::task::spawn_local(async move {
                 // How a connection ended is the client's affair.
-                if let Ok(stream) = tokio::net::TcpStream::from_std(stream) {
-                    let _ = serve(stream, peer, state, service, closing).await;
+                if let Ok(stream) = stream.attach() {
+                    let _ = serve(stream, origin, state, service, closing).await;
                 }
                 drop((slot, open));
             }));
@@ -151,12 +151,12 @@ pub(crate) async fn run(
 /// Serves a connection, whichever protocol it speaks, until it ends.
 pub(crate) async fn serve<S: Transport + 'static>(
     stream: S,
-    peer: std::net::SocketAddr,
+    origin: Origin,
     state: Rc<ShardState>,
     service: Rc<dyn Service>,
     mut closing: Closing,
 ) -> std::io::Result<()> {
-    let account = state.options.budget.open(peer.ip());
+    let account = state.options.budget.open(origin.peer.ip());
     let mut socket = Socket::new(stream, state.pool.clone());
     let first = poll_fn(|cx| {
         let polled = socket.poll_speaks_h2(cx);
@@ -171,8 +171,8 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let speaks_h2 = first.map_err(|_| std::io::ErrorKind::TimedOut)??;
     // On the heap only from here on, so that a connection that has said nothing holds little.
     if speaks_h2 {
-        Box::pin(connection::serve(socket, peer, account, state, service)).await
+        Box::pin(connection::serve(socket, origin, account, state, service)).await
     } else {
-        Box::pin(http1::serve(socket, peer, account, state, service, closing)).await
+        Box::pin(http1::serve(socket, origin, account, state, service, closing)).await
     }
 }

@@ -604,9 +604,9 @@ impl front::Service for Services {
         api::METHODS.iter().any(|method| method.service == name)
     }
 
-    fn connected(&self, peer: SocketAddr) -> Option<Box<dyn Any>> {
+    fn connected(&self, from: &front::Origin) -> Option<Box<dyn Any>> {
         // Anew: its figures may have made way, and begun again, since this shard met it.
-        Some(Box::new(Connected::new(self.meet(peer))))
+        Some(Box::new(Connected::new(self.meet(from.peer))))
     }
 
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {

@@ -338,7 +338,7 @@ fn start_fronts(
         (Arc::clone(shared), counters.clone(), Arc::clone(logger));
     let front = front::start(
         options.clone(),
-        clients,
+        clients.into_iter().map(front::Listener::from).collect(),
         Arc::new(move |shard| -> Rc<dyn front::Service> {
             Services::start(
                 Arc::clone(&service_shared),
@@ -352,7 +352,8 @@ fn start_fronts(
     counters.set(front.counters().to_vec());
     let mut fronts = vec![front];
     if !metrics_listeners.is_empty() {
-        let front = MetricsListener::start(shared, &counters, options, metrics_listeners)
+        let metrics = metrics_listeners.into_iter().map(front::Listener::from).collect();
+        let front = MetricsListener::start(shared, &counters, options, metrics)
             .map_err(|error| StartError::Thread { what: "the threads that serve metrics", error })?;
         fronts.push(front);
     }

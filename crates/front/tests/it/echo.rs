@@ -289,7 +289,8 @@ pub fn run_with(options: Options) -> Running {
     let for_shards = seen.clone();
     let options = Options { methods: METHODS.len(), ..options };
     let make = move |shard| -> Rc<dyn Service> { Rc::new(Echo { shard, seen: for_shards.clone() }) };
-    let front = mainstay_front::start(options, vec![listener], Arc::new(make)).expect("a started front");
+    let front =
+        mainstay_front::start(options, vec![listener.into()], Arc::new(make)).expect("a started front");
     Running { front, address, seen }
 }
 

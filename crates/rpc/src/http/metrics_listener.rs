@@ -1,7 +1,6 @@
 //! What listens on `listen-metrics-urls`.
 
 use std::io;
-use std::net::TcpListener;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -33,7 +32,7 @@ impl MetricsListener {
         shared: &Arc<Shared>,
         counters: &FrontCounters,
         options: Options,
-        listeners: Vec<TcpListener>,
+        listeners: Vec<front::Listener>,
     ) -> io::Result<Front> {
         let (shared, counters) = (Arc::clone(shared), counters.clone());
         let make_service = move |_| -> Rc<dyn Service> {

@@ -589,7 +589,8 @@ fn a_metrics_listener_serves_metrics_and_health_alone() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let options = front::Options::default();
-    let front = MetricsListener::start(&served.shared, &served.counters, options, vec![listener]).unwrap();
+    let front =
+        MetricsListener::start(&served.shared, &served.counters, options, vec![listener.into()]).unwrap();
     for (request, status, end) in [
         ("GET /health", 200, "\r\n\r\n{\"health\":\"true\",\"reason\":\"\"}"),
         ("GET /livez", 200, "\r\n\r\nok\n"),

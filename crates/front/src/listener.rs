@@ -1,0 +1,73 @@
+//! Where connections come from: [`Listener`] is a socket to accept on and whether it speaks TLS, [`Origin`] what is known of
+//! a connection from then on, [`Rejected`] a connection that TLS does not let in.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+/// A socket that accepts connections, and what holds for those.
+#[derive(Debug)]
+pub struct Listener {
+    /// The socket.
+    pub socket: ListenerSocket,
+    /// `None`: connections are not encrypted.
+    pub tls: Option<tls::ServerTls>,
+    /// Clients' certificates are compared with the address that the client comes from, as etcd does on listeners for
+    /// metrics.
+    pub checks_address: bool,
+}
+
+/// A socket that listens already.
+#[derive(Debug)]
+pub enum ListenerSocket {
+    /// For `http` and `https`.
+    Tcp(TcpListener),
+    /// For `unix` and `unixs`.
+    Unix(UnixListener),
+}
+
+impl From<TcpListener> for Listener {
+    fn from(listener: TcpListener) -> Listener {
+        Listener { socket: ListenerSocket::Tcp(listener), tls: None, checks_address: false }
+    }
+}
+
+/// What is known of a connection before it says anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Address of the client. Connections of Unix sockets have none: for them it is `0.0.0.0:0`.
+    pub peer: SocketAddr,
+    /// Common name in the client's verified certificate, if the listener says that it is the user (`--client-cert-auth`).
+    pub common_name: Option<Arc<str>>,
+    /// The connection is encrypted.
+    pub is_tls: bool,
+}
+
+impl Origin {
+    /// That of a connection which is not encrypted.
+    pub fn plain(peer: SocketAddr) -> Origin {
+        Origin { peer, common_name: None, is_tls: false }
+    }
+
+    /// The address of clients that have none.
+    pub(crate) const NO_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+}
+
+/// A connection that was not let in by TLS, or is closed because it would not be let in any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejected {
+    /// Address of the client.
+    pub remote: SocketAddr,
+    /// The name of the server that the client asked for; empty if it did not say.
+    pub server_name: String,
+    /// Why, in etcd's words.
+    pub error: String,
+    /// The names in the client's certificate, if it has shown one.
+    pub names: Option<tls::PeerNames>,
+    /// The client has closed the connection itself without an error. Probes of ports do so; etcd logs them on level `debug`.
+    pub is_end_of_file: bool,
+    /// True if the connection was let in before, and its certificate does not count any more.
+    pub was_admitted: bool,
+    /// Connections that were rejected since the last report and not reported, since there were too many.
+    pub not_reported: u64,
+}
