@@ -1,22 +1,26 @@
-//! Facts about the log that are kept outside of it: whose it is, and where it ended at the last clean shutdown.
+//! Facts about the log that are kept outside of it: whose it is, and how far it was durable when it was opened and when it
+//! was closed.
 //!
 //! Within the log nothing can tell a lost end from one that was never written. So a member that shuts down cleanly
-//! writes down where its log ends, and compares at the next start. While it runs the record says so, and nothing is
-//! compared after a crash.
+//! writes down where its log ends, and compares at the next start. A member that starts writes down how far the log that
+//! it found reaches: opening has synced all of it. After a crash the log may be longer than that, but not shorter. What is
+//! written while the member runs costs nothing: of its last batch alone nothing says whether it had been synced.
 //!
 //! ```text
 //! <data-dir>/member/witness   little-endian
 //!
 //!        0  magic        8   "MNSTWIT\n"
 //!        8  version      4   1
-//!       12  closed       4   1 if the rest is known, 0 while the log is in use
+//!       12  closed       4   1 after a clean shutdown, 0 while the log is in use
 //!       16  cluster id   8
 //!       24  member id    8
-//!       32  segment      4   the last one in use
-//!       36  offset       4   where its records end
+//!       32  segment      4   the last one in use when the record was written
+//!       36  offset       4   where its records ended; 0 if no end is known
 //!       40  last index   8
 //!       48  crc32c       4   of bytes 0..48
 //! ```
+//!
+//! Releases before this one wrote zeros from 32 on while the log was in use, and do not read them then.
 
 use std::path::Path;
 
@@ -37,8 +41,10 @@ pub struct ShutdownRecord {
     pub cluster_id: ClusterId,
     /// The log's member.
     pub member_id: MemberId,
-    /// `None` while the log is in use, and so after a crash.
+    /// The end of the log at a clean shutdown. `None` while the log is in use, and so after a crash.
     pub end: Option<LogEnd>,
+    /// While the log is in use: its end when it was opened, up to which all of it is durable. `None` if that was not noted.
+    pub synced_to: Option<LogEnd>,
 }
 
 /// The end of a log.
@@ -112,7 +118,8 @@ impl ShutdownRecord {
         bytes.extend_from_slice(&u32::from(self.end.is_some()).to_le_bytes());
         bytes.extend_from_slice(&self.cluster_id.0.to_le_bytes());
         bytes.extend_from_slice(&self.member_id.0.to_le_bytes());
-        let end = self.end.unwrap_or(LogEnd { segment: 0, offset: 0, last_index: Index(0) });
+        let end = self.end.or(self.synced_to);
+        let end = end.unwrap_or(LogEnd { segment: 0, offset: 0, last_index: Index(0) });
         bytes.extend_from_slice(&end.segment.to_le_bytes());
         bytes.extend_from_slice(&end.offset.to_le_bytes());
         bytes.extend_from_slice(&end.last_index.0.to_le_bytes());
@@ -140,10 +147,12 @@ impl ShutdownRecord {
             offset: u32_at(body, 36),
             last_index: Index(u64_at(body, 40)),
         };
+        let closed = u32_at(body, 12) != 0;
         Ok(ShutdownRecord {
             cluster_id: ClusterId(u64_at(body, 16)),
             member_id: MemberId(u64_at(body, 24)),
-            end: (u32_at(body, 12) != 0).then_some(end),
+            end: closed.then_some(end),
+            synced_to: (!closed && end.offset > 0).then_some(end),
         })
     }
 }
@@ -155,8 +164,9 @@ mod tests {
     #[test]
     fn a_record_comes_back_or_is_refused() {
         let end = LogEnd { segment: 7, offset: 8192, last_index: Index(99) };
-        for end in [None, Some(end)] {
-            let record = ShutdownRecord { cluster_id: ClusterId(1), member_id: MemberId(2), end };
+        for (end, synced_to) in [(None, None), (Some(end), None), (None, Some(end))] {
+            let (cluster_id, member_id) = (ClusterId(1), MemberId(2));
+            let record = ShutdownRecord { cluster_id, member_id, end, synced_to };
             let bytes = record.encode();
             assert_eq!(ShutdownRecord::decode(&bytes), Ok(record));
             for bit in 0..8 * bytes.len() {

@@ -26,8 +26,8 @@
 //! ```
 //!
 //! With this record it is damage: its batch starts at 4736, behind p, and was begun after the batch at 4352 had been synced.
-//! Entry 9 was acknowledged, and opening is refused with offset 4480. It is refused too if the member was shut down cleanly
-//! and noted a log end behind p.
+//! Entry 9 was acknowledged, and opening is refused with offset 4480. It is refused too if the member has noted a log end
+//! behind p: when it was shut down cleanly, or when it was started, since opening syncs what it gives out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -150,6 +150,21 @@ pub(crate) fn open(
         check_closed(options, disk, end, &candidates, &unused)?;
     }
     reading.closed_at = closed_at;
+    reading.synced_to = match &options.synced_to {
+        Some(end) if !planted::is(planted::Bug::NotedEndIgnored) => Some(*end),
+        _ => None,
+    };
+    if let Some(end) = reading.synced_to
+        && candidates.last().is_none_or(|last| last.seq < end.segment)
+    {
+        let path = options.dir.join(file_name(end.segment));
+        if unused.iter().all(|candidate| candidate.seq != end.segment) {
+            return Err(missing(disk, path));
+        }
+        let found =
+            "the segment's first record is not valid, though it was there when the member last started";
+        return Err(OpenError::damaged(&path, SEGMENT_HEADER_BYTES as u64, found));
+    }
     reading.clear_unused(&unused)?;
     let mut released = match candidates.last() {
         None => Vec::new(),
@@ -244,6 +259,8 @@ fn check_closed(
 struct Reading {
     /// The end of the log when it was closed, if that is known: it must not end before.
     closed_at: Option<LogEnd>,
+    /// An end that the log had when the member last started: it must not end before.
+    synced_to: Option<LogEnd>,
     from_index: Index,
     index: EntryIndex,
     hard_state: HardState,
@@ -262,6 +279,7 @@ impl Reading {
     fn new(from_index: Index) -> Reading {
         Reading {
             closed_at: None,
+            synced_to: None,
             from_index,
             index: EntryIndex::starting_at(Index(1)),
             hard_state: HardState::default(),
@@ -413,6 +431,13 @@ impl Reading {
                 }
                 None => format!("the log ends here, but at offset {} when the member stopped", end.offset),
             };
+            return Err(OpenError::damaged(path, ending.offset, found));
+        }
+        let shorter = |end: &LogEnd| end.segment == candidate.seq && u64::from(end.offset) > ending.offset;
+        if let Some(end) = self.synced_to.filter(shorter) {
+            let why = ending.invalid.unwrap_or("the log ends here");
+            let found =
+                format!("{why}; it was synced up to offset {} when the member last started", end.offset);
             return Err(OpenError::damaged(path, ending.offset, found));
         }
         // The process before may have died because it could not sync this batch: what the page cache then gives back may

@@ -163,6 +163,8 @@ pub struct Options {
     pub verify_all: bool,
     /// The end of the log when it was closed cleanly, if it was: opening is refused if it ends elsewhere.
     pub closed_at: Option<LogEnd>,
+    /// An end that the log once had with all of it durable, if one is known: opening is refused if it ends before.
+    pub synced_to: Option<LogEnd>,
     /// No threads: appends are carried out by [`crate::Log::turn`]. For simulation.
     pub by_hand: bool,
 }
@@ -196,6 +198,7 @@ impl Options {
             unsafe_no_fsync: false,
             verify_all: false,
             closed_at: None,
+            synced_to: None,
             by_hand: false,
         }
     }

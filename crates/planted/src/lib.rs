@@ -53,6 +53,8 @@ bugs! {
     ChecksumIgnored = "checksum-ignored";
     /// log: an invalid record ends the log wherever it stands, whatever was acknowledged behind it.
     DamageTakenForTornEnd = "damage-taken-for-torn-end";
+    /// log: a log that ends before the end that it had at the last start is taken for one with a torn end.
+    NotedEndIgnored = "noted-end-ignored";
     /// log: a checkpoint's run is given its name before it is synced.
     CheckpointTorn = "checkpoint-torn";
     /// log: the manifest is renamed into place before its contents are synced.

@@ -52,6 +52,7 @@ use storage::opening::{self, LogEvents, Opening};
 use telemetry::logging::Logger;
 
 pub use crate::peering::Peering;
+pub use log::LogEnd;
 pub use replica::core::{Probe, Thresholds};
 pub use replica::shared::Published;
 pub use rpc::watch::{Requests, Responses};
@@ -520,6 +521,11 @@ impl Stepped {
     /// Bytes of other members' messages that wait for the core, as they are accounted for.
     pub fn arrivals_bytes(&self) -> usize {
         self.shared.arrivals.taken()
+    }
+
+    /// Returns the end of the log, up to which it is durable; `None` before the first write.
+    pub fn log_end(&self) -> Option<LogEnd> {
+        self.shared.values.log_end()
     }
 
     /// Returns the ids of the member and its cluster.

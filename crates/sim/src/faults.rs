@@ -30,11 +30,10 @@ pub(crate) enum Undo {
 /// By how many millionths a clock may be wrong.
 pub(crate) const DRIFT_MAX_PPM: i64 = 20_000;
 
-/// Bytes of a segment in use, at the most, before anything was written to it.
-const SEGMENT_USED_MIN: u64 = 4096;
-
-fn is_segment(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "seg")
+/// The number of a segment of the log; `None` for any other file.
+fn segment_number(path: &Path) -> Option<u32> {
+    path.extension().filter(|extension| *extension == "seg")?;
+    u32::from_str_radix(path.file_stem()?.to_str()?, 16).ok()
 }
 
 impl World {
@@ -134,21 +133,23 @@ impl World {
         Some(kind)
     }
 
-    /// Looks how far the newest segments of all logs are synced. What is written behind that belongs to later batches,
-    /// which prove that this had been synced.
+    /// Looks how far all logs are durable. When one goes on behind that, its later batches prove that this had been synced.
+    /// So does the end that a member notes when it starts.
     pub(crate) fn settle_logs(&mut self) {
-        if !self.profile.fails(Fault::Decay) {
-            return;
-        }
         for place in &mut self.places {
-            let segments = place.disk.files().into_iter().filter(|(path, _)| is_segment(path));
-            let used = segments.map(|(path, _)| (place.disk.used_len(&path).unwrap_or(0), path));
-            // The next one is prepared already, and has nothing but a header.
-            let newest = used.filter(|(used, _)| *used > SEGMENT_USED_MIN).max_by(|a, b| a.1.cmp(&b.1));
-            place.settled_log = newest
-                .filter(|(used, path)| place.disk.is_synced(path, used - 1))
-                .map(|(used, path)| (path, used));
+            let Some(process) = &place.process else { continue };
+            let end = process.stepped.log_end();
+            if place.log_end != end {
+                (place.proven_log, place.log_end) = (place.log_end, end);
+            }
         }
+    }
+
+    /// A process was started and has noted where its log ends.
+    pub(crate) fn log_opened(&mut self, at: Host) {
+        let place = &mut self.places[at];
+        let end = place.process.as_ref().and_then(|process| process.stepped.log_end());
+        (place.proven_log, place.log_end) = (end, end);
     }
 
     /// Ends one fault that had a duration.

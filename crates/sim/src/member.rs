@@ -15,7 +15,7 @@ use front::LocalBoxFuture;
 use numbers::Seconds;
 use peer::{BoxError, SnapshotSource};
 use replica::transfer::ReceiveError;
-use server::stepped::{Beginning, Stepped};
+use server::stepped::{Beginning, LogEnd, Stepped};
 
 use crate::links::{Answer, Links};
 use crate::network::Host;
@@ -96,8 +96,11 @@ pub struct Place {
     pub starts_at: Option<Nanos>,
     /// A bit of its data has turned around.
     pub decayed: bool,
-    /// The newest segment of its log, and how much of that was synced when it was looked at last.
-    pub settled_log: Option<(std::path::PathBuf, u64)>,
+    /// Where its log ended when it was looked at last: all of it was durable.
+    pub log_end: Option<LogEnd>,
+    /// The part of its log of which something proves that it was durable: a batch behind it, since that was begun only
+    /// then, or the end noted at the last start.
+    pub proven_log: Option<LogEnd>,
 }
 
 impl Place {
@@ -122,7 +125,8 @@ impl Place {
             retired: false,
             starts_at: None,
             decayed: false,
-            settled_log: None,
+            log_end: None,
+            proven_log: None,
         }
     }
 

@@ -148,9 +148,14 @@ impl World {
                     read_busy: false,
                     stopping: false,
                 });
+                self.log_opened(at);
                 self.trace.note(now, format_args!("m{at} starts, life {life}, id {id:x}"));
                 self.look(at);
                 self.settle(at);
+                // What a member found when it started may decay before it has written anything.
+                if self.profile.fails(Fault::Decay) && life > 1 && self.chaos && self.dice.faults.one_in(6) {
+                    self.decay(at);
+                }
             }
             Err(error) => {
                 self.trace.note(now, format_args!("m{at} does not start: {error}"));

@@ -182,7 +182,7 @@ impl Life<'_> {
         }
         self.world.working = false;
         self.wait("the end of all operations", PROGRESS_TIMEOUT, |world| {
-            world.desks.iter().all(|desk| desk.open.is_none())
+            world.desks.iter().all(|desk| desk.open.is_none()) && world.extras.is_empty()
         })?;
         if self.world.profile.works(Work::Hostile) {
             self.reach_limits()?;

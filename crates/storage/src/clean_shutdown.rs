@@ -1,4 +1,4 @@
-//! A file beside the log that says whose it is, and where the log ended at the last clean shutdown.
+//! A file beside the log that says whose it is, and where the log ended at the last clean shutdown or start.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,22 +56,28 @@ impl CleanShutdown {
         }
     }
 
-    /// Says that the log is in use. Before anything is written to the log, or a crash would leave it longer than the
-    /// record says.
-    pub fn open(&self, identity: &Identity) -> Result<(), OpenError> {
-        self.write(identity, None)
+    /// Says that the log is in use, and how far it is durable. Before anything more is written to the log, or a crash would
+    /// leave it longer than the record of a clean shutdown says.
+    pub fn open(&self, identity: &Identity, synced_to: Option<LogEnd>) -> Result<(), OpenError> {
+        self.write(identity, None, synced_to)
     }
 
     /// Says where the log ends, once it is closed; `None` is a log that nothing was written to.
     pub fn close(&self, identity: &Identity, end: Option<LogEnd>) -> Result<(), OpenError> {
-        if end.is_some() { self.write(identity, end) } else { Ok(()) }
+        if end.is_some() { self.write(identity, end, None) } else { Ok(()) }
     }
 
-    fn write(&self, identity: &Identity, end: Option<LogEnd>) -> Result<(), OpenError> {
+    fn write(
+        &self,
+        identity: &Identity,
+        end: Option<LogEnd>,
+        synced_to: Option<LogEnd>,
+    ) -> Result<(), OpenError> {
         let record = ShutdownRecord {
             cluster_id: ClusterId(identity.cluster_id),
             member_id: MemberId(identity.member_id),
             end,
+            synced_to,
         };
         record.write(&*self.disk, &self.path)
     }

@@ -207,7 +207,7 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     // A log without a segment counts as none: a crash now must not leave a record of something that never was.
     let lasting = beginning.is_none();
     if lasting {
-        clean_shutdown.open(&identity)?;
+        clean_shutdown.open(&identity, replayed.log.values().log_end())?;
     }
     if machine.members.removed.contains(&identity.member_id) {
         let data_dir = config.data_dir.clone();
@@ -216,7 +216,7 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let mut start = Start::of(opening, member_dir, &machine, applied, manifest.as_ref(), replayed)?;
     let remotes = start.begin(opening, member_dir, &identity, beginning, &machine)?;
     if !lasting {
-        clean_shutdown.open(&identity)?;
+        clean_shutdown.open(&identity, start.log.values().log_end())?;
     }
     if config.force_new_cluster {
         start.force_new_cluster(opening, &identity, &machine, applied)?;
@@ -287,6 +287,7 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
         options.segment_bytes = segment_bytes.unwrap_or(options.segment_bytes);
         options.secret_seed = seed;
         options.closed_at = clean_shutdown.known.and_then(|record| record.end);
+        options.synced_to = clean_shutdown.known.and_then(|record| record.synced_to);
         let events = Arc::clone(events);
         replay_log(options, disk, first, Box::new(move |event| events.tell(event)))
     };

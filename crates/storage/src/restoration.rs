@@ -473,6 +473,7 @@ impl Restoration {
             cluster_id: ClusterId(identity.cluster_id),
             member_id: MemberId(identity.member_id),
             end,
+            synced_to: None,
         };
         record.write(&*disk, &member_dir.join(log::ShutdownRecord::FILE_NAME))?;
         disk.sync_dir(&member_dir).map_err(|error| RestorationError::Io {

@@ -66,6 +66,7 @@ impl Stopped {
         let mut options = log::Options::new(&log_dir, owner.cluster_id, owner.member_id);
         options.by_hand = true;
         options.closed_at = record.and_then(|record| record.end);
+        options.synced_to = record.and_then(|record| record.synced_to);
         let first = machine.applied_index.next();
         let mut replayed = replay_log(options, disk, first, Box::new(|_| {}))?;
         if manifest.is_none()

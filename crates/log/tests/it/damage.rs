@@ -283,6 +283,59 @@ fn a_log_that_was_closed_in_order_ends_where_it_did_then() {
 }
 
 #[test]
+fn a_log_does_not_end_before_where_it_ended_at_the_last_start() {
+    let disk = filled();
+    let noted = open(&disk).unwrap().log.values().log_end().unwrap();
+    let started = || Options { synced_to: Some(noted), ..options() };
+    let path = segment_path(2);
+    let good = disk.contents(&path).unwrap();
+    let len = noted.offset as usize;
+    // The last batch that was there then. Nothing follows it, and so the log alone cannot tell it from a torn one.
+    for at in len - 40..len {
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        disk.plant(&path, bad.clone());
+        let error = open_with(started(), &disk, 1).map(|_| ()).unwrap_err();
+        assert!(matches!(error, OpenError::Damaged { .. }), "byte {at}: {error}");
+        assert_eq!(disk.contents(&path).unwrap(), bad, "nothing is changed");
+    }
+    for from in (4096..len).step_by(8) {
+        let mut bad = good.clone();
+        bad[from..len].fill(0);
+        disk.plant(&path, bad);
+        assert!(open_with(started(), &disk, 1).is_err(), "zeros from {from} on");
+    }
+    disk.remove(&path).unwrap();
+    let error = open_with(started(), &disk, 1).map(|_| ()).unwrap_err();
+    assert!(matches!(error, OpenError::Missing { .. }), "{error}");
+    disk.plant(&path, good.clone());
+
+    // What was torn since is no damage, in this segment and in the next one.
+    let mut torn = good.clone();
+    torn[len..len + 300].fill(0xa5);
+    disk.plant(&path, torn);
+    let log = open_with(started(), &disk, 1).unwrap();
+    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (Index(22), 1));
+    drop(log);
+    let next = segment_path(3);
+    let mut torn = disk.contents(&next).unwrap();
+    torn[4096..5000].fill(0xa5);
+    disk.plant(&next, torn);
+    assert_eq!(open_with(started(), &disk, 1).unwrap().recovered.last_index, Index(22));
+
+    // Nor is a log that has gone on, for one entry and then for some segments.
+    for last in [23, 60] {
+        let mut log = open_with(started(), &disk, 1).unwrap();
+        let first = log.recovered.last_index + 1;
+        for index in first.0..=last {
+            log.put(entries(index..=index, 1, 904));
+        }
+        drop(log);
+        assert_eq!(open_with(started(), &disk, 1).unwrap().recovered.last_index, Index(last));
+    }
+}
+
+#[test]
 fn a_log_that_went_on_behind_its_known_end_is_not_refused() {
     let disk = filled();
     let end = open(&disk).unwrap().log.values().log_end().unwrap();

@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 
 use disk::Operation;
 
-use super::{DRIFT_MAX_PPM, Undo, is_segment};
+use super::{DRIFT_MAX_PPM, Undo, segment_number};
 use crate::network::{CLIENTS, Host};
 use crate::profile::Fault;
 use crate::schedule::{MILLI, Nanos, SECOND};
 use crate::world::{Event, World};
+
+/// Bytes at the end of a file that decay more often than others.
+const LAST_BYTES: u64 = 200;
 
 impl World {
     /// Draws a duration between these bounds, in nanoseconds.
@@ -199,20 +202,20 @@ impl World {
     }
 
     /// Flips a bit of a member's synced files, if the others hold everything.
-    pub(super) fn decay(&mut self, at: Host) {
+    pub(crate) fn decay(&mut self, at: Host) {
         if !self.may_damage() {
             return;
         }
         let place = &self.places[at];
-        let Some((newest, settled)) = place.settled_log.clone() else { return };
+        let Some(proven) = place.proven_log else { return };
         let used = |path: &Path| place.disk.used_len(path).unwrap_or(0);
         let mut files: Vec<(PathBuf, u64)> = Vec::new();
         for (path, _) in place.disk.files() {
-            let len = match used(&path) {
+            let len = match (used(&path), segment_number(&path)) {
+                (len, Some(number)) if number == proven.segment => len.min(u64::from(proven.offset)),
                 // Of the last batch nobody knows whether it was synced: a torn write looks the same.
-                len if path == newest && len > settled => settled,
-                _ if is_segment(&path) && path >= newest => 0,
-                len => len,
+                (_, Some(number)) if number > proven.segment => 0,
+                (len, _) => len,
             };
             if len > 0 {
                 files.push((path, len));
@@ -222,12 +225,15 @@ impl World {
             return;
         }
         // The log's end, every other time.
-        let last = files.iter().find(|(path, _)| *path == newest).cloned();
+        let last = files.iter().find(|(path, _)| segment_number(path) == Some(proven.segment)).cloned();
         let (path, len) = match last {
             Some(last) if self.dice.faults.one_in(2) => last,
             _ => files[self.dice.faults.place(files.len())].clone(),
         };
-        let (offset, bit) = (self.dice.faults.below(len), self.dice.faults.below(8) as u8);
+        // What was written last has the fewest witnesses.
+        let back = if self.dice.faults.one_in(2) { len } else { len.min(LAST_BYTES) };
+        let offset = len - 1 - self.dice.faults.below(back);
+        let bit = self.dice.faults.below(8) as u8;
         let place = &mut self.places[at];
         if place.disk.is_synced(&path, offset) && place.disk.flip_bit(&path, offset, bit).is_ok() {
             place.decayed = true;
