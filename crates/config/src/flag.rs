@@ -67,6 +67,8 @@ pub enum Kind {
     Urls,
     /// Comma list, each once.
     List,
+    /// Comma list as it is written. As in etcd an empty value is a list of one empty word.
+    Words,
     /// One of these words.
     OneOf(&'static [&'static str]),
     /// Comma list of these words.
@@ -106,7 +108,7 @@ pub enum Setting {
     Duration(i64),
     /// A value of [`Kind::Urls`]; `None` if it was empty.
     Urls(Option<Vec<Url>>),
-    /// A value of [`Kind::List`], [`Kind::AnyOf`] or [`Kind::Gates`].
+    /// A value of [`Kind::List`], [`Kind::Words`], [`Kind::AnyOf`] or [`Kind::Gates`].
     List(Vec<String>),
 }
 
@@ -184,6 +186,7 @@ impl Kind {
                 Ok(Setting::Urls(Some(urls)))
             }
             Kind::List => Ok(Setting::List(unique_words(text))),
+            Kind::Words => Ok(Setting::List(text.split(',').map(str::to_string).collect())),
             Kind::OneOf(words) if words.contains(&text) => Ok(Setting::Text(text.to_string())),
             Kind::OneOf(_) => Err(ValueError::new("invalid value")),
             Kind::AnyOf(words) => match text.split(',').find(|word| !words.contains(word)) {

@@ -17,6 +17,7 @@ pub mod log_settings;
 mod parser;
 mod refusal;
 pub mod table;
+mod tls_options;
 pub use api::url;
 mod validation;
 
@@ -30,6 +31,7 @@ pub use help::{RUNTIME_VERSION, flag_help, flags_page, usage, version_text};
 pub use log_settings::{Format, Level, LogOutput, LogSettings};
 pub use parser::parse;
 pub use refusal::{Entry, Refusal};
+pub use tls_options::TlsOptions;
 pub use url::Url;
 pub use validation::QUOTA_BYTES_DEFAULT;
 
@@ -79,6 +81,10 @@ pub struct Config {
     pub initial_cluster_state: InitialClusterState,
     /// Text mixed into ids.
     pub initial_cluster_token: String,
+    /// TLS of the listeners for clients and metrics.
+    pub client_tls: TlsOptions,
+    /// TLS of the listeners for members, and of connections to them.
+    pub peer_tls: TlsOptions,
     /// Bytes the data may take; `None` for no limit.
     pub quota_backend_bytes: Option<u64>,
     /// Compaction without being asked.

@@ -378,6 +378,11 @@ impl Settings {
         }
     }
 
+    /// The words of a list that has none unless it is set.
+    pub(super) fn words(&self, name: &'static str) -> Vec<String> {
+        if self.is_set(name) { self.list(name) } else { Vec::new() }
+    }
+
     /// The URLs; those of the default when the flag is set to nothing, as in etcd.
     pub(super) fn urls(&self, name: &'static str) -> Vec<super::Url> {
         let urls = match self.setting(name) {

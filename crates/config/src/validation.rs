@@ -7,6 +7,7 @@ use super::feature_gate::FeatureGates;
 use super::parser::Settings;
 use super::refusal::{Entry, Refusal};
 use super::table::find_flag;
+use super::tls_options;
 use super::url::Scheme;
 use super::{AutoCompaction, Config, InitialClusterState, MetricsDetail, Url};
 use crate::log_settings::{Level, LogSettings};
@@ -51,6 +52,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
 
     let name = settings.text("name");
     warn_of_risks(settings, &name, &urls);
+    let (client_tls, peer_tls) = tls_options::read(settings)?;
     let data_dir = data_dir(settings, &name);
     let initial_cluster = initial_cluster(settings, &name, &urls.initial_advertise_peer);
     let initial_cluster_state = match settings.text("initial-cluster-state").as_str() {
@@ -68,6 +70,8 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         initial_cluster,
         initial_cluster_state,
         initial_cluster_token: settings.text("initial-cluster-token"),
+        client_tls,
+        peer_tls,
         quota_backend_bytes: quota(settings),
         auto_compaction,
         snapshot_count: or_default(settings.uint("snapshot-count"), SNAPSHOT_COUNT_DEFAULT),
@@ -163,8 +167,9 @@ impl Urls {
             "must be in the format \"host:port\", \"unix:/path/to/socket\" or \"unixs:/path/to/socket\"";
         check_hosts(&urls.advertise_client, "--advertise-client-urls", forms)?;
         for (flag, urls) in urls.by_flag() {
-            if let Some(url) = urls.iter().find(|url| url.scheme() != Scheme::Http) {
-                let text = format!("--{flag} has {url}: this version of Mainstay supports http URLs only");
+            if let Some(url) = urls.iter().find(|url| matches!(url.scheme(), Scheme::Unix | Scheme::Unixs)) {
+                let text =
+                    format!("--{flag} has {url}: this version of Mainstay supports http and https URLs only");
                 return Err(Refusal::invalid(text));
             }
         }

@@ -31,8 +31,8 @@ use api::etcdserverpb::{
     MemberRemoveResponse,
 };
 use api::{Code, Rpc, Status};
-use client::{CallOptions, Channel};
-use config::{Config, InitialClusterState, Url};
+use client::{CallOptions, Channel, Endpoint, TlsFiles, Transport};
+use config::{Config, InitialClusterState, TlsOptions, Url};
 use disk::{Disk, Lock, RealDisk};
 use prost::Message;
 use replica::joining;
@@ -193,6 +193,10 @@ pub struct Rebuild<'a> {
     endpoints: &'a [String],
     logger: &'a Logger,
     runtime: tokio::runtime::Runtime,
+    /// For other members at `https` peer URLs.
+    peer_tls: tls::ClientTls,
+    /// For other members at `https` client URLs.
+    client_tls: Option<client::Tls>,
     disk: Arc<dyn Disk>,
     /// Asked between steps, and while it waits.
     stop_wanted: &'a dyn Fn(Duration) -> bool,
@@ -254,6 +258,20 @@ struct Cluster {
     contact: String,
 }
 
+/// How this member, as a client of the others, speaks TLS: with what its own listeners have.
+fn files_for_clients(options: &TlsOptions) -> TlsFiles {
+    let settings = &options.settings;
+    let own = settings.client_cert_file.is_some();
+    TlsFiles {
+        cacert: settings.trusted_ca_file.clone(),
+        cert: if own { settings.client_cert_file.clone() } else { settings.cert_file.clone() },
+        key: if own { settings.client_key_file.clone() } else { settings.key_file.clone() },
+        server_name: None,
+        // The others have made their certificates themselves, too.
+        insecure_skip_verify: options.auto && settings.is_empty(),
+    }
+}
+
 impl<'a> Rebuild<'a> {
     /// Nothing is done yet.
     pub fn new(
@@ -266,7 +284,15 @@ impl<'a> Rebuild<'a> {
             .enable_all()
             .build()
             .map_err(RebuildError::Runtime)?;
-        Ok(Rebuild { config, endpoints, logger, runtime, disk: Arc::new(RealDisk), stop_wanted })
+        let refused = |text: String| RebuildError::Refused(text);
+        let peer_tls = server::dialing(config, logger).map_err(|error| refused(error.to_string()))?;
+        let files = files_for_clients(&config.client_tls);
+        let client_tls = match files.is_given() {
+            true => Some(files.load().map_err(|error| refused(error.to_string()))?),
+            false => None,
+        };
+        let disk = Arc::new(RealDisk);
+        Ok(Rebuild { config, endpoints, logger, runtime, peer_tls, client_tls, disk, stop_wanted })
     }
 
     /// Does everything up to the start of the new member, and changes the configuration for that start. Gives the lock
@@ -397,7 +423,7 @@ impl<'a> Rebuild<'a> {
         let mut contacts: Vec<String> = self.endpoints.to_vec();
         let (mut answered, mut why) = (0, Vec::new());
         for url in &peers {
-            match joining::members_of(url, CALL_TIMEOUT) {
+            match joining::members_of(url, CALL_TIMEOUT, Some(&self.peer_tls)) {
                 Ok((_, members)) => {
                     answered += 1;
                     let others = members
@@ -474,7 +500,8 @@ impl<'a> Rebuild<'a> {
 
     /// The member at this address must be down: it is the one that is taken out of the cluster.
     fn refuse_alive(&self, own: &Member) -> Result<(), RebuildError> {
-        let alive = own.peer_urls.iter().find(|url| joining::version_of(url, CALL_TIMEOUT).is_ok());
+        let answers = |url: &str| joining::version_of(url, CALL_TIMEOUT, Some(&self.peer_tls)).is_ok();
+        let alive = own.peer_urls.iter().find(|url| answers(url));
         match alive {
             Some(url) => {
                 Err(RebuildError::Alive { member_id: own.id, name: own.name.clone(), url: url.clone() })
@@ -606,11 +633,12 @@ impl<'a> Rebuild<'a> {
         request: &impl Message,
     ) -> Result<A, Status> {
         let unavailable = |text: String| Status::with(Code::Unavailable, text);
-        let text = if contact.contains("://") { contact.to_owned() } else { format!("http://{contact}") };
-        let url = Url::parse(&text).map_err(|error| unavailable(error.to_string()))?;
+        let endpoint = Endpoint::new(contact);
+        let transport =
+            Transport { tls: self.client_tls.clone(), send_bytes_max: usize::MAX, ..Transport::default() };
         let message = request.encode_to_vec().into();
         let exchange = async {
-            let channel = Channel::connect((url.host(), url.port()))
+            let channel = Channel::open(&endpoint, &transport)
                 .await
                 .map_err(|error| unavailable(format!("connection error: {error}")))?;
             channel.unary_with(rpc.path(), &CallOptions::default().within(CALL_TIMEOUT), message).await

@@ -19,6 +19,7 @@ use config::{Bootstrap, Config, InitialClusterState, Refusal, Url};
 use storage::Identity;
 use storage::beginning::{Beginning, texts};
 use telemetry::logging::{Logger, Value};
+use tls::ClientTls;
 
 /// Time to wait for the answer of each member.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -176,16 +177,16 @@ impl std::error::Error for BodyError {
     }
 }
 
-/// Finds out who this member is.
+/// Finds out who this member is. `tls` is for other members at `https` URLs.
 ///
 /// # Errors
 ///
 /// When the options do not fit together, or the cluster does not know this member.
-pub fn begin(config: &Config, logger: &Logger) -> Result<Beginning, JoinError> {
+pub fn begin(config: &Config, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
     let bootstrap = config.bootstrap().map_err(JoinError::Options)?;
     match config.initial_cluster_state {
-        InitialClusterState::New => form(&bootstrap),
-        InitialClusterState::Existing => join(config, &bootstrap, logger),
+        InitialClusterState::New => form(&bootstrap, tls),
+        InitialClusterState::Existing => join(config, &bootstrap, tls, logger),
     }
 }
 
@@ -195,10 +196,10 @@ fn others(bootstrap: &Bootstrap) -> Vec<String> {
     others.flat_map(|member| texts(&member.peer_urls)).collect()
 }
 
-fn form(bootstrap: &Bootstrap) -> Result<Beginning, JoinError> {
+fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>) -> Result<Beginning, JoinError> {
     // A member that was there before must not come back with an empty directory: it would vote twice.
     for url in others(bootstrap) {
-        let Ok((_, members)) = members_of(&url, BOOTSTRAPPED_TIMEOUT) else { continue };
+        let Ok((_, members)) = members_of(&url, BOOTSTRAPPED_TIMEOUT, tls) else { continue };
         let own = members.iter().find(|member| member.id == bootstrap.local_id);
         if own.is_some_and(|member| !member.client_urls.is_empty()) {
             return Err(JoinError::Bootstrapped { member_id: bootstrap.local_id });
@@ -255,11 +256,16 @@ fn first_of(bootstrap: &Bootstrap) -> Beginning {
     Beginning { identity, entries, remotes }
 }
 
-fn join(config: &Config, bootstrap: &Bootstrap, logger: &Logger) -> Result<Beginning, JoinError> {
+fn join(
+    config: &Config,
+    bootstrap: &Bootstrap,
+    tls: Option<&ClientTls>,
+    logger: &Logger,
+) -> Result<Beginning, JoinError> {
     let urls = others(bootstrap);
     let mut found = None;
     for url in &urls {
-        match members_of(url, FETCH_TIMEOUT) {
+        match members_of(url, FETCH_TIMEOUT, tls) {
             Ok(cluster) => {
                 found = Some(cluster);
                 break;
@@ -295,7 +301,7 @@ fn join(config: &Config, bootstrap: &Bootstrap, logger: &Logger) -> Result<Begin
         return Err(JoinError::UnknownName { name: config.name.clone() });
     };
     for url in &urls {
-        check_version(url)?;
+        check_version(url, tls)?;
     }
     let remotes = existing
         .iter()
@@ -323,9 +329,14 @@ pub fn same_places(a: &[String], b: &[String]) -> bool {
     a.len() == b.len() && resolved(a).is_some_and(|a| resolved(b) == Some(a))
 }
 
-fn get(url: &str, path: &str, timeout: Duration) -> Result<http::Response<Bytes>, AnswerError> {
+fn get(
+    url: &str,
+    path: &str,
+    timeout: Duration,
+    tls: Option<&ClientTls>,
+) -> Result<http::Response<Bytes>, AnswerError> {
     let request = http::Request::get(path).body(Bytes::new()).map_err(RequestError::from)?;
-    let response = peer::fetch(url, request, timeout, None)?;
+    let response = peer::fetch(url, request, timeout, tls)?;
     if response.status() != http::StatusCode::OK {
         return Err(AnswerError::Status { from: format!("{url}{path}"), status: response.status() });
     }
@@ -337,8 +348,12 @@ fn get(url: &str, path: &str, timeout: Duration) -> Result<http::Response<Bytes>
 /// # Errors
 ///
 /// When it does not answer, or with something else.
-pub fn members_of(url: &str, timeout: Duration) -> Result<(u64, Vec<Member>), AnswerError> {
-    let response = get(url, "/members", timeout)?;
+pub fn members_of(
+    url: &str,
+    timeout: Duration,
+    tls: Option<&ClientTls>,
+) -> Result<(u64, Vec<Member>), AnswerError> {
+    let response = get(url, "/members", timeout, tls)?;
     let cluster_id = response
         .headers()
         .get("x-etcd-cluster-id")
@@ -366,8 +381,12 @@ pub fn read_members(body: &[u8]) -> Result<Vec<Member>, BodyError> {
 /// # Errors
 ///
 /// When it does not answer, or with something else.
-pub fn version_of(url: &str, timeout: Duration) -> Result<(String, String), AnswerError> {
-    let response = get(url, "/version", timeout)?;
+pub fn version_of(
+    url: &str,
+    timeout: Duration,
+    tls: Option<&ClientTls>,
+) -> Result<(String, String), AnswerError> {
+    let response = get(url, "/version", timeout, tls)?;
     read_versions(response.body())
         .map_err(|error| AnswerError::Body { from: format!("{url}/version"), error })
 }
@@ -390,9 +409,9 @@ pub fn minor(version: &str) -> Option<(u32, u32)> {
 }
 
 /// Refuses to join a cluster that runs at a version newer than this member's.
-fn check_version(url: &str) -> Result<(), JoinError> {
+fn check_version(url: &str, tls: Option<&ClientTls>) -> Result<(), JoinError> {
     // One that does not answer says nothing about the cluster.
-    let Ok((_, cluster)) = version_of(url, FETCH_TIMEOUT) else { return Ok(()) };
+    let Ok((_, cluster)) = version_of(url, FETCH_TIMEOUT, tls) else { return Ok(()) };
     if cluster == "not_decided" {
         return Ok(());
     }

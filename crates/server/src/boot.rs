@@ -4,8 +4,8 @@
 use std::net::{TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::mpsc::{self, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use crate::assembly::{Assembled, Setting, assemble};
 use crate::credentials::credentials;
 use crate::error::{EndError, StartError};
 use crate::peering::Peering;
+use crate::tls::{self as member_tls, MemberTls, Reloading, Side, TlsError};
 use clock::Clock;
 use config::{Config, Url};
 use consistency::monitor::Monitor;
@@ -32,6 +33,7 @@ use storage::catch_up;
 use storage::clean_shutdown::CleanShutdown;
 use storage::opening::{self, LogEvents, Opening};
 use telemetry::logging::{Logger, Value};
+use tls::ServerTls;
 
 /// Time that calls in flight may go on when the member stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -41,17 +43,21 @@ const READY_LOOK: Duration = Duration::from_millis(200);
 /// A running member.
 pub struct Running {
     shared: Arc<Shared>,
-    fronts: Vec<Front>,
+    fronts: Arc<Fronts>,
     core: JoinHandle<Result<(), Fatal>>,
     checkpointer: JoinHandle<()>,
     hasher: JoinHandle<()>,
     monitor: Monitor,
-    peers: Arc<dyn PeerLinks>,
+    peers: Arc<Peers>,
     /// Says that the core has ended.
     ended: mpsc::Receiver<()>,
     clean_shutdown: CleanShutdown,
+    reloading: Reloading,
     _lock: Lock,
 }
+
+/// The threads that serve clients and metrics, from when they do.
+type Fronts = OnceLock<Vec<Front>>;
 
 /// The addresses on which a member listens.
 pub struct Listening {
@@ -72,9 +78,11 @@ pub fn start(
     logger: Arc<Logger>,
     stop_wanted: &dyn Fn() -> bool,
 ) -> Result<(Running, Listening), StartError> {
-    let clients = listen(&config.listen_client_urls, &config)?;
-    let peers = listen(&config.listen_peer_urls, &config)?;
-    let metrics_listeners = listen(&config.listen_metrics_urls, &config)?;
+    let clock = Clock::real();
+    let tls = MemberTls::load(&config, &logger, &clock)?;
+    let peers = listen(&config.listen_peer_urls, &config, |url| tls.for_peers(url))?;
+    let clients = listen(&config.listen_client_urls, &config, |url| tls.for_clients(url))?;
+    let metrics_listeners = listen(&config.listen_metrics_urls, &config, |url| tls.for_metrics(url))?;
     let listening = Listening {
         clients: urls(&config.listen_client_urls, &clients),
         peers: urls(&config.listen_peer_urls, &peers),
@@ -96,24 +104,15 @@ pub fn start(
         segment_bytes: None,
         seed: None,
         switches: opening::Switches::default(),
-        begin: &|| joining::begin(&config, &logger).map_err(Into::into),
+        begin: &|| joining::begin(&config, Some(&tls.dialing()), &logger).map_err(Into::into),
     })?;
     opened.report(&logger, began.elapsed());
     let shards = processors();
     let thresholds = Thresholds::of(config.snapshot_count, opened.log.segment_bytes());
-    let setting = Setting {
-        config,
-        logger,
-        inbox,
-        clock: Clock::real(),
-        shards,
-        threads: true,
-        thresholds,
-        credentials,
-    };
+    let setting = Setting { config, logger, inbox, clock, shards, threads: true, thresholds, credentials };
     let assembled = assemble(setting, opened);
     let listeners = (clients, peers, metrics_listeners);
-    serve(assembled, listeners, listening, stop_wanted)
+    serve(assembled, tls, listeners, listening, stop_wanted)
 }
 
 /// Returns the number of processors that the process may use.
@@ -131,8 +130,25 @@ fn resolve(url: &Url) -> Result<std::net::SocketAddr, StartError> {
         .ok_or_else(|| failed(None))
 }
 
-fn listen(listen_urls: &[Url], config: &Config) -> Result<Vec<TcpListener>, StartError> {
-    let bind = |url: &Url| -> Result<TcpListener, StartError> {
+/// A socket that listens, with its TLS.
+struct Bound {
+    socket: TcpListener,
+    tls: Option<ServerTls>,
+}
+
+impl Bound {
+    fn for_clients(self, checks_address: bool) -> front::Listener {
+        front::Listener { socket: front::ListenerSocket::Tcp(self.socket), tls: self.tls, checks_address }
+    }
+}
+
+fn listen(
+    listen_urls: &[Url],
+    config: &Config,
+    tls: impl Fn(&Url) -> Result<Option<ServerTls>, TlsError>,
+) -> Result<Vec<Bound>, StartError> {
+    let bind = |url: &Url| -> Result<Bound, StartError> {
+        let tls = tls(url)?;
         let address = resolve(url)?;
         let failed = |error| StartError::Listen { url: url.as_str().to_owned(), error };
         let domain = if address.is_ipv6() { socket2::Domain::IPV6 } else { socket2::Domain::IPV4 };
@@ -145,28 +161,30 @@ fn listen(listen_urls: &[Url], config: &Config) -> Result<Vec<TcpListener>, Star
         }
         socket.bind(&address.into()).map_err(failed)?;
         socket.listen(4096).map_err(failed)?;
-        Ok(socket.into())
+        Ok(Bound { socket: socket.into(), tls })
     };
     listen_urls.iter().map(bind).collect()
 }
 
 /// The URLs with the ports that were really taken: 0 asks for any.
-fn urls(asked: &[Url], listeners: &[TcpListener]) -> Vec<String> {
+fn urls(asked: &[Url], listeners: &[Bound]) -> Vec<String> {
     asked
         .iter()
         .zip(listeners)
-        .map(|(url, listener)| match listener.local_addr() {
-            Ok(address) if url.port() == 0 => format!("http://{address}"),
+        .map(|(url, listener)| match listener.socket.local_addr() {
+            Ok(address) if url.port() == 0 => format!("{}://{address}", url.scheme()),
             _ => url.as_str().to_owned(),
         })
         .collect()
 }
 
-type Listeners = (Vec<TcpListener>, Vec<TcpListener>, Vec<TcpListener>);
+/// Sockets for clients, for members and for metrics.
+type Listeners = (Vec<Bound>, Vec<Bound>, Vec<Bound>);
 
 /// Starts the threads of a member. Returns once it serves clients.
 fn serve(
     assembled: Assembled,
+    tls: MemberTls,
     (clients, peers, metrics_listeners): Listeners,
     listening: Listening,
     stop_wanted: &dyn Fn() -> bool,
@@ -192,12 +210,15 @@ fn serve(
     let hashing = Arc::clone(&shared);
     let hasher = spawn("hasher", "the hasher thread", move || hashing.compaction_hashes.run(&hash_jobs))?;
     start_catch_up(&shared, entries, fetches)?;
-    let peers = start_peers(&shared, &logger, &parts.config, peering, peers)?;
+    let peers = start_peers(&shared, &logger, &parts.config, peering, peers, tls.dialing())?;
+    let fronts: Arc<Fronts> = Arc::default();
+    let reloading = start_reloading(&shared, &logger, tls, &peers, &fronts)?;
     let monitor = Monitor::start(&shared, &logger, &parts.config)
         .map_err(|error| StartError::Thread { what: "the monitor thread", error })?;
-    let front_options = front_options(&parts.config, shared.shards.len(), parts.log.segments().len())?;
+    let mut front_options = front_options(&parts.config, shared.shards.len(), parts.log.segments().len())?;
     warn_of_raised_memory(&logger, &parts.config, &front_options);
     shared.readers.charge_to(&front_options.budget);
+    front_options.rejected = member_tls::rejections(&shared.metrics, &logger);
     let (core, ended) = start_core(parts)?;
     let core = await_cluster(core, &shared, &ready, stop_wanted)?;
     if checks && let Err(error) = consistency::corruption::check_initially(&shared, &logger) {
@@ -206,7 +227,10 @@ fn serve(
         return Err(StartError::InitialCheck(error));
     }
     shared.set_client_memory(front_options.budget.clone());
-    let fronts = start_fronts(&shared, &logger, front_options, clients, metrics_listeners)?;
+    let started = start_fronts(&shared, &logger, front_options, clients, metrics_listeners)?;
+    if fronts.set(started).is_err() {
+        unreachable!("fronts are started once");
+    }
     tell_of_service(&logger, &listening);
     let running = Running {
         shared,
@@ -218,6 +242,7 @@ fn serve(
         peers,
         ended,
         clean_shutdown,
+        reloading,
         _lock: lock,
     };
     Ok((running, listening))
@@ -244,10 +269,12 @@ fn start_peers(
     logger: &Arc<Logger>,
     config: &Config,
     peering: Arc<Peering>,
-    listeners: Vec<TcpListener>,
-) -> Result<Arc<dyn PeerLinks>, StartError> {
+    listeners: Vec<Bound>,
+    tls: tls::ClientTls,
+) -> Result<Arc<Peers>, StartError> {
     let peer_logger = Arc::clone(logger);
-    let listeners = listeners.into_iter().map(|socket| peer::Listener { socket, tls: None }).collect();
+    let listener = |bound: Bound| peer::Listener { socket: bound.socket, tls: bound.tls };
+    let listeners = listeners.into_iter().map(listener).collect();
     let options = peer::Options {
         local_id: shared.identity.member_id,
         cluster_id: shared.identity.cluster_id,
@@ -257,7 +284,7 @@ fn start_peers(
         read_timeout: config.raft_read_timeout,
         write_timeout: config.raft_write_timeout,
         listeners,
-        tls: None,
+        tls: Some(tls),
     };
     let peers = Peers::start(
         options,
@@ -267,9 +294,28 @@ fn start_peers(
         }),
     )
     .map_err(|error| StartError::Thread { what: "the thread that talks to other members", error })?;
-    let peers: Arc<dyn PeerLinks> = Arc::new(peers);
-    shared.set_peers(Arc::clone(&peers));
+    let peers = Arc::new(peers);
+    shared.set_peers(Arc::clone(&peers) as Arc<dyn PeerLinks>);
     Ok(peers)
+}
+
+/// Starts the thread that takes over changed TLS files, and says with what TLS clients are served.
+fn start_reloading(
+    shared: &Shared,
+    logger: &Arc<Logger>,
+    tls: MemberTls,
+    peers: &Arc<Peers>,
+    fronts: &Arc<Fronts>,
+) -> Result<Reloading, StartError> {
+    tls.log_clients(logger);
+    let (peers, fronts) = (Arc::clone(peers), Arc::clone(fronts));
+    let reloaded = Box::new(move |side| match side {
+        Side::Peer => peers.tls_reloaded(),
+        Side::Client => fronts.get().into_iter().flatten().for_each(Front::tls_reloaded),
+    });
+    let (metrics, logger) = (Arc::clone(&shared.metrics), Arc::clone(logger));
+    Reloading::start(tls, reloaded, shared.clock.clone(), metrics, logger)
+        .map_err(|error| StartError::Thread { what: "the thread that reloads TLS files", error })
 }
 
 /// Says that clients get more memory than the operator allowed them, where that is so.
@@ -330,15 +376,15 @@ fn start_fronts(
     shared: &Arc<Shared>,
     logger: &Arc<Logger>,
     options: front::Options,
-    clients: Vec<TcpListener>,
-    metrics_listeners: Vec<TcpListener>,
+    clients: Vec<Bound>,
+    metrics_listeners: Vec<Bound>,
 ) -> Result<Vec<Front>, StartError> {
     let counters = rpc::http::FrontCounters::default();
     let (service_shared, service_counters, service_logger) =
         (Arc::clone(shared), counters.clone(), Arc::clone(logger));
     let front = front::start(
         options.clone(),
-        clients.into_iter().map(front::Listener::from).collect(),
+        clients.into_iter().map(|bound| bound.for_clients(false)).collect(),
         Arc::new(move |shard| -> Rc<dyn front::Service> {
             Services::start(
                 Arc::clone(&service_shared),
@@ -352,8 +398,9 @@ fn start_fronts(
     counters.set(front.counters().to_vec());
     let mut fronts = vec![front];
     if !metrics_listeners.is_empty() {
-        let metrics = metrics_listeners.into_iter().map(front::Listener::from).collect();
-        let front = MetricsListener::start(shared, &counters, options, metrics)
+        // As in etcd only metrics' listeners compare names in clients' certificates with where they come from.
+        let listeners = metrics_listeners.into_iter().map(|bound| bound.for_clients(true)).collect();
+        let front = MetricsListener::start(shared, &counters, options, listeners)
             .map_err(|error| StartError::Thread { what: "the threads that serve metrics", error })?;
         fronts.push(front);
     }
@@ -364,10 +411,14 @@ fn start_fronts(
 fn tell_of_service(logger: &Logger, listening: &Listening) {
     logger.info("ready to serve client requests", &[]);
     for url in &listening.clients {
-        logger.info(
-            "serving client traffic insecurely; this is strongly discouraged!",
-            &[("address", Value::Str(url.trim_start_matches("http://")))],
-        );
+        let (line, address) = match url.split_once("://") {
+            Some(("https", address)) => ("serving client traffic securely", address),
+            Some((_, address)) => {
+                ("serving client traffic insecurely; this is strongly discouraged!", address)
+            }
+            None => continue,
+        };
+        logger.info(line, &[("traffic", Value::Str("grpc+http")), ("address", Value::Str(address))]);
     }
     notify_systemd(logger);
 }
@@ -467,7 +518,10 @@ impl Running {
     ///
     /// The reason for which the core had ended before, if it had.
     pub fn stop(self) -> Result<(), EndError> {
-        for front in self.fronts {
+        // It tells the others of new files.
+        drop(self.reloading);
+        let fronts = Arc::into_inner(self.fronts).and_then(Fronts::into_inner);
+        for front in fronts.expect("only the thread that ended used the fronts") {
             front.shutdown_blocking(STOP_TIMEOUT);
         }
         self.shared.credentials.stop();

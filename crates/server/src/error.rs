@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 
 use crate::credentials::CredentialError;
+use crate::tls::TlsError;
 use consistency::corruption::InitialCheckError;
 use replica::core::Fatal;
 use storage::DataDirError;
@@ -50,6 +51,14 @@ pub enum StartError {
     InitialCheck(InitialCheckError),
     /// The tokens of users cannot be made as the options say.
     Credentials(CredentialError),
+    /// TLS cannot be set up as the options say.
+    Tls(TlsError),
+}
+
+impl From<TlsError> for StartError {
+    fn from(error: TlsError) -> StartError {
+        StartError::Tls(error)
+    }
 }
 
 impl From<DataDirError> for StartError {
@@ -76,6 +85,7 @@ impl fmt::Display for StartError {
             StartError::Core(None) => f.write_str("the core ended before the member was ready"),
             StartError::InitialCheck(error) => error.fmt(f),
             StartError::Credentials(error) => error.fmt(f),
+            StartError::Tls(error) => error.fmt(f),
         }
     }
 }
@@ -89,6 +99,7 @@ impl Error for StartError {
             StartError::Core(fatal) => fatal.as_ref().and_then(|fatal| fatal.source()),
             StartError::InitialCheck(error) => error.source(),
             StartError::Credentials(error) => error.source(),
+            StartError::Tls(error) => error.source(),
             StartError::OpenFiles { .. } | StartError::Stopped => None,
         }
     }

@@ -4,6 +4,7 @@
 //! * [`boot`] gives each part a thread and a socket; [`stepped`] drives the same parts by hand, without threads, sockets
 //!   and real time, for simulation.
 //! * `peering` answers requests of other members, and hands the core what they send. `memory` reads the available memory.
+//! * `tls` sets up TLS as the options say, and takes over changed files while the member runs.
 //!
 //! Tests: `tests/it` for members that are stepped, and end to end in the `mainstay` crate.
 
@@ -16,5 +17,7 @@ mod error;
 mod memory;
 mod peering;
 pub mod stepped;
+mod tls;
 
 pub use error::{EndError, StartError};
+pub use tls::{Side, TlsError, dialing};

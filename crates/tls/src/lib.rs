@@ -51,6 +51,9 @@ pub use self_signed::SelfSigned;
 pub use settings::{Settings, Version, check_versions};
 pub use tls::{ClientTls, PeerNames, ServerTls, Session, Tls};
 
+/// The machine's clock, for [`Tls::load`].
+pub use rustls::time_provider::DefaultTimeProvider as SystemClock;
+
 /// Most certificates that a peer may send.
 pub const MAX_CHAIN_CERTIFICATES: usize = 10;
 

@@ -184,10 +184,18 @@ fn refusals_are_as_expected() {
         --max-learners=-1
         --compaction-batch-limit=-1
         --grpc-keepalive-interval=-1s
-        --listen-client-urls=https://127.0.0.1:2379 --advertise-client-urls=https://127.0.0.1:2379
         --listen-peer-urls=unix:///run/peer.sock
-        --cert-file=/x --key-file=/y
-        ETCD_CERT_FILE=/x
+        --listen-client-urls=unixs:///run/client.sock --advertise-client-urls=https://a:2379
+        --tls-min-version=TLS1.1
+        --tls-max-version=1.3
+        --tls-min-version=TLS1.3 --tls-max-version=TLS1.2
+        --tls-min-version=TLS1.3 --cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256
+        --tls-min-version=TLS1.3 --cipher-suites=
+        --self-signed-cert-validity=-1
+        --client-cert-auth=maybe
+        ETCD_CLIENT_CERT_AUTH=maybe
+        --ca-file=/x
+        --tls-min-version=TLS1.1 --compact-hash-check-time=0s
         --config-file=/etc/etcd.yaml
         ETCD_CONFIG_FILE=/etc/etcd.yaml
         --force-new-cluster
@@ -223,7 +231,7 @@ fn warnings_and_bootstraps_are_as_expected() {
         --name=a --data-dir=/d --experimental-initial-corrupt-check=true --experimental-watch-progress-notify-interval=5s
         ETCD_EXPERIMENTAL_MAX_LEARNERS=2 --name=a --data-dir=/d --experimental-compact-hash-check-enabled
         --name=a --data-dir=/d --listen-peer-urls=http://0.0.0.0:2380
-        --name=a --data-dir=/d --cert-file= --enable-grpc-gateway=false --corrupt-check-time=0 --tls-min-version=TLS1.2
+        --name=a --data-dir=/d --listen-client-urls=https://127.0.0.1:2379 --advertise-client-urls=https://a:2379 --initial-cluster=a=https://h:1 --initial-advertise-peer-urls=https://h:1 --cert-file= --enable-grpc-gateway=false --corrupt-check-time=0 --tls-min-version=TLS1.2
         --name=b --data-dir=/d --initial-advertise-peer-urls=http://10.0.0.2:2380 --initial-cluster=a=http://10.0.0.1:2380,b=http://10.0.0.2:2380,c=http://10.0.0.3:2380
         --name=d --data-dir=/d --initial-cluster=a=http://10.0.0.1:2380
         --name=a --data-dir=/d --initial-cluster=a=http://10.0.0.1:2380
@@ -233,6 +241,49 @@ fn warnings_and_bootstraps_are_as_expected() {
         --name=a --data-dir=/d --initial-cluster=
     ";
     expect::check("warnings.txt", &transcript(script));
+}
+
+#[test]
+fn the_flags_of_tls_are_those_of_clients_and_those_of_members() {
+    let config = config(
+        "--cert-file=c.crt --key-file=c.key --client-cert-auth --client-cert-file=cc.crt --client-key-file=cc.key \
+         --client-crl-file=c.crl --client-cert-allowed-hostname=b,a --trusted-ca-file=c.ca --auto-tls \
+         --peer-cert-file=p.crt --peer-key-file=p.key --peer-client-cert-auth=true --peer-client-cert-file=pc.crt \
+         --peer-client-key-file=pc.key --peer-trusted-ca-file=p.ca --peer-crl-file=p.crl \
+         --peer-cert-allowed-cn=m1,m2 --peer-cert-allowed-hostname=h --peer-auto-tls \
+         --experimental-peer-skip-client-san-verification --self-signed-cert-validity=3 \
+         --cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 --tls-max-version=TLS1.3",
+    );
+    let (clients, members) = (&config.client_tls, &config.peer_tls);
+    assert_eq!(
+        clients.settings.to_string(),
+        "cert = c.crt, key = c.key, client-cert=cc.crt, client-key=cc.key, trusted-ca = c.ca, client-cert-auth = true, \
+         crl-file = c.crl"
+    );
+    assert_eq!(clients.settings.allowed_hostnames, ["b", "a"]);
+    assert!(clients.settings.allowed_cns.is_empty() && !clients.settings.skip_client_san_verify);
+    assert_eq!(
+        members.settings.to_string(),
+        "cert = p.crt, key = p.key, client-cert=pc.crt, client-key=pc.key, trusted-ca = p.ca, client-cert-auth = true, \
+         crl-file = p.crl"
+    );
+    assert_eq!(members.settings.allowed_cns, ["m1", "m2"]);
+    assert_eq!(members.settings.allowed_hostnames, ["h"]);
+    assert!(members.settings.skip_client_san_verify);
+    for options in [clients, members] {
+        assert!(options.auto);
+        assert_eq!(options.self_signed_years, 3);
+        assert_eq!(options.settings.cipher_suites, ["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"]);
+        assert_eq!(options.settings.min_version, Some(tls::Version::Tls12));
+        assert_eq!(options.settings.max_version, Some(tls::Version::Tls13));
+    }
+}
+
+#[test]
+fn an_empty_list_of_allowed_names_allows_nobody_as_in_etcd() {
+    assert_eq!(config("--peer-cert-allowed-cn=").peer_tls.settings.allowed_cns, [""]);
+    assert!(config("").peer_tls.settings.allowed_cns.is_empty());
+    assert!(parse(&["--cipher-suites=".to_owned()], &[]).is_ok());
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub use process::{file_descriptor_limit, open_files_max};
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{
     DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics, NetworkMetrics, ServerMetrics,
-    StateHashMetrics,
+    StateHashMetrics, TlsMetrics,
 };
 pub use text::{CONTENT_TYPE, MetricType};
 
@@ -54,6 +54,8 @@ pub struct Metrics {
     pub network: NetworkMetrics,
     /// Metrics of the comparison of all members' states.
     pub state_hash: StateHashMetrics,
+    /// Metrics of TLS.
+    pub tls: TlsMetrics,
     /// Metrics of gRPC methods.
     pub grpc: GrpcMetrics,
     registry: Registry,
@@ -89,6 +91,7 @@ impl Metrics {
             disk: DiskMetrics::register(&mut registry),
             network: NetworkMetrics::register(&mut registry),
             state_hash: StateHashMetrics::register(&mut registry),
+            tls: TlsMetrics::register(&mut registry),
             grpc: GrpcMetrics::register(&mut registry, rpcs, detail == MetricsDetail::Extensive),
             registry,
         };

@@ -171,3 +171,14 @@ group! {
         index: Gauge = "mainstay_state_hash_index", "The entry through which all members that answered were last found to hold the same.";
     }
 }
+
+group! {
+    /// TLS: `listener` is `client` (for clients and metrics) or `peer`. etcd has nothing like it.
+    TlsMetrics {
+        not_after: Labelled<Gauge> = "mainstay_tls_certificate_not_after_seconds" ["listener", "certificate"], "When the first of the certificates in use ends, in seconds since 1970: those of the listeners (server), those shown to other servers (client), those of trusted authorities (authority).";
+        generation: Labelled<Gauge> = "mainstay_tls_generation" ["listener"], "How often TLS files were loaded, the start included.";
+        reload_failures: Labelled<Counter> = "mainstay_tls_reload_failures_total" ["listener"], "How often changed TLS files could not be used, and the failure was logged.";
+        reload_failing: Labelled<Gauge> = "mainstay_tls_reload_failing" ["listener"], "1 while the TLS files on disk cannot be used and those loaded before are.";
+        rejected: Labelled<Counter> = "mainstay_tls_rejected_connections_total" ["listener"], "Connections that TLS did not let in, or that were closed since it would not let them in any more.";
+    }
+}

@@ -69,6 +69,11 @@ fn touch_everything(metrics: &Metrics) {
     metrics.network.server_stream_failures.with(&["receive", "watch"]).inc();
     metrics.network.set_members(0xab, [0xab, 0xcd].into_iter());
     metrics.network.copy_peers(0xab, &figures(0xcd));
+    metrics.tls.not_after.with(&["client", "server"]).set(1_900_000_000);
+    metrics.tls.generation.with(&["client"]).set(1);
+    metrics.tls.reload_failures.with(&["client"]).inc();
+    metrics.tls.reload_failing.with(&["client"]).set(1);
+    metrics.tls.rejected.with(&["client"]).inc();
 }
 
 /// What the room that talks to other members may have counted for this one.

@@ -1,0 +1,492 @@
+//! TLS of a member: from the options to what its listeners and its connections to other members use, and the thread that
+//! takes over changed files.
+//!
+//! The rules about files and certificates are in the crate `tls`. Here is which option goes where, which listener gets TLS,
+//! and what the log and the metrics say.
+
+use std::error::Error;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clock::Clock;
+use config::url::Scheme;
+use config::{Config, TlsOptions, Url};
+use stdx::calendar::format_rfc3339;
+use telemetry::logging::{Logger, Value};
+use telemetry::metrics::{Metrics, TlsMetrics};
+use tls::{Event, LoadError, Owner, Reloader, SelfSigned, ServerTls, SystemClock, Tls, Warning};
+
+/// Interval at which the files are looked at. A change is in use after two looks that see the same contents.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval at which the log repeats that a certificate ends soon.
+const REMINDER_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+/// Days before its end from which on a certificate is warned of.
+const WARNING_DAYS: i64 = 30;
+
+/// Why a member cannot serve TLS as its options say.
+#[derive(Debug)]
+pub enum TlsError {
+    /// A URL is `https`, and there is no certificate for it. The text is etcd's.
+    NoCertificate(String),
+    /// The options contradict each other, or a file cannot be used.
+    Load {
+        /// Whose options they are.
+        side: Side,
+        /// What is wrong, with the file.
+        error: LoadError,
+    },
+    /// The member cannot make its certificate.
+    SelfSigned {
+        /// Whose certificate it is.
+        side: Side,
+        /// What is wrong.
+        error: LoadError,
+    },
+}
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TlsError::NoCertificate(text) => f.write_str(text),
+            TlsError::Load { side, error } => write!(f, "cannot set up {side} TLS: {error}"),
+            TlsError::SelfSigned { side, error } => {
+                write!(f, "failed to get {side} self-signed certs: {error}")
+            }
+        }
+    }
+}
+
+impl Error for TlsError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            TlsError::NoCertificate(_) => None,
+            TlsError::Load { error, .. } | TlsError::SelfSigned { error, .. } => Some(error),
+        }
+    }
+}
+
+/// The side of a member that options and figures are about. Displays as it is called in the log and in metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Listeners for clients and for metrics.
+    Client,
+    /// Listeners for members, and connections to them.
+    Peer,
+}
+
+impl Side {
+    fn name(self) -> &'static str {
+        match self {
+            Side::Client => "client",
+            Side::Peer => "peer",
+        }
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// TLS of both sides of a member.
+pub(crate) struct MemberTls {
+    /// `None` if no listener for clients or metrics has an `https` URL: then files are not read, as in etcd.
+    clients: Option<Tls>,
+    peers: Tls,
+    /// The settings in use, where they have a certificate: what the log tells when the member serves clients.
+    client_settings: Option<tls::Settings>,
+    watched: Vec<Watched>,
+}
+
+/// One side's files.
+struct Watched {
+    side: Side,
+    tls: Tls,
+    reloader: Reloader,
+}
+
+impl MemberTls {
+    /// Reads the options and files of both sides, first those for members, as etcd does.
+    pub(crate) fn load(config: &Config, logger: &Logger, clock: &Clock) -> Result<MemberTls, TlsError> {
+        let mut watched = Vec::new();
+        let fixtures = config.data_dir.join("fixtures");
+
+        let options = &config.peer_tls;
+        let now = clock.wall();
+        let mut settings =
+            settings_of(options, Side::Peer, (&fixtures, now), &config.listen_peer_urls, logger)?;
+        settings.dials = true;
+        settings.alpn = vec![b"http/1.1".to_vec()];
+        if !settings.is_empty() {
+            log_settings(logger, "starting with peer TLS", &settings);
+        }
+        warn_of_plain(Side::Peer, &config.listen_peer_urls, &settings, logger);
+        let peers = load(settings, Side::Peer, &mut watched, logger)?;
+
+        let options = &config.client_tls;
+        let mut settings =
+            settings_of(options, Side::Client, (&fixtures, now), &config.listen_client_urls, logger)?;
+        settings.alpn = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let client_settings = Some(settings.clone()).filter(|settings| !settings.is_empty());
+        warn_of_plain(Side::Client, &config.listen_client_urls, &settings, logger);
+        let listens = config.listen_client_urls.iter().chain(&config.listen_metrics_urls).any(is_secure);
+        let clients = match listens && !settings.is_empty() {
+            true => Some(load(settings, Side::Client, &mut watched, logger)?),
+            false => None,
+        };
+        Ok(MemberTls { clients, peers, client_settings, watched })
+    }
+
+    /// TLS of a listener for clients; `None` if its URL is a plain one.
+    pub(crate) fn for_clients(&self, url: &Url) -> Result<Option<ServerTls>, TlsError> {
+        let missing = || {
+            format!(
+                "TLS key/cert (--cert-file, --key-file) must be provided for client url {url} with HTTPS scheme"
+            )
+        };
+        server(url, self.clients.as_ref(), missing)
+    }
+
+    /// TLS of a listener for metrics; `None` if its URL is a plain one.
+    pub(crate) fn for_metrics(&self, url: &Url) -> Result<Option<ServerTls>, TlsError> {
+        let missing = || {
+            "client TLS key/cert (--cert-file, --key-file) must be provided for metrics secure url".to_owned()
+        };
+        server(url, self.clients.as_ref(), missing)
+    }
+
+    /// TLS of a listener for members; `None` if its URL is a plain one.
+    pub(crate) fn for_peers(&self, url: &Url) -> Result<Option<ServerTls>, TlsError> {
+        let missing = || {
+            format!(
+                "cannot listen on TLS for {}:{}: KeyFile and CertFile are not presented (--peer-cert-file, --peer-key-file)",
+                url.host(),
+                url.port()
+            )
+        };
+        server(url, Some(&self.peers), missing)
+    }
+
+    /// TLS of connections to other members.
+    pub(crate) fn dialing(&self) -> tls::ClientTls {
+        self.peers.client()
+    }
+
+    /// Says in the log with what clients are served.
+    pub(crate) fn log_clients(&self, logger: &Logger) {
+        if let Some(settings) = &self.client_settings {
+            log_settings(logger, "starting with client TLS", settings);
+        }
+    }
+}
+
+fn is_secure(url: &Url) -> bool {
+    matches!(url.scheme(), Scheme::Https | Scheme::Unixs)
+}
+
+fn server(
+    url: &Url,
+    tls: Option<&Tls>,
+    missing: impl FnOnce() -> String,
+) -> Result<Option<ServerTls>, TlsError> {
+    if !is_secure(url) {
+        return Ok(None);
+    }
+    match tls.and_then(Tls::server) {
+        Some(tls) => Ok(Some(tls)),
+        None => Err(TlsError::NoCertificate(missing())),
+    }
+}
+
+/// The settings of one side: those of the flags, or those of a certificate that the member makes for itself.
+fn settings_of(
+    options: &TlsOptions,
+    side: Side,
+    (fixtures, now): (&Path, SystemTime),
+    listen_urls: &[Url],
+    logger: &Logger,
+) -> Result<tls::Settings, TlsError> {
+    if !options.auto {
+        return Ok(options.settings.clone());
+    }
+    if !options.settings.is_empty() {
+        logger.warn(&format!("ignoring {side} auto TLS since certs given"), &[]);
+        return Ok(options.settings.clone());
+    }
+    let hosts: Vec<String> = listen_urls.iter().map(host_and_port).collect();
+    let dir = fixtures.join(side.name());
+    let made = SelfSigned::prepare(&dir, &hosts, options.self_signed_years, now)
+        .map_err(|error| TlsError::SelfSigned { side, error })?;
+    if let Some(why) = &made.made {
+        let (cert, key) = (made.cert_file.display(), made.key_file.display());
+        let why = ("reason", Value::Str(why));
+        logger.info("created cert file", &[("path", Value::Display(&cert)), why]);
+        logger.info("created key file", &[("path", Value::Display(&key))]);
+    }
+    Ok(tls::Settings {
+        cipher_suites: options.settings.cipher_suites.clone(),
+        min_version: options.settings.min_version,
+        max_version: options.settings.max_version,
+        ..made.settings()
+    })
+}
+
+fn host_and_port(url: &Url) -> String {
+    if url.host().contains(':') {
+        format!("[{}]:{}", url.host(), url.port())
+    } else {
+        format!("{}:{}", url.host(), url.port())
+    }
+}
+
+fn load(
+    settings: tls::Settings,
+    side: Side,
+    watched: &mut Vec<Watched>,
+    logger: &Logger,
+) -> Result<Tls, TlsError> {
+    let (tls, reloader) =
+        Tls::load(settings, Arc::new(SystemClock)).map_err(|error| TlsError::Load { side, error })?;
+    for line in tls.describe() {
+        logger.info("loaded TLS file", &[("side", Value::Str(side.name())), ("file", Value::Str(&line))]);
+    }
+    log_warnings(logger, side, &tls.warnings());
+    watched.push(Watched { side, tls: tls.clone(), reloader });
+    Ok(tls)
+}
+
+/// Warns of options that have no effect since a URL is a plain one, in etcd's words.
+fn warn_of_plain(side: Side, urls: &[Url], settings: &tls::Settings, logger: &Logger) {
+    let (key, files, auth) = match side {
+        Side::Peer => (
+            "peer-url",
+            "scheme is HTTP while key and cert files are present; ignoring key and cert files",
+            "scheme is HTTP while --peer-client-cert-auth is enabled; ignoring client cert auth for this URL",
+        ),
+        Side::Client => (
+            "client-url",
+            "scheme is http or unix while key and cert files are present; ignoring key and cert files",
+            "scheme is http or unix while --client-cert-auth is enabled; ignoring client cert auth for this URL",
+        ),
+    };
+    for url in urls.iter().filter(|url| !is_secure(url)) {
+        let field = [(key, Value::Str(url.as_str()))];
+        if !settings.is_empty() {
+            logger.warn(files, &field);
+        }
+        if settings.client_cert_auth {
+            logger.warn(auth, &field);
+        }
+    }
+}
+
+fn log_settings(logger: &Logger, line: &str, settings: &tls::Settings) {
+    let suites: Vec<&str> = settings.cipher_suites.iter().map(String::as_str).collect();
+    logger.info(line, &[("tls-info", Value::Display(settings)), ("cipher-suites", Value::List(&suites))]);
+}
+
+fn log_warnings(logger: &Logger, side: Side, warnings: &[Warning]) {
+    for warning in warnings {
+        let file = warning.file.display();
+        logger.warn(
+            "TLS file may not do what it should",
+            &[
+                ("side", Value::Str(side.name())),
+                ("file", Value::Display(&file)),
+                ("problem", Value::Str(&warning.text)),
+            ],
+        );
+    }
+}
+
+/// How a member with these options dials others, before it runs.
+///
+/// # Errors
+///
+/// The options contradict each other, or a file cannot be used.
+pub fn dialing(config: &Config, logger: &Logger) -> Result<tls::ClientTls, TlsError> {
+    Ok(MemberTls::load(config, logger, &Clock::real())?.dialing())
+}
+
+/// Logs and counts the clients that TLS does not let in, as etcd does.
+pub(crate) fn rejections(
+    metrics: &Metrics,
+    logger: &Arc<Logger>,
+) -> Arc<dyn Fn(&front::Rejected) + Send + Sync> {
+    let (counter, logger) = (metrics.tls.rejected.clone(), Arc::clone(logger));
+    Arc::new(move |rejected: &front::Rejected| {
+        counter.with(&[Side::Client.name()]).add(1 + rejected.not_reported);
+        let remote = rejected.remote;
+        let mut fields = vec![
+            ("remote-addr", Value::Display(&remote)),
+            ("server-name", Value::Str(&rejected.server_name)),
+        ];
+        let (addresses, names): (Vec<String>, Vec<&str>);
+        let addresses_shown: Vec<&str>;
+        if let Some(shown) = &rejected.names {
+            addresses = shown.ip_addresses.iter().map(ToString::to_string).collect();
+            addresses_shown = addresses.iter().map(String::as_str).collect();
+            names = shown.dns_names.iter().map(String::as_str).collect();
+            fields.push(("ip-addresses", Value::List(&addresses_shown)));
+            fields.push(("dns-names", Value::List(&names)));
+        }
+        fields.push(("error", Value::Str(&rejected.error)));
+        if rejected.not_reported > 0 {
+            fields.push(("not-reported", Value::Uint(rejected.not_reported)));
+        }
+        let line = if rejected.was_admitted {
+            "closed connection on client endpoint: its certificate is no longer accepted"
+        } else {
+            "rejected connection on client endpoint"
+        };
+        if rejected.is_end_of_file { logger.debug(line, &fields) } else { logger.warn(line, &fields) }
+    })
+}
+
+/// Is told by the thread which side's files were replaced: connections that exist are to be looked at again.
+pub(crate) type Reloaded = Box<dyn Fn(Side) + Send>;
+
+/// The thread that looks at the files. It ends when this is dropped, which waits for it.
+pub(crate) struct Reloading {
+    stop: Option<SyncSender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reloading {
+    /// Starts the thread.
+    pub(crate) fn start(
+        tls: MemberTls,
+        reloaded: Reloaded,
+        clock: Clock,
+        metrics: Arc<Metrics>,
+        logger: Arc<Logger>,
+    ) -> std::io::Result<Reloading> {
+        let (stop, stopped) = sync_channel::<()>(0);
+        let mut watch = Watch { sides: tls.watched, reloaded, clock, metrics, logger, reminded: UNIX_EPOCH };
+        watch.sides.iter().for_each(|watched| show(&watch.metrics.tls, watched));
+        let thread =
+            std::thread::Builder::new().name("tls-reload".to_owned()).spawn(move || watch.run(&stopped))?;
+        Ok(Reloading { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Reloading {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Watch {
+    sides: Vec<Watched>,
+    reloaded: Reloaded,
+    clock: Clock,
+    metrics: Arc<Metrics>,
+    logger: Arc<Logger>,
+    /// When the log was last told which certificates end soon.
+    reminded: SystemTime,
+}
+
+impl Watch {
+    fn run(&mut self, stopped: &mpsc::Receiver<()>) {
+        loop {
+            self.turn(self.clock.wall());
+            if !matches!(stopped.recv_timeout(RELOAD_INTERVAL), Err(RecvTimeoutError::Timeout)) {
+                return;
+            }
+        }
+    }
+
+    fn turn(&mut self, now: SystemTime) {
+        for watched in &mut self.sides {
+            let Some(event) = watched.reloader.poll(now) else { continue };
+            log_event(&self.logger, watched.side, &event);
+            if matches!(event, Event::Kept { .. }) {
+                self.metrics.tls.reload_failures.with(&[watched.side.name()]).inc();
+            }
+            show(&self.metrics.tls, watched);
+            if matches!(event, Event::Reloaded { .. }) {
+                (self.reloaded)(watched.side);
+            }
+        }
+        // A clock that is set back reminds again, which does no harm.
+        if now.duration_since(self.reminded).is_ok_and(|since| since < REMINDER_INTERVAL) {
+            return;
+        }
+        self.reminded = now;
+        for watched in &self.sides {
+            warn_of_ends(&self.logger, watched, now);
+        }
+    }
+}
+
+fn log_event(logger: &Logger, side: Side, event: &Event) {
+    let side_field = ("side", Value::Str(side.name()));
+    match event {
+        Event::Reloaded { generation, changed, warnings } => {
+            let changed: Vec<String> = changed.iter().map(|file| file.display().to_string()).collect();
+            let changed: Vec<&str> = changed.iter().map(String::as_str).collect();
+            let fields =
+                [side_field, ("generation", Value::Uint(*generation)), ("changed", Value::List(&changed))];
+            logger.info("reloaded TLS files", &fields);
+            log_warnings(logger, side, warnings);
+        }
+        Event::Kept { error } => logger.error(
+            "cannot use changed TLS files; those loaded before stay in use",
+            &[side_field, ("error", Value::Display(error))],
+        ),
+        Event::Restored => logger.info("TLS files are again those in use", &[side_field]),
+    }
+}
+
+/// What a certificate is for, as metrics and the log call it.
+fn name_of(owner: Owner) -> &'static str {
+    match owner {
+        Owner::Listener => "server",
+        Owner::Client => "client",
+        Owner::Authority => "authority",
+    }
+}
+
+fn warn_of_ends(logger: &Logger, watched: &Watched, now: SystemTime) {
+    for expiry in watched.tls.expiries() {
+        let days = expiry.days_left(now);
+        if days >= WARNING_DAYS {
+            continue;
+        }
+        let file = expiry.file.display();
+        logger.warn(
+            "a certificate ends soon or has ended; clients and members refuse each other from then on",
+            &[
+                ("side", Value::Str(watched.side.name())),
+                ("certificate", Value::Str(name_of(expiry.of))),
+                ("file", Value::Display(&file)),
+                ("not-after", Value::Str(&format_rfc3339(expiry.not_after))),
+                ("days-left", Value::Int(days)),
+            ],
+        );
+    }
+}
+
+/// Shows one side in the metrics.
+fn show(metrics: &TlsMetrics, watched: &Watched) {
+    let side = watched.side.name();
+    for expiry in watched.tls.expiries() {
+        let seconds = expiry.not_after.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        metrics.not_after.with(&[side, name_of(expiry.of)]).set_u64(seconds);
+    }
+    if watched.tls.expiries().is_empty() {
+        return;
+    }
+    metrics.generation.with(&[side]).set_u64(watched.tls.generation());
+    metrics.reload_failing.with(&[side]).set_bool(watched.tls.failure().is_some());
+    // So that the counter is there before it counts.
+    let _ = metrics.reload_failures.with(&[side]);
+}
