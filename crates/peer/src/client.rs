@@ -11,13 +11,14 @@ use hyper::client::conn::http1::SendRequest;
 use tokio::task::AbortHandle;
 
 use crate::body::Body;
+use crate::dialer::Dialer;
 use crate::endpoint::Endpoint;
 use crate::error::ExchangeError;
 use crate::options::{ANSWER_BYTES_MAX, DIAL_TIMEOUT, IDLE_CONNECTIONS_MAX, IDLE_MAX};
-use crate::socket;
 
 /// Sends single requests, over connections that are kept for a while. Needs a `LocalSet`.
 pub(crate) struct Client {
+    pub(crate) dialer: Dialer,
     idle: RefCell<HashMap<Endpoint, Vec<Idle>>>,
 }
 
@@ -27,8 +28,8 @@ struct Idle {
 }
 
 impl Client {
-    pub(crate) fn new() -> Client {
-        Client { idle: RefCell::default() }
+    pub(crate) fn new(dialer: Dialer) -> Client {
+        Client { dialer, idle: RefCell::default() }
     }
 
     /// Sends a request whose URI is a path, and waits for the whole answer, whatever its status.
@@ -61,7 +62,7 @@ impl Client {
                 },
             }
         }
-        let (mut sender, _) = dial(endpoint, timeout).await?;
+        let (mut sender, _) = dial(&self.dialer, endpoint, timeout).await?;
         let answer = sender.send_request(request).await?;
         self.collect(endpoint, sender, answer).await
     }
@@ -119,11 +120,12 @@ pub(crate) fn name_host<B>(request: &mut Request<B>, endpoint: &Endpoint) -> Res
 
 /// Opens a connection; it is driven until its last handle is gone, or it is aborted.
 pub(crate) async fn dial(
+    dialer: &Dialer,
     endpoint: &Endpoint,
     write_timeout: Duration,
 ) -> Result<(SendRequest<Body>, AbortHandle), ExchangeError> {
     let socket =
-        socket::connect(endpoint, DIAL_TIMEOUT, write_timeout).await.map_err(ExchangeError::Connect)?;
+        dialer.connect(endpoint, DIAL_TIMEOUT, write_timeout).await.map_err(ExchangeError::Connect)?;
     let (sender, connection) = hyper::client::conn::http1::handshake(socket).await?;
     Ok((sender, tokio::task::spawn_local(connection).abort_handle()))
 }

@@ -23,7 +23,7 @@ pub fn fetch(
         .enable_all()
         .build()
         .map_err(|error| failed(ExchangeError::Connect(error)))?;
-    let client = crate::client::Client::new();
+    let client = crate::client::Client::new(crate::dialer::Dialer::new(tls.cloned(), None));
     let local = tokio::task::LocalSet::new();
     let answer = local.block_on(&runtime, client.exchange(&endpoint, request, timeout));
     drop((client, local));

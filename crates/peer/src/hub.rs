@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
@@ -17,28 +18,33 @@ use api::raftpb::Message;
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
+use tls::{PeerNames, ServerTls, SystemResolver};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 use crate::body::Body;
 use crate::client::{self, Client};
+use crate::dialer::Dialer;
 use crate::endpoint::Endpoint;
 use crate::error::{ExchangeError, PostError, RequestError};
 use crate::frame_buffer::FrameBuffer;
 use crate::handler::Handler;
+use crate::handshakes::{Handshakes, LOOK_UPS_MAX, Met, Rejected, SharedResolver};
 use crate::identity::{self, Identity, MAINSTAY_SNAPSHOT};
 use crate::inbox::{Arrivals, Command, Inbox};
 use crate::options::{
-    CONNECTIONS_MAX, IDLE_MAX, Level, Log, Options, REMOTES_MAX, SNAPSHOT_ANSWER_TIMEOUT, SNAPSHOT_TIMEOUTS,
-    SNAPSHOTS_RECEIVED_MAX,
+    CONNECTIONS_MAX, Field, IDLE_MAX, Level, Log, Options, REJECTIONS_SAID_MAX, REMOTES_MAX,
+    SESSION_CHECK_INTERVAL, SNAPSHOT_ANSWER_TIMEOUT, SNAPSHOT_TIMEOUTS, SNAPSHOTS_RECEIVED_MAX,
 };
 use crate::peer::Peer;
 use crate::peers::Target;
 use crate::piece::Piece;
 use crate::places::{Guest, Places, SnapshotPlaces};
 use crate::routes;
+use crate::sessions::Side;
 use crate::socket::{Clock, Socket};
 use crate::turn::end_turn;
+use crate::wire::Wire;
 
 /// Batches taken from the inbox before the network gets a turn.
 const BATCHES_PER_TURN: usize = 8;
@@ -47,14 +53,36 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum bytes read of a refused snapshot's answer.
 const REFUSAL_BYTES_MAX: usize = 64 * 1024;
 
+/// How often it was said that a connection was rejected.
+#[derive(Clone, Copy, Default)]
+struct Rejections {
+    second: Option<Instant>,
+    said: u32,
+    left_out: u64,
+}
+
+impl Rejections {
+    /// Notes one. `None` if it is not to be said, else how many were not since the last one.
+    fn note(&mut self, now: Instant) -> Option<u64> {
+        if self.second.is_none_or(|second| now.duration_since(second) >= Duration::from_secs(1)) {
+            self.second = Some(now);
+            self.said = 0;
+        }
+        if self.said == REJECTIONS_SAID_MAX {
+            self.left_out += 1;
+            return None;
+        }
+        self.said += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
 /// Everything of the peer thread.
 pub(crate) struct Hub {
     pub(crate) identity: Identity,
     pub(crate) handler: Arc<dyn Handler>,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) client: Client,
-    /// For `https` URLs.
-    pub(crate) tls: Option<tls::ClientTls>,
     pub(crate) read_timeout: Duration,
     pub(crate) write_timeout: Duration,
     /// Snapshots that come in now.
@@ -68,6 +96,10 @@ pub(crate) struct Hub {
     /// Unknown senders that can be answered, the one that was not heard of for longest first.
     remotes: RefCell<VecDeque<u64>>,
     places: Places,
+    /// Looks up the names of clients' certificates.
+    resolver: SharedResolver,
+    look_ups: Arc<Semaphore>,
+    rejections: Cell<Rejections>,
     /// Time when the log last said that there are too many connections.
     crowded: Cell<Option<Instant>>,
     told_removed: Cell<bool>,
@@ -88,8 +120,10 @@ impl Hub {
             identity,
             handler,
             inbox,
-            client: Client::new(),
-            tls,
+            client: Client::new(Dialer::new(tls, Some(Handshakes::default()))),
+            resolver: Arc::new(SystemResolver),
+            look_ups: Arc::new(Semaphore::new(LOOK_UPS_MAX)),
+            rejections: Cell::default(),
             read_timeout,
             write_timeout,
             receiving: SnapshotPlaces::new(SNAPSHOTS_RECEIVED_MAX, read_timeout * SNAPSHOT_TIMEOUTS),
@@ -116,11 +150,8 @@ impl Hub {
         let entered = runtime.enter();
         let mut listeners = Vec::with_capacity(options.listeners.len());
         for listener in options.listeners {
-            if listener.tls.is_some() {
-                return Err(io::Error::new(io::ErrorKind::Unsupported, "TLS of a peer listener"));
-            }
             listener.socket.set_nonblocking(true)?;
-            listeners.push(TcpListener::from_std(listener.socket)?);
+            listeners.push((TcpListener::from_std(listener.socket)?, listener.tls));
         }
         drop(entered);
         let (read_timeout, write_timeout) = (options.read_timeout, options.write_timeout);
@@ -140,7 +171,7 @@ impl Hub {
     /// Says something about a peer.
     pub(crate) fn log(&self, level: Level, message: &str, peer: u64, detail: &str) {
         let id = format!("{peer:x}");
-        let fields = [("remote-peer-id", id.as_str()), ("detail", detail)];
+        let fields = [("remote-peer-id", Field::Text(&id)), ("detail", Field::Text(detail))];
         (self.log)(level, message, if detail.is_empty() { &fields[..1] } else { &fields });
     }
 
@@ -163,6 +194,39 @@ impl Hub {
             self.crowded.set(Some(now));
             (self.log)(Level::Warn, text, &[]);
         }
+    }
+
+    /// Closes the TLS connections whose other ends would not be let in now.
+    fn check_sessions(&self) {
+        self.client.dialer.sessions.end_invalid(|remote, refusal| {
+            let error = refusal.to_string();
+            let fields = [("remote-addr", Field::Text(remote)), ("error", Field::Text(&error))];
+            (self.log)(Level::Warn, "closed a TLS connection between members", &fields);
+        });
+    }
+
+    /// Says that a connection was rejected, in etcd's words; some a second, the rest is counted.
+    fn rejected(&self, from: SocketAddr, rejected: &Rejected) {
+        let mut rejections = self.rejections.get();
+        let left_out = rejections.note(Instant::now());
+        self.rejections.set(rejections);
+        let Some(left_out) = left_out else { return };
+        let (from, error, left_out) = (from.to_string(), rejected.failure.to_string(), left_out.to_string());
+        let mut fields =
+            vec![("remote-addr", Field::Text(&from)), ("server-name", Field::Text(&rejected.server_name))];
+        let PeerNames { ip_addresses, dns_names } = rejected.names.clone().unwrap_or_default();
+        let ip_addresses: Vec<String> = ip_addresses.iter().map(IpAddr::to_string).collect();
+        let ip_addresses: Vec<&str> = ip_addresses.iter().map(String::as_str).collect();
+        let dns_names: Vec<&str> = dns_names.iter().map(String::as_str).collect();
+        if rejected.names.is_some() {
+            fields.push(("ip-addresses", Field::List(&ip_addresses)));
+            fields.push(("dns-names", Field::List(&dns_names)));
+        }
+        fields.push(("error", Field::Text(&error)));
+        if left_out != "0" {
+            fields.push(("rejections-left-out", Field::Text(&left_out)));
+        }
+        (self.log)(Level::Warn, "rejected connection on peer endpoint", &fields);
     }
 
     pub(crate) fn unreachable(&self, id: u64) {
@@ -192,7 +256,7 @@ impl Hub {
             || id == self.identity.local_id
             || peers.contains_key(&id)
             || self.handler.is_removed(id)
-            || !urls.iter().any(|url| Endpoint::dialable(url, self.tls.is_some()).is_ok())
+            || !urls.iter().any(|url| Endpoint::dialable(url, self.client.dialer.has_tls()).is_ok())
         {
             return;
         }
@@ -213,7 +277,7 @@ impl Hub {
         for command in arrivals.commands {
             match command {
                 Command::Members(members) => self.set_members(members),
-                Command::TlsReloaded => {}
+                Command::TlsReloaded => self.check_sessions(),
                 Command::Request { target, request, timeout, answer, permit } => {
                     let hub = Rc::clone(self);
                     tokio::task::spawn_local(async move {
@@ -300,7 +364,7 @@ impl Hub {
         }
         match target {
             Target::Url(url) => {
-                let endpoint = Endpoint::dialable(url, self.tls.is_some())?;
+                let endpoint = Endpoint::dialable(url, self.client.dialer.has_tls())?;
                 let answered = self.client.exchange(&endpoint, request, timeout).await;
                 answered.map_err(|error| RequestError::Failed { to: url.clone(), error })
             }
@@ -319,10 +383,17 @@ impl Hub {
     }
 }
 
-async fn run(hub: Rc<Hub>, listeners: Vec<TcpListener>) {
-    for listener in listeners {
-        tokio::task::spawn_local(accept(Rc::clone(&hub), listener));
+async fn run(hub: Rc<Hub>, listeners: Vec<(TcpListener, Option<ServerTls>)>) {
+    for (listener, tls) in listeners {
+        tokio::task::spawn_local(accept(Rc::clone(&hub), listener, tls));
     }
+    let checker = Rc::clone(&hub);
+    tokio::task::spawn_local(async move {
+        loop {
+            tokio::time::sleep(SESSION_CHECK_INTERVAL).await;
+            checker.check_sessions();
+        }
+    });
     let sweeper = Rc::clone(&hub);
     tokio::task::spawn_local(async move {
         loop {
@@ -343,7 +414,7 @@ async fn run(hub: Rc<Hub>, listeners: Vec<TcpListener>) {
     .await;
 }
 
-async fn accept(hub: Rc<Hub>, listener: TcpListener) {
+async fn accept(hub: Rc<Hub>, listener: TcpListener, tls: Option<ServerTls>) {
     loop {
         match listener.accept().await {
             Ok((stream, from)) => match hub.places.take(Some(from.ip().to_canonical())) {
@@ -351,26 +422,66 @@ async fn accept(hub: Rc<Hub>, listener: TcpListener) {
                     if made_way {
                         hub.crowded("closed a connection of a stranger: too many are open");
                     }
-                    let hub = Rc::clone(&hub);
+                    let (hub, tls) = (Rc::clone(&hub), tls.clone());
                     tokio::task::spawn_local(async move {
-                        race(serve(&hub, &guest, stream), guest.cut.notified()).await;
+                        race(serve(&hub, &guest, stream, from, tls), guest.cut.notified()).await;
                         hub.places.leave(&guest);
                     });
                 }
                 None => hub.crowded("closed a connection: too many are open"),
             },
             Err(error) => {
-                (hub.log)(Level::Warn, "cannot accept a connection", &[("error", &error.to_string())]);
+                (hub.log)(
+                    Level::Warn,
+                    "cannot accept a connection",
+                    &[("error", Field::Text(&error.to_string()))],
+                );
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-async fn serve(hub: &Rc<Hub>, guest: &Rc<Guest>, stream: TcpStream) {
-    if let Ok(socket) = Socket::new(stream, hub.write_timeout) {
+async fn serve(
+    hub: &Rc<Hub>,
+    guest: &Rc<Guest>,
+    stream: TcpStream,
+    from: SocketAddr,
+    tls: Option<ServerTls>,
+) {
+    let socket = match tls {
+        None => Wire::new(stream, hub.write_timeout).map(Socket::plain),
+        Some(tls) => shake_hands(hub, guest, stream, from, tls).await,
+    };
+    // One that breaks so early has nothing to say.
+    if let Ok(socket) = socket {
         answer_requests(hub, guest, socket).await;
     }
+}
+
+/// Makes a TLS connection of one that was accepted. Who is not let in is closed.
+async fn shake_hands(
+    hub: &Rc<Hub>,
+    guest: &Rc<Guest>,
+    stream: TcpStream,
+    from: SocketAddr,
+    tls: ServerTls,
+) -> io::Result<Socket> {
+    let stream = stream.into_std()?;
+    let Some(handshakes) = &hub.client.dialer.handshakes else {
+        return Err(io::ErrorKind::Unsupported.into());
+    };
+    let (resolver, look_ups) = (Arc::clone(&hub.resolver), Arc::clone(&hub.look_ups));
+    let met = handshakes.accept(stream, from, tls.clone(), hub.write_timeout, resolver, look_ups).await;
+    let Met { stream, secured, session } = met.map_err(|rejected| {
+        hub.rejected(from, &rejected);
+        rejected.failure
+    })?;
+    guest.is_verified.set(session.not_after().is_some());
+    let wire = Wire::new(TcpStream::from_std(stream)?, hub.write_timeout)?;
+    let side = Side::Accepted(tls, Rc::clone(guest));
+    let watched = hub.client.dialer.sessions.watch(side, session, from.to_string());
+    Ok(Socket::secured(wire, secured, watched))
 }
 
 /// Answers the requests of one connection until it ends.
@@ -433,7 +544,7 @@ async fn deliver_snapshot(
     headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert(MAINSTAY_SNAPSHOT, HeaderValue::from_static("1"));
 
-    let dialed = client::dial(&endpoint, hub.write_timeout * SNAPSHOT_TIMEOUTS).await;
+    let dialed = client::dial(&hub.client.dialer, &endpoint, hub.write_timeout * SNAPSHOT_TIMEOUTS).await;
     let (mut sender, connection) = dialed.inspect_err(|_| peer.endpoint_failed(&endpoint))?;
     let outcome = async {
         let answer = sender.send_request(request).await.map_err(ExchangeError::from)?;

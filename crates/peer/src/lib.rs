@@ -18,6 +18,8 @@
 //! - After 512 KiB of one connection and direction the others and the network get their turn (`turn`).
 //! - Everything that waits is bounded by number and bytes ([`Peers::send`]), and a frame takes memory only as its
 //!   bytes arrive, whatever its length field says.
+//! - TLS handshakes, in which strangers make this end compute, run on a thread of their own (`peer-tls`); who is let in then is
+//!   looked at again when files were reloaded, and once a minute.
 //! - What comes in closes at most its own connection and never panics. Headers are checked before a body is read, a body
 //!   that trickles ends its connection, and when all connections are in use, those of strangers are closed for new ones.
 //!
@@ -35,6 +37,7 @@ mod app_encoder;
 mod body;
 mod client;
 mod decoder;
+mod dialer;
 mod endpoint;
 mod error;
 mod fetch;
@@ -43,6 +46,7 @@ mod frame_buffer;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handler;
+mod handshakes;
 mod hub;
 mod identity;
 mod inbox;
@@ -55,12 +59,16 @@ mod pipeline;
 mod places;
 mod prober;
 mod routes;
+mod secured;
+mod sessions;
 mod snapshot_receiver;
 mod snapshot_sender;
 mod socket;
 mod stream_reader;
 mod stream_writer;
 mod turn;
+mod turns;
+mod wire;
 
 pub use account::weight as message_bytes;
 pub use endpoint::check_url;
@@ -68,5 +76,5 @@ pub use error::{BoxError, ExchangeError, RequestError, UrlError, UrlFault};
 pub use fetch::fetch;
 pub use figures::{Figures, Histogram, PeerFigures, SnapshotFigures};
 pub use handler::{Handler, Pieces, SnapshotSource};
-pub use options::{Level, Listener, Log, Options};
+pub use options::{Field, Level, Listener, Log, Options};
 pub use peers::{Peers, Target};

@@ -1,3 +1,4 @@
+use std::fmt;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,8 +48,26 @@ pub enum Level {
     Error,
 }
 
+/// The value of a log line's field.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Field<'a> {
+    /// One text.
+    Text(&'a str),
+    /// A list of texts.
+    List(&'a [&'a str]),
+}
+
+impl fmt::Debug for Field<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Field::Text(text) => text.fmt(f),
+            Field::List(list) => list.fmt(f),
+        }
+    }
+}
+
 /// Takes the log: level, message, fields. Called on the peer thread; must not block.
-pub type Log = Arc<dyn Fn(Level, &str, &[(&str, &str)]) + Send + Sync>;
+pub type Log = Arc<dyn Fn(Level, &str, &[(&str, Field<'_>)]) + Send + Sync>;
 
 /// Messages of one peer that may wait to be sent, of MsgApp and of all others each.
 pub(crate) const QUEUED_MESSAGES_MAX: usize = 4096;
@@ -82,6 +101,10 @@ pub(crate) const CONNECTIONS_MAX: usize = 1024;
 pub(crate) const REQUESTS_MAX: usize = 1024;
 /// Unknown senders that are remembered so that they can be answered.
 pub(crate) const REMOTES_MAX: usize = 64;
+/// Lines about rejected connections in a second; the rest is counted.
+pub(crate) const REJECTIONS_SAID_MAX: u32 = 5;
+/// Time after which certificates of connections are looked at again, since they may have ended.
+pub(crate) const SESSION_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Snapshots that are sent at once, as in etcd.
 pub(crate) const SNAPSHOTS_SENT_MAX: usize = 16;
 /// Snapshots that are received at once.

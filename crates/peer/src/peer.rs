@@ -122,7 +122,7 @@ impl Peer {
 
     /// Sets its URLs, from the next dial on.
     pub(crate) fn set_urls(&self, hub: &Hub, urls: &[String]) {
-        let (endpoints, complaints) = Endpoints::parse(urls, hub.tls.is_some());
+        let (endpoints, complaints) = Endpoints::parse(urls, hub.client.dialer.has_tls());
         for complaint in complaints {
             hub.log(Level::Error, "cannot use a peer URL", self.id, &complaint.to_string());
         }

@@ -2,7 +2,8 @@
 //! [`SnapshotPlaces`] decide which one makes way for a new one. They serve nothing themselves.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -12,8 +13,9 @@ use tokio::sync::{Notify, oneshot};
 /// Connections that one member may hold before it counts as a stranger: two streams, the pipeline, requests, a snapshot.
 const MEMBER_PLACES: usize = 32;
 
-/// The connections that are served. When all places are taken, the stranger that has been there longest makes way for
-/// who comes: members always find a place.
+/// The connections that are served, and those that are shaking hands. When all places are taken, a stranger makes way for who
+/// comes: members always find a place. It is the one that has been there longest of the address that has the most, so that
+/// an address that opens many does not drive out the others; those whose certificates were verified come last.
 pub(crate) struct Places {
     max: usize,
     taken: RefCell<BTreeMap<u64, Rc<Guest>>>,
@@ -27,6 +29,8 @@ pub(crate) struct Guest {
     pub(crate) member: Cell<u64>,
     /// Address of the other end, if it is a socket.
     pub(crate) address: Option<IpAddr>,
+    /// Its certificate was verified.
+    pub(crate) is_verified: Cell<bool>,
     /// Notified when the connection has to make way.
     pub(crate) cut: Notify,
 }
@@ -41,28 +45,67 @@ impl Places {
         let mut taken = self.taken.borrow_mut();
         let full = taken.len() >= self.max;
         if full {
-            let number = Places::least(&taken)?;
-            taken.remove(&number)?.cut.notify_one();
+            let (address, is_verified, count) = Places::most_strangers(&taken);
+            if count > 0 {
+                // Several at once, so that not everybody who comes has to look at all.
+                let batch = (self.max / 128).min(count / 2).max(1);
+                let same = |guest: &Guest| {
+                    guest.member.get() == 0
+                        && guest.address == address
+                        && guest.is_verified.get() == is_verified
+                };
+                let cut: Vec<u64> = taken
+                    .values()
+                    .filter(|guest| same(guest))
+                    .take(batch)
+                    .map(|guest| guest.number)
+                    .collect();
+                for number in cut {
+                    taken.remove(&number)?.cut.notify_one();
+                }
+            } else {
+                let number = Places::least(&taken)?;
+                taken.remove(&number)?.cut.notify_one();
+            }
         }
         let number = self.next.get();
         self.next.set(number + 1);
-        let guest = Rc::new(Guest { number, member: Cell::new(0), address, cut: Notify::new() });
+        let guest = Rc::new(Guest {
+            number,
+            member: Cell::new(0),
+            address,
+            is_verified: Cell::new(false),
+            cut: Notify::new(),
+        });
         taken.insert(number, Rc::clone(&guest));
         Some((guest, full))
     }
 
-    /// Returns the connection that has to make way: the oldest of a stranger, or else the oldest of a member that has too
-    /// many.
+    /// Returns the address that has the most connections of strangers, of those whose certificates were not verified if there
+    /// are some; whether they were; and how many there are, which may be none.
+    fn most_strangers(taken: &BTreeMap<u64, Rc<Guest>>) -> (Option<IpAddr>, bool, usize) {
+        let mut strangers = [HashMap::new(), HashMap::new()];
+        for guest in taken.values().filter(|guest| guest.member.get() == 0) {
+            let same: &mut HashMap<_, _> = &mut strangers[usize::from(guest.is_verified.get())];
+            let (_, count) = same.entry(guest.address).or_insert((guest.number, 0_usize));
+            *count += 1;
+        }
+        for (strangers, is_verified) in strangers.into_iter().zip([false, true]) {
+            // Of those that have the most, the one that was there first.
+            let most = strangers.into_iter().max_by_key(|(_, (number, count))| (*count, Reverse(*number)));
+            if let Some((address, (_, count))) = most {
+                return (address, is_verified, count);
+            }
+        }
+        (None, false, 0)
+    }
+
+    /// Returns the oldest connection of a member that has too many.
     fn least(taken: &BTreeMap<u64, Rc<Guest>>) -> Option<u64> {
         let mut of = BTreeMap::new();
         for guest in taken.values() {
-            match guest.member.get() {
-                0 => return Some(guest.number),
-                member => {
-                    let (_, count) = of.entry(member).or_insert((guest.number, 0));
-                    *count += 1;
-                }
-            }
+            let (_, count) = of.entry(guest.member.get()).or_insert((guest.number, 0));
+            *count += 1;
         }
         let most = of.into_values().max_by_key(|(_, count)| *count);
         most.filter(|(_, count)| *count > MEMBER_PLACES).map(|(number, _)| number)
@@ -237,6 +280,23 @@ mod tests {
         places.leave(&back[0]);
         assert_eq!(places.taken.borrow().len(), 79);
         assert!(places.take(None).is_some_and(|(_, cut)| !cut));
+    }
+
+    #[test]
+    fn an_address_with_many_connections_drives_out_its_own() {
+        let places = Places::new(20);
+        let take = |address: &str| places.take(Some(address.parse().unwrap())).expect("there is a place").0;
+        let member = take("10.0.0.1");
+        let flood: Vec<_> = (0..200).map(|_| take("10.0.0.66")).collect();
+        assert!(!is_cut(&member), "it shakes hands");
+        assert_eq!(flood.iter().filter(|guest| is_cut(guest)).count(), 200 - 19);
+        // Of strangers from as many addresses, the one that shows a certificate stays.
+        let places = Places::new(20);
+        let all: Vec<_> =
+            (0..20).map(|n| places.take(Some([10, 0, 0, n].into())).expect("there is a place").0).collect();
+        all[0].is_verified.set(true);
+        places.take(Some([10, 0, 1, 0].into())).expect("there is a place");
+        assert_eq!((is_cut(&all[0]), is_cut(&all[1])), (false, true));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::error::PostError;
 use crate::handler::{Handler, SnapshotSource};
 use crate::inbox::{Command, Inbox};
-use crate::options::{Level, Log, SNAPSHOT_PIECES_MAX, SNAPSHOTS_SENT_MAX};
+use crate::options::{Field, Level, Log, SNAPSHOT_PIECES_MAX, SNAPSHOTS_SENT_MAX};
 use crate::peers::Target;
 use crate::piece::Piece;
 
@@ -49,10 +49,14 @@ impl SnapshotSender {
             sending.lock().unwrap_or_else(PoisonError::into_inner).remove(&to);
             let id = format!("{to:x}");
             match &sent {
-                Ok(()) => log(Level::Info, "sent database snapshot", &[("to", &id)]),
+                Ok(()) => log(Level::Info, "sent database snapshot", &[("to", Field::Text(&id))]),
                 Err(error) => {
                     let text = error.to_string();
-                    log(Level::Warn, "failed to send database snapshot", &[("to", &id), ("error", &text)]);
+                    log(
+                        Level::Warn,
+                        "failed to send database snapshot",
+                        &[("to", Field::Text(&id)), ("error", Field::Text(&text))],
+                    );
                 }
             }
             handler.snapshot_sent(to, sent.is_ok());

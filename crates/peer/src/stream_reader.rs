@@ -25,7 +25,7 @@ use crate::hub::Hub;
 use crate::identity::{self, RAFT_TO};
 use crate::options::{DIAL_PACE, DIAL_PACE_MAX, DIAL_TIMEOUT, Level};
 use crate::peer::{Kind, Peer};
-use crate::socket::{self, Socket};
+use crate::socket::Socket;
 use crate::turn::{TURN_BYTES, end_turn};
 
 /// Dials that fail before the pace slows down.
@@ -155,12 +155,13 @@ async fn dial(hub: &Rc<Hub>, peer: &Peer, kind: Kind) -> Result<Stream, DialErro
 }
 
 async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) -> Result<Stream, DialError> {
-    let socket = socket::connect(endpoint, DIAL_TIMEOUT, hub.write_timeout).await.map_err(|error| {
-        if error.kind() == std::io::ErrorKind::ConnectionRefused {
-            hub.handler.refused(peer.id);
-        }
-        ExchangeError::Connect(error)
-    })?;
+    let socket =
+        hub.client.dialer.connect(endpoint, DIAL_TIMEOUT, hub.write_timeout).await.map_err(|error| {
+            if error.kind() == std::io::ErrorKind::ConnectionRefused {
+                hub.handler.refused(peer.id);
+            }
+            ExchangeError::Connect(error)
+        })?;
     let address = socket.address();
     let handshake = hyper::client::conn::http1::handshake(socket).await;
     let (mut sender, connection) = handshake.map_err(ExchangeError::from)?;

@@ -423,9 +423,14 @@ fn tell_of_service(logger: &Logger, listening: &Listening) {
     notify_systemd(logger);
 }
 
-fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, &str)]) {
-    let fields: Vec<(&str, Value<'_>)> =
-        fields.iter().map(|(name, value)| (*name, Value::Str(value))).collect();
+fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, peer::Field<'_>)]) {
+    fn value(field: peer::Field<'_>) -> Value<'_> {
+        match field {
+            peer::Field::Text(text) => Value::Str(text),
+            peer::Field::List(list) => Value::List(list),
+        }
+    }
+    let fields: Vec<(&str, Value<'_>)> = fields.iter().map(|(name, field)| (*name, value(*field))).collect();
     match level {
         peer::Level::Debug => logger.debug(line, &fields),
         peer::Level::Info => logger.info(line, &fields),

@@ -39,6 +39,7 @@ mod reloader;
 mod revocation;
 mod self_signed;
 mod settings;
+mod system_resolver;
 mod tls;
 mod trust;
 
@@ -49,6 +50,7 @@ pub use refusal::{Refusal, explain};
 pub use reloader::{Event, Reloader};
 pub use self_signed::SelfSigned;
 pub use settings::{Settings, Version, check_versions};
+pub use system_resolver::SystemResolver;
 pub use tls::{ClientTls, PeerNames, ServerTls, Session, Tls};
 
 /// The machine's clock, for [`Tls::load`].

@@ -164,6 +164,17 @@ pub fn member(id: u64) -> Member {
 }
 
 pub fn member_at(id: u64, cluster_id: u64, listener: TcpListener, url: &str, timeouts: Timeouts) -> Member {
+    member_with(id, cluster_id, Listener { socket: listener, tls: None }, None, url, timeouts)
+}
+
+pub fn member_with(
+    id: u64,
+    cluster_id: u64,
+    listener: Listener,
+    tls: Option<tls::ClientTls>,
+    url: &str,
+    timeouts: Timeouts,
+) -> Member {
     let options = Options {
         local_id: id,
         cluster_id,
@@ -172,8 +183,8 @@ pub fn member_at(id: u64, cluster_id: u64, listener: TcpListener, url: &str, tim
         min_cluster_version: "3.0.0",
         read_timeout: timeouts.read,
         write_timeout: timeouts.write,
-        listeners: vec![Listener { socket: listener, tls: None }],
-        tls: None,
+        listeners: vec![listener],
+        tls,
     };
     let recorder = Arc::new(Recorder::default());
     let lines = Arc::clone(&recorder);

@@ -16,9 +16,9 @@ const PIECE_BYTES: usize = 64 * 1024;
 
 /// What was seen of a snapshot: its bytes, their digest, how it ended.
 #[derive(Debug, Default, PartialEq)]
-struct Seen {
-    bytes: usize,
-    digest: u64,
+pub struct Seen {
+    pub bytes: usize,
+    pub digest: u64,
     error: Option<String>,
 }
 
@@ -27,18 +27,18 @@ fn piece(number: usize) -> Bytes {
     Random::new(number as u64).bytes(PIECE_BYTES).into()
 }
 
-struct Source {
+pub struct Source {
     pieces: usize,
     /// After this many the source fails.
     fails_after: Option<usize>,
     asked: Arc<Mutex<Option<Option<Bytes>>>>,
-    digest: Arc<Mutex<DefaultHasher>>,
+    pub digest: Arc<Mutex<DefaultHasher>>,
     /// Says each piece that was taken.
     progress: Option<mpsc::Sender<usize>>,
 }
 
 impl Source {
-    fn of(pieces: usize) -> Source {
+    pub fn of(pieces: usize) -> Source {
         Source { pieces, fails_after: None, asked: Arc::default(), digest: Arc::default(), progress: None }
     }
 }
@@ -64,7 +64,7 @@ impl SnapshotSource for Source {
     }
 }
 
-fn metadata(from: u64, to: u64) -> Message {
+pub fn metadata(from: u64, to: u64) -> Message {
     let conf_state = Some(ConfState { voters: vec![1, 2], ..ConfState::default() });
     let metadata = Some(SnapshotMetadata { conf_state, index: Some(77), term: Some(3) });
     Message {
@@ -74,7 +74,7 @@ fn metadata(from: u64, to: u64) -> Message {
 }
 
 /// Makes a member read snapshots to their end; what it saw.
-fn reads(member: &Member) -> Arc<Mutex<Vec<(Message, Seen)>>> {
+pub fn reads(member: &Member) -> Arc<Mutex<Vec<(Message, Seen)>>> {
     reads_told(member, || ())
 }
 

@@ -1,0 +1,313 @@
+//! TLS handshakes on a thread of their own: [`Handshakes`]. A handshake costs milliseconds of a processor, a hostile one tens
+//! of them, and the peer thread carries raft's heartbeats.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+use stdx::{First, race};
+
+use rustls::{ClientConnection, ServerConnection};
+use tls::{
+    AddressCheck, ClientTls, HANDSHAKE_TIMEOUT, LookUp, PeerNames, Question, Refusal, Resolver, ServerTls,
+    Session,
+};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use crate::secured::{HandshakeError, Secured};
+use crate::turn::end_turn;
+use crate::turns::{Origin, Turns};
+use crate::wire::Wire;
+
+/// Threads that wait for answers to look-ups of names.
+pub(crate) const LOOK_UPS_MAX: usize = 8;
+
+/// Looks up names of certificates; threads share it.
+pub(crate) type SharedResolver = Arc<dyn Resolver + Send + Sync>;
+
+/// Why a connection is not opened, or not taken.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The connection broke.
+    Io(io::Error),
+    /// One of the two ends refuses the other in the handshake.
+    Handshake(rustls::Error),
+    /// The other end is not let in.
+    Refused(Refusal),
+    /// It took too long.
+    TimedOut,
+    /// There is no thread for it.
+    NoThread(io::Error),
+}
+
+impl From<HandshakeError> for Failure {
+    fn from(error: HandshakeError) -> Failure {
+        match error {
+            HandshakeError::Io(error) => Failure::Io(error),
+            HandshakeError::Tls(error) => Failure::Handshake(error),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Io(error)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // Go's word for a connection that the other end closes.
+            Failure::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => f.write_str("EOF"),
+            Failure::Io(error) => error.fmt(f),
+            Failure::Handshake(error) => f.write_str(&tls::explain(error)),
+            Failure::Refused(refusal) => refusal.fmt(f),
+            Failure::TimedOut => f.write_str("TLS handshake timeout"),
+            Failure::NoThread(error) => write!(f, "cannot start the thread of handshakes: {error}"),
+        }
+    }
+}
+
+impl From<Failure> for io::Error {
+    fn from(failure: Failure) -> io::Error {
+        match failure {
+            Failure::Io(error) => error,
+            Failure::TimedOut => io::Error::new(io::ErrorKind::TimedOut, failure.to_string()),
+            failure => io::Error::other(failure.to_string()),
+        }
+    }
+}
+
+/// A connection whose handshake is done and whose other end was let in.
+pub(crate) struct Met {
+    pub(crate) stream: TcpStream,
+    pub(crate) secured: Secured,
+    pub(crate) session: Session,
+}
+
+/// A connection that was not taken, for the log.
+#[derive(Debug)]
+pub(crate) struct Rejected {
+    pub(crate) failure: Failure,
+    /// The name that the client asked for.
+    pub(crate) server_name: String,
+    /// Names in the certificate that it has shown.
+    pub(crate) names: Option<PeerNames>,
+}
+
+type Work = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Job {
+    origin: Origin,
+    begin: Box<dyn FnOnce() -> Work + Send>,
+}
+
+/// The thread that shakes hands, which runs from the first handshake on, as long as this is there.
+///
+/// What waits is bounded by those who ask: a connection that is accepted has a place already, and a member is dialed by few
+/// at once. Each address gets its turn ([`Turns`]).
+#[derive(Default)]
+pub(crate) struct Handshakes {
+    jobs: RefCell<Option<mpsc::UnboundedSender<Job>>>,
+}
+
+impl Handshakes {
+    fn jobs(&self) -> io::Result<mpsc::UnboundedSender<Job>> {
+        let mut jobs = self.jobs.borrow_mut();
+        if let Some(jobs) = &*jobs {
+            return Ok(jobs.clone());
+        }
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(LOOK_UPS_MAX)
+            .build()?;
+        std::thread::Builder::new().name("peer-tls".to_owned()).spawn(move || {
+            runtime.block_on(run(receiver));
+            // A look-up that is still under way holds up nothing.
+            runtime.shutdown_background();
+        })?;
+        *jobs = Some(sender.clone());
+        Ok(sender)
+    }
+
+    /// Runs something on the thread. It is dropped when nobody waits for it any more.
+    async fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
+        &self,
+        origin: Origin,
+        work: impl FnOnce() -> F + Send + 'static,
+    ) -> io::Result<T> {
+        let (mut done, result) = oneshot::channel();
+        let begin = move || -> Work {
+            Box::pin(async move {
+                if let First::Left(output) = race(work(), done.closed()).await {
+                    // The receiver may have been dropped.
+                    let _ = done.send(output);
+                }
+            })
+        };
+        let jobs = self.jobs()?;
+        let ended = || io::Error::other("it has ended");
+        jobs.send(Job { origin, begin: Box::new(begin) }).map_err(|_| ended())?;
+        result.await.map_err(|_| ended())
+    }
+
+    /// Shakes hands with a client at `from`, and checks who it is.
+    pub(crate) async fn accept(
+        &self,
+        stream: TcpStream,
+        from: SocketAddr,
+        tls: ServerTls,
+        write_timeout: Duration,
+        resolver: SharedResolver,
+        look_ups: Arc<Semaphore>,
+    ) -> Result<Met, Rejected> {
+        let work = move || async move {
+            let mut shown = (String::new(), None);
+            let accepted = accept(stream, from, &tls, write_timeout, &resolver, &look_ups, &mut shown);
+            let accepted = match tokio::time::timeout(HANDSHAKE_TIMEOUT, accepted).await {
+                Ok(accepted) => accepted,
+                Err(_) => Err(Failure::TimedOut),
+            };
+            accepted.map_err(|failure| Rejected { failure, server_name: shown.0, names: shown.1 })
+        };
+        match self.run(Origin::of(from.ip()), work).await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                Err(Rejected { failure: Failure::NoThread(error), server_name: String::new(), names: None })
+            }
+        }
+    }
+
+    /// Shakes hands with a member at `host`, and checks who it is.
+    pub(crate) async fn connect(
+        &self,
+        stream: TcpStream,
+        host: String,
+        tls: ClientTls,
+        write_timeout: Duration,
+    ) -> Result<Met, Failure> {
+        let work = move || async move { connect(stream, &host, &tls, write_timeout).await };
+        match self.run(Origin::Own, work).await {
+            Ok(connected) => connected,
+            Err(error) => Err(Failure::NoThread(error)),
+        }
+    }
+}
+
+/// Polls handshakes by turns until nobody can ask for more.
+async fn run(mut jobs: mpsc::UnboundedReceiver<Job>) {
+    let mut turns = Turns::new();
+    poll_fn(|cx| {
+        loop {
+            match jobs.poll_recv(cx) {
+                Poll::Ready(Some(Job { origin, begin })) => turns.add(origin, begin()),
+                Poll::Ready(None) => return Poll::Ready(()),
+                Poll::Pending => break,
+            }
+        }
+        if turns.poll_one(cx).is_ready() {
+            // What has arrived meanwhile gets its turn as well.
+            end_turn(cx);
+        }
+        Poll::Pending
+    })
+    .await;
+}
+
+/// What a client has shown before it was rejected: the name that it asked for, and the names in its certificate.
+type Shown = (String, Option<PeerNames>);
+
+async fn accept(
+    stream: TcpStream,
+    from: SocketAddr,
+    tls: &ServerTls,
+    write_timeout: Duration,
+    resolver: &SharedResolver,
+    look_ups: &Semaphore,
+    shown: &mut Shown,
+) -> Result<Met, Failure> {
+    let mut wire = Wire::new(tokio::net::TcpStream::from_std(stream)?, write_timeout)?;
+    let mut secured = Secured::server(ServerConnection::new(tls.config()).map_err(Failure::Handshake)?);
+    let shaken = secured.handshake(&mut wire).await;
+    shown.0 = secured.server_name().unwrap_or_default().to_owned();
+    shaken?;
+    match let_in(&secured, from.ip(), tls, resolver, look_ups).await {
+        Ok(session) => Ok(Met { stream: wire.into_std()?, secured, session }),
+        Err(refusal) => {
+            shown.1 = PeerNames::of(secured.peer_certificates());
+            secured.close(&mut wire).await;
+            Err(Failure::Refused(refusal))
+        }
+    }
+}
+
+async fn let_in(
+    secured: &Secured,
+    from: IpAddr,
+    tls: &ServerTls,
+    resolver: &SharedResolver,
+    look_ups: &Semaphore,
+) -> Result<Session, Refusal> {
+    let session = tls.admit(secured.peer_certificates())?;
+    match tls.check_address(secured.peer_certificates(), from) {
+        AddressCheck::Passed => Ok(session),
+        AddressCheck::Refused(refusal) => Err(refusal),
+        AddressCheck::Ask(look_up) => resolve(look_up, resolver, look_ups).await.map(|()| session),
+    }
+}
+
+/// Asks what a check has to know, one question after the other: none is asked any more once nobody waits.
+async fn resolve(
+    mut look_up: LookUp,
+    resolver: &SharedResolver,
+    look_ups: &Semaphore,
+) -> Result<(), Refusal> {
+    while let Some(question) = look_up.question() {
+        let Ok(permit) = look_ups.acquire().await else { break };
+        let resolver = Arc::clone(resolver);
+        let answer = tokio::task::spawn_blocking(move || match question {
+            Question::Names(address) => resolver.names(address),
+            Question::Addresses(name) => {
+                resolver.addresses(&name).map(|addresses| addresses.iter().map(IpAddr::to_string).collect())
+            }
+        });
+        look_up.answer(answer.await.unwrap_or_else(|error| Err(error.to_string())));
+        drop(permit);
+    }
+    look_up.outcome()
+}
+
+/// Shakes hands with a server, on this thread.
+pub(crate) async fn connect(
+    stream: TcpStream,
+    host: &str,
+    tls: &ClientTls,
+    write_timeout: Duration,
+) -> Result<Met, Failure> {
+    let attempt = async {
+        let name = tls.server_name(host).map_err(Failure::Refused)?;
+        let mut wire = Wire::new(tokio::net::TcpStream::from_std(stream)?, write_timeout)?;
+        let connection = ClientConnection::new(tls.config(), name).map_err(Failure::Handshake)?;
+        let mut secured = Secured::client(connection);
+        secured.handshake(&mut wire).await?;
+        let session = match tls.admit(secured.peer_certificates()) {
+            Ok(session) => session,
+            Err(refusal) => {
+                secured.close(&mut wire).await;
+                return Err(Failure::Refused(refusal));
+            }
+        };
+        Ok(Met { stream: wire.into_std()?, secured, session })
+    };
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, attempt).await {
+        Ok(connected) => connected,
+        Err(_) => Err(Failure::TimedOut),
+    }
+}

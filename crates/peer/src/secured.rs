@@ -1,0 +1,264 @@
+//! [`Secured`]: TLS over a [`Wire`], from the first byte of the handshake on. It does not know whom to trust.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io::{self, BufRead, IoSlice, Read, Write};
+use std::task::{Context, Poll, ready};
+
+use rustls::{ClientConnection, Connection, ServerConnection};
+use rustls_pki_types::CertificateDer;
+use tokio::io::AsyncWrite;
+
+use crate::wire::Wire;
+
+/// Bytes read at once.
+pub(crate) const READ_BYTES: usize = 128 * 1024;
+/// Bytes that are encrypted ahead of the kernel.
+const WRITE_BYTES: usize = 128 * 1024;
+
+thread_local! {
+    /// Buffer that a read goes through on its way.
+    pub(crate) static SPACE: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
+}
+
+/// Why a handshake failed.
+#[derive(Debug)]
+pub(crate) enum HandshakeError {
+    /// The connection broke.
+    Io(io::Error),
+    /// One of the two ends refuses the other.
+    Tls(rustls::Error),
+}
+
+/// The state of one TLS connection, without its socket: it can be handed from one thread to another.
+pub(crate) struct Secured {
+    connection: Connection,
+    /// Bytes that came and that the connection has not taken yet: from `taken` on.
+    ahead: Vec<u8>,
+    taken: usize,
+    says_goodbye: bool,
+}
+
+impl Secured {
+    pub(crate) fn server(connection: ServerConnection) -> Secured {
+        Secured::new(connection.into())
+    }
+
+    pub(crate) fn client(connection: ClientConnection) -> Secured {
+        Secured::new(connection.into())
+    }
+
+    fn new(mut connection: Connection) -> Secured {
+        connection.set_buffer_limit(Some(WRITE_BYTES));
+        Secured { connection, ahead: Vec::new(), taken: 0, says_goodbye: false }
+    }
+
+    /// Certificates that the other end has shown.
+    pub(crate) fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]> {
+        self.connection.peer_certificates()
+    }
+
+    /// The name that a client asked for.
+    pub(crate) fn server_name(&self) -> Option<&str> {
+        match &self.connection {
+            Connection::Server(connection) => connection.server_name(),
+            Connection::Client(_) => None,
+        }
+    }
+
+    /// Shakes hands. What is sent to the other end when it fails is sent as far as the kernel takes it at once.
+    pub(crate) async fn handshake(&mut self, wire: &mut Wire) -> Result<(), HandshakeError> {
+        poll_fn(|cx| self.poll_handshake(wire, cx)).await
+    }
+
+    fn poll_handshake(&mut self, wire: &mut Wire, cx: &mut Context<'_>) -> Poll<Result<(), HandshakeError>> {
+        loop {
+            let sent = self.poll_send(wire, cx).map_err(HandshakeError::Io)?;
+            if !self.connection.is_handshaking() {
+                return sent.map(Ok);
+            }
+            let came = ready!(self.poll_receive(wire, cx));
+            match came {
+                Ok(0) => return Poll::Ready(Err(HandshakeError::Io(io::ErrorKind::UnexpectedEof.into()))),
+                Ok(_) => {}
+                Err(error) => {
+                    // An alert that says why.
+                    let _ = self.poll_send(wire, cx);
+                    return Poll::Ready(Err(tls_error(error)));
+                }
+            }
+        }
+    }
+
+    /// Says goodbye as far as the kernel takes it at once.
+    pub(crate) async fn close(&mut self, wire: &mut Wire) {
+        self.goodbye();
+        poll_fn(|cx| {
+            let _ = self.poll_send(wire, cx);
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    fn goodbye(&mut self) {
+        if !std::mem::replace(&mut self.says_goodbye, true) {
+            self.connection.send_close_notify();
+        }
+    }
+
+    /// Writes everything that is encrypted to the socket.
+    pub(crate) fn poll_send(&mut self, wire: &mut Wire, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.connection.wants_write() {
+            let mut out = Out { wire: &mut *wire, cx: &mut *cx };
+            match self.connection.write_tls(&mut out) {
+                Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Poll::Pending,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads from the socket, unless there are bytes yet that the connection has not taken; nothing is the end.
+    fn poll_receive(&mut self, wire: &mut Wire, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if self.taken < self.ahead.len() {
+            return Poll::Ready(self.take_ahead());
+        }
+        SPACE.with_borrow_mut(|space| {
+            let bytes = ready!(wire.poll_read(cx, space))?;
+            let came = &space[..bytes];
+            let taken = feed(&mut self.connection, came)?;
+            if taken < bytes {
+                self.ahead = came[taken..].to_vec();
+                self.taken = 0;
+            }
+            Poll::Ready(Ok(bytes))
+        })
+    }
+
+    fn take_ahead(&mut self) -> io::Result<usize> {
+        let taken = feed(&mut self.connection, &self.ahead[self.taken..])?;
+        self.taken += taken;
+        if self.taken == self.ahead.len() {
+            self.ahead = Vec::new();
+            self.taken = 0;
+        }
+        Ok(taken)
+    }
+
+    /// Reads up to `room` bytes and hands them to `put`, a piece at a time. Nothing is the end, which the other end has said;
+    /// a connection that just breaks off is an error.
+    pub(crate) fn poll_read(
+        &mut self,
+        wire: &mut Wire,
+        cx: &mut Context<'_>,
+        mut room: usize,
+        mut put: impl FnMut(&[u8]),
+    ) -> Poll<io::Result<()>> {
+        let mut got = 0;
+        loop {
+            let mut reader = self.connection.reader();
+            match reader.fill_buf() {
+                Ok([]) => return Poll::Ready(Ok(())),
+                Ok(bytes) => {
+                    let bytes = &bytes[..bytes.len().min(room)];
+                    put(bytes);
+                    let count = bytes.len();
+                    reader.consume(count);
+                    room -= count;
+                    got += count;
+                    if room == 0 || self.taken == self.ahead.len() && !self.has_plaintext() {
+                        return Poll::Ready(Ok(()));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if got > 0 && self.taken == self.ahead.len() {
+                        return Poll::Ready(Ok(()));
+                    }
+                    let before = self.connection.wants_write();
+                    ready!(self.poll_receive(wire, cx))?;
+                    // An answer to what came, such as to an update of the keys.
+                    if !before && self.connection.wants_write() {
+                        let _ = self.poll_send(wire, cx)?;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    let text = "the peer closed the connection";
+                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::UnexpectedEof, text)));
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    fn has_plaintext(&mut self) -> bool {
+        self.connection.reader().fill_buf().is_ok_and(|bytes| !bytes.is_empty())
+    }
+
+    /// Encrypts what there is room for, and sends as much of it as the kernel takes.
+    pub(crate) fn poll_write(
+        &mut self,
+        wire: &mut Wire,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_send(wire, cx))?;
+        let written = self.connection.writer().write_vectored(parts)?;
+        // What the kernel does not take now goes with the next write or flush.
+        let _ = self.poll_send(wire, cx)?;
+        Poll::Ready(Ok(written))
+    }
+
+    pub(crate) fn poll_shutdown(&mut self, wire: &mut Wire, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.goodbye();
+        ready!(self.poll_send(wire, cx))?;
+        wire.poll_shutdown(cx)
+    }
+}
+
+/// Gives a connection bytes that came, until it has something to be read. Returns how many it took.
+fn feed(connection: &mut Connection, bytes: &[u8]) -> io::Result<usize> {
+    let mut left = bytes;
+    loop {
+        // Nothing is the end of the stream, which the connection has to know of as well.
+        let took = connection.read_tls(&mut left as &mut dyn Read)?;
+        let state = connection
+            .process_new_packets()
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        if left.is_empty() || took == 0 || state.plaintext_bytes_to_read() > 0 {
+            return Ok(bytes.len() - left.len());
+        }
+    }
+}
+
+/// The error of the library inside an error of a connection.
+fn tls_error(error: io::Error) -> HandshakeError {
+    match error.downcast::<rustls::Error>() {
+        Ok(error) => HandshakeError::Tls(error),
+        Err(error) => HandshakeError::Io(error),
+    }
+}
+
+/// The socket as the library writes to it.
+struct Out<'a, 'b> {
+    wire: &'a mut Wire,
+    cx: &'a mut Context<'b>,
+}
+
+impl Write for Out<'_, '_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self.wire.poll_write(self.cx, |stream, cx| stream.poll_write_vectored(cx, parts)) {
+            Poll::Ready(result) => result,
+            Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,194 @@
+//! [`Turns`]: futures that cost processor time, polled one at a time and fairly by who asked for them.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Origin {
+    /// This member.
+    Own,
+    /// An address; all of a network of IPv6 are one.
+    Address(IpAddr),
+}
+
+impl Origin {
+    pub(crate) fn of(address: IpAddr) -> Origin {
+        Origin::Address(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                // A host has a network of 64 bits to itself.
+                IpAddr::V6((address.to_bits() >> 64 << 64).into())
+            }
+            address => address,
+        })
+    }
+}
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Futures that are polled by turns: each origin that has some to be polled gets one poll, then the next origin. So one
+/// address that opens many connections holds up the others by one poll each, however many those are.
+pub(crate) struct Turns {
+    ready: Arc<Ready>,
+    tasks: HashMap<u64, (Task, Waker)>,
+    next: u64,
+}
+
+/// The tasks that were woken.
+#[derive(Default)]
+struct Ready {
+    queues: Mutex<Queues>,
+}
+
+#[derive(Default)]
+struct Queues {
+    /// Origins that have tasks below, each once, the next one first.
+    origins: VecDeque<Origin>,
+    of: HashMap<Origin, VecDeque<Arc<Ticket>>>,
+    waker: Option<Waker>,
+}
+
+/// Wakes one task.
+struct Ticket {
+    id: u64,
+    origin: Origin,
+    is_queued: AtomicBool,
+    ready: Arc<Ready>,
+}
+
+impl Ready {
+    fn lock(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for Ticket {
+    fn wake(self: Arc<Self>) {
+        if self.is_queued.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let ready = Arc::clone(&self.ready);
+        let mut queues = ready.lock();
+        let Queues { origins, of, waker } = &mut *queues;
+        let queue = of.entry(self.origin).or_default();
+        if queue.is_empty() {
+            origins.push_back(self.origin);
+        }
+        queue.push_back(self);
+        let waker = waker.take();
+        drop(queues);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl Queues {
+    fn pop(&mut self) -> Option<Arc<Ticket>> {
+        let origin = self.origins.pop_front()?;
+        let queue = self.of.get_mut(&origin)?;
+        let ticket = queue.pop_front();
+        if queue.is_empty() {
+            self.of.remove(&origin);
+        } else {
+            self.origins.push_back(origin);
+        }
+        ticket
+    }
+}
+
+impl Turns {
+    pub(crate) fn new() -> Turns {
+        Turns { ready: Arc::default(), tasks: HashMap::new(), next: 0 }
+    }
+
+    /// Adds a task, which is polled when its turn comes.
+    pub(crate) fn add(&mut self, origin: Origin, task: Task) {
+        let id = self.next;
+        self.next += 1;
+        let ready = Arc::clone(&self.ready);
+        let ticket = Arc::new(Ticket { id, origin, is_queued: AtomicBool::new(false), ready });
+        let waker = Waker::from(ticket);
+        waker.wake_by_ref();
+        self.tasks.insert(id, (task, waker));
+    }
+
+    /// Polls one task, the next one. Pending if none is to be polled: then the caller is woken when one is.
+    pub(crate) fn poll_one(&mut self, cx: &Context<'_>) -> Poll<()> {
+        let ticket = {
+            let mut queues = self.ready.lock();
+            match queues.pop() {
+                Some(ticket) => ticket,
+                None => {
+                    queues.waker = Some(cx.waker().clone());
+                    return Poll::Pending;
+                }
+            }
+        };
+        // From here on it can be woken again.
+        ticket.is_queued.store(false, Ordering::Release);
+        if let Some((task, waker)) = self.tasks.get_mut(&ticket.id)
+            && task.as_mut().poll(&mut Context::from_waker(waker)).is_ready()
+        {
+            self.tasks.remove(&ticket.id);
+        }
+        Poll::Ready(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::future::poll_fn;
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn one_address_with_many_tasks_holds_up_the_others_by_one_poll() {
+        let mut turns = Turns::new();
+        let polled = Rc::new(RefCell::new(Vec::new()));
+        let mut add = |origin: Origin, name: u32, polls: u32| {
+            let polled = Rc::clone(&polled);
+            let mut left = polls;
+            let task = poll_fn(move |cx| {
+                polled.borrow_mut().push(name);
+                left -= 1;
+                if left == 0 {
+                    return Poll::Ready(());
+                }
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            });
+            turns.add(origin, Box::pin(task));
+        };
+        let many = Origin::of("10.0.0.1".parse().unwrap());
+        for name in 0..100 {
+            add(many, name, 3);
+        }
+        add(Origin::of("::ffff:10.0.0.2".parse().unwrap()), 1000, 3);
+        add(Origin::Own, 2000, 2);
+        let cx = Context::from_waker(Waker::noop());
+        for _ in 0..8 {
+            assert!(turns.poll_one(&cx).is_ready());
+        }
+        assert_eq!(*polled.borrow(), [0, 1000, 2000, 1, 1000, 2000, 2, 1000]);
+        while turns.poll_one(&cx).is_ready() {}
+        assert_eq!((polled.borrow().len(), turns.tasks.len()), (305, 0));
+        assert!(turns.ready.lock().of.is_empty());
+    }
+
+    #[test]
+    fn the_addresses_of_one_network_share_a_turn() {
+        let of = |text: &str| Origin::of(text.parse().unwrap());
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1:2:3"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:10.0.0.2"), of("10.0.0.2"));
+        assert_ne!(of("10.0.0.2"), of("10.0.0.3"));
+    }
+}
