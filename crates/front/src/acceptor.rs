@@ -1,14 +1,18 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustls::ServerConnection;
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::handshakes::{Arriving, Quota};
 use crate::shard::Closing;
+use crate::standing::Admission;
 use crate::stream::{Detached, Stream};
+use crate::wire::Records;
 use crate::{Budget, Listener, ListenerSocket, Origin, ShardCounters};
 
 /// Pause in accepting after an error such as too many open files.
@@ -18,8 +22,17 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct Handed {
     pub(crate) stream: Detached,
     pub(crate) origin: Origin,
+    /// If it speaks TLS.
+    pub(crate) met: Option<Box<Met>>,
     /// Counts it as open while it lives.
     pub(crate) slot: OpenSlot,
+}
+
+/// What a handshake leaves.
+pub(crate) struct Met {
+    pub(crate) tls: ServerConnection,
+    pub(crate) records: Records,
+    pub(crate) admission: Admission,
 }
 
 /// One of a shard's open connections.
@@ -38,10 +51,57 @@ impl Drop for OpenSlot {
     }
 }
 
-/// Accepts connections and hands each to the shard with the fewest.
+/// The ways to the shards.
+pub(crate) struct Hands(pub(crate) Vec<(UnboundedSender<Handed>, Arc<ShardCounters>)>);
+
+impl Hands {
+    /// Connections that are open, on all shards.
+    fn open(&self) -> usize {
+        self.0.iter().map(|(_, counters)| counters.connections.load(Relaxed)).sum()
+    }
+
+    /// Gives a connection to the shard with the fewest.
+    pub(crate) fn give(&self, stream: Detached, origin: Origin, met: Option<Box<Met>>) {
+        let fewest = self.0.iter().min_by_key(|(_, counters)| counters.connections.load(Relaxed));
+        if let Some((hand, counters)) = fewest {
+            let slot = OpenSlot::new(counters);
+            // It fails only when the shard is closing: then the connection is closed.
+            let _ = hand.send(Handed { stream, origin, met, slot });
+        }
+    }
+}
+
+/// A listener's part in TLS.
+pub(crate) struct Secured {
+    pub(crate) tls: tls::ServerTls,
+    pub(crate) checks_address: bool,
+}
+
+/// The ways to the threads that shake hands.
+pub(crate) struct Reception {
+    pub(crate) threads: Vec<UnboundedSender<Arriving>>,
+    pub(crate) next: AtomicUsize,
+    pub(crate) quota: Arc<Quota>,
+}
+
+impl Reception {
+    /// Begins a handshake; false if there is no room for one.
+    fn begin(&self, stream: Detached, peer: SocketAddr, listener: &Arc<Secured>) -> bool {
+        let Some(share) = self.quota.share(peer.ip()) else { return false };
+        let next = self.next.fetch_add(1, Relaxed) % self.threads.len().max(1);
+        if let Some(thread) = self.threads.get(next) {
+            // Bounded by the quota. It fails only when the front is closing.
+            let _ = thread.send(Arriving { stream, peer, listener: listener.clone(), share });
+        }
+        true
+    }
+}
+
+/// Accepts connections. Those that speak TLS go to a handshake first, all others to the shard with the fewest.
 pub(crate) struct Acceptor {
     pub(crate) listeners: Vec<Listener>,
-    pub(crate) hands: Vec<(UnboundedSender<Handed>, Arc<ShardCounters>)>,
+    pub(crate) hands: Arc<Hands>,
+    pub(crate) reception: Reception,
     pub(crate) connections_max: usize,
     pub(crate) budget: Budget,
     pub(crate) refused: Arc<AtomicU64>,
@@ -70,36 +130,41 @@ pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
 }
 
 /// A listener in the acceptor's event loop.
-enum Accepting {
+struct Accepting {
+    socket: Socket,
+    secured: Option<Arc<Secured>>,
+}
+
+enum Socket {
     Tcp(tokio::net::TcpListener),
     Unix(tokio::net::UnixListener),
 }
 
 impl Accepting {
     fn begin(listener: Listener) -> io::Result<Accepting> {
-        if listener.tls.is_some() {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "TLS is not supported yet"));
-        }
-        Ok(match listener.socket {
+        let socket = match listener.socket {
             ListenerSocket::Tcp(listener) => {
                 listener.set_nonblocking(true)?;
-                Accepting::Tcp(tokio::net::TcpListener::from_std(listener)?)
+                Socket::Tcp(tokio::net::TcpListener::from_std(listener)?)
             }
             ListenerSocket::Unix(listener) => {
                 listener.set_nonblocking(true)?;
-                Accepting::Unix(tokio::net::UnixListener::from_std(listener)?)
+                Socket::Unix(tokio::net::UnixListener::from_std(listener)?)
             }
-        })
+        };
+        let checks_address = listener.checks_address;
+        let secured = listener.tls.map(|tls| Arc::new(Secured { tls, checks_address }));
+        Ok(Accepting { socket, secured })
     }
 
     /// The next connection, and its client's address.
     async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
-        match self {
-            Accepting::Tcp(listener) => {
+        match &self.socket {
+            Socket::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
                 Ok((Stream::Tcp(stream), peer))
             }
-            Accepting::Unix(listener) => {
+            Socket::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
                 Ok((Stream::Unix(stream), Origin::NO_ADDRESS))
             }
@@ -110,19 +175,18 @@ impl Accepting {
 impl Acceptor {
     async fn accept_from(&self, listener: Accepting) {
         loop {
-            // Taken out of this runtime's event loop again: the shard puts it into its own.
+            // Taken out of this runtime's event loop again: the next thread puts it into its own.
             let accepted = listener.accept().await;
             match accepted.and_then(|(stream, peer)| Ok((stream.detach()?, peer))) {
-                Ok((stream, peer)) => self.hand_over(stream, peer),
+                Ok((stream, peer)) => self.receive(stream, peer, listener.secured.as_ref()),
                 Err(error) if concerns_one_connection(&error) => {}
                 Err(_) => tokio::time::sleep(PAUSE).await,
             }
         }
     }
 
-    fn hand_over(&self, stream: Detached, peer: SocketAddr) {
-        let open = |counters: &ShardCounters| counters.connections.load(Relaxed);
-        let total: usize = self.hands.iter().map(|(_, counters)| open(counters)).sum();
+    fn receive(&self, stream: Detached, peer: SocketAddr, secured: Option<&Arc<Secured>>) {
+        let total = self.hands.open() + self.reception.quota.handshakes();
         if total >= self.connections_max || !self.budget.has_room_for(peer.ip()) {
             // Closing at once lets the client try another member instead of waiting.
             self.refused.fetch_add(1, Relaxed);
@@ -134,10 +198,13 @@ impl Acceptor {
             // The client is gone already.
             return;
         }
-        if let Some((hand, counters)) = self.hands.iter().min_by_key(|(_, counters)| open(counters)) {
-            let slot = OpenSlot::new(counters);
-            // It fails only when the shard is closing: then the connection is closed.
-            let _ = hand.send(Handed { stream, origin: Origin::plain(peer), slot });
+        match secured {
+            None => self.hands.give(stream, Origin::plain(peer), None),
+            Some(listener) => {
+                if !self.reception.begin(stream, peer, listener) {
+                    self.refused.fetch_add(1, Relaxed);
+                }
+            }
         }
     }
 }

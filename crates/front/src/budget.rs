@@ -66,7 +66,7 @@ struct Holders {
 }
 
 /// Returns the address that a connection is counted for. One client can have all addresses of an IPv6 network of 64 bits.
-fn party(peer: IpAddr) -> IpAddr {
+pub(crate) fn party(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {
             let [a, b, c, d, ..] = address.segments();

@@ -28,6 +28,7 @@ use crate::ledger::Charge;
 use crate::outgoing::Outgoing;
 use crate::shard::{Registration, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
+use crate::standing::Standing;
 use crate::turn::{SlotWake, Turn};
 use crate::{Origin, Service, admission};
 
@@ -78,6 +79,7 @@ pub(crate) struct Connection<S: Transport> {
     h2: h2::server::Connection<SharedSocket<S>, Outgoing>,
     socket: Rc<RefCell<Socket<S>>>,
     origin: Origin,
+    standing: Option<Rc<Standing>>,
     around: ConnectionContext,
     /// The most calls that were open at once, and what their places take.
     places: usize,
@@ -118,6 +120,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     socket: Socket<S>,
     origin: Origin,
     account: Rc<Account>,
+    standing: Option<Rc<Standing>>,
     shard: Rc<ShardState>,
     service: Rc<dyn Service>,
 ) -> io::Result<()> {
@@ -139,6 +142,9 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let turn = Turn::new();
     let transport_waker = Waker::from(turn.clone());
     account.wake_when_doomed(&transport_waker);
+    if let Some(standing) = &standing {
+        standing.wake_when_over(&transport_waker);
+    }
     let now = Instant::now();
     let timer_at = now + options.keepalive_interval;
     let pings = h2.ping_pong();
@@ -146,6 +152,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
         h2,
         socket: socket.clone(),
         origin,
+        standing,
         around: ConnectionContext::new(shard.clone(), service, account.clone()),
         places: PLACES_FREE,
         places_held: account.hold(0),
@@ -216,14 +223,17 @@ impl<S: Transport> Connection<S> {
         for _ in 0..traffic.pings {
             if self.ping_policy.is_too_many(now, has_calls, &self.around.shard.options) {
                 counters::add(&self.around.shard.counters.too_many_pings, 1);
-                return self.send_off(b"too_many_pings");
+                return self.send_off(Reason::ENHANCE_YOUR_CALM, b"too_many_pings");
             }
         }
         if ended {
             return Poll::Ready(Ok(()));
         }
         if self.around.account.is_doomed() {
-            return self.send_off(b"memory");
+            return self.send_off(Reason::ENHANCE_YOUR_CALM, b"memory");
+        }
+        if self.standing.as_ref().is_some_and(|standing| standing.is_over()) {
+            return self.send_off(Reason::NO_ERROR, b"certificate");
         }
         // Pending means that the kernel takes no more; its wake comes through the transport.
         if let Poll::Ready(Err(error)) =
@@ -599,13 +609,13 @@ impl<S: Transport> Connection<S> {
         open.last().filter(|_| !self.slots.is_empty()).map(|last| last + 1)
     }
 
-    /// Tells a client to calm down, as grpc-go does when there are too many pings, and ends the connection.
-    fn send_off(&mut self, debug: &[u8]) -> Poll<io::Result<()>> {
+    /// Tells a client why, as grpc-go does when there are too many pings, and ends the connection.
+    fn send_off(&mut self, reason: Reason, debug: &[u8]) -> Poll<io::Result<()>> {
         const GOAWAY: u8 = 7;
         let mut socket = self.socket.borrow_mut();
         let mut frame = vec![0, 0, 8 + debug.len() as u8, GOAWAY, 0, 0, 0, 0, 0];
         frame.extend(socket.last_stream().to_be_bytes());
-        frame.extend(u32::from(Reason::ENHANCE_YOUR_CALM).to_be_bytes());
+        frame.extend(u32::from(reason).to_be_bytes());
         frame.extend(debug);
         if !socket.inject(&frame) {
             // The client does not even read what it was sent before.

@@ -1,15 +1,17 @@
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 
-use crate::acceptor::{Acceptor, Handed};
-use crate::shard::Closing;
-use crate::{Listener, Options, Service, Shard, ShardCounters, ShardId, acceptor};
+use crate::acceptor::{Acceptor, Handed, Hands, Reception};
+use crate::handshakes::Quota;
+use crate::rejections::Rejections;
+use crate::shard::{Certificates, Closing};
+use crate::{Listener, Options, Service, Shard, ShardCounters, ShardId, acceptor, handshakes};
 
 /// Makes the service of a shard, on that shard's thread and inside its `LocalSet`.
 pub type MakeService = Arc<dyn Fn(Shard) -> Rc<dyn Service> + Send + Sync>;
@@ -49,6 +51,7 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
         ended,
     };
     let mut hands = Vec::with_capacity(shards);
+    let rejections = Arc::new(Rejections::new(options.rejected.clone()));
     for shard in 0..shards {
         // Bounded by `Options::connections_max`: what is handed over is already counted as open.
         let (hand, handed) = mpsc::unbounded_channel::<Handed>();
@@ -59,9 +62,11 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
         let (options, make_service) = (options.clone(), make_service.clone());
         let shard = Shard { id: ShardId(shard), closing: Closing(closing_seen.clone()) };
         let (killed, ended) = (killed_seen.clone(), ended_tx.clone());
+        let certificates =
+            Certificates { reloads: front.reloads.subscribe(), rejections: rejections.clone() };
         let thread = std::thread::Builder::new().name(format!("front-{}", shard.id.0)).spawn(move || {
             let local = tokio::task::LocalSet::new();
-            let run = crate::shard::run(shard, options, counters, make_service, handed, killed);
+            let run = crate::shard::run(shard, options, counters, make_service, handed, killed, certificates);
             local.block_on(&runtime, run);
             // Tasks that outlived the deadline end here.
             drop(local);
@@ -70,9 +75,30 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
         })?;
         front.threads.push(thread);
     }
+    let hands = Arc::new(Hands(hands));
+    let quota = Quota::new(&options.budget);
+    let mut reception = Reception { threads: Vec::new(), next: AtomicUsize::new(0), quota };
+    if listeners.iter().any(|listener| listener.tls.is_some()) {
+        let shared = Arc::new(handshakes::Shared {
+            hands: hands.clone(),
+            rejections,
+            resolver: options.resolver.clone(),
+            look_ups: Arc::new(AtomicUsize::new(0)),
+            timeout: options.handshake_timeout,
+        });
+        // One core is left for those who are in already.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        for number in 0..(cores - 1).max(1) {
+            let (thread, arriving) = mpsc::unbounded_channel();
+            let closing = Closing(closing_seen.clone());
+            front.threads.push(handshakes::spawn(number, shared.clone(), arriving, closing)?);
+            reception.threads.push(thread);
+        }
+    }
     let acceptor = Acceptor {
         listeners,
         hands,
+        reception,
         connections_max: options.connections_max,
         budget: options.budget.clone(),
         refused: front.refused.clone(),

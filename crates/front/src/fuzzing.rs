@@ -14,8 +14,10 @@ use tokio::sync::watch;
 
 use crate::assembler::Assembler;
 use crate::frame_scanner::FrameScanner;
+use crate::rejections::Rejections;
 use crate::shard::{self, Closing, ShardState};
 use crate::socket::BufferPool;
+use crate::wire::Wire;
 use crate::{Options, Origin, Service, ShardCounters};
 
 /// Serves one connection, of either protocol, until it ends. To be called within a `LocalSet`.
@@ -29,15 +31,18 @@ pub async fn serve(
     service: Rc<dyn Service>,
 ) -> io::Result<()> {
     let (_closing, seen) = watch::channel(false);
+    let options = Arc::new(options);
     let state = Rc::new(ShardState {
         counters: Arc::new(ShardCounters::new(options.methods)),
-        options: Arc::new(options),
+        options: options.clone(),
         pool: Rc::new(BufferPool::default()),
         closing: Cell::new(false),
         connections: RefCell::new(Slab::new()),
+        admitted: RefCell::new(Slab::new()),
+        rejections: Arc::new(Rejections::new(options.rejected.clone())),
     });
     let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-    shard::serve(stream, Origin::plain(peer), state, service, Closing(seen)).await
+    shard::serve(Wire::Plain(stream), Origin::plain(peer), None, state, service, Closing(seen)).await
 }
 
 /// The frames in a stream: kind, flags and stream of each.

@@ -22,6 +22,7 @@ use crate::budget::{Account, Held};
 use crate::call::Progress;
 use crate::shard::{Closing, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
+use crate::standing::Standing;
 use crate::{Origin, Service};
 
 /// Bytes read at once into hyper's buffer.
@@ -35,6 +36,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     socket: Socket<S>,
     origin: Origin,
     account: Rc<Account>,
+    standing: Option<Rc<Standing>>,
     shard: Rc<ShardState>,
     service: Rc<dyn Service>,
     mut closing: Closing,
@@ -86,6 +88,9 @@ pub(crate) async fn serve<S: Transport + 'static>(
             account.set_buffers(socket.borrow().buffer_bytes());
             if account.poll_doomed(cx).is_ready() {
                 return Poll::Ready(io::ErrorKind::OutOfMemory);
+            }
+            if standing.as_ref().is_some_and(|standing| standing.poll_over(cx).is_ready()) {
+                return Poll::Ready(io::ErrorKind::PermissionDenied);
             }
             while looking.poll_tick(cx).is_ready() {
                 let socket = socket.borrow();
@@ -140,6 +145,11 @@ impl<S: Transport> hyper::rt::Read for Hyper<S> {
         cx: &mut Context<'_>,
         mut into: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
+        // Others get their turn: what a client sends may be cheap for it and dear to decrypt.
+        if self.0.0.borrow_mut().renew_spent_allowance() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let mut space = [0; READ_BYTES];
         let room = into.remaining().min(READ_BYTES);
         let mut buffer = ReadBuf::new(&mut space[..room]);

@@ -35,6 +35,7 @@ mod front;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gzip;
+mod handshakes;
 mod head;
 mod http1;
 mod inbound;
@@ -44,12 +45,15 @@ mod listener;
 mod options;
 mod outbound;
 mod outgoing;
+mod rejections;
 mod reply;
 mod service;
 mod shard;
 mod socket;
+mod standing;
 mod stream;
 mod turn;
+mod wire;
 
 pub use budget::{Account, AccountTurn, Budget, Charge, Held};
 pub use counters::{MethodCounters, ShardCounters};

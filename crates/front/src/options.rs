@@ -1,4 +1,5 @@
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,6 +58,12 @@ pub struct Options {
     pub keepalive_min_time: Duration,
     /// True if a client without open calls may ping every [`Options::keepalive_min_time`]; otherwise every 2 h.
     pub keepalive_permit_without_stream: bool,
+    /// Time for a TLS handshake, with what is looked up of the client.
+    pub handshake_timeout: Duration,
+    /// Looks up names for listeners that compare certificates with addresses ([`crate::Listener::checks_address`]).
+    pub resolver: Arc<dyn tls::Resolver + Send + Sync>,
+    /// How often connections with TLS are looked at, whether their clients would still be let in: certificates end.
+    pub certificates_checked_every: Duration,
     /// Is told of connections that TLS does not let in, some a second at most. It is called on any thread and must not wait.
     pub rejected: Arc<dyn Fn(&Rejected) + Send + Sync>,
 }
@@ -97,7 +104,23 @@ impl Default for Options {
             keepalive_timeout: Duration::from_secs(20),
             keepalive_min_time: Duration::from_secs(5),
             keepalive_permit_without_stream: false,
+            handshake_timeout: tls::HANDSHAKE_TIMEOUT,
+            resolver: Arc::new(NoNames),
+            certificates_checked_every: Duration::from_secs(60),
             rejected: Arc::new(|_| {}),
         }
+    }
+}
+
+/// Knows no names.
+struct NoNames;
+
+impl tls::Resolver for NoNames {
+    fn names(&self, _: IpAddr) -> Result<Vec<String>, String> {
+        Err("names are not looked up".to_owned())
+    }
+
+    fn addresses(&self, _: &str) -> Result<Vec<IpAddr>, String> {
+        Err("names are not looked up".to_owned())
     }
 }

@@ -12,9 +12,12 @@ use stdx::{First, race};
 use slab::Slab;
 use tokio::sync::{mpsc, watch};
 
-use crate::acceptor::Handed;
+use crate::acceptor::{Handed, Met};
 use crate::front::MakeService;
+use crate::rejections::Rejections;
 use crate::socket::{BufferPool, Socket, Transport};
+use crate::standing::{self, Admission, Admitted, Standing};
+use crate::wire::{TLS_BYTES, TlsStream, Wire};
 use crate::{Options, Origin, Service, ShardCounters, connection, http1};
 
 /// The number of a shard, from 0.
@@ -72,6 +75,16 @@ pub(crate) struct ShardState {
     pub(crate) closing: Cell<bool>,
     /// Wakers of all connections, woken when closing begins.
     pub(crate) connections: RefCell<Slab<Waker>>,
+    /// Connections that were let in by TLS.
+    pub(crate) admitted: RefCell<Slab<Rc<Standing>>>,
+    pub(crate) rejections: Arc<Rejections>,
+}
+
+/// What a shard hears of certificates, and tells.
+pub(crate) struct Certificates {
+    /// Counts how often TLS was loaded anew.
+    pub(crate) reloads: watch::Receiver<u64>,
+    pub(crate) rejections: Arc<Rejections>,
 }
 
 impl ShardState {
@@ -109,6 +122,7 @@ pub(crate) async fn run(
     make_service: MakeService,
     mut handed: mpsc::UnboundedReceiver<Handed>,
     mut killed: watch::Receiver<bool>,
+    certificates: Certificates,
 ) {
     let mut closing = shard.closing.clone();
     let service = make_service(shard.clone());
@@ -118,11 +132,15 @@ pub(crate) async fn run(
         pool: Rc::new(BufferPool::default()),
         closing: Cell::new(false),
         connections: RefCell::new(Slab::new()),
+        admitted: RefCell::new(Slab::new()),
+        rejections: certificates.rejections,
     });
+    // Detached: it ends with the shard.
+    drop(tokio::task::spawn_local(standing::watch(state.clone(), certificates.reloads)));
     // Connections hold a sender each: the channel ends with the last of them.
     let (open, mut all_closed) = mpsc::channel::<()>(1);
     let serving = async {
-        while let First::Right(Some(Handed { stream, origin, slot })) =
+        while let First::Right(Some(Handed { stream, origin, met, slot })) =
             race(closing.begun(), handed.recv()).await
         {
             let (state, service, open) = (state.clone(), service.clone(), open.clone());
@@ -131,7 +149,14 @@ pub(crate) async fn run(
             drop(tokio::task::spawn_local(async move {
                 // How a connection ended is the client's affair.
                 if let Ok(stream) = stream.attach() {
-                    let _ = serve(stream, origin, state, service, closing).await;
+                    let (wire, admission) = match met.map(|met| *met) {
+                        None => (Wire::Plain(stream), None),
+                        Some(Met { tls, records, admission }) => {
+                            let stream = TlsStream::new(stream, tls, records, state.pool.clone());
+                            (Wire::Tls(Box::new(stream)), Some(admission))
+                        }
+                    };
+                    let _ = serve(wire, origin, admission, state, service, closing).await;
                 }
                 drop((slot, open));
             }));
@@ -150,19 +175,26 @@ pub(crate) async fn run(
 
 /// Serves a connection, whichever protocol it speaks, until it ends.
 pub(crate) async fn serve<S: Transport + 'static>(
-    stream: S,
+    wire: Wire<S>,
     origin: Origin,
+    admission: Option<Admission>,
     state: Rc<ShardState>,
     service: Rc<dyn Service>,
     mut closing: Closing,
 ) -> std::io::Result<()> {
     let account = state.options.budget.open(origin.peer.ip());
-    let mut socket = Socket::new(stream, state.pool.clone());
+    let admitted = admission.map(|admission| Admitted::new(&state, admission, origin.peer));
+    let standing = admitted.as_ref().map(|admitted| admitted.standing.clone());
+    let _tls = standing.as_ref().map(|_| account.hold(TLS_BYTES));
+    let mut socket = Socket::new(wire, state.pool.clone());
     let first = poll_fn(|cx| {
         let polled = socket.poll_speaks_h2(cx);
         account.set_buffers(socket.buffer_bytes());
         if polled.is_pending() && account.poll_doomed(cx).is_ready() {
             return Poll::Ready(Err(std::io::ErrorKind::OutOfMemory.into()));
+        }
+        if standing.as_ref().is_some_and(|standing| standing.poll_over(cx).is_ready()) {
+            return Poll::Ready(Err(std::io::ErrorKind::PermissionDenied.into()));
         }
         polled
     });
@@ -171,8 +203,8 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let speaks_h2 = first.map_err(|_| std::io::ErrorKind::TimedOut)??;
     // On the heap only from here on, so that a connection that has said nothing holds little.
     if speaks_h2 {
-        Box::pin(connection::serve(socket, origin, account, state, service)).await
+        Box::pin(connection::serve(socket, origin, account, standing, state, service)).await
     } else {
-        Box::pin(http1::serve(socket, origin, account, state, service, closing)).await
+        Box::pin(http1::serve(socket, origin, account, standing, state, service, closing)).await
     }
 }

@@ -1,5 +1,5 @@
 //! The byte stream under a connection: [`Socket`] gathers writes until the end of the connection's turn and reads in
-//! large steps into buffers that the shard's connections share. Any [`Transport`] may be below it: TCP now, TLS later. It
+//! large steps into buffers that the shard's connections share. Below it is a [`Wire`]: any [`Transport`], with TLS or without. It
 //! scans frames for figures that the `h2` crate does not report, and decodes nothing else.
 
 use std::cell::RefCell;
@@ -11,6 +11,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::frame_scanner::{ACK, CONTINUATION, DATA, END_HEADERS, FrameScanner, HEADERS, PING};
+use crate::wire::Wire;
 
 /// Bytes of one buffer. A turn reads and writes up to this much at once.
 pub(crate) const BUFFER_BYTES: usize = 64 * 1024;
@@ -35,11 +36,11 @@ pub(crate) struct BufferPool {
 }
 
 impl BufferPool {
-    fn take(&self) -> Box<[u8]> {
+    pub(crate) fn take(&self) -> Box<[u8]> {
         self.free.borrow_mut().pop().unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice())
     }
 
-    fn give(&self, buffer: Box<[u8]>) {
+    pub(crate) fn give(&self, buffer: Box<[u8]>) {
         let mut free = self.free.borrow_mut();
         if free.len() < POOLED_MAX {
             free.push(buffer);
@@ -49,13 +50,40 @@ impl BufferPool {
 
 /// A borrowed buffer whose bytes `at..end` are still to be used.
 #[derive(Debug)]
-struct Filled {
+pub(crate) struct Filled {
     buffer: Box<[u8]>,
     at: usize,
     end: usize,
 }
 
-/// Any byte stream under a connection: TCP now, TLS over it later. It must not wake within its own poll: a connection
+impl Filled {
+    /// The first `end` bytes of a buffer.
+    pub(crate) fn new(buffer: Box<[u8]>, end: usize) -> Filled {
+        Filled { buffer, at: 0, end }
+    }
+
+    /// What is still to be used.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.buffer[self.at..self.end]
+    }
+
+    /// So many bytes were used; returns how many are left.
+    pub(crate) fn advance(&mut self, n: usize) -> usize {
+        self.at += n;
+        self.end - self.at
+    }
+
+    /// Bytes of the buffer, used or not.
+    pub(crate) fn capacity(&self) -> usize {
+        self.buffer.len()
+    }
+
+    pub(crate) fn into_buffer(self) -> Box<[u8]> {
+        self.buffer
+    }
+}
+
+/// Any byte stream under a connection. It must not wake within its own poll: a connection
 /// that was told there is nothing to read does not ask again in the same turn (see `Socket::drained`).
 pub(crate) trait Transport: AsyncRead + AsyncWrite + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Unpin> Transport for T {}
@@ -74,7 +102,7 @@ pub(crate) struct Traffic {
 /// A byte stream whose writes are gathered until [`Socket::poll_send`] and whose reads are done in big steps.
 #[derive(Debug)]
 pub(crate) struct Socket<S> {
-    stream: S,
+    stream: Wire<S>,
     pool: Rc<BufferPool>,
     input: Option<Filled>,
     output: Option<Filled>,
@@ -99,7 +127,7 @@ pub(crate) struct Socket<S> {
 }
 
 impl<S: Transport> Socket<S> {
-    pub(crate) fn new(stream: S, pool: Rc<BufferPool>) -> Socket<S> {
+    pub(crate) fn new(stream: Wire<S>, pool: Rc<BufferPool>) -> Socket<S> {
         Socket {
             stream,
             pool,
@@ -136,6 +164,15 @@ impl<S: Transport> Socket<S> {
         (self.allowance, self.begun, self.paused) = (ALLOWANCE_BYTES, 0, false);
     }
 
+    /// Renews the allowance if it is used up; false if it was not.
+    pub(crate) fn renew_spent_allowance(&mut self) -> bool {
+        let is_spent = self.allowance == 0;
+        if is_spent {
+            self.renew_allowance();
+        }
+        is_spent
+    }
+
     /// Returns true if something was held back since [`Socket::renew_allowance`], and may be there to read.
     pub(crate) fn is_paused(&self) -> bool {
         self.paused
@@ -143,17 +180,20 @@ impl<S: Transport> Socket<S> {
 
     /// Returns true if the client has begun a frame or a header block and not ended it.
     pub(crate) fn is_amid_frame(&self) -> bool {
-        self.in_header_block || self.scanners.as_ref().is_some_and(|(read, _)| !read.at_boundary())
+        self.in_header_block
+            || self.stream.is_amid_record()
+            || self.scanners.as_ref().is_some_and(|(read, _)| !read.at_boundary())
     }
 
-    /// Bytes ever taken from the client.
+    /// Bytes ever taken from the client. With TLS those of records count besides: it tells only whether any came.
     pub(crate) fn received_bytes(&self) -> u64 {
-        self.received_bytes
+        self.received_bytes + self.stream.record_bytes()
     }
 
     /// Bytes of the buffers held now.
     pub(crate) fn buffer_bytes(&self) -> usize {
         BUFFER_BYTES * (usize::from(self.input.is_some()) + usize::from(self.output.is_some()))
+            + self.stream.held_bytes()
     }
 
     /// Returns the traffic since the last call.
@@ -281,7 +321,7 @@ impl<S: Transport> Socket<S> {
         Poll::Ready(Ok(gathered))
     }
 
-    fn poll_take(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    pub(crate) fn poll_take(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.has_turns {
             if self.allowance == 0 {
                 self.paused = true;
@@ -307,6 +347,8 @@ impl<S: Transport> Socket<S> {
                     return polled;
                 }
                 self.traffic.received = true;
+                // Decrypting takes time that the bytes do not show.
+                self.allowance = self.allowance.saturating_sub(self.stream.take_surplus());
                 Filled { buffer, at: 0, end }
             }
         };
@@ -344,7 +386,7 @@ impl<S: Transport> Socket<S> {
         let mut buffer = self.pool.take();
         let result = loop {
             let mut space = ReadBuf::new(&mut buffer);
-            match Pin::new(&mut self.stream).poll_read(cx, &mut space) {
+            match self.stream.poll_discard(cx, &mut space) {
                 Poll::Ready(Ok(())) if !space.filled().is_empty() => {}
                 other => break other,
             }
@@ -425,7 +467,7 @@ mod tests {
     fn only_frames_of_calls_count_as_taken() {
         // The client has room for 5 bytes at a time.
         let (stream, mut client) = tokio::io::duplex(5);
-        let mut socket = Socket::new(stream, Rc::default());
+        let mut socket = Socket::new(Wire::Plain(stream), Rc::default());
         socket.watch_frames();
         let cx = &mut Context::from_waker(std::task::Waker::noop());
         // A frame may come in parts, and others between two of a call.

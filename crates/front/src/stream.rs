@@ -1,6 +1,7 @@
 //! A stream of bytes from a TCP or a Unix socket, inside an event loop ([`Stream`]) and on its way to one ([`Detached`]).
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -32,6 +33,14 @@ impl Detached {
 }
 
 impl Stream {
+    /// This end's address, if it has one.
+    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
+        match self {
+            Stream::Tcp(stream) => stream.local_addr().ok(),
+            Stream::Unix(_) => None,
+        }
+    }
+
     /// Takes it out of this thread's event loop.
     pub(crate) fn detach(self) -> io::Result<Detached> {
         Ok(match self {

@@ -164,6 +164,11 @@ impl ServerTls {
         material.server.clone().expect("material for listeners is only replaced by material for listeners")
     }
 
+    /// The settings that it was loaded with.
+    pub fn settings(&self) -> &Settings {
+        &self.shared.settings
+    }
+
     /// Checks a client whose handshake is done, with what it showed (`ServerConnection::peer_certificates`). To be called for
     /// every connection: a resumed one shows what was verified when it was new, and files may have changed since.
     ///

@@ -12,15 +12,15 @@ use std::time::Duration;
 use api::{Code, Status};
 use bytes::Bytes;
 use mainstay_front::{
-    Account, Answer, Closing, Front, Head, Inbound, Kind, LocalBoxFuture, Method, Options, Outbound, Service,
-    Shard, ShardId, Unary, fuzzing,
+    Account, Answer, Closing, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Method, Options,
+    Outbound, Service, Shard, ShardId, Unary, fuzzing,
 };
 use testkit::TIMEOUT;
 use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 
 /// Methods by name; their place is their id.
-const METHODS: [(&str, Kind); 16] = [
+const METHODS: [(&str, Kind); 17] = [
     ("/test.Echo/Holds", Kind::Unary),
     ("/test.Echo/Unary", Kind::Unary),
     ("/test.Echo/Later", Kind::Unary),
@@ -37,6 +37,7 @@ const METHODS: [(&str, Kind); 16] = [
     ("/test.Echo/LaterBig", Kind::Unary),
     ("/test.Echo/Gate", Kind::Unary),
     ("/test.Echo/GateWrite", Kind::Unary),
+    ("/test.Echo/WhoAmI", Kind::Unary),
 ];
 
 /// What the service says of a write whose answer there is no room for.
@@ -192,6 +193,7 @@ impl Service for Echo {
                 );
                 Unary::Done(Ok(Answer::Whole(text.into())))
             }
+            "/test.Echo/WhoAmI" => Unary::Done(Ok(Answer::Whole(format!("{:?}", head.common_name).into()))),
             "/test.Echo/Big" => Unary::Done(Ok(Answer::Whole(vec![1; number(&message)].into()))),
             "/test.Echo/LaterBig" => Unary::Later(Box::pin(async move {
                 let _alive = alive;
@@ -285,12 +287,16 @@ pub fn run() -> Running {
 
 pub fn run_with(options: Options) -> Running {
     let (listener, address) = testkit::ports::listen();
+    run_on(options, address, vec![listener.into()])
+}
+
+/// The same on these listeners; the address is that of one of them.
+pub fn run_on(options: Options, address: SocketAddr, listeners: Vec<Listener>) -> Running {
     let seen = Arc::new(Seen::default());
     let for_shards = seen.clone();
     let options = Options { methods: METHODS.len(), ..options };
     let make = move |shard| -> Rc<dyn Service> { Rc::new(Echo { shard, seen: for_shards.clone() }) };
-    let front =
-        mainstay_front::start(options, vec![listener.into()], Arc::new(make)).expect("a started front");
+    let front = mainstay_front::start(options, listeners, Arc::new(make)).expect("a started front");
     Running { front, address, seen }
 }
 

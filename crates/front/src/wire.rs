@@ -1,0 +1,655 @@
+//! The stream under a connection ([`Wire`]): plain, or with TLS whose handshake is done ([`TlsStream`]). It knows bytes and
+//! records, and nothing of certificates; those are looked at before (`handshakes`) and now and then (`standing`).
+
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use rustls::ServerConnection;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::socket::{BufferPool, Filled, Transport};
+
+/// What a connection with TLS holds besides buffers, in bytes, while it is idle: keys and state (measured: 3 KB), and the
+/// library's buffer for a record that has come in part, which is never below 4 KiB.
+pub(crate) const TLS_BYTES: usize = 8 * 1024;
+
+/// What looking at one record costs at least, in bytes that could be moved meanwhile.
+const RECORD_COST: usize = 256;
+
+/// So much is done in one read at most, once there is something to give.
+const WORK_AT_ONCE: usize = 64 * 1024;
+
+/// Below so many bytes the library's buffer for incoming records is not worth shrinking.
+const SMALL_RECORD_BYTES: usize = 4 * 1024;
+
+/// The stream of a connection.
+#[derive(Debug)]
+pub(crate) enum Wire<S> {
+    Plain(S),
+    Tls(Box<TlsStream<S>>),
+}
+
+impl<S: Transport> Wire<S> {
+    /// Bytes of the buffers held now.
+    pub(crate) fn held_bytes(&self) -> usize {
+        match self {
+            Wire::Plain(_) => 0,
+            Wire::Tls(stream) => stream.held_bytes(),
+        }
+    }
+
+    /// What reading has cost since the last call beyond the bytes given, in bytes that could be moved meanwhile.
+    pub(crate) fn take_surplus(&mut self) -> usize {
+        match self {
+            Wire::Plain(_) => 0,
+            Wire::Tls(stream) => std::mem::take(&mut stream.surplus),
+        }
+    }
+
+    /// Returns true if the client has begun a record and not ended it.
+    pub(crate) fn is_amid_record(&self) -> bool {
+        matches!(self, Wire::Tls(stream) if stream.records.unfinished() > 0)
+    }
+
+    /// Bytes of records that ever came in.
+    pub(crate) fn record_bytes(&self) -> u64 {
+        match self {
+            Wire::Plain(_) => 0,
+            Wire::Tls(stream) => stream.arrived,
+        }
+    }
+
+    /// Reads what nobody will look at, as it is.
+    pub(crate) fn poll_discard(
+        &mut self,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self {
+            Wire::Plain(stream) => Pin::new(stream).poll_read(cx, into),
+            Wire::Tls(stream) => Pin::new(&mut stream.stream).poll_read(cx, into),
+        }
+    }
+}
+
+impl<S: Transport> AsyncRead for Wire<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Wire::Plain(stream) => Pin::new(stream).poll_read(cx, into),
+            Wire::Tls(stream) => stream.poll_read(cx, into),
+        }
+    }
+}
+
+impl<S: Transport> AsyncWrite for Wire<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Wire::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Wire::Tls(stream) => stream.poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Wire::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Wire::Tls(stream) => stream.poll_shutdown(cx),
+        }
+    }
+}
+
+/// Follows records by their headers, from the first byte of a connection on.
+#[derive(Debug, Default)]
+pub(crate) struct Records {
+    header: [u8; 5],
+    header_len: usize,
+    /// Bytes that the current record's body still has.
+    left: usize,
+    /// Bytes of the current record so far.
+    begun: usize,
+    /// The longest record since it was last asked for.
+    longest: usize,
+}
+
+impl Records {
+    /// Looks at the next bytes; returns how many records end in them.
+    pub(crate) fn scan(&mut self, mut bytes: &[u8]) -> usize {
+        let mut ended = 0;
+        while !bytes.is_empty() {
+            let wanted = if self.left == 0 { self.header.len() - self.header_len } else { self.left };
+            let (part, rest) = bytes.split_at(wanted.min(bytes.len()));
+            bytes = rest;
+            self.begun += part.len();
+            if self.left == 0 {
+                self.header[self.header_len..][..part.len()].copy_from_slice(part);
+                self.header_len += part.len();
+                if self.header_len < self.header.len() {
+                    break;
+                }
+                self.header_len = 0;
+                self.left = usize::from(u16::from_be_bytes([self.header[3], self.header[4]]));
+            } else {
+                self.left -= part.len();
+            }
+            if self.left == 0 {
+                self.longest = self.longest.max(self.begun);
+                self.begun = 0;
+                ended += 1;
+            }
+        }
+        ended
+    }
+
+    /// Bytes of a record that has begun and not ended.
+    pub(crate) fn unfinished(&self) -> usize {
+        self.begun
+    }
+}
+
+/// TLS over a stream, after the handshake.
+///
+/// Reading takes a large step of ciphertext into a pooled buffer, from which the library takes what it needs, and copies
+/// what is in it straight to the reader. Writing encrypts all that is offered, in few records, for one write. A connection
+/// that has nothing on its way holds no buffer but the library's own, of 4 KiB.
+#[derive(Debug)]
+pub(crate) struct TlsStream<S> {
+    stream: S,
+    tls: ServerConnection,
+    pool: Rc<BufferPool>,
+    /// Ciphertext that was read and not yet given to the library.
+    input: Option<Filled>,
+    records: Records,
+    /// Bytes offered to [`TlsStream::poll_write`] that were encrypted, and not all of which have gone to the kernel. Who writes
+    /// offers them again, as they were, until they are reported as written.
+    encrypted: usize,
+    /// Of those, bytes that were reported as written.
+    reported: usize,
+    /// Bytes of ciphertext that went to the kernel since they were encrypted.
+    sent: usize,
+    arrived: u64,
+    surplus: usize,
+    /// The client has said that nothing follows, or has gone.
+    has_ended: bool,
+    /// What the client sent is not TLS as agreed.
+    failure: Option<rustls::Error>,
+    has_closed: bool,
+}
+
+impl<S: Transport> TlsStream<S> {
+    /// `records` has seen all that `tls` was given.
+    pub(crate) fn new(
+        stream: S,
+        tls: ServerConnection,
+        records: Records,
+        pool: Rc<BufferPool>,
+    ) -> TlsStream<S> {
+        TlsStream {
+            stream,
+            tls,
+            pool,
+            input: None,
+            records,
+            encrypted: 0,
+            reported: 0,
+            sent: 0,
+            arrived: 0,
+            surplus: 0,
+            has_ended: false,
+            failure: None,
+            has_closed: false,
+        }
+    }
+
+    fn held_bytes(&self) -> usize {
+        let input = self.input.as_ref().map_or(0, Filled::capacity);
+        input + self.records.unfinished() + self.encrypted
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        let mut work = 0;
+        let polled = loop {
+            self.take_plaintext(into)?;
+            let has_given = into.filled().len() > before;
+            if into.remaining() == 0 || self.has_ended || (has_given && work >= WORK_AT_ONCE) {
+                break Poll::Ready(Ok(()));
+            }
+            if let Some(failure) = &self.failure {
+                // What came before the failure is given first.
+                break Poll::Ready(if has_given { Ok(()) } else { Err(invalid(failure)) });
+            }
+            if self.input.is_some() {
+                // The library ends a connection whose records bring nothing, so this goes on to something to give, to a
+                // failure or to the end of the input.
+                work += self.decrypt_some(cx)?;
+                continue;
+            }
+            if has_given {
+                break Poll::Ready(Ok(()));
+            }
+            let mut buffer = self.pool.take();
+            let mut space = ReadBuf::new(&mut buffer);
+            let polled = Pin::new(&mut self.stream).poll_read(cx, &mut space);
+            let end = space.filled().len();
+            if end == 0 {
+                self.pool.give(buffer);
+                // Without a farewell it is an end, too: what matters says itself how long it is.
+                self.has_ended = polled.is_ready();
+                break polled;
+            }
+            self.arrived += end as u64;
+            self.input = Some(Filled::new(buffer, end));
+        };
+        let given = into.filled().len() - before;
+        self.surplus += work.saturating_sub(given);
+        polled
+    }
+
+    /// Moves decrypted bytes to the reader, as far as there is room.
+    fn take_plaintext(&mut self, into: &mut ReadBuf<'_>) -> io::Result<()> {
+        while into.remaining() > 0 {
+            match self.tls.reader().read(into.initialize_unfilled()) {
+                Ok(0) => {
+                    self.has_ended = true;
+                    return Ok(());
+                }
+                Ok(n) => into.advance(n),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the library as much ciphertext as it takes at once; returns what that has cost.
+    fn decrypt_some(&mut self, cx: &mut Context<'_>) -> io::Result<usize> {
+        let Some(mut input) = self.input.take() else { return Ok(0) };
+        let bytes = input.bytes();
+        let taken = self.tls.read_tls(&mut &*bytes)?;
+        let cost = taken + RECORD_COST * self.records.scan(&bytes[..taken]);
+        if taken == 0 {
+            self.pool.give(input.into_buffer());
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        if let Err(error) = self.tls.process_new_packets() {
+            // The client is told why, if it takes it at once.
+            let _ = self.poll_flush_records(cx);
+            self.failure = Some(error);
+        }
+        if self.failure.is_some() || input.advance(taken) == 0 {
+            self.pool.give(input.into_buffer());
+            self.shrink();
+        } else {
+            self.input = Some(input);
+        }
+        Ok(cost)
+    }
+
+    /// Lets the library give back the room of a long record, which it does before it reads.
+    fn shrink(&mut self) {
+        if self.records.longest > SMALL_RECORD_BYTES && self.records.unfinished() == 0 {
+            self.records.longest = 0;
+            // It fails, because nothing is there to read: nothing else could.
+            let _ = self.tls.read_tls(&mut Nothing);
+        }
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        while self.encrypted == 0 {
+            if bytes.is_empty() {
+                return Poll::Ready(Ok(0));
+            }
+            self.encrypted = self.tls.writer().write(bytes)?;
+            if self.encrypted == 0 {
+                // What the library itself has to say fills its buffer.
+                ready!(self.poll_flush_records(cx))?;
+            }
+        }
+        debug_assert!(bytes.len() >= self.encrypted - self.reported, "offered again");
+        let written = match self.poll_flush_records(cx)? {
+            Poll::Ready(()) => {
+                let rest = self.encrypted - self.reported;
+                (self.encrypted, self.reported, self.sent) = (0, 0, 0);
+                return Poll::Ready(Ok(rest));
+            }
+            // A little less has gone than this says, since records have headers: the last byte is reported with the last.
+            Poll::Pending => self.sent.min(self.encrypted - 1),
+        };
+        let more = written - self.reported;
+        self.reported = written;
+        if more == 0 { Poll::Pending } else { Poll::Ready(Ok(more)) }
+    }
+
+    /// Sends encrypted records; ready when all went to the kernel.
+    fn poll_flush_records(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.tls.wants_write() {
+            match self.tls.write_tls(&mut Kernel { stream: &mut self.stream, cx }) {
+                Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Ok(n) => self.sent += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Poll::Pending,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.has_closed {
+            self.has_closed = true;
+            self.tls.send_close_notify();
+        }
+        ready!(self.poll_flush_records(cx))?;
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+impl<S> Drop for TlsStream<S> {
+    fn drop(&mut self) {
+        if let Some(input) = self.input.take() {
+            self.pool.give(input.into_buffer());
+        }
+    }
+}
+
+fn invalid(error: &rustls::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error.clone())
+}
+
+/// A stream as the library writes to it: what the kernel does not take at once would block.
+pub(crate) struct Kernel<'a, 'b, S> {
+    pub(crate) stream: &'a mut S,
+    pub(crate) cx: &'a mut Context<'b>,
+}
+
+impl<S: Transport> io::Write for Kernel<'_, '_, S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        at_once(Pin::new(&mut *self.stream).poll_write(self.cx, bytes))
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        at_once(Pin::new(&mut *self.stream).poll_write_vectored(self.cx, parts))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn at_once(polled: Poll<io::Result<usize>>) -> io::Result<usize> {
+    match polled {
+        Poll::Ready(result) => result,
+        Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+    }
+}
+
+/// A reader that has nothing yet.
+struct Nothing;
+
+impl io::Read for Nothing {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig};
+    use rustls_pki_types::{PrivatePkcs8KeyDer, ServerName};
+
+    use super::*;
+    use crate::socket::{BUFFER_BYTES, Socket};
+
+    /// What came from the client, and whatever is written goes nowhere.
+    #[derive(Debug)]
+    struct Tape {
+        bytes: Vec<u8>,
+        at: usize,
+    }
+
+    impl AsyncRead for Tape {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            into: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            let n = into.remaining().min(self.bytes.len() - self.at);
+            if n == 0 {
+                return Poll::Pending;
+            }
+            into.put_slice(&self.bytes[self.at..self.at + n]);
+            self.at += n;
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncWrite for Tape {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// Both ends after a handshake.
+    fn pair() -> (ServerConnection, ClientConnection) {
+        let certified = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
+        let certificate = certified.cert.der().clone();
+        let key = PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der());
+        let server = ServerConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.clone()], key.into())
+            .unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate).unwrap();
+        let client = ClientConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let mut server = ServerConnection::new(Arc::new(server)).unwrap();
+        let name = ServerName::try_from("a").unwrap();
+        let mut client = ClientConnection::new(Arc::new(client), name).unwrap();
+        while server.is_handshaking() || client.is_handshaking() || server.wants_write() {
+            let sent = sent_by(&mut client);
+            let mut rest = sent.as_slice();
+            while !rest.is_empty() {
+                server.read_tls(&mut rest).unwrap();
+                server.process_new_packets().unwrap();
+            }
+            let mut sent = Vec::new();
+            while server.wants_write() {
+                server.write_tls(&mut sent).unwrap();
+            }
+            receive(&mut client, &sent);
+        }
+        (server, client)
+    }
+
+    fn sent_by(client: &mut ClientConnection) -> Vec<u8> {
+        let mut sent = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut sent).unwrap();
+        }
+        sent
+    }
+
+    /// What a client understands of these bytes.
+    fn receive(client: &mut ClientConnection, bytes: &[u8]) -> Vec<u8> {
+        let (mut rest, mut plain) = (bytes, Vec::new());
+        while !rest.is_empty() {
+            client.read_tls(&mut rest).unwrap();
+            let state = client.process_new_packets().unwrap();
+            let start = plain.len();
+            plain.resize(start + state.plaintext_bytes_to_read(), 0);
+            client.reader().read_exact(&mut plain[start..]).unwrap();
+        }
+        plain
+    }
+
+    fn tls<S: Transport>(stream: S, server: ServerConnection) -> Wire<S> {
+        Wire::Tls(Box::new(TlsStream::new(stream, server, Records::default(), Rc::default())))
+    }
+
+    /// Reads what there is; how much, and how it ended.
+    fn read_all(wire: &mut Wire<Tape>) -> (Vec<u8>, Poll<io::Result<()>>) {
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        let (mut all, mut buffer) = (Vec::new(), vec![0; BUFFER_BYTES]);
+        loop {
+            let mut into = ReadBuf::new(&mut buffer);
+            match Pin::new(&mut *wire).poll_read(cx, &mut into) {
+                Poll::Ready(Ok(())) if !into.filled().is_empty() => all.extend_from_slice(into.filled()),
+                end => return (all, end),
+            }
+        }
+    }
+
+    #[test]
+    fn an_idle_connection_holds_no_buffer() {
+        let (server, mut client) = pair();
+        let text: Vec<u8> = (0..40_000_u32).map(|n| n as u8).collect();
+        client.writer().write_all(&text).unwrap();
+        let bytes = sent_by(&mut client);
+        let (some, rest) = bytes.split_at(20_000);
+        let mut wire = tls(Tape { bytes: some.to_vec(), at: 0 }, server);
+        let (first, end) = read_all(&mut wire);
+        assert!(end.is_pending() && first == text[..first.len()]);
+        // A part of the second record has come.
+        assert!(wire.is_amid_record());
+        assert!(wire.held_bytes() > 3000 && wire.held_bytes() < 4000, "{}", wire.held_bytes());
+        let Wire::Tls(stream) = &mut wire else { unreachable!() };
+        stream.stream.bytes.extend_from_slice(rest);
+        let (second, end) = read_all(&mut wire);
+        assert!(end.is_pending() && second == text[first.len()..]);
+        assert!(!wire.is_amid_record() && wire.held_bytes() == 0);
+        assert_eq!(wire.record_bytes(), bytes.len() as u64);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_take_is_offered_again() {
+        let (server, mut client) = pair();
+        let (stream, mut far) = tokio::io::duplex(5000);
+        let mut wire = tls(stream, server);
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        let text: Vec<u8> = (0..100_000_u32).map(|n| (n / 7) as u8).collect();
+        let (mut written, mut seen) = (0, Vec::new());
+        while seen.len() < text.len() {
+            let offered = &text[written..text.len().min(written + BUFFER_BYTES)];
+            match Pin::new(&mut wire).poll_write(cx, offered) {
+                Poll::Ready(n) => written += n.unwrap(),
+                Poll::Pending => {
+                    assert!(wire.held_bytes() > 0 && wire.held_bytes() <= BUFFER_BYTES);
+                }
+            }
+            // Never more than has gone, but for the headers of records.
+            let mut buffer = [0; 4096];
+            let mut into = ReadBuf::new(&mut buffer);
+            if Pin::new(&mut far).poll_read(cx, &mut into).is_ready() {
+                seen.extend(receive(&mut client, into.filled()));
+            }
+        }
+        assert_eq!((written, wire.held_bytes()), (text.len(), 0));
+        assert!(seen == text);
+    }
+
+    #[test]
+    fn a_farewell_and_a_disappearance_are_ends() {
+        let (server, mut client) = pair();
+        client.writer().write_all(b"last").unwrap();
+        client.send_close_notify();
+        let bytes = sent_by(&mut client);
+        let (text, end) = read_all(&mut tls(Tape { bytes, at: 0 }, server));
+        assert!(text == b"last" && matches!(end, Poll::Ready(Ok(()))));
+
+        let (server, mut client) = pair();
+        client.writer().write_all(b"last").unwrap();
+        let (stream, mut far) = tokio::io::duplex(5000);
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        assert!(Pin::new(&mut far).poll_write(cx, &sent_by(&mut client)).is_ready());
+        drop(far);
+        let mut wire = tls(stream, server);
+        let mut buffer = [0; 100];
+        let mut into = ReadBuf::new(&mut buffer);
+        assert!(matches!(Pin::new(&mut wire).poll_read(cx, &mut into), Poll::Ready(Ok(()))));
+        assert_eq!(into.filled(), b"last");
+        into.clear();
+        assert!(matches!(Pin::new(&mut wire).poll_read(cx, &mut into), Poll::Ready(Ok(()))));
+        assert!(into.filled().is_empty());
+    }
+
+    #[test]
+    fn what_comes_before_a_broken_record_is_given_first() {
+        let (server, mut client) = pair();
+        client.writer().write_all(b"good").unwrap();
+        let mut bytes = sent_by(&mut client);
+        client.writer().write_all(b"bad").unwrap();
+        bytes.extend(sent_by(&mut client));
+        *bytes.last_mut().unwrap() ^= 1;
+        let (text, end) = read_all(&mut tls(Tape { bytes, at: 0 }, server));
+        assert!(text == b"good" && matches!(end, Poll::Ready(Err(_))));
+    }
+
+    /// Key updates are cheap to send and dear to take. In a row the library bears 32.
+    fn flood(client: &mut ClientConnection, updates: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for _ in 0..updates {
+            client.refresh_traffic_keys().unwrap();
+            bytes.extend(sent_by(client));
+        }
+        bytes
+    }
+
+    #[test]
+    fn key_updates_without_anything_else_end_a_connection() {
+        let (server, mut client) = pair();
+        let bytes = flood(&mut client, 33);
+        let (text, end) = read_all(&mut tls(Tape { bytes, at: 0 }, server));
+        assert!(text.is_empty() && matches!(end, Poll::Ready(Err(_))));
+    }
+
+    #[test]
+    fn a_flood_of_key_updates_gets_no_more_than_its_turn() {
+        const ROUNDS: usize = 100;
+        let (server, mut client) = pair();
+        let mut bytes = Vec::new();
+        for _ in 0..ROUNDS {
+            bytes.extend(flood(&mut client, 30));
+            client.writer().write_all(b"x").unwrap();
+            bytes.extend(sent_by(&mut client));
+        }
+        let mut socket = Socket::new(tls(Tape { bytes, at: 0 }, server), Rc::default());
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        let (mut taken, mut rounds) = (0, 0);
+        while taken < ROUNDS {
+            socket.begin_turn();
+            socket.renew_allowance();
+            let mut of_round = 0;
+            let mut buffer = [0; 16_384];
+            loop {
+                let mut into = ReadBuf::new(&mut buffer);
+                if socket.poll_take(cx, &mut into).is_pending() {
+                    break;
+                }
+                of_round += into.filled().len();
+            }
+            assert!(of_round > 0 && of_round <= 15, "{of_round}");
+            assert!(socket.is_paused() || taken + of_round == ROUNDS);
+            (taken, rounds) = (taken + of_round, rounds + 1);
+        }
+        assert!(rounds >= 7, "{rounds}");
+    }
+}

@@ -1,0 +1,460 @@
+//! Listeners with TLS: what goes through, who is let in, who has to leave, and that nobody waits for those who are slow.
+
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use ::tls::{Resolver, ServerTls, Settings, Version};
+use bytes::Bytes;
+use client::Channel;
+use mainstay_front::{Budget, Listener, ListenerSocket, Options, Rejected};
+use rustls::{ClientConfig, ClientConnection};
+use rustls_pki_types::ServerName;
+use testkit::TIMEOUT;
+use testkit::http2::{Connection, DATA, GOAWAY, HEADERS, message};
+
+use crate::echo::{Running, block_on, run_on, until};
+use crate::pki::{Pki, reload};
+use crate::tunnel::{Pieces, Tunnel, WHOLE};
+
+const MIB: usize = 1 << 20;
+
+/// What a front has told of those that it rejected.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<Rejected>>>);
+
+impl Told {
+    fn options(&self) -> Options {
+        let told = self.0.clone();
+        Options {
+            shards: 1,
+            rejected: Arc::new(move |rejected| told.lock().unwrap().push(rejected.clone())),
+            ..Options::default()
+        }
+    }
+
+    /// The next one.
+    fn next(&self) -> Rejected {
+        testkit::wait_until("a rejection", TIMEOUT, || {
+            let mut told = self.0.lock().unwrap();
+            (!told.is_empty()).then(|| told.remove(0))
+        })
+    }
+}
+
+fn serve(options: Options, tls: &ServerTls) -> Running {
+    serve_with(options, tls, false)
+}
+
+fn serve_with(options: Options, tls: &ServerTls, checks_address: bool) -> Running {
+    let (listener, address) = testkit::ports::listen();
+    let socket = ListenerSocket::Tcp(listener);
+    run_on(options, address, vec![Listener { socket, tls: Some(tls.clone()), checks_address }])
+}
+
+fn one_shard() -> Options {
+    Options { shards: 1, ..Options::default() }
+}
+
+/// A client is let in and served.
+fn serves(address: SocketAddr, config: &Arc<ClientConfig>) {
+    let tunnel = Tunnel::to(address, config.clone(), WHOLE);
+    block_on(async {
+        let channel = Channel::connect(tunnel.address).await.expect("a connection");
+        assert_eq!(channel.unary("/test.Echo/Unary", "a".into()).await, Ok("a".into()));
+    });
+}
+
+/// Begins a handshake and goes on until the server has ended it; returns what the client says of it.
+fn meet(address: SocketAddr, config: &Arc<ClientConfig>) -> Result<(), String> {
+    let mut stream = testkit::http1::connect(address);
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let mut client = ClientConnection::new(config.clone(), name).unwrap();
+    let mut stream = rustls::Stream::new(&mut client, &mut stream);
+    // Only what is read after the handshake shows whether the server is content with the client.
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").map_err(|error| error.to_string())?;
+    stream.read(&mut [0; 1]).map(drop).map_err(|error| error.to_string())
+}
+
+#[test]
+fn calls_and_http1_go_through_in_both_versions() {
+    let pki = Pki::new();
+    let (tls, _reloader) = pki.load(pki.settings());
+    let running = serve(one_shard(), &tls);
+    for version in [Version::Tls12, Version::Tls13] {
+        let settings = Settings { max_version: Some(version), ..Settings::default() };
+        let tunnel = Tunnel::to(running.address, pki.client_with(settings), WHOLE);
+        block_on(async {
+            let channel = Channel::connect(tunnel.address).await.expect("a connection");
+            for len in [0, 1, 1000, 16_379, 16_380, 70_000, 2_000_000] {
+                let text = Bytes::from(vec![len as u8; len]);
+                for path in ["/test.Echo/Unary", "/test.Echo/Later"] {
+                    assert_eq!(channel.unary(path, text.clone()).await, Ok(text.clone()), "{path} {len}");
+                }
+            }
+            let calls: Vec<_> = (0..300)
+                .map(|call| {
+                    let channel = channel.clone();
+                    tokio::spawn(
+                        async move { channel.unary("/test.Echo/Later", call.to_string().into()).await },
+                    )
+                })
+                .collect();
+            for (call, answer) in calls.into_iter().enumerate() {
+                assert_eq!(answer.await.expect("the call's task"), Ok(Bytes::from(call.to_string())));
+            }
+        });
+        // Whatever was negotiated, the first bytes decide.
+        let answer = testkit::http1::get(tunnel.address, "/health");
+        assert_eq!(answer.text(), "GET /health 0 true");
+    }
+}
+
+#[test]
+fn how_records_cut_what_a_client_sends_does_not_matter() {
+    let pki = Pki::new();
+    let (tls, _reloader) = pki.load(pki.settings());
+    let running = serve(one_shard(), &tls);
+    for (plain, wire, len) in
+        [(1, usize::MAX, 3000), (7, 1, 3000), (16_384, 1, 20_000), (16_384, 5, 20_000), (9, 1460, 9_000)]
+    {
+        let tunnel = Tunnel::to(running.address, pki.client(None), Pieces { plain, wire });
+        block_on(async {
+            let channel = Channel::connect(tunnel.address).await.expect("a connection");
+            for call in 0..3 {
+                let text = Bytes::from(vec![call; len]);
+                let answer = channel.unary("/test.Echo/Unary", text.clone()).await;
+                assert_eq!(answer, Ok(text), "{plain} {wire}");
+            }
+        });
+        assert_eq!(testkit::http1::get(tunnel.address, "/a").text(), "GET /a 0 true");
+    }
+}
+
+#[test]
+fn a_client_that_takes_little_gets_all_of_it() {
+    let pki = Pki::new();
+    let (tls, _reloader) = pki.load(pki.settings());
+    let running = serve(one_shard(), &tls);
+    let tunnel = Tunnel::to(running.address, pki.client(None), WHOLE);
+    let mut raw = Connection::greedy(tunnel.address);
+    raw.call(1, "/test.Echo/Repeat", &[], &message(0, b"300/60000"));
+    let mut bytes = 0;
+    while bytes < 300 * 60_000 {
+        bytes += raw.next_of(DATA).payload.len();
+    }
+    raw.call(3, "/test.Echo/Unary", &[], &message(0, b"x"));
+    while raw.next_of(DATA).payload != message(0, b"x") {}
+}
+
+#[test]
+fn the_name_in_a_certificate_is_the_user_only_where_the_listener_says_so() {
+    let pki = Pki::new();
+    pki.issue("alice", &[]);
+    let only_trusted = Settings { client_cert_auth: false, ..pki.mutual() };
+    for (settings, user) in
+        [(pki.mutual(), "Some(\"alice\")"), (only_trusted, "None"), (pki.settings(), "None")]
+    {
+        let (tls, _reloader) = pki.load(settings);
+        let running = serve(one_shard(), &tls);
+        let tunnel = Tunnel::to(running.address, pki.client(Some("alice")), WHOLE);
+        block_on(async {
+            let channel = Channel::connect(tunnel.address).await.expect("a connection");
+            assert_eq!(channel.unary("/test.Echo/WhoAmI", Bytes::new()).await, Ok(user.into()));
+        });
+    }
+}
+
+#[test]
+fn who_is_not_let_in_is_told_of_in_etcds_words() {
+    let (pki, other) = (Pki::new(), Pki::new());
+    pki.issue("mallory", &["mallory.example"]);
+    other.issue("stranger", &[]);
+    let settings = pki.mutual();
+    pki.revoke(&["mallory"]);
+    let (tls, _reloader) = pki.load(settings);
+    let told = Told::default();
+    let running = serve(told.options(), &tls);
+    pki.issue("alice", &[]);
+    let stranger = {
+        let [cert, key] = ["crt", "key"].map(|kind| {
+            let file = other.read(&format!("stranger.{kind}"));
+            pki.write(&format!("stranger.{kind}"), file)
+        });
+        let (client_cert_file, client_key_file) = (Some(cert), Some(key));
+        pki.client_with(Settings { client_cert_file, client_key_file, ..Settings::default() })
+    };
+    for (config, error, seen) in [
+        (pki.client(None), "tls: client didn't provide a certificate", "CertificateRequired"),
+        (
+            stranger,
+            "tls: failed to verify certificate: x509: certificate signed by unknown authority",
+            "UnknownCA",
+        ),
+        (pki.client(Some("mallory")), "revoked", "received fatal alert"),
+    ] {
+        let client_says = meet(running.address, &config).unwrap_err();
+        let rejected = told.next();
+        assert!(rejected.error.contains(error), "{rejected:?}");
+        assert!(client_says.contains(seen), "{client_says}");
+        assert!(!rejected.was_admitted && !rejected.is_end_of_file);
+    }
+    // Not TLS, and not all of it.
+    let says = |bytes: &[u8]| {
+        let mut stream = testkit::http1::connect(running.address);
+        stream.write_all(bytes).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        // A reset is an end like any other.
+        let _ = stream.read_to_end(&mut answer);
+        (answer, told.next())
+    };
+    let not_tls = "tls: first record does not look like a TLS handshake";
+    let (answer, rejected) = says(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!(
+        String::from_utf8(answer).unwrap(),
+        "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+    );
+    assert_eq!(rejected.error, not_tls);
+    assert_eq!(says(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").1.error, not_tls);
+    let end = says(b"").1;
+    assert!(end.error == "EOF" && end.is_end_of_file);
+    let end = says(&[22, 3, 1, 0, 200, 1]).1;
+    assert!(end.error == "unexpected EOF" && !end.is_end_of_file, "{end:?}");
+    serves(running.address, &pki.client(Some("alice")));
+}
+
+#[test]
+fn nobody_waits_for_those_who_are_slow() {
+    let pki = Pki::new();
+    let (tls, _reloader) = pki.load(pki.settings());
+    let told = Told::default();
+    let options = Options { handshake_timeout: Duration::from_secs(3600), ..told.options() };
+    let running = serve(options, &tls);
+    let slow: Vec<TcpStream> = (0..200)
+        .map(|n| {
+            let mut stream = testkit::http1::connect(running.address);
+            stream.write_all(&[22, 3, 1, 0, 200, 1][..n % 7]).unwrap();
+            stream
+        })
+        .collect();
+    serves(running.address, &pki.client(None));
+    assert_eq!(running.front.connections_refused().load(Relaxed), 0);
+    drop(slow);
+    assert!(told.next().error.contains("EOF"));
+}
+
+#[test]
+fn a_handshake_that_takes_too_long_is_given_up() {
+    let pki = Pki::new();
+    let (tls, _reloader) = pki.load(pki.settings());
+    let told = Told::default();
+    let options = Options { handshake_timeout: Duration::from_millis(20), ..told.options() };
+    let running = serve(options, &tls);
+    let mut stream = testkit::http1::connect(running.address);
+    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+    let (local, remote) = (running.address, stream.local_addr().unwrap());
+    assert_eq!(told.next().error, format!("read tcp {local}->{remote}: i/o timeout"));
+}
+
+#[test]
+fn handshakes_that_are_begun_and_left_are_bounded() {
+    let pki = Pki::new();
+    let (tls, _reloader) = pki.load(pki.settings());
+    let budget = Budget::new(16 * MIB);
+    let hour = Duration::from_secs(3600);
+    let options = Options { handshake_timeout: hour, budget: budget.clone(), ..one_shard() };
+    let running = serve(options, &tls);
+    let refused = running.front.connections_refused();
+    let left: Vec<TcpStream> = (0..150).map(|_| testkit::http1::connect(running.address)).collect();
+    // Alone an address may have half of an eighth of the budget.
+    let held = || budget.held_bytes() / 16_384;
+    testkit::wait_until("those beyond are refused", TIMEOUT, || {
+        (refused.load(Relaxed) == 150 - 64).then_some(())
+    });
+    assert_eq!(held(), 64);
+    drop(left);
+    testkit::wait_until("the others have gone", TIMEOUT, || (held() == 0).then_some(()));
+    serves(running.address, &pki.client(None));
+}
+
+#[test]
+fn a_connection_that_ends_leaves_nothing() {
+    let pki = Pki::new();
+    let (tls, _reloader) = pki.load(pki.settings());
+    let budget = Budget::new(64 * MIB);
+    let running = serve(Options { budget: budget.clone(), ..one_shard() }, &tls);
+    let tunnel = Tunnel::to(running.address, pki.client(None), WHOLE);
+    let mut raw = Connection::h2(tunnel.address, &[]);
+    raw.call(1, "/test.Echo/Unary", &[], &message(0, &[7; 15_000]));
+    let mut bytes = 0;
+    while bytes < 15_005 {
+        bytes += raw.next_of(DATA).payload.len();
+    }
+    // Idle, it holds no buffer.
+    let idle = || budget.held_bytes();
+    testkit::wait_until("it is idle", TIMEOUT, || (idle() <= 224 * 1024).then_some(()));
+    drop(raw);
+    testkit::wait_until("it is gone", TIMEOUT, || (idle() == 0).then_some(()));
+}
+
+/// A client that was let in and is revoked while it does nothing at all, has begun a call, or speaks HTTP/1.
+#[test]
+fn who_is_revoked_has_to_leave_and_others_stay() {
+    let pki = Pki::new();
+    pki.issue("alice", &[]);
+    pki.issue("mallory", &[]);
+    let (tls, mut reloader) = pki.load(pki.mutual());
+    let told = Told::default();
+    let running = serve(told.options(), &tls);
+    let [alice, mallory] =
+        ["alice", "mallory"].map(|name| Tunnel::to(running.address, pki.client(Some(name)), WHOLE));
+    let mut stays = Connection::h2(alice.address, &[]);
+    let [idle, mut watching] = [(); 2].map(|()| Connection::h2(mallory.address, &[]));
+    watching.call(1, "/test.Echo/UntilClosing", &[], &message(0, b"a"));
+    watching.next_of(HEADERS);
+    let mut silent = Connection::silent(mallory.address);
+    let mut http1 = Connection::silent(mallory.address);
+    http1.send(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n");
+    let connections = &running.front.counters()[0].connections;
+    testkit::wait_until("all are in", TIMEOUT, || (connections.load(Relaxed) == 5).then_some(()));
+    // That nothing has changed means nothing to anybody.
+    running.front.tls_reloaded();
+    pki.revoke(&["mallory"]);
+    reload(&mut reloader);
+    running.front.tls_reloaded();
+    for mut raw in [idle, watching] {
+        let goaway = raw.next_of(GOAWAY);
+        assert_eq!((&goaway.payload[4..8], &goaway.payload[8..]), (&[0; 4][..], &b"certificate"[..]));
+        raw.closed();
+    }
+    assert!(silent.read_to_close().is_empty());
+    assert!(http1.read_to_close().starts_with(b"HTTP/1.1 200 OK"));
+    for _ in 0..4 {
+        let rejected = told.next();
+        assert!(rejected.was_admitted && rejected.error.contains("revoked"), "{rejected:?}");
+    }
+    stays.call(1, "/test.Echo/Unary", &[], &message(0, b"a"));
+    assert_eq!(stays.next_of(DATA).payload, message(0, b"a"));
+    block_on(until("the watch's call has ended", || running.seen.alive.load(SeqCst) == 0));
+}
+
+#[test]
+fn who_has_a_certificate_that_ends_has_to_leave() {
+    let pki = Pki::new();
+    pki.issue("alice", &[]);
+    let (tls, _reloader) = pki.load(pki.mutual());
+    let told = Told::default();
+    let certificates_checked_every = Duration::from_millis(5);
+    let running = serve(Options { certificates_checked_every, ..told.options() }, &tls);
+    let tunnel = Tunnel::to(running.address, pki.client(Some("alice")), WHOLE);
+    let mut raw = Connection::h2(tunnel.address, &[]);
+    raw.call(1, "/test.Echo/Unary", &[], &message(0, b"a"));
+    raw.next_of(DATA);
+    pki.clock.let_certificates_end();
+    raw.next_of(GOAWAY);
+    raw.closed();
+    assert!(told.next().error.contains("expired"));
+}
+
+/// Knows one name, and waits with its answers until it may give them.
+#[derive(Default)]
+struct Names {
+    may_answer: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Names {
+    fn wait(&self) {
+        let may = self.may_answer.lock().unwrap();
+        drop(self.changed.wait_while(may, |may| !*may).unwrap());
+    }
+}
+
+impl Resolver for Names {
+    fn names(&self, _: IpAddr) -> Result<Vec<String>, String> {
+        self.wait();
+        Err("lookup 127.0.0.1: no such host".to_owned())
+    }
+
+    fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, String> {
+        let known = name == "here.example";
+        if known { Ok(vec![[127, 0, 0, 1].into()]) } else { Err(format!("lookup {name}: no such host")) }
+    }
+}
+
+#[test]
+fn certificates_are_compared_with_addresses_where_the_listener_says_so() {
+    let pki = Pki::new();
+    for (name, hosts) in [
+        ("any", &[][..]),
+        ("at", &["127.0.0.1"]),
+        ("away", &["10.9.9.9"]),
+        ("here", &["here.example"]),
+        ("gone", &["gone.example"]),
+    ] {
+        pki.issue(name, hosts);
+    }
+    let (tls, _reloader) = pki.load(pki.mutual());
+    let (told, names) = (Told::default(), Arc::new(Names::default()));
+    let options = || Options { resolver: names.clone(), ..told.options() };
+    let running = serve_with(options(), &tls, true);
+    let mut waits = testkit::http1::connect(running.address);
+    std::thread::scope(|threads| {
+        let here = threads.spawn(|| serves(running.address, &pki.client(Some("here"))));
+        for name in ["any", "at"] {
+            serves(running.address, &pki.client(Some(name)));
+        }
+        *names.may_answer.lock().unwrap() = true;
+        names.changed.notify_all();
+        here.join().unwrap();
+    });
+    for (name, error, addresses, host) in [
+        ("away", "tls: x509: certificate is valid for 10.9.9.9, not 127.0.0.1", 1, 0),
+        ("gone", "tls: \"127.0.0.1\" does not match any of DNSNames [\"gone.example\"]", 0, 1),
+    ] {
+        let _ = meet(running.address, &pki.client(Some(name)));
+        let rejected = told.next();
+        assert!(rejected.error.contains(error.trim_start_matches("tls: ")), "{rejected:?}");
+        let names = rejected.names.unwrap();
+        assert_eq!((names.ip_addresses.len(), names.dns_names.len()), (addresses, host));
+    }
+    waits.write_all(b"x").unwrap();
+    let running = serve_with(options(), &tls, false);
+    serves(running.address, &pki.client(Some("away")));
+}
+
+#[test]
+fn unix_sockets_are_served_with_and_without_tls() {
+    let pki = Pki::new();
+    pki.issue("alice", &[]);
+    let (tls, _reloader) = pki.load(pki.mutual());
+    let dir = testkit::TempDir::in_memory("front-unix");
+    for tls in [None, Some(tls)] {
+        let is_secured = tls.is_some();
+        let path = dir.path().join(format!("{is_secured}.sock"));
+        let socket = ListenerSocket::Unix(UnixListener::bind(&path).unwrap());
+        let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
+        let running = run_on(one_shard(), nowhere, vec![Listener { socket, tls, checks_address: true }]);
+        let mut stream = UnixStream::connect(&path).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let request = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+        let mut answer = String::new();
+        if is_secured {
+            let name = ServerName::try_from("127.0.0.1").unwrap();
+            let mut client = ClientConnection::new(pki.client(Some("alice")), name).unwrap();
+            let mut stream = rustls::Stream::new(&mut client, &mut stream);
+            stream.write_all(request).unwrap();
+            // The server says that it ends.
+            stream.read_to_string(&mut answer).unwrap();
+        } else {
+            stream.write_all(request).unwrap();
+            stream.read_to_string(&mut answer).unwrap();
+        }
+        assert!(answer.ends_with("GET /health 0 true"), "{answer}");
+        drop(running);
+    }
+}
