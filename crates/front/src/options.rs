@@ -1,5 +1,4 @@
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,22 +104,9 @@ impl Default for Options {
             keepalive_min_time: Duration::from_secs(5),
             keepalive_permit_without_stream: false,
             handshake_timeout: tls::HANDSHAKE_TIMEOUT,
-            resolver: Arc::new(NoNames),
+            resolver: Arc::new(tls::SystemResolver),
             certificates_checked_every: Duration::from_secs(60),
             rejected: Arc::new(|_| {}),
         }
-    }
-}
-
-/// Knows no names.
-struct NoNames;
-
-impl tls::Resolver for NoNames {
-    fn names(&self, _: IpAddr) -> Result<Vec<String>, String> {
-        Err("names are not looked up".to_owned())
-    }
-
-    fn addresses(&self, _: &str) -> Result<Vec<IpAddr>, String> {
-        Err("names are not looked up".to_owned())
     }
 }

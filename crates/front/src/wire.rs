@@ -603,6 +603,30 @@ mod tests {
         assert!(text == b"good" && matches!(end, Poll::Ready(Err(_))));
     }
 
+    #[test]
+    fn garbage_ends_a_connection_and_nothing_else() {
+        let mut random = stdx::Random::new(7);
+        for _ in 0..200 {
+            let (server, mut client) = pair();
+            client.writer().write_all(&[1; 3000]).unwrap();
+            let mut bytes = sent_by(&mut client);
+            for _ in 0..=random.below(4) {
+                let at = random.below(bytes.len() as u64) as usize;
+                match random.below(3) {
+                    0 => bytes[at] = random.below(256) as u8,
+                    1 => bytes.truncate(at),
+                    _ => bytes.insert(at, random.below(256) as u8),
+                }
+                if bytes.is_empty() {
+                    break;
+                }
+            }
+            let (text, end) = read_all(&mut tls(Tape { bytes, at: 0 }, server));
+            assert!([0, 3000].contains(&text.len()), "{}", text.len());
+            assert!(!matches!(end, Poll::Ready(Ok(()))));
+        }
+    }
+
     /// Key updates are cheap to send and dear to take. In a row the library bears 32.
     fn flood(client: &mut ClientConnection, updates: usize) -> Vec<u8> {
         let mut bytes = Vec::new();

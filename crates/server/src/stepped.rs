@@ -418,6 +418,21 @@ impl Stepped {
         })
     }
 
+    /// Makes a unary call with this head, and resolves to the answer's bytes, if it is made as a whole.
+    pub fn call_as(&self, head: Head, message: Bytes) -> LocalBoxFuture<Result<Bytes, Status>> {
+        let answer = self.services.call(head, message);
+        Box::pin(async move {
+            let answer = match answer {
+                Unary::Done(answer) => answer?,
+                Unary::Later(answer) => answer.await?,
+            };
+            match answer {
+                Answer::Whole(bytes) => Ok(bytes),
+                Answer::Pieces { .. } => Err(Status::new(api::Code::Internal, "a long answer")),
+            }
+        })
+    }
+
     /// Makes a unary call as [`Stepped::call`] does, and resolves to the pieces of the answer; there is one for an answer
     /// made as a whole.
     pub fn call_in_pieces(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Vec<Bytes>, Status>> {

@@ -1,7 +1,7 @@
 //! On whose behalf a call is made, and what that user may do.
 //!
 //! While authentication is not enabled nobody asks, and nothing here costs more than a look at a flag. Otherwise a call's
-//! token is looked up once, when it arrives ([`Services::identify`]); writes carry its user into the log, where apply decides
+//! token is looked up once, when it arrives ([`Services::identify`]); without one the client's certificate may name the user; writes carry its user into the log, where apply decides
 //! ([`machine::auth`]), and reads are asked for against the very state that answers them ([`Services::gate`]).
 
 use std::cell::RefCell;
@@ -27,6 +27,9 @@ use replica::core::ClientRequest;
 const SESSIONS_MAX: usize = 8192;
 /// Longest token that is kept for a connection, in bytes.
 const KEPT_TOKEN_BYTES_MAX: usize = 1024;
+
+/// Metadata of calls that a gateway passes on (its clients' `Accept`).
+const GATEWAY_HEADER: &str = "grpcgateway-accept";
 
 /// The user of a call. The default is nobody: authentication is not enabled, or the call brought no token.
 #[derive(Clone, Debug, Default)]
@@ -71,7 +74,7 @@ impl Services {
             return Ok(Principal::default());
         }
         let first = |key: &str| head.metadata.get(key).map(HeaderValue::as_bytes);
-        let Some(token) = identity::presented(first) else { return Ok(Principal::default()) };
+        let Some(token) = identity::presented(first) else { return Ok(self.by_certificate(head, &state)) };
         let credentials = &self.shared.credentials;
         let mut known = self.known.borrow_mut();
         let known_session = known.sessions.get(&head.peer);
@@ -96,6 +99,26 @@ impl Services {
                 Err(Unidentified::Refused(error::INVALID_AUTH_TOKEN))
             }
         }
+    }
+
+    /// The user whose name the client's certificate bears, for calls without a token; nobody if there is none. A gateway that
+    /// speaks JSON to its clients shows its own certificate, whoever they are: what it passes on is made by nobody, and so
+    /// is what a gateway in this process asks for ([`Head::new`]).
+    fn by_certificate(&self, head: &Head, state: &Published) -> Principal {
+        let Some(name) = &head.common_name else { return Principal::default() };
+        let revision = state.auth.revision();
+        if head.metadata.contains_key(GATEWAY_HEADER) {
+            self.logger.warn(
+                "ignoring common name in gRPC-gateway proxy request",
+                &[
+                    ("common-name", Value::Str(name)),
+                    ("user-name", Value::Str(name)),
+                    ("revision", Value::Uint(revision)),
+                ],
+            );
+            return Principal::default();
+        }
+        Principal { user: Some(Arc::clone(name)), revision }
     }
 
     /// As [`Services::identify`], for streams: waits, if another member gave out the token, until this one has applied what
@@ -229,7 +252,8 @@ impl UserPermit {
     /// That of the user who makes this call.
     pub fn new(services: &Rc<Services>, head: &Head) -> UserPermit {
         let mut kept = Head::new(head.method, head.peer);
-        for key in ["token", "authorization"] {
+        kept.common_name.clone_from(&head.common_name);
+        for key in ["token", "authorization", GATEWAY_HEADER] {
             if let Some(value) = head.metadata.get(key) {
                 kept.metadata.insert(key, value.clone());
             }

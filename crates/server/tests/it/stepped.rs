@@ -1,5 +1,6 @@
 //! Members that are moved by hand: that they serve, survive, replicate, and repeat.
 
+mod certificates;
 mod flags;
 mod forwarding;
 mod full_disk;
