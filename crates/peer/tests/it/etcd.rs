@@ -1,13 +1,17 @@
 //! A real etcd, of which the test is the other member.
 
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use api::raftpb::{Entry, Message, MessageType};
 use bytes::Bytes;
+use mainstay_peer::Listener;
 use testkit::TempDir;
+use tls::{Settings, Tls};
 
 use crate::kit::{self, DEADLINE, Member, TIMEOUTS, message};
+use crate::pki::{Authority, Files, load, params};
 
 /// The etcd under test; ends with the test.
 struct Etcd {
@@ -18,10 +22,42 @@ struct Etcd {
     client_url: String,
 }
 
+/// TLS between the two.
+struct Secured {
+    /// Held for its removal.
+    _files: Files,
+    etcd: Settings,
+    ours: Tls,
+}
+
+impl Secured {
+    fn new() -> Secured {
+        let (files, authority) = (Files::new(), Authority::new("ca"));
+        let etcd = files.settings("etcd", &authority, params("etcd", &["127.0.0.1"]));
+        let ours = load(files.settings("ours", &authority, params("ours", &["127.0.0.1"]))).0;
+        Secured { _files: files, etcd, ours }
+    }
+
+    /// etcd's flags.
+    fn flags(&self) -> Vec<String> {
+        let flag = |name: &str, file: &Option<PathBuf>| {
+            format!("--peer-{name}={}", file.as_deref().unwrap().display())
+        };
+        let Settings { cert_file, key_file, trusted_ca_file, .. } = &self.etcd;
+        vec![
+            flag("cert-file", cert_file),
+            flag("key-file", key_file),
+            flag("trusted-ca-file", trusted_ca_file),
+            "--peer-client-cert-auth".to_owned(),
+        ]
+    }
+}
+
 impl Etcd {
-    fn start(binary: &str, other: &str) -> Etcd {
-        let free = || format!("http://{}", testkit::ports::free_address());
-        let (peer_url, client_url) = (free(), free());
+    fn start(binary: &str, other: &str, secured: Option<&Secured>) -> Etcd {
+        let free = || testkit::ports::free_address();
+        let scheme = if secured.is_some() { "https" } else { "http" };
+        let (peer_url, client_url) = (format!("{scheme}://{}", free()), format!("http://{}", free()));
         let directory = TempDir::new("peer-etcd");
         let cluster = format!("etcd={peer_url},ours={other}");
         let options = [
@@ -35,6 +71,7 @@ impl Etcd {
         ];
         let child = Command::new(binary)
             .args(options.iter().flat_map(|option| [option.0, option.1]))
+            .args(secured.map(Secured::flags).unwrap_or_default())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -55,10 +92,11 @@ fn fetch(
     method: &str,
     path: &str,
     body: &str,
+    tls: Option<&tls::ClientTls>,
 ) -> Result<http::Response<Bytes>, mainstay_peer::RequestError> {
     let request =
         http::Request::builder().method(method).uri(path).body(Bytes::from(body.to_owned())).unwrap();
-    mainstay_peer::fetch(url, request, Duration::from_secs(5), None)
+    mainstay_peer::fetch(url, request, Duration::from_secs(5), tls)
 }
 
 /// A follower that agrees to everything, and what it saw.
@@ -119,14 +157,19 @@ impl Follower<'_> {
 }
 
 /// The etcd that the environment names, with the other member of its cluster: ours. None: the test is skipped.
-fn start() -> Option<(Etcd, Member, u64)> {
+fn start(secured: Option<&Secured>) -> Option<(Etcd, Member, u64)> {
     let Ok(binary) = std::env::var("MAINSTAY_TEST_ETCD") else {
         println!("skipped: MAINSTAY_TEST_ETCD names no etcd binary");
         return None;
     };
-    let (listener, url) = kit::listen();
-    let etcd = Etcd::start(&binary, &url);
-    let listed = kit::until("etcd's members", || fetch(&etcd.peer_url, "GET", "/members", "").ok());
+    let (socket, mut url) = kit::listen();
+    if secured.is_some() {
+        url = url.replace("http://", "https://");
+    }
+    let etcd = Etcd::start(&binary, &url, secured);
+    let tls = secured.map(|secured| secured.ours.client());
+    let listed =
+        kit::until("etcd's members", || fetch(&etcd.peer_url, "GET", "/members", "", tls.as_ref()).ok());
     let cluster = u64::from_str_radix(listed.headers()["x-etcd-cluster-id"].to_str().unwrap(), 16).unwrap();
     let members: serde_json::Value = serde_json::from_slice(listed.body()).unwrap();
     let id_of = |url: &str| {
@@ -134,14 +177,24 @@ fn start() -> Option<(Etcd, Member, u64)> {
         all.find(|member| member["peerURLs"][0] == url).unwrap()["id"].as_u64().unwrap()
     };
     let (theirs, ours) = (id_of(&etcd.peer_url), id_of(&url));
-    let member = kit::member_at(ours, cluster, listener, &url, TIMEOUTS);
+    let listener = Listener { socket, tls: secured.and_then(|secured| secured.ours.server()) };
+    let member = kit::member_with(ours, cluster, listener, tls, &url, TIMEOUTS);
     member.peers.set_members(vec![(theirs, vec![etcd.peer_url.clone()])]);
     Some((etcd, member, theirs))
 }
 
 #[test]
 fn a_real_etcd_is_elected_and_replicates() {
-    let Some((etcd, member, leader)) = start() else { return };
+    is_elected_and_replicates(None);
+}
+
+#[test]
+fn a_real_etcd_is_elected_and_replicates_over_tls() {
+    is_elected_and_replicates(Some(&Secured::new()));
+}
+
+fn is_elected_and_replicates(secured: Option<&Secured>) {
+    let Some((etcd, member, leader)) = start(secured) else { return };
     let ours = member.id;
     let mut follower = Follower {
         member: &member,
@@ -163,7 +216,7 @@ fn a_real_etcd_is_elected_and_replicates() {
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
             for put in puts.iter().chain([&format!("{{\"key\":\"bGFyZ2U=\",\"value\":\"{large}\"}}")]) {
-                let answer = fetch(&etcd.client_url, "POST", "/v3/kv/put", put).unwrap();
+                let answer = fetch(&etcd.client_url, "POST", "/v3/kv/put", put, None).unwrap();
                 assert_eq!(answer.status().as_u16(), 200, "{answer:?}");
             }
         });
@@ -191,8 +244,17 @@ fn a_real_etcd_is_elected_and_replicates() {
 
 #[test]
 fn a_real_etcd_follows_our_streams() {
+    follows_our_streams(None);
+}
+
+#[test]
+fn a_real_etcd_follows_our_streams_over_tls() {
+    follows_our_streams(Some(&Secured::new()));
+}
+
+fn follows_our_streams(secured: Option<&Secured>) {
     const TERM: u64 = 50;
-    let Some((_etcd, member, theirs)) = start() else { return };
+    let Some((_etcd, member, theirs)) = start(secured) else { return };
     let recorder = &member.recorder;
     // It dials us, too: both its streams must be up, so that nothing goes through the pipeline.
     for stream in ["msgapp", "message"] {
