@@ -230,7 +230,7 @@ async fn accept(
     tls: &ServerTls,
     write_timeout: Duration,
     resolver: &SharedResolver,
-    look_ups: &Semaphore,
+    look_ups: &Arc<Semaphore>,
     shown: &mut Shown,
 ) -> Result<Met, Failure> {
     let mut wire = Wire::new(tokio::net::TcpStream::from_std(stream)?, write_timeout)?;
@@ -253,7 +253,7 @@ async fn let_in(
     from: IpAddr,
     tls: &ServerTls,
     resolver: &SharedResolver,
-    look_ups: &Semaphore,
+    look_ups: &Arc<Semaphore>,
 ) -> Result<Session, Refusal> {
     let session = tls.admit(secured.peer_certificates())?;
     match tls.check_address(secured.peer_certificates(), from) {
@@ -267,21 +267,34 @@ async fn let_in(
 async fn resolve(
     mut look_up: LookUp,
     resolver: &SharedResolver,
-    look_ups: &Semaphore,
+    look_ups: &Arc<Semaphore>,
 ) -> Result<(), Refusal> {
     while let Some(question) = look_up.question() {
-        let Ok(permit) = look_ups.acquire().await else { break };
-        let resolver = Arc::clone(resolver);
-        let answer = tokio::task::spawn_blocking(move || match question {
-            Question::Names(address) => resolver.names(address),
-            Question::Addresses(name) => {
-                resolver.addresses(&name).map(|addresses| addresses.iter().map(IpAddr::to_string).collect())
-            }
-        });
-        look_up.answer(answer.await.unwrap_or_else(|error| Err(error.to_string())));
-        drop(permit);
+        look_up.answer(ask(question, resolver, look_ups).await);
     }
     look_up.outcome()
+}
+
+/// Asks one question on a thread that may wait. It has its place until there is an answer, also when nobody waits for that any
+/// more: otherwise questions would pile up behind servers that do not answer.
+async fn ask(
+    question: Question,
+    resolver: &SharedResolver,
+    look_ups: &Arc<Semaphore>,
+) -> Result<Vec<String>, String> {
+    let permit = Arc::clone(look_ups).acquire_owned().await.map_err(|error| error.to_string())?;
+    let resolver = Arc::clone(resolver);
+    let answer = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        match question {
+            Question::Names(address) => resolver.names(address),
+            Question::Addresses(name) => {
+                let addresses = resolver.addresses(&name)?;
+                Ok(addresses.iter().map(IpAddr::to_string).collect())
+            }
+        }
+    });
+    answer.await.unwrap_or_else(|error| Err(error.to_string()))
 }
 
 /// Shakes hands with a server, on this thread.
@@ -309,5 +322,58 @@ pub(crate) async fn connect(
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, attempt).await {
         Ok(connected) => connected,
         Err(_) => Err(Failure::TimedOut),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// Answers when it is told to, and says when it is asked.
+    struct Slow {
+        asked: Mutex<Sender<()>>,
+        answers: Mutex<Receiver<()>>,
+    }
+
+    impl Resolver for Slow {
+        fn names(&self, _: IpAddr) -> Result<Vec<String>, String> {
+            let _ = self.asked.lock().unwrap().send(());
+            let _ = self.answers.lock().unwrap().recv();
+            Ok(Vec::new())
+        }
+
+        fn addresses(&self, _: &str) -> Result<Vec<IpAddr>, String> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn look_ups_keep_their_places_when_nobody_waits_for_them() {
+        let (asked, was_asked) = channel();
+        let (answer, answers) = channel();
+        let resolver: SharedResolver =
+            Arc::new(Slow { asked: Mutex::new(asked), answers: Mutex::new(answers) });
+        let look_ups = Arc::new(Semaphore::new(2));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let question = || Question::Names(Ipv4Addr::LOCALHOST.into());
+        runtime.block_on(async {
+            for _ in 0..10 {
+                let mut asking = Box::pin(ask(question(), &resolver, &look_ups));
+                poll_fn(|cx| {
+                    let _ = asking.as_mut().poll(cx);
+                    Poll::Ready(())
+                })
+                .await;
+            }
+        });
+        assert_eq!(look_ups.available_permits(), 0, "two are under way");
+        drop(answer);
+        let last = runtime.block_on(ask(question(), &resolver, &look_ups));
+        assert_eq!(last, Ok(Vec::new()));
+        assert_eq!(was_asked.try_iter().count(), 3, "the others were never asked");
     }
 }

@@ -177,7 +177,11 @@ impl Secured {
                         return Poll::Ready(Ok(()));
                     }
                     let before = self.connection.wants_write();
-                    ready!(self.poll_receive(wire, cx))?;
+                    if let Err(error) = ready!(self.poll_receive(wire, cx)) {
+                        // An alert that says why.
+                        let _ = self.poll_send(wire, cx);
+                        return Poll::Ready(Err(error));
+                    }
                     // An answer to what came, such as to an update of the keys.
                     if !before && self.connection.wants_write() {
                         let _ = self.poll_send(wire, cx)?;
