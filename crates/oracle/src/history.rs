@@ -19,8 +19,85 @@ pub struct History {
     pub holdings: Vec<Holding>,
     /// What members said at the end, when all was quiet.
     pub finals: Vec<Final>,
+    /// What was granted to users and taken away, in the order in which one administrator asked for it, one change after the
+    /// other.
+    pub grants: Vec<GrantChange>,
+    /// Whose operations and watches they were, as far as permissions are to be judged.
+    pub askers: Vec<Asker>,
     /// Faults and other remarks; shown beside violations, never judged.
     pub notes: Vec<Note>,
+}
+
+/// The user of an operation or a watch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asker {
+    /// The name of the user.
+    #[serde(default, skip_serializing_if = "zero")]
+    pub user: String,
+    /// When the client had the token that it sent; 0 if that is not known.
+    #[serde(default, skip_serializing_if = "zero")]
+    pub token_at: u64,
+    /// What it asked.
+    pub asking: Asking,
+}
+
+/// An operation or a watch, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Asking {
+    /// By [`Operation::id`].
+    Operation(u64),
+    /// By [`Watch::id`].
+    Watch(u64),
+}
+
+/// One change of what users may do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantChange {
+    /// When it was asked for.
+    #[serde(default, skip_serializing_if = "zero")]
+    pub call: u64,
+    /// When it was acknowledged, or given up.
+    #[serde(default, skip_serializing_if = "zero")]
+    pub returned: u64,
+    /// Whether it was acknowledged: otherwise it may take effect at any time from the call on, or never.
+    #[serde(default, skip_serializing_if = "zero")]
+    pub certain: bool,
+    /// Whether what it is about holds from then on.
+    #[serde(default, skip_serializing_if = "zero")]
+    pub granted: bool,
+    /// What it is about.
+    pub grant: Grant,
+}
+
+/// What users may do depends on this. None of it holds at first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Grant {
+    /// Authentication is required.
+    Authentication,
+    /// This user exists and has its role. Each user has a role of its own.
+    Role(String),
+    /// The role of this user allows these keys.
+    Keys {
+        /// The name of the user.
+        #[serde(default, skip_serializing_if = "zero")]
+        user: String,
+        /// The key, or the first of the range.
+        #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
+        key: Vec<u8>,
+        /// As in [`crate::Range::range_end`].
+        #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
+        range_end: Vec<u8>,
+        /// Whether they may be read.
+        #[serde(default, skip_serializing_if = "zero")]
+        read: bool,
+        /// Whether they may be written and deleted.
+        #[serde(default, skip_serializing_if = "zero")]
+        write: bool,
+    },
+    /// The tokens of this user that were given out before, which are void from then on.
+    Tokens(String),
 }
 
 /// What the judge has to know of the run.

@@ -37,6 +37,8 @@ impl History {
         self.watches.iter().for_each(|watch| write_line(&mut text, "watch", watch));
         self.holdings.iter().for_each(|holding| write_line(&mut text, "holding", holding));
         self.finals.iter().for_each(|last| write_line(&mut text, "final", last));
+        self.grants.iter().for_each(|grant| write_line(&mut text, "grant", grant));
+        self.askers.iter().for_each(|asker| write_line(&mut text, "asker", asker));
         self.notes.iter().for_each(|note| write_line(&mut text, "note", note));
         text
     }
@@ -61,6 +63,8 @@ impl History {
             "watch" => self.watches.push(read(value)?),
             "holding" => self.holdings.push(read(value)?),
             "final" => self.finals.push(read(value)?),
+            "grant" => self.grants.push(read(value)?),
+            "asker" => self.askers.push(read(value)?),
             "note" => self.notes.push(read(value)?),
             _ => return Err(format!("there is no kind of line {is:?}")),
         }

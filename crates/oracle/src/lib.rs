@@ -21,7 +21,7 @@
 //! A question that cannot be decided is said to be open ([`Verdict::undecided`]), never answered.
 //!
 //! Not judged: how long anything takes (but for leases, if [`Settings::expire_by`] is set); the order of leases and remaining times in answers; leases listed by a member;
-//! users, members, alarms; hashes against etcd's own formula; compaction that the servers do by themselves.
+//! members, alarms; hashes against etcd's own formula; compaction that the servers do by themselves.
 
 #![forbid(unsafe_code)]
 
@@ -41,8 +41,8 @@ mod timeline;
 mod verdict;
 
 pub use history::{
-    End, Fence, Final, Header, History, Holding, Note, Operation, Outcome, Refusal, Settings, Watch,
-    WatchAnswer, WatchResponse,
+    Asker, Asking, End, Fence, Final, Grant, GrantChange, Header, History, Holding, Note, Operation, Outcome,
+    Refusal, Settings, Watch, WatchAnswer, WatchResponse,
 };
 pub use json::Malformed;
 pub use request::{
@@ -74,6 +74,7 @@ pub fn check(history: &History) -> Verdict {
     let compactions = Compactions::new(history);
     rules::compaction::check(history, &timeline, &mut verdict);
     rules::members::check(history, &mut verdict);
+    rules::permissions::check(history, &mut verdict);
     let mut by_content = Verdict::default();
     rules::watches::check(history, &sequence.store, &compactions, &mut by_content);
     rules::refusals::check(history, &sequence, &timeline, &mut by_content);

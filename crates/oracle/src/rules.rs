@@ -7,6 +7,7 @@ pub(crate) mod leases;
 pub(crate) mod locks;
 pub(crate) mod members;
 pub(crate) mod order;
+pub(crate) mod permissions;
 pub(crate) mod record;
 pub(crate) mod refusals;
 pub(crate) mod watches;

@@ -146,6 +146,14 @@ pub enum Kind {
     LeaseGrant,
     /// Two clients held one lock.
     LockOverlap,
+    /// A linearizable call was carried out that its user was not allowed.
+    Forbidden,
+    /// A linearizable call was carried out with a token that was void.
+    TokenVoid,
+    /// A call was refused that its user was allowed all the time.
+    DeniedUnduly,
+    /// A watch told what came after its user's permission was gone.
+    WatchForbidden,
     /// Members differ at the same revision.
     Divergence,
     /// A member's final state is not what the changes add up to.

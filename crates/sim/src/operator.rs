@@ -162,7 +162,9 @@ impl World {
         let choice = self.dice.operator.below(if stages { 3 } else { 8 });
         if self.profile.works(Work::Members) && choice < 3 {
             let least = if self.profile.fails(Fault::Shrink) { 1 } else { 3 };
-            if voters > least && choice < 2 {
+            // One whose disk is damaged may be missing for good, and then a second one is too many.
+            let sound = |place: &Place| place.retired || !(place.lost || place.decayed);
+            if voters > least && choice < 2 && self.places.iter().all(sound) {
                 let leader = self.leader();
                 let leads = |member: &&Listed| Some(member.place) == leader;
                 let id = match listed.iter().find(leads) {

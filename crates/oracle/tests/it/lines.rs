@@ -1,4 +1,4 @@
-use mainstay_oracle::{Fence, Final, History, Note, check};
+use mainstay_oracle::{Asker, Asking, Fence, Final, Grant, GrantChange, History, Note, check};
 
 use crate::script::{Script, Style};
 
@@ -15,6 +15,22 @@ fn a_history_survives_being_written_and_read() {
         history.finals.push(Final { member: 9, revision: 1, dump: Some(Vec::new()), hash: None });
         history.finals.push(Final { member: 10, revision: 1, dump: None, hash: Some((u32::MAX, 1, -1)) });
         history.notes.push(Note { at: 5, text: "member 2 was killed \"hard\"\n".to_owned() });
+        let keys = Grant::Keys {
+            user: "u".to_owned(),
+            key: vec![0xff],
+            range_end: vec![0],
+            read: true,
+            write: false,
+        };
+        let all = [Grant::Authentication, Grant::Role("u".to_owned()), Grant::Tokens("u".to_owned()), keys];
+        history.grants = all
+            .into_iter()
+            .map(|grant| GrantChange { call: 1, returned: 2, certain: false, granted: true, grant })
+            .collect();
+        history.askers = vec![
+            Asker { user: "u".to_owned(), token_at: 1, asking: Asking::Operation(1) },
+            Asker { user: String::new(), token_at: 0, asking: Asking::Watch(2) },
+        ];
         history.operations[0].fence = Some(Fence { prefix: vec![0], key: Vec::new(), create_revision: 3 });
         let lines = history.to_lines();
         let read = History::from_lines(&lines).expect("it was just written");
@@ -25,6 +41,8 @@ fn a_history_survives_being_written_and_read() {
                 + history.watches.len()
                 + history.holdings.len()
                 + history.finals.len()
+                + history.grants.len()
+                + history.askers.len()
                 + history.notes.len()
         );
         assert_eq!(check(&read), check(&history));

@@ -2,6 +2,7 @@
 
 mod expiry;
 mod lines;
+mod permissions;
 mod planted;
 mod recorded;
 mod right;

@@ -27,6 +27,7 @@ const FOUND: &[(u64, &str)] = &[
     (1120242, "six votes in a row got lost since the voter did not know who had asked"),
     (1402892, "a lease was held to be gone because a put that perhaps never was had its key"),
     (1607907, "the last record that a member had found at its start decayed and was taken for a torn write"),
+    (1712818, "a sound member was removed while the disk of another one was damaged"),
     (1610965, "the operation of a client of a burst was under way at the end and so was not in the history"),
     (1421337, "the run that the manifest names was removed after a commit that failed half-way"),
 ];

@@ -1,0 +1,287 @@
+use std::collections::BTreeMap;
+
+use crate::findings::{brief, show};
+use crate::{
+    Action, Asker, Asking, Grant, GrantChange, History, Kind, Operation, Outcome, Range, Request, Response,
+    Txn, Verdict, Violation, Watch, WatchAnswer,
+};
+
+/// A user does what was granted to it, and nothing else. A linearizable call that began after a revocation was
+/// acknowledged is not carried out at any member, nor is one with a token that was void by then. A call that is allowed as
+/// long as it lasts is not refused for want of permission. A watch tells no change that was asked for after its user's
+/// permission was known to be gone.
+///
+/// A change with an unknown outcome may take effect at any time after it was asked for, so from then on nobody is blamed
+/// for what depends on it alone.
+pub(crate) fn check(history: &History, verdict: &mut Verdict) {
+    if history.askers.is_empty() {
+        return;
+    }
+    let grants = Grants { changes: &history.grants };
+    let operations: BTreeMap<u64, &Operation> = history.operations.iter().map(|op| (op.id, op)).collect();
+    let watches: BTreeMap<u64, &Watch> = history.watches.iter().map(|watch| (watch.id, watch)).collect();
+    let asked = asked_for(history);
+    for asker in &history.askers {
+        match asker.asking {
+            Asking::Operation(id) => {
+                if let Some(op) = operations.get(&id) {
+                    grants.judge(op, asker, verdict);
+                }
+            }
+            Asking::Watch(id) => {
+                if let Some(watch) = watches.get(&id) {
+                    grants.judge_watch(watch, asker, &asked, verdict);
+                }
+            }
+        }
+    }
+}
+
+/// When the change of a revision was asked for, where one answered operation made it beyond doubt.
+fn asked_for(history: &History) -> BTreeMap<i64, u64> {
+    let wrote = |op: &Operation| match (&op.request, &op.outcome) {
+        (Request::Put(_), Outcome::Done(header, _)) => Some((header.revision, op.call)),
+        (Request::Delete(_), Outcome::Done(header, Response::Delete(result))) if result.deleted > 0 => {
+            Some((header.revision, op.call))
+        }
+        _ => None,
+    };
+    history.operations.iter().filter_map(wrote).collect()
+}
+
+/// Keys that a request touches.
+struct Need<'a> {
+    key: &'a [u8],
+    range_end: &'a [u8],
+    writes: bool,
+}
+
+/// The keys that a request needs; the second is false if it may need more than can be told from it.
+fn needs(request: &Request) -> (Vec<Need<'_>>, bool) {
+    let mut needs = Vec::new();
+    let mut whole = true;
+    let mut open: Vec<&Txn> = Vec::new();
+    match request {
+        Request::Range(range) => needs.push(of_range(range)),
+        Request::Put(put) => {
+            needs.push(Need { key: &put.key, range_end: &[], writes: true });
+            if put.prev_kv {
+                needs.push(Need { key: &put.key, range_end: &[], writes: false });
+            }
+            whole &= put.lease == 0;
+        }
+        Request::Delete(delete) => {
+            needs.push(Need { key: &delete.key, range_end: &delete.range_end, writes: true });
+            if delete.prev_kv {
+                needs.push(Need { key: &delete.key, range_end: &delete.range_end, writes: false });
+            }
+        }
+        Request::Txn(txn) => open.push(txn),
+        _ => whole = false,
+    }
+    while let Some(txn) = open.pop() {
+        for compare in &txn.compare {
+            needs.push(Need { key: &compare.key, range_end: &compare.range_end, writes: false });
+        }
+        for action in txn.success.iter().chain(&txn.failure) {
+            match action {
+                Action::Range(range) => needs.push(of_range(range)),
+                Action::Put(put) => {
+                    needs.push(Need { key: &put.key, range_end: &[], writes: true });
+                    if put.prev_kv {
+                        needs.push(Need { key: &put.key, range_end: &[], writes: false });
+                    }
+                    whole &= put.lease == 0;
+                }
+                Action::Delete(delete) => {
+                    needs.push(Need { key: &delete.key, range_end: &delete.range_end, writes: true });
+                    if delete.prev_kv {
+                        needs.push(Need { key: &delete.key, range_end: &delete.range_end, writes: false });
+                    }
+                }
+                Action::Txn(inner) => open.push(inner),
+            }
+        }
+    }
+    (needs, whole)
+}
+
+fn of_range(range: &Range) -> Need<'_> {
+    Need { key: &range.key, range_end: &range.range_end, writes: false }
+}
+
+fn is_linearizable(request: &Request) -> bool {
+    match request {
+        Request::Range(range) => !range.serializable,
+        Request::Put(_) | Request::Delete(_) | Request::Txn(_) => true,
+        _ => false,
+    }
+}
+
+/// A range of keys with an exclusive end; `None` is no end.
+type Span = (Vec<u8>, Option<Vec<u8>>);
+
+fn span(key: &[u8], range_end: &[u8]) -> Span {
+    let first = if key == [0] && !range_end.is_empty() { Vec::new() } else { key.to_vec() };
+    match range_end {
+        [] => {
+            let mut end = key.to_vec();
+            end.push(0);
+            (first, Some(end))
+        }
+        [0] => (first, None),
+        end => (first, Some(end.to_vec())),
+    }
+}
+
+/// Whether these spans together contain the wanted one.
+fn cover(mut spans: Vec<Span>, (wanted, wanted_end): &Span) -> bool {
+    spans.sort();
+    let mut reached = wanted.clone();
+    for (first, end) in spans {
+        if first > reached {
+            break;
+        }
+        match end {
+            None => return true,
+            Some(end) => reached = reached.max(end),
+        }
+    }
+    wanted_end.as_ref().is_some_and(|end| reached >= *end)
+}
+
+struct Grants<'h> {
+    /// In the order in which they were asked for, one after the other.
+    changes: &'h [GrantChange],
+}
+
+impl Grants<'_> {
+    /// Whether what these changes are about has this value all the time from `from` to `to`, whatever became of changes with
+    /// unknown outcomes. `initial` is its value at first.
+    fn surely(&self, about: impl Fn(&Grant) -> bool, initial: bool, value: bool, from: u64, to: u64) -> bool {
+        let mut base = initial;
+        let mut doubt = false;
+        for change in self.changes.iter().filter(|change| about(&change.grant) && change.call <= to) {
+            if change.certain && change.returned <= from {
+                base = change.granted;
+            } else {
+                doubt |= change.granted != value;
+            }
+        }
+        base == value && !doubt
+    }
+
+    /// Whether authentication is (or is not) required all the time.
+    fn is_required(&self, required: bool, from: u64, to: u64) -> bool {
+        self.surely(|grant| matches!(grant, Grant::Authentication), false, required, from, to)
+    }
+
+    fn has_role(&self, user: &str, has: bool, from: u64, to: u64) -> bool {
+        self.surely(|grant| matches!(grant, Grant::Role(one) if one == user), false, has, from, to)
+    }
+
+    /// The spans that are granted to the role of a user for certain (or perhaps).
+    fn spans(&self, user: &str, writes: bool, certain: bool, from: u64, to: u64) -> Vec<Span> {
+        let mut spans: Vec<Span> = Vec::new();
+        for change in self.changes {
+            let Grant::Keys { user: one, key, range_end, read, write } = &change.grant else { continue };
+            if one != user || !(if writes { *write } else { *read }) || spans.contains(&span(key, range_end))
+            {
+                continue;
+            }
+            let same = |grant: &Grant| *grant == change.grant;
+            let counts = if certain {
+                self.surely(same, false, true, from, to)
+            } else {
+                !self.surely(same, false, false, from, to)
+            };
+            if counts {
+                spans.push(span(key, range_end));
+            }
+        }
+        spans
+    }
+
+    /// Whether a user is not allowed this, at no time between these.
+    fn is_forbidden(&self, user: &str, need: &Need<'_>, from: u64, to: u64) -> bool {
+        self.is_required(true, from, to)
+            && (self.has_role(user, false, from, to)
+                || !cover(self.spans(user, need.writes, false, from, to), &span(need.key, need.range_end)))
+    }
+
+    /// Whether a user is allowed this, all the time between these.
+    fn is_allowed(&self, user: &str, need: &Need<'_>, from: u64, to: u64) -> bool {
+        self.is_required(false, from, to)
+            || self.has_role(user, true, from, to)
+                && cover(self.spans(user, need.writes, true, from, to), &span(need.key, need.range_end))
+    }
+
+    /// Whether a token was void before `call`: the user's tokens were taken away after it had been given out.
+    fn is_void(&self, asker: &Asker, call: u64) -> bool {
+        let void = |change: &GrantChange| {
+            matches!(&change.grant, Grant::Tokens(user) if *user == asker.user)
+                && change.certain
+                && change.call > asker.token_at
+                && change.returned < call
+        };
+        asker.token_at > 0 && self.changes.iter().any(void)
+    }
+
+    fn judge(&self, op: &Operation, asker: &Asker, verdict: &mut Verdict) {
+        let (from, to) = (op.call, op.returned);
+        let (needs, whole) = needs(&op.request);
+        match &op.outcome {
+            Outcome::Done(..) if is_linearizable(&op.request) => {
+                if self.is_void(asker, from) && self.is_required(true, from, to) {
+                    let user = &asker.user;
+                    let text = format!("a token of {user:?} that was void was honoured: {}", brief(op));
+                    verdict.add(Violation::of(Kind::TokenVoid, &[op], text));
+                }
+                let forbidden = needs.iter().find(|need| self.is_forbidden(&asker.user, need, from, to));
+                if let Some(need) = forbidden.filter(|_| asker.user != ROOT) {
+                    let (user, what) = (&asker.user, if need.writes { "write" } else { "read" });
+                    let (key, end) = (show(need.key), show(need.range_end));
+                    let text = format!("{user:?} may not {what} {key}..{end}, but {}", brief(op));
+                    verdict.add(Violation::of(Kind::Forbidden, &[op], text));
+                }
+            }
+            Outcome::Refused(crate::Refusal::Other(why)) if why.contains(DENIED) => {
+                let allowed = |need: &Need<'_>| self.is_allowed(&asker.user, need, from, to);
+                if asker.user == ROOT || whole && needs.iter().all(allowed) {
+                    let text = format!("{:?} may do that all the time: {}", asker.user, brief(op));
+                    verdict.add(Violation::of(Kind::DeniedUnduly, &[op], text));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn judge_watch(&self, watch: &Watch, asker: &Asker, asked: &BTreeMap<i64, u64>, verdict: &mut Verdict) {
+        if asker.user == ROOT {
+            return;
+        }
+        let need = Need { key: &watch.key, range_end: &watch.range_end, writes: false };
+        for response in &watch.responses {
+            let WatchAnswer::Events { events, .. } = &response.answer else { continue };
+            for event in events {
+                let Some(call) = asked.get(&event.kv.mod_revision) else { continue };
+                if self.is_forbidden(&asker.user, &need, *call, response.at) {
+                    let revision = event.kv.mod_revision;
+                    let text = format!(
+                        "told {:?} of revision {revision}, asked for at {call}, though it may not read {}..{}",
+                        asker.user,
+                        show(&watch.key),
+                        show(&watch.range_end)
+                    );
+                    verdict.add(Violation::of_watch(Kind::WatchForbidden, watch, text));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Who may do everything.
+const ROOT: &str = "root";
+/// What a refusal for want of permission says.
+const DENIED: &str = "permission denied";
