@@ -20,8 +20,9 @@
 //!
 //! A question that cannot be decided is said to be open ([`Verdict::undecided`]), never answered.
 //!
-//! Not judged: how long anything takes (but for leases, if [`Settings::expire_by`] is set); the order of leases and remaining times in answers; leases listed by a member;
-//! members, alarms; hashes against etcd's own formula; compaction that the servers do by themselves.
+//! Not judged: how long anything takes (but for leases, if [`Settings::expire_by`] is set); the order of leases and remaining
+//! times in answers; leases listed by a member; members, alarms; hashes against etcd's own formula; compaction that the
+//! servers do by themselves.
 
 #![forbid(unsafe_code)]
 

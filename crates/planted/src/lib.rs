@@ -176,6 +176,20 @@ bugs! {
     LeaseClocksKept = "lease-clocks-kept";
     /// server: the room that messages of other members took is not given back.
     ArrivalsKept = "arrivals-kept";
+    /// machine: of a transaction only what it does if its comparisons hold is asked for.
+    SecondBranchUngated = "second-branch-ungated";
+    /// machine: what a user may do is remembered although users or roles have changed since.
+    RightsCacheStale = "rights-cache-stale";
+    /// machine: an entry is not asked again for its user's permission when it is applied.
+    GateAtArrivalOnly = "gate-at-arrival-only";
+    /// machine: an entry is applied though users or roles have changed since its token was looked at.
+    TokenRevisionIgnored = "token-revision-ignored";
+    /// machine: a state that is sent to another member comes without users and roles.
+    SnapshotWithoutAuth = "snapshot-without-auth";
+    /// server: a watch goes on though its user may no longer read its keys.
+    WatchNotReviewed = "watch-not-reviewed";
+    /// server: tokens stay valid when their user gets another password or is deleted.
+    TokenOutlivesUser = "token-outlives-user";
 }
 
 /// Something of which there must not be much in one go.

@@ -134,7 +134,9 @@ impl Credentials {
         match change {
             AuthChange::Changed => {}
             AuthChange::Forget(user) => {
-                self.tokens.forget(user);
+                if !planted::is(planted::Bug::TokenOutlivesUser) {
+                    self.tokens.forget(user);
+                }
                 self.verified.forget(user);
             }
             AuthChange::Enabled => self.tokens.enable(),

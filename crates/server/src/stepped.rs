@@ -411,32 +411,26 @@ impl Stepped {
     /// Makes a unary call as [`Stepped::unary`] does, and resolves to the answer's bytes. To be polled between
     /// [`Stepped::poll_tasks`], or as one of the member's tasks.
     pub fn call(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Bytes, Status>> {
-        let pieces = self.call_in_pieces(rpc, message);
+        self.call_as(self.head(rpc), message)
+    }
+
+    /// Makes a unary call as [`Stepped::call`] does, and resolves to the pieces of the answer; there is one for an answer
+    /// made as a whole.
+    pub fn call_in_pieces(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Vec<Bytes>, Status>> {
+        self.pieces_by(self.head(rpc), message)
+    }
+
+    /// Makes a unary call as [`Stepped::call`] does, with a head of the caller's own, for example with a token.
+    pub fn call_as(&self, head: Head, message: Bytes) -> LocalBoxFuture<Result<Bytes, Status>> {
+        let pieces = self.pieces_by(head, message);
         Box::pin(async move {
             let mut pieces = pieces.await?;
             Ok(if pieces.len() == 1 { pieces.remove(0) } else { pieces.concat().into() })
         })
     }
 
-    /// Makes a unary call with this head, and resolves to the answer's bytes, if it is made as a whole.
-    pub fn call_as(&self, head: Head, message: Bytes) -> LocalBoxFuture<Result<Bytes, Status>> {
+    fn pieces_by(&self, head: Head, message: Bytes) -> LocalBoxFuture<Result<Vec<Bytes>, Status>> {
         let answer = self.services.call(head, message);
-        Box::pin(async move {
-            let answer = match answer {
-                Unary::Done(answer) => answer?,
-                Unary::Later(answer) => answer.await?,
-            };
-            match answer {
-                Answer::Whole(bytes) => Ok(bytes),
-                Answer::Pieces { .. } => Err(Status::new(api::Code::Internal, "a long answer")),
-            }
-        })
-    }
-
-    /// Makes a unary call as [`Stepped::call`] does, and resolves to the pieces of the answer; there is one for an answer
-    /// made as a whole.
-    pub fn call_in_pieces(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Vec<Bytes>, Status>> {
-        let answer = self.unary(rpc, message);
         Box::pin(async move {
             let answer = match answer {
                 Unary::Done(answer) => answer?,
@@ -466,12 +460,28 @@ impl Stepped {
         if needs_leader {
             head.requires_leader = true;
         }
-        self.services.watch(&head, requests, responses, closed)
+        self.watch_by(&head, requests, responses, closed)
+    }
+
+    /// The same with a head of the caller's own.
+    pub fn watch_by<R: Requests, W: Responses>(
+        &self,
+        head: &Head,
+        requests: R,
+        responses: W,
+        closed: impl Future<Output = ()> + 'static,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        self.services.watch(head, requests, responses, closed)
     }
 
     /// A client's renewal of a lease, here or at the leader: the TTL it has from then on, 0 if it is gone.
     pub fn renew(&self, lease_id: LeaseId) -> LocalBoxFuture<Result<Seconds, Status>> {
-        self.services.keep_alive(&self.head(Rpc::LeaseKeepAlive), lease_id)
+        self.renew_by(&self.head(Rpc::LeaseKeepAlive), lease_id)
+    }
+
+    /// The same with a head of the caller's own.
+    pub fn renew_by(&self, head: &Head, lease_id: LeaseId) -> LocalBoxFuture<Result<Seconds, Status>> {
+        self.services.keep_alive(head, lease_id)
     }
 
     /// Returns the receiver of other members' messages and requests, see [`peer::Handler`]. Snapshots go to

@@ -2,8 +2,10 @@
 
 use std::rc::Rc;
 
+use api::Rpc;
 use numbers::LeaseId;
 use oracle::Outcome;
+use server::stepped::Stepped;
 
 use crate::forgery::Known;
 use crate::member::{Caller, Done, Heard, Place};
@@ -62,8 +64,10 @@ impl World {
             .map(|place| place.number)
             .collect();
         let running = self.running();
-        let profile = &self.profile;
         let desk = &mut self.desks[number];
+        if desk.login.is_some() {
+            return;
+        }
         if desk.open.is_some() || !self.working || members.is_empty() {
             if self.working {
                 self.schedule.after(100 * MILLI, Event::ClientNext(number));
@@ -76,6 +80,12 @@ impl World {
             let from = if running.is_empty() || rng.one_in(8) { &members } else { &running };
             desk.place = rng.pick(from);
         }
+        let place = desk.place;
+        if self.client_logs_in(number, place) {
+            return;
+        }
+        let profile = &self.profile;
+        let desk = &mut self.desks[number];
         desk.client.known = match &self.places[desk.place].process {
             Some(process) if profile.works(Work::Forged) => {
                 Some(Known::of(process.stepped.identity(), &self.places[desk.place].disk))
@@ -106,6 +116,7 @@ impl World {
             },
         });
         self.counts.operations += 1;
+        self.asks(number, id);
         self.place_call(Caller::Client(number), id, place, calling, PATIENCE);
     }
 
@@ -131,6 +142,7 @@ impl World {
 
     pub(crate) fn call(&mut self, caller: Caller, operation: u64, to: Host, request: Calling) {
         let now = self.now();
+        let token = self.token_of(caller);
         let Some(process) =
             self.wake(to, 0).filter(|process| process.stepped.is_ready() && !process.stopping)
         else {
@@ -138,18 +150,26 @@ impl World {
             return;
         };
         process.calls.push((caller, operation));
+        let head = |stepped: &Stepped, rpc| {
+            let mut head = stepped.head(rpc);
+            if let Some(token) = token.as_ref().and_then(|token| token.parse().ok()) {
+                head.metadata.insert("authorization", token);
+            }
+            head
+        };
         let done = Rc::clone(&process.done);
         let life = process.life;
         match request.clone() {
             Calling::Unary(rpc, message) => {
-                let future = process.stepped.call(rpc, message);
+                let future = process.stepped.call_as(head(&process.stepped, rpc), message);
                 process.stepped.spawn(async move {
                     let answer = future.await;
                     done.borrow_mut().push(Done::Call(caller, operation, Heard::Answer(answer)));
                 });
             }
             Calling::Renew(lease) => {
-                let future = process.stepped.renew(LeaseId(lease));
+                let future =
+                    process.stepped.renew_by(&head(&process.stepped, Rpc::LeaseKeepAlive), LeaseId(lease));
                 process.stepped.spawn(async move {
                     let answer = future.await;
                     done.borrow_mut().push(Done::Call(caller, operation, Heard::Renewal(answer)));
@@ -185,6 +205,8 @@ impl World {
             Caller::Client(number) => number,
             Caller::Extra => return self.extra_told(operation, heard),
             Caller::Operator => return self.operator_told(operation, heard),
+            Caller::Login(number) => return self.login_told(number, operation, heard),
+            Caller::Administrator => return self.administrator_told(operation, heard),
             Caller::Crowd => return,
         };
         if let Heard::Answer(Err(status)) = &heard
@@ -208,6 +230,10 @@ impl World {
             Outcome::Unknown(_) => (2, 0),
         };
         desk.answered = kind == 0;
+        if let Outcome::Refused(oracle::Refusal::Other(why)) = &record.outcome {
+            self.client_refused(number, why);
+        }
+        let desk = &mut self.desks[number];
         self.counts.answered += u64::from(kind == 0);
         self.trace.event(now, 11, &[operation, kind, revision as u64]);
         if self.trace.prints() {
@@ -262,18 +288,29 @@ impl World {
             return;
         }
         let newest = self.newest();
+        let Some(token) = self.stream_token(number) else {
+            self.schedule.after(200 * MILLI, Event::WatchConnect(number));
+            return;
+        };
+        let before = self.next_watch;
         let watcher = &mut self.watchers[number];
         let at = watcher.rng().pick(&ready);
         let life = self.places[at].lives;
         let pipe = watcher.connect(at, life, &self.profile, newest, &mut self.next_watch, now);
+        let asked = before + 1..=self.next_watch;
         let streams = watcher.streams;
         let needs_leader = watcher.rng().one_in(4);
         // A slow one that comes back when the work is done hurries like all others.
         let pace = if self.working { watcher.pace } else { watcher.pace.min(20 * MILLI) };
         let Some(process) = self.wake(at, life) else { return };
         let done = Rc::clone(&process.done);
-        let future = process.stepped.watch(
-            needs_leader,
+        let mut head = process.stepped.head(Rpc::Watch);
+        head.requires_leader = needs_leader;
+        if let Some(token) = token.and_then(|token| token.parse().ok()) {
+            head.metadata.insert("authorization", token);
+        }
+        let future = process.stepped.watch_by(
+            &head,
             Incoming(Rc::clone(&pipe)),
             Returning(pipe),
             std::future::pending(),
@@ -284,6 +321,7 @@ impl World {
             let _ = future.await;
             done.borrow_mut().push(Done::Stream(number, streams));
         });
+        self.watches_asked(number, asked);
         self.trace.event(now, 12, &[number as u64, at as u64]);
         self.settle(at);
         self.schedule.after(pace, Event::WatchRead(number, streams));

@@ -33,6 +33,7 @@ mod staged;
 mod text;
 pub mod trace;
 mod traffic;
+mod users;
 pub mod watchers;
 pub mod wire;
 mod witness;

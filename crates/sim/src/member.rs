@@ -147,6 +147,10 @@ pub enum Caller {
     Client(usize),
     /// A client that does one operation.
     Extra,
+    /// A client that wants a token.
+    Login(usize),
+    /// The administrator of users.
+    Administrator,
     /// The operator of the cluster.
     Operator,
     /// One of many who do the same at the same time, and are not listened to.

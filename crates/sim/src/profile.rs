@@ -135,6 +135,8 @@ kinds! {
         Forged = "forged";
         /// Deep and large transactions, values that look like records, a thousand leases, watches in a bad order.
         Hostile = "hostile";
+        /// Users, roles and tokens: permissions come and go.
+        Users = "users";
     }
 }
 
@@ -307,7 +309,11 @@ impl Profile {
         for fault in HELD_BACK {
             faults = faults.without(*fault as u8);
         }
-        let mut work = half(&mut rng, Work::ALL.len());
+        // What has its own dice leaves the others' as they are.
+        let mut work = half(&mut rng, Work::Users as usize) & !(1 << Work::Users as u8);
+        if Rng::stream(seed, "users").one_in(6) {
+            work |= 1 << Work::Users as u8;
+        }
         // Without writes there is nothing to lose.
         work |= 1 << Work::Put as u8;
         let mut flags = Flags::draw(&mut rng);
@@ -338,7 +344,7 @@ impl Profile {
             keys: rng.pick(&[3, 8, 20, 60]),
             faults,
             work: Kinds(work),
-            weights: (0..Work::ALL.len()).map(|_| rng.between(1, 10)).collect(),
+            weights: (0..Work::Users as usize).map(|_| rng.between(1, 10)).collect(),
             fault_every: rng.pick(&[300, 1000, 3000]) * MILLI,
             operator_every: rng.pick(&[200, 1000, 1000]) * MILLI,
             think,
@@ -368,6 +374,14 @@ impl Profile {
     pub fn arrange(&mut self) {
         let mut rng = Rng::stream(self.seed, "arrangement");
         let works = |work: Work| 1 << work as u8;
+        if self.works(Work::Users) {
+            // What these look for needs clients without tokens, and alarms that anybody may take back.
+            let without = STAGED.iter().map(|(fault, _)| *fault).chain([Fault::Quota, Fault::Full]);
+            without.for_each(|fault| self.faults = self.faults.without(fault as u8));
+            self.work = self.work.without(Work::Keep as u8);
+            self.crowd = 0;
+            self.chaos = self.chaos.max(8 * SECOND);
+        }
         if self.fails(Fault::Strand) {
             // Soon somebody who was away needs a snapshot.
             self.flags.catchup_entries = rng.pick(&[1, 5]);

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::rc::Rc;
 
-use api::Rpc;
 use api::etcdserverpb as pb;
+use api::{Rpc, error};
 use bytes::Bytes;
 use oracle::{Final, Holding, Response};
 use prost::Message as _;
@@ -184,6 +184,8 @@ impl Life<'_> {
         self.wait("the end of all operations", PROGRESS_TIMEOUT, |world| {
             world.desks.iter().all(|desk| desk.open.is_none()) && world.extras.is_empty()
         })?;
+        self.world.close_users();
+        self.wait("the end of authentication", PROGRESS_TIMEOUT, World::is_open_to_all)?;
         if self.world.profile.works(Work::Hostile) {
             self.reach_limits()?;
         }
@@ -323,7 +325,10 @@ impl World {
                     && operation.call >= since
                     && match &operation.outcome {
                         oracle::Outcome::Done(..) => true,
-                        oracle::Outcome::Refused(why) => !matches!(why, oracle::Refusal::Other(_)),
+                        oracle::Outcome::Refused(oracle::Refusal::Other(why)) => {
+                            why.contains(&*error::PERMISSION_DENIED.message)
+                        }
+                        oracle::Outcome::Refused(_) => true,
                         oracle::Outcome::Unknown(_) => false,
                     }
             },

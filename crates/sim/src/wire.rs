@@ -216,6 +216,16 @@ pub fn failed(status: &Status) -> Outcome {
         error::NO_LEADER,
         error::NOT_SUPPORTED_FOR_LEARNER,
         error::LEASE_TTL_TOO_LARGE,
+        error::PERMISSION_DENIED,
+        error::INVALID_AUTH_TOKEN,
+        error::AUTH_OLD_REVISION,
+        error::AUTH_NOT_ENABLED,
+        error::USER_NOT_FOUND,
+        error::USER_ALREADY_EXIST,
+        error::ROLE_NOT_FOUND,
+        error::ROLE_ALREADY_EXIST,
+        error::ROLE_NOT_GRANTED,
+        error::PERMISSION_NOT_GRANTED,
     ];
     if status.code == Code::InvalidArgument || other.contains(status) {
         return Outcome::Refused(Refusal::Other(status.message.to_string()));

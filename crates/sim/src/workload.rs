@@ -550,6 +550,7 @@ impl Client {
                         | Work::BigValues
                         | Work::Keep
                         | Work::Forged
+                        | Work::Users
                 );
                 if own && profile.works(*work) { *weight } else { 0 }
             })

@@ -21,6 +21,7 @@ use crate::profile::{Fault, Profile, Work};
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos, SECOND, Schedule};
 use crate::trace::Trace;
+use crate::users::Users;
 use crate::watchers::Watcher;
 use crate::workload::Client;
 
@@ -95,6 +96,7 @@ pub(crate) enum Event {
     Staged(crate::staged::Step),
     Undo(crate::faults::Undo),
     Operator,
+    Administrator,
 }
 
 /// A client's call as it goes over the network.
@@ -128,6 +130,10 @@ pub(crate) struct ActiveClient {
     pub place: Host,
     /// Whether its last operation was answered.
     pub answered: bool,
+    /// Its request for a token that is under way, and for which user.
+    pub login: Option<(u64, String)>,
+    /// It was told that authentication is not enabled.
+    pub needs_no_token: bool,
 }
 
 /// Where log lines of members go.
@@ -193,6 +199,7 @@ pub struct World {
     pub(crate) extras: Vec<oracle::Operation>,
     pub(crate) staged: crate::staged::Staged,
     pub(crate) operator: Operator,
+    pub(crate) users: Option<Users>,
     pub(crate) checks: Checks,
     pub(crate) trace: Trace,
     pub(crate) dice: Dice,
@@ -225,12 +232,15 @@ impl World {
                     open: None,
                     place: number % profile.members,
                     answered: false,
+                    login: None,
+                    needs_no_token: false,
                 })
                 .collect(),
             watchers: Vec::new(),
             extras: Vec::new(),
             staged: crate::staged::Staged::default(),
             operator: Operator::default(),
+            users: profile.works(Work::Users).then(|| Users::new(seed)),
             checks: Checks::new(profile.members),
             trace: Trace::new(prints),
             dice: Dice {
@@ -276,6 +286,9 @@ impl World {
         self.schedule.after(COMPARE_EVERY, Event::Compare);
         self.schedule.after(SECOND, Event::Fault);
         self.schedule.after(2 * SECOND, Event::Operator);
+        if self.users.is_some() {
+            self.schedule.after(300 * MILLI, Event::Administrator);
+        }
         self.begin_faults();
     }
 
@@ -407,6 +420,7 @@ impl World {
             Event::Staged(step) => self.staged(step),
             Event::Undo(undo) => self.undo(undo),
             Event::Operator => self.operate(),
+            Event::Administrator => self.administrate(),
         }
     }
 

@@ -70,7 +70,9 @@ impl Hub {
                 stream.watches.borrow().range((Bound::Excluded(behind.1), Bound::Unbounded)).take(left)
             {
                 let (key, range_end) = watch.keys.as_request();
-                if stream.permit.still_allows(&state.auth, key, range_end).is_err() {
+                if stream.permit.still_allows(&state.auth, key, range_end).is_err()
+                    && !planted::is(planted::Bug::WatchNotReviewed)
+                {
                     ids.push(*id);
                 }
                 looked_at += 1;
