@@ -306,6 +306,8 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
         watches: recorded.watches,
         holdings: recorded.holdings,
         finals,
+        grants: Vec::new(),
+        askers: Vec::new(),
         notes: notes(&chapters),
     };
     let judging = Instant::now();
