@@ -26,6 +26,7 @@ use crate::counters;
 use crate::keepalive::{Heartbeat, PingPolicy, Pulse};
 use crate::ledger::Charge;
 use crate::outgoing::Outgoing;
+use crate::settings_policy::SettingsPolicy;
 use crate::shard::{Registration, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
 use crate::standing::Standing;
@@ -107,6 +108,7 @@ pub(crate) struct Connection<S: Transport> {
     was_deaf: bool,
     next_stall_check: Option<Instant>,
     ping_policy: PingPolicy,
+    settings_policy: SettingsPolicy,
     heartbeat: Heartbeat,
     pings: Option<PingPong>,
     timer: Pin<Box<Sleep>>,
@@ -173,6 +175,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
         was_deaf: false,
         next_stall_check: None,
         ping_policy: PingPolicy::new(),
+        settings_policy: SettingsPolicy::new(now),
         heartbeat: Heartbeat::new(now),
         pings,
         timer: Box::pin(tokio::time::sleep_until(timer_at.into())),
@@ -225,6 +228,9 @@ impl<S: Transport> Connection<S> {
                 counters::add(&self.around.shard.counters.too_many_pings, 1);
                 return self.send_off(Reason::ENHANCE_YOUR_CALM, b"too_many_pings");
             }
+        }
+        if traffic.settings > 0 && self.settings_policy.is_too_many(traffic.settings, now) {
+            return self.send_off(b"too_many_settings");
         }
         if ended {
             return Poll::Ready(Ok(()));

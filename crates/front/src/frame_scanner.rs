@@ -5,13 +5,15 @@ const HEADER_BYTES: usize = 9;
 pub(crate) const DATA: u8 = 0;
 /// Type of a HEADERS frame.
 pub(crate) const HEADERS: u8 = 1;
+/// Type of a SETTINGS frame.
+pub(crate) const SETTINGS: u8 = 4;
 /// Type of a CONTINUATION frame.
 pub(crate) const CONTINUATION: u8 = 9;
 /// The flag that ends a header block.
 pub(crate) const END_HEADERS: u8 = 4;
 /// Type of a PING frame.
 pub(crate) const PING: u8 = 6;
-/// The flag that makes a PING an answer.
+/// The flag that makes a PING or SETTINGS an answer.
 pub(crate) const ACK: u8 = 1;
 
 /// A frame header as it passed.
@@ -48,25 +50,36 @@ impl FrameScanner {
     }
 
     /// Follows `bytes`, which come next in the stream.
-    pub(crate) fn scan(&mut self, mut bytes: &[u8], mut seen: impl FnMut(Passing)) {
+    pub(crate) fn scan(&mut self, bytes: &[u8], mut seen: impl FnMut(Passing)) {
+        self.scan_until(bytes, |frame| {
+            seen(frame);
+            false
+        });
+    }
+
+    /// Follows `bytes` to the end of the first frame header for which `seen` is true. Returns how many bytes those are.
+    pub(crate) fn scan_until(&mut self, all: &[u8], mut seen: impl FnMut(Passing) -> bool) -> usize {
+        let mut bytes = all;
         loop {
             let skipped = self.skip.min(bytes.len());
             self.skip -= skipped;
             bytes = &bytes[skipped..];
             if bytes.is_empty() {
-                return;
+                return all.len();
             }
             let taken = (HEADER_BYTES - self.have).min(bytes.len());
             self.header[self.have..self.have + taken].copy_from_slice(&bytes[..taken]);
             self.have += taken;
             bytes = &bytes[taken..];
             if self.have < HEADER_BYTES {
-                return;
+                return all.len();
             }
             let [a, b, c, kind, flags, s0, s1, s2, s3] = self.header;
             self.have = 0;
             self.skip = u32::from_be_bytes([0, a, b, c]) as usize;
-            seen(Passing { kind, flags, stream: u32::from_be_bytes([s0 & 0x7f, s1, s2, s3]) });
+            if seen(Passing { kind, flags, stream: u32::from_be_bytes([s0 & 0x7f, s1, s2, s3]) }) {
+                return all.len() - bytes.len();
+            }
         }
     }
 }
@@ -88,6 +101,27 @@ mod tests {
                 scanner.scan(part, |frame| seen.push((frame.kind, frame.flags, frame.stream)));
             }
             assert_eq!(seen, expected);
+            assert!(scanner.at_boundary());
+        }
+    }
+
+    #[test]
+    fn a_scan_ends_behind_the_header_it_looks_for() {
+        let ping = [0, 0, 1, PING, 0, 0, 0, 0, 0, 7];
+        let settings = [0, 0, 1, SETTINGS, 0, 0, 0, 0, 0, 9];
+        let bytes = [&ping[..], &settings, &settings, &ping].concat();
+        for step in 1..bytes.len() {
+            let (mut scanner, mut ends, mut at) = (FrameScanner::after(0), Vec::new(), 0);
+            while at < bytes.len() {
+                let part = &bytes[at..bytes.len().min(at + step)];
+                let mut found = false;
+                at += scanner.scan_until(part, |frame| {
+                    found = frame.kind == SETTINGS;
+                    found
+                });
+                ends.extend(found.then_some(at));
+            }
+            assert_eq!(ends, [19, 29]);
             assert!(scanner.at_boundary());
         }
     }

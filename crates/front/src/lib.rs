@@ -48,6 +48,7 @@ mod outgoing;
 mod rejections;
 mod reply;
 mod service;
+mod settings_policy;
 mod shard;
 mod socket;
 mod standing;

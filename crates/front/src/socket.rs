@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::frame_scanner::{ACK, CONTINUATION, DATA, END_HEADERS, FrameScanner, HEADERS, PING};
+use crate::frame_scanner::{ACK, CONTINUATION, DATA, END_HEADERS, FrameScanner, HEADERS, PING, SETTINGS};
 use crate::wire::Wire;
 
 /// Bytes of one buffer. A turn reads and writes up to this much at once.
@@ -93,6 +93,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Transport for T {}
 pub(crate) struct Traffic {
     /// PING frames of the client that are no answers.
     pub(crate) pings: u32,
+    /// SETTINGS frames of the client that are no answers.
+    pub(crate) settings: u32,
     /// True if HEADERS or DATA went out.
     pub(crate) sent_calls: bool,
     /// True if anything came in.
@@ -352,24 +354,36 @@ impl<S: Transport> Socket<S> {
                 Filled { buffer, at: 0, end }
             }
         };
-        let n = into.remaining().min(input.end - input.at);
+        let mut n = into.remaining().min(input.end - input.at);
         let part = &input.buffer[input.at..input.at + n];
+        let mut changes_settings = false;
         if let Some((read, _)) = &mut self.scanners {
-            let (pings, last_stream) = (&mut self.traffic.pings, &mut self.last_stream);
+            let (pings, settings) = (&mut self.traffic.pings, &mut self.traffic.settings);
             let (begun, in_header_block) = (&mut self.begun, &mut self.in_header_block);
-            read.scan(part, |frame| match frame.kind {
-                PING if frame.flags & ACK == 0 => *pings = pings.saturating_add(1),
-                HEADERS => {
-                    *last_stream = (*last_stream).max(frame.stream);
-                    *begun += 1;
-                    *in_header_block = frame.flags & END_HEADERS == 0;
+            let (last_stream, changes_settings) = (&mut self.last_stream, &mut changes_settings);
+            n = read.scan_until(part, |frame| {
+                match frame.kind {
+                    PING if frame.flags & ACK == 0 => *pings = pings.saturating_add(1),
+                    // It may cost a look at each stream, so the next one comes with the next round.
+                    SETTINGS if frame.flags & ACK == 0 => {
+                        *settings = settings.saturating_add(1);
+                        *changes_settings = true;
+                    }
+                    HEADERS => {
+                        *last_stream = (*last_stream).max(frame.stream);
+                        *begun += 1;
+                        *in_header_block = frame.flags & END_HEADERS == 0;
+                    }
+                    CONTINUATION => *in_header_block = frame.flags & END_HEADERS == 0,
+                    _ => {}
                 }
-                CONTINUATION => *in_header_block = frame.flags & END_HEADERS == 0,
-                _ => {}
+                *changes_settings
             });
         }
+        let part = &input.buffer[input.at..input.at + n];
         self.received_bytes += n as u64;
-        self.allowance = if self.begun < ALLOWANCE_CALLS { self.allowance.saturating_sub(n) } else { 0 };
+        let goes_on = self.begun < ALLOWANCE_CALLS && !changes_settings;
+        self.allowance = if goes_on { self.allowance.saturating_sub(n) } else { 0 };
         into.put_slice(part);
         input.at += n;
         if input.at == input.end {
