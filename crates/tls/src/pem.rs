@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use rustls::SignatureScheme;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::sign::{CertifiedKey, SigningKey};
 use rustls_pki_types::pem::{self, PemObject as _, SectionKind};
@@ -152,7 +153,7 @@ fn private_key(file: &Path, pem: &[u8]) -> Result<Arc<dyn SigningKey>, LoadError
             PrivateKeyDer::Pkcs8(der.clone().into()),
             PrivateKeyDer::Sec1(der.into()),
         ];
-        if let Some(key) = forms.iter().find_map(|form| any_supported_type(form).ok()) {
+        if let Some(key) = forms.iter().find_map(|form| any_supported_type(form).ok().filter(works)) {
             return Ok(key);
         }
         break;
@@ -162,4 +163,16 @@ fn private_key(file: &Path, pem: &[u8]) -> Result<Arc<dyn SigningKey>, LoadError
         "tls: failed to parse private key: supported are RSA of 2048 to 4096 bits, ECDSA on P-256 and P-384, and \
          Ed25519, in PKCS#1, SEC 1 or PKCS#8",
     ))
+}
+
+/// Returns true if the key signs. The library reads RSA keys with numbers in them that do not belong together, and then fails
+/// in each handshake.
+fn works(key: &Arc<dyn SigningKey>) -> bool {
+    const SCHEMES: [SignatureScheme; 4] = [
+        SignatureScheme::RSA_PSS_SHA256,
+        SignatureScheme::ECDSA_NISTP256_SHA256,
+        SignatureScheme::ECDSA_NISTP384_SHA384,
+        SignatureScheme::ED25519,
+    ];
+    key.choose_scheme(&SCHEMES).is_some_and(|signer| signer.sign(b"a message that is no handshake").is_ok())
 }

@@ -132,6 +132,11 @@ impl Keys {
         }
         let signer = private.map(|file| read_private(method, file)).transpose()?;
         let known = public.map(|file| read_public(method, file)).transpose()?;
+        if let Some(signer) = &signer
+            && !signer.works(method)
+        {
+            return Err(KeyError::BadPrivate);
+        }
         let public = match (&signer, known) {
             (None, None) => return Err(KeyError::Missing),
             (None, Some(known)) => known,
@@ -163,18 +168,7 @@ impl Keys {
 
     /// Signs. `None` if there is no private key.
     pub(super) fn sign(&self, message: &[u8]) -> Option<Vec<u8>> {
-        let random = SystemRandom::new();
-        let signature = match self.signer.as_ref()? {
-            Signer::Hmac(key) => hmac::sign(key, message).as_ref().to_vec(),
-            Signer::Ed25519(key) => key.sign(message).as_ref().to_vec(),
-            Signer::Ecdsa(key) => key.sign(&random, message).ok()?.as_ref().to_vec(),
-            Signer::Rsa(key) => {
-                let mut signature = vec![0; key.public().modulus_len()];
-                key.sign(self.method.rsa_padding()?, &random, message, &mut signature).ok()?;
-                signature
-            }
-        };
-        Some(signature)
+        self.signer.as_ref()?.sign(self.method, message)
     }
 
     /// Tells if one of the keys has signed.
@@ -197,6 +191,31 @@ impl fmt::Debug for Keys {
 }
 
 impl Signer {
+    /// Signs. `None` if the library refuses.
+    fn sign(&self, method: Method, message: &[u8]) -> Option<Vec<u8>> {
+        let random = SystemRandom::new();
+        let signature = match self {
+            Signer::Hmac(key) => hmac::sign(key, message).as_ref().to_vec(),
+            Signer::Ed25519(key) => key.sign(message).as_ref().to_vec(),
+            Signer::Ecdsa(key) => key.sign(&random, message).ok()?.as_ref().to_vec(),
+            Signer::Rsa(key) => {
+                let mut signature = vec![0; key.public().modulus_len()];
+                key.sign(method.rsa_padding()?, &random, message, &mut signature).ok()?;
+                signature
+            }
+        };
+        Some(signature)
+    }
+
+    /// Returns true if it signs something that its public key verifies. The library reads RSA keys with numbers in them that do
+    /// not belong together, and then fails at each token.
+    fn works(&self, method: Method) -> bool {
+        let message = b"a message that is no token";
+        let Some(signature) = self.sign(method, message) else { return false };
+        let PublicKey(public) = self.public();
+        UnparsedPublicKey::new(method.verification(), public).verify(message, &signature).is_ok()
+    }
+
     fn public(&self) -> PublicKey {
         match self {
             Signer::Rsa(key) => rsa_public(key.public().as_ref()).unwrap_or_else(|| PublicKey(Vec::new())),

@@ -185,6 +185,30 @@ fn no_bytes_make_the_key_parser_panic() {
     }
 }
 
+/// The library reads RSA keys whose numbers do not belong together; every token would fail.
+#[test]
+fn an_rsa_key_that_is_damaged_anywhere_is_refused_or_still_signs() {
+    let text = String::from_utf8(data("rsa.pkcs1.pem")).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let engine = base64::engine::general_purpose::STANDARD;
+    let der = engine.decode(lines[1..lines.len() - 1].concat()).unwrap();
+    let (start, mut refused) = (Instant::now(), 0);
+    for at in (0..der.len()).step_by(23) {
+        let mut bent = der.clone();
+        bent[at] ^= 1;
+        let bent = format!("{}\n{}\n{}\n", lines[0], engine.encode(&bent), lines[lines.len() - 1]);
+        match Keys::read(Method::Rs256, None, Some(bent.as_bytes())) {
+            Err(_) => refused += 1,
+            Ok(keys) => {
+                let (jwt, now) = (jwt(keys, start), after(start, Duration::ZERO));
+                let token = jwt.sign("alice", 7, now).unwrap_or_else(|why| panic!("byte {at}: {why}"));
+                assert!(jwt.check(token.as_bytes(), now).is_ok(), "byte {at}");
+            }
+        }
+    }
+    assert!(refused > 40, "{refused}");
+}
+
 #[test]
 fn a_cut_key_file_is_refused() {
     for (method, public, private) in

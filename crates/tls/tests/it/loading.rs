@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use mainstay_tls::{Owner, Settings};
 use rcgen::{ExtendedKeyUsagePurpose, KeyPair, date_time_ymd};
 
@@ -38,6 +40,29 @@ fn every_kind_of_key_is_loaded() {
             let (server, ..) = server_of(settings.clone(), &clock);
             let met = meet(&server, &client_of(settings, &clock), "a");
             assert!(met.succeeded(), "{name}: {:?} {:?}", met.server_result, met.client_result);
+        }
+    }
+}
+
+/// The library reads RSA keys whose numbers do not belong together; every handshake would fail. The public numbers are sound in
+/// all of these, so that the key seems to be that of the certificate.
+#[test]
+fn an_rsa_key_that_does_not_sign_is_refused() {
+    let (files, authority) = (Files::new(), Authority::new("ca"));
+    let known = KeyPair::from_pem(include_str!("data/rsa.pkcs8.pem")).unwrap();
+    let pair = authority.issue_for(params_for("server", &["a"]), &known);
+    let lines: Vec<&str> = include_str!("data/rsa.pkcs1.pem").lines().collect();
+    let sound = STANDARD.decode(lines[1..lines.len() - 1].concat()).unwrap();
+    // Behind the modulus and the public exponent.
+    for at in (300..sound.len()).step_by(41) {
+        let mut bent = sound.clone();
+        bent[at] ^= 1;
+        let key = format!("{}\n{}\n{}\n", lines[0], STANDARD.encode(&bent), lines[lines.len() - 1]);
+        let settings = files.settings("server", &Pair { key, ..pair.clone() }, Some(&authority));
+        if let Ok((tls, _)) = load(settings.clone()) {
+            let client = tls.client();
+            let met = meet(&tls.server().unwrap(), &client, "a");
+            assert!(met.succeeded(), "byte {at}: {:?}", met.server_result);
         }
     }
 }
