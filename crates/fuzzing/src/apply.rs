@@ -1,8 +1,10 @@
 //! Entries of any content, applied to two machines: the state machine is total and deterministic.
 
+use api::Status;
 use api::etcdserverpb::InternalRaftRequest;
 use api::raftpb::ConfChange;
 use bytes::Bytes;
+use machine::auth::Auth;
 use machine::{Command, Machine};
 use numbers::Term;
 use prost::Message as _;
@@ -41,6 +43,25 @@ impl Default for Twins {
 impl Twins {
     /// Applies an entry to both; false when neither can go on.
     pub fn entry(&mut self, data: &Bytes) -> bool {
+        self.apply(data).is_some()
+    }
+
+    /// Applies an entry to both; how it ended.
+    ///
+    /// # Panics
+    ///
+    /// When they cannot go on.
+    pub fn outcome(&mut self, data: &Bytes) -> Result<(), Status> {
+        self.apply(data).expect("it can be applied")
+    }
+
+    /// Users and roles, which are the same in both.
+    pub fn auth(&self) -> &Auth {
+        assert_eq!(self.first.auth, self.second.auth);
+        &self.first.auth
+    }
+
+    fn apply(&mut self, data: &Bytes) -> Option<Result<(), Status>> {
         let location = self.journal.append(data);
         let command =
             |machine: &Machine| Command { index: machine.applied_index + 1, term: Term(1), data, location };
@@ -52,13 +73,14 @@ impl Twins {
                     (ours.request_id, ours.op, ours.change),
                     (theirs.request_id, theirs.op, theirs.change)
                 );
-                assert_eq!(ours.outcome.err(), theirs.outcome.err());
+                let outcome = ours.outcome.map(drop);
+                assert_eq!(outcome, theirs.outcome.map(drop));
                 assert_eq!(self.first.state_hash(), self.second.state_hash());
-                true
+                Some(outcome)
             }
             (Err(ours), Err(theirs)) => {
                 assert_eq!(ours, theirs);
-                false
+                None
             }
             (ours, theirs) => panic!("one can and the other cannot: {ours:?}, {theirs:?}"),
         }

@@ -20,6 +20,8 @@
 extern crate mvcc as mainstay_mvcc;
 
 pub mod apply;
+pub mod auth_requests;
+pub mod certificates;
 pub mod commands;
 #[allow(dead_code, missing_docs, reason = "it belongs to the tests of mvcc")]
 #[path = "../../mvcc/tests/it/compare.rs"]
@@ -50,6 +52,8 @@ mod random;
 pub mod restore;
 pub mod script;
 pub mod state;
+pub mod tls_port;
+pub mod tokens;
 
 /// Counts what every target holds, for those with a budget.
 #[global_allocator]
@@ -68,6 +72,8 @@ pub struct Target {
 /// All targets.
 pub static TARGETS: &[Target] = &[
     Target { name: "apply", run: apply::run, seeds: apply::seeds },
+    Target { name: "auth_requests", run: auth_requests::run, seeds: auth_requests::seeds },
+    Target { name: "certificates", run: certificates::run, seeds: certificates::seeds },
     Target { name: "checkpoint", run: journal_files::run_checkpoint, seeds: journal_files::seeds_checkpoint },
     Target { name: "commands", run: commands::run, seeds: commands::seeds },
     Target { name: "comparison", run: comparing::run, seeds: comparing::seeds },
@@ -91,6 +97,8 @@ pub static TARGETS: &[Target] = &[
     Target { name: "peer_streams", run: peer_port::run_streams, seeds: peer_port::seeds_streams },
     Target { name: "raft_node", run: raft_node::run, seeds: raft_node::seeds },
     Target { name: "snapshot", run: restore::run_snapshot, seeds: restore::seeds_snapshot },
+    Target { name: "tls_connections", run: tls_port::run, seeds: tls_port::seeds },
+    Target { name: "tokens", run: tokens::run, seeds: tokens::seeds },
     Target { name: "transfer", run: restore::run_transfer, seeds: restore::seeds_transfer },
 ];
 

@@ -44,6 +44,7 @@ pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
     assert_eq!(leases(ours), leases(theirs));
     assert_eq!(ours.alarms, theirs.alarms);
     assert_eq!(ours.members, theirs.members);
+    assert_eq!(ours.auth, theirs.auth);
     assert_eq!(ours.in_use_bytes(), theirs.in_use_bytes());
     let (view, other) = (ours.store.publish(), theirs.store.publish());
     let (a, b) = (view.snapshot(), other.snapshot());

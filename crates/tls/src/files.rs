@@ -75,6 +75,11 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
+    /// Files that were read, or why they could not be.
+    pub(crate) fn of(read: Vec<(Part, PathBuf, Result<Vec<u8>, LoadError>)>) -> Contents {
+        Contents { read }
+    }
+
     pub(crate) fn read(files: &[(Part, PathBuf)]) -> Contents {
         let read = files.iter().map(|(part, path)| (*part, path.clone(), read(*part, path))).collect();
         Contents { read }

@@ -30,6 +30,7 @@ mod certificate;
 mod der;
 mod error;
 mod files;
+pub mod fuzzing;
 mod host_name;
 mod material;
 mod peer_checks;

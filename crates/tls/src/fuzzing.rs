@@ -1,0 +1,57 @@
+//! Material from bytes instead of files: what fuzzing feeds.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use arc_swap::ArcSwap;
+use rustls::time_provider::TimeProvider;
+
+use crate::error::LoadError;
+use crate::files::{Contents, Part};
+use crate::material::Material;
+use crate::settings::Settings;
+use crate::tls::{Shared, Tls};
+
+/// The contents of the files that settings may name; `None` for a file that they do not name.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Files<'a> {
+    /// Of [`Settings::cert_file`].
+    pub certificate: Option<&'a [u8]>,
+    /// Of [`Settings::key_file`].
+    pub key: Option<&'a [u8]>,
+    /// Of [`Settings::trusted_ca_file`].
+    pub authorities: Option<&'a [u8]>,
+    /// Of [`Settings::crl_file`].
+    pub revocations: Option<&'a [u8]>,
+}
+
+/// Loads what [`Tls::load`] would load from such files. `settings` get names for them; `previous` is what was loaded before,
+/// of which is kept what did not change.
+///
+/// # Errors
+/// Those of [`Tls::load`].
+pub fn load(
+    mut settings: Settings,
+    files: Files<'_>,
+    time: Arc<dyn TimeProvider>,
+    previous: Option<&Tls>,
+) -> Result<Tls, LoadError> {
+    let named = |part, name: &str, bytes: Option<&[u8]>| {
+        bytes.map(|bytes| (part, PathBuf::from(name), Ok(bytes.to_vec())))
+    };
+    let all = [
+        named(Part::Certificate, "cert", files.certificate),
+        named(Part::Key, "key", files.key),
+        named(Part::Authorities, "ca", files.authorities),
+        named(Part::Revocations, "crl", files.revocations),
+    ];
+    let path = |part: usize| all[part].as_ref().map(|(_, path, _)| path.clone());
+    (settings.cert_file, settings.key_file) = (path(0), path(1));
+    (settings.trusted_ca_file, settings.crl_file) = (path(2), path(3));
+    let contents = Contents::of(all.into_iter().flatten().collect());
+    let previous = previous.map(|previous| previous.shared.current.load());
+    let material =
+        Material::build(&settings, &contents, &time, previous.as_ref().map(|material| &***material))?;
+    let current = ArcSwap::from_pointee(material);
+    Ok(Tls { shared: Arc::new(Shared { settings, time, current, failure: Mutex::default() }) })
+}
