@@ -69,6 +69,8 @@ pub enum Kind {
     List,
     /// Comma list as it is written. As in etcd an empty value is a list of one empty word.
     Words,
+    /// `*`, or comma list of URLs without paths.
+    Origins,
     /// One of these words.
     OneOf(&'static [&'static str]),
     /// Comma list of these words.
@@ -108,7 +110,7 @@ pub enum Setting {
     Duration(i64),
     /// A value of [`Kind::Urls`]; `None` if it was empty.
     Urls(Option<Vec<Url>>),
-    /// A value of [`Kind::List`], [`Kind::Words`], [`Kind::AnyOf`] or [`Kind::Gates`].
+    /// A value of [`Kind::List`], [`Kind::Words`], [`Kind::Origins`], [`Kind::AnyOf`] or [`Kind::Gates`].
     List(Vec<String>),
 }
 
@@ -187,6 +189,14 @@ impl Kind {
             }
             Kind::List => Ok(Setting::List(unique_words(text))),
             Kind::Words => Ok(Setting::List(text.split(',').map(str::to_string).collect())),
+            Kind::Origins if text == "*" => Ok(Setting::List(vec![text.to_string()])),
+            Kind::Origins => {
+                let urls = Url::parse_list(text).map_err(|error| ValueError::new(error.to_string()))?;
+                let mut origins: Vec<String> = urls.iter().map(Url::to_string).collect();
+                origins.sort();
+                origins.dedup();
+                Ok(Setting::List(origins))
+            }
             Kind::OneOf(words) if words.contains(&text) => Ok(Setting::Text(text.to_string())),
             Kind::OneOf(_) => Err(ValueError::new("invalid value")),
             Kind::AnyOf(words) => match text.split(',').find(|word| !words.contains(word)) {

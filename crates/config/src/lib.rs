@@ -135,6 +135,14 @@ pub struct Config {
     pub strict_reconfig_check: bool,
     /// Most learners in the cluster.
     pub max_learners: u64,
+    /// Names that HTTP requests without TLS may be for; `None` for any.
+    pub host_whitelist: Option<Vec<String>>,
+    /// Origins whose pages may read answers in a browser; `None` for any.
+    pub cors: Option<Vec<String>>,
+    /// Connections that clients of one address may have open; `None` for the default.
+    pub max_connections_per_address: Option<u64>,
+    /// Expensive calls that a client may make in a second; 0 for any number.
+    pub max_expensive_calls: u64,
     /// The zone this member says it is in; empty: none.
     pub zone: String,
     /// Duration of silence after which a connection from another member is given up.

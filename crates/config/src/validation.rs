@@ -105,6 +105,11 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         pre_vote: settings.bool("pre-vote"),
         strict_reconfig_check: settings.bool("strict-reconfig-check"),
         max_learners: not_negative(settings, "max-learners")?,
+        host_whitelist: allowed(settings, "host-whitelist"),
+        cors: allowed(settings, "cors"),
+        max_connections_per_address: Some(settings.uint("max-connections-per-address"))
+            .filter(|max| *max > 0),
+        max_expensive_calls: settings.uint("max-expensive-calls"),
         zone: settings.text("zone"),
         client_memory_bytes: Some(settings.uint("client-memory-bytes")).filter(|bytes| *bytes > 0),
         raft_read_timeout: raft_timeout(settings, "raft-read-timeout")?,
@@ -125,6 +130,15 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         socket_reuse_address: settings.bool("socket-reuse-address"),
         feature_gates,
     })
+}
+
+/// What a list allows; `None` if it has a `*`. As in etcd an empty list allows what has no name.
+fn allowed(settings: &Settings, flag: &'static str) -> Option<Vec<String>> {
+    let mut listed = settings.list(flag);
+    if listed.is_empty() {
+        listed.push(String::new());
+    }
+    (!listed.iter().any(|word| word == "*")).then_some(listed)
 }
 
 /// Returns a timeout for raft connections; at least rafthttp's own default.

@@ -1,7 +1,9 @@
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -13,7 +15,7 @@ use crate::shard::Closing;
 use crate::standing::Admission;
 use crate::stream::{Detached, Stream};
 use crate::wire::Records;
-use crate::{Budget, Listener, ListenerSocket, Origin, ShardCounters};
+use crate::{Budget, Listener, ListenerSocket, Origin, ShardCounters, budget};
 
 /// Pause in accepting after an error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -35,24 +37,58 @@ pub(crate) struct Met {
     pub(crate) admission: Admission,
 }
 
-/// One of a shard's open connections.
-pub(crate) struct OpenSlot(Arc<ShardCounters>);
+/// One of a shard's open connections, and of its address's.
+pub(crate) struct OpenSlot {
+    shard: Arc<ShardCounters>,
+    addresses: Arc<Addresses>,
+    party: IpAddr,
+}
 
 impl OpenSlot {
-    fn new(counters: &Arc<ShardCounters>) -> OpenSlot {
+    fn new(counters: &Arc<ShardCounters>, addresses: &Arc<Addresses>, peer: IpAddr) -> OpenSlot {
         counters.connections.fetch_add(1, Relaxed);
-        OpenSlot(counters.clone())
+        let party = budget::party(peer);
+        *addresses.lock().entry(party).or_default() += 1;
+        OpenSlot { shard: counters.clone(), addresses: addresses.clone(), party }
     }
 }
 
 impl Drop for OpenSlot {
     fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Relaxed);
+        self.shard.connections.fetch_sub(1, Relaxed);
+        let mut open = self.addresses.lock();
+        if let Entry::Occupied(mut of_party) = open.entry(self.party) {
+            *of_party.get_mut() -= 1;
+            if *of_party.get() == 0 {
+                of_party.remove();
+            }
+        }
     }
 }
 
-/// The ways to the shards.
-pub(crate) struct Hands(pub(crate) Vec<(UnboundedSender<Handed>, Arc<ShardCounters>)>);
+/// Open connections of each address; an IPv6 network of 64 bits counts as one.
+#[derive(Default)]
+pub(crate) struct Addresses(Mutex<HashMap<IpAddr, usize>>);
+
+impl Addresses {
+    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connections of Unix sockets have no address, and count as none.
+    fn open(&self, peer: IpAddr) -> usize {
+        if peer.is_unspecified() {
+            return 0;
+        }
+        self.lock().get(&budget::party(peer)).copied().unwrap_or_default()
+    }
+}
+
+/// The ways to the shards, and the open connections of each address.
+pub(crate) struct Hands(
+    pub(crate) Vec<(UnboundedSender<Handed>, Arc<ShardCounters>)>,
+    pub(crate) Arc<Addresses>,
+);
 
 impl Hands {
     /// Connections that are open, on all shards.
@@ -64,7 +100,7 @@ impl Hands {
     pub(crate) fn give(&self, stream: Detached, origin: Origin, met: Option<Box<Met>>) {
         let fewest = self.0.iter().min_by_key(|(_, counters)| counters.connections.load(Relaxed));
         if let Some((hand, counters)) = fewest {
-            let slot = OpenSlot::new(counters);
+            let slot = OpenSlot::new(counters, &self.1, origin.peer.ip());
             // It fails only when the shard is closing: then the connection is closed.
             let _ = hand.send(Handed { stream, origin, met, slot });
         }
@@ -103,6 +139,7 @@ pub(crate) struct Acceptor {
     pub(crate) hands: Arc<Hands>,
     pub(crate) reception: Reception,
     pub(crate) connections_max: usize,
+    pub(crate) connections_per_address_max: usize,
     pub(crate) budget: Budget,
     pub(crate) refused: Arc<AtomicU64>,
     pub(crate) closing: Closing,
@@ -187,9 +224,12 @@ impl Acceptor {
 
     fn receive(&self, stream: Detached, peer: SocketAddr, secured: Option<&Arc<Secured>>) {
         let total = self.hands.open() + self.reception.quota.handshakes();
-        if total >= self.connections_max || !self.budget.has_room_for(peer.ip()) {
+        let is_too_many = total >= self.connections_max
+            || self.hands.1.open(peer.ip()) >= self.connections_per_address_max;
+        if is_too_many || !self.budget.has_room_for(peer.ip()) {
             // Closing at once lets the client try another member instead of waiting.
             self.refused.fetch_add(1, Relaxed);
+            self.budget.note_refused();
             return;
         }
         if let Detached::Tcp(stream) = &stream
@@ -203,6 +243,7 @@ impl Acceptor {
             Some(listener) => {
                 if !self.reception.begin(stream, peer, listener) {
                     self.refused.fetch_add(1, Relaxed);
+                    self.budget.note_refused();
                 }
             }
         }

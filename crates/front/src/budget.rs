@@ -54,6 +54,8 @@ struct Sums {
     leaving: AtomicUsize,
     /// Connections that were told to close for memory.
     shed: AtomicU64,
+    /// Connections that were closed on accept.
+    refused: AtomicU64,
     /// The lock is taken when a connection begins or ends, and when the budget is exceeded.
     holders: Mutex<Holders>,
 }
@@ -140,6 +142,7 @@ impl Budget {
             held: AtomicUsize::new(0),
             leaving: AtomicUsize::new(0),
             shed: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
             holders: Mutex::default(),
         }))
     }
@@ -157,6 +160,15 @@ impl Budget {
     /// Connections that were closed because the budget was exceeded.
     pub fn connections_shed(&self) -> u64 {
         self.0.shed.load(Relaxed)
+    }
+
+    /// Connections that fronts with this budget closed on accept, for whatever reason.
+    pub fn connections_refused(&self) -> u64 {
+        self.0.refused.load(Relaxed)
+    }
+
+    pub(crate) fn note_refused(&self) {
+        self.0.refused.fetch_add(1, Relaxed);
     }
 
     /// Returns true if there is room for another connection. Where there is none, an address that holds much has to make

@@ -75,7 +75,7 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
         })?;
         front.threads.push(thread);
     }
-    let hands = Arc::new(Hands(hands));
+    let hands = Arc::new(Hands(hands, Arc::default()));
     let quota = Quota::new(&options.budget);
     let mut reception = Reception { threads: Vec::new(), next: AtomicUsize::new(0), quota };
     if listeners.iter().any(|listener| listener.tls.is_some()) {
@@ -100,6 +100,7 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
         hands,
         reception,
         connections_max: options.connections_max,
+        connections_per_address_max: options.connections_per_address_max,
         budget: options.budget.clone(),
         refused: front.refused.clone(),
         closing: Closing(closing_seen),
@@ -114,8 +115,8 @@ impl Front {
         &self.counters
     }
 
-    /// Connections closed on accept because [`Options::connections_max`] were open, or [`Options::budget`]
-    /// was used up.
+    /// Connections closed on accept because [`Options::connections_max`] were open, or
+    /// [`Options::connections_per_address_max`] of one address, or [`Options::budget`] was used up.
     pub fn connections_refused(&self) -> Arc<AtomicU64> {
         self.refused.clone()
     }

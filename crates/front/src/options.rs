@@ -13,6 +13,8 @@ pub struct Options {
     pub methods: usize,
     /// Connections open at once, over all shards; further ones are closed on accept.
     pub connections_max: usize,
+    /// Connections open at once from one address, or from one IPv6 network of 64 bits; further ones are closed on accept.
+    pub connections_per_address_max: usize,
     /// Largest gRPC message taken, in bytes without its prefix, after decompression too.
     pub message_bytes_max: usize,
     /// Largest gRPC message given, in bytes without its prefix; below 4 GiB. A call whose answer is larger fails.
@@ -83,6 +85,7 @@ impl Default for Options {
             shards: 0,
             methods: 128,
             connections_max: 200_000,
+            connections_per_address_max: usize::MAX,
             message_bytes_max: (1536 + 512) * 1024,
             // As etcd's, which is grpc-go's largest.
             answer_message_bytes_max: i32::MAX as usize,

@@ -260,6 +260,30 @@ pub fn txn_is_serializable(request: &TxnRequest) -> bool {
         .all(|op| matches!(&op.request, Some(Request::RequestRange(range)) if range.serializable))
 }
 
+/// Keys up to which a range is not expensive. Kubernetes lists 500 at a time.
+const FEW_KEYS: i64 = 1000;
+
+/// Returns true if a range may look at many keys.
+pub fn range_is_expensive(request: &RangeRequest) -> bool {
+    !request.range_end.is_empty() && !(1..=FEW_KEYS).contains(&request.limit)
+}
+
+/// Returns true if a range or deletion of a transaction may look at many keys, in any branch.
+pub fn txn_is_expensive(request: &TxnRequest) -> bool {
+    let mut open = vec![request];
+    while let Some(txn) = open.pop() {
+        for op in txn.success.iter().chain(&txn.failure) {
+            match &op.request {
+                Some(Request::RequestRange(range)) if range_is_expensive(range) => return true,
+                Some(Request::RequestDeleteRange(delete)) if !delete.range_end.is_empty() => return true,
+                Some(Request::RequestTxn(nested)) => open.push(nested),
+                _ => {}
+            }
+        }
+    }
+    false
+}
+
 /// The bytes a put counts against the quota.
 pub fn put_cost(request: &PutRequest) -> u64 {
     256 + request.key.len() as u64 + request.value.len() as u64

@@ -6,6 +6,7 @@
 //!   shards serve watches, and what these were told.
 //! * [`transfer`] sends and receives whole states; [`joining`] determines the identity of a member without data; `expiry` keeps
 //!   the deadlines of leases; `arrivals` bounds messages of other members that wait for the core.
+//! * [`browsers`] and [`expensive`] say which requests of clients are refused: by host and origin, and by how many there are.
 //! * [`peer_links`] are the connections with the other members: real ones, or those of a simulation.
 //!
 //! What it does not know: gRPC, watches, HTTP pages. Invariants: I2 (only the core writes), I3 (it answers after the sync).
@@ -14,8 +15,10 @@
 
 pub mod arrivals;
 pub mod attendance;
+pub mod browsers;
 pub mod core;
 pub mod credentials;
+pub mod expensive;
 mod expiry;
 pub mod fold;
 pub mod inbox;

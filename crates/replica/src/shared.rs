@@ -17,8 +17,10 @@ use tokio::sync::oneshot;
 
 use crate::arrivals::Arrivals;
 use crate::attendance::Attendance;
+use crate::browsers::Browsers;
 use crate::core::{CoreRequest, Reply, RequestId};
 use crate::credentials::Credentials;
+use crate::expensive::ExpensiveCalls;
 use crate::inbox::{Inbox, Outbox};
 use crate::long_reads::LongReads;
 use crate::peer_links::PeerLinks;
@@ -132,6 +134,10 @@ pub struct Shared {
     pub arrivals: Arrivals,
     /// Says which shards serve watches, so that the core wakes no other shard for a change.
     pub attendance: Attendance,
+    /// Hosts and origins of HTTP requests that are answered.
+    pub browsers: Browsers,
+    /// Bounds the number of expensive calls of each client.
+    pub expensive: ExpensiveCalls,
     /// Figures per client address.
     pub callers: Callers,
     /// Expensive requests, and who sent them.
@@ -213,6 +219,8 @@ impl Shared {
             metrics,
             arrivals: Arrivals::default(),
             attendance: Attendance::new(shards),
+            browsers: Browsers::default(),
+            expensive: ExpensiveCalls::default(),
             callers: Callers::default(),
             slow_requests: SlowRequests::default(),
             began: Instant::now(),

@@ -7,6 +7,7 @@
 //!
 //! Tests: beside the code, and `tests/it/http.rs`.
 
+mod browsers;
 mod diagnosis;
 mod health;
 mod metrics_listener;
@@ -14,10 +15,7 @@ mod scrape;
 mod target;
 mod variables;
 
-use ::http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ALLOW,
-    CONNECTION, CONTENT_TYPE, LOCATION, X_CONTENT_TYPE_OPTIONS,
-};
+use ::http::header::{ALLOW, CONNECTION, CONTENT_TYPE, LOCATION, X_CONTENT_TYPE_OPTIONS};
 use ::http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use api::{API_VERSION, Status, error};
 use bytes::Bytes;
@@ -78,10 +76,18 @@ pub fn answer(
     counters: &FrontCounters,
     request: &Request<Bytes>,
 ) -> Response<Bytes> {
-    let mut response = match target::of(request) {
-        Target::Malformed => bad_request(),
+    let target = target::of(request);
+    if let Target::Malformed = target {
+        return bad_request(None);
+    }
+    if let Some(refusal) = browsers::refusal(&shared.browsers, request) {
+        return refusal;
+    }
+    let is_diagnosis = matches!(&target, Target::Path(path) if path == diagnosis::PATH);
+    let mut response = match target {
         // As etcd answers a browser that asks whether it may call; it does so whatever the path is.
         _ if request.method() == Method::OPTIONS => reply(StatusCode::OK, &[], Bytes::new()),
+        Target::Malformed => bad_request(None),
         Target::Elsewhere(location) => redirect(request, &location),
         Target::Path(path) => match path.as_str() {
             "/version" => version(shared, request),
@@ -93,17 +99,9 @@ pub fn answer(
             path => common(path, shared, values, counters, request),
         },
     };
-    if matches!(target::of(request), Target::Path(path) if path == diagnosis::PATH) {
-        // It tells the names of keys and the addresses of clients: no page from elsewhere may read it.
-        return response;
-    }
-    let headers = response.headers_mut();
-    for (name, value) in [
-        (ACCESS_CONTROL_ALLOW_HEADERS, "accept, content-type, authorization"),
-        (ACCESS_CONTROL_ALLOW_METHODS, "POST, GET, OPTIONS, PUT, DELETE"),
-        (ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
+    if !is_diagnosis {
+        // That page tells the names of keys and the addresses of clients: no page from elsewhere may read it.
+        browsers::allow(&shared.browsers, request, response.headers_mut());
     }
     response
 }
@@ -116,7 +114,7 @@ fn answer_metrics_listener(
     request: &Request<Bytes>,
 ) -> Response<Bytes> {
     match target::of(request) {
-        Target::Malformed => bad_request(),
+        Target::Malformed => bad_request(None),
         Target::Elsewhere(location) => redirect(request, &location),
         Target::Path(path) => common(&path, shared, values, counters, request),
     }
@@ -183,7 +181,7 @@ fn only_get(request: &Request<Bytes>, answer: impl FnOnce() -> Response<Bytes>) 
 
 /// Sends a client to the path it meant.
 fn redirect(request: &Request<Bytes>, location: &str) -> Response<Bytes> {
-    let Ok(value) = HeaderValue::from_str(location) else { return bad_request() };
+    let Ok(value) = HeaderValue::from_str(location) else { return bad_request(None) };
     let readable = request.method() == Method::GET || request.method() == Method::HEAD;
     let (headers, body): (&[(HeaderName, &str)], String) = if readable {
         let escaped = target::escape_html(location);
@@ -197,10 +195,11 @@ fn redirect(request: &Request<Bytes>, location: &str) -> Response<Bytes> {
     response
 }
 
-/// A request line that Go's server does not take.
-fn bad_request() -> Response<Bytes> {
+/// A request line, or for this reason a header, that Go's server does not take.
+fn bad_request(why: Option<&'static str>) -> Response<Bytes> {
     let headers = [(CONTENT_TYPE, PLAIN), (CONNECTION, "close")];
-    reply(StatusCode::BAD_REQUEST, &headers, Bytes::from_static(b"400 Bad Request"))
+    let text = why.map_or("400 Bad Request".to_owned(), |why| format!("400 Bad Request: {why}"));
+    reply(StatusCode::BAD_REQUEST, &headers, text.into())
 }
 
 /// An error in plain text.

@@ -235,6 +235,18 @@ impl Services {
         Box::pin(async move { services.renew(id, &principal).await })
     }
 
+    /// Counts an expensive call of the call's client.
+    ///
+    /// # Errors
+    ///
+    /// The client has made as many as it may in this time.
+    fn expensive(&self, principal: &Principal, client: IpAddr) -> Result<(), Status> {
+        if !self.shared.expensive.is_bounded() {
+            return Ok(());
+        }
+        self.shared.expensive.admit(principal.name(), client, self.shared.clock.now())
+    }
+
     fn state(&self) -> Arc<Published> {
         self.shared.state.load_full()
     }
@@ -674,11 +686,11 @@ impl front::Service for Services {
             }
             Rpc::KvRangeStream => Box::pin(async move {
                 let principal = services.identified(&head).await?;
-                services.range_stream(&principal, inbound, outbound).await
+                services.range_stream(&principal, head.peer.ip(), inbound, outbound).await
             }),
             Rpc::MaintenanceSnapshot => Box::pin(async move {
                 let principal = services.identified(&head).await?;
-                services.snapshot(principal, inbound, outbound).await
+                services.snapshot(principal, head.peer.ip(), inbound, outbound).await
             }),
             Rpc::HealthWatch => Box::pin(services.health_watch(inbound, outbound)),
             Rpc::ElectionObserve => Box::pin(async { Err(unimplemented("the election service")) }),

@@ -13,8 +13,10 @@ use numbers::{Index, Seconds};
 use crate::peering::Peering;
 use clock::Clock;
 use config::{Config, MetricsDetail};
+use replica::browsers::Browsers;
 use replica::core::{CoreRequest, Parts, StorageRequest, Thresholds};
 use replica::credentials::Credentials;
+use replica::expensive::ExpensiveCalls;
 use replica::inbox::Inbox;
 use replica::shared::{Limits, Published, Shared};
 use replica::transfer;
@@ -96,6 +98,8 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         shared.readers = Readers::by_hand(shared.values.clone());
     }
     shared.zone.clone_from(&config.zone);
+    shared.browsers = Browsers { hosts: config.host_whitelist.clone(), origins: config.cors.clone() };
+    shared.expensive = ExpensiveCalls::new(config.max_expensive_calls);
     let shared = Arc::new(shared);
     let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
     let log_bytes: u64 = log.segments().iter().map(|s| s.used_bytes).sum();

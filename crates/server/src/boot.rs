@@ -463,6 +463,7 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
         request_bytes_max: defaults.request_bytes_max.min(budget_bytes / 2),
         answer_bytes_max: defaults.answer_bytes_max.min(budget_bytes / 4),
         connections_max,
+        connections_per_address_max: connections_per_address_max(config, connections_max),
         methods: api::Rpc::ALL.len(),
         message_bytes_max,
         max_concurrent_streams: config.max_concurrent_streams,
@@ -471,6 +472,12 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
         keepalive_min_time: config.grpc_keepalive_min_time,
         ..defaults
     })
+}
+
+/// Connections of one address: as configured, or so many that a quarter is left for others.
+fn connections_per_address_max(config: &Config, connections_max: usize) -> usize {
+    let told = config.max_connections_per_address.map(|max| usize::try_from(max).unwrap_or(usize::MAX));
+    told.unwrap_or(connections_max - connections_max / 4)
 }
 
 /// Less than this for all clients is no service.

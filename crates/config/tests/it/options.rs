@@ -318,7 +318,10 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
         assert_eq!(value(flag.default), value(default), "default of --{name}");
     }
     for flag in FLAGS.iter().filter(|flag| flag.group != Group::Legacy) {
-        let is_ours = matches!(flag.name, "zone" | "client-memory-bytes");
+        let is_ours = matches!(
+            flag.name,
+            "zone" | "client-memory-bytes" | "max-connections-per-address" | "max-expensive-calls"
+        );
         assert!(is_ours != names.contains(&flag.name), "--{} is no flag of etcd's", flag.name);
     }
 }
@@ -362,7 +365,7 @@ fn every_flag_not_supported_is_refused_and_taken_at_its_default() {
             Kind::Uint | Kind::Int => "7",
             Kind::Duration => "77s",
             Kind::OneOf(words) => words[words.len() - 1],
-            Kind::Urls => "http://127.0.0.1:7",
+            Kind::Urls | Kind::Origins => "http://127.0.0.1:7",
             _ => "other",
         };
         let refused = parse(&[format!("--{}={other}", flag.name)], &[]).unwrap_err();
@@ -496,5 +499,34 @@ fn no_argument_makes_the_parser_panic() {
                 let _ = parsed.config.bootstrap();
             }
         }
+    }
+}
+
+/// As etcd reads them: a `*` anywhere allows every host, an empty list allows what has no name, and origins are URLs.
+#[test]
+fn hosts_and_origins_are_those_of_etcd() {
+    let hosts = |line: &str| config(line).host_whitelist;
+    let origins = |line: &str| config(line).cors;
+    let some = |words: &[&str]| Some(words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+    assert_eq!((hosts(""), origins("")), (None, None));
+    assert_eq!(hosts("--host-whitelist=a.example,b,a.example"), some(&["a.example", "b"]));
+    assert_eq!(hosts("--host-whitelist=a,*"), None);
+    assert_eq!(hosts("--host-whitelist="), some(&[""]));
+    assert_eq!(hosts("ETCD_HOST_WHITELIST=a"), some(&["a"]));
+    assert_eq!(origins("--cors=*"), None);
+    assert_eq!(
+        origins("--cors=http://a:1,https://b.example:443,http://a:1"),
+        some(&["http://a:1", "https://b.example:443"])
+    );
+    assert_eq!(origins("--cors=HTTP://A:1"), some(&["http://A:1"]));
+    for (value, why) in [
+        ("", "URL scheme must be http, https, unix, or unixs: "),
+        ("http://a.example", "URL address does not have the form \"host:port\": http://a.example"),
+        ("*,http://a:1", "URL scheme must be http, https, unix, or unixs: *"),
+        ("http://a:1/x", "URL must not contain a path: http://a:1/x"),
+    ] {
+        let refused = run(&format!("--cors={value}")).expect_err(value);
+        let said = format!("{refused:?}");
+        assert!(said.contains(&format!("{why:?}")[1..format!("{why:?}").len() - 1]), "{value}: {said}");
     }
 }

@@ -1,5 +1,6 @@
 //! A running front, spoken to by the workspace's client and by raw sockets.
 
+mod abuse;
 mod compression;
 mod echo;
 mod garbage;

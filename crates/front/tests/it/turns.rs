@@ -25,16 +25,16 @@ const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
 /// Settings with the largest initial window.
 const OPEN: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
 
-struct Client {
-    stream: DuplexStream,
-    seen: Arc<Seen>,
-    served: JoinHandle<()>,
+pub(crate) struct Client {
+    pub(crate) stream: DuplexStream,
+    pub(crate) seen: Arc<Seen>,
+    pub(crate) served: JoinHandle<()>,
     /// Bytes read that are no whole frame yet.
     come: Vec<u8>,
 }
 
 impl Client {
-    async fn new(options: Options, unread_bytes: usize, settings: &[u8]) -> Client {
+    pub(crate) async fn new(options: Options, unread_bytes: usize, settings: &[u8]) -> Client {
         let (stream, seen, served) = serve_in_memory(options, unread_bytes);
         let mut client = Client { stream, seen, served, come: Vec::new() };
         client.send(PREFACE).await;
@@ -43,7 +43,7 @@ impl Client {
     }
 
     /// Writes; stops when the server takes no more although it had many turns. Returns how many bytes it took.
-    async fn send(&mut self, bytes: &[u8]) -> usize {
+    pub(crate) async fn send(&mut self, bytes: &[u8]) -> usize {
         let (mut taken, mut refused) = (0, 0);
         while taken < bytes.len() && refused < 1000 {
             let n = self.offer(&bytes[taken..]);
@@ -62,7 +62,7 @@ impl Client {
     }
 
     /// The frames that have come by now.
-    fn frames(&mut self) -> Vec<Frame> {
+    pub(crate) fn frames(&mut self) -> Vec<Frame> {
         let mut context = Context::from_waker(Waker::noop());
         let mut buffer = vec![0; MIB];
         loop {
@@ -82,7 +82,7 @@ impl Client {
 }
 
 /// Lets the server have a turn.
-async fn turn() {
+pub(crate) async fn turn() {
     let mut waited = false;
     poll_fn(|context| {
         if std::mem::replace(&mut waited, true) {
@@ -95,14 +95,14 @@ async fn turn() {
 }
 
 /// Runs a test's client beside the server's connection, each as often as the other.
-fn run(test: impl Future<Output = ()> + 'static) {
+pub(crate) fn run(test: impl Future<Output = ()> + 'static) {
     block_on(async {
         let local = LocalSet::new();
         local.run_until(async { tokio::task::spawn_local(test).await.expect("the test") }).await;
     });
 }
 
-fn calls(path: &str, first: u32, count: u32, more: &[(&str, &str)], text: &str) -> Vec<u8> {
+pub(crate) fn calls(path: &str, first: u32, count: u32, more: &[(&str, &str)], text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for call in first..first + count {
         bytes.extend(frame(HEADERS, END_HEADERS, 2 * call + 1, &call_block(path, more)));

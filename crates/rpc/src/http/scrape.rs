@@ -31,8 +31,10 @@ pub fn scrape(shared: &Shared, counters: &FrontCounters) -> String {
     copy_front(&shared.metrics, &counters.get());
     copy_log(&shared.metrics, shared.values.figures());
     copy_state(shared, &shared.state.load());
+    shared.metrics.network.expensive_refused.raise_to(shared.expensive.refused());
     if let Some(budget) = shared.client_memory() {
         shared.metrics.network.connections_shed.raise_to(budget.connections_shed());
+        shared.metrics.network.connections_refused.raise_to(budget.connections_refused());
     }
     if let Some(peers) = shared.peers() {
         shared.metrics.network.copy_peers(shared.identity.member_id, &peers.figures());

@@ -143,6 +143,9 @@ impl Services {
         let request: DeleteRangeRequest = decode(message.clone())?;
         check::delete_range(&request)?;
         let principal = self.some_principal()?;
+        if !request.range_end.is_empty() {
+            self.expensive(&principal, self.peer.get().ip())?;
+        }
         self.propose_then(
             &principal,
             field::DELETE_RANGE,
@@ -172,6 +175,9 @@ impl Services {
         })?;
         check::txn(&request, self.shared.limits.txn_ops_max)?;
         let principal = self.principal()?;
+        if self.shared.expensive.is_bounded() && check::txn_is_expensive(&request) {
+            self.expensive(&principal, self.peer.get().ip())?;
+        }
         // Nothing is looked at for those who may not: how much there is would tell them something. Apply refuses them.
         let may_look =
             self.gate(&self.shared.state.load(), &principal).txn(&request, &Leases::default()).is_ok();

@@ -2,6 +2,7 @@
 
 use numbers::{MemberId, Revision};
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -139,7 +140,8 @@ impl Services {
 
     pub(super) fn hash_kv(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: HashKvRequest = decode(message)?;
-        self.root()?;
+        let principal = self.root()?;
+        self.expensive(&principal, self.peer.get().ip())?;
         let services = Rc::clone(self);
         // The number as it was sent: etcd too looks before it reads 0 as the present.
         let Some(cached) = self.shared.compaction_hashes.at(Revision(request.revision)) else {
@@ -185,7 +187,8 @@ impl Services {
     /// between its own members; so is ours (COMPAT-3).
     pub(super) fn hash(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let HashRequest {} = decode(message)?;
-        self.root()?;
+        let principal = self.root()?;
+        self.expensive(&principal, self.peer.get().ip())?;
         let (state, published) = self.shared.read_long(Reader::Hash);
         let header = self.header(state.moment().revision(), &published);
         let walk = HashWalk::new(&published.view.snapshot(), Revision::CURRENT).map_err(range::refused)?;
@@ -210,12 +213,14 @@ impl Services {
     pub(super) async fn snapshot(
         self: Rc<Self>,
         principal: Principal,
+        client: IpAddr,
         mut inbound: Inbound,
         mut outbound: Outbound,
     ) -> Result<(), Status> {
         let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
         let SnapshotRequest {} = decode_streamed(message)?;
         self.gate(&self.state(), &principal).admin()?;
+        self.expensive(&principal, client)?;
         let reply = self.pending.ask(ClientRequest::Image)?.await?;
         let ReplyBody::Image(head, state) = reply.body else { return Err(error::STOPPED) };
         let database = EtcdDatabase::new(*state, &head, SNAPSHOT_RELEASE);

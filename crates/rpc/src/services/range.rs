@@ -254,6 +254,9 @@ impl Services {
         }
         let (began, client) = (Instant::now(), self.peer.get().ip());
         let principal = self.principal()?;
+        if check::range_is_expensive(&request) {
+            self.expensive(&principal, client)?;
+        }
         if request.serializable || state.reads_local {
             return self.range_by(principal, request, client, began, state);
         }
@@ -602,6 +605,7 @@ impl Services {
     pub(super) async fn range_stream(
         self: Rc<Self>,
         principal: &Principal,
+        client: IpAddr,
         mut inbound: Inbound,
         mut outbound: Outbound,
     ) -> Result<(), Status> {
@@ -609,6 +613,9 @@ impl Services {
         let request: RangeRequest = decode_streamed(message)?;
         check::range(&request)?;
         check_stream(&request)?;
+        if check::range_is_expensive(&request) {
+            self.expensive(principal, client)?;
+        }
         self.wait_readable(request.serializable).await?;
         self.gate(&self.state(), principal).read(&request.key, &request.range_end)?;
         let Opened { state, header, revision, counted, limit: mut left } = self.open(&request)?;

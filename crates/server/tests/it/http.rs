@@ -129,7 +129,8 @@ fn healthy() -> Served {
 
 impl Served {
     fn answer(&self, method: &Method, target: &str) -> Response<Bytes> {
-        let request = Request::builder().method(method).uri(target).body(Bytes::new()).unwrap();
+        let request = Request::builder().method(method).uri(target).header("host", "x");
+        let request = request.body(Bytes::new()).unwrap();
         http::answer(&self.shared, &self.values, &self.counters, &request)
     }
 
@@ -272,6 +273,58 @@ fn other_paths_and_methods() {
     expect::check("http.other.txt", &text);
 }
 
+/// What Go's server wants of a request before etcd sees it, and what etcd wants of it then.
+#[test]
+fn hosts_and_origins_are_looked_at_as_by_etcd() {
+    let mut given = healthy();
+    let shared = Arc::get_mut(&mut given.shared).expect("nobody else has it");
+    shared.browsers.hosts = Some(vec!["good".to_owned(), "::1".to_owned()]);
+    shared.browsers.origins = Some(vec!["http://page:1".to_owned()]);
+    let ask = |method: &str, target: &str, headers: &[(&str, &str)]| {
+        let mut request = Request::builder().method(method).uri(target);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Bytes::new()).unwrap();
+        let answer = http::answer(&given.shared, &given.values, &given.counters, &request);
+        let origin = answer.headers().get("access-control-allow-origin");
+        let origin = origin.map(|origin| origin.to_str().unwrap().to_owned());
+        (answer.status().as_u16(), origin, String::from_utf8(answer.into_body().to_vec()).unwrap())
+    };
+    for (hosts, why) in [
+        (&[][..], "missing required Host header"),
+        (&["good", "good"], "too many Host headers"),
+        (&["go\"od"], "malformed Host header"),
+        (&["go od"], "malformed Host header"),
+    ] {
+        let headers: Vec<_> = hosts.iter().map(|host| ("host", *host)).collect();
+        assert_eq!(ask("GET", "/version", &headers), (400, None, format!("400 Bad Request: {why}")));
+    }
+    let page = Some("http://page:1".to_owned());
+    for (target, host, status) in [
+        ("/version", "good", 200),
+        ("/version", "good:1", 200),
+        ("/version", "[::1]:2379", 200),
+        ("/version", "GOOD", 421),
+        ("/version", "", 421),
+        ("/version", "bad", 421),
+        ("//version", "bad", 421),
+        ("//version", "good", 307),
+        ("http://bad/version", "good", 421),
+        ("http://good:7/version", "bad", 200),
+        ("/%zz", "bad", 400),
+    ] {
+        let (found, origin, _) = ask("GET", target, &[("host", host), ("origin", "http://page:1")]);
+        assert_eq!(found, status, "{target} of {host}");
+        assert_eq!(origin, page.clone().filter(|_| status < 400), "{target} of {host}");
+    }
+    for origin in ["http://page:2", "http://page", "https://page:1", "null", ""] {
+        let (status, allowed, _) = ask("OPTIONS", "/v3/kv/put", &[("host", "good"), ("origin", origin)]);
+        assert_eq!((status, allowed), (200, None), "{origin}");
+    }
+    assert_eq!(ask("GET", "/version", &[("host", "good")]).1, None, "a request of no page");
+}
+
 #[test]
 fn cors_headers_are_those_of_etcd() {
     let response = healthy().answer(&Method::GET, "/foo");
@@ -314,7 +367,7 @@ fn the_page_that_names_keys_is_not_for_pages_from_elsewhere() {
         assert_eq!(response.headers()["x-content-type-options"], "nosniff");
         assert!(!response.headers().keys().any(|name| name.as_str().starts_with("access-control-")));
     }
-    assert_eq!(ask(&[]).status(), 200);
+    assert_eq!(ask(&[]).status(), 400);
     assert_eq!(ask(&[("host", "10.0.0.1:2379"), ("origin", "http://10.0.0.1:2379")]).status(), 200);
     assert_eq!(ask(&[("host", "localhost"), ("sec-fetch-site", "none")]).status(), 200);
     for refused in [
@@ -367,7 +420,10 @@ fn a_scrape_shows_the_state() {
         let content_type = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
         assert_eq!(response.headers()["content-type"], content_type);
     }
-    let request = Request::builder().uri("/metrics").header("accept", "application/openmetrics-text");
+    let request = Request::builder()
+        .uri("/metrics")
+        .header("host", "x")
+        .header("accept", "application/openmetrics-text");
     let response =
         http::answer(&served.shared, &served.values, &served.counters, &request.body(Bytes::new()).unwrap());
     assert!(response.headers()["content-type"].to_str().unwrap().starts_with("text/plain; version=0.0.4"));
@@ -563,7 +619,8 @@ fn garbage_is_answered_like_anything_else() {
         }
         let method: Method = METHODS[draw(METHODS.len())].parse().unwrap();
         // What is no target at all never gets here.
-        let Ok(request) = Request::builder().method(method).uri(&target).body(Bytes::new()) else { continue };
+        let request = Request::builder().method(method).uri(&target).header("host", "x");
+        let Ok(request) = request.body(Bytes::new()) else { continue };
         asked += 1;
         let response = http::answer(&served.shared, &served.values, &served.counters, &request);
         statuses.insert(response.status().as_u16());

@@ -1,0 +1,317 @@
+//! HTTP/2 that is sound frame by frame and meant to cost: what it can make the server do and hold is bounded, and other
+//! connections are served. `docs/attacks.md` lists all such attacks, those whose tests are elsewhere too.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use client::Channel;
+use mainstay_front::{Budget, Options};
+use testkit::http2::{
+    CONTINUATION, Connection, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, PING, RST_STREAM,
+    SETTINGS, WINDOW_UPDATE, call_block, frame, message,
+};
+
+use crate::echo::{Running, block_on, run, run_with, until};
+use crate::turns::{Client, calls, run as in_turns, turn};
+
+const MIB: usize = 1 << 20;
+const KIB: usize = 1 << 10;
+/// Kind of a frame that orders streams; it means nothing any more (RFC 9113, section 5.3).
+const PRIORITY: u8 = 2;
+const ENHANCE_YOUR_CALM: u8 = 11;
+
+/// Another connection is served.
+fn serves_others(running: &Running) {
+    block_on(async {
+        let channel = Channel::connect(running.address).await.expect("a connection");
+        assert_eq!(channel.unary("/test.Echo/Unary", "alive".into()).await, Ok("alive".into()));
+    });
+}
+
+/// Reads to the end; gives all frames.
+fn frames_to_close(raw: &mut Connection) -> Vec<Frame> {
+    std::iter::from_fn(|| raw.next()).collect()
+}
+
+fn reason_of_goaway(frames: &[Frame]) -> Option<u8> {
+    frames.iter().rfind(|frame| frame.kind == GOAWAY).map(|frame| frame.payload[7])
+}
+
+fn settings(id: u8, value: u32) -> Vec<u8> {
+    let [a, b, c, d] = value.to_be_bytes();
+    frame(SETTINGS, 0, 0, &[0, id, a, b, c, d])
+}
+
+/// Each change of the initial window costs a look at each stream.
+#[test]
+fn settings_are_taken_one_a_round_and_a_hundred_in_all() {
+    in_turns(async {
+        let mut client = Client::new(Options::default(), MIB, &[]).await;
+        client.send(&calls("/test.Echo/Never", 0, 500, &[], "a")).await;
+        let mut flood = Vec::new();
+        for number in 0..4_000_u32 {
+            flood.extend(settings(4, 65_535 + number % 2));
+        }
+        let before =
+            client.frames().iter().filter(|frame| frame.kind == SETTINGS && frame.flags == 1).count();
+        client.send(&flood).await;
+        let mut answers = Vec::new();
+        while !client.served.is_finished() {
+            answers.extend(client.frames());
+            turn().await;
+        }
+        answers.extend(client.frames());
+        let taken = answers.iter().filter(|frame| frame.kind == SETTINGS && frame.flags == 1).count();
+        assert!(before + taken <= 110, "{taken} changes of settings were carried out");
+        let goaway = answers.iter().rfind(|frame| frame.kind == GOAWAY).expect("a GOAWAY");
+        assert_eq!(&goaway.payload[8..], b"too_many_settings");
+        assert_eq!(client.seen.alive.load(SeqCst), 0);
+    });
+}
+
+/// Some clients measure the network and raise their window as they go.
+#[test]
+fn settings_that_follow_what_a_client_measures_are_taken() {
+    let running = run();
+    let mut raw = Connection::h2(running.address, &[]);
+    for change in 0..20_u32 {
+        raw.send(&settings(4, 65_536 << (change % 8)));
+        raw.call(2 * change + 1, "/test.Echo/Unary", &[], &message(0, b"a"));
+        assert_eq!(raw.next_of(DATA).payload, message(0, b"a"));
+    }
+}
+
+/// A PING is answered: who reads no answers is not read from. What has no answer is forgotten.
+#[test]
+fn floods_of_frames_that_are_answered_or_ignored_hold_nothing() {
+    let floods: [(&str, Vec<u8>, bool); 3] = [
+        ("PING", frame(PING, 0, 0, b"12345678"), true),
+        ("DATA on a closed stream", frame(DATA, 0, 1, b"a"), false),
+        ("WINDOW_UPDATE on a closed stream", frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]), false),
+    ];
+    for (name, each, is_answered) in floods {
+        in_turns(async move {
+            let options = Options {
+                keepalive_min_time: std::time::Duration::ZERO,
+                keepalive_permit_without_stream: true,
+                ..Options::default()
+            };
+            let budget = options.budget.clone();
+            let mut client = Client::new(options, 4 * KIB, &[]).await;
+            client.send(&calls("/test.Echo/Unary", 0, 1, &[], "a")).await;
+            let taken = client.send(&each.repeat(200_000)).await;
+            assert!(taken < MIB || !is_answered, "{taken} bytes of {name} were taken");
+            assert!(budget.held_bytes() < MIB, "{name}: {budget:?}");
+        });
+    }
+}
+
+/// CVE-2025-8671, "MadeYouReset": the client makes the server reset its streams, so that they do not count as open while their
+/// calls go on.
+#[test]
+fn resets_that_a_client_provokes_are_counted() {
+    let running = run();
+    let block = call_block("/test.Echo/Never", &[]);
+    let provoke: [fn(u32) -> Vec<u8>; 3] = [
+        |stream| frame(WINDOW_UPDATE, 0, stream, &[0, 0, 0, 0]),
+        |stream| frame(WINDOW_UPDATE, 0, stream, &[0x7f, 0xff, 0xff, 0xff]),
+        |stream| frame(DATA, END_STREAM, stream, b"behind the end"),
+    ];
+    for provoke in provoke {
+        let mut raw = Connection::h2(running.address, &[]);
+        for call in 0..20_000_u32 {
+            let stream = 2 * call + 1;
+            let mut bytes = frame(HEADERS, END_HEADERS, stream, &block);
+            bytes.extend(frame(DATA, END_STREAM, stream, &message(0, b"a")));
+            bytes.extend(provoke(stream));
+            if !raw.send(&bytes) {
+                break;
+            }
+        }
+        raw.finish();
+        let answers = frames_to_close(&mut raw);
+        let resets = answers.iter().filter(|frame| frame.kind == RST_STREAM).count();
+        assert!(resets <= 1_100, "{resets} streams were reset");
+        block_on(until("no call is left", || running.seen.alive.load(SeqCst) == 0));
+    }
+    serves_others(&running);
+}
+
+/// A client's own resets, of calls that were begun: their calls end, and nothing of them is kept.
+#[test]
+fn calls_that_are_reset_as_soon_as_they_run_leave_nothing_behind() {
+    in_turns(async {
+        let budget = Budget::new(64 * MIB);
+        let options = Options { budget: budget.clone(), ..Options::default() };
+        let mut client = Client::new(options, MIB, &[]).await;
+        let mut alive_max = 0;
+        for round in 0..200_u32 {
+            client.send(&calls("/test.Echo/Never", 50 * round, 50, &[], "a")).await;
+            alive_max = alive_max.max(client.seen.alive.load(SeqCst));
+            let resets: Vec<u8> = (50 * round..50 * round + 50)
+                .flat_map(|call| frame(RST_STREAM, 0, 2 * call + 1, &[0, 0, 0, 8]))
+                .collect();
+            client.send(&resets).await;
+            client.frames();
+            if client.served.is_finished() {
+                break;
+            }
+        }
+        for _ in 0..100 {
+            turn().await;
+        }
+        assert_eq!(client.seen.alive.load(SeqCst), 0);
+        assert!((1..=100).contains(&alive_max), "{alive_max} calls at once");
+        assert!(budget.held_bytes() < MIB, "{budget:?}");
+    });
+}
+
+#[test]
+fn a_flood_of_priorities_and_of_unknown_frames_holds_nothing() {
+    let budget = Budget::new(64 * MIB);
+    let running = run_with(Options { shards: 1, budget: budget.clone(), ..Options::default() });
+    let mut raw = Connection::h2(running.address, &[]);
+    for part in 0..100_u32 {
+        let mut bytes = Vec::new();
+        for number in 0..1_000 {
+            let stream = 2 * (1_000 * part + number) + 100_001;
+            bytes.extend(frame(PRIORITY, 0, stream, &[0, 0, 0, 0, 15]));
+            bytes.extend(frame(0xfa, 0xff, stream, b"what is this"));
+        }
+        assert!(raw.send(&bytes));
+    }
+    raw.call(1, "/test.Echo/Unary", &[], &message(0, b"after it"));
+    assert_eq!(raw.next_of(DATA).payload, message(0, b"after it"));
+    assert!(budget.held_bytes() < MIB, "{budget:?}");
+    serves_others(&running);
+}
+
+/// Frames without a byte take nothing of the window, so nothing but their number bounds them.
+#[test]
+fn a_flood_of_empty_data_ends_the_connection() {
+    let budget = Budget::new(64 * MIB);
+    let running = run_with(Options { shards: 1, budget: budget.clone(), ..Options::default() });
+    // Nothing, and nothing but padding.
+    for (flags, payload) in [(0, &b""[..]), (8, &b"\0"[..])] {
+        let mut raw = Connection::h2(running.address, &[]);
+        raw.send(&frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Bidi", &[])));
+        let flood = frame(DATA, flags, 1, payload).repeat(1_000);
+        for _ in 0..300 {
+            if !raw.send(&flood) {
+                break;
+            }
+        }
+        raw.finish();
+        assert_eq!(reason_of_goaway(&frames_to_close(&mut raw)), Some(ENHANCE_YOUR_CALM), "{flags}");
+        assert!(budget.held_bytes() < MIB, "{budget:?}");
+    }
+    serves_others(&running);
+}
+
+/// An HPACK bomb: a field of 4,000 bytes is put into the table, and then named in a byte each.
+#[test]
+fn a_header_block_that_unpacks_to_megabytes_is_not_unpacked() {
+    let budget = Budget::new(64 * MIB);
+    let running = run_with(Options { shards: 1, budget: budget.clone(), ..Options::default() });
+    let started = running.front.counters()[0].clone();
+    let mut block = call_block("/test.Echo/Unary", &[]);
+    // Literal with indexing: a name of one byte, and a value of 4,000.
+    block.extend([0x40, 1, b'x', 0x7f]);
+    let rest = 4_000_u32 - 127;
+    block.extend([(rest % 128) as u8 | 0x80, (rest / 128) as u8]);
+    block.extend(vec![b'v'; 4_000]);
+    // The entry added last, 12,000 times: 48 MB.
+    block.extend([0xbe; 12_000]);
+    let mut raw = Connection::h2(running.address, &[]);
+    raw.send(&frame(HEADERS, END_STREAM, 1, &block[..10_000]));
+    raw.send(&frame(CONTINUATION, END_HEADERS, 1, &block[10_000..]));
+    raw.finish();
+    let answers = frames_to_close(&mut raw);
+    assert!(!answers.iter().any(|frame| frame.kind == DATA), "it was served");
+    assert!(started.methods.iter().all(|method| method.started.load(Relaxed) == 0));
+    assert!(budget.held_bytes() < MIB, "{budget:?}");
+    serves_others(&running);
+}
+
+/// What a client would let the server remember of headers is the server's to decide.
+#[test]
+fn a_huge_header_table_is_not_used() {
+    let running = run();
+    let mut raw = Connection::h2(running.address, &[0, 1, 0xff, 0xff, 0xff, 0xff]);
+    raw.call(1, "/test.Echo/Unary", &[], &message(0, b"a"));
+    let head = raw.next_of(HEADERS).payload;
+    // A block begins with the table's new size, if it changes: three bits 001 and a number with a prefix of 5 bits.
+    if head[0] & 0xe0 == 0x20 {
+        let mut size = usize::from(head[0] & 0x1f);
+        if size == 0x1f {
+            for (place, byte) in head[1..].iter().enumerate() {
+                size += usize::from(byte & 0x7f) << (7 * place);
+                if byte & 0x80 == 0 {
+                    break;
+                }
+            }
+        }
+        assert!(size <= 4 * KIB, "a table of {size} bytes");
+    }
+    assert_eq!(raw.next_of(DATA).payload, message(0, b"a"));
+}
+
+/// One byte of window at a time is the client's right; it costs a frame for each of its own.
+#[test]
+fn a_window_opened_byte_by_byte_costs_a_frame_each() {
+    let running = run();
+    let mut raw = Connection::h2(running.address, &[0, 4, 0, 0, 0, 0]);
+    raw.call(1, "/test.Echo/Big", &[], &message(0, b"100000"));
+    raw.next_of(HEADERS);
+    for _ in 0..1_000 {
+        raw.send(&frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]));
+    }
+    let mut bytes = 0;
+    while bytes < 1_000 {
+        bytes += raw.next_of(DATA).payload.len();
+    }
+    assert_eq!(bytes, 1_000);
+    raw.call(3, "/test.Echo/Fail", &[], &message(0, b"a"));
+    assert_eq!(raw.next_of(HEADERS).stream, 3);
+    serves_others(&running);
+}
+
+/// Streams that were begun and never go on are given up; meanwhile they are charged.
+#[test]
+fn trailers_and_bodies_without_end_open_no_second_call() {
+    let running = run();
+    let mut raw = Connection::h2(running.address, &[]);
+    let block = call_block("/test.Echo/Unary", &[]);
+    // Headers in the middle of a body that do not end it, and a second head on the same stream.
+    raw.send(&frame(HEADERS, END_HEADERS, 1, &block));
+    raw.send(&frame(HEADERS, END_HEADERS, 1, &block));
+    let reset = raw.next_of(RST_STREAM);
+    assert_eq!(reset.stream, 1);
+    assert_eq!(
+        running.front.counters()[0].methods[crate::echo::id_of("/test.Echo/Unary")].started.load(Relaxed),
+        0
+    );
+    serves_others(&running);
+}
+
+#[test]
+fn one_address_does_not_take_the_places_of_all() {
+    let options =
+        Options { shards: 1, connections_max: 10, connections_per_address_max: 4, ..Options::default() };
+    let budget = options.budget.clone();
+    let running = run_with(options);
+    let mut open: Vec<Connection> = (0..4)
+        .map(|_| {
+            let mut raw = Connection::h2(running.address, &[]);
+            raw.call(1, "/test.Echo/Unary", &[], &message(0, b"a"));
+            raw.next_of(DATA);
+            raw
+        })
+        .collect();
+    Connection::silent(running.address).closed();
+    assert_eq!((running.front.connections_refused().load(Relaxed), budget.connections_refused()), (1, 1));
+    // One that has gone makes room.
+    drop(open.pop());
+    let counters = running.front.counters()[0].clone();
+    block_on(until("a place is free", || counters.connections.load(Relaxed) == 3));
+    serves_others(&running);
+}
