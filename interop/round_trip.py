@@ -9,7 +9,9 @@ For each release of etcd that is there: a member is filled with keys, history, l
   directory  the member was killed: `mainstay utl import`, Mainstay serves it and writes more, `mainstay utl export`, and
              etcd serves that
 
-and at every station HashKV at several revisions, the number of keys and the leases are those that the first etcd told.
+and at every station HashKV at several revisions, the number of keys and the leases are those that the first etcd told, users,
+roles and permissions too; authentication is enabled there, users log in with their passwords, may do what they were
+granted and nothing else, and it is disabled again.
 
     interop/round_trip.py --etcd-dir DIR --mainstay target/release/mainstay [--utl PROGRAM] [--keys 100000]
 
@@ -31,6 +33,19 @@ import tempfile
 import time
 
 LEASES = 50
+# What the users of `fill` may do, and the errors of those who may not.
+DENIED = "etcdserver: permission denied"
+FAILED = "etcdserver: authentication failed, invalid user ID or password"
+LOGGED_IN = {
+    "get": ["key/large"],
+    "put": "OK",
+    "forget": "1",
+    "elsewhere": DENIED,
+    "password": FAILED,
+    "nobody": FAILED,
+    "no password": FAILED,
+    "not root": DENIED,
+}
 CTL = "3.7"
 
 
@@ -167,6 +182,38 @@ class Server:
             "a lease": (lease["granted-ttl"], sorted(lease.get("keys") or [])),
         }
 
+    def users(self):
+        """Users, their roles, and what these allow."""
+        names = self.ctl(["user", "list"]).split()
+        roles = self.ctl(["role", "list"]).split()
+        return {
+            "users": {name: self.ctl(["user", "get", name]) for name in names},
+            "roles": {role: self.ctl(["role", "get", role]) for role in roles},
+        }
+
+    def log_in(self, trip, what):
+        """Users get in with their passwords, and only to what they were granted."""
+        def refused(user, words):
+            try:
+                self.ctl(words + ["--user", user])
+            except RuntimeError as error:
+                return str(error).strip().splitlines()[-1].split('"error":"')[-1].split("desc = ")[-1].rstrip('"}')
+            return "nothing"
+
+        self.ctl(["auth", "enable"])
+        found = {
+            "get": self.ctl(["get", "key/large", "--keys-only", "--user", "ann:secret"]).split(),
+            "put": self.ctl(["put", "key/ann", "x", "--user", "ann:secret"]).strip(),
+            "forget": self.ctl(["del", "key/ann", "--user", "root:rootpw"]).strip(),
+            "elsewhere": refused("ann:secret", ["get", "other"]),
+            "password": refused("ann:secreT", ["get", "key/large"]),
+            "nobody": refused("eve:secret", ["get", "key/large"]),
+            "no password": refused("cn:", ["get", "key/large"]),
+            "not root": refused("ann:secret", ["user", "list"]),
+        }
+        self.ctl(["auth", "disable", "--user", "root:rootpw"])
+        trip.equal(found, LOGGED_IN, f"logins at {what}")
+
     def stop(self, how=signal.SIGTERM):
         if self.child.poll() is None:
             self.child.send_signal(how)
@@ -201,10 +248,15 @@ def fill(server, keys):
     for n in numbers.sample(range(keys), min(keys // 10, 2000)):
         server.call("/v3/kv/deleterange", {"key": b64(f"key/{n:08}")})
     server.call("/v3/kv/put", {"key": b64("key/large"), "value": b64(b"L" * 1_000_000)})
-    for name in ("root", "ann"):
-        server.call("/v3/auth/user/add", {"name": name, "password": "secret"})
+    for name, password in ("root", "rootpw"), ("ann", "secret"):
+        server.call("/v3/auth/user/add", {"name": name, "password": password})
         server.call("/v3/auth/role/add", {"name": name})
         server.call("/v3/auth/user/grant", {"user": name, "role": name})
+    permission = {"permType": "READWRITE", "key": b64("key/"), "range_end": b64("key0")}
+    server.call("/v3/auth/role/grant", {"name": "ann", "perm": permission})
+    # For certificates.
+    server.call("/v3/auth/user/add", {"name": "cn", "options": {"no_password": True}})
+    server.call("/v3/auth/user/grant", {"user": "cn", "role": "ann"})
     current = server.revision()
     compacted = current - min(1000, current // 3)
     server.call("/v3/kv/compaction", {"revision": compacted, "physical": True})
@@ -220,7 +272,12 @@ def round_trip(trip, release, directory):
     print(f"etcd {release}", flush=True)
     server = Server(trip, trip.path("etcd", release), at("first"), at("first.log"))
     revisions = fill(server, trip.args.keys)
-    expected = server.told(revisions)
+    expected, users = server.told(revisions), server.users()
+
+    def station(server, what, revisions=revisions, expected=expected):
+        trip.equal(server.told(revisions), expected, what)
+        trip.equal(server.users(), users, f"users at {what}")
+
     saved = at("saved.db")
     trip.run([trip.path("etcdctl", release), "--endpoints", server.endpoint, "snapshot", "save", saved], f"etcdctl-{release} snapshot save")
     print(f"  {os.path.getsize(saved)} bytes", flush=True)
@@ -233,9 +290,10 @@ def round_trip(trip, release, directory):
     theirs = [trip.run([trip.path("etcdutl", "3.7")] + words + [copy]) for words in status]
     trip.equal(ours, theirs, "status and hashkv as etcdutl 3.7 has them")
 
-    trip.utl(["snapshot", "restore", saved, "--data-dir", at("restored"), "--without-users"], "utl snapshot restore")
+    trip.utl(["snapshot", "restore", saved, "--data-dir", at("restored")], "utl snapshot restore")
     server = Server(trip, trip.args.mainstay, at("restored"), at("restored.log"))
-    trip.equal(server.told(revisions), expected, "Mainstay with etcd's snapshot")
+    station(server, "Mainstay with etcd's snapshot")
+    server.log_in(trip, "Mainstay with etcd's snapshot")
     ours = at("ours.db")
     server.ctl(["snapshot", "save", ours], "etcdctl snapshot save of Mainstay")
     print(f"  {os.path.getsize(ours)} bytes", flush=True)
@@ -248,7 +306,8 @@ def round_trip(trip, release, directory):
         back = at(f"back-{to}")
         trip.run([program, "snapshot", "restore", ours, "--data-dir", back])
         server = Server(trip, trip.path("etcd", to), back, at(f"back-{to}.log"))
-        trip.equal(server.told(revisions), expected, f"etcd {to} with Mainstay's snapshot")
+        station(server, f"etcd {to} with Mainstay's snapshot")
+        server.log_in(trip, f"etcd {to} with Mainstay's snapshot")
         server.stop()
         shutil.rmtree(back)
 
@@ -256,13 +315,14 @@ def round_trip(trip, release, directory):
     # A state goes up one release at a time, and 3.6 takes that of 3.4 and 3.5.
     to = "3.7" if release == "3.7" else "3.6"
     server = Server(trip, trip.path("etcd", to), at("etcd"), at("etcd.log"))
-    trip.equal(server.told(revisions), expected, f"etcd {to} with our restore")
-    trip.equal(server.ctl(["user", "list"]).split(), ["ann", "root"], "users")
+    station(server, f"etcd {to} with our restore")
+    server.log_in(trip, f"etcd {to} with our restore")
     server.stop()
 
-    trip.utl(["import", "--data-dir", at("first"), "--to", at("imported"), "--without-users"], "utl import")
+    trip.utl(["import", "--data-dir", at("first"), "--to", at("imported")], "utl import")
     server = Server(trip, trip.args.mainstay, at("imported"), at("imported.log"))
-    trip.equal(server.told(revisions), expected, "Mainstay with etcd's directory")
+    station(server, "Mainstay with etcd's directory")
+    server.log_in(trip, "Mainstay with etcd's directory")
     server.ctl(["put", "key/after", "import"])
     last = server.revision()
     more = server.told(revisions + [last])
@@ -273,7 +333,8 @@ def round_trip(trip, release, directory):
         exported = at(f"exported-{to}")
         trip.utl(["export", "--data-dir", at("imported"), "--to", exported, "--release", to], f"utl export --release {to}")
         server = Server(trip, trip.path("etcd", to), exported, at(f"exported-{to}.log"))
-        trip.equal(server.told(revisions + [last]), more, f"etcd {to} with our export")
+        station(server, f"etcd {to} with our export", revisions + [last], more)
+        server.log_in(trip, f"etcd {to} with our export")
         server.stop()
 
 

@@ -12,9 +12,9 @@ use crate::member::Setup;
 use crate::run;
 
 /// A fast hash: what is tested is not how long bcrypt takes.
-const CHEAP: &str = "--bcrypt-cost=4";
+pub const CHEAP: &str = "--bcrypt-cost=4";
 
-async fn user_add(client: &Client, name: &str, password: &str) -> Result<(), Status> {
+pub async fn user_add(client: &Client, name: &str, password: &str) -> Result<(), Status> {
     let request = AuthUserAddRequest {
         name: name.to_owned(),
         password: password.to_owned(),
@@ -28,7 +28,7 @@ async fn grant_role(client: &Client, user: &str, role: &str) -> Result<(), Statu
     client.call::<AuthUserGrantRoleResponse>(Rpc::AuthUserGrantRole, &request).await.map(drop)
 }
 
-async fn allow(
+pub async fn allow(
     client: &Client,
     role: &str,
     kind: permission::Type,
@@ -51,14 +51,14 @@ async fn disallow(client: &Client, role: &str, key: &str, end: &str) -> Result<(
 }
 
 /// Authenticates, and returns a client that presents the token.
-async fn log_in(client: &Client, name: &str, password: &str) -> Result<Client, Status> {
+pub async fn log_in(client: &Client, name: &str, password: &str) -> Result<Client, Status> {
     let request = AuthenticateRequest { name: name.to_owned(), password: password.to_owned() };
     let answer: AuthenticateResponse = client.call(Rpc::Authenticate, &request).await?;
     Ok(client.with_token(&answer.token))
 }
 
 /// Root, and bob who may read and write [b, c); authentication is on. Returns root's client and bob's.
-async fn secured(client: &Client) -> (Client, Client) {
+pub async fn secured(client: &Client) -> (Client, Client) {
     user_add(client, "root", "rootpw").await.expect("is added");
     grant_role(client, "root", "root").await.expect("is granted");
     user_add(client, "bob", "bobpw").await.expect("is added");

@@ -2,6 +2,7 @@
 //! disk fills up, when its files are damaged, and when what clients send makes no sense. And clusters of such processes.
 
 mod answers;
+mod attacks;
 mod auth;
 mod client;
 mod cluster;
