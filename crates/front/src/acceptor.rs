@@ -224,8 +224,8 @@ impl Acceptor {
 
     fn receive(&self, stream: Detached, peer: SocketAddr, secured: Option<&Arc<Secured>>) {
         let total = self.hands.open() + self.reception.quota.handshakes();
-        let is_too_many = total >= self.connections_max
-            || self.hands.1.open(peer.ip()) >= self.connections_per_address_max;
+        let is_too_many =
+            total >= self.connections_max || self.hands.1.open(peer.ip()) >= self.connections_per_address_max;
         if is_too_many || !self.budget.has_room_for(peer.ip()) {
             // Closing at once lets the client try another member instead of waiting.
             self.refused.fetch_add(1, Relaxed);

@@ -230,7 +230,7 @@ impl<S: Transport> Connection<S> {
             }
         }
         if traffic.settings > 0 && self.settings_policy.is_too_many(traffic.settings, now) {
-            return self.send_off(b"too_many_settings");
+            return self.send_off(Reason::ENHANCE_YOUR_CALM, b"too_many_settings");
         }
         if ended {
             return Poll::Ready(Ok(()));

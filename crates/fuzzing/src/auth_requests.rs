@@ -253,9 +253,7 @@ impl Change {
             7 => Change::RevokeRole(user, role),
             8 => Change::AddRole(role),
             9 => Change::DeleteRole(role),
-            10..=12 => {
-                Change::Grant(role, (script.pick(&KINDS), script.pick(&KEYS), script.pick(&ENDS)))
-            }
+            10..=12 => Change::Grant(role, (script.pick(&KINDS), script.pick(&KEYS), script.pick(&ENDS))),
             _ => Change::Revoke(role, script.pick(&KEYS), script.pick(&ENDS)),
         }
     }
