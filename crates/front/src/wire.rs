@@ -11,8 +11,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::socket::{BufferPool, Filled, Transport};
 
-/// What a connection with TLS holds besides buffers, in bytes, while it is idle: keys and state (measured: 3 KB), and the
-/// library's buffer for a record that has come in part, which is never below 4 KiB.
+/// What a connection with TLS holds besides buffers, in bytes, while it is idle: keys and state, and the library's buffer for
+/// a record that has come in part, which is never below 4 KiB (measured: 7.9 KB of resident memory).
 pub(crate) const TLS_BYTES: usize = 8 * 1024;
 
 /// What looking at one record costs at least, in bytes that could be moved meanwhile.
