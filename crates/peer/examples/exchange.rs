@@ -1,5 +1,5 @@
 //! What a message costs: two members in one process, one sends MsgApp, the other answers each, with a window of
-//! messages in flight. `exchange [messages] [window] [bytes of the entry]`; run it with `--release`.
+//! messages in flight. `exchange [messages] [window] [bytes of the entry] [tls]`; run it with `--release`.
 
 use std::future::Future;
 use std::io;
@@ -64,9 +64,30 @@ impl Handler for Member {
     }
 }
 
-fn start(id: u64, member: &Arc<Member>) -> (Arc<Peers>, String) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
+/// One certificate for all, which vouches for itself.
+fn certificate() -> tls::Tls {
+    let directory = testkit::TempDir::in_memory("exchange");
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate =
+        rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let file = |name: &str, text: String| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        Some(path)
+    };
+    let settings = tls::Settings {
+        cert_file: file("crt", certificate.pem()),
+        key_file: file("key", key.serialize_pem()),
+        trusted_ca_file: file("ca", certificate.pem()),
+        ..tls::Settings::default()
+    };
+    tls::Tls::load(settings, Arc::new(rustls::time_provider::DefaultTimeProvider)).unwrap().0
+}
+
+fn start(id: u64, member: &Arc<Member>, tls: Option<&tls::Tls>) -> (Arc<Peers>, String) {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{}", socket.local_addr().unwrap());
     let options = Options {
         local_id: id,
         cluster_id: 1,
@@ -75,8 +96,8 @@ fn start(id: u64, member: &Arc<Member>) -> (Arc<Peers>, String) {
         min_cluster_version: "3.0.0",
         read_timeout: Duration::from_secs(5),
         write_timeout: Duration::from_secs(5),
-        listeners: vec![Listener { socket: listener, tls: None }],
-        tls: None,
+        listeners: vec![Listener { socket, tls: tls.and_then(tls::Tls::server) }],
+        tls: tls.map(tls::Tls::client),
     };
     let log: Log = Arc::new(|_, _, _| {});
     (Arc::new(Peers::start(options, Arc::clone(member) as Arc<dyn Handler>, log).unwrap()), url)
@@ -91,12 +112,16 @@ fn cpu() -> Duration {
 }
 
 fn main() {
-    let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<u64>().unwrap());
+    let is_number = |argument: &String| argument.parse::<u64>().is_ok();
+    let (numbers, words): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(is_number);
+    let tls = words.iter().any(|word| word == "tls").then(certificate);
+    let mut arguments = numbers.iter().filter_map(|argument| argument.parse::<u64>().ok());
     let messages = arguments.next().unwrap_or(300_000);
     let window = arguments.next().unwrap_or(64);
     let bytes = arguments.next().unwrap_or(1024) as usize;
     let (one, two) = (Arc::new(Member::default()), Arc::new(Member::default()));
-    let ((sender, sender_url), (answerer, answerer_url)) = (start(1, &one), start(2, &two));
+    let ((sender, sender_url), (answerer, answerer_url)) =
+        (start(1, &one, tls.as_ref()), start(2, &two, tls.as_ref()));
     let _ = two.answers.set(Arc::clone(&answerer));
     sender.set_members(vec![(2, vec![answerer_url])]);
     answerer.set_members(vec![(1, vec![sender_url])]);

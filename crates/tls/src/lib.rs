@@ -18,8 +18,8 @@
 //! * A chain costs bounded work: [`MAX_CHAIN_CERTIFICATES`], [`MAX_CHAIN_BYTES`], and `webpki`'s bounds on signatures.
 //! * Private keys are in no log line, error or `Debug` text.
 //!
-//! It knows no sockets, threads or runtimes, looks up no names, and does not know which listener it
-//! serves. Tests: `tests/it` (whole handshakes in memory).
+//! It knows no sockets, threads or runtimes, looks up no names by itself ([`SystemResolver`] does so for a caller that may
+//! wait), and does not know which listener it serves. Tests: `tests/it` (whole handshakes in memory).
 
 #![forbid(unsafe_code)]
 
