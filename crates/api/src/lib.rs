@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod error;
+mod secret;
 pub mod url;
 pub mod wire;
 

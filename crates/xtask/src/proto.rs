@@ -21,6 +21,16 @@ const RENAMES: &[(&str, &str)] = &[
     ("pub struct Snapshot_", "pub struct Snapshot"),
 ];
 
+/// Messages with passwords, hashes of passwords or tokens. Their `Debug` is written by hand, in `api/src/secret.rs`.
+const SECRET: &[&str] = &[
+    ".authpb.User",
+    ".etcdserverpb.AuthenticateRequest",
+    ".etcdserverpb.AuthenticateResponse",
+    ".etcdserverpb.AuthUserAddRequest",
+    ".etcdserverpb.AuthUserChangePasswordRequest",
+    ".etcdserverpb.InternalAuthenticateRequest",
+];
+
 /// File name -> content, as the `.proto` files ask for.
 fn generate() -> Result<BTreeMap<String, String>, String> {
     let protos = api_dir().join("proto");
@@ -35,6 +45,7 @@ fn generate() -> Result<BTreeMap<String, String>, String> {
     let mut config = prost_build::Config::new();
     config.bytes(["."]);
     config.skip_protoc_run();
+    config.skip_debug(SECRET);
     let out = std::env::temp_dir().join(format!("mainstay-proto-{}", std::process::id()));
     fs::create_dir_all(&out).map_err(|e| e.to_string())?;
     config.out_dir(&out);

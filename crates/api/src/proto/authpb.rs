@@ -6,6 +6,7 @@ pub struct UserAddOptions {
 }
 /// A user; password is a bcrypt hash.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct User {
     #[prost(bytes = "bytes", tag = "1")]
     pub name: ::prost::bytes::Bytes,

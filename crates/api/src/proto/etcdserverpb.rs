@@ -906,6 +906,7 @@ pub struct AuthDisableRequest {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AuthStatusRequest {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct AuthenticateRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
@@ -913,6 +914,7 @@ pub struct AuthenticateRequest {
     pub password: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct AuthUserAddRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
@@ -934,6 +936,7 @@ pub struct AuthUserDeleteRequest {
     pub name: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct AuthUserChangePasswordRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
@@ -1011,6 +1014,7 @@ pub struct AuthStatusResponse {
     pub auth_revision: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct AuthenticateResponse {
     #[prost(message, optional, tag = "1")]
     pub header: ::core::option::Option<ResponseHeader>,
@@ -1221,6 +1225,7 @@ pub struct InternalRaftRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EmptyResponse {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct InternalAuthenticateRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,

@@ -23,11 +23,11 @@ use crate::keyed::{Entropy, Secret, Tag};
 ///
 /// [`take`]: WorkQueue::take
 /// [`finish`]: WorkQueue::finish
-pub struct WorkQueue<A, W> {
+pub struct WorkQueue<A, W, T = Task> {
     askers_max: usize,
     askers_per_address_max: usize,
     /// Jobs by number, in order of arrival.
-    jobs: BTreeMap<u64, Job<A, W>>,
+    jobs: BTreeMap<u64, Job<A, W, T>>,
     /// Jobs that others may share.
     shared: HashMap<Tag, u64>,
     addresses: HashMap<A, Address>,
@@ -49,7 +49,7 @@ pub enum Task {
     /// Check a password.
     Check {
         /// The user's stored hash; `None` if there is no such user.
-        stored: Option<Box<[u8]>>,
+        stored: Option<Secret>,
         /// The password, or the part of it that counts.
         password: Secret,
     },
@@ -63,7 +63,7 @@ pub enum Task {
 impl Task {
     /// A password to check.
     pub fn check(stored: Option<&[u8]>, password: &[u8]) -> Task {
-        Task::Check { stored: stored.map(Into::into), password: Secret::new(counting(password)) }
+        Task::Check { stored: stored.map(Secret::new), password: Secret::new(counting(password)) }
     }
 
     /// A new password to hash.
@@ -80,7 +80,7 @@ impl Task {
     /// Does the work: some 50 ms of processor time with the default cost.
     pub fn run(&self, hashing: &Hashing, entropy: &mut Entropy) -> Outcome {
         match self {
-            Task::Check { stored, password } => match hashing.check(stored.as_deref(), password.bytes()) {
+            Task::Check { stored, password } => match hashing.check(stored.as_ref().map(Secret::bytes), password.bytes()) {
                 true => Outcome::Right,
                 false => Outcome::Wrong,
             },
@@ -93,7 +93,7 @@ impl Task {
 }
 
 /// What came of a [`Task`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The password is right. To be remembered with [`super::Verified::remember`].
     Right,
@@ -103,12 +103,35 @@ pub enum Outcome {
     Hashed(String),
 }
 
+impl fmt::Debug for Outcome {
+    /// The hash is not told: passwords can be tried on it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Outcome::Right => "Right",
+            Outcome::Wrong => "Wrong",
+            Outcome::Hashed(_) => "Hashed(..)",
+        })
+    }
+}
+
+/// Work that a [`WorkQueue`] can hold.
+pub trait Shareable {
+    /// Returns true if those who ask for the same proof get the same answer, so that the work is done once for all of them.
+    fn is_shareable(&self) -> bool;
+}
+
+impl Shareable for Task {
+    fn is_shareable(&self) -> bool {
+        matches!(self, Task::Check { .. })
+    }
+}
+
 /// One who asks for a task.
-pub struct Ask<A, W> {
+pub struct Ask<A, W, T = Task> {
     /// What has to be proven; of a hash that is made, only the user counts.
     pub proof: Proof,
     /// What to do.
-    pub task: Task,
+    pub task: T,
     /// The address that it came from.
     pub address: A,
     /// What is needed to answer.
@@ -117,12 +140,12 @@ pub struct Ask<A, W> {
 
 /// Work that was taken from a queue. It has to be given back with [`WorkQueue::finish`].
 #[derive(Debug)]
-pub struct Work {
+pub struct Work<T = Task> {
     number: u64,
     /// What has to be proven.
     pub proof: Proof,
     /// What to do.
-    pub task: Task,
+    pub task: T,
 }
 
 /// A place in the queue, to be given up when the client has gone.
@@ -148,10 +171,10 @@ pub struct Pushed<W> {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Busy<W>(pub W);
 
-struct Job<A, W> {
+struct Job<A, W, T> {
     proof: Proof,
     /// `None` while a thread works on it.
-    task: Option<Task>,
+    task: Option<T>,
     /// By the numbers of their tickets.
     askers: BTreeMap<u64, (A, W)>,
     shareable: bool,
@@ -172,14 +195,14 @@ struct User {
     turn: u64,
 }
 
-impl<A: Copy + Eq + Ord + Hash, W> WorkQueue<A, W> {
+impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
     /// How many askers there are at most.
     pub const ASKERS_MAX_DEFAULT: usize = 8192;
     /// How many askers of one address there are at most.
     pub const ASKERS_PER_ADDRESS_MAX_DEFAULT: usize = 2048;
 
     /// An empty queue with these bounds.
-    pub fn new(askers_max: usize, askers_per_address_max: usize) -> WorkQueue<A, W> {
+    pub fn new(askers_max: usize, askers_per_address_max: usize) -> WorkQueue<A, W, T> {
         WorkQueue {
             askers_max: askers_max.max(1),
             askers_per_address_max: askers_per_address_max.max(1),
@@ -216,7 +239,7 @@ impl<A: Copy + Eq + Ord + Hash, W> WorkQueue<A, W> {
     ///
     /// # Errors
     /// There is no place for it.
-    pub fn push(&mut self, ask: Ask<A, W>) -> Result<Pushed<W>, Busy<W>> {
+    pub fn push(&mut self, ask: Ask<A, W, T>) -> Result<Pushed<W>, Busy<W>> {
         let own = self.addresses.get(&ask.address).map_or(0, |address| address.askers);
         if own >= self.askers_per_address_max {
             return Err(Busy(ask.asker));
@@ -229,7 +252,7 @@ impl<A: Copy + Eq + Ord + Hash, W> WorkQueue<A, W> {
             }
         }
         let number = self.number();
-        let shareable = matches!(ask.task, Task::Check { .. });
+        let shareable = ask.task.is_shareable();
         let sharing = if shareable { self.shared.get(&ask.proof.tag).copied() } else { None };
         let job = sharing.unwrap_or(number);
         let waits = match self.jobs.get_mut(&job) {
@@ -257,7 +280,7 @@ impl<A: Copy + Eq + Ord + Hash, W> WorkQueue<A, W> {
     }
 
     /// Takes the next piece of work, if any waits.
-    pub fn take(&mut self) -> Option<Work> {
+    pub fn take(&mut self) -> Option<Work<T>> {
         let (_, &address) = self.address_turns.first_key_value()?;
         let (_, &user) = self.user_turns.first_key_value()?;
         self.by_user = !self.by_user;
@@ -282,7 +305,7 @@ impl<A: Copy + Eq + Ord + Hash, W> WorkQueue<A, W> {
     }
 
     /// Gives finished work back. Returns all who asked for it, in the order in which they did; none if all have gone.
-    pub fn finish(&mut self, work: Work) -> Vec<W> {
+    pub fn finish(&mut self, work: Work<T>) -> Vec<W> {
         let Some(job) = self.jobs.remove(&work.number) else {
             return Vec::new();
         };
@@ -341,7 +364,7 @@ impl<A: Copy + Eq + Ord + Hash, W> WorkQueue<A, W> {
         &mut self,
         number: u64,
         proof: Proof,
-        task: Task,
+        task: T,
         shareable: bool,
         askers: BTreeMap<u64, (A, W)>,
     ) {
@@ -428,7 +451,7 @@ impl<A: Copy + Eq + Ord + Hash, W> WorkQueue<A, W> {
     }
 }
 
-impl<A, W> fmt::Debug for WorkQueue<A, W> {
+impl<A, W, T> fmt::Debug for WorkQueue<A, W, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WorkQueue")
             .field("askers", &self.askers)

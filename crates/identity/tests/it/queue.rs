@@ -237,3 +237,11 @@ fn nobody_is_lost_and_nobody_is_answered_twice() {
         assert_eq!(format!("{queue:?}"), "WorkQueue { askers: 0, jobs: 0, running: 0, .. }");
     }
 }
+
+#[test]
+fn no_hash_is_in_the_output_of_debug() {
+    let task = Task::check(Some(b"$2a$10$pl4nted"), b"pl4nted");
+    let outcome = Outcome::Hashed("$2a$10$pl4nted".to_owned());
+    let shown = format!("{task:?} {outcome:?} {:?}", Task::hash(b"pl4nted"));
+    assert!(!shown.contains("pl4nted") && !shown.contains("112, 108, 52"), "{shown}");
+}
