@@ -20,6 +20,7 @@ mod gate;
 mod key_ranges;
 mod rights;
 
+use std::fmt;
 use std::sync::Arc;
 
 use api::Status;
@@ -45,8 +46,12 @@ pub use rights::{Rights, RightsCache};
 /// The user who must exist for authentication to be enabled, and the role that may do everything.
 pub const ROOT: &str = "root";
 
+/// The largest auth revision of a state from elsewhere. Changes count from there, one by one: none of them reaches the end of
+/// the number, where the revision would begin again, and tokens of old revisions be honoured.
+pub const REVISION_MAX: u64 = i64::MAX as u64;
+
 /// What holders of tokens have to know of an entry.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum AuthChange {
     /// Users, roles or permissions are others than before.
     Changed,
@@ -65,6 +70,23 @@ pub enum AuthChange {
         /// The entry, whose index is the other part.
         index: Index,
     },
+}
+
+impl fmt::Debug for AuthChange {
+    /// Nothing of a token is told.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AuthChange::Changed => f.write_str("Changed"),
+            AuthChange::Forget(user) => f.debug_tuple("Forget").field(user).finish(),
+            AuthChange::Enabled => f.write_str("Enabled"),
+            AuthChange::Disabled => f.write_str("Disabled"),
+            AuthChange::Authenticated { user, token_prefix: _, index } => f
+                .debug_struct("Authenticated")
+                .field("user", user)
+                .field("index", index)
+                .finish_non_exhaustive(),
+        }
+    }
 }
 
 /// The users and roles, and whether they count. A copy costs a pointer for some 200 of them, and stays as it is when the
@@ -109,12 +131,17 @@ fn hashed_password(password: &str, hashed: &str) -> Result<Bytes, Status> {
 
 impl Auth {
     /// Users, roles and the auth revision as they are elsewhere. `users` and `roles` with the same name replace each other.
+    ///
+    /// # Panics
+    ///
+    /// If the revision is above [`REVISION_MAX`]: who reads one from outside refuses it.
     pub fn of(
         is_enabled: bool,
         revision: u64,
         users: impl IntoIterator<Item = User>,
         roles: impl IntoIterator<Item = Role>,
     ) -> Auth {
+        assert!(revision <= REVISION_MAX, "auth revision {revision} comes from nowhere");
         let mut auth = Auth { is_enabled, revision, ..Auth::default() };
         for user in users {
             auth.put_user(user);
@@ -419,6 +446,9 @@ impl Auth {
 
     pub(crate) fn decode(input: &mut Input<'_>) -> Result<Auth, Malformed> {
         let mut auth = Auth { is_enabled: input.bool()?, revision: input.u64()?, ..Auth::default() };
+        if auth.revision > REVISION_MAX {
+            return Err(Malformed("an auth revision out of range"));
+        }
         for _ in 0..input.u64()? {
             let user = User::decode(input.bytes()?).map_err(|_| Malformed("a user that is no message"))?;
             auth.put_user(user);

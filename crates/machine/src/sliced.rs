@@ -3,7 +3,8 @@
 //!
 //! The entry stays atomic. What it has changed is in the store above the current revision, where nobody reads, and no view
 //! can be published before it is whole. [`Machine::applied_index`], the state hash, the bytes in use and the table of leases
-//! are those before the entry until then. Only the key sets of leases are half-way: see [`Machine::is_whole`].
+//! are those before the entry until then. Only the key sets of leases are half-way: see [`Machine::is_whole`] and
+//! [`Machine::keys_to_renew`].
 //!
 //! What is done is the same, in the same order, whatever the slices: at every member, and as [`Machine::apply`] does at once.
 //!
@@ -25,7 +26,9 @@
 use api::Status;
 use api::error;
 use api::etcdserverpb::request_op::Request;
-use api::etcdserverpb::{AlarmType, Compare, DeleteRangeRequest, InternalRaftRequest, TxnRequest};
+use api::etcdserverpb::{
+    AlarmType, Compare, DeleteRangeRequest, InternalRaftRequest, PutRequest, TxnRequest,
+};
 use bytes::Bytes;
 use mvcc::{KeyRange, Location, Snapshot, Writer};
 use numbers::{Index, LeaseId, Revision, Term};
@@ -38,7 +41,7 @@ use crate::machine::{
     write_put, write_range,
 };
 use crate::range::Failure;
-use crate::shared_map::IntoEntries;
+use crate::shared_map::{IntoEntries, SharedMap};
 use crate::state_hash::Effect;
 use crate::txn::{self, LookedAt, OpOutcome, TxnOutcome};
 
@@ -221,6 +224,24 @@ impl Machine {
     /// key sets of leases are not to be looked at.
     pub fn is_whole(&self) -> bool {
         self.unfinished.as_ref().is_none_or(|unfinished| unfinished.before.is_none())
+    }
+
+    /// Returns the keys that whoever renews a lease must be allowed to write, amid an entry too: those that are attached now,
+    /// and those that the rest of the entry may attach. After the entry the lease has no others, so who is allowed to write
+    /// these is allowed to renew it then.
+    pub fn keys_to_renew(&self, id: LeaseId) -> SharedMap<Bytes, ()> {
+        let mut keys = self.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
+        if let Some(unfinished) = self.unfinished.as_deref()
+            && let (Some(_), Work::Txn(work), Some(txn)) =
+                (&unfinished.before, &unfinished.work, &unfinished.request.txn)
+        {
+            work.each_put(txn, |put| {
+                if LeaseId(put.lease) == id {
+                    keys.insert(put.key.clone(), ());
+                }
+            });
+        }
+        keys
     }
 
     /// Returns true if an entry was begun that [`Machine::go_on`] has to go on with before the next one.
@@ -444,6 +465,25 @@ impl Txn {
             next = inner(txn, *level);
         }
         open
+    }
+
+    /// Visits the puts of all branches that were chosen.
+    fn each_put<'t>(&self, request: &'t TxnRequest, mut visit: impl FnMut(&'t PutRequest)) {
+        // In the order in which the branches were chosen: each transaction before those behind it.
+        let mut chosen = self.chosen.iter();
+        let mut open = Vec::new();
+        let branch = |txn: &'t TxnRequest, succeeded: Option<&bool>| {
+            succeeded.map(|succeeded| txn::branch(txn, *succeeded).iter()).unwrap_or_default()
+        };
+        open.push(branch(request, chosen.next()));
+        while let Some(ops) = open.last_mut() {
+            match ops.next().map(|op| &op.request) {
+                Some(Some(Request::RequestPut(put))) => visit(put),
+                Some(Some(Request::RequestTxn(nested))) => open.push(branch(nested, chosen.next())),
+                Some(_) => {}
+                None => drop(open.pop()),
+            }
+        }
     }
 
     fn next_stage(&mut self, stage: Stage) {

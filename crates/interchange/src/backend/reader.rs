@@ -99,7 +99,7 @@ impl<S: Source> Backend<S> {
         self.each(name::AUTH, |key, value| {
             match key {
                 b"authEnabled" => auth.enabled = value == [1],
-                b"authRevision" => auth.revision = number(value)?,
+                b"authRevision" => auth.revision = auth_revision(number(value)?)?,
                 _ => {}
             }
             Ok(())
@@ -176,6 +176,12 @@ impl<S: Source> Backend<S> {
         }
         Ok(())
     }
+}
+
+/// An auth revision that changes can count on from: etcd's begins again behind the largest number, and honours old tokens then.
+fn auth_revision(number: u64) -> Result<u64, ContentError> {
+    i64::try_from(number).map_err(|_| "an auth revision out of range")?;
+    Ok(number)
 }
 
 fn number(value: &[u8]) -> Result<u64, ContentError> {

@@ -1,5 +1,6 @@
 //! Whether a request is allowed: asked where it arrives, and again where it is applied.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use api::Status;
@@ -40,13 +41,16 @@ pub struct Gate {
     who: Who,
     /// Why no key may be touched, whatever the rights.
     stale: Option<Status>,
+    /// How often the keys of a lease were looked at.
+    #[cfg(test)]
+    pub(super) leases_asked: std::cell::Cell<usize>,
 }
 
 impl Gate {
     /// A gate for this caller.
     pub fn new(auth: &Auth, caller: Caller<'_>, cache: &mut RightsCache) -> Gate {
         if !auth.is_enabled() {
-            return Gate { who: Who::Anyone, stale: None };
+            return Gate::of(Who::Anyone, None);
         }
         let stale = match caller.revision {
             0 => Some(error::USER_EMPTY),
@@ -60,7 +64,16 @@ impl Gate {
             Some(rights) => Who::Known(rights),
             None => Who::Nobody { is_named },
         };
-        Gate { who, stale }
+        Gate::of(who, stale)
+    }
+
+    fn of(who: Who, stale: Option<Status>) -> Gate {
+        Gate {
+            who,
+            stale,
+            #[cfg(test)]
+            leases_asked: std::cell::Cell::default(),
+        }
     }
 
     /// Whether everything is allowed to anyone, so that there is nothing to ask.
@@ -124,10 +137,25 @@ impl Gate {
     ///
     /// As [`Gate::read`].
     pub fn put(&self, put: &PutRequest, leases: &Leases) -> Result<(), Status> {
+        self.put_with(put, leases, &mut BTreeSet::new())
+    }
+
+    /// As [`Gate::put`]; `allowed` are leases whose keys were asked for before.
+    fn put_with(
+        &self,
+        put: &PutRequest,
+        leases: &Leases,
+        allowed: &mut BTreeSet<LeaseId>,
+    ) -> Result<(), Status> {
         self.write(&put.key, &[])?;
         // Who cannot revoke a lease must not tie keys to it.
-        if let Some(lease) = leases.get(LeaseId(put.lease)) {
+        let id = LeaseId(put.lease);
+        if id.is_some()
+            && !allowed.contains(&id)
+            && let Some(lease) = leases.get(id)
+        {
             self.write_all(&lease.keys)?;
+            allowed.insert(id);
         }
         if put.prev_kv { self.read(&put.key, &[]) } else { Ok(()) }
     }
@@ -142,7 +170,8 @@ impl Gate {
         if delete.prev_kv { self.read(&delete.key, &delete.range_end) } else { Ok(()) }
     }
 
-    /// Whether a transaction is allowed: all it compares, and all operations of both branches, nested ones too.
+    /// Whether a transaction is allowed: all it compares, and all operations of both branches, nested ones too. The keys of
+    /// a lease are asked for once, however many of its puts name it.
     ///
     /// # Errors
     ///
@@ -153,6 +182,7 @@ impl Gate {
         }
         // Nested transactions are kept for later instead of being called: how deep they go is the client's to say.
         let mut open = vec![txn];
+        let mut allowed = BTreeSet::new();
         while let Some(txn) = open.pop() {
             for compare in &txn.compare {
                 self.read(&compare.key, &compare.range_end)?;
@@ -160,7 +190,7 @@ impl Gate {
             let ungated = planted::is(planted::Bug::SecondBranchUngated);
             let failure = if ungated { &[][..] } else { &txn.failure };
             for op in txn.success.iter().chain(failure) {
-                self.operation(op, leases, &mut open)?;
+                self.operation(op, leases, &mut allowed, &mut open)?;
             }
         }
         Ok(())
@@ -170,11 +200,12 @@ impl Gate {
         &self,
         op: &'t RequestOp,
         leases: &Leases,
+        allowed: &mut BTreeSet<LeaseId>,
         nested: &mut Vec<&'t TxnRequest>,
     ) -> Result<(), Status> {
         match &op.request {
             Some(Request::RequestRange(range)) => self.read(&range.key, &range.range_end),
-            Some(Request::RequestPut(put)) => self.put(put, leases),
+            Some(Request::RequestPut(put)) => self.put_with(put, leases, allowed),
             Some(Request::RequestDeleteRange(delete)) => self.delete_range(delete),
             Some(Request::RequestTxn(txn)) => {
                 nested.push(txn);
@@ -207,6 +238,8 @@ impl Gate {
         if keys.is_empty() || self.admin().is_ok() {
             return Ok(());
         }
+        #[cfg(test)]
+        self.leases_asked.set(self.leases_asked.get() + 1);
         match self.limits()? {
             Some(rights) if !all_within(keys, which(rights)) => Err(error::PERMISSION_DENIED),
             _ => Ok(()),

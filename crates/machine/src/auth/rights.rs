@@ -65,9 +65,17 @@ pub struct RightsCache {
     by_user: BTreeMap<Box<str>, Arc<Rights>>,
     /// The same by the roles that give them: users often have the same.
     by_roles: BTreeMap<Box<[String]>, Arc<Rights>>,
+    /// Permissions that were joined to rights since the cache was made.
+    joined: usize,
 }
 
 impl RightsCache {
+    /// Returns how many permissions were joined to rights since the cache was made, and 1 more for each set of roles: the
+    /// work that asking has made.
+    pub fn joined(&self) -> usize {
+        self.joined
+    }
+
     /// What this user may do; `None` if there is none of this name.
     pub fn rights(&mut self, auth: &Auth, user: &str) -> Option<Arc<Rights>> {
         let stale = self.revision != auth.revision() && !planted::is(planted::Bug::RightsCacheStale);
@@ -83,6 +91,8 @@ impl RightsCache {
         let rights = match self.by_roles.get(roles.as_slice()) {
             Some(known) => Arc::clone(known),
             None => {
+                let granted = roles.iter().filter_map(|role| auth.role(role));
+                self.joined += 1 + granted.map(|role| role.key_permission.len()).sum::<usize>();
                 let rights = Arc::new(auth.rights(user)?);
                 self.by_roles.insert(roles.as_slice().into(), Arc::clone(&rights));
                 rights

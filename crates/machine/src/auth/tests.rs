@@ -255,3 +255,97 @@ fn what_is_saved_comes_back() {
     let of = Auth::of(true, auth.revision(), auth.users().cloned(), auth.roles().cloned());
     assert_eq!(of, auth);
 }
+
+#[test]
+fn a_transaction_asks_for_the_keys_of_a_lease_once() {
+    let auth = enabled();
+    let granted = [1, 2].map(|id| GrantedLease { id: LeaseId(id), ttl: Seconds(60), remaining: Seconds(0) });
+    let mut leases = Leases::granted(granted).unwrap();
+    for lease in [1, 2] {
+        leases.attach(&Bytes::from(format!("b{lease}")), LeaseId::NONE, LeaseId(lease));
+    }
+    let put = |n: i64| {
+        let put = PutRequest { key: "b".into(), lease: 1 + n % 2, ..PutRequest::default() };
+        RequestOp { request: Some(Request::RequestPut(put)) }
+    };
+    let inner = TxnRequest { failure: (0..50).map(put).collect(), ..TxnRequest::default() };
+    let nested = RequestOp { request: Some(Request::RequestTxn(inner)) };
+    let success = (0..100).map(put).chain([nested]).collect();
+    let bob = gate(&auth, "bob");
+    assert_eq!(bob.txn(&TxnRequest { success, ..TxnRequest::default() }, &leases), Ok(()));
+    assert_eq!(bob.leases_asked.get(), 2);
+}
+
+#[test]
+fn rights_that_are_remembered_are_no_work() {
+    let mut auth = enabled();
+    let mut cache = RightsCache::default();
+    cache.rights(&auth, "bob").unwrap();
+    assert_eq!(cache.joined(), 3, "two permissions, and the set itself");
+    auth.add_user(&user("eve")).unwrap();
+    auth.grant_role(&grant("eve", "r")).unwrap();
+    for user in ["bob", "eve", "bob", "nobody"] {
+        cache.rights(&auth, user);
+    }
+    assert_eq!(cache.joined(), 6, "once at the new revision, for both users");
+}
+
+#[test]
+fn an_auth_revision_that_could_begin_again_is_refused() {
+    let saved_at = |revision: u64| {
+        let mut saved = Vec::new();
+        Auth { revision, ..enabled() }.encode(&mut saved);
+        Auth::decode(&mut Input(&saved)).map(|auth| auth.revision())
+    };
+    assert_eq!(saved_at(REVISION_MAX), Ok(REVISION_MAX));
+    for wrong in [REVISION_MAX + 1, u64::MAX] {
+        assert_eq!(saved_at(wrong), Err(Malformed("an auth revision out of range")));
+    }
+    let known = enabled();
+    let mut auth = Auth::of(true, REVISION_MAX, known.users().cloned(), known.roles().cloned());
+    auth.add_role(&role("other")).unwrap();
+    assert_eq!(auth.revision(), REVISION_MAX + 1);
+}
+
+#[test]
+fn names_that_are_no_text_do_no_harm() {
+    let name = Bytes::from_static(b"\xff\x00name");
+    let mut odd = User { name: name.clone(), ..User::default() };
+    odd.roles.push("r".to_owned());
+    let known = enabled();
+    let role = Role { name: name.clone(), ..Role::default() };
+    let auth = Auth::of(true, 8, known.users().cloned().chain([odd]), known.roles().cloned().chain([role]));
+    let mut saved = Vec::new();
+    auth.encode(&mut saved);
+    assert_eq!(Auth::decode(&mut Input(&saved)), Ok(auth.clone()));
+    assert!(auth.users().any(|user| user.name == name) && auth.digest().len() == 7);
+    // Nobody can be called so: a request's name is text.
+    let lossy = String::from_utf8_lossy(&name);
+    assert_eq!(gate(&auth, &lossy).read(b"a", b""), Err(error::PERMISSION_DENIED));
+    assert_eq!(auth.permissions(&lossy), Err(error::ROLE_NOT_FOUND));
+}
+
+#[test]
+fn no_secret_is_in_the_output_of_debug() {
+    let planted = "pl4nted";
+    let known = User { password: planted.into(), ..User::default() };
+    let auth = Auth::of(true, 2, [known], []);
+    let change = AuthChange::Authenticated {
+        user: "bob".into(),
+        token_prefix: planted.into(),
+        index: Index(9),
+    };
+    let entry = api::etcdserverpb::InternalRaftRequest {
+        auth_user_add: Some(AuthUserAddRequest { hashed_password: planted.into(), ..user("bob") }),
+        ..Default::default()
+    };
+    let data = entry.encode_to_vec().into();
+    let command = crate::Command {
+        index: Index(9),
+        term: numbers::Term(1),
+        data: &data,
+        location: mvcc::Location::default(),
+    };
+    let shown = format!("{auth:?} {change:?} {:?} {command:?}", crate::Change::Auth(Box::new(change.clone())));
+    assert!(!shown.contains(planted) && shown.contains("bob"), "{shown}");
+}

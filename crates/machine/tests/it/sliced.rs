@@ -11,7 +11,7 @@ use api::etcdserverpb::{
 use bytes::{Bytes, BytesMut};
 use mainstay_machine::{Applied, Command, Fatal, Machine, Outcome, Progress, ReadError, Values};
 use mvcc::{KeyRange, LoadedVersion, Snapshot, Value};
-use numbers::{Revision, Term};
+use numbers::{LeaseId, Revision, Term};
 use prost::Message as _;
 
 use testkit::Random;
@@ -345,4 +345,57 @@ fn a_value_that_cannot_be_read_stops_an_entry_before_it_has_changed_anything() {
     // It can be applied where the value can be read.
     let at_once = machine.apply(command, &journal, true).expect("applies");
     assert!(at_once.outcome.is_ok());
+}
+
+#[test]
+fn amid_an_entry_a_lease_has_at_least_the_keys_that_it_will_have() {
+    let journal = Journal::default();
+    let mut machine = filled(&journal, 300);
+    let apply_one = |machine: &mut Machine, request: InternalRaftRequest| {
+        let placed = place(&journal, &request);
+        assert!(matches!(apply(machine, &placed, &journal, true), Effect::Applied(Ok(_))));
+    };
+    let grant = api::etcdserverpb::LeaseGrantRequest { ttl: 60, id: 7 };
+    apply_one(&mut machine, InternalRaftRequest { lease_grant: Some(grant), ..Default::default() });
+    let put = |key: &str, lease: i64| {
+        let put = PutRequest { key: Bytes::copy_from_slice(key.as_bytes()), lease, ..Default::default() };
+        RequestOp { request: Some(Request::RequestPut(put)) }
+    };
+    let first = TxnRequest { success: vec![put("k00001", 7)], ..Default::default() };
+    apply_one(&mut machine, InternalRaftRequest { txn: Some(first), ..Default::default() });
+    // The lease loses its key, then a few hundred keys go, and then it gets another one in a nested transaction.
+    let delete = RequestOp { request: Some(Request::RequestDeleteRange(delete_all())) };
+    let nested = TxnRequest { success: vec![put("z1", 7)], failure: vec![put("z2", 7)], ..Default::default() };
+    let nested = RequestOp { request: Some(Request::RequestTxn(nested)) };
+    let txn = TxnRequest {
+        success: vec![delete, nested, put("z3", 7)],
+        failure: vec![put("z4", 7)],
+        ..Default::default()
+    };
+    let placed = place(&journal, &InternalRaftRequest { txn: Some(txn), ..Default::default() });
+    let command = Command {
+        index: machine.applied_index + 1,
+        term: Term(9),
+        data: &placed.data,
+        location: placed.location,
+    };
+    let keys = |machine: &Machine| -> Vec<Bytes> {
+        machine.keys_to_renew(LeaseId(7)).keys().cloned().collect()
+    };
+    assert_eq!(keys(&machine), ["k00001"]);
+    let values = Fetched::new(&journal, 0);
+    assert_eq!(machine.begin(command, &values, &mut 20, |_| true), Ok(None));
+    let mut amid = 0;
+    while machine.has_unfinished() {
+        if machine.is_whole() {
+            assert_eq!(keys(&machine), ["k00001"], "nothing has changed yet");
+        } else {
+            let keys = keys(&machine);
+            assert!(keys.ends_with(&["z1".into(), "z3".into()]) && keys.len() <= 3, "{keys:?}");
+            amid += 1;
+        }
+        machine.go_on(&values, &mut 20).expect("is readable");
+    }
+    assert!(amid > 5, "{amid}");
+    assert_eq!(keys(&machine), ["z1", "z3"]);
 }
