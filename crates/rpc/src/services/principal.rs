@@ -4,7 +4,7 @@
 //! token is looked up once, when it arrives ([`Services::identify`]); without one the client's certificate may name the user; writes carry its user into the log, where apply decides
 //! ([`machine::auth`]), and reads are asked for against the very state that answers them ([`Services::gate`]).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -54,14 +54,37 @@ impl Principal {
 /// What a shard remembers of users: the tokens met last, by connection, and rights.
 #[derive(Default)]
 pub(super) struct Known {
-    sessions: HashMap<SocketAddr, Session>,
+    sessions: Rc<RefCell<Sessions>>,
     rights: RightsCache,
+}
+
+type Sessions = HashMap<SocketAddr, Session>;
+
+/// Forgets a connection's token when the connection is gone.
+struct SessionGuard {
+    sessions: Rc<RefCell<Sessions>>,
+    peer: SocketAddr,
+}
+
+impl Drop for SessionGuard {
+    fn drop(&mut self) {
+        self.sessions.borrow_mut().remove(&self.peer);
+    }
+}
+
+impl Known {
+    /// Keeps what is known of a connection until the guard is dropped.
+    pub fn connected(&self, peer: SocketAddr) -> impl Sized + use<> {
+        SessionGuard { sessions: Rc::clone(&self.sessions), peer }
+    }
 }
 
 /// Why a call has no principal.
 pub(super) enum Unidentified {
     /// Its token may be of an entry that this member has yet to apply.
     NotYet,
+    /// The signature of its token is to be looked at, by another thread.
+    Unverified,
     /// Its token is refused.
     Refused(Status),
 }
@@ -73,32 +96,35 @@ impl Services {
         if !state.auth.is_enabled() {
             return Ok(Principal::default());
         }
-        let first = |key: &str| head.metadata.get(key).map(HeaderValue::as_bytes);
-        let Some(token) = identity::presented(first) else { return Ok(self.by_certificate(head, &state)) };
+        let Some(token) = presented(head) else { return Ok(self.by_certificate(head, &state)) };
         let credentials = &self.shared.credentials;
-        let mut known = self.known.borrow_mut();
-        let known_session = known.sessions.get(&head.peer);
+        let known = self.known.borrow();
+        let mut sessions = known.sessions.borrow_mut();
+        let known_session = sessions.get(&head.peer);
         if let Some(holder) = known_session.and_then(|session| credentials.renew(session, token)) {
             return Ok(principal(holder, &state));
         }
         match credentials.session(token, state.applied_index) {
             Ok(session) => {
                 let principal = principal(session.holder(), &state);
-                if known.sessions.len() >= SESSIONS_MAX {
-                    known.sessions.clear();
+                if sessions.len() >= SESSIONS_MAX {
+                    sessions.clear();
                 }
                 if token.len() <= KEPT_TOKEN_BYTES_MAX {
-                    known.sessions.insert(head.peer, session);
+                    sessions.insert(head.peer, session);
                 }
                 Ok(principal)
             }
             Err(Refused::NotYet(_)) => Err(Unidentified::NotYet),
-            Err(Refused::Invalid | Refused::Jwt(_)) => {
-                let fingerprint = identity::fingerprint(token);
-                self.logger.warn("invalid auth token", &[("token-fingerprint", Value::Str(&fingerprint))]);
-                Err(Unidentified::Refused(error::INVALID_AUTH_TOKEN))
-            }
+            Err(Refused::Unverified) => Err(Unidentified::Unverified),
+            Err(Refused::Invalid | Refused::Jwt(_)) => Err(Unidentified::Refused(self.invalid_token(token))),
         }
+    }
+
+    fn invalid_token(&self, token: &[u8]) -> Status {
+        let fingerprint = identity::fingerprint(token);
+        self.logger.warn("invalid auth token", &[("token-fingerprint", Value::Str(&fingerprint))]);
+        error::INVALID_AUTH_TOKEN
     }
 
     /// The user whose name the client's certificate bears, for calls without a token; nobody if there is none. A gateway that
@@ -138,6 +164,11 @@ impl Services {
                 confirmed(self.pending.ask(ClientRequest::Read)?.await?)?;
                 // If it is still unknown, nobody gave it out.
                 self.identify(head).map_err(|_| error::INVALID_AUTH_TOKEN)
+            }
+            Unidentified::Unverified => {
+                let token = presented(head).unwrap_or_default();
+                self.shared.credentials.verify(head.peer.ip(), token).await?;
+                self.identify(head).map_err(|_| self.invalid_token(token))
             }
         }
     }
@@ -246,6 +277,8 @@ pub(super) struct UserPermit {
     head: Head,
     /// The user when the last watch was made.
     user: RefCell<Principal>,
+    /// True if the token's signature is wrong: it is not looked at with each watch.
+    is_forged: Cell<bool>,
 }
 
 impl UserPermit {
@@ -258,28 +291,59 @@ impl UserPermit {
                 kept.metadata.insert(key, value.clone());
             }
         }
-        UserPermit { services: Rc::clone(services), head: kept, user: RefCell::default() }
+        UserPermit {
+            services: Rc::clone(services),
+            head: kept,
+            user: RefCell::default(),
+            is_forged: Cell::default(),
+        }
+    }
+
+    fn identify(&self) -> Result<Principal, Unidentified> {
+        let identified = self.services.identify(&self.head);
+        if !matches!(identified, Err(Unidentified::Unverified)) || self.is_forged.get() {
+            return identified;
+        }
+        // It was verified when the stream began, unless it is forged, and was forgotten since.
+        self.services.shared.credentials.verify_here(presented(&self.head).unwrap_or_default());
+        let identified = self.services.identify(&self.head);
+        self.is_forged.set(matches!(identified, Err(Unidentified::Unverified)));
+        identified
     }
 }
 
 impl Permit for UserPermit {
     fn allows(&self, key: &[u8], range_end: &[u8]) -> Result<(), Status> {
-        let principal = self.services.identify(&self.head).map_err(|why| match why {
+        let principal = self.identify().map_err(|why| match why {
             Unidentified::Refused(status) => status,
-            Unidentified::NotYet => error::INVALID_AUTH_TOKEN,
+            Unidentified::NotYet | Unidentified::Unverified => error::INVALID_AUTH_TOKEN,
         })?;
         self.services.gate(&self.services.shared.state.load(), &principal).read(key, range_end)?;
         *self.user.borrow_mut() = principal;
         Ok(())
     }
 
-    fn still_allows(&self, auth: &Auth, key: &[u8], range_end: &[u8]) -> Result<(), Status> {
+    fn still_allows(
+        &self,
+        auth: &Auth,
+        key: &[u8],
+        range_end: &[u8],
+        joined: &mut usize,
+    ) -> Result<(), Status> {
         let mut principal = self.user.borrow().clone();
         if principal.user.is_some() {
             principal.revision = auth.revision();
         }
-        self.services.gate_of(auth, &principal).read(key, range_end)
+        let joined_before = self.services.known.borrow().rights.joined();
+        let gate = self.services.gate_of(auth, &principal);
+        *joined += self.services.known.borrow().rights.joined() - joined_before;
+        gate.read(key, range_end)
     }
+}
+
+/// The token that a call presents, if any.
+fn presented(head: &Head) -> Option<&[u8]> {
+    identity::presented(|key| head.metadata.get(key).map(HeaderValue::as_bytes))
 }
 
 fn principal(holder: &identity::Holder, state: &Published) -> Principal {

@@ -24,7 +24,7 @@ use numbers::Revision;
 
 use self::line::Line;
 pub(super) use self::line::{Class, Place};
-use self::review::{Review, Reviewed};
+use self::review::{Reviewed, Round};
 use self::synced::UnderWay;
 use super::drive::{self, Requests, Responses};
 use super::hold::Hold;
@@ -77,8 +77,10 @@ pub struct Hub {
     ended: RefCell<VecDeque<Rc<Stream>>>,
     /// The users and roles by which all watches are allowed.
     reviewed: Cell<Reviewed>,
-    /// Where asking for all watches has come to, if it is under way.
-    reviewing: Cell<Option<Review>>,
+    /// The round of questions for all watches that is under way.
+    reviewing: RefCell<Option<Round>>,
+    /// The newest state that may be handed out, while the published one may not be.
+    cleared: RefCell<Option<Arc<Published>>>,
     /// Number of watches and ended streams that may still be taken out before the next turn of [`Hub::poll_work`].
     reaped_left: Cell<usize>,
     /// Streams that have history to read.
@@ -135,7 +137,8 @@ impl Hub {
         let revision = state.view.snapshot().current_revision();
         Rc::new(Hub {
             reviewed: Cell::new(Reviewed::by(&state)),
-            reviewing: Cell::default(),
+            reviewing: RefCell::default(),
+            cleared: RefCell::default(),
             shared,
             shard,
             values,

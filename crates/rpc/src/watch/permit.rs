@@ -15,12 +15,19 @@ pub trait Permit {
     /// When the user is unknown, or may not read the keys.
     fn allows(&self, key: &[u8], range_end: &[u8]) -> Result<(), Status>;
 
-    /// Whether a watch that was made before may go on, as of these users and roles.
+    /// Whether a watch that was made before may go on, as of these users and roles. `joined` is raised by the permissions
+    /// that had to be joined to tell.
     ///
     /// # Errors
     ///
     /// When the user may no longer read the keys.
-    fn still_allows(&self, auth: &Auth, key: &[u8], range_end: &[u8]) -> Result<(), Status>;
+    fn still_allows(
+        &self,
+        auth: &Auth,
+        key: &[u8],
+        range_end: &[u8],
+        joined: &mut usize,
+    ) -> Result<(), Status>;
 }
 
 /// A permit for everything.
@@ -31,7 +38,7 @@ impl Permit for Anyone {
         Ok(())
     }
 
-    fn still_allows(&self, _: &Auth, _: &[u8], _: &[u8]) -> Result<(), Status> {
+    fn still_allows(&self, _: &Auth, _: &[u8], _: &[u8], _: &mut usize) -> Result<(), Status> {
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 mod held;
 mod long;
 mod model;
+mod review;
 mod turns;
 mod world;
 

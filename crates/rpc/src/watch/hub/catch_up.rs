@@ -39,11 +39,8 @@ impl Hub {
     /// Reads history for the streams that wait to, one after the other, until a portion is used up. Returns true if none
     /// waited.
     pub(in crate::watch) fn read_some(&self) -> bool {
-        let state = self.shared.state.load_full();
         // What changed since may be for fewer eyes: that is for the next turn to look into.
-        if !self.is_reviewed_by(&state) {
-            return false;
-        }
+        let Some(state) = self.readable(&self.shared.state.load_full()) else { return false };
         let whole = self.portion.get();
         let (mut left, mut none_reads) = (Some(whole), true);
         while let Some(portion) = left {

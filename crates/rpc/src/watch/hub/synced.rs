@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use mvcc::Snapshot;
 use numbers::{ChangeId, Revision};
@@ -76,13 +77,13 @@ impl Hub {
 
     /// Hands out a portion of what changed; returns true if nothing is left.
     pub(super) fn turn(&self) -> bool {
-        let state = self.shared.state.load_full();
-        if !self.review(&state) {
-            return false;
-        }
+        let newest = self.shared.state.load_full();
+        let Some(state) = self.review(&newest) else { return false };
+        // Otherwise some watches are to be asked for before the rest is handed out.
+        let is_newest = Arc::ptr_eq(&state, &newest);
         let current = state.view.snapshot().current_revision();
         if current <= self.revision.get() {
-            return self.say_due_progress();
+            return self.say_due_progress() && is_newest;
         }
         let mut portion = self.portion.get();
         let begun_at = self.revision.get();
@@ -116,7 +117,7 @@ impl Hub {
         if self.revision.get() > begun_at {
             self.shared.saw(self.shard, self.revision.get());
         }
-        !self.is_under_way() && self.say_due_progress() && self.revision.get() >= current
+        !self.is_under_way() && self.say_due_progress() && self.revision.get() >= current && is_newest
     }
 
     /// Hands out a slice of what changed. Also returns false if the next revision takes a turn, or more, of its own.

@@ -23,8 +23,7 @@ use mvcc::{KeyRange, Location, Store, Value};
 use numbers::{ClusterId, Index, LeaseId, MemberId, Revision, Seconds, Term};
 use prost::Message as _;
 
-use crate::watch::Anyone;
-use crate::watch::{Hub, Requests, Responses};
+use crate::watch::{Anyone, Hub, Permit, Requests, Responses};
 use config::MetricsDetail;
 use replica::shared::{Limits, Published, Shared};
 use storage::Identity;
@@ -83,6 +82,8 @@ pub struct World {
     leader: u64,
     /// What is published of removals: that they may have taken anything up to here.
     pub removed_through: Revision,
+    /// Users and roles that are published with the rest.
+    pub auth: machine::auth::Auth,
     _log: log::Log,
 }
 
@@ -120,6 +121,7 @@ impl World {
             live: BTreeMap::new(),
             leader: 2,
             removed_through: Revision(-1),
+            auth: machine::auth::Auth::default(),
             _log: log,
         }
     }
@@ -171,7 +173,8 @@ impl World {
 
     /// Publishes what was written, as the core does after a batch.
     pub fn publish(&mut self) {
-        let state = published(&mut self.store, self.leader, self.removed_through);
+        let mut state = published(&mut self.store, self.leader, self.removed_through);
+        state.auth = Arc::new(self.auth.clone());
         self.shared.state.store(Arc::new(state));
     }
 
@@ -215,6 +218,11 @@ impl World {
 
     /// As [`World::client`], perhaps one that insists on a leader.
     pub fn client_with(&self, credit: usize, needs_leader: bool) -> Client {
+        self.client_permitted(credit, needs_leader, Rc::new(Anyone))
+    }
+
+    /// As [`World::client_with`], for a user.
+    pub fn client_permitted(&self, credit: usize, needs_leader: bool, permit: Rc<dyn Permit>) -> Client {
         let pipe = Rc::new(Pipe::default());
         pipe.credit.set(credit);
         let closed = poll_closed(pipe.clone());
@@ -222,7 +230,7 @@ impl World {
         let future = hub.serve(
             needs_leader,
             Arc::default(),
-            Rc::new(Anyone),
+            permit,
             Requester(pipe.clone()),
             Responder(pipe.clone()),
             closed,
