@@ -18,7 +18,7 @@
 //! | ... on the member that was asked | [`Tokens::issue`]: the token to answer with |
 //! | authentication is enabled or disabled | [`Tokens::enable`], [`Tokens::disable`] |
 //! | a user is deleted or has a new password | [`Tokens::forget`], [`passwords::Verified::forget`] |
-//! | a call arrives | [`presented`]; [`Session::renew`]; if that says nothing, [`Tokens::check`] |
+//! | a call arrives | [`presented`]; [`Session::renew`]; if that says nothing, [`Tokens::recall`], and [`Tokens::check`] for [`Refused::Unverified`] on a thread of the pool |
 //! | once a second or so | [`Tokens::expire`], [`passwords::Verified::expire`] |
 //!
 //! Nothing that a client sends makes it panic, and everything that clients can make it hold is bounded. What is secret is not in

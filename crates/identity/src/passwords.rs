@@ -5,7 +5,7 @@ mod verified;
 mod work_queue;
 
 pub use verified::{Proof, Verified};
-pub use work_queue::{Ask, Busy, Outcome, Pushed, Task, Ticket, Work, WorkQueue};
+pub use work_queue::{Ask, Busy, Outcome, Pushed, Shareable, Task, Ticket, Work, WorkQueue};
 
 use std::fmt;
 use std::ops::Range;

@@ -59,6 +59,9 @@ pub enum Refused {
     /// It may be a token of this entry, which this member has not applied yet. etcd waits until it has or the call's time is up,
     /// and then asks once more; the index may be made up, so nobody may wait without a bound.
     NotYet(Index),
+    /// It is a JSON Web Token whose signature was not looked at yet: [`Tokens::check`] does so, which takes up to half a
+    /// millisecond and belongs on a thread that serves no clients.
+    Unverified,
 }
 
 /// Why there is no token for a user that was authenticated.
@@ -161,6 +164,35 @@ impl Tokens {
             Tokens::Simple(_) => Ok(simple::text(prefix, index)),
             Tokens::Jwt(jwt) => jwt.sign(user, revision, now).map_err(IssueError::Sign),
         }
+    }
+
+    /// As [`Tokens::check`], but looks at no signature: JSON Web Tokens must have been checked before.
+    ///
+    /// # Errors
+    /// See [`Refused`].
+    pub fn recall(&self, token: &[u8], applied: Index, now: Now) -> Result<Session, Refused> {
+        let Tokens::Jwt(jwt) = self else { return self.check(token, applied, now) };
+        let Some(holder) = jwt.recall(token, now) else {
+            jwt.look(token, now).map_err(Refused::Jwt)?;
+            return Err(Refused::Unverified);
+        };
+        Ok(Session::new(token, holder))
+    }
+
+    /// Takes other keys than those in use, from the contents of the files; returns false if these are not for JSON Web
+    /// Tokens.
+    ///
+    /// # Errors
+    /// They do not fit the method. The keys in use stay.
+    pub fn replace_keys(
+        &self,
+        method: jwt::Method,
+        public: Option<&[u8]>,
+        private: Option<&[u8]>,
+    ) -> Result<bool, KeyError> {
+        let Tokens::Jwt(jwt) = self else { return Ok(false) };
+        jwt.replace_keys(Keys::read(method, public, private)?);
+        Ok(true)
     }
 
     /// Whose token this is. `applied` is the index that this member has applied and published, read before.

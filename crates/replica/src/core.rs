@@ -117,6 +117,8 @@ pub enum ClientRequest {
     TimeToLive(RequestId, LeaseId, bool),
     /// Return the keys of the lease with this id, as this member has them.
     LeaseKeys(RequestId, LeaseId),
+    /// Return the keys that whoever renews the lease with this id must be allowed to write, amid an entry too.
+    KeysToRenew(RequestId, LeaseId),
     /// Return the ids of all leases, soonest to expire first.
     Leases(RequestId),
     /// Return the times that these leases have left; a request has some hundred ids.

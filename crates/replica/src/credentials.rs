@@ -12,10 +12,10 @@ use std::time::Duration;
 use api::Status;
 use api::error;
 use identity::passwords::{
-    Ask, Busy, Cost, Hashing, Outcome, Proof, Pushed, Task, Ticket, Verified, WorkQueue,
+    Ask, Busy, Cost, Hashing, Outcome, Proof, Pushed, Shareable, Task, Ticket, Verified, WorkQueue,
 };
 use identity::simple;
-use identity::{Now, Session, TokenKind, Tokens};
+use identity::{IssueError, Now, Refused, Secret, Session, TokenKind, Tokens};
 use machine::auth::AuthChange;
 use numbers::Index;
 use tokio::sync::oneshot;
@@ -29,11 +29,43 @@ const REMEMBERED: Duration = Duration::from_secs(10);
 /// Fills a slice with random bytes.
 type Random = Box<dyn FnMut(&mut [u8]) + Send>;
 
-/// The result of a task, or the reason why it was not done.
-type Answer = oneshot::Sender<Option<Outcome>>;
+/// What the threads do.
+#[derive(Debug)]
+enum Job {
+    /// Hash a password.
+    Password(Task),
+    /// Sign a token for a user, as of this auth revision.
+    Sign { user: Box<str>, auth_revision: u64 },
+    /// Verify the signature of a token.
+    Verify(Secret),
+}
+
+impl Shareable for Job {
+    fn is_shareable(&self) -> bool {
+        match self {
+            Job::Password(task) => task.is_shareable(),
+            Job::Sign { .. } => false,
+            Job::Verify(_) => true,
+        }
+    }
+}
+
+/// What came of a job.
+#[derive(Clone)]
+enum Done {
+    Password(Outcome),
+    Signed(Result<String, IssueError>),
+    /// The token is remembered if it is valid.
+    Verified,
+}
+
+/// The result of a job; `None` if there was no place for it.
+type Answer = oneshot::Sender<Option<Done>>;
+
+type Jobs = WorkQueue<IpAddr, Answer, Job>;
 
 struct Queue {
-    work: WorkQueue<IpAddr, Answer>,
+    work: Jobs,
     threads: usize,
     is_stopping: bool,
 }
@@ -103,10 +135,7 @@ impl Credentials {
 
     fn with(tokens: Tokens, cost: Cost, clock: Clock, mut random: Random, threads_max: usize) -> Credentials {
         let now = clock.now();
-        let work = WorkQueue::new(
-            WorkQueue::<IpAddr, Answer>::ASKERS_MAX_DEFAULT,
-            WorkQueue::<IpAddr, Answer>::ASKERS_PER_ADDRESS_MAX_DEFAULT,
-        );
+        let work = Jobs::new(Jobs::ASKERS_MAX_DEFAULT, Jobs::ASKERS_PER_ADDRESS_MAX_DEFAULT);
         Credentials {
             tokens,
             hashing: Hashing::new(cost, &mut random),
@@ -164,9 +193,38 @@ impl Credentials {
     ///
     /// # Errors
     ///
-    /// See [`identity::Refused`].
-    pub fn session(&self, token: &[u8], applied: Index) -> Result<Session, identity::Refused> {
-        self.tokens.check(token, applied, self.now())
+    /// See [`Refused`].
+    pub fn session(&self, token: &[u8], applied: Index) -> Result<Session, Refused> {
+        self.tokens.recall(token, applied, self.now())
+    }
+
+    /// Looks at the signature of a token, for [`Refused::Unverified`]; whoever presents it asks [`Credentials::session`] again
+    /// then.
+    ///
+    /// # Errors
+    ///
+    /// When too many wait already.
+    pub async fn verify(self: &Arc<Self>, address: IpAddr, token: &[u8]) -> Result<(), Status> {
+        let proof = self.verified.of_token(token);
+        self.run(address, proof, Job::Verify(Secret::new(token))).await.map(drop)
+    }
+
+    /// As [`Credentials::verify`], on this thread: up to half a millisecond.
+    pub fn verify_here(&self, token: &[u8]) {
+        drop(self.do_job(&Job::Verify(Secret::new(token))));
+    }
+
+    /// Takes other keys for tokens, from the contents of the files that the options name.
+    ///
+    /// # Errors
+    ///
+    /// When they do not fit the kind of tokens. Those in use stay.
+    pub fn replace_keys(
+        &self,
+        method: identity::jwt::Method,
+        (public, private): (Option<&[u8]>, Option<&[u8]>),
+    ) -> Result<(), identity::jwt::KeyError> {
+        self.tokens.replace_keys(method, public, private).map(drop)
     }
 
     /// Whether a session that was made before is that of this token, and the token still valid; renews it.
@@ -184,15 +242,25 @@ impl Credentials {
     ///
     /// # Errors
     ///
-    /// When tokens cannot be made.
-    pub fn issue(
-        &self,
+    /// When tokens cannot be made, or too many wait for it already.
+    pub async fn issue(
+        self: &Arc<Self>,
+        address: IpAddr,
         user: &str,
         prefix: &str,
         index: Index,
         auth_revision: u64,
-    ) -> Result<String, identity::IssueError> {
-        self.tokens.issue(user, prefix, index, auth_revision, self.now())
+    ) -> Result<String, Status> {
+        let issued = if matches!(self.tokens, Tokens::Jwt(_)) {
+            let proof = self.verified.of_user(user);
+            match self.run(address, proof, Job::Sign { user: user.into(), auth_revision }).await? {
+                Done::Signed(signed) => signed,
+                Done::Password(_) | Done::Verified => return Err(error::STOPPED),
+            }
+        } else {
+            self.tokens.issue(user, prefix, index, auth_revision, self.now())
+        };
+        issued.map_err(|why| Status::with(api::Code::Unknown, why.to_string()))
     }
 
     /// Frees the memory of what is no longer valid. Once a second is enough.
@@ -218,7 +286,8 @@ impl Credentials {
         let Err(proof) = self.verified.recall(user, stored, password, self.clock.now()) else {
             return Ok(true);
         };
-        let is_right = self.run(address, proof, Task::check(stored, password)).await? == Outcome::Right;
+        let check = Job::Password(Task::check(stored, password));
+        let is_right = matches!(self.run(address, proof, check).await?, Done::Password(Outcome::Right));
         if is_right {
             self.verified.remember(&proof, self.clock.now());
         }
@@ -237,26 +306,33 @@ impl Credentials {
         password: &[u8],
     ) -> Result<String, Status> {
         let task = Task::hash(password).map_err(|why| Status::with(api::Code::Unknown, why.to_string()))?;
-        let Err(proof) = self.verified.recall(user, None, b"", self.clock.now()) else {
-            return Err(error::TOO_MANY_REQUESTS);
-        };
-        match self.run(address, proof, task).await? {
-            Outcome::Hashed(hash) => Ok(hash),
-            Outcome::Right | Outcome::Wrong => Err(error::STOPPED),
+        let proof = self.verified.of_user(user);
+        match self.run(address, proof, Job::Password(task)).await? {
+            Done::Password(Outcome::Hashed(hash)) => Ok(hash),
+            _ => Err(error::STOPPED),
         }
     }
 
-    fn do_task(&self, task: &Task) -> Outcome {
-        // The lock is held for as long as 16 bytes take, not for the hashing.
-        task.run(&self.hashing, &mut |bytes: &mut [u8]| {
-            let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
-            random(bytes);
-        })
+    fn do_job(&self, job: &Job) -> Done {
+        match job {
+            // The lock is held for as long as 16 bytes take, not for the hashing.
+            Job::Password(task) => Done::Password(task.run(&self.hashing, &mut |bytes: &mut [u8]| {
+                let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+                random(bytes);
+            })),
+            Job::Sign { user, auth_revision } => {
+                Done::Signed(self.tokens.issue(user, "", Index(0), *auth_revision, self.now()))
+            }
+            Job::Verify(token) => {
+                drop(self.tokens.check(token.bytes(), Index(0), self.now()));
+                Done::Verified
+            }
+        }
     }
 
-    async fn run(self: &Arc<Self>, address: IpAddr, proof: Proof, task: Task) -> Result<Outcome, Status> {
+    async fn run(self: &Arc<Self>, address: IpAddr, proof: Proof, task: Job) -> Result<Done, Status> {
         if self.threads_max == 0 {
-            return Ok(self.do_task(&task));
+            return Ok(self.do_job(&task));
         }
         let (asker, answer) = oneshot::channel();
         let _place = {
@@ -283,7 +359,7 @@ impl Credentials {
             }
         };
         match answer.await {
-            Ok(Some(outcome)) => Ok(outcome),
+            Ok(Some(done)) => Ok(done),
             Ok(None) => Err(error::TOO_MANY_REQUESTS),
             Err(_) => Err(error::STOPPED),
         }
@@ -311,11 +387,11 @@ impl Credentials {
                 continue;
             };
             drop(queue);
-            let outcome = self.do_task(&work.task);
+            let done = self.do_job(&work.task);
             queue = self.queue();
             for asker in queue.work.finish(work) {
                 // Its client may have gone.
-                drop(asker.send(Some(outcome.clone())));
+                drop(asker.send(Some(done.clone())));
             }
         }
     }
@@ -324,7 +400,7 @@ impl Credentials {
     pub fn stop(&self) {
         let mut queue = self.queue();
         queue.is_stopping = true;
-        queue.work = WorkQueue::new(1, 1);
+        queue.work = Jobs::new(1, 1);
         self.arrived.notify_all();
     }
 }
@@ -383,9 +459,10 @@ mod tests {
         let credentials = credentials(0);
         credentials.auth_changed(&AuthChange::Enabled);
         let prefix = credentials.draw_prefix();
-        let token = credentials.issue("bob", &prefix, Index(9), 3).expect("is issued");
+        let issued = credentials.issue(ADDRESS, "bob", &prefix, Index(9), 3);
+        let token = testkit::block_on(Duration::from_secs(10), issued).expect("is issued");
         let token = token.as_bytes();
-        assert!(matches!(credentials.session(token, Index(8)), Err(identity::Refused::NotYet(Index(9)))));
+        assert!(matches!(credentials.session(token, Index(8)), Err(Refused::NotYet(Index(9)))));
         let authenticated = AuthChange::Authenticated {
             user: "bob".into(),
             token_prefix: prefix.as_str().into(),
@@ -403,6 +480,6 @@ mod tests {
         let session = credentials.session(token, Index(9)).expect("is known");
         credentials.auth_changed(&AuthChange::Forget("bob".into()));
         assert!(credentials.renew(&session, token).is_none());
-        assert!(matches!(credentials.session(token, Index(9)), Err(identity::Refused::Invalid)));
+        assert!(matches!(credentials.session(token, Index(9)), Err(Refused::Invalid)));
     }
 }

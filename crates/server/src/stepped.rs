@@ -10,6 +10,7 @@
 //! What repeats: everything that follows from the calls made, the clock, and what the disk and the links answer. Metrics
 //! that count real durations do not.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
@@ -26,6 +27,7 @@ use api::{Rpc, Status, raftpb};
 use bytes::Bytes;
 use consensus::Fetch;
 use disk::Disk;
+use http::HeaderValue;
 use front::{Answer, Budget, Close, Closing, Head, LocalBoxFuture, Shard, ShardId, Unary};
 use machine::StateTrail;
 use numbers::{Index, LeaseId, Seconds, Term};
@@ -101,6 +103,8 @@ pub struct Stepped {
     local: LocalSet,
     woken: Arc<Woken>,
     services: Rc<Services>,
+    /// What calls present.
+    token: RefCell<Option<HeaderValue>>,
     close: Close,
     core: Core,
     asks: Vec<CoreRequest>,
@@ -220,6 +224,7 @@ impl Stepped {
             local,
             woken: Arc::new(Woken(AtomicBool::new(true))),
             services,
+            token: RefCell::default(),
             close,
             core,
             asks: Vec::new(),
@@ -400,7 +405,16 @@ impl Stepped {
 
     /// Returns the head that a front end would make of a call to this path; `None` for a path that is no method.
     pub fn head(&self, rpc: Rpc) -> Head {
-        Head::new(rpc as u16, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)))
+        let mut head = Head::new(rpc as u16, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
+        if let Some(token) = &*self.token.borrow() {
+            head.metadata.insert("token", token.clone());
+        }
+        head
+    }
+
+    /// Has the calls from now on present this token, or none.
+    pub fn present(&self, token: Option<&str>) {
+        *self.token.borrow_mut() = token.and_then(|token| HeaderValue::from_str(token).ok());
     }
 
     /// Makes a client's unary call, as a front would make it.

@@ -90,6 +90,18 @@ impl Verified {
         if self.knows(tag, now) { Ok(()) } else { Err(Proof { tag, user: self.key.tag(user.as_bytes()) }) }
     }
 
+    /// What stands for this user's work that is not shared with others.
+    pub fn of_user(&self, user: &str) -> Proof {
+        let user = self.key.tag(user.as_bytes());
+        Proof { tag: user, user }
+    }
+
+    /// What has to be proven of a token, for [`super::WorkQueue::push`]. All tokens are of one user, nobody's: whose they are is
+    /// not known yet.
+    pub fn of_token(&self, token: &[u8]) -> Proof {
+        Proof { tag: self.key.tag_of_all(&[b"token", token]), user: self.key.tag(b"") }
+    }
+
     fn knows(&self, tag: Tag, now: Instant) -> bool {
         let now_ns = self.epoch.ns(now);
         let mut part = self.part(tag);

@@ -116,6 +116,7 @@ impl Parked {
             | ClientRequest::KeepAlive(request_id, _)
             | ClientRequest::TimeToLive(request_id, _, _)
             | ClientRequest::LeaseKeys(request_id, _)
+            | ClientRequest::KeysToRenew(request_id, _)
             | ClientRequest::Leases(request_id)
             | ClientRequest::LeaseTimes(request_id, _) => Response::Refuse(request_id, None),
             ClientRequest::RaiseNoSpace => Response::Nothing,

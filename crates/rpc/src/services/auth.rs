@@ -19,7 +19,7 @@ use api::etcdserverpb::{
     AuthUserRevokeRoleRequest, AuthUserRevokeRoleResponse, AuthenticateRequest, AuthenticateResponse,
     InternalAuthenticateRequest, ResponseHeader,
 };
-use api::{Code, Status};
+use api::Status;
 use base64::Engine as _;
 use bytes::Bytes;
 use front::{Answer, Unary};
@@ -307,9 +307,7 @@ impl Services {
                 // The password may have been changed between being checked and the entry.
                 continue;
             }
-            let token = credentials
-                .issue(name, &prefix, index, now)
-                .map_err(|why| Status::with(Code::Unknown, why.to_string()))?;
+            let token = credentials.issue(address, name, &prefix, index, now).await?;
             return Ok(whole(&AuthenticateResponse { header: Some(header), token }));
         }
         Err(error::AUTH_OLD_REVISION)

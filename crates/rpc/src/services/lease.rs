@@ -334,7 +334,7 @@ impl Services {
             return Ok(());
         }
         self.some_user(principal)?;
-        let reply = self.pending.ask(|request_id| ClientRequest::LeaseKeys(request_id, id))?.await?;
+        let reply = self.pending.ask(|request_id| ClientRequest::KeysToRenew(request_id, id))?.await?;
         let ReplyBody::LeaseKeys(keys) = reply.body else { return Err(error::STOPPED) };
         self.gate(&self.state(), principal).write_all(&keys)
     }

@@ -205,6 +205,13 @@ impl Core {
         self.reply(request_id, ReplyBody::LeaseKeys(keys));
     }
 
+    /// Replies with the keys that whoever renews a lease must be allowed to write. Does not wait for the end of an entry: the
+    /// lease may expire before.
+    pub(super) fn keys_to_renew(&mut self, request_id: RequestId, id: LeaseId) {
+        let keys = self.machine.keys_to_renew(id);
+        self.reply(request_id, ReplyBody::LeaseKeys(keys));
+    }
+
     /// Does the next slice of the work on leases: starting and forgetting clocks, revoking, noting times left.
     pub(super) fn lease_slices(&mut self, now: Instant) {
         self.leases.forget_some();

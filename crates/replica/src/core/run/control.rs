@@ -51,6 +51,7 @@ impl Core {
                 self.reads.push(Want::TimeToLive(request_id, id, keys), now);
             }
             ClientRequest::LeaseKeys(request_id, id) => self.lease_keys(request_id, id),
+            ClientRequest::KeysToRenew(request_id, id) => self.keys_to_renew(request_id, id),
             ClientRequest::Leases(request_id) => {
                 let list = self.leases.list(&self.machine.leases, now);
                 self.reply(request_id, list);

@@ -7,9 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use api::authpb::Permission;
 use api::etcdserverpb::{
-    Compare, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse,
-    LeaseRevokeRequest, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, RangeRequest,
+    AuthEnableRequest, AuthEnableResponse, AuthRoleAddRequest, AuthRoleAddResponse,
+    AuthRoleGrantPermissionRequest, AuthRoleGrantPermissionResponse, AuthUserAddRequest, AuthUserAddResponse,
+    AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthenticateRequest, AuthenticateResponse, Compare, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse,
+    LeaseRevokeRequest, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, PutResponse, RangeRequest,
     RangeResponse, RequestOp, TxnRequest, TxnResponse, compare, request_op,
 };
 use api::raftpb::MessageType;
@@ -351,4 +354,66 @@ fn what_followers_hand_on_waits_for_the_log_as_the_leaders_own_does() {
     assert_all_same(&mut world);
     let found: RangeResponse = world.call(0, Rpc::KvRange, &count(false)).expect("is answered");
     assert_eq!(found.count, 40);
+}
+
+/// Makes `bob`, who may write `bob` only, enables authentication, and gives bob's and root's tokens.
+fn with_bob(world: &mut World) -> (String, String) {
+    let password = || "p".to_owned();
+    for name in ["root", "bob"] {
+        let add = AuthUserAddRequest { name: name.into(), password: password(), ..Default::default() };
+        let _: AuthUserAddResponse = world.call(0, Rpc::AuthUserAdd, &add).expect("is added");
+        let add = AuthRoleAddRequest { name: name.into() };
+        let _: AuthRoleAddResponse = world.call(0, Rpc::AuthRoleAdd, &add).expect("is added");
+        let grant = AuthUserGrantRoleRequest { user: name.into(), role: name.into() };
+        let _: AuthUserGrantRoleResponse = world.call(0, Rpc::AuthUserGrantRole, &grant).expect("is granted");
+    }
+    let perm = Permission { perm_type: 2, key: "bob".into(), range_end: Bytes::new() };
+    let grant = AuthRoleGrantPermissionRequest { name: "bob".into(), perm: Some(perm) };
+    let _: AuthRoleGrantPermissionResponse =
+        world.call(0, Rpc::AuthRoleGrantPermission, &grant).expect("is granted");
+    let _: AuthEnableResponse = world.call(0, Rpc::AuthEnable, &AuthEnableRequest {}).expect("is enabled");
+    let [bob, root] = ["bob", "root"].map(|name| {
+        let who = AuthenticateRequest { name: name.into(), password: password() };
+        world.call::<_, AuthenticateResponse>(0, Rpc::Authenticate, &who).expect("is right").token
+    });
+    (bob, root)
+}
+
+#[test]
+fn a_user_renews_a_lease_in_time_though_a_long_entry_is_amid() {
+    let mut world = filled(1, 58, 0, b"v");
+    for id in [5, 6] {
+        let request = LeaseGrantRequest { ttl: 2, id };
+        let _: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &request).expect("is granted");
+    }
+    for (key, lease) in [("bob", 5), ("other", 6)] {
+        let put = PutRequest { key: key.into(), value: "v".into(), lease, ..PutRequest::default() };
+        let _: PutResponse = world.call(0, Rpc::KvPut, &put).expect("is put");
+    }
+    let (bob, root) = with_bob(&mut world);
+    world.member(0).present(Some(&root));
+    let mut deletion = begin(&world, 0, Rpc::KvDeleteRange, &all());
+    world.until("it is amid the entry", |world| is_amid(world, 0));
+    assert!(poll(&mut deletion).is_pending());
+    world.member(0).present(Some(&bob));
+    let mut context = Context::from_waker(Waker::noop());
+    let mut own = Box::pin(world.member(0).renew(LeaseId(5)));
+    let mut foreign = Box::pin(world.member(0).renew(LeaseId(6)));
+    let mut refused = None;
+    while is_amid(&world, 0) {
+        assert!(own.as_mut().poll(&mut context).is_pending(), "it is answered once the entry is whole");
+        if refused.is_none()
+            && let Poll::Ready(answer) = foreign.as_mut().poll(&mut context)
+        {
+            refused = Some(answer);
+        }
+        world.work().expect("all go on");
+        for place in &world.places {
+            place.clock.advance(Duration::from_millis(100));
+        }
+    }
+    assert_eq!(refused, Some(Err(api::error::PERMISSION_DENIED)), "who may not is told so at once");
+    assert_eq!(world.run(own), Ok(Seconds(2)));
+    world.until("nobody renews the other", |world| world.member(0).probe().leases == 1);
+    world.run(deletion).expect("is deleted");
 }
