@@ -132,6 +132,12 @@ impl Secret {
     }
 }
 
+impl PartialEq for Secret {
+    fn eq(&self, other: &Secret) -> bool {
+        equal(self.bytes(), other.bytes())
+    }
+}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")

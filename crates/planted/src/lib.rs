@@ -190,6 +190,8 @@ bugs! {
     WatchNotReviewed = "watch-not-reviewed";
     /// server: tokens stay valid when their user gets another password or is deleted.
     TokenOutlivesUser = "token-outlives-user";
+    /// server: a user's renewal of a lease waits for the end of a long entry, and the lease expires meanwhile.
+    RenewalWaitsForEntry = "renewal-waits-for-entry";
 }
 
 /// Something of which there must not be much in one go.

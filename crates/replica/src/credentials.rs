@@ -79,6 +79,7 @@ pub struct Credentials {
     random: Mutex<Random>,
     queue: Mutex<Queue>,
     arrived: Condvar,
+    stopping: Condvar,
     /// How many threads hash at most; with none, whoever asks does it, as in a simulation.
     threads_max: usize,
 }
@@ -144,6 +145,7 @@ impl Credentials {
             random: Mutex::new(random),
             queue: Mutex::new(Queue { work, threads: 0, is_stopping: false }),
             arrived: Condvar::new(),
+            stopping: Condvar::new(),
             threads_max,
         }
     }
@@ -402,6 +404,14 @@ impl Credentials {
         queue.is_stopping = true;
         queue.work = Jobs::new(1, 1);
         self.arrived.notify_all();
+        self.stopping.notify_all();
+    }
+
+    /// Blocks for this time; returns false as soon as the member stops.
+    pub fn wait(&self, time: Duration) -> bool {
+        let queue = self.queue();
+        let waited = self.stopping.wait_timeout_while(queue, time, |queue| !queue.is_stopping);
+        !waited.unwrap_or_else(PoisonError::into_inner).0.is_stopping
     }
 }
 
@@ -481,5 +491,38 @@ mod tests {
         credentials.auth_changed(&AuthChange::Forget("bob".into()));
         assert!(credentials.renew(&session, token).is_none());
         assert!(matches!(credentials.session(token, Index(9)), Err(Refused::Invalid)));
+    }
+
+    #[test]
+    fn signatures_are_made_and_looked_at_by_threads_and_only_once() {
+        for threads in [0, 2] {
+            let tokens = TokenKind::parse("jwt,sign-method=HS256,priv-key=x").expect("is right");
+            let options = CredentialOptions { tokens, ..CredentialOptions::default() };
+            let keys = (None, Some(&b"a secret"[..]));
+            let random = Box::new(identity::system_entropy());
+            let made = Credentials::new(&options, keys, Clock::real(), random, threads);
+            let credentials = Arc::new(made.expect("the key fits"));
+            testkit::block_on(Duration::from_secs(10), async {
+                let issued = credentials.issue(ADDRESS, "bob", "", Index(1), 7).await;
+                let token = issued.expect("is signed");
+                let session = |token: &[u8]| credentials.session(token, Index(1)).map(drop);
+                assert_eq!(session(token.as_bytes()), Err(Refused::Unverified));
+                credentials.verify(ADDRESS, token.as_bytes()).await.expect("there is a place");
+                assert_eq!(session(token.as_bytes()), Ok(()));
+                // A forged one is never let in, however often it is looked at.
+                let forged = token.replace('.', ".x").replacen(".x", ".", 1);
+                for _ in 0..2 {
+                    assert_eq!(session(forged.as_bytes()), Err(Refused::Unverified));
+                    credentials.verify(ADDRESS, forged.as_bytes()).await.expect("there is a place");
+                }
+                // What is wrong without a signature is told at once.
+                let expired = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjF9.AAAA";
+                for wrong in ["", "a.b", expired] {
+                    assert!(matches!(session(wrong.as_bytes()), Err(Refused::Jwt(_))), "{wrong}");
+                }
+            });
+            assert_eq!(credentials.queue().threads > 0, threads > 0);
+            credentials.stop();
+        }
     }
 }

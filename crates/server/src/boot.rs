@@ -90,7 +90,8 @@ pub fn start(
 
     // A core less than there are, so that hashing is not felt by those who are known already.
     let hashing_threads = processors().saturating_sub(1).max(1);
-    let credentials = credentials(&config, &logger, hashing_threads).map_err(StartError::Credentials)?;
+    let (credentials, key_files) =
+        credentials(&config, &logger, hashing_threads).map_err(StartError::Credentials)?;
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let began = Instant::now();
     let inbox = Arc::new(Inbox::default());
@@ -110,7 +111,13 @@ pub fn start(
     let shards = processors();
     let thresholds = Thresholds::of(config.snapshot_count, opened.log.segment_bytes());
     let setting = Setting { config, logger, inbox, clock, shards, threads: true, thresholds, credentials };
+    let watching_logger = Arc::clone(&setting.logger);
     let assembled = assemble(setting, opened);
+    if let Some(files) = key_files {
+        files
+            .watch(&assembled.shared.credentials, &watching_logger)
+            .map_err(|error| StartError::Thread { what: "the thread that looks at key files", error })?;
+    }
     let listeners = (clients, peers, metrics_listeners);
     serve(assembled, tls, listeners, listening, stop_wanted)
 }

@@ -80,10 +80,12 @@ impl Task {
     /// Does the work: some 50 ms of processor time with the default cost.
     pub fn run(&self, hashing: &Hashing, entropy: &mut Entropy) -> Outcome {
         match self {
-            Task::Check { stored, password } => match hashing.check(stored.as_ref().map(Secret::bytes), password.bytes()) {
-                true => Outcome::Right,
-                false => Outcome::Wrong,
-            },
+            Task::Check { stored, password } => {
+                match hashing.check(stored.as_ref().map(Secret::bytes), password.bytes()) {
+                    true => Outcome::Right,
+                    false => Outcome::Wrong,
+                }
+            }
             Task::Hash { password } => match hashing.hash(password.bytes(), entropy) {
                 Ok(hash) => Outcome::Hashed(hash),
                 Err(TooLong) => Outcome::Wrong,

@@ -330,11 +330,8 @@ fn no_secret_is_in_the_output_of_debug() {
     let planted = "pl4nted";
     let known = User { password: planted.into(), ..User::default() };
     let auth = Auth::of(true, 2, [known], []);
-    let change = AuthChange::Authenticated {
-        user: "bob".into(),
-        token_prefix: planted.into(),
-        index: Index(9),
-    };
+    let change =
+        AuthChange::Authenticated { user: "bob".into(), token_prefix: planted.into(), index: Index(9) };
     let entry = api::etcdserverpb::InternalRaftRequest {
         auth_user_add: Some(AuthUserAddRequest { hashed_password: planted.into(), ..user("bob") }),
         ..Default::default()
@@ -346,6 +343,7 @@ fn no_secret_is_in_the_output_of_debug() {
         data: &data,
         location: mvcc::Location::default(),
     };
-    let shown = format!("{auth:?} {change:?} {:?} {command:?}", crate::Change::Auth(Box::new(change.clone())));
+    let shown =
+        format!("{auth:?} {change:?} {:?} {command:?}", crate::Change::Auth(Box::new(change.clone())));
     assert!(!shown.contains(planted) && shown.contains("bob"), "{shown}");
 }

@@ -365,7 +365,8 @@ fn amid_an_entry_a_lease_has_at_least_the_keys_that_it_will_have() {
     apply_one(&mut machine, InternalRaftRequest { txn: Some(first), ..Default::default() });
     // The lease loses its key, then a few hundred keys go, and then it gets another one in a nested transaction.
     let delete = RequestOp { request: Some(Request::RequestDeleteRange(delete_all())) };
-    let nested = TxnRequest { success: vec![put("z1", 7)], failure: vec![put("z2", 7)], ..Default::default() };
+    let nested =
+        TxnRequest { success: vec![put("z1", 7)], failure: vec![put("z2", 7)], ..Default::default() };
     let nested = RequestOp { request: Some(Request::RequestTxn(nested)) };
     let txn = TxnRequest {
         success: vec![delete, nested, put("z3", 7)],
@@ -379,9 +380,8 @@ fn amid_an_entry_a_lease_has_at_least_the_keys_that_it_will_have() {
         data: &placed.data,
         location: placed.location,
     };
-    let keys = |machine: &Machine| -> Vec<Bytes> {
-        machine.keys_to_renew(LeaseId(7)).keys().cloned().collect()
-    };
+    let keys =
+        |machine: &Machine| -> Vec<Bytes> { machine.keys_to_renew(LeaseId(7)).keys().cloned().collect() };
     assert_eq!(keys(&machine), ["k00001"]);
     let values = Fetched::new(&journal, 0);
     assert_eq!(machine.begin(command, &values, &mut 20, |_| true), Ok(None));

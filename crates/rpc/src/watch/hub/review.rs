@@ -83,7 +83,11 @@ impl Hub {
 
     /// Returns the newest state that may be handed out, without asking for any watch.
     pub(super) fn readable(&self, newest: &Arc<Published>) -> Option<Arc<Published>> {
-        if self.is_reviewed_by(newest) { Some(Arc::clone(newest)) } else { self.cleared.borrow().clone() }
+        if self.is_reviewed_by(newest) {
+            Some(Arc::clone(newest))
+        } else {
+            self.cleared.borrow().clone()
+        }
     }
 
     /// Asks for some more watches; returns true if the round is over.
@@ -91,9 +95,12 @@ impl Hub {
         let mut left = if newest.auth.is_enabled() { REVIEWED_AT_ONCE } else { return true };
         while left > 0 {
             let (serial, behind) = round.behind;
-            let next = self.streams.borrow().range(serial..=round.last).next().map(|(serial, stream)| {
-                (*serial, Rc::clone(stream))
-            });
+            let next = self
+                .streams
+                .borrow()
+                .range(serial..=round.last)
+                .next()
+                .map(|(serial, stream)| (*serial, Rc::clone(stream)));
             let Some((found, stream)) = next else { return true };
             let behind = if found == serial { behind } else { i64::MIN };
             let mut refused: Vec<(i64, Status)> = Vec::new();
