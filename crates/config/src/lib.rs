@@ -57,6 +57,19 @@ pub struct Parsed {
     pub notices: Vec<Entry>,
 }
 
+/// Where the audit log goes, and what is in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditLogOptions {
+    /// The file.
+    pub path: PathBuf,
+    /// Bytes from which on another file is begun; at least 1 MiB.
+    pub file_bytes_max: u64,
+    /// Files that are kept, the newest included; at least one.
+    pub files_max: u64,
+    /// True if calls that change nothing are in it.
+    pub reads: bool,
+}
+
 /// The options of one member.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -103,6 +116,8 @@ pub struct Config {
     pub auth_token_ttl: Duration,
     /// Cost of hashing a password, as written; 4 to 31 are valid.
     pub bcrypt_cost: u64,
+    /// The audit log, if there is one.
+    pub audit_log: Option<AuditLogOptions>,
     /// Most streams on one client connection.
     pub max_concurrent_streams: u32,
     /// Bytes that all clients together may make this member hold; `None` for a part of the machine's.

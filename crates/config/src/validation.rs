@@ -9,7 +9,7 @@ use super::refusal::{Entry, Refusal};
 use super::table::find_flag;
 use super::tls_options;
 use super::url::Scheme;
-use super::{AutoCompaction, Config, InitialClusterState, MetricsDetail, Url};
+use super::{AuditLogOptions, AutoCompaction, Config, InitialClusterState, MetricsDetail, Url};
 use crate::log_settings::{Level, LogSettings};
 use cli::go::{ValueError, nanoseconds, parse_duration, quote};
 
@@ -111,6 +111,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
             .filter(|max| *max > 0),
         max_expensive_calls: settings.uint("max-expensive-calls"),
         zone: settings.text("zone"),
+        audit_log: audit_log(settings),
         client_memory_bytes: Some(settings.uint("client-memory-bytes")).filter(|bytes| *bytes > 0),
         raft_read_timeout: raft_timeout(settings, "raft-read-timeout")?,
         raft_write_timeout: raft_timeout(settings, "raft-write-timeout")?,
@@ -400,6 +401,19 @@ fn quota(settings: &Settings) -> Option<u64> {
         Ok(bytes) => Some(bytes),
         Err(_) => None,
     }
+}
+
+/// Fewer bytes would be another file every few seconds.
+const AUDIT_LOG_MAX_BYTES_MIN: u64 = 1 << 20;
+
+fn audit_log(settings: &Settings) -> Option<AuditLogOptions> {
+    let path = settings.text("audit-log");
+    (!path.is_empty()).then(|| AuditLogOptions {
+        path: path.into(),
+        file_bytes_max: settings.uint("audit-log-max-bytes").max(AUDIT_LOG_MAX_BYTES_MIN),
+        files_max: settings.uint("audit-log-files").max(1),
+        reads: settings.bool("audit-log-reads"),
+    })
 }
 
 fn metrics_detail(settings: &mut Settings) -> MetricsDetail {

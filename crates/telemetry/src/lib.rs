@@ -3,12 +3,14 @@
 //! * [`logging`] writes the structured log.
 //! * [`metrics`] names and counts, and renders what a scrape gets.
 //! * [`callers`] counts per client address.
+//! * [`audit`] writes who asked for what.
 //! * [`slow_requests`] keeps the expensive requests, and the clients that sent them.
 //!
 //! What it does not know: the server's state. Others hand in what is to be counted or written.
 
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod callers;
 pub mod logging;
 pub mod metrics;

@@ -20,8 +20,8 @@ pub use grpc::{GrpcMetrics, MethodMetrics, MethodTotals};
 pub use process::{file_descriptor_limit, open_files_max};
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{
-    DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics, NetworkMetrics, ServerMetrics,
-    StateHashMetrics, TlsMetrics,
+    AuditMetrics, DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics, NetworkMetrics,
+    ServerMetrics, StateHashMetrics, TlsMetrics,
 };
 pub use text::{CONTENT_TYPE, MetricType};
 
@@ -46,6 +46,8 @@ pub struct Metrics {
     pub mvcc: MvccMetrics,
     /// Readers of it that take long.
     pub long_reads: LongReadMetrics,
+    /// Metrics of the audit log.
+    pub audit: AuditMetrics,
     /// Metrics of leases.
     pub lease: LeaseMetrics,
     /// Metrics of the log and checkpoints on disk.
@@ -87,6 +89,7 @@ impl Metrics {
             health: HealthMetrics::register(&mut registry),
             mvcc: MvccMetrics::register(&mut registry),
             long_reads: LongReadMetrics::register(&mut registry),
+            audit: AuditMetrics::register(&mut registry),
             lease: LeaseMetrics::register(&mut registry),
             disk: DiskMetrics::register(&mut registry),
             network: NetworkMetrics::register(&mut registry),

@@ -117,6 +117,14 @@ group! {
 }
 
 group! {
+    /// The audit log. etcd has nothing like it.
+    AuditMetrics {
+        entries: Counter = "mainstay_audit_entries_total", "Entries written to the audit log.";
+        dropped: Counter = "mainstay_audit_entries_dropped_total", "Entries of the audit log that were dropped, since the disk was full or slow.";
+    }
+}
+
+group! {
     /// Leases.
     LeaseMetrics {
         granted: Counter = "etcd_debugging_lease_granted_total", "Leases granted.";

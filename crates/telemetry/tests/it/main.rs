@@ -1,4 +1,5 @@
 //! Integration tests of the telemetry crate, in one binary.
 
+mod audit;
 mod logging;
 mod metrics;

@@ -1,0 +1,357 @@
+//! The audit log: who asked for what, from where, and what came of it. A line for each entry, written by a thread of its own.
+//!
+//! [`AuditLog::push`] never waits. What the thread cannot write, because the disk is full or slow, is dropped and counted, and
+//! a line says how many entries are missing before the next one. The files are bounded: the newest has the name that was
+//! configured, older ones end in `.1`, `.2` and so on. What is in an entry is for its maker to say ([`Entry`]).
+
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use clock::Clock;
+use stdx::calendar::format_rfc3339;
+
+use crate::logging::{Logger, Value};
+use crate::metrics::AuditMetrics;
+
+/// Entries that wait for the thread at most.
+pub const ENTRIES_MAX: usize = 8192;
+/// Bytes that they hold at most.
+pub const BYTES_MAX: usize = 16 << 20;
+/// Bytes that an entry takes beside what it says of itself.
+const ENTRY_BYTES: usize = 256;
+/// Bytes that are written at once, or somewhat more.
+const BATCH_BYTES: usize = 64 << 10;
+/// Longest time for which entries wait for others, and between two attempts to say how many were dropped.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// How long a stop waits for the last lines.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What one line is made of.
+pub trait Entry: Send {
+    /// Returns the bytes that the entry holds while it waits.
+    fn bytes(&self) -> usize;
+
+    /// Appends the line, without its line feed; nothing if the entry turns out not to be one that is logged.
+    fn write(&self, out: &mut String);
+}
+
+/// Where lines go.
+pub trait Lines: Send + 'static {
+    /// Appends whole lines.
+    ///
+    /// # Errors
+    ///
+    /// When not all of them were written; then none of them may be seen.
+    fn append(&mut self, lines: &[u8]) -> io::Result<()>;
+
+    /// Makes what was appended durable.
+    fn sync(&mut self);
+}
+
+/// What options say of the audit log.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The file.
+    pub path: PathBuf,
+    /// Bytes from which on another file is begun.
+    pub file_bytes_max: u64,
+    /// Files there are at most, the newest included.
+    pub files_max: u64,
+}
+
+enum Item {
+    Entry(Box<dyn Entry>),
+    Wake,
+}
+
+/// The audit log of a member.
+pub struct AuditLog {
+    items: SyncSender<Item>,
+    shared: Arc<Shared>,
+    ended: Mutex<Option<Receiver<()>>>,
+}
+
+struct Shared {
+    /// Bytes of the entries that wait.
+    waiting_bytes: AtomicUsize,
+    /// Entries that were dropped since the start.
+    dropped: AtomicU64,
+    is_stopping: AtomicBool,
+    metrics: AuditMetrics,
+}
+
+impl Shared {
+    fn drop_entries(&self, count: u64) {
+        self.dropped.fetch_add(count, Ordering::Relaxed);
+        self.metrics.dropped.add(count);
+    }
+}
+
+impl AuditLog {
+    /// Opens the file, and starts the thread that writes it.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be opened, or the thread not be started.
+    pub fn start(
+        settings: &Settings,
+        clock: Clock,
+        logger: Arc<Logger>,
+        metrics: AuditMetrics,
+    ) -> io::Result<AuditLog> {
+        AuditLog::to(RotatedFiles::open(settings)?, ENTRIES_MAX, clock, logger, metrics)
+    }
+
+    /// As [`AuditLog::start`], for other outputs and fewer entries.
+    ///
+    /// # Errors
+    ///
+    /// When the thread cannot be started.
+    pub fn to(
+        lines: impl Lines,
+        entries_max: usize,
+        clock: Clock,
+        logger: Arc<Logger>,
+        metrics: AuditMetrics,
+    ) -> io::Result<AuditLog> {
+        let (items, arriving) = mpsc::sync_channel(entries_max);
+        let (ending, ended) = mpsc::sync_channel(1);
+        let shared = Arc::new(Shared {
+            waiting_bytes: AtomicUsize::new(0),
+            dropped: AtomicU64::new(0),
+            is_stopping: AtomicBool::new(false),
+            metrics,
+        });
+        let mut writer = Writer {
+            items: arriving,
+            lines: Box::new(lines),
+            shared: Arc::clone(&shared),
+            clock,
+            logger,
+            told_dropped: 0,
+            is_failing: false,
+        };
+        thread::Builder::new().name("audit".to_owned()).spawn(move || {
+            writer.run();
+            drop(ending);
+        })?;
+        Ok(AuditLog { items, shared, ended: Mutex::new(Some(ended)) })
+    }
+
+    /// Hands an entry to the thread, or drops it if too many wait. Never waits.
+    pub fn push(&self, entry: Box<dyn Entry>) {
+        let bytes = entry.bytes() + ENTRY_BYTES;
+        let waiting = self.shared.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if waiting + bytes > BYTES_MAX || self.items.try_send(Item::Entry(entry)).is_err() {
+            self.shared.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.shared.drop_entries(1);
+        }
+    }
+
+    /// Returns how many entries were dropped since the start.
+    pub fn dropped(&self) -> u64 {
+        self.shared.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Has what waits written, and ends the thread; waits for it for two seconds.
+    pub fn stop(&self) {
+        self.shared.is_stopping.store(true, Ordering::Release);
+        // If the queue is full, the thread is awake.
+        drop(self.items.try_send(Item::Wake));
+        if let Some(ended) = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = ended.recv_timeout(STOP_TIMEOUT);
+        }
+    }
+}
+
+/// What the thread has.
+struct Writer {
+    items: Receiver<Item>,
+    lines: Box<dyn Lines>,
+    shared: Arc<Shared>,
+    clock: Clock,
+    logger: Arc<Logger>,
+    /// The dropped entries that lines have told of.
+    told_dropped: u64,
+    is_failing: bool,
+}
+
+impl Writer {
+    fn run(&mut self) {
+        loop {
+            let first = match self.items.recv_timeout(INTERVAL) {
+                Ok(item) => Some(item),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            // Before the rest of the queue is taken: what comes later is not waited for.
+            let is_stopping = self.shared.is_stopping.load(Ordering::Acquire);
+            let mut next = first;
+            loop {
+                let is_whole = self.write_batch(next.take());
+                if is_whole {
+                    break;
+                }
+            }
+            if is_stopping {
+                break;
+            }
+        }
+        self.lines.sync();
+    }
+
+    /// Writes what waits, up to a batch; returns true if nothing is left.
+    fn write_batch(&mut self, first: Option<Item>) -> bool {
+        let dropped = self.shared.dropped.load(Ordering::Relaxed);
+        let mut out = String::new();
+        if dropped > self.told_dropped {
+            let _ = writeln!(
+                out,
+                "{{\"ts\":\"{}\",\"dropped\":{}}}",
+                format_rfc3339(self.clock.wall()),
+                dropped - self.told_dropped
+            );
+        }
+        let (mut next, mut entries, mut is_whole) = (first, 0, true);
+        loop {
+            if let Some(Item::Entry(entry)) = next.take() {
+                self.shared.waiting_bytes.fetch_sub(entry.bytes() + ENTRY_BYTES, Ordering::Relaxed);
+                let len = out.len();
+                entry.write(&mut out);
+                if out.len() > len {
+                    out.push('\n');
+                    entries += 1;
+                }
+            }
+            if out.len() >= BATCH_BYTES {
+                is_whole = false;
+                break;
+            }
+            match self.items.try_recv() {
+                Ok(item) => next = Some(item),
+                Err(_) => break,
+            }
+        }
+        if out.is_empty() {
+            return is_whole;
+        }
+        match self.lines.append(out.as_bytes()) {
+            Ok(()) => {
+                self.told_dropped = dropped;
+                self.shared.metrics.entries.add(entries);
+                if std::mem::take(&mut self.is_failing) {
+                    self.logger.info("the audit log is written again", &[]);
+                }
+            }
+            Err(error) => {
+                self.shared.drop_entries(entries);
+                if !std::mem::replace(&mut self.is_failing, true) {
+                    let fields = [("error", Value::Str(&error.to_string()))];
+                    self.logger
+                        .error("cannot write the audit log: entries are dropped until it can be", &fields);
+                }
+            }
+        }
+        is_whole
+    }
+}
+
+/// The files of an audit log.
+pub struct RotatedFiles {
+    path: PathBuf,
+    file_bytes_max: u64,
+    files_max: u64,
+    file: File,
+    /// True if the file may end amid a line.
+    is_torn: bool,
+}
+
+impl RotatedFiles {
+    /// Opens the newest file, or creates it. Only its owner may read it.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be opened, or is no regular file.
+    pub fn open(settings: &Settings) -> io::Result<RotatedFiles> {
+        let file = open(&settings.path)?;
+        Ok(RotatedFiles {
+            path: settings.path.clone(),
+            file_bytes_max: settings.file_bytes_max.max(1),
+            files_max: settings.files_max.max(1),
+            // A line that was cut off by the end of a process stays, but is not gone on with.
+            is_torn: ends_amid_a_line(&file)?,
+            file,
+        })
+    }
+
+    fn older(&self, number: u64) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(format!(".{number}"));
+        name.into()
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        if self.files_max == 1 {
+            self.file.set_len(0)?;
+            return Ok(());
+        }
+        for number in (1..self.files_max - 1).rev() {
+            match fs::rename(self.older(number), self.older(number + 1)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        fs::rename(&self.path, self.older(1))?;
+        self.file = open(&self.path)?;
+        Ok(())
+    }
+}
+
+fn ends_amid_a_line(file: &File) -> io::Result<bool> {
+    let Some(last) = file.metadata()?.len().checked_sub(1) else { return Ok(false) };
+    let mut byte = [0];
+    Ok(file.read_at(&mut byte, last)? == 1 && byte != *b"\n")
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    if metadata.permissions().mode() & 0o077 != 0 {
+        file.set_permissions(fs::Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
+}
+
+impl Lines for RotatedFiles {
+    fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+        // Asked for each time: somebody may have cut the file off.
+        let mut len = self.file.metadata()?.len();
+        if len > 0 && len + lines.len() as u64 > self.file_bytes_max {
+            self.rotate()?;
+            (len, self.is_torn) = (0, false);
+        }
+        let written = if self.is_torn && len > 0 {
+            self.file.write_all(&[b"\n", lines].concat())
+        } else {
+            self.file.write_all(lines)
+        };
+        self.is_torn = false;
+        written.inspect_err(|_| self.is_torn = self.file.set_len(len).is_err())
+    }
+
+    fn sync(&mut self) {
+        // What cannot be made durable is no worse than what was not written.
+        drop(self.file.sync_all());
+    }
+}

@@ -1,0 +1,241 @@
+//! The audit log: what is written, what is not, and what happens when it cannot be.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use clock::Clock;
+use config::MetricsDetail;
+use mainstay_telemetry::audit::{AuditLog, BYTES_MAX, Entry, Lines, RotatedFiles, Settings};
+use mainstay_telemetry::logging::{Format, Level, Logger};
+use mainstay_telemetry::metrics::{AuditMetrics, Metrics};
+use testkit::{TempDir, wait_until};
+
+struct Text(String);
+
+impl Entry for Text {
+    fn bytes(&self) -> usize {
+        self.0.len()
+    }
+
+    fn write(&self, out: &mut String) {
+        out.push_str(&self.0);
+    }
+}
+
+fn entry(text: impl Into<String>) -> Box<Text> {
+    Box::new(Text(text.into()))
+}
+
+/// Lines in memory, and a disk that can be full, or slow.
+#[derive(Clone, Default)]
+struct Memory(Arc<Disk>);
+
+#[derive(Default)]
+struct Disk {
+    lines: Mutex<Vec<String>>,
+    is_full: AtomicBool,
+    is_held: Mutex<bool>,
+    released: Condvar,
+}
+
+impl Memory {
+    fn lines(&self) -> Vec<String> {
+        self.0.lines.lock().expect("is whole").clone()
+    }
+
+    fn hold(&self, held: bool) {
+        *self.0.is_held.lock().expect("is whole") = held;
+        self.0.released.notify_all();
+    }
+}
+
+impl Lines for Memory {
+    fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+        let held = self.0.is_held.lock().expect("is whole");
+        drop(self.0.released.wait_while(held, |held| *held).expect("is whole"));
+        if self.0.is_full.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let text = std::str::from_utf8(lines).expect("is text");
+        assert!(text.ends_with('\n'), "whole lines");
+        self.0.lines.lock().expect("is whole").extend(text.lines().map(str::to_owned));
+        Ok(())
+    }
+
+    fn sync(&mut self) {}
+}
+
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Told {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("is whole").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Told {
+    fn count(&self, text: &str) -> usize {
+        String::from_utf8_lossy(&self.0.lock().expect("is whole")).matches(text).count()
+    }
+}
+
+fn metrics() -> AuditMetrics {
+    Metrics::new(&[], MetricsDetail::Basic).audit
+}
+
+fn log_to(memory: &Memory, entries_max: usize) -> (AuditLog, Told) {
+    let told = Told::default();
+    let logger = Logger::to(Level::Info, Format::Json, vec![Box::new(told.clone())]);
+    let log = AuditLog::to(memory.clone(), entries_max, Clock::real(), Arc::new(logger), metrics());
+    (log.expect("starts"), told)
+}
+
+fn dropped_in(line: &str) -> Option<u64> {
+    line.split_once("\"dropped\":")?.1.trim_end_matches('}').parse().ok()
+}
+
+#[test]
+fn all_that_was_handed_over_is_written_before_it_stops() {
+    let memory = Memory::default();
+    let (log, _) = log_to(&memory, 1000);
+    (0..500).for_each(|n| log.push(entry(format!("line {n}"))));
+    log.push(entry(""));
+    log.stop();
+    let expected: Vec<String> = (0..500).map(|n| format!("line {n}")).collect();
+    assert_eq!((memory.lines(), log.dropped()), (expected, 0), "an empty entry is no line");
+}
+
+#[test]
+fn a_slow_disk_holds_nobody_up_and_what_it_costs_is_told() {
+    let memory = Memory::default();
+    memory.hold(true);
+    let (log, _) = log_to(&memory, 10);
+    // The thread takes some before it waits for the disk; nobody else waits.
+    (0..1000).for_each(|n| log.push(entry(format!("line {n}"))));
+    assert!(log.dropped() > 900, "{}", log.dropped());
+    memory.hold(false);
+    let mut pushed = 1000;
+    wait_until("the loss is told", testkit::TIMEOUT, || {
+        log.push(entry("line later"));
+        pushed += 1;
+        memory.lines().iter().any(|line| dropped_in(line).is_some()).then_some(())
+    });
+    log.stop();
+    let lines = memory.lines();
+    let told: u64 = lines.iter().filter_map(|line| dropped_in(line)).sum();
+    let written = lines.iter().filter(|line| line.starts_with("line")).count() as u64;
+    assert_eq!((told + written, log.dropped()), (pushed, told));
+}
+
+#[test]
+fn entries_that_wait_hold_a_bounded_number_of_bytes() {
+    let memory = Memory::default();
+    memory.hold(true);
+    let (log, _) = log_to(&memory, 8192);
+    let large = "x".repeat(1 << 20);
+    (0..64).for_each(|_| log.push(entry(large.clone())));
+    let kept = 64 - log.dropped();
+    assert!(kept <= (BYTES_MAX >> 20) as u64 + 1, "{kept} MiB are kept");
+    memory.hold(false);
+    log.stop();
+}
+
+#[test]
+fn a_full_disk_is_told_once_and_the_log_goes_on_when_there_is_room() {
+    let memory = Memory::default();
+    let (log, told) = log_to(&memory, 1000);
+    log.push(entry("before"));
+    wait_until("it is written", testkit::TIMEOUT, || (memory.lines().len() == 1).then_some(()));
+    memory.0.is_full.store(true, Ordering::SeqCst);
+    for n in 0..5 {
+        log.push(entry(format!("lost {n}")));
+        wait_until("it is dropped", testkit::TIMEOUT, || (log.dropped() == n + 1).then_some(()));
+    }
+    memory.0.is_full.store(false, Ordering::SeqCst);
+    log.push(entry("after"));
+    log.stop();
+    let lines = memory.lines();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert_eq!((lines[0].as_str(), dropped_in(&lines[1]), lines[2].as_str()), ("before", Some(5), "after"));
+    assert_eq!(told.count("cannot write the audit log"), 1);
+    assert_eq!(told.count("written again"), 1);
+}
+
+fn settings(path: PathBuf, files_max: u64) -> Settings {
+    Settings { path, file_bytes_max: 100, files_max }
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+#[test]
+fn files_are_rotated_and_bounded_and_for_their_owner_only() {
+    let dir = TempDir::new("audit");
+    let path = dir.path().join("audit.log");
+    fs::write(&path, "cut o").expect("is written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("is allowed");
+    let mut files = RotatedFiles::open(&settings(path.clone(), 3)).expect("opens");
+    for n in 0..20 {
+        files.append(format!("{n:029}\n").as_bytes()).expect("is written");
+    }
+    let older = |n: u32| dir.path().join(format!("audit.log.{n}"));
+    assert!(!older(3).exists() && fs::read_dir(dir.path()).expect("is there").count() == 3);
+    let mut all = [read(&older(2)), read(&older(1)), read(&path)].concat();
+    assert!(all.ends_with(&format!("{:029}\n", 19)) && all.lines().all(|line| line.len() == 29));
+    for file in [path.clone(), older(1), older(2)] {
+        let metadata = fs::metadata(&file).expect("is there");
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{}", file.display());
+        assert!(metadata.len() <= 100);
+    }
+    // A line that was cut off stays by itself.
+    fs::write(&path, "cut o").expect("is written");
+    let mut files = RotatedFiles::open(&settings(path.clone(), 1)).expect("opens");
+    files.append(b"next\n").expect("is written");
+    all = read(&path);
+    assert_eq!(all, "cut o\nnext\n");
+    // With one file, what is old goes.
+    (0..4).for_each(|n| files.append(format!("{n:029}\n").as_bytes()).expect("is written"));
+    assert_eq!(read(&path).lines().count(), 2, "the third did not fit, and began it again");
+    assert!(RotatedFiles::open(&settings(dir.path().to_owned(), 1)).is_err());
+}
+
+#[test]
+fn somebody_else_may_take_the_file_away_or_cut_it_off() {
+    let dir = TempDir::new("audit");
+    let path = dir.path().join("audit.log");
+    let mut files = RotatedFiles::open(&settings(path.clone(), 2)).expect("opens");
+    files.append(b"first\n").expect("is written");
+    fs::File::options().write(true).open(&path).expect("is there").set_len(0).expect("is cut off");
+    files.append(b"second\n").expect("is written");
+    assert_eq!(read(&path), "second\n");
+}
+
+#[test]
+fn a_stop_does_not_wait_for_ever_for_a_disk_that_hangs() {
+    let memory = Memory::default();
+    memory.hold(true);
+    let (log, _) = log_to(&memory, 10);
+    (0..20).for_each(|n| log.push(entry(format!("line {n}"))));
+    let log = Arc::new(log);
+    let (sender, stopped) = std::sync::mpsc::channel();
+    let stopping = Arc::clone(&log);
+    let thread = std::thread::spawn(move || {
+        stopping.stop();
+        sender.send(()).expect("somebody waits");
+    });
+    stopped.recv_timeout(Duration::from_secs(60)).expect("it gives up");
+    thread.join().expect("ends");
+    memory.hold(false);
+}
