@@ -28,6 +28,7 @@ use clock::Clock;
 use storage::Identity;
 use storage::compaction_hash::CompactionHashes;
 use storage::readers::Readers;
+use telemetry::audit::AuditLog;
 use telemetry::callers::Callers;
 use telemetry::slow_requests::SlowRequests;
 
@@ -142,6 +143,8 @@ pub struct Shared {
     pub callers: Callers,
     /// Expensive requests, and who sent them.
     pub slow_requests: SlowRequests,
+    /// The audit log, if there is one, and whether calls that change nothing are in it.
+    pub audit: OnceLock<(Arc<AuditLog>, bool)>,
     /// Time when the member was started.
     pub began: Instant,
     /// Hashes of the last compactions, for HashKV.
@@ -223,6 +226,7 @@ impl Shared {
             expensive: ExpensiveCalls::default(),
             callers: Callers::default(),
             slow_requests: SlowRequests::default(),
+            audit: OnceLock::new(),
             began: Instant::now(),
             compaction_hashes: CompactionHashes::default(),
             long_reads: Arc::default(),

@@ -2,6 +2,7 @@
 //!
 //! * [`services`] answer calls; [`watch`] is one of them, with what a shard's watches share.
 //! * [`http`] answers health, version, metrics and the page for a diagnosis.
+//! * `audit` says what the audit log tells of a call.
 //! * `encode` writes answers by hand where they hold many keys; [`forwarding`] asks the leader what only the leader can answer.
 //!
 //! What it does not know: raft and the log. It reads published states and asks the core.
@@ -10,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audit;
 mod encode;
 pub mod forwarding;
 pub mod http;

@@ -35,6 +35,7 @@ use numbers::{LeaseId, Revision, Seconds};
 use prost::Message;
 
 use self::principal::{Known, Principal, Unidentified, UserPermit};
+use crate::audit::{self, Auditor};
 use crate::http::FrontCounters;
 use crate::watch::{Hub, Requests, Responses};
 use replica::core::{ClientRequest, Reply, ReplyBody};
@@ -72,6 +73,8 @@ pub struct Services {
     principal: RefCell<Result<Principal, Status>>,
     /// What is known of users.
     known: RefCell<Known>,
+    /// The audit log, if there is one.
+    audit: Option<Auditor>,
     began: Cell<Instant>,
 }
 
@@ -147,6 +150,7 @@ impl Services {
             caller: RefCell::default(),
             principal: RefCell::new(Ok(Principal::default())),
             known: RefCell::default(),
+            audit: shared.audit.get().map(|(log, reads)| Auditor { log: Arc::clone(log), reads: *reads }),
             timed: shared.limits.times_calls,
             began: Cell::new(shared.clock.now()),
             shared: Arc::clone(&shared),
@@ -302,13 +306,13 @@ impl Services {
         self.shared.callers.of(peer.ip())
     }
 
-    /// Checks what holds for every call before its message is decoded.
+    /// Checks what holds for every call before its message is decoded. Returns true if the call needs a user.
     ///
     /// # Errors
     ///
     /// etcd's error for a learner, for a call that requires a leader when there is none, and for a member that the
     /// CORRUPT alarm names.
-    fn admit(&self, rpc: Rpc, head: &Head, stream: bool) -> Result<(), Status> {
+    fn admit(&self, rpc: Rpc, head: &Head, stream: bool) -> Result<bool, Status> {
         self.count_client(head, stream)?;
         self.count_caller(head.peer);
         let state = self.shared.state.load();
@@ -321,7 +325,7 @@ impl Services {
         if state.is_quarantined(self.shared.identity.member_id) && is_about_data(rpc) {
             return Err(error::CORRUPT);
         }
-        Ok(())
+        Ok(state.auth.is_enabled())
     }
 
     /// Returns true if this member has no vote yet, and so may be far behind.
@@ -356,21 +360,21 @@ impl Services {
             Rpc::ClusterMemberUpdate => self.member_update(message),
             Rpc::ClusterMemberPromote => self.member_promote(message),
             Rpc::MaintenanceDowngrade => self.root().and(Err(unimplemented("downgrading a cluster"))),
-            Rpc::AuthEnable => self.auth_enable(message),
-            Rpc::AuthDisable => self.auth_disable(message),
+            Rpc::AuthEnable
+            | Rpc::AuthDisable
+            | Rpc::AuthUserDelete
+            | Rpc::AuthUserGrantRole
+            | Rpc::AuthUserRevokeRole
+            | Rpc::AuthRoleAdd
+            | Rpc::AuthRoleDelete
+            | Rpc::AuthRoleGrantPermission
+            | Rpc::AuthRoleRevokePermission => self.change_auth(rpc, message),
             Rpc::AuthUserAdd => self.user_add(message),
             Rpc::AuthUserGet => self.user_get(message),
             Rpc::AuthUserList => self.user_list(message),
-            Rpc::AuthUserDelete => self.user_delete(message),
             Rpc::AuthUserChangePassword => self.user_change_password(message),
-            Rpc::AuthUserGrantRole => self.user_grant_role(message),
-            Rpc::AuthUserRevokeRole => self.user_revoke_role(message),
-            Rpc::AuthRoleAdd => self.role_add(message),
             Rpc::AuthRoleGet => self.role_get(message),
             Rpc::AuthRoleList => self.role_list(message),
-            Rpc::AuthRoleDelete => self.role_delete(message),
-            Rpc::AuthRoleGrantPermission => self.role_grant_permission(message),
-            Rpc::AuthRoleRevokePermission => self.role_revoke_permission(message),
             Rpc::Lock | Rpc::LockUnlock => Err(unimplemented("the lock service")),
             Rpc::ElectionCampaign | Rpc::ElectionProclaim | Rpc::ElectionLeader | Rpc::ElectionResign => {
                 Err(unimplemented("the election service"))
@@ -390,12 +394,54 @@ impl Services {
         Unary::Later(Box::pin(async move {
             let principal = self.identified(&head).await;
             self.peer.set(head.peer);
-            *self.principal.borrow_mut() = principal;
-            match self.dispatch(rpc, message)? {
+            match self.dispatch_for(rpc, &head, principal, message) {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,
             }
         }))
+    }
+
+    /// Carries out a call on behalf of this user, and has it in the audit log, if there is one.
+    fn dispatch_for(
+        self: &Rc<Self>,
+        rpc: Rpc,
+        head: &Head,
+        principal: Result<Principal, Status>,
+        message: Bytes,
+    ) -> Unary {
+        let begin = |audit| self.begin_audit(audit, rpc, head, &principal, &message);
+        let call = self.audit.as_ref().map(begin);
+        // With every call, whoever made the one before.
+        *self.principal.borrow_mut() = principal;
+        let answer = self.dispatch(rpc, message).unwrap_or_else(|status| Unary::Done(Err(status)));
+        match call {
+            None => answer,
+            Some(call) => audited(call, answer),
+        }
+    }
+
+    /// A call that the audit log is to tell of, by whoever makes it.
+    fn begin_audit(
+        &self,
+        audit: &Auditor,
+        rpc: Rpc,
+        head: &Head,
+        principal: &Result<Principal, Status>,
+        message: &Bytes,
+    ) -> audit::Call {
+        let who = principal::who(head, principal);
+        audit.begin(rpc, who, message, self.shared.clock.wall())
+    }
+
+    /// The same for a stream, whose request is not known yet.
+    fn begin_stream_audit(
+        &self,
+        rpc: Rpc,
+        head: &Head,
+        principal: &Result<Principal, Status>,
+    ) -> Option<audit::Call> {
+        let audit = self.audit.as_ref()?;
+        Some(self.begin_audit(audit, rpc, head, principal, &Bytes::new()))
     }
 
     /// Asks the core and answers with what `answer` makes of the reply. Slow ones are logged.
@@ -528,6 +574,21 @@ impl Services {
     }
 }
 
+/// Has the end of a call in the audit log.
+fn audited(call: audit::Call, answer: Unary) -> Unary {
+    match answer {
+        Unary::Done(answer) => {
+            call.done(&answer);
+            Unary::Done(answer)
+        }
+        Unary::Later(answer) => Unary::Later(Box::pin(async move {
+            let answer = answer.await;
+            call.done(&answer);
+            answer
+        })),
+    }
+}
+
 /// The calls that a member without a vote answers. Of ranges it answers the serializable ones.
 fn is_for_learners(rpc: Rpc) -> bool {
     matches!(
@@ -623,14 +684,16 @@ impl front::Service for Services {
 
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
         let rpc = numbered(head.method);
-        if let Err(status) = self.admit(rpc, &head, false) {
-            return Unary::Done(Err(status));
-        }
+        let needs_user = match self.admit(rpc, &head, false) {
+            Ok(needs_user) => needs_user,
+            Err(status) => return Unary::Done(Err(status)),
+        };
         if self.timed {
             self.began.set(self.shared.clock.now());
         }
         self.peer.set(head.peer);
-        let principal = match self.identify(&head) {
+        let identified = if needs_user { self.identify(&head) } else { Ok(Principal::default()) };
+        let principal = match identified {
             Ok(principal) => Some(Ok(principal)),
             // Some calls need no user, and others are refused for another reason first.
             Err(Unidentified::Refused(status)) => Some(Err(status)),
@@ -643,14 +706,9 @@ impl front::Service for Services {
             Err(Unidentified::NotYet | Unidentified::Unverified) => None,
         };
         let answer = match principal {
-            Some(principal) => {
-                // With every call, whoever made the one before.
-                *self.principal.borrow_mut() = principal;
-                self.dispatch(rpc, message)
-            }
-            None => Ok(Rc::clone(&self).dispatch_later(rpc, head, message)),
+            Some(principal) => self.dispatch_for(rpc, &head, principal, message),
+            None => Rc::clone(&self).dispatch_later(rpc, head, message),
         };
-        let answer = answer.unwrap_or_else(|status| Unary::Done(Err(status)));
         if self.timed { self.timed(rpc, answer) } else { answer }
     }
 
@@ -685,12 +743,27 @@ impl front::Service for Services {
                 Box::pin(services.lease_keep_alive(caller, head, inbound, outbound))
             }
             Rpc::KvRangeStream => Box::pin(async move {
-                let principal = services.identified(&head).await?;
-                services.range_stream(&principal, head.peer.ip(), inbound, outbound).await
+                let principal = services.identified(&head).await;
+                let mut call = services.begin_stream_audit(rpc, &head, &principal);
+                let result = match principal {
+                    Ok(principal) => {
+                        let asked_by = (head.peer.ip(), call.as_mut());
+                        services.range_stream(&principal, asked_by, inbound, outbound).await
+                    }
+                    Err(status) => Err(status),
+                };
+                call.into_iter().for_each(|call| call.ended(&result));
+                result
             }),
             Rpc::MaintenanceSnapshot => Box::pin(async move {
-                let principal = services.identified(&head).await?;
-                services.snapshot(principal, head.peer.ip(), inbound, outbound).await
+                let principal = services.identified(&head).await;
+                let call = services.begin_stream_audit(rpc, &head, &principal);
+                let result = match principal {
+                    Ok(principal) => services.snapshot(principal, head.peer.ip(), inbound, outbound).await,
+                    Err(status) => Err(status),
+                };
+                call.into_iter().for_each(|call| call.ended(&result));
+                result
             }),
             Rpc::HealthWatch => Box::pin(services.health_watch(inbound, outbound)),
             Rpc::ElectionObserve => Box::pin(async { Err(unimplemented("the election service")) }),

@@ -15,6 +15,7 @@ use front::Front;
 use peer::Peers;
 
 use crate::assembly::{Assembled, Setting, assemble};
+use crate::audit;
 use crate::credentials::credentials;
 use crate::error::{EndError, StartError};
 use crate::peering::Peering;
@@ -211,6 +212,7 @@ fn serve(
         lock,
     } = assembled;
     let logger = Arc::clone(&parts.logger);
+    let audit_log = parts.config.audit_log.clone();
     // One that has nothing yet has nothing to compare.
     let checks = had_data && parts.config.feature_gates.is_on("InitialCorruptCheck");
     let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
@@ -225,7 +227,8 @@ fn serve(
     let mut front_options = front_options(&parts.config, shared.shards.len(), parts.log.segments().len())?;
     warn_of_raised_memory(&logger, &parts.config, &front_options);
     shared.readers.charge_to(&front_options.budget);
-    front_options.rejected = member_tls::rejections(&shared.metrics, &logger);
+    audit::start(&shared, audit_log, &logger)?;
+    front_options.rejected = audit::rejections(&shared, member_tls::rejections(&shared.metrics, &logger));
     let (core, ended) = start_core(parts)?;
     let core = await_cluster(core, &shared, &ready, stop_wanted)?;
     if checks && let Err(error) = consistency::corruption::check_initially(&shared, &logger) {
@@ -543,6 +546,7 @@ impl Running {
         for front in fronts.expect("only the thread that ended used the fronts") {
             front.shutdown_blocking(STOP_TIMEOUT);
         }
+        audit::stop(&self.shared);
         self.shared.credentials.stop();
         self.shared.core.send(ControlRequest::Stop);
         let outcome = self.core.join().map_err(|_| EndError::CorePanicked)?;

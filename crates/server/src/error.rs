@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 
 use crate::credentials::CredentialError;
 use crate::tls::TlsError;
@@ -53,6 +54,13 @@ pub enum StartError {
     Credentials(CredentialError),
     /// TLS cannot be set up as the options say.
     Tls(TlsError),
+    /// The audit log cannot be opened.
+    AuditLog {
+        /// The file, as given.
+        path: PathBuf,
+        /// The answer of the operating system.
+        error: io::Error,
+    },
 }
 
 impl From<TlsError> for StartError {
@@ -86,6 +94,9 @@ impl fmt::Display for StartError {
             StartError::InitialCheck(error) => error.fmt(f),
             StartError::Credentials(error) => error.fmt(f),
             StartError::Tls(error) => error.fmt(f),
+            StartError::AuditLog { path, error } => {
+                write!(f, "cannot open {}, named by --audit-log: {error}", path.display())
+            }
         }
     }
 }
@@ -94,7 +105,9 @@ impl Error for StartError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             StartError::Resolve { error, .. } => error.as_ref().map(|error| error as _),
-            StartError::Listen { error, .. } | StartError::Thread { error, .. } => Some(error),
+            StartError::Listen { error, .. }
+            | StartError::Thread { error, .. }
+            | StartError::AuditLog { error, .. } => Some(error),
             StartError::DataDir(error) => error.source(),
             StartError::Core(fatal) => fatal.as_ref().and_then(|fatal| fatal.source()),
             StartError::InitialCheck(error) => error.source(),

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod assembly;
+mod audit;
 pub mod boot;
 mod credentials;
 mod error;

@@ -267,3 +267,72 @@ fn json_web_tokens_are_made_and_taken() {
         bob.get("b").await.expect("is allowed");
     });
 }
+
+#[test]
+fn keys_of_tokens_are_replaced_while_the_member_runs() {
+    let dir = TempDir::new("auth-jwt-keys");
+    let key = dir.join("key");
+    std::fs::write(&key, "a secret that is long enough").expect("is written");
+    let token = format!("--auth-token=jwt,sign-method=HS256,priv-key={}", key.display());
+    let member = Setup::new(dir.path()).flag(CHEAP).flag(token).start();
+    run(async {
+        let client = member.client().await;
+        let (_, bob) = secured(&client).await;
+        bob.put("b", "v").await.expect("is allowed");
+        std::fs::write(&key, "").expect("is written");
+        member.wait_for("cannot use the changed key files");
+        bob.put("b", "v").await.expect("the key that was read before is in use");
+        std::fs::write(&key, "another secret that is long enough").expect("is written");
+        member.wait_for("reloaded the key files");
+        assert_eq!(bob.put("b", "v").await, Err(error::INVALID_AUTH_TOKEN));
+        let bob = log_in(&client, "bob", "bobpw").await.expect("is bob");
+        bob.put("b", "v").await.expect("the new key has signed it");
+    });
+}
+
+#[test]
+fn the_audit_log_tells_who_did_what() {
+    let dir = TempDir::new("audit");
+    let file = dir.join("audit.log");
+    let flag = format!("--audit-log={}", file.display());
+    let member = Setup::new(dir.path()).flag(CHEAP).flag(flag).start();
+    run(async {
+        let client = member.client().await;
+        let (root, bob) = secured(&client).await;
+        bob.put("b", "planted-value").await.expect("is allowed");
+        bob.get("b").await.expect("is allowed");
+        assert_eq!(bob.get("a").await.map(drop), Err(error::PERMISSION_DENIED));
+        assert_eq!(log_in(&client, "bob", "wrongpw").await.map(drop), Err(error::AUTH_FAILED));
+        let forged = client.with_token("forgedtoken").put("b", "v").await;
+        assert_eq!(forged, Err(error::INVALID_AUTH_TOKEN));
+        let (mut sender, mut receiver) = bob.open(Rpc::Watch).await.expect("opens");
+        let create = WatchCreateRequest { key: "w".into(), ..WatchCreateRequest::default() };
+        let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        sender.send(create.encode_to_vec().into()).await.expect("is taken");
+        receiver.next().await.expect("is answered");
+        root.put("c", "v").await.expect("root may");
+    });
+    member.stop();
+    let text = std::fs::read_to_string(&file).expect("is there");
+    let lines: Vec<&str> = text.lines().collect();
+    for secret in ["rootpw", "bobpw", "wrongpw", "planted-value", "forgedtoken", "$2a$"] {
+        assert!(!text.contains(secret), "{secret} is in {text}");
+    }
+    let found =
+        |parts: &[&str]| lines.iter().filter(|line| parts.iter().all(|part| line.contains(part))).count();
+    let put = [
+        "\"user\":\"bob\",\"auth\":\"token\",\"remote\":\"127.0.0.1:",
+        "KV/Put\",\"key\":\"b\"",
+        "\"code\":\"OK\"",
+    ];
+    assert_eq!(found(&put), 1, "{text}");
+    assert_eq!(found(&["KV/Range", "\"key\":\"b\""]), 0, "a read that is allowed: {text}");
+    assert_eq!(found(&["KV/Range", "\"key\":\"a\"", "\"user\":\"bob\"", "PermissionDenied"]), 1, "{text}");
+    assert_eq!(found(&["Auth/Authenticate", "\"name\":\"bob\"", "\"code\":\"OK\""]), 1, "{text}");
+    assert_eq!(found(&["Auth/Authenticate", "\"name\":\"bob\"", "authentication failed"]), 1, "{text}");
+    assert_eq!(found(&["KV/Put", "\"user\":\"\"", "invalid auth token"]), 1, "{text}");
+    assert_eq!(found(&["Watch/Watch", "\"key\":\"w\"", "permission denied"]), 1, "{text}");
+    assert_eq!(found(&["Auth/AuthEnable", "\"auth\":\"none\""]), 1, "{text}");
+    let refused = Setup::new(dir.path()).flag(format!("--audit-log={}", dir.path().display())).refused();
+    assert!(refused.contains("named by --audit-log"), "{refused}");
+}

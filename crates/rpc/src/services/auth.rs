@@ -8,18 +8,15 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use api::error;
 use api::etcdserverpb::{
-    AuthDisableRequest, AuthDisableResponse, AuthEnableRequest, AuthEnableResponse, AuthRoleAddRequest,
-    AuthRoleAddResponse, AuthRoleDeleteRequest, AuthRoleDeleteResponse, AuthRoleGetRequest,
-    AuthRoleGetResponse, AuthRoleGrantPermissionRequest, AuthRoleGrantPermissionResponse,
-    AuthRoleListRequest, AuthRoleListResponse, AuthRoleRevokePermissionRequest,
-    AuthRoleRevokePermissionResponse, AuthStatusRequest, AuthStatusResponse, AuthUserAddRequest,
-    AuthUserAddResponse, AuthUserChangePasswordRequest, AuthUserChangePasswordResponse,
-    AuthUserDeleteRequest, AuthUserDeleteResponse, AuthUserGetRequest, AuthUserGetResponse,
-    AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthUserListRequest, AuthUserListResponse,
-    AuthUserRevokeRoleRequest, AuthUserRevokeRoleResponse, AuthenticateRequest, AuthenticateResponse,
-    InternalAuthenticateRequest, ResponseHeader,
+    AuthDisableRequest, AuthEnableRequest, AuthEnableResponse, AuthRoleAddRequest, AuthRoleDeleteRequest,
+    AuthRoleGetRequest, AuthRoleGetResponse, AuthRoleGrantPermissionRequest, AuthRoleListRequest,
+    AuthRoleListResponse, AuthRoleRevokePermissionRequest, AuthStatusRequest, AuthStatusResponse,
+    AuthUserAddRequest, AuthUserChangePasswordRequest, AuthUserDeleteRequest, AuthUserGetRequest,
+    AuthUserGetResponse, AuthUserGrantRoleRequest, AuthUserListRequest, AuthUserListResponse,
+    AuthUserRevokeRoleRequest, AuthenticateRequest, AuthenticateResponse, InternalAuthenticateRequest,
+    ResponseHeader,
 };
-use api::Status;
+use api::{Rpc, Status};
 use base64::Engine as _;
 use bytes::Bytes;
 use front::{Answer, Unary};
@@ -55,93 +52,64 @@ const LOGGED_NAME_BYTES_MAX: usize = 1024;
 const ATTEMPTS_MAX: u32 = 16;
 
 impl Services {
-    /// Proposes a change of users or roles as it came, and answers with what `answer` makes of a header.
-    fn change<R: Message + Default>(
-        self: &Rc<Self>,
-        field: u32,
-        message: Bytes,
-        what: &'static str,
-        answer: impl FnOnce(ResponseHeader) -> Answer + 'static,
-    ) -> Result<Unary, Status> {
-        let _: R = decode(message.clone())?;
+    /// Proposes a change of users or roles that brings no password, as it came.
+    pub(super) fn change_auth(self: &Rc<Self>, rpc: Rpc, message: Bytes) -> Result<Unary, Status> {
+        let (field, what) = match rpc {
+            Rpc::AuthEnable => (field::AUTH_ENABLE, checked::<AuthEnableRequest>("AuthEnable", &message)?),
+            Rpc::AuthDisable => {
+                (field::AUTH_DISABLE, checked::<AuthDisableRequest>("AuthDisable", &message)?)
+            }
+            Rpc::AuthUserDelete => {
+                (field::USER_DELETE, checked::<AuthUserDeleteRequest>("AuthUserDelete", &message)?)
+            }
+            Rpc::AuthUserGrantRole => {
+                (field::USER_GRANT_ROLE, checked::<AuthUserGrantRoleRequest>("AuthUserGrantRole", &message)?)
+            }
+            Rpc::AuthUserRevokeRole => (
+                field::USER_REVOKE_ROLE,
+                checked::<AuthUserRevokeRoleRequest>("AuthUserRevokeRole", &message)?,
+            ),
+            Rpc::AuthRoleAdd => (field::ROLE_ADD, checked::<AuthRoleAddRequest>("AuthRoleAdd", &message)?),
+            Rpc::AuthRoleDelete => {
+                (field::ROLE_DELETE, checked::<AuthRoleDeleteRequest>("AuthRoleDelete", &message)?)
+            }
+            Rpc::AuthRoleGrantPermission => (
+                field::ROLE_GRANT_PERMISSION,
+                checked::<AuthRoleGrantPermissionRequest>("AuthRoleGrantPermission", &message)?,
+            ),
+            Rpc::AuthRoleRevokePermission => (
+                field::ROLE_REVOKE_PERMISSION,
+                checked::<AuthRoleRevokePermissionRequest>("AuthRoleRevokePermission", &message)?,
+            ),
+            _ => return Err(error::UNKNOWN_METHOD),
+        };
         let principal = self.principal()?;
-        self.propose(&principal, field, &message, false, what, |_, _, header| Ok(answer(header)))
+        self.propose(&principal, field, &message, false, what, |_, _, header| Ok(changed(header)))
     }
 
-    pub(super) fn auth_enable(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        self.change::<AuthEnableRequest>(field::AUTH_ENABLE, message, "AuthEnable", |header| {
-            whole(&AuthEnableResponse { header: Some(header) })
-        })
-    }
-
-    pub(super) fn auth_disable(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        self.change::<AuthDisableRequest>(field::AUTH_DISABLE, message, "AuthDisable", |header| {
-            whole(&AuthDisableResponse { header: Some(header) })
-        })
-    }
-
-    pub(super) fn user_delete(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        self.change::<AuthUserDeleteRequest>(field::USER_DELETE, message, "AuthUserDelete", |header| {
-            whole(&AuthUserDeleteResponse { header: Some(header) })
-        })
-    }
-
-    pub(super) fn user_grant_role(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let what = "AuthUserGrantRole";
-        self.change::<AuthUserGrantRoleRequest>(field::USER_GRANT_ROLE, message, what, |header| {
-            whole(&AuthUserGrantRoleResponse { header: Some(header) })
-        })
-    }
-
-    pub(super) fn user_revoke_role(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let what = "AuthUserRevokeRole";
-        self.change::<AuthUserRevokeRoleRequest>(field::USER_REVOKE_ROLE, message, what, |header| {
-            whole(&AuthUserRevokeRoleResponse { header: Some(header) })
-        })
-    }
-
-    pub(super) fn role_add(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        self.change::<AuthRoleAddRequest>(field::ROLE_ADD, message, "AuthRoleAdd", |header| {
-            whole(&AuthRoleAddResponse { header: Some(header) })
-        })
-    }
-
-    pub(super) fn role_delete(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        self.change::<AuthRoleDeleteRequest>(field::ROLE_DELETE, message, "AuthRoleDelete", |header| {
-            whole(&AuthRoleDeleteResponse { header: Some(header) })
-        })
-    }
-
-    pub(super) fn role_grant_permission(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let what = "AuthRoleGrantPermission";
-        self.change::<AuthRoleGrantPermissionRequest>(field::ROLE_GRANT_PERMISSION, message, what, |header| {
-            whole(&AuthRoleGrantPermissionResponse { header: Some(header) })
-        })
-    }
-
-    pub(super) fn role_revoke_permission(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let (what, field) = ("AuthRoleRevokePermission", field::ROLE_REVOKE_PERMISSION);
-        self.change::<AuthRoleRevokePermissionRequest>(field, message, what, |header| {
-            whole(&AuthRoleRevokePermissionResponse { header: Some(header) })
-        })
-    }
-
-    /// Goes on once a new password is hashed: never in the log, and never on a thread of clients.
-    fn change_hashed(
+    /// Proposes a change that brings a password, once that is hashed: never in the log, and never on a thread of clients.
+    /// `None` is proposed as it is.
+    fn change_password_of<R: Message + 'static>(
         self: &Rc<Self>,
-        (user, password): (String, String),
-        hashed: impl FnOnce(String) -> Bytes + 'static,
+        mut request: R,
+        (user, password): (String, Option<String>),
+        set_hash: fn(&mut R, String),
         (field, what): (u32, &'static str),
-        answer: impl FnOnce(ResponseHeader) -> Answer + 'static,
     ) -> Result<Unary, Status> {
+        let Some(password) = password else {
+            let (principal, message) = (self.principal()?, request.encode_to_vec().into());
+            return self
+                .propose(&principal, field, &message, false, what, |_, _, header| Ok(changed(header)));
+        };
         // Who may not change users must not keep processors busy with hashes. Apply asks again.
         let principal = self.root()?;
         let (services, address) = (Rc::clone(self), self.peer.get().ip());
         Ok(Unary::Later(Box::pin(async move {
             let hash = services.shared.credentials.hash(address, &user, password.as_bytes()).await?;
             drop(password);
-            let message = hashed(base64::engine::general_purpose::STANDARD.encode(hash));
-            let answer = |_: &Services, _, header| Ok(answer(header));
+            set_hash(&mut request, base64::engine::general_purpose::STANDARD.encode(hash));
+            let message = request.encode_to_vec().into();
+            let answer = |_: &Services, _, header| Ok(changed(header));
             match services.propose(&principal, field, &message, false, what, answer)? {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,
@@ -151,39 +119,21 @@ impl Services {
 
     pub(super) fn user_add(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let mut request: AuthUserAddRequest = decode(message)?;
-        let respond = |header| whole(&AuthUserAddResponse { header: Some(header) });
-        let to = (field::USER_ADD, "AuthUserAdd");
-        if request.options.is_some_and(|options| options.no_password) {
-            let principal = self.principal()?;
-            request.password.clear();
-            let message = request.encode_to_vec().into();
-            return self
-                .propose(&principal, to.0, &message, false, to.1, move |_, _, header| Ok(respond(header)));
-        }
-        let who = (request.name.clone(), std::mem::take(&mut request.password));
-        let hashed = move |hash| {
-            request.hashed_password = hash;
-            request.encode_to_vec().into()
-        };
-        self.change_hashed(who, hashed, to, respond)
+        let has_none = request.options.is_some_and(|options| options.no_password);
+        let password = std::mem::take(&mut request.password);
+        let who = (request.name.clone(), (!has_none).then_some(password));
+        let set_hash = |request: &mut AuthUserAddRequest, hash| request.hashed_password = hash;
+        self.change_password_of(request, who, set_hash, (field::USER_ADD, "AuthUserAdd"))
     }
 
     pub(super) fn user_change_password(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let mut request: AuthUserChangePasswordRequest = decode(message.clone())?;
-        let respond = |header| whole(&AuthUserChangePasswordResponse { header: Some(header) });
+        let mut request: AuthUserChangePasswordRequest = decode(message)?;
+        let password = std::mem::take(&mut request.password);
+        // As in etcd: an empty one can be shown to nobody.
+        let who = (request.name.clone(), (!password.is_empty()).then_some(password));
+        let set_hash = |request: &mut AuthUserChangePasswordRequest, hash| request.hashed_password = hash;
         let to = (field::USER_CHANGE_PASSWORD, "AuthUserChangePassword");
-        if request.password.is_empty() {
-            // As in etcd: a password that can be shown to nobody.
-            let principal = self.principal()?;
-            return self
-                .propose(&principal, to.0, &message, false, to.1, move |_, _, header| Ok(respond(header)));
-        }
-        let who = (request.name.clone(), std::mem::take(&mut request.password));
-        let hashed = move |hash| {
-            request.hashed_password = hash;
-            request.encode_to_vec().into()
-        };
-        self.change_hashed(who, hashed, to, respond)
+        self.change_password_of(request, who, set_hash, to)
     }
 
     /// Answers a question about users and roles from a state that has all that was acknowledged before.
@@ -335,6 +285,17 @@ impl Services {
         }
         told.take().ok_or(error::STOPPED)
     }
+}
+
+/// Gives etcd's name for a request back, if the message is one.
+fn checked<R: Message + Default>(what: &'static str, message: &Bytes) -> Result<&'static str, Status> {
+    let _: R = decode(message.clone())?;
+    Ok(what)
+}
+
+/// The answer to any change of users and roles: all of these messages have a header, and nothing else.
+fn changed(header: ResponseHeader) -> Answer {
+    whole(&AuthEnableResponse { header: Some(header) })
 }
 
 /// A name as clients get it.

@@ -50,8 +50,10 @@ fn peer_urls(texts: &[String]) -> Result<Vec<String>, Status> {
 impl Services {
     pub(super) fn member_list(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: MemberListRequest = decode(message)?;
-        self.some_principal()?;
-        self.read(!request.linearizable, |services| {
+        let principal = self.some_principal()?;
+        self.read(!request.linearizable, move |services| {
+            // Again, since this member may have heard only now that authentication is enabled.
+            services.some_user(&principal)?;
             let state = services.state();
             let header = Some(services.header(Revision(0), &state));
             Ok(Unary::Done(Ok(whole(&MemberListResponse { header, members: messages_of(&state) }))))

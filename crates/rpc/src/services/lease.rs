@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::Duration;
 
-use api::Status;
 use api::error;
 use api::etcdserverpb::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseLeasesRequest,
@@ -17,10 +16,12 @@ use api::etcdserverpb::{
     LeaseTimeToLiveResponse,
 };
 use api::wire::{field_len, number_len, put_field, put_field_head, put_number};
+use api::{Rpc, Status};
 use bytes::{Bytes, BytesMut};
 use front::{Answer, First, Head, Held, Inbound, Outbound, Unary, race};
 use machine::{Outcome, SharedMap, check};
 use numbers::{LeaseId, Seconds};
+use planted::Bug;
 use prost::Message as _;
 
 use super::principal::Principal;
@@ -315,8 +316,15 @@ impl Services {
             let Some(message) = next? else { return Ok(()) };
             let LeaseKeepAliveRequest { id } = decode_streamed(message)?;
             // Anew with each request, as in etcd: a token in use stays valid.
-            let principal = self.identified(&head).await?;
-            let ttl = self.renew(LeaseId(id), &principal).await?.0;
+            let principal = self.identified(&head).await;
+            let mut call = self.begin_stream_audit(Rpc::LeaseKeepAlive, &head, &principal);
+            call.iter_mut().for_each(|call| call.asks(&LeaseKeepAliveRequest { id }.encode_to_vec().into()));
+            let ttl = match &principal {
+                Ok(principal) => self.renew(LeaseId(id), principal).await,
+                Err(status) => Err(status.clone()),
+            };
+            call.into_iter().for_each(|call| call.ended(&ttl.as_ref().map(drop).map_err(Status::clone)));
+            let ttl = ttl?.0;
             renewed.note(LeaseId(id));
             let header = {
                 // Not held while the client does not read.
@@ -334,7 +342,11 @@ impl Services {
             return Ok(());
         }
         self.some_user(principal)?;
-        let reply = self.pending.ask(|request_id| ClientRequest::KeysToRenew(request_id, id))?.await?;
+        let ask = |request_id| match planted::is(Bug::RenewalWaitsForEntry) {
+            true => ClientRequest::LeaseKeys(request_id, id),
+            false => ClientRequest::KeysToRenew(request_id, id),
+        };
+        let reply = self.pending.ask(ask)?.await?;
         let ReplyBody::LeaseKeys(keys) = reply.body else { return Err(error::STOPPED) };
         self.gate(&self.state(), principal).write_all(&keys)
     }

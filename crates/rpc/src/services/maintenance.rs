@@ -91,11 +91,14 @@ impl Services {
     pub(super) fn alarm(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: AlarmRequest = decode(message.clone())?;
         let action = AlarmAction::try_from(request.action);
-        if action == Ok(AlarmAction::Get) {
-            self.some_principal()?;
-        }
+        let principal = match action {
+            Ok(AlarmAction::Get) => self.some_principal()?,
+            _ => Principal::default(),
+        };
         match action {
             Ok(AlarmAction::Get) => self.read(false, move |services| {
+                // Again, since this member may have heard only now that authentication is enabled.
+                services.some_user(&principal)?;
                 let state = services.state();
                 let header = Some(services.header(state.view.snapshot().current_revision(), &state));
                 let alarms = state.alarms.list(request.alarm, request.member_id);

@@ -10,16 +10,20 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use api::Status;
 use api::error;
+use api::etcdserverpb::WatchCreateRequest;
+use api::{Rpc, Status};
+use bytes::Bytes;
 use front::{Head, Unary};
 use http::HeaderValue;
 use identity::{Refused, Session};
 use machine::auth::{Auth, Caller, Gate, RightsCache};
+use prost::Message as _;
 use replica::shared::Published;
 use telemetry::logging::Value;
 
 use super::{Services, confirmed};
+use crate::audit::Who;
 use crate::watch::Permit;
 use replica::core::ClientRequest;
 
@@ -317,10 +321,17 @@ impl Permit for UserPermit {
         let principal = self.identify().map_err(|why| match why {
             Unidentified::Refused(status) => status,
             Unidentified::NotYet | Unidentified::Unverified => error::INVALID_AUTH_TOKEN,
-        })?;
-        self.services.gate(&self.services.shared.state.load(), &principal).read(key, range_end)?;
-        *self.user.borrow_mut() = principal;
-        Ok(())
+        });
+        let services = &self.services;
+        let mut call = services.begin_stream_audit(Rpc::Watch, &self.head, &principal);
+        call.iter_mut().for_each(|call| call.asks(&watched(key, range_end)));
+        let allowed = principal.and_then(|principal| {
+            services.gate(&services.shared.state.load(), &principal).read(key, range_end)?;
+            *self.user.borrow_mut() = principal;
+            Ok(())
+        });
+        call.into_iter().for_each(|call| call.ended(&allowed));
+        allowed
     }
 
     fn still_allows(
@@ -341,6 +352,27 @@ impl Permit for UserPermit {
     }
 }
 
+/// A request to watch these keys, as the audit log has it.
+fn watched(key: &[u8], range_end: &[u8]) -> Bytes {
+    let request = WatchCreateRequest {
+        key: Bytes::copy_from_slice(key),
+        range_end: Bytes::copy_from_slice(range_end),
+        ..WatchCreateRequest::default()
+    };
+    request.encode_to_vec().into()
+}
+
+/// Who makes a call, as the audit log has it.
+pub(super) fn who(head: &Head, principal: &Result<Principal, Status>) -> Who {
+    let user = principal.as_ref().ok().and_then(|principal| principal.user.clone()).unwrap_or_default();
+    let by = match (presented(head), user.is_empty()) {
+        (Some(_), _) => "token",
+        (None, false) => "certificate",
+        (None, true) => "none",
+    };
+    Who { user, by, remote: head.peer }
+}
+
 /// The token that a call presents, if any.
 fn presented(head: &Head) -> Option<&[u8]> {
     identity::presented(|key| head.metadata.get(key).map(HeaderValue::as_bytes))
@@ -350,5 +382,39 @@ fn principal(holder: &identity::Holder, state: &Published) -> Principal {
     Principal {
         user: Some(Arc::clone(holder.user())),
         revision: holder.revision().unwrap_or(state.auth.revision()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clock::Clock;
+    use machine::auth::AuthChange;
+    use numbers::Index;
+    use replica::credentials::Credentials;
+
+    use super::*;
+
+    #[test]
+    fn the_token_of_a_connection_goes_with_it() {
+        let credentials = Credentials::simple(Clock::real(), Box::new(identity::system_entropy()));
+        credentials.auth_changed(&AuthChange::Enabled);
+        let authenticated = AuthChange::Authenticated {
+            user: "bob".into(),
+            token_prefix: "abcdefghijklmnop".into(),
+            index: Index(9),
+        };
+        credentials.auth_changed(&authenticated);
+        let known = Known::default();
+        let peers = [1, 2].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let guards = peers.map(|peer| known.connected(peer));
+        for peer in peers {
+            let session = credentials.session(b"abcdefghijklmnop.9", Index(9)).expect("is known");
+            known.sessions.borrow_mut().insert(peer, session);
+        }
+        let [first, second] = guards;
+        drop(first);
+        assert_eq!(known.sessions.borrow().keys().collect::<Vec<_>>(), [&peers[1]]);
+        drop(second);
+        assert!(known.sessions.borrow().is_empty());
     }
 }

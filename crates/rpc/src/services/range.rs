@@ -33,6 +33,7 @@ use prost::Message as _;
 use super::choose::{Chooser, Seen, gathered_bytes_max};
 use super::principal::Principal;
 use super::{NO_REQUEST, Services, decode, decode_streamed, pieces};
+use crate::audit;
 use crate::encode::{header_len, put_header};
 use replica::long_reads::Reader;
 use replica::shared::Published;
@@ -605,11 +606,12 @@ impl Services {
     pub(super) async fn range_stream(
         self: Rc<Self>,
         principal: &Principal,
-        client: IpAddr,
+        (client, call): (IpAddr, Option<&mut audit::Call>),
         mut inbound: Inbound,
         mut outbound: Outbound,
     ) -> Result<(), Status> {
         let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
+        call.into_iter().for_each(|call| call.asks(&message));
         let request: RangeRequest = decode_streamed(message)?;
         check::range(&request)?;
         check_stream(&request)?;

@@ -8,6 +8,7 @@ mod leases;
 mod membership;
 mod sliced;
 mod uncached;
+mod users;
 mod world;
 
 use std::collections::BTreeMap;

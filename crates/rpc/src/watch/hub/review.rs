@@ -83,11 +83,7 @@ impl Hub {
 
     /// Returns the newest state that may be handed out, without asking for any watch.
     pub(super) fn readable(&self, newest: &Arc<Published>) -> Option<Arc<Published>> {
-        if self.is_reviewed_by(newest) {
-            Some(Arc::clone(newest))
-        } else {
-            self.cleared.borrow().clone()
-        }
+        if self.is_reviewed_by(newest) { Some(Arc::clone(newest)) } else { self.cleared.borrow().clone() }
     }
 
     /// Asks for some more watches; returns true if the round is over.

@@ -11,9 +11,10 @@ use api::authpb::Permission;
 use api::etcdserverpb::{
     AuthEnableRequest, AuthEnableResponse, AuthRoleAddRequest, AuthRoleAddResponse,
     AuthRoleGrantPermissionRequest, AuthRoleGrantPermissionResponse, AuthUserAddRequest, AuthUserAddResponse,
-    AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthenticateRequest, AuthenticateResponse, Compare, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse,
-    LeaseRevokeRequest, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, PutResponse, RangeRequest,
-    RangeResponse, RequestOp, TxnRequest, TxnResponse, compare, request_op,
+    AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthenticateRequest, AuthenticateResponse, Compare,
+    DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest,
+    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, PutResponse, RangeRequest, RangeResponse,
+    RequestOp, TxnRequest, TxnResponse, compare, request_op,
 };
 use api::raftpb::MessageType;
 use api::{Rpc, Status};
@@ -357,7 +358,7 @@ fn what_followers_hand_on_waits_for_the_log_as_the_leaders_own_does() {
 }
 
 /// Makes `bob`, who may write `bob` only, enables authentication, and gives bob's and root's tokens.
-fn with_bob(world: &mut World) -> (String, String) {
+pub fn with_bob(world: &mut World) -> (String, String) {
     let password = || "p".to_owned();
     for name in ["root", "bob"] {
         let add = AuthUserAddRequest { name: name.into(), password: password(), ..Default::default() };

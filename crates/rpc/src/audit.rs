@@ -1,0 +1,527 @@
+//! What the audit log says of a call: who asked for which keys, users or members, and what came of it.
+//!
+//! A shard keeps what the line is made of ([`Call`]); the line is written on the log's own thread ([`Line`]). Values are not in
+//! it, nor passwords and tokens: those are taken out before anything waits for that thread.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use api::etcdserverpb as pb;
+use api::etcdserverpb::request_op::Request;
+use api::{Code, Rpc, Status, error};
+use bytes::Bytes;
+use front::Answer;
+use prost::Message;
+use prost::encoding::{WireType, decode_key, decode_varint};
+use serde_json::Value;
+use stdx::calendar::format_rfc3339;
+use telemetry::audit::{AuditLog, Entry};
+
+/// Bytes of a key, a name or an error text that are shown.
+const TEXT_BYTES_MAX: usize = 256;
+/// Ranges of one transaction that are shown, and URLs of one member.
+const LISTED_MAX: usize = 64;
+/// Bytes from the beginning of an answer that are kept: its header, and the number behind it.
+const ANSWER_BYTES: usize = 64;
+/// Longest request that is copied, so that nothing of its connection is held while the line waits.
+const COPIED_BYTES_MAX: usize = 4096;
+
+/// The audit log as a shard has it.
+#[derive(Clone)]
+pub struct Auditor {
+    /// Where lines go.
+    pub log: Arc<AuditLog>,
+    /// True if calls that change nothing are logged even if they are allowed.
+    pub reads: bool,
+}
+
+/// Who makes a call.
+#[derive(Clone)]
+pub struct Who {
+    /// The name of the user; empty for nobody.
+    pub user: Arc<str>,
+    /// How the user was established: by a `token`, a `certificate`, or `none`.
+    pub by: &'static str,
+    /// Address of the client.
+    pub remote: SocketAddr,
+}
+
+/// A call that is under way. Its line is written when it is done, or dropped since its client has gone.
+pub struct Call {
+    auditor: Auditor,
+    line: Option<Line>,
+}
+
+impl Auditor {
+    /// A call that begins now.
+    pub fn begin(&self, rpc: Rpc, who: Who, message: &Bytes, at: SystemTime) -> Call {
+        let line = Line {
+            at,
+            who,
+            rpc,
+            message: kept(rpc, message),
+            answer: Vec::new(),
+            result: Err(CANCELED),
+            reads: self.reads,
+        };
+        Call { auditor: self.clone(), line: Some(line) }
+    }
+}
+
+const CANCELED: Status = Status::new(Code::Canceled, "context canceled");
+
+impl Call {
+    /// Says what a stream asks for, once that is known.
+    pub fn asks(&mut self, message: &Bytes) {
+        if let Some(line) = &mut self.line {
+            line.message = kept(line.rpc, message);
+        }
+    }
+
+    /// The call was answered.
+    pub fn done(mut self, answer: &Result<Answer, Status>) {
+        let (result, beginning) = match answer {
+            Ok(Answer::Whole(bytes)) => (Ok(()), &bytes[..bytes.len().min(ANSWER_BYTES)]),
+            Ok(Answer::Pieces { .. }) => (Ok(()), &[][..]),
+            Err(status) => (Err(status.clone()), &[][..]),
+        };
+        self.end(result, beginning);
+    }
+
+    /// The stream has ended.
+    pub fn ended(mut self, result: &Result<(), Status>) {
+        self.end(result.clone(), &[]);
+    }
+
+    fn end(&mut self, result: Result<(), Status>, answer: &[u8]) {
+        let Some(mut line) = self.line.take() else { return };
+        line.result = result;
+        line.answer = answer.to_vec();
+        if line.is_wanted() {
+            self.auditor.log.push(Box::new(line));
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.end(Err(CANCELED), &[]);
+    }
+}
+
+/// A TLS handshake that was refused.
+struct RefusedHandshake {
+    at: SystemTime,
+    remote: SocketAddr,
+    error: String,
+    /// Others that were refused since the last one, and are told of by this one.
+    others: u64,
+}
+
+/// Has a TLS handshake that was refused in the audit log, and `others` that were refused since the last one.
+pub fn handshake_refused(log: &AuditLog, remote: SocketAddr, error: &str, others: u64, at: SystemTime) {
+    let error = error[..error.floor_char_boundary(TEXT_BYTES_MAX)].to_owned();
+    log.push(Box::new(RefusedHandshake { at, remote, error, others }));
+}
+
+impl Entry for RefusedHandshake {
+    fn bytes(&self) -> usize {
+        self.error.len()
+    }
+
+    fn write(&self, out: &mut String) {
+        out.push('{');
+        let mut fields = Fields { out, is_first: true };
+        fields.text("ts", &format_rfc3339(self.at));
+        fields.text("user", "");
+        fields.text("auth", "none");
+        fields.text("remote", &self.remote.to_string());
+        fields.text("method", "TLS handshake");
+        fields.text("code", Code::Unauthenticated.name());
+        fields.text("error", &self.error);
+        if self.others > 0 {
+            fields.number("others", i64::try_from(self.others).unwrap_or(i64::MAX));
+        }
+        fields.out.push('}');
+    }
+}
+
+/// The request without what must not wait in memory: secrets, and large values.
+fn kept(rpc: Rpc, message: &Bytes) -> Bytes {
+    fn without<M: Message + Default>(message: &Bytes, clear: impl FnOnce(&mut M)) -> Bytes {
+        let Ok(mut request) = M::decode(message.clone()) else { return Bytes::new() };
+        clear(&mut request);
+        request.encode_to_vec().into()
+    }
+    match rpc {
+        Rpc::Authenticate => without(message, |request: &mut pb::AuthenticateRequest| {
+            request.password.clear();
+        }),
+        Rpc::AuthUserAdd => without(message, |request: &mut pb::AuthUserAddRequest| {
+            request.password.clear();
+            request.hashed_password.clear();
+        }),
+        Rpc::AuthUserChangePassword => without(message, |request: &mut pb::AuthUserChangePasswordRequest| {
+            request.password.clear();
+            request.hashed_password.clear();
+        }),
+        Rpc::KvPut if message.len() > COPIED_BYTES_MAX => without(message, |request: &mut pb::PutRequest| {
+            request.value.clear();
+        }),
+        _ if message.len() <= COPIED_BYTES_MAX => Bytes::copy_from_slice(message),
+        _ => message.clone(),
+    }
+}
+
+/// Returns true if the call can change nothing. A transaction may or may not.
+fn is_read(rpc: Rpc) -> bool {
+    matches!(
+        rpc,
+        Rpc::KvRange
+            | Rpc::KvRangeStream
+            | Rpc::Watch
+            | Rpc::LeaseKeepAlive
+            | Rpc::LeaseTimeToLive
+            | Rpc::LeaseLeases
+            | Rpc::ClusterMemberList
+            | Rpc::MaintenanceStatus
+            | Rpc::MaintenanceHash
+            | Rpc::MaintenanceHashKv
+            | Rpc::AuthStatus
+            | Rpc::AuthUserGet
+            | Rpc::AuthUserList
+            | Rpc::AuthRoleGet
+            | Rpc::AuthRoleList
+            | Rpc::ElectionLeader
+            | Rpc::ElectionObserve
+            | Rpc::HealthCheck
+            | Rpc::HealthList
+            | Rpc::HealthWatch
+    )
+}
+
+/// Returns true if somebody was kept from something.
+fn is_refusal(status: &Status) -> bool {
+    matches!(status.code, Code::PermissionDenied | Code::Unauthenticated)
+        || [error::USER_EMPTY, error::AUTH_FAILED, error::INVALID_AUTH_TOKEN].contains(status)
+}
+
+/// What a line is made of.
+struct Line {
+    at: SystemTime,
+    who: Who,
+    rpc: Rpc,
+    /// The request, without secrets.
+    message: Bytes,
+    /// The beginning of the answer.
+    answer: Vec<u8>,
+    result: Result<(), Status>,
+    reads: bool,
+}
+
+impl Line {
+    /// Returns false for a read that is not to be logged, as far as the method tells.
+    fn is_wanted(&self) -> bool {
+        self.reads || !is_read(self.rpc) || self.result.as_ref().is_err_and(is_refusal)
+    }
+}
+
+impl Entry for Line {
+    fn bytes(&self) -> usize {
+        self.message.len() + self.answer.len() + self.who.user.len()
+    }
+
+    fn write(&self, out: &mut String) {
+        let mut fields = Fields { out, is_first: true };
+        let before = fields.out.len();
+        fields.out.push('{');
+        fields.text("ts", &format_rfc3339(self.at));
+        fields.text("user", &self.who.user);
+        fields.text("auth", self.who.by);
+        fields.text("remote", &self.who.remote.to_string());
+        fields.text("method", self.rpc.method().path);
+        let changes = self.write_request(&mut fields).unwrap_or(true);
+        self.write_answer(&mut fields);
+        match &self.result {
+            Ok(()) => fields.text("code", Code::Ok.name()),
+            Err(status) => {
+                fields.text("code", status.code.name());
+                fields.text("error", &status.message);
+            }
+        }
+        fields.out.push('}');
+        // Only now it is known that a transaction changes nothing.
+        if !changes && !self.reads && !self.result.as_ref().is_err_and(is_refusal) {
+            out.truncate(before);
+        }
+    }
+}
+
+impl Line {
+    /// Writes what was asked for; returns whether it may change something, `None` if it is no request.
+    fn write_request(&self, fields: &mut Fields<'_>) -> Option<bool> {
+        fn decoded<M: Message + Default>(message: &Bytes) -> Option<M> {
+            M::decode(message.clone()).ok()
+        }
+        let message = &self.message;
+        match self.rpc {
+            Rpc::KvRange | Rpc::KvRangeStream => {
+                let request: pb::RangeRequest = decoded(message)?;
+                fields.range(&request.key, &request.range_end);
+            }
+            Rpc::Watch => {
+                let request: pb::WatchCreateRequest = decoded(message)?;
+                fields.range(&request.key, &request.range_end);
+            }
+            Rpc::KvPut => {
+                let request: pb::PutRequest = decoded(message)?;
+                fields.range(&request.key, &[]);
+                fields.lease(request.lease);
+            }
+            Rpc::KvDeleteRange => {
+                let request: pb::DeleteRangeRequest = decoded(message)?;
+                fields.range(&request.key, &request.range_end);
+            }
+            Rpc::KvTxn => return Some(fields.txn(&decoded(message)?)),
+            Rpc::KvCompact => {
+                let request: pb::CompactionRequest = decoded(message)?;
+                fields.number("compact_revision", request.revision);
+            }
+            Rpc::LeaseGrant => {
+                let request: pb::LeaseGrantRequest = decoded(message)?;
+                fields.lease(request.id);
+                fields.number("ttl", request.ttl);
+            }
+            Rpc::LeaseRevoke => fields.lease(decoded::<pb::LeaseRevokeRequest>(message)?.id),
+            Rpc::LeaseKeepAlive => fields.lease(decoded::<pb::LeaseKeepAliveRequest>(message)?.id),
+            Rpc::LeaseTimeToLive => fields.lease(decoded::<pb::LeaseTimeToLiveRequest>(message)?.id),
+            Rpc::ClusterMemberAdd => {
+                let request: pb::MemberAddRequest = decoded(message)?;
+                fields.texts("peer_urls", &request.peer_urls);
+                fields.flag("learner", request.is_learner);
+            }
+            Rpc::ClusterMemberRemove => fields.id("member", decoded::<pb::MemberRemoveRequest>(message)?.id),
+            Rpc::ClusterMemberUpdate => {
+                let request: pb::MemberUpdateRequest = decoded(message)?;
+                fields.id("member", request.id);
+                fields.texts("peer_urls", &request.peer_urls);
+            }
+            Rpc::ClusterMemberPromote => {
+                fields.id("member", decoded::<pb::MemberPromoteRequest>(message)?.id);
+            }
+            Rpc::MaintenanceAlarm => {
+                let request: pb::AlarmRequest = decoded(message)?;
+                fields.text("action", request.action().as_str_name());
+                fields.text("alarm", request.alarm().as_str_name());
+                fields.id("member", request.member_id);
+                return Some(request.action != pb::alarm_request::AlarmAction::Get as i32);
+            }
+            Rpc::MaintenanceMoveLeader => {
+                fields.id("member", decoded::<pb::MoveLeaderRequest>(message)?.target_id);
+            }
+            Rpc::Authenticate => fields.text("name", &decoded::<pb::AuthenticateRequest>(message)?.name),
+            Rpc::AuthUserAdd => {
+                let request: pb::AuthUserAddRequest = decoded(message)?;
+                fields.text("name", &request.name);
+                fields.flag("no_password", request.options.is_some_and(|options| options.no_password));
+            }
+            Rpc::AuthUserGet => fields.text("name", &decoded::<pb::AuthUserGetRequest>(message)?.name),
+            Rpc::AuthUserDelete => fields.text("name", &decoded::<pb::AuthUserDeleteRequest>(message)?.name),
+            Rpc::AuthUserChangePassword => {
+                fields.text("name", &decoded::<pb::AuthUserChangePasswordRequest>(message)?.name);
+            }
+            Rpc::AuthUserGrantRole => {
+                let request: pb::AuthUserGrantRoleRequest = decoded(message)?;
+                fields.text("name", &request.user);
+                fields.text("role", &request.role);
+            }
+            Rpc::AuthUserRevokeRole => {
+                let request: pb::AuthUserRevokeRoleRequest = decoded(message)?;
+                fields.text("name", &request.name);
+                fields.text("role", &request.role);
+            }
+            Rpc::AuthRoleAdd => fields.text("role", &decoded::<pb::AuthRoleAddRequest>(message)?.name),
+            Rpc::AuthRoleGet => fields.text("role", &decoded::<pb::AuthRoleGetRequest>(message)?.role),
+            Rpc::AuthRoleDelete => fields.text("role", &decoded::<pb::AuthRoleDeleteRequest>(message)?.role),
+            Rpc::AuthRoleGrantPermission => {
+                let request: pb::AuthRoleGrantPermissionRequest = decoded(message)?;
+                fields.text("role", &request.name);
+                if let Some(permission) = &request.perm {
+                    fields.text("permission", permission.perm_type().as_str_name());
+                    fields.range(&permission.key, &permission.range_end);
+                }
+            }
+            Rpc::AuthRoleRevokePermission => {
+                let request: pb::AuthRoleRevokePermissionRequest = decoded(message)?;
+                fields.text("role", &request.role);
+                fields.range(&request.key, &request.range_end);
+            }
+            _ => {}
+        }
+        Some(!is_read(self.rpc))
+    }
+
+    /// Writes what the answer says: the revision after the call, and the number behind the header where it means something.
+    fn write_answer(&self, fields: &mut Fields<'_>) {
+        let Some((header, second)) = beginning(&self.answer) else { return };
+        if header.revision != 0 {
+            fields.number("revision", header.revision);
+        }
+        match self.rpc {
+            Rpc::LeaseGrant => fields.lease_as("granted_lease", second.unwrap_or_default() as i64),
+            Rpc::KvDeleteRange => fields.number("deleted", second.unwrap_or_default() as i64),
+            Rpc::KvTxn => fields.flag("succeeded", second.unwrap_or_default() != 0),
+            _ => {}
+        }
+    }
+}
+
+/// Reads the header of an answer, and its second field, if that is a number.
+fn beginning(mut answer: &[u8]) -> Option<(pb::ResponseHeader, Option<u64>)> {
+    let (1, WireType::LengthDelimited) = decode_key(&mut answer).ok()? else { return None };
+    let len = usize::try_from(decode_varint(&mut answer).ok()?).ok()?;
+    let (header, mut rest) = answer.split_at_checked(len)?;
+    let header = pb::ResponseHeader::decode(header).ok()?;
+    let second = match decode_key(&mut rest) {
+        Ok((2, WireType::Varint)) => decode_varint(&mut rest).ok(),
+        _ => None,
+    };
+    Some((header, second))
+}
+
+/// The fields of a line, or of an object in it.
+struct Fields<'o> {
+    out: &'o mut String,
+    is_first: bool,
+}
+
+impl Fields<'_> {
+    fn name(&mut self, name: &str) {
+        if !std::mem::take(&mut self.is_first) {
+            self.out.push(',');
+        }
+        let _ = write!(self.out, "\"{name}\":");
+    }
+
+    fn text(&mut self, name: &str, text: &str) {
+        self.name(name);
+        let end = text.floor_char_boundary(TEXT_BYTES_MAX);
+        let _ = write!(self.out, "{}", Value::from(&text[..end]));
+    }
+
+    fn texts(&mut self, name: &str, texts: &[String]) {
+        let texts: Vec<Value> = texts
+            .iter()
+            .take(LISTED_MAX)
+            .map(|text| Value::from(&text[..text.floor_char_boundary(TEXT_BYTES_MAX)]))
+            .collect();
+        self.name(name);
+        let _ = write!(self.out, "{}", Value::from(texts));
+    }
+
+    fn number(&mut self, name: &str, number: i64) {
+        self.name(name);
+        let _ = write!(self.out, "{number}");
+    }
+
+    fn flag(&mut self, name: &str, flag: bool) {
+        self.name(name);
+        let _ = write!(self.out, "{flag}");
+    }
+
+    /// An id in hexadecimal, as tools show it.
+    fn id(&mut self, name: &str, id: u64) {
+        self.name(name);
+        let _ = write!(self.out, "\"{id:x}\"");
+    }
+
+    fn lease_as(&mut self, name: &str, lease: i64) {
+        if lease != 0 {
+            self.id(name, lease as u64);
+        }
+    }
+
+    fn lease(&mut self, lease: i64) {
+        self.lease_as("lease", lease);
+    }
+
+    /// A key: as text where it is printable, else in base64; only the beginning of a long one.
+    fn key(&mut self, name: &str, key: &[u8]) {
+        let shown = &key[..key.len().min(TEXT_BYTES_MAX)];
+        match std::str::from_utf8(shown) {
+            Ok(text) if !text.chars().any(char::is_control) => self.text(name, text),
+            _ => {
+                use base64::Engine as _;
+                self.name(&format!("{name}_base64"));
+                let _ = write!(self.out, "\"{}\"", base64::engine::general_purpose::STANDARD.encode(shown));
+            }
+        }
+        if key.len() > shown.len() {
+            self.number(&format!("{name}_bytes"), key.len() as i64);
+        }
+    }
+
+    fn range(&mut self, key: &[u8], range_end: &[u8]) {
+        self.key("key", key);
+        if !range_end.is_empty() {
+            self.key("range_end", range_end);
+        }
+    }
+
+    /// All that a transaction compares, reads and writes, in all branches, nested ones too, up to a bound. Returns whether it
+    /// can write.
+    fn txn(&mut self, txn: &pb::TxnRequest) -> bool {
+        self.name("ranges");
+        self.out.push('[');
+        let (mut listed, mut writes) = (0, false);
+        let mut open = vec![txn];
+        while let Some(txn) = open.pop() {
+            for compare in &txn.compare {
+                self.operation(&mut listed, "compare", &compare.key, &compare.range_end, 0);
+            }
+            for op in txn.success.iter().chain(&txn.failure) {
+                match &op.request {
+                    Some(Request::RequestRange(range)) => {
+                        self.operation(&mut listed, "range", &range.key, &range.range_end, 0);
+                    }
+                    Some(Request::RequestPut(put)) => {
+                        writes = true;
+                        self.operation(&mut listed, "put", &put.key, &[], put.lease);
+                    }
+                    Some(Request::RequestDeleteRange(delete)) => {
+                        writes = true;
+                        self.operation(&mut listed, "delete", &delete.key, &delete.range_end, 0);
+                    }
+                    Some(Request::RequestTxn(nested)) => open.push(nested),
+                    None => {}
+                }
+            }
+        }
+        self.out.push(']');
+        if listed > LISTED_MAX {
+            self.number("ranges_left_out", (listed - LISTED_MAX) as i64);
+        }
+        writes
+    }
+
+    fn operation(&mut self, listed: &mut usize, op: &str, key: &[u8], range_end: &[u8], lease: i64) {
+        *listed += 1;
+        if *listed > LISTED_MAX {
+            return;
+        }
+        if *listed > 1 {
+            self.out.push(',');
+        }
+        self.out.push('{');
+        let mut fields = Fields { out: self.out, is_first: true };
+        fields.text("op", op);
+        fields.range(key, range_end);
+        fields.lease(lease);
+        self.out.push('}');
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,51 @@
+//! The audit log of a member, as its options have it.
+
+use std::sync::Arc;
+
+use config::AuditLogOptions;
+use replica::shared::Shared;
+use telemetry::audit::{AuditLog, Settings};
+use telemetry::logging::Logger;
+
+use crate::error::StartError;
+
+/// Opens the audit log, if the options name one; before clients are served.
+pub(crate) fn start(
+    shared: &Shared,
+    options: Option<AuditLogOptions>,
+    logger: &Arc<Logger>,
+) -> Result<(), StartError> {
+    let Some(AuditLogOptions { path, file_bytes_max, files_max, reads }) = options else { return Ok(()) };
+    let settings = Settings { path, file_bytes_max, files_max };
+    let metrics = shared.metrics.audit.clone();
+    match AuditLog::start(&settings, shared.clock.clone(), Arc::clone(logger), metrics) {
+        // It is set once.
+        Ok(log) => drop(shared.audit.set((Arc::new(log), reads))),
+        Err(error) => return Err(StartError::AuditLog { path: settings.path, error }),
+    }
+    Ok(())
+}
+
+/// Told of each TLS handshake that is refused.
+type Rejections = Arc<dyn Fn(&front::Rejected) + Send + Sync>;
+
+/// Has refused TLS handshakes in the audit log, too.
+pub(crate) fn rejections(shared: &Shared, others: Rejections) -> Rejections {
+    let Some((log, _)) = shared.audit.get() else { return others };
+    let (log, clock) = (Arc::clone(log), shared.clock.clone());
+    Arc::new(move |rejected| {
+        // Probes of ports close connections before anything is refused.
+        if !rejected.is_end_of_file {
+            let (remote, error) = (rejected.remote, &rejected.error);
+            rpc::audit::handshake_refused(&log, remote, error, rejected.not_reported, clock.wall());
+        }
+        others(rejected);
+    })
+}
+
+/// Has the last lines written. Nobody asks for anything any more.
+pub(crate) fn stop(shared: &Shared) {
+    if let Some((log, _)) = shared.audit.get() {
+        log.stop();
+    }
+}
