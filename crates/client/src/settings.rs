@@ -5,7 +5,7 @@ use crate::tls::{Tls, TlsError, TlsFiles};
 use crate::transport::{Keepalive, Transport};
 
 /// The settings of a [`crate::Client`]. The defaults are those of etcd's client.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Settings {
     /// Endpoints of the members; see [`crate::Endpoint`] for the forms.
     pub endpoints: Vec<String>,
@@ -28,6 +28,19 @@ pub struct Settings {
     pub token: Option<String>,
     /// Our own zone: endpoints of members in it are used first; see [`crate::Client::set_zones`].
     pub zone: Option<String>,
+}
+
+impl fmt::Debug for Settings {
+    /// Neither the password nor the token is told.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("endpoints", &self.endpoints)
+            .field("dial_timeout", &self.dial_timeout)
+            .field("user", &self.user.as_ref().map(|(name, _)| name))
+            .field("has_token", &self.token.is_some())
+            .field("zone", &self.zone)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for Settings {
@@ -106,3 +119,19 @@ impl fmt::Display for SettingsError {
 }
 
 impl std::error::Error for SettingsError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_secret_is_in_the_output_of_debug() {
+        let settings = Settings {
+            user: Some(("bob".to_owned(), "pl4nted".to_owned())),
+            token: Some("pl4nted".to_owned()),
+            ..Settings::of(["host:1"])
+        };
+        let shown = format!("{settings:?}");
+        assert!(!shown.contains("pl4nted") && shown.contains("bob") && shown.contains("host:1"), "{shown}");
+    }
+}
