@@ -122,7 +122,7 @@ struct RefusedHandshake {
 
 /// Has a TLS handshake that was refused in the audit log, and `others` that were refused since the last one.
 pub fn handshake_refused(log: &AuditLog, remote: SocketAddr, error: &str, others: u64, at: SystemTime) {
-    let error = error[..error.floor_char_boundary(TEXT_BYTES_MAX)].to_owned();
+    let error = beginning_of(error).to_owned();
     log.push(Box::new(RefusedHandshake { at, remote, error, others }));
 }
 
@@ -391,6 +391,15 @@ fn beginning(mut answer: &[u8]) -> Option<(pb::ResponseHeader, Option<u64>)> {
     Some((header, second))
 }
 
+/// As much of a text as is shown.
+fn beginning_of(text: &str) -> &str {
+    let mut end = text.len().min(TEXT_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 /// The fields of a line, or of an object in it.
 struct Fields<'o> {
     out: &'o mut String,
@@ -407,16 +416,12 @@ impl Fields<'_> {
 
     fn text(&mut self, name: &str, text: &str) {
         self.name(name);
-        let end = text.floor_char_boundary(TEXT_BYTES_MAX);
-        let _ = write!(self.out, "{}", Value::from(&text[..end]));
+        let _ = write!(self.out, "{}", Value::from(beginning_of(text)));
     }
 
     fn texts(&mut self, name: &str, texts: &[String]) {
-        let texts: Vec<Value> = texts
-            .iter()
-            .take(LISTED_MAX)
-            .map(|text| Value::from(&text[..text.floor_char_boundary(TEXT_BYTES_MAX)]))
-            .collect();
+        let texts: Vec<Value> =
+            texts.iter().take(LISTED_MAX).map(|text| Value::from(beginning_of(text))).collect();
         self.name(name);
         let _ = write!(self.out, "{}", Value::from(texts));
     }

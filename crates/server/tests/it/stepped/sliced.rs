@@ -398,23 +398,21 @@ fn a_user_renews_a_lease_in_time_though_a_long_entry_is_amid() {
     assert!(poll(&mut deletion).is_pending());
     world.member(0).present(Some(&bob));
     let mut context = Context::from_waker(Waker::noop());
-    let mut own = Box::pin(world.member(0).renew(LeaseId(5)));
-    let mut foreign = Box::pin(world.member(0).renew(LeaseId(6)));
-    let mut refused = None;
+    let mut renewals = [5, 6].map(|id| (world.member(0).renew(LeaseId(id)), None));
     while is_amid(&world, 0) {
-        assert!(own.as_mut().poll(&mut context).is_pending(), "it is answered once the entry is whole");
-        if refused.is_none()
-            && let Poll::Ready(answer) = foreign.as_mut().poll(&mut context)
-        {
-            refused = Some(answer);
+        for (renewal, answer) in renewals.iter_mut().filter(|(_, answer)| answer.is_none()) {
+            if let Poll::Ready(answered) = renewal.as_mut().poll(&mut context) {
+                *answer = Some(answered);
+            }
         }
         world.work().expect("all go on");
         for place in &world.places {
             place.clock.advance(Duration::from_millis(100));
         }
     }
-    assert_eq!(refused, Some(Err(api::error::PERMISSION_DENIED)), "who may not is told so at once");
-    assert_eq!(world.run(own), Ok(Seconds(2)));
-    world.until("nobody renews the other", |world| world.member(0).probe().leases == 1);
+    let [(_, own), (_, foreign)] = renewals;
+    assert_eq!(own, Some(Ok(Seconds(2))), "it is renewed amid the entry");
+    assert_eq!(foreign, Some(Err(api::error::PERMISSION_DENIED)), "who may not is told so at once");
+    world.until("nobody renews them any more", |world| world.member(0).probe().leases == 0);
     world.run(deletion).expect("is deleted");
 }
