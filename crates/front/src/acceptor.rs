@@ -8,13 +8,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustls::ServerConnection;
+use tls::Records;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::handshakes::{Arriving, Quota};
 use crate::shard::Closing;
 use crate::standing::Admission;
 use crate::stream::{Detached, Stream};
-use crate::wire::Records;
 use crate::{Budget, Listener, ListenerSocket, Origin, ShardCounters, budget};
 
 /// Pause in accepting after an error such as too many open files.

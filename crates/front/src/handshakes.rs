@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use rustls::ServerConnection;
 use stdx::{First, race};
+use tls::Records;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
 
@@ -29,7 +30,7 @@ use crate::rejections::Rejections;
 use crate::shard::Closing;
 use crate::standing::Admission;
 use crate::stream::{Detached, Stream};
-use crate::wire::{Kernel, Records};
+use crate::wire::Kernel;
 use crate::{Budget, Origin, Rejected};
 
 /// What a handshake holds that has hardly begun, in bytes: state, the library's first buffer, a task.

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use rustls::{ClientConnection, Connection, ServerConnection};
 use rustls_pki_types::CertificateDer;
+use tls::{BarrenRecords, Records};
 use tokio::io::AsyncWrite;
 
 use crate::wire::Wire;
@@ -36,6 +37,8 @@ pub(crate) struct Secured {
     /// Bytes that came and that the connection has not taken yet: from `taken` on.
     ahead: Vec<u8>,
     taken: usize,
+    records: Records,
+    barren: BarrenRecords,
     says_goodbye: bool,
 }
 
@@ -50,7 +53,14 @@ impl Secured {
 
     fn new(mut connection: Connection) -> Secured {
         connection.set_buffer_limit(Some(WRITE_BYTES));
-        Secured { connection, ahead: Vec::new(), taken: 0, says_goodbye: false }
+        Secured {
+            connection,
+            ahead: Vec::new(),
+            taken: 0,
+            records: Records::default(),
+            barren: BarrenRecords::default(),
+            says_goodbye: false,
+        }
     }
 
     /// Certificates that the other end has shown.
@@ -123,12 +133,12 @@ impl Secured {
     /// Reads from the socket, unless there are bytes yet that the connection has not taken; nothing is the end.
     fn poll_receive(&mut self, wire: &mut Wire, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.taken < self.ahead.len() {
-            return Poll::Ready(self.take_ahead());
+            return Poll::Ready(self.take_ahead(wire));
         }
         SPACE.with_borrow_mut(|space| {
             let bytes = ready!(wire.poll_read(cx, space))?;
             let came = &space[..bytes];
-            let taken = feed(&mut self.connection, came)?;
+            let taken = self.feed(wire, came)?;
             if taken < bytes {
                 self.ahead = came[taken..].to_vec();
                 self.taken = 0;
@@ -137,14 +147,40 @@ impl Secured {
         })
     }
 
-    fn take_ahead(&mut self) -> io::Result<usize> {
-        let taken = feed(&mut self.connection, &self.ahead[self.taken..])?;
+    fn take_ahead(&mut self, wire: &mut Wire) -> io::Result<usize> {
+        let ahead = std::mem::take(&mut self.ahead);
+        let taken = self.feed(wire, &ahead[self.taken..])?;
         self.taken += taken;
-        if self.taken == self.ahead.len() {
-            self.ahead = Vec::new();
+        if self.taken < ahead.len() {
+            self.ahead = ahead;
+        } else {
             self.taken = 0;
         }
         Ok(taken)
+    }
+
+    /// Gives the connection bytes that came, until it has something to be read. Returns how many it took. Many small records
+    /// count as more bytes than they have, since they cost more.
+    fn feed(&mut self, wire: &mut Wire, bytes: &[u8]) -> io::Result<usize> {
+        let mut left = bytes;
+        loop {
+            let before = left;
+            // Nothing is the end of the stream, which the connection has to know of as well.
+            let took = self.connection.read_tls(&mut left as &mut dyn Read)?;
+            let records = self.records.scan(&before[..took]);
+            wire.count_as_read(tls::RECORD_COST * records);
+            let is_shaking = self.connection.is_handshaking();
+            let state = self.connection.process_new_packets().and_then(|state| {
+                if !is_shaking {
+                    self.barren.count(records, &state)?;
+                }
+                Ok(state)
+            });
+            let state = state.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            if left.is_empty() || took == 0 || state.plaintext_bytes_to_read() > 0 {
+                return Ok(bytes.len() - left.len());
+            }
+        }
     }
 
     /// Reads up to `room` bytes and hands them to `put`, a piece at a time. Nothing is the end, which the other end has said;
@@ -218,21 +254,6 @@ impl Secured {
         self.goodbye();
         ready!(self.poll_send(wire, cx))?;
         wire.poll_shutdown(cx)
-    }
-}
-
-/// Gives a connection bytes that came, until it has something to be read. Returns how many it took.
-fn feed(connection: &mut Connection, bytes: &[u8]) -> io::Result<usize> {
-    let mut left = bytes;
-    loop {
-        // Nothing is the end of the stream, which the connection has to know of as well.
-        let took = connection.read_tls(&mut left as &mut dyn Read)?;
-        let state = connection
-            .process_new_packets()
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        if left.is_empty() || took == 0 || state.plaintext_bytes_to_read() > 0 {
-            return Ok(bytes.len() - left.len());
-        }
     }
 }
 

@@ -62,6 +62,11 @@ impl Wire {
         polled.map_ok(|()| bytes)
     }
 
+    /// What was read has cost as much as so many bytes more.
+    pub(crate) fn count_as_read(&mut self, bytes: usize) {
+        self.read_bytes += bytes;
+    }
+
     /// Writes; `write` says what.
     pub(crate) fn poll_write(
         &mut self,
