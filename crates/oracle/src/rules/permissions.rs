@@ -7,8 +7,9 @@ use crate::{
 };
 
 /// A user does what was granted to it, and nothing else. A linearizable call that began after a revocation was
-/// acknowledged is not carried out at any member, nor is one with a token that was void by then. A call that is allowed as
-/// long as it lasts is not refused for want of permission. A watch tells no change that was asked for after its user's
+/// acknowledged is not carried out at any member, nor is one with a token that was void by then. A linearizable call that is
+/// allowed as long as it lasts is not refused for want of permission; a stale read is answered, or refused, as of what its
+/// member knows. A watch tells no change that was asked for after its user's
 /// permission was known to be gone.
 ///
 /// A change with an unknown outcome may take effect at any time after it was asked for, so from then on nobody is blamed
@@ -245,7 +246,9 @@ impl Grants<'_> {
                     verdict.add(Violation::of(Kind::Forbidden, &[op], text));
                 }
             }
-            Outcome::Refused(crate::Refusal::Other(why)) if why.contains(DENIED) => {
+            Outcome::Refused(crate::Refusal::Other(why))
+                if why.contains(DENIED) && is_linearizable(&op.request) =>
+            {
                 let allowed = |need: &Need<'_>| self.is_allowed(&asker.user, need, from, to);
                 if asker.user == ROOT || whole && needs.iter().all(allowed) {
                     let text = format!("{:?} may do that all the time: {}", asker.user, brief(op));

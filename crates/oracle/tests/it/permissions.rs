@@ -187,6 +187,13 @@ fn what_is_granted_is_not_refused() {
     let mut script = Script::new();
     script.denied("b");
     assert_eq!(script.kinds(), [Kind::DeniedUnduly]);
+
+    // A stale read may be refused by a member that has not heard of the grant.
+    let mut script = Script::new();
+    let range = Range { key: b"b".to_vec(), serializable: true, ..Range::default() };
+    let why = "etcdserver: permission denied".to_owned();
+    script.operation(Request::Range(range), Outcome::Refused(Refusal::Other(why)));
+    assert_eq!(script.kinds(), []);
 }
 
 #[test]
