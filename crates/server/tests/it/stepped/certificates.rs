@@ -3,12 +3,13 @@
 use api::etcdserverpb::{
     AuthEnableRequest, AuthEnableResponse, AuthRoleAddRequest, AuthRoleAddResponse,
     AuthRoleGrantPermissionRequest, AuthRoleGrantPermissionResponse, AuthUserAddRequest, AuthUserAddResponse,
-    AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthUserListRequest, PutRequest, RangeRequest,
+    AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthUserListRequest, AuthUserRevokeRoleRequest,
+    PutRequest, RangeRequest, WatchCreateRequest, WatchRequest, watch_request,
 };
 use api::{Rpc, Status, authpb, error};
 use prost::Message;
 
-use super::world::World;
+use super::world::{Stream, World};
 
 /// Who makes a call: the name in the certificate, and metadata.
 type Who<'a> = (Option<&'a str>, &'a [(&'static str, &'static str)]);
@@ -74,4 +75,36 @@ fn the_name_in_a_certificate_is_the_user() {
     {
         assert_eq!(ask(&mut world, (Some(name), &[]), Rpc::AuthUserList, &list), result, "{name}");
     }
+}
+
+#[test]
+fn a_watch_is_that_of_the_name_in_the_certificate_and_ends_with_its_grant() {
+    let mut world = set_up();
+    let stream = Stream::default();
+    for key in ["a", "b"] {
+        let create = WatchCreateRequest { key: key.into(), ..WatchCreateRequest::default() };
+        let request_union = Some(watch_request::RequestUnion::CreateRequest(create));
+        stream.ask(&WatchRequest { request_union });
+    }
+    let member = world.member(0);
+    let mut head = member.head(Rpc::Watch);
+    head.common_name = Some("alice".into());
+    let watching = member.watch_by(&head, stream.clone(), stream.clone(), std::future::pending());
+    member.spawn(async move {
+        let _ = watching.await;
+    });
+    // For each answer: whether it ends a watch, and events.
+    let seen = || -> Vec<(bool, usize)> {
+        stream.responses.borrow().iter().map(|answer| (answer.canceled, answer.events.len())).collect()
+    };
+    world.until("both are answered", |_| seen().iter().filter(|answer| answer.0).count() == 1);
+    let root = (Some("root"), &[][..]);
+    let put = PutRequest { key: "a".into(), ..PutRequest::default() };
+    assert_eq!(ask(&mut world, root, Rpc::KvPut, &put), Ok(()));
+    world.until("the event has come", |_| seen().iter().any(|answer| answer.1 == 1));
+    let revoke = AuthUserRevokeRoleRequest { name: "alice".to_owned(), role: "a".to_owned() };
+    assert_eq!(ask(&mut world, root, Rpc::AuthUserRevokeRole, &revoke), Ok(()));
+    assert_eq!(ask(&mut world, root, Rpc::KvPut, &put), Ok(()));
+    world.until("the watch has ended", |_| seen().iter().filter(|answer| answer.0).count() == 2);
+    assert_eq!(seen().iter().map(|answer| answer.1).sum::<usize>(), 1);
 }
