@@ -131,7 +131,8 @@ impl MemberTls {
         let options = &config.client_tls;
         let mut settings =
             settings_of(options, Side::Client, (&fixtures, now), &config.listen_client_urls, logger)?;
-        settings.alpn = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        // COMPAT-104: clients that offer both want pages, such as curl. Clients of gRPC offer HTTP/2 alone.
+        settings.alpn = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
         let client_settings = Some(settings.clone()).filter(|settings| !settings.is_empty());
         warn_of_plain(Side::Client, &config.listen_client_urls, &settings, logger);
         let listens = config.listen_client_urls.iter().chain(&config.listen_metrics_urls).any(is_secure);
@@ -407,11 +408,12 @@ impl Watch {
     fn turn(&mut self, now: SystemTime) {
         for watched in &mut self.sides {
             let Some(event) = watched.reloader.poll(now) else { continue };
-            log_event(&self.logger, watched.side, &event);
+            // What the log says, the metrics have.
             if matches!(event, Event::Kept { .. }) {
                 self.metrics.tls.reload_failures.with(&[watched.side.name()]).inc();
             }
             show(&self.metrics.tls, watched);
+            log_event(&self.logger, watched.side, &event);
             if matches!(event, Event::Reloaded { .. }) {
                 (self.reloaded)(watched.side);
             }

@@ -7,7 +7,7 @@ use api::etcdserverpb::*;
 use api::mvccpb::KeyValue;
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
-use client::{CallOptions, Channel, Receiver, Sender};
+use client::{CallOptions, Channel, Endpoint, Receiver, Sender, TlsFiles, Transport};
 use prost::Message;
 
 /// A connection, with the messages of etcd's API.
@@ -34,6 +34,16 @@ impl Client {
             Err(_) => return Err(Status::new(Code::Unavailable, "connection error: no greeting in time")),
         };
         Ok(Client { channel, options: CallOptions::default().within(time) })
+    }
+
+    /// A connection over TLS with these files, or why there is none.
+    pub async fn secured(address: SocketAddr, files: &TlsFiles) -> Result<Client, String> {
+        let tls = Some(files.load().map_err(|error| error.to_string())?);
+        let transport =
+            Transport { tls, dial_timeout: Some(Duration::from_secs(10)), ..Transport::default() };
+        let endpoint = Endpoint::new(format!("https://{address}"));
+        let channel = Channel::open(&endpoint, &transport).await.map_err(|error| error.to_string())?;
+        Ok(Client { channel, options: CallOptions::default().within(Duration::from_secs(10)) })
     }
 
     /// The same connection for a user with this token.

@@ -27,9 +27,17 @@ pub struct MemberSlot {
     pub client: SocketAddr,
     pub peer: SocketAddr,
     pub data_dir: PathBuf,
+    /// Scheme of the peer URL: `http` unless a test says otherwise.
+    pub peer_scheme: &'static str,
     /// What the process is started by, if it is not started directly.
     pub launcher: Vec<String>,
     pub member: Option<Member>,
+}
+
+impl MemberSlot {
+    pub fn peer_url(&self) -> String {
+        format!("{}://{}", self.peer_scheme, self.peer)
+    }
 }
 
 /// A cluster of processes; killed at the end, whatever happens.
@@ -66,6 +74,16 @@ impl Cluster {
         cluster
     }
 
+    /// The address of all members.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// Flags that members get from now on when they are started.
+    pub fn add_flags(&mut self, flags: &[String]) {
+        self.flags.extend_from_slice(flags);
+    }
+
     /// A new cluster, all of whose members serve.
     pub fn start(name: &str, size: usize, flags: &[&str]) -> Cluster {
         let mut cluster = Cluster::plan(name, size, flags);
@@ -81,14 +99,15 @@ impl Cluster {
         let taken = |address| self.slots.iter().any(|slot| address == slot.client || address == slot.peer);
         let [client, peer] = free_addresses(self.address, taken);
         let data_dir = self.dir.path().join(&name);
-        self.slots.push(MemberSlot { name, client, peer, data_dir, launcher: Vec::new(), member: None });
+        let (peer_scheme, launcher) = ("http", Vec::new());
+        self.slots.push(MemberSlot { name, client, peer, data_dir, peer_scheme, launcher, member: None });
         at
     }
 
     /// The value of `--initial-cluster` with these places.
     pub fn initial(&self, slots: &[usize]) -> String {
         let slots = slots.iter().map(|at| &self.slots[*at]);
-        slots.map(|slot| format!("{}=http://{}", slot.name, slot.peer)).collect::<Vec<_>>().join(",")
+        slots.map(|slot| format!("{}={}", slot.name, slot.peer_url())).collect::<Vec<_>>().join(",")
     }
 
     /// How a member of a new cluster of all places is started.
@@ -108,7 +127,7 @@ impl Cluster {
                 command
             }
         };
-        let (client, peer) = (slot.client, slot.peer);
+        let (client, peer_url) = (slot.client, slot.peer_url());
         command
             .env_clear()
             .arg(format!("--name={}", slot.name))
@@ -116,8 +135,8 @@ impl Cluster {
             .arg(&slot.data_dir)
             .arg(format!("--listen-client-urls=http://{client}"))
             .arg(format!("--advertise-client-urls=http://{client}"))
-            .arg(format!("--listen-peer-urls=http://{peer}"))
-            .arg(format!("--initial-advertise-peer-urls=http://{peer}"))
+            .arg(format!("--listen-peer-urls={peer_url}"))
+            .arg(format!("--initial-advertise-peer-urls={peer_url}"))
             .arg(format!("--initial-cluster-token={}", self.token))
             .arg("--heartbeat-interval=50")
             .arg(format!("--election-timeout={}", ELECTION_TIMEOUT.as_millis()))
@@ -242,7 +261,7 @@ impl Cluster {
     /// Announces a member through another. Gives its id.
     pub async fn announce(&self, through: usize, at: usize, is_learner: bool) -> u64 {
         let client = self.client(through).await;
-        let peer_urls = vec![format!("http://{}", self.slots[at].peer)];
+        let peer_urls = vec![self.slots[at].peer_url()];
         let request = MemberAddRequest { peer_urls, is_learner };
         let mut refused = None;
         let added: Option<MemberAddResponse> =

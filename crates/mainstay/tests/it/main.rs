@@ -4,6 +4,7 @@
 mod answers;
 mod attacks;
 mod auth;
+mod certificates;
 mod client;
 mod cluster;
 mod cluster_basics;
@@ -31,6 +32,8 @@ mod resources;
 mod restart;
 mod smoke;
 mod space;
+mod tls;
+mod tls_cluster;
 
 use std::time::Duration;
 

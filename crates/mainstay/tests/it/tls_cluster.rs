@@ -1,0 +1,155 @@
+//! TLS between members: clusters that form, lose members and get new ones, and one that is moved from plain HTTP to TLS and
+//! back while clients write.
+
+use api::Rpc;
+use api::etcdserverpb::{MemberUpdateRequest, MemberUpdateResponse};
+
+use testkit::eventually;
+
+use crate::certificates::{Authority, Pair, flag};
+use crate::client::Client;
+use crate::cluster::{Cluster, PATIENCE, is_passing};
+use crate::cluster_load::{Load, Record};
+use crate::cluster_members::id_of;
+use crate::crash::check;
+use crate::member::READY;
+use crate::run;
+use crate::tls::{get, trusting};
+
+/// Flags of a member that shows this certificate to others, and requires theirs of them.
+fn mutual(authority: &Authority, own: &Pair) -> Vec<String> {
+    vec![
+        flag("peer-cert-file", &own.cert),
+        flag("peer-key-file", &own.key),
+        flag("peer-trusted-ca-file", &authority.ca),
+        "--peer-client-cert-auth".to_owned(),
+    ]
+}
+
+/// Places whose members have certificates of this authority.
+fn plan(name: &str, size: usize, scheme: &'static str) -> (Cluster, Authority) {
+    let mut cluster = Cluster::plan(name, size, &[]);
+    let authority = Authority::new(cluster.dir.path(), "ours");
+    // Connections to the member's address come from 127.0.0.1.
+    let own = authority.issue("member", 1, &["127.0.0.1", &cluster.address().to_string()]);
+    cluster.add_flags(&mutual(&authority, &own));
+    cluster.slots.iter_mut().for_each(|slot| slot.peer_scheme = scheme);
+    (cluster, authority)
+}
+
+#[test]
+fn members_with_certificates_are_a_cluster_and_no_client_is_a_member() {
+    run(async {
+        let (mut cluster, authority) = plan("peer-tls", 3, "https");
+        cluster.add_flags(&["--peer-cert-allowed-cn=member".to_owned()]);
+        cluster.start_all();
+        for at in 0..3 {
+            cluster.put(at, &format!("k/{at}"), "v").await;
+        }
+        cluster.kill(2);
+        cluster.put(0, "k/alone", "v").await;
+        cluster.start_one(2);
+        cluster.assert_equal().await;
+
+        // A fourth asks the others over TLS who they are.
+        let at = cluster.add_slot();
+        cluster.slots[at].peer_scheme = "https";
+        cluster.announce(0, at, false).await;
+        cluster.spawn_with(at, cluster.joining(at, &[0, 1, 2, 3]));
+        cluster.member(at).wait_for(READY);
+        cluster.put(at, "k/new", "v").await;
+        cluster.assert_equal().await;
+
+        let peer = cluster.slots[0].peer;
+        let path = "/members";
+        let member = authority.issue("member", 1, &["127.0.0.1"]);
+        let answer = get(peer, as_one(&authority, Some(&member)), path).await.expect("a member is answered");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let client = authority.issue("client", 5, &["127.0.0.1"]);
+        get(peer, as_one(&authority, Some(&client)), path).await.expect_err("a client is no member");
+        get(peer, as_one(&authority, None), path).await.expect_err("nobody is no member");
+        // Of the right name, but for another address.
+        let elsewhere = authority.issue("member", 6, &["10.9.8.7"]);
+        get(peer, as_one(&authority, Some(&elsewhere)), path).await.expect_err("it comes from elsewhere");
+        let plain = tokio::net::TcpStream::connect(peer).await.expect("somebody listens");
+        drop(plain);
+        cluster.member(0).wait_for("rejected connection on peer endpoint");
+        cluster.put(0, "k/after", "v").await;
+    });
+}
+
+/// Settings of one that dials the members' address.
+fn as_one(authority: &Authority, own: Option<&Pair>) -> tls::Settings {
+    trusting(authority, own)
+}
+
+#[test]
+fn members_make_their_certificates_themselves() {
+    run(async {
+        let mut cluster = Cluster::plan("peer-auto", 3, &["--peer-auto-tls"]);
+        cluster.slots.iter_mut().for_each(|slot| slot.peer_scheme = "https");
+        cluster.start_all();
+        for at in 0..3 {
+            cluster.put(at, &format!("k/{at}"), "v").await;
+            assert!(cluster.slots[at].data_dir.join("fixtures/peer/key.pem").exists());
+        }
+        cluster.kill(0);
+        cluster.start_one(0);
+        cluster.assert_equal().await;
+    });
+}
+
+/// Tells the cluster that a member is reached at another URL.
+async fn move_to(cluster: &Cluster, at: usize) {
+    let client = cluster.client(at).await;
+    let request =
+        MemberUpdateRequest { id: id_of(&client).await, peer_urls: vec![cluster.slots[at].peer_url()] };
+    eventually("a member's URL is changed", PATIENCE, async || {
+        match client.call::<MemberUpdateResponse>(Rpc::ClusterMemberUpdate, &request).await {
+            Ok(_) => Some(()),
+            Err(status) => {
+                assert!(is_passing(&status), "{status}");
+                None
+            }
+        }
+    })
+    .await;
+}
+
+/// Restarts a member, and waits until it has what the others have.
+async fn restart(cluster: &mut Cluster, at: usize) {
+    cluster.take(at).stop();
+    cluster.start_one(at);
+    let client: Client = cluster.client(at).await;
+    eventually("it serves reads of all that was written", PATIENCE, async || client.get("k").await.ok())
+        .await;
+}
+
+#[test]
+fn a_cluster_is_moved_to_tls_and_back_without_losing_a_write() {
+    run(async {
+        let mut cluster = Cluster::start("rolling", 3, &[]);
+        let mut record = Record::new();
+        let load = Load::start(&cluster, &record, 4);
+        // First all learn whom to trust: those that listen with plain HTTP dial with TLS where others ask for it.
+        let authority = Authority::new(cluster.dir.path(), "ours");
+        let own = authority.issue("member", 1, &["127.0.0.1", &cluster.address().to_string()]);
+        cluster.add_flags(&mutual(&authority, &own));
+        for at in 0..3 {
+            restart(&mut cluster, at).await;
+        }
+        // Then one after the other is reached over TLS; and back.
+        for scheme in ["https", "http"] {
+            for at in 0..3 {
+                cluster.slots[at].peer_scheme = scheme;
+                move_to(&cluster, at).await;
+                restart(&mut cluster, at).await;
+                load.more(20).await;
+            }
+        }
+        load.end(&mut record).await;
+        cluster.assert_equal().await;
+        let client = cluster.client(0).await;
+        check(&client, &mut record.history, 0).await;
+    });
+}
