@@ -792,7 +792,7 @@ def fragmentation(bench, binary):
         return bench.doctor(cluster.endpoints())
 
 
-@case("authentication-without-token-reuse", servers="etcd")
+@case("authentication-without-token-reuse")
 def authentication(bench, binary):
     with Cluster(bench, [binary], ["--bcrypt-cost=4"]) as cluster:
         port = cluster.members[0].client
@@ -833,7 +833,7 @@ def learner_behind(bench, binary):
             return bench.doctor(f"127.0.0.1:{leader.client}", "--limit-behind=50")
 
 
-@case("certificate-expiry", servers="etcd", needs=["openssl"])
+@case("certificate-expiry", needs=["openssl"])
 def certificate_expiry(bench, binary):
     directory = tempfile.mkdtemp(dir=bench.directory)
     authority, authority_key, cert, key, request = (

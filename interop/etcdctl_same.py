@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs one long script of etcdctl commands with two tools and compares what they say.
 
-    etcdctl_same.py --ours "mainstay ctl" --real PATH/etcdctl --server PATH/etcd
+    etcdctl_same.py --ours "mainstay ctl" --real PATH/etcdctl --server PATH/etcd [--auth] [--tls]
     etcdctl_same.py --ours "mainstay ctl" --real PATH/etcdctl --endpoints A,B [--auth]
 
 With --server two fresh members of that program are started on loopback, one for each tool, so that both see the same
@@ -17,8 +17,10 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -42,26 +44,67 @@ EXPECTED = {
 }
 
 
+class Certificates:
+    """An authority, a certificate of servers and one of a client, for three days."""
+
+    def __init__(self):
+        self.directory = tempfile.mkdtemp(prefix="etcdctl-same-tls-")
+        self.authority, authority_key = self.path("ca.crt"), self.path("ca.key")
+        new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        openssl("req", "-x509", *new_key, "-days", "3", "-subj", "/CN=authority", "-out", self.authority, "-keyout",
+                authority_key)
+        extensions = self.path("extensions")
+        with open(extensions, "w", encoding="ascii") as file:
+            file.write("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n")
+        for name in ["server", "client"]:
+            openssl("req", "-new", *new_key, "-subj", f"/CN={name}", "-out", self.path("request"), "-keyout",
+                    self.path(f"{name}.key"))
+            openssl("x509", "-req", "-in", self.path("request"), "-CA", self.authority, "-CAkey", authority_key,
+                    "-CAcreateserial", "-days", "3", "-extfile", extensions, "-out", self.path(f"{name}.crt"))
+
+    def path(self, name):
+        return f"{self.directory}/{name}"
+
+    def of_server(self):
+        return [f"--cert-file={self.path('server.crt')}", f"--key-file={self.path('server.key')}", "--client-cert-auth",
+                f"--trusted-ca-file={self.authority}"]
+
+    def of_client(self):
+        return {"ETCDCTL_CACERT": self.authority, "ETCDCTL_CERT": self.path("client.crt"),
+                "ETCDCTL_KEY": self.path("client.key")}
+
+    def context(self):
+        context = ssl.create_default_context(cafile=self.authority)
+        context.load_cert_chain(self.path("client.crt"), self.path("client.key"))
+        return context
+
+
+def openssl(*arguments):
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
 class Server:
     """A fresh single member."""
 
-    def __init__(self, program, extra):
+    def __init__(self, program, certificates):
         self.directory = tempfile.mkdtemp(prefix="etcdctl-same-")
         self.client, self.peer = free_port(), free_port()
         self.endpoint = f"127.0.0.1:{self.client}"
         peer = f"http://127.0.0.1:{self.peer}"
-        url = f"http://{self.endpoint}"
+        url = f"{'https' if certificates else 'http'}://{self.endpoint}"
+        context = certificates.context() if certificates else None
         arguments = [
             *shlex.split(program), "--name", "default", "--data-dir", self.directory + "/data",
             "--listen-client-urls", url, "--advertise-client-urls", url, "--listen-peer-urls", peer,
-            "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", *extra,
+            "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
+            *(certificates.of_server() if certificates else []),
         ]
         self.log = open(self.directory + "/log", "wb")
         self.process = subprocess.Popen(arguments, stdout=self.log, stderr=self.log)
         deadline = time.monotonic() + 30
         while True:
             try:
-                with urllib.request.urlopen(url + "/health", timeout=1) as answer:
+                with urllib.request.urlopen(url + "/health", timeout=1, context=context) as answer:
                     if b"true" in answer.read():
                         return
             except OSError:
@@ -76,15 +119,16 @@ class Server:
         subprocess.run(["rm", "-rf", self.directory], check=False)
 
 
-def fresh_server(program, driver):
+def fresh_server(program, driver, certificates):
     """A server whose ids have all their digits: shorter ones would make columns narrower.
 
     So must the ids of leases that it grants: they begin with the last 15 bits of the member's id.
     """
     while True:
-        server = Server(program, [])
+        server = Server(program, certificates)
+        environment = {**os.environ, **(certificates.of_client() if certificates else {})}
         listed = subprocess.run([*driver, "--endpoints", server.endpoint, "member", "list", "-w", "fields"],
-                                capture_output=True, timeout=60, check=False).stdout
+                                capture_output=True, timeout=60, check=False, env=environment).stdout
         ids = [int(number) for number in re.findall(rb'"(?:Cluster)?ID" : (\d+)', listed)]
         members = [int(number) for number in re.findall(rb'(?m)^"ID" : (\d+)', listed)]
         if members and all(number >> 60 for number in ids) and all(number & 0x7FFF >= 0x1000 for number in members):
@@ -111,8 +155,10 @@ def varint(number):
 class Side:
     """One tool with its server, and the names of what is its own."""
 
-    def __init__(self, command, endpoint, driver):
+    def __init__(self, command, endpoint, driver, more):
         self.command, self.endpoint, self.driver = command, endpoint, driver
+        # Environment variables beside the endpoint.
+        self.more = more
         self.names = []  # (bytes, name)
         self.variables = {"EP": endpoint}
         self.name(endpoint.split(":")[1], "<PORT>")
@@ -148,7 +194,7 @@ class Side:
 
     def environment(self, more):
         kept = {key: value for key, value in os.environ.items() if not key.startswith("ETCDCTL_")}
-        all_of_it = {**kept, "ETCDCTL_ENDPOINTS": self.endpoint, **more}
+        all_of_it = {**kept, "ETCDCTL_ENDPOINTS": self.endpoint, **self.more, **more}
         return {key: value for key, value in all_of_it.items() if value is not None}
 
     def filled(self, arguments):
@@ -199,7 +245,9 @@ def one_run(side, step, form):
         arguments = [*arguments[:1], "-w", form, *arguments[1:]]
     for command in step.before:
         side.drive(command)
-    environment = side.environment(step.env)
+    # A flag and its variable exclude each other.
+    names_files = any(argument.startswith(("--cacert", "--cert", "--key")) for argument in arguments)
+    environment = side.environment({**dict.fromkeys(side.more if names_files else []), **step.env})
     stdin = step.stdin
     if step.stop is None:
         done = subprocess.run([*side.command, *arguments], input=stdin, capture_output=True, env=environment,
@@ -633,20 +681,23 @@ def main():
     parser.add_argument("--server", help="program of a server to start twice")
     parser.add_argument("--endpoints", help="two fresh servers, with a comma between")
     parser.add_argument("--auth", action="store_true", help="also the commands of users and roles")
+    parser.add_argument("--tls", action="store_true", help="with --server: over TLS, with a certificate of the client")
     parser.add_argument("--only", default="", help="only steps whose name matches this")
     parser.add_argument("--report", action="store_true", help="print what is equal, too")
     arguments = parser.parse_args()
     real = shlex.split(arguments.real)
     servers = []
+    certificates = Certificates() if arguments.tls and arguments.server else None
     if arguments.server:
-        servers = [fresh_server(arguments.server, real) for _ in range(2)]
+        servers = [fresh_server(arguments.server, real, certificates) for _ in range(2)]
         endpoints = [server.endpoint for server in servers]
     else:
         endpoints = arguments.endpoints.split(",")
     passed = failed = 0
     seen = set()
     try:
-        sides = [Side(real, endpoints[0], real), Side(shlex.split(arguments.ours), endpoints[1], real)]
+        more = certificates.of_client() if certificates else {}
+        sides = [Side(real, endpoints[0], real, more), Side(shlex.split(arguments.ours), endpoints[1], real, more)]
         for side in sides:
             side.learn()
         groups = [steps_of_keys, steps_of_watches, steps_of_leases, steps_of_cluster, steps_of_locks, steps_of_usage]
@@ -681,6 +732,8 @@ def main():
     finally:
         for server in servers:
             server.stop()
+        if certificates:
+            shutil.rmtree(certificates.directory)
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

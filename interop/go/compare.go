@@ -11,6 +11,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc/credentials"
 )
 
 // liveWatches are the watches that stay open on both servers for the whole run,
@@ -30,6 +31,7 @@ func runCompare(args []string) int {
 	seed := flags.Uint64("seed", 1, "seed of the operations; the same seed gives the same run")
 	show := flags.Int("show", 15, "number of differing operations printed in full")
 	stopAfter := flags.Int("stop-after", 200, "give up after this many differing operations; 0 means never")
+	info := tlsFlags(flags)
 	stats := flags.Bool("stats", false, "also print how often each operation got which answer")
 	without := &parts{known: []string{"auth", "locks"}}
 	flags.Var(without, "without", "parts that the subject lacks on purpose, with commas between them: auth, locks")
@@ -39,7 +41,11 @@ func runCompare(args []string) int {
 		return 2
 	}
 	c := &comparison{tally: &tally{show: *show}, without: without, outcomes: map[string]int{}}
-	if err := c.open(*reference, *subject); err != nil {
+	secured, err := security(info)
+	if err == nil {
+		err = c.open(*reference, *subject, secured)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "interop compare:", err)
 		return 2
 	}
@@ -71,12 +77,12 @@ func (c *comparison) printOutcomes() {
 	fmt.Println(strings.Join(lines, "\n"))
 }
 
-func (c *comparison) open(reference, subject string) error {
+func (c *comparison) open(reference, subject string, secured credentials.TransportCredentials) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callDeadline)
 	defer cancel()
 	var revisions [2]int64
 	for i, endpoint := range []string{reference, subject} {
-		s, err := dial(ctx, []string{"reference", "subject"}[i], endpoint)
+		s, err := dial(ctx, []string{"reference", "subject"}[i], endpoint, secured)
 		if err != nil {
 			return err
 		}

@@ -8,11 +8,13 @@ import (
 	"math"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
@@ -23,13 +25,16 @@ const sectionDeadline = 90 * time.Second
 func runConcurrency(args []string) int {
 	flags := flag.NewFlagSet("concurrency", flag.ExitOnError)
 	endpoint := flags.String("endpoint", "", "endpoint to test (host:port)")
+	info := tlsFlags(flags)
+	user := flags.String("user", "", "user to authenticate as, name:password")
 	only := flags.String("section", "", "run only the section of this name")
 	_ = flags.Parse(args) // ExitOnError
 	if *endpoint == "" {
 		flags.Usage()
 		return 2
 	}
-	s := &suite{tally: &tally{show: 100}, endpoint: hostPort(*endpoint)}
+	s := &suite{tally: &tally{show: 100}, endpoint: hostPort(*endpoint), info: info}
+	s.user, s.password, _ = strings.Cut(*user, ":")
 	client, err := s.dial()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "interop concurrency:", err)
@@ -75,17 +80,30 @@ func runConcurrency(args []string) int {
 type suite struct {
 	*tally
 	endpoint string
-	client   *clientv3.Client
-	prefix   string
+	info     *transport.TLSInfo
+	// Empty without authentication.
+	user, password string
+	client         *clientv3.Client
+	prefix         string
 }
 
 func (s *suite) dial() (*clientv3.Client, error) {
-	return clientv3.New(clientv3.Config{
+	config := clientv3.Config{
 		Endpoints:          []string{s.endpoint},
 		DialTimeout:        5 * time.Second,
 		MaxCallSendMsgSize: math.MaxInt32,
+		Username:           s.user,
+		Password:           s.password,
 		Logger:             zap.NewNop(),
-	})
+	}
+	if s.info.TrustedCAFile != "" {
+		secured, err := s.info.ClientConfig()
+		if err != nil {
+			return nil, err
+		}
+		config.TLS = secured
+	}
+	return clientv3.New(config)
 }
 
 // ok checks that a step did not fail.

@@ -206,7 +206,14 @@ func (s *suite) watchFragment(ctx context.Context) {
 	}
 	_, err := c.Delete(ctx, p, clientv3.WithPrefix())
 	s.ok(err, "delete the large values")
-	raw, err := dial(ctx, "fragment", s.endpoint)
+	if s.user != "" {
+		return // the raw API has no token
+	}
+	secured, err := security(s.info)
+	if !s.ok(err, "credentials") {
+		return
+	}
+	raw, err := dial(ctx, "fragment", s.endpoint, secured)
 	if !s.ok(err, "dial") {
 		return
 	}

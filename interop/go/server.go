@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"math"
 	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 )
 
@@ -29,14 +32,37 @@ type server struct {
 	tokens map[string]string
 }
 
-// hostPort removes a scheme, so that both host:port and http://host:port work.
+// hostPort removes a scheme, so that host:port works like http://host:port and
+// https://host:port.
 func hostPort(endpoint string) string {
-	return strings.TrimSuffix(strings.TrimPrefix(endpoint, "http://"), "/")
+	endpoint = strings.TrimPrefix(strings.TrimPrefix(endpoint, "http://"), "https://")
+	return strings.TrimSuffix(endpoint, "/")
 }
 
-func dial(ctx context.Context, label, endpoint string) (*server, error) {
+// tlsFlags adds the flags of a client's TLS.
+func tlsFlags(flags *flag.FlagSet) *transport.TLSInfo {
+	info := &transport.TLSInfo{}
+	flags.StringVar(&info.TrustedCAFile, "cacert", "", "authority of the servers; they are spoken to with TLS then")
+	flags.StringVar(&info.CertFile, "cert", "", "certificate of the client")
+	flags.StringVar(&info.KeyFile, "key", "", "its key")
+	return info
+}
+
+// security is how to speak to the servers: in the clear without an authority.
+func security(info *transport.TLSInfo) (credentials.TransportCredentials, error) {
+	if info.TrustedCAFile == "" {
+		return insecure.NewCredentials(), nil
+	}
+	config, err := info.ClientConfig()
+	if err != nil {
+		return nil, err
+	}
+	return credentials.NewTLS(config), nil
+}
+
+func dial(ctx context.Context, label, endpoint string, secured credentials.TransportCredentials) (*server, error) {
 	conn, err := grpc.NewClient("passthrough:///"+hostPort(endpoint),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(secured),
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(math.MaxInt32),
 			grpc.MaxCallSendMsgSize(math.MaxInt32)))
