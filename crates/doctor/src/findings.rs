@@ -26,6 +26,7 @@ mod slow_disk;
 mod slow_peer;
 mod slow_reads;
 mod slow_watchers;
+mod tls_files;
 mod unbalanced;
 mod unreachable;
 mod version_skew;
@@ -41,6 +42,7 @@ pub const RULES: &[Rule] = &[
     alarm_no_space::RULE,
     quota::RULE,
     certificate::RULE,
+    tls_files::RULE,
     slow_disk::RULE,
     fsync_stall::RULE,
     slow_commit::RULE,

@@ -1,12 +1,12 @@
 use crate::evidence::Evidence;
-use crate::finding::{Facts, Finding, Severity};
+use crate::finding::{Fact, Facts, Finding, Severity};
 use crate::limits::Limits;
 use crate::rule::{Need, Rule};
 use crate::show;
 
 pub const RULE: Rule = Rule {
     name: "certificate-expiry",
-    about: "certificates that end soon",
+    about: "certificates that end soon: those that members show, and at Mainstay all that they use",
     needs: &[&[Need::Certificate]],
     judge,
 };
@@ -14,34 +14,68 @@ pub const RULE: Rule = Rule {
 /// Too short to put it off.
 const URGENT_SECONDS: f64 = 7.0 * 86400.0;
 
+/// What Mainstay says of all certificates that it uses: those for members, too, which cannot be seen from here.
+const NOT_AFTER: &str = "mainstay_tls_certificate_not_after_seconds";
+
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
-    Facts::of_each(evidence, |member| {
-        let certificate = member.certificate.as_ref().ok()?.as_ref()?;
-        let left = certificate.not_after_unix - evidence.taken_unix;
+    let judged = |not_after: f64| {
+        let left = not_after - evidence.taken_unix;
         if left <= 0.0 {
             return Some((Severity::Error, format!("ended {} ago", show::seconds(-left))));
         }
         let severity =
             if left <= URGENT_SECONDS.min(limits.certificate) { Severity::Error } else { Severity::Warning };
         (left <= limits.certificate).then(|| (severity, format!("ends in {}", show::seconds(left))))
-    })
-    .found(
+    };
+    let mut facts = Facts::default();
+    for member in &evidence.members {
+        let shown = member.certificate.as_ref().ok().and_then(Option::as_ref);
+        if let Some((severity, text)) = shown.and_then(|certificate| judged(certificate.not_after_unix)) {
+            facts.add(severity, Fact::of(member, text));
+        }
+        let Ok(metrics) = &member.metrics else { continue };
+        for sample in metrics.after.samples(NOT_AFTER) {
+            let (Some(side), Some(whose)) = (sample.label("listener"), sample.label("certificate")) else {
+                continue;
+            };
+            // That of the listeners was seen already.
+            if shown.is_some() && (side, whose) == ("client", "server") {
+                continue;
+            }
+            if let Some((severity, text)) = judged(sample.value) {
+                facts.add(severity, Fact::of(member, format!("{}: {text}", flag(side, whose))));
+            }
+        }
+    }
+    facts.found(
         RULE.name,
         "certificates of members end soon",
         "From then on no client that verifies certificates connects.",
         &[
-            "issue new ones and replace the files of --cert-file and --key-file; they are read again with each handshake, \
+            "issue new ones and replace the files of --cert-file and --key-file; they are read again while the member runs, \
              no restart is needed",
-            "look at the peers' certificates too: --peer-cert-file, which cannot be seen from here",
+            "at etcd look at the peers' certificates too: --peer-cert-file, which cannot be seen from here",
         ],
     )
+}
+
+/// The flag behind a certificate.
+fn flag(side: &str, whose: &str) -> &'static str {
+    match (side, whose) {
+        ("client", "server") => "--cert-file",
+        ("client", "client") => "--client-cert-file",
+        ("client", _) => "--trusted-ca-file",
+        (_, "server") => "--peer-cert-file",
+        (_, "client") => "--peer-client-cert-file",
+        _ => "--peer-trusted-ca-file",
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::evidence::Certificate;
-    use crate::fixture::{NOW, facts, healthy, judged};
+    use crate::fixture::{NOW, facts, healthy, judged, with_metrics};
 
     #[test]
     fn a_month_a_week_and_too_late() {
@@ -57,5 +91,20 @@ mod tests {
         );
         assert_eq!(facts(&RULE, &ending_in(6.0 * 86400.0)).0, Severity::Error);
         assert_eq!(facts(&RULE, &ending_in(-3600.0)).1, ["m1 (10.0.0.1:2379): ended 60 min ago"]);
+    }
+
+    #[test]
+    fn certificates_for_members_too() {
+        let ending_in = |side: &str, whose: &str, seconds: f64| {
+            let line =
+                format!("{NOT_AFTER}{{listener=\"{side}\",certificate=\"{whose}\"}} {}\n", NOW + seconds);
+            with_metrics("", &line)
+        };
+        assert_eq!(
+            facts(&RULE, &ending_in("peer", "server", 86400.0)),
+            (Severity::Error, vec!["m1 (10.0.0.1:2379): --peer-cert-file: ends in 24 h".to_owned()])
+        );
+        assert_eq!(judged(&RULE, &ending_in("peer", "authority", 31.0 * 86400.0)), None);
+        assert_eq!(judged(&RULE, &ending_in("client", "server", 86400.0)), None, "it was seen itself");
     }
 }
