@@ -43,7 +43,7 @@ LOGGED_IN = {
     "elsewhere": DENIED,
     "password": FAILED,
     "nobody": FAILED,
-    "no password": FAILED,
+    "no password": "rpc error: code = Unknown desc = auth: authentication failed, password was given for no password user",
     "not root": DENIED,
 }
 CTL = "3.7"
@@ -197,7 +197,7 @@ class Server:
             try:
                 self.ctl(words + ["--user", user])
             except RuntimeError as error:
-                return str(error).strip().splitlines()[-1].split('"error":"')[-1].split("desc = ")[-1].rstrip('"}')
+                return str(error).strip().splitlines()[-1].removeprefix("Error: ")
             return "nothing"
 
         self.ctl(["auth", "enable"])
@@ -208,7 +208,7 @@ class Server:
             "elsewhere": refused("ann:secret", ["get", "other"]),
             "password": refused("ann:secreT", ["get", "key/large"]),
             "nobody": refused("eve:secret", ["get", "key/large"]),
-            "no password": refused("cn:", ["get", "key/large"]),
+            "no password": refused("cn:secret", ["get", "key/large"]),
             "not root": refused("ann:secret", ["user", "list"]),
         }
         self.ctl(["auth", "disable", "--user", "root:rootpw"])
