@@ -185,7 +185,7 @@ impl std::error::Error for BodyError {
 pub fn begin(config: &Config, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
     let bootstrap = config.bootstrap().map_err(JoinError::Options)?;
     match config.initial_cluster_state {
-        InitialClusterState::New => form(&bootstrap, tls),
+        InitialClusterState::New => form(&bootstrap, tls, logger),
         InitialClusterState::Existing => join(config, &bootstrap, tls, logger),
     }
 }
@@ -196,10 +196,18 @@ fn others(bootstrap: &Bootstrap) -> Vec<String> {
     others.flat_map(|member| texts(&member.peer_urls)).collect()
 }
 
-fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>) -> Result<Beginning, JoinError> {
+fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
     // A member that was there before must not come back with an empty directory: it would vote twice.
     for url in others(bootstrap) {
-        let Ok((_, members)) = members_of(&url, BOOTSTRAPPED_TIMEOUT, tls) else { continue };
+        let members = match members_of(&url, BOOTSTRAPPED_TIMEOUT, tls) {
+            Ok((_, members)) => members,
+            // As in etcd: where nobody knows better, the member is new.
+            Err(error) => {
+                let text = "cannot ask another member whether this one was there before";
+                logger.warn(text, &[("address", Value::Str(&url)), ("error", Value::Display(&error))]);
+                continue;
+            }
+        };
         let own = members.iter().find(|member| member.id == bootstrap.local_id);
         if own.is_some_and(|member| !member.client_urls.is_empty()) {
             return Err(JoinError::Bootstrapped { member_id: bootstrap.local_id });
@@ -301,7 +309,7 @@ fn join(
         return Err(JoinError::UnknownName { name: config.name.clone() });
     };
     for url in &urls {
-        check_version(url, tls)?;
+        check_version(url, tls, logger)?;
     }
     let remotes = existing
         .iter()
@@ -409,14 +417,58 @@ pub fn minor(version: &str) -> Option<(u32, u32)> {
 }
 
 /// Refuses to join a cluster that runs at a version newer than this member's.
-fn check_version(url: &str, tls: Option<&ClientTls>) -> Result<(), JoinError> {
+fn check_version(url: &str, tls: Option<&ClientTls>, logger: &Logger) -> Result<(), JoinError> {
     // One that does not answer says nothing about the cluster.
-    let Ok((_, cluster)) = version_of(url, FETCH_TIMEOUT, tls) else { return Ok(()) };
+    let cluster = match version_of(url, FETCH_TIMEOUT, tls) {
+        Ok((_, cluster)) => cluster,
+        Err(error) => {
+            let fields = [("address", Value::Str(url)), ("error", Value::Display(&error))];
+            logger.warn("failed to get version", &fields);
+            return Ok(());
+        }
+    };
     if cluster == "not_decided" {
         return Ok(());
     }
     match (minor(&cluster), minor(api::API_VERSION)) {
         (Some(theirs), Some(own)) if (3, 0) <= theirs && theirs <= own => Ok(()),
         _ => Err(JoinError::Incompatible { cluster_version: cluster }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write};
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Told(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Told {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("is whole").write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A member that might know that this one was there before is not passed over without a word.
+    #[test]
+    fn a_member_that_cannot_be_asked_is_named_in_the_log() {
+        use telemetry::logging::{Format, Level};
+        let told = Told::default();
+        let logger = Logger::to(Level::Info, Format::Json, vec![Box::new(told.clone())]);
+        // This member has no TLS settings, so that it cannot ask.
+        let cluster = "a=http://127.0.0.1:2380,b=https://127.0.0.1:2381";
+        let own = [Url::parse("http://127.0.0.1:2380").expect("is a URL")];
+        let bootstrap = Bootstrap::form("a", cluster, "token", &own).expect("it fits together");
+        let beginning = form(&bootstrap, None, &logger).expect("as in etcd, it begins");
+        assert_eq!(beginning.entries.len(), 2);
+        let told = String::from_utf8(told.0.lock().expect("is whole").clone()).expect("is text");
+        assert!(told.contains("https://127.0.0.1:2381") && told.contains("no TLS settings"), "{told}");
     }
 }
