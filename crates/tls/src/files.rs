@@ -63,9 +63,9 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
 }
 
 impl Stamp {
-    /// Seconds since 1970 of the last change that the kernel has seen.
-    pub(crate) fn changed_seconds(&self) -> i64 {
-        self.changed.0.max(self.modified.0)
+    /// Seconds since 1970 of the last changes: of the file, and of its contents, as whoever wrote it says.
+    pub(crate) fn changed_seconds(&self) -> [i64; 2] {
+        [self.changed.0, self.modified.0]
     }
 }
 

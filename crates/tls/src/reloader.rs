@@ -183,5 +183,25 @@ impl Reloader {
 fn changed_lately(stamps: &[Option<Stamp>], now: SystemTime) -> bool {
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = i64::try_from(now).unwrap_or(i64::MAX);
-    stamps.iter().flatten().any(|stamp| stamp.changed_seconds() >= now - STAMP_SECONDS)
+    // Files whose stamps are in the future, by more than clocks of file servers differ, are not read for ever.
+    let lately = now - STAMP_SECONDS..=now + STAMP_SECONDS;
+    stamps.iter().flatten().flat_map(Stamp::changed_seconds).any(|seconds| lately.contains(&seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_dated_in_the_future_are_not_read_for_ever() {
+        let dir = testkit::TempDir::in_memory("tls-stamps");
+        let path = dir.path().join("file");
+        let file = std::fs::File::create(&path).unwrap();
+        let hours = |count: u64| SystemTime::now() + Duration::from_secs(count * 3600);
+        let lately = |now| changed_lately(&[files::stamp(&path)], now);
+        assert!(lately(SystemTime::now()) && !lately(hours(1)));
+        file.set_modified(hours(2)).unwrap();
+        assert!(!lately(hours(1)), "it was written an hour ago");
+        assert!(lately(SystemTime::now()), "the kernel has seen a change just now");
+    }
 }
