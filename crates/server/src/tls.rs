@@ -229,12 +229,39 @@ fn settings_of(
         logger.info("created cert file", &[("path", Value::Display(&cert)), why]);
         logger.info("created key file", &[("path", Value::Display(&key))]);
     }
+    let ignored = ignored(&options.settings, side);
+    if !ignored.is_empty() {
+        logger.warn(
+            "these flags have no effect, because without a certificate of its own the member makes one and lets everybody in",
+            &[("side", Value::Str(side.name())), ("flags", Value::List(&ignored))],
+        );
+    }
     Ok(tls::Settings {
         cipher_suites: options.settings.cipher_suites.clone(),
         min_version: options.settings.min_version,
         max_version: options.settings.max_version,
         ..made.settings()
     })
+}
+
+/// The flags that are given, and that a certificate which the member makes for itself leaves without effect, as in etcd.
+fn ignored(settings: &tls::Settings, side: Side) -> Vec<&'static str> {
+    let given = [
+        (settings.client_cert_auth, "--client-cert-auth", "--peer-client-cert-auth"),
+        (settings.trusted_ca_file.is_some(), "--trusted-ca-file", "--peer-trusted-ca-file"),
+        (settings.crl_file.is_some(), "--client-crl-file", "--peer-crl-file"),
+        (!settings.allowed_cns.is_empty(), "", "--peer-cert-allowed-cn"),
+        (
+            !settings.allowed_hostnames.is_empty(),
+            "--client-cert-allowed-hostname",
+            "--peer-cert-allowed-hostname",
+        ),
+    ];
+    let name = |(_, client, peer)| match side {
+        Side::Client => client,
+        Side::Peer => peer,
+    };
+    given.into_iter().filter(|(is_given, ..)| *is_given).map(name).collect()
 }
 
 fn host_and_port(url: &Url) -> String {
@@ -251,6 +278,13 @@ fn load(
     watched: &mut Vec<Watched>,
     logger: &Logger,
 ) -> Result<Tls, TlsError> {
+    if settings.client_cert_auth && settings.trusted_ca_file.is_none() {
+        logger.warn(
+            "whoever has a certificate of one of the system's authorities is let in: name the authority of your own with \
+             --trusted-ca-file or --peer-trusted-ca-file",
+            &[("side", Value::Str(side.name()))],
+        );
+    }
     let (tls, reloader) =
         Tls::load(settings, Arc::new(SystemClock)).map_err(|error| TlsError::Load { side, error })?;
     for line in tls.describe() {
@@ -491,4 +525,30 @@ fn show(metrics: &TlsMetrics, watched: &Watched) {
     metrics.reload_failing.with(&[side]).set_bool(watched.tls.failure().is_some());
     // So that the counter is there before it counts.
     let _ = metrics.reload_failures.with(&[side]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_that_a_generated_certificate_leaves_without_effect_are_named() {
+        let settings = tls::Settings {
+            client_cert_auth: true,
+            trusted_ca_file: Some("ca".into()),
+            crl_file: Some("crl".into()),
+            allowed_hostnames: vec!["a".to_owned()],
+            ..tls::Settings::default()
+        };
+        let client = [
+            "--client-cert-auth",
+            "--trusted-ca-file",
+            "--client-crl-file",
+            "--client-cert-allowed-hostname",
+        ];
+        assert_eq!(ignored(&settings, Side::Client), client);
+        let named = tls::Settings { allowed_cns: vec!["m".to_owned()], ..tls::Settings::default() };
+        assert_eq!(ignored(&named, Side::Peer), ["--peer-cert-allowed-cn"]);
+        assert!(ignored(&tls::Settings::default(), Side::Peer).is_empty());
+    }
 }

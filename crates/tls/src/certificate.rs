@@ -102,6 +102,12 @@ pub(crate) struct Certificate<'a> {
 }
 
 impl<'a> Certificate<'a> {
+    /// The kind of its key: the contents of the AlgorithmIdentifier in [`Self::public_key`].
+    pub(crate) fn key_algorithm(&self) -> Option<&'a [u8]> {
+        let mut key = Reader::new(self.public_key).enter(der::SEQUENCE)?;
+        key.element(der::SEQUENCE).map(|algorithm| algorithm.contents)
+    }
+
     /// Parses DER; `None` if it is no certificate.
     pub(crate) fn parse(der: &'a [u8]) -> Option<Certificate<'a>> {
         let mut outer = Reader::new(der);

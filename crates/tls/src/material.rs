@@ -333,6 +333,20 @@ impl Notes {
         if !certificates.iter().any(signs) {
             self.warn(file, "none of the certificates may sign others: only these themselves are trusted");
         }
+        let algorithms = ring::default_provider().signature_verification_algorithms;
+        let is_supported = |certificate: &Certificate<'_>| {
+            let kind = certificate.key_algorithm();
+            algorithms.all.iter().any(|algorithm| Some(algorithm.public_key_alg_id().as_ref()) == kind)
+        };
+        let unsupported = |der: &CertificateDer<'_>| {
+            Certificate::parse(der)
+                .is_some_and(|certificate| certificate.can_sign() && !is_supported(&certificate))
+        };
+        if certificates.iter().any(unsupported) {
+            let text = "the key of an authority is of a kind that is not supported (such as P-521): certificates that it \
+                        has signed will be refused";
+            self.warn(file, text);
+        }
     }
 
     fn revocations(&mut self, file: &Path, revocations: &Revocations) {

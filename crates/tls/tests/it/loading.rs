@@ -346,6 +346,21 @@ fn certificates_for_the_wrong_purpose_are_warned_of() {
 }
 
 #[test]
+fn an_authority_whose_key_is_not_supported_is_warned_of() {
+    let (files, authority) = (Files::new(), Authority::new("ca"));
+    let own = authority.issue(params_for("server", &["a"]));
+    let settings = files.settings("server", &own, Some(&authority));
+    let warned = || {
+        let warnings = load(settings.clone()).unwrap().0.warnings();
+        warnings.iter().any(|warning| warning.text.starts_with("the key of an authority"))
+    };
+    assert!(!warned());
+    let p521 = include_str!("data/p521.cert.pem");
+    files.write("server.ca.crt", format!("{}{p521}", authority.pem));
+    assert!(warned());
+}
+
+#[test]
 fn no_secret_is_shown() {
     let (files, authority) = (Files::new(), Authority::new("ca"));
     let mut own = params_for("server", &["a"]);
