@@ -7,7 +7,7 @@ use tls::ClientTls;
 use tokio::net::TcpStream;
 
 use crate::endpoint::Endpoint;
-use crate::handshakes::{self, Handshakes, Met};
+use crate::handshakes::{self, Failure, Handshakes, Met};
 use crate::sessions::{Sessions, Side};
 use crate::socket::Socket;
 use crate::wire::Wire;
@@ -54,6 +54,7 @@ impl Dialer {
         let Met { stream, secured, session } = met?;
         let wire = Wire::new(TcpStream::from_std(stream)?, write_timeout)?;
         let watched = self.sessions.watch(Side::Dialed(tls.clone()), session, endpoint.authority.clone());
+        let watched = watched.map_err(Failure::Refused)?;
         Ok(Socket::secured(wire, secured, watched))
     }
 }

@@ -45,6 +45,13 @@ pub(crate) enum Failure {
     NoThread(io::Error),
 }
 
+impl Failure {
+    /// Returns true if the other end closed the connection in the middle of its handshake, or before it.
+    pub(crate) fn is_end_of_file(&self) -> bool {
+        matches!(self, Failure::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof)
+    }
+}
+
 impl From<HandshakeError> for Failure {
     fn from(error: HandshakeError) -> Failure {
         match error {
@@ -64,7 +71,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             // Go's word for a connection that the other end closes.
-            Failure::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => f.write_str("EOF"),
+            failure if failure.is_end_of_file() => f.write_str("EOF"),
             Failure::Io(error) => error.fmt(f),
             Failure::Handshake(error) => f.write_str(&tls::explain(error)),
             Failure::Refused(refusal) => refusal.fmt(f),

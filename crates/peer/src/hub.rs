@@ -29,7 +29,7 @@ use crate::endpoint::Endpoint;
 use crate::error::{ExchangeError, PostError, RequestError};
 use crate::frame_buffer::FrameBuffer;
 use crate::handler::Handler;
-use crate::handshakes::{Handshakes, LOOK_UPS_MAX, Met, Rejected, SharedResolver};
+use crate::handshakes::{Failure, Handshakes, LOOK_UPS_MAX, Met, Rejected, SharedResolver};
 use crate::identity::{self, Identity, MAINSTAY_SNAPSHOT};
 use crate::inbox::{Arrivals, Command, Inbox};
 use crate::options::{
@@ -41,7 +41,7 @@ use crate::peers::Target;
 use crate::piece::Piece;
 use crate::places::{Guest, Places, SnapshotPlaces};
 use crate::routes;
-use crate::sessions::Side;
+use crate::sessions::{Finding, Side};
 use crate::socket::{Clock, Socket};
 use crate::turn::end_turn;
 use crate::wire::Wire;
@@ -196,21 +196,36 @@ impl Hub {
         }
     }
 
-    /// Closes the TLS connections whose other ends would not be let in now.
+    /// Closes the TLS connections whose other ends are not trusted any more.
     fn check_sessions(&self) {
-        self.client.dialer.sessions.end_invalid(|remote, refusal| {
+        self.client.dialer.sessions.end_untrusted(|finding, remote, refusal| {
             let error = refusal.to_string();
             let fields = [("remote-addr", Field::Text(remote)), ("error", Field::Text(&error))];
-            (self.log)(Level::Warn, "closed a TLS connection between members", &fields);
+            let (level, text) = match finding {
+                Finding::Closed => (Level::Warn, "closed a TLS connection between members"),
+                Finding::Expired => (
+                    Level::Error,
+                    "the certificate of a connected member has ended: its connections stay, but new ones are refused; \
+                     replace the certificate",
+                ),
+            };
+            (self.log)(level, text, &fields);
         });
     }
 
     /// Says that a connection was rejected, in etcd's words; some a second, the rest is counted.
     fn rejected(&self, from: SocketAddr, rejected: &Rejected) {
-        let mut rejections = self.rejections.get();
-        let left_out = rejections.note(Instant::now());
-        self.rejections.set(rejections);
-        let Some(left_out) = left_out else { return };
+        // As in etcd: whoever connects only to see whether the port is open does not fill the log.
+        let is_probe = rejected.failure.is_end_of_file();
+        let left_out = if is_probe {
+            0
+        } else {
+            let mut rejections = self.rejections.get();
+            let left_out = rejections.note(Instant::now());
+            self.rejections.set(rejections);
+            let Some(left_out) = left_out else { return };
+            left_out
+        };
         let (from, error, left_out) = (from.to_string(), rejected.failure.to_string(), left_out.to_string());
         let mut fields =
             vec![("remote-addr", Field::Text(&from)), ("server-name", Field::Text(&rejected.server_name))];
@@ -226,7 +241,8 @@ impl Hub {
         if left_out != "0" {
             fields.push(("rejections-left-out", Field::Text(&left_out)));
         }
-        (self.log)(Level::Warn, "rejected connection on peer endpoint", &fields);
+        let level = if is_probe { Level::Debug } else { Level::Warn };
+        (self.log)(level, "rejected connection on peer endpoint", &fields);
     }
 
     pub(crate) fn unreachable(&self, id: u64) {
@@ -480,7 +496,11 @@ async fn shake_hands(
     guest.is_verified.set(session.not_after().is_some());
     let wire = Wire::new(TcpStream::from_std(stream)?, hub.write_timeout)?;
     let side = Side::Accepted(tls, Rc::clone(guest));
-    let watched = hub.client.dialer.sessions.watch(side, session, from.to_string());
+    let watched = hub.client.dialer.sessions.watch(side, session, from.to_string()).map_err(|refusal| {
+        let failure = Failure::Refused(refusal);
+        hub.rejected(from, &Rejected { failure, server_name: String::new(), names: None });
+        io::ErrorKind::PermissionDenied
+    })?;
     Ok(Socket::secured(wire, secured, watched))
 }
 

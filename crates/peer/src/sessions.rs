@@ -30,6 +30,8 @@ pub(crate) struct Watched {
     /// Address or name of the other end, for the log.
     remote: String,
     ended: Cell<bool>,
+    /// It was said that its certificates have ended.
+    told_expired: Cell<bool>,
     /// The task that reads and writes the connection.
     waker: RefCell<Option<Waker>>,
 }
@@ -59,6 +61,13 @@ impl Watched {
         }
     }
 
+    fn still_trusted(&self) -> Result<(), Refusal> {
+        match &self.side {
+            Side::Accepted(tls, _) => tls.still_trusted(&self.session),
+            Side::Dialed(tls) => tls.still_trusted(&self.session),
+        }
+    }
+
     fn end(&self) {
         self.ended.set(true);
         if let Some(waker) = self.waker.borrow_mut().take() {
@@ -70,10 +79,31 @@ impl Watched {
     }
 }
 
+/// What was found out about a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Finding {
+    /// Its other end is not trusted any more: it is closed.
+    Closed,
+    /// The other end's certificates are not valid at this time, and were not taken back: it stays. Said once.
+    Expired,
+}
+
 impl Sessions {
     /// Watches a connection whose other end was let in.
-    pub(crate) fn watch(&self, side: Side, session: Session, remote: String) -> Rc<Watched> {
-        let watched = Watched { side, session, remote, ended: Cell::new(false), waker: RefCell::default() };
+    ///
+    /// # Errors
+    ///
+    /// Files were replaced since then, and the other end would not be let in now.
+    pub(crate) fn watch(&self, side: Side, session: Session, remote: String) -> Result<Rc<Watched>, Refusal> {
+        let watched = Watched {
+            side,
+            session,
+            remote,
+            ended: Cell::new(false),
+            told_expired: Cell::new(false),
+            waker: RefCell::default(),
+        };
+        watched.still_trusted()?;
         let watched = Rc::new(watched);
         let mut open = self.open.borrow_mut();
         // Those that are closed are forgotten now and then, so that the list is at most twice as long as it has to be.
@@ -81,21 +111,122 @@ impl Sessions {
             open.retain(|one| one.strong_count() > 0);
         }
         open.push(Rc::downgrade(&watched));
-        watched
+        Ok(watched)
     }
 
-    /// Ends those whose other ends would not be let in now; `say` hears of each: its other end, and why.
-    pub(crate) fn end_invalid(&self, mut say: impl FnMut(&str, &Refusal)) {
+    /// Ends those whose other ends are not trusted any more; `say` hears what was found, of which other end, and why.
+    ///
+    /// The end of a certificate closes nothing: if those of a cluster ended, or one member's clock jumped, sound members would
+    /// lose each other.
+    pub(crate) fn end_untrusted(&self, mut say: impl FnMut(Finding, &str, &Refusal)) {
         self.open.borrow_mut().retain(|one| match one.upgrade() {
             Some(one) if !one.ended.get() => {
-                if let Err(refusal) = one.still_valid() {
+                if let Err(refusal) = one.still_trusted() {
                     one.end();
-                    say(&one.remote, &refusal);
+                    say(Finding::Closed, &one.remote, &refusal);
+                } else if !one.told_expired.get()
+                    && let Err(refusal) = one.still_valid()
+                {
+                    one.told_expired.set(true);
+                    say(Finding::Expired, &one.remote, &refusal);
                 }
                 true
             }
             Some(_) => true,
             None => false,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::{Duration, SystemTime};
+
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer, KeyIdMethod,
+        KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
+    };
+    use rustls::time_provider::TimeProvider;
+    use rustls_pki_types::UnixTime;
+    use testkit::TempDir;
+    use tls::{Settings, Tls};
+
+    use super::*;
+
+    /// 2026-06-01.
+    const NOW: u64 = 1_780_272_000;
+
+    #[derive(Debug)]
+    struct Clock(AtomicU64);
+
+    impl TimeProvider for Clock {
+        fn current_time(&self) -> Option<UnixTime> {
+            Some(UnixTime::since_unix_epoch(Duration::from_secs(self.0.load(Ordering::Relaxed))))
+        }
+    }
+
+    fn revoked(issuer: &Issuer<'_, KeyPair>, serial: u8) -> Vec<u8> {
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2026, 1, 1),
+            next_update: date_time_ymd(2055, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: vec![RevokedCertParams {
+                serial_number: SerialNumber::from_slice(&[serial]),
+                revocation_time: date_time_ymd(2026, 1, 1),
+                reason_code: None,
+                invalidity_date: None,
+            }],
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        list.signed_by(issuer).unwrap().der().to_vec()
+    }
+
+    #[test]
+    fn a_certificate_that_ends_keeps_its_connections_and_one_that_is_revoked_does_not() {
+        let dir = TempDir::in_memory("peer-sessions");
+        let (ca, crl) = (dir.path().join("ca"), dir.path().join("crl"));
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().unwrap();
+        std::fs::write(&ca, params.self_signed(&key).unwrap().pem()).unwrap();
+        let issuer = Issuer::new(params, key);
+        std::fs::write(&crl, revoked(&issuer, 1)).unwrap();
+        let mut params = CertificateParams::default();
+        params.serial_number = Some(SerialNumber::from_slice(&[7]));
+        params.not_after = date_time_ymd(2026, 6, 2);
+        let leaf = params.signed_by(&KeyPair::generate().unwrap(), &issuer).unwrap();
+
+        let clock = Arc::new(Clock(AtomicU64::new(NOW)));
+        let settings =
+            Settings { trusted_ca_file: Some(ca), crl_file: Some(crl.clone()), ..Settings::default() };
+        let (tls, mut reloader) = Tls::load(settings, clock.clone()).unwrap();
+        let client = tls.client();
+        let session = client.admit(Some(&[leaf.der().clone()])).unwrap();
+        let sessions = Sessions::default();
+        let watch = || sessions.watch(Side::Dialed(client.clone()), session.clone(), "m".to_owned());
+        let watched = watch().unwrap();
+        let findings = || {
+            let mut findings = Vec::new();
+            sessions.end_untrusted(|finding, remote, _| findings.push((finding, remote.to_owned())));
+            findings
+        };
+        assert_eq!(findings(), []);
+        clock.0.store(NOW + 3 * 86_400, Ordering::Relaxed);
+        assert_eq!(findings(), [(Finding::Expired, "m".to_owned())]);
+        assert!(!watched.ended.get() && findings().is_empty(), "it stays, and that is said once");
+
+        std::fs::write(&crl, revoked(&issuer, 7)).unwrap();
+        let later = SystemTime::now() + Duration::from_secs(60);
+        while tls.generation() == 1 {
+            reloader.poll(later);
+        }
+        // Whoever was let in just before the files were replaced is not watched as one that may stay.
+        assert_eq!(watch().map(drop), Err(Refusal::Revoked { serial: "07".to_owned() }));
+        assert_eq!(findings(), [(Finding::Closed, "m".to_owned())]);
+        assert!(watched.ended.get());
     }
 }

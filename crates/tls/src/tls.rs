@@ -134,6 +134,14 @@ impl Shared {
         checks: impl Fn(&Material) -> Option<&PeerChecks>,
     ) -> Result<(), Refusal> {
         check_time(0, session.not_after, self.now()?.as_secs())?;
+        self.still_trusted(session, checks)
+    }
+
+    fn still_trusted(
+        &self,
+        session: &Session,
+        checks: impl Fn(&Material) -> Option<&PeerChecks>,
+    ) -> Result<(), Refusal> {
         let material = self.current.load();
         if session.generation == material.generation {
             return Ok(());
@@ -197,6 +205,14 @@ impl ServerTls {
     pub fn still_valid(&self, session: &Session) -> Result<(), Refusal> {
         self.shared.still_valid(session, |material| material.clients.as_ref())
     }
+
+    /// Like [`Self::still_valid`], but without regard to the time: a certificate that ends is not one that was taken back.
+    ///
+    /// # Errors
+    /// The connection is to be closed.
+    pub fn still_trusted(&self, session: &Session) -> Result<(), Refusal> {
+        self.shared.still_trusted(session, |material| material.clients.as_ref())
+    }
 }
 
 impl fmt::Debug for ServerTls {
@@ -244,6 +260,14 @@ impl ClientTls {
     /// The connection is to be closed.
     pub fn still_valid(&self, session: &Session) -> Result<(), Refusal> {
         self.shared.still_valid(session, |material| Some(&material.servers))
+    }
+
+    /// Like [`Self::still_valid`], but without regard to the time, as [`ServerTls::still_trusted`] says it of clients.
+    ///
+    /// # Errors
+    /// The connection is to be closed.
+    pub fn still_trusted(&self, session: &Session) -> Result<(), Refusal> {
+        self.shared.still_trusted(session, |material| Some(&material.servers))
     }
 }
 

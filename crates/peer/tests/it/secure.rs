@@ -278,6 +278,26 @@ fn rejected_connections_are_said_a_few_times_a_second() {
     assert!(lines < 200, "{lines}");
 }
 
+/// A check of health that only connects takes no place among the lines about those that are rejected.
+#[test]
+fn a_connection_that_says_nothing_is_not_warned_of() {
+    let (files, authority) = (Files::new(), Authority::new("ca"));
+    let one = pki::member(1, &load(files.settings("one", &authority, params("one", HERE))).0);
+    let address = one.url.strip_prefix("https://").unwrap();
+    for _ in 0..20 {
+        drop(TcpStream::connect(address).unwrap());
+    }
+    let told = |level: &str| {
+        let start = format!("{level} rejected connection");
+        one.recorder.with(|heard| heard.lines.iter().filter(|line| line.starts_with(&start)).count())
+    };
+    kit::until("all are told of", || (told("Debug") + told("Warn") == 20).then_some(()));
+    assert_eq!(told("Warn"), 0);
+    let _ = TcpStream::connect(address).unwrap().write_all(b"HEAD / HTTP/1.1\r\n\r\n");
+    wait_rejected(&one, "tls: first record does not look like a TLS handshake");
+    assert_eq!(told("Warn"), 1);
+}
+
 /// A member whose listener still speaks plain HTTP while the other already has TLS, and the other way round.
 #[test]
 fn members_with_and_without_tls_talk_while_a_cluster_is_changed() {

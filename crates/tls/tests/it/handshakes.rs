@@ -183,6 +183,7 @@ fn a_resumed_session_of_an_expired_certificate_is_not_admitted() {
     clock.set(end + 1);
     let expired = Refusal::Expired { now: end + 1, not_after: end };
     assert_eq!(server.still_valid(&session), Err(expired.clone()));
+    assert_eq!(server.still_trusted(&session), Ok(()));
     let met = meet(&server, &client, "a");
     assert!(met.succeeded());
     assert_eq!(met.server.handshake_kind(), Some(HandshakeKind::Resumed));

@@ -88,6 +88,7 @@ fn revocation_takes_effect_on_connections_that_exist() {
     assert!(matches!(polled(&mut reloader), Some(Event::Reloaded { .. })));
     let revoked = Refusal::Revoked { serial: "05".to_owned() };
     assert_eq!(server.still_valid(&alices), Err(revoked.clone()));
+    assert_eq!(server.still_trusted(&alices), Err(revoked.clone()));
     assert_eq!(server.still_valid(&bobs), Ok(()));
     // Tickets from before are worth nothing: the handshake is a full one, and fails.
     let met = meet(&server, &alice, "a");
@@ -147,6 +148,7 @@ fn outgoing_connections_follow_too() {
     files.write("client.ca.crt", &two.pem);
     assert!(matches!(polled(&mut reloader), Some(Event::Reloaded { .. })));
     assert_eq!(client.still_valid(&session), Err(Refusal::UnknownAuthority));
+    assert_eq!(client.still_trusted(&session), Err(Refusal::UnknownAuthority));
     assert_eq!(client.admit(met.client.peer_certificates()), Err(Refusal::UnknownAuthority));
     assert!(!meet(&server, &client, "a").succeeded());
 }
