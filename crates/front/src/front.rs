@@ -86,9 +86,8 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
             look_ups: Arc::new(AtomicUsize::new(0)),
             timeout: options.handshake_timeout,
         });
-        // One core is left for those who are in already.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        for number in 0..(cores - 1).max(1) {
+        for number in 0..handshake_threads(cores, shards) {
             let (thread, arriving) = mpsc::unbounded_channel();
             let closing = Closing(closing_seen.clone());
             front.threads.push(handshakes::spawn(number, shared.clone(), arriving, closing)?);
@@ -107,6 +106,12 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
     };
     front.threads.push(acceptor::spawn(acceptor)?);
     Ok(front)
+}
+
+/// Threads that shake hands: one core is left for those who are in already, and a front with few shards needs no more
+/// threads than those.
+fn handshake_threads(cores: usize, shards: usize) -> usize {
+    cores.saturating_sub(1).min(shards).max(1)
 }
 
 impl Front {
@@ -165,5 +170,16 @@ impl Drop for Front {
         self.closing.send_replace(true);
         self.killed.send_replace(true);
         self.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_front_with_one_shard_shakes_hands_on_one_thread() {
+        let threads = |cores, shards| handshake_threads(cores, shards);
+        assert_eq!((threads(64, 64), threads(64, 1), threads(1, 1), threads(2, 8)), (63, 1, 1, 1));
     }
 }
