@@ -12,7 +12,8 @@ const SPAN: Duration = Duration::from_secs(1);
 /// Tells of connections that are not let in, within bounds: clients decide how many there are.
 pub(crate) struct Rejections {
     tell: Arc<dyn Fn(&Rejected) + Send + Sync>,
-    state: Mutex<State>,
+    /// Of refusals, and of clients that just end the connection: those are many where ports are probed, and of less interest.
+    states: Mutex<[State; 2]>,
 }
 
 #[derive(Debug, Default)]
@@ -24,20 +25,22 @@ struct State {
 
 impl fmt::Debug for Rejections {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.state.fmt(f)
+        self.states.fmt(f)
     }
 }
 
 impl Rejections {
     pub(crate) fn new(tell: Arc<dyn Fn(&Rejected) + Send + Sync>) -> Rejections {
-        Rejections { tell, state: Mutex::default() }
+        Rejections { tell, states: Mutex::default() }
     }
 
     /// Reports this one, unless there were too many lately.
     pub(crate) fn report(&self, mut rejected: Rejected, now: Instant) {
         {
             // Nothing inside can panic half-way.
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+            let [refusals, ends] = &mut *states;
+            let state = if rejected.is_end_of_file { ends } else { refusals };
             if state.since.is_none_or(|since| now.saturating_duration_since(since) >= SPAN) {
                 (state.since, state.reported) = (Some(now), 0);
             }
@@ -87,5 +90,31 @@ mod tests {
         report(now + SPAN);
         report(now + SPAN);
         assert_eq!(seen.lock().unwrap()[10..], [40, 0]);
+    }
+
+    #[test]
+    fn ends_take_no_place_and_no_count_of_others() {
+        let seen: Arc<Mutex<Vec<(bool, u64)>>> = Arc::default();
+        let sink = seen.clone();
+        let tell = move |rejected: &Rejected| {
+            sink.lock().unwrap().push((rejected.is_end_of_file, rejected.not_reported));
+        };
+        let rejections = Rejections::new(Arc::new(tell));
+        let now = Instant::now();
+        let report = |is_end_of_file, at| {
+            let remote = SocketAddr::from(([1, 2, 3, 4], 5));
+            rejections.report(Rejected { is_end_of_file, ..Rejected::new(remote, "because".to_owned()) }, at);
+        };
+        for _ in 0..50 {
+            report(true, now);
+        }
+        for _ in 0..30 {
+            report(false, now);
+        }
+        let told = |end| seen.lock().unwrap().iter().filter(|(is_end, _)| *is_end == end).count();
+        assert_eq!((told(true), told(false)), (10, 10));
+        report(true, now + SPAN);
+        report(false, now + SPAN);
+        assert_eq!(seen.lock().unwrap()[20..], [(true, 40), (false, 20)]);
     }
 }
