@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustls::ServerConnection;
 use tls::Records;
@@ -127,7 +127,13 @@ impl Reception {
         let next = self.next.fetch_add(1, Relaxed) % self.threads.len().max(1);
         if let Some(thread) = self.threads.get(next) {
             // Bounded by the quota. It fails only when the front is closing.
-            let _ = thread.send(Arriving { stream, peer, listener: listener.clone(), share });
+            let _ = thread.send(Arriving {
+                stream,
+                peer,
+                listener: listener.clone(),
+                share,
+                since: Instant::now(),
+            });
         }
         true
     }

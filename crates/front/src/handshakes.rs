@@ -1,6 +1,7 @@
 //! TLS handshakes: threads of their own ([`spawn`]) take accepted connections, shake hands with many clients at once, check
 //! who they are, and hand those that are let in over to the shards. Established connections never wait for one.
 //!
+//! Each address gets one step in turn ([`Turns`]), so that one with many handshakes holds up the others by one step each.
 //! What clients can make this hold is bounded ([`Quota`]), and so is the time that each may take
 //! ([`crate::Options::handshake_timeout`]).
 
@@ -10,7 +11,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustls::ServerConnection;
-use stdx::{First, race};
+use stdx::{Turns, race};
 use tls::Records;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
@@ -160,6 +161,8 @@ pub(crate) struct Arriving {
     pub(crate) peer: SocketAddr,
     pub(crate) listener: Arc<Secured>,
     pub(crate) share: Share,
+    /// When it was accepted.
+    pub(crate) since: Instant,
 }
 
 /// What the threads share.
@@ -184,16 +187,26 @@ pub(crate) fn spawn(
         .thread_name("tls-look-up")
         .build()?;
     std::thread::Builder::new().name(format!("tls-{number}")).spawn(move || {
-        let local = tokio::task::LocalSet::new();
         let hall = Rc::new(Hall { shared, scratch: RefCell::new(vec![0; READ_BYTES].into_boxed_slice()) });
-        local.block_on(&runtime, async {
-            while let First::Right(Some(arriving)) = race(closing.begun(), arriving.recv()).await {
-                let hall = hall.clone();
-                // Detached: it ends by itself, in bounded time, or with the thread.
-                drop(tokio::task::spawn_local(async move { hall.receive(arriving).await }));
+        let mut turns = Turns::new();
+        let serving = poll_fn(|cx| {
+            while let Poll::Ready(arriving) = arriving.poll_recv(cx) {
+                let Some(arriving) = arriving else { return Poll::Ready(()) };
+                let (hall, party) = (hall.clone(), arriving.share.party);
+                // It ends by itself, in bounded time, or with the thread.
+                turns.add(party, Box::pin(async move { hall.receive(arriving).await }));
             }
+            if turns.poll_one(cx).is_ready() {
+                // The network is asked what has come before the next turn. Never ready at the first poll.
+                let _ = pin!(tokio::task::yield_now()).poll(cx);
+            }
+            Poll::Pending
         });
-        drop(local);
+        runtime.block_on(race(closing.begun(), serving));
+        // Sockets and timers belong to the runtime.
+        let inside = runtime.enter();
+        drop(turns);
+        drop(inside);
         // A look-up may take its time.
         runtime.shutdown_background();
     })
@@ -332,6 +345,18 @@ fn looks_like_http(first: &[u8]) -> bool {
     [b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO"].iter().any(|begin| first == &begin[..])
 }
 
+/// Polls a future until this time and not once after it, unlike tokio's time-outs: a step costs a signature.
+async fn before<T>(deadline: Instant, future: impl Future<Output = T>) -> Option<T> {
+    let (mut future, mut over) = (pin!(future), pin!(tokio::time::sleep_until(deadline.into())));
+    poll_fn(|cx| {
+        if Instant::now() >= deadline || over.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        future.as_mut().poll(cx).map(Some)
+    })
+    .await
+}
+
 /// Where clients wait until they are let in.
 struct Hall {
     shared: Arc<Shared>,
@@ -342,7 +367,7 @@ struct Hall {
 impl Hall {
     /// A client from its first byte until it is handed over or sent away.
     async fn receive(&self, arriving: Arriving) {
-        let Arriving { stream, peer, listener, mut share } = arriving;
+        let Arriving { stream, peer, listener, mut share, since } = arriving;
         let Ok(stream) = stream.attach() else { return };
         let Ok(mut tls) = ServerConnection::new(listener.tls.config()) else { return };
         tls.set_buffer_limit(Some(crate::socket::BUFFER_BYTES));
@@ -351,8 +376,7 @@ impl Hall {
             poll_fn(|cx| shaking.poll_done(cx, &mut share, &mut self.scratch.borrow_mut())).await?;
             self.check(&shaking.tls, &listener, peer).await.map_err(Failure::Refused)
         };
-        let met = tokio::time::timeout(self.shared.timeout, met).await;
-        match met.unwrap_or(Err(Failure::TimedOut)) {
+        match before(since + self.shared.timeout, met).await.unwrap_or(Err(Failure::TimedOut)) {
             Ok(session) => self.hand_over(shaking, listener, session, peer),
             Err(failure) => {
                 self.report(&shaking, &failure, peer);

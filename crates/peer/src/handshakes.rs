@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
-use stdx::{First, race};
+use stdx::{First, Turns, race};
 
 use rustls::{ClientConnection, ServerConnection};
 use tls::{
@@ -19,9 +19,9 @@ use tls::{
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+use crate::origin::Origin;
 use crate::secured::{HandshakeError, Secured};
 use crate::turn::end_turn;
-use crate::turns::{Origin, Turns};
 use crate::wire::Wire;
 
 /// Threads that wait for answers to look-ups of names.

@@ -51,6 +51,7 @@ mod hub;
 mod identity;
 mod inbox;
 mod options;
+mod origin;
 mod pace;
 mod peer;
 mod peers;
@@ -67,7 +68,6 @@ mod socket;
 mod stream_reader;
 mod stream_writer;
 mod turn;
-mod turns;
 mod wire;
 
 pub use account::weight as message_bytes;

@@ -1,4 +1,5 @@
-//! What the standard library lacks and several crates need: calendar dates, the first of two futures, seeded randomness.
+//! What the standard library lacks and several crates need: calendar dates, the first of two futures, futures that are polled by
+//! turns, seeded randomness.
 //!
 //! It does no IO, reads no clock, and depends on nothing. Tests are beside the code.
 
@@ -7,6 +8,8 @@
 pub mod calendar;
 mod race;
 mod random;
+mod turns;
 
 pub use race::{First, race};
 pub use random::Random;
+pub use turns::Turns;

@@ -3,9 +3,10 @@
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::tls::{Resolver, ServerTls, Settings, Version};
 use bytes::Bytes;
@@ -366,12 +367,21 @@ fn who_has_a_certificate_that_ends_has_to_leave() {
 struct Names {
     may_answer: Mutex<bool>,
     changed: Condvar,
+    is_asked: AtomicBool,
 }
 
 impl Names {
     fn wait(&self) {
+        self.is_asked.store(true, SeqCst);
         let may = self.may_answer.lock().unwrap();
         drop(self.changed.wait_while(may, |may| !*may).unwrap());
+    }
+}
+
+impl Names {
+    fn may_answer(&self) {
+        *self.may_answer.lock().unwrap() = true;
+        self.changed.notify_all();
     }
 }
 
@@ -409,8 +419,7 @@ fn certificates_are_compared_with_addresses_where_the_listener_says_so() {
         for name in ["any", "at"] {
             serves(running.address, &pki.client(Some(name)));
         }
-        *names.may_answer.lock().unwrap() = true;
-        names.changed.notify_all();
+        names.may_answer();
         here.join().unwrap();
     });
     for (name, error, addresses, host) in [
@@ -458,4 +467,74 @@ fn unix_sockets_are_served_with_and_without_tls() {
         assert!(answer.ends_with("GET /health 0 true"), "{answer}");
         drop(running);
     }
+}
+
+/// A front whose thread for handshakes stands still in the first rejection that it tells of, until `gate` opens. Returns with
+/// it what it tells, and the gate.
+fn held_up(options: Options, tls: &ServerTls) -> (Running, Told, Arc<Names>) {
+    let (told, gate) = (Told::default(), Arc::new(Names::default()));
+    let (sink, waits) = (told.clone(), gate.clone());
+    let rejected = Arc::new(move |rejected: &Rejected| {
+        sink.0.lock().unwrap().push(rejected.clone());
+        waits.wait();
+    });
+    let running = serve(Options { shards: 1, rejected, ..options }, tls);
+    (running, told, gate)
+}
+
+/// A client at this address of its own that sends something that is no handshake.
+fn not_a_handshake(from: [u8; 4], to: SocketAddr) -> TcpStream {
+    let socket = block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind((from, 0).into()).unwrap();
+        socket.connect(to).await.unwrap().into_std().unwrap()
+    });
+    socket.set_nonblocking(false).unwrap();
+    (&socket).write_all(b"PRI * HTTP/2.0\r\n\r\n").unwrap();
+    socket
+}
+
+#[test]
+fn an_address_with_many_handshakes_holds_up_another_by_few_steps() {
+    const MANY: usize = 50;
+    let pki = Pki::new();
+    let (tls, _reloader) = pki.load(pki.settings());
+    let budget = Budget::new(64 * MIB);
+    let (running, told, gate) = held_up(Options { budget: budget.clone(), ..one_shard() }, &tls);
+    let _first = not_a_handshake([127, 0, 0, 1], running.address);
+    testkit::wait_until("the thread stands still", TIMEOUT, || gate.is_asked.load(SeqCst).then_some(()));
+    let _many = [(); MANY].map(|()| not_a_handshake([127, 0, 0, 1], running.address));
+    let _other = not_a_handshake([127, 0, 0, 2], running.address);
+    testkit::wait_until("all have arrived", TIMEOUT, || {
+        (budget.held_bytes() >= (MANY + 2) * 16_384).then_some(())
+    });
+    gate.may_answer();
+    let place = testkit::wait_until("ten were rejected", TIMEOUT, || {
+        let told = told.0.lock().unwrap();
+        let other = told.iter().position(|rejected| rejected.remote.ip() == IpAddr::from([127, 0, 0, 2]));
+        (told.len() >= 10).then_some(other)
+    });
+    assert!(place.is_some_and(|place| place <= 3), "{place:?}");
+}
+
+#[test]
+fn a_handshake_whose_time_is_over_when_its_turn_comes_is_not_begun() {
+    const PATIENCE: Duration = Duration::from_millis(20);
+    let pki = Pki::new();
+    let (tls, _reloader) = pki.load(pki.settings());
+    let budget = Budget::new(64 * MIB);
+    let options = Options { budget: budget.clone(), handshake_timeout: PATIENCE, ..one_shard() };
+    let (running, told, gate) = held_up(options, &tls);
+    let _first = not_a_handshake([127, 0, 0, 1], running.address);
+    testkit::wait_until("the thread stands still", TIMEOUT, || gate.is_asked.load(SeqCst).then_some(()));
+    let mut stream = testkit::http1::connect(running.address);
+    let mut client =
+        ClientConnection::new(pki.client(None), ServerName::try_from("127.0.0.1").unwrap()).unwrap();
+    client.write_tls(&mut stream).unwrap();
+    testkit::wait_until("it has arrived", TIMEOUT, || (budget.held_bytes() >= 2 * 16_384).then_some(()));
+    let arrived = Instant::now();
+    testkit::wait_until("its time is over", TIMEOUT, || (arrived.elapsed() > PATIENCE).then_some(()));
+    gate.may_answer();
+    assert!(!matches!(stream.read(&mut [0; 1]), Ok(1..)), "nothing was signed");
+    assert!(told.0.lock().unwrap().last().is_some_and(|last| last.error.ends_with("i/o timeout")));
 }

@@ -1,0 +1,36 @@
+use std::net::IpAddr;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Origin {
+    /// This member.
+    Own,
+    /// An address; all of a network of IPv6 are one.
+    Address(IpAddr),
+}
+
+impl Origin {
+    pub(crate) fn of(address: IpAddr) -> Origin {
+        Origin::Address(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                // A host has a network of 64 bits to itself.
+                IpAddr::V6((address.to_bits() >> 64 << 64).into())
+            }
+            address => address,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_addresses_of_one_network_share_a_turn() {
+        let of = |text: &str| Origin::of(text.parse().unwrap());
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1:2:3"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:10.0.0.2"), of("10.0.0.2"));
+        assert_ne!(of("10.0.0.2"), of("10.0.0.3"));
+    }
+}
