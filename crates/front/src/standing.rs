@@ -88,6 +88,8 @@ impl Admitted {
         let standing =
             Rc::new(Standing { admission, remote, is_over: Cell::new(false), waker: RefCell::new(None) });
         let key = shard.admitted.borrow_mut().insert(standing.clone());
+        // What it was let in by may have been replaced since, and those that are here already looked at.
+        standing.look(shard);
         Admitted { shard: shard.clone(), key, standing }
     }
 }

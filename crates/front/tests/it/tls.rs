@@ -538,3 +538,23 @@ fn a_handshake_whose_time_is_over_when_its_turn_comes_is_not_begun() {
     assert!(!matches!(stream.read(&mut [0; 1]), Ok(1..)), "nothing was signed");
     assert!(told.0.lock().unwrap().last().is_some_and(|last| last.error.ends_with("i/o timeout")));
 }
+
+#[test]
+fn who_is_revoked_on_the_way_in_has_to_leave() {
+    let pki = Pki::new();
+    pki.issue("mallory", &["here.example"]);
+    let (tls, mut reloader) = pki.load(pki.mutual());
+    let (told, names) = (Told::default(), Arc::new(Names::default()));
+    let running = serve_with(Options { resolver: names.clone(), ..told.options() }, &tls, true);
+    std::thread::scope(|threads| {
+        let client = pki.client(Some("mallory"));
+        threads.spawn(move || meet(running.address, &client));
+        testkit::wait_until("names are looked up", TIMEOUT, || names.is_asked.load(SeqCst).then_some(()));
+        pki.revoke(&["mallory"]);
+        reload(&mut reloader);
+        running.front.tls_reloaded();
+        names.may_answer();
+        let rejected = told.next();
+        assert!(rejected.was_admitted && rejected.error.contains("revoked"), "{rejected:?}");
+    });
+}
