@@ -12,12 +12,15 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use crate::certificate::Certificate;
 use crate::error::LoadError;
 
-/// The types of the file's sections: what stands behind `-----BEGIN `.
+/// The types of the file's sections: what stands behind `-----BEGIN `. They are shown in errors, so nothing else counts as one: a
+/// key whose line breaks were lost is a single line that begins and ends like such a line.
 fn labels(pem: &[u8]) -> Vec<String> {
     let lines = pem.split(|byte| *byte == b'\n');
     let label = |line: &[u8]| {
         let text = std::str::from_utf8(line).ok()?.trim_end();
-        Some(text.strip_prefix("-----BEGIN ")?.strip_suffix("-----")?.to_owned())
+        let label = text.strip_prefix("-----BEGIN ")?.strip_suffix("-----")?;
+        let is_label = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b' ';
+        label.bytes().all(is_label).then(|| label.to_owned())
     };
     lines.filter_map(label).collect()
 }

@@ -67,6 +67,26 @@ fn an_rsa_key_that_does_not_sign_is_refused() {
     }
 }
 
+/// Such a file is what is left of a key in a variable or a template that takes line breaks away.
+#[test]
+fn a_key_without_line_breaks_is_not_shown() {
+    let (files, authority) = (Files::new(), Authority::new("ca"));
+    let own = authority.issue(params_for("server", &["a"]));
+    let flat = own.key.replace('\n', "");
+    let secret = &own.key.lines().nth(1).unwrap()[..16];
+    assert!(flat.contains(secret));
+    let twice = format!("{flat}\n{flat}\n");
+    let with =
+        format!("{flat}\n-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n");
+    for (cert, key) in
+        [(&twice, &own.key), (&with, &own.key), (&own.cert, &twice), (&own.cert, &with), (&own.cert, &flat)]
+    {
+        let pair = Pair { cert: cert.clone(), key: key.clone(), ..own.clone() };
+        let said = problem(files.settings("server", &pair, Some(&authority)));
+        assert!(!said.contains(secret), "{said}");
+    }
+}
+
 #[test]
 fn files_that_cannot_be_used_are_refused_in_gos_words() {
     let (files, authority) = (Files::new(), Authority::new("ca"));
