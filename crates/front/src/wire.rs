@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use rustls::ServerConnection;
-use tls::{BarrenRecords, Records};
+use tls::{BarrenRecords, Records, WriteAllowance};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::socket::{BufferPool, Filled, Transport};
@@ -124,6 +124,7 @@ pub(crate) struct TlsStream<S> {
     arrived: u64,
     surplus: usize,
     barren: BarrenRecords,
+    allowance: WriteAllowance,
     /// The client has said that nothing follows, or has gone.
     has_ended: bool,
     /// What the client sent is not TLS as agreed.
@@ -141,6 +142,7 @@ impl<S: Transport> TlsStream<S> {
     ) -> TlsStream<S> {
         TlsStream {
             stream,
+            allowance: WriteAllowance::of(tls.negotiated_cipher_suite()),
             tls,
             pool,
             input: None,
@@ -258,7 +260,9 @@ impl<S: Transport> TlsStream<S> {
             if bytes.is_empty() {
                 return Poll::Ready(Ok(0));
             }
+            self.allowance.check(bytes.len())?;
             self.encrypted = self.tls.writer().write(bytes)?;
+            self.allowance.count(self.encrypted);
             if self.encrypted == 0 {
                 // What the library itself has to say fills its buffer.
                 ready!(self.poll_flush_records(cx))?;
@@ -361,7 +365,7 @@ mod tests {
     };
     use rustls::{
         CipherSuiteCommon, ClientConfig, ClientConnection, ConnectionTrafficSecrets, RootCertStore,
-        ServerConfig, SupportedCipherSuite, Tls13CipherSuite,
+        ServerConfig, SupportedCipherSuite, Tls12CipherSuite, Tls13CipherSuite,
     };
     use rustls_pki_types::{PrivatePkcs8KeyDer, ServerName};
 
@@ -407,15 +411,15 @@ mod tests {
 
     /// Both ends after a handshake.
     fn pair() -> (ServerConnection, ClientConnection) {
-        pair_by(rustls::crypto::ring::default_provider())
+        pair_by(rustls::crypto::ring::default_provider(), rustls::crypto::ring::default_provider())
     }
 
-    /// The same, with this cryptography at the client.
-    fn pair_by(provider: CryptoProvider) -> (ServerConnection, ClientConnection) {
+    /// The same, with this cryptography at the server and at the client.
+    fn pair_by(at_server: CryptoProvider, at_client: CryptoProvider) -> (ServerConnection, ClientConnection) {
         let certified = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
         let certificate = certified.cert.der().clone();
         let key = PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der());
-        let server = ServerConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
+        let server = ServerConfig::builder_with_provider(at_server.into())
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
@@ -423,7 +427,7 @@ mod tests {
             .unwrap();
         let mut roots = RootCertStore::empty();
         roots.add(certificate).unwrap();
-        let client = ClientConfig::builder_with_provider(provider.into())
+        let client = ClientConfig::builder_with_provider(at_client.into())
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots)
@@ -653,7 +657,7 @@ mod tests {
 
     #[test]
     fn empty_records_and_key_updates_by_turns_end_a_connection() {
-        let (server, mut client) = pair_by(emptying());
+        let (server, mut client) = pair_by(rustls::crypto::ring::default_provider(), emptying());
         let mut bytes = Vec::new();
         for _ in 0..1000 {
             client.refresh_traffic_keys().unwrap();
@@ -716,5 +720,38 @@ mod tests {
             (taken, rounds) = (taken + of_round, rounds + 1);
         }
         assert!(rounds >= 4, "{rounds}");
+    }
+
+    /// A provider of TLS 1.2 only, whose keys may encrypt so many records.
+    fn short_lived(records: u64) -> CryptoProvider {
+        let suite = rustls::crypto::ring::cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256;
+        let SupportedCipherSuite::Tls12(suite) = suite else { panic!("it is a suite of TLS 1.2") };
+        let Tls12CipherSuite { prf_provider, kx, sign, aead_alg, .. } = *suite;
+        let common = CipherSuiteCommon { confidentiality_limit: records, ..suite.common };
+        let suite = Tls12CipherSuite { common, prf_provider, kx, sign, aead_alg };
+        let cipher_suites = vec![SupportedCipherSuite::Tls12(Box::leak(Box::new(suite)))];
+        CryptoProvider { cipher_suites, ..rustls::crypto::ring::default_provider() }
+    }
+
+    #[test]
+    fn what_is_reported_as_written_arrives_also_when_the_keys_are_used_up() {
+        let (server, mut client) = pair_by(short_lived(50), rustls::crypto::ring::default_provider());
+        let (stream, mut far) = tokio::io::duplex(BUFFER_BYTES);
+        let mut wire = tls(stream, server);
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        let mut written = 0;
+        let ended = (0..50).any(|_| match Pin::new(&mut wire).poll_write(cx, &[7; 100]) {
+            Poll::Ready(Ok(n)) => {
+                written += n;
+                false
+            }
+            Poll::Ready(Err(_)) => true,
+            Poll::Pending => panic!("there is room for all"),
+        });
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut into = ReadBuf::new(&mut buffer);
+        assert!(Pin::new(&mut far).poll_read(cx, &mut into).is_ready());
+        assert_eq!(receive(&mut client, into.filled()).len(), written);
+        assert!(ended && written >= 30 * 100, "{written}");
     }
 }

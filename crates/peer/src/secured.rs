@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use rustls::{ClientConnection, Connection, ServerConnection};
 use rustls_pki_types::CertificateDer;
-use tls::{BarrenRecords, Records};
+use tls::{BarrenRecords, Records, WriteAllowance};
 use tokio::io::AsyncWrite;
 
 use crate::wire::Wire;
@@ -39,6 +39,8 @@ pub(crate) struct Secured {
     taken: usize,
     records: Records,
     barren: BarrenRecords,
+    /// From the end of the handshake on.
+    allowance: WriteAllowance,
     says_goodbye: bool,
 }
 
@@ -59,6 +61,7 @@ impl Secured {
             taken: 0,
             records: Records::default(),
             barren: BarrenRecords::default(),
+            allowance: WriteAllowance::of(None),
             says_goodbye: false,
         }
     }
@@ -85,6 +88,7 @@ impl Secured {
         loop {
             let sent = self.poll_send(wire, cx).map_err(HandshakeError::Io)?;
             if !self.connection.is_handshaking() {
+                self.allowance = WriteAllowance::of(self.connection.negotiated_cipher_suite());
                 return sent.map(Ok);
             }
             let came = ready!(self.poll_receive(wire, cx));
@@ -244,7 +248,9 @@ impl Secured {
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_send(wire, cx))?;
+        self.allowance.check(parts.iter().map(|part| part.len()).sum())?;
         let written = self.connection.writer().write_vectored(parts)?;
+        self.allowance.count(written);
         // What the kernel does not take now goes with the next write or flush.
         let _ = self.poll_send(wire, cx)?;
         Poll::Ready(Ok(written))
@@ -285,5 +291,106 @@ impl Write for Out<'_, '_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use rustls::crypto::ring::{cipher_suite, default_provider};
+    use rustls::{
+        CipherSuiteCommon, ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite, Tls12CipherSuite,
+    };
+    use rustls_pki_types::PrivatePkcs8KeyDer;
+
+    use super::*;
+
+    /// Both ends after a handshake in TLS 1.2, with a server whose keys may encrypt so many records.
+    fn pair(records: u64) -> (ServerConnection, ClientConnection) {
+        let SupportedCipherSuite::Tls12(suite) = cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 else {
+            panic!("it is a suite of TLS 1.2");
+        };
+        let Tls12CipherSuite { prf_provider, kx, sign, aead_alg, .. } = *suite;
+        let common = CipherSuiteCommon { confidentiality_limit: records, ..suite.common };
+        let suite = Tls12CipherSuite { common, prf_provider, kx, sign, aead_alg };
+        let mut provider = default_provider();
+        provider.cipher_suites = vec![SupportedCipherSuite::Tls12(Box::leak(Box::new(suite)))];
+        let certified = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
+        let certificate = certified.cert.der().clone();
+        let key = PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der());
+        let server = ServerConfig::builder_with_provider(provider.into())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.clone()], key.into())
+            .unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate).unwrap();
+        let client = ClientConfig::builder_with_provider(default_provider().into())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let mut server = ServerConnection::new(Arc::new(server)).unwrap();
+        let mut client = ClientConnection::new(Arc::new(client), "a".try_into().unwrap()).unwrap();
+        while server.is_handshaking() || client.is_handshaking() || server.wants_write() {
+            let mut sent = Vec::new();
+            while client.wants_write() {
+                client.write_tls(&mut sent).unwrap();
+            }
+            let mut rest = sent.as_slice();
+            while !rest.is_empty() {
+                server.read_tls(&mut rest).unwrap();
+                server.process_new_packets().unwrap();
+            }
+            let mut sent = Vec::new();
+            while server.wants_write() {
+                server.write_tls(&mut sent).unwrap();
+            }
+            let mut rest = sent.as_slice();
+            while !rest.is_empty() {
+                client.read_tls(&mut rest).unwrap();
+                client.process_new_packets().unwrap();
+            }
+        }
+        (server, client)
+    }
+
+    #[test]
+    fn what_is_reported_as_written_arrives_also_when_the_keys_are_used_up() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (server, mut client) = pair(50);
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let far = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let mut wire = Wire::new(listener.accept().await.unwrap().0, Duration::from_secs(30)).unwrap();
+            let mut secured = Secured::server(server);
+            secured.handshake(&mut wire).await.unwrap();
+            let (mut written, mut ended) = (0, false);
+            for _ in 0..50 {
+                let parts = [IoSlice::new(&[7; 60]), IoSlice::new(&[8; 40])];
+                match poll_fn(|cx| secured.poll_write(&mut wire, cx, &parts)).await {
+                    Ok(bytes) => written += bytes,
+                    Err(_) => ended = true,
+                }
+            }
+            poll_fn(|cx| secured.poll_send(&mut wire, cx)).await.unwrap();
+            drop(wire);
+            let mut far = far.into_std().unwrap();
+            far.set_nonblocking(false).unwrap();
+            let mut came = Vec::new();
+            far.read_to_end(&mut came).unwrap();
+            let (mut rest, mut arrived) = (came.as_slice(), 0);
+            while !rest.is_empty() {
+                client.read_tls(&mut rest).unwrap();
+                let count = client.process_new_packets().unwrap().plaintext_bytes_to_read();
+                client.reader().read_exact(&mut vec![0; count]).unwrap();
+                arrived += count;
+            }
+            assert_eq!(arrived, written);
+            assert!(ended && written >= 30 * 100, "{written}");
+        });
     }
 }

@@ -48,7 +48,7 @@ mod trust;
 pub use address::{AddressCheck, LookUp, Question, Resolver};
 pub use error::LoadError;
 pub use material::{Expiry, Owner, Warning};
-pub use records::{BarrenRecords, RECORD_COST, Records};
+pub use records::{BarrenRecords, RECORD_COST, Records, WriteAllowance};
 pub use refusal::{Refusal, explain};
 pub use reloader::{Event, Reloader};
 pub use self_signed::SelfSigned;

@@ -1,4 +1,6 @@
-use rustls::{Error, IoState};
+use std::io;
+
+use rustls::{Error, IoState, SupportedCipherSuite};
 
 /// What looking at one record costs at least, in bytes that could be moved meanwhile. A record that holds nothing, or an update
 /// of the keys, has some 25 bytes and costs microseconds.
@@ -24,6 +26,49 @@ impl BarrenRecords {
         }
         Ok(())
     }
+}
+
+/// Bytes that one record holds at most.
+const RECORD_BYTES_MAX: usize = 16 * 1024;
+
+/// Records of a connection that hold no data: the end of the handshake, and alerts.
+const OTHER_RECORDS_MAX: u64 = 16;
+
+/// Records that a connection may still write. In TLS 1.2 its keys may encrypt so many and cannot be replaced: the library then
+/// says goodbye, and drops what it is given from there on without an error. In TLS 1.3 it replaces them by itself.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteAllowance(u64);
+
+impl WriteAllowance {
+    /// Of a new connection; `suite` is what both ends have agreed on.
+    pub fn of(suite: Option<SupportedCipherSuite>) -> WriteAllowance {
+        WriteAllowance(match suite {
+            Some(SupportedCipherSuite::Tls12(suite)) => {
+                suite.common.confidentiality_limit.saturating_sub(OTHER_RECORDS_MAX)
+            }
+            Some(SupportedCipherSuite::Tls13(_)) | None => u64::MAX,
+        })
+    }
+
+    /// So many bytes are to be encrypted at once.
+    ///
+    /// # Errors
+    /// The keys may not encrypt that many: the connection has to end.
+    pub fn check(&self, bytes: usize) -> io::Result<()> {
+        if records_of(bytes) > self.0 {
+            return Err(io::Error::other("tls: the keys have encrypted as many records as they may"));
+        }
+        Ok(())
+    }
+
+    /// So many bytes were encrypted at once.
+    pub fn count(&mut self, bytes: usize) {
+        self.0 = self.0.saturating_sub(records_of(bytes));
+    }
+}
+
+fn records_of(bytes: usize) -> u64 {
+    bytes.div_ceil(RECORD_BYTES_MAX) as u64
 }
 
 /// Follows records by their headers, from the first byte of a connection on.
