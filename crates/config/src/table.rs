@@ -135,7 +135,7 @@ pub const FLAGS: &[Flag] = &[
     flag("max-expensive-calls", Features, Uint, "0", Implemented, "Expensive calls (ranges of more than 1000 keys, snapshots, hashes) that a user, or an address without users, may make in a second; 0 means any number. No flag of etcd's."),
     flag("audit-log", Features, Text, "", Implemented, "File into which a line of JSON is written for each call that changes something or is refused: who asked, from where, for what, and what came of it. Empty means none. No flag of etcd's."),
     flag("audit-log-max-bytes", Features, Uint, "104857600", Implemented, "Bytes from which on the file of --audit-log is renamed and another one begun; at least 1 MiB. No flag of etcd's."),
-    flag("audit-log-files", Features, Uint, "10", Implemented, "Files of --audit-log that are kept, the newest included. No flag of etcd's."),
+    flag("audit-log-files", Features, Uint, "10", Implemented, "Files of --audit-log that are kept, the newest included; at most 1000. No flag of etcd's."),
     flag("audit-log-reads", Features, Bool, "false", Implemented, "Write calls that change nothing into --audit-log, too. No flag of etcd's."),
     flag("zone", Features, Text, "", Implemented, "Name of the zone that this member is in. Clients that ask for it prefer members of their own zone. No flag of etcd's."),
     flag("downgrade-check-time", Features, Duration, "5s", NotYet("5s"), "Time between checks of the state of a downgrade."),

@@ -405,13 +405,15 @@ fn quota(settings: &Settings) -> Option<u64> {
 
 /// Fewer bytes would be another file every few seconds.
 const AUDIT_LOG_MAX_BYTES_MIN: u64 = 1 << 20;
+/// Each rotation renames all of them.
+const AUDIT_LOG_FILES_MAX: u64 = 1000;
 
 fn audit_log(settings: &Settings) -> Option<AuditLogOptions> {
     let path = settings.text("audit-log");
     (!path.is_empty()).then(|| AuditLogOptions {
         path: path.into(),
         file_bytes_max: settings.uint("audit-log-max-bytes").max(AUDIT_LOG_MAX_BYTES_MIN),
-        files_max: settings.uint("audit-log-files").max(1),
+        files_max: settings.uint("audit-log-files").clamp(1, AUDIT_LOG_FILES_MAX),
         reads: settings.bool("audit-log-reads"),
     })
 }

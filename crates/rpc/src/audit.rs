@@ -44,6 +44,8 @@ pub struct Who {
     pub user: Arc<str>,
     /// How the user was established: by a `token`, a `certificate`, or `none`.
     pub by: &'static str,
+    /// The common name in the client's verified certificate, whether it is the user or not.
+    pub certificate: Option<Arc<str>>,
     /// Address of the client.
     pub remote: SocketAddr,
 }
@@ -148,10 +150,13 @@ impl Entry for RefusedHandshake {
     }
 }
 
+/// A request that is none of any kind: what cannot be looked into may hold secrets.
+const UNDECODABLE: &[u8] = &[0];
+
 /// The request without what must not wait in memory: secrets, and large values.
 fn kept(rpc: Rpc, message: &Bytes) -> Bytes {
     fn without<M: Message + Default>(message: &Bytes, clear: impl FnOnce(&mut M)) -> Bytes {
-        let Ok(mut request) = M::decode(message.clone()) else { return Bytes::new() };
+        let Ok(mut request) = M::decode(message.clone()) else { return Bytes::from_static(UNDECODABLE) };
         clear(&mut request);
         request.encode_to_vec().into()
     }
@@ -240,9 +245,15 @@ impl Entry for Line {
         fields.text("ts", &format_rfc3339(self.at));
         fields.text("user", &self.who.user);
         fields.text("auth", self.who.by);
+        if let Some(name) = &self.who.certificate {
+            fields.text("certificate", name);
+        }
         fields.text("remote", &self.who.remote.to_string());
         fields.text("method", self.rpc.method().path);
-        let changes = self.write_request(&mut fields).unwrap_or(true);
+        let changes = self.write_request(&mut fields).unwrap_or_else(|| {
+            fields.flag("undecodable", true);
+            true
+        });
         self.write_answer(&mut fields);
         match &self.result {
             Ok(()) => fields.text("code", Code::Ok.name()),
@@ -284,7 +295,8 @@ impl Line {
                 let request: pb::DeleteRangeRequest = decoded(message)?;
                 fields.range(&request.key, &request.range_end);
             }
-            Rpc::KvTxn => return Some(fields.txn(&decoded(message)?)),
+            // As the machine reads it, which takes deeper ones than the decoder does.
+            Rpc::KvTxn => return Some(fields.txn(&machine::request::txn(message.clone()).ok()?)),
             Rpc::KvCompact => {
                 let request: pb::CompactionRequest = decoded(message)?;
                 fields.number("compact_revision", request.revision);

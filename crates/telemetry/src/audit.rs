@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
@@ -298,20 +298,44 @@ impl RotatedFiles {
         name.into()
     }
 
+    /// Begins a new file. Nothing is renamed before that is there: a failure leaves all as it was, to be tried again.
     fn rotate(&mut self) -> io::Result<()> {
         if self.files_max == 1 {
             self.file.set_len(0)?;
             return Ok(());
         }
+        let mut fresh = self.path.clone().into_os_string();
+        fresh.push(".new");
+        let fresh = PathBuf::from(fresh);
+        let file = open(&fresh)?;
+        file.set_len(0)?;
         for number in (1..self.files_max - 1).rev() {
-            match fs::rename(self.older(number), self.older(number + 1)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            rename_if_there(&self.older(number), &self.older(number + 1))?;
         }
-        fs::rename(&self.path, self.older(1))?;
-        self.file = open(&self.path)?;
+        rename_if_there(&self.path, &self.older(1))?;
+        fs::rename(&fresh, &self.path)?;
+        self.file = file;
         Ok(())
+    }
+
+    /// Goes on with the file of that name if the one that is open was removed, or moved away.
+    fn follow(&mut self) -> io::Result<()> {
+        let open_one = self.file.metadata()?;
+        let is_same = fs::metadata(&self.path)
+            .is_ok_and(|named| (named.dev(), named.ino()) == (open_one.dev(), open_one.ino()));
+        if !is_same {
+            let file = open(&self.path)?;
+            self.is_torn = ends_amid_a_line(&file)?;
+            self.file = file;
+        }
+        Ok(())
+    }
+}
+
+fn rename_if_there(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::rename(from, to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -335,7 +359,8 @@ fn open(path: &Path) -> io::Result<File> {
 
 impl Lines for RotatedFiles {
     fn append(&mut self, lines: &[u8]) -> io::Result<()> {
-        // Asked for each time: somebody may have cut the file off.
+        // Asked for each time: somebody may have taken the file away, or cut it off.
+        self.follow()?;
         let mut len = self.file.metadata()?.len();
         if len > 0 && len + lines.len() as u64 > self.file_bytes_max {
             self.rotate()?;

@@ -39,8 +39,13 @@ impl Book {
     }
 
     fn begin(&self, rpc: Rpc, request: &impl Message) -> Call {
-        let who = Who { user: "bob".into(), by: "token", remote: SocketAddr::from(([127, 0, 0, 1], 4711)) };
-        self.auditor.begin(rpc, who, &request.encode_to_vec().into(), UNIX_EPOCH + Duration::from_secs(1))
+        self.begin_with(rpc, request.encode_to_vec().into(), None)
+    }
+
+    fn begin_with(&self, rpc: Rpc, request: Bytes, certificate: Option<&str>) -> Call {
+        let remote = SocketAddr::from(([127, 0, 0, 1], 4711));
+        let who = Who { user: "bob".into(), by: "token", certificate: certificate.map(Arc::from), remote };
+        self.auditor.begin(rpc, who, &request, UNIX_EPOCH + Duration::from_secs(1))
     }
 
     /// A call that was answered so.
@@ -236,4 +241,55 @@ fn what_is_long_is_cut_and_large_values_do_not_wait() {
     let line = book.lines().remove(0);
     assert!(line.contains(&format!("\"key\":\"{}\",\"key_bytes\":1000", "k".repeat(256))), "{line}");
     assert!(line.len() < 600);
+}
+
+/// A field that nobody knows, with groups in groups: the machine takes more of them than the decoder of messages.
+fn groups(levels: usize) -> Vec<u8> {
+    let mut bytes = vec![(15 << 3) | 3; levels];
+    bytes.extend(vec![(15 << 3) | 4; levels]);
+    bytes
+}
+
+#[test]
+fn a_transaction_shows_its_keys_however_deep_it_is() {
+    let book = Book::new(false);
+    let put = pb::PutRequest { key: b"hidden".to_vec().into(), ..Default::default() };
+    let operation = pb::RequestOp { request: Some(Request::RequestPut(put)) };
+    let mut bytes = pb::TxnRequest { success: vec![operation], ..Default::default() }.encode_to_vec();
+    bytes.extend(groups(120));
+    assert!(
+        pb::TxnRequest::decode(&bytes[..]).is_err() && machine::request::txn(bytes.clone().into()).is_ok()
+    );
+    let answer =
+        Answer::Whole(pb::TxnResponse { header: header(), ..Default::default() }.encode_to_vec().into());
+    book.begin_with(Rpc::KvTxn, bytes.into(), None).done(&Ok(answer));
+    let lines = book.lines();
+    assert!(lines.len() == 1 && lines[0].contains("hidden"), "{lines:?}");
+}
+
+#[test]
+fn what_cannot_be_shown_is_said() {
+    let book = Book::new(false);
+    for rpc in [Rpc::KvPut, Rpc::Authenticate] {
+        book.begin_with(rpc, b"\0secret".to_vec().into(), None).done(&Err(error::EMPTY_KEY));
+    }
+    let lines = book.lines();
+    assert!(
+        lines.iter().all(|line| line.contains("\"undecodable\":true") && !line.contains("secret")),
+        "{lines:?}"
+    );
+    assert_eq!(lines.len(), 2);
+}
+
+#[test]
+fn the_certificate_of_a_client_is_shown_beside_its_user() {
+    let book = Book::new(false);
+    let request = pb::PutRequest { key: b"a".to_vec().into(), ..Default::default() };
+    let answer = Answer::Whole(changed().encode_to_vec().into());
+    book.begin_with(Rpc::KvPut, request.encode_to_vec().into(), Some("apiserver")).done(&Ok(answer));
+    let (_, lines) = book.lines_with(|_| true);
+    assert!(
+        lines.len() == 1 && lines[0].contains("\"auth\":\"token\",\"certificate\":\"apiserver\""),
+        "{lines:?}"
+    );
 }

@@ -370,7 +370,7 @@ pub(super) fn who(head: &Head, principal: &Result<Principal, Status>) -> Who {
         (None, false) => "certificate",
         (None, true) => "none",
     };
-    Who { user, by, remote: head.peer }
+    Who { user, by, certificate: head.common_name.clone(), remote: head.peer }
 }
 
 /// The token that a call presents, if any.

@@ -222,6 +222,55 @@ fn somebody_else_may_take_the_file_away_or_cut_it_off() {
     assert_eq!(read(&path), "second\n");
 }
 
+/// What is in each file, the newest first.
+fn all(path: &Path, files: u64) -> Vec<String> {
+    let older = (1..files).map(|number| PathBuf::from(format!("{}.{number}", path.display())));
+    std::iter::once(path.to_owned())
+        .chain(older)
+        .map(|file| fs::read_to_string(file).unwrap_or_default())
+        .collect()
+}
+
+#[test]
+fn a_file_that_was_moved_away_takes_no_older_ones_with_it() {
+    let dir = TempDir::new("audit");
+    let path = dir.path().join("audit.log");
+    let mut files =
+        RotatedFiles::open(&Settings { file_bytes_max: 4, ..settings(path.clone(), 4) }).expect("opens");
+    for line in ["a", "b", "c"] {
+        files.append(format!("{line}\n\n\n").as_bytes()).expect("is written");
+    }
+    assert_eq!(all(&path, 4), ["c\n\n\n", "b\n\n\n", "a\n\n\n", ""]);
+    for line in ["d", "e"] {
+        fs::remove_file(&path).expect("is there");
+        files.append(format!("{line}\n\n\n").as_bytes()).expect("is written");
+        assert_eq!(all(&path, 4), [&format!("{line}\n\n\n"), "b\n\n\n", "a\n\n\n", ""]);
+    }
+    files.append(b"f\n\n\n").expect("is written");
+    assert_eq!(all(&path, 4), ["f\n\n\n", "e\n\n\n", "b\n\n\n", "a\n\n\n"]);
+}
+
+#[test]
+fn a_rotation_that_fails_leaves_the_files_and_is_tried_again() {
+    let dir = TempDir::new("audit");
+    let path = dir.path().join("audit.log");
+    let mut files =
+        RotatedFiles::open(&Settings { file_bytes_max: 4, ..settings(path.clone(), 4) }).expect("opens");
+    for line in ["a", "b", "c"] {
+        files.append(format!("{line}\n\n\n").as_bytes()).expect("is written");
+    }
+    // No new file can be opened.
+    let in_the_way = dir.path().join("audit.log.new");
+    fs::create_dir(&in_the_way).expect("can be made");
+    for _ in 0..3 {
+        files.append(b"d\n\n\n").expect_err("no new file");
+        assert_eq!(all(&path, 4), ["c\n\n\n", "b\n\n\n", "a\n\n\n", ""]);
+    }
+    fs::remove_dir(&in_the_way).expect("is there");
+    files.append(b"e\n\n\n").expect("is written");
+    assert_eq!(all(&path, 4), ["e\n\n\n", "c\n\n\n", "b\n\n\n", "a\n\n\n"]);
+}
+
 #[test]
 fn a_stop_does_not_wait_for_ever_for_a_disk_that_hangs() {
     let memory = Memory::default();
