@@ -1,6 +1,6 @@
 //! What the audit log says of a call: who asked for which keys, users or members, and what came of it.
 //!
-//! A shard keeps what the line is made of ([`Call`]); the line is written on the log's own thread ([`Line`]). Values are not in
+//! A shard keeps what the line is made of ([`Call`]); the line is written on the log's own thread (`Line`). Values are not in
 //! it, nor passwords and tokens: those are taken out before anything waits for that thread.
 
 use std::fmt::Write as _;
