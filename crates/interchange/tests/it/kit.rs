@@ -12,7 +12,12 @@ pub fn transcript<S: Source>(backend: &Backend<S>) -> Result<String, mainstay_in
     let _ = writeln!(out, "{:?}", backend.meta()?);
     let _ = writeln!(out, "{:?}", backend.membership()?);
     let _ = writeln!(out, "{:?}", backend.alarms()?);
-    let _ = writeln!(out, "{:?}", backend.auth()?);
+    let auth = backend.auth()?;
+    let _ = writeln!(out, "{auth:?}");
+    // `Debug` does not show them.
+    for user in &auth.users {
+        let _ = writeln!(out, "{}: {}", user.name.escape_ascii(), user.password.escape_ascii());
+    }
     let mut leases = backend.leases()?;
     while let Some(lease) = leases.step()? {
         let _ = writeln!(out, "{lease:?}");

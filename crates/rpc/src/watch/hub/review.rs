@@ -74,7 +74,8 @@ impl Hub {
         });
         if self.go_round(newest, &mut round) {
             self.reviewed.set(Reviewed::by(&round.begun));
-            *self.cleared.borrow_mut() = Some(round.begun);
+            // Held only while another round is to come: a hub without work has no turn in which it would let go.
+            *self.cleared.borrow_mut() = (!self.is_reviewed_by(newest)).then_some(round.begun);
         } else {
             *self.reviewing.borrow_mut() = Some(round);
         }

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use api::Status;
 use api::authpb::{Permission, Role, User, permission};
@@ -146,4 +147,18 @@ fn a_turn_joins_a_bounded_number_of_permissions() {
     step(&mut clients);
     let told = clients.iter().filter(|client| keys_of(&client.received()).count() == 1).count();
     assert_eq!(told, users - 1, "the last may not read it");
+}
+
+#[test]
+fn a_review_that_is_over_holds_no_state() {
+    let mut world = World::new(1_572_864, HOUR);
+    world.auth = auth(10, 1, 1, 1);
+    world.put("k", 1);
+    world.publish();
+    let reviewed = Arc::downgrade(&world.shared.state.load_full());
+    while world.work() {}
+    // Nobody watches, so the hub has no turn.
+    world.put("k", 1);
+    world.publish();
+    assert!(reviewed.upgrade().is_none(), "what it holds cannot be removed by a compaction");
 }
