@@ -246,7 +246,7 @@ def one_run(side, step, form):
     for command in step.before:
         side.drive(command)
     # A flag and its variable exclude each other.
-    names_files = any(argument.startswith(("--cacert", "--cert", "--key")) for argument in arguments)
+    names_files = any(argument.split("=")[0] in ("--cacert", "--cert", "--key") for argument in arguments)
     environment = side.environment({**dict.fromkeys(side.more if names_files else []), **step.env})
     stdin = step.stdin
     if step.stop is None:
