@@ -63,7 +63,8 @@ pub struct Options {
     pub handshake_timeout: Duration,
     /// Looks up names for listeners that compare certificates with addresses ([`crate::Listener::checks_address`]).
     pub resolver: Arc<dyn tls::Resolver + Send + Sync>,
-    /// How often connections with TLS are looked at, whether their clients would still be let in: certificates end.
+    /// Interval at which each TLS connection is checked again and closed if its client would not be let in now, for example
+    /// because its certificate has ended.
     pub certificates_checked_every: Duration,
     /// Is told of connections that TLS does not let in, some a second at most. It is called on any thread and must not wait.
     pub rejected: Arc<dyn Fn(&Rejected) + Send + Sync>,

@@ -50,7 +50,7 @@ fn ends() -> &'static Ends {
 struct Listener {
     connection: ServerConnection,
     understood: Vec<u8>,
-    /// How it ended.
+    /// The error that ended the connection; `None` while it goes on.
     failed: Option<rustls::Error>,
 }
 

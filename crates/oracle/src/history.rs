@@ -89,10 +89,10 @@ pub enum Grant {
         /// As in [`crate::Range::range_end`].
         #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
         range_end: Vec<u8>,
-        /// Whether they may be read.
+        /// True if the role may read the keys.
         #[serde(default, skip_serializing_if = "zero")]
         read: bool,
-        /// Whether they may be written and deleted.
+        /// True if the role may put and delete the keys.
         #[serde(default, skip_serializing_if = "zero")]
         write: bool,
     },

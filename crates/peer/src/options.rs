@@ -22,7 +22,7 @@ pub struct Options {
     pub write_timeout: Duration,
     /// Listeners that the other members connect to.
     pub listeners: Vec<Listener>,
-    /// How other members are dialed at `https` URLs. Without it such URLs cannot be used.
+    /// TLS of connections to other members at `https` URLs. `None`: such URLs cannot be dialed.
     pub tls: Option<tls::ClientTls>,
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct Guest {
     pub(crate) member: Cell<u64>,
     /// Address of the other end, if it is a socket.
     pub(crate) address: Option<IpAddr>,
-    /// Its certificate was verified.
+    /// True if the client has shown a certificate that was verified.
     pub(crate) is_verified: Cell<bool>,
     /// Notified when the connection has to make way.
     pub(crate) cut: Notify,

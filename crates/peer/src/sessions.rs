@@ -82,7 +82,7 @@ impl Watched {
 /// What was found out about a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// Its other end is not trusted any more: it is closed.
+    /// The connection is closed, because the other end's certificate was revoked or its authority is no longer trusted.
     Closed,
     /// The other end's certificates are not valid at this time, and were not taken back: it stays. Said once.
     Expired,

@@ -42,7 +42,7 @@ pub struct Auditor {
 pub struct Who {
     /// The name of the user; empty for nobody.
     pub user: Arc<str>,
-    /// How the user was established: by a `token`, a `certificate`, or `none`.
+    /// What told who the user is: `token`, `certificate`, or `none` if nothing did.
     pub by: &'static str,
     /// The common name in the client's verified certificate, whether it is the user or not.
     pub certificate: Option<Arc<str>>,

@@ -36,14 +36,14 @@ pub enum TlsError {
     Load {
         /// Whose options they are.
         side: Side,
-        /// What is wrong, with the file.
+        /// Why the options or a file cannot be used; it names the file.
         error: LoadError,
     },
     /// The member cannot make its certificate.
     SelfSigned {
         /// Whose certificate it is.
         side: Side,
-        /// What is wrong.
+        /// Why the certificate cannot be made, or not be written.
         error: LoadError,
     },
 }

@@ -130,7 +130,7 @@ pub(crate) struct ActiveClient {
     pub place: Host,
     /// Whether its last operation was answered.
     pub answered: bool,
-    /// Its request for a token that is under way, and for which user.
+    /// The number of the client's `Authenticate` call that is under way, and the user that it names.
     pub login: Option<(u64, String)>,
     /// It was told that authentication is not enabled.
     pub needs_no_token: bool,

@@ -41,7 +41,7 @@ pub struct Gate {
     who: Who,
     /// Why no key may be touched, whatever the rights.
     stale: Option<Status>,
-    /// How often the keys of a lease were looked at.
+    /// Number of times that the keys of a lease were gone through, for tests.
     #[cfg(test)]
     pub(super) leases_asked: std::cell::Cell<usize>,
 }
