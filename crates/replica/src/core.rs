@@ -90,6 +90,15 @@ pub enum CoreRequest {
     Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(RequestId) -> CoreRequest + Send>),
 }
 
+/// The connection that a command came over, more or less: the port of its client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writer {
+    /// A command other than a login.
+    Port(u16),
+    /// A login. No other command waits for logins to share its batch.
+    Login(u16),
+}
+
 /// A client's request, from a shard of this member or forwarded by another member.
 pub enum ClientRequest {
     /// Replicate a command.
@@ -100,8 +109,8 @@ pub enum ClientRequest {
         id: u64,
         /// Bytes of an `InternalRaftRequest`.
         data: Bytes,
-        /// Port of the client's connection, to estimate how many connections write and how many more commands will come.
-        writer: u16,
+        /// Who sent it, to estimate how many connections write and how many more commands will come.
+        writer: Writer,
         /// For a compaction: reply only once everything that it made unreadable is removed.
         wait_removed: bool,
     },

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use api::Status;
 use api::error;
 
-use crate::core::{ClientRequest, CoreRequest, Reply, RequestId};
+use crate::core::{ClientRequest, CoreRequest, Reply, RequestId, Writer};
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::shared::Shared;
 
@@ -111,7 +111,10 @@ impl Pending {
         let mut outgoing = self.outgoing.borrow_mut();
         // A command may wait for more to share its way, and so may what needs a round while one is under way.
         let urgent = outgoing.iter().any(|request| match request {
-            CoreRequest::Client(ClientRequest::Propose { .. }) => false,
+            CoreRequest::Client(ClientRequest::Propose { writer: Writer::Login(_), .. }) => false,
+            CoreRequest::Client(ClientRequest::Propose { writer: Writer::Port(_), .. }) => {
+                self.shared.wakes_for_writes()
+            }
             CoreRequest::Client(ClientRequest::Read(_) | ClientRequest::KeepAlive(..)) => {
                 self.shared.wakes_for_reads()
             }

@@ -162,6 +162,8 @@ pub struct Shared {
     leadership: Mutex<Leadership>,
     /// True if a read that arrives should wake the core.
     wakes_for_reads: AtomicBool,
+    /// True if a write that arrives should wake the core.
+    wakes_for_writes: AtomicBool,
     /// Counter of command ids.
     next_command: AtomicU64,
     /// Counter of lease ids.
@@ -236,6 +238,7 @@ impl Shared {
             client_memory: OnceLock::new(),
             leadership: Mutex::default(),
             wakes_for_reads: AtomicBool::new(true),
+            wakes_for_writes: AtomicBool::new(false),
             next_command: AtomicU64::new(request),
             next_lease: AtomicI64::new(lease),
         }
@@ -283,6 +286,18 @@ impl Shared {
     /// Sets what [`Shared::wakes_for_reads`] returns. The core calls it before it sleeps.
     pub fn set_wakes_for_reads(&self, wakes: bool) {
         self.wakes_for_reads.store(wakes, Ordering::SeqCst);
+    }
+
+    /// Returns true if a write that arrives should wake the core, whatever the core waits for: it waits for logins.
+    pub fn wakes_for_writes(&self) -> bool {
+        self.wakes_for_writes.load(Ordering::SeqCst)
+    }
+
+    /// Sets what [`Shared::wakes_for_writes`] returns. The core calls it before it sleeps.
+    pub fn set_wakes_for_writes(&self, wakes: bool) {
+        if self.wakes_for_writes() != wakes {
+            self.wakes_for_writes.store(wakes, Ordering::SeqCst);
+        }
     }
 
     /// Returns etcd's error for a proposal that was not answered in time; the text depends on whether a leader was lost

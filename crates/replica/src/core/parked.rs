@@ -145,7 +145,13 @@ mod tests {
         );
         assert!(matches!(behind.respond(ClientRequest::Image(request_id).into()), Response::Image(_)));
         let data = bytes::Bytes::from_static(b"1234");
-        let propose = ClientRequest::Propose { request_id, id: 1, data, writer: 0, wait_removed: false };
+        let propose = ClientRequest::Propose {
+            request_id,
+            id: 1,
+            data,
+            writer: crate::core::Writer::Port(0),
+            wait_removed: false,
+        };
         assert!(matches!(behind.respond(propose.into()), Response::Refuse(_, Some(4))));
         assert!(matches!(behind.respond(PeerRequest::Removed.into()), Response::Nothing));
         assert!(matches!(behind.respond(ControlRequest::Stop.into()), Response::Stop));

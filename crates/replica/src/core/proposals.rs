@@ -29,7 +29,7 @@ use numbers::{LeaseId, Seconds, Term};
 use planted::{Bug, Measure};
 
 use super::batching::Batching;
-use super::{MemberChange, RequestId};
+use super::{MemberChange, RequestId, Writer};
 use crate::arrivals::Charge;
 use crate::fold::FoldMap;
 
@@ -106,6 +106,10 @@ pub(super) struct Proposals {
     /// True if they wait for space, and not for a leader.
     held_for_room: bool,
     batching: Batching,
+    /// The same for logins, apart: they gather among themselves, and no write waits for them.
+    login_batching: Batching,
+    /// Logins that have come since the last batch.
+    logins: usize,
     /// Proposals whose entries are waited for, by the id in the entry.
     waiting: FoldMap<u64, Open>,
     /// Bytes of the clients' commands among them.
@@ -122,15 +126,23 @@ impl Proposals {
             held_back: false,
             held_for_room: false,
             batching: Batching::new(now),
+            login_batching: Batching::new(now),
+            logins: 0,
             waiting: FoldMap::default(),
             open_bytes: 0,
             next_sweep: now,
         }
     }
 
-    /// A client's command has come, over this connection, more or less.
-    pub fn push(&mut self, proposal: Proposal, writer: u16, now: Instant) {
-        self.batching.wrote(writer, now);
+    /// A client's command has come, from this writer.
+    pub fn push(&mut self, proposal: Proposal, writer: Writer, now: Instant) {
+        match writer {
+            Writer::Port(port) => self.batching.wrote(port, now),
+            Writer::Login(port) => {
+                self.login_batching.wrote(port, now);
+                self.logins += 1;
+            }
+        }
         self.gathered.push(proposal);
     }
 
@@ -160,9 +172,26 @@ impl Proposals {
         self.held_for_room
     }
 
+    /// Returns how many of the commands that wait are no logins, and how many are. What was held back counts among the
+    /// former.
+    fn writes_and_logins(&self) -> (usize, usize) {
+        let logins = self.logins.min(self.gathered.len());
+        (self.gathered.len() - logins + self.forwarded.len(), logins)
+    }
+
+    /// Returns true if logins wait for others to share a batch with, and nothing else waits. Then a write is not to wait
+    /// with them.
+    pub fn gathers_logins_only(&self) -> bool {
+        matches!(self.writes_and_logins(), (0, 1..))
+    }
+
     /// Returns how many more proposals to wait for, and how long, where this is the only member; `None` to propose now.
+    /// Logins that are here go with the first write.
     pub fn wait(&self, now: Instant) -> Option<(usize, Duration)> {
-        self.batching.wait(self.gathered.len() + self.forwarded.len(), now)
+        match self.writes_and_logins() {
+            (0, logins @ 1..) => self.login_batching.wait(logins, now),
+            (writes, _) => self.batching.wait(writes, now),
+        }
     }
 
     /// Returns the same as [`Self::wait`], for a cluster; see [`Batching::wait_in_cluster`].
@@ -172,7 +201,10 @@ impl Proposals {
         pace: Duration,
         now: Instant,
     ) -> Option<(usize, Duration)> {
-        self.batching.wait_in_cluster(self.gathered.len() + self.forwarded.len(), under_way, pace, now)
+        match self.writes_and_logins() {
+            (0, logins @ 1..) => self.login_batching.wait_in_cluster(logins, under_way, pace, now),
+            (writes, logins) => self.batching.wait_in_cluster(writes + logins, under_way, pace, now),
+        }
     }
 
     /// Returns true if clients' commands are proposed and not applied.
@@ -190,8 +222,17 @@ impl Proposals {
         take: impl FnMut(raftpb::Message),
         now: Instant,
     ) -> usize {
+        let logins = self.logins.min(self.gathered.len());
+        self.logins = 0;
         let (went, went_bytes) = self.go_forwarded(ground, thin_out, take);
-        self.batching.went(self.gathered.len() + went, now);
+        let writes = self.gathered.len() - logins + went;
+        // A batch of logins alone tells nothing about writes.
+        if writes > 0 || logins == 0 {
+            self.batching.went(writes, now);
+        }
+        if logins > 0 {
+            self.login_batching.went(logins, now);
+        }
         self.held_back = !self.forwarded.is_empty();
         self.held_for_room = self.held_back;
         went_bytes
@@ -430,7 +471,7 @@ mod tests {
 
     fn gathered(ids: &[(u64, usize)], now: Instant) -> Proposals {
         let mut proposals = Proposals::new(now);
-        ids.iter().for_each(|(id, bytes)| proposals.push(proposal(*id, *bytes, now), 1, now));
+        ids.iter().for_each(|(id, bytes)| proposals.push(proposal(*id, *bytes, now), Writer::Port(1), now));
         proposals
     }
 
@@ -456,6 +497,37 @@ mod tests {
         assert!(matches!(proposals.take(1), Some(Waiter::Client(request_id, false)) if request_id.slot == 1));
         assert!(!proposals.is_awaited(1) && proposals.is_awaited(2));
         assert_eq!(went(&mut proposals, follows, now), 1);
+    }
+
+    #[test]
+    fn a_write_does_not_wait_for_logins() {
+        let now = Instant::now();
+        let mut proposals = Proposals::new(now);
+        let ground = Ground { queued_bytes_max: usize::MAX, ..LEADS };
+        let push = |proposals: &mut Proposals, writer| proposals.push(proposal(1, 10, now), writer, now);
+        for _ in 0..20 {
+            (0..100).for_each(|port| push(&mut proposals, Writer::Login(port)));
+            assert_eq!(went(&mut proposals, ground, now), 100);
+        }
+        // Logins wait for half of those who log in.
+        push(&mut proposals, Writer::Login(1));
+        assert_eq!(proposals.wait(now).map(|(more, _)| more), Some(49));
+        assert!(proposals.gathers_logins_only());
+        // A write goes at once, and takes with it what is there.
+        push(&mut proposals, Writer::Port(200));
+        assert!(!proposals.gathers_logins_only());
+        assert_eq!(proposals.wait(now), None);
+        assert_eq!(went(&mut proposals, ground, now), 2);
+        // Logins do not break up the batches of those who write.
+        for _ in 0..20 {
+            (0..100).for_each(|port| push(&mut proposals, Writer::Port(port)));
+            assert_eq!(went(&mut proposals, ground, now), 100);
+            push(&mut proposals, Writer::Login(1));
+            assert_eq!(went(&mut proposals, ground, now), 1);
+        }
+        (0..30).for_each(|port| push(&mut proposals, Writer::Login(port)));
+        push(&mut proposals, Writer::Port(1));
+        assert_eq!(proposals.wait(now).map(|(more, _)| more), Some(49));
     }
 
     #[test]
@@ -488,7 +560,7 @@ mod tests {
         assert_eq!(went(&mut proposals, LEADS, now), 2);
         proposals.await_entry(3, Waiter::Expiry(LeaseId(9)), now, GIVEN);
         proposals.await_entry(4, Waiter::Nobody, now, Given { bound: false, ..GIVEN });
-        proposals.push(proposal(5, 10, now), 1, now);
+        proposals.push(proposal(5, 10, now), Writer::Port(1), now);
         assert!(proposals.lost(Term(2), |_| panic!("it may still be applied")).is_empty());
         let mut again = 0;
         let others = proposals.lost(Term(3), |bytes| again += bytes);
@@ -514,7 +586,7 @@ mod tests {
         let mut proposals = gathered(&[(1, 10)], now);
         went(&mut proposals, LEADS, now);
         proposals.await_entry(2, Waiter::Expiry(LeaseId(9)), now, GIVEN);
-        proposals.push(proposal(3, 10, now), 1, now);
+        proposals.push(proposal(3, 10, now), Writer::Port(1), now);
         let mut taken = 0;
         assert!(proposals.sweep(timeout, now, |bytes| taken += bytes).is_empty());
         let given_up = proposals.sweep(timeout, now + timeout, |bytes| taken += bytes);

@@ -264,6 +264,7 @@ impl Core {
     /// for.
     pub fn before_sleep(&self) -> (Duration, usize) {
         self.shared.set_wakes_for_reads(self.reads.is_idle());
+        self.shared.set_wakes_for_writes(self.proposals.gathers_logins_only());
         self.patience()
     }
 

@@ -31,7 +31,7 @@ use replica::core::ClientRequest;
 use telemetry::logging::Value;
 
 /// Fields of `InternalRaftRequest`.
-mod field {
+pub(super) mod field {
     pub const AUTH_ENABLE: u32 = 1000;
     pub const AUTH_DISABLE: u32 = 1011;
     pub const AUTHENTICATE: u32 = 1012;

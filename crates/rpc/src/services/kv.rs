@@ -23,7 +23,7 @@ use super::principal::Principal;
 use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE};
 use super::{Services, UNPARSEABLE, answers, decode, whole};
 use crate::encode;
-use replica::core::{ClientRequest, ReplyBody, RequestId, command};
+use replica::core::{ClientRequest, ReplyBody, RequestId, Writer, command};
 use replica::long_reads::Reader;
 use storage::values::{Attempt, made};
 use telemetry::slow_requests;
@@ -92,7 +92,9 @@ impl Services {
         }
         let bytes = data.len();
         self.shared.admit_proposal(bytes)?;
-        let writer = self.peer.get().port();
+        let port = self.peer.get().port();
+        let writer =
+            if field == super::auth::field::AUTHENTICATE { Writer::Login(port) } else { Writer::Port(port) };
         let ask =
             |request_id: RequestId| ClientRequest::Propose { request_id, id, data, writer, wait_removed };
         self.ask_then(ask, what, |services, body, header| match body {
