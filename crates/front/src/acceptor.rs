@@ -20,6 +20,9 @@ use crate::{Budget, Listener, ListenerSocket, Origin, ShardCounters, budget};
 /// Pause in accepting after an error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Connections after which the processor is offered to other threads.
+const ACCEPTED_AT_ONCE: u64 = 16;
+
 /// A connection on its way to its shard.
 pub(crate) struct Handed {
     pub(crate) stream: Detached,
@@ -217,7 +220,11 @@ impl Accepting {
 
 impl Acceptor {
     async fn accept_from(&self, listener: Accepting) {
-        loop {
+        for accepted in 1_u64.. {
+            if accepted.is_multiple_of(ACCEPTED_AT_ONCE) {
+                // Thousands may arrive at once: a shard that wakes up meanwhile does not wait for all of them.
+                std::thread::yield_now();
+            }
             // Taken out of this runtime's event loop again: the next thread puts it into its own.
             let accepted = listener.accept().await;
             match accepted.and_then(|(stream, peer)| Ok((stream.detach()?, peer))) {

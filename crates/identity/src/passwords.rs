@@ -271,6 +271,9 @@ impl StoredHash<'_> {
     }
 }
 
+/// Rounds of bcrypt, of some 50 us each, after which the processor is offered to other threads.
+const ROUNDS_AT_ONCE: u32 = 4;
+
 /// The 31 letters of a hash.
 fn digest(password: &[u8], cost: Cost, salt: [u8; 16]) -> String {
     // bcrypt repeats the key: the password and a byte of zero, of which the first 72 bytes count.
@@ -278,15 +281,21 @@ fn digest(password: &[u8], cost: Cost, salt: [u8; 16]) -> String {
     let mut key = Zeroizing::new([0; PASSWORD_BYTES_MAX + 1]);
     key[..counting.len()].copy_from_slice(counting);
     let key = &key[..(counting.len() + 1).min(PASSWORD_BYTES_MAX)];
-    BASE64.encode(bcrypt(key, cost, salt))
+    BASE64.encode(bcrypt(key, cost, salt, std::thread::yield_now))
 }
 
 /// Provos and Mazieres, "A Future-Adaptable Password Scheme" (1999), as every implementation since OpenBSD's has it: of the
 /// 24 bytes the last is left out.
-fn bcrypt(key: &[u8], cost: Cost, salt: [u8; 16]) -> [u8; 23] {
+///
+/// Every few rounds the processor is offered to others (`give_way`): it takes some 50 ms, and a thread that wakes up meanwhile
+/// would wait until the slice of time of this one is over, which takes the kernel up to several milliseconds.
+fn bcrypt(key: &[u8], cost: Cost, salt: [u8; 16], mut give_way: impl FnMut()) -> [u8; 23] {
     let mut state = Blowfish::bc_init_state();
     state.salted_expand_key(&salt, key);
-    for _ in 0..1_u32 << cost.0 {
+    for round in 1..=1_u32 << cost.0 {
+        if round.is_multiple_of(ROUNDS_AT_ONCE) {
+            give_way();
+        }
         state.bc_expand_key(key);
         state.bc_expand_key(&salt);
     }
@@ -323,6 +332,13 @@ mod tests {
 
     fn hash(password: &[u8]) -> Result<String, TooLong> {
         hashing().hash(password, &mut crate::keyed::system_entropy())
+    }
+
+    #[test]
+    fn hashing_offers_the_processor_to_others_every_few_rounds() {
+        let mut offers = 0;
+        bcrypt(b"password\0", Cost(6), [7; 16], || offers += 1);
+        assert_eq!(offers, 64 / ROUNDS_AT_ONCE);
     }
 
     #[test]

@@ -12,10 +12,16 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Futures that are polled by turns: each origin `O` that has some to be polled gets one poll, then the next origin. So one
 /// address that opens many connections holds up the others by one poll each, however many those are.
+///
+/// After each poll the processor is offered to other threads. A thread that has always something to do would hold up one that
+/// wakes up until its slice of time is over, which takes the kernel up to several milliseconds; so it is for the rest of a poll.
+/// A lower priority does not replace that: it does not shorten the slice, and leaves next to nothing beside threads that are
+/// always busy.
 pub struct Turns<O> {
     ready: Arc<Ready<O>>,
     tasks: HashMap<u64, (Task, Waker)>,
     next: u64,
+    give_way: fn(),
 }
 
 /// The tasks that were woken.
@@ -89,7 +95,12 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
     /// Without tasks.
     pub fn new() -> Turns<O> {
         let queues = Queues { origins: VecDeque::new(), of: HashMap::new(), waker: None };
-        Turns { ready: Arc::new(Ready { queues: Mutex::new(queues) }), tasks: HashMap::new(), next: 0 }
+        Turns {
+            ready: Arc::new(Ready { queues: Mutex::new(queues) }),
+            tasks: HashMap::new(),
+            next: 0,
+            give_way: std::thread::yield_now,
+        }
     }
 
     /// Adds a task, which is polled when its turn comes.
@@ -103,7 +114,8 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
         self.tasks.insert(id, (task, waker));
     }
 
-    /// Polls one task, the next one. Pending if none is to be polled: then the caller is woken when one is.
+    /// Polls one task, the next one, and then offers the processor to other threads. Pending if none is to be polled: then the
+    /// caller is woken when one is.
     pub fn poll_one(&mut self, cx: &Context<'_>) -> Poll<()> {
         let ticket = {
             let mut queues = self.ready.lock();
@@ -117,10 +129,11 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
         };
         // From here on it can be woken again.
         ticket.is_queued.store(false, Ordering::Release);
-        if let Some((task, waker)) = self.tasks.get_mut(&ticket.id)
-            && task.as_mut().poll(&mut Context::from_waker(waker)).is_ready()
-        {
-            self.tasks.remove(&ticket.id);
+        if let Some((task, waker)) = self.tasks.get_mut(&ticket.id) {
+            if task.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
+                self.tasks.remove(&ticket.id);
+            }
+            (self.give_way)();
         }
         Poll::Ready(())
     }
@@ -128,11 +141,33 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
     use std::future::poll_fn;
     use std::rc::Rc;
 
     use super::*;
+
+    #[test]
+    fn the_processor_is_offered_to_other_threads_after_each_poll() {
+        thread_local! {
+            static OFFERS: Cell<usize> = const { Cell::new(0) };
+        }
+        let polls = Rc::new(Cell::new(0));
+        let mut turns = Turns { give_way: || OFFERS.set(OFFERS.get() + 1), ..Turns::new() };
+        for origin in [1, 1, 2] {
+            let (mut left, polls) = (10, polls.clone());
+            let task = poll_fn(move |cx| {
+                assert_eq!(polls.replace(polls.get() + 1), OFFERS.get());
+                left -= 1;
+                cx.waker().wake_by_ref();
+                if left == 0 { Poll::Ready(()) } else { Poll::Pending }
+            });
+            turns.add(origin, Box::pin(task));
+        }
+        let cx = Context::from_waker(Waker::noop());
+        while turns.poll_one(&cx).is_ready() {}
+        assert_eq!((polls.get(), OFFERS.get()), (30, 30));
+    }
 
     #[test]
     fn one_address_with_many_tasks_holds_up_the_others_by_one_poll() {
