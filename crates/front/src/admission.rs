@@ -45,6 +45,7 @@ pub(crate) fn begin(
                 requires_leader,
                 client_api_version,
             };
+            around.may_wait.set(around.shard.turnstile.may_wait(method));
             let assembler = Assembler::new(around.shard.options.message_bytes_max, gzip);
             let step = match kind {
                 // Most are answered on the spot, so it is not put on the heap yet.

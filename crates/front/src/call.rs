@@ -69,6 +69,8 @@ pub(crate) struct ConnectionContext {
     pub(crate) stallable: Rc<Cell<usize>>,
     /// Work of the connection's turn.
     pub(crate) made: Rc<Made>,
+    /// The calls that are open, and the last one, may wait a little, see [`Service::may_wait`].
+    pub(crate) may_wait: Cell<bool>,
 }
 
 impl ConnectionContext {
@@ -87,6 +89,7 @@ impl ConnectionContext {
             requests: Rc::new(requests),
             stallable: Rc::default(),
             made: Rc::default(),
+            may_wait: Cell::new(false),
             shard,
             service,
             account,

@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use h2::server::SendResponse;
@@ -31,6 +31,7 @@ use crate::shard::{Registration, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
 use crate::standing::Standing;
 use crate::turn::{SlotWake, Turn};
+use crate::turnstile::Pass;
 use crate::{Origin, Service, admission};
 
 /// Rounds of one turn before other connections get theirs.
@@ -81,6 +82,7 @@ pub(crate) struct Connection<S: Transport> {
     socket: Rc<RefCell<Socket<S>>>,
     origin: Origin,
     standing: Option<Rc<Standing>>,
+    pass: Pass,
     around: ConnectionContext,
     /// The most calls that were open at once, and what their places take.
     places: usize,
@@ -153,6 +155,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let mut connection = Connection {
         h2,
         socket: socket.clone(),
+        pass: Pass::new(origin.peer.ip()),
         origin,
         standing,
         around: ConnectionContext::new(shard.clone(), service, account.clone()),
@@ -184,6 +187,10 @@ pub(crate) async fn serve<S: Transport + 'static>(
         _registration: Registration::new(&shard, transport_waker),
     };
     let result = poll_fn(|cx| connection.poll_turn(cx)).await;
+    // Thousands may end at once. Memory that others need does not wait.
+    if !account.is_doomed() {
+        connection.pass.through(&shard.turnstile).await;
+    }
     // A client decides how many calls are open.
     let mut from = Some(0);
     while let Some(place) = from {
@@ -209,6 +216,9 @@ pub(crate) async fn serve<S: Transport + 'static>(
 impl<S: Transport> Connection<S> {
     /// One turn: everything that is ready, then one write.
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.around.may_wait.get() && !self.around.shard.closing.get() {
+            ready!(self.pass.poll(&self.around.shard.turnstile, cx));
+        }
         let _turn = self.around.account.begin_turn();
         self.turn.begin(cx.waker());
         self.socket.borrow_mut().begin_turn();
@@ -387,6 +397,8 @@ impl<S: Transport> Connection<S> {
         since: Instant,
         now: Instant,
     ) {
+        // Not beside a call that may not, and such a one ends it.
+        let can_wait = self.around.may_wait.get() || self.slots.is_empty();
         // Most calls are over after their first step and never take the slot whose waker they are polled with.
         let entry = self.slots.vacant_entry();
         let key = entry.key();
@@ -395,7 +407,11 @@ impl<S: Transport> Connection<S> {
             self.slot_wakers.push(Waker::from(Arc::new(SlotWake { turn: self.turn.clone(), slot })));
         }
         let mut cx = Context::from_waker(&self.slot_wakers[key]);
-        match admission::begin(&self.around, request, respond, &self.origin, since, now, &mut cx) {
+        let begun = admission::begin(&self.around, request, respond, &self.origin, since, now, &mut cx);
+        if !can_wait {
+            self.around.may_wait.set(false);
+        }
+        match begun {
             None => {}
             Some((Step::Over(tracked), _)) => self.track(tracked),
             Some((Step::Wait(call), deadline)) => {

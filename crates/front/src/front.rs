@@ -52,12 +52,12 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
     };
     let mut hands = Vec::with_capacity(shards);
     let rejections = Arc::new(Rejections::new(options.rejected.clone()));
+    front.counters.extend((0..shards).map(|_| Arc::new(ShardCounters::new(options.methods))));
     for shard in 0..shards {
         // Bounded by `Options::connections_max`: what is handed over is already counted as open.
         let (hand, handed) = mpsc::unbounded_channel::<Handed>();
-        let counters = Arc::new(ShardCounters::new(options.methods));
-        front.counters.push(counters.clone());
-        hands.push((hand, counters.clone()));
+        hands.push((hand, front.counters[shard].clone()));
+        let counters = front.counters.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (options, make_service) = (options.clone(), make_service.clone());
         let shard = Shard { id: ShardId(shard), closing: Closing(closing_seen.clone()) };

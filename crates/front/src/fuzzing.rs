@@ -17,6 +17,7 @@ use crate::frame_scanner::FrameScanner;
 use crate::rejections::Rejections;
 use crate::shard::{self, Closing, ShardState};
 use crate::socket::BufferPool;
+use crate::turnstile::Turnstile;
 use crate::wire::Wire;
 use crate::{Options, Origin, Service, ShardCounters};
 
@@ -39,6 +40,7 @@ pub async fn serve(
         closing: Cell::new(false),
         connections: RefCell::new(Slab::new()),
         admitted: RefCell::new(Slab::new()),
+        turnstile: Turnstile::open(),
         rejections: Arc::new(Rejections::new(options.rejected.clone())),
     });
     let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));

@@ -14,6 +14,8 @@
 //!   for answers ([`Options::answer_bytes_max`]) and for requests ([`Options::request_bytes_max`]), and for all
 //!   clients together ([`Options::budget`]).
 //! - One turn of a connection reads a bounded number of bytes, and reads none while the client takes no answers.
+//! - Of connections that begin, that end, and whose clients only log in, a shard serves so many in a step, and asks the
+//!   network for other calls between two steps.
 //! - What a client sends closes at most its own connection and never panics.
 //! - A call that was begun continues whether its client takes answers or not, and releases what it needs when its answer is made.
 //! - A call whose client is gone or whose deadline has passed is dropped, with everything it holds.
@@ -54,6 +56,7 @@ mod socket;
 mod standing;
 mod stream;
 mod turn;
+mod turnstile;
 mod wire;
 
 pub use budget::{Account, AccountTurn, Budget, Charge, Held};

@@ -72,6 +72,12 @@ pub trait Service {
     /// an unknown path.
     fn has_service(&self, name: &str) -> bool;
 
+    /// Returns true if unary calls of a method may wait a little while others are answered. A connection whose client makes
+    /// no others gives way.
+    fn may_wait(&self, _method: u16) -> bool {
+        false
+    }
+
     /// A client's connection has begun to speak HTTP/2. What this gives is dropped when the connection is gone.
     fn connected(&self, _from: &Origin) -> Option<Box<dyn Any>> {
         None

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::{Poll, Waker, ready};
 use stdx::{First, race};
 
 use slab::Slab;
@@ -17,6 +17,7 @@ use crate::front::MakeService;
 use crate::rejections::Rejections;
 use crate::socket::{BufferPool, Socket, Transport};
 use crate::standing::{self, Admission, Admitted, Standing};
+use crate::turnstile::{Pass, Turnstile};
 use crate::wire::{TLS_BYTES, TlsStream, Wire};
 use crate::{Options, Origin, Service, ShardCounters, connection, http1};
 
@@ -78,6 +79,8 @@ pub(crate) struct ShardState {
     /// Connections that were let in by TLS.
     pub(crate) admitted: RefCell<Slab<Rc<Standing>>>,
     pub(crate) rejections: Arc<Rejections>,
+    /// Where work waits that may.
+    pub(crate) turnstile: Turnstile,
 }
 
 /// What a shard hears of certificates, and tells.
@@ -114,11 +117,12 @@ impl Drop for Registration {
     }
 }
 
-/// The body of a shard's thread: serves what is handed over until closing is done or it is killed.
+/// The body of a shard's thread: serves what is handed over until closing is done or it is killed. `counters` are those of all
+/// shards.
 pub(crate) async fn run(
     shard: Shard,
     options: Arc<Options>,
-    counters: Arc<ShardCounters>,
+    counters: Vec<Arc<ShardCounters>>,
     make_service: MakeService,
     mut handed: mpsc::UnboundedReceiver<Handed>,
     mut killed: watch::Receiver<bool>,
@@ -126,17 +130,22 @@ pub(crate) async fn run(
 ) {
     let mut closing = shard.closing.clone();
     let service = make_service(shard.clone());
+    let methods = u16::try_from(options.methods).unwrap_or(u16::MAX);
+    let may_wait = (0..methods).map(|method| service.may_wait(method)).collect();
     let state = Rc::new(ShardState {
         options,
-        counters,
+        counters: counters[shard.id.0].clone(),
         pool: Rc::new(BufferPool::default()),
         closing: Cell::new(false),
         connections: RefCell::new(Slab::new()),
         admitted: RefCell::new(Slab::new()),
         rejections: certificates.rejections,
+        turnstile: Turnstile::new(may_wait, counters),
     });
     // Detached: it ends with the shard.
     drop(tokio::task::spawn_local(standing::watch(state.clone(), certificates.reloads)));
+    let keeper = state.clone();
+    drop(tokio::task::spawn_local(async move { keeper.turnstile.keep().await }));
     // Connections hold a sender each: the channel ends with the last of them.
     let (open, mut all_closed) = mpsc::channel::<()>(1);
     let serving = async {
@@ -147,6 +156,7 @@ pub(crate) async fn run(
             let closing = shard.closing.clone();
             // Detached: the connection ends by itself or with the shard.
             drop(tokio::task::spawn_local(async move {
+                Pass::new(origin.peer.ip()).through(&state.turnstile).await;
                 // How a connection ended is the client's affair.
                 if let Ok(stream) = stream.attach() {
                     let (wire, admission) = match met.map(|met| *met) {
@@ -162,6 +172,7 @@ pub(crate) async fn run(
             }));
         }
         state.closing.set(true);
+        state.turnstile.release();
         state.wake_all();
         drop(open);
         // Handed over but not begun: their clients see the connection close.
@@ -187,7 +198,13 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let standing = admitted.as_ref().map(|admitted| admitted.standing.clone());
     let _tls = standing.as_ref().map(|_| account.hold(TLS_BYTES));
     let mut socket = Socket::new(wire, state.pool.clone());
+    let mut pass = Pass::new(origin.peer.ip());
+    // The turn that brought the connection here is its first look.
+    let mut has_turn = true;
     let first = poll_fn(|cx| {
+        if !std::mem::take(&mut has_turn) {
+            ready!(pass.poll(&state.turnstile, cx));
+        }
         let polled = socket.poll_speaks_h2(cx);
         account.set_buffers(socket.buffer_bytes());
         if polled.is_pending() && account.poll_doomed(cx).is_ready() {

@@ -677,6 +677,10 @@ impl front::Service for Services {
         api::METHODS.iter().any(|method| method.service == name)
     }
 
+    fn may_wait(&self, method: u16) -> bool {
+        method == Rpc::Authenticate as u16
+    }
+
     fn connected(&self, from: &front::Origin) -> Option<Box<dyn Any>> {
         // Anew: its figures may have made way, and begun again, since this shard met it.
         Some(Box::new((Connected::new(self.meet(from.peer)), self.known.borrow().connected(from.peer))))

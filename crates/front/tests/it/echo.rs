@@ -1,5 +1,6 @@
 //! The service under test and a front that runs it.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use api::{Code, Status};
 use bytes::Bytes;
 use mainstay_front::{
-    Account, Answer, Closing, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Method, Options,
+    Account, Answer, Closing, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Method, Options, Origin,
     Outbound, Service, Shard, ShardId, Unary, fuzzing,
 };
 use testkit::TIMEOUT;
@@ -20,7 +21,7 @@ use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 
 /// Methods by name; their place is their id.
-const METHODS: [(&str, Kind); 17] = [
+const METHODS: [(&str, Kind); 19] = [
     ("/test.Echo/Holds", Kind::Unary),
     ("/test.Echo/Unary", Kind::Unary),
     ("/test.Echo/Later", Kind::Unary),
@@ -38,6 +39,8 @@ const METHODS: [(&str, Kind); 17] = [
     ("/test.Echo/Gate", Kind::Unary),
     ("/test.Echo/GateWrite", Kind::Unary),
     ("/test.Echo/WhoAmI", Kind::Unary),
+    ("/test.Echo/Patient", Kind::Unary),
+    ("/test.Echo/Block", Kind::Unary),
 ];
 
 /// What the service says of a write whose answer there is no room for.
@@ -58,6 +61,12 @@ pub struct Seen {
     pub pieces: AtomicUsize,
     /// Most bytes that all clients held when a piece was asked for.
     pub held_max: AtomicUsize,
+    /// Names of the unary calls that came, and of ended connections, in order.
+    pub told: Mutex<Vec<&'static str>>,
+    /// What a call to `Block` waits for, and its shard with it.
+    pub block: Mutex<()>,
+    /// Connections that speak HTTP/2 now.
+    pub connected: AtomicUsize,
     /// Whether those who wait at the gate may go on, and who waits.
     pub gate: Mutex<(bool, Vec<Waker>)>,
 }
@@ -82,6 +91,16 @@ impl Seen {
         }
         gate.1.push(context.waker().clone());
         Poll::Pending
+    }
+}
+
+/// A connection, until it ends.
+struct Present(Arc<Seen>);
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        self.0.connected.fetch_sub(1, SeqCst);
+        self.0.told.lock().unwrap().push("ended");
     }
 }
 
@@ -120,10 +139,25 @@ impl Service for Echo {
         name == "test.Echo"
     }
 
+    fn may_wait(&self, method: u16) -> bool {
+        METHODS[usize::from(method)].0 == "/test.Echo/Patient"
+    }
+
+    fn connected(&self, _from: &Origin) -> Option<Box<dyn Any>> {
+        self.seen.connected.fetch_add(1, SeqCst);
+        Some(Box::new(Present(self.seen.clone())))
+    }
+
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
         let alive = Alive::new(&self.seen);
-        match METHODS[usize::from(head.method)].0 {
-            "/test.Echo/Unary" => Unary::Done(Ok(Answer::Whole(message))),
+        let name = METHODS[usize::from(head.method)].0;
+        self.seen.told.lock().unwrap().push(name);
+        match name {
+            "/test.Echo/Block" => {
+                drop(self.seen.block.lock().unwrap());
+                Unary::Done(Ok(Answer::Whole(message)))
+            }
+            "/test.Echo/Unary" | "/test.Echo/Patient" => Unary::Done(Ok(Answer::Whole(message))),
             "/test.Echo/Later" => Unary::Later(Box::pin(async move {
                 let _alive = alive;
                 tokio::task::yield_now().await;

@@ -4,6 +4,7 @@ mod abuse;
 mod compression;
 mod echo;
 mod garbage;
+mod gives_way;
 mod http1;
 mod keepalive;
 mod limits;

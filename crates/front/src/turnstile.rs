@@ -1,0 +1,291 @@
+//! The turnstile of a shard: work that may wait a little while other calls are answered goes through it. That is the begin and
+//! the end of connections, of which thousands can come at once, and turns of connections whose clients do nothing but what
+//! [`crate::Service::may_wait`] names (they log in).
+//!
+//! A step lets [`TURNS`] of them through, the addresses in turn. Between two steps the shard asks the network what else has
+//! come, so that an other call waits for the turns of one step and not for all. While other calls come, on any shard, a step
+//! takes [`STEP`] besides: what may wait then takes a part of the processor, not all that is left of it, and the threads
+//! that other calls need find one.
+//!
+//! It keeps nobody out: who waits has its turn in bounded time, and a shard that closes lets all through.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::future::poll_fn;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use crate::ShardCounters;
+use crate::budget::party;
+
+/// Turns of a step.
+pub(crate) const TURNS: usize = 16;
+/// Time of a step while other calls come.
+const STEP: Duration = Duration::from_millis(1);
+/// Interval between two looks for other calls.
+const LOOK: Duration = Duration::from_millis(10);
+/// Time for which other calls are taken to go on after one was seen.
+const GOING_ON: Duration = Duration::from_millis(100);
+
+/// Counts what goes through, and knows who waits.
+pub(crate) struct Turnstile {
+    queue: RefCell<Queue>,
+    /// Methods that may wait, by id.
+    may_wait: Vec<bool>,
+    /// Of all shards.
+    counters: Vec<Arc<ShardCounters>>,
+}
+
+struct Queue {
+    /// Turns left in this step.
+    left: usize,
+    /// All go through, for good.
+    is_open: bool,
+    /// Who waits, by address; none is empty.
+    waiting: HashMap<IpAddr, VecDeque<Rc<Place>>>,
+    /// Addresses that wait, the next one first.
+    order: VecDeque<IpAddr>,
+    /// Of the task that begins the next step, while there is no need for one.
+    stepper: Option<Waker>,
+}
+
+/// One who waits.
+struct Place {
+    is_through: Cell<bool>,
+    waker: RefCell<Waker>,
+}
+
+impl Queue {
+    /// The next one who waits and was not dropped meanwhile.
+    fn pop(&mut self) -> Option<Rc<Place>> {
+        loop {
+            let address = self.order.pop_front()?;
+            let Some(of_address) = self.waiting.get_mut(&address) else { continue };
+            let place = of_address.pop_front();
+            if of_address.is_empty() {
+                self.waiting.remove(&address);
+            } else {
+                self.order.push_back(address);
+            }
+            // Held here only: its connection is gone.
+            if let Some(place) = place.filter(|place| Rc::strong_count(place) > 1) {
+                return Some(place);
+            }
+        }
+    }
+}
+
+impl Turnstile {
+    /// Of a shard whose service lets these methods wait; `counters` are those of all shards. [`Turnstile::keep`] makes its steps.
+    pub(crate) fn new(may_wait: Vec<bool>, counters: Vec<Arc<ShardCounters>>) -> Turnstile {
+        let queue = Queue {
+            left: TURNS,
+            is_open: false,
+            waiting: HashMap::new(),
+            order: VecDeque::new(),
+            stepper: None,
+        };
+        Turnstile { queue: RefCell::new(queue), may_wait, counters }
+    }
+
+    /// One that lets all through.
+    pub(crate) fn open() -> Turnstile {
+        let turnstile = Turnstile::new(Vec::new(), Vec::new());
+        turnstile.queue.borrow_mut().is_open = true;
+        turnstile
+    }
+
+    /// Returns true if calls of this method may wait.
+    pub(crate) fn may_wait(&self, method: u16) -> bool {
+        self.may_wait.get(usize::from(method)).is_some_and(|may_wait| *may_wait)
+    }
+
+    /// Lets all through from now on.
+    pub(crate) fn release(&self) {
+        self.queue.borrow_mut().is_open = true;
+        self.let_through(usize::MAX);
+    }
+
+    /// Makes steps for ever.
+    pub(crate) async fn keep(&self) {
+        let mut others = Others { seen: self.others_received(), looked: None, until: None };
+        loop {
+            poll_fn(|cx| self.poll_used(cx)).await;
+            let now = Instant::now();
+            if others.go_on(now, || self.others_received()) {
+                tokio::time::sleep(STEP).await;
+            } else {
+                // The network is asked before the next step.
+                tokio::task::yield_now().await;
+            }
+            self.step();
+        }
+    }
+
+    /// Ready when a turn of this step was taken.
+    fn poll_used(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut queue = self.queue.borrow_mut();
+        if queue.left < TURNS {
+            return Poll::Ready(());
+        }
+        queue.stepper = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// The next step begins: lets through those who have waited longest, of each address in turn.
+    fn step(&self) {
+        self.queue.borrow_mut().left = TURNS;
+        self.let_through(TURNS);
+    }
+
+    fn let_through(&self, turns: usize) {
+        for _ in 0..turns {
+            let mut queue = self.queue.borrow_mut();
+            let Some(place) = queue.pop() else { return };
+            queue.left = queue.left.saturating_sub(1);
+            drop(queue);
+            place.is_through.set(true);
+            place.waker.borrow().wake_by_ref();
+        }
+    }
+
+    /// Takes a turn, or a place among those who wait for one.
+    fn enter(&self, party: IpAddr, waker: &Waker) -> Option<Rc<Place>> {
+        let queue = &mut *self.queue.borrow_mut();
+        if queue.is_open {
+            return None;
+        }
+        if queue.left > 0 && queue.order.is_empty() {
+            queue.left -= 1;
+            if let Some(stepper) = queue.stepper.take() {
+                stepper.wake();
+            }
+            return None;
+        }
+        let place = Rc::new(Place { is_through: Cell::new(false), waker: RefCell::new(waker.clone()) });
+        let of_address = queue.waiting.entry(party).or_default();
+        if of_address.is_empty() {
+            queue.order.push_back(party);
+        }
+        of_address.push_back(place.clone());
+        Some(place)
+    }
+
+    /// Messages that came to all shards, but for those of calls that may wait.
+    fn others_received(&self) -> u64 {
+        let methods = self.counters.iter().flat_map(|shard| shard.methods.iter().enumerate());
+        let others = methods.filter(|(id, _)| !self.may_wait.get(*id).is_some_and(|may_wait| *may_wait));
+        others.fold(0, |sum: u64, (_, method)| sum.wrapping_add(method.messages_received.load(Relaxed)))
+    }
+}
+
+/// Sees whether other calls come.
+struct Others {
+    /// Received at the last look.
+    seen: u64,
+    looked: Option<Instant>,
+    /// They are taken to go on until then.
+    until: Option<Instant>,
+}
+
+impl Others {
+    fn go_on(&mut self, now: Instant, received: impl FnOnce() -> u64) -> bool {
+        if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= LOOK) {
+            self.looked = Some(now);
+            let received = received();
+            if received != self.seen {
+                self.seen = received;
+                self.until = Some(now + GOING_ON);
+            }
+        }
+        self.until.is_some_and(|until| now < until)
+    }
+}
+
+/// One that goes through a turnstile again and again.
+pub(crate) struct Pass {
+    party: IpAddr,
+    place: Option<Rc<Place>>,
+}
+
+impl Pass {
+    /// For a client at this address.
+    pub(crate) fn new(peer: IpAddr) -> Pass {
+        Pass { party: party(peer), place: None }
+    }
+
+    /// Ready when it is through; the next call is about the next turn.
+    pub(crate) fn poll(&mut self, turnstile: &Turnstile, cx: &Context<'_>) -> Poll<()> {
+        match &self.place {
+            None => self.place = turnstile.enter(self.party, cx.waker()),
+            Some(place) if place.is_through.get() => self.place = None,
+            Some(place) => place.waker.borrow_mut().clone_from(cx.waker()),
+        }
+        if self.place.is_none() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Waits until it is through.
+    pub(crate) async fn through(&mut self, turnstile: &Turnstile) {
+        poll_fn(|cx| self.poll(turnstile, cx)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    const ONE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+    const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+
+    /// Those of the passes that get through now.
+    fn through(turnstile: &Turnstile, passes: &mut [(usize, Pass)]) -> Vec<usize> {
+        let cx = Context::from_waker(Waker::noop());
+        let pass = |(name, pass): &mut (usize, Pass)| pass.poll(turnstile, &cx).is_ready().then_some(*name);
+        passes.iter_mut().filter_map(pass).collect()
+    }
+
+    #[test]
+    fn a_step_lets_so_many_through_and_the_addresses_in_turn() {
+        let turnstile = Turnstile::new(vec![], vec![]);
+        let mut passes: Vec<_> = (0..100).map(|name| (name, Pass::new(ONE))).collect();
+        assert_eq!(through(&turnstile, &mut passes), (0..TURNS).collect::<Vec<_>>());
+        // Those that are through may come again, and wait behind the others.
+        passes.drain(..TURNS);
+        passes.extend((100..104).map(|name| (name, Pass::new(OTHER))));
+        assert_eq!(through(&turnstile, &mut passes), []);
+        turnstile.step();
+        let next = through(&turnstile, &mut passes);
+        let of_other = next.iter().filter(|name| **name >= 100).count();
+        assert_eq!((next.len(), of_other), (TURNS, 4), "{next:?}");
+        // Who has gone takes no turn.
+        passes.retain(|(name, _)| !next.contains(name));
+        passes.drain(..50);
+        turnstile.step();
+        assert_eq!(through(&turnstile, &mut passes).len(), TURNS);
+        turnstile.release();
+        passes.retain(|(_, pass)| pass.place.is_some());
+        assert_eq!(through(&turnstile, &mut passes).len(), passes.len());
+        assert!(turnstile.queue.borrow().waiting.is_empty() && turnstile.queue.borrow().order.is_empty());
+    }
+
+    #[test]
+    fn steps_are_spaced_out_while_other_calls_come() {
+        let received = AtomicU64::new(7);
+        let begun = Instant::now();
+        let mut others = Others { seen: 7, looked: None, until: None };
+        let mut go_on = |ms| others.go_on(begun + Duration::from_millis(ms), || received.load(Relaxed));
+        assert!(!go_on(0) && !go_on(20));
+        received.store(8, Relaxed);
+        assert!(go_on(40) && go_on(130));
+        assert!(!go_on(145));
+        received.store(9, Relaxed);
+        assert!(go_on(160));
+    }
+}

@@ -1,0 +1,96 @@
+//! Work that may wait gives way to other calls: what is counted is how much of it comes first.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use testkit::http2::{Connection, DATA, message};
+
+use crate::echo::{Running, block_on, run, until};
+
+const CLIENTS: usize = 200;
+/// Turns of the shard that may come before a call that is there, and some for what was under way.
+const FIRST_MAX: usize = 40;
+
+fn call(client: &mut Connection, stream: u32, path: &str) {
+    client.call(stream, path, &[], &message(0, b"a"));
+}
+
+/// Clients whose last and only call may wait; it is answered.
+fn patient(running: &Running) -> Vec<Connection> {
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| Connection::h2(running.address, &[])).collect();
+    for client in &mut clients {
+        call(client, 1, "/test.Echo/Patient");
+        assert_eq!(client.next_of(DATA).payload, message(0, b"a"));
+    }
+    clients
+}
+
+/// What the service was told of, since the last time.
+fn told(running: &Running) -> Vec<&'static str> {
+    std::mem::take(&mut running.seen.told.lock().unwrap())
+}
+
+/// Lets everything of `arrive` come in, and behind it a call of another client, before the shard looks at any of it.
+fn behind(running: &Running, arrive: impl FnOnce()) -> Vec<&'static str> {
+    let (mut blocker, mut other) =
+        (Connection::h2(running.address, &[]), Connection::h2(running.address, &[]));
+    call(&mut other, 1, "/test.Echo/Unary");
+    other.next_of(DATA);
+    let blocked = running.seen.block.lock().unwrap();
+    call(&mut blocker, 1, "/test.Echo/Block");
+    block_on(until("the shard stands still", || told_last(running) == Some("/test.Echo/Block")));
+    told(running);
+    arrive();
+    call(&mut other, 3, "/test.Echo/Unary");
+    drop(blocked);
+    other.next_of(DATA);
+    told(running)
+}
+
+fn told_last(running: &Running) -> Option<&'static str> {
+    running.seen.told.lock().unwrap().last().copied()
+}
+
+fn before_the_call(told: &[&str]) -> usize {
+    told.iter().position(|what| *what == "/test.Echo/Unary").expect("the other's call")
+}
+
+#[test]
+fn a_call_waits_for_a_few_logins_and_not_for_all() {
+    let running = run();
+    let mut clients = patient(&running);
+    let told = behind(&running, || {
+        clients.iter_mut().for_each(|client| call(client, 3, "/test.Echo/Patient"));
+    });
+    assert!(before_the_call(&told) <= FIRST_MAX, "{} came first", before_the_call(&told));
+    // Nobody is kept out.
+    for client in &mut clients {
+        assert_eq!(client.next_of(DATA).payload, message(0, b"a"));
+    }
+}
+
+#[test]
+fn a_call_waits_for_the_end_of_a_few_connections_and_not_of_all() {
+    let running = run();
+    let clients = patient(&running);
+    let told = behind(&running, || drop(clients));
+    let ended = before_the_call(&told);
+    assert!(ended <= FIRST_MAX, "{ended} came first");
+    block_on(until("all have ended", || running.seen.connected.load(SeqCst) == 0));
+}
+
+#[test]
+fn a_client_that_does_anything_else_does_not_wait() {
+    let running = run();
+    let mut clients = patient(&running);
+    // It has a call that may not wait, and logs in beside it.
+    let mut mixed = Connection::h2(running.address, &[]);
+    call(&mut mixed, 1, "/test.Echo/Never");
+    call(&mut mixed, 3, "/test.Echo/Patient");
+    assert_eq!(mixed.next_of(DATA).payload, message(0, b"a"));
+    let told = behind(&running, || {
+        clients.iter_mut().for_each(|client| call(client, 3, "/test.Echo/Patient"));
+        call(&mut mixed, 5, "/test.Echo/Big");
+    });
+    let came = told.iter().position(|what| *what == "/test.Echo/Big");
+    assert!(came.is_some_and(|came| came <= FIRST_MAX), "{came:?}");
+}
