@@ -50,13 +50,15 @@ func runHandshakes(args []string) int {
 	established := flags.Int("established", 10, "clients that are there before and ask for ranges all the time; 0: none")
 	rate := flags.Int("rate", 100, "ranges of each of them in a second")
 	quiet := flags.Duration("quiet", 5*time.Second, "time to measure them before the others come")
+	priority := flags.String("load-priority", "chrt --idle 0", "command by which the process that makes the connections runs")
 	pid := flags.Int("pid", 0, "process of the server, to measure its CPU")
 	_ = flags.Parse(args) // ExitOnError
 	if *endpoint == "" || info.TrustedCAFile == "" {
 		flags.Usage()
 		return 2
 	}
-	figures, err := handshakes(*endpoint, info, *connections, *resume, *established, *rate, *quiet, *pid)
+	figures, err := handshakes(*endpoint, info, *connections, *resume, *established, *rate, *quiet, *pid,
+		strings.Fields(*priority))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "interop handshakes:", err)
 		return 2
@@ -92,7 +94,7 @@ func (l *latencies) add(phase int, took time.Duration) {
 }
 
 func handshakes(endpoint string, info transport.TLSInfo, connections int, resume bool, established, rate int,
-	quiet time.Duration, pid int) (handshakeFigures, error) {
+	quiet time.Duration, pid int, priority []string) (handshakeFigures, error) {
 	var figures handshakeFigures
 	config, err := info.ClientConfig()
 	if err != nil {
@@ -128,7 +130,7 @@ func handshakes(endpoint string, info transport.TLSInfo, connections int, resume
 	if established == 0 {
 		figures, err = arrive(endpoint, config, connections, resume, pid)
 	} else {
-		figures, err = arriveNicely(endpoint, info, connections, resume, pid)
+		figures, err = arriveNicely(endpoint, info, connections, resume, pid, priority)
 	}
 	if err != nil {
 		return figures, err
@@ -162,16 +164,18 @@ func arrive(endpoint string, config *tls.Config, connections int, resume bool, p
 	return figures, nil
 }
 
-// arriveNicely makes them in a process with the lowest priority.
-func arriveNicely(endpoint string, info transport.TLSInfo, connections int, resume bool, pid int) (handshakeFigures, error) {
+// arriveNicely makes them in a process of its own, with the lowest priority.
+func arriveNicely(endpoint string, info transport.TLSInfo, connections int, resume bool, pid int,
+	priority []string) (handshakeFigures, error) {
 	var figures handshakeFigures
 	program, err := os.Executable()
 	if err != nil {
 		return figures, err
 	}
-	command := exec.Command("nice", "-n", "19", program, "handshakes", "--endpoint", endpoint, "--cacert", info.TrustedCAFile,
+	words := append(priority, program, "handshakes", "--endpoint", endpoint, "--cacert", info.TrustedCAFile,
 		"--cert", info.CertFile, "--key", info.KeyFile, "--connections", strconv.Itoa(connections),
 		"--resume="+strconv.FormatBool(resume), "--pid", strconv.Itoa(pid), "--established", "0")
+	command := exec.Command(words[0], words[1:]...)
 	command.Stderr = os.Stderr
 	out, err := command.Output()
 	if err != nil {

@@ -12,7 +12,7 @@ use loadgen::status::Status;
 use loadgen::wire::Message;
 
 use crate::Error;
-use crate::loads::authenticate::authenticate;
+use crate::loads::authenticate::Authenticate;
 use crate::loads::random_from_clock;
 use crate::loads::range::Range;
 use crate::loads::write::{Keys, Put, TxnMixed};
@@ -384,7 +384,11 @@ fn logins(field: &mut Field) -> Result<(), Error> {
     })?;
     asker.ask(Rpc::AuthEnable, |_| ())?;
     let plan = field.plan(200, 200, field.scale.of(60, 600, 6_000));
-    let result = field.measure("authenticate", &plan, |_| authenticate(USER.0, USER.1));
+    let result = field.measure("authenticate", &plan, |_| Authenticate {
+        name: USER.0.to_owned(),
+        password: USER.1.to_owned(),
+        users: 0,
+    });
     // Others come after this one, without a token.
     let token = Asker::new(field.target.clone())?.authenticate(USER.0, USER.1)?;
     let mut target = field.target.clone();

@@ -4,17 +4,22 @@ use cli::{Command, Failure, Flag};
 
 use super::Run;
 use crate::given::{RUN_FLAGS, USER, credentials, rate};
-use crate::loads::authenticate;
+use crate::loads::authenticate::Authenticate;
 use crate::session::Session;
 
 const TOTAL: Flag<i64> = Flag::int("total", "100", "Total number of logins");
+const USERS: Flag<i64> = Flag::int(
+    "users",
+    "0",
+    "Log in as so many users in turn: the name in --user with 0, 1, ... behind it, and its password (0 is that user alone)",
+);
 const RATE: Flag<i64> = rate("Maximum logins per second (0 is no limit)");
 
 pub(super) const AUTHENTICATE: Command<Run> = Command {
     name: "authenticate",
     usage: "authenticate",
     about: "Benchmark logins of --user",
-    flags: &[TOTAL.row(), RATE.row()],
+    flags: &[TOTAL.row(), USERS.row(), RATE.row()],
     shared_flags: RUN_FLAGS,
     example: "  bench --user root:secret --conns 200 --clients 200 authenticate",
     run: Some(Run::of(authenticate)),
@@ -28,5 +33,10 @@ fn authenticate(session: &Session) -> Result<(), Failure> {
         return Err(Failure::usage("authenticate needs --user name:password"));
     }
     let (name, password) = credentials(user, &session.io)?;
-    session.unary(&["authenticate"], "%s", TOTAL, |_| Ok(authenticate::authenticate(&name, &password)))
+    let users =
+        u64::try_from(matches.get(USERS)).map_err(|_| Failure::usage("--users must not be negative"))?;
+    session.unary(&["authenticate"], "%s", TOTAL, |_| {
+        let (name, password) = (name.clone(), password.clone());
+        Ok(Authenticate { name, password, users })
+    })
 }
