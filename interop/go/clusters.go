@@ -25,6 +25,7 @@ func runCluster(args []string) int {
 		"members":          runMembers,
 		"rolling":          runRolling,
 		"catchup":          runCatchup,
+		"locks":            runLocks,
 		"soak":             runSoak,
 	}
 	if len(args) == 0 || commands[args[0]] == nil {

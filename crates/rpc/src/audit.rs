@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 use api::etcdserverpb as pb;
 use api::etcdserverpb::request_op::Request;
-use api::{Code, Rpc, Status, error};
+use api::{Code, Rpc, Status, error, v3electionpb, v3lockpb};
 use bytes::Bytes;
 use front::Answer;
 use prost::Message;
@@ -175,6 +175,12 @@ fn kept(rpc: Rpc, message: &Bytes) -> Bytes {
         Rpc::KvPut if message.len() > COPIED_BYTES_MAX => without(message, |request: &mut pb::PutRequest| {
             request.value.clear();
         }),
+        Rpc::ElectionCampaign if message.len() > COPIED_BYTES_MAX => {
+            without(message, |request: &mut v3electionpb::CampaignRequest| request.value.clear())
+        }
+        Rpc::ElectionProclaim if message.len() > COPIED_BYTES_MAX => {
+            without(message, |request: &mut v3electionpb::ProclaimRequest| request.value.clear())
+        }
         _ if message.len() <= COPIED_BYTES_MAX => Bytes::copy_from_slice(message),
         _ => message.clone(),
     }
@@ -369,6 +375,28 @@ impl Line {
                 let request: pb::AuthRoleRevokePermissionRequest = decoded(message)?;
                 fields.text("role", &request.role);
                 fields.range(&request.key, &request.range_end);
+            }
+            Rpc::Lock => {
+                let request: v3lockpb::LockRequest = decoded(message)?;
+                fields.key("name", &request.name);
+                fields.lease(request.lease);
+            }
+            Rpc::LockUnlock => fields.range(&decoded::<v3lockpb::UnlockRequest>(message)?.key, &[]),
+            Rpc::ElectionCampaign => {
+                let request: v3electionpb::CampaignRequest = decoded(message)?;
+                fields.key("name", &request.name);
+                fields.lease(request.lease);
+            }
+            Rpc::ElectionLeader | Rpc::ElectionObserve => {
+                fields.key("name", &decoded::<v3electionpb::LeaderRequest>(message)?.name);
+            }
+            Rpc::ElectionProclaim => {
+                let request: v3electionpb::ProclaimRequest = decoded(message)?;
+                fields.range(&request.leader.unwrap_or_default().key, &[]);
+            }
+            Rpc::ElectionResign => {
+                let request: v3electionpb::ResignRequest = decoded(message)?;
+                fields.range(&request.leader.unwrap_or_default().key, &[]);
             }
             _ => {}
         }

@@ -8,12 +8,15 @@ mod answers;
 mod auth;
 mod choose;
 mod cluster;
+mod election;
 mod kv;
 mod lease;
+mod lock;
 mod maintenance;
 mod pieces;
 mod principal;
 mod range;
+mod steps;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -333,7 +336,7 @@ impl Services {
         state.members.by_id.get(&self.shared.identity.member_id).is_some_and(|member| member.is_learner)
     }
 
-    fn dispatch(self: &Rc<Self>, rpc: Rpc, message: Bytes) -> Result<Unary, Status> {
+    fn dispatch(self: &Rc<Self>, rpc: Rpc, head: &Head, message: Bytes) -> Result<Unary, Status> {
         match rpc {
             Rpc::KvRange => self.range(message),
             Rpc::KvPut => self.put(message),
@@ -375,10 +378,12 @@ impl Services {
             Rpc::AuthUserChangePassword => self.user_change_password(message),
             Rpc::AuthRoleGet => self.role_get(message),
             Rpc::AuthRoleList => self.role_list(message),
-            Rpc::Lock | Rpc::LockUnlock => Err(unimplemented("the lock service")),
-            Rpc::ElectionCampaign | Rpc::ElectionProclaim | Rpc::ElectionLeader | Rpc::ElectionResign => {
-                Err(unimplemented("the election service"))
-            }
+            Rpc::Lock => self.lock(head, message),
+            Rpc::LockUnlock => self.unlock(head, message),
+            Rpc::ElectionCampaign => self.campaign(head, message),
+            Rpc::ElectionProclaim => self.proclaim(head, message),
+            Rpc::ElectionLeader => self.elected(head, message),
+            Rpc::ElectionResign => self.resign(head, message),
             // The front gives streams to `stream`.
             Rpc::KvRangeStream
             | Rpc::Watch
@@ -413,7 +418,7 @@ impl Services {
         let call = self.audit.as_ref().map(begin);
         // With every call, whoever made the one before.
         *self.principal.borrow_mut() = principal;
-        let answer = self.dispatch(rpc, message).unwrap_or_else(|status| Unary::Done(Err(status)));
+        let answer = self.dispatch(rpc, head, message).unwrap_or_else(|status| Unary::Done(Err(status)));
         match call {
             None => answer,
             Some(call) => audited(call, answer),
@@ -770,7 +775,13 @@ impl front::Service for Services {
                 result
             }),
             Rpc::HealthWatch => Box::pin(services.health_watch(inbound, outbound)),
-            Rpc::ElectionObserve => Box::pin(async { Err(unimplemented("the election service")) }),
+            Rpc::ElectionObserve => Box::pin(async move {
+                let principal = services.identified(&head).await;
+                let mut call = services.begin_stream_audit(rpc, &head, &principal);
+                let result = services.observe(&head, call.as_mut(), inbound, outbound).await;
+                call.into_iter().for_each(|call| call.ended(&result));
+                result
+            }),
             _ => Box::pin(async { Err(error::UNKNOWN_METHOD) }),
         }
     }

@@ -552,6 +552,12 @@ impl Stepped {
         self.shared.state.load_full()
     }
 
+    /// Returns the number of watches, and that of ranges so far, as the metrics have them.
+    pub fn watches_and_ranges(&self) -> (i64, u64) {
+        let mvcc = &self.shared.metrics.mvcc;
+        (mvcc.watchers.value(), mvcc.ranges.value())
+    }
+
     /// Returns true if the metrics say that a snapshot is being taken.
     pub fn says_that_it_takes_a_snapshot(&self) -> bool {
         self.shared.metrics.server.snapshot_apply_in_progress.value() != 0

@@ -24,6 +24,7 @@ mod damage_table;
 mod diagnosis;
 mod history;
 mod input;
+mod locks;
 mod member;
 mod memory;
 mod network;

@@ -277,6 +277,8 @@ impl Services {
 /// What the user of a watch stream may watch.
 pub(super) struct UserPermit {
     services: Rc<Services>,
+    /// True if the audit log is to tell of each watch. Those that a call makes for itself are part of that call.
+    is_audited: bool,
     /// The head of the stream's call, with its token.
     head: Head,
     /// The user when the last watch was made.
@@ -288,19 +290,18 @@ pub(super) struct UserPermit {
 impl UserPermit {
     /// That of the user who makes this call.
     pub fn new(services: &Rc<Services>, head: &Head) -> UserPermit {
-        let mut kept = Head::new(head.method, head.peer);
-        kept.common_name.clone_from(&head.common_name);
-        for key in ["token", "authorization", GATEWAY_HEADER] {
-            if let Some(value) = head.metadata.get(key) {
-                kept.metadata.insert(key, value.clone());
-            }
-        }
         UserPermit {
             services: Rc::clone(services),
-            head: kept,
+            is_audited: true,
+            head: user_head(head),
             user: RefCell::default(),
             is_forged: Cell::default(),
         }
+    }
+
+    /// The same for watches that a call makes for itself.
+    pub fn within(services: &Rc<Services>, head: &Head) -> UserPermit {
+        UserPermit { is_audited: false, ..UserPermit::new(services, head) }
     }
 
     fn identify(&self) -> Result<Principal, Unidentified> {
@@ -323,7 +324,11 @@ impl Permit for UserPermit {
             Unidentified::NotYet | Unidentified::Unverified => error::INVALID_AUTH_TOKEN,
         });
         let services = &self.services;
-        let mut call = services.begin_stream_audit(Rpc::Watch, &self.head, &principal);
+        let mut call = if self.is_audited {
+            services.begin_stream_audit(Rpc::Watch, &self.head, &principal)
+        } else {
+            None
+        };
         call.iter_mut().for_each(|call| call.asks(&watched(key, range_end)));
         let allowed = principal.and_then(|principal| {
             services.gate(&services.shared.state.load(), &principal).read(key, range_end)?;
@@ -350,6 +355,18 @@ impl Permit for UserPermit {
         *joined += self.services.known.borrow().rights.joined() - joined_before;
         gate.read(key, range_end)
     }
+}
+
+/// What of a call's head says who makes it.
+pub(super) fn user_head(head: &Head) -> Head {
+    let mut kept = Head::new(head.method, head.peer);
+    kept.common_name.clone_from(&head.common_name);
+    for key in ["token", "authorization", GATEWAY_HEADER] {
+        if let Some(value) = head.metadata.get(key) {
+            kept.metadata.insert(key, value.clone());
+        }
+    }
+    kept
 }
 
 /// A request to watch these keys, as the audit log has it.

@@ -5,6 +5,7 @@ mod flags;
 mod forwarding;
 mod full_disk;
 mod leases;
+mod locks;
 mod membership;
 mod sliced;
 mod uncached;

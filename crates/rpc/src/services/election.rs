@@ -1,0 +1,223 @@
+//! Elections: `v3electionpb.Election`. The leader is the oldest of the keys `name/<lease>`, as the holder of a lock is; its
+//! value is what it proclaims.
+
+use std::rc::Rc;
+
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::response_op::Response;
+use api::etcdserverpb::{DeleteRangeRequest, ResponseHeader, TxnRequest};
+use api::mvccpb::event::EventType;
+use api::v3electionpb::{
+    CampaignRequest, CampaignResponse, LeaderKey, LeaderRequest, LeaderResponse, ProclaimRequest,
+    ProclaimResponse, ResignRequest, ResignResponse,
+};
+use api::{Code, Status, error};
+use bytes::Bytes;
+use front::{Head, Inbound, Outbound, Unary};
+use prost::Message as _;
+
+use super::steps::{Keys, Line, Place, Steps, get, is_created_at, op, put, without_code};
+use super::{NO_REQUEST, Services, decode, decode_streamed, whole};
+use crate::audit;
+
+const NO_LEADER_FIELD: Status = Status::new(Code::Unknown, r#""leader" field must be provided"#);
+const NOT_LEADER: Status = Status::new(Code::Unknown, "election: not leader");
+const NO_LEADER: Status = Status::new(Code::Unknown, "election: no leader");
+
+impl Services {
+    pub(super) fn campaign(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
+        let CampaignRequest { name, lease, value } = decode(message)?;
+        let steps = Steps::new(self, head);
+        Ok(Unary::Later(Box::pin(async move {
+            let won = won(&steps, name, lease, value).await.map_err(without_code)?;
+            Ok(whole(&won))
+        })))
+    }
+
+    pub(super) fn proclaim(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
+        let ProclaimRequest { leader, value } = decode(message)?;
+        let LeaderKey { key, rev, lease, .. } = leader.ok_or(NO_LEADER_FIELD)?;
+        let steps = Steps::new(self, head);
+        Ok(Unary::Later(Box::pin(async move {
+            let lease = steps.session(lease).await.map_err(without_code)?;
+            let header = proclaimed(&steps, &key, rev, lease, value).await.map_err(without_code)?;
+            Ok(whole(&ProclaimResponse { header }))
+        })))
+    }
+
+    pub(super) fn resign(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
+        let ResignRequest { leader } = decode(message)?;
+        let LeaderKey { key, rev, .. } = leader.ok_or(NO_LEADER_FIELD)?;
+        let steps = Steps::new(self, head);
+        Ok(Unary::Later(Box::pin(async move {
+            let header = resigned(&steps, &key, rev).await.map_err(without_code)?;
+            Ok(whole(&ResignResponse { header }))
+        })))
+    }
+
+    pub(super) fn elected(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
+        let LeaderRequest { name } = decode(message)?;
+        let steps = Steps::new(self, head);
+        Ok(Unary::Later(Box::pin(async move {
+            let found = steps.range(&Line::new(&name).oldest()).await.map_err(without_code)?;
+            let kv = Some(found.kvs.into_iter().next().ok_or(NO_LEADER)?);
+            Ok(whole(&LeaderResponse { header: found.header, kv }))
+        })))
+    }
+
+    /// Tells of the leader, of each of its proclamations, and of the next one. It ends without an error when it cannot go on,
+    /// as etcd's does.
+    pub(super) async fn observe(
+        self: &Rc<Self>,
+        head: &Head,
+        call: Option<&mut audit::Call>,
+        mut inbound: Inbound,
+        mut outbound: Outbound,
+    ) -> Result<(), Status> {
+        let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
+        call.into_iter().for_each(|call| call.asks(&message));
+        let LeaderRequest { name } = decode_streamed(message)?;
+        let steps = Steps::new(self, head);
+        let line = Line::new(&name);
+        drop(name);
+        let observed = Observer { steps: &steps, line: &line, needs_leader: head.requires_leader };
+        loop {
+            match observed.one_leader(&mut outbound).await {
+                Ok(()) => {}
+                Err(Ended::Call(status)) => return Err(status),
+                Err(Ended::Watch(status)) if status == error::CORRUPT => return Err(status),
+                Err(Ended::Watch(_)) if self.closing.has_begun() => return Err(error::STOPPED),
+                Err(Ended::Watch(_)) if head.requires_leader && !self.hub.has_leader() => {
+                    return Err(error::NO_LEADER);
+                }
+                Err(Ended::Watch(_)) => return Ok(()),
+            }
+        }
+    }
+}
+
+/// Why an observation does not go on.
+enum Ended {
+    /// The client takes no more.
+    Call(Status),
+    /// The keys cannot be read or watched.
+    Watch(Status),
+}
+
+struct Observer<'a> {
+    steps: &'a Steps,
+    line: &'a Line,
+    needs_leader: bool,
+}
+
+impl Observer<'_> {
+    /// Tells of the leader, waiting for one if there is none, until it is no longer that.
+    async fn one_leader(&self, outbound: &mut Outbound) -> Result<(), Ended> {
+        let found = self.steps.range(&self.line.oldest()).await.map_err(Ended::Watch)?;
+        let mut header = found.header.unwrap_or_default();
+        let kv = match found.kvs.into_iter().next() {
+            Some(kv) => kv,
+            None => {
+                let range = self.line.range();
+                let keys = Keys { key: range.start, range_end: range.end, deletions_only: false };
+                let account = Some(outbound.account());
+                let mut changes = self.steps.changes(keys, header.revision, account, self.needs_leader);
+                loop {
+                    let response = changes.next().await.map_err(Ended::Watch)?;
+                    if response.canceled {
+                        return Err(Ended::Watch(super::steps::canceled(&response)));
+                    }
+                    let mut events = response.events.into_iter();
+                    if let Some(event) = events.find(|event| event.r#type() == EventType::Put) {
+                        header = response.header.unwrap_or_default();
+                        let kv = event.kv.unwrap_or_default();
+                        header.revision = kv.mod_revision;
+                        break kv;
+                    }
+                }
+            }
+        };
+        let key = kv.key.clone();
+        let first = LeaderResponse { header: Some(header), kv: Some(kv) };
+        outbound.send(first.encode_to_vec().into()).await.map_err(Ended::Call)?;
+        let keys = Keys { key, range_end: Bytes::new(), deletions_only: false };
+        let account = Some(outbound.account());
+        let mut changes = self.steps.changes(keys, header.revision + 1, account, self.needs_leader);
+        loop {
+            let response = changes.next().await.map_err(Ended::Watch)?;
+            if response.canceled {
+                return Err(Ended::Watch(super::steps::canceled(&response)));
+            }
+            for event in response.events {
+                if event.r#type() == EventType::Delete {
+                    return Ok(());
+                }
+                let next = LeaderResponse { header: response.header, kv: event.kv };
+                outbound.send(next.encode_to_vec().into()).await.map_err(Ended::Call)?;
+            }
+        }
+    }
+}
+
+/// Makes a candidate of this lease, or one of its own, and waits until it leads.
+async fn won(steps: &Steps, name: Bytes, lease: i64, value: Bytes) -> Result<CampaignResponse, Status> {
+    let lease = steps.session(lease).await?;
+    let (line, key) = Line::with_key(&name, lease);
+    drop(name);
+    let request = TxnRequest {
+        compare: vec![is_created_at(&key, 0)],
+        success: vec![put(&key, value.clone(), lease)],
+        failure: vec![get(&key)],
+    };
+    let made = steps.txn(&request).await?;
+    drop(request);
+    let header = made.header;
+    let mut created = header.unwrap_or_default().revision;
+    for response in made.responses.into_iter().filter_map(|op| op.response) {
+        let Response::ResponseRange(range) = response else { continue };
+        let Some(kv) = range.kvs.into_iter().next() else { continue };
+        created = kv.create_revision;
+        if kv.value != value
+            && let Err(status) = proclaimed(steps, &key, created, lease, value.clone()).await
+        {
+            drop(resigned(steps, &key, created).await);
+            return Err(status);
+        }
+    }
+    drop(value);
+    let place = Place::new(steps, &key, created);
+    let waited = steps.turn(&line, created).await;
+    // As with etcd, a candidate whose waiting fails stays one, unless its client left.
+    place.keep();
+    waited?;
+    let leader = Some(LeaderKey { name: line.name(), key, rev: created, lease });
+    Ok(CampaignResponse { header, leader })
+}
+
+/// Sets the value of a leader that is still the one that was created at this revision.
+async fn proclaimed(
+    steps: &Steps,
+    key: &Bytes,
+    created: i64,
+    lease: i64,
+    value: Bytes,
+) -> Result<Option<ResponseHeader>, Status> {
+    let request = TxnRequest {
+        compare: vec![is_created_at(key, created)],
+        success: vec![put(key, value, lease)],
+        failure: Vec::new(),
+    };
+    let answer = steps.txn(&request).await?;
+    if answer.succeeded { Ok(answer.header) } else { Err(NOT_LEADER) }
+}
+
+/// Deletes the key of a leader, if it is still the one that was created at this revision.
+async fn resigned(steps: &Steps, key: &Bytes, created: i64) -> Result<Option<ResponseHeader>, Status> {
+    let delete = DeleteRangeRequest { key: key.clone(), ..DeleteRangeRequest::default() };
+    let request = TxnRequest {
+        compare: vec![is_created_at(key, created)],
+        success: vec![op(Request::RequestDeleteRange(delete))],
+        failure: Vec::new(),
+    };
+    Ok(steps.txn(&request).await?.header)
+}

@@ -1,0 +1,87 @@
+//! Locks: `v3lockpb.Lock`. A lock is held by the oldest of the keys `name/<lease>`; whoever wants it makes such a key and waits
+//! until the older ones are gone.
+
+use std::rc::Rc;
+
+use api::etcdserverpb::response_op::Response;
+use api::etcdserverpb::{RangeRequest, ResponseHeader, TxnRequest, request_op::Request};
+use api::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse};
+use api::{Code, Status};
+use bytes::Bytes;
+use front::{Head, Unary};
+
+use super::steps::{Line, Place, Steps, get, is_created_at, op, put, without_code};
+use super::{Services, decode, whole};
+
+/// The lease, and the key with it, ended while the call waited.
+const SESSION_EXPIRED: Status = Status::new(Code::Unknown, "mutex: session is expired");
+
+impl Services {
+    pub(super) fn lock(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
+        let LockRequest { name, lease } = decode(message)?;
+        let steps = Steps::new(self, head);
+        Ok(Unary::Later(Box::pin(async move {
+            let (header, key) = locked(&steps, name, lease).await.map_err(without_code)?;
+            Ok(whole(&LockResponse { header, key }))
+        })))
+    }
+
+    pub(super) fn unlock(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
+        let UnlockRequest { key } = decode(message)?;
+        let steps = Steps::new(self, head);
+        Ok(Unary::Later(Box::pin(async move {
+            let deleted = steps.delete(key).await.map_err(without_code)?;
+            Ok(whole(&UnlockResponse { header: deleted.header }))
+        })))
+    }
+}
+
+/// Takes the lock of this name with this lease, or one of its own.
+async fn locked(steps: &Steps, name: Bytes, lease: i64) -> Result<(Option<ResponseHeader>, Bytes), Status> {
+    let lease = steps.session(lease).await?;
+    let (line, key) = Line::with_key(&name, lease);
+    drop(name);
+    // etcd asks for the oldest here; what counts is whether there is another.
+    let all = || op(Request::RequestRange(RangeRequest { count_only: true, limit: 1, ..line.all() }));
+    let request = TxnRequest {
+        compare: vec![is_created_at(&key, 0)],
+        success: vec![put(&key, Bytes::new(), lease), all()],
+        failure: vec![get(&key), all()],
+    };
+    let made = steps.txn(&request).await?;
+    drop(request);
+    let mut created = made.header.unwrap_or_default().revision;
+    let mut others = true;
+    for response in made.responses.into_iter().filter_map(|op| op.response) {
+        match response {
+            Response::ResponseRange(range) if range.count == 1 && range.kvs.is_empty() => others = false,
+            Response::ResponseRange(range) => {
+                created = range.kvs.first().map_or(created, |kv| kv.create_revision);
+            }
+            _ => {}
+        }
+    }
+    if !others {
+        return Ok((made.header, key));
+    }
+    let place = Place::new(steps, &key, created);
+    let waited = match steps.turn(&line, created).await {
+        Ok(()) => {
+            let own = RangeRequest { key: key.clone(), keys_only: true, ..RangeRequest::default() };
+            steps.range(&own).await
+        }
+        Err(status) => Err(status),
+    };
+    let own = match waited {
+        Ok(own) => own,
+        Err(status) => {
+            place.leave().await;
+            return Err(status);
+        }
+    };
+    place.keep();
+    if own.kvs.first().is_none_or(|kv| kv.create_revision != created) {
+        return Err(SESSION_EXPIRED);
+    }
+    Ok((own.header, key))
+}

@@ -1,0 +1,410 @@
+//! Calls that are made of other calls: the locks and elections of `lock` and `election`, which etcd serves by its own client
+//! inside the server. Each step is a call of the same client, checked, proposed and counted like any other.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use api::etcdserverpb::range_request::{SortOrder, SortTarget};
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::watch_create_request::FilterType;
+use api::etcdserverpb::watch_request::RequestUnion;
+use api::etcdserverpb::{
+    Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseGrantResponse, PutRequest, RangeRequest,
+    RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
+};
+use api::mvccpb::event::EventType;
+use api::{Code, Status, error};
+use bytes::{Bytes, BytesMut};
+use front::{Account, Answer, Head, LocalBoxFuture, TrySend, Unary};
+use prost::Message;
+
+use super::principal::{UserPermit, user_head};
+use super::{Services, decode};
+use crate::watch::{Requests, Responses};
+
+/// The TTL of a lease that the server grants for a lock or a campaign without one, in seconds. Nobody renews it.
+const SESSION_TTL: i64 = 60;
+
+/// Makes the steps of one call, on behalf of its client.
+pub(super) struct Steps {
+    pub services: Rc<Services>,
+    /// What of the call's head says who makes it: that is asked again with each step, since a step may be made long after
+    /// the one before.
+    head: Head,
+}
+
+/// One of [`Services`]' calls.
+type Call = fn(&Rc<Services>, Bytes) -> Result<Unary, Status>;
+
+impl Steps {
+    pub fn new(services: &Rc<Services>, head: &Head) -> Steps {
+        Steps { services: Rc::clone(services), head: user_head(head) }
+    }
+
+    async fn call<A: Message + Default>(&self, call: Call, request: &impl Message) -> Result<A, Status> {
+        let message = request.encode_to_vec().into();
+        let principal = Box::pin(self.services.identified(&self.head)).await;
+        *self.services.principal.borrow_mut() = principal;
+        self.services.peer.set(self.head.peer);
+        let answer = match call(&self.services, message)? {
+            Unary::Done(answer) => answer?,
+            Unary::Later(answer) => answer.await?,
+        };
+        decode(gathered(answer).await?)
+    }
+
+    pub async fn txn(&self, request: &TxnRequest) -> Result<TxnResponse, Status> {
+        self.call(Services::txn, request).await
+    }
+
+    pub async fn range(&self, request: &RangeRequest) -> Result<RangeResponse, Status> {
+        self.call(Services::range, request).await
+    }
+
+    pub async fn delete(&self, key: Bytes) -> Result<api::etcdserverpb::DeleteRangeResponse, Status> {
+        self.call(Services::delete_range, &DeleteRangeRequest { key, ..DeleteRangeRequest::default() }).await
+    }
+
+    /// Returns the lease of the session: the client's, or one that is granted now. As with etcd nobody renews it but the
+    /// client.
+    pub async fn session(&self, lease: i64) -> Result<i64, Status> {
+        if lease != 0 {
+            return Ok(lease);
+        }
+        let grant = LeaseGrantRequest { ttl: SESSION_TTL, id: 0 };
+        let granted: LeaseGrantResponse = self.call(Services::lease_grant, &grant).await?;
+        Ok(granted.id)
+    }
+
+    /// Begins to delete a key that was created at this revision, if it is still that one, and waits for nothing. The answer
+    /// may be dropped.
+    fn begin_release(&self, key: &Bytes, created: i64) -> Option<Unary> {
+        let principal = self.services.identify(&self.head).ok()?;
+        *self.services.principal.borrow_mut() = Ok(principal);
+        self.services.peer.set(self.head.peer);
+        let request = TxnRequest {
+            compare: vec![is_created_at(key, created)],
+            success: vec![op(Request::RequestDeleteRange(DeleteRangeRequest {
+                key: key.clone(),
+                ..DeleteRangeRequest::default()
+            }))],
+            failure: Vec::new(),
+        };
+        self.services.txn(request.encode_to_vec().into()).ok()
+    }
+
+    /// What happens to these keys from a revision on. `account` is charged, if there is one.
+    pub fn changes(
+        &self,
+        keys: Keys,
+        from: i64,
+        account: Option<Rc<Account>>,
+        needs_leader: bool,
+    ) -> Changes {
+        let services = &self.services;
+        let Keys { key, range_end, deletions_only } = keys;
+        let filters = if deletions_only { vec![FilterType::Noput as i32] } else { Vec::new() };
+        let create = WatchCreateRequest {
+            key,
+            range_end,
+            start_revision: from,
+            filters,
+            ..WatchCreateRequest::default()
+        };
+        let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        let arrived = Rc::default();
+        let responses = Sink { arrived: Rc::clone(&arrived), account };
+        let caller = Arc::clone(&services.caller_of(self.head.peer));
+        let permit = Rc::new(UserPermit::within(services, &self.head));
+        let mut closing = services.closing.clone();
+        let closed = async move { closing.begun().await };
+        let requests = Once(Some(request.encode_to_vec().into()));
+        let stream = services.hub.serve(needs_leader, caller, permit, requests, responses, closed);
+        Changes { stream, arrived }
+    }
+
+    /// Waits until no key of a line is older than the one that was created at this revision. Only one watch is held at a
+    /// time, of the key right before, so that a key that goes wakes the one behind it and nobody else.
+    pub async fn turn(&self, line: &Line, created: i64) -> Result<(), Status> {
+        loop {
+            let before = RangeRequest {
+                max_create_revision: created - 1,
+                sort_order: SortOrder::Descend as i32,
+                limit: 1,
+                keys_only: true,
+                // This member has applied the transaction that made or found the key, and so knows all that are older.
+                serializable: true,
+                ..line.all()
+            };
+            let found = self.range(&before).await?;
+            let Some(last) = found.kvs.into_iter().next() else { return Ok(()) };
+            let revision = found.header.unwrap_or_default().revision;
+            self.deleted(last.key, revision + 1).await?;
+        }
+    }
+
+    /// Waits until this key is deleted at this revision or a later one, or until that may have been compacted away.
+    async fn deleted(&self, key: Bytes, from: i64) -> Result<(), Status> {
+        let keys = Keys { key, range_end: Bytes::new(), deletions_only: true };
+        let mut changes = self.changes(keys, from, None, false);
+        loop {
+            let response = changes.next().await?;
+            if response.compact_revision != 0 {
+                return Ok(());
+            }
+            if response.canceled {
+                return Err(canceled(&response));
+            }
+            if response.events.iter().any(|event| event.r#type() == EventType::Delete) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The error of a watch that was canceled, as etcd's client library reads it.
+pub(super) fn canceled(response: &WatchResponse) -> Status {
+    let reason = &response.cancel_reason;
+    let bare = reason.split_once(" desc = ").map_or(reason.as_str(), |(_, text)| text);
+    Status::with(Code::Unknown, bare)
+}
+
+/// What is to be watched.
+pub(super) struct Keys {
+    pub key: Bytes,
+    pub range_end: Bytes,
+    pub deletions_only: bool,
+}
+
+/// The keys of all who wait for a lock, or stand in an election: `name/<lease>`. The oldest has it.
+pub(super) struct Line {
+    /// The name with its slash.
+    prefix: Bytes,
+}
+
+impl Line {
+    pub fn new(name: &[u8]) -> Line {
+        Line { prefix: [name, b"/"].concat().into() }
+    }
+
+    /// The line of this name, and the key of a lease in it, which ends in its number as Go writes it. They share their
+    /// bytes: a call holds them for as long as it waits.
+    pub fn with_key(name: &[u8], lease: i64) -> (Line, Bytes) {
+        let sign = if lease < 0 { "-" } else { "" };
+        let number = format!("{sign}{:x}", lease.unsigned_abs());
+        let key = Bytes::from([name, b"/", number.as_bytes()].concat());
+        (Line { prefix: key.slice(..=name.len()) }, key)
+    }
+
+    /// The name.
+    pub fn name(&self) -> Bytes {
+        self.prefix.slice(..self.prefix.len() - 1)
+    }
+
+    /// The keys that begin with the prefix.
+    pub fn range(&self) -> Range<Bytes> {
+        let mut end = BytesMut::from(&self.prefix[..]);
+        if let Some(last) = end.last_mut() {
+            *last += 1;
+        }
+        self.prefix.clone()..end.freeze()
+    }
+
+    /// A request for all of them, by the revisions at which they were created.
+    pub fn all(&self) -> RangeRequest {
+        let Range { start, end } = self.range();
+        RangeRequest {
+            key: start,
+            range_end: end,
+            sort_target: SortTarget::Create as i32,
+            ..RangeRequest::default()
+        }
+    }
+
+    /// A request for the oldest.
+    pub fn oldest(&self) -> RangeRequest {
+        RangeRequest { sort_order: SortOrder::Ascend as i32, limit: 1, ..self.all() }
+    }
+}
+
+/// A key that waits in a line. It is given up when this is dropped, which the front does when the client leaves, unless it
+/// was kept before.
+pub(super) struct Place<'a> {
+    steps: &'a Steps,
+    key: &'a Bytes,
+    created: i64,
+    is_kept: bool,
+}
+
+impl<'a> Place<'a> {
+    pub fn new(steps: &'a Steps, key: &'a Bytes, created: i64) -> Place<'a> {
+        Place { steps, key, created, is_kept: false }
+    }
+
+    /// The key stays.
+    pub fn keep(mut self) {
+        self.is_kept = true;
+    }
+
+    /// Gives the key up and waits until it is gone, or cannot be deleted.
+    pub async fn leave(mut self) {
+        self.is_kept = true;
+        if let Some(Unary::Later(deleted)) = self.begin() {
+            // Whatever came of it: the key goes with its lease at last.
+            drop(deleted.await);
+        }
+    }
+
+    /// A member that stops leaves the key: its client comes back to another member with the same lease.
+    fn begin(&self) -> Option<Unary> {
+        if self.steps.services.closing.has_begun() {
+            return None;
+        }
+        self.steps.begin_release(self.key, self.created)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            drop(self.begin());
+        }
+    }
+}
+
+/// Changes of keys, as a watch is told of them.
+pub(super) struct Changes {
+    stream: LocalBoxFuture<Result<(), Status>>,
+    arrived: Rc<RefCell<Option<Bytes>>>,
+}
+
+impl Changes {
+    /// The next response.
+    ///
+    /// # Errors
+    ///
+    /// When the watch is over, because the member stops, or knows no leader, or is known to have wrong data.
+    pub async fn next(&mut self) -> Result<WatchResponse, Status> {
+        let message = poll_fn(|context| {
+            let over = self.stream.as_mut().poll(context);
+            match (self.arrived.borrow_mut().take(), over) {
+                (Some(message), _) => Poll::Ready(Ok(message)),
+                (None, Poll::Ready(over)) => Poll::Ready(Err(over.err().unwrap_or(error::STOPPED))),
+                (None, Poll::Pending) => Poll::Pending,
+            }
+        })
+        .await?;
+        decode(message)
+    }
+}
+
+/// One request.
+struct Once(Option<Bytes>);
+
+impl Requests for Once {
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
+        Poll::Ready(Ok(self.0.take()))
+    }
+}
+
+/// Takes one response at a time; whoever takes it out polls the stream again.
+struct Sink {
+    arrived: Rc<RefCell<Option<Bytes>>>,
+    account: Option<Rc<Account>>,
+}
+
+impl Responses for Sink {
+    fn open(&mut self) -> Result<(), Status> {
+        Ok(())
+    }
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        if self.arrived.borrow().is_some() { Poll::Pending } else { Poll::Ready(Ok(())) }
+    }
+
+    fn try_send(&mut self, message: Bytes) -> Result<(), TrySend> {
+        *self.arrived.borrow_mut() = Some(message);
+        Ok(())
+    }
+
+    fn account(&self) -> Option<Rc<Account>> {
+        self.account.clone()
+    }
+}
+
+/// The bytes of an answer.
+async fn gathered(answer: Answer) -> Result<Bytes, Status> {
+    let (len, mut source) = match answer {
+        Answer::Whole(bytes) => return Ok(bytes),
+        Answer::Pieces { len, source, .. } => (len, source),
+    };
+    let mut out = BytesMut::new();
+    while let Some(piece) = poll_fn(|context| source(len, context)).await? {
+        out.extend_from_slice(&piece);
+    }
+    Ok(out.freeze())
+}
+
+pub(super) fn op(request: Request) -> RequestOp {
+    RequestOp { request: Some(request) }
+}
+
+/// True of a key that was created at this revision; 0: of one that is not there.
+pub(super) fn is_created_at(key: &Bytes, revision: i64) -> Compare {
+    Compare {
+        key: key.clone(),
+        result: CompareResult::Equal as i32,
+        target: CompareTarget::Create as i32,
+        target_union: Some(TargetUnion::CreateRevision(revision)),
+        ..Compare::default()
+    }
+}
+
+pub(super) fn put(key: &Bytes, value: Bytes, lease: i64) -> RequestOp {
+    op(Request::RequestPut(PutRequest { key: key.clone(), value, lease, ..PutRequest::default() }))
+}
+
+pub(super) fn get(key: &Bytes) -> RequestOp {
+    op(Request::RequestRange(RangeRequest { key: key.clone(), ..RangeRequest::default() }))
+}
+
+/// An error of a step as clients of these services get it from etcd: its client library has taken the code away.
+pub(super) fn without_code(status: Status) -> Status {
+    match error::CATALOGUE.iter().find(|known| known.message == status.message) {
+        Some(_) => Status { code: Code::Unknown, ..status },
+        None => status,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_named_as_gos_client_names_them() {
+        for (name, lease, expected) in [
+            ("door", 0x1b59, "door/1b59"),
+            ("", 10, "/a"),
+            ("a/", -1, "a//-1"),
+            ("x", i64::MIN, "x/-8000000000000000"),
+        ] {
+            let (line, key) = Line::with_key(name.as_bytes(), lease);
+            assert_eq!(key, expected);
+            assert_eq!(line.name(), name);
+            assert_eq!(line.range(), Line::new(name.as_bytes()).range());
+            assert_eq!(line.range(), Bytes::from(format!("{name}/"))..Bytes::from(format!("{name}0")));
+        }
+    }
+
+    #[test]
+    fn only_etcds_errors_lose_their_codes() {
+        assert_eq!(without_code(error::LEASE_NOT_FOUND).code, Code::Unknown);
+        let own = Status::new(Code::ResourceExhausted, "mainstay: too much to compare in one transaction");
+        assert_eq!(without_code(own.clone()), own);
+    }
+}
