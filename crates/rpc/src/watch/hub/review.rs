@@ -92,6 +92,10 @@ impl Hub {
         let mut left = if newest.auth.is_enabled() { REVIEWED_AT_ONCE } else { return true };
         while left > 0 {
             let (serial, behind) = round.behind;
+            if serial > round.last {
+                // The newest of all was a stream, without a watch behind it.
+                return true;
+            }
             let next = self
                 .streams
                 .borrow()

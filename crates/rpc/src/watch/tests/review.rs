@@ -162,3 +162,19 @@ fn a_review_that_is_over_holds_no_state() {
     world.publish();
     assert!(reviewed.upgrade().is_none(), "what it holds cannot be removed by a compaction");
 }
+
+#[test]
+fn a_stream_that_has_no_watch_yet_is_no_obstacle() {
+    let mut world = World::new(1_572_864, HOUR);
+    let asked = Rc::default();
+    let mut clients = clients(&world, &asked, 1, 1);
+    // The newest of all streams, without a watch that would come behind it.
+    clients.push(world.client_permitted(MANY, false, Rc::new(Named("u0".to_owned(), asked))));
+    settle(&mut clients);
+    world.auth = auth(10, 1, 1, 1);
+    world.put("k", 1);
+    world.publish();
+    while world.work() {}
+    settle(&mut clients);
+    assert_eq!(keys_of(&clients[0].received()).count(), 1);
+}
