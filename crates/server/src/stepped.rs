@@ -29,6 +29,7 @@ use consensus::Fetch;
 use disk::Disk;
 use front::{Answer, Budget, Close, Closing, Head, LocalBoxFuture, Shard, ShardId, Unary};
 use http::HeaderValue;
+use identity::TokenKind;
 use machine::StateTrail;
 use numbers::{Index, LeaseId, Seconds, Term};
 use tokio::task::LocalSet;
@@ -38,7 +39,7 @@ use clock::{Clock, HandClock};
 use config::Config;
 use consistency::monitor::{self, LeaderChecks};
 use replica::core::{ControlRequest, Core, CoreRequest, Fatal, StorageRequest};
-use replica::credentials::Credentials;
+use replica::credentials::{CredentialOptions, Credentials};
 use replica::inbox::Inbox;
 use replica::joining;
 use replica::peer_links::PeerLinks;
@@ -126,6 +127,20 @@ pub struct Stepped {
     _lock: disk::Lock,
 }
 
+/// Tokens that are signed, by a secret that all members have; hashes are made by whoever asks for one.
+fn signed_credentials(
+    config: &config::Config,
+    clock: Clock,
+    random: impl FnMut(&mut [u8]) + Send + 'static,
+) -> Credentials {
+    let tokens = TokenKind::parse(&config.auth_token).expect("the simulator's own option");
+    let options =
+        CredentialOptions { tokens, cost: identity::passwords::Cost::LOWEST, ..CredentialOptions::default() };
+    let secret = b"a secret of all members";
+    let made = Credentials::new(&options, (None, Some(secret)), clock, Box::new(random), 0);
+    made.expect("a secret is a key")
+}
+
 /// Notes that a task has something to do.
 struct Woken(AtomicBool);
 
@@ -176,7 +191,11 @@ impl Stepped {
         let mut random = stdx::Random::new(seed);
         let random =
             move |bytes: &mut [u8]| bytes.iter_mut().for_each(|byte| *byte = random.below(256) as u8);
-        let credentials = Credentials::simple(Clock::by_hand(&clock), Box::new(random));
+        let credentials = if config.auth_token.starts_with("jwt") {
+            signed_credentials(&config, Clock::by_hand(&clock), random)
+        } else {
+            Credentials::simple(Clock::by_hand(&clock), Box::new(random))
+        };
         let setting = Setting {
             config,
             logger: Arc::clone(&logger),

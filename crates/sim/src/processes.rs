@@ -17,6 +17,7 @@ use crate::member::{Heard, Place, Process};
 use crate::network::Host;
 use crate::profile::Fault;
 use crate::schedule::{MICRO, MILLI, Nanos, SECOND};
+use crate::witness;
 use crate::world::{Event, World};
 
 /// Nodes on a way down a tree of watched ranges: many times the logarithm of their number.
@@ -64,6 +65,9 @@ impl World {
             "--watch-progress-notify-interval=2s".to_owned(),
             "--compact-hash-check-time=5s".to_owned(),
         ];
+        if self.profile.signed_tokens {
+            args.push("--auth-token=jwt,sign-method=HS256,priv-key=/secret,ttl=100h".to_owned());
+        }
         if at < self.profile.members {
             args.push(format!("--initial-cluster={}", cluster.join(",")));
         } else {
@@ -329,6 +333,9 @@ impl World {
         for _ in 0..1000 {
             let Some(process) = &mut self.places[at].process else { return };
             process.stepped.poll_tasks();
+            if witness::heard_one() {
+                return self.fail(format!("a task of member {at} panicked"));
+            }
             let done = std::mem::take(&mut *process.done.borrow_mut());
             let outgoing = process.links.take();
             if done.is_empty() && outgoing.is_empty() {

@@ -282,6 +282,8 @@ pub struct Profile {
     /// Values that are not at hand are read when the disk comes to it, and so much later on average while there are faults;
     /// `None`: at once.
     pub reads: Option<Nanos>,
+    /// Whether tokens are signed, and of the auth revision at which they were given out; members keep the others.
+    pub signed_tokens: bool,
     /// What the work in the background takes for each step beside the disk's time, on average.
     pub background: Nanos,
 }
@@ -365,6 +367,7 @@ impl Profile {
             value_bytes: rng.pick(&[4_000, 40_000, 40_000, 200_000]),
             log_batches: paces.pick(&[None, None, Some(1), Some(2)]),
             reads: paces.pick(&[None, None, Some(0), Some(20 * MILLI), Some(300 * MILLI), Some(2 * SECOND)]),
+            signed_tokens: Rng::stream(seed, "tokens").one_in(2),
             background: paces.pick(&[0, 0, 0, 20 * MILLI, 100 * MILLI]),
         }
     }

@@ -274,7 +274,7 @@ fn login(user: &str, number: u64) -> Vec<u8> {
 
 /// Whether a client has to authenticate again.
 pub(crate) fn wants_login(why: &str) -> bool {
-    [error::INVALID_AUTH_TOKEN, error::USER_EMPTY, error::USER_NOT_FOUND]
+    [error::INVALID_AUTH_TOKEN, error::AUTH_OLD_REVISION, error::USER_EMPTY, error::USER_NOT_FOUND]
         .iter()
         .any(|status| why.contains(&*status.message))
 }

@@ -11,7 +11,8 @@ thread_local! {
 
 static LISTENS: Once = Once::new();
 
-/// Does something; a panic in it is an error that says what and where. Where panics abort the process, they do.
+/// Does something; a panic in it is an error that says what and where, also one that something else caught: a task that panics
+/// is gone without a word. Where panics abort the process, they do.
 pub fn panics<T>(something: impl FnOnce() -> T) -> Result<T, String> {
     LISTENS.call_once(|| {
         let before = take_hook();
@@ -28,7 +29,12 @@ pub fn panics<T>(something: impl FnOnce() -> T) -> Result<T, String> {
     HEARD.with(|heard| *heard.borrow_mut() = Some(String::new()));
     let outcome = catch_unwind(AssertUnwindSafe(something));
     let heard = HEARD.with(|heard| heard.borrow_mut().take()).unwrap_or_default();
-    outcome.map_err(|_| heard)
+    outcome.ok().filter(|_| heard.is_empty()).ok_or(heard)
+}
+
+/// Whether there was a panic, whatever caught it.
+pub fn heard_one() -> bool {
+    HEARD.with(|heard| heard.borrow().as_ref().is_some_and(|heard| !heard.is_empty()))
 }
 
 #[cfg(test)]
@@ -38,5 +44,9 @@ mod tests {
         let heard = super::panics(|| assert_eq!(1 + 1, 3, "sums")).expect_err("it panics");
         assert!(heard.contains("sums") && heard.contains("witness.rs"), "{heard}");
         assert_eq!(super::panics(|| 7), Ok(7));
+        let caught = || std::panic::catch_unwind(|| assert_eq!(1 + 1, 4, "caught")).is_err();
+        let heard = super::panics(|| assert!(caught() && super::heard_one())).expect_err("it panics");
+        assert!(heard.contains("caught"), "{heard}");
+        assert!(!super::heard_one(), "nobody listens");
     }
 }
