@@ -15,6 +15,7 @@ use member::Purpose;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    plant();
     let words: Vec<OsString> = std::env::args_os().collect();
     let called = words.first().and_then(|path| Path::new(path).file_name()).and_then(|name| name.to_str());
     let arguments = words.get(1..).unwrap_or_default();
@@ -49,6 +50,17 @@ fn main() -> ExitCode {
         }
         _ => member::run(arguments, Purpose::Serve),
     }
+}
+
+/// Plants the bug that `MAINSTAY_PLANTED` names, in builds that can have one.
+fn plant() {
+    if !cfg!(feature = "planted") {
+        return;
+    }
+    let Ok(name) = std::env::var("MAINSTAY_PLANTED") else { return };
+    let bug = planted::Bug::ALL.iter().copied().find(|bug| bug.name() == name);
+    assert!(bug.is_some(), "MAINSTAY_PLANTED: there is no bug {name:?}");
+    planted::plant(bug);
 }
 
 /// The environment variables whose name and value are text.

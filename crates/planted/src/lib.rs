@@ -192,6 +192,8 @@ bugs! {
     TokenOutlivesUser = "token-outlives-user";
     /// server: a user's renewal of a lease waits for the end of a long entry, and the lease expires meanwhile.
     RenewalWaitsForEntry = "renewal-waits-for-entry";
+    /// server: connections live on whose certificates were revoked, or whose authorities are no longer trusted.
+    RevokedConnectionsKept = "revoked-connections-kept";
 }
 
 /// Something of which there must not be much in one go.
