@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use api::etcdserverpb as pb;
 use api::{Code, Rpc, Status, error};
-use client::CallOptions;
+use client::{CallOptions, Channel, Endpoint, Tls, Transport};
 use prost::Message;
 use tokio::runtime::Runtime;
 
 use crate::chronicle::{Chronicle, State};
 use crate::network::Network;
 use crate::process::{ClockOffset, Place, Process, describe};
+use crate::security::{Identity, Security};
 use crate::session::{ClientContext, Session};
 use crate::small_disk::SmallDisk;
 
@@ -32,6 +33,8 @@ const KILL_TIME_MAX: Duration = Duration::from_secs(30);
 const CALL_TIME_MAX: Duration = Duration::from_secs(5);
 /// The number of the client that acts as operator.
 const OPERATOR: u64 = 7000;
+/// How long it may take to see whether somebody is let in.
+const GLANCE_TIME_MAX: Duration = Duration::from_secs(2);
 /// Of what a member said, at most this much is quoted.
 const QUOTE_BYTES: u64 = 1500;
 
@@ -65,6 +68,7 @@ pub struct Cluster {
     pub network: Option<Network>,
     builds: Vec<PathBuf>,
     flags: Vec<String>,
+    bug: Option<String>,
     context: Arc<ClientContext>,
     chronicle: Arc<Chronicle>,
     runtime: Runtime,
@@ -76,6 +80,8 @@ pub struct Parts {
     pub builds: Vec<PathBuf>,
     /// Further flags of every member.
     pub flags: Vec<String>,
+    /// A bug that is planted in every member whose build can have it.
+    pub bug: Option<String>,
     /// The address of each member.
     pub addresses: Vec<Ipv4Addr>,
     /// `None`: all are on the loopback.
@@ -118,6 +124,7 @@ impl Cluster {
             network: parts.network,
             builds: parts.builds,
             flags: parts.flags,
+            bug: parts.bug,
             context: Arc::clone(context),
             chronicle: Arc::clone(chronicle),
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
@@ -149,13 +156,16 @@ impl Cluster {
 
     fn command(&self, slot: &MemberSlot) -> io::Result<Command> {
         let build = self.builds.get(slot.build).ok_or_else(|| io::Error::other("there is no such build"))?;
-        let url = |slot: &MemberSlot, port: u16| format!("http://{}:{port}", slot.address);
+        let security = self.security();
+        let url = |slot: &MemberSlot, port: u16| format!("{}://{}:{port}", self.scheme(), slot.address);
+        let at = self.slots.iter().position(|other| other.name == slot.name).unwrap_or_default();
         let initial: Vec<String> =
             self.slots.iter().map(|slot| format!("{}={}", slot.name, url(slot, PEER_PORT))).collect();
         let (client, peer) = (url(slot, CLIENT_PORT), url(slot, PEER_PORT));
         let mut command = Command::new(build);
         command
             .env_clear()
+            .env("RUST_BACKTRACE", "1")
             .arg(format!("--name={}", slot.name))
             .arg("--data-dir")
             .arg(&slot.data_dir)
@@ -167,8 +177,28 @@ impl Cluster {
             .arg(format!("--initial-cluster-state={}", if slot.joined { "existing" } else { "new" }))
             .arg("--initial-cluster-token=torture")
             .args(FLAGS)
-            .args(&self.flags);
+            .args(security.pki.iter().flat_map(|pki| pki.flags(at)));
+        if let Some(users) = &security.users {
+            // How long a password takes is not what is tested.
+            command.arg("--bcrypt-cost=4");
+            if let Some(pki) = security.pki.as_ref().filter(|_| users.are_signed) {
+                command.arg(format!("--auth-token={}", pki.jwt()));
+            }
+        }
+        if let Some(bug) = &self.bug {
+            command.env("MAINSTAY_PLANTED", bug);
+        }
+        command.args(&self.flags);
         Ok(command)
+    }
+
+    /// How clients and members identify themselves.
+    pub fn security(&self) -> &Security {
+        &self.context.security
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.security().pki.is_some() { "https" } else { "http" }
     }
 
     /// Starts a member's process.
@@ -299,6 +329,20 @@ impl Cluster {
         }
     }
 
+    /// Looks for panics in the members' logs: where a build does not end with one, it goes on without what panicked.
+    pub fn look_for_panics(&self) {
+        for at in 0..self.slots.len() {
+            let log = self.slot(at).and_then(|slot| std::fs::read(&slot.log_path)).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log);
+            let mut lines = log.lines().skip_while(|line| !line.contains("panicked at"));
+            if let Some(first) = lines.next() {
+                let times = log.matches("panicked at").count();
+                let what = lines.next().unwrap_or_default();
+                self.chronicle.trouble("panic", format!("m{at}, {times} times: {first} {what}"));
+            }
+        }
+    }
+
     /// Waits until a member's process has ended by itself; `None` if it does not in time.
     ///
     /// # Errors
@@ -329,7 +373,12 @@ impl Cluster {
 
     /// Whether it has said this since its log had so many bytes, as far as the last mebibyte tells.
     pub fn has_said(&self, at: usize, from: u64, words: &str) -> bool {
-        self.quote(at, from, 1 << 20).contains(words)
+        self.times_said(at, from, words) > 0
+    }
+
+    /// How often it has said this since its log had so many bytes, as far as the last mebibyte tells.
+    pub fn times_said(&self, at: usize, from: u64, words: &str) -> usize {
+        self.quote(at, from, 1 << 20).matches(words).count()
     }
 
     fn quote(&self, at: usize, from: u64, bytes_max: u64) -> String {
@@ -368,17 +417,62 @@ impl Cluster {
         request: &impl Message,
         time: Duration,
     ) -> Result<A, Status> {
-        self.runtime.block_on(async {
-            let (channel, _) = self.context.connect(at).await?;
-            let options = CallOptions::default().within(time);
-            let answer = channel.unary_with(rpc.path(), &options, request.encode_to_vec().into()).await?;
-            A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("not an answer: {error}")))
-        })
+        let message = request.encode_to_vec().into();
+        let whom = (at, Identity::Root, OPERATOR);
+        let answer = self.runtime.block_on(self.context.call(whom, rpc, message, time))?;
+        A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("not an answer: {error}")))
+    }
+
+    /// Connects to a member with these settings alone.
+    fn dial(&self, at: usize, tls: &Tls) -> Result<Channel, Status> {
+        let slot = self.slot(at).map_err(|error| Status::with(Code::Internal, error.to_string()))?;
+        let endpoint = Endpoint::new(format!("https://{}:{CLIENT_PORT}", slot.address));
+        let transport =
+            Transport { tls: Some(tls.clone()), dial_timeout: Some(GLANCE_TIME_MAX), ..Transport::default() };
+        let opened = self.runtime.block_on(Channel::open(&endpoint, &transport));
+        opened.map_err(|error| Status::with(Code::Unavailable, format!("connection error: {error}")))
+    }
+
+    /// The certificate that a member shows a new client, in DER.
+    ///
+    /// # Errors
+    /// No connection comes about.
+    pub fn certificate_of(&self, at: usize, tls: &Tls) -> Result<Vec<u8>, Status> {
+        let channel = self.dial(at, tls)?;
+        let shown = channel.peer().and_then(|peer| peer.chain.first().cloned());
+        shown.ok_or(Status::new(Code::Internal, "no certificate was shown"))
+    }
+
+    /// A connection to a member over which it answers.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn hold(&self, at: usize, tls: &Tls) -> Result<Channel, Status> {
+        let channel = self.dial(at, tls)?;
+        if !self.answers(&channel) {
+            return Err(Status::new(Code::Unavailable, "there is no answer"));
+        }
+        Ok(channel)
+    }
+
+    /// Whether a member lets a client in with these settings: any answer of its services will do.
+    pub fn lets_in(&self, at: usize, tls: &Tls) -> bool {
+        self.dial(at, tls).is_ok_and(|channel| self.answers(&channel))
+    }
+
+    /// Whether a member answers over a connection, be it with a refusal.
+    pub fn answers(&self, channel: &Channel) -> bool {
+        let (rpc, message) = crate::injector::question();
+        let options = CallOptions::default().within(GLANCE_TIME_MAX);
+        match self.runtime.block_on(channel.unary_with(rpc.path(), &options, message)) {
+            Ok(_) => true,
+            Err(status) => status.message.starts_with("etcdserver: "),
+        }
     }
 
     /// Asks a member as a client whose operations are recorded, so that the judge knows of it.
     pub fn operate(&self, at: usize, request: oracle::Request) -> oracle::Outcome {
-        self.runtime.block_on(Session::new(&self.context, OPERATOR, at).ask(request))
+        self.runtime.block_on(Session::of(&self.context, Identity::Root, OPERATOR, at).ask(request))
     }
 
     /// Lets something be done in the background's own time.
@@ -495,7 +589,7 @@ impl Cluster {
     /// # Errors
     /// What the cluster refuses.
     pub fn replace(&mut self, at: usize) -> io::Result<()> {
-        let peer = format!("http://{}:{PEER_PORT}", self.slot(at)?.address);
+        let peer = format!("{}://{}:{PEER_PORT}", self.scheme(), self.slot(at)?.address);
         let other = (0..self.size())
             .find(|other| *other != at && self.runs(*other))
             .ok_or_else(|| io::Error::other("no other member runs"))?;

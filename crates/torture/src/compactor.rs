@@ -8,11 +8,12 @@ use tokio::sync::watch;
 
 use crate::load::{Phase, pause};
 use crate::rng::Rng;
+use crate::security::Identity;
 use crate::session::{ClientContext, Session};
 
 /// Compacts until the phase ends.
 pub async fn work(context: Arc<ClientContext>, number: u64, mut rng: Rng, mut phase: watch::Receiver<Phase>) {
-    let mut session = Session::new(&context, number, 0);
+    let mut session = Session::of(&context, Identity::Root, number, 0);
     while pause(&mut phase, Duration::from_millis(rng.between(1000, 6000))).await {
         session.move_to(rng.index(context.addresses.len()));
         let Ok(newest) = session.revision().await else { continue };

@@ -17,6 +17,8 @@ pub enum Need {
     Clock,
     /// Files as this project's server writes them.
     OwnFiles,
+    /// Certificates, and members that read them again while they run as this project's server does.
+    Certificates,
 }
 
 macro_rules! faults {
@@ -88,6 +90,14 @@ faults! {
     FullDisk, "full-disk", Disk, "take all the room there is on a member's file system, give it back after a while";
     /// Time jumps.
     Clock, "clock", Clock, "kill -9 a member and start it with monotonic and boot clocks that have jumped by up to 12 days, forward or back";
+    /// Certificates are replaced.
+    RotateCerts, "rotate-certs", Certificates, "new certificates and keys of the same authorities for all members, and for clients";
+    /// Authorities are replaced.
+    RotateCa, "rotate-ca", Certificates, "new authorities: trusted beside the old ones, then they issue, then the old ones are trusted no longer";
+    /// A certificate is not to be used any longer.
+    RevokeCert, "revoke-cert", Certificates, "revoke the certificate of a client, which nobody may use from then on, over old connections either";
+    /// A file makes no sense.
+    BrokenPem, "broken-pem", Certificates, "garble a certificate, key, authority or list of a member that runs, and put it right after a while";
 }
 
 /// Names of several faults, for asking for them together.
@@ -97,6 +107,7 @@ const GROUPS: &[(&str, &[Fault])] = &[
     ("network", &[Fault::SlowNet, Fault::LossyNet]),
     ("disk", &[Fault::SlowDisk, Fault::StalledDisk, Fault::FullDisk]),
     ("members", &[Fault::Replace, Fault::FlipBit]),
+    ("certs", &[Fault::RotateCerts, Fault::RotateCa, Fault::RevokeCert, Fault::BrokenPem]),
     ("all", Fault::ALL),
 ];
 

@@ -1,5 +1,6 @@
 //! Faults, one after the other: which, when, to whom, for how long.
 
+mod certificates;
 mod disks;
 mod links;
 mod members;
@@ -12,6 +13,8 @@ use crate::chronicle::Chronicle;
 use crate::cluster::Cluster;
 use crate::fault::Fault;
 use crate::rng::Rng;
+
+pub(crate) use certificates::{Revoked, question};
 
 /// How long a leader may take to be found.
 const LEADER_TIME_MAX: Duration = Duration::from_secs(20);
@@ -29,6 +32,8 @@ pub struct Injector<'a> {
     deadline: Instant,
     stopped: &'a dyn Fn() -> bool,
     say: &'a dyn Fn(&str),
+    /// What nobody may get in with.
+    revoked: Revoked,
 }
 
 impl<'a> Injector<'a> {
@@ -42,7 +47,8 @@ impl<'a> Injector<'a> {
         say: &'a dyn Fn(&str),
     ) -> Injector<'a> {
         let chronicle = Arc::clone(chronicle);
-        Injector { cluster, chronicle, faults, every, rng, queue: Vec::new(), deadline, stopped, say }
+        let (queue, revoked) = (Vec::new(), Revoked::new());
+        Injector { cluster, chronicle, faults, every, rng, queue, deadline, stopped, say, revoked }
     }
 
     /// Injects until the deadline. What goes wrong is written to the chronicle.
@@ -193,6 +199,10 @@ impl<'a> Injector<'a> {
             Fault::StalledDisk => self.stall_disk(bar),
             Fault::FullDisk => self.full_disk(bar),
             Fault::Clock => self.set_clock(bar),
+            Fault::RotateCerts => self.rotate_leaves(bar),
+            Fault::RotateCa => self.rotate_authorities(bar),
+            Fault::RevokeCert => self.revoke_certificate(bar),
+            Fault::BrokenPem => self.break_pem(bar),
         }
     }
 }

@@ -14,6 +14,7 @@
 //!
 //! Tests: `tests/it`; they need no root.
 
+mod administrator;
 mod bulk_client;
 pub mod chronicle;
 mod cluster;
@@ -29,16 +30,19 @@ mod lock_client;
 mod network;
 pub mod options;
 pub mod outcome;
+mod pki;
 mod prober;
 mod process;
 pub mod record;
 pub mod report;
 mod rng;
 pub mod run;
+mod security;
 mod session;
 mod settlement;
 mod shaper;
 mod small_disk;
 pub mod timeline;
 mod translation;
+mod user_client;
 mod watch_client;

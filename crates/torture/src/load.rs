@@ -10,8 +10,12 @@ use tokio::task::LocalSet;
 use crate::chronicle::Chronicle;
 use crate::key_client::Known;
 use crate::rng::Rng;
+use crate::security::{Identity, SLOTS};
 use crate::session::ClientContext;
-use crate::{bulk_client, compactor, key_client, lease_client, lock_client, prober, watch_client};
+use crate::{
+    administrator, bulk_client, compactor, key_client, lease_client, lock_client, prober, user_client,
+    watch_client,
+};
 
 /// What clients are to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +55,14 @@ const COMPACTOR: u64 = 5000;
 const BULK: u64 = 5500;
 /// The last reading of everything at each member.
 pub const REREADERS: u64 = 6000;
+
+/// Clients whose rights change, by password and by certificate.
+const USERS: u64 = 8000;
+/// Those that watch.
+const SPIES: u64 = 8200;
+/// Who changes users and rights.
+pub const ADMINISTRATOR: u64 = 8500;
+const PROBERS: u64 = 9000;
 
 /// How much clients do.
 #[derive(Clone, Copy, Debug)]
@@ -136,6 +148,7 @@ async fn all(
         watches.push(tokio::task::spawn_local(prober::probe(
             context(),
             Arc::clone(&chronicle),
+            PROBERS + nth,
             member,
             phase.clone(),
         )));
@@ -175,6 +188,37 @@ async fn all(
         Rng::new(plan.seed, BULK),
         phase.clone(),
     )));
+    if context.security.users.is_some() {
+        let rng = Rng::new(plan.seed, ADMINISTRATOR);
+        let administrator = administrator::work(Arc::clone(&context), ADMINISTRATOR, rng, phase.clone());
+        workers.push(tokio::task::spawn_local(administrator));
+        let mut nth = 0;
+        for member in 0..members {
+            let by_password = Identity::Slot(member % SLOTS, false);
+            let by_certificate = Identity::Slot((member + 1) % SLOTS, true);
+            for identity in [by_password, by_certificate, Identity::Staff] {
+                let rng = |purpose: u64| Rng::new(plan.seed, purpose + nth);
+                let asks = user_client::work(
+                    Arc::clone(&context),
+                    identity,
+                    (USERS + nth, member),
+                    rng(USERS),
+                    phase.clone(),
+                );
+                workers.push(tokio::task::spawn_local(asks));
+                let watches = watch_client::spy(
+                    Arc::clone(&context),
+                    Arc::clone(&known),
+                    identity,
+                    (SPIES + nth, member),
+                    rng(SPIES),
+                    phase.clone(),
+                );
+                workers.push(tokio::task::spawn_local(watches));
+                nth += 1;
+            }
+        }
+    }
     for worker in workers {
         if let Err(error) = worker.await {
             chronicle.trouble("client failed", error.to_string());

@@ -38,6 +38,12 @@ pub struct Options {
     pub timeout_ms: u64,
     /// Further flags for every member.
     pub flags: Vec<String>,
+    /// Clients and members speak TLS, and both show certificates.
+    pub tls: bool,
+    /// There are users: clients log in, and rights change all the time.
+    pub users: bool,
+    /// A bug that is planted in members whose build can have it.
+    pub bug: Option<String>,
     /// How members are connected; `None`: namespaces if allowed.
     pub network: Option<NetworkKind>,
     /// Keep the members' data and the whole history also when all went well.
@@ -62,6 +68,9 @@ impl Default for Options {
             rate: 400,
             timeout_ms: 3000,
             flags: Vec::new(),
+            tls: false,
+            users: false,
+            bug: None,
             network: None,
             keep: false,
             out: None,
@@ -176,6 +185,33 @@ const FLAGS: &[Flag] = &[
         text: "further flags for every member, with blanks between them",
         set: |o, v| {
             o.flags.extend(v.split_whitespace().map(str::to_owned));
+            Ok(())
+        },
+    },
+    Flag {
+        name: "tls",
+        value: "",
+        text: "clients and members speak TLS and both show certificates; the faults of certificates need it",
+        set: |o, _| {
+            o.tls = true;
+            Ok(())
+        },
+    },
+    Flag {
+        name: "users",
+        value: "",
+        text: "clients are users, by password or certificate, and what some may do changes all the time",
+        set: |o, _| {
+            o.users = true;
+            Ok(())
+        },
+    },
+    Flag {
+        name: "bug",
+        value: "NAME",
+        text: "plant a bug in all members; for builds of the server with --features planted",
+        set: |o, v| {
+            o.bug = Some(v.to_owned());
             Ok(())
         },
     },

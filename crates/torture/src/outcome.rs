@@ -26,6 +26,12 @@ const CERTAIN: &[&Status] = &[
     &error::LEASE_TTL_TOO_LARGE,
     &error::NOT_CAPABLE,
     &error::NOT_SUPPORTED_FOR_LEARNER,
+    &error::PERMISSION_DENIED,
+    &error::INVALID_AUTH_TOKEN,
+    &error::AUTH_OLD_REVISION,
+    &error::AUTH_FAILED,
+    &error::USER_EMPTY,
+    &error::USER_NOT_FOUND,
 ];
 
 /// The outcome of a request that was sent and failed with this.

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use api::Rpc;
 use api::etcdserverpb::{StatusRequest, StatusResponse};
-use client::CallOptions;
 use prost::Message;
 use tokio::sync::watch;
 
 use crate::chronicle::{Chronicle, Reading};
 use crate::load::Phase;
+use crate::security::{Identity, wants_login};
 use crate::session::ClientContext;
 
 const EVERY: Duration = Duration::from_millis(150);
@@ -20,6 +20,7 @@ const TIME_MAX: Duration = Duration::from_millis(800);
 pub async fn probe(
     context: Arc<ClientContext>,
     chronicle: Arc<Chronicle>,
+    number: u64,
     member: usize,
     mut phase: watch::Receiver<Phase>,
 ) {
@@ -29,19 +30,26 @@ pub async fn probe(
         if tokio::time::timeout(EVERY, over).await.is_ok() {
             return;
         }
-        let channel = match &link {
-            Some(channel) => channel,
-            None => match context.connect(member).await {
-                Ok((channel, _)) => link.insert(channel),
+        let open = match &link {
+            Some(open) => open,
+            None => match context.open(member, Identity::Root, number).await {
+                Ok(opened) => link.insert(opened),
                 Err(_) => {
                     chronicle.read(member, Reading::default());
                     continue;
                 }
             },
         };
-        let options = CallOptions::default().within(TIME_MAX);
+        let options = open.options().within(TIME_MAX);
         let asked = StatusRequest {}.encode_to_vec().into();
-        let answer = channel.unary_with(Rpc::MaintenanceStatus.path(), &options, asked).await;
+        let answer = open.channel.unary_with(Rpc::MaintenanceStatus.path(), &options, asked).await;
+        if let Err(status) = &answer
+            && wants_login(status)
+        {
+            context.failed(open, number, status);
+            link = None;
+            continue;
+        }
         let status = answer.ok().and_then(|answer| StatusResponse::decode(answer).ok());
         let reading = status.map_or_else(Reading::default, |status| Reading {
             answers: true,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use oracle::{Holding, Operation, Outcome, Watch};
+use oracle::{Asker, GrantChange, Holding, Operation, Outcome, Watch};
 
 use crate::outcome;
 
@@ -25,6 +25,10 @@ pub struct Recorded {
     pub watches: Vec<Watch>,
     /// Finished holdings of locks.
     pub holdings: Vec<Holding>,
+    /// What was changed of users and their rights.
+    pub grants: Vec<GrantChange>,
+    /// Whose operations and watches those are.
+    pub askers: Vec<Asker>,
     /// How often what failed.
     pub failures: BTreeMap<String, u64>,
     /// How many operations came out how: done, refused, unknown.

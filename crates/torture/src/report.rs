@@ -212,11 +212,15 @@ pub fn json(finding: &Finding) -> Value {
             "rate": options.rate,
             "timeout_ms": options.timeout_ms,
             "flags": options.flags,
+            "tls": options.tls,
+            "users": options.users,
+            "bug": options.bug,
         },
         "skipped": skipped,
         "worked_ms": millis(finding.worked),
         "operations": by_sort,
         "failures": finding.failures,
+        "security": finding.security.iter().copied().collect::<BTreeMap<_, _>>(),
         "faults": faults,
         "recoveries_ms": recoveries(finding).into_iter().map(millis).collect::<Vec<_>>(),
         "leader_kill_to_write_ms": after_leader_kills(finding).into_iter().map(millis).collect::<Vec<_>>(),
@@ -278,6 +282,10 @@ fn write_summary(finding: &Finding, out: &mut String) {
     }
     line("failures", listed(finding.failures.iter().map(|(kind, count)| (kind.as_str(), *count))));
     line("faults", listed(counts(finding.chapters.bars.iter().map(|bar| bar.name.as_str()))));
+    if !finding.security.is_empty() {
+        let words: Vec<String> = finding.security.iter().map(|(name, n)| format!("{n} {name}")).collect();
+        line("security", words.join(", "));
+    }
     let skipped: BTreeSet<&str> = finding.skipped.iter().map(|(fault, _)| fault.name()).collect();
     if !skipped.is_empty() {
         line("skipped", skipped.into_iter().collect::<Vec<_>>().join(", "));

@@ -16,15 +16,17 @@ use crate::chronicle::{Chapters, Chronicle};
 use crate::cluster::{CLIENT_PORT, Cluster, Parts};
 use crate::fault::{Fault, Need};
 use crate::injector::Injector;
-use crate::load::{Load, Plan};
+use crate::load::{ADMINISTRATOR, Load, Plan};
 use crate::network::Network;
 use crate::options::{NetworkKind, Options};
+use crate::pki::Pki;
 use crate::record::Record;
 use crate::rng::Rng;
+use crate::security::{Security, Users};
 use crate::session::ClientContext;
 use crate::settlement;
 use crate::small_disk::SmallDisk;
-use crate::{isolation, leftovers};
+use crate::{administrator, isolation, leftovers};
 
 /// Of each member's file system. Images are sparse.
 const DISK_BYTES: u64 = 4 << 30;
@@ -68,6 +70,8 @@ pub struct Finding {
     pub judging: Duration,
     /// How often what failed.
     pub failures: BTreeMap<String, u64>,
+    /// What was done about users and certificates, by name; nothing if there are none.
+    pub security: Vec<(&'static str, u64)>,
     /// When clients ended their work, in nanoseconds.
     pub worked: u64,
     /// Where results are.
@@ -230,7 +234,11 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
     for fault in options.faults.as_deref().unwrap_or(Fault::ALL) {
         let mut why =
             machine.missing.iter().find(|(need, _)| *need == fault.need()).map(|(_, why)| why.clone());
-        if fault.need() == Need::OwnFiles && !own {
+        if fault.need() == Need::Certificates && !options.tls {
+            // Nobody asked for TLS.
+            continue;
+        }
+        if matches!(fault.need(), Need::OwnFiles | Need::Certificates) && !own {
             why = Some("the server's files are not this project's".to_owned());
         }
         if options.members == 1 && matches!(fault, Fault::Replace | Fault::FlipBit | Fault::MoveLeader) {
@@ -272,12 +280,14 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
         addresses: addresses.iter().map(|address| SocketAddr::from((*address, CLIENT_PORT))).collect(),
         lives: addresses.iter().map(|_| AtomicU64::new(0)).collect(),
         timeout: Duration::from_millis(options.timeout_ms),
+        security: security(&options, &machine, seed)?,
     });
     let chronicle = Arc::new(Chronicle::new(&context));
     let guard = ThawGuard::start(&machine.disks)?;
     let parts = Parts {
         builds,
         flags: options.flags.clone(),
+        bug: options.bug.clone(),
         addresses: machine.addresses,
         network: machine.network,
         disks: machine.disks,
@@ -288,6 +298,7 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     cluster.recover().map_err(|error| {
         SetupError(format!("the cluster does not start: {error}; see {}/m*.log", out.display()))
     })?;
+    cluster.block_on(administrator::set_up(&context, ADMINISTRATOR)).map_err(SetupError)?;
 
     let (worked, finals) = work(&mut cluster, &context, &chronicle, (&options, &faults, seed), interrupted)?;
     let chapters = chronicle.lock().clone();
@@ -306,8 +317,8 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
         watches: recorded.watches,
         holdings: recorded.holdings,
         finals,
-        grants: Vec::new(),
-        askers: Vec::new(),
+        grants: recorded.grants,
+        askers: recorded.askers,
         notes: notes(&chapters),
     };
     let judging = Instant::now();
@@ -321,9 +332,39 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
         verdict,
         judging: judging.elapsed(),
         failures: recorded.failures,
+        security: security_figures(&context),
         worked,
         out,
     })
+}
+
+/// Certificates and users, as far as they are asked for.
+fn security(options: &Options, machine: &Machine, seed: u64) -> Result<Security, SetupError> {
+    let pki = match options.tls {
+        true => Some(Pki::new(&machine.work_dir.path().join("tls"), &machine.addresses)?),
+        false => None,
+    };
+    // Signed tokens need a key, which is made with the certificates.
+    let users = options.users.then(|| Users::new(options.tls && seed % 2 == 1));
+    Ok(Security { pki, users, ..Security::default() })
+}
+
+fn security_figures(context: &ClientContext) -> Vec<(&'static str, u64)> {
+    let security = &context.security;
+    if security.pki.is_none() && security.users.is_none() {
+        return Vec::new();
+    }
+    let figures = &security.figures;
+    [
+        ("logins", &figures.logins),
+        ("logins failed", &figures.logins_failed),
+        ("changes of users", &figures.changes),
+        ("changes with unknown outcome", &figures.changes_unknown),
+        ("reloads", &figures.reloads),
+        ("intrusions tried", &figures.intrusions),
+    ]
+    .map(|(name, figure)| (name, figure.load(Ordering::Relaxed)))
+    .to_vec()
 }
 
 /// The binaries of the run, the first of which members start with. Writes the first into the options.
@@ -367,6 +408,9 @@ fn work(
     if let Err(error) = injector.heal() {
         chronicle.trouble("not healed", error.to_string());
     }
+    if let Err(error) = injector.look_at_revoked() {
+        chronicle.trouble("not recovered", error.to_string());
+    }
     let worked = chronicle.now();
     let finals = settle(cluster, context, chronicle, load);
     over.store(true, Ordering::Relaxed);
@@ -398,6 +442,7 @@ fn settle(
         );
     }
     cluster.look();
+    cluster.look_for_panics();
     settled.finals
 }
 

@@ -45,7 +45,45 @@ pub fn settle(cluster: &mut Cluster, context: &Arc<ClientContext>, chronicle: &A
             Err(status) => chronicle.trouble("no final state", format!("m{at}: {status}")),
         }
     }
+    compare_users(cluster, chronicle);
     Settled { revision, finals }
+}
+
+/// All members know the same users and roles.
+fn compare_users(cluster: &Cluster, chronicle: &Chronicle) {
+    if cluster.security().users.is_none() {
+        return;
+    }
+    let told: Vec<_> = (0..cluster.size()).map(|at| users_of(cluster, at)).collect();
+    let Some(Ok(first)) = told.first() else {
+        return chronicle.trouble("users", "m0 does not tell its users");
+    };
+    for (at, told) in told.iter().enumerate() {
+        match told {
+            Ok(told) if told == first => {}
+            Ok(told) => chronicle.trouble("users", format!("m0 has {first:?}, m{at} has {told:?}")),
+            Err(status) => chronicle.trouble("users", format!("m{at}: {status}")),
+        }
+    }
+}
+
+/// The number of changes that a member knows, its users with their roles, and its roles with their permissions.
+fn users_of(cluster: &Cluster, at: usize) -> Result<(bool, u64, Vec<String>), Status> {
+    let status: pb::AuthStatusResponse = cluster.call(at, Rpc::AuthStatus, &pb::AuthStatusRequest {})?;
+    let mut lines = Vec::new();
+    let users: pb::AuthUserListResponse = cluster.call(at, Rpc::AuthUserList, &pb::AuthUserListRequest {})?;
+    for name in users.users {
+        let request = pb::AuthUserGetRequest { name: name.clone() };
+        let user: pb::AuthUserGetResponse = cluster.call(at, Rpc::AuthUserGet, &request)?;
+        lines.push(format!("{name}: {:?}", user.roles));
+    }
+    let roles: pb::AuthRoleListResponse = cluster.call(at, Rpc::AuthRoleList, &pb::AuthRoleListRequest {})?;
+    for role in roles.roles {
+        let request = pb::AuthRoleGetRequest { role: role.clone() };
+        let told: pb::AuthRoleGetResponse = cluster.call(at, Rpc::AuthRoleGet, &request)?;
+        lines.push(format!("{role}: {:?}", told.perm));
+    }
+    Ok((status.enabled, status.auth_revision, lines))
 }
 
 /// Waits until no lease is left that could end, and all members have the same revision. Gives it.

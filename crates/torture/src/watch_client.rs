@@ -7,17 +7,17 @@ use stdx::{First, race};
 use api::Rpc;
 use api::etcdserverpb as pb;
 use api::etcdserverpb::watch_request::RequestUnion;
-use client::CallOptions;
 use http::{HeaderName, HeaderValue};
-use oracle::{End, Watch, WatchAnswer, WatchResponse};
+use oracle::{Asking, End, Watch, WatchAnswer, WatchResponse};
 use prost::Message;
 use tokio::sync::watch;
 
 use crate::key_client::Known;
 use crate::load::{Phase, pause};
 use crate::rng::Rng;
+use crate::security::Identity;
 use crate::session::ClientContext;
-use crate::translation;
+use crate::{translation, user_client};
 
 /// From the first key, and to the last.
 const ALL: &[u8] = b"\0";
@@ -48,7 +48,7 @@ pub async fn follow(
         watch.prev_kv = member == 1;
         watch.fragment = member == 2;
         let strict = number.is_multiple_of(2);
-        run(&context, &mut watch, strict, Until::Drained, &mut phase).await;
+        run(&context, (&mut watch, identity_of(number)), strict, Until::Drained, &mut phase).await;
         // All that is told of one revision comes at once, so what has come need not come again.
         for response in &watch.responses {
             match &response.answer {
@@ -95,7 +95,34 @@ pub async fn glance(
         watch.no_delete = !watch.no_put && rng.percent(10);
         watch.fragment = rng.percent(30);
         let strict = rng.percent(50);
-        run(&context, &mut watch, strict, Until::Revision(newest + 5), &mut phase).await;
+        run(&context, (&mut watch, identity_of(number)), strict, Until::Revision(newest + 5), &mut phase)
+            .await;
+        if !watch.responses.is_empty() {
+            context.record.lock().watches.push(watch);
+        }
+    }
+}
+
+/// Watches what somebody may perhaps read, whose rights change, until work is over.
+pub async fn spy(
+    context: Arc<ClientContext>,
+    known: Arc<Known>,
+    identity: Identity,
+    (number, member): (u64, usize),
+    mut rng: Rng,
+    mut phase: watch::Receiver<Phase>,
+) {
+    while pause(&mut phase, Duration::from_millis(rng.between(50, 500))).await {
+        if !context.security.is_there(identity) {
+            continue;
+        }
+        let mut watch = plan(&context, number, member);
+        (watch.key, watch.range_end) = user_client::some_range(&mut rng);
+        watch.start_revision = known.newest() + 1 - rng.between(0, 30) as i64;
+        watch.start_revision = watch.start_revision.max(1);
+        watch.prev_kv = rng.percent(30);
+        let strict = rng.percent(50);
+        run(&context, (&mut watch, identity), strict, Until::Revision(i64::MAX), &mut phase).await;
         if !watch.responses.is_empty() {
             context.record.lock().watches.push(watch);
         }
@@ -108,10 +135,15 @@ pub async fn reread(context: &Arc<ClientContext>, number: u64, member: usize, fr
     (watch.key, watch.range_end, watch.start_revision) = (ALL.to_vec(), ALL.to_vec(), from);
     let (_sender, mut phase) = watch::channel(Phase::Drain(to));
     let patience = Duration::from_secs(30);
-    let reading = run(context, &mut watch, false, Until::Drained, &mut phase);
+    let reading = run(context, (&mut watch, identity_of(number)), false, Until::Drained, &mut phase);
     // Without everything in time it is judged for what it has.
     let _ = tokio::time::timeout(patience, reading).await;
     context.record.lock().watches.push(watch);
+}
+
+/// Whom a client with this number acts for.
+fn identity_of(number: u64) -> Identity {
+    if number.is_multiple_of(2) { Identity::Staff } else { Identity::Worker }
 }
 
 fn plan(context: &ClientContext, client: u64, member: usize) -> Watch {
@@ -136,20 +168,21 @@ fn plan(context: &ClientContext, client: u64, member: usize) -> Watch {
 /// Opens the watch and writes down what it tells, until it is over.
 async fn run(
     context: &ClientContext,
-    watch: &mut Watch,
+    (watch, identity): (&mut Watch, Identity),
     strict: bool,
     until: Until,
     phase: &mut watch::Receiver<Phase>,
 ) {
-    let Ok((channel, life)) = context.connect(watch.member as usize).await else { return };
-    watch.life = life;
+    let Ok(link) = context.open(watch.member as usize, identity, watch.client).await else { return };
+    watch.life = link.life;
     watch.opened = context.record.now();
-    let mut options = CallOptions::default();
+    context.record.lock().askers.extend(link.asker(Asking::Watch(watch.id)));
+    let mut options = link.options();
     if strict {
         let (name, value) = (HeaderName::from_static("hasleader"), HeaderValue::from_static("true"));
         options = options.with(name, value);
     }
-    let Ok((mut sender, mut receiver)) = channel.stream_with(Rpc::Watch.path(), &options).await else {
+    let Ok((mut sender, mut receiver)) = link.channel.stream_with(Rpc::Watch.path(), &options).await else {
         return;
     };
     let create = pb::WatchCreateRequest {
@@ -170,6 +203,7 @@ async fn run(
     // A watch with filters may have nothing to tell for ever.
     let patience = tokio::time::Instant::now()
         + match until {
+            Until::Revision(i64::MAX) => Duration::from_secs(6),
             Until::Revision(_) => Duration::from_secs(3),
             Until::Drained => Duration::from_secs(365 * 86_400),
         };
@@ -214,6 +248,12 @@ async fn run(
             WatchAnswer::Events { events, fragment }
         };
         let canceled = matches!(answer, WatchAnswer::Canceled { .. });
+        if let WatchAnswer::Canceled { reason, .. } = &answer
+            && !reason.is_empty()
+        {
+            // It may be for the token that it came with.
+            context.security.forget(&link.account.name, watch.client);
+        }
         watch.responses.push(WatchResponse { at, revision, answer });
         if canceled {
             watch.end = End::Canceled;

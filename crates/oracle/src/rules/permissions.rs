@@ -18,7 +18,7 @@ pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     if history.askers.is_empty() {
         return;
     }
-    let grants = Grants { changes: &history.grants };
+    let grants = Grants::new(&history.grants);
     let operations: BTreeMap<u64, &Operation> = history.operations.iter().map(|op| (op.id, op)).collect();
     let watches: BTreeMap<u64, &Watch> = history.watches.iter().map(|watch| (watch.id, watch)).collect();
     let asked = asked_for(history);
@@ -151,18 +151,45 @@ fn cover(mut spans: Vec<Span>, (wanted, wanted_end): &Span) -> bool {
     wanted_end.as_ref().is_some_and(|end| reached >= *end)
 }
 
+/// Changes by what they are about, each list in the order in which they were asked for, one after the other.
+#[derive(Default)]
 struct Grants<'h> {
-    /// In the order in which they were asked for, one after the other.
-    changes: &'h [GrantChange],
+    authentication: Vec<&'h GrantChange>,
+    roles: BTreeMap<&'h str, Vec<&'h GrantChange>>,
+    tokens: BTreeMap<&'h str, Vec<&'h GrantChange>>,
+    /// By user; each list is of one permission.
+    keys: BTreeMap<&'h str, Vec<Vec<&'h GrantChange>>>,
 }
 
-impl Grants<'_> {
+impl<'h> Grants<'h> {
+    fn new(changes: &'h [GrantChange]) -> Grants<'h> {
+        let mut grants = Grants::default();
+        for change in changes {
+            match &change.grant {
+                Grant::Authentication => grants.authentication.push(change),
+                Grant::Role(user) => grants.roles.entry(user).or_default().push(change),
+                Grant::Tokens(user) => grants.tokens.entry(user).or_default().push(change),
+                Grant::Keys { user, .. } => {
+                    let lists = grants.keys.entry(user).or_default();
+                    let same = |list: &&mut Vec<&GrantChange>| {
+                        list.first().is_some_and(|first| first.grant == change.grant)
+                    };
+                    match lists.iter_mut().find(same) {
+                        Some(list) => list.push(change),
+                        None => lists.push(vec![change]),
+                    }
+                }
+            }
+        }
+        grants
+    }
+
     /// Whether what these changes are about has this value all the time from `from` to `to`, whatever became of changes with
-    /// unknown outcomes. `initial` is its value at first.
-    fn surely(&self, about: impl Fn(&Grant) -> bool, initial: bool, value: bool, from: u64, to: u64) -> bool {
-        let mut base = initial;
+    /// unknown outcomes. At first nothing holds.
+    fn surely(changes: Option<&Vec<&GrantChange>>, value: bool, from: u64, to: u64) -> bool {
+        let mut base = false;
         let mut doubt = false;
-        for change in self.changes.iter().filter(|change| about(&change.grant) && change.call <= to) {
+        for change in changes.into_iter().flatten().take_while(|change| change.call <= to) {
             if change.certain && change.returned <= from {
                 base = change.granted;
             } else {
@@ -174,27 +201,29 @@ impl Grants<'_> {
 
     /// Whether authentication is (or is not) required all the time.
     fn is_required(&self, required: bool, from: u64, to: u64) -> bool {
-        self.surely(|grant| matches!(grant, Grant::Authentication), false, required, from, to)
+        Grants::surely(Some(&self.authentication), required, from, to)
     }
 
     fn has_role(&self, user: &str, has: bool, from: u64, to: u64) -> bool {
-        self.surely(|grant| matches!(grant, Grant::Role(one) if one == user), false, has, from, to)
+        Grants::surely(self.roles.get(user), has, from, to)
     }
 
     /// The spans that are granted to the role of a user for certain (or perhaps).
     fn spans(&self, user: &str, writes: bool, certain: bool, from: u64, to: u64) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::new();
-        for change in self.changes {
-            let Grant::Keys { user: one, key, range_end, read, write } = &change.grant else { continue };
-            if one != user || !(if writes { *write } else { *read }) || spans.contains(&span(key, range_end))
-            {
+        for changes in self.keys.get(user).into_iter().flatten() {
+            let Some(Grant::Keys { key, range_end, read, write, .. }) =
+                changes.first().map(|change| &change.grant)
+            else {
+                continue;
+            };
+            if !(if writes { *write } else { *read }) {
                 continue;
             }
-            let same = |grant: &Grant| *grant == change.grant;
             let counts = if certain {
-                self.surely(same, false, true, from, to)
+                Grants::surely(Some(changes), true, from, to)
             } else {
-                !self.surely(same, false, false, from, to)
+                !Grants::surely(Some(changes), false, from, to)
             };
             if counts {
                 spans.push(span(key, range_end));
@@ -219,13 +248,9 @@ impl Grants<'_> {
 
     /// Whether a token was void before `call`: the user's tokens were taken away after it had been given out.
     fn is_void(&self, asker: &Asker, call: u64) -> bool {
-        let void = |change: &GrantChange| {
-            matches!(&change.grant, Grant::Tokens(user) if *user == asker.user)
-                && change.certain
-                && change.call > asker.token_at
-                && change.returned < call
-        };
-        asker.token_at > 0 && self.changes.iter().any(void)
+        let void =
+            |change: &&GrantChange| change.certain && change.call > asker.token_at && change.returned < call;
+        asker.token_at > 0 && self.tokens.get(&*asker.user).into_iter().flatten().any(void)
     }
 
     fn judge(&self, op: &Operation, asker: &Asker, verdict: &mut Verdict) {

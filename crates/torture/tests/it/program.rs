@@ -83,6 +83,42 @@ fn crashes_on_the_loopback_break_no_promise() {
     assert!(said.contains("VIOLATION"), "{said}");
 }
 
+#[test]
+fn users_over_tls_see_no_more_than_they_may_while_certificates_change() {
+    let Some(server) = server("users_over_tls_see_no_more_than_they_may_while_certificates_change") else {
+        return;
+    };
+    let scratch = TempDir::new("torture-tls");
+    let out = scratch.join("out");
+    let output = run(&[
+        "--server",
+        server.to_str().expect("UTF-8"),
+        "--network=loopback",
+        "--tls",
+        "--users",
+        "--faults=rotate-certs,revoke-cert",
+        "--seconds=8",
+        "--every=0.5",
+        "--clients=4",
+        "--rate=50",
+        "--seed=5",
+        "--out",
+        out.to_str().expect("UTF-8"),
+    ]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}{errors}");
+    let report = std::fs::read_to_string(out.join("report.json")).expect("there is a report");
+    let report: serde_json::Value = serde_json::from_str(&report).expect("it is JSON");
+    for name in ["logins", "changes of users", "reloads"] {
+        assert!(report["security"][name].as_u64() > Some(2), "{name}: {}", report["security"]);
+    }
+    let history = std::fs::read_to_string(out.join("history.jsonl")).expect("there is a history");
+    for line in ["{\"grant\":", "{\"asker\":"] {
+        assert!(history.contains(line), "{line}");
+    }
+}
+
 fn started(scratch: &TempDir, server: &Path) -> Child {
     let child = Command::new(PROGRAM)
         .args(["--network=loopback", "--faults=", "--seconds=300", "--clients=1", "--rate=10", "--server"])

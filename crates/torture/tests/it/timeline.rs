@@ -77,6 +77,7 @@ fn finding() -> Finding {
         verdict: Verdict { violations: vec![violation], ..Verdict::default() },
         judging: Duration::from_millis(5),
         failures: BTreeMap::from([("lost".to_owned(), 1)]),
+        security: Vec::new(),
         worked: 5 * SECOND,
         out: std::path::PathBuf::new(),
     }

@@ -1,0 +1,321 @@
+//! Authorities, certificates and lists of revocations: as files for members, as settings for clients.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use client::{Tls, TlsFiles};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose,
+    IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
+};
+
+/// All keys and certificates of a run. Members and clients have different authorities, so that no client passes for a
+/// member.
+pub struct Pki {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    dir: PathBuf,
+    /// Names and addresses that members' certificates are for.
+    hosts: Vec<String>,
+    clients: Realm,
+    peers: Realm,
+    last_serial: u64,
+    revoked: Vec<u64>,
+    /// Settings of clients by the common name of their certificate.
+    settings: BTreeMap<String, Tls>,
+    /// The certificate that each member shows clients, in DER.
+    shown: Vec<Vec<u8>>,
+}
+
+/// The authorities that are trusted for one purpose; one of them issues.
+struct Realm {
+    trusted: Vec<Authority>,
+    issuer: usize,
+}
+
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+/// A client's certificate in files.
+#[derive(Clone, Debug)]
+pub struct ClientCertificate {
+    /// Its serial number.
+    pub serial: u64,
+    files: TlsFiles,
+}
+
+impl ClientCertificate {
+    /// Settings that know no earlier session.
+    ///
+    /// # Errors
+    /// A file is gone.
+    pub fn load(&self) -> io::Result<Tls> {
+        self.files.load().map_err(io::Error::other)
+    }
+
+    /// The same, for whatever certificate a server shows.
+    ///
+    /// # Errors
+    /// As [`ClientCertificate::load`].
+    pub fn load_trusting_anyone(&self) -> io::Result<Tls> {
+        let files = TlsFiles { insecure_skip_verify: true, ..self.files.clone() };
+        files.load().map_err(io::Error::other)
+    }
+}
+
+/// The files of one side of a member.
+const SIDES: [&str; 2] = ["client", "peer"];
+
+impl Authority {
+    fn new(name: &str) -> io::Result<Authority> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().map_err(io::Error::other)?;
+        let pem = params.self_signed(&key).map_err(io::Error::other)?.pem();
+        Ok(Authority { issuer: Issuer::new(params, key), pem })
+    }
+}
+
+/// A certificate, its key and its DER form.
+struct Leaf {
+    cert: String,
+    key: String,
+    der: Vec<u8>,
+}
+
+impl Realm {
+    fn new(name: &str) -> io::Result<Realm> {
+        Ok(Realm { trusted: vec![Authority::new(name)?], issuer: 0 })
+    }
+
+    fn authority(&self) -> io::Result<&Authority> {
+        self.trusted.get(self.issuer).ok_or_else(|| io::Error::other("there is no authority"))
+    }
+
+    fn bundle(&self) -> String {
+        self.trusted.iter().map(|authority| authority.pem.as_str()).collect()
+    }
+
+    fn issue(&self, name: &str, serial: u64, hosts: &[String]) -> io::Result<Leaf> {
+        let mut params = CertificateParams::new(hosts).map_err(io::Error::other)?;
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.serial_number = Some(SerialNumber::from(serial));
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate().map_err(io::Error::other)?;
+        let signed = params.signed_by(&key, &self.authority()?.issuer).map_err(io::Error::other)?;
+        Ok(Leaf { cert: signed.pem(), key: key.serialize_pem(), der: signed.der().to_vec() })
+    }
+}
+
+impl Pki {
+    /// Authorities, and certificates for members at these addresses, in a directory.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn new(dir: &Path, addresses: &[std::net::Ipv4Addr]) -> io::Result<Pki> {
+        let mut hosts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        hosts.extend(["127.0.0.1".to_owned(), "localhost".to_owned()]);
+        let inner = Inner {
+            dir: dir.to_owned(),
+            hosts,
+            clients: Realm::new("clients 1")?,
+            peers: Realm::new("peers 1")?,
+            last_serial: 0,
+            revoked: Vec::new(),
+            settings: BTreeMap::new(),
+            shown: vec![Vec::new(); addresses.len()],
+        };
+        let pki = Pki { inner: Mutex::new(inner) };
+        let key = KeyPair::generate().map_err(io::Error::other)?;
+        std::fs::create_dir_all(dir.join("clients"))?;
+        std::fs::write(dir.join("jwt.key"), key.serialize_pem())?;
+        std::fs::write(dir.join("jwt.pub"), key.public_key_pem())?;
+        for at in 0..addresses.len() {
+            std::fs::create_dir_all(pki.lock().member(at))?;
+            pki.write_trust(at)?;
+            pki.write_leaves(at)?;
+        }
+        Ok(pki)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The flags of a member.
+    pub fn flags(&self, at: usize) -> Vec<String> {
+        let dir = self.lock().member(at);
+        let flag = |name: &str, file: &str| format!("--{name}={}", dir.join(file).display());
+        vec![
+            flag("cert-file", "client.crt"),
+            flag("key-file", "client.key"),
+            flag("trusted-ca-file", "client.ca"),
+            flag("client-crl-file", "client.crl"),
+            "--client-cert-auth".to_owned(),
+            flag("peer-cert-file", "peer.crt"),
+            flag("peer-key-file", "peer.key"),
+            flag("peer-trusted-ca-file", "peer.ca"),
+            "--peer-client-cert-auth".to_owned(),
+        ]
+    }
+
+    /// The value of `--auth-token` for tokens that are signed.
+    pub fn jwt(&self) -> String {
+        let dir = self.lock().dir.clone();
+        let path = |file: &str| dir.join(file).display().to_string();
+        format!("jwt,pub-key={},priv-key={},sign-method=ES256,ttl=10m", path("jwt.pub"), path("jwt.key"))
+    }
+
+    /// Writes new certificates and keys of a member for both sides.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn write_leaves(&self, at: usize) -> io::Result<()> {
+        let mut inner = self.lock();
+        let dir = inner.member(at);
+        for side in SIDES {
+            let serial = inner.serial();
+            let realm = if side == "peer" { &inner.peers } else { &inner.clients };
+            let leaf = realm.issue(&format!("m{at}"), serial, &inner.hosts)?;
+            // One after the other, as operators' tools do: a member must not use them before both are there.
+            std::fs::write(dir.join(format!("{side}.crt")), leaf.cert)?;
+            std::fs::write(dir.join(format!("{side}.key")), leaf.key)?;
+            if side == "client"
+                && let Some(shown) = inner.shown.get_mut(at)
+            {
+                *shown = leaf.der;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the authorities that a member trusts and the list of revocations.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn write_trust(&self, at: usize) -> io::Result<()> {
+        let inner = self.lock();
+        let dir = inner.member(at);
+        std::fs::write(dir.join("client.ca"), inner.clients.bundle())?;
+        std::fs::write(dir.join("peer.ca"), inner.peers.bundle())?;
+        let revoked = |serial: &u64| RevokedCertParams {
+            serial_number: SerialNumber::from(*serial),
+            revocation_time: date_time_ymd(2025, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2025, 1, 1),
+            next_update: date_time_ymd(4000, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: inner.revoked.iter().map(revoked).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let list = list.signed_by(&inner.clients.authority()?.issuer).map_err(io::Error::other)?;
+        std::fs::write(dir.join("client.crl"), list.der())
+    }
+
+    /// The file of a member by its name: one that a fault may break.
+    pub fn file(&self, at: usize, name: &str) -> PathBuf {
+        self.lock().member(at).join(name)
+    }
+
+    /// The certificate that a member has to show clients, in DER.
+    pub fn shown(&self, at: usize) -> Vec<u8> {
+        self.lock().shown.get(at).cloned().unwrap_or_default()
+    }
+
+    /// The settings of a client whose certificate has this common name. All clients of that name share them.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn client(&self, name: &str) -> io::Result<Tls> {
+        if let Some(tls) = self.lock().settings.get(name) {
+            return Ok(tls.clone());
+        }
+        let tls = self.issue_client(name)?.load()?;
+        self.lock().settings.insert(name.to_owned(), tls.clone());
+        Ok(tls)
+    }
+
+    /// A new certificate of this common name, in files of its own.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn issue_client(&self, name: &str) -> io::Result<ClientCertificate> {
+        let mut inner = self.lock();
+        let serial = inner.serial();
+        let leaf = inner.clients.issue(name, serial, &[])?;
+        let path = |ending: &str| inner.dir.join("clients").join(format!("{name}-{serial}.{ending}"));
+        let files = TlsFiles {
+            cacert: Some(path("ca")),
+            cert: Some(path("crt")),
+            key: Some(path("key")),
+            ..TlsFiles::default()
+        };
+        std::fs::write(path("ca"), inner.clients.bundle())?;
+        std::fs::write(path("crt"), leaf.cert)?;
+        std::fs::write(path("key"), leaf.key)?;
+        Ok(ClientCertificate { serial, files })
+    }
+
+    /// From now on clients that connect get new certificates, and trust whom members trust now.
+    pub fn renew_clients(&self) {
+        self.lock().settings.clear();
+    }
+
+    /// Two more authorities are trusted, one for clients and one for members.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn add_authorities(&self) -> io::Result<()> {
+        let mut inner = self.lock();
+        let number = inner.serial();
+        inner.clients.trusted.push(Authority::new(&format!("clients {number}"))?);
+        inner.peers.trusted.push(Authority::new(&format!("peers {number}"))?);
+        Ok(())
+    }
+
+    /// From now on the newest authorities issue.
+    pub fn issue_by_newest(&self) {
+        let mut inner = self.lock();
+        inner.clients.issuer = inner.clients.trusted.len() - 1;
+        inner.peers.issuer = inner.peers.trusted.len() - 1;
+    }
+
+    /// Only those authorities are trusted that issue now.
+    pub fn drop_old_authorities(&self) {
+        let mut inner = self.lock();
+        let Inner { clients, peers, .. } = &mut *inner;
+        for realm in [clients, peers] {
+            realm.trusted.drain(..realm.issuer);
+            realm.issuer = 0;
+        }
+    }
+
+    /// A certificate is on the list of revocations from now on; members learn of it from their files.
+    pub fn revoke(&self, serial: u64) {
+        self.lock().revoked.push(serial);
+    }
+}
+
+impl Inner {
+    fn member(&self, at: usize) -> PathBuf {
+        self.dir.join(format!("m{at}"))
+    }
+
+    fn serial(&mut self) -> u64 {
+        self.last_serial += 1;
+        self.last_serial
+    }
+}
