@@ -132,13 +132,15 @@ def ctl(args, server, *words):
 
 
 def enable_users(args, server, more=0):
-    """root and nine others, all with the role root, and `more` without any role: first0, first1, and so on."""
+    """root and nine others, all with the role root, and `more` without any role: first0, first1, and so on (and first)."""
     name, password = ROOT.split(":")
     for user in [name, *(f"user{number}" for number in range(9))]:
         ctl(args, server, "user", "add", f"{user}:{password}")
         ctl(args, server, "user", "grant-role", user, "root")
     with ThreadPoolExecutor(max_workers=8) as pool:
-        added = [pool.submit(ctl, args, server, "user", "add", f"first{number}:{password}") for number in range(more)]
+        # The load itself logs in as `first` before it begins.
+        names = ["first", *(f"first{number}" for number in range(more))] if more else []
+        added = [pool.submit(ctl, args, server, "user", "add", f"{user}:{password}") for user in names]
         for each in added:
             each.result()
     ctl(args, server, "auth", "enable")
