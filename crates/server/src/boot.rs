@@ -89,10 +89,9 @@ pub fn start(
         peers: urls(&config.listen_peer_urls, &peers),
     };
 
-    // A core less than there are, so that hashing is not felt by those who are known already.
-    let hashing_threads = processors().saturating_sub(1).max(1);
+    // On all processors: hashing gives way to those who are known already, every few rounds.
     let (credentials, key_files) =
-        credentials(&config, &logger, hashing_threads).map_err(StartError::Credentials)?;
+        credentials(&config, &logger, processors()).map_err(StartError::Credentials)?;
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let began = Instant::now();
     let inbox = Arc::new(Inbox::default());
