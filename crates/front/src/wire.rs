@@ -416,7 +416,7 @@ mod tests {
 
     /// The same, with this cryptography at the server and at the client.
     fn pair_by(at_server: CryptoProvider, at_client: CryptoProvider) -> (ServerConnection, ClientConnection) {
-        let certified = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
+        let certified = testkit::certificates::rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
         let certificate = certified.cert.der().clone();
         let key = PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der());
         let server = ServerConfig::builder_with_provider(at_server.into())

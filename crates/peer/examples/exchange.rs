@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use api::raftpb::{Entry, Message, MessageType};
 use bytes::Bytes;
 use mainstay_peer::{BoxError, Handler, Listener, Log, Options, Peers};
+use testkit::certificates::{Pair, params_for};
 
 #[derive(Default)]
 struct Member {
@@ -67,18 +68,16 @@ impl Handler for Member {
 /// One certificate for all, which vouches for itself.
 fn certificate() -> tls::Tls {
     let directory = testkit::TempDir::in_memory("exchange");
-    let key = rcgen::KeyPair::generate().unwrap();
-    let certificate =
-        rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let own = Pair::self_signed(&params_for("exchange", &["127.0.0.1"]));
     let file = |name: &str, text: String| {
         let path = directory.path().join(name);
         std::fs::write(&path, text).unwrap();
         Some(path)
     };
     let settings = tls::Settings {
-        cert_file: file("crt", certificate.pem()),
-        key_file: file("key", key.serialize_pem()),
-        trusted_ca_file: file("ca", certificate.pem()),
+        cert_file: file("crt", own.cert),
+        key_file: file("key", own.key),
+        trusted_ca_file: file("ca", own.cert),
         ..tls::Settings::default()
     };
     tls::Tls::load(settings, Arc::new(rustls::time_provider::DefaultTimeProvider)).unwrap().0

@@ -317,7 +317,7 @@ mod tests {
         let suite = Tls12CipherSuite { common, prf_provider, kx, sign, aead_alg };
         let mut provider = default_provider();
         provider.cipher_suites = vec![SupportedCipherSuite::Tls12(Box::leak(Box::new(suite)))];
-        let certified = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
+        let certified = testkit::certificates::rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
         let certificate = certified.cert.der().clone();
         let key = PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der());
         let server = ServerConfig::builder_with_provider(provider.into())

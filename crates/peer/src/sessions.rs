@@ -144,7 +144,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::{Duration, SystemTime};
 
-    use rcgen::{
+    use testkit::certificates::rcgen::{
         BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer, KeyIdMethod,
         KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
     };

@@ -5,12 +5,15 @@
 //! * [`Random`] draws numbers that follow from a seed; it is that of the products.
 //! * [`wait_until`] waits for a condition; `eventually` and `block_on` do so in a tokio runtime (feature `tokio`).
 //! * [`ports`] finds addresses that nobody listens on.
+//! * `certificates` makes authorities, certificates and lists of revocations (feature `certificates`).
 //! * [`http1`] and [`http2`] write and read the bytes of connections by hand, for what no well-behaved client does.
 //!
 //! It knows none of the crates under test.
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "certificates")]
+pub mod certificates;
 pub mod expect;
 pub mod http1;
 pub mod http2;

@@ -7,11 +7,12 @@ use std::time::{Duration, SystemTime};
 use api::Rpc;
 use api::etcdserverpb::{RangeRequest, RangeResponse};
 use mainstay_client::{Channel, Client, Endpoint, Settings, TlsFiles, Transport};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::PrivateKeyDer;
+use rustls_pki_types::pem::PemObject as _;
 use testkit::TempDir;
+use testkit::certificates::{self, Pair, params_for};
 use tokio_rustls::TlsAcceptor;
 
 use crate::run;
@@ -19,17 +20,13 @@ use crate::server::{Call, Server};
 
 /// An authority, and files of what it signed; removed when it is dropped.
 struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
+    issuer: certificates::Authority,
     folder: TempDir,
 }
 
 impl Authority {
     fn new(name: &str) -> Authority {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, name);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        Authority { issuer, folder: TempDir::new(name) }
+        Authority { issuer: certificates::Authority::new(name), folder: TempDir::new(name) }
     }
 
     fn file(&self, name: &str, text: &str) -> PathBuf {
@@ -39,33 +36,31 @@ impl Authority {
     }
 
     fn cacert(&self) -> PathBuf {
-        self.file("ca.pem", &self.issuer.pem())
+        self.file("ca.pem", &self.issuer.pem)
     }
 
-    fn sign(&self, name: &str, days: u64) -> (rcgen::Certificate, KeyPair) {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    fn sign(&self, name: &str, days: u64) -> Pair {
+        let mut params = params_for(name, &[name]);
         params.not_after = (SystemTime::UNIX_EPOCH + end(days)).into();
-        (params.signed_by(&key, &self.issuer).unwrap(), key)
+        self.issuer.issue(params)
     }
 
     /// A server with a certificate for this name, that asks for one of ours if told to.
     async fn server(&self, name: &str, ask: bool, alpn: &str) -> Server {
-        let (certificate, key) = self.sign(name, DAYS);
+        let own = self.sign(name, DAYS);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone());
         let builder = builder.with_safe_default_protocol_versions().unwrap();
         let builder = if ask {
             let mut roots = RootCertStore::empty();
-            roots.add(self.issuer.der().clone()).unwrap();
+            roots.add(self.issuer.der.clone()).unwrap();
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
             builder.with_client_cert_verifier(verifier.unwrap())
         } else {
             builder.with_no_client_auth()
         };
-        let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-        let chain: Vec<CertificateDer<'static>> = vec![certificate.der().clone()];
-        let mut config = builder.with_single_cert(chain, key).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).unwrap();
+        let mut config = builder.with_single_cert(vec![own.der], key).unwrap();
         config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
         Server::start_with(Some(TlsAcceptor::from(Arc::new(config))), |call: Call| async {
             call.reply(Ok(RangeResponse { count: 9, ..RangeResponse::default() }));
@@ -133,11 +128,11 @@ fn our_certificate_is_shown_to_who_asks() {
     run(async {
         let authority = Authority::new("asking");
         let server = authority.server("127.0.0.1", true, "h2").await;
-        let (certificate, key) = authority.sign("client", DAYS);
+        let own = authority.sign("client", DAYS);
         let files = TlsFiles {
             cacert: Some(authority.cacert()),
-            cert: Some(authority.file("client.pem", &certificate.pem())),
-            key: Some(authority.file("client-key.pem", &key.serialize_pem())),
+            cert: Some(authority.file("client.pem", &own.cert)),
+            key: Some(authority.file("client-key.pem", &own.key)),
             ..TlsFiles::default()
         };
         let channel = open(&server, &files).await.unwrap();
@@ -179,11 +174,11 @@ fn the_scheme_goes_before_the_material() {
 #[test]
 fn what_is_wrong_with_files_is_told() {
     let authority = Authority::new("files");
-    let (certificate, _) = authority.sign("a", DAYS);
-    let (_, other_key) = authority.sign("b", DAYS);
-    let cert = Some(authority.file("a.pem", &certificate.pem()));
+    let own = authority.sign("a", DAYS);
+    let other = authority.sign("b", DAYS);
+    let cert = Some(authority.file("a.pem", &own.cert));
     let empty = Some(authority.file("empty.pem", ""));
-    let other = Some(authority.file("b-key.pem", &other_key.serialize_pem()));
+    let other = Some(authority.file("b-key.pem", &other.key));
     let told = |files: TlsFiles| files.load().err().map(|error| error.to_string()).unwrap_or_default();
     let none = TlsFiles::default;
     let missing = authority.folder.join("missing.pem");

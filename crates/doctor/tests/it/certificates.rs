@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::commands::{Outcome, outcome};
-use rcgen::{CertificateParams, KeyPair};
 use rustls::ServerConfig;
 use rustls_pki_types::PrivateKeyDer;
+use rustls_pki_types::pem::PemObject as _;
+use testkit::certificates::{Pair, params_for};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
@@ -15,16 +16,15 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 /// A server that shows a certificate with this end, and answers nothing.
 async fn serve(listener: TcpListener, not_after: SystemTime) {
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let mut params = params_for("member", &["127.0.0.1"]);
     params.not_after = not_after.into();
-    let certificate = params.self_signed(&key).unwrap();
+    let own = Pair::self_signed(&params);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
         ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).unwrap();
     let mut config =
-        builder.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], key).unwrap();
+        builder.with_no_client_auth().with_single_cert(vec![own.der], key).unwrap();
     config.alpn_protocols = vec![b"h2".to_vec()];
     let acceptor = TlsAcceptor::from(Arc::new(config));
     while let Ok((stream, _)) = listener.accept().await {

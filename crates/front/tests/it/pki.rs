@@ -2,67 +2,30 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::tls::{Reloader, ServerTls, Settings, Tls};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType, IsCa,
-    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
-};
 use rustls::ClientConfig;
-use rustls::time_provider::TimeProvider;
-use rustls_pki_types::UnixTime;
 use testkit::TempDir;
-
-/// 2026-06-01T00:00:00Z. Certificates are valid from 2025 to 2035.
-const NOW: u64 = 1_780_272_000;
-
-/// A clock that stands until a test moves it.
-#[derive(Debug)]
-pub struct Clock(AtomicU64);
-
-impl Clock {
-    /// Moves it to a time at which no certificate is valid any more.
-    pub fn let_certificates_end(&self) {
-        self.0.store(2 * NOW, Ordering::Relaxed);
-    }
-}
-
-impl TimeProvider for Clock {
-    fn current_time(&self) -> Option<UnixTime> {
-        Some(UnixTime::since_unix_epoch(Duration::from_secs(self.0.load(Ordering::Relaxed))))
-    }
-}
+use testkit::certificates::{Clock, END, Folder, NOW};
 
 /// An authority, a member's files with a certificate by it, and the clock that they are judged with.
 pub struct Pki {
-    issuer: Issuer<'static, KeyPair>,
+    folder: Folder,
     dir: TempDir,
     pub clock: Arc<Clock>,
 }
 
 impl Pki {
     pub fn new() -> Pki {
-        let mut params = params("authority");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let key = KeyPair::generate().unwrap();
-        let pem = params.self_signed(&key).unwrap().pem();
-        let pki = Pki {
-            issuer: Issuer::new(params, key),
-            dir: TempDir::in_memory("front-tls"),
-            clock: Arc::new(Clock(AtomicU64::new(NOW))),
-        };
-        pki.write("ca.crt", pem);
+        let dir = TempDir::in_memory("front-tls");
+        let pki = Pki { folder: Folder::new(dir.path(), "authority"), dir, clock: Clock::new() };
         pki.issue("server", &["127.0.0.1"]);
         pki
     }
 
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
-        let path = self.path(name);
-        std::fs::write(&path, contents).unwrap();
-        path
+        self.folder.write(name, contents)
     }
 
     pub fn read(&self, name: &str) -> Vec<u8> {
@@ -75,33 +38,18 @@ impl Pki {
 
     /// Writes a certificate with this common name, for these hosts, and its key. Its serial number is the name.
     pub fn issue(&self, name: &str, hosts: &[&str]) {
-        let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
-        let mut params = params(name);
-        params.subject_alt_names = CertificateParams::new(hosts).unwrap().subject_alt_names;
-        params.serial_number = Some(SerialNumber::from_slice(name.as_bytes()));
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        self.write(&format!("{name}.crt"), certificate.pem());
-        self.write(&format!("{name}.key"), key.serialize_pem());
+        self.folder.issue(name, name.as_bytes(), hosts);
     }
 
     /// Writes a list that revokes the certificates with these names.
     pub fn revoke(&self, names: &[&str]) {
-        let revoked = |name: &&str| RevokedCertParams {
-            serial_number: SerialNumber::from_slice(name.as_bytes()),
-            revocation_time: date_time_ymd(2026, 1, 1),
-            reason_code: None,
-            invalidity_date: None,
-        };
-        let list = CertificateRevocationListParams {
-            this_update: date_time_ymd(2026, 1, 1),
-            next_update: date_time_ymd(2027, 1, 1),
-            crl_number: SerialNumber::from(1),
-            issuing_distribution_point: None,
-            revoked_certs: names.iter().map(revoked).collect(),
-            key_identifier_method: KeyIdMethod::Sha256,
-        };
-        self.write("revoked.crl", list.signed_by(&self.issuer).unwrap().der());
+        let serials: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
+        self.folder.revoke(&serials);
+    }
+
+    /// Has time pass until no certificate is valid any more.
+    pub fn let_certificates_end(&self) {
+        self.clock.set(END + 1);
     }
 
     /// Settings of a server that knows no clients.
@@ -118,7 +66,7 @@ impl Pki {
     pub fn mutual(&self) -> Settings {
         self.revoke(&[]);
         Settings {
-            trusted_ca_file: Some(self.path("ca.crt")),
+            trusted_ca_file: Some(self.folder.ca.clone()),
             client_cert_auth: true,
             crl_file: Some(self.path("revoked.crl")),
             ..self.settings()
@@ -141,21 +89,12 @@ impl Pki {
 
     pub fn client_with(&self, settings: Settings) -> Arc<ClientConfig> {
         let settings = Settings {
-            trusted_ca_file: Some(self.path("ca.crt")),
+            trusted_ca_file: Some(self.folder.ca.clone()),
             client_alpn: vec![b"h2".to_vec()],
             ..settings
         };
         Tls::load(settings, self.clock.clone()).unwrap().0.client().config()
     }
-}
-
-fn params(name: &str) -> CertificateParams {
-    let mut params = CertificateParams::default();
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params.not_before = date_time_ymd(2025, 1, 1);
-    params.not_after = date_time_ymd(2035, 1, 1);
-    params
 }
 
 /// Has changed files loaded.

@@ -356,7 +356,7 @@ fn who_has_a_certificate_that_ends_has_to_leave() {
     let mut raw = Connection::h2(tunnel.address, &[]);
     raw.call(1, "/test.Echo/Unary", &[], &message(0, b"a"));
     raw.next_of(DATA);
-    pki.clock.let_certificates_end();
+    pki.let_certificates_end();
     raw.next_of(GOAWAY);
     raw.closed();
     assert!(told.next().error.contains("expired"));

@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
 
 use crate::auth::{CHEAP, secured, user_add};
-use crate::certificates::{Authority, Pair, flag};
+use crate::certificates::{Files, Folder, files, flag};
 use crate::client::Client;
 use crate::cluster::PATIENCE;
 use crate::member::{Member, READY, Setup, binary};
@@ -31,12 +31,12 @@ pub fn https(dir: &Path) -> Setup {
 }
 
 /// The same, with a certificate.
-fn with_certificate(dir: &Path, own: &Pair) -> Setup {
+fn with_certificate(dir: &Path, own: &Files) -> Setup {
     https(dir).flag(flag("cert-file", &own.cert)).flag(flag("key-file", &own.key))
 }
 
 /// The same, which requires certificates of its clients.
-fn mutual(dir: &Path, own: &Pair, authority: &Authority) -> Setup {
+fn mutual(dir: &Path, own: &Files, authority: &Folder) -> Setup {
     with_certificate(dir, own).flag("--client-cert-auth").flag(flag("trusted-ca-file", &authority.ca))
 }
 
@@ -74,7 +74,7 @@ pub async fn get(address: SocketAddr, settings: tls::Settings, path: &str) -> Re
 }
 
 /// Settings of a client that trusts this authority, and shows this certificate.
-pub fn trusting(authority: &Authority, own: Option<&Pair>) -> tls::Settings {
+pub fn trusting(authority: &Folder, own: Option<&Files>) -> tls::Settings {
     tls::Settings {
         client_cert_file: own.map(|own| own.cert.clone()),
         client_key_file: own.map(|own| own.key.clone()),
@@ -99,19 +99,19 @@ async fn refused(address: SocketAddr, files: &TlsFiles) -> String {
 #[test]
 fn clients_and_tools_come_in_over_tls_and_no_other_way() {
     let dir = TempDir::new("tls");
-    let (authority, other) = (Authority::new(dir.path(), "ours"), Authority::new(dir.path(), "other"));
-    let member = with_certificate(dir.path(), &authority.issue("server", 1, LOOPBACK)).start();
+    let (authority, other) = (Folder::new(dir.path(), "ours"), Folder::new(dir.path(), "other"));
+    let member = with_certificate(dir.path(), &authority.issue("server", &[1], LOOPBACK)).start();
     member.wait_for("serving client traffic securely");
     member.wait_for("starting with client TLS");
     let address = member.client_address();
     run(async {
-        let client = Client::secured(address, &authority.files(None)).await.expect("is let in");
+        let client = Client::secured(address, &files(&authority, None)).await.expect("is let in");
         client.put("k", "v").await.expect("puts are served");
         assert_eq!(client.get("k").await.expect("reads are served").expect("it is there").value, "v");
         let members = client.members().await.expect("members are listed");
         assert_eq!(members[0].client_urls, ["https://127.0.0.1:0"]);
 
-        assert!(Client::secured(address, &other.files(None)).await.is_err(), "it is not of that authority");
+        assert!(Client::secured(address, &files(&other, None)).await.is_err(), "it is not of that authority");
         let plain = Client::within(Duration::from_secs(10), address).await;
         assert!(match plain {
             Err(_) => true,
@@ -128,9 +128,9 @@ fn clients_and_tools_come_in_over_tls_and_no_other_way() {
         }
     });
     let endpoint = format!("https://{address}");
-    let done = ctl(&endpoint, &authority.files(None), &["get", "k"]);
+    let done = ctl(&endpoint, &files(&authority, None), &["get", "k"]);
     assert_eq!(String::from_utf8_lossy(&done.stdout), "k\nv\n");
-    let failed = ctl(&endpoint, &other.files(None), &["get", "k"]);
+    let failed = ctl(&endpoint, &files(&other, None), &["get", "k"]);
     assert!(!failed.status.success());
     member.stop();
 }
@@ -138,27 +138,27 @@ fn clients_and_tools_come_in_over_tls_and_no_other_way() {
 #[test]
 fn certificates_of_clients_are_required_and_revoked_while_the_member_runs() {
     let dir = TempDir::new("mtls");
-    let (authority, other) = (Authority::new(dir.path(), "ours"), Authority::new(dir.path(), "other"));
-    let own = authority.issue("server", 1, LOOPBACK);
-    let (good, bad) = (authority.issue("good", 2, &[]), authority.issue("bad", 3, &[]));
-    let stranger = other.issue("stranger", 4, &[]);
+    let (authority, other) = (Folder::new(dir.path(), "ours"), Folder::new(dir.path(), "other"));
+    let own = authority.issue("server", &[1], LOOPBACK);
+    let (good, bad) = (authority.issue("good", &[2], &[]), authority.issue("bad", &[3], &[]));
+    let stranger = other.issue("stranger", &[4], &[]);
     let list = authority.revoke(&[]);
     let member = mutual(dir.path(), &own, &authority).flag(flag("client-crl-file", &list)).start();
     let address = member.client_address();
     run(async {
-        refused(address, &authority.files(None)).await;
+        refused(address, &files(&authority, None)).await;
         member.wait_for("tls: client didn't provide a certificate");
-        refused(address, &TlsFiles { cacert: Some(authority.ca.clone()), ..other.files(Some(&stranger)) })
+        refused(address, &TlsFiles { cacert: Some(authority.ca.clone()), ..files(&other, Some(&stranger)) })
             .await;
         member.wait_for("x509: certificate signed by unknown authority");
-        let good = authority.files(Some(&good));
-        let bad = authority.files(Some(&bad));
+        let good = files(&authority, Some(&good));
+        let bad = files(&authority, Some(&bad));
         let remaining = Client::secured(address, &good).await.expect("is let in");
         let revoked = Client::secured(address, &bad).await.expect("is let in");
         remaining.put("k", "v").await.expect("puts are served");
         assert!(works(&revoked).await);
 
-        authority.revoke(&[3]);
+        authority.revoke(&[&[3]]);
         member.wait_for("reloaded TLS files");
         eventually("the revoked client is cut off", PATIENCE, async || {
             (!works(&revoked).await).then_some(())
@@ -175,8 +175,8 @@ fn certificates_of_clients_are_required_and_revoked_while_the_member_runs() {
 #[test]
 fn files_that_are_cut_do_not_replace_sound_ones_and_are_refused_at_start() {
     let dir = TempDir::new("cut");
-    let authority = Authority::new(dir.path(), "ours");
-    let own = authority.issue("server", 1, LOOPBACK);
+    let authority = Folder::new(dir.path(), "ours");
+    let own = authority.issue("server", &[1], LOOPBACK);
     let metrics = free_address();
     let setup = with_certificate(dir.path(), &own).flag(format!("--listen-metrics-urls=https://{metrics}"));
     let member = setup.start();
@@ -196,11 +196,11 @@ fn files_that_are_cut_do_not_replace_sound_ones_and_are_refused_at_start() {
         let failing = shown().await;
         assert!(failing.contains("mainstay_tls_reload_failing{listener=\"client\"} 1\n"));
         assert!(failing.contains("mainstay_tls_reload_failures_total{listener=\"client\"} 1\n"));
-        let client = Client::secured(address, &authority.files(None)).await.expect("is let in");
+        let client = Client::secured(address, &files(&authority, None)).await.expect("is let in");
         client.put("k", "v").await.expect("puts are served");
 
         // A new certificate without its key waits for the key.
-        let new = authority.issue("new", 9, LOOPBACK);
+        let new = authority.issue("new", &[9], LOOPBACK);
         std::fs::copy(&new.cert, &own.cert).expect("is written");
         std::fs::copy(&new.key, &own.key).expect("is written");
         member.wait_for("reloaded TLS files");
@@ -227,8 +227,8 @@ fn files_that_are_cut_do_not_replace_sound_ones_and_are_refused_at_start() {
 #[test]
 fn options_that_contradict_each_other_are_refused_as_etcd_refuses_them() {
     let dir = TempDir::new("options");
-    let authority = Authority::new(dir.path(), "ours");
-    let own = authority.issue("server", 1, LOOPBACK);
+    let authority = Folder::new(dir.path(), "ours");
+    let own = authority.issue("server", &[1], LOOPBACK);
     let said = |flags: &[String]| {
         let setup = flags.iter().fold(https(dir.path()), |setup, one| setup.flag(one.clone()));
         setup.refused()
@@ -254,8 +254,8 @@ fn options_that_contradict_each_other_are_refused_as_etcd_refuses_them() {
 #[test]
 fn options_without_effect_are_warned_of_as_etcd_warns() {
     let dir = TempDir::new("warnings");
-    let authority = Authority::new(dir.path(), "ours");
-    let own = authority.issue("server", 1, LOOPBACK);
+    let authority = Folder::new(dir.path(), "ours");
+    let own = authority.issue("server", &[1], LOOPBACK);
     let setup = Setup::new(dir.path())
         .flag(flag("cert-file", &own.cert))
         .flag(flag("key-file", &own.key))
@@ -278,14 +278,14 @@ fn options_without_effect_are_warned_of_as_etcd_warns() {
 #[test]
 fn the_common_name_of_a_clients_certificate_is_its_user() {
     let dir = TempDir::new("cn");
-    let authority = Authority::new(dir.path(), "ours");
-    let own = authority.issue("server", 1, LOOPBACK);
+    let authority = Folder::new(dir.path(), "ours");
+    let own = authority.issue("server", &[1], LOOPBACK);
     let member = mutual(dir.path(), &own, &authority).flag(CHEAP).start();
     let address = member.client_address();
     run(async {
         let connect = async |name: &str, serial| {
-            let shown = authority.issue(name, serial, &[]);
-            Client::secured(address, &authority.files(Some(&shown))).await.expect("is let in")
+            let shown = authority.issue(name, &[serial], &[]);
+            Client::secured(address, &files(&authority, Some(&shown))).await.expect("is let in")
         };
         let root = connect("root", 2).await;
         let (_, with_password) = secured(&root).await;
@@ -336,8 +336,8 @@ fn a_generated_certificate_is_kept_and_is_nobody_elses_to_read() {
 #[test]
 fn old_versions_are_refused_and_metrics_have_a_listener_of_their_own() {
     let dir = TempDir::new("versions");
-    let authority = Authority::new(dir.path(), "ours");
-    let own = authority.issue("server", 1, LOOPBACK);
+    let authority = Folder::new(dir.path(), "ours");
+    let own = authority.issue("server", &[1], LOOPBACK);
     let metrics = free_address();
     let member = with_certificate(dir.path(), &own)
         .flag("--tls-min-version=TLS1.3")

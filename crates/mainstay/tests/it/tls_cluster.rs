@@ -6,7 +6,7 @@ use api::etcdserverpb::{MemberUpdateRequest, MemberUpdateResponse};
 
 use testkit::eventually;
 
-use crate::certificates::{Authority, Pair, flag};
+use crate::certificates::{Files, Folder, files, flag};
 use crate::client::Client;
 use crate::cluster::{Cluster, PATIENCE, is_passing};
 use crate::cluster_load::{Load, Record};
@@ -17,7 +17,7 @@ use crate::run;
 use crate::tls::{get, trusting};
 
 /// Flags of a member that shows this certificate to others, and requires theirs of them.
-fn mutual(authority: &Authority, own: &Pair) -> Vec<String> {
+fn mutual(authority: &Folder, own: &Files) -> Vec<String> {
     vec![
         flag("peer-cert-file", &own.cert),
         flag("peer-key-file", &own.key),
@@ -27,11 +27,11 @@ fn mutual(authority: &Authority, own: &Pair) -> Vec<String> {
 }
 
 /// Places whose members have certificates of this authority.
-fn plan(name: &str, size: usize, scheme: &'static str) -> (Cluster, Authority) {
+fn plan(name: &str, size: usize, scheme: &'static str) -> (Cluster, Folder) {
     let mut cluster = Cluster::plan(name, size, &[]);
-    let authority = Authority::new(cluster.dir.path(), "ours");
+    let authority = Folder::new(cluster.dir.path(), "ours");
     // Connections to the member's address come from 127.0.0.1.
-    let own = authority.issue("member", 1, &["127.0.0.1", &cluster.address().to_string()]);
+    let own = authority.issue("member", &[1], &["127.0.0.1", &cluster.address().to_string()]);
     cluster.add_flags(&mutual(&authority, &own));
     cluster.slots.iter_mut().for_each(|slot| slot.peer_scheme = scheme);
     (cluster, authority)
@@ -62,14 +62,14 @@ fn members_with_certificates_are_a_cluster_and_no_client_is_a_member() {
 
         let peer = cluster.slots[0].peer;
         let path = "/members";
-        let member = authority.issue("member", 1, &["127.0.0.1"]);
+        let member = authority.issue("member", &[1], &["127.0.0.1"]);
         let answer = get(peer, as_one(&authority, Some(&member)), path).await.expect("a member is answered");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        let client = authority.issue("client", 5, &["127.0.0.1"]);
+        let client = authority.issue("client", &[5], &["127.0.0.1"]);
         get(peer, as_one(&authority, Some(&client)), path).await.expect_err("a client is no member");
         get(peer, as_one(&authority, None), path).await.expect_err("nobody is no member");
         // Of the right name, but for another address.
-        let elsewhere = authority.issue("member", 6, &["10.9.8.7"]);
+        let elsewhere = authority.issue("member", &[6], &["10.9.8.7"]);
         get(peer, as_one(&authority, Some(&elsewhere)), path).await.expect_err("it comes from elsewhere");
         let plain = tokio::net::TcpStream::connect(peer).await.expect("somebody listens");
         drop(plain);
@@ -79,7 +79,7 @@ fn members_with_certificates_are_a_cluster_and_no_client_is_a_member() {
 }
 
 /// Settings of one that dials the members' address.
-fn as_one(authority: &Authority, own: Option<&Pair>) -> tls::Settings {
+fn as_one(authority: &Folder, own: Option<&Files>) -> tls::Settings {
     trusting(authority, own)
 }
 
@@ -132,8 +132,8 @@ fn a_cluster_is_moved_to_tls_and_back_without_losing_a_write() {
         let mut record = Record::new();
         let load = Load::start(&cluster, &record, 4);
         // First all learn whom to trust: those that listen with plain HTTP dial with TLS where others ask for it.
-        let authority = Authority::new(cluster.dir.path(), "ours");
-        let own = authority.issue("member", 1, &["127.0.0.1", &cluster.address().to_string()]);
+        let authority = Folder::new(cluster.dir.path(), "ours");
+        let own = authority.issue("member", &[1], &["127.0.0.1", &cluster.address().to_string()]);
         cluster.add_flags(&mutual(&authority, &own));
         for at in 0..3 {
             restart(&mut cluster, at).await;

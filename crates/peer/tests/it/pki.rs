@@ -1,4 +1,4 @@
-//! Authorities and certificates of members, and members that use them.
+//! Certificates of members, and members that use them.
 
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -6,63 +6,23 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use mainstay_peer::Listener;
-use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType, IsCa,
-    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
-};
 use rustls::time_provider::DefaultTimeProvider;
 use rustls::{ClientConnection, StreamOwned};
 use testkit::TempDir;
+pub use testkit::certificates::Authority;
+use testkit::certificates::params_for;
+use testkit::certificates::rcgen::CertificateParams;
 use tls::{Reloader, Settings, Tls};
 
 use crate::kit::{self, Member};
 
 pub type Stream = StreamOwned<ClientConnection, TcpStream>;
 
-pub struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    pem: String,
-}
-
-/// Parameters of a certificate with this common name, for these hosts and addresses.
+/// Parameters of a certificate with this common name, for these hosts and addresses. What it is good for, it does not say.
 pub fn params(name: &str, hosts: &[&str]) -> CertificateParams {
-    let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
-    let mut params = CertificateParams::new(hosts).unwrap();
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params.not_before = date_time_ymd(2025, 1, 1);
-    params.not_after = date_time_ymd(2055, 1, 1);
+    let mut params = params_for(name, hosts);
+    params.extended_key_usages.clear();
     params
-}
-
-impl Authority {
-    pub fn new(name: &str) -> Authority {
-        let mut params = params(name, &[]);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let key = KeyPair::generate().unwrap();
-        let pem = params.self_signed(&key).unwrap().pem();
-        Authority { issuer: Issuer::new(params, key), pem }
-    }
-
-    /// A list of revocations.
-    pub fn revoke(&self, serials: &[&[u8]]) -> Vec<u8> {
-        let revoked = |serial: &&[u8]| RevokedCertParams {
-            serial_number: SerialNumber::from_slice(serial),
-            revocation_time: date_time_ymd(2026, 1, 1),
-            reason_code: None,
-            invalidity_date: None,
-        };
-        let list = CertificateRevocationListParams {
-            this_update: date_time_ymd(2026, 1, 1),
-            next_update: date_time_ymd(2055, 1, 1),
-            crl_number: SerialNumber::from(1),
-            issuing_distribution_point: None,
-            revoked_certs: serials.iter().map(revoked).collect(),
-            key_identifier_method: KeyIdMethod::Sha256,
-        };
-        list.signed_by(&self.issuer).unwrap().der().to_vec()
-    }
 }
 
 /// A directory with certificates.
@@ -83,11 +43,10 @@ impl Files {
 
     /// Settings with a certificate of this authority, which also says who is trusted.
     pub fn settings(&self, file: &str, authority: &Authority, params: CertificateParams) -> Settings {
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &authority.issuer).unwrap();
+        let own = authority.issue(params);
         Settings {
-            cert_file: Some(self.write(&format!("{file}.crt"), certificate.pem())),
-            key_file: Some(self.write(&format!("{file}.key"), key.serialize_pem())),
+            cert_file: Some(self.write(&format!("{file}.crt"), own.cert)),
+            key_file: Some(self.write(&format!("{file}.key"), own.key)),
             trusted_ca_file: Some(self.write(&format!("{file}.ca"), &authority.pem)),
             client_cert_auth: true,
             ..Settings::default()

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use api::raftpb::MessageType;
 use mainstay_peer::{Listener, Target};
-use rcgen::{SerialNumber, date_time_ymd};
 use testkit::Random;
+use testkit::certificates::rcgen::{SerialNumber, date_time_ymd};
 use tls::Settings;
 
 use crate::kit::{self, Member, app, heartbeat, introduce, message, wait_streams};

@@ -335,7 +335,7 @@ fn days_left_are_counted_for_every_certificate() {
     let (tls, _) = load(settings).unwrap();
     let expiries = tls.expiries();
     let days: Vec<_> = expiries.iter().map(|expiry| (expiry.of, expiry.days_left(at(NOW)))).collect();
-    assert_eq!(days, [(Owner::Listener, 10), (Owner::Client, -1), (Owner::Authority, 3136)]);
+    assert_eq!(days, [(Owner::Listener, 10), (Owner::Client, -1), (Owner::Authority, 10_441)]);
     assert_eq!(expiries[0].days_left(at(NOW + 1)), 9);
     assert_eq!(expiries[0].expires_in(at(NOW)).unwrap().as_secs(), 10 * 86_400);
     assert_eq!(expiries[1].expires_in(at(NOW)), None);
@@ -392,7 +392,7 @@ fn no_secret_is_shown() {
     assert_eq!(
         described,
         [format!(
-            "listener certificate {}: common name \"server\", serial number 0b, valid until 2035-01-01T00:00:00Z",
+            "listener certificate {}: common name \"server\", serial number 0b, valid until 2055-01-01T00:00:00Z",
             settings.cert_file.as_ref().unwrap().display()
         )]
     );

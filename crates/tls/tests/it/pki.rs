@@ -1,146 +1,16 @@
-//! Authorities, certificates, files and handshakes for the tests.
+//! Files and handshakes for the tests.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mainstay_tls::{ClientTls, LoadError, Reloader, ServerTls, Settings, Tls};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
-    SerialNumber, date_time_ymd,
-};
-use rustls::time_provider::TimeProvider;
 use rustls::{ClientConnection, ServerConnection};
-use rustls_pki_types::{CertificateDer, UnixTime};
 use testkit::TempDir;
-
-/// 2026-06-01T00:00:00Z. Certificates are valid from 2025 to 2035 unless a test says otherwise.
-pub const NOW: u64 = 1_780_272_000;
+pub use testkit::certificates::{Authority, Clock, END, NEXT_LIST, NOW, Pair, authority_params, params, params_for};
 
 pub fn at(seconds: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds)
-}
-
-/// A clock that stands until a test moves it.
-#[derive(Debug)]
-pub struct Clock(AtomicU64);
-
-impl Clock {
-    pub fn new() -> Arc<Clock> {
-        Arc::new(Clock(AtomicU64::new(NOW)))
-    }
-
-    pub fn set(&self, seconds: u64) {
-        self.0.store(seconds, Ordering::Relaxed);
-    }
-}
-
-impl TimeProvider for Clock {
-    fn current_time(&self) -> Option<UnixTime> {
-        Some(UnixTime::since_unix_epoch(Duration::from_secs(self.0.load(Ordering::Relaxed))))
-    }
-}
-
-/// A certificate with its key, in PEM.
-#[derive(Clone)]
-pub struct Pair {
-    pub cert: String,
-    pub key: String,
-    pub der: CertificateDer<'static>,
-}
-
-impl Pair {
-    /// Followed by the certificates of authorities.
-    pub fn with_chain(&self, chain: &[&Authority]) -> Pair {
-        let chain: String = chain.iter().map(|authority| authority.pem.as_str()).collect();
-        Pair { cert: format!("{}{chain}", self.cert), ..self.clone() }
-    }
-}
-
-/// Parameters of a certificate for servers and clients with this common name.
-pub fn params(name: &str) -> CertificateParams {
-    let mut params = CertificateParams::default();
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params.not_before = date_time_ymd(2025, 1, 1);
-    params.not_after = date_time_ymd(2035, 1, 1);
-    params.extended_key_usages =
-        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-    params
-}
-
-/// The same, for these hosts and addresses.
-pub fn params_for(name: &str, hosts: &[&str]) -> CertificateParams {
-    let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
-    let names = CertificateParams::new(hosts).unwrap().subject_alt_names;
-    let mut params = params(name);
-    params.subject_alt_names = names;
-    params
-}
-
-pub fn authority_params(name: &str) -> CertificateParams {
-    let mut params = params(name);
-    params.extended_key_usages.clear();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    params
-}
-
-pub struct Authority {
-    pub issuer: Issuer<'static, KeyPair>,
-    pub pem: String,
-}
-
-impl Authority {
-    pub fn new(name: &str) -> Authority {
-        Authority::with(authority_params(name))
-    }
-
-    pub fn with(params: CertificateParams) -> Authority {
-        Authority::with_key(params, KeyPair::generate().unwrap())
-    }
-
-    pub fn with_key(params: CertificateParams, key: KeyPair) -> Authority {
-        let pem = params.self_signed(&key).unwrap().pem();
-        Authority { issuer: Issuer::new(params, key), pem }
-    }
-
-    /// An authority below this one.
-    pub fn below(&self, params: CertificateParams) -> Authority {
-        let key = KeyPair::generate().unwrap();
-        let pem = params.signed_by(&key, &self.issuer).unwrap().pem();
-        Authority { issuer: Issuer::new(params, key), pem }
-    }
-
-    pub fn issue(&self, params: CertificateParams) -> Pair {
-        self.issue_for(params, &KeyPair::generate().unwrap())
-    }
-
-    pub fn issue_for(&self, params: CertificateParams, key: &KeyPair) -> Pair {
-        let certificate = params.signed_by(key, &self.issuer).unwrap();
-        Pair { cert: certificate.pem(), key: key.serialize_pem(), der: certificate.der().clone() }
-    }
-
-    /// A list of revocations in DER.
-    pub fn revoke(&self, serials: &[&[u8]]) -> Vec<u8> {
-        let revoked = |serial: &&[u8]| RevokedCertParams {
-            serial_number: SerialNumber::from_slice(serial),
-            revocation_time: date_time_ymd(2026, 1, 1),
-            reason_code: None,
-            invalidity_date: None,
-        };
-        let list = CertificateRevocationListParams {
-            this_update: date_time_ymd(2026, 1, 1),
-            next_update: date_time_ymd(2027, 1, 1),
-            crl_number: SerialNumber::from(1),
-            issuing_distribution_point: None,
-            revoked_certs: serials.iter().map(revoked).collect(),
-            key_identifier_method: KeyIdMethod::Sha256,
-        };
-        list.signed_by(&self.issuer).unwrap().der().to_vec()
-    }
 }
 
 /// A directory with the files of one member.

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use mainstay_tls::{Event, Refusal, Reloader, Settings};
 
-use crate::pki::{Authority, Clock, Files, NOW, at, client_of, meet, params, params_for, server_of};
+use crate::pki::{Authority, Clock, Files, NEXT_LIST, NOW, at, client_of, meet, params, params_for, server_of};
 
 /// Polls as often as a change takes to be seen; what the last poll says.
 fn polled(reloader: &mut Reloader) -> Option<Event> {
@@ -124,7 +124,7 @@ fn an_authority_that_goes_takes_its_connections_along() {
     assert_eq!(server.still_valid(&twos), Ok(()));
     // An authority that was renewed with its key is the same.
     let mut renewed = crate::pki::authority_params("two");
-    renewed.not_after = rcgen::date_time_ymd(2036, 1, 1);
+    renewed.not_after = rcgen::date_time_ymd(2056, 1, 1);
     files.write("server.ca.crt", renewed.self_signed(two.issuer.key()).unwrap().pem());
     assert!(matches!(polled(&mut reloader), Some(Event::Reloaded { .. })));
     assert_eq!(server.still_valid(&twos), Ok(()));
@@ -213,10 +213,10 @@ fn a_list_that_is_overdue_is_used_with_a_warning() {
     };
     let (_, tls, mut reloader) = server_of(settings, &clock);
     assert_eq!(tls.warnings(), []);
-    clock.set(NOW + 365 * 86_400);
+    clock.set(NEXT_LIST + 1);
     files.write("crl", authority.revoke(&[&[1]]));
     let Some(Event::Reloaded { warnings, .. }) = polled(&mut reloader) else { panic!("not reloaded") };
-    assert_eq!(warnings[0].text, "a newer list was due at 2027-01-01T00:00:00Z; this one is used");
+    assert_eq!(warnings[0].text, "a newer list was due at 2050-01-01T00:00:00Z; this one is used");
 }
 
 #[test]
