@@ -170,16 +170,18 @@ pub(crate) fn open(
         None => Vec::new(),
         Some(_) => reading.read_all(options, disk, &mut candidates, replay)?,
     };
-    let mut unused = unused.into_iter();
-    let prepared = match unused.next() {
-        // Nothing is in it that counts: it is made again, with a secret.
-        Some(guessable) if guessable.header.secret.is_none() => {
-            let path = guessable.path;
+    let mut unused = unused;
+    if unused.first().is_some_and(|first| first.header.secret.is_none()) {
+        // Nothing is in it that counts: it is made again, with a secret. The one behind it goes before: a crash in between must
+        // not leave a segment without the one in front of it.
+        for candidate in unused.drain(..).rev() {
+            let path = candidate.path;
             disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
-            None
+            disk.sync_dir(dir).map_err(|error| OpenError::io("sync", dir, error))?;
         }
-        prepared => prepared,
-    };
+    }
+    let mut unused = unused.into_iter();
+    let prepared = unused.next();
     // One is enough; the second will be made again.
     released.extend(unused.map(|candidate| candidate.path));
     finish(reading, candidates, prepared, spares, released)
