@@ -96,6 +96,8 @@ impl Removal {
     pub fn restored(&mut self, compacted: Revision, current: Revision, now: Instant) {
         (self.compacted, self.through) = (compacted, compacted);
         (self.is_open, self.next, self.after, self.asked) = (true, now, current, now);
+        // They were compactions of a state that is no longer there.
+        self.unpublished.clear();
     }
 
     /// Changes above this revision are all still there.
@@ -199,6 +201,20 @@ mod tests {
         removal.compacted(Revision(7), Revision(12), false, now);
         assert!(removal.take_unpublished().is_empty());
         assert_eq!(removal.step(Revision(7), |_| false, now + WATCHES_TIMEOUT), Step::Publish);
+    }
+
+    #[test]
+    fn no_hash_is_ordered_of_a_compaction_whose_state_was_replaced_before_it_was_published() {
+        let now = Instant::now();
+        let mut removal = Removal::new(Revision(0), PAUSE, now);
+        removal.compacted(Revision(5), Revision(9), true, now);
+        removal.restored(Revision(20), Revision(30), now);
+        assert!(removal.take_unpublished().is_empty());
+        removal.compacted(Revision(25), Revision(30), true, now);
+        assert_eq!(
+            removal.take_unpublished(),
+            [Compaction { previous: Revision(20), revision: Revision(25) }]
+        );
     }
 
     #[test]
