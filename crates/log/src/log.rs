@@ -194,6 +194,19 @@ impl Log {
         Ok(ticket)
     }
 
+    /// Makes durable what was written to the segment in use, even if batches are not synced
+    /// ([`Options::unsafe_no_fsync`]).
+    ///
+    /// # Errors
+    ///
+    /// When the disk fails.
+    pub fn sync(&self) -> Result<(), OpenError> {
+        let segments = self.shared.segments();
+        let is_active = |segment: &&Arc<crate::segment::Segment>| !segment.sealed.load(std::sync::atomic::Ordering::Acquire);
+        let Some(active) = segments.iter().rfind(is_active) else { return Ok(()) };
+        active.file.sync_data().map_err(|error| OpenError::io("sync", &active.path, error))
+    }
+
     /// Deletes a sealed segment, or keeps its file for reuse. Readers get [`crate::ReadError::Moved`] once the
     /// log has recorded it. The caller knows that nothing refers to it: no durable checkpoint, no view, no
     /// follower; entries in it and in segments before it can no longer be read.

@@ -198,6 +198,19 @@ struct Replay {
 ///
 /// What is wrong with which file or option; the text says what to do.
 pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
+    open_or_refuse(opening).inspect_err(|error| {
+        if opening.config.unsafe_no_fsync && error.is_damage() {
+            opening.logger.error(
+                "the member runs with --unsafe-no-fsync, which may leave files like this when the machine stops: what was \
+                 acknowledged may be lost; rebuild the member from the others with `mainstay rebuild`, or restore its data \
+                 directory from a backup if it is the only one",
+                &[("found", Value::Str(&error.to_string()))],
+            );
+        }
+    })
+}
+
+fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let Opening { config, disk, .. } = *opening;
     let member_dir = &config.data_dir.join("member");
     let lock = lock(&**disk, member_dir)?;
@@ -216,6 +229,10 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let mut start = Start::of(opening, member_dir, &machine, applied, manifest.as_ref(), replayed)?;
     let remotes = start.begin(opening, member_dir, &identity, beginning, &machine)?;
     if !lasting {
+        if config.unsafe_no_fsync {
+            // The record says that what the log begins with is durable: without it the member could not be started again.
+            start.log.sync()?;
+        }
         clean_shutdown.open(&identity, start.log.values().log_end())?;
     }
     if config.force_new_cluster {

@@ -33,6 +33,18 @@ fn mixed() -> World {
 }
 
 #[test]
+fn a_power_loss_at_the_first_start_does_not_prevent_the_next_one_without_syncs_either() {
+    for seed in 0..20 {
+        let mut world = World::new(1, seed, &["--unsafe-no-fsync"]);
+        for _ in 0..2 {
+            world.start(0).expect("starts");
+            world.crash(0);
+        }
+        world.start_all();
+    }
+}
+
+#[test]
 fn short_leases_are_the_same_for_members_with_other_election_timeouts() {
     let mut world = mixed();
     for (at, shortest) in [(0, 2), (1, 5), (2, 15)] {
