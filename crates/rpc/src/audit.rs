@@ -15,14 +15,21 @@ use bytes::Bytes;
 use front::Answer;
 use prost::Message;
 use prost::encoding::{WireType, decode_key, decode_varint};
-use serde_json::Value;
 use stdx::calendar::format_rfc3339;
 use telemetry::audit::{AuditLog, Entry};
 
 /// Bytes of a key, a name or an error text that are shown.
 const TEXT_BYTES_MAX: usize = 256;
-/// Ranges of one transaction that are shown, and URLs of one member.
+/// Comparisons and ranges of one transaction that are shown, and URLs of one member.
 const LISTED_MAX: usize = 64;
+/// Puts and deletions of one transaction that are shown: as many as one may have by default.
+const WRITES_LISTED_MAX: usize = 128;
+/// The same, all together, of a call that was refused.
+const REFUSED_LISTED_MAX: usize = 4;
+/// Longest request that is looked into, in bytes, without the value of a put.
+const LISTABLE_BYTES_MAX: usize = 4 << 20;
+/// The same for a call that was refused.
+const REFUSED_LISTABLE_BYTES_MAX: usize = 64 << 10;
 /// Bytes from the beginning of an answer that are kept: its header, and the number behind it.
 const ANSWER_BYTES: usize = 64;
 /// Longest request that is copied, so that nothing of its connection is held while the line waits.
@@ -48,6 +55,8 @@ pub struct Who {
     pub certificate: Option<Arc<str>>,
     /// Address of the client.
     pub remote: SocketAddr,
+    /// True if there should be a user, and is none: nothing that this client asks for is carried out.
+    pub is_stranger: bool,
 }
 
 /// A call that is under way. Its line is written when it is done, or dropped since its client has gone.
@@ -57,13 +66,13 @@ pub struct Call {
 }
 
 impl Auditor {
-    /// A call that begins now.
-    pub fn begin(&self, rpc: Rpc, who: Who, message: &Bytes, at: SystemTime) -> Call {
+    /// A call that begins now. What a stream asks for is not known yet ([`Call::asks`]).
+    pub fn begin(&self, rpc: Rpc, who: Who, message: Option<&Bytes>, at: SystemTime) -> Call {
         let line = Line {
             at,
             who,
             rpc,
-            message: kept(rpc, message),
+            message: message.map_or(Asked::Unknown, |message| Asked::of(rpc, message)),
             answer: Vec::new(),
             result: Err(CANCELED),
             reads: self.reads,
@@ -78,7 +87,7 @@ impl Call {
     /// Says what a stream asks for, once that is known.
     pub fn asks(&mut self, message: &Bytes) {
         if let Some(line) = &mut self.line {
-            line.message = kept(line.rpc, message);
+            line.message = Asked::of(line.rpc, message);
         }
     }
 
@@ -101,9 +110,17 @@ impl Call {
         let Some(mut line) = self.line.take() else { return };
         line.result = result;
         line.answer = answer.to_vec();
-        if line.is_wanted() {
-            self.auditor.log.push(Box::new(line));
+        if !line.is_wanted() {
+            return;
         }
+        if !line.is_refused() {
+            self.auditor.log.push(Box::new(line));
+            return;
+        }
+        self.auditor.log.push_refused(line.who.remote.ip(), || {
+            line.message.shorten(REFUSED_LISTABLE_BYTES_MAX);
+            Box::new(line)
+        });
     }
 }
 
@@ -125,7 +142,7 @@ struct RefusedHandshake {
 /// Has a TLS handshake that was refused in the audit log, and `others` that were refused since the last one.
 pub fn handshake_refused(log: &AuditLog, remote: SocketAddr, error: &str, others: u64, at: SystemTime) {
     let error = beginning_of(error).to_owned();
-    log.push(Box::new(RefusedHandshake { at, remote, error, others }));
+    log.push_refused(remote.ip(), || Box::new(RefusedHandshake { at, remote, error, others }));
 }
 
 impl Entry for RefusedHandshake {
@@ -147,6 +164,40 @@ impl Entry for RefusedHandshake {
             fields.number("others", i64::try_from(self.others).unwrap_or(i64::MAX));
         }
         fields.out.push('}');
+    }
+}
+
+/// What a call asks for.
+enum Asked {
+    /// It is not known, or the call was refused before it was.
+    Unknown,
+    /// The request, without secrets.
+    Request(Bytes),
+    /// A request that is too large to wait and to be looked into, and its length in bytes.
+    TooLarge(usize),
+}
+
+impl Asked {
+    fn of(rpc: Rpc, message: &Bytes) -> Asked {
+        let mut asked = Asked::Request(kept(rpc, message));
+        asked.shorten(LISTABLE_BYTES_MAX);
+        asked
+    }
+
+    /// Keeps only the length of a request that is longer than that.
+    fn shorten(&mut self, bytes_max: usize) {
+        if let Asked::Request(message) = self
+            && message.len() > bytes_max
+        {
+            *self = Asked::TooLarge(message.len());
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Asked::Request(message) => message.len(),
+            Asked::Unknown | Asked::TooLarge(_) => 0,
+        }
     }
 }
 
@@ -216,7 +267,23 @@ fn is_read(rpc: Rpc) -> bool {
 /// Returns true if somebody was kept from something.
 fn is_refusal(status: &Status) -> bool {
     matches!(status.code, Code::PermissionDenied | Code::Unauthenticated)
-        || [error::USER_EMPTY, error::AUTH_FAILED, error::INVALID_AUTH_TOKEN].contains(status)
+        || [error::USER_EMPTY, error::AUTH_FAILED, error::AUTH_OLD_REVISION].contains(status)
+}
+
+/// Returns true if a call that ended so was not carried out, for certain.
+fn is_without_effect(status: &Status) -> bool {
+    matches!(
+        status.code,
+        Code::InvalidArgument
+            | Code::NotFound
+            | Code::AlreadyExists
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+            | Code::Unimplemented
+            | Code::DataLoss
+    ) || [error::TOO_MANY_REQUESTS, error::NO_SPACE, error::NO_LEADER].contains(status)
 }
 
 /// What a line is made of.
@@ -224,8 +291,7 @@ struct Line {
     at: SystemTime,
     who: Who,
     rpc: Rpc,
-    /// The request, without secrets.
-    message: Bytes,
+    message: Asked,
     /// The beginning of the answer.
     answer: Vec<u8>,
     result: Result<(), Status>,
@@ -237,11 +303,17 @@ impl Line {
     fn is_wanted(&self) -> bool {
         self.reads || !is_read(self.rpc) || self.result.as_ref().is_err_and(is_refusal)
     }
+
+    /// Returns true if the line has its place among those of refused calls: anybody can make any number of them.
+    fn is_refused(&self) -> bool {
+        self.who.is_stranger && (self.result.is_err() || is_read(self.rpc))
+            || self.result.as_ref().is_err_and(is_without_effect)
+    }
 }
 
 impl Entry for Line {
     fn bytes(&self) -> usize {
-        self.message.len() + self.answer.len() + self.who.user.len()
+        self.message.bytes() + self.answer.len() + self.who.user.len()
     }
 
     fn write(&self, out: &mut String) {
@@ -256,10 +328,18 @@ impl Entry for Line {
         }
         fields.text("remote", &self.who.remote.to_string());
         fields.text("method", self.rpc.method().path);
-        let changes = self.write_request(&mut fields).unwrap_or_else(|| {
-            fields.flag("undecodable", true);
-            true
-        });
+        let changes = match &self.message {
+            Asked::Unknown => !is_read(self.rpc),
+            Asked::TooLarge(bytes) => {
+                fields.flag("too_large", true);
+                fields.number("request_bytes", i64::try_from(*bytes).unwrap_or(i64::MAX));
+                !is_read(self.rpc)
+            }
+            Asked::Request(message) => self.write_request(message, &mut fields).unwrap_or_else(|| {
+                fields.flag("undecodable", true);
+                true
+            }),
+        };
         self.write_answer(&mut fields);
         match &self.result {
             Ok(()) => fields.text("code", Code::Ok.name()),
@@ -278,11 +358,14 @@ impl Entry for Line {
 
 impl Line {
     /// Writes what was asked for; returns whether it may change something, `None` if it is no request.
-    fn write_request(&self, fields: &mut Fields<'_>) -> Option<bool> {
+    fn write_request(&self, message: &Bytes, fields: &mut Fields<'_>) -> Option<bool> {
         fn decoded<M: Message + Default>(message: &Bytes) -> Option<M> {
             M::decode(message.clone()).ok()
         }
-        let message = &self.message;
+        let (listed_max, writes_listed_max) = match self.is_refused() {
+            true => (REFUSED_LISTED_MAX, REFUSED_LISTED_MAX),
+            false => (LISTED_MAX, WRITES_LISTED_MAX),
+        };
         match self.rpc {
             Rpc::KvRange | Rpc::KvRangeStream => {
                 let request: pb::RangeRequest = decoded(message)?;
@@ -302,7 +385,10 @@ impl Line {
                 fields.range(&request.key, &request.range_end);
             }
             // As the machine reads it, which takes deeper ones than the decoder does.
-            Rpc::KvTxn => return Some(fields.txn(&machine::request::txn(message.clone()).ok()?)),
+            Rpc::KvTxn => {
+                let txn = machine::request::txn(message.clone()).ok()?;
+                return Some(fields.txn(&txn, writes_listed_max, listed_max));
+            }
             Rpc::KvCompact => {
                 let request: pb::CompactionRequest = decoded(message)?;
                 fields.number("compact_revision", request.revision);
@@ -317,14 +403,14 @@ impl Line {
             Rpc::LeaseTimeToLive => fields.lease(decoded::<pb::LeaseTimeToLiveRequest>(message)?.id),
             Rpc::ClusterMemberAdd => {
                 let request: pb::MemberAddRequest = decoded(message)?;
-                fields.texts("peer_urls", &request.peer_urls);
+                fields.texts("peer_urls", &request.peer_urls, listed_max);
                 fields.flag("learner", request.is_learner);
             }
             Rpc::ClusterMemberRemove => fields.id("member", decoded::<pb::MemberRemoveRequest>(message)?.id),
             Rpc::ClusterMemberUpdate => {
                 let request: pb::MemberUpdateRequest = decoded(message)?;
                 fields.id("member", request.id);
-                fields.texts("peer_urls", &request.peer_urls);
+                fields.texts("peer_urls", &request.peer_urls, listed_max);
             }
             Rpc::ClusterMemberPromote => {
                 fields.id("member", decoded::<pb::MemberPromoteRequest>(message)?.id);
@@ -440,6 +526,54 @@ fn beginning_of(text: &str) -> &str {
     &text[..end]
 }
 
+/// Appends a text in JSON, with escapes for all that moves a terminal's cursor, ends a line or changes the order or the look of
+/// what stands beside it.
+fn write_text(out: &mut String, text: &str) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if is_unprintable(c) => {
+                let mut units = [0; 2];
+                for unit in c.encode_utf16(&mut units) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+}
+
+/// Control characters, separators of lines, marks of direction, and characters that are not seen.
+fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{ad}'
+                | '\u{34f}'
+                | '\u{61c}'
+                | '\u{115f}'..='\u{1160}'
+                | '\u{17b4}'..='\u{17b5}'
+                | '\u{180b}'..='\u{180f}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{3164}'
+                | '\u{fe00}'..='\u{fe0f}'
+                | '\u{feff}'
+                | '\u{ffa0}'
+                | '\u{fff0}'..='\u{fffb}'
+                | '\u{1bca0}'..='\u{1bca3}'
+                | '\u{1d173}'..='\u{1d17a}'
+                | '\u{e0000}'..='\u{e0fff}'
+        )
+}
+
 /// The fields of a line, or of an object in it.
 struct Fields<'o> {
     out: &'o mut String,
@@ -456,14 +590,19 @@ impl Fields<'_> {
 
     fn text(&mut self, name: &str, text: &str) {
         self.name(name);
-        let _ = write!(self.out, "{}", Value::from(beginning_of(text)));
+        write_text(self.out, beginning_of(text));
     }
 
-    fn texts(&mut self, name: &str, texts: &[String]) {
-        let texts: Vec<Value> =
-            texts.iter().take(LISTED_MAX).map(|text| Value::from(beginning_of(text))).collect();
+    fn texts(&mut self, name: &str, texts: &[String], listed_max: usize) {
         self.name(name);
-        let _ = write!(self.out, "{}", Value::from(texts));
+        self.out.push('[');
+        for (i, text) in texts.iter().take(listed_max).enumerate() {
+            if i > 0 {
+                self.out.push(',');
+            }
+            write_text(self.out, beginning_of(text));
+        }
+        self.out.push(']');
     }
 
     fn number(&mut self, name: &str, number: i64) {
@@ -515,48 +654,64 @@ impl Fields<'_> {
         }
     }
 
-    /// All that a transaction compares, reads and writes, in all branches, nested ones too, up to a bound. Returns whether it
-    /// can write.
-    fn txn(&mut self, txn: &pb::TxnRequest) -> bool {
-        self.name("ranges");
-        self.out.push('[');
-        let (mut listed, mut writes) = (0, false);
+    /// All that a transaction writes, reads and compares, in this order, in all branches, nested ones too, up to a bound for the
+    /// writes and one for the rest. Returns whether it can write.
+    fn txn(&mut self, txn: &pb::TxnRequest, writes_max: usize, others_max: usize) -> bool {
+        let (mut writes, mut ranges, mut compares) = (Vec::new(), Vec::new(), Vec::new());
+        // How many there are, listed or not.
+        let (mut writes_count, mut others_count) = (0, 0);
         let mut open = vec![txn];
         while let Some(txn) = open.pop() {
-            for compare in &txn.compare {
-                self.operation(&mut listed, "compare", &compare.key, &compare.range_end, 0);
-            }
+            others_count += txn.compare.len();
+            compares.extend(txn.compare.iter().take(others_max.saturating_sub(compares.len())));
             for op in txn.success.iter().chain(&txn.failure) {
                 match &op.request {
-                    Some(Request::RequestRange(range)) => {
-                        self.operation(&mut listed, "range", &range.key, &range.range_end, 0);
-                    }
-                    Some(Request::RequestPut(put)) => {
-                        writes = true;
-                        self.operation(&mut listed, "put", &put.key, &[], put.lease);
-                    }
-                    Some(Request::RequestDeleteRange(delete)) => {
-                        writes = true;
-                        self.operation(&mut listed, "delete", &delete.key, &delete.range_end, 0);
-                    }
                     Some(Request::RequestTxn(nested)) => open.push(nested),
+                    Some(Request::RequestRange(range)) => {
+                        others_count += 1;
+                        if ranges.len() < others_max {
+                            ranges.push(range);
+                        }
+                    }
+                    Some(write @ (Request::RequestPut(_) | Request::RequestDeleteRange(_))) => {
+                        writes_count += 1;
+                        if writes.len() < writes_max {
+                            writes.push(write);
+                        }
+                    }
                     None => {}
                 }
             }
         }
-        self.out.push(']');
-        if listed > LISTED_MAX {
-            self.number("ranges_left_out", (listed - LISTED_MAX) as i64);
+        compares.truncate(others_max - ranges.len());
+        self.name("ranges");
+        self.out.push('[');
+        let mut is_first = true;
+        for write in &writes {
+            match write {
+                Request::RequestPut(put) => self.operation(&mut is_first, "put", &put.key, &[], put.lease),
+                Request::RequestDeleteRange(delete) => {
+                    self.operation(&mut is_first, "delete", &delete.key, &delete.range_end, 0);
+                }
+                Request::RequestRange(_) | Request::RequestTxn(_) => {}
+            }
         }
-        writes
+        for range in &ranges {
+            self.operation(&mut is_first, "range", &range.key, &range.range_end, 0);
+        }
+        for compare in &compares {
+            self.operation(&mut is_first, "compare", &compare.key, &compare.range_end, 0);
+        }
+        self.out.push(']');
+        let left_out = writes_count - writes.len() + others_count - ranges.len() - compares.len();
+        if left_out > 0 {
+            self.number("ranges_left_out", left_out as i64);
+        }
+        writes_count > 0
     }
 
-    fn operation(&mut self, listed: &mut usize, op: &str, key: &[u8], range_end: &[u8], lease: i64) {
-        *listed += 1;
-        if *listed > LISTED_MAX {
-            return;
-        }
-        if *listed > 1 {
+    fn operation(&mut self, is_first: &mut bool, op: &str, key: &[u8], range_end: &[u8], lease: i64) {
+        if !std::mem::take(is_first) {
             self.out.push(',');
         }
         self.out.push('{');

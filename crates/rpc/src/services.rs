@@ -221,7 +221,9 @@ impl Services {
         responses: impl Responses,
         closed: impl Future<Output = ()> + 'static,
     ) -> LocalBoxFuture<Result<(), Status>> {
-        if let Err(status) = self.admit(numbered(head.method), head, true) {
+        let rpc = numbered(head.method);
+        if let Err(status) = self.admit(rpc, head, true) {
+            self.audit_refused(rpc, head, None, &status);
             return Box::pin(async move { Err(status) });
         }
         let caller = self.caller_of(head.peer);
@@ -231,7 +233,9 @@ impl Services {
 
     /// Answers one request of a stream of renewals: the lease's TTL, 0 if it is gone.
     pub fn keep_alive(self: &Rc<Self>, head: &Head, id: LeaseId) -> LocalBoxFuture<Result<Seconds, Status>> {
-        if let Err(status) = self.admit(numbered(head.method), head, true) {
+        let rpc = numbered(head.method);
+        if let Err(status) = self.admit(rpc, head, true) {
+            self.audit_refused(rpc, head, None, &status);
             return Box::pin(async move { Err(status) });
         }
         let principal = match self.identify(head) {
@@ -414,7 +418,7 @@ impl Services {
         principal: Result<Principal, Status>,
         message: Bytes,
     ) -> Unary {
-        let begin = |audit| self.begin_audit(audit, rpc, head, &principal, &message);
+        let begin = |audit| self.begin_audit(audit, rpc, head, &principal, Some(&message));
         let call = self.audit.as_ref().map(begin);
         // With every call, whoever made the one before.
         *self.principal.borrow_mut() = principal;
@@ -432,9 +436,9 @@ impl Services {
         rpc: Rpc,
         head: &Head,
         principal: &Result<Principal, Status>,
-        message: &Bytes,
+        message: Option<&Bytes>,
     ) -> audit::Call {
-        let who = principal::who(head, principal);
+        let who = principal::who(head, principal, self.shared.state.load().auth.is_enabled());
         audit.begin(rpc, who, message, self.shared.clock.wall())
     }
 
@@ -446,7 +450,16 @@ impl Services {
         principal: &Result<Principal, Status>,
     ) -> Option<audit::Call> {
         let audit = self.audit.as_ref()?;
-        Some(self.begin_audit(audit, rpc, head, principal, &Bytes::new()))
+        Some(self.begin_audit(audit, rpc, head, principal, None))
+    }
+
+    /// Has a call that is not taken at all in the audit log, if there is one.
+    fn audit_refused(&self, rpc: Rpc, head: &Head, message: Option<&Bytes>, status: &Status) {
+        let Some(audit) = &self.audit else { return };
+        // Who it is is not waited for.
+        let principal = self.identify(head).map_err(|_| status.clone());
+        let call = self.begin_audit(audit, rpc, head, &principal, message);
+        call.ended(&Err(status.clone()));
     }
 
     /// Asks the core and answers with what `answer` makes of the reply. Slow ones are logged.
@@ -695,7 +708,10 @@ impl front::Service for Services {
         let rpc = numbered(head.method);
         let needs_user = match self.admit(rpc, &head, false) {
             Ok(needs_user) => needs_user,
-            Err(status) => return Unary::Done(Err(status)),
+            Err(status) => {
+                self.audit_refused(rpc, &head, Some(&message), &status);
+                return Unary::Done(Err(status));
+            }
         };
         if self.timed {
             self.began.set(self.shared.clock.now());
@@ -752,6 +768,7 @@ impl front::Service for Services {
                 Box::pin(services.lease_keep_alive(caller, head, inbound, outbound))
             }
             Rpc::KvRangeStream => Box::pin(async move {
+            services.audit_refused(rpc, &head, None, &status);
                 let principal = services.identified(&head).await;
                 let mut call = services.begin_stream_audit(rpc, &head, &principal);
                 let result = match principal {

@@ -1,15 +1,17 @@
 //! What the standard library lacks and several crates need: calendar dates, the first of two futures, futures that are polled by
-//! turns, seeded randomness.
+//! turns, seeded randomness, whose address is whose.
 //!
 //! It does no IO, reads no clock, and depends on nothing. Tests are beside the code.
 
 #![forbid(unsafe_code)]
 
 pub mod calendar;
+mod network;
 mod race;
 mod random;
 mod turns;
 
+pub use network::client_network;
 pub use race::{First, race};
 pub use random::Random;
 pub use turns::Turns;

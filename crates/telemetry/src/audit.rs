@@ -3,15 +3,21 @@
 //! [`AuditLog::push`] never waits. What the thread cannot write, because the disk is full or slow, is dropped and counted, and
 //! a line says how many entries are missing before the next one. The files are bounded: the newest has the name that was
 //! configured, older ones end in `.1`, `.2` and so on. What is in an entry is for its maker to say ([`Entry`]).
+//!
+//! Calls that were refused ([`AuditLog::push_refused`]) have files, places in the queue and a rate of their own (`refusals.rs`):
+//! whoever can connect can make any number of them, and they displace no other entry.
+
+mod refusals;
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
+use std::net::IpAddr;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -21,10 +27,14 @@ use stdx::calendar::format_rfc3339;
 use crate::logging::{Logger, Value};
 use crate::metrics::AuditMetrics;
 
+use self::refusals::{NotShown, Refusals};
+
 /// Entries that wait for the thread at most.
 pub const ENTRIES_MAX: usize = 8192;
 /// Bytes that they hold at most.
 pub const BYTES_MAX: usize = 16 << 20;
+/// The share of refused calls in [`ENTRIES_MAX`], [`BYTES_MAX`] and the number of files: one in so many, apart from the rest.
+const REFUSED_SHARE: usize = 8;
 /// Bytes that an entry takes beside what it says of itself.
 const ENTRY_BYTES: usize = 256;
 /// Bytes that are written at once, or somewhat more.
@@ -68,20 +78,52 @@ pub struct Settings {
 }
 
 enum Item {
-    Entry(Box<dyn Entry>),
+    Entry(Box<dyn Entry>, Kind),
     Wake,
+}
+
+/// Whose files and places an entry takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Of a call that was carried out, or may have been.
+    Accepted,
+    /// Of a call that was refused.
+    Refused,
+}
+
+impl Kind {
+    const ALL: [Kind; 2] = [Kind::Accepted, Kind::Refused];
+
+    /// Bytes that entries of this kind may hold while they wait.
+    fn bytes_max(self) -> usize {
+        match self {
+            Kind::Accepted => BYTES_MAX,
+            Kind::Refused => BYTES_MAX / REFUSED_SHARE,
+        }
+    }
+}
+
+/// Entries of one kind that wait.
+#[derive(Default)]
+struct Waiting {
+    entries: AtomicUsize,
+    bytes: AtomicUsize,
 }
 
 /// The audit log of a member.
 pub struct AuditLog {
     items: SyncSender<Item>,
+    /// Entries of each [`Kind`] that may wait.
+    entries_max: [usize; 2],
+    clock: Clock,
     shared: Arc<Shared>,
     ended: Mutex<Option<Receiver<()>>>,
 }
 
 struct Shared {
-    /// Bytes of the entries that wait.
-    waiting_bytes: AtomicUsize,
+    /// By [`Kind`].
+    waiting: [Waiting; 2],
+    refusals: Mutex<Refusals>,
     /// Entries that were dropped since the start.
     dropped: AtomicU64,
     is_stopping: AtomicBool,
@@ -93,10 +135,21 @@ impl Shared {
         self.dropped.fetch_add(count, Ordering::Relaxed);
         self.metrics.dropped.add(count);
     }
+
+    fn refusals(&self) -> MutexGuard<'_, Refusals> {
+        // Nothing inside can panic half-way.
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn release(&self, entry: &dyn Entry, kind: Kind) {
+        let waiting = &self.waiting[kind as usize];
+        waiting.bytes.fetch_sub(entry.bytes() + ENTRY_BYTES, Ordering::Relaxed);
+        waiting.entries.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl AuditLog {
-    /// Opens the file, and starts the thread that writes it.
+    /// Opens the file, and that of refused calls, whose name ends in `.refused`, and starts the thread that writes them.
     ///
     /// # Errors
     ///
@@ -107,53 +160,89 @@ impl AuditLog {
         logger: Arc<Logger>,
         metrics: AuditMetrics,
     ) -> io::Result<AuditLog> {
-        AuditLog::to(RotatedFiles::open(settings)?, ENTRIES_MAX, clock, logger, metrics)
+        let mut path = settings.path.clone().into_os_string();
+        path.push(".refused");
+        let refused = Settings {
+            path: path.into(),
+            file_bytes_max: settings.file_bytes_max,
+            files_max: settings.files_max.div_ceil(REFUSED_SHARE as u64),
+        };
+        let lines = RotatedFiles::open(settings)?;
+        AuditLog::to(lines, RotatedFiles::open(&refused)?, ENTRIES_MAX, clock, logger, metrics)
     }
 
-    /// As [`AuditLog::start`], for other outputs and fewer entries.
+    /// As [`AuditLog::start`], for other outputs, of refused calls and of all others, and fewer entries.
     ///
     /// # Errors
     ///
     /// When the thread cannot be started.
     pub fn to(
         lines: impl Lines,
+        refused: impl Lines,
         entries_max: usize,
         clock: Clock,
         logger: Arc<Logger>,
         metrics: AuditMetrics,
     ) -> io::Result<AuditLog> {
-        let (items, arriving) = mpsc::sync_channel(entries_max);
+        let entries_max = [entries_max, (entries_max / REFUSED_SHARE).max(1)];
+        // Each kind finds its places free, however many of the other wait.
+        let (items, arriving) = mpsc::sync_channel(entries_max.iter().sum());
         let (ending, ended) = mpsc::sync_channel(1);
         let shared = Arc::new(Shared {
-            waiting_bytes: AtomicUsize::new(0),
+            waiting: Default::default(),
+            refusals: Mutex::default(),
             dropped: AtomicU64::new(0),
             is_stopping: AtomicBool::new(false),
             metrics,
         });
         let mut writer = Writer {
             items: arriving,
-            lines: Box::new(lines),
+            outputs: [Output::to(lines), Output::to(refused)],
             shared: Arc::clone(&shared),
-            clock,
+            clock: clock.clone(),
             logger,
             told_dropped: 0,
-            is_failing: false,
         };
         thread::Builder::new().name("audit".to_owned()).spawn(move || {
             writer.run();
             drop(ending);
         })?;
-        Ok(AuditLog { items, shared, ended: Mutex::new(Some(ended)) })
+        Ok(AuditLog { items, entries_max, clock, shared, ended: Mutex::new(Some(ended)) })
     }
 
     /// Hands an entry to the thread, or drops it if too many wait. Never waits.
     pub fn push(&self, entry: Box<dyn Entry>) {
-        let bytes = entry.bytes() + ENTRY_BYTES;
-        let waiting = self.shared.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if waiting + bytes > BYTES_MAX || self.items.try_send(Item::Entry(entry)).is_err() {
-            self.shared.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if !self.queue(entry, Kind::Accepted) {
             self.shared.drop_entries(1);
         }
+    }
+
+    /// The same for a call that was refused, of a client at this address: only if it has not had too many written lately. The
+    /// others are counted. Waits for nothing but a lock that is held for a moment.
+    pub fn push_refused(&self, address: IpAddr, entry: impl FnOnce() -> Box<dyn Entry>) {
+        let now = self.clock.now();
+        if !self.shared.refusals().admit(address, now) {
+            self.shared.metrics.refused_not_shown.add(1);
+        } else if !self.queue(entry(), Kind::Refused) {
+            self.shared.metrics.refused_not_shown.add(1);
+            self.shared.refusals().dropped(address, now);
+        }
+    }
+
+    /// Returns false if the entry was dropped: too many of its kind wait.
+    fn queue(&self, entry: Box<dyn Entry>, kind: Kind) -> bool {
+        let bytes = entry.bytes() + ENTRY_BYTES;
+        let waiting = &self.shared.waiting[kind as usize];
+        let entries_before = waiting.entries.fetch_add(1, Ordering::Relaxed);
+        let bytes_before = waiting.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let is_queued = bytes_before + bytes <= kind.bytes_max()
+            && entries_before < self.entries_max[kind as usize]
+            && self.items.try_send(Item::Entry(entry, kind)).is_ok();
+        if !is_queued {
+            waiting.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            waiting.entries.fetch_sub(1, Ordering::Relaxed);
+        }
+        is_queued
     }
 
     /// Returns how many entries were dropped since the start.
@@ -172,16 +261,55 @@ impl AuditLog {
     }
 }
 
+/// Where lines of one kind go.
+struct Output {
+    lines: Box<dyn Lines>,
+    is_failing: bool,
+    /// Lines that are not written yet, and how many entries they are.
+    batch: String,
+    entries: u64,
+}
+
+impl Output {
+    fn to(lines: impl Lines) -> Output {
+        Output { lines: Box::new(lines), is_failing: false, batch: String::new(), entries: 0 }
+    }
+
+    /// Writes the batch; returns how many entries were written, or how many were lost.
+    fn write(&mut self, logger: &Logger) -> Result<u64, u64> {
+        let (batch, entries) = (std::mem::take(&mut self.batch), std::mem::take(&mut self.entries));
+        if batch.is_empty() {
+            return Ok(0);
+        }
+        match self.lines.append(batch.as_bytes()) {
+            Ok(()) => {
+                if std::mem::take(&mut self.is_failing) {
+                    logger.info("the audit log is written again", &[]);
+                }
+                Ok(entries)
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.is_failing, true) {
+                    let fields = [("error", Value::Str(&error.to_string()))];
+                    logger
+                        .error("cannot write the audit log: entries are dropped until it can be", &fields);
+                }
+                Err(entries)
+            }
+        }
+    }
+}
+
 /// What the thread has.
 struct Writer {
     items: Receiver<Item>,
-    lines: Box<dyn Lines>,
+    /// By [`Kind`].
+    outputs: [Output; 2],
     shared: Arc<Shared>,
     clock: Clock,
     logger: Arc<Logger>,
     /// The dropped entries that lines have told of.
     told_dropped: u64,
-    is_failing: bool,
 }
 
 impl Writer {
@@ -196,7 +324,7 @@ impl Writer {
             let is_stopping = self.shared.is_stopping.load(Ordering::Acquire);
             let mut next = first;
             loop {
-                let is_whole = self.write_batch(next.take());
+                let is_whole = self.write_batch(next.take(), is_stopping);
                 if is_whole {
                     break;
                 }
@@ -205,33 +333,39 @@ impl Writer {
                 break;
             }
         }
-        self.lines.sync();
+        for output in &mut self.outputs {
+            output.lines.sync();
+        }
     }
 
     /// Writes what waits, up to a batch; returns true if nothing is left.
-    fn write_batch(&mut self, first: Option<Item>) -> bool {
+    fn write_batch(&mut self, first: Option<Item>, is_stopping: bool) -> bool {
+        let [accepted, refused] = &mut self.outputs;
         let dropped = self.shared.dropped.load(Ordering::Relaxed);
-        let mut out = String::new();
         if dropped > self.told_dropped {
             let _ = writeln!(
-                out,
+                accepted.batch,
                 "{{\"ts\":\"{}\",\"dropped\":{}}}",
                 format_rfc3339(self.clock.wall()),
                 dropped - self.told_dropped
             );
         }
-        let (mut next, mut entries, mut is_whole) = (first, 0, true);
+        let (mut next, mut is_whole) = (first, true);
         loop {
-            if let Some(Item::Entry(entry)) = next.take() {
-                self.shared.waiting_bytes.fetch_sub(entry.bytes() + ENTRY_BYTES, Ordering::Relaxed);
-                let len = out.len();
-                entry.write(&mut out);
-                if out.len() > len {
-                    out.push('\n');
-                    entries += 1;
+            if let Some(Item::Entry(entry, kind)) = next.take() {
+                self.shared.release(&*entry, kind);
+                let output = match kind {
+                    Kind::Accepted => &mut *accepted,
+                    Kind::Refused => &mut *refused,
+                };
+                let len = output.batch.len();
+                entry.write(&mut output.batch);
+                if output.batch.len() > len {
+                    output.batch.push('\n');
+                    output.entries += 1;
                 }
             }
-            if out.len() >= BATCH_BYTES {
+            if accepted.batch.len() + refused.batch.len() >= BATCH_BYTES {
                 is_whole = false;
                 break;
             }
@@ -240,24 +374,28 @@ impl Writer {
                 Err(_) => break,
             }
         }
-        if out.is_empty() {
-            return is_whole;
-        }
-        match self.lines.append(out.as_bytes()) {
-            Ok(()) => {
-                self.told_dropped = dropped;
-                self.shared.metrics.entries.add(entries);
-                if std::mem::take(&mut self.is_failing) {
-                    self.logger.info("the audit log is written again", &[]);
-                }
+        let now = self.clock.now();
+        let not_shown = match is_stopping && is_whole {
+            true => self.shared.refusals().take(now),
+            false => self.shared.refusals().report(now),
+        };
+        for NotShown { address, calls } in not_shown {
+            let _ = write!(refused.batch, "{{\"ts\":\"{}\",", format_rfc3339(self.clock.wall()));
+            if let Some(address) = address {
+                let _ = write!(refused.batch, "\"remote\":\"{address}\",");
             }
-            Err(error) => {
-                self.shared.drop_entries(entries);
-                if !std::mem::replace(&mut self.is_failing, true) {
-                    let fields = [("error", Value::Str(&error.to_string()))];
-                    self.logger
-                        .error("cannot write the audit log: entries are dropped until it can be", &fields);
+            let _ = writeln!(refused.batch, "\"refused_not_shown\":{calls}}}");
+        }
+        for kind in Kind::ALL {
+            let metrics = &self.shared.metrics;
+            match (self.outputs[kind as usize].write(&self.logger), kind) {
+                (Ok(entries), Kind::Accepted) => {
+                    self.told_dropped = dropped;
+                    metrics.entries.add(entries);
                 }
+                (Ok(entries), Kind::Refused) => metrics.entries.add(entries),
+                (Err(entries), Kind::Accepted) => self.shared.drop_entries(entries),
+                (Err(entries), Kind::Refused) => metrics.refused_not_shown.add(entries),
             }
         }
         is_whole

@@ -46,7 +46,10 @@ fn a_learner_learns_and_then_votes() {
         }
         let at = cluster.add_slot();
         let id = cluster.announce(1 - leader, at, true).await;
-        cluster.spawn_with(at, cluster.joining(at, &[0, 1, 2]));
+        let audit_log = cluster.dir.join("audit.log");
+        let mut joining = cluster.joining(at, &[0, 1, 2]);
+        joining.arg(format!("--audit-log={}", audit_log.display()));
+        cluster.spawn_with(at, joining);
         cluster.member(at).wait_for(READY);
 
         let client = cluster.client(at).await;
@@ -54,6 +57,12 @@ fn a_learner_learns_and_then_votes() {
         assert!(client.status().await.expect("a status is given").is_learner);
         assert_eq!(client.put("k", "x").await, Err(error::NOT_SUPPORTED_FOR_LEARNER));
         assert_eq!(client.get("k").await, Err(error::NOT_SUPPORTED_FOR_LEARNER));
+        let refused = eventually("the refused put is in the audit log", PATIENCE, async || {
+            let text = std::fs::read_to_string(cluster.dir.join("audit.log.refused")).ok()?;
+            text.contains("not supported for learner").then_some(text)
+        })
+        .await;
+        assert!(refused.contains("KV/Put\",\"key\":\"k\"") && !refused.contains("KV/Range"), "{refused}");
         eventually("the learner has what the others have", PATIENCE, async || {
             client.get_local("k/49").await.expect("reads of its own state are served")
         })

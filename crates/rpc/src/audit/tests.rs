@@ -9,6 +9,8 @@ use telemetry::audit::Lines;
 use telemetry::logging::{Format, Level, Logger};
 use telemetry::metrics::Metrics;
 
+use serde_json::Value;
+
 use super::*;
 
 #[derive(Clone, Default)]
@@ -27,15 +29,17 @@ impl Lines for Memory {
 struct Book {
     auditor: Auditor,
     memory: Memory,
+    /// Of refused calls.
+    refused: Memory,
 }
 
 impl Book {
     fn new(reads: bool) -> Book {
-        let memory = Memory::default();
+        let (memory, refused) = (Memory::default(), Memory::default());
         let logger = Arc::new(Logger::to(Level::Info, Format::Json, Vec::new()));
         let metrics = Metrics::new(&[], MetricsDetail::Basic).audit;
-        let log = AuditLog::to(memory.clone(), 1000, Clock::real(), logger, metrics).expect("starts");
-        Book { auditor: Auditor { log: Arc::new(log), reads }, memory }
+        let log = AuditLog::to(memory.clone(), refused.clone(), 1000, Clock::real(), logger, metrics).expect("starts");
+        Book { auditor: Auditor { log: Arc::new(log), reads }, memory, refused }
     }
 
     fn begin(&self, rpc: Rpc, request: &impl Message) -> Call {
@@ -44,8 +48,17 @@ impl Book {
 
     fn begin_with(&self, rpc: Rpc, request: Bytes, certificate: Option<&str>) -> Call {
         let remote = SocketAddr::from(([127, 0, 0, 1], 4711));
-        let who = Who { user: "bob".into(), by: "token", certificate: certificate.map(Arc::from), remote };
-        self.auditor.begin(rpc, who, &request, UNIX_EPOCH + Duration::from_secs(1))
+        let certificate = certificate.map(Arc::from);
+        let who = Who { user: "bob".into(), by: "token", certificate, remote, is_stranger: false };
+        self.auditor.begin(rpc, who, Some(&request), UNIX_EPOCH + Duration::from_secs(1))
+    }
+
+    /// What is in the files of other calls, and in those of refused ones, now that no more calls come.
+    fn texts(&self) -> [String; 2] {
+        self.auditor.log.stop();
+        [&self.memory, &self.refused].map(|memory| {
+            String::from_utf8(std::mem::take(&mut *memory.0.lock().expect("is whole"))).expect("is text")
+        })
     }
 
     /// A call that was answered so.
@@ -60,9 +73,7 @@ impl Book {
 
     /// The same, and apart from them those of another kind, whole.
     fn lines_with(self, is_other: impl Fn(&str) -> bool) -> (Vec<String>, Vec<String>) {
-        self.auditor.log.stop();
-        let bytes = std::mem::take(&mut *self.memory.0.lock().expect("is whole"));
-        let text = String::from_utf8(bytes).expect("is text");
+        let text = self.texts().concat();
         let begin = "{\"ts\":\"1970-01-01T00:00:01Z\",\"user\":\"bob\",\"auth\":\"token\",\"remote\":\"127.0.0.1:4711\",\"method\":\"/";
         let line = |line: &str| {
             let _: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
@@ -157,7 +168,7 @@ fn all_branches_of_a_transaction_are_there_up_to_a_bound() {
     let answer = pb::TxnResponse { header: header(), succeeded: true, responses: Vec::new() };
     let book = Book::new(false);
     book.call(Rpc::KvTxn, &txn, &answer);
-    let many = pb::TxnRequest { success: (0..100).map(put).collect(), ..Default::default() };
+    let many = pb::TxnRequest { success: (0..200).map(put).collect(), ..Default::default() };
     book.call(Rpc::KvTxn, &many, &answer);
     // It only reads.
     let reading = pb::TxnRequest { success: vec![op(Request::RequestRange(range))], ..Default::default() };
@@ -165,11 +176,11 @@ fn all_branches_of_a_transaction_are_there_up_to_a_bound() {
     let lines = book.lines();
     assert_eq!(
         lines[0],
-        "etcdserverpb.KV/Txn\",\"ranges\":[{\"op\":\"compare\",\"key\":\"c\"},{\"op\":\"put\",\"key\":\"p1\"},\
-         {\"op\":\"range\",\"key\":\"r\"},{\"op\":\"put\",\"key\":\"p7\"}],\"revision\":7,\"succeeded\":true,\"code\":\"OK\""
+        "etcdserverpb.KV/Txn\",\"ranges\":[{\"op\":\"put\",\"key\":\"p1\"},{\"op\":\"put\",\"key\":\"p7\"},\
+         {\"op\":\"range\",\"key\":\"r\"},{\"op\":\"compare\",\"key\":\"c\"}],\"revision\":7,\"succeeded\":true,\"code\":\"OK\""
     );
-    assert!(lines[1].contains("\"key\":\"p63\"") && !lines[1].contains("\"key\":\"p64\""));
-    assert!(lines[1].contains("\"ranges_left_out\":36"));
+    assert!(lines[1].contains("\"key\":\"p127\"") && !lines[1].contains("\"key\":\"p128\""));
+    assert!(lines[1].contains("\"ranges_left_out\":72"));
     assert_eq!(lines.len(), 2);
 }
 
@@ -221,11 +232,12 @@ fn no_secret_is_written_or_waits() {
 #[test]
 fn reads_are_there_if_they_are_asked_for_or_refused() {
     let range = pb::RangeRequest { key: "a".into(), ..Default::default() };
-    for (reads, lines) in [(false, 2), (true, 4)] {
+    for (reads, lines) in [(false, 3), (true, 5)] {
         let book = Book::new(reads);
         book.call(Rpc::KvRange, &range, &changed());
         book.begin(Rpc::KvRange, &range).done(&Err(error::PERMISSION_DENIED));
         book.begin(Rpc::Watch, &range).ended(&Err(error::INVALID_AUTH_TOKEN));
+        book.begin(Rpc::KvRange, &range).done(&Err(error::AUTH_OLD_REVISION));
         book.begin(Rpc::KvRange, &range).done(&Err(error::COMPACTED));
         assert_eq!(book.lines().len(), lines);
     }
@@ -292,4 +304,106 @@ fn the_certificate_of_a_client_is_shown_beside_its_user() {
         lines.len() == 1 && lines[0].contains("\"auth\":\"token\",\"certificate\":\"apiserver\""),
         "{lines:?}"
     );
+}
+
+/// A transaction with so many puts and comparisons.
+fn txn(puts: usize, compares: usize) -> pb::TxnRequest {
+    let put = |n: usize| pb::PutRequest { key: format!("put{n}").into(), ..Default::default() };
+    let compare = |n: usize| pb::Compare { key: format!("compared{n}").into(), ..Default::default() };
+    pb::TxnRequest {
+        compare: (0..compares).map(compare).collect(),
+        success: (0..puts)
+            .map(|n| pb::RequestOp { request: Some(Request::RequestPut(put(n))) })
+            .collect(),
+        failure: Vec::new(),
+    }
+}
+
+#[test]
+fn no_comparison_hides_what_a_transaction_writes() {
+    let book = Book::new(false);
+    book.call(Rpc::KvTxn, &txn(100, 1000), &changed());
+    let line = book.lines().remove(0);
+    assert!(line.contains("\"put0\"") && line.contains("\"put99\"") && line.contains("\"compared63\""), "{line}");
+    assert!(!line.contains("\"compared64\"") && line.contains("\"ranges_left_out\":936"), "{line}");
+}
+
+#[test]
+fn refused_calls_have_few_short_lines_apart_from_the_others() {
+    let book = Book::new(false);
+    let refused = [error::PERMISSION_DENIED, error::EMPTY_KEY, error::LEASE_NOT_FOUND, error::NO_LEADER];
+    for status in refused.into_iter().cycle().take(500) {
+        book.begin(Rpc::KvTxn, &txn(1000, 1000)).done(&Err(status));
+    }
+    book.call(Rpc::KvTxn, &txn(100, 0), &changed());
+    // These may have been carried out.
+    book.begin(Rpc::KvTxn, &txn(100, 0)).done(&Err(error::TIMEOUT));
+    drop(book.begin(Rpc::KvTxn, &txn(100, 0)));
+    let [accepted, refused] = book.texts();
+    assert_eq!((accepted.lines().count(), accepted.matches("\"put99\"").count()), (3, 3), "{accepted}");
+    assert!(accepted.contains("timed out") && accepted.contains("Canceled"), "{accepted}");
+    let lines: Vec<&str> = refused.lines().collect();
+    let (told, lines) = lines.split_last().expect("not empty");
+    assert!(lines.len() <= 100 && lines.iter().all(|line| line.len() < 1000), "{refused}");
+    assert!(told.contains(&format!("\"remote\":\"127.0.0.1\",\"refused_not_shown\":{}}}", 500 - lines.len())), "{told}");
+}
+
+#[test]
+fn nothing_that_nobody_asks_for_is_among_what_users_do() {
+    let book = Book::new(true);
+    let who = |is_stranger| Who {
+        user: "".into(),
+        by: "none",
+        certificate: None,
+        remote: SocketAddr::from(([127, 0, 0, 1], 4711)),
+        is_stranger,
+    };
+    let request = txn(1, 0).encode_to_vec().into();
+    let begin = |rpc, who| book.auditor.begin(rpc, who, Some(&request), UNIX_EPOCH);
+    // The client goes away before it is answered.
+    drop(begin(Rpc::KvTxn, who(true)));
+    begin(Rpc::AuthStatus, who(true)).ended(&Ok(()));
+    drop(begin(Rpc::KvTxn, who(false)));
+    begin(Rpc::Authenticate, who(true)).ended(&Ok(()));
+    let texts = book.texts().map(|text| text.lines().count());
+    assert_eq!(texts, [2, 2]);
+}
+
+#[test]
+fn no_text_moves_a_cursor_or_changes_the_order_of_others() {
+    let book = Book::new(false);
+    let planted = "\u{7f}\u{85}\u{9b}2J\u{2028}\u{2029}\u{202e}\u{2066}\u{200b}\u{61c}\u{feff}\u{e0041}\"\\\n";
+    let delete = pb::AuthUserDeleteRequest { name: planted.to_owned() };
+    book.call(Rpc::AuthUserDelete, &delete, &changed());
+    let put = pb::PutRequest { key: "a\u{202e}b".into(), ..Default::default() };
+    book.call(Rpc::KvPut, &put, &changed());
+    let add = pb::MemberAddRequest { peer_urls: vec![planted.to_owned()], is_learner: false };
+    book.call(Rpc::ClusterMemberAdd, &add, &changed());
+    let [text, _] = book.texts();
+    assert!(text.is_ascii(), "{text}");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("is JSON")).collect();
+    assert_eq!((lines[0]["name"].as_str(), lines[1]["key"].as_str()), (Some(planted), Some("a\u{202e}b")));
+    assert_eq!(lines[2]["peer_urls"][0].as_str(), Some(planted));
+}
+
+#[test]
+fn a_request_that_is_too_large_to_be_listed_is_there() {
+    let book = Book::new(false);
+    let large = pb::TxnRequest {
+        success: vec![pb::RequestOp {
+            request: Some(Request::RequestPut(pb::PutRequest {
+                key: "k".into(),
+                value: vec![1; 20 << 20].into(),
+                ..Default::default()
+            })),
+        }],
+        ..Default::default()
+    };
+    let bytes = large.encoded_len();
+    book.call(Rpc::KvTxn, &large, &changed());
+    book.begin(Rpc::KvTxn, &large).done(&Err(error::PERMISSION_DENIED));
+    let [accepted, refused] = book.texts();
+    for text in [accepted, refused] {
+        assert!(text.contains(&format!("\"too_large\":true,\"request_bytes\":{bytes}")), "{text}");
+    }
 }

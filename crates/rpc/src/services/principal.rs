@@ -380,14 +380,15 @@ fn watched(key: &[u8], range_end: &[u8]) -> Bytes {
 }
 
 /// Who makes a call, as the audit log has it.
-pub(super) fn who(head: &Head, principal: &Result<Principal, Status>) -> Who {
+pub(super) fn who(head: &Head, principal: &Result<Principal, Status>, needs_user: bool) -> Who {
     let user = principal.as_ref().ok().and_then(|principal| principal.user.clone()).unwrap_or_default();
     let by = match (presented(head), user.is_empty()) {
         (Some(_), _) => "token",
         (None, false) => "certificate",
         (None, true) => "none",
     };
-    Who { user, by, certificate: head.common_name.clone(), remote: head.peer }
+    let is_stranger = needs_user && user.is_empty();
+    Who { user, by, certificate: head.common_name.clone(), remote: head.peer, is_stranger }
 }
 
 /// The token that a call presents, if any.

@@ -121,6 +121,7 @@ group! {
     AuditMetrics {
         entries: Counter = "mainstay_audit_entries_total", "Entries written to the audit log.";
         dropped: Counter = "mainstay_audit_entries_dropped_total", "Entries of the audit log that were dropped, since the disk was full or slow.";
+        refused_not_shown: Counter = "mainstay_audit_refused_not_shown_total", "Refused calls that have no line in the audit log, since there were too many.";
     }
 }
 

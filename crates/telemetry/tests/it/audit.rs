@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
-use clock::Clock;
+use clock::{Clock, HandClock};
 use config::MetricsDetail;
 use mainstay_telemetry::audit::{AuditLog, BYTES_MAX, Entry, Lines, RotatedFiles, Settings};
 use mainstay_telemetry::logging::{Format, Level, Logger};
@@ -97,7 +98,7 @@ fn metrics() -> AuditMetrics {
 fn log_to(memory: &Memory, entries_max: usize) -> (AuditLog, Told) {
     let told = Told::default();
     let logger = Logger::to(Level::Info, Format::Json, vec![Box::new(told.clone())]);
-    let log = AuditLog::to(memory.clone(), entries_max, Clock::real(), Arc::new(logger), metrics());
+    let log = AuditLog::to(memory.clone(), memory.clone(), entries_max, Clock::real(), Arc::new(logger), metrics());
     (log.expect("starts"), told)
 }
 
@@ -287,4 +288,65 @@ fn a_stop_does_not_wait_for_ever_for_a_disk_that_hangs() {
     stopped.recv_timeout(Duration::from_secs(60)).expect("it gives up");
     thread.join().expect("ends");
     memory.hold(false);
+}
+
+#[test]
+fn refused_calls_displace_no_others_and_have_a_rate_and_files_of_their_own() {
+    let (accepted, refused) = (Memory::default(), Memory::default());
+    accepted.hold(true);
+    refused.hold(true);
+    let logger = Arc::new(Logger::to(Level::Info, Format::Json, vec![]));
+    let metrics = metrics();
+    let clock = HandClock::new(Instant::now(), SystemTime::now());
+    let log = AuditLog::to(accepted.clone(), refused.clone(), 64, Clock::by_hand(&clock), logger, metrics.clone());
+    let log = log.expect("starts");
+    let address = |number: u32| IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + number));
+    let (mut made, pushed) = (0, 20_000);
+    for number in 0..pushed {
+        // Large ones, of many addresses.
+        log.push_refused(address(number % 5000), || {
+            made += 1;
+            entry("r".repeat(100 << 10))
+        });
+    }
+    for n in 0..64 {
+        log.push(entry(format!("line {n}")));
+    }
+    assert_eq!(log.dropped(), 0, "each kind has its places");
+    assert!(made <= 1024, "{made} were looked at");
+    accepted.hold(false);
+    refused.hold(false);
+    log.stop();
+    assert_eq!(accepted.lines(), (0..64).map(|n| format!("line {n}")).collect::<Vec<_>>());
+    let (lines, told): (Vec<_>, Vec<_>) =
+        refused.lines().into_iter().partition(|line| line.starts_with('r'));
+    assert!((1..=20).contains(&lines.len()), "{} lines of {made}", lines.len());
+    let not_shown: u64 = told
+        .iter()
+        .map(|line| line.split_once("\"refused_not_shown\":").expect("a count").1)
+        .map(|count| count.trim_end_matches('}').parse::<u64>().expect("a number"))
+        .sum();
+    assert_eq!(not_shown + lines.len() as u64, u64::from(pushed));
+    assert!(told.len() < 40 && told.iter().any(|line| line.contains("\"remote\":\"10.0.")), "{told:?}");
+}
+
+#[test]
+fn refused_calls_are_beside_the_others_in_a_file_for_its_owner_only() {
+    let dir = TempDir::new("audit");
+    let path = dir.path().join("audit.log");
+    let logger = Arc::new(Logger::to(Level::Info, Format::Json, vec![]));
+    let settings = Settings { path: path.clone(), file_bytes_max: 4000, files_max: 3 };
+    let clock = HandClock::new(Instant::now(), SystemTime::now());
+    let log = AuditLog::start(&settings, Clock::by_hand(&clock), logger, metrics()).expect("starts");
+    log.push(entry("kept"));
+    for _ in 0..50 {
+        log.push_refused(IpAddr::from([10, 0, 0, 1]), || entry("r".repeat(1000)));
+        clock.advance(Duration::from_secs(1));
+    }
+    log.stop();
+    assert_eq!(read(&path), "kept\n");
+    let refused = dir.path().join("audit.log.refused");
+    let metadata = fs::metadata(&refused).expect("is there");
+    assert!(metadata.len() <= 70_000 && metadata.permissions().mode() & 0o777 == 0o600);
+    assert_eq!(fs::read_dir(dir.path()).expect("is there").count(), 2, "one in eight of the files");
 }
