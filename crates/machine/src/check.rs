@@ -260,28 +260,43 @@ pub fn txn_is_serializable(request: &TxnRequest) -> bool {
         .all(|op| matches!(&op.request, Some(Request::RequestRange(range)) if range.serializable))
 }
 
-/// Keys up to which a range is not expensive. Kubernetes lists 500 at a time.
+/// Keys up to which a range is not expensive, and changes up to which a watch is not. Kubernetes lists 500 at a time.
 const FEW_KEYS: i64 = 1000;
 
-/// Returns true if a range may look at many keys.
-pub fn range_is_expensive(request: &RangeRequest) -> bool {
-    !request.range_end.is_empty() && !(1..=FEW_KEYS).contains(&request.limit)
+/// Returns true if a range may look at many keys, asked for when this is the current revision: a limit does not help if all keys
+/// are looked at before any is chosen, nor at an older revision, where the keys behind the limit are counted one by one.
+pub fn range_is_expensive(request: &RangeRequest, current: Revision) -> bool {
+    let is_old = request.revision > 0 && request.revision != current.0;
+    let is_limited = (1..=FEW_KEYS).contains(&request.limit) && crate::range::is_natural(request);
+    !request.range_end.is_empty() && (is_old || !(is_limited || request.count_only))
 }
 
-/// Returns true if a range or deletion of a transaction may look at many keys, in any branch.
-pub fn txn_is_expensive(request: &TxnRequest) -> bool {
+/// Returns how many expensive ranges, comparisons and deletions a transaction may make in all its branches; so many ranges that
+/// are not expensive that they may look at many keys together count, too.
+pub fn txn_expense(request: &TxnRequest, current: Revision) -> u64 {
+    let (mut calls, mut keys) = (0, 0);
     let mut open = vec![request];
     while let Some(txn) = open.pop() {
+        calls += txn.compare.iter().filter(|compare| !compare.range_end.is_empty()).count() as u64;
         for op in txn.success.iter().chain(&txn.failure) {
             match &op.request {
-                Some(Request::RequestRange(range)) if range_is_expensive(range) => return true,
-                Some(Request::RequestDeleteRange(delete)) if !delete.range_end.is_empty() => return true,
+                Some(Request::RequestRange(range)) if range_is_expensive(range, current) => calls += 1,
+                Some(Request::RequestRange(range)) if !range.range_end.is_empty() => {
+                    // A count is not expensive, whatever its limit.
+                    keys += u64::try_from(range.limit.clamp(1, FEW_KEYS)).unwrap_or(1);
+                }
+                Some(Request::RequestDeleteRange(delete)) if !delete.range_end.is_empty() => calls += 1,
                 Some(Request::RequestTxn(nested)) => open.push(nested),
                 _ => {}
             }
         }
     }
-    false
+    calls + keys.saturating_sub(1) / FEW_KEYS.unsigned_abs()
+}
+
+/// Returns true if a watch that begins at this revision looks at many changes first, made when `current` is the current one.
+pub fn watch_is_expensive(start: Revision, current: Revision) -> bool {
+    start.0 > 0 && current.0.saturating_sub(start.0) >= FEW_KEYS
 }
 
 /// The bytes a put counts against the quota.
@@ -311,8 +326,62 @@ pub const ATTACHED_COST: u64 = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use api::etcdserverpb::Compare;
     use bytes::Bytes;
     use testkit::Random;
+
+    fn range_of(limit: i64) -> RangeRequest {
+        RangeRequest { key: "a".into(), range_end: "b".into(), limit, ..RangeRequest::default() }
+    }
+
+    #[test]
+    fn a_range_is_expensive_if_it_may_look_at_many_keys_whatever_its_limit() {
+        let now = Revision(9);
+        let is_expensive = |request| range_is_expensive(&request, now);
+        for cheap in [
+            range_of(1),
+            range_of(1000),
+            RangeRequest { revision: 9, ..range_of(500) },
+            RangeRequest { count_only: true, ..range_of(0) },
+            RangeRequest { count_only: true, sort_target: SortTarget::Mod as i32, ..range_of(0) },
+            RangeRequest { range_end: Bytes::new(), revision: 3, ..range_of(0) },
+        ] {
+            assert!(!is_expensive(cheap.clone()), "{cheap:?}");
+        }
+        for expensive in [
+            range_of(0),
+            range_of(1001),
+            RangeRequest { sort_order: SortOrder::Descend as i32, ..range_of(1) },
+            RangeRequest { sort_target: SortTarget::Mod as i32, ..range_of(1) },
+            RangeRequest { min_mod_revision: 5, ..range_of(1) },
+            RangeRequest { max_create_revision: 5, ..range_of(1) },
+            RangeRequest { revision: 8, ..range_of(1) },
+            RangeRequest { revision: 8, count_only: true, ..range_of(0) },
+        ] {
+            assert!(is_expensive(expensive.clone()), "{expensive:?}");
+        }
+    }
+
+    #[test]
+    fn a_transaction_counts_all_that_is_expensive_in_it() {
+        let range = |limit| RequestOp { request: Some(Request::RequestRange(range_of(limit))) };
+        let of = |compare, success, failure| TxnRequest { compare, success, failure };
+        let compare = |end: &'static str| Compare { range_end: end.into(), ..Compare::default() };
+        let expense = |txn: TxnRequest| txn_expense(&txn, Revision(9));
+        assert_eq!(expense(of(vec![compare("")], vec![put_op("a"), range(1000)], vec![])), 0);
+        assert_eq!(expense(of(vec![compare("b")], vec![], vec![])), 1);
+        assert_eq!(expense(of(vec![], vec![range(0); 3], vec![range(0), delete_op("a", "b")])), 5);
+        assert_eq!(expense(of(vec![], vec![txn_op(vec![range(0)], vec![range(0)])], vec![])), 2);
+        assert_eq!(expense(of(vec![], vec![range(1000); 128], vec![])), 127);
+        assert_eq!(expense(of(vec![], vec![range(1); 128], vec![])), 0);
+    }
+
+    #[test]
+    fn a_watch_of_many_old_changes_is_expensive() {
+        let is_expensive = |start| watch_is_expensive(Revision(start), Revision(5000));
+        assert!(is_expensive(1) && is_expensive(4000));
+        assert!(!is_expensive(0) && !is_expensive(4001) && !is_expensive(6000));
+    }
 
     fn put_op(key: &'static str) -> RequestOp {
         let put = PutRequest { key: key.into(), ..PutRequest::default() };

@@ -252,7 +252,19 @@ impl Services {
     ///
     /// The client has made as many as it may in this time.
     fn expensive(&self, principal: &Principal, client: IpAddr) -> Result<(), Status> {
-        if !self.shared.expensive.is_bounded() {
+        self.expense(principal, client, |_| 1)
+    }
+
+    /// The same for a call that may be expensive: `calls` says as how many it counts at this revision, and is not asked if there
+    /// is no bound.
+    fn expense(
+        &self,
+        principal: &Principal,
+        client: IpAddr,
+        calls: impl FnOnce(Revision) -> u64,
+    ) -> Result<(), Status> {
+        let expensive = &self.shared.expensive;
+        if !expensive.is_bounded() {
             return Ok(());
         }
         self.shared.expensive.admit(principal.name(), client, self.shared.clock.now())

@@ -173,6 +173,7 @@ impl Services {
 
     pub(super) fn user_list(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let AuthUserListRequest {} = decode(message)?;
+        self.expensive(&self.principal()?, self.peer.get().ip())?;
         self.tell(|services, auth, principal, header| {
             services.gate_of(auth, principal).admin()?;
             let users = auth.users().map(|user| text(&user.name)).collect();
@@ -195,6 +196,7 @@ impl Services {
 
     pub(super) fn role_list(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let AuthRoleListRequest {} = decode(message)?;
+        self.expensive(&self.principal()?, self.peer.get().ip())?;
         self.tell(|services, auth, principal, header| {
             services.gate_of(auth, principal).admin()?;
             let roles = auth.roles().map(|role| text(&role.name)).collect();

@@ -177,9 +177,7 @@ impl Services {
         })?;
         check::txn(&request, self.shared.limits.txn_ops_max)?;
         let principal = self.principal()?;
-        if self.shared.expensive.is_bounded() && check::txn_is_expensive(&request) {
-            self.expensive(&principal, self.peer.get().ip())?;
-        }
+        self.expense(&principal, self.peer.get().ip(), |now| check::txn_expense(&request, now))?;
         // Nothing is looked at for those who may not: how much there is would tell them something. Apply refuses them.
         let may_look =
             self.gate(&self.shared.state.load(), &principal).txn(&request, &Leases::default()).is_ok();

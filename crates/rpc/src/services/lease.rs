@@ -154,6 +154,7 @@ impl Services {
     pub(super) fn lease_time_to_live(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let LeaseTimeToLiveRequest { id, keys } = decode(message)?;
         let principal = self.some_principal()?;
+        self.expense(&principal, self.peer.get().ip(), |_| keys.into())?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             let began = services.shared.clock.now();
@@ -208,6 +209,7 @@ impl Services {
     pub(super) fn lease_leases(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let LeaseLeasesRequest {} = decode(message)?;
         let principal = self.some_principal()?;
+        self.expensive(&principal, self.peer.get().ip())?;
         let began = self.shared.clock.now();
         let pending_reply = self.pending.ask(ClientRequest::Leases)?;
         let services = Rc::clone(self);

@@ -18,6 +18,8 @@ use front::{Head, Unary};
 use http::HeaderValue;
 use identity::{Refused, Session};
 use machine::auth::{Auth, Caller, Gate, RightsCache};
+use machine::check;
+use numbers::Revision;
 use prost::Message as _;
 use replica::shared::Published;
 use telemetry::logging::Value;
@@ -373,6 +375,13 @@ pub(super) fn user_head(head: &Head) -> Head {
 fn watched(key: &[u8], range_end: &[u8]) -> Bytes {
     let request = WatchCreateRequest {
         key: Bytes::copy_from_slice(key),
+    fn begins(&self, start: Revision, now: Revision) -> Result<(), Status> {
+        if !check::watch_is_expensive(start, now) {
+            return Ok(());
+        }
+        self.services.expensive(&self.user.borrow(), self.head.peer.ip())
+    }
+
         range_end: Bytes::copy_from_slice(range_end),
         ..WatchCreateRequest::default()
     };

@@ -255,9 +255,7 @@ impl Services {
         }
         let (began, client) = (Instant::now(), self.peer.get().ip());
         let principal = self.principal()?;
-        if check::range_is_expensive(&request) {
-            self.expensive(&principal, client)?;
-        }
+        self.expense(&principal, client, |now| check::range_is_expensive(&request, now).into())?;
         if request.serializable || state.reads_local {
             return self.range_by(principal, request, client, began, state);
         }
@@ -615,9 +613,7 @@ impl Services {
         let request: RangeRequest = decode_streamed(message)?;
         check::range(&request)?;
         check_stream(&request)?;
-        if check::range_is_expensive(&request) {
-            self.expensive(principal, client)?;
-        }
+        self.expense(principal, client, |now| check::range_is_expensive(&request, now).into())?;
         self.wait_readable(request.serializable).await?;
         self.gate(&self.state(), principal).read(&request.key, &request.range_end)?;
         let Opened { state, header, revision, counted, limit: mut left } = self.open(&request)?;

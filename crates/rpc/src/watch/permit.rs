@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use api::Status;
 use machine::auth::Auth;
+use numbers::Revision;
 
 /// Says what one stream's user may watch; made by whoever knows users.
 pub trait Permit {
@@ -14,6 +15,13 @@ pub trait Permit {
     ///
     /// When the user is unknown, or may not read the keys.
     fn allows(&self, key: &[u8], range_end: &[u8]) -> Result<(), Status>;
+
+    /// Whether that watch may begin at this revision, asked after [`Permit::allows`], when `now` is the current revision.
+    ///
+    /// # Errors
+    ///
+    /// When the user may not ask for so many old changes now.
+    fn begins(&self, start: Revision, now: Revision) -> Result<(), Status>;
 
     /// Whether a watch that was made before may go on, as of these users and roles. `joined` is raised by the permissions
     /// that had to be joined to tell.
@@ -35,6 +43,10 @@ pub struct Anyone;
 
 impl Permit for Anyone {
     fn allows(&self, _: &[u8], _: &[u8]) -> Result<(), Status> {
+        Ok(())
+    }
+
+    fn begins(&self, _: Revision, _: Revision) -> Result<(), Status> {
         Ok(())
     }
 
