@@ -11,7 +11,7 @@ use crate::{Epoch, Now};
 pub struct Holder {
     pub(crate) user: Arc<str>,
     pub(crate) revision: Option<u64>,
-    /// Raised when all tokens of its store become void.
+    /// Raised when all tokens of its store become void, or all that its key has verified.
     pub(crate) generation: Arc<AtomicU64>,
     /// The generation that this was made in.
     pub(crate) born: u64,
@@ -75,6 +75,11 @@ impl Holder {
         }
     }
 
+    /// Returns true if the key has gone that its token was verified by.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        matches!(self.life, Life::Until(_)) && self.generation.load(Ordering::Acquire) != self.born
+    }
+
     pub(crate) fn used_ns(&self) -> u64 {
         self.used_ns.load(Ordering::Relaxed)
     }
@@ -107,6 +112,18 @@ impl Session {
     #[inline]
     pub fn renew(&self, token: &[u8], now: Now) -> Option<&Holder> {
         (equal(token, self.token.bytes()) && self.holder.renew(now)).then_some(&*self.holder)
+    }
+
+    /// Another one of the same token.
+    #[must_use]
+    pub fn another(&self) -> Session {
+        Session { token: Secret::new(self.token.bytes()), holder: Arc::clone(&self.holder) }
+    }
+
+    /// Returns true if the key has gone that verified the token, if it is a JSON Web Token: nothing that was granted to its
+    /// holder may go on.
+    pub fn is_withdrawn(&self) -> bool {
+        self.holder.is_withdrawn()
     }
 
     /// Whose token it was when it was checked.

@@ -167,13 +167,13 @@ impl std::error::Error for SignError {}
 /// Signs tokens and verifies them. Shared by all threads.
 ///
 /// Tokens that were verified are remembered by a keyed hash, so that a token costs one check of its signature at each member,
-/// not one per request. They are forgotten when they expire, when keys are replaced, and when nobody presents them.
+/// not one per request. They are forgotten when they expire, when their key goes, and when nobody presents them.
 pub struct Jwt {
     /// Nanoseconds between the signing of a token and its end; tokens that are signed with zero or less are expired.
     ttl_ns: i64,
     keys: RwLock<Arc<Keys>>,
-    /// Raised after keys were replaced.
-    generation: Arc<AtomicU64>,
+    /// Raised after a key has gone.
+    generation: AtomicU64,
     epoch: Epoch,
     mac: MacKey,
     remembered_per_part_max: usize,
@@ -192,7 +192,7 @@ impl Jwt {
         Jwt {
             ttl_ns,
             keys: RwLock::new(Arc::new(keys)),
-            generation: Arc::default(),
+            generation: AtomicU64::new(0),
             epoch: Epoch(now),
             mac: MacKey::new(entropy),
             remembered_per_part_max: (remembered_max / PARTS).max(1),
@@ -200,16 +200,34 @@ impl Jwt {
         }
     }
 
-    /// Takes other keys, which may be for another method, and forgets all tokens that were verified. A token of a key that
-    /// has gone is refused from now on, also on connections that have presented it.
-    pub fn replace_keys(&self, keys: Keys) {
-        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
-        // Behind the keys: who reads the new generation reads the new keys, too. A token that is verified by the old keys at
-        // this time is of the old generation, and so not valid.
+    /// Takes other keys, which may be for another method. A token of a key that has gone is refused from now on, also on
+    /// connections that have presented it, and is forgotten.
+    pub fn replace_keys(&self, mut keys: Keys) {
+        let (before, after) = {
+            let mut current = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+            keys.succeed(&current);
+            let after = Arc::new(keys);
+            (std::mem::replace(&mut *current, Arc::clone(&after)), after)
+        };
+        // Behind the keys: who finds that one has gone reads the new keys, too. A token that is verified by an old key at this
+        // time is void with it.
+        if !before.end(&after) {
+            return;
+        }
         self.generation.fetch_add(1, Ordering::AcqRel);
         for part in &self.parts {
-            *part.lock().unwrap_or_else(PoisonError::into_inner) = Aging::default();
+            let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            let void: Vec<Tag> =
+                part.iter().filter(|(_, holder)| holder.is_withdrawn()).map(|(tag, _)| tag).collect();
+            for tag in void {
+                part.remove(tag);
+            }
         }
+    }
+
+    /// A number that is raised after a key has gone.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     /// The keys in use.
@@ -278,13 +296,12 @@ impl Jwt {
         if let Some(known) = self.remembered_as(tag, now) {
             return Ok(known);
         }
-        let born = self.generation.load(Ordering::Acquire);
-        let claims = verify(&self.keys(), token, now.unix_seconds)?;
+        let (claims, gone) = verify(&self.keys(), token, now.unix_seconds)?;
         let holder = Arc::new(Holder {
             user: claims.user.into(),
             revision: Some(claims.revision),
-            generation: Arc::clone(&self.generation),
-            born,
+            generation: gone,
+            born: 0,
             void: AtomicBool::new(false),
             used_ns: AtomicU64::new(now_ns),
             life: Life::Until(claims.expires),
@@ -347,12 +364,14 @@ struct Unverified<'t> {
 }
 
 /// The checks are in the order of golang-jwt, so that a token with several faults is told to have the same one.
-fn verify(keys: &Keys, token: &[u8], now: i64) -> Result<Claims, JwtError> {
+///
+/// Returns with the claims what is 0 until the key goes.
+fn verify(keys: &Keys, token: &[u8], now: i64) -> Result<(Claims, Arc<AtomicU64>), JwtError> {
     let token = Unverified::parse(keys.method(), token)?;
-    if !keys.verify(token.signed, &token.signature) {
+    let Some(gone) = keys.verify(token.signed, &token.signature) else {
         return Err(JwtError::Signature(keys.method()));
-    }
-    token.claims(now)
+    };
+    Ok((token.claims(now)?, Arc::clone(gone)))
 }
 
 impl<'t> Unverified<'t> {

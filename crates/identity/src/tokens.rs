@@ -195,6 +195,14 @@ impl Tokens {
         Ok(true)
     }
 
+    /// A number that is raised when sessions are withdrawn ([`Session::is_withdrawn`]).
+    pub fn withdrawals(&self) -> u64 {
+        match self {
+            Tokens::Jwt(jwt) => jwt.generation(),
+            Tokens::None | Tokens::Simple(_) => 0,
+        }
+    }
+
     /// Whose token this is. `applied` is the index that this member has applied and published, read before.
     ///
     /// # Errors

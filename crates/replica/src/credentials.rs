@@ -211,9 +211,10 @@ impl Credentials {
         self.run(address, proof, Job::Verify(Secret::new(token))).await.map(drop)
     }
 
-    /// As [`Credentials::verify`], on this thread: up to half a millisecond.
-    pub fn verify_here(&self, token: &[u8]) {
-        drop(self.do_job(&Job::Verify(Secret::new(token))));
+    /// A number that is raised when sessions are withdrawn, since the key of their tokens has gone
+    /// ([`Session::is_withdrawn`]).
+    pub fn withdrawals(&self) -> u64 {
+        self.tokens.withdrawals()
     }
 
     /// Takes other keys for tokens, from the contents of the files that the options name.

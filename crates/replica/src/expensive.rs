@@ -130,7 +130,9 @@ mod tests {
         assert!(calls.admit("alice", address(clients), 1, start).is_ok(), "addresses displace no user");
         assert!(calls.admit("", address(clients), 1, start + Duration::from_secs(1)).is_ok());
         assert!(calls.addresses.lock().unwrap().len() <= CLIENTS_MAX);
-        assert!((1..clients).all(|number| calls.admit(&format!("user{number}"), address(0), 1, start).is_ok()));
+        assert!(
+            (1..clients).all(|number| calls.admit(&format!("user{number}"), address(0), 1, start).is_ok())
+        );
         assert!(calls.admit("bob", address(0), 1, start).is_err(), "users are bounded, too");
     }
 

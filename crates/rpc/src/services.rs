@@ -180,6 +180,8 @@ impl Services {
                     leading.leader_lost();
                 }
                 leading.end_if_quarantined();
+                // Sessions may have been withdrawn, which no state tells.
+                leading.advance();
             }
         });
         if number == 0 {
@@ -226,9 +228,13 @@ impl Services {
             self.audit_refused(rpc, head, None, &status);
             return Box::pin(async move { Err(status) });
         }
-        let caller = self.caller_of(head.peer);
-        let permit = Rc::new(UserPermit::new(self, head));
-        self.hub.serve(head.requires_leader, caller, permit, requests, responses, closed)
+        let (services, needs_leader, asked_by) =
+            (Rc::clone(self), head.requires_leader, principal::user_head(head));
+        Box::pin(async move {
+            let caller = services.caller_of(asked_by.peer);
+            let permit = Rc::new(UserPermit::of(&services, asked_by).await);
+            services.hub.serve(needs_leader, caller, permit, requests, responses, closed).await
+        })
     }
 
     /// Answers one request of a stream of renewals: the lease's TTL, 0 if it is gone.
@@ -267,7 +273,8 @@ impl Services {
         if !expensive.is_bounded() {
             return Ok(());
         }
-        self.shared.expensive.admit(principal.name(), client, self.shared.clock.now())
+        let calls = calls(self.shared.state.load().view.snapshot().current_revision());
+        expensive.admit(principal.name(), client, calls, self.shared.clock.now())
     }
 
     fn state(&self) -> Arc<Published> {
@@ -762,6 +769,7 @@ impl front::Service for Services {
         let services = self;
         let rpc = numbered(head.method);
         if let Err(status) = services.admit(rpc, &head, true) {
+            services.audit_refused(rpc, &head, None, &status);
             return Box::pin(async move { Err(status) });
         }
         match rpc {
@@ -769,9 +777,7 @@ impl front::Service for Services {
                 let closing = services.closing.clone();
                 let caller = services.caller_of(head.peer);
                 Box::pin(async move {
-                    // Whoever presents a token that another member gave out waits for it here, not at each watch.
-                    drop(services.identified(&head).await);
-                    let permit = Rc::new(UserPermit::new(&services, &head));
+                    let permit = Rc::new(UserPermit::of(&services, principal::user_head(&head)).await);
                     services.hub.stream(&head, caller, permit, inbound, outbound, closing).await
                 })
             }
@@ -780,7 +786,6 @@ impl front::Service for Services {
                 Box::pin(services.lease_keep_alive(caller, head, inbound, outbound))
             }
             Rpc::KvRangeStream => Box::pin(async move {
-            services.audit_refused(rpc, &head, None, &status);
                 let principal = services.identified(&head).await;
                 let mut call = services.begin_stream_audit(rpc, &head, &principal);
                 let result = match principal {

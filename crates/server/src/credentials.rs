@@ -261,7 +261,8 @@ mod tests {
             testkit::block_on(Duration::from_secs(10), issued).expect("is signed")
         };
         let is_valid = |token: &str| {
-            credentials.verify_here(token.as_bytes());
+            let verified = credentials.verify(ADDRESS, token.as_bytes());
+            testkit::block_on(Duration::from_secs(10), verified).expect("there is room");
             credentials.session(token.as_bytes(), Index(1)).is_ok()
         };
         let mut files = KeyFiles {

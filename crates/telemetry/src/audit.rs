@@ -291,8 +291,7 @@ impl Output {
             Err(error) => {
                 if !std::mem::replace(&mut self.is_failing, true) {
                     let fields = [("error", Value::Str(&error.to_string()))];
-                    logger
-                        .error("cannot write the audit log: entries are dropped until it can be", &fields);
+                    logger.error("cannot write the audit log: entries are dropped until it can be", &fields);
                 }
                 Err(entries)
             }

@@ -153,11 +153,7 @@ impl Authority {
     }
 
     fn of(certificate: &rcgen::Certificate, params: CertificateParams, key: KeyPair) -> Authority {
-        Authority {
-            pem: certificate.pem(),
-            der: certificate.der().clone(),
-            issuer: Issuer::new(params, key),
-        }
+        Authority { pem: certificate.pem(), der: certificate.der().clone(), issuer: Issuer::new(params, key) }
     }
 
     /// A certificate of this authority.

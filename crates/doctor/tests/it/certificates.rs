@@ -23,8 +23,7 @@ async fn serve(listener: TcpListener, not_after: SystemTime) {
     let builder =
         ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).unwrap();
-    let mut config =
-        builder.with_no_client_auth().with_single_cert(vec![own.der], key).unwrap();
+    let mut config = builder.with_no_client_auth().with_single_cert(vec![own.der], key).unwrap();
     config.alpn_protocols = vec![b"h2".to_vec()];
     let acceptor = TlsAcceptor::from(Arc::new(config));
     while let Ok((stream, _)) = listener.accept().await {

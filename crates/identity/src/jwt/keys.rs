@@ -1,13 +1,15 @@
 //! The keys of a signing method.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ring::rand::SystemRandom;
 use ring::rsa::KeyPair as RsaKeyPair;
 use ring::signature::{
     self, EcdsaKeyPair, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey, VerificationAlgorithm,
 };
-use ring::{agreement, hmac};
+use ring::{agreement, digest, hmac};
 use zeroize::Zeroizing;
 
 use super::der::{self, Der, only_sequence};
@@ -93,7 +95,24 @@ pub enum KeyFormat {
 pub struct Keys {
     method: Method,
     signer: Option<Signer>,
-    verifiers: Vec<Verifier>,
+    verifiers: Vec<Verifying>,
+}
+
+/// A key that verifies.
+struct Verifying {
+    key: Verifier,
+    /// A hash of the key: tells if it is the same as another one.
+    id: [u8; 32],
+    /// 0; raised when the key goes. Those whose tokens it has verified keep it.
+    gone: Arc<AtomicU64>,
+}
+
+impl Verifying {
+    fn new(key: Verifier, bytes: &[u8]) -> Verifying {
+        let mut id = [0; 32];
+        id.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());
+        Verifying { key, id, gone: Arc::default() }
+    }
 }
 
 enum Signer {
@@ -128,7 +147,7 @@ impl Keys {
             let secret = private.ok_or(KeyError::Missing)?;
             let key = hmac::Key::new(method.hmac(), secret);
             let signer = Some(Signer::Hmac(key.clone()));
-            return Ok(Keys { method, signer, verifiers: vec![Verifier::Hmac(key)] });
+            return Ok(Keys { method, signer, verifiers: vec![Verifying::new(Verifier::Hmac(key), secret)] });
         }
         let signer = private.map(|file| read_private(method, file)).transpose()?;
         let known = public.map(|file| read_public(method, file)).transpose()?;
@@ -146,7 +165,8 @@ impl Keys {
         };
         let verifiers = public.into_iter().map(|key| {
             let PublicKey(bytes) = key;
-            Verifier::Public(UnparsedPublicKey::new(method.verification(), bytes))
+            let id = bytes.clone();
+            Verifying::new(Verifier::Public(UnparsedPublicKey::new(method.verification(), bytes)), &id)
         });
         Ok(Keys { method, signer, verifiers: verifiers.collect() })
     }
@@ -171,12 +191,36 @@ impl Keys {
         self.signer.as_ref()?.sign(self.method, message)
     }
 
-    /// Tells if one of the keys has signed.
-    pub(super) fn verify(&self, message: &[u8], signature: &[u8]) -> bool {
-        self.verifiers.iter().any(|key| match key {
+    /// Tells if one of the keys has signed; what is returned is 0 until that key goes.
+    pub(super) fn verify(&self, message: &[u8], signature: &[u8]) -> Option<&Arc<AtomicU64>> {
+        let has_signed = |verifying: &&Verifying| match &verifying.key {
             Verifier::Hmac(key) => hmac::verify(key, message, signature).is_ok(),
             Verifier::Public(key) => key.verify(message, signature).is_ok(),
-        })
+        };
+        self.verifiers.iter().find(has_signed).map(|verifying| &verifying.gone)
+    }
+
+    fn find(&self, method: Method, id: &[u8; 32]) -> Option<&Verifying> {
+        self.verifiers.iter().find(|key| self.method == method && key.id == *id)
+    }
+
+    /// These keys come after others: of those that stay, what they have verified stays verified.
+    pub(super) fn succeed(&mut self, before: &Keys) {
+        for verifying in &mut self.verifiers {
+            if let Some(same) = before.find(self.method, &verifying.id) {
+                verifying.gone = Arc::clone(&same.gone);
+            }
+        }
+    }
+
+    /// Others have come after these keys: what those that have gone have verified is void. Returns true if one has gone.
+    pub(super) fn end(&self, after: &Keys) -> bool {
+        let mut has_gone = false;
+        for verifying in self.verifiers.iter().filter(|key| after.find(self.method, &key.id).is_none()) {
+            verifying.gone.fetch_add(1, Ordering::AcqRel);
+            has_gone = true;
+        }
+        has_gone
     }
 }
 

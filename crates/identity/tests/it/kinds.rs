@@ -124,13 +124,14 @@ fn replaced_keys_reach_connections() {
     // The new key signs, and both verify.
     let both = data("rsa-both.spki.pem");
     jwt.replace_keys(Keys::read(Method::Rs256, Some(&both), Some(&data("rsa.pkcs8.pem"))).unwrap());
-    assert_eq!((jwt.remembered(), jwt.keys().verifying()), (0, 2));
+    assert_eq!((jwt.remembered(), jwt.keys().verifying()), (1, 2));
     assert!(jwt.check(token.as_bytes(), now).is_ok());
     let newer = jwt.sign("alice", 7, now).unwrap();
     assert!(jwt.check(newer.as_bytes(), now).is_ok());
     assert!(old.check(newer.as_bytes(), now).is_err());
     // The old key goes.
     jwt.replace_keys(private("rsa.pkcs8.pem"));
+    assert_eq!(jwt.remembered(), 1, "only what it has verified is forgotten");
     assert!(jwt.check(token.as_bytes(), now).is_err());
     assert!(jwt.check(newer.as_bytes(), now).is_ok());
 }
@@ -143,8 +144,13 @@ fn a_connection_loses_its_token_with_the_key() {
     let (token, session) = authenticated(&tokens, "alice", Index(1), start);
     assert!(session.renew(token.as_bytes(), now).is_some());
     let Tokens::Jwt(jwt) = &tokens else { unreachable!() };
+    jwt.replace_keys(keys(Method::Es256));
+    let another = session.another();
+    assert!(session.renew(token.as_bytes(), now).is_some(), "the key is there again");
+    assert_eq!((another.is_withdrawn(), tokens.withdrawals()), (false, 0));
     jwt.replace_keys(Keys::read(Method::Es256, Some(&data("p256-other.spki.pem")), None).unwrap());
     assert!(session.renew(token.as_bytes(), now).is_none());
+    assert_eq!((another.is_withdrawn(), tokens.withdrawals()), (true, 1));
     assert!(tokens.check(token.as_bytes(), Index(1), now).is_err());
 }
 

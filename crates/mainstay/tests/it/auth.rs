@@ -282,9 +282,20 @@ fn keys_of_tokens_are_replaced_while_the_member_runs() {
         std::fs::write(&key, "").expect("is written");
         member.wait_for("cannot use the changed key files");
         bob.put("b", "v").await.expect("the key that was read before is in use");
+        let (mut sender, mut receiver) = bob.open(Rpc::Watch).await.expect("opens");
+        let create = WatchCreateRequest { key: "b".into(), ..WatchCreateRequest::default() };
+        let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        sender.send(create.encode_to_vec().into()).await.expect("is taken");
+        let mut told = async || -> WatchResponse {
+            let message = receiver.next().await.expect("is answered").expect("goes on");
+            WatchResponse::decode(message).expect("is an answer")
+        };
+        assert!(told().await.created);
         std::fs::write(&key, "another secret that is long enough").expect("is written");
         member.wait_for("reloaded the key files");
         assert_eq!(bob.put("b", "v").await, Err(error::INVALID_AUTH_TOKEN));
+        let told = told().await;
+        assert!(told.canceled && told.cancel_reason.ends_with("invalid auth token"), "{told:?}");
         let bob = log_in(&client, "bob", "bobpw").await.expect("is bob");
         bob.put("b", "v").await.expect("the new key has signed it");
     });

@@ -4,7 +4,7 @@
 //! token is looked up once, when it arrives ([`Services::identify`]); without one the client's certificate may name the user; writes carry its user into the log, where apply decides
 //! ([`machine::auth`]), and reads are asked for against the very state that answers them ([`Services::gate`]).
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -98,28 +98,38 @@ pub(super) enum Unidentified {
 impl Services {
     /// Finds out on whose behalf a call is made.
     pub(super) fn identify(&self, head: &Head) -> Result<Principal, Unidentified> {
+        self.identify_and(head, |_| ()).map(|(principal, _)| principal)
+    }
+
+    /// The same, with what `keep` takes from the session of the token, if there is one.
+    fn identify_and<T>(
+        &self,
+        head: &Head,
+        keep: impl Fn(&Session) -> T,
+    ) -> Result<(Principal, Option<T>), Unidentified> {
         let state = self.shared.state.load();
         if !state.auth.is_enabled() {
-            return Ok(Principal::default());
+            return Ok((Principal::default(), None));
         }
-        let Some(token) = presented(head) else { return Ok(self.by_certificate(head, &state)) };
+        let Some(token) = presented(head) else { return Ok((self.by_certificate(head, &state), None)) };
         let credentials = &self.shared.credentials;
         let known = self.known.borrow();
         let mut sessions = known.sessions.borrow_mut();
-        let known_session = sessions.get(&head.peer);
-        if let Some(holder) = known_session.and_then(|session| credentials.renew(session, token)) {
-            return Ok(principal(holder, &state));
+        if let Some(session) = sessions.get(&head.peer)
+            && let Some(holder) = credentials.renew(session, token)
+        {
+            return Ok((principal(holder, &state), Some(keep(session))));
         }
         match credentials.session(token, state.applied_index) {
             Ok(session) => {
-                let principal = principal(session.holder(), &state);
+                let (principal, kept) = (principal(session.holder(), &state), keep(&session));
                 if sessions.len() >= SESSIONS_MAX {
                     sessions.clear();
                 }
                 if token.len() <= KEPT_TOKEN_BYTES_MAX {
                     sessions.insert(head.peer, session);
                 }
-                Ok(principal)
+                Ok((principal, Some(kept)))
             }
             Err(Refused::NotYet(_)) => Err(Unidentified::NotYet),
             Err(Refused::Unverified) => Err(Unidentified::Unverified),
@@ -160,8 +170,17 @@ impl Services {
     ///
     /// When the token is refused.
     pub(super) async fn identified(&self, head: &Head) -> Result<Principal, Status> {
-        let before = match self.identify(head) {
-            Ok(principal) => return Ok(principal),
+        self.identified_and(head, |_| ()).await.map(|(principal, _)| principal)
+    }
+
+    /// The same, with what `keep` takes from the session of the token, if there is one.
+    async fn identified_and<T>(
+        &self,
+        head: &Head,
+        keep: impl Fn(&Session) -> T,
+    ) -> Result<(Principal, Option<T>), Status> {
+        let before = match self.identify_and(head, &keep) {
+            Ok(identified) => return Ok(identified),
             Err(before) => before,
         };
         match before {
@@ -169,12 +188,12 @@ impl Services {
             Unidentified::NotYet => {
                 confirmed(self.pending.ask(ClientRequest::Read)?.await?)?;
                 // If it is still unknown, nobody gave it out.
-                self.identify(head).map_err(|_| error::INVALID_AUTH_TOKEN)
+                self.identify_and(head, keep).map_err(|_| error::INVALID_AUTH_TOKEN)
             }
             Unidentified::Unverified => {
                 let token = presented(head).unwrap_or_default();
                 self.shared.credentials.verify(head.peer.ip(), token).await?;
-                self.identify(head).map_err(|_| self.invalid_token(token))
+                self.identify_and(head, keep).map_err(|_| self.invalid_token(token))
             }
         }
     }
@@ -285,46 +304,56 @@ pub(super) struct UserPermit {
     head: Head,
     /// The user when the last watch was made.
     user: RefCell<Principal>,
-    /// True if the token's signature is wrong: it is not looked at with each watch.
-    is_forged: Cell<bool>,
+    /// The session of the token, if it was found valid when the stream began.
+    session: Option<Session>,
+    /// Why it has none, otherwise.
+    refused: Option<Status>,
 }
 
 impl UserPermit {
-    /// That of the user who makes this call.
-    pub fn new(services: &Rc<Services>, head: &Head) -> UserPermit {
+    /// That of the user who makes this call. Waits as [`Services::identified`] does, for all watches of the stream: its token's
+    /// signature is looked at here, by another thread, or not at all.
+    pub async fn of(services: &Rc<Services>, head: Head) -> UserPermit {
+        let (session, refused) = match services.identified_and(&head, Session::another).await {
+            Ok((_, session)) => (session, None),
+            Err(status) => (None, Some(status)),
+        };
         UserPermit {
             services: Rc::clone(services),
             is_audited: true,
-            head: user_head(head),
+            head,
             user: RefCell::default(),
-            is_forged: Cell::default(),
+            session,
+            refused,
         }
     }
 
     /// The same for watches that a call makes for itself.
-    pub fn within(services: &Rc<Services>, head: &Head) -> UserPermit {
-        UserPermit { is_audited: false, ..UserPermit::new(services, head) }
+    pub async fn within(services: &Rc<Services>, head: Head) -> UserPermit {
+        UserPermit { is_audited: false, ..UserPermit::of(services, head).await }
     }
 
-    fn identify(&self) -> Result<Principal, Unidentified> {
-        let identified = self.services.identify(&self.head);
-        if !matches!(identified, Err(Unidentified::Unverified)) || self.is_forged.get() {
-            return identified;
+    fn identify(&self) -> Result<Principal, Status> {
+        let state = self.services.shared.state.load();
+        if let Some(session) = &self.session
+            && state.auth.is_enabled()
+            && let Some(token) = presented(&self.head)
+            && let Some(holder) = self.services.shared.credentials.renew(session, token)
+        {
+            return Ok(principal(holder, &state));
         }
-        // It was verified when the stream began, unless it is forged, and was forgotten since.
-        self.services.shared.credentials.verify_here(presented(&self.head).unwrap_or_default());
-        let identified = self.services.identify(&self.head);
-        self.is_forged.set(matches!(identified, Err(Unidentified::Unverified)));
-        identified
+        self.services.identify(&self.head).map_err(|why| match why {
+            Unidentified::Refused(status) => status,
+            Unidentified::NotYet | Unidentified::Unverified => {
+                self.refused.clone().unwrap_or(error::INVALID_AUTH_TOKEN)
+            }
+        })
     }
 }
 
 impl Permit for UserPermit {
     fn allows(&self, key: &[u8], range_end: &[u8]) -> Result<(), Status> {
-        let principal = self.identify().map_err(|why| match why {
-            Unidentified::Refused(status) => status,
-            Unidentified::NotYet | Unidentified::Unverified => error::INVALID_AUTH_TOKEN,
-        });
+        let principal = self.identify();
         let services = &self.services;
         let mut call = if self.is_audited {
             services.begin_stream_audit(Rpc::Watch, &self.head, &principal)
@@ -341,6 +370,13 @@ impl Permit for UserPermit {
         allowed
     }
 
+    fn begins(&self, start: Revision, now: Revision) -> Result<(), Status> {
+        if !self.is_audited || !check::watch_is_expensive(start, now) {
+            return Ok(());
+        }
+        self.services.expensive(&self.user.borrow(), self.head.peer.ip())
+    }
+
     fn still_allows(
         &self,
         auth: &Auth,
@@ -348,6 +384,9 @@ impl Permit for UserPermit {
         range_end: &[u8],
         joined: &mut usize,
     ) -> Result<(), Status> {
+        if self.session.as_ref().is_some_and(Session::is_withdrawn) {
+            return Err(error::INVALID_AUTH_TOKEN);
+        }
         let mut principal = self.user.borrow().clone();
         if principal.user.is_some() {
             principal.revision = auth.revision();
@@ -375,13 +414,6 @@ pub(super) fn user_head(head: &Head) -> Head {
 fn watched(key: &[u8], range_end: &[u8]) -> Bytes {
     let request = WatchCreateRequest {
         key: Bytes::copy_from_slice(key),
-    fn begins(&self, start: Revision, now: Revision) -> Result<(), Status> {
-        if !check::watch_is_expensive(start, now) {
-            return Ok(());
-        }
-        self.services.expensive(&self.user.borrow(), self.head.peer.ip())
-    }
-
         range_end: Bytes::copy_from_slice(range_end),
         ..WatchCreateRequest::default()
     };

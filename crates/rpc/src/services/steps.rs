@@ -120,11 +120,14 @@ impl Steps {
         let arrived = Rc::default();
         let responses = Sink { arrived: Rc::clone(&arrived), account };
         let caller = Arc::clone(&services.caller_of(self.head.peer));
-        let permit = Rc::new(UserPermit::within(services, &self.head));
+        let (services, head) = (Rc::clone(services), user_head(&self.head));
         let mut closing = services.closing.clone();
         let closed = async move { closing.begun().await };
         let requests = Once(Some(request.encode_to_vec().into()));
-        let stream = services.hub.serve(needs_leader, caller, permit, requests, responses, closed);
+        let stream = Box::pin(async move {
+            let permit = Rc::new(UserPermit::within(&services, head).await);
+            services.hub.serve(needs_leader, caller, permit, requests, responses, closed).await
+        });
         Changes { stream, arrived }
     }
 

@@ -136,7 +136,7 @@ impl Hub {
         let state = shared.state.load_full();
         let revision = state.view.snapshot().current_revision();
         Rc::new(Hub {
-            reviewed: Cell::new(Reviewed::by(&state)),
+            reviewed: Cell::new(Reviewed::by(&state, shared.credentials.withdrawals())),
             reviewing: RefCell::default(),
             cleared: RefCell::default(),
             shared,

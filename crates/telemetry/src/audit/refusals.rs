@@ -117,7 +117,8 @@ impl Refusals {
         }
         all.sort_by_key(|told| (std::cmp::Reverse(told.calls), told.address));
         let rest = all.split_off(all.len().min(REPORTED_MAX));
-        let others = std::mem::take(&mut self.others.not_shown) + rest.iter().map(|told| told.calls).sum::<u64>();
+        let others =
+            std::mem::take(&mut self.others.not_shown) + rest.iter().map(|told| told.calls).sum::<u64>();
         if others > 0 {
             all.push(NotShown { address: None, calls: others });
         }

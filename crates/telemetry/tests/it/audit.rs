@@ -98,7 +98,8 @@ fn metrics() -> AuditMetrics {
 fn log_to(memory: &Memory, entries_max: usize) -> (AuditLog, Told) {
     let told = Told::default();
     let logger = Logger::to(Level::Info, Format::Json, vec![Box::new(told.clone())]);
-    let log = AuditLog::to(memory.clone(), memory.clone(), entries_max, Clock::real(), Arc::new(logger), metrics());
+    let log =
+        AuditLog::to(memory.clone(), memory.clone(), entries_max, Clock::real(), Arc::new(logger), metrics());
     (log.expect("starts"), told)
 }
 
@@ -298,7 +299,8 @@ fn refused_calls_displace_no_others_and_have_a_rate_and_files_of_their_own() {
     let logger = Arc::new(Logger::to(Level::Info, Format::Json, vec![]));
     let metrics = metrics();
     let clock = HandClock::new(Instant::now(), SystemTime::now());
-    let log = AuditLog::to(accepted.clone(), refused.clone(), 64, Clock::by_hand(&clock), logger, metrics.clone());
+    let log =
+        AuditLog::to(accepted.clone(), refused.clone(), 64, Clock::by_hand(&clock), logger, metrics.clone());
     let log = log.expect("starts");
     let address = |number: u32| IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + number));
     let (mut made, pushed) = (0, 20_000);
@@ -318,8 +320,7 @@ fn refused_calls_displace_no_others_and_have_a_rate_and_files_of_their_own() {
     refused.hold(false);
     log.stop();
     assert_eq!(accepted.lines(), (0..64).map(|n| format!("line {n}")).collect::<Vec<_>>());
-    let (lines, told): (Vec<_>, Vec<_>) =
-        refused.lines().into_iter().partition(|line| line.starts_with('r'));
+    let (lines, told): (Vec<_>, Vec<_>) = refused.lines().into_iter().partition(|line| line.starts_with('r'));
     assert!((1..=20).contains(&lines.len()), "{} lines of {made}", lines.len());
     let not_shown: u64 = told
         .iter()

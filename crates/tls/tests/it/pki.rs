@@ -7,7 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use mainstay_tls::{ClientTls, LoadError, Reloader, ServerTls, Settings, Tls};
 use rustls::{ClientConnection, ServerConnection};
 use testkit::TempDir;
-pub use testkit::certificates::{Authority, Clock, END, NEXT_LIST, NOW, Pair, authority_params, params, params_for};
+pub use testkit::certificates::{
+    Authority, Clock, END, NEXT_LIST, NOW, Pair, authority_params, params, params_for,
+};
 
 pub fn at(seconds: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds)

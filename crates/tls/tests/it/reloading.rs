@@ -4,7 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use mainstay_tls::{Event, Refusal, Reloader, Settings};
 
-use crate::pki::{Authority, Clock, Files, NEXT_LIST, NOW, at, client_of, meet, params, params_for, server_of};
+use crate::pki::{
+    Authority, Clock, Files, NEXT_LIST, NOW, at, client_of, meet, params, params_for, server_of,
+};
 
 /// Polls as often as a change takes to be seen; what the last poll says.
 fn polled(reloader: &mut Reloader) -> Option<Event> {

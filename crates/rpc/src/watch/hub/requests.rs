@@ -76,7 +76,8 @@ impl Hub {
         let key = if request.key.is_empty() { b"\0" } else { request.key.as_ref() };
         let start = Revision(request.start_revision);
         let permit = &stream.permit;
-        if let Err(refusal) = permit.allows(key, &request.range_end).and_then(|()| permit.begins(start, now)) {
+        if let Err(refusal) = permit.allows(key, &request.range_end).and_then(|()| permit.begins(start, now))
+        {
             return Err(Status::with(refusal.code, permit::reason(&refusal)));
         }
         let keys = Keys::of_request(&request.key, &request.range_end).ok_or(error::WATCH_EMPTY_RANGE)?;

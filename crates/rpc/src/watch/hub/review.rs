@@ -1,4 +1,4 @@
-//! When users or roles change, every watch is asked for again: nobody sees what was done after their permission went.
+//! When users or roles change, or a key of tokens has gone, every watch is asked for again: nobody sees what was done after their permission went.
 //!
 //! A round asks for all watches, a bounded part of them in each turn, always by the newest users and roles. Once it is over,
 //! what had been published when it began may be handed out: every watch was asked for by those users and roles, or by newer
@@ -35,12 +35,14 @@ use crate::watch::stream::{Queued, Stream};
 pub(super) struct Reviewed {
     is_enabled: bool,
     auth_revision: u64,
+    /// [`replica::credentials::Credentials::withdrawals`].
+    withdrawals: u64,
 }
 
 impl Reviewed {
-    /// Those of a state.
-    pub fn by(state: &Published) -> Reviewed {
-        Reviewed { is_enabled: state.auth.is_enabled(), auth_revision: state.auth.revision() }
+    /// Those of a state, after so many withdrawals of sessions.
+    pub fn by(state: &Published, withdrawals: u64) -> Reviewed {
+        Reviewed { is_enabled: state.auth.is_enabled(), auth_revision: state.auth.revision(), withdrawals }
     }
 }
 
@@ -48,6 +50,7 @@ impl Reviewed {
 pub(super) struct Round {
     /// The state when it began: what may be handed out once it is over.
     begun: Arc<Published>,
+    withdrawals: u64,
     /// The last stream that there was then. Those made later were asked for by a state as new.
     last: u64,
     /// The stream, and the watch of it, behind which the round goes on.
@@ -69,11 +72,12 @@ impl Hub {
         }
         let mut round = self.reviewing.take().unwrap_or_else(|| Round {
             begun: Arc::clone(newest),
+            withdrawals: self.shared.credentials.withdrawals(),
             last: self.serial.get(),
             behind: (0, i64::MIN),
         });
         if self.go_round(newest, &mut round) {
-            self.reviewed.set(Reviewed::by(&round.begun));
+            self.reviewed.set(Reviewed::by(&round.begun, round.withdrawals));
             // Held only while another round is to come: a hub without work has no turn in which it would let go.
             *self.cleared.borrow_mut() = (!self.is_reviewed_by(newest)).then_some(round.begun);
         } else {
@@ -136,7 +140,7 @@ impl Hub {
 
     /// Returns true if all watches are allowed by the users and roles of this state.
     fn is_reviewed_by(&self, state: &Published) -> bool {
-        self.reviewed.get() == Reviewed::by(state)
+        self.reviewed.get() == Reviewed::by(state, self.shared.credentials.withdrawals())
     }
 
     /// Ends a watch whose user may no longer read its keys.
