@@ -38,6 +38,7 @@ mod pem;
 mod records;
 mod refusal;
 mod reloader;
+mod reverse;
 mod revocation;
 mod self_signed;
 mod settings;
