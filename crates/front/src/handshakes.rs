@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustls::ServerConnection;
-use stdx::{Turns, race};
+use stdx::{Turns, before, race};
 use tls::Records;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
@@ -345,18 +345,6 @@ fn looks_like_http(first: &[u8]) -> bool {
     [b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO"].iter().any(|begin| first == &begin[..])
 }
 
-/// Polls a future until this time and not once after it, unlike tokio's time-outs: a step costs a signature.
-async fn before<T>(deadline: Instant, future: impl Future<Output = T>) -> Option<T> {
-    let (mut future, mut over) = (pin!(future), pin!(tokio::time::sleep_until(deadline.into())));
-    poll_fn(|cx| {
-        if Instant::now() >= deadline || over.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(None);
-        }
-        future.as_mut().poll(cx).map(Some)
-    })
-    .await
-}
-
 /// Where clients wait until they are let in.
 struct Hall {
     shared: Arc<Shared>,
@@ -376,7 +364,11 @@ impl Hall {
             poll_fn(|cx| shaking.poll_done(cx, &mut share, &mut self.scratch.borrow_mut())).await?;
             self.check(&shaking.tls, &listener, peer).await.map_err(Failure::Refused)
         };
-        match before(since + self.shared.timeout, met).await.unwrap_or(Err(Failure::TimedOut)) {
+        // A step costs a signature.
+        let deadline = since + self.shared.timeout;
+        let over = tokio::time::sleep_until(deadline.into());
+        let met = before(|| Instant::now() >= deadline, over, met).await;
+        match met.unwrap_or(Err(Failure::TimedOut)) {
             Ok(session) => self.hand_over(shaking, listener, session, peer),
             Err(failure) => {
                 self.report(&shaking, &failure, peer);

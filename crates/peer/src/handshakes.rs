@@ -9,8 +9,8 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
-use stdx::{First, Turns, race};
+use std::time::{Duration, Instant};
+use stdx::{First, Turns, before, race};
 
 use rustls::{ClientConnection, ServerConnection};
 use tls::{
@@ -178,11 +178,7 @@ impl Handshakes {
         let work = move || async move {
             let mut shown = (String::new(), None);
             let accepted = accept(stream, from, &tls, write_timeout, &resolver, &look_ups, &mut shown);
-            let accepted = match tokio::time::timeout(HANDSHAKE_TIMEOUT, accepted).await {
-                Ok(accepted) => accepted,
-                Err(_) => Err(Failure::TimedOut),
-            };
-            accepted.map_err(|failure| Rejected { failure, server_name: shown.0, names: shown.1 })
+            in_time(accepted).await.map_err(|failure| Rejected { failure, server_name: shown.0, names: shown.1 })
         };
         match self.run(Origin::of(from.ip()), work).await {
             Ok(accepted) => accepted,
@@ -326,10 +322,14 @@ pub(crate) async fn connect(
         };
         Ok(Met { stream: wire.into_std()?, secured, session })
     };
-    match tokio::time::timeout(HANDSHAKE_TIMEOUT, attempt).await {
-        Ok(connected) => connected,
-        Err(_) => Err(Failure::TimedOut),
-    }
+    in_time(attempt).await
+}
+
+/// Goes on with a handshake until its time is over, and not one step longer: a step costs a signature.
+async fn in_time<T>(handshake: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
+    let over = tokio::time::sleep_until(deadline.into());
+    before(|| Instant::now() >= deadline, over, handshake).await.unwrap_or(Err(Failure::TimedOut))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the standard library lacks and several crates need: calendar dates, the first of two futures, futures that are polled by
+//! What the standard library lacks and several crates need: calendar dates, the first of two futures, futures that end at a time, futures that are polled by
 //! turns, seeded randomness, whose address is whose.
 //!
 //! It does no IO, reads no clock, and depends on nothing. Tests are beside the code.
@@ -12,6 +12,6 @@ mod random;
 mod turns;
 
 pub use network::client_network;
-pub use race::{First, race};
+pub use race::{First, before, race};
 pub use random::Random;
 pub use turns::Turns;

@@ -23,6 +23,23 @@ pub async fn race<A, B>(left: impl Future<Output = A>, right: impl Future<Output
     .await
 }
 
+/// Polls a future until `end` is ready and not once after it: `is_over` is asked before each poll, for one that costs much. A
+/// timer alone is late by what is polled between its end and its turn. `None` if the end came first.
+pub async fn before<T>(
+    mut is_over: impl FnMut() -> bool,
+    end: impl Future,
+    future: impl Future<Output = T>,
+) -> Option<T> {
+    let (mut end, mut future) = (pin!(end), pin!(future));
+    poll_fn(|cx| {
+        if is_over() || end.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        future.as_mut().poll(cx).map(Some)
+    })
+    .await
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::{pending, ready};
@@ -32,6 +49,21 @@ mod tests {
 
     fn now<T>(future: impl Future<Output = T>) -> Poll<T> {
         pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn nothing_is_polled_behind_the_end() {
+        let mut polls = 0;
+        let mut counted = |is_over: bool, end: Poll<()>| {
+            let future = poll_fn(|_| {
+                polls += 1;
+                Poll::Ready(1)
+            });
+            (now(before(|| is_over, poll_fn(|_| end), future)), polls)
+        };
+        assert_eq!(counted(true, Poll::Pending), (Poll::Ready(None), 0));
+        assert_eq!(counted(false, Poll::Ready(())), (Poll::Ready(None), 0));
+        assert_eq!(counted(false, Poll::Pending), (Poll::Ready(Some(1)), 1));
     }
 
     #[test]
