@@ -286,7 +286,7 @@ impl<'a> Rebuild<'a> {
             .build()
             .map_err(RebuildError::Runtime)?;
         let refused = |text: String| RebuildError::Refused(text);
-        let peer_tls = server::dialing(config, logger).map_err(|error| refused(error.to_string()))?;
+        let peer_tls = server::dialing(config).map_err(|error| refused(error.to_string()))?;
         let files = files_for_clients(&config.client_tls);
         let client_tls = match files.is_given() {
             true => Some(files.load().map_err(|error| refused(error.to_string()))?),

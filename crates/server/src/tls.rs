@@ -16,7 +16,7 @@ use clock::Clock;
 use config::url::Scheme;
 use config::{Config, TlsOptions, Url};
 use stdx::calendar::format_rfc3339;
-use telemetry::logging::{Logger, Value};
+use telemetry::logging::{Format, Level, Logger, Value};
 use telemetry::metrics::{Metrics, TlsMetrics};
 use tls::{Event, LoadError, Owner, Reloader, SelfSigned, ServerTls, SystemClock, Tls, Warning};
 
@@ -344,8 +344,9 @@ fn log_warnings(logger: &Logger, side: Side, warnings: &[Warning]) {
 /// # Errors
 ///
 /// The options contradict each other, or a file cannot be used.
-pub fn dialing(config: &Config, logger: &Logger) -> Result<tls::ClientTls, TlsError> {
-    Ok(MemberTls::load(config, logger, &Clock::real())?.dialing())
+pub fn dialing(config: &Config) -> Result<tls::ClientTls, TlsError> {
+    let silent = Logger::to(Level::Error, Format::Json, Vec::new());
+    Ok(MemberTls::load(config, &silent, &Clock::real())?.dialing())
 }
 
 /// Logs and counts the clients that TLS does not let in, as etcd does.
