@@ -24,6 +24,9 @@ pub trait Handler: Send + Sync + 'static {
     /// A dial was refused: the member's host answers, its process does not. Called for every such dial.
     fn refused(&self, _id: u64) {}
 
+    /// TLS did not let a connection in. Called for every one.
+    fn rejected(&self) {}
+
     /// Sending a snapshot has ended. Called on the snapshot's own thread, or on the peer thread.
     fn snapshot_sent(&self, to: u64, delivered: bool);
 

@@ -215,6 +215,7 @@ impl Hub {
 
     /// Says that a connection was rejected, in etcd's words; some a second, the rest is counted.
     fn rejected(&self, from: SocketAddr, rejected: &Rejected) {
+        self.handler.rejected();
         // As in etcd: whoever connects only to see whether the port is open does not fill the log.
         let is_probe = rejected.failure.is_end_of_file();
         let left_out = if is_probe {

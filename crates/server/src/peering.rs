@@ -233,6 +233,10 @@ impl peer::Handler for Peering {
         }
     }
 
+    fn rejected(&self) {
+        self.shared.metrics.tls.rejected.with(&["peer"]).inc();
+    }
+
     fn snapshot_sent(&self, to: u64, delivered: bool) {
         self.shared.core.send(PeerRequest::SnapshotSent { to: MemberId(to), delivered });
     }

@@ -339,7 +339,7 @@ fn log_warnings(logger: &Logger, side: Side, warnings: &[Warning]) {
     }
 }
 
-/// How a member with these options dials others, before it runs.
+/// How a member with these options dials others, before it runs. What is to be said of its files is said when it starts.
 ///
 /// # Errors
 ///

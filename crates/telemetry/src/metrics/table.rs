@@ -190,6 +190,6 @@ group! {
         generation: Labelled<Gauge> = "mainstay_tls_generation" ["listener"], "How often TLS files were loaded, the start included.";
         reload_failures: Labelled<Counter> = "mainstay_tls_reload_failures_total" ["listener"], "How often changed TLS files could not be used, and the failure was logged.";
         reload_failing: Labelled<Gauge> = "mainstay_tls_reload_failing" ["listener"], "1 while the TLS files on disk cannot be used and those loaded before are.";
-        rejected: Labelled<Counter> = "mainstay_tls_rejected_connections_total" ["listener"], "Connections of clients that TLS did not let in, or that were closed since it would not let them in any more.";
+        rejected: Labelled<Counter> = "mainstay_tls_rejected_connections_total" ["listener"], "Connections that TLS did not let in, or that were closed since it would not let them in any more; those of members, of the former kind only.";
     }
 }
