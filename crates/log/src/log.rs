@@ -202,7 +202,9 @@ impl Log {
     /// When the disk fails.
     pub fn sync(&self) -> Result<(), OpenError> {
         let segments = self.shared.segments();
-        let is_active = |segment: &&Arc<crate::segment::Segment>| !segment.sealed.load(std::sync::atomic::Ordering::Acquire);
+        let is_active = |segment: &&Arc<crate::segment::Segment>| {
+            !segment.sealed.load(std::sync::atomic::Ordering::Acquire)
+        };
         let Some(active) = segments.iter().rfind(is_active) else { return Ok(()) };
         active.file.sync_data().map_err(|error| OpenError::io("sync", &active.path, error))
     }

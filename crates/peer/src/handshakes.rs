@@ -178,7 +178,11 @@ impl Handshakes {
         let work = move || async move {
             let mut shown = (String::new(), None);
             let accepted = accept(stream, from, &tls, write_timeout, &resolver, &look_ups, &mut shown);
-            in_time(accepted).await.map_err(|failure| Rejected { failure, server_name: shown.0, names: shown.1 })
+            in_time(accepted).await.map_err(|failure| Rejected {
+                failure,
+                server_name: shown.0,
+                names: shown.1,
+            })
         };
         match self.run(Origin::of(from.ip()), work).await {
             Ok(accepted) => accepted,

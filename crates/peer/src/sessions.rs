@@ -144,13 +144,13 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::{Duration, SystemTime};
 
+    use rustls::time_provider::TimeProvider;
+    use rustls_pki_types::UnixTime;
+    use testkit::TempDir;
     use testkit::certificates::rcgen::{
         BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer, KeyIdMethod,
         KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
     };
-    use rustls::time_provider::TimeProvider;
-    use rustls_pki_types::UnixTime;
-    use testkit::TempDir;
     use tls::{Settings, Tls};
 
     use super::*;

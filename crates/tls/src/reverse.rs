@@ -158,11 +158,7 @@ fn ask(server: SocketAddr, address: IpAddr, timeout: Duration) -> io::Result<Opt
 }
 
 /// The same over TCP.
-fn ask_at_length(
-    server: SocketAddr,
-    question: &[u8],
-    timeout: Duration,
-) -> io::Result<Option<Vec<String>>> {
+fn ask_at_length(server: SocketAddr, question: &[u8], timeout: Duration) -> io::Result<Option<Vec<String>>> {
     let mut stream = TcpStream::connect_timeout(&server, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;
@@ -319,7 +315,8 @@ mod tests {
     #[test]
     fn all_names_of_an_address_are_found() {
         let dir = TempDir::in_memory("names");
-        let listed = "127.0.0.1 localhost # 10.1.2.3 no\n10.1.2.3 one.example one\n::ffff:10.1.2.3\ttwo.example\n";
+        let listed =
+            "127.0.0.1 localhost # 10.1.2.3 no\n10.1.2.3 one.example one\n::ffff:10.1.2.3\ttwo.example\n";
         assert_eq!(sources(&dir, listed, Vec::new()).names(ADDRESS), ["one.example", "one", "two.example"]);
         let known = server(|question| told(question, &["one.x", "two.x", "three.x"]));
         let names = sources(&dir, "127.0.0.1 localhost", vec![known]).names(ADDRESS);
