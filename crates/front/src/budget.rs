@@ -1,7 +1,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,16 +67,8 @@ struct Holders {
     addresses: HashMap<IpAddr, Arc<AtomicUsize>>,
 }
 
-/// Returns the address that a connection is counted for. One client can have all addresses of an IPv6 network of 64 bits.
-pub(crate) fn party(peer: IpAddr) -> IpAddr {
-    match peer.to_canonical() {
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
-        }
-        address => address,
-    }
-}
+/// The address that a connection is counted for.
+pub(crate) use stdx::client_network as party;
 
 /// Steps of two threads whose order decides what counts as about to be given back. All are sequentially consistent: if
 /// the connection is not seen to have been told, it was weighed with what was published.

@@ -75,7 +75,7 @@ fn certificate() -> tls::Tls {
         Some(path)
     };
     let settings = tls::Settings {
-        cert_file: file("crt", own.cert),
+        cert_file: file("crt", own.cert.clone()),
         key_file: file("key", own.key),
         trusted_ca_file: file("ca", own.cert),
         ..tls::Settings::default()

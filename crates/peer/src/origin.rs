@@ -11,13 +11,7 @@ pub(crate) enum Origin {
 
 impl Origin {
     pub(crate) fn of(address: IpAddr) -> Origin {
-        Origin::Address(match address.to_canonical() {
-            IpAddr::V6(address) => {
-                // A host has a network of 64 bits to itself.
-                IpAddr::V6((address.to_bits() >> 64 << 64).into())
-            }
-            address => address,
-        })
+        Origin::Address(stdx::client_network(address))
     }
 }
 

@@ -18,6 +18,7 @@ use identity::simple;
 use identity::{IssueError, Now, Refused, Secret, Session, TokenKind, Tokens};
 use machine::auth::AuthChange;
 use numbers::Index;
+use stdx::client_network;
 use tokio::sync::oneshot;
 
 use clock::Clock;
@@ -338,6 +339,7 @@ impl Credentials {
             return Ok(self.do_job(&task));
         }
         let (asker, answer) = oneshot::channel();
+        let address = client_network(address);
         let _place = {
             let mut queue = self.queue();
             if queue.is_stopping {
@@ -442,6 +444,35 @@ mod tests {
             Box::new(move |bytes: &mut [u8]| bytes.iter_mut().for_each(|b| *b = random.below(256) as u8));
         let made = Credentials::new(&options, (None, None), Clock::real(), random, threads_max);
         Arc::new(made.expect("simple tokens need no keys"))
+    }
+
+    /// Who has one address of an IPv6 network has all of them: together they have the places of one.
+    #[test]
+    fn the_addresses_of_a_network_have_the_places_of_one() {
+        let options =
+            CredentialOptions { cost: Cost::new(14).expect("is allowed"), ..CredentialOptions::default() };
+        let random = Box::new(identity::system_entropy());
+        let made = Credentials::new(&options, (None, None), Clock::real(), random, 1);
+        let credentials = Arc::new(made.expect("simple tokens need no keys"));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let (mut waiting, mut refused) = (Vec::new(), 0);
+        for number in 0..Jobs::ASKERS_PER_ADDRESS_MAX_DEFAULT as u128 + 100 {
+            let address = IpAddr::from(std::net::Ipv6Addr::from_bits((0x2001_0db8 << 96) + number));
+            let credentials = &credentials;
+            let mut asking = Box::pin(async move {
+                credentials.is_password(address, &number.to_string(), None, b"guess").await
+            });
+            match asking.as_mut().poll(&mut context) {
+                std::task::Poll::Ready(answer) => {
+                    refused += u32::from(answer == Err(error::TOO_MANY_REQUESTS));
+                }
+                std::task::Poll::Pending => waiting.push(asking),
+            }
+        }
+        // A few may have had their answer meanwhile.
+        assert!(refused >= 50, "{refused} of {} were refused", waiting.len());
+        drop(waiting);
+        credentials.stop();
     }
 
     const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);

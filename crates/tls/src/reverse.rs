@@ -39,14 +39,14 @@ pub(crate) struct Sources {
 impl Sources {
     /// The system's.
     pub(crate) fn of_system() -> Sources {
-        let servers = read(Path::new("/etc/resolv.conf")).map_or_else(Vec::new, |text| servers(&text));
+        let servers = read(Path::new("/etc/resolv.conf")).map_or_else(|_| Vec::new(), |text| servers(&text));
         Sources { hosts: "/etc/hosts".into(), servers, timeout: TIMEOUT }
     }
 
     /// All names of an address, up to a bound; none if nobody knows any, or no server answers.
     pub(crate) fn names(&self, address: IpAddr) -> Vec<String> {
         let address = address.to_canonical();
-        let listed = read(&self.hosts).map_or_else(Vec::new, |text| hosts(&text, address));
+        let listed = read(&self.hosts).map_or_else(|_| Vec::new(), |text| hosts(&text, address));
         if !listed.is_empty() {
             return listed;
         }

@@ -6,7 +6,7 @@ use api::etcdserverpb::{MemberUpdateRequest, MemberUpdateResponse};
 
 use testkit::{eventually, http1};
 
-use crate::certificates::{Files, Folder, files, flag};
+use crate::certificates::{Files, Folder, flag};
 use crate::client::Client;
 use crate::cluster::{Cluster, PATIENCE, is_passing};
 use crate::cluster_load::{Load, Record};
