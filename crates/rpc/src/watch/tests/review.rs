@@ -183,3 +183,22 @@ fn a_stream_that_has_no_watch_yet_is_no_obstacle() {
     settle(&mut clients);
     assert_eq!(keys_of(&clients[0].received()).count(), 1);
 }
+
+/// A shard without watches takes no notice of users and roles that change; a kube-apiserver that starts right after
+/// authentication was enabled opens such watches.
+#[test]
+fn the_first_watch_of_a_shard_may_come_after_users_have_changed() {
+    let mut world = World::new(1_572_864, HOUR);
+    let asked: Rc<Asked> = Rc::default();
+    world.auth = auth(10, 1, 1, 1);
+    world.put("k", 1);
+    world.publish();
+    let mut clients = clients(&world, &asked, 1, 1);
+    world.put("k", 1);
+    world.publish();
+    while world.work() {
+        step(&mut clients);
+    }
+    step(&mut clients);
+    assert_eq!(keys_of(&clients[0].received()).count(), 1);
+}
