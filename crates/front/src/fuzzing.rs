@@ -1,25 +1,34 @@
-//! One connection over any byte stream, without threads, listeners and sockets: what fuzzing feeds.
+//! One connection over any byte stream, plain or with TLS from its first byte, without threads, listeners and sockets: what
+//! fuzzing feeds.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use api::Status;
 use bytes::Bytes;
+use rustls::ServerConnection;
 use slab::Slab;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 
 use crate::assembler::Assembler;
 use crate::frame_scanner::FrameScanner;
+use crate::handshakes::{Ends, Failure, Quota, READ_BYTES, Shaking};
 use crate::rejections::Rejections;
 use crate::shard::{self, Closing, ShardState};
 use crate::socket::BufferPool;
+use crate::standing::Admission;
 use crate::turnstile::Turnstile;
-use crate::wire::Wire;
-use crate::{Options, Origin, Service, ShardCounters};
+use crate::wire::{TlsStream, Wire};
+use crate::{Budget, Options, Origin, Service, ShardCounters};
+
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Serves one connection, of either protocol, until it ends. To be called within a `LocalSet`.
 ///
@@ -31,9 +40,13 @@ pub async fn serve(
     options: Options,
     service: Rc<dyn Service>,
 ) -> io::Result<()> {
-    let (_closing, seen) = watch::channel(false);
+    let state = state(options);
+    serve_on(Wire::Plain(stream), Origin::plain(SocketAddr::from((PEER, 1))), None, state, service).await
+}
+
+fn state(options: Options) -> Rc<ShardState> {
     let options = Arc::new(options);
-    let state = Rc::new(ShardState {
+    Rc::new(ShardState {
         counters: Arc::new(ShardCounters::new(options.methods)),
         options: options.clone(),
         pool: Rc::new(BufferPool::default()),
@@ -42,9 +55,79 @@ pub async fn serve(
         admitted: RefCell::new(Slab::new()),
         turnstile: Turnstile::open(),
         rejections: Arc::new(Rejections::new(options.rejected.clone())),
-    });
-    let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-    shard::serve(Wire::Plain(stream), Origin::plain(peer), None, state, service, Closing(seen)).await
+    })
+}
+
+async fn serve_on<S: AsyncRead + AsyncWrite + Unpin + 'static>(
+    wire: Wire<S>,
+    origin: Origin,
+    admission: Option<Admission>,
+    state: Rc<ShardState>,
+    service: Rc<dyn Service>,
+) -> io::Result<()> {
+    let (_closing, seen) = watch::channel(false);
+    shard::serve(wire, origin, admission, state, service, Closing(seen)).await
+}
+
+/// A connection whose client was let in.
+pub struct Secure<S> {
+    wire: Wire<S>,
+    admission: Admission,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
+    /// Shakes hands as the threads for handshakes do, and hands the connection over as they do.
+    ///
+    /// # Errors
+    ///
+    /// Why the client is not let in, in the words of the log. It was told.
+    pub async fn meet(stream: S, listener: &tls::ServerTls) -> Result<Secure<S>, String> {
+        let connection = ServerConnection::new(listener.config()).map_err(|error| error.to_string())?;
+        let mut shaking = Shaking::new(stream, connection);
+        let mut share = Quota::new(&Budget::new(64 * 1024 * 1024)).share(PEER).ok_or("no room")?;
+        let mut scratch = vec![0; READ_BYTES];
+        let met = async {
+            poll_fn(|cx| shaking.poll_done(cx, &mut share, &mut scratch)).await?;
+            listener.admit(shaking.tls.peer_certificates()).map_err(Failure::Refused)
+        };
+        match met.await {
+            Ok(session) => {
+                let Shaking { stream, tls, records, .. } = shaking;
+                let stream = TlsStream::new(stream, tls, records, Rc::new(BufferPool::default()));
+                let admission = Admission { tls: listener.clone(), session };
+                Ok(Secure { wire: Wire::Tls(Box::new(stream)), admission })
+            }
+            Err(failure) => {
+                let _ = poll_fn(|cx| shaking.poll_flush(cx)).await;
+                Err(failure.text(&Ends { local: None, peer: SocketAddr::from((PEER, 1)) }))
+            }
+        }
+    }
+
+    /// The common name of the client's certificate.
+    pub fn common_name(&self) -> Option<&str> {
+        self.admission.session.common_name()
+    }
+
+    /// Reads what a connection's socket would read next.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.wire).poll_read(cx, into)
+    }
+
+    /// Serves it as [`serve`] does.
+    ///
+    /// # Errors
+    ///
+    /// As the connection ended.
+    pub async fn serve(self, options: Options, service: Rc<dyn Service>) -> io::Result<()>
+    where
+        S: 'static,
+    {
+        let name = self.common_name().map(Arc::from);
+        let peer = SocketAddr::from((PEER, 1));
+        let origin = Origin { peer, common_name: name, is_tls: true };
+        serve_on(self.wire, origin, Some(self.admission), state(options), service).await
+    }
 }
 
 /// The frames in a stream: kind, flags and stream of each.

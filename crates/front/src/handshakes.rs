@@ -22,13 +22,14 @@ use std::time::{Duration, Instant};
 use rustls::ServerConnection;
 use stdx::{Turns, before, race};
 use tls::Records;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
 use tokio::sync::mpsc;
 
 use crate::acceptor::{Hands, Secured};
 use crate::budget::{Charge, party};
 use crate::rejections::Rejections;
 use crate::shard::Closing;
+use crate::socket::Transport;
 use crate::standing::Admission;
 use crate::stream::{Detached, Stream};
 use crate::wire::Kernel;
@@ -43,7 +44,7 @@ const SHORT_INPUT_BYTES: usize = 8 * 1024;
 /// A client that sends more than this, in bytes, before its handshake is done, is not going to end it.
 const INPUT_BYTES_MAX: usize = 192 * 1024;
 /// Bytes read at once.
-const READ_BYTES: usize = 16 * 1024;
+pub(crate) const READ_BYTES: usize = 16 * 1024;
 
 /// Time that a connection which is not let in still reads, so that its client learns why.
 const LINGER: Duration = Duration::from_secs(1);
@@ -214,7 +215,7 @@ pub(crate) fn spawn(
 
 /// Why a client is not let in.
 #[derive(Debug)]
-enum Failure {
+pub(crate) enum Failure {
     EndOfFile,
     Io(io::Error),
     TimedOut,
@@ -231,9 +232,9 @@ impl From<io::Error> for Failure {
 }
 
 /// Addresses of a connection, as Go's errors show them.
-struct Ends {
-    local: Option<SocketAddr>,
-    peer: SocketAddr,
+pub(crate) struct Ends {
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) peer: SocketAddr,
 }
 
 impl fmt::Display for Ends {
@@ -247,7 +248,7 @@ impl fmt::Display for Ends {
 
 impl Failure {
     /// In etcd's words, which are Go's.
-    fn text(&self, ends: &Ends) -> String {
+    pub(crate) fn text(&self, ends: &Ends) -> String {
         match self {
             Failure::EndOfFile => "EOF".to_owned(),
             Failure::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => "unexpected EOF".to_owned(),
@@ -265,18 +266,23 @@ impl Failure {
 }
 
 /// A handshake that goes on.
-struct Shaking {
-    stream: Stream,
-    tls: ServerConnection,
-    records: Records,
+pub(crate) struct Shaking<S> {
+    pub(crate) stream: S,
+    pub(crate) tls: ServerConnection,
+    pub(crate) records: Records,
     received: usize,
     /// The first bytes that came in.
     first: [u8; 5],
 }
 
-impl Shaking {
+impl<S: Transport> Shaking<S> {
+    pub(crate) fn new(stream: S, mut tls: ServerConnection) -> Shaking<S> {
+        tls.set_buffer_limit(Some(crate::socket::BUFFER_BYTES));
+        Shaking { stream, tls, records: Records::default(), received: 0, first: [0; 5] }
+    }
+
     /// Goes on until both sides are content.
-    fn poll_done(
+    pub(crate) fn poll_done(
         &mut self,
         cx: &mut Context<'_>,
         share: &mut Share,
@@ -303,7 +309,7 @@ impl Shaking {
     }
 
     /// Sends what the library has to say.
-    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut Kernel { stream: &mut self.stream, cx }) {
                 Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
@@ -357,9 +363,8 @@ impl Hall {
     async fn receive(&self, arriving: Arriving) {
         let Arriving { stream, peer, listener, mut share, since } = arriving;
         let Ok(stream) = stream.attach() else { return };
-        let Ok(mut tls) = ServerConnection::new(listener.tls.config()) else { return };
-        tls.set_buffer_limit(Some(crate::socket::BUFFER_BYTES));
-        let mut shaking = Shaking { stream, tls, records: Records::default(), received: 0, first: [0; 5] };
+        let Ok(tls) = ServerConnection::new(listener.tls.config()) else { return };
+        let mut shaking = Shaking::new(stream, tls);
         let met = async {
             poll_fn(|cx| shaking.poll_done(cx, &mut share, &mut self.scratch.borrow_mut())).await?;
             self.check(&shaking.tls, &listener, peer).await.map_err(Failure::Refused)
@@ -420,7 +425,13 @@ impl Hall {
         asked.await.unwrap_or_else(|_| Err(refused()))
     }
 
-    fn hand_over(&self, shaking: Shaking, listener: Arc<Secured>, session: tls::Session, peer: SocketAddr) {
+    fn hand_over(
+        &self,
+        shaking: Shaking<Stream>,
+        listener: Arc<Secured>,
+        session: tls::Session,
+        peer: SocketAddr,
+    ) {
         let Shaking { stream, tls, records, .. } = shaking;
         // It fails only for a socket that is broken.
         let Ok(stream) = stream.detach() else { return };
@@ -435,7 +446,7 @@ impl Hall {
         );
     }
 
-    fn report(&self, shaking: &Shaking, failure: &Failure, peer: SocketAddr) {
+    fn report(&self, shaking: &Shaking<Stream>, failure: &Failure, peer: SocketAddr) {
         let rejected = Rejected {
             server_name: shaking.tls.server_name().unwrap_or_default().to_owned(),
             names: tls::PeerNames::of(shaking.tls.peer_certificates()),
@@ -447,7 +458,7 @@ impl Hall {
 
     /// Tells the client why, and gives it time to hear it: closing at once, with bytes of it unread, would destroy what is on
     /// its way.
-    async fn send_away(&self, shaking: &mut Shaking, failure: &Failure) -> io::Result<()> {
+    async fn send_away(&self, shaking: &mut Shaking<Stream>, failure: &Failure) -> io::Result<()> {
         if let Failure::PlainHttp = failure {
             let mut rest = NOT_PLAIN;
             while !rest.is_empty() {

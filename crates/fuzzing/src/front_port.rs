@@ -1,5 +1,6 @@
 //! The client port: frames, gRPC messages, whole connections of HTTP/2 and HTTP/1.
 
+use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -17,7 +18,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How long a connection may live on after its client has gone; far above what any does.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// What is under way to the server at most.
-const PIPE_BYTES: usize = 16 * 1024;
+pub(crate) const PIPE_BYTES: usize = 16 * 1024;
 /// Small, so that every bound is met.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
@@ -116,44 +117,64 @@ thread_local! {
         tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
 }
 
-fn serve(bytes: &[u8], cut: u8) {
-    let options = Options {
+/// Limits that small inputs meet.
+pub(crate) fn options() -> Options {
+    Options {
         methods: METHODS.len(),
         message_bytes_max: MESSAGE_BYTES_MAX,
         http_body_bytes_max: MESSAGE_BYTES_MAX,
         request_bytes_max: 64 * 1024,
         ..Options::default()
-    };
-    RUNTIME.with(|runtime| {
-        let local = tokio::task::LocalSet::new();
+    }
+}
+
+pub(crate) fn service() -> Rc<dyn Service> {
+    Rc::new(Echo)
+}
+
+/// Runs on this thread's runtime, with tasks of its own.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    RUNTIME.with(|runtime| tokio::task::LocalSet::new().block_on(runtime, future))
+}
+
+/// Waits for a connection to end, which it has to when its client goes.
+pub(crate) async fn served(connection: impl Future<Output = io::Result<()>>) {
+    let served = tokio::time::timeout(PATIENCE, connection).await;
+    assert!(served.is_ok(), "the connection outlives its client");
+}
+
+fn serve(bytes: &[u8], cut: u8) {
+    block_on(async {
         let (client, server) = tokio::io::duplex(PIPE_BYTES);
         let (mut answers, mut requests) = tokio::io::split(client);
         let pieces: Vec<Bytes> = pieces(bytes, cut).map(Bytes::copy_from_slice).collect();
-        let served = local.block_on(runtime, async {
-            let writing = tokio::task::spawn_local(async move {
-                for piece in pieces {
-                    // A server that has heard enough reads no more.
-                    if requests.write_all(&piece).await.is_err() {
-                        return;
-                    }
-                    tokio::task::yield_now().await;
+        let writing = tokio::task::spawn_local(async move {
+            for piece in pieces {
+                // A server that has heard enough reads no more.
+                if requests.write_all(&piece).await.is_err() {
+                    return;
                 }
-                let _ = requests.shutdown().await;
-            });
-            let reading = tokio::task::spawn_local(async move {
-                let _ = tokio::io::copy(&mut answers, &mut tokio::io::sink()).await;
-            });
-            let served = tokio::time::timeout(PATIENCE, fuzzing::serve(server, options, Rc::new(Echo))).await;
-            let _ = (writing.await, reading.await);
-            served
+                tokio::task::yield_now().await;
+            }
+            let _ = requests.shutdown().await;
         });
-        assert!(served.is_ok(), "the connection outlives its client");
+        let reading = tokio::task::spawn_local(async move {
+            let _ = tokio::io::copy(&mut answers, &mut tokio::io::sink()).await;
+        });
+        served(fuzzing::serve(server, options(), service())).await;
+        let _ = (writing.await, reading.await);
     });
 }
 
 /// The target for HTTP/2: frames behind a preface, each with a length that fits; the payload of DATA may get gRPC's
 /// prefix. The first byte 0 leaves all as it is.
 pub fn run_http2(data: &[u8]) {
+    let (bytes, cut) = http2(data);
+    serve(&bytes, cut);
+}
+
+/// The bytes of a connection, and how they are cut.
+pub(crate) fn http2(data: &[u8]) -> (Vec<u8>, u8) {
     let mut script = Script::new(data);
     let (how, cut) = (script.u8(), script.u8());
     let mut bytes = PREFACE.to_vec();
@@ -173,7 +194,7 @@ pub fn run_http2(data: &[u8]) {
         bytes.extend_from_slice(&stream.to_be_bytes());
         bytes.extend_from_slice(&payload);
     }
-    serve(&bytes, cut);
+    (bytes, cut)
 }
 
 /// A header as HPACK's literal without indexing.

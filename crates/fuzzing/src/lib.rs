@@ -97,6 +97,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "peer_streams", run: peer_port::run_streams, seeds: peer_port::seeds_streams },
     Target { name: "raft_node", run: raft_node::run, seeds: raft_node::seeds },
     Target { name: "snapshot", run: restore::run_snapshot, seeds: restore::seeds_snapshot },
+    Target { name: "tls_calls", run: tls_port::run_calls, seeds: tls_port::seeds_calls },
     Target { name: "tls_connections", run: tls_port::run, seeds: tls_port::seeds },
     Target { name: "tokens", run: tokens::run, seeds: tokens::seeds },
     Target { name: "transfer", run: restore::run_transfer, seeds: restore::seeds_transfer },

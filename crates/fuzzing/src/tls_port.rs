@@ -1,14 +1,23 @@
-//! Connections over TLS: what comes before, in and behind a handshake, in records of any content.
+//! Connections over TLS, by the client port's own handshakes and transport: what comes before, in and behind a handshake, in
+//! records of any content, and calls behind one.
 
-use std::io::{Read as _, Write as _};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io::{self, Read as _, Write as _};
+use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
 
-use rustls::{ClientConfig, ClientConnection, ServerConnection};
+use front::fuzzing::Secure;
+use rustls::{ClientConfig, ClientConnection};
 use tls::fuzzing::{Files, load};
-use tls::{Settings, Tls};
+use tls::{ServerTls, Settings, Tls};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
 use crate::certificates::{ALICE, ALICE_KEY, AUTHORITY, Still, pem, sound};
-use crate::script::{Scribe, Script};
+use crate::front_port;
+use crate::script::{Scribe, Script, pieces};
 
 /// What comes next in a script.
 const SAY: u8 = 0;
@@ -18,6 +27,9 @@ const CUT: u8 = 3;
 const REPEAT: u8 = 4;
 const KEYS: u8 = 5;
 const STEPS: u8 = 6;
+
+/// Updates of the keys in a row after which a connection may end: they bring nothing.
+const KEYS_MAX: usize = 12;
 
 /// Most bytes that a connection is told in one input.
 const BYTES_MAX: usize = 256 * 1024;
@@ -46,34 +58,130 @@ fn ends() -> &'static Ends {
     })
 }
 
-/// A listener's end, and what it has understood.
+/// Bytes on their way between a client and a listener's end.
+#[derive(Default)]
+struct Between {
+    to_listener: VecDeque<u8>,
+    to_client: Vec<u8>,
+    /// The client sends nothing more.
+    has_ended: bool,
+}
+
+/// The listener's end: never woken, but asked again whenever something has come.
+struct End(Rc<RefCell<Between>>);
+
+impl AsyncRead for End {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let mut between = self.0.borrow_mut();
+        if between.to_listener.is_empty() && !between.has_ended {
+            return Poll::Pending;
+        }
+        let n = between.to_listener.len().min(into.remaining());
+        between.to_listener.drain(..n).for_each(|byte| into.put_slice(&[byte]));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for End {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.0.borrow_mut().to_client.extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+type Meeting = Pin<Box<dyn Future<Output = Result<Secure<End>, String>>>>;
+
+enum Stage {
+    /// The handshake goes on.
+    Meeting(Meeting),
+    Open(Box<Secure<End>>),
+    /// The connection has ended, by the client or with an error.
+    Over,
+}
+
+/// A listener, as the threads for handshakes and then a connection's socket drive it.
 struct Listener {
-    connection: ServerConnection,
+    between: Rc<RefCell<Between>>,
+    stage: Stage,
+    /// Who was let in.
+    common_name: Option<String>,
     understood: Vec<u8>,
-    /// The error that ended the connection; `None` while it goes on.
-    failed: Option<rustls::Error>,
 }
 
 impl Listener {
-    fn take(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() && self.failed.is_none() {
-            let before = bytes.len();
-            let _ = self.connection.read_tls(&mut bytes);
-            if let Err(error) = self.connection.process_new_packets() {
-                assert!(!tls::explain(&error).is_empty());
-                self.failed = Some(error);
-            }
-            let _ = self.connection.reader().read_to_end(&mut self.understood);
-            if bytes.len() == before {
-                break;
-            }
+    fn new(server: ServerTls) -> Listener {
+        let between = Rc::new(RefCell::new(Between::default()));
+        let end = End(between.clone());
+        let meeting: Meeting = Box::pin(async move { Secure::meet(end, &server).await });
+        Listener { between, stage: Stage::Meeting(meeting), common_name: None, understood: Vec::new() }
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        self.between.borrow_mut().to_listener.extend(bytes);
+        self.go_on();
+    }
+
+    fn end(&mut self) {
+        self.between.borrow_mut().has_ended = true;
+        self.go_on();
+    }
+
+    fn go_on(&mut self) {
+        let mut cx = Context::from_waker(Waker::noop());
+        loop {
+            let next = match &mut self.stage {
+                Stage::Over => return,
+                Stage::Meeting(meeting) => match meeting.as_mut().poll(&mut cx) {
+                    Poll::Pending => return,
+                    Poll::Ready(Ok(secure)) => {
+                        self.common_name = secure.common_name().map(str::to_owned);
+                        Stage::Open(Box::new(secure))
+                    }
+                    Poll::Ready(Err(why)) => {
+                        assert!(!why.is_empty());
+                        Stage::Over
+                    }
+                },
+                Stage::Open(secure) => {
+                    // Small, so that reads end inside of records.
+                    let mut room = [0; 700];
+                    let mut space = ReadBuf::new(&mut room);
+                    match secure.poll_read(&mut cx, &mut space) {
+                        Poll::Pending => return,
+                        Poll::Ready(Ok(())) if space.filled().is_empty() => Stage::Over,
+                        Poll::Ready(Ok(())) => {
+                            self.understood.extend_from_slice(space.filled());
+                            continue;
+                        }
+                        Poll::Ready(Err(error)) => {
+                            assert!(!error.to_string().is_empty());
+                            Stage::Over
+                        }
+                    }
+                }
+            };
+            self.stage = next;
         }
     }
 
     fn answer(&mut self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        while self.connection.wants_write() && self.connection.write_tls(&mut bytes).is_ok() {}
-        bytes
+        std::mem::take(&mut self.between.borrow_mut().to_client)
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.stage, Stage::Open(_))
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Over)
     }
 }
 
@@ -95,19 +203,18 @@ pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let ends = ends();
     let server = ends.server.server().expect("it has a certificate");
-    let connection = ServerConnection::new(server.config()).expect("a connection");
-    let mut listener = Listener { connection, understood: Vec::new(), failed: None };
-    let name = ends.server.client().server_name("member.example").expect("a name");
-    let mut client = ClientConnection::new(ends.client.clone(), name).expect("a connection");
+    let mut listener = Listener::new(server.clone());
+    let mut client = client();
     // How many flights of the handshake go over before the script does.
     let flights = script.below(4);
     for _ in 0..flights {
         listener.take(&said(&mut client));
         hand(&mut client, &listener.answer());
     }
-    let done = !client.is_handshaking() && !listener.connection.is_handshaking();
-    assert!(done == (flights >= 2) || listener.failed.is_some(), "{flights} flights");
+    let done = !client.is_handshaking() && listener.is_open();
+    assert!(done == (flights >= 2), "{flights} flights");
     let (mut told, mut last, mut is_sound, mut bytes) = (Vec::new(), Vec::new(), true, 0);
+    let mut keys = 0;
     while !script.is_done() && bytes < BYTES_MAX {
         let step = script.below(STEPS);
         let part = script.run();
@@ -115,10 +222,15 @@ pub fn run(data: &[u8]) {
         let records = match step {
             RAW | CUT | REPEAT => Vec::new(),
             KEYS => {
+                keys += 1;
+                is_sound &= keys <= KEYS_MAX;
                 let _ = client.refresh_traffic_keys();
                 said(&mut client)
             }
             _ => {
+                if !part.is_empty() {
+                    keys = 0;
+                }
                 let _ = client.writer().write_all(part);
                 told.extend_from_slice(part);
                 said(&mut client)
@@ -153,15 +265,110 @@ pub fn run(data: &[u8]) {
         assert!(told.starts_with(&listener.understood), "it understood what nobody has said");
     }
     if done && is_sound {
-        assert!(listener.failed.is_none() && listener.understood == told);
+        assert!(listener.is_open() && listener.understood == told);
     }
-    if listener.connection.is_handshaking() {
-        // Whoever is not through cannot be let in.
-        assert!(server.admit(None).is_err());
+    listener.end();
+    assert!(listener.is_over(), "it outlives its client");
+    // Whoever is not through is not let in, and who is let in is known.
+    let is_in = listener.common_name.is_some();
+    assert!(is_in || (!done && listener.understood.is_empty()));
+    assert!(listener.common_name.is_none_or(|name| name == "alice"));
+    assert!(server.admit(None).is_err());
+}
+
+fn client() -> ClientConnection {
+    let name = ends().server.client().server_name("member.example").expect("a name");
+    ClientConnection::new(ends().client.clone(), name).expect("a connection")
+}
+
+/// A connection of either protocol behind a sound handshake. The records end where the pieces do, so that one has a part of
+/// a frame, or many frames. The client goes with or without a farewell, and at once or after the answers.
+fn call(bytes: &[u8], cut: u8, how: u8) {
+    front_port::block_on(async {
+        let (near, far) = tokio::io::duplex(front_port::PIPE_BYTES);
+        let server = ends().server.server().expect("it has a certificate");
+        let pieces: Vec<Vec<u8>> = pieces(bytes, cut).map(<[u8]>::to_vec).collect();
+        let (mut answers, mut requests) = tokio::io::split(near);
+        let client = Rc::new(RefCell::new(client()));
+        let at_client = client.clone();
+        let calling = tokio::task::spawn_local(async move {
+            let mut room = vec![0; 16 * 1024];
+            while client.borrow().is_handshaking() {
+                let said = said(&mut client.borrow_mut());
+                requests.write_all(&said).await.expect("a server that shakes hands");
+                if client.borrow().is_handshaking() {
+                    let n = answers.read(&mut room).await.expect("a flight");
+                    assert!(n > 0, "the handshake does not end");
+                    hand(&mut client.borrow_mut(), &room[..n]);
+                }
+            }
+            // The last flight of the handshake comes in one record with the first piece, or before.
+            if how & 1 == 0 {
+                let said = said(&mut client.borrow_mut());
+                let _ = requests.write_all(&said).await;
+            }
+            let reading = tokio::task::spawn_local(async move {
+                let mut room = vec![0; 16 * 1024];
+                while let Ok(n @ 1..) = answers.read(&mut room).await {
+                    let (mut bytes, mut client) = (&room[..n], at_client.borrow_mut());
+                    while !bytes.is_empty() {
+                        client.read_tls(&mut bytes).expect("room for what was understood");
+                        client.process_new_packets().expect("a member's records are sound");
+                        let _ = client.reader().read_to_end(&mut Vec::new());
+                    }
+                }
+            });
+            for piece in pieces {
+                let records = {
+                    let mut client = client.borrow_mut();
+                    let _ = client.writer().write_all(&piece);
+                    said(&mut client)
+                };
+                // A server that has heard enough reads no more.
+                if requests.write_all(&records).await.is_err() {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+            if how & 2 == 0 {
+                let records = {
+                    let mut client = client.borrow_mut();
+                    client.send_close_notify();
+                    said(&mut client)
+                };
+                let _ = requests.write_all(&records).await;
+            }
+            let _ = requests.shutdown().await;
+            let _ = reading.await;
+        });
+        let secure = Secure::meet(far, &server).await.expect("alice is let in");
+        front_port::served(secure.serve(front_port::options(), front_port::service())).await;
+        calling.await.expect("the client");
+    });
+}
+
+/// The target for calls behind a handshake: HTTP/2 as `front_http2` makes it, or HTTP/1.
+pub fn run_calls(data: &[u8]) {
+    let mut script = Script::new(data);
+    let how = script.u8();
+    let cut = if how & 4 == 0 { script.u8() } else { 0 };
+    if how & 8 == 0 {
+        call(&front_port::http2(script.rest()).0, cut, how);
     } else {
-        let session = server.admit(listener.connection.peer_certificates()).expect("alice");
-        assert_eq!(session.common_name(), Some("alice"));
+        call(script.rest(), cut, how);
     }
+}
+
+/// The connections of the other targets, with every way to begin and to end.
+pub fn seeds_calls() -> Vec<Vec<u8>> {
+    let with = |flags: u8, inputs: Vec<Vec<u8>>| {
+        inputs.into_iter().enumerate().map(move |(number, input)| {
+            let how = flags | (number % 8) as u8;
+            let cut = if how & 4 == 0 { vec![how, 7] } else { vec![how] };
+            [cut, input].concat()
+        })
+    };
+    with(0, front_port::seeds_http2()).chain(with(8, front_port::seeds_http1())).collect()
 }
 
 /// Connections that go well, and some that were hurt.

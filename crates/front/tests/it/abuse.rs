@@ -7,7 +7,7 @@ use client::Channel;
 use mainstay_front::{Budget, Options};
 use testkit::http2::{
     CONTINUATION, Connection, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, PING, RST_STREAM,
-    SETTINGS, WINDOW_UPDATE, call_block, frame, message,
+    SETTINGS, WINDOW_UPDATE, block, call_block, frame, message,
 };
 
 use crate::echo::{Running, block_on, run, run_with, until};
@@ -17,6 +17,7 @@ const MIB: usize = 1 << 20;
 const KIB: usize = 1 << 10;
 /// Kind of a frame that orders streams; it means nothing any more (RFC 9113, section 5.3).
 const PRIORITY: u8 = 2;
+const PROTOCOL_ERROR: u8 = 1;
 const ENHANCE_YOUR_CALM: u8 = 11;
 
 /// Another connection is served.
@@ -175,6 +176,8 @@ fn a_flood_of_priorities_and_of_unknown_frames_holds_nothing() {
         for number in 0..1_000 {
             let stream = 2 * (1_000 * part + number) + 100_001;
             bytes.extend(frame(PRIORITY, 0, stream, &[0, 0, 0, 0, 15]));
+            // Kinds that extensions of HTTP/2 have, and those that nobody has; also too short for what they would hold.
+            bytes.extend(frame(0x0a + (number % 6) as u8, 0xff, stream, b""));
             bytes.extend(frame(0xfa, 0xff, stream, b"what is this"));
         }
         assert!(raw.send(&bytes));
@@ -203,6 +206,63 @@ fn a_flood_of_empty_data_ends_the_connection() {
         raw.finish();
         assert_eq!(reason_of_goaway(&frames_to_close(&mut raw)), Some(ENHANCE_YOUR_CALM), "{flags}");
         assert!(budget.held_bytes() < MIB, "{budget:?}");
+    }
+    serves_others(&running);
+}
+
+/// What nobody takes out is held frame by frame, and each costs some hundred bytes however little is in it.
+#[test]
+fn data_in_single_bytes_that_nobody_takes_ends_the_connection() {
+    let budget = Budget::new(64 * MIB);
+    let running = run_with(Options { shards: 1, budget: budget.clone(), ..Options::default() });
+    let mut raw = Connection::h2(running.address, &[]);
+    let mut opened = Vec::new();
+    for number in 0..16 {
+        let block = call_block("/test.Echo/UntilClosing", &[]);
+        opened.extend(frame(HEADERS, END_HEADERS, 2 * number + 1, &block));
+    }
+    raw.send(&opened);
+    // All that the windows of the streams, and thus that of the connection, let in.
+    let mut sent = 0;
+    for number in 0..16 {
+        sent += raw.flood(&frame(DATA, 0, 2 * number + 1, b"x").repeat(65_535));
+    }
+    assert!(sent > 0);
+    raw.finish();
+    assert_eq!(reason_of_goaway(&frames_to_close(&mut raw)), Some(ENHANCE_YOUR_CALM));
+    assert!(budget.held_bytes() < MIB, "{budget:?}");
+    serves_others(&running);
+}
+
+/// Nothing looks at the name that a request is for before it is known whether there is one.
+#[test]
+fn a_request_without_a_host_is_answered_like_others() {
+    let running = run();
+    for named in [&[][..], &[("host", "")], &[(":authority", "")]] {
+        let mut raw = Connection::h2(running.address, &[]);
+        let mut headers = vec![(":method", "POST"), (":scheme", "http"), (":path", "/test.Echo/Unary")];
+        headers.extend(named);
+        headers.extend([("content-type", "application/grpc"), ("te", "trailers")]);
+        raw.send(&frame(HEADERS, END_HEADERS, 1, &block(&headers)));
+        raw.send(&frame(DATA, END_STREAM, 1, &message(0, b"a")));
+        let answer = raw.next().into_iter().chain(std::iter::from_fn(|| raw.next()));
+        let first = answer.into_iter().find(|frame| [DATA, RST_STREAM, GOAWAY].contains(&frame.kind));
+        // What the HTTP/2 library takes for a mistake is reset.
+        assert!(first.is_some_and(|frame| frame.kind != GOAWAY), "{named:?}");
+        serves_others(&running);
+    }
+}
+
+/// A peer that allows frames of no byte at all would have to be sent its headers in frames without end.
+#[test]
+fn a_largest_frame_of_no_byte_is_refused() {
+    let running = run();
+    for size in [0, 1, 16_383, 1 << 24] {
+        let mut raw = Connection::h2(running.address, &[]);
+        raw.send(&settings(5, size));
+        raw.call(1, "/test.Echo/Unary", &[], &message(0, b"a"));
+        raw.finish();
+        assert_eq!(reason_of_goaway(&frames_to_close(&mut raw)), Some(PROTOCOL_ERROR), "{size}");
     }
     serves_others(&running);
 }
