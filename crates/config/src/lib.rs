@@ -158,6 +158,10 @@ pub struct Config {
     pub max_connections_per_address: Option<u64>,
     /// Expensive calls that a client may make in a second; 0 for any number.
     pub max_expensive_calls: u64,
+    /// The release of etcd that this member presents, such as `3.7.1`.
+    pub api_version: &'static str,
+    /// Time between looks whether a downgrade is over; zero looks never.
+    pub downgrade_check_time: Duration,
     /// The zone this member says it is in; empty: none.
     pub zone: String,
     /// Duration of silence after which a connection from another member is given up.

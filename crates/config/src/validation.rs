@@ -110,6 +110,8 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         max_connections_per_address: Some(settings.uint("max-connections-per-address"))
             .filter(|max| *max > 0),
         max_expensive_calls: settings.uint("max-expensive-calls"),
+        api_version: release(&settings.text("api-version")),
+        downgrade_check_time: duration(settings, "downgrade-check-time")?,
         zone: settings.text("zone"),
         audit_log: audit_log(settings),
         client_memory_bytes: Some(settings.uint("client-memory-bytes")).filter(|bytes| *bytes > 0),
@@ -145,6 +147,15 @@ fn allowed(settings: &Settings, flag: &'static str) -> Option<Vec<String>> {
 /// Returns a timeout for raft connections; at least rafthttp's own default.
 fn raft_timeout(settings: &Settings, flag: &'static str) -> Result<Duration, Refusal> {
     Ok(duration(settings, flag)?.max(RAFT_TIMEOUT_MIN))
+}
+
+/// The release that a member presents as one of this version: a late one, since tools look for the least that they trust.
+fn release(version: &str) -> &'static str {
+    match version {
+        "3.5" => "3.5.24",
+        "3.6" => "3.6.9",
+        _ => crate::API_VERSION,
+    }
 }
 
 fn compact_hash_check_time(settings: &Settings) -> Result<Duration, Refusal> {

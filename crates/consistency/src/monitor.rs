@@ -1,5 +1,5 @@
-//! The leader's regular checks, on a thread of their own ([`Monitor`]): the versions of the members, and that all members hold
-//! the same data.
+//! The leader's regular checks, on a thread of their own ([`Monitor`]): the versions of the members, whether a downgrade is over,
+//! and that all members hold the same data.
 
 use std::io;
 use std::sync::Arc;
@@ -14,8 +14,9 @@ use peer::Target;
 use crate::corruption::CorruptionChecks;
 use crate::divergence::{self, Divergence};
 use config::Config;
+use machine::Members;
 use replica::core::ControlRequest;
-use replica::joining::{minor, read_versions};
+use replica::joining::{Minor, minor, read_versions};
 use replica::shared::Shared;
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
@@ -39,6 +40,9 @@ pub struct Monitor {
 pub struct LeaderChecks {
     shared: Arc<Shared>,
     next_versions: Instant,
+    /// `None` if nobody looks whether a downgrade is over.
+    next_downgrade: Option<Instant>,
+    downgrade_interval: Duration,
     divergence: Divergence,
     next_comparison: Instant,
     checks: CorruptionChecks,
@@ -82,6 +86,8 @@ impl LeaderChecks {
         LeaderChecks {
             shared: Arc::clone(shared),
             next_versions: now,
+            next_downgrade: Some(now + config.downgrade_check_time).filter(|next| *next > now),
+            downgrade_interval: config.downgrade_check_time,
             divergence: Divergence::new(shared, logger),
             next_comparison: now,
             checks: CorruptionChecks::new(shared, logger, config, now),
@@ -110,6 +116,10 @@ impl LeaderChecks {
             self.next_versions = now + VERSION_INTERVAL;
             self.versions().await;
         }
+        if self.next_downgrade.is_some_and(|next| now >= next) {
+            self.next_downgrade = Some(now + self.downgrade_interval);
+            self.end_downgrade().await;
+        }
         if now >= self.next_comparison {
             self.next_comparison = now + divergence::INTERVAL;
             self.divergence.compare().await;
@@ -133,30 +143,106 @@ impl LeaderChecks {
     }
 
     /// The version that a member runs, if it tells.
-    async fn version_of(&self, id: u64) -> Option<(u32, u32)> {
+    async fn version_of(&self, id: u64) -> Option<Minor> {
+        if id == self.shared.identity.member_id {
+            return minor(self.shared.api_version);
+        }
         let request = Request::get("/version").body(Bytes::new()).ok()?;
         let answered = self.shared.peers()?.request(Target::Member(id), request, TIMEOUT);
         let response = answered.await.ok().filter(|response| response.status() == StatusCode::OK)?;
         minor(&read_versions(response.body()).ok()?.0)
     }
 
-    /// The cluster runs at the lowest version that any member has; while one does not answer, at the lowest there is,
-    /// until it is known better.
+    /// The lowest and the highest version that any member runs; `None` if one does not tell.
+    async fn extremes(&self, members: &Members) -> Option<(Minor, Minor)> {
+        let mut extremes: Option<(Minor, Minor)> = None;
+        for id in members.by_id.keys() {
+            let version = self.version_of(*id).await?;
+            let (lowest, highest) = extremes.unwrap_or((version, version));
+            extremes = Some((lowest.min(version), highest.max(version)));
+        }
+        extremes
+    }
+
+    /// Has the version of the cluster follow those of its members, and the downgrade that is under way.
     async fn versions(&self) {
         let members = Arc::clone(&self.shared.state.load().members);
-        let own = self.shared.identity.member_id;
-        let mut lowest = minor(api::API_VERSION);
-        for member in members.by_id.values().filter(|member| member.id != own) {
-            lowest = lowest.zip(self.version_of(member.id).await).map(|(a, b)| a.min(b));
+        let lowest = self.extremes(&members).await.map(|(lowest, _)| lowest);
+        // A target that is no version is none that can be reached.
+        let target = members.downgrade_target.as_deref().map(|target| minor(target).unwrap_or(Minor(0, 0)));
+        match decide(minor(&members.cluster_version), lowest, target) {
+            Ok(None) => {}
+            Ok(Some(version)) => self.shared.core.send(ControlRequest::ClusterVersion(version.to_string())),
+            Err(from) => self.logger.error(
+                "cannot downgrade to the target: it is not the release before",
+                &[
+                    ("downgrade-target", Value::Display(&target.unwrap_or(Minor(0, 0)))),
+                    ("cluster-version", Value::Str(&members.cluster_version)),
+                    ("from", Value::Display(&from)),
+                ],
+            ),
         }
-        let known = minor(&members.cluster_version);
-        let decided = match (lowest, known) {
-            (Some((major, minor)), known) if known.is_none_or(|known| known < (major, minor)) => {
-                format!("{major}.{minor}.0")
-            }
-            (None, None) => api::MIN_CLUSTER_VERSION.to_owned(),
-            _ => return,
-        };
-        self.shared.core.send(ControlRequest::ClusterVersion(decided));
+    }
+
+    /// Ends the downgrade that is under way, once all members run its target.
+    async fn end_downgrade(&self) {
+        let members = Arc::clone(&self.shared.state.load().members);
+        let Some(target) = &members.downgrade_target else { return };
+        let extremes = self.extremes(&members).await;
+        if extremes.is_some() && extremes == minor(target).map(|version| (version, version)) {
+            self.shared.core.send(ControlRequest::Downgraded(target.clone()));
+        }
+    }
+}
+
+/// The version that a cluster is to have, if it is to change, as etcd decides: the lowest that any member runs, and while
+/// that is not known, the lowest there is, until it is known better. It falls only by a downgrade, and by one release at a time.
+///
+/// # Errors
+///
+/// The version from which a downgrade does not lead to the target, that of the cluster or that of a member.
+fn decide(
+    cluster: Option<Minor>,
+    lowest: Option<Minor>,
+    target: Option<Minor>,
+) -> Result<Option<Minor>, Minor> {
+    let Some(cluster) = cluster else { return Ok(lowest.or_else(|| minor(api::MIN_CLUSTER_VERSION))) };
+    let Some(lowest) = lowest else { return Ok(None) };
+    let Some(target) = target else {
+        return Ok((cluster.0 == lowest.0 && cluster < lowest).then_some(lowest));
+    };
+    if cluster == target {
+        return Ok(None);
+    }
+    match [cluster, lowest].into_iter().find(|from| from.before() != Some(target)) {
+        Some(from) => Err(from),
+        None => Ok(Some(target)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_a_cluster_follows_its_members_and_its_downgrade() {
+        let [v35, v36, v37] = [5, 6, 7].map(|minor| Minor(3, minor));
+        for (cluster, lowest, target, expected) in [
+            (None, Some(v36), None, Ok(Some(v36))),
+            (None, None, None, Ok(Some(Minor(3, 0)))),
+            (Some(v36), None, None, Ok(None)),
+            (Some(v36), Some(v37), None, Ok(Some(v37))),
+            (Some(Minor(3, 0)), Some(v37), None, Ok(Some(v37))),
+            (Some(v37), Some(v36), None, Ok(None)),
+            (Some(v37), Some(v37), Some(v36), Ok(Some(v36))),
+            (Some(v36), Some(v37), Some(v36), Ok(None)),
+            (Some(v36), Some(v36), Some(v36), Ok(None)),
+            (Some(v37), None, Some(v36), Ok(None)),
+            (Some(v37), Some(v37), Some(v35), Err(v37)),
+            (Some(v37), Some(v36), Some(v36), Err(v36)),
+            (Some(v37), Some(v37), Some(Minor(0, 0)), Err(v37)),
+        ] {
+            assert_eq!(decide(cluster, lowest, target), expected, "{cluster:?} {lowest:?} {target:?}");
+        }
     }
 }

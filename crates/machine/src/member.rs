@@ -118,6 +118,12 @@ pub struct Members {
 }
 
 impl Members {
+    /// The version of etcd whose form the stored data have: that of the cluster, once its members have agreed upon one.
+    pub fn storage_version(&self) -> Option<&str> {
+        let decided = self.cluster_version.as_str();
+        (!decided.is_empty() && decided != api::MIN_CLUSTER_VERSION).then_some(decided)
+    }
+
     /// The ids with a vote.
     pub fn voters(&self) -> Vec<u64> {
         self.by_id.values().filter(|m| !m.is_learner).map(|m| m.id).collect()

@@ -223,8 +223,10 @@ impl From<StorageRequest> for CoreRequest {
 pub enum ControlRequest {
     /// Raise the CORRUPT alarm for the member with this id, whose state differs; 0 if it is not known whose does.
     Corrupt(u64),
-    /// Raise the cluster version to this one, which all members support.
+    /// Set the cluster version to this one, which all members support.
     ClusterVersion(String),
+    /// End the downgrade to this version: all members run it.
+    Downgraded(String),
     /// Stop cleanly: note the remaining time of leases and hand leadership over first.
     Stop,
 }

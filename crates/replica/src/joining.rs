@@ -59,6 +59,8 @@ pub enum JoinError {
     Incompatible {
         /// The version of the cluster.
         cluster_version: String,
+        /// The release that this member presents.
+        own: &'static str,
     },
 }
 
@@ -82,10 +84,9 @@ impl fmt::Display for JoinError {
             JoinError::UnknownName { name } => {
                 write!(f, "the cluster does not know a member called {name:?}")
             }
-            JoinError::Incompatible { cluster_version } => write!(
+            JoinError::Incompatible { cluster_version, own } => write!(
                 f,
-                "incompatible with current running cluster: it is at version {cluster_version}, this member at {}",
-                api::API_VERSION
+                "incompatible with current running cluster: it is at version {cluster_version}, this member at {own}"
             ),
         }
     }
@@ -309,7 +310,7 @@ fn join(
         return Err(JoinError::UnknownName { name: config.name.clone() });
     };
     for url in &urls {
-        check_version(url, tls, logger)?;
+        check_version(url, config.api_version, tls, logger)?;
     }
     let remotes = existing
         .iter()
@@ -410,14 +411,41 @@ pub fn read_versions(body: &[u8]) -> Result<(String, String), BodyError> {
     text("etcdserver").zip(text("etcdcluster")).ok_or(BodyError::NoVersion)
 }
 
-/// Major and minor number of a version.
-pub fn minor(version: &str) -> Option<(u32, u32)> {
+/// A version without its patch number; it prints as etcd writes the version of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Minor(pub u32, pub u32);
+
+impl Minor {
+    /// The one to which a cluster at this one may be downgraded.
+    pub fn before(self) -> Option<Minor> {
+        Some(Minor(self.0, self.1.checked_sub(1)?))
+    }
+}
+
+impl fmt::Display for Minor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.0", self.0, self.1)
+    }
+}
+
+/// The first two numbers of a version.
+pub fn minor(version: &str) -> Option<Minor> {
     let mut parts = version.split('.');
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    Some(Minor(parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// Returns true if a downgrade of the cluster is under way, as a member knows it.
+fn is_downgraded(url: &str, tls: Option<&ClientTls>) -> bool {
+    get(url, "/downgrade/enabled", FETCH_TIMEOUT, tls).is_ok_and(|response| response.body() == "true")
 }
 
 /// Refuses to join a cluster that runs at a version newer than this member's.
-fn check_version(url: &str, tls: Option<&ClientTls>, logger: &Logger) -> Result<(), JoinError> {
+fn check_version(
+    url: &str,
+    own: &'static str,
+    tls: Option<&ClientTls>,
+    logger: &Logger,
+) -> Result<(), JoinError> {
     // One that does not answer says nothing about the cluster.
     let cluster = match version_of(url, FETCH_TIMEOUT, tls) {
         Ok((_, cluster)) => cluster,
@@ -430,9 +458,11 @@ fn check_version(url: &str, tls: Option<&ClientTls>, logger: &Logger) -> Result<
     if cluster == "not_decided" {
         return Ok(());
     }
-    match (minor(&cluster), minor(api::API_VERSION)) {
-        (Some(theirs), Some(own)) if (3, 0) <= theirs && theirs <= own => Ok(()),
-        _ => Err(JoinError::Incompatible { cluster_version: cluster }),
+    match (minor(&cluster), minor(own)) {
+        (Some(theirs), Some(this)) if Minor(3, 0) <= theirs && theirs <= this => Ok(()),
+        // A cluster that is being downgraded waits for members of the release before.
+        (Some(theirs), Some(this)) if theirs.before() == Some(this) && is_downgraded(url, tls) => Ok(()),
+        _ => Err(JoinError::Incompatible { cluster_version: cluster, own }),
     }
 }
 

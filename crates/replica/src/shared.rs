@@ -123,6 +123,8 @@ pub struct Shared {
     pub readers: Arc<Readers>,
     /// The member's clock.
     pub clock: Clock,
+    /// The release of etcd that this member presents.
+    pub api_version: &'static str,
     /// Zone of this member, from its flag; empty if it has none.
     pub zone: String,
     /// True if threads may be started. Otherwise long work is done by the calling thread.
@@ -219,6 +221,7 @@ impl Shared {
             values,
             clock: Clock::real(),
             credentials: Arc::new(Credentials::simple(Clock::real(), Box::new(identity::system_entropy()))),
+            api_version: api::API_VERSION,
             zone: String::new(),
             threads: true,
             metrics,

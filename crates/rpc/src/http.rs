@@ -17,7 +17,7 @@ mod variables;
 
 use ::http::header::{ALLOW, CONNECTION, CONTENT_TYPE, LOCATION, X_CONTENT_TYPE_OPTIONS};
 use ::http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
-use api::{API_VERSION, Status, error};
+use api::{Status, error};
 use bytes::Bytes;
 use front::First;
 use serde_json::Value;
@@ -162,9 +162,9 @@ pub fn version(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
         // etcd's storage version follows the cluster version.
         let (cluster, storage) = match state.members.cluster_version.as_str() {
             "" => ("not_decided", "unknown"),
-            decided => (decided, decided),
+            decided => (decided, state.members.storage_version().unwrap_or("unknown")),
         };
-        let [server, cluster, storage] = [API_VERSION, cluster, storage].map(Value::from);
+        let [server, cluster, storage] = [shared.api_version, cluster, storage].map(Value::from);
         let body = format!(r#"{{"etcdserver":{server},"etcdcluster":{cluster},"storage":{storage}}}"#);
         reply(StatusCode::OK, &[(CONTENT_TYPE, JSON)], body.into())
     })

@@ -8,6 +8,7 @@ mod answers;
 mod auth;
 mod choose;
 mod cluster;
+mod downgrade;
 mod election;
 mod kv;
 mod lease;
@@ -86,10 +87,6 @@ const LEADERLESS_LOOKS: u32 = 3;
 
 /// Interval at which tokens that are no longer valid are forgotten.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
-
-fn unimplemented(what: &str) -> Status {
-    Status::with(Code::Unimplemented, format!("mainstay: {what} is not supported by this version"))
-}
 
 /// Decodes a request as grpc-go would, with its words for one that cannot be.
 pub(crate) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> {
@@ -385,7 +382,7 @@ impl Services {
             Rpc::ClusterMemberRemove => self.member_remove(message),
             Rpc::ClusterMemberUpdate => self.member_update(message),
             Rpc::ClusterMemberPromote => self.member_promote(message),
-            Rpc::MaintenanceDowngrade => self.root().and(Err(unimplemented("downgrading a cluster"))),
+            Rpc::MaintenanceDowngrade => self.downgrade(message),
             Rpc::AuthEnable
             | Rpc::AuthDisable
             | Rpc::AuthUserDelete

@@ -108,6 +108,7 @@ pub fn start(
         begin: &|| joining::begin(&config, Some(&tls.dialing()), &logger).map_err(Into::into),
     })?;
     opened.report(&logger, began.elapsed());
+    check_release(&config, &opened.machine.members)?;
     let shards = processors();
     let thresholds = Thresholds::of(config.snapshot_count, opened.log.segment_bytes());
     let setting = Setting { config, logger, inbox, clock, shards, threads: true, thresholds, credentials };
@@ -120,6 +121,17 @@ pub fn start(
     }
     let listeners = (clients, peers, metrics_listeners);
     serve(assembled, tls, listeners, listening, stop_wanted)
+}
+
+/// Refuses to start as a release that is older than the version of the cluster, as etcd does: what others wrote may be
+/// unknown to it. A downgrade lowers the cluster's version first.
+fn check_release(config: &Config, members: &machine::Members) -> Result<(), StartError> {
+    let (cluster, own) = (joining::minor(&members.cluster_version), joining::minor(config.api_version));
+    if cluster > own {
+        let cluster_version = members.cluster_version.clone();
+        return Err(StartError::TooOld { cluster_version, own: config.api_version });
+    }
+    Ok(())
 }
 
 /// Returns the number of processors that the process may use.
@@ -288,7 +300,7 @@ fn start_peers(
         local_id: shared.identity.member_id,
         cluster_id: shared.identity.cluster_id,
         peer_urls: config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect(),
-        server_version: api::API_VERSION,
+        server_version: shared.api_version,
         min_cluster_version: api::MIN_CLUSTER_VERSION,
         read_timeout: config.raft_read_timeout,
         write_timeout: config.raft_write_timeout,

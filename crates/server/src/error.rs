@@ -54,6 +54,13 @@ pub enum StartError {
     Credentials(CredentialError),
     /// TLS cannot be set up as the options say.
     Tls(TlsError),
+    /// The cluster runs at a version that is newer than the release this member presents.
+    TooOld {
+        /// The version of the cluster, as this member knows it.
+        cluster_version: String,
+        /// The release.
+        own: &'static str,
+    },
     /// The audit log cannot be opened.
     AuditLog {
         /// The file, as given.
@@ -94,6 +101,12 @@ impl fmt::Display for StartError {
             StartError::InitialCheck(error) => error.fmt(f),
             StartError::Credentials(error) => error.fmt(f),
             StartError::Tls(error) => error.fmt(f),
+            // etcd's words first.
+            StartError::TooOld { cluster_version, own } => write!(
+                f,
+                "invalid downgrade; server version is lower than determined cluster version: the cluster runs at \
+                 {cluster_version}, this member at {own} (--api-version); `etcdctl downgrade enable` comes first"
+            ),
             StartError::AuditLog { path, error } => {
                 write!(f, "cannot open {}, named by --audit-log: {error}", path.display())
             }
@@ -113,7 +126,7 @@ impl Error for StartError {
             StartError::InitialCheck(error) => error.source(),
             StartError::Credentials(error) => error.source(),
             StartError::Tls(error) => error.source(),
-            StartError::OpenFiles { .. } | StartError::Stopped => None,
+            StartError::OpenFiles { .. } | StartError::TooOld { .. } | StartError::Stopped => None,
         }
     }
 }

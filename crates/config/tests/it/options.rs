@@ -321,7 +321,11 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
         let is_ours = flag.name.starts_with("audit-log")
             || matches!(
                 flag.name,
-                "zone" | "client-memory-bytes" | "max-connections-per-address" | "max-expensive-calls"
+                "zone"
+                    | "api-version"
+                    | "client-memory-bytes"
+                    | "max-connections-per-address"
+                    | "max-expensive-calls"
             );
         assert!(is_ours != names.contains(&flag.name), "--{} is no flag of etcd's", flag.name);
     }

@@ -99,9 +99,11 @@ impl Parked {
                 | StorageRequest::Relocated
                 | StorageRequest::Log(LogEvent::Synced(_) | LogEvent::SpaceChanged(_)),
             )
-            | CoreRequest::Control(ControlRequest::Corrupt(_) | ControlRequest::ClusterVersion(_)) => {
-                Response::Nothing
-            }
+            | CoreRequest::Control(
+                ControlRequest::Corrupt(_)
+                | ControlRequest::ClusterVersion(_)
+                | ControlRequest::Downgraded(_),
+            ) => Response::Nothing,
         }
     }
 

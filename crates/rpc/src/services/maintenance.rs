@@ -67,7 +67,7 @@ impl Services {
             state.members.by_id.get(&self.shared.identity.member_id).is_some_and(|member| member.is_learner);
         let response = StatusResponse {
             header: Some(self.header(state.view.snapshot().current_revision(), &state)),
-            version: api::API_VERSION.to_owned(),
+            version: self.shared.api_version.to_owned(),
             db_size: i64::try_from(self.shared.disk_bytes()).unwrap_or(i64::MAX).max(in_use),
             leader: state.leader,
             raft_index: state.commit_index.0,
@@ -76,7 +76,7 @@ impl Services {
             errors,
             db_size_in_use: in_use,
             is_learner,
-            storage_version: api::CLUSTER_VERSION.to_owned(),
+            storage_version: state.members.storage_version().unwrap_or_default().to_owned(),
             db_size_quota: i64::try_from(self.shared.limits.quota_bytes.unwrap_or(QUOTA_BYTES_DEFAULT))
                 .unwrap_or(i64::MAX),
             downgrade_info: Some(DowngradeInfo {

@@ -98,9 +98,14 @@ impl Metrics {
             grpc: GrpcMetrics::register(&mut registry, rpcs, detail == MetricsDetail::Extensive),
             registry,
         };
-        metrics.server.version.with(&[API_VERSION]).set(1);
+        metrics.set_version(API_VERSION);
         metrics.server.go_version.with(&[RUNTIME_VERSION]).set(1);
         metrics
+    }
+
+    /// Sets the release that this member presents.
+    pub fn set_version(&self, release: &str) {
+        self.server.version.mark_only(&[vec![release.to_owned()]]);
     }
 
     /// The rows of the table, sorted by name, without those of the process.

@@ -116,6 +116,7 @@ impl Core {
         match request {
             ControlRequest::Corrupt(member_id) => self.raise_corrupt(member_id),
             ControlRequest::ClusterVersion(version) => self.set_cluster_version(version),
+            ControlRequest::Downgraded(version) => self.end_downgrade(&version),
             ControlRequest::Stop => {
                 if self.stopping.is_none() {
                     // So that a restart goes on where the leases stand now.

@@ -607,6 +607,20 @@ impl Core {
             InternalRaftRequest { cluster_version_set: Some(set), ..InternalRaftRequest::default() };
         self.propose_own(request, Waiter::Nobody);
     }
+
+    /// Ends the downgrade to this version, if that is the one under way.
+    pub(super) fn end_downgrade(&mut self, version: &str) {
+        if !self.leadership.leads()
+            || !self.leadership.has_settled()
+            || self.machine.members.downgrade_target.as_deref() != Some(version)
+        {
+            return;
+        }
+        self.logger.info("the cluster has been downgraded", &[("cluster-version", Value::Str(version))]);
+        let set = membershippb::DowngradeInfoSetRequest::default();
+        let request = InternalRaftRequest { downgrade_info_set: Some(set), ..InternalRaftRequest::default() };
+        self.propose_own(request, Waiter::Nobody);
+    }
 }
 
 /// A member whose state differs.

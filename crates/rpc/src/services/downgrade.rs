@@ -1,0 +1,119 @@
+//! Downgrades of the cluster: `Maintenance.Downgrade`. What follows from one that is under way is the leader's to do
+//! (`consistency::monitor`).
+
+use std::rc::Rc;
+
+use api::etcdserverpb::downgrade_request::DowngradeAction;
+use api::etcdserverpb::{DowngradeRequest, DowngradeResponse, ResponseHeader};
+use api::membershippb::DowngradeInfoSetRequest;
+use api::{Status, error};
+use bytes::Bytes;
+use front::{Answer, Unary};
+use prost::Message as _;
+use replica::joining::{Minor, minor};
+use replica::shared::Published;
+
+use super::{Services, decode, whole};
+
+/// Field of `InternalRaftRequest`.
+const DOWNGRADE_INFO_SET: u32 = 1302;
+
+impl Services {
+    pub(super) fn downgrade(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: DowngradeRequest = decode(message)?;
+        let principal = self.root()?;
+        let Ok(action) = DowngradeAction::try_from(request.action) else { return Err(error::UNKNOWN_METHOD) };
+        let target = match action {
+            DowngradeAction::Cancel => None,
+            DowngradeAction::Validate | DowngradeAction::Enable => Some(target_version(&request.version)?),
+        };
+        // So that no word of an earlier downgrade is missing here.
+        self.read(false, move |services| {
+            let state = services.state();
+            services.gate(&state, &principal).admin()?;
+            let is_under_way = state.members.downgrade_target.is_some();
+            let cluster = cluster_version(&state)?;
+            if let Some(target) = target {
+                if cluster.before() != Some(target) {
+                    return Err(error::INVALID_DOWNGRADE_TARGET_VERSION);
+                }
+                if is_under_way {
+                    return Err(error::DOWNGRADE_IN_PROCESS);
+                }
+            }
+            let set = match (action, target) {
+                (DowngradeAction::Enable, Some(target)) => {
+                    DowngradeInfoSetRequest { enabled: true, ver: target.to_string() }
+                }
+                // As with etcd, one that is not under way is cancelled without an error.
+                (DowngradeAction::Cancel, _) if is_under_way => DowngradeInfoSetRequest::default(),
+                _ => {
+                    let header = services.header(state.view.snapshot().current_revision(), &state);
+                    return Ok(Unary::Done(Ok(answer(header, cluster))));
+                }
+            };
+            let message = set.encode_to_vec().into();
+            services.propose(
+                &principal,
+                DOWNGRADE_INFO_SET,
+                &message,
+                false,
+                "Downgrade",
+                move |services, _, header| Ok(answer(header, cluster_version(&services.state())?)),
+            )
+        })
+    }
+}
+
+fn cluster_version(state: &Published) -> Result<Minor, Status> {
+    minor(&state.members.cluster_version).ok_or(error::CLUSTER_VERSION_UNAVAILABLE)
+}
+
+/// The answer names the cluster's version.
+fn answer(header: ResponseHeader, cluster: Minor) -> Answer {
+    let version = format!("{}.{}", cluster.0, cluster.1);
+    whole(&DowngradeResponse { header: Some(header), version })
+}
+
+/// Reads `X.Y` or a semantic version, of which only the first two numbers count.
+fn target_version(text: &str) -> Result<Minor, Status> {
+    semantic(text).or_else(|| semantic(&format!("{text}.0"))).ok_or(error::WRONG_DOWNGRADE_VERSION_FORMAT)
+}
+
+/// As etcd's library for semantic versions reads them: leading zeros are let through.
+fn semantic(text: &str) -> Option<Minor> {
+    let (text, metadata) = text.split_once('+').unwrap_or((text, ""));
+    let (numbers, release) = text.split_once('-').unwrap_or((text, ""));
+    let named = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
+    if !metadata.bytes().chain(release.bytes()).all(named) {
+        return None;
+    }
+    let mut parts = numbers.splitn(3, '.').map(|part| {
+        let is_number = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        // Numbers of 64 bits with a sign, in etcd.
+        part.parse::<i64>().ok().filter(|_| is_number)
+    });
+    let (major, minor, _) = (parts.next()??, parts.next()??, parts.next()??);
+    // A version whose numbers are larger than any there is: it is valid, and no target.
+    Some(Minor(u32::try_from(major).unwrap_or(u32::MAX), u32::try_from(minor).unwrap_or(u32::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn target_versions_are_read_as_etcd_reads_them() {
+        for text in ["3.6", "3.6.0", "3.6.5", "3.06", "3.6.0-rc.1", "3.6.0+x", "3.6.0-", "3.6-rc"] {
+            let read = target_version(text);
+            let expected =
+                if text == "3.6-rc" { Err(error::WRONG_DOWNGRADE_VERSION_FORMAT) } else { Ok(Minor(3, 6)) };
+            assert_eq!(read, expected, "{text}");
+        }
+        let wrong = ["", "x", "3", "3.x", "v3.6", " 3.6", "3.6.", "3.+6", "-3.6.0", "3.6.0.0", "3.6.0-!"];
+        for text in wrong {
+            assert_eq!(target_version(text), Err(error::WRONG_DOWNGRADE_VERSION_FORMAT), "{text:?}");
+        }
+        assert_eq!(target_version("3.99999999999"), Ok(Minor(3, u32::MAX)));
+    }
+}
