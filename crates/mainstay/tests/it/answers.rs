@@ -106,6 +106,48 @@ fn a_streamed_range_sorts_the_whole_by_its_target() {
     });
 }
 
+/// kube-apiserver reads no further than to the last key that it wants, and takes the revision of the list from what it has read.
+#[test]
+fn the_last_keys_of_a_streamed_range_come_with_its_revision() {
+    let dir = TempDir::new("stream-end");
+    let member = Setup::new(dir.path()).start();
+    run(async {
+        let client = member.client().await;
+        for n in 0..30u32 {
+            client.put(format!("k{n:02}"), vec![7; 200_000]).await.expect("is written");
+        }
+        for (limit, sort_target) in [
+            (0, SortTarget::Key),
+            (1, SortTarget::Key),
+            (30, SortTarget::Key),
+            (20, SortTarget::Key),
+            (20, SortTarget::Version),
+        ] {
+            let request = RangeRequest {
+                key: ALL.into(),
+                range_end: ALL.into(),
+                limit,
+                sort_target: sort_target as i32,
+                ..RangeRequest::default()
+            };
+            let pieces: Vec<RangeStreamResponse> = all(&client, Rpc::KvRangeStream, &request).await;
+            let mut pieces: Vec<_> = pieces.into_iter().filter_map(|piece| piece.range_response).collect();
+            let count: usize = pieces.iter().map(|piece| piece.kvs.len()).sum();
+            assert_eq!(count, if limit == 0 { 30 } else { limit as usize });
+            assert!(pieces.len() > 1 || limit == 1, "{} pieces", pieces.len());
+            let last = pieces.pop().expect("a last one");
+            assert!(!last.kvs.is_empty(), "limit {limit}");
+            assert_eq!(last.header.map(|header| header.revision), Some(31));
+            assert_eq!((last.count, last.more), (30, count < 30));
+            assert!(
+                pieces
+                    .iter()
+                    .all(|piece| piece.header.is_none() && piece.count == 0 && !piece.kvs.is_empty())
+            );
+        }
+    });
+}
+
 #[test]
 fn a_snapshot_counts_down() {
     let dir = TempDir::new("countdown");

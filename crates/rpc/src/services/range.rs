@@ -16,7 +16,7 @@ use storage::values::unreadable;
 
 use api::error;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
-use api::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
+use api::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader};
 use api::wire::{field_len, number_len, put_field, put_field_head, put_number};
 use api::{Code, Status, mvccpb};
 use arc_swap::Guard;
@@ -628,6 +628,8 @@ impl Services {
         }
         let mut behind: Option<Vec<u8>> = None;
         let mut sent = 0i64;
+        // The newest piece waits for the next one, or for the end: see `end_of_stream`.
+        let (mut unsent, mut held) = (BytesMut::new(), outbound.account().hold(0));
         while left > 0 {
             let keys_max = KEYS_PER_SLICE.min(usize::try_from(left).unwrap_or(usize::MAX));
             let piece = made(self.values.clone(), |values| {
@@ -655,11 +657,12 @@ impl Services {
                 tokio::task::yield_now().await;
                 continue;
             }
-            let mut message = BytesMut::with_capacity(out.len() + 8);
-            debug_assert!(field_len(out.len()) <= out.len() + 8);
-            put_field(&mut message, 1, &out);
-            self.still(principal)?;
-            outbound.send(message.freeze()).await?;
+            if !unsent.is_empty() {
+                self.still(principal)?;
+                outbound.send(piece_of_stream(&unsent)).await?;
+            }
+            held.set(out.len());
+            unsent = out;
             tokio::task::yield_now().await;
         }
         let mut count = counted.map_or(sent, |counted| counted as i64);
@@ -679,9 +682,8 @@ impl Services {
             tokio::task::yield_now().await;
         }
         let more = !request.count_only && count > sent;
-        let last = RangeResponse { header: Some(header), kvs: Vec::<mvccpb::KeyValue>::new(), more, count };
         self.still(principal)?;
-        outbound.send(RangeStreamResponse { range_response: Some(last) }.encode_to_vec().into()).await
+        outbound.send(end_of_stream(&unsent, header, more, count)).await
     }
 
     /// Streams keys that were sorted before; the last comes first in `chosen`.
@@ -698,7 +700,8 @@ impl Services {
         outbound: &mut Outbound,
     ) -> Result<(), Status> {
         let target = self.shared.limits.request_bytes_max / 2;
-        let _held = outbound.account().hold(chosen.capacity() * size_of::<ChangeId>());
+        let mut held = outbound.account().hold(chosen.capacity() * size_of::<ChangeId>());
+        let mut unsent = BytesMut::new();
         while !chosen.is_empty() {
             let piece = made(self.values.clone(), |values| {
                 let (mut out, mut keys) = (BytesMut::new(), 0);
@@ -716,16 +719,33 @@ impl Services {
             });
             let (out, keys) = piece.await?;
             chosen.truncate(chosen.len() - keys);
-            let mut message = BytesMut::with_capacity(out.len() + 8);
-            put_field(&mut message, 1, &out);
-            self.still(principal)?;
-            outbound.send(message.freeze()).await?;
+            if !unsent.is_empty() {
+                self.still(principal)?;
+                outbound.send(piece_of_stream(&unsent)).await?;
+            }
+            held.set(chosen.capacity() * size_of::<ChangeId>() + out.len());
+            unsent = out;
             tokio::task::yield_now().await;
         }
-        let last = RangeResponse { header: Some(header), kvs: Vec::<mvccpb::KeyValue>::new(), more, count };
         self.still(principal)?;
-        outbound.send(RangeStreamResponse { range_response: Some(last) }.encode_to_vec().into()).await
+        outbound.send(end_of_stream(&unsent, header, more, count)).await
     }
+}
+
+/// A message of a streamed range that has keys only; `kvs` are their fields, encoded.
+fn piece_of_stream(kvs: &[u8]) -> Bytes {
+    let mut message = BytesMut::with_capacity(kvs.len() + 8);
+    debug_assert!(field_len(kvs.len()) <= kvs.len() + 8);
+    put_field(&mut message, 1, kvs);
+    message.freeze()
+}
+
+/// The last message of a streamed range: the keys that were not sent yet, and what is known in the end. As in etcd the last keys
+/// come with it: kube-apiserver reads no further than to as many keys as it wants, and takes the revision from what it has read.
+fn end_of_stream(kvs: &[u8], header: ResponseHeader, more: bool, count: i64) -> Bytes {
+    let end = RangeResponse { header: Some(header), kvs: Vec::<mvccpb::KeyValue>::new(), more, count };
+    let fields = [end.encode_to_vec().as_slice(), kvs].concat();
+    piece_of_stream(&fields)
 }
 
 /// Refuses what RangeStream cannot do, in etcd's order. An order of `NONE` goes with any target.
