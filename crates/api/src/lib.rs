@@ -4,6 +4,7 @@
 //! are types, numbers and texts.
 //!
 //! * `proto/*.proto` are written by hand, `src/proto/*.rs` are generated from them by `cargo xtask proto`.
+//! * [`descriptor`] describes the messages, field by field.
 //! * [`error`] holds every code and text a client may meet.
 //! * [`url`] reads the URLs of members and clients, with etcd's errors.
 //! * [`wire`] writes protobuf by hand, where a generated message would cost copies.
@@ -13,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod descriptor;
 pub mod error;
 mod secret;
 pub mod url;

@@ -13,6 +13,7 @@ const ORDER: &[&str] = &[
     "clock",
     "disk",
     "api",
+    "gateway",
     "tls",
     "mvcc",
     "machine",

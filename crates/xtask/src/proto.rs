@@ -8,7 +8,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use prost_types::FileDescriptorSet;
+use prost_types::field_descriptor_proto::{Label, Type};
+use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet};
 
 fn api_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../api")
@@ -67,6 +68,7 @@ fn generate() -> Result<BTreeMap<String, String>, String> {
     let methods = methods(&set);
     files.insert("methods.rs".to_owned(), method_table(&methods));
     files.insert("rpc.rs".to_owned(), rpc_enum(&methods));
+    files.insert("descriptors.rs".to_owned(), descriptors(&set)?);
     Ok(files)
 }
 
@@ -147,6 +149,130 @@ fn rpc_enum(methods: &[Method]) -> String {
     }
     text.push_str("    ];\n}\n");
     text
+}
+
+/// Messages and enums by their full names, such as `.etcdserverpb.PutRequest`.
+#[derive(Default)]
+struct Types<'a> {
+    messages: BTreeMap<String, &'a DescriptorProto>,
+    enums: BTreeMap<String, &'a EnumDescriptorProto>,
+}
+
+impl<'a> Types<'a> {
+    fn add(&mut self, scope: &str, message: &'a DescriptorProto) {
+        let name = format!("{scope}.{}", message.name());
+        message.nested_type.iter().for_each(|nested| self.add(&name, nested));
+        for each in &message.enum_type {
+            self.enums.insert(format!("{name}.{}", each.name()), each);
+        }
+        self.messages.insert(name, message);
+    }
+}
+
+/// The name of the static that describes a type.
+fn static_name(full: &str) -> String {
+    full.trim_start_matches('.').replace('.', "_").to_uppercase()
+}
+
+/// The descriptions of all messages that etcd's services take and give.
+fn descriptors(set: &FileDescriptorSet) -> Result<String, String> {
+    let mut types = Types::default();
+    for file in &set.file {
+        let scope = format!(".{}", file.package());
+        file.message_type.iter().for_each(|message| types.add(&scope, message));
+        for each in &file.enum_type {
+            types.enums.insert(format!("{scope}.{}", each.name()), each);
+        }
+    }
+    let mut text = GENERATED.replace("services", "messages");
+    let (mut shapes, mut count) = (String::new(), 0);
+    let mut reached: Vec<&str> = Vec::new();
+    for file in &set.file {
+        for method in file.service.iter().flat_map(|service| &service.method) {
+            count += 1;
+            if file.package().starts_with("grpc.") {
+                shapes.push_str("    None,\n");
+                continue;
+            }
+            let (input, output) = (method.input_type(), method.output_type());
+            reached.extend([input, output]);
+            let _ = writeln!(shapes, "    Some((&{}, &{})),", static_name(input), static_name(output));
+        }
+    }
+    let (mut messages, mut enums) = (BTreeMap::new(), BTreeMap::new());
+    while let Some(name) = reached.pop() {
+        if messages.contains_key(name) {
+            continue;
+        }
+        let message = types.messages.get(name).ok_or_else(|| format!("{name} is not defined"))?;
+        let mut fields = String::new();
+        for field in &message.field {
+            fields.push_str(&field_description(name, message, field)?);
+            match field.r#type() {
+                Type::Message => reached.push(field.type_name()),
+                Type::Enum => {
+                    let found = types.enums.get(field.type_name());
+                    let found = found.ok_or_else(|| format!("{} is not defined", field.type_name()))?;
+                    enums.insert(field.type_name(), *found);
+                }
+                _ => {}
+            }
+        }
+        messages.insert(name, fields);
+    }
+    for (name, each) in enums {
+        let bare = name.trim_start_matches('.');
+        let _ = writeln!(text, "static {}: Enum = Enum {{ name: \"{bare}\", values: &[", static_name(name));
+        for value in &each.value {
+            let _ = writeln!(text, "    (\"{}\", {}),", value.name(), value.number());
+        }
+        text.push_str("] };\n");
+    }
+    for (name, fields) in messages {
+        let bare = name.trim_start_matches('.');
+        let _ = writeln!(
+            text,
+            "static {}: Message = Message {{ name: \"{bare}\", fields: &[\n{fields}] }};",
+            static_name(name)
+        );
+    }
+    let _ = writeln!(text, "static SHAPES: [Option<(&Message, &Message)>; {count}] = [\n{shapes}];");
+    Ok(text)
+}
+
+fn field_description(
+    of: &str,
+    message: &DescriptorProto,
+    field: &FieldDescriptorProto,
+) -> Result<String, String> {
+    let kind = match field.r#type() {
+        Type::Bool => "Bool".to_owned(),
+        Type::Int32 => "Int32".to_owned(),
+        Type::Int64 => "Int64".to_owned(),
+        Type::Uint32 => "Uint32".to_owned(),
+        Type::Uint64 => "Uint64".to_owned(),
+        Type::String => "String".to_owned(),
+        Type::Bytes => "Bytes".to_owned(),
+        Type::Enum => format!("Enum(&{})", static_name(field.type_name())),
+        Type::Message => format!("Message(&{})", static_name(field.type_name())),
+        other => return Err(format!("{of}.{} has a type without description: {other:?}", field.name())),
+    };
+    let oneof = match field.oneof_index.filter(|_| !field.proto3_optional()) {
+        Some(at) => {
+            let oneof = usize::try_from(at).ok().and_then(|at| message.oneof_decl.get(at));
+            let oneof = oneof.ok_or_else(|| format!("{of} has no oneof {at}"))?;
+            format!("Some(\"{}.{}\")", of.trim_start_matches('.'), oneof.name())
+        }
+        None => "None".to_owned(),
+    };
+    Ok(format!(
+        "    Field {{ name: \"{}\", json_name: \"{}\", number: {}, kind: Kind::{kind}, repeated: {}, \
+         oneof: {oneof} }},\n",
+        field.name(),
+        field.json_name(),
+        field.number(),
+        field.label() == Label::Repeated,
+    ))
 }
 
 fn target() -> PathBuf {

@@ -1,0 +1,483 @@
+//! From the bytes of a protobuf message to JSON, as etcd's gateway writes it: [`encode`]. [`RangeEncoder`] does so piece by
+//! piece for answers of many values.
+
+use api::descriptor::{Field, Kind, Message};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::DEPTH_MAX;
+
+/// The bytes are no such message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+/// How texts are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Texts {
+    Plain,
+    /// So that HTML may hold them, as Go does with answers of streams.
+    ForHtml,
+}
+
+/// Appends a message as JSON: fields in the order of the `.proto` file under their names there, without those that have
+/// their zero value.
+///
+/// # Errors
+///
+/// The bytes are no such message; then `out` is of no use.
+pub fn encode(message: &'static Message, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
+    encode_as(message, bytes, Texts::Plain, out)
+}
+
+pub(crate) fn encode_as(
+    message: &'static Message,
+    bytes: &[u8],
+    texts: Texts,
+    out: &mut Vec<u8>,
+) -> Result<(), Malformed> {
+    Writer { out, texts, found: Vec::new() }.message(message, bytes, 0)
+}
+
+/// A field's value as it is on the wire.
+#[derive(Clone, Copy)]
+enum Wire<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+}
+
+/// Walks over the fields of a message.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn next(&mut self) -> Result<Option<(u32, Wire<'a>)>, Malformed> {
+        if self.0.is_empty() {
+            return Ok(None);
+        }
+        let tag = self.varint()?;
+        let number = u32::try_from(tag >> 3).map_err(|_| Malformed)?;
+        let value = match tag & 7 {
+            0 => Wire::Number(self.varint()?),
+            2 => {
+                let length = usize::try_from(self.varint()?).map_err(|_| Malformed)?;
+                let (value, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
+                self.0 = rest;
+                Wire::Bytes(value)
+            }
+            _ => return Err(Malformed),
+        };
+        Ok(Some((number, value)))
+    }
+
+    fn varint(&mut self) -> Result<u64, Malformed> {
+        let mut value = 0u64;
+        for (at, byte) in self.0.iter().enumerate().take(10) {
+            value |= u64::from(byte & 0x7f) << (7 * at);
+            if byte & 0x80 == 0 {
+                self.0 = &self.0[at + 1..];
+                return Ok(value);
+            }
+        }
+        Err(Malformed)
+    }
+}
+
+struct Writer<'a, 'b> {
+    out: &'b mut Vec<u8>,
+    texts: Texts,
+    /// Fields of the messages being written, with their places in the descriptions.
+    found: Vec<(usize, Wire<'a>)>,
+}
+
+impl<'a> Writer<'a, '_> {
+    fn message(&mut self, message: &'static Message, bytes: &'a [u8], depth: usize) -> Result<(), Malformed> {
+        if depth > DEPTH_MAX {
+            return Err(Malformed);
+        }
+        let base = self.found.len();
+        self.find(message, bytes, base)?;
+        self.out.push(b'{');
+        let (mut at, mut is_first) = (base, true);
+        while let Some(&(index, value)) = self.found.get(at) {
+            let field = &message.fields[index];
+            at += 1;
+            if field.repeated {
+                self.name(field, &mut is_first);
+                self.out.push(b'[');
+                self.element(field, value, depth, true)?;
+                while let Some(&(next, value)) = self.found.get(at)
+                    && next == index
+                {
+                    at += 1;
+                    self.element(field, value, depth, false)?;
+                }
+                self.out.push(b']');
+                continue;
+            }
+            // Of several values the last counts.
+            if self.found.get(at).is_some_and(|(next, _)| *next == index) {
+                continue;
+            }
+            let is_zero = match value {
+                Wire::Number(number) => number == 0,
+                Wire::Bytes(bytes) => bytes.is_empty() && !matches!(field.kind, Kind::Message(_)),
+            };
+            if is_zero && field.oneof.is_none() {
+                continue;
+            }
+            self.name(field, &mut is_first);
+            self.value(field, value, depth)?;
+        }
+        self.out.push(b'}');
+        self.found.truncate(base);
+        Ok(())
+    }
+
+    /// Finds the fields of a message, in the order of its description.
+    fn find(&mut self, message: &'static Message, bytes: &'a [u8], base: usize) -> Result<(), Malformed> {
+        let (mut fields, mut last, mut is_ordered) = (Fields(bytes), 0, true);
+        while let Some((number, value)) = fields.next()? {
+            // Fields come in order, as a rule.
+            let place = |(_, field): &(usize, &Field)| field.number == number;
+            let numbered = || message.fields.iter().enumerate();
+            let Some((index, _)) = numbered().skip(last).find(place).or_else(|| numbered().find(place))
+            else {
+                continue;
+            };
+            is_ordered &= index >= last;
+            last = index;
+            self.found.push((index, value));
+        }
+        if !is_ordered {
+            self.found[base..].sort_by_key(|(index, _)| *index);
+        }
+        Ok(())
+    }
+
+    fn name(&mut self, field: &Field, is_first: &mut bool) {
+        if !std::mem::take(is_first) {
+            self.out.push(b',');
+        }
+        self.out.push(b'"');
+        self.out.extend_from_slice(field.name.as_bytes());
+        self.out.extend_from_slice(b"\":");
+    }
+
+    /// Writes one element of a list, or those that are packed into one.
+    fn element(
+        &mut self,
+        field: &'static Field,
+        value: Wire<'a>,
+        depth: usize,
+        mut is_first: bool,
+    ) -> Result<(), Malformed> {
+        let mut comma = |out: &mut Vec<u8>| {
+            if !std::mem::take(&mut is_first) {
+                out.push(b',');
+            }
+        };
+        match (field.kind, value) {
+            (Kind::String | Kind::Bytes | Kind::Message(_), value) | (_, value @ Wire::Number(_)) => {
+                comma(self.out);
+                self.value(field, value, depth)
+            }
+            (_, Wire::Bytes(packed)) => {
+                let mut rest = Fields(packed);
+                while !rest.0.is_empty() {
+                    let number = rest.varint()?;
+                    comma(self.out);
+                    self.value(field, Wire::Number(number), depth)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn value(&mut self, field: &'static Field, value: Wire<'a>, depth: usize) -> Result<(), Malformed> {
+        match (field.kind, value) {
+            (Kind::Message(message), Wire::Bytes(bytes)) => return self.message(message, bytes, depth + 1),
+            (Kind::Bytes, Wire::Bytes(bytes)) => base64_text(bytes, self.out),
+            (Kind::String, Wire::Bytes(bytes)) => {
+                text(std::str::from_utf8(bytes).map_err(|_| Malformed)?, self.texts, self.out);
+            }
+            (Kind::Bool, Wire::Number(number)) => {
+                self.out.extend_from_slice(if number == 0 { b"false" } else { b"true" });
+            }
+            (Kind::Int32, Wire::Number(number)) => integer(i64::from(number as i32), self.out),
+            (Kind::Uint32, Wire::Number(number)) => unsigned(number & 0xffff_ffff, self.out),
+            (Kind::Int64, Wire::Number(number)) => {
+                self.out.push(b'"');
+                integer(number as i64, self.out);
+                self.out.push(b'"');
+            }
+            (Kind::Uint64, Wire::Number(number)) => {
+                self.out.push(b'"');
+                unsigned(number, self.out);
+                self.out.push(b'"');
+            }
+            (Kind::Enum(each), Wire::Number(number)) => {
+                let number = number as i32;
+                match each.values.iter().find(|(_, known)| *known == number) {
+                    Some((name, _)) => text(name, self.texts, self.out),
+                    None => integer(i64::from(number), self.out),
+                }
+            }
+            _ => return Err(Malformed),
+        }
+        Ok(())
+    }
+}
+
+fn base64_text(bytes: &[u8], out: &mut Vec<u8>) {
+    out.push(b'"');
+    let start = out.len();
+    let length = bytes.len().div_ceil(3) * 4;
+    out.resize(start + length, 0);
+    let written = STANDARD.encode_slice(bytes, &mut out[start..]);
+    assert_eq!(written, Ok(length), "the length of base64 is known");
+    out.push(b'"');
+}
+
+fn integer(number: i64, out: &mut Vec<u8>) {
+    if number < 0 {
+        out.push(b'-');
+    }
+    unsigned(number.unsigned_abs(), out);
+}
+
+fn unsigned(mut number: u64, out: &mut Vec<u8>) {
+    let mut digits = [0; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[at..]);
+}
+
+/// Appends a text with its quotation marks.
+pub(crate) fn text(text: &str, texts: Texts, out: &mut Vec<u8>) {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    out.push(b'"');
+    for c in text.chars() {
+        let short = match c {
+            '"' => b'"',
+            '\\' => b'\\',
+            '\x08' => b'b',
+            '\x0c' => b'f',
+            '\n' => b'n',
+            '\r' => b'r',
+            '\t' => b't',
+            c => {
+                let code = u32::from(c);
+                let is_for_html =
+                    texts == Texts::ForHtml && matches!(c, '<' | '>' | '&' | '\u{2028}' | '\u{2029}');
+                if code < 0x20 || is_for_html {
+                    out.extend_from_slice(b"\\u");
+                    for shift in [12, 8, 4, 0] {
+                        out.push(HEX[(code >> shift & 15) as usize]);
+                    }
+                } else {
+                    out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+                }
+                continue;
+            }
+        };
+        out.extend_from_slice(&[b'\\', short]);
+    }
+    out.push(b'"');
+}
+
+/// Writes a message as JSON while its bytes arrive in pieces, for answers that are too large to be held: fields of the
+/// message itself are written as soon as each is whole. They have to arrive in the order of the description, as etcd's
+/// ranges do.
+#[derive(Debug)]
+pub struct RangeEncoder {
+    message: &'static Message,
+    /// Bytes of the field that is not whole yet.
+    pending: Vec<u8>,
+    /// Place of the list that is open.
+    list: Option<usize>,
+    last: usize,
+    is_first: bool,
+}
+
+impl RangeEncoder {
+    /// Begins a message.
+    pub fn new(message: &'static Message, out: &mut Vec<u8>) -> RangeEncoder {
+        out.push(b'{');
+        RangeEncoder { message, pending: Vec::new(), list: None, last: 0, is_first: true }
+    }
+
+    /// Bytes held of a field that is not whole.
+    pub fn held_bytes(&self) -> usize {
+        self.pending.capacity()
+    }
+
+    /// Takes the next piece, and appends what is whole.
+    ///
+    /// # Errors
+    ///
+    /// The bytes are no such message, or not in order.
+    pub fn push(&mut self, piece: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
+        self.pending.extend_from_slice(piece);
+        let pending = std::mem::take(&mut self.pending);
+        let mut rest = Fields(&pending);
+        loop {
+            let before = rest.0;
+            match rest.next() {
+                Ok(Some((number, value))) => self.field(number, value, out)?,
+                Ok(None) => break,
+                // Not whole, or wrong: the end tells.
+                Err(Malformed) => {
+                    rest.0 = before;
+                    break;
+                }
+            }
+        }
+        let left = rest.0.len();
+        let taken = pending.len() - left;
+        self.pending = pending;
+        self.pending.drain(..taken);
+        Ok(())
+    }
+
+    fn field(&mut self, number: u32, value: Wire<'_>, out: &mut Vec<u8>) -> Result<(), Malformed> {
+        let place = self.message.fields.iter().position(|field| field.number == number);
+        let Some(index) = place else { return Ok(()) };
+        let field = &self.message.fields[index];
+        if index < self.last
+            || (index == self.last && self.list.is_none() && !self.is_first && !field.repeated)
+        {
+            return Err(Malformed);
+        }
+        self.last = index;
+        if self.list.is_some_and(|list| list != index) {
+            out.push(b']');
+            self.list = None;
+        }
+        let mut writer = Writer { out, texts: Texts::Plain, found: Vec::new() };
+        if field.repeated {
+            let is_first = self.list.is_none();
+            if is_first {
+                writer.name(field, &mut self.is_first);
+                writer.out.push(b'[');
+                self.list = Some(index);
+            }
+            return writer.element(field, value, 0, is_first);
+        }
+        let is_zero = match value {
+            Wire::Number(number) => number == 0,
+            Wire::Bytes(bytes) => bytes.is_empty() && !matches!(field.kind, Kind::Message(_)),
+        };
+        if is_zero && field.oneof.is_none() {
+            return Ok(());
+        }
+        writer.name(field, &mut self.is_first);
+        writer.value(field, value, 0)
+    }
+
+    /// Ends the message.
+    ///
+    /// # Errors
+    ///
+    /// The bytes end inside a field.
+    pub fn finish(self, out: &mut Vec<u8>) -> Result<(), Malformed> {
+        if !self.pending.is_empty() {
+            return Err(Malformed);
+        }
+        if self.list.is_some() {
+            out.push(b']');
+        }
+        out.push(b'}');
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::Rpc;
+    use api::descriptor::of;
+    use api::{etcdserverpb as pb, mvccpb};
+
+    use super::*;
+
+    fn json(rpc: Rpc, message: &impl prost::Message) -> String {
+        let (mut out, bytes) = (Vec::new(), message.encode_to_vec());
+        let shape = of(rpc).unwrap().1;
+        encode(shape, &bytes, &mut out).unwrap();
+        // What is written piece by piece is the same, however the bytes are cut.
+        for step in [1, 3, 1000] {
+            let mut pieces = Vec::new();
+            let mut encoder = RangeEncoder::new(shape, &mut pieces);
+            bytes.chunks(step).for_each(|piece| encoder.push(piece, &mut pieces).unwrap());
+            encoder.finish(&mut pieces).unwrap();
+            assert_eq!(pieces, out);
+        }
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn zero_values_are_left_out_and_integers_of_64_bits_are_texts() {
+        let header = pb::ResponseHeader { cluster_id: u64::MAX, member_id: 1, revision: -2, raft_term: 0 };
+        let kv =
+            mvccpb::KeyValue { key: "a".into(), value: "\0\u{ff}".into(), version: 1, ..Default::default() };
+        let range = pb::RangeResponse {
+            header: Some(header),
+            kvs: vec![kv.clone(), mvccpb::KeyValue::default()],
+            more: true,
+            count: 2,
+        };
+        assert_eq!(
+            json(Rpc::KvRange, &range),
+            "{\"header\":{\"cluster_id\":\"18446744073709551615\",\"member_id\":\"1\",\"revision\":\"-2\"},\
+             \"kvs\":[{\"key\":\"YQ==\",\"version\":\"1\",\"value\":\"AMO/\"},{}],\"more\":true,\"count\":\"2\"}"
+        );
+        assert_eq!(json(Rpc::KvRange, &pb::RangeResponse::default()), "{}");
+        let alarms = pb::AlarmResponse {
+            header: None,
+            alarms: vec![
+                pb::AlarmMember { member_id: 3, alarm: 1 },
+                pb::AlarmMember { member_id: 4, alarm: 9 },
+            ],
+        };
+        assert_eq!(
+            json(Rpc::MaintenanceAlarm, &alarms),
+            "{\"alarms\":[{\"memberID\":\"3\",\"alarm\":\"NOSPACE\"},{\"memberID\":\"4\",\"alarm\":9}]}"
+        );
+        let users =
+            pb::AuthUserListResponse { header: None, users: vec!["a\"\\\n\u{1}<é>".into(), String::new()] };
+        assert_eq!(json(Rpc::AuthUserList, &users), "{\"users\":[\"a\\\"\\\\\\n\\u0001<é>\",\"\"]}");
+    }
+
+    #[test]
+    fn oneofs_are_written_even_if_empty() {
+        let txn = pb::TxnResponse {
+            header: None,
+            succeeded: true,
+            responses: vec![pb::ResponseOp {
+                response: Some(pb::response_op::Response::ResponseRange(pb::RangeResponse::default())),
+            }],
+        };
+        assert_eq!(json(Rpc::KvTxn, &txn), "{\"succeeded\":true,\"responses\":[{\"response_range\":{}}]}");
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        let shape = of(Rpc::KvRange).unwrap().1;
+        for bytes in [&b"\x0a"[..], b"\x0a\x05ab", b"\xff", b"\x0d\0\0\0\0", b"\x08\x01"] {
+            assert_eq!(encode(shape, bytes, &mut Vec::new()), Err(Malformed), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn fields_out_of_order_are_put_in_order() {
+        let shape = of(Rpc::KvRange).unwrap().1;
+        let mut out = Vec::new();
+        encode(shape, b"\x20\x02\x18\x01\x12\x00\x20\x03", &mut out).unwrap();
+        assert_eq!(out, b"{\"kvs\":[{}],\"more\":true,\"count\":\"3\"}");
+    }
+}
