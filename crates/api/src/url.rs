@@ -105,12 +105,8 @@ impl Url {
         let scheme = Scheme::named(scheme).ok_or_else(|| UrlError::Scheme(input.to_owned()))?;
         let text = format!("{scheme}:{rest}");
         let after_slashes = rest.strip_prefix("//");
-        if matches!(scheme, Scheme::Unix | Scheme::Unixs) {
-            let path = after_slashes.unwrap_or(rest);
-            if path.is_empty() {
-                return Err(UrlError::NoSocket(input.to_owned()));
-            }
-            return Ok(Url { scheme, host: path.to_string(), port: 0, text });
+        if scheme.is_unix() {
+            return Ok(Url { scheme, host: socket_path(input, rest)?, port: 0, text });
         }
         let no_host_port = || UrlError::NoHostPort(input.to_owned());
         let Some(after_slashes) = after_slashes else {
@@ -145,8 +141,7 @@ impl Url {
         self.scheme
     }
 
-    /// Host name or address without the brackets of IPv6; for a Unix socket, what names it: a path when it
-    /// begins with `/`.
+    /// Host name or address without the brackets of IPv6; for a Unix socket the path of its file, which may be relative.
     pub fn host(&self) -> &str {
         &self.host
     }
@@ -163,10 +158,56 @@ impl Url {
 
     /// True when a listener can bind to it without asking a resolver: an IP address, `localhost` or a socket.
     pub fn is_bindable(&self) -> bool {
-        matches!(self.scheme, Scheme::Unix | Scheme::Unixs)
-            || self.host == "localhost"
-            || self.host.parse::<IpAddr>().is_ok()
+        self.scheme.is_unix() || self.host == "localhost" || self.host.parse::<IpAddr>().is_ok()
     }
+}
+
+/// The path of a Unix socket in what follows the scheme's colon, as Go's `net/url` and etcd cut it: user, query and fragment do
+/// not count, a port has to be a number, and the path behind the first segment is unescaped.
+///
+/// COMPAT-130: `unix:name` is the file that etcd's clients connect to; etcd's server listens elsewhere.
+fn socket_path(input: &str, rest: &str) -> Result<String, UrlError> {
+    let rest = rest.split(['?', '#']).next().unwrap_or_default();
+    let (host, path) = match rest.strip_prefix("//") {
+        Some(after) => after.split_at(after.find('/').unwrap_or(after.len())),
+        None => ("", rest),
+    };
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    if let Some((_, port)) = host.rsplit_once(':')
+        && !port.bytes().all(|b| b.is_ascii_digit())
+    {
+        return Err(UrlError::PortText { url: in_quotes(input), port: in_quotes(&format!(":{port}")) });
+    }
+    let is_wrong = |c: char| c.is_control() || matches!(c, '%' | ' ' | '"' | '<' | '>' | '\\');
+    let path = unescaped(path).filter(|_| !host.contains(is_wrong));
+    let socket = format!("{host}{}", path.ok_or_else(|| UrlError::Host(input.to_owned()))?);
+    if socket.contains('\0') {
+        return Err(UrlError::ControlCharacter(in_quotes(input)));
+    }
+    if socket.is_empty() {
+        return Err(UrlError::NoSocket(input.to_owned()));
+    }
+    Ok(socket)
+}
+
+/// The text with each `%` and two hexadecimal digits replaced by their byte; `None` if digits are missing, or the result is not
+/// UTF-8.
+fn unescaped(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let (digits, after) = rest.split_at_checked(2)?;
+        let digit = |byte: u8| char::from(byte).to_digit(16);
+        let value = digit(digits[0])? << 4 | digit(digits[1])?;
+        bytes.push(u8::try_from(value).ok()?);
+        rest = after;
+    }
+    String::from_utf8(bytes).ok()
 }
 
 /// The scheme and what follows its colon; `None` when there is no scheme. A colon in the first segment of what
@@ -243,6 +284,16 @@ fn in_quotes(text: &str) -> String {
 }
 
 impl Scheme {
+    /// True for `unix` and `unixs`.
+    pub fn is_unix(self) -> bool {
+        matches!(self, Scheme::Unix | Scheme::Unixs)
+    }
+
+    /// True if TLS is spoken.
+    pub fn is_secure(self) -> bool {
+        matches!(self, Scheme::Https | Scheme::Unixs)
+    }
+
     /// The scheme of this name, in letters of either case.
     fn named(name: &str) -> Option<Scheme> {
         match name.to_ascii_lowercase().as_str() {
@@ -312,6 +363,22 @@ mod tests {
     }
 
     #[test]
+    fn sockets_have_the_paths_that_etcd_gives_them() {
+        for (url, path) in [
+            ("unix://localhost:1", "localhost:1"),
+            ("unixs:///run/etcd.sock", "/run/etcd.sock"),
+            ("unix:/run/etcd.sock", "/run/etcd.sock"),
+            ("unix:name", "name"),
+            ("unix://below/name", "below/name"),
+            ("unix://user@name:1?query#fragment", "name:1"),
+            ("unix:///run/a%41%20b", "/run/aA b"),
+        ] {
+            let read = Url::parse(url).unwrap();
+            assert_eq!((read.host(), read.port(), read.as_str()), (path, 0, url));
+        }
+    }
+
+    #[test]
     fn refuses_with_the_words_of_etcd() {
         for (input, error) in [
             ("foo", "URL scheme must be http, https, unix, or unixs: foo"),
@@ -327,6 +394,12 @@ mod tests {
             ("http://1.2.3.4:x", "parse \"http://1.2.3.4:x\": invalid port \":x\" after host"),
             ("http://1.2.3.4:65536", "URL has an invalid port: http://1.2.3.4:65536"),
             ("unix://", "URL names no socket: unix://"),
+            ("unix:?x", "URL names no socket: unix:?x"),
+            ("unix://localhost:m1", "parse \"unix://localhost:m1\": invalid port \":m1\" after host"),
+            ("unix://a%41b", "URL has an invalid host: unix://a%41b"),
+            ("unix:///a%4", "URL has an invalid host: unix:///a%4"),
+            ("unix:///a%ffb", "URL has an invalid host: unix:///a%ffb"),
+            ("unix:///a%00b", "parse \"unix:///a%00b\": net/url: invalid control character in URL"),
         ] {
             let refused = Url::parse(input).map(|url| url.to_string()).map_err(|error| error.to_string());
             assert_eq!(refused, Err(error.to_string()), "{input}");

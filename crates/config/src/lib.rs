@@ -1,7 +1,7 @@
 //! A member's options: one table, from which parser, environment variables, help text and documentation follow.
 //!
-//! What it does not know: files, sockets, clocks. It turns arguments and environment into a [`Config`], or into a
-//! [`Refusal`] with etcd's words and exit code.
+//! What it does not know: sockets, clocks, and files but the one of `--config-file`. It turns arguments and environment, or that
+//! file, into a [`Config`], or into a [`Refusal`] with etcd's words and exit code.
 //!
 //! Invariants: no option is accepted and silently ignored ([`flag::Status`]); a [`Config`] has passed every check
 //! that can be made without looking at the machine. Tests: beside the code, and `tests/it/options.rs`.
@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod bootstrap;
+mod config_file;
 pub mod feature_gate;
 pub mod flag;
 mod help;
@@ -20,6 +21,7 @@ pub mod table;
 mod tls_options;
 pub use api::url;
 mod validation;
+mod yaml;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -81,6 +83,8 @@ pub struct Config {
     pub listen_peer_urls: Vec<Url>,
     /// Listeners for clients; at least one.
     pub listen_client_urls: Vec<Url>,
+    /// Listeners for clients that ask for pages over HTTP; if there are any, those above serve gRPC only.
+    pub listen_client_http_urls: Vec<Url>,
     /// Further listeners for metrics and health.
     pub listen_metrics_urls: Vec<Url>,
     /// Peer URLs other members are told; at least one.
@@ -184,6 +188,8 @@ pub struct Config {
     pub socket_reuse_port: bool,
     /// SO_REUSEADDR on listeners.
     pub socket_reuse_address: bool,
+    /// True if the process keeps all its memory from being swapped out.
+    pub memory_mlock: bool,
     /// Feature gates that were set.
     pub feature_gates: FeatureGates,
 }

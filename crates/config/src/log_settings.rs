@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use cli::go::ValueError;
+use serde_json::Value;
 
 /// Severity of a log line, least severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +54,111 @@ pub struct LogSettings {
     pub format: Format,
     /// Every line goes to all of these; none when it is to be discarded.
     pub outputs: Vec<LogOutput>,
+    /// How a file among them is rotated, if it is.
+    pub rotation: Option<LogRotation>,
+}
+
+/// The value of `--log-rotation-config-json`, with the meaning that the Go package lumberjack gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogRotation {
+    /// Bytes from which on another file is begun; not 0.
+    pub file_bytes_max: u64,
+    /// Days after which a file that was moved aside is removed; 0: never.
+    pub age_days_max: u64,
+    /// Files that were moved aside and are kept; 0: all.
+    pub files_max: u64,
+    /// True if names have local time, false if UTC.
+    pub local_time: bool,
+    /// True if files that were moved aside are compressed.
+    pub compress: bool,
+}
+
+impl LogRotation {
+    const MAXSIZE_DEFAULT: u64 = 100;
+
+    /// Reads the JSON, for these outputs.
+    pub fn parse(json: &str, outputs: &[String]) -> Result<LogRotation, ValueError> {
+        let is_file = |output: &&String| !matches!(output.as_str(), "default" | "stderr" | "stdout");
+        let files = outputs.iter().filter(is_file).count();
+        if files > 1 || files == 0 && outputs.len() == 1 {
+            return Err(ValueError::new(
+                "--log-outputs requires a single file path when --log-rotate-config-json is defined",
+            ));
+        }
+        let document: Value = serde_json::from_str(json)
+            .map_err(|error| ValueError::new(format!("improperly formatted log rotation config: {error}")))?;
+        let mut rotation = LogRotation {
+            file_bytes_max: Self::MAXSIZE_DEFAULT << 20,
+            age_days_max: 0,
+            files_max: 0,
+            local_time: false,
+            compress: false,
+        };
+        let entries = match document {
+            Value::Object(entries) => entries,
+            Value::Null => return Ok(rotation),
+            other => {
+                let text = format!(
+                    "invalid log rotation config: json: cannot unmarshal {} into Go value of type embed.logRotationConfig",
+                    kind(&other)
+                );
+                return Err(ValueError::new(text));
+            }
+        };
+        for (key, value) in entries {
+            let key = key.to_ascii_lowercase();
+            match key.as_str() {
+                _ if value.is_null() => {}
+                "maxsize" => {
+                    let megabytes = count(&key, &value)?;
+                    let megabytes = if megabytes == 0 { Self::MAXSIZE_DEFAULT } else { megabytes };
+                    rotation.file_bytes_max = megabytes.saturating_mul(1 << 20);
+                }
+                "maxage" => rotation.age_days_max = count(&key, &value)?,
+                "maxbackups" => rotation.files_max = count(&key, &value)?,
+                "localtime" => rotation.local_time = truth(&key, &value)?,
+                "compress" => rotation.compress = truth(&key, &value)?,
+                // As in etcd: others have no effect.
+                _ => {}
+            }
+        }
+        Ok(rotation)
+    }
+}
+
+fn mistyped(key: &str, value: &Value, wanted: &str) -> ValueError {
+    let shown = match value {
+        Value::Number(number) if wanted == "int" => format!("number {number}"),
+        _ => kind(value).to_owned(),
+    };
+    ValueError::new(format!(
+        "invalid log rotation config: json: cannot unmarshal {shown} into Go struct field logRotationConfig.Logger.{key} of type {wanted}"
+    ))
+}
+
+fn count(key: &str, value: &Value) -> Result<u64, ValueError> {
+    match value.as_i64() {
+        Some(number) => u64::try_from(number).map_err(|_| {
+            ValueError::new(format!("invalid log rotation config: {key} is negative: {number}"))
+        }),
+        None => Err(mistyped(key, value, "int")),
+    }
+}
+
+fn truth(key: &str, value: &Value) -> Result<bool, ValueError> {
+    value.as_bool().ok_or_else(|| mistyped(key, value, "bool"))
+}
+
+/// The kind of a value in the words of Go's JSON reader.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
 }
 
 impl LogSettings {
@@ -89,7 +195,7 @@ impl LogSettings {
         if parsed.contains(&LogOutput::File(PathBuf::from("/dev/null"))) {
             parsed.clear();
         }
-        Ok(LogSettings { level, format, outputs: parsed })
+        Ok(LogSettings { level, format, outputs: parsed, rotation: None })
     }
 }
 

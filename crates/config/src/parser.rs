@@ -1,13 +1,13 @@
 //! From arguments and environment to settings: Go's flag syntax, and etcd's rules for the environment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
 
 use super::feature_gate::{self, Effect, FeatureGate, FeatureGates};
 use super::flag::{Flag, Kind, Setting, Status, env_name};
 use super::refusal::{Entry, Refusal};
 use super::table::{FLAGS, OLD_SPELLINGS, OldSpelling, Successor, find_flag, find_old_spelling};
-use super::{Invocation, Parsed, validation};
+use super::{Invocation, Parsed, config_file, validation};
 use crate::log_settings::Level;
 use cli::go::{ValueError, quote};
 
@@ -22,6 +22,11 @@ pub(super) struct Settings {
     given: BTreeMap<&'static str, Given>,
     /// Feature gates set through the experimental flag of old.
     old_gates: BTreeMap<&'static str, OldGate>,
+    /// `allowed-cn` and `skip-client-san-verification` of the configuration file's block for clients, which no flag has.
+    pub(super) client_allowed_cns: Vec<String>,
+    pub(super) client_skips_san: bool,
+    /// The settings are those of a configuration file.
+    pub(super) is_from_file: bool,
     pub(super) warnings: Vec<Entry>,
     pub(super) notices: Vec<Entry>,
 }
@@ -76,13 +81,29 @@ fn interpret(
     if settings.bool("version") {
         return Ok(Invocation::Version);
     }
-    settings.read_environment(env)?;
+    match config_file_of(settings, env) {
+        Some(path) => {
+            settings.give_way(env);
+            config_file::read(settings, &path)?;
+        }
+        None => settings.read_environment(env)?,
+    }
     settings.refuse_unsupported()?;
     let gates = settings.resolve_gates()?;
     settings.note_statuses();
     let config = validation::build(settings, gates)?;
     let (warnings, notices) = (take(&mut settings.warnings), take(&mut settings.notices));
     Ok(Invocation::Serve(Box::new(Parsed { config, warnings, notices })))
+}
+
+/// The configuration file, which replaces flags and environment: that of the flag, or else that of the environment.
+fn config_file_of(settings: &Settings, env: &[(String, String)]) -> Option<String> {
+    let named =
+        || env.iter().find(|(variable, _)| variable == "ETCD_CONFIG_FILE").map(|(_, path)| path.clone());
+    Some(settings.text("config-file"))
+        .filter(|path| !path.is_empty())
+        .or_else(named)
+        .filter(|path| !path.is_empty())
 }
 
 #[derive(PartialEq, Eq)]
@@ -132,6 +153,42 @@ impl Settings {
         match stray {
             Some(arg) => Err(Refusal::invalid(format!("{} is not a valid flag", quote(arg)))),
             None => Ok(Asked::Run),
+        }
+    }
+
+    /// Forgets the flags, and warns of what the configuration file leaves without effect.
+    fn give_way(&mut self, env: &[(String, String)]) {
+        let flags = self.given.values().map(|given| given.spelling.clone());
+        let gates = self.old_gates.values().map(|gate| gate.spelling.clone());
+        let known: BTreeSet<String> = Target::all().map(Target::env).collect();
+        let variables =
+            env.iter().map(|(variable, _)| variable).filter(|variable| known.contains(*variable)).cloned();
+        let is_file = |name: &str| matches!(name.trim_start_matches('-'), "config-file" | "ETCD_CONFIG_FILE");
+        let ignored: Vec<String> =
+            flags.chain(gates).chain(variables).filter(|name| !is_file(name)).collect();
+        *self = Settings { is_from_file: true, ..Settings::default() };
+        if !ignored.is_empty() {
+            let line = "flags and environment variables are ignored, because there is a configuration file";
+            self.warnings.push(Entry::new(Level::Warn, line).with("ignored", ignored.join(", ")));
+        }
+    }
+
+    /// The grammar of a key of the configuration file, and its flag unless it is the old spelling of a gate.
+    pub(super) fn kind_of_key(&self, key: &str) -> Option<(Option<&'static Flag>, Kind)> {
+        let target = Target::find(key).filter(|target| target.kind() != Kind::Ignored)?;
+        let flag = match target {
+            Target::Flag(flag) => Some(flag),
+            Target::Old(OldSpelling { successor: Successor::Flag(name), .. }) => find_flag(name),
+            Target::Old(_) => None,
+        };
+        Some((flag, target.kind()))
+    }
+
+    /// Sets a key of the configuration file that has a kind; errors are those of [`Settings::set`].
+    pub(super) fn set_key(&mut self, key: &str, value: &str) -> Result<Result<(), Refusal>, ValueError> {
+        match Target::find(key) {
+            Some(target) => self.set(target, value, key.to_owned()),
+            None => Ok(Ok(())),
         }
     }
 

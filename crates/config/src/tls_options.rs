@@ -43,6 +43,8 @@ pub(super) fn read(settings: &Settings) -> Result<(TlsOptions, TlsOptions), Refu
             client_cert_auth: settings.bool("client-cert-auth"),
             crl_file: file("client-crl-file"),
             allowed_hostnames: settings.words("client-cert-allowed-hostname"),
+            allowed_cns: settings.client_allowed_cns.clone(),
+            skip_client_san_verify: settings.client_skips_san,
             ..tls::Settings::default()
         }),
         auto: settings.bool("auto-tls"),

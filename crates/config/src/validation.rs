@@ -8,9 +8,8 @@ use super::parser::Settings;
 use super::refusal::{Entry, Refusal};
 use super::table::find_flag;
 use super::tls_options;
-use super::url::Scheme;
 use super::{AuditLogOptions, AutoCompaction, Config, InitialClusterState, MetricsDetail, Url};
-use crate::log_settings::{Level, LogSettings};
+use crate::log_settings::{Level, LogRotation, LogSettings};
 use cli::go::{ValueError, nanoseconds, parse_duration, quote};
 
 const DEFAULT_NAME: &str = "default";
@@ -40,7 +39,11 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     let heartbeat_ms = settings.uint("heartbeat-interval");
     let election_ms = settings.uint("election-timeout");
     check_election(heartbeat_ms, election_ms)?;
-    if settings.is_set("listen-client-urls") && !settings.is_set("advertise-client-urls") {
+    // As in etcd a configuration file may leave it at the default.
+    if settings.is_set("listen-client-urls")
+        && !settings.is_set("advertise-client-urls")
+        && !settings.is_from_file
+    {
         let error = |text: &str| Entry::new(Level::Warn, text).with("error", ADVERTISE_CLIENT_URLS_UNSET);
         return Err(Refusal::Invalid(vec![
             error("failed to verify flags"),
@@ -64,6 +67,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         data_dir,
         listen_peer_urls: urls.listen_peer,
         listen_client_urls: urls.listen_client,
+        listen_client_http_urls: urls.listen_client_http,
         listen_metrics_urls: urls.listen_metrics,
         initial_advertise_peer_urls: urls.initial_advertise_peer,
         advertise_client_urls: urls.advertise_client,
@@ -131,6 +135,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         ),
         socket_reuse_port: settings.bool("socket-reuse-port"),
         socket_reuse_address: settings.bool("socket-reuse-address"),
+        memory_mlock: settings.bool("memory-mlock"),
         feature_gates,
     })
 }
@@ -169,6 +174,7 @@ fn compact_hash_check_time(settings: &Settings) -> Result<Duration, Refusal> {
 struct Urls {
     listen_peer: Vec<Url>,
     listen_client: Vec<Url>,
+    listen_client_http: Vec<Url>,
     listen_metrics: Vec<Url>,
     initial_advertise_peer: Vec<Url>,
     advertise_client: Vec<Url>,
@@ -179,11 +185,14 @@ impl Urls {
         let urls = Urls {
             listen_peer: settings.urls("listen-peer-urls"),
             listen_client: settings.urls("listen-client-urls"),
+            listen_client_http: settings.urls("listen-client-http-urls"),
             listen_metrics: settings.urls("listen-metrics-urls"),
             initial_advertise_peer: settings.urls("initial-advertise-peer-urls"),
             advertise_client: settings.urls("advertise-client-urls"),
         };
-        for url in urls.listen_peer.iter().chain(&urls.listen_client).chain(&urls.listen_metrics) {
+        let listening =
+            [&urls.listen_peer, &urls.listen_client, &urls.listen_client_http, &urls.listen_metrics];
+        for url in listening.into_iter().flatten() {
             if !url.is_bindable() {
                 return Err(Refusal::invalid(format!("expected IP in URL for binding ({url})")));
             }
@@ -192,24 +201,28 @@ impl Urls {
         let forms =
             "must be in the format \"host:port\", \"unix:/path/to/socket\" or \"unixs:/path/to/socket\"";
         check_hosts(&urls.advertise_client, "--advertise-client-urls", forms)?;
-        for (flag, urls) in urls.by_flag() {
-            if let Some(url) = urls.iter().find(|url| matches!(url.scheme(), Scheme::Unix | Scheme::Unixs)) {
+        let is_both = |url: &&Url| {
+            let address = |url: &Url| (url.host().to_owned(), url.port());
+            url.port() != 0 && urls.listen_client.iter().any(|other| address(other) == address(url))
+        };
+        if let Some(url) = urls.listen_client_http.iter().find(is_both) {
+            return Err(Refusal::start_failed(format!(
+                "cannot bind both --listen-client-urls and --listen-client-http-urls on the same url {url}"
+            )));
+        }
+        // COMPAT-131: members on one machine only are no cluster that survives anything.
+        let of_members = [
+            ("listen-peer-urls", &urls.listen_peer),
+            ("initial-advertise-peer-urls", &urls.initial_advertise_peer),
+        ];
+        for (flag, urls) in of_members {
+            if let Some(url) = urls.iter().find(|url| url.scheme().is_unix()) {
                 let text =
-                    format!("--{flag} has {url}: this version of Mainstay supports http and https URLs only");
+                    format!("--{flag} has {url}: members reach each other by http and https URLs only");
                 return Err(Refusal::invalid(text));
             }
         }
         Ok(urls)
-    }
-
-    fn by_flag(&self) -> [(&'static str, &[Url]); 5] {
-        [
-            ("listen-peer-urls", &self.listen_peer),
-            ("listen-client-urls", &self.listen_client),
-            ("listen-metrics-urls", &self.listen_metrics),
-            ("initial-advertise-peer-urls", &self.initial_advertise_peer),
-            ("advertise-client-urls", &self.advertise_client),
-        ]
     }
 }
 
@@ -237,8 +250,14 @@ fn log_settings(settings: &Settings) -> Result<LogSettings, Refusal> {
     // etcd panics at this point, which ends it with the exit code of a syntax error.
     let level = Level::parse(&level)
         .ok_or_else(|| Refusal::Syntax(format!("unrecognized level: {}", quote(&level))))?;
-    LogSettings::parse(level, &settings.text("log-format"), &settings.list("log-outputs"))
-        .map_err(|error| Refusal::invalid(error.to_string()))
+    let outputs = settings.list("log-outputs");
+    let refused = |error: ValueError| Refusal::invalid(error.to_string());
+    let mut log = LogSettings::parse(level, &settings.text("log-format"), &outputs).map_err(refused)?;
+    if settings.bool("enable-log-rotation") {
+        let json = settings.text("log-rotation-config-json");
+        log.rotation = Some(LogRotation::parse(&json, &outputs).map_err(refused)?);
+    }
+    Ok(log)
 }
 
 fn check_election(heartbeat_ms: u64, election_ms: u64) -> Result<(), Refusal> {

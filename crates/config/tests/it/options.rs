@@ -535,3 +535,45 @@ fn hosts_and_origins_are_those_of_etcd() {
         assert!(said.contains(&format!("{why:?}")[1..format!("{why:?}").len() - 1]), "{value}: {said}");
     }
 }
+
+#[test]
+fn log_rotation_has_the_keys_and_rules_of_etcd() {
+    let with = |outputs: &str, json: &str| {
+        run(&format!("--enable-log-rotation --log-outputs={outputs} '--log-rotation-config-json={json}'"))
+    };
+    let rotation = |json: &str| match with("stderr,/var/log/e.log", json) {
+        Ok(Invocation::Serve(parsed)) => parsed.config.log.rotation.expect("it is asked for"),
+        other => panic!("{json}: {other:?}"),
+    };
+    let defaults = rotation("{}");
+    assert_eq!((defaults.file_bytes_max, defaults.files_max, defaults.age_days_max), (100 << 20, 0, 0));
+    let all = rotation(
+        r#"{"MaxSize": 5, "maxage": 7, "maxbackups": 3, "localtime": true, "compress": true, "x": 1}"#,
+    );
+    assert_eq!((all.file_bytes_max, all.files_max, all.age_days_max), (5 << 20, 3, 7));
+    assert!(all.local_time && all.compress && !defaults.local_time && !defaults.compress);
+    assert_eq!(config("--log-outputs=/var/log/e.log").log.rotation, None);
+    let refused = |outputs: &str, json: &str| with(outputs, json).unwrap_err().to_string();
+    for outputs in ["default", "stderr", "/a,/b"] {
+        let error = "--log-outputs requires a single file path when --log-rotate-config-json is defined";
+        assert!(refused(outputs, "{}").contains(error), "{outputs}");
+    }
+    for (json, error) in [
+        ("{", "improperly formatted log rotation config: "),
+        (
+            r#"{"maxsize": "1"}"#,
+            "invalid log rotation config: json: cannot unmarshal string into Go struct field logRotationConfig.Logger.maxsize of type int",
+        ),
+        (
+            r#"{"compress": 1}"#,
+            "invalid log rotation config: json: cannot unmarshal number into Go struct field logRotationConfig.Logger.compress of type bool",
+        ),
+        (r#"{"maxsize": -1}"#, "invalid log rotation config: maxsize is negative: -1"),
+        (
+            "[]",
+            "invalid log rotation config: json: cannot unmarshal array into Go value of type embed.logRotationConfig",
+        ),
+    ] {
+        assert!(refused("/a", json).contains(error), "{json}: {}", refused("/a", json));
+    }
+}

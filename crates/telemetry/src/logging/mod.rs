@@ -9,6 +9,7 @@
 
 mod encoding;
 mod repeat;
+mod rotation;
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -20,9 +21,11 @@ use std::time::{Instant, UNIX_EPOCH};
 
 pub use config::log_settings::{Format, Level, LogOutput, LogSettings};
 pub use encoding::Value;
+pub use rotation::Zone;
 
 use encoding::Line;
 use repeat::RepeatLimit;
+use rotation::RotatedFile;
 
 use clock::Clock;
 
@@ -54,12 +57,22 @@ pub struct OpenError {
 impl Logger {
     /// Opens the outputs. Files are created when missing, and appended to.
     pub fn open(settings: &LogSettings) -> Result<Logger, OpenError> {
+        Logger::open_in_zone(settings, |_| 0)
+    }
+
+    /// As [`Logger::open`], with the local time for the names of files that are moved aside, should the settings want that.
+    pub fn open_in_zone(settings: &LogSettings, zone: Zone) -> Result<Logger, OpenError> {
+        let open = |path: &Path| -> Result<Box<dyn Write + Send>, OpenError> {
+            let Some(rotation) = settings.rotation else { return Ok(Box::new(open_file(path)?)) };
+            let rotated = RotatedFile::open(path, rotation, Clock::real(), zone);
+            Ok(Box::new(rotated.map_err(|error| OpenError { path: path.to_path_buf(), error })?))
+        };
         let mut outputs: Vec<Box<dyn Write + Send>> = Vec::new();
         for output in &settings.outputs {
             outputs.push(match output {
                 LogOutput::Stderr => Box::new(io::stderr()),
                 LogOutput::Stdout => Box::new(io::stdout()),
-                LogOutput::File(path) => Box::new(open_file(path)?),
+                LogOutput::File(path) => open(path)?,
             });
         }
         Ok(Logger::to(settings.level, settings.format, outputs))

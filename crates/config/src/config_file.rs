@@ -1,0 +1,286 @@
+//! `--config-file`: from a document to settings, by the rules of etcd's `embed.Config`: keys are names of flags, in letters of
+//! either case; of two, the last counts; a value has the type that etcd's has, and a duration is a number of nanoseconds. TLS
+//! stands in blocks of its own.
+//!
+//! Keys that etcd does not know are ignored by it without a word; here a warning names each (COMPAT-133).
+
+use std::fs::File;
+use std::io::{self, Read as _};
+
+use super::flag::{Flag, Kind};
+use super::parser::Settings;
+use super::refusal::{Entry, Refusal};
+use super::yaml::{self, Yaml};
+use crate::log_settings::Level;
+
+/// Bytes of a file that are read. etcd's sample, with all its comments, has 6 KiB.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Flags that etcd's files have under other names or not at all, and that are no keys here either.
+const NO_KEYS: &[&str] = &["config-file", "version", "discovery-fallback"];
+
+/// Flags that stand in a block, with the block and the key there.
+const IN_BLOCKS: &[(&str, &str, &str)] = &[
+    ("cert-file", CLIENTS, "cert-file"),
+    ("key-file", CLIENTS, "key-file"),
+    ("client-cert-file", CLIENTS, "client-cert-file"),
+    ("client-key-file", CLIENTS, "client-key-file"),
+    ("client-cert-auth", CLIENTS, "client-cert-auth"),
+    ("trusted-ca-file", CLIENTS, "trusted-ca-file"),
+    ("auto-tls", CLIENTS, "auto-tls"),
+    ("client-cert-allowed-hostname", CLIENTS, "allowed-hostname"),
+    ("peer-cert-file", MEMBERS, "cert-file"),
+    ("peer-key-file", MEMBERS, "key-file"),
+    ("peer-client-cert-file", MEMBERS, "client-cert-file"),
+    ("peer-client-key-file", MEMBERS, "client-key-file"),
+    ("peer-client-cert-auth", MEMBERS, "client-cert-auth"),
+    ("peer-trusted-ca-file", MEMBERS, "trusted-ca-file"),
+    ("peer-auto-tls", MEMBERS, "auto-tls"),
+    ("peer-cert-allowed-cn", MEMBERS, "allowed-cn"),
+    ("peer-cert-allowed-hostname", MEMBERS, "allowed-hostname"),
+    ("peer-skip-client-san-verification", MEMBERS, "skip-client-san-verification"),
+    ("socket-reuse-port", SOCKETS, "reuse-port"),
+    ("socket-reuse-address", SOCKETS, "reuse-address"),
+    ("discovery-token", DISCOVERY, "token"),
+];
+const CLIENTS: &str = "client-transport-security";
+const MEMBERS: &str = "peer-transport-security";
+const SOCKETS: &str = "socket-options";
+const DISCOVERY: &str = "discovery-config";
+/// The blocks, with the structs of etcd that its errors name: the one around, and the block's own.
+const BLOCKS: &[(&str, &str, &str)] = &[
+    (CLIENTS, "configJSON", "embed.securityConfig"),
+    (MEMBERS, "configJSON", "embed.securityConfig"),
+    (SOCKETS, "Config", "transport.SocketOpts"),
+    (DISCOVERY, "Config", "v3discovery.DiscoveryConfig"),
+];
+/// Keys whose values are lists; those of other lists are texts with commas.
+const LISTS: &[&str] = &["log-outputs", "cipher-suites"];
+/// Keys that etcd reads as texts first, of which its errors name another struct.
+const READ_AS_TEXT: &[&str] = &[
+    "listen-peer-urls",
+    "listen-client-urls",
+    "listen-client-http-urls",
+    "initial-advertise-peer-urls",
+    "advertise-client-urls",
+    "cors",
+    "host-whitelist",
+    "feature-gates",
+];
+/// Keys of blocks whose flags the command line lacks.
+const CLIENT_CNS: &str = "allowed-cn";
+const CLIENT_SKIP: &str = "skip-client-san-verification";
+
+/// Reads the file, and sets what it says.
+pub(super) fn read(settings: &mut Settings, path: &str) -> Result<(), Refusal> {
+    let bytes = read_file(path).map_err(Refusal::invalid)?;
+    let text = std::str::from_utf8(&bytes)
+        .map_err(|_| Refusal::invalid("error converting YAML to JSON: yaml: invalid UTF-8"))?;
+    set_all(settings, text)?;
+    let line = "loaded server configuration, other configuration command line flags and environment variables will be \
+                ignored if provided";
+    settings.notices.push(Entry::new(Level::Info, line).with("path", path));
+    Ok(())
+}
+
+/// The bytes of the file, or why there are none, in Go's words.
+fn read_file(path: &str) -> Result<Vec<u8>, String> {
+    let why = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => "no such file or directory".to_owned(),
+        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        io::ErrorKind::IsADirectory => "is a directory".to_owned(),
+        _ => error.to_string(),
+    };
+    let file = File::open(path).map_err(|error| format!("open {path}: {}", why(error)))?;
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| format!("read {path}: {}", why(error)))?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(format!("read {path}: a configuration has {FILE_BYTES_MAX} bytes at most"));
+    }
+    Ok(bytes)
+}
+
+fn set_all(settings: &mut Settings, text: &str) -> Result<(), Refusal> {
+    let document = yaml::read(text)
+        .map_err(|error| Refusal::invalid(format!("error converting YAML to JSON: {error}")))?;
+    let entries = match document {
+        Yaml::Map(entries) => entries,
+        Yaml::Null => return Ok(()),
+        other => {
+            let text = format!("cannot unmarshal {} into Go value of type embed.configYAML", other.kind());
+            return Err(mistyped(text));
+        }
+    };
+    for (key, line, value) in entries {
+        let key = key.to_ascii_lowercase();
+        if let Some((block, outer, own)) = BLOCKS.iter().find(|(block, ..)| *block == key) {
+            set_block(settings, block, (outer, own), value)?;
+            continue;
+        }
+        let in_block = IN_BLOCKS.iter().find(|(flag, ..)| *flag == key);
+        match settings.kind_of_key(&key).filter(|_| in_block.is_none() && !NO_KEYS.contains(&&*key)) {
+            Some((flag, kind)) => {
+                let outer = if READ_AS_TEXT.contains(&&*key) { "configJSON" } else { "Config" };
+                let is_list = LISTS.contains(&&*key);
+                let place = format!("configYAML.{outer}.{key}");
+                set(settings, &key, (flag, kind, is_list), &place, value)?;
+            }
+            None => {
+                let belongs = in_block.map(|(_, block, key)| format!("{block}: {key}"));
+                ignore(settings, key, line, belongs);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn ignore(settings: &mut Settings, key: String, line: usize, belongs: Option<String>) {
+    let mut entry = Entry::new(Level::Warn, "unrecognized key in the configuration file; it has no effect")
+        .with("key", key)
+        .with("line", line.to_string());
+    if let Some(belongs) = belongs {
+        entry = entry.with("belongs-to", belongs);
+    }
+    settings.warnings.push(entry);
+}
+
+fn set_block(
+    settings: &mut Settings,
+    block: &'static str,
+    (outer, own): (&str, &str),
+    value: Yaml,
+) -> Result<(), Refusal> {
+    let entries = match value {
+        Yaml::Map(entries) => entries,
+        Yaml::Null if block == MEMBERS => return Err(Refusal::invalid("invalid peer-transport-security")),
+        Yaml::Null => return Ok(()),
+        other => {
+            let kind = other.kind();
+            return Err(mistyped(format!(
+                "cannot unmarshal {kind} into Go struct field configYAML.{outer}.{block} of type {own}"
+            )));
+        }
+    };
+    for (key, line, value) in entries {
+        let key = key.to_ascii_lowercase();
+        let place = format!("configYAML.{outer}.{block}.{key}");
+        let found = IN_BLOCKS.iter().find(|(_, its, in_block)| *its == block && *in_block == key);
+        match found.and_then(|(flag, ..)| settings.kind_of_key(flag).map(|(_, kind)| (*flag, kind))) {
+            Some((name, kind)) => {
+                let is_list = kind == Kind::Words;
+                let Some((flag, _)) = settings.kind_of_key(name) else { continue };
+                set(settings, name, (flag, kind, is_list), &place, value)?;
+            }
+            None if block == CLIENTS && key == CLIENT_CNS => {
+                let words = texts(value, &place)?;
+                settings.client_allowed_cns = words.unwrap_or_default();
+            }
+            None if block == CLIENTS && key == CLIENT_SKIP => {
+                if let Some(text) = converted(value, Kind::Bool, "bool", &place)? {
+                    settings.client_skips_san = text == "true";
+                }
+            }
+            None if block == DISCOVERY && value != Yaml::Null => {
+                let text = format!("discovery-config: {key} is not supported by this version of Mainstay");
+                return Err(Refusal::invalid(text));
+            }
+            None => ignore(settings, format!("{block}: {key}"), line, None),
+        }
+    }
+    Ok(())
+}
+
+/// Sets one flag; null leaves it as it is.
+fn set(
+    settings: &mut Settings,
+    name: &str,
+    (flag, kind, is_list): (Option<&'static Flag>, Kind, bool),
+    place: &str,
+    value: Yaml,
+) -> Result<(), Refusal> {
+    let text = if is_list {
+        texts(value, place)?.filter(|words| !words.is_empty()).map(|words| words.join(","))
+    } else {
+        converted(value, kind, go_type(flag, kind), place)?
+    };
+    let Some(text) = text else { return Ok(()) };
+    let is_url = matches!(kind, Kind::Urls | Kind::Origins);
+    if text.is_empty() && (is_url || matches!(kind, Kind::List | Kind::OneOf(_) | Kind::Gates)) {
+        // As in etcd an empty text is none.
+        return Ok(());
+    }
+    settings.set_key(name, &text).map_err(|reason| match kind {
+        _ if is_url => Refusal::invalid(format!("unexpected error setting up {name}: {reason}")),
+        Kind::OneOf(_) => Refusal::invalid(match name {
+            "initial-cluster-state" => format!("unexpected clusterState {}", cli::go::quote(&text)),
+            _ => format!("unexpected {name} {}", cli::go::quote(&text)),
+        }),
+        _ => Refusal::invalid(reason.to_string()),
+    })?
+}
+
+/// The value as the flag's grammar has it; `None` for null.
+fn converted(value: Yaml, kind: Kind, go_type: &str, place: &str) -> Result<Option<String>, Refusal> {
+    let wrong = |what: &str| {
+        mistyped(format!("cannot unmarshal {what} into Go struct field {place} of type {go_type}"))
+    };
+    let is_number = matches!(kind, Kind::Uint | Kind::Uint32 | Kind::Int | Kind::Duration);
+    let number = match value {
+        Yaml::Null => return Ok(None),
+        Yaml::Bool(value) if kind == Kind::Bool => return Ok(Some(value.to_string())),
+        Yaml::Text(text) if !is_number && kind != Kind::Bool => return Ok(Some(text)),
+        Yaml::Int(number) if is_number => number,
+        // Go's reader takes a float for an integer where it is one, since it is written so.
+        Yaml::Float(number) if is_number && number.fract() == 0.0 && number.abs() < 1e19 => number as i128,
+        Yaml::Float(number) if is_number => return Err(wrong(&format!("number {number}"))),
+        other => return Err(wrong(other.kind())),
+    };
+    let fits = match kind {
+        Kind::Uint => u64::try_from(number).is_ok(),
+        Kind::Uint32 => u32::try_from(number).is_ok(),
+        _ => i64::try_from(number).is_ok(),
+    };
+    match fits {
+        false => Err(wrong(&format!("number {number}"))),
+        true if kind == Kind::Duration => Ok(Some(format!("{number}ns"))),
+        true => Ok(Some(number.to_string())),
+    }
+}
+
+/// A list of texts; `None` for null.
+fn texts(value: Yaml, place: &str) -> Result<Option<Vec<String>>, Refusal> {
+    let wrong = |kind: &str, of: &str| {
+        mistyped(format!("cannot unmarshal {kind} into Go struct field {place} of type {of}"))
+    };
+    let items = match value {
+        Yaml::Null => return Ok(None),
+        Yaml::List(items) => items,
+        other => return Err(wrong(other.kind(), "[]string")),
+    };
+    let text = |item: Yaml| match item {
+        Yaml::Text(text) => Ok(text),
+        Yaml::Null => Ok(String::new()),
+        other => Err(wrong(other.kind(), "string")),
+    };
+    items.into_iter().map(text).collect::<Result<_, _>>().map(Some)
+}
+
+fn mistyped(text: String) -> Refusal {
+    Refusal::invalid(format!("error unmarshaling JSON: while decoding JSON: json: {text}"))
+}
+
+/// The type of etcd's field, for errors.
+fn go_type(flag: Option<&Flag>, kind: Kind) -> &'static str {
+    match (kind, flag.map_or("", |flag| flag.name)) {
+        (Kind::Bool, _) => "bool",
+        (Kind::Uint, "snapshot-count" | "snapshot-catchup-entries") => "uint64",
+        (Kind::Uint, _) => "uint",
+        (Kind::Uint32, _) => "uint32",
+        (Kind::Int, "quota-backend-bytes") => "int64",
+        (Kind::Int, _) => "int",
+        (Kind::Duration, _) => "time.Duration",
+        _ => "string",
+    }
+}
