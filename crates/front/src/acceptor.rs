@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
@@ -15,7 +16,7 @@ use crate::handshakes::{Arriving, Quota};
 use crate::shard::Closing;
 use crate::standing::Admission;
 use crate::stream::{Detached, Stream};
-use crate::{Budget, Listener, ListenerSocket, Origin, ShardCounters, budget};
+use crate::{Budget, Listener, ListenerSocket, Origin, Serves, ShardCounters, budget};
 
 /// Pause in accepting after an error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -114,6 +115,7 @@ impl Hands {
 pub(crate) struct Secured {
     pub(crate) tls: tls::ServerTls,
     pub(crate) checks_address: bool,
+    pub(crate) serves: Serves,
 }
 
 /// The ways to the threads that shake hands.
@@ -179,11 +181,13 @@ pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
 struct Accepting {
     socket: Socket,
     secured: Option<Arc<Secured>>,
+    serves: Serves,
 }
 
 enum Socket {
     Tcp(tokio::net::TcpListener),
-    Unix(tokio::net::UnixListener),
+    /// With the number of its next connection.
+    Unix(tokio::net::UnixListener, Cell<u16>),
 }
 
 impl Accepting {
@@ -195,12 +199,12 @@ impl Accepting {
             }
             ListenerSocket::Unix(listener) => {
                 listener.set_nonblocking(true)?;
-                Socket::Unix(tokio::net::UnixListener::from_std(listener)?)
+                Socket::Unix(tokio::net::UnixListener::from_std(listener)?, Cell::new(1))
             }
         };
-        let checks_address = listener.checks_address;
-        let secured = listener.tls.map(|tls| Arc::new(Secured { tls, checks_address }));
-        Ok(Accepting { socket, secured })
+        let (checks_address, serves) = (listener.checks_address, listener.serves);
+        let secured = listener.tls.map(|tls| Arc::new(Secured { tls, checks_address, serves }));
+        Ok(Accepting { socket, secured, serves })
     }
 
     /// The next connection, and its client's address.
@@ -210,9 +214,11 @@ impl Accepting {
                 let (stream, peer) = listener.accept().await?;
                 Ok((Stream::Tcp(stream), peer))
             }
-            Socket::Unix(listener) => {
+            Socket::Unix(listener, next) => {
                 let (stream, _) = listener.accept().await?;
-                Ok((Stream::Unix(stream), Origin::NO_ADDRESS))
+                let number = next.get();
+                next.set(number.wrapping_add(1));
+                Ok((Stream::Unix(stream), Origin::without_address(number)))
             }
         }
     }
@@ -228,14 +234,14 @@ impl Acceptor {
             // Taken out of this runtime's event loop again: the next thread puts it into its own.
             let accepted = listener.accept().await;
             match accepted.and_then(|(stream, peer)| Ok((stream.detach()?, peer))) {
-                Ok((stream, peer)) => self.receive(stream, peer, listener.secured.as_ref()),
+                Ok((stream, peer)) => self.receive(stream, peer, &listener),
                 Err(error) if concerns_one_connection(&error) => {}
                 Err(_) => tokio::time::sleep(PAUSE).await,
             }
         }
     }
 
-    fn receive(&self, stream: Detached, peer: SocketAddr, secured: Option<&Arc<Secured>>) {
+    fn receive(&self, stream: Detached, peer: SocketAddr, listener: &Accepting) {
         let total = self.hands.open() + self.reception.quota.handshakes();
         let is_too_many =
             total >= self.connections_max || self.hands.1.open(peer.ip()) >= self.connections_per_address_max;
@@ -251,8 +257,11 @@ impl Acceptor {
             // The client is gone already.
             return;
         }
-        match secured {
-            None => self.hands.give(stream, Origin::plain(peer), None),
+        match &listener.secured {
+            None => {
+                let origin = Origin { serves: listener.serves, ..Origin::plain(peer) };
+                self.hands.give(stream, origin, None);
+            }
             Some(listener) => {
                 if !self.reception.begin(stream, peer, listener) {
                     self.refused.fetch_add(1, Relaxed);

@@ -26,7 +26,7 @@ use crate::socket::BufferPool;
 use crate::standing::Admission;
 use crate::turnstile::Turnstile;
 use crate::wire::{TlsStream, Wire};
-use crate::{Budget, Options, Origin, Service, ShardCounters};
+use crate::{Budget, Options, Origin, Serves, Service, ShardCounters};
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -125,7 +125,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
     {
         let name = self.common_name().map(Arc::from);
         let peer = SocketAddr::from((PEER, 1));
-        let origin = Origin { peer, common_name: name, is_tls: true };
+        let origin = Origin { peer, common_name: name, is_tls: true, serves: Serves::All };
         serve_on(self.wire, origin, Some(self.admission), state(options), service).await
     }
 }

@@ -392,7 +392,7 @@ impl Hall {
     ) -> Result<tls::Session, tls::Refusal> {
         let chain = connection.peer_certificates();
         let session = listener.tls.admit(chain)?;
-        if listener.checks_address && peer != Origin::NO_ADDRESS {
+        if listener.checks_address && !peer.ip().is_unspecified() {
             match listener.tls.check_address(chain, peer.ip()) {
                 tls::AddressCheck::Passed => {}
                 tls::AddressCheck::Refused(refusal) => return Err(refusal),
@@ -437,7 +437,7 @@ impl Hall {
         let Ok(stream) = stream.detach() else { return };
         let is_user = listener.tls.settings().client_cert_auth;
         let common_name = session.common_name().filter(|_| is_user).map(Arc::from);
-        let origin = Origin { peer, common_name, is_tls: true };
+        let origin = Origin { peer, common_name, is_tls: true, serves: listener.serves };
         let admission = Admission { tls: listener.tls.clone(), session };
         self.shared.hands.give(
             stream,

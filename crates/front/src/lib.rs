@@ -64,7 +64,7 @@ pub use counters::{MethodCounters, ShardCounters};
 pub use front::{Front, MakeService, start};
 pub use head::Head;
 pub use inbound::Inbound;
-pub use listener::{Listener, ListenerSocket, Origin, Rejected};
+pub use listener::{Listener, ListenerSocket, Origin, Rejected, Serves, shown_peer};
 pub use options::Options;
 pub use outbound::{Outbound, TrySend};
 pub use service::{Answer, Kind, LocalBoxFuture, Method, PieceSource, Service, Unary};

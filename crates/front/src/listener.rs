@@ -1,6 +1,7 @@
 //! Where connections come from: [`Listener`] is a socket to accept on and whether it speaks TLS, [`Origin`] what is known of
 //! a connection from then on, [`Rejected`] a connection that TLS does not let in.
 
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -15,6 +16,31 @@ pub struct Listener {
     /// Clients' certificates are compared with the address that the client comes from, as etcd does on listeners for
     /// metrics.
     pub checks_address: bool,
+    /// What is served there.
+    pub serves: Serves,
+}
+
+/// What a listener serves. A connection that speaks something else is closed, as in etcd.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Serves {
+    /// gRPC and pages.
+    #[default]
+    All,
+    /// gRPC: pages have a listener of their own.
+    Grpc,
+    /// Pages.
+    Pages,
+}
+
+impl Serves {
+    /// True if connections of HTTP/2, which carries gRPC, or of HTTP/1 are served.
+    pub(crate) fn takes(self, is_http2: bool) -> bool {
+        match self {
+            Serves::All => true,
+            Serves::Grpc => is_http2,
+            Serves::Pages => !is_http2,
+        }
+    }
 }
 
 /// A socket that listens already.
@@ -28,29 +54,53 @@ pub enum ListenerSocket {
 
 impl From<TcpListener> for Listener {
     fn from(listener: TcpListener) -> Listener {
-        Listener { socket: ListenerSocket::Tcp(listener), tls: None, checks_address: false }
+        Listener {
+            socket: ListenerSocket::Tcp(listener),
+            tls: None,
+            checks_address: false,
+            serves: Serves::All,
+        }
     }
 }
 
 /// What is known of a connection before it says anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// Address of the client. Connections of Unix sockets have none: for them it is `0.0.0.0:0`.
+    /// Address of the client. Connections of Unix sockets have none: for them it is `0.0.0.0`, with a number that tells them
+    /// apart as the port; see [`shown_peer`].
     pub peer: SocketAddr,
     /// Common name in the client's verified certificate, if the listener says that it is the user (`--client-cert-auth`).
     pub common_name: Option<Arc<str>>,
     /// The connection is encrypted.
     pub is_tls: bool,
+    /// What its listener serves.
+    pub serves: Serves,
 }
 
 impl Origin {
     /// That of a connection which is not encrypted.
     pub fn plain(peer: SocketAddr) -> Origin {
-        Origin { peer, common_name: None, is_tls: false }
+        Origin { peer, common_name: None, is_tls: false, serves: Serves::All }
     }
 
-    /// The address of clients that have none.
-    pub(crate) const NO_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+    /// That of a Unix socket's client, which has none. Of 65,536 connections two have the same.
+    pub(crate) fn without_address(number: u16) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::UNSPECIFIED, number))
+    }
+}
+
+/// A client's address for logs: `@` and a number for that of a Unix socket, which has none. Go shows an `@`, too.
+pub fn shown_peer(peer: SocketAddr) -> impl fmt::Display {
+    struct Shown(SocketAddr);
+    impl fmt::Display for Shown {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            match self.0.ip().is_unspecified() {
+                true => write!(f, "@{}", self.0.port()),
+                false => self.0.fmt(f),
+            }
+        }
+    }
+    Shown(peer)
 }
 
 /// A connection that was not let in by TLS, or is closed because it would not be let in any more.

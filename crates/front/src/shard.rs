@@ -218,6 +218,9 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let first = tokio::time::timeout(state.options.first_bytes_timeout, first);
     let First::Left(first) = race(first, closing.begun()).await else { return Ok(()) };
     let speaks_h2 = first.map_err(|_| std::io::ErrorKind::TimedOut)??;
+    if !origin.serves.takes(speaks_h2) {
+        return Ok(());
+    }
     // On the heap only from here on, so that a connection that has said nothing holds little.
     if speaks_h2 {
         Box::pin(connection::serve(socket, origin, account, standing, state, service)).await

@@ -1,6 +1,8 @@
 //! The binary. By its name, or by its first word, it is a member or one of the tools.
 
+mod local_time;
 mod member;
+mod memory_lock;
 mod open_files;
 mod rebuild;
 mod signals;

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use config::{self, Invocation, Parsed};
 use server::boot::{self, Listening};
+use server::systemd::Systemd;
 use telemetry::logging::{Logger, Value};
 
 use crate::rebuild::{self, Rebuild};
-use crate::{environment, open_files, signals};
+use crate::{environment, local_time, memory_lock, open_files, signals};
 
 /// The purpose for which the member is run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -105,7 +106,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     // Before any thread starts, so that none of them takes a signal.
     signals::block();
     open_files::raise_limit();
-    let logger = match Logger::open(&parsed.config.log) {
+    let logger = match Logger::open_in_zone(&parsed.config.log, local_time::ahead_of_utc) {
         Ok(logger) => Arc::new(logger),
         Err(error) => {
             eprintln!("{error}");
@@ -124,6 +125,15 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
             ("api-version", Value::Str(config::API_VERSION)),
         ],
     );
+    if parsed.config.memory_mlock {
+        match memory_lock::lock() {
+            Ok(()) => logger.info("the memory of this process is locked", &[]),
+            Err(error) => {
+                logger.fatal("cannot start the member", &[("error", Value::Str(&error.to_string()))]);
+                return ExitCode::FAILURE;
+            }
+        }
+    }
     let data_path = parsed.config.data_dir.clone();
     let data_dir = data_path.display().to_string();
     let mut signal = None;
@@ -162,11 +172,14 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
             return ExitCode::FAILURE;
         }
     };
+    let mut systemd = Systemd::from_env();
+    systemd.ready(&logger);
     if greet {
         greeting(&listening, &data_dir);
     }
     while signal.is_none() {
-        signal = signals::wait(Duration::from_millis(500));
+        signal = signals::wait(systemd.patience(Duration::from_millis(500)));
+        systemd.alive(&logger);
         if signal.is_none() && running.ended(Duration::ZERO) {
             break;
         }
@@ -174,6 +187,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     if let Some(signal) = signal {
         logger.info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
     }
+    systemd.stopping(&logger);
     match running.stop() {
         Ok(()) => {}
         Err(error) => {
@@ -193,6 +207,12 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
 fn greeting(listening: &Listening, data_dir: &str) {
     let mut out = std::io::stdout().lock();
     let client = listening.clients.first().map_or("", String::as_str);
+    let page = match listening.pages.first().map_or(client, String::as_str).split_once(':') {
+        Some(("unix", path)) => {
+            format!("--unix-socket {} http://localhost", path.strip_prefix("//").unwrap_or(path))
+        }
+        _ => listening.pages.first().map_or(client, String::as_str).to_owned(),
+    };
     let (bold, plain) = if out.is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
     // A closed standard output is no reason to stop serving.
     let _ = writeln!(
@@ -204,7 +224,7 @@ fn greeting(listening: &Listening, data_dir: &str) {
          Try:\n  \
            etcdctl --endpoints={client} put greeting hello\n  \
            etcdctl --endpoints={client} get greeting\n  \
-           curl {client}/health",
+           curl {page}/health",
         listening.clients.join(", "),
         listening.peers.join(", "),
     );

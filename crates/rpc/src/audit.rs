@@ -156,7 +156,7 @@ impl Entry for RefusedHandshake {
         fields.text("ts", &format_rfc3339(self.at));
         fields.text("user", "");
         fields.text("auth", "none");
-        fields.text("remote", &self.remote.to_string());
+        fields.text("remote", &front::shown_peer(self.remote).to_string());
         fields.text("method", "TLS handshake");
         fields.text("code", Code::Unauthenticated.name());
         fields.text("error", &self.error);
@@ -326,7 +326,7 @@ impl Entry for Line {
         if let Some(name) = &self.who.certificate {
             fields.text("certificate", name);
         }
-        fields.text("remote", &self.who.remote.to_string());
+        fields.text("remote", &front::shown_peer(self.who.remote).to_string());
         fields.text("method", self.rpc.method().path);
         let changes = match &self.message {
             Asked::Unknown => !is_read(self.rpc),

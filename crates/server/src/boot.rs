@@ -1,8 +1,6 @@
 //! From a configuration and a data directory to a running member: [`start`] opens, assembles, starts a thread per part and
 //! listens; [`Running::stop`] shuts down cleanly.
 
-use std::net::{TcpListener, ToSocketAddrs};
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::mpsc::{self, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -18,10 +16,13 @@ use crate::assembly::{Assembled, Setting, assemble};
 use crate::audit;
 use crate::credentials::credentials;
 use crate::error::{EndError, StartError};
+use crate::go_environment::GoEnvironment;
+pub use crate::listening::Listening;
+use crate::listening::{Listeners, SocketFile};
 use crate::peering::Peering;
-use crate::tls::{self as member_tls, MemberTls, Reloading, Side, TlsError};
+use crate::tls::{self as member_tls, MemberTls, Reloading, Side};
 use clock::Clock;
-use config::{Config, Url};
+use config::Config;
 use consistency::monitor::Monitor;
 use replica::core::{ControlRequest, Core, Fatal, Parts, StorageRequest, Thresholds};
 use replica::inbox::Inbox;
@@ -34,7 +35,6 @@ use storage::catch_up;
 use storage::clean_shutdown::CleanShutdown;
 use storage::opening::{self, LogEvents, Opening};
 use telemetry::logging::{Logger, Value};
-use tls::ServerTls;
 
 /// Time that calls in flight may go on when the member stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -54,19 +54,12 @@ pub struct Running {
     ended: mpsc::Receiver<()>,
     clean_shutdown: CleanShutdown,
     reloading: Reloading,
+    socket_files: Vec<SocketFile>,
     _lock: Lock,
 }
 
 /// The threads that serve clients and metrics, from when they do.
 type Fronts = OnceLock<Vec<Front>>;
-
-/// The addresses on which a member listens.
-pub struct Listening {
-    /// Addresses for clients, as URLs.
-    pub clients: Vec<String>,
-    /// Addresses for members, as URLs.
-    pub peers: Vec<String>,
-}
 
 /// Starts a member; returns once it serves clients. That needs a quorum of its cluster, so `stop_wanted` is asked now
 /// and then whether to go on waiting.
@@ -81,13 +74,8 @@ pub fn start(
 ) -> Result<(Running, Listening), StartError> {
     let clock = Clock::real();
     let tls = MemberTls::load(&config, &logger, &clock)?;
-    let peers = listen(&config.listen_peer_urls, &config, |url| tls.for_peers(url))?;
-    let clients = listen(&config.listen_client_urls, &config, |url| tls.for_clients(url))?;
-    let metrics_listeners = listen(&config.listen_metrics_urls, &config, |url| tls.for_metrics(url))?;
-    let listening = Listening {
-        clients: urls(&config.listen_client_urls, &clients),
-        peers: urls(&config.listen_peer_urls, &peers),
-    };
+    let listeners = Listeners::bind(&config, &tls)?;
+    let listening = listeners.addresses(&config);
 
     // On all processors: hashing gives way to those who are known already, every few rounds.
     let (credentials, key_files) =
@@ -119,7 +107,6 @@ pub fn start(
             .watch(&assembled.shared.credentials, &watching_logger)
             .map_err(|error| StartError::Thread { what: "the thread that looks at key files", error })?;
     }
-    let listeners = (clients, peers, metrics_listeners);
     serve(assembled, tls, listeners, listening, stop_wanted)
 }
 
@@ -136,75 +123,15 @@ fn check_release(config: &Config, members: &machine::Members) -> Result<(), Star
 
 /// Returns the number of processors that the process may use.
 fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    GoEnvironment::read().processors_max.map_or(processors, |max| max.min(processors))
 }
-
-fn resolve(url: &Url) -> Result<std::net::SocketAddr, StartError> {
-    let failed = |error| StartError::Resolve { url: url.as_str().to_owned(), error };
-    (url.host(), url.port())
-        .to_socket_addrs()
-        .map_err(|error| failed(Some(error)))?
-        // "localhost" first means IPv4 to most clients.
-        .min_by_key(|address| address.is_ipv6())
-        .ok_or_else(|| failed(None))
-}
-
-/// A socket that listens, with its TLS.
-struct Bound {
-    socket: TcpListener,
-    tls: Option<ServerTls>,
-}
-
-impl Bound {
-    fn for_clients(self, checks_address: bool) -> front::Listener {
-        front::Listener { socket: front::ListenerSocket::Tcp(self.socket), tls: self.tls, checks_address }
-    }
-}
-
-fn listen(
-    listen_urls: &[Url],
-    config: &Config,
-    tls: impl Fn(&Url) -> Result<Option<ServerTls>, TlsError>,
-) -> Result<Vec<Bound>, StartError> {
-    let bind = |url: &Url| -> Result<Bound, StartError> {
-        let tls = tls(url)?;
-        let address = resolve(url)?;
-        let failed = |error| StartError::Listen { url: url.as_str().to_owned(), error };
-        let domain = if address.is_ipv6() { socket2::Domain::IPV6 } else { socket2::Domain::IPV4 };
-        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))
-            .map_err(failed)?;
-        // As Go does for every listener; the flag only says so.
-        socket.set_reuse_address(true).map_err(failed)?;
-        if config.socket_reuse_port {
-            socket.set_reuse_port(true).map_err(failed)?;
-        }
-        socket.bind(&address.into()).map_err(failed)?;
-        socket.listen(4096).map_err(failed)?;
-        Ok(Bound { socket: socket.into(), tls })
-    };
-    listen_urls.iter().map(bind).collect()
-}
-
-/// The URLs with the ports that were really taken: 0 asks for any.
-fn urls(asked: &[Url], listeners: &[Bound]) -> Vec<String> {
-    asked
-        .iter()
-        .zip(listeners)
-        .map(|(url, listener)| match listener.socket.local_addr() {
-            Ok(address) if url.port() == 0 => format!("{}://{address}", url.scheme()),
-            _ => url.as_str().to_owned(),
-        })
-        .collect()
-}
-
-/// Sockets for clients, for members and for metrics.
-type Listeners = (Vec<Bound>, Vec<Bound>, Vec<Bound>);
 
 /// Starts the threads of a member. Returns once it serves clients.
 fn serve(
     assembled: Assembled,
     tls: MemberTls,
-    (clients, peers, metrics_listeners): Listeners,
+    Listeners { clients, peers, metrics: metrics_listeners, files: socket_files }: Listeners,
     listening: Listening,
     stop_wanted: &dyn Fn() -> bool,
 ) -> Result<(Running, Listening), StartError> {
@@ -236,6 +163,8 @@ fn serve(
     let monitor = Monitor::start(&shared, &logger, &parts.config)
         .map_err(|error| StartError::Thread { what: "the monitor thread", error })?;
     let mut front_options = front_options(&parts.config, shared.shards.len(), parts.log.segments().len())?;
+    GoEnvironment::read().log(&logger);
+    warn_of_few_connections(&logger, &front_options);
     warn_of_raised_memory(&logger, &parts.config, &front_options);
     shared.readers.charge_to(&front_options.budget);
     audit::start(&shared, audit_log, &logger)?;
@@ -264,6 +193,7 @@ fn serve(
         ended,
         clean_shutdown,
         reloading,
+        socket_files,
         _lock: lock,
     };
     Ok((running, listening))
@@ -290,12 +220,10 @@ fn start_peers(
     logger: &Arc<Logger>,
     config: &Config,
     peering: Arc<Peering>,
-    listeners: Vec<Bound>,
+    listeners: Vec<peer::Listener>,
     tls: tls::ClientTls,
 ) -> Result<Arc<Peers>, StartError> {
     let peer_logger = Arc::clone(logger);
-    let listener = |bound: Bound| peer::Listener { socket: bound.socket, tls: bound.tls };
-    let listeners = listeners.into_iter().map(listener).collect();
     let options = peer::Options {
         local_id: shared.identity.member_id,
         cluster_id: shared.identity.cluster_id,
@@ -337,6 +265,19 @@ fn start_reloading(
     let (metrics, logger) = (Arc::clone(&shared.metrics), Arc::clone(logger));
     Reloading::start(tls, reloaded, shared.clock.clone(), metrics, logger)
         .map_err(|error| StartError::Thread { what: "the thread that reloads TLS files", error })
+}
+
+/// Fewer connections than this are little for a cluster's clients.
+const CONNECTIONS_ADVISED: usize = 1000;
+
+/// Says that the limit on open files leaves few connections, and how to raise it.
+fn warn_of_few_connections(logger: &Logger, options: &front::Options) {
+    if options.connections_max < CONNECTIONS_ADVISED {
+        logger.warn(
+            "the limit on open files leaves few connections for clients: raise it (ulimit -n, LimitNOFILE)",
+            &[("connections", Value::Uint(options.connections_max as u64))],
+        );
+    }
 }
 
 /// Says that clients get more memory than the operator allowed them, where that is so.
@@ -397,15 +338,15 @@ fn start_fronts(
     shared: &Arc<Shared>,
     logger: &Arc<Logger>,
     options: front::Options,
-    clients: Vec<Bound>,
-    metrics_listeners: Vec<Bound>,
+    clients: Vec<front::Listener>,
+    metrics_listeners: Vec<front::Listener>,
 ) -> Result<Vec<Front>, StartError> {
     let counters = rpc::http::FrontCounters::default();
     let (service_shared, service_counters, service_logger) =
         (Arc::clone(shared), counters.clone(), Arc::clone(logger));
     let front = front::start(
         options.clone(),
-        clients.into_iter().map(|bound| bound.for_clients(false)).collect(),
+        clients,
         Arc::new(move |shard| -> Rc<dyn front::Service> {
             Services::start(
                 Arc::clone(&service_shared),
@@ -419,29 +360,27 @@ fn start_fronts(
     counters.set(front.counters().to_vec());
     let mut fronts = vec![front];
     if !metrics_listeners.is_empty() {
-        // As in etcd only metrics' listeners compare names in clients' certificates with where they come from.
-        let listeners = metrics_listeners.into_iter().map(|bound| bound.for_clients(true)).collect();
-        let front = MetricsListener::start(shared, &counters, options, listeners)
+        let front = MetricsListener::start(shared, &counters, options, metrics_listeners)
             .map_err(|error| StartError::Thread { what: "the threads that serve metrics", error })?;
         fronts.push(front);
     }
     Ok(fronts)
 }
 
-/// Tells the operator and systemd that the member serves.
+/// Tells the operator that the member serves.
 fn tell_of_service(logger: &Logger, listening: &Listening) {
     logger.info("ready to serve client requests", &[]);
-    for url in &listening.clients {
-        let (line, address) = match url.split_once("://") {
-            Some(("https", address)) => ("serving client traffic securely", address),
-            Some((_, address)) => {
-                ("serving client traffic insecurely; this is strongly discouraged!", address)
-            }
-            None => continue,
+    let apart = if listening.pages.is_empty() { "grpc+http" } else { "grpc" };
+    let clients = listening.clients.iter().map(|url| (url, apart));
+    for (url, traffic) in clients.chain(listening.pages.iter().map(|url| (url, "http"))) {
+        let Some((scheme, address)) = url.split_once(':') else { continue };
+        let address = address.strip_prefix("//").unwrap_or(address);
+        let line = match scheme {
+            "https" | "unixs" => "serving client traffic securely",
+            _ => "serving client traffic insecurely; this is strongly discouraged!",
         };
-        logger.info(line, &[("traffic", Value::Str("grpc+http")), ("address", Value::Str(address))]);
+        logger.info(line, &[("traffic", Value::Str(traffic)), ("address", Value::Str(address))]);
     }
-    notify_systemd(logger);
 }
 
 fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, peer::Field<'_>)]) {
@@ -510,7 +449,10 @@ const MESSAGES_MIN: usize = 4;
 fn client_memory_bytes(told: Option<u64>, message_bytes_max: usize) -> usize {
     let bytes = match told {
         Some(bytes) => bytes,
-        None => crate::memory::available_bytes() / 4,
+        None => {
+            let bytes = crate::memory::available_bytes();
+            GoEnvironment::read().memory_bytes_max.map_or(bytes, |max| max.min(bytes)) / 4
+        }
     };
     let least = CLIENT_MEMORY_BYTES_MIN.max(message_bytes_max.saturating_mul(MESSAGES_MIN));
     usize::try_from(bytes).unwrap_or(usize::MAX).max(least)
@@ -528,16 +470,6 @@ fn spawn<T: Send + 'static>(
         .map_err(|error| StartError::Thread { what, error })
 }
 
-/// Tells systemd that the member is ready, if it asked to be told.
-fn notify_systemd(logger: &Logger) {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let told = std::os::unix::net::UnixDatagram::unbound()
-        .and_then(|socket| socket.send_to(b"READY=1", PathBuf::from(&path)));
-    if let Err(error) = told {
-        logger.warn("could not notify systemd", &[("error", Value::Str(&error.to_string()))]);
-    }
-}
-
 impl Running {
     /// Waits until the core has ended by itself, up to `patience`; whether it has.
     pub fn ended(&self, patience: Duration) -> bool {
@@ -553,6 +485,8 @@ impl Running {
     pub fn stop(self) -> Result<(), EndError> {
         // It tells the others of new files.
         drop(self.reloading);
+        // First, so that nobody finds a socket on which no process listens.
+        drop(self.socket_files);
         let fronts = Arc::into_inner(self.fronts).and_then(Fronts::into_inner);
         for front in fronts.expect("only the thread that ended used the fronts") {
             front.shutdown_blocking(STOP_TIMEOUT);

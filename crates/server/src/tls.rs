@@ -13,7 +13,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clock::Clock;
-use config::url::Scheme;
 use config::{Config, TlsOptions, Url};
 use stdx::calendar::format_rfc3339;
 use telemetry::logging::{Format, Level, Logger, Value};
@@ -129,13 +128,14 @@ impl MemberTls {
         let peers = load(settings, Side::Peer, &mut watched, logger)?;
 
         let options = &config.client_tls;
-        let mut settings =
-            settings_of(options, Side::Client, (&fixtures, now), &config.listen_client_urls, logger)?;
+        let urls: Vec<Url> =
+            config.listen_client_urls.iter().chain(&config.listen_client_http_urls).cloned().collect();
+        let mut settings = settings_of(options, Side::Client, (&fixtures, now), &urls, logger)?;
         // COMPAT-104: clients that offer both want pages, such as curl. Clients of gRPC offer HTTP/2 alone.
         settings.alpn = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
         let client_settings = Some(settings.clone()).filter(|settings| !settings.is_empty());
-        warn_of_plain(Side::Client, &config.listen_client_urls, &settings, logger);
-        let listens = config.listen_client_urls.iter().chain(&config.listen_metrics_urls).any(is_secure);
+        warn_of_plain(Side::Client, &urls, &settings, logger);
+        let listens = urls.iter().chain(&config.listen_metrics_urls).any(is_secure);
         let clients = match listens && !settings.is_empty() {
             true => Some(load(settings, Side::Client, &mut watched, logger)?),
             false => None,
@@ -187,7 +187,7 @@ impl MemberTls {
 }
 
 fn is_secure(url: &Url) -> bool {
-    matches!(url.scheme(), Scheme::Https | Scheme::Unixs)
+    url.scheme().is_secure()
 }
 
 fn server(
@@ -265,6 +265,11 @@ fn ignored(settings: &tls::Settings, side: Side) -> Vec<&'static str> {
 }
 
 fn host_and_port(url: &Url) -> String {
+    if url.scheme().is_unix() {
+        // The name that clients compare the certificate with.
+        let name = url.host().rsplit('/').next().unwrap_or_default();
+        return if name.contains(':') { name.to_owned() } else { format!("{name}:0") };
+    }
     if url.host().contains(':') {
         format!("[{}]:{}", url.host(), url.port())
     } else {
@@ -357,7 +362,7 @@ pub(crate) fn rejections(
     let (counter, logger) = (metrics.tls.rejected.clone(), Arc::clone(logger));
     Arc::new(move |rejected: &front::Rejected| {
         counter.with(&[Side::Client.name()]).add(1 + rejected.not_reported);
-        let remote = rejected.remote;
+        let remote = front::shown_peer(rejected.remote);
         let mut fields = vec![
             ("remote-addr", Value::Display(&remote)),
             ("server-name", Value::Str(&rejected.server_name)),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ::tls::{Resolver, ServerTls, Settings, Version};
 use bytes::Bytes;
 use client::Channel;
-use mainstay_front::{Budget, Listener, ListenerSocket, Options, Rejected};
+use mainstay_front::{Budget, Listener, ListenerSocket, Options, Rejected, Serves};
 use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
 use testkit::TIMEOUT;
@@ -53,7 +53,11 @@ fn serve(options: Options, tls: &ServerTls) -> Running {
 fn serve_with(options: Options, tls: &ServerTls, checks_address: bool) -> Running {
     let (listener, address) = testkit::ports::listen();
     let socket = ListenerSocket::Tcp(listener);
-    run_on(options, address, vec![Listener { socket, tls: Some(tls.clone()), checks_address }])
+    run_on(
+        options,
+        address,
+        vec![Listener { socket, tls: Some(tls.clone()), checks_address, serves: Serves::All }],
+    )
 }
 
 fn one_shard() -> Options {
@@ -448,7 +452,11 @@ fn unix_sockets_are_served_with_and_without_tls() {
         let path = dir.path().join(format!("{is_secured}.sock"));
         let socket = ListenerSocket::Unix(UnixListener::bind(&path).unwrap());
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
-        let running = run_on(one_shard(), nowhere, vec![Listener { socket, tls, checks_address: true }]);
+        let running = run_on(
+            one_shard(),
+            nowhere,
+            vec![Listener { socket, tls, checks_address: true, serves: Serves::All }],
+        );
         let mut stream = UnixStream::connect(&path).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let request = b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";

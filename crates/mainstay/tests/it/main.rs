@@ -31,10 +31,12 @@ mod network;
 mod refusals;
 mod resources;
 mod restart;
+mod service;
 mod smoke;
 mod space;
 mod tls;
 mod tls_cluster;
+mod unix_sockets;
 
 use std::time::Duration;
 

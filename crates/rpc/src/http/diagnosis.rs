@@ -77,7 +77,7 @@ pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
         .filter(|_| names_keys)
         .map(|note| {
             json!({
-                "client": note.client.to_string(),
+                "client": client(note.client),
                 "key": quoted(&note.key),
                 "range_end": quoted(&note.range_end),
                 "count": note.count,
@@ -94,7 +94,7 @@ pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
         .filter(|_| names_keys)
         .map(|note| {
             json!({
-                "client": note.client.to_string(),
+                "client": client(note.client),
                 "key": quoted(&note.key),
                 "bytes": note.bytes,
                 "last_unix_ms": unix_ms(note.last),
@@ -146,7 +146,12 @@ fn quoted(key: &[u8]) -> String {
     format!("\"{}\"", key.escape_ascii())
 }
 
-/// The address; what is counted of all the others together has none.
+/// The address; clients of Unix sockets have none.
+fn client(address: IpAddr) -> String {
+    if address.is_unspecified() { "unix".to_owned() } else { address.to_string() }
+}
+
+/// The address; what is counted of clients of Unix sockets, and of all the others together has none.
 fn shown(address: IpAddr) -> String {
     if address.is_unspecified() { "others".to_owned() } else { address.to_string() }
 }

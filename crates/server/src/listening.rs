@@ -1,0 +1,273 @@
+//! The sockets of a member: which address or file each URL stands for, and what happens to files of Unix sockets.
+//!
+//! As in etcd the file of a Unix socket has the permissions that the process's umask leaves, a file that a killed member left
+//! behind is replaced, and a member that stops removes its own. Unlike etcd, nothing else is ever removed (COMPAT-132).
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use config::{Config, Url};
+use front::{ListenerSocket, Serves};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use tls::ServerTls;
+
+use crate::error::StartError;
+use crate::tls::{MemberTls, TlsError};
+
+/// Connections that the kernel accepts before the member does.
+const BACKLOG: i32 = 4096;
+/// Bytes of the path of a Unix socket that the kernel takes: `sun_path`, less the zero at its end.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// The addresses on which a member listens, as URLs.
+pub struct Listening {
+    /// For clients.
+    pub clients: Vec<String>,
+    /// For clients that ask for pages, if those have addresses of their own.
+    pub pages: Vec<String>,
+    /// For members.
+    pub peers: Vec<String>,
+}
+
+/// The sockets of a member, which listen already.
+pub(crate) struct Listeners {
+    /// Those for `--listen-client-urls`, and behind them those for `--listen-client-http-urls`.
+    pub(crate) clients: Vec<front::Listener>,
+    pub(crate) peers: Vec<peer::Listener>,
+    pub(crate) metrics: Vec<front::Listener>,
+    /// Files of those that are Unix sockets.
+    pub(crate) files: Vec<SocketFile>,
+}
+
+impl Listeners {
+    /// Listens at all URLs of the options, first at those for members, as etcd does.
+    ///
+    /// # Errors
+    ///
+    /// The URL that is not to be had, and why.
+    pub(crate) fn bind(config: &Config, tls: &MemberTls) -> Result<Listeners, StartError> {
+        let mut files = Vec::new();
+        let bind_peer = |url: &Url| -> Result<peer::Listener, StartError> {
+            let tls = tls.for_peers(url)?;
+            Ok(peer::Listener { socket: listen_tcp(url, config)?, tls })
+        };
+        let peers = config.listen_peer_urls.iter().map(bind_peer).collect::<Result<_, _>>()?;
+        let mut bind = |url: &Url, tls: Result<Option<ServerTls>, TlsError>, serves, checks_address| {
+            let socket = listen(url, config, &mut files)?;
+            Ok::<_, StartError>(front::Listener { tls: tls?, socket, checks_address, serves })
+        };
+        let has_pages_apart = !config.listen_client_http_urls.is_empty();
+        let mut clients = Vec::new();
+        for url in &config.listen_client_urls {
+            let serves = if has_pages_apart { Serves::Grpc } else { Serves::All };
+            clients.push(bind(url, tls.for_clients(url), serves, false)?);
+        }
+        for url in &config.listen_client_http_urls {
+            clients.push(bind(url, tls.for_clients(url), Serves::Pages, false)?);
+        }
+        let mut metrics = Vec::new();
+        for url in &config.listen_metrics_urls {
+            // As in etcd only metrics' listeners compare names in clients' certificates with where they come from.
+            metrics.push(bind(url, tls.for_metrics(url), Serves::All, true)?);
+        }
+        Ok(Listeners { clients, peers, metrics, files })
+    }
+
+    /// The addresses, with the ports that were really taken: 0 asks for any.
+    pub(crate) fn addresses(&self, config: &Config) -> Listening {
+        let taken = |url: &Url, socket: &TcpListener| match socket.local_addr() {
+            Ok(address) if url.port() == 0 => format!("{}://{address}", url.scheme()),
+            _ => url.as_str().to_owned(),
+        };
+        let of_client = |(url, listener): (&Url, &front::Listener)| match &listener.socket {
+            ListenerSocket::Tcp(socket) => taken(url, socket),
+            ListenerSocket::Unix(_) => url.as_str().to_owned(),
+        };
+        let urls = config.listen_client_urls.iter().chain(&config.listen_client_http_urls);
+        let mut clients: Vec<String> = urls.zip(&self.clients).map(of_client).collect();
+        let pages = clients.split_off(config.listen_client_urls.len().min(clients.len()));
+        let of_peer = |(url, listener): (&Url, &peer::Listener)| taken(url, &listener.socket);
+        let peers = config.listen_peer_urls.iter().zip(&self.peers).map(of_peer).collect();
+        Listening { clients, pages, peers }
+    }
+}
+
+fn listen(url: &Url, config: &Config, files: &mut Vec<SocketFile>) -> Result<ListenerSocket, StartError> {
+    if !url.scheme().is_unix() {
+        return Ok(ListenerSocket::Tcp(listen_tcp(url, config)?));
+    }
+    let (socket, file) = listen_unix(Path::new(url.host()))
+        .map_err(|error| StartError::Listen { url: url.as_str().to_owned(), error })?;
+    files.push(file);
+    Ok(ListenerSocket::Unix(socket.into()))
+}
+
+fn listen_tcp(url: &Url, config: &Config) -> Result<TcpListener, StartError> {
+    let address = resolve(url)?;
+    let bind = || -> io::Result<TcpListener> {
+        let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
+        let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+        // As Go does for every listener; the flag only says so.
+        socket.set_reuse_address(true)?;
+        if config.socket_reuse_port {
+            socket.set_reuse_port(true)?;
+        }
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        Ok(socket.into())
+    };
+    bind().map_err(|error| StartError::Listen { url: url.as_str().to_owned(), error })
+}
+
+fn resolve(url: &Url) -> Result<SocketAddr, StartError> {
+    let failed = |error| StartError::Resolve { url: url.as_str().to_owned(), error };
+    (url.host(), url.port())
+        .to_socket_addrs()
+        .map_err(|error| failed(Some(error)))?
+        // "localhost" first means IPv4 to most clients.
+        .min_by_key(|address| address.is_ipv6())
+        .ok_or_else(|| failed(None))
+}
+
+/// The file of a socket that this process listens on; removed when dropped, unless it is another file by then.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    fn new(path: &Path) -> io::Result<SocketFile> {
+        // A relative path stays the same file if the process goes elsewhere.
+        let path = std::path::absolute(path)?;
+        Ok(SocketFile { identity: identity(&path)?, path })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
+            // Who may not remove it now was able to create it before; a file that stays is replaced by the next start.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+fn listen_unix(path: &Path) -> io::Result<(Socket, SocketFile)> {
+    let bytes = path.as_os_str().as_bytes().len();
+    if bytes > SOCKET_PATH_BYTES_MAX {
+        let text =
+            format!("the path of a Unix socket has {SOCKET_PATH_BYTES_MAX} bytes at most, this one {bytes}");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let address = SockAddr::unix(path)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    match socket.bind(&address) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            remove_stale(path, &address)?;
+            socket.bind(&address)?;
+        }
+        bound => bound?,
+    }
+    let file = SocketFile::new(path)?;
+    socket.listen(BACKLOG)?;
+    Ok((socket, file))
+}
+
+/// Removes the file of a socket on which no process listens any more.
+fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
+    let in_use = |text: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return in_use("there is a file that is not a socket: remove it, or name another path");
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(_) => {}
+    }
+    let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // A process that listens and does not accept must not hold up the start.
+    probe.set_nonblocking(true)?;
+    match probe.connect(address) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        _ => in_use("another process listens on this socket"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use testkit::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_file_is_removed_with_its_listener() {
+        let dir = TempDir::in_memory("socket-file");
+        let path = dir.path().join("s");
+        let (socket, file) = listen_unix(&path).unwrap();
+        UnixStream::connect(&path).expect("somebody listens");
+        drop((socket, file));
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_file_of_a_killed_member_is_replaced() {
+        let dir = TempDir::in_memory("socket-stale");
+        let path = dir.path().join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "dropping a listener leaves its file");
+        let (_socket, _file) = listen_unix(&path).unwrap();
+        UnixStream::connect(&path).expect("somebody listens");
+    }
+
+    #[test]
+    fn what_is_not_a_stale_socket_is_left_alone() {
+        let dir = TempDir::in_memory("socket-taken");
+        let path = dir.path().join("s");
+        fs::write(&path, "precious").unwrap();
+        let error = listen_unix(&path).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "there is a file that is not a socket: remove it, or name another path"
+        );
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+
+        let other = dir.path().join("other");
+        let listener = UnixListener::bind(&other).unwrap();
+        let error = listen_unix(&other).unwrap_err();
+        assert_eq!(error.to_string(), "another process listens on this socket");
+        UnixStream::connect(&other).expect("it still does");
+        drop(listener);
+    }
+
+    #[test]
+    fn a_file_that_took_the_place_of_the_socket_is_left_alone() {
+        let dir = TempDir::in_memory("socket-replaced");
+        let path = dir.path().join("s");
+        let (_socket, file) = listen_unix(&path).unwrap();
+        fs::rename(&path, dir.path().join("moved")).unwrap();
+        fs::write(&path, "").unwrap();
+        drop(file);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_refused_with_its_length() {
+        let path = PathBuf::from(format!("/{}", "x".repeat(107)));
+        let error = listen_unix(&path).unwrap_err();
+        assert_eq!(error.to_string(), "the path of a Unix socket has 107 bytes at most, this one 108");
+    }
+}
