@@ -1,7 +1,7 @@
 //! YAML, and with it JSON, as a tree: bounded in bytes, depth and nodes, with the scalars of YAML 1.1 that etcd's reader knows
 //! (`yes`, `0x10`, `1_000`). Only the first document is read, as etcd does. `saphyr-parser` cuts the text into events.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
@@ -105,7 +105,9 @@ pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
             }
             Event::SequenceEnd | Event::MappingEnd => match open.pop() {
                 Some((Open::List(items), anchor)) => (Yaml::List(items), anchor),
-                Some((Open::Map(entries, _), anchor)) => (Yaml::Map(entries), anchor),
+                Some((Open::Map(entries, _), anchor)) => {
+                    (Yaml::Map(merged(entries).map_err(failed)?), anchor)
+                }
                 None => return Err(failed("an end without a beginning")),
             },
             Event::Scalar(text, style, anchor, tag) => {
@@ -138,6 +140,27 @@ pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
             },
         }
     }
+}
+
+/// The entries of a map after its merge keys (`<<`, <https://yaml.org/type/merge.html>): those of the map named there, or of the maps
+/// of the list there, the earlier ones first. A key that the map has itself stays as it is.
+fn merged(entries: Vec<(String, usize, Yaml)>) -> Result<Vec<(String, usize, Yaml)>, &'static str> {
+    let (merges, mut entries): (Vec<_>, Vec<_>) = entries.into_iter().partition(|(key, ..)| key == "<<");
+    let maps = merges.into_iter().flat_map(|(_, _, value)| match value {
+        Yaml::List(maps) => maps,
+        one => vec![one],
+    });
+    for map in maps {
+        let Yaml::Map(more) = map else {
+            return Err("map merge requires map or sequence of maps as the value");
+        };
+        let known: HashSet<&String> = entries.iter().map(|(key, ..)| key).collect();
+        let mut all: Vec<_> = more.into_iter().filter(|(key, ..)| !known.contains(key)).collect();
+        // Behind the merged ones, since the last of two counts, and the reader of flags takes `Name` for `name`.
+        all.append(&mut entries);
+        entries = all;
+    }
+    Ok(entries)
 }
 
 /// Counts nodes in, which bring this depth; an error if there are too many.
@@ -269,6 +292,25 @@ mod tests {
     fn aliases_stand_for_what_they_name() {
         assert_eq!(entries("a: &x [1]\nb: *x\n")[1].1, Yaml::List(vec![Yaml::Int(1)]));
         assert!(read("a: *x\n").is_err());
+    }
+
+    #[test]
+    fn merge_keys_bring_what_the_map_does_not_have_itself() {
+        let read = entries("x: &x {a: 1, b: 2}\ny: &y {b: 3, c: 4}\nz: {b: 5, <<: *x}\nw: {<<: [*y, *x]}\n");
+        let map = |entries: &[(&str, i128)]| {
+            entries.iter().map(|(key, value)| ((*key).to_owned(), Yaml::Int(*value))).collect::<Vec<_>>()
+        };
+        let of = |at: usize| match &read[at].1 {
+            Yaml::Map(entries) => {
+                entries.iter().map(|(key, _, value)| (key.clone(), value.clone())).collect()
+            }
+            other => panic!("{other:?}"),
+        };
+        let (z, w): (Vec<_>, Vec<_>) = (of(2), of(3));
+        assert_eq!(z, map(&[("a", 1), ("b", 5)]));
+        assert_eq!(w, map(&[("a", 1), ("b", 3), ("c", 4)]));
+        let error = super::read("a: {<<: 5}\n").unwrap_err();
+        assert_eq!(error.why, "map merge requires map or sequence of maps as the value");
     }
 
     #[test]

@@ -112,6 +112,18 @@ self-signed-cert-validity: 3",
     assert_eq!(members.self_signed_years, 3);
 }
 
+/// A merge that were left out would serve clients without the certificates that the file asks them for.
+#[test]
+fn merge_keys_count_in_blocks() {
+    let config = with(
+        "base: &tls {client-cert-auth: true, cert-file: a.crt}
+client-transport-security: {<<: *tls, Cert-File: b.crt, key-file: b.key, trusted-ca-file: ca.crt}",
+    );
+    assert!(config.client_tls.settings.client_cert_auth);
+    assert_eq!(config.client_tls.settings.cert_file.as_deref(), Some(Path::new("b.crt")));
+    assert!(refused("<<: 5").contains("map merge requires map or sequence of maps as the value"));
+}
+
 #[test]
 fn what_etcd_refuses_is_refused_in_its_words() {
     let json = "error unmarshaling JSON: while decoding JSON: json: cannot unmarshal ";
