@@ -128,7 +128,7 @@ impl Steps {
             let permit = Rc::new(UserPermit::within(&services, head).await);
             services.hub.serve(needs_leader, caller, permit, requests, responses, closed).await
         });
-        Changes { stream, arrived }
+        Changes::of(stream, arrived)
     }
 
     /// Waits until no key of a line is older than the one that was created at this revision. Only one watch is held at a
@@ -283,10 +283,16 @@ impl Drop for Place<'_> {
 /// Changes of keys, as a watch is told of them.
 pub(super) struct Changes {
     stream: LocalBoxFuture<Result<(), Status>>,
+    /// How the stream ended. It is not polled again then; a response that came with the end is taken first.
+    over: Option<Status>,
     arrived: Rc<RefCell<Option<Bytes>>>,
 }
 
 impl Changes {
+    fn of(stream: LocalBoxFuture<Result<(), Status>>, arrived: Rc<RefCell<Option<Bytes>>>) -> Changes {
+        Changes { stream, over: None, arrived }
+    }
+
     /// The next response.
     ///
     /// # Errors
@@ -294,11 +300,15 @@ impl Changes {
     /// When the watch is over, because the member stops, or knows no leader, or is known to have wrong data.
     pub async fn next(&mut self) -> Result<WatchResponse, Status> {
         let message = poll_fn(|context| {
-            let over = self.stream.as_mut().poll(context);
-            match (self.arrived.borrow_mut().take(), over) {
+            if self.over.is_none()
+                && let Poll::Ready(over) = self.stream.as_mut().poll(context)
+            {
+                self.over = Some(over.err().unwrap_or(error::STOPPED));
+            }
+            match (self.arrived.borrow_mut().take(), &self.over) {
                 (Some(message), _) => Poll::Ready(Ok(message)),
-                (None, Poll::Ready(over)) => Poll::Ready(Err(over.err().unwrap_or(error::STOPPED))),
-                (None, Poll::Pending) => Poll::Pending,
+                (None, Some(over)) => Poll::Ready(Err(over.clone())),
+                (None, None) => Poll::Pending,
             }
         })
         .await?;
@@ -409,5 +419,28 @@ mod tests {
         assert_eq!(without_code(error::LEASE_NOT_FOUND).code, Code::Unknown);
         let own = Status::new(Code::ResourceExhausted, "mainstay: too much to compare in one transaction");
         assert_eq!(without_code(own.clone()), own);
+    }
+
+    /// A message and the end may come in the same poll.
+    #[test]
+    fn the_end_of_a_watch_is_told_behind_its_last_response_and_not_waited_for_again() {
+        let arrived = Rc::new(RefCell::new(None));
+        let last = WatchResponse { watch_id: 7, ..WatchResponse::default() };
+        let (sink, bytes) = (Rc::clone(&arrived), Bytes::from(last.encode_to_vec()));
+        let stream = Box::pin(async move {
+            *sink.borrow_mut() = Some(bytes);
+            Err(error::NO_LEADER)
+        });
+        let mut changes = Changes::of(stream, arrived);
+        let mut next = || {
+            let context = &mut Context::from_waker(std::task::Waker::noop());
+            match std::pin::pin!(changes.next()).poll(context) {
+                Poll::Ready(next) => next,
+                Poll::Pending => panic!("there is nothing to wait for"),
+            }
+        };
+        assert_eq!(next(), Ok(last));
+        assert_eq!(next(), Err(error::NO_LEADER));
+        assert_eq!(next(), Err(error::NO_LEADER));
     }
 }
