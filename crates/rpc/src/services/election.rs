@@ -171,7 +171,7 @@ async fn won(steps: &Steps, name: Bytes, lease: i64, value: Bytes) -> Result<Cam
     };
     let made = steps.txn(&request).await?;
     drop(request);
-    let header = made.header;
+    let (header, is_made) = (made.header, made.succeeded);
     let mut created = header.unwrap_or_default().revision;
     for response in made.responses.into_iter().filter_map(|op| op.response) {
         let Response::ResponseRange(range) = response else { continue };
@@ -185,8 +185,8 @@ async fn won(steps: &Steps, name: Bytes, lease: i64, value: Bytes) -> Result<Cam
         }
     }
     drop(value);
-    let place = Place::new(steps, &key, created);
-    let waited = steps.turn(&line, created).await;
+    let mut place = Place::new(steps, &key, (created, is_made));
+    let waited = steps.turn(&line, &mut place).await;
     // As with etcd, a candidate whose waiting fails stays one, unless its client left.
     place.keep();
     waited?;

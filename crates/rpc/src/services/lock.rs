@@ -64,8 +64,8 @@ async fn locked(steps: &Steps, name: Bytes, lease: i64) -> Result<(Option<Respon
     if !others {
         return Ok((made.header, key));
     }
-    let place = Place::new(steps, &key, created);
-    let waited = match steps.turn(&line, created).await {
+    let mut place = Place::new(steps, &key, (created, made.succeeded));
+    let waited = match steps.turn(&line, &mut place).await {
         Ok(()) => {
             let own = RangeRequest { key: key.clone(), keys_only: true, ..RangeRequest::default() };
             steps.range(&own).await

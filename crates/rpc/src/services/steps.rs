@@ -81,16 +81,17 @@ impl Steps {
         Ok(granted.id)
     }
 
-    /// Begins to delete a key that was created at this revision, if it is still that one, and waits for nothing. The answer
-    /// may be dropped.
-    fn begin_release(&self, key: &Bytes, created: i64) -> Option<Unary> {
+    /// Begins to delete the first of these keys, if each is still the one that was created at its revision, and waits for
+    /// nothing. The answer may be dropped.
+    fn begin_release(&self, keys: &[(&Bytes, i64)]) -> Option<Unary> {
+        let (key, _) = keys.first()?;
         let principal = self.services.identify(&self.head).ok()?;
         *self.services.principal.borrow_mut() = Ok(principal);
         self.services.peer.set(self.head.peer);
         let request = TxnRequest {
-            compare: vec![is_created_at(key, created)],
+            compare: keys.iter().map(|(key, created)| is_created_at(key, *created)).collect(),
             success: vec![op(Request::RequestDeleteRange(DeleteRangeRequest {
-                key: key.clone(),
+                key: (*key).clone(),
                 ..DeleteRangeRequest::default()
             }))],
             failure: Vec::new(),
@@ -131,12 +132,12 @@ impl Steps {
         Changes::of(stream, arrived)
     }
 
-    /// Waits until no key of a line is older than the one that was created at this revision. Only one watch is held at a
-    /// time, of the key right before, so that a key that goes wakes the one behind it and nobody else.
-    pub async fn turn(&self, line: &Line, created: i64) -> Result<(), Status> {
+    /// Waits until no key of a line is older than the one that waits. Only one watch is held at a time, of the key right
+    /// before, so that a key that goes wakes the one behind it and nobody else.
+    pub async fn turn(&self, line: &Line, place: &mut Place<'_>) -> Result<(), Status> {
         loop {
             let before = RangeRequest {
-                max_create_revision: created - 1,
+                max_create_revision: place.created - 1,
                 sort_order: SortOrder::Descend as i32,
                 limit: 1,
                 keys_only: true,
@@ -147,6 +148,7 @@ impl Steps {
             let found = self.range(&before).await?;
             let Some(last) = found.kvs.into_iter().next() else { return Ok(()) };
             let revision = found.header.unwrap_or_default().revision;
+            place.before = Some((last.key.clone(), last.create_revision));
             self.deleted(last.key, revision + 1).await?;
         }
     }
@@ -237,16 +239,24 @@ impl Line {
 
 /// A key that waits in a line. It is given up when this is dropped, which the front does when the client leaves, unless it
 /// was kept before.
+///
+/// A key that was there before the call may be known to its client as the holder's, from an earlier call: it is given up only
+/// while another is before it (COMPAT-153).
 pub(super) struct Place<'a> {
     steps: &'a Steps,
     key: &'a Bytes,
     created: i64,
+    /// True if this call made the key.
+    is_made: bool,
+    /// The key that is waited for, and the revision at which it was created.
+    before: Option<(Bytes, i64)>,
     is_kept: bool,
 }
 
 impl<'a> Place<'a> {
-    pub fn new(steps: &'a Steps, key: &'a Bytes, created: i64) -> Place<'a> {
-        Place { steps, key, created, is_kept: false }
+    /// The place of a key that was created at this revision, by this call or before it.
+    pub fn new(steps: &'a Steps, key: &'a Bytes, (created, is_made): (i64, bool)) -> Place<'a> {
+        Place { steps, key, created, is_made, before: None, is_kept: false }
     }
 
     /// The key stays.
@@ -268,7 +278,12 @@ impl<'a> Place<'a> {
         if self.steps.services.closing.has_begun() {
             return None;
         }
-        self.steps.begin_release(self.key, self.created)
+        let own = (self.key, self.created);
+        match &self.before {
+            _ if self.is_made => self.steps.begin_release(&[own]),
+            Some((before, created)) => self.steps.begin_release(&[own, (before, *created)]),
+            None => None,
+        }
     }
 }
 

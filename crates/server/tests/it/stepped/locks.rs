@@ -339,3 +339,88 @@ fn a_key_that_goes_wakes_only_the_one_behind_it() {
 fn watches(world: &World) -> i64 {
     world.member(0).watches_and_ranges().0
 }
+
+/// Keys below a name that nobody waits with: so many that a look at the line takes several turns.
+fn lengthen(world: &mut World, name: &str) {
+    for i in 0..300 {
+        world.put(0, &format!("{name}/z{i}"), b"").expect("is put");
+    }
+}
+
+fn has_key(world: &mut World, at: usize, key: &str) -> bool {
+    let request = RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() };
+    let found: RangeResponse = world.call(at, Rpc::KvRange, &request).expect("answers");
+    !found.kvs.is_empty()
+}
+
+#[test]
+fn who_asks_again_for_what_it_has_does_not_lose_it_by_leaving() {
+    let mut world = World::started(3, 9, &[]);
+    world.lead(0);
+    grant(&mut world, &[1, 2], 6000);
+    lock(&world, 1, 1).wait(&mut world).expect("is free");
+    let waiting = lock(&world, 2, 2);
+    until_keys(&mut world, 2, "door", &["door/1", "door/2"]);
+    campaign(&world, 1, 1, "one").wait(&mut world).expect("is the first");
+    let running = campaign(&world, 2, 2, "two");
+    until_keys(&mut world, 2, "seat", &["seat/1", "seat/2"]);
+    let try_all = |world: &mut World, turns: std::ops::Range<usize>| {
+        for turns in turns {
+            let (again, anew) = (lock(world, 1, 1), campaign(world, 1, 1, "one"));
+            for _ in 0..turns {
+                if !world.work().expect("all go on") {
+                    world.wait();
+                }
+            }
+            drop((again, anew));
+            assert!(has_key(world, 0, "door/1") && has_key(world, 0, "seat/1"), "left after {turns} turns");
+            world.settle().expect("all go on");
+            assert!(has_key(world, 0, "door/1") && has_key(world, 0, "seat/1"), "left after {turns} turns");
+            assert!(!waiting.is_answered() && !running.is_answered());
+        }
+    };
+    try_all(&mut world, 0..16);
+    // A longer line is looked at in several turns.
+    lengthen(&mut world, "door");
+    lengthen(&mut world, "seat");
+    try_all(&mut world, 4..16);
+    lock(&world, 2, 1).wait(&mut world).expect("has it still");
+    campaign(&world, 2, 1, "one").wait(&mut world).expect("leads still");
+}
+
+#[test]
+fn who_asked_twice_and_was_answered_once_keeps_the_lock() {
+    let mut world = World::started(3, 10, &[]);
+    world.lead(0);
+    grant(&mut world, &[1, 2], 6000);
+    lock(&world, 0, 1).wait(&mut world).expect("is free");
+    let waiting = lock(&world, 0, 2);
+    until_keys(&mut world, 2, "door", &["door/1", "door/2"]);
+    let again = lock(&world, 2, 2);
+    world.until("both wait", |world| world.member(2).watches_and_ranges().0 == 1);
+    // The member that was asked again hears of nothing.
+    world.cut(2, true);
+    unlock(&mut world, 0, "door/1");
+    waiting.wait(&mut world).expect("is its turn");
+    assert!(!again.is_answered());
+    drop(again);
+    world.work().expect("all go on");
+    world.cut(2, false);
+    world.until("it has caught up", |world| {
+        world.member(2).published().applied_index == world.member(0).published().applied_index
+    });
+    world.settle().expect("all go on");
+    until_keys(&mut world, 2, "door", &["door/2"]);
+
+    // Who waits still gives up what it asked for again.
+    let other = {
+        grant(&mut world, &[3], 6000);
+        lock(&world, 0, 3)
+    };
+    until_keys(&mut world, 1, "door", &["door/2", "door/3"]);
+    let again = lock(&world, 1, 3);
+    world.until("it waits", |world| world.member(1).watches_and_ranges().0 == 1);
+    drop(again);
+    until_keys(&mut world, 0, "door", &["door/2"]);
+    drop(other);
+}
