@@ -7,7 +7,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Names of one address at most.
 const NAMES_MAX: usize = 64;
@@ -15,7 +15,7 @@ const NAMES_MAX: usize = 64;
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Servers that are asked, as many as the system's library asks.
 const SERVERS_MAX: usize = 3;
-/// How often each is asked, and how long it is waited for.
+/// How often each is asked, and how long it is waited for altogether.
 const ATTEMPTS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest answer over UDP; a longer one is fetched over TCP.
@@ -142,35 +142,59 @@ fn ask(server: SocketAddr, address: IpAddr, timeout: Duration) -> io::Result<Opt
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(server)?;
-    socket.set_read_timeout(Some(timeout))?;
+    let deadline = Instant::now() + timeout;
     socket.send(&question)?;
     let mut bytes = vec![0; UDP_BYTES_MAX];
     // What is no answer to this question may come before the answer; not without end.
     for _ in 0..8 {
+        socket.set_read_timeout(Some(left(deadline)?))?;
         let len = socket.recv(&mut bytes)?;
         match answer(&bytes[..len], &question) {
             Answer::Foreign => {}
-            Answer::CutOff => return ask_at_length(server, &question, timeout),
+            Answer::CutOff => return ask_at_length(server, &question, deadline),
             Answer::Names(names) => return Ok(names),
         }
     }
     Ok(None)
 }
 
+/// The time until then.
+///
+/// # Errors
+///
+/// When it is over.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
 /// The same over TCP.
-fn ask_at_length(server: SocketAddr, question: &[u8], timeout: Duration) -> io::Result<Option<Vec<String>>> {
-    let mut stream = TcpStream::connect_timeout(&server, timeout)?;
-    stream.set_read_timeout(Some(timeout))?;
-    stream.set_write_timeout(Some(timeout))?;
+fn ask_at_length(server: SocketAddr, question: &[u8], deadline: Instant) -> io::Result<Option<Vec<String>>> {
+    let mut stream = TcpStream::connect_timeout(&server, left(deadline)?)?;
+    stream.set_write_timeout(Some(left(deadline)?))?;
     stream.write_all(&[&(question.len() as u16).to_be_bytes()[..], question].concat())?;
     let mut len = [0; 2];
-    stream.read_exact(&mut len)?;
+    read_by(deadline, &mut stream, &mut len)?;
     let mut bytes = vec![0; usize::from(u16::from_be_bytes(len))];
-    stream.read_exact(&mut bytes)?;
+    read_by(deadline, &mut stream, &mut bytes)?;
     match answer(&bytes, question) {
         Answer::Names(names) => Ok(names),
         Answer::Foreign | Answer::CutOff => Ok(None),
     }
+}
+
+/// Fills the buffer until the deadline, however few bytes come at once.
+fn read_by(deadline: Instant, stream: &mut TcpStream, mut bytes: &mut [u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.set_read_timeout(Some(left(deadline)?))?;
+        match stream.read(bytes) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(len) => bytes = &mut bytes[len..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -363,6 +387,33 @@ mod tests {
         });
         let names = ask(address, ADDRESS, Duration::from_secs(30)).unwrap().unwrap();
         assert_eq!(names, ["long.in-addr.arpa"; NAMES_MAX]);
+        serving.join().unwrap();
+    }
+
+    #[test]
+    fn an_answer_that_comes_byte_by_byte_is_waited_for_no_longer_than_others() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let socket = UdpSocket::bind(address).unwrap();
+        let serving = std::thread::spawn(move || {
+            let mut bytes = [0; 512];
+            let (len, from) = socket.recv_from(&mut bytes).unwrap();
+            bytes[2] = 0x83;
+            socket.send_to(&bytes[..len], from).unwrap();
+            let mut stream = listener.accept().unwrap().0;
+            let mut asked = vec![0; len + 2];
+            stream.read_exact(&mut asked).unwrap();
+            let told = told(&asked[2..], &["slow"; 2]);
+            // The client says nothing more: each wait for that is a pause.
+            stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+            for byte in [&(told.len() as u16).to_be_bytes()[..], &told].concat() {
+                if stream.write_all(&[byte]).is_err() || matches!(stream.read(&mut [0]), Ok(0)) {
+                    return;
+                }
+            }
+        });
+        let told = ask(address, ADDRESS, Duration::from_millis(300));
+        told.expect_err("the time is over before the answer is whole");
         serving.join().unwrap();
     }
 
