@@ -67,6 +67,8 @@ pub struct Services {
     request_times: RefCell<FoldMap<(&'static str, bool), Histogram>>,
     /// Address of the client whose call is being handled.
     peer: Cell<SocketAddr>,
+    /// True while a step of a call is looked at: the call was counted as a whole.
+    is_step: Cell<bool>,
     /// The figures of the clients that this shard has met, so that no call waits for the other shards' lock.
     callers: RefCell<HashMap<IpAddr, Arc<Caller>>>,
     /// The one met last: one client's calls come in a row.
@@ -146,6 +148,7 @@ impl Services {
             range_time,
             request_times: RefCell::default(),
             peer: Cell::new(SocketAddr::from(([0, 0, 0, 0], 0))),
+            is_step: Cell::new(false),
             callers: RefCell::default(),
             caller: RefCell::default(),
             principal: RefCell::new(Ok(Principal::default())),
@@ -267,7 +270,7 @@ impl Services {
         calls: impl FnOnce(Revision) -> u64,
     ) -> Result<(), Status> {
         let expensive = &self.shared.expensive;
-        if !expensive.is_bounded() {
+        if !expensive.is_bounded() || self.is_step.get() {
             return Ok(());
         }
         let calls = calls(self.shared.state.load().view.snapshot().current_revision());
@@ -439,10 +442,11 @@ impl Services {
         // With every call, whoever made the one before.
         *self.principal.borrow_mut() = principal;
         let answer = self.dispatch(rpc, head, message).unwrap_or_else(|status| Unary::Done(Err(status)));
-        match call {
+        let answer = match call {
             None => answer,
             Some(call) => audited(call, answer),
-        }
+        };
+        if steps::has_steps(rpc) { steps::told(answer) } else { answer }
     }
 
     /// A call that the audit log is to tell of, by whoever makes it.
@@ -808,10 +812,8 @@ impl front::Service for Services {
             Rpc::HealthWatch => Box::pin(services.health_watch(inbound, outbound)),
             Rpc::ElectionObserve => Box::pin(async move {
                 let principal = services.identified(&head).await;
-                let mut call = services.begin_stream_audit(rpc, &head, &principal);
-                let result = services.observe(&head, call.as_mut(), inbound, outbound).await;
-                call.into_iter().for_each(|call| call.ended(&result));
-                result
+                let call = services.begin_stream_audit(rpc, &head, &principal);
+                services.observe(&head, principal, call, inbound, outbound).await
             }),
             _ => Box::pin(async { Err(error::UNKNOWN_METHOD) }),
         }

@@ -3,7 +3,9 @@
 use api::authpb::{Permission, permission};
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::*;
-use api::{Rpc, Status, error};
+use api::v3electionpb::*;
+use api::v3lockpb::*;
+use api::{Code, Rpc, Status, error};
 use prost::Message as _;
 use testkit::TempDir;
 
@@ -351,4 +353,44 @@ fn the_audit_log_tells_who_did_what() {
     assert_eq!(found(&["Auth/AuthEnable", "\"auth\":\"none\""]), 1, "{text}");
     let refused = Setup::new(dir.path()).flag(format!("--audit-log={}", dir.path().display())).refused();
     assert!(refused.contains("named by --audit-log"), "{refused}");
+}
+
+#[test]
+fn the_audit_log_has_refused_locks_and_elections_among_the_refused() {
+    let dir = TempDir::new("audit-locks");
+    let flag = format!("--audit-log={}", dir.join("audit.log").display());
+    let member = Setup::new(dir.path()).flag(CHEAP).flag(flag).start();
+    run(async {
+        let client = member.client().await;
+        let (root, bob) = secured(&client).await;
+        let lease = root.grant(60).await.expect("a lease");
+        let denied = |said: Status| {
+            assert_eq!((said.code, &*said.message), (Code::Unknown, "etcdserver: permission denied"));
+        };
+        let lock = |lease| LockRequest { name: "none".into(), lease };
+        denied(bob.call::<LockResponse>(Rpc::Lock, &lock(lease)).await.expect_err("bob may not"));
+        // A lease is granted for this one: it has changed something.
+        denied(bob.call::<LockResponse>(Rpc::Lock, &lock(0)).await.expect_err("bob may not"));
+        let unlock = UnlockRequest { key: "none".into() };
+        denied(bob.call::<UnlockResponse>(Rpc::LockUnlock, &unlock).await.expect_err("bob may not"));
+        let campaign = CampaignRequest { name: "none".into(), lease, value: "bob".into() };
+        let refused = bob.call::<CampaignResponse>(Rpc::ElectionCampaign, &campaign).await;
+        denied(refused.expect_err("bob may not"));
+        let leader = LeaderRequest { name: "none".into() };
+        let refused = bob.call::<LeaderResponse>(Rpc::ElectionLeader, &leader).await;
+        denied(refused.expect_err("bob may not"));
+        let (mut sender, mut receiver) = bob.open(Rpc::ElectionObserve).await.expect("a stream");
+        sender.send_last(leader.encode_to_vec().into()).await.expect("the stream is open");
+        assert_eq!(receiver.next().await, Ok(None), "as with etcd the stream ends without an error");
+    });
+    member.stop();
+    let [accepted, refused] = ["audit.log", "audit.log.refused"]
+        .map(|name| std::fs::read_to_string(dir.join(name)).expect("is there"));
+    let found = |text: &str, method: &str| {
+        text.lines().filter(|line| line.contains(method) && line.contains("permission denied")).count()
+    };
+    for method in ["Lock/Lock", "Lock/Unlock", "Election/Campaign", "Election/Leader", "Election/Observe"] {
+        assert_eq!(found(&refused, method), 1, "{method}: {refused}");
+        assert_eq!(found(&accepted, method), usize::from(method == "Lock/Lock"), "{method}: {accepted}");
+    }
 }

@@ -16,7 +16,8 @@ use bytes::Bytes;
 use front::{Head, Inbound, Outbound, Unary};
 use prost::Message as _;
 
-use super::steps::{Keys, Line, Place, Steps, get, is_created_at, op, put, without_code};
+use super::principal::Principal;
+use super::steps::{Keys, Line, Place, Steps, get, is_created_at, op, put};
 use super::{NO_REQUEST, Services, decode, decode_streamed, whole};
 use crate::audit;
 
@@ -28,8 +29,9 @@ impl Services {
     pub(super) fn campaign(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
         let CampaignRequest { name, lease, value } = decode(message)?;
         let steps = Steps::new(self, head);
+        steps.count()?;
         Ok(Unary::Later(Box::pin(async move {
-            let won = won(&steps, name, lease, value).await.map_err(without_code)?;
+            let won = won(&steps, name, lease, value).await.map_err(|status| steps.failed(status))?;
             Ok(whole(&won))
         })))
     }
@@ -39,8 +41,9 @@ impl Services {
         let LeaderKey { key, rev, lease, .. } = leader.ok_or(NO_LEADER_FIELD)?;
         let steps = Steps::new(self, head);
         Ok(Unary::Later(Box::pin(async move {
-            let lease = steps.session(lease).await.map_err(without_code)?;
-            let header = proclaimed(&steps, &key, rev, lease, value).await.map_err(without_code)?;
+            let lease = steps.session(lease).await?;
+            let proclaimed = proclaimed(&steps, &key, rev, lease, value).await;
+            let header = proclaimed.map_err(|status| steps.failed(status))?;
             Ok(whole(&ProclaimResponse { header }))
         })))
     }
@@ -50,7 +53,7 @@ impl Services {
         let LeaderKey { key, rev, .. } = leader.ok_or(NO_LEADER_FIELD)?;
         let steps = Steps::new(self, head);
         Ok(Unary::Later(Box::pin(async move {
-            let header = resigned(&steps, &key, rev).await.map_err(without_code)?;
+            let header = resigned(&steps, &key, rev).await?;
             Ok(whole(&ResignResponse { header }))
         })))
     }
@@ -58,39 +61,73 @@ impl Services {
     pub(super) fn elected(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
         let LeaderRequest { name } = decode(message)?;
         let steps = Steps::new(self, head);
+        steps.count()?;
         Ok(Unary::Later(Box::pin(async move {
-            let found = steps.range(&Line::new(&name).oldest()).await.map_err(without_code)?;
+            let found = steps.range(&Line::new(&name).oldest()).await?;
             let kv = Some(found.kvs.into_iter().next().ok_or(NO_LEADER)?);
             Ok(whole(&LeaderResponse { header: found.header, kv }))
         })))
     }
 
     /// Tells of the leader, of each of its proclamations, and of the next one. It ends without an error when it cannot go on,
-    /// as etcd's does.
+    /// as etcd's does; the audit log is told why.
     pub(super) async fn observe(
         self: &Rc<Self>,
         head: &Head,
-        call: Option<&mut audit::Call>,
+        principal: Result<Principal, Status>,
+        mut call: Option<audit::Call>,
         mut inbound: Inbound,
         mut outbound: Outbound,
     ) -> Result<(), Status> {
-        let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
-        call.into_iter().for_each(|call| call.asks(&message));
-        let LeaderRequest { name } = decode_streamed(message)?;
+        let ended = match inbound.next().await {
+            Ok(Some(message)) => {
+                call.iter_mut().for_each(|call| call.asks(&message));
+                self.observed(head, principal, message, &mut outbound).await
+            }
+            Ok(None) => Ended::Call(NO_REQUEST),
+            Err(status) => Ended::Call(status),
+        };
+        let (why, told) = match ended {
+            Ended::Call(status) => (status.clone(), Err(status)),
+            Ended::Watch(status) => {
+                let told = if status == error::CORRUPT {
+                    Err(status.clone())
+                } else if self.closing.has_begun() {
+                    Err(error::STOPPED)
+                } else if head.requires_leader && !self.hub.has_leader() {
+                    Err(error::NO_LEADER)
+                } else {
+                    Ok(())
+                };
+                (status, told)
+            }
+        };
+        call.into_iter().for_each(|call| call.ended(&Err(why.clone())));
+        told
+    }
+
+    async fn observed(
+        self: &Rc<Self>,
+        head: &Head,
+        principal: Result<Principal, Status>,
+        message: Bytes,
+        outbound: &mut Outbound,
+    ) -> Ended {
+        let name = match decode_streamed(message) {
+            Ok(LeaderRequest { name }) => name,
+            Err(status) => return Ended::Call(status),
+        };
+        let counted = principal.and_then(|principal| self.expensive(&principal, head.peer.ip()));
+        if let Err(status) = counted {
+            return Ended::Watch(status);
+        }
         let steps = Steps::new(self, head);
         let line = Line::new(&name);
         drop(name);
         let observed = Observer { steps: &steps, line: &line, needs_leader: head.requires_leader };
         loop {
-            match observed.one_leader(&mut outbound).await {
-                Ok(()) => {}
-                Err(Ended::Call(status)) => return Err(status),
-                Err(Ended::Watch(status)) if status == error::CORRUPT => return Err(status),
-                Err(Ended::Watch(_)) if self.closing.has_begun() => return Err(error::STOPPED),
-                Err(Ended::Watch(_)) if head.requires_leader && !self.hub.has_leader() => {
-                    return Err(error::NO_LEADER);
-                }
-                Err(Ended::Watch(_)) => return Ok(()),
+            if let Err(ended) = observed.one_leader(outbound).await {
+                return ended;
             }
         }
     }

@@ -10,7 +10,7 @@ use api::{Code, Status};
 use bytes::Bytes;
 use front::{Head, Unary};
 
-use super::steps::{Line, Place, Steps, get, is_created_at, op, put, without_code};
+use super::steps::{Line, Place, Steps, get, is_created_at, op, put};
 use super::{Services, decode, whole};
 
 /// The lease, and the key with it, ended while the call waited.
@@ -20,8 +20,9 @@ impl Services {
     pub(super) fn lock(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
         let LockRequest { name, lease } = decode(message)?;
         let steps = Steps::new(self, head);
+        steps.count()?;
         Ok(Unary::Later(Box::pin(async move {
-            let (header, key) = locked(&steps, name, lease).await.map_err(without_code)?;
+            let (header, key) = locked(&steps, name, lease).await.map_err(|status| steps.failed(status))?;
             Ok(whole(&LockResponse { header, key }))
         })))
     }
@@ -30,7 +31,7 @@ impl Services {
         let UnlockRequest { key } = decode(message)?;
         let steps = Steps::new(self, head);
         Ok(Unary::Later(Box::pin(async move {
-            let deleted = steps.delete(key).await.map_err(without_code)?;
+            let deleted = steps.delete(key).await?;
             Ok(whole(&UnlockResponse { header: deleted.header }))
         })))
     }

@@ -1,7 +1,7 @@
 //! Calls that are made of other calls: the locks and elections of `lock` and `election`, which etcd serves by its own client
 //! inside the server. Each step is a call of the same client, checked, proposed and counted like any other.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::ops::Range;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use api::etcdserverpb::{
     RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
 };
 use api::mvccpb::event::EventType;
-use api::{Code, Status, error};
+use api::{Code, Rpc, Status, error};
 use bytes::{Bytes, BytesMut};
 use front::{Account, Answer, Head, LocalBoxFuture, TrySend, Unary};
 use prost::Message;
@@ -36,6 +36,8 @@ pub(super) struct Steps {
     /// What of the call's head says who makes it: that is asked again with each step, since a step may be made long after
     /// the one before.
     head: Head,
+    /// True once a step may have changed something.
+    has_written: Cell<bool>,
 }
 
 /// One of [`Services`]' calls.
@@ -43,7 +45,7 @@ type Call = fn(&Rc<Services>, Bytes) -> Result<Unary, Status>;
 
 impl Steps {
     pub fn new(services: &Rc<Services>, head: &Head) -> Steps {
-        Steps { services: Rc::clone(services), head: user_head(head) }
+        Steps { services: Rc::clone(services), head: user_head(head), has_written: Cell::new(false) }
     }
 
     async fn call<A: Message + Default>(&self, call: Call, request: &impl Message) -> Result<A, Status> {
@@ -51,7 +53,10 @@ impl Steps {
         let principal = Box::pin(self.services.identified(&self.head)).await;
         *self.services.principal.borrow_mut() = principal;
         self.services.peer.set(self.head.peer);
-        let answer = match call(&self.services, message)? {
+        self.services.is_step.set(true);
+        let answer = call(&self.services, message);
+        self.services.is_step.set(false);
+        let answer = match answer? {
             Unary::Done(answer) => answer?,
             Unary::Later(answer) => answer.await?,
         };
@@ -59,7 +64,19 @@ impl Steps {
     }
 
     pub async fn txn(&self, request: &TxnRequest) -> Result<TxnResponse, Status> {
-        self.call(Services::txn, request).await
+        self.write(Services::txn, request).await
+    }
+
+    async fn write<A: Message + Default>(&self, call: Call, request: &impl Message) -> Result<A, Status> {
+        let answer = self.call(call, request).await?;
+        self.has_written.set(true);
+        Ok(answer)
+    }
+
+    /// The error of a call of which this step failed. It keeps its code for the audit log, which tells by it whether the call was
+    /// refused; behind an earlier step that wrote, the call was not. [`told`] takes the code away.
+    pub fn failed(&self, status: Status) -> Status {
+        if self.has_written.get() { without_code(status) } else { status }
     }
 
     pub async fn range(&self, request: &RangeRequest) -> Result<RangeResponse, Status> {
@@ -67,7 +84,7 @@ impl Steps {
     }
 
     pub async fn delete(&self, key: Bytes) -> Result<api::etcdserverpb::DeleteRangeResponse, Status> {
-        self.call(Services::delete_range, &DeleteRangeRequest { key, ..DeleteRangeRequest::default() }).await
+        self.write(Services::delete_range, &DeleteRangeRequest { key, ..DeleteRangeRequest::default() }).await
     }
 
     /// Returns the lease of the session: the client's, or one that is granted now. As with etcd nobody renews it but the
@@ -77,7 +94,7 @@ impl Steps {
             return Ok(lease);
         }
         let grant = LeaseGrantRequest { ttl: SESSION_TTL, id: 0 };
-        let granted: LeaseGrantResponse = self.call(Services::lease_grant, &grant).await?;
+        let granted: LeaseGrantResponse = self.write(Services::lease_grant, &grant).await?;
         Ok(granted.id)
     }
 
@@ -132,6 +149,17 @@ impl Steps {
         Changes::of(stream, arrived)
     }
 
+    /// Counts the whole call as one expensive call: each look at a line may look at many keys, and one that waits is not to be
+    /// refused half way.
+    ///
+    /// # Errors
+    ///
+    /// When the client has made as many as it may in this time, or its token is refused.
+    pub fn count(&self) -> Result<(), Status> {
+        let services = &self.services;
+        services.expensive(&services.principal()?, self.head.peer.ip())
+    }
+
     /// Waits until no key of a line is older than the one that waits. Only one watch is held at a time, of the key right
     /// before, so that a key that goes wakes the one behind it and nobody else.
     pub async fn turn(&self, line: &Line, place: &mut Place<'_>) -> Result<(), Status> {
@@ -146,9 +174,13 @@ impl Steps {
                 ..line.all()
             };
             let found = self.range(&before).await?;
+            // Not while this waits.
+            drop(before);
             let Some(last) = found.kvs.into_iter().next() else { return Ok(()) };
             let revision = found.header.unwrap_or_default().revision;
-            place.before = Some((last.key.clone(), last.create_revision));
+            if !place.is_made {
+                place.before = Some((last.key.clone(), last.create_revision));
+            }
             self.deleted(last.key, revision + 1).await?;
         }
     }
@@ -172,11 +204,14 @@ impl Steps {
     }
 }
 
-/// The error of a watch that was canceled, as etcd's client library reads it.
+/// The error of a watch that was canceled. Clients are told of it without its code.
 pub(super) fn canceled(response: &WatchResponse) -> Status {
     let reason = &response.cancel_reason;
     let bare = reason.split_once(" desc = ").map_or(reason.as_str(), |(_, text)| text);
-    Status::with(Code::Unknown, bare)
+    match error::CATALOGUE.iter().find(|known| known.message == bare) {
+        Some(known) => known.clone(),
+        None => Status::with(Code::Unknown, bare),
+    }
 }
 
 /// What is to be watched.
@@ -248,7 +283,7 @@ pub(super) struct Place<'a> {
     created: i64,
     /// True if this call made the key.
     is_made: bool,
-    /// The key that is waited for, and the revision at which it was created.
+    /// The key that is waited for, and the revision at which it was created, if this call did not make its own.
     before: Option<(Bytes, i64)>,
     is_kept: bool,
 }
@@ -401,8 +436,29 @@ pub(super) fn get(key: &Bytes) -> RequestOp {
     op(Request::RequestRange(RangeRequest { key: key.clone(), ..RangeRequest::default() }))
 }
 
+/// What the client of these services is told of an answer.
+pub(super) fn told(answer: Unary) -> Unary {
+    match answer {
+        Unary::Done(answer) => Unary::Done(answer.map_err(without_code)),
+        Unary::Later(answer) => Unary::Later(Box::pin(async move { answer.await.map_err(without_code) })),
+    }
+}
+
+/// Whether these calls are made of others.
+pub(super) fn has_steps(rpc: Rpc) -> bool {
+    matches!(
+        rpc,
+        Rpc::Lock
+            | Rpc::LockUnlock
+            | Rpc::ElectionCampaign
+            | Rpc::ElectionProclaim
+            | Rpc::ElectionLeader
+            | Rpc::ElectionResign
+    )
+}
+
 /// An error of a step as clients of these services get it from etcd: its client library has taken the code away.
-pub(super) fn without_code(status: Status) -> Status {
+fn without_code(status: Status) -> Status {
     match error::CATALOGUE.iter().find(|known| known.message == status.message) {
         Some(_) => Status { code: Code::Unknown, ..status },
         None => status,

@@ -424,3 +424,31 @@ fn who_asked_twice_and_was_answered_once_keeps_the_lock() {
     until_keys(&mut world, 0, "door", &["door/2"]);
     drop(other);
 }
+
+#[test]
+fn who_waits_for_a_lock_is_not_refused_half_way_for_what_it_looks_at() {
+    let mut world = World::started(1, 11, &["--max-expensive-calls=1"]);
+    grant(&mut world, &[1], 6000);
+    for i in 10..40 {
+        world.put(0, &format!("door/z{i}"), b"").expect("is put");
+    }
+    let waiting = lock(&world, 0, 1);
+    for i in (10..40).rev() {
+        world.until("it waits", |world| watches(world) == 1);
+        unlock(&mut world, 0, &format!("door/z{i}"));
+        world.settle().expect("all go on");
+    }
+    waiting.wait(&mut world).expect("is its turn");
+    // Each such call counts as one.
+    let name = LeaderRequest { name: "seat".into() };
+    let said = (0..1000).find_map(|_| {
+        world
+            .call::<_, LeaderResponse>(0, Rpc::ElectionLeader, &name)
+            .err()
+            .filter(|said| said.message.contains("too many"))
+    });
+    assert!(said.is_some(), "they are counted");
+    let refused = lock(&world, 0, 1).wait(&mut world).expect_err("has made too many");
+    assert_eq!(&*refused.message, "etcdserver: too many requests");
+    assert!(has_key(&mut world, 0, "door/1"), "it has the lock still");
+}
