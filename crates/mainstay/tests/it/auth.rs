@@ -6,6 +6,7 @@ use api::etcdserverpb::*;
 use api::v3electionpb::*;
 use api::v3lockpb::*;
 use api::{Code, Rpc, Status, error};
+use bytes::Bytes;
 use prost::Message as _;
 use testkit::TempDir;
 
@@ -61,6 +62,18 @@ pub async fn log_in(client: &Client, name: &str, password: &str) -> Result<Clien
 
 /// Root, and bob who may read and write [b, c); authentication is on. Returns root's client and bob's.
 pub async fn secured(client: &Client) -> (Client, Client) {
+    add_users(client).await;
+    enable(client).await;
+    let root = log_in(client, "root", "rootpw").await.expect("is root");
+    let bob = log_in(client, "bob", "bobpw").await.expect("is bob");
+    (root, bob)
+}
+
+async fn enable(client: &Client) {
+    client.call::<AuthEnableResponse>(Rpc::AuthEnable, &AuthEnableRequest {}).await.expect("is enabled");
+}
+
+async fn add_users(client: &Client) {
     user_add(client, "root", "rootpw").await.expect("is added");
     grant_role(client, "root", "root").await.expect("is granted");
     user_add(client, "bob", "bobpw").await.expect("is added");
@@ -68,10 +81,6 @@ pub async fn secured(client: &Client) -> (Client, Client) {
     client.call::<AuthRoleAddResponse>(Rpc::AuthRoleAdd, &role).await.expect("is added");
     allow(client, "r", permission::Type::Readwrite, "b", "c").await.expect("is allowed");
     grant_role(client, "bob", "r").await.expect("is granted");
-    client.call::<AuthEnableResponse>(Rpc::AuthEnable, &AuthEnableRequest {}).await.expect("is enabled");
-    let root = log_in(client, "root", "rootpw").await.expect("is root");
-    let bob = log_in(client, "bob", "bobpw").await.expect("is bob");
-    (root, bob)
 }
 
 #[test]
@@ -267,6 +276,46 @@ fn json_web_tokens_are_made_and_taken() {
         assert_eq!(bob.get("b").await.map(drop), Err(error::AUTH_OLD_REVISION));
         let bob = log_in(&client, "bob", "bobpw").await.expect("is bob");
         bob.get("b").await.expect("is allowed");
+    });
+}
+
+#[test]
+fn a_stream_that_is_older_than_authentication_makes_watches_with_its_json_web_token() {
+    let dirs = ["auth-jwt-one", "auth-jwt-two"].map(TempDir::new);
+    let members = dirs.each_ref().map(|dir| {
+        let key = dir.join("key");
+        std::fs::write(&key, "a secret that is long enough").expect("is written");
+        let token = format!("--auth-token=jwt,sign-method=HS256,priv-key={}", key.display());
+        Setup::new(dir.path()).flag(CHEAP).flag(token).start()
+    });
+    run(async {
+        // The same users at the same revision, and so the same tokens.
+        let elsewhere = members[0].client().await;
+        secured(&elsewhere).await;
+        let request = AuthenticateRequest { name: "bob".to_owned(), password: "bobpw".to_owned() };
+        let answer: AuthenticateResponse = elsewhere.call(Rpc::Authenticate, &request).await.expect("is bob");
+        let client = members[1].client().await;
+        add_users(&client).await;
+        let bob = client.with_token(&answer.token);
+        let (mut sender, mut receiver) = bob.open(Rpc::Watch).await.expect("opens");
+        let create = |watch_id| {
+            let create = WatchCreateRequest { key: "b".into(), watch_id, ..WatchCreateRequest::default() };
+            let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+            Bytes::from(create.encode_to_vec())
+        };
+        let mut told = async |watch_id| loop {
+            let message = receiver.next().await.expect("is answered").expect("goes on");
+            let told = WatchResponse::decode(message).expect("is an answer");
+            if told.created && told.watch_id == watch_id || told.cancel_reason.ends_with("auth token") {
+                return told;
+            }
+        };
+        sender.send(create(1)).await.expect("is taken");
+        assert!(told(1).await.created);
+        enable(&client).await;
+        sender.send(create(2)).await.expect("is taken");
+        let told = told(2).await;
+        assert!(told.created && !told.canceled, "{told:?}");
     });
 }
 

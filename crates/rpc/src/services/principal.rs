@@ -4,7 +4,7 @@
 //! token is looked up once, when it arrives ([`Services::identify`]); without one the client's certificate may name the user; writes carry its user into the log, where apply decides
 //! ([`machine::auth`]), and reads are asked for against the very state that answers them ([`Services::gate`]).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -198,6 +198,21 @@ impl Services {
         }
     }
 
+    /// The session of a token that is not asked for yet, since authentication is off: a stream that begins now may make watches
+    /// when it is on, and they do not wait for the signature of a JWT.
+    async fn session_for_later(&self, head: &Head) -> Option<Session> {
+        let token = presented(head)?;
+        let credentials = &self.shared.credentials;
+        let recall = || credentials.session(token, self.shared.state.load().applied_index);
+        match recall() {
+            Err(Refused::Unverified) => {
+                credentials.verify(head.peer.ip(), token).await.ok()?;
+                recall().ok()
+            }
+            recalled => recalled.ok(),
+        }
+    }
+
     /// What this user may do as of this state.
     pub(crate) fn gate(&self, state: &Published, principal: &Principal) -> Gate {
         self.gate_of(&state.auth, principal)
@@ -308,6 +323,8 @@ pub(super) struct UserPermit {
     session: Option<Session>,
     /// Why it has none, otherwise.
     refused: Option<Status>,
+    /// True while the signature of the token is looked at once more, for watches that are made later.
+    is_verifying: Rc<Cell<bool>>,
 }
 
 impl UserPermit {
@@ -315,6 +332,7 @@ impl UserPermit {
     /// signature is looked at here, by another thread, or not at all.
     pub async fn of(services: &Rc<Services>, head: Head) -> UserPermit {
         let (session, refused) = match services.identified_and(&head, Session::another).await {
+            Ok((_, None)) => (services.session_for_later(&head).await, None),
             Ok((_, session)) => (session, None),
             Err(status) => (None, Some(status)),
         };
@@ -325,7 +343,21 @@ impl UserPermit {
             user: RefCell::default(),
             session,
             refused,
+            is_verifying: Rc::default(),
         }
+    }
+
+    /// Has the signature of the token looked at for the watches that are made later.
+    fn verify_for_later(&self) {
+        if self.is_verifying.replace(true) {
+            return;
+        }
+        let (services, head) = (Rc::clone(&self.services), user_head(&self.head));
+        let is_verifying = Rc::clone(&self.is_verifying);
+        tokio::task::spawn_local(async move {
+            drop(services.session_for_later(&head).await);
+            is_verifying.set(false);
+        });
     }
 
     /// The same for watches that a call makes for itself.
@@ -344,7 +376,9 @@ impl UserPermit {
         }
         self.services.identify(&self.head).map_err(|why| match why {
             Unidentified::Refused(status) => status,
-            Unidentified::NotYet | Unidentified::Unverified => {
+            Unidentified::NotYet => self.refused.clone().unwrap_or(error::INVALID_AUTH_TOKEN),
+            Unidentified::Unverified => {
+                self.verify_for_later();
                 self.refused.clone().unwrap_or(error::INVALID_AUTH_TOKEN)
             }
         })
