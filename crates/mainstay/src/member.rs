@@ -122,7 +122,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
             ("name", Value::Str(&parsed.config.name)),
             ("data-dir", Value::Str(&parsed.config.data_dir.display().to_string())),
             ("version", Value::Str(env!("CARGO_PKG_VERSION"))),
-            ("api-version", Value::Str(config::API_VERSION)),
+            ("api-version", Value::Str(parsed.config.api_version)),
         ],
     );
     if parsed.config.memory_mlock {

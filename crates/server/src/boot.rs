@@ -96,7 +96,6 @@ pub fn start(
         begin: &|| joining::begin(&config, Some(&tls.dialing()), &logger).map_err(Into::into),
     })?;
     opened.report(&logger, began.elapsed());
-    check_release(&config, &opened.machine.members)?;
     let shards = processors();
     let thresholds = Thresholds::of(config.snapshot_count, opened.log.segment_bytes());
     let setting = Setting { config, logger, inbox, clock, shards, threads: true, thresholds, credentials };
@@ -111,12 +110,14 @@ pub fn start(
 }
 
 /// Refuses to start as a release that is older than the version of the cluster, as etcd does: what others wrote may be
-/// unknown to it. A downgrade lowers the cluster's version first.
-fn check_release(config: &Config, members: &machine::Members) -> Result<(), StartError> {
-    let (cluster, own) = (joining::minor(&members.cluster_version), joining::minor(config.api_version));
+/// unknown to it. A downgrade lowers the cluster's version first. To be asked once all is applied that was committed before the
+/// start: a checkpoint may be from before the version was raised, or from before it was lowered.
+fn check_release(shared: &Shared) -> Result<(), StartError> {
+    let members = Arc::clone(&shared.state.load().members);
+    let (cluster, own) = (joining::minor(&members.cluster_version), joining::minor(shared.api_version));
     if cluster > own {
         let cluster_version = members.cluster_version.clone();
-        return Err(StartError::TooOld { cluster_version, own: config.api_version });
+        return Err(StartError::TooOld { cluster_version, own: shared.api_version });
     }
     Ok(())
 }
@@ -171,10 +172,14 @@ fn serve(
     front_options.rejected = audit::rejections(&shared, member_tls::rejections(&shared.metrics, &logger));
     let (core, ended) = start_core(parts)?;
     let core = await_cluster(core, &shared, &ready, stop_wanted)?;
-    if checks && let Err(error) = consistency::corruption::check_initially(&shared, &logger) {
+    let checked = check_release(&shared).and_then(|()| match checks {
+        true => consistency::corruption::check_initially(&shared, &logger).map_err(StartError::InitialCheck),
+        false => Ok(()),
+    });
+    if let Err(error) = checked {
         shared.core.send(ControlRequest::Stop);
         let _ = core.join();
-        return Err(StartError::InitialCheck(error));
+        return Err(error);
     }
     shared.set_client_memory(front_options.budget.clone());
     let started = start_fronts(&shared, &logger, front_options, clients, metrics_listeners)?;

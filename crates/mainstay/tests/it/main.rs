@@ -37,6 +37,7 @@ mod space;
 mod tls;
 mod tls_cluster;
 mod unix_sockets;
+mod versions;
 
 use std::time::Duration;
 
