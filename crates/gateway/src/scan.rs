@@ -1,5 +1,5 @@
 //! Cutting a body into JSON values as Go's `encoding/json` does, with its errors: [`Values`]. It looks at syntax only; what a
-//! value means is [`crate::decode`]'s.
+//! value means is [`crate::decode()`]'s.
 
 use std::ops::Range;
 
