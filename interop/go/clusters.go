@@ -26,6 +26,7 @@ func runCluster(args []string) int {
 		"rolling":          runRolling,
 		"catchup":          runCatchup,
 		"locks":            runLocks,
+		"health":           runHealth,
 		"soak":             runSoak,
 	}
 	if len(args) == 0 || commands[args[0]] == nil {

@@ -46,7 +46,7 @@ func usage() {
 	fmt.Fprintln(os.Stderr, "usage: interop concurrency --endpoint E")
 	fmt.Fprintln(os.Stderr, "       interop compare --reference E1 --subject E2 [--ops N] [--seed S] [--without auth,locks]")
 	fmt.Fprintln(os.Stderr, "       interop http --reference E1 --subject E2 [--without gateway]")
-	fmt.Fprintln(os.Stderr, "       interop cluster history|history-check|history-selftest|failover|members|rolling|catchup|locks|soak --help")
+	fmt.Fprintln(os.Stderr, "       interop cluster history|history-check|history-selftest|failover|members|rolling|catchup|locks|health|soak --help")
 	fmt.Fprintln(os.Stderr, "       interop certificates --dir DIR [--users NAME,...] [--hosts HOST,...]")
 	fmt.Fprintln(os.Stderr, "       interop handshakes --endpoint E --cacert FILE [--connections N] [--resume]")
 	os.Exit(2)

@@ -21,6 +21,7 @@ mod corrupt;
 mod crash;
 mod damage;
 mod damage_table;
+mod dashboards;
 mod diagnosis;
 mod history;
 mod input;

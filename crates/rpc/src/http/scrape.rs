@@ -39,8 +39,11 @@ pub fn scrape(shared: &Shared, counters: &FrontCounters) -> String {
     if let Some(peers) = shared.peers() {
         shared.metrics.network.copy_peers(shared.identity.member_id, &peers.figures());
     }
+    let scrapes = &shared.metrics.scrapes;
+    scrapes.in_flight.set(1);
     let mut text = String::new();
     shared.metrics.render(&mut text);
+    scrapes.requests.with(&["200"]).inc();
     text
 }
 
@@ -70,6 +73,9 @@ fn copy_log(metrics: &Metrics, figures: &log::Figures) {
     copy(&metrics.disk.wal_fsync_duration, &figures.fsyncs);
     copy(&metrics.disk.wal_write_duration, &figures.writes);
     metrics.disk.wal_write_bytes.set_u64(figures.written_bytes());
+    metrics.disk.log_entries.raise_to(figures.entries());
+    metrics.disk.log_prepared_bytes.set_u64(figures.prepared_bytes());
+    metrics.disk.log_segment_waits.raise_to(figures.waits());
 }
 
 fn copy_state(shared: &Shared, state: &Published) {
@@ -80,6 +86,7 @@ fn copy_state(shared: &Shared, state: &Published) {
     server.is_learner.set_bool(state.members.by_id.get(&id).is_some_and(|member| member.is_learner));
     server.proposals_committed.set_u64(state.commit_index.0);
     server.proposals_applied.set_u64(state.applied_index.0);
+    server.auth_revision.set_u64(state.auth.revision());
     shared.metrics.network.set_members(id, state.members.by_id.keys().copied());
     // etcd leaves it at 0 where there is no limit.
     server.quota_backend_bytes.set_u64(shared.limits.quota_bytes.unwrap_or(0));

@@ -122,6 +122,7 @@ impl Services {
     pub(super) fn defragment(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let DefragmentRequest {} = decode(message)?;
         self.root()?;
+        self.shared.metrics.disk.defrag_duration.observe(0.0);
         Ok(Unary::Done(Ok(whole(&DefragmentResponse { header: None }))))
     }
 
@@ -226,6 +227,7 @@ impl Services {
         self.expensive(&principal, client)?;
         let reply = self.pending.ask(ClientRequest::Image)?.await?;
         let ReplyBody::Image(head, state) = reply.body else { return Err(error::STOPPED) };
+        let began = Instant::now();
         let database = EtcdDatabase::new(*state, &head, SNAPSHOT_RELEASE);
         drop(head);
         let read = database.state().clone();
@@ -269,7 +271,9 @@ impl Services {
         }
         let blob = Bytes::copy_from_slice(&digest.finalize());
         let response = SnapshotResponse { header: None, remaining_bytes: 0, blob, version };
-        outbound.send(response.encode_to_vec().into()).await
+        outbound.send(response.encode_to_vec().into()).await?;
+        self.shared.metrics.disk.snapshot_duration.observe_seconds(began.elapsed());
+        Ok(())
     }
 
     pub(super) async fn health_watch(

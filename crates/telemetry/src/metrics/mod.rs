@@ -21,7 +21,7 @@ pub use process::{file_descriptor_limit, open_files_max};
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{
     AuditMetrics, DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics, NetworkMetrics,
-    ServerMetrics, StateHashMetrics, TlsMetrics,
+    ScrapeMetrics, ServerMetrics, StateHashMetrics, TlsMetrics,
 };
 pub use text::{CONTENT_TYPE, MetricType};
 
@@ -58,6 +58,8 @@ pub struct Metrics {
     pub state_hash: StateHashMetrics,
     /// Metrics of TLS.
     pub tls: TlsMetrics,
+    /// Metrics of scrapes.
+    pub scrapes: ScrapeMetrics,
     /// Metrics of gRPC methods.
     pub grpc: GrpcMetrics,
     registry: Registry,
@@ -95,11 +97,15 @@ impl Metrics {
             network: NetworkMetrics::register(&mut registry),
             state_hash: StateHashMetrics::register(&mut registry),
             tls: TlsMetrics::register(&mut registry),
+            scrapes: ScrapeMetrics::register(&mut registry),
             grpc: GrpcMetrics::register(&mut registry, rpcs, detail == MetricsDetail::Extensive),
             registry,
         };
         metrics.set_version(API_VERSION);
         metrics.server.go_version.with(&[RUNTIME_VERSION]).set(1);
+        for code in ["200", "500", "503"] {
+            metrics.scrapes.requests.with(&[code]);
+        }
         metrics
     }
 

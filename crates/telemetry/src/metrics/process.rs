@@ -14,7 +14,20 @@ pub(super) fn render(writer: &mut Writer<'_>) {
     let max_fds = limit("Max open files");
     let times = times();
     let processors = std::thread::available_parallelism().ok().map(|count| count.get() as f64);
+    let traffic = traffic();
     let rows = [
+        (
+            "go_sched_gomaxprocs_threads",
+            MetricType::Gauge,
+            "Processors that this process may use, under the name that dashboards for Go servers ask for.",
+            processors,
+        ),
+        (
+            "go_threads",
+            MetricType::Gauge,
+            "Threads of this process, under the name that dashboards for Go servers ask for.",
+            status_number("Threads"),
+        ),
         ("mainstay_processors", MetricType::Gauge, "Processors that this process may use.", processors),
         ("os_fd_limit", MetricType::Gauge, "Most file descriptors this process may open.", max_fds),
         ("os_fd_used", MetricType::Gauge, "File descriptors this process has open.", open_fds),
@@ -27,10 +40,22 @@ pub(super) fn render(writer: &mut Writer<'_>) {
         ("process_max_fds", MetricType::Gauge, "Most file descriptors this process may open.", max_fds),
         ("process_open_fds", MetricType::Gauge, "File descriptors this process has open.", open_fds),
         (
+            "process_network_receive_bytes_total",
+            MetricType::Counter,
+            "Bytes that arrived at the network namespace of this process.",
+            traffic.map(|(received, _)| received),
+        ),
+        (
+            "process_network_transmit_bytes_total",
+            MetricType::Counter,
+            "Bytes that left the network namespace of this process.",
+            traffic.map(|(_, sent)| sent),
+        ),
+        (
             "process_resident_memory_bytes",
             MetricType::Gauge,
             "Memory of this process that is resident, in bytes.",
-            status_kib("VmRSS").map(|kib| kib * BYTES_PER_KIB),
+            status_number("VmRSS").map(|kib| kib * BYTES_PER_KIB),
         ),
         (
             "process_start_time_seconds",
@@ -42,7 +67,7 @@ pub(super) fn render(writer: &mut Writer<'_>) {
             "process_virtual_memory_bytes",
             MetricType::Gauge,
             "Address space of this process, in bytes.",
-            status_kib("VmSize").map(|kib| kib * BYTES_PER_KIB),
+            status_number("VmSize").map(|kib| kib * BYTES_PER_KIB),
         ),
         (
             "process_virtual_memory_max_bytes",
@@ -86,7 +111,21 @@ fn limit(name: &str) -> Option<f64> {
     }
 }
 
-fn status_kib(name: &str) -> Option<f64> {
+/// Bytes that arrived at and left the network namespace: the octets of `IpExt`, a line of names and one of numbers.
+fn traffic() -> Option<(f64, f64)> {
+    let text = fs::read_to_string("/proc/self/net/netstat").ok()?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("IpExt:"));
+    let (names, numbers) = (lines.next()?, lines.next()?);
+    let of = |name: &str| {
+        let (_, number) =
+            names.split_whitespace().zip(numbers.split_whitespace()).find(|(found, _)| *found == name)?;
+        number.parse().ok()
+    };
+    Some((of("InOctets")?, of("OutOctets")?))
+}
+
+/// A number of `/proc/self/status`; memory is in KiB there.
+fn status_number(name: &str) -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.split_whitespace().next()?.parse().ok()

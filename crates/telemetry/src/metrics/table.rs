@@ -51,6 +51,7 @@ group! {
         read_indexes_failed: Counter = "etcd_server_read_indexes_failed_total", "Read indexes that could not be confirmed.";
         snapshot_apply_in_progress: Gauge = "etcd_server_snapshot_apply_in_progress_total", "1 while a snapshot of the leader's is being applied.";
         quota_backend_bytes: Gauge = "etcd_server_quota_backend_bytes", "Bytes the data may take.";
+        auth_revision: Gauge = "etcd_debugging_auth_revision", "The revision of users and roles.";
         id: Labelled<Gauge> = "etcd_server_id" ["server_id"], "1 for the id of this member, in hexadecimal.";
         version: Labelled<Gauge> = "etcd_server_version" ["server_version"], "1 for the version whose API this member serves.";
         go_version: Labelled<Gauge> = "etcd_server_go_version" ["server_go_version"], "1 for the version of the language runtime.";
@@ -143,6 +144,12 @@ group! {
         wal_write_duration: Distribution = "etcd_disk_wal_write_duration_seconds" exp(0.001, 2.0, 14), "Time to write to the log.";
         wal_write_bytes: Gauge = "etcd_disk_wal_write_bytes_total", "Bytes written to the log.";
         backend_commit_duration: Histogram = "etcd_disk_backend_commit_duration_seconds" exp(0.001, 2.0, 14), "Time to sync one portion of a checkpoint; no request waits for it, since this server has no backend to commit to.";
+        snapshot_duration: Histogram = "etcd_disk_backend_snapshot_duration_seconds" exp(0.01, 2.0, 17), "Time to send a snapshot to a client.";
+        defrag_duration: Histogram = "etcd_disk_backend_defrag_duration_seconds" exp(0.1, 2.0, 13), "Time to answer a request to defragment, which has nothing to do.";
+        defrag_inflight: Gauge = "etcd_disk_defrag_inflight", "Always 0, since nothing is defragmented.";
+        log_entries: Total = "mainstay_log_entries_total", "Entries written to the log; divided by the count of etcd_disk_wal_fsync_duration_seconds, the entries that shared a sync.";
+        log_prepared_bytes: Gauge = "mainstay_log_prepared_bytes_total", "Bytes written to prepare segments of the log: headers, and zeros ahead of small writes.";
+        log_segment_waits: Total = "mainstay_log_segment_waits_total", "How often a write to the log waited for a segment to be prepared.";
     }
 }
 
@@ -171,6 +178,14 @@ group! {
         connections_refused: Total = "mainstay_client_connections_refused_total", "Client connections closed on accept because too many were open, in all or from one address, or memory was short.";
         expensive_refused: Total = "mainstay_expensive_calls_refused_total", "Calls refused because their client made more expensive calls than --max-expensive-calls.";
         server_stream_failures: Labelled<Counter> = "etcd_network_server_stream_failures_total" ["Type", "API"], "Streams of clients that ended badly.";
+    }
+}
+
+group! {
+    /// Scrapes, as Prometheus' Go library counts them.
+    ScrapeMetrics {
+        requests: Labelled<Counter> = "promhttp_metric_handler_requests_total" ["code"], "Scrapes by the HTTP status of their answer.";
+        in_flight: Gauge = "promhttp_metric_handler_requests_in_flight", "Scrapes that are being answered.";
     }
 }
 

@@ -155,7 +155,7 @@ fn names_types_labels_and_bounds_are_those_of_etcd() {
         }
         compared += 1;
     }
-    let ours = |name: &str| name.starts_with("grpc_") || name.starts_with("mainstay_");
+    let ours = |name: &str| ["grpc_", "mainstay_", "promhttp_"].iter().any(|part| name.starts_with(part));
     let registered = metrics.descriptors().filter(|row| !ours(row.name)).count();
     assert_eq!(compared, registered + 2, "all rows of the table, and os_fd_used and os_fd_limit");
 }
@@ -174,8 +174,11 @@ fn the_exposition_is_as_expected() {
     metrics.grpc.methods()[0].raise_to(&totals);
     metrics.grpc.methods()[0].took(Duration::from_millis(7));
     let without_process = |text: String| {
-        let is_of_the_process =
-            |line: &str| ["process_", "os_fd_", "mainstay_processors"].iter().any(|part| line.contains(part));
+        let is_of_the_process = |line: &str| {
+            ["process_", "os_fd_", "go_threads", "go_sched_", "mainstay_processors"]
+                .iter()
+                .any(|part| line.contains(part))
+        };
         let kept = |line: &&str| !is_of_the_process(line);
         text.lines().filter(kept).map(|line| format!("{line}\n")).collect::<String>()
     };
@@ -270,6 +273,9 @@ fn the_process_is_described() {
     assert!(value(&text, "process_cpu_seconds_total") >= 0.0);
     assert!(value(&text, "mainstay_processors") >= 1.0);
     assert!(value(&text, "process_open_fds") >= 3.0);
+    assert!(value(&text, "go_threads") >= 1.0 && value(&text, "go_sched_gomaxprocs_threads") >= 1.0);
+    assert!(value(&text, "process_network_receive_bytes_total") >= 0.0);
+    assert!(value(&text, "process_network_transmit_bytes_total") >= 0.0);
     assert!(value(&text, "os_fd_used") <= value(&text, "os_fd_limit"));
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
     let age = now - value(&text, "process_start_time_seconds");
