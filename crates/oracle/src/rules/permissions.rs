@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// A user does what was granted to it, and nothing else. A linearizable call that began after a revocation was
-/// acknowledged is not carried out at any member, nor is one with a token that was void by then. A linearizable call that is
+/// acknowledged is not carried out at any member, nor is one of any key with a token that was void by then. A linearizable call that is
 /// allowed as long as it lasts is not refused for want of permission; a stale read is answered, or refused, as of what its
 /// member knows. A watch tells no change that was asked for after its user's
 /// permission was known to be gone.
@@ -111,12 +111,10 @@ fn of_range(range: &Range) -> Need<'_> {
     Need { key: &range.key, range_end: &range.range_end, writes: false }
 }
 
-fn is_linearizable(request: &Request) -> bool {
-    match request {
-        Request::Range(range) => !range.serializable,
-        Request::Put(_) | Request::Delete(_) | Request::Txn(_) => true,
-        _ => false,
-    }
+/// Whether an operation is judged by what was granted when it was made: it is about keys, and not a stale read, as a transaction is
+/// that has nothing but serializable ranges, or nothing at all.
+fn is_judged(op: &Operation) -> bool {
+    op.is_of_keys() && op.is_linearizable()
 }
 
 /// A range of keys with an exclusive end; `None` is no end.
@@ -257,8 +255,10 @@ impl<'h> Grants<'h> {
         let (from, to) = (op.call, op.returned);
         let (needs, whole) = needs(&op.request);
         match &op.outcome {
-            Outcome::Done(..) if is_linearizable(&op.request) => {
-                if self.is_void(asker, from) && self.is_required(true, from, to) {
+            Outcome::Done(..) if is_judged(op) => {
+                // As etcd, a member asks when the token was given out only if it asks for some key.
+                let void = !needs.is_empty() && self.is_void(asker, from);
+                if void && self.is_required(true, from, to) {
                     let user = &asker.user;
                     let text = format!("a token of {user:?} that was void was honoured: {}", brief(op));
                     verdict.add(Violation::of(Kind::TokenVoid, &[op], text));
@@ -271,9 +271,7 @@ impl<'h> Grants<'h> {
                     verdict.add(Violation::of(Kind::Forbidden, &[op], text));
                 }
             }
-            Outcome::Refused(crate::Refusal::Other(why))
-                if why.contains(DENIED) && is_linearizable(&op.request) =>
-            {
+            Outcome::Refused(crate::Refusal::Other(why)) if why.contains(DENIED) && is_judged(op) => {
                 let allowed = |need: &Need<'_>| self.is_allowed(&asker.user, need, from, to);
                 if asker.user == ROOT || whole && needs.iter().all(allowed) {
                     let text = format!("{:?} may do that all the time: {}", asker.user, brief(op));

@@ -1,9 +1,9 @@
 //! What users may do: right histories are not blamed, and each kind of mistake is found.
 
 use mainstay_oracle::{
-    Asker, Asking, Delete, DeleteResult, End, Event, Grant, GrantChange, Header, History, KeyValue, Kind,
-    Operation, Outcome, Put, Range, RangeResult, Refusal, Request, Response, Watch, WatchAnswer,
-    WatchResponse, check,
+    Action, ActionResult, Asker, Asking, Delete, DeleteResult, End, Event, Grant, GrantChange, Header,
+    History, KeyValue, Kind, Operation, Outcome, Put, Range, RangeResult, Refusal, Request, Response, Txn,
+    TxnResult, Watch, WatchAnswer, WatchResponse, check,
 };
 
 const USER: &str = "u";
@@ -204,6 +204,27 @@ fn a_void_token_is_not_honoured() {
     assert_eq!(script.kinds(), [Kind::TokenVoid]);
     script.history.askers[0].token_at = script.now;
     assert_eq!(script.kinds(), []);
+
+    // A transaction is a stale read if it has nothing but serializable ranges, or nothing at all: a member that lags answers it as
+    // of what it knows. If it has no key, nobody asks how old the token is.
+    let range = |serializable| Action::Range(Range { key: b"b".to_vec(), serializable, ..Range::default() });
+    let none = || ActionResult::Range(RangeResult { kvs: Vec::new(), more: false, count: 0 });
+    let nested = || ActionResult::Txn(TxnResult { succeeded: true, results: Vec::new() });
+    for (actions, results, expected) in [
+        (vec![], vec![], None),
+        (vec![range(true)], vec![none()], None),
+        (vec![Action::Txn(Txn::default())], vec![nested()], None),
+        (vec![range(true), range(false)], vec![none(), none()], Some(Kind::TokenVoid)),
+        (vec![range(true), Action::Txn(Txn::default())], vec![none(), nested()], Some(Kind::TokenVoid)),
+    ] {
+        let mut script = Script::new();
+        script.change(Grant::Tokens(USER.to_owned()), true, true);
+        let header = Header { revision: script.revision, term: 1 };
+        let answer = TxnResult { succeeded: true, results };
+        let txn = Txn { success: actions, ..Txn::default() };
+        script.operation(Request::Txn(txn), Outcome::Done(header, Response::Txn(answer)));
+        assert_eq!(script.kinds(), Vec::from_iter(expected), "{:?}", script.history.operations);
+    }
 }
 
 #[test]
