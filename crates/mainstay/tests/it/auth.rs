@@ -262,10 +262,7 @@ fn options_that_cannot_be_followed_are_refused() {
 #[test]
 fn json_web_tokens_are_made_and_taken() {
     let dir = TempDir::new("auth-jwt");
-    let key = dir.join("key");
-    std::fs::write(&key, "a secret that is long enough").expect("is written");
-    let token = format!("--auth-token=jwt,sign-method=HS256,priv-key={}", key.display());
-    let member = Setup::new(dir.path()).flag(CHEAP).flag(token).start();
+    let member = signed_tokens(&dir).start();
     run(async {
         let client = member.client().await;
         let (root, bob) = secured(&client).await;
@@ -279,15 +276,91 @@ fn json_web_tokens_are_made_and_taken() {
     });
 }
 
+/// Read-only transactions: of nothing, of a stale range, of a range, and of a comparison alone.
+fn read_only_transactions(key: &str) -> [TxnRequest; 4] {
+    let range =
+        |serializable| RangeRequest { key: key.to_owned().into(), serializable, ..RangeRequest::default() };
+    let with = |range| TxnRequest {
+        success: vec![RequestOp { request: Some(request_op::Request::RequestRange(range)) }],
+        ..TxnRequest::default()
+    };
+    let compare = Compare { key: key.to_owned().into(), ..Compare::default() };
+    [
+        TxnRequest::default(),
+        with(range(true)),
+        with(range(false)),
+        TxnRequest { compare: vec![compare], ..TxnRequest::default() },
+    ]
+}
+
+fn signed_tokens(dir: &TempDir) -> Setup {
+    let key = dir.join("key");
+    std::fs::write(&key, "a secret that is long enough").expect("is written");
+    let token = format!("--auth-token=jwt,sign-method=HS256,priv-key={}", key.display());
+    Setup::new(dir.path()).flag(CHEAP).flag(token)
+}
+
+#[test]
+fn a_transaction_that_only_reads_needs_a_token_of_the_present_users() {
+    async fn all_refused(client: &Client, expected: &Status) {
+        for request in read_only_transactions("b") {
+            let refused = client.call::<TxnResponse>(Rpc::KvTxn, &request).await;
+            assert_eq!(refused.as_ref(), Err(expected), "{request:?}");
+        }
+    }
+    let dirs = ["auth-txn-jwt", "auth-txn-lag"].map(TempDir::new);
+    let signed = dirs.each_ref().map(|dir| signed_tokens(dir).start());
+    run(async {
+        let client = signed[0].client().await;
+        let (root, bob) = secured(&client).await;
+        for request in read_only_transactions("b") {
+            bob.call::<TxnResponse>(Rpc::KvTxn, &request).await.expect("is allowed");
+        }
+        user_add(&root, "other", "x").await.expect("is added");
+        all_refused(&bob, &error::AUTH_OLD_REVISION).await;
+        // One that is proposed and names no key is carried out, as etcd does.
+        let nested = RequestOp { request: Some(request_op::Request::RequestTxn(TxnRequest::default())) };
+        let nested = TxnRequest { success: vec![nested], ..TxnRequest::default() };
+        bob.call::<TxnResponse>(Rpc::KvTxn, &nested).await.expect("asks for nothing");
+
+        // A member that lags refuses to read with a token that is newer than the users it knows.
+        let request = AuthenticateRequest { name: "bob".to_owned(), password: "bobpw".to_owned() };
+        let newer: AuthenticateResponse = client.call(Rpc::Authenticate, &request).await.expect("is bob");
+        let lags = signed[1].client().await;
+        secured(&lags).await;
+        let bob = lags.with_token(&newer.token);
+        all_refused(&bob, &error::AUTH_OLD_REVISION).await;
+        assert_eq!(bob.get("b").await.map(drop), Err(error::AUTH_OLD_REVISION));
+        assert_eq!(bob.get("a").await.map(drop), Err(error::PERMISSION_DENIED));
+        let streamed = RangeRequest { key: "b".into(), ..RangeRequest::default() };
+        let (mut sender, mut receiver) = bob.open(Rpc::KvRangeStream).await.expect("opens");
+        sender.send(Bytes::from(streamed.encode_to_vec())).await.expect("is taken");
+        assert_eq!(receiver.next().await.map(drop), Err(error::AUTH_OLD_REVISION));
+    });
+    let dir = TempDir::new("auth-txn");
+    let simple = Setup::new(dir.path()).flag(CHEAP).start();
+    run(async {
+        let (root, bob) = secured(&simple.client().await).await;
+        // A simple token says no revision: it goes on until something voids it.
+        user_add(&root, "other", "x").await.expect("is added");
+        for request in read_only_transactions("b") {
+            bob.call::<TxnResponse>(Rpc::KvTxn, &request).await.expect("is allowed");
+        }
+        let change = AuthUserChangePasswordRequest {
+            name: "bob".to_owned(),
+            password: "new".to_owned(),
+            ..AuthUserChangePasswordRequest::default()
+        };
+        let changed = root.call::<AuthUserChangePasswordResponse>(Rpc::AuthUserChangePassword, &change).await;
+        changed.expect("is changed");
+        all_refused(&bob, &error::INVALID_AUTH_TOKEN).await;
+    });
+}
+
 #[test]
 fn a_stream_that_is_older_than_authentication_makes_watches_with_its_json_web_token() {
     let dirs = ["auth-jwt-one", "auth-jwt-two"].map(TempDir::new);
-    let members = dirs.each_ref().map(|dir| {
-        let key = dir.join("key");
-        std::fs::write(&key, "a secret that is long enough").expect("is written");
-        let token = format!("--auth-token=jwt,sign-method=HS256,priv-key={}", key.display());
-        Setup::new(dir.path()).flag(CHEAP).flag(token).start()
-    });
+    let members = dirs.each_ref().map(|dir| signed_tokens(dir).start());
     run(async {
         // The same users at the same revision, and so the same tokens.
         let elsewhere = members[0].client().await;

@@ -273,6 +273,7 @@ impl Services {
         let before = self.state();
         // It puts nothing, so no lease matters.
         self.gate(&before, principal).txn(&request, &Leases::default())?;
+        principal.is_of(&before.auth)?;
         let values = Attempt::new(self.values.clone());
         let evaluated = machine::txn::read_only(&before.view.snapshot(), &request, &values);
         let mut known = None;

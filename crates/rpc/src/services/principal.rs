@@ -51,6 +51,17 @@ impl Principal {
         Caller { user: self.user.as_deref().unwrap_or_default(), revision: self.revision }
     }
 
+    /// Refuses a read of a state whose users and roles are not those of the time when the user was established: those of a token that
+    /// says so are older, or newer if this member lags. As in etcd this is asked of every read of keys, even if it names no key.
+    ///
+    /// # Errors
+    ///
+    /// If authentication is enabled and there is a user, and the auth revisions differ.
+    pub fn is_of(&self, auth: &Auth) -> Result<(), Status> {
+        let differs = self.revision != 0 && self.revision != auth.revision() && auth.is_enabled();
+        if differs { Err(error::AUTH_OLD_REVISION) } else { Ok(()) }
+    }
+
     /// The name of the user; empty for nobody.
     pub fn name(&self) -> &str {
         self.user.as_deref().unwrap_or_default()

@@ -275,6 +275,7 @@ impl Services {
         state: Guard<Arc<Published>>,
     ) -> Result<Unary, Status> {
         self.gate(&state, &principal).read(&request.key, &request.range_end)?;
+        principal.is_of(&state.auth)?;
         let answer = self.range_now(request, client, began, state)?;
         Ok(self.read_by(principal, answer))
     }
@@ -615,7 +616,10 @@ impl Services {
         check_stream(&request)?;
         self.expense(principal, client, |now| check::range_is_expensive(&request, now).into())?;
         self.wait_readable(request.serializable).await?;
-        self.gate(&self.state(), principal).read(&request.key, &request.range_end)?;
+        let state = self.state();
+        self.gate(&state, principal).read(&request.key, &request.range_end)?;
+        principal.is_of(&state.auth)?;
+        drop(state);
         let Opened { state, header, revision, counted, limit: mut left } = self.open(&request)?;
         let projection = range::projection(&request);
         let target = self.shared.limits.request_bytes_max / 2;
