@@ -62,3 +62,37 @@ fn a_member_that_is_too_old_for_its_cluster_does_not_start() {
     until_tells(&member, r#"{"etcdserver":"3.7.1","etcdcluster":"3.7.0","storage":"3.7.0"}"#);
     member.stop();
 }
+
+#[test]
+fn a_checkpoint_from_before_a_downgrade_keeps_no_older_release_from_starting() {
+    let dir = TempDir::new("older-than-checkpoint");
+    let newer = || Setup::new(dir.path()).flag("--downgrade-check-time=0s");
+    let versions = |own: &str, cluster: &str| {
+        format!(r#"{{"etcdserver":"{own}","etcdcluster":"{cluster}","storage":"{cluster}"}}"#)
+    };
+    let member = newer().flag("--snapshot-count=10").start();
+    until_tells(&member, &versions("3.7.1", "3.7.0"));
+    let manifest = dir.path().join("data/member/checkpoint/MANIFEST");
+    run(async {
+        let client = member.client().await;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !manifest.exists() {
+            assert!(Instant::now() < deadline, "no checkpoint is made");
+            client.put("k", "v").await.expect("is taken");
+        }
+    });
+    member.kill();
+    let before = std::fs::read(&manifest).expect("is there");
+    let member = newer().start();
+    run(async {
+        let client = member.client().await;
+        let request = DowngradeRequest { action: DowngradeAction::Enable as i32, version: "3.6".to_owned() };
+        client.call::<DowngradeResponse>(Rpc::MaintenanceDowngrade, &request).await.expect("is enabled");
+    });
+    until_tells(&member, &versions("3.7.1", "3.6.0"));
+    member.kill();
+    assert_eq!(std::fs::read(&manifest).expect("is there"), before, "the downgrade is in the log alone");
+    let member = newer().flag("--api-version=3.6").start();
+    until_tells(&member, &versions("3.6.9", "3.6.0"));
+    member.stop();
+}

@@ -7,6 +7,8 @@ use api::etcdserverpb::{
 };
 use api::{Rpc, Status, error};
 
+use std::time::Duration;
+
 use super::sliced::with_bob;
 use super::world::World;
 
@@ -111,4 +113,85 @@ fn a_cluster_is_downgraded_member_by_member() {
         world.until("it knows a leader", |world| world.leader().is_some());
     }
     until_all_know(&mut world, "3.7.0", None);
+}
+
+/// COMPAT-147: etcd answers that a downgrade was cancelled whatever became of that.
+#[test]
+fn a_downgrade_that_could_not_be_cancelled_goes_on_and_the_client_hears_of_it() {
+    let mut world = World::started(3, 44, &[]);
+    until_all_know(&mut world, "3.7.0", None);
+    assert_eq!(downgrade(&mut world, 0, DowngradeAction::Enable, "3.6"), Ok("3.7".to_owned()));
+    until_all_know(&mut world, "3.6.0", Some("3.6.0"));
+    world.kill(1);
+    world.kill(2);
+    let refused = downgrade(&mut world, 0, DowngradeAction::Cancel, "");
+    assert_eq!(refused, Err(error::TIMEOUT));
+    assert_eq!(world.member(0).published().members.downgrade_target.as_deref(), Some("3.6.0"));
+    for at in [1, 2] {
+        world.start(at).expect("starts again");
+    }
+    world.until("there is a leader", |world| world.leader().is_some());
+    assert_eq!(downgrade(&mut world, 0, DowngradeAction::Cancel, ""), Ok("3.6".to_owned()));
+    until_all_know(&mut world, "3.7.0", None);
+}
+
+fn pass(world: &mut World, time: Duration) {
+    let end = world.places[0].clock.elapsed() + time;
+    world.until("time has gone by", |world| world.places[0].clock.elapsed() >= end);
+}
+
+#[test]
+fn a_downgrade_lasts_until_all_members_run_its_target_and_no_check_ends_it_before() {
+    let mut world = World::started(3, 45, &[]);
+    until_all_know(&mut world, "3.7.0", None);
+    assert_eq!(downgrade(&mut world, 0, DowngradeAction::Enable, "3.6"), Ok("3.7".to_owned()));
+    until_all_know(&mut world, "3.6.0", Some("3.6.0"));
+    let under_way = vec![("3.6.0".to_owned(), Some("3.6.0".to_owned())); 3];
+    // All run the newer release still: many checks later the version is still the lower one.
+    pass(&mut world, Duration::from_secs(60));
+    assert_eq!(known(&world), under_way);
+    let newer = (world.leader().expect("there is one") + 1) % 3;
+    for at in (0..3).filter(|at| *at != newer) {
+        world.kill(at);
+        world.set_options(at, &["--api-version=3.6"]);
+        world.start(at).expect("starts again");
+        world.until("it knows a leader", |world| world.leader().is_some());
+    }
+    // One does, and may lead or not.
+    for leader in [newer, (newer + 1) % 3] {
+        world.lead(leader);
+        pass(&mut world, Duration::from_secs(60));
+        assert_eq!(known(&world), under_way, "{leader} leads, {newer} runs the newer release");
+    }
+    // One that cannot be asked may run any.
+    world.kill(newer);
+    pass(&mut world, Duration::from_secs(60));
+    let under_way = ("3.6.0".to_owned(), Some("3.6.0".to_owned()));
+    let others = |world: &World| {
+        let mut others = (0..3).filter(|at| *at != newer);
+        others.all(|at| {
+            let members = &world.member(at).published().members;
+            (members.cluster_version.clone(), members.downgrade_target.clone()) == under_way
+        })
+    };
+    assert!(others(&world));
+    world.set_options(newer, &["--api-version=3.6"]);
+    world.start(newer).expect("starts again");
+    until_all_know(&mut world, "3.6.0", None);
+}
+
+#[test]
+fn a_downgrade_that_nobody_checks_is_ended_by_its_operator() {
+    let mut world = World::started(1, 46, &["--downgrade-check-time=0s"]);
+    until_all_know(&mut world, "3.7.0", None);
+    assert_eq!(downgrade(&mut world, 0, DowngradeAction::Enable, "3.6"), Ok("3.7".to_owned()));
+    until_all_know(&mut world, "3.6.0", Some("3.6.0"));
+    world.kill(0);
+    world.set_options(0, &["--api-version=3.6", "--downgrade-check-time=0s"]);
+    world.start(0).expect("starts again");
+    world.until("it leads", |world| world.leader().is_some());
+    pass(&mut world, Duration::from_secs(120));
+    assert_eq!(known(&world), [("3.6.0".to_owned(), Some("3.6.0".to_owned()))]);
+    assert_eq!(downgrade(&mut world, 0, DowngradeAction::Cancel, ""), Ok("3.6".to_owned()));
+    until_all_know(&mut world, "3.6.0", None);
 }
