@@ -16,6 +16,7 @@ use front::Answer;
 use prost::Message;
 use prost::encoding::{WireType, decode_key, decode_varint};
 use stdx::calendar::format_rfc3339;
+use stdx::log_text::write_text;
 use telemetry::audit::{AuditLog, Entry};
 
 /// Bytes of a key, a name or an error text that are shown.
@@ -524,54 +525,6 @@ fn beginning_of(text: &str) -> &str {
         end -= 1;
     }
     &text[..end]
-}
-
-/// Appends a text in JSON, with escapes for all that moves a terminal's cursor, ends a line or changes the order or the look of
-/// what stands beside it.
-fn write_text(out: &mut String, text: &str) {
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            c if is_unprintable(c) => {
-                let mut units = [0; 2];
-                for unit in c.encode_utf16(&mut units) {
-                    let _ = write!(out, "\\u{unit:04x}");
-                }
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-}
-
-/// Control characters, separators of lines, marks of direction, and characters that are not seen.
-fn is_unprintable(c: char) -> bool {
-    c.is_control()
-        || matches!(
-            c,
-            '\u{ad}'
-                | '\u{34f}'
-                | '\u{61c}'
-                | '\u{115f}'..='\u{1160}'
-                | '\u{17b4}'..='\u{17b5}'
-                | '\u{180b}'..='\u{180f}'
-                | '\u{200b}'..='\u{200f}'
-                | '\u{2028}'..='\u{202e}'
-                | '\u{2060}'..='\u{206f}'
-                | '\u{3164}'
-                | '\u{fe00}'..='\u{fe0f}'
-                | '\u{feff}'
-                | '\u{ffa0}'
-                | '\u{fff0}'..='\u{fffb}'
-                | '\u{1bca0}'..='\u{1bca3}'
-                | '\u{1d173}'..='\u{1d17a}'
-                | '\u{e0000}'..='\u{e0fff}'
-        )
 }
 
 /// The fields of a line, or of an object in it.

@@ -1,11 +1,12 @@
-//! What the standard library lacks and several crates need: calendar dates, the first of two futures, futures that end at a time, futures that are polled by
-//! turns, seeded randomness, whose address is whose.
+//! What the standard library lacks and several crates need: calendar dates, texts as logs show them, the first of two futures, futures
+//! that end at a time, futures that are polled by turns, seeded randomness, whose address is whose.
 //!
 //! It does no IO, reads no clock, and depends on nothing. Tests are beside the code.
 
 #![forbid(unsafe_code)]
 
 pub mod calendar;
+pub mod log_text;
 mod network;
 mod race;
 mod random;

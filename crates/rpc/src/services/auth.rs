@@ -219,7 +219,7 @@ impl Services {
                 && *status != error::AUTH_NOT_ENABLED
             {
                 let fields = [("user", Value::Str(&request.name)), ("error", Value::Str(&status.message))];
-                services.logger.warn("invalid authentication was requested", &fields);
+                services.logger.warn_of_strangers("invalid authentication was requested", &fields);
             }
             answered
         })))

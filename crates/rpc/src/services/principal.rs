@@ -150,7 +150,8 @@ impl Services {
 
     fn invalid_token(&self, token: &[u8]) -> Status {
         let fingerprint = identity::fingerprint(token);
-        self.logger.warn("invalid auth token", &[("token-fingerprint", Value::Str(&fingerprint))]);
+        self.logger
+            .warn_of_strangers("invalid auth token", &[("token-fingerprint", Value::Str(&fingerprint))]);
         error::INVALID_AUTH_TOKEN
     }
 
@@ -161,7 +162,7 @@ impl Services {
         let Some(name) = &head.common_name else { return Principal::default() };
         let revision = state.auth.revision();
         if head.metadata.contains_key(GATEWAY_HEADER) {
-            self.logger.warn(
+            self.logger.warn_of_strangers(
                 "ignoring common name in gRPC-gateway proxy request",
                 &[
                     ("common-name", Value::Str(name)),

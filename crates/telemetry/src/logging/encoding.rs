@@ -4,6 +4,7 @@ use std::fmt::{self, Write as _};
 use std::panic::Location;
 use std::time::Duration;
 use stdx::calendar::Utc;
+use stdx::log_text::{is_unprintable, write_text};
 
 use cli::go::write_nanoseconds;
 
@@ -59,9 +60,9 @@ impl Line<'_> {
         let _ = write!(out, "{{\"level\":\"{}\",\"ts\":\"", self.level);
         write_timestamp(out, self.now_us);
         out.push_str("\",\"caller\":");
-        write_json_text(out, &short_caller(self.caller));
+        write_text(out, &short_caller(self.caller));
         out.push_str(",\"msg\":");
-        write_json_text(out, self.message);
+        write_text(out, self.message);
         for (key, value) in self.fields {
             out.push(',');
             write_field(out, key, value);
@@ -77,7 +78,7 @@ impl Line<'_> {
         write_timestamp(out, self.now_us);
         let _ = write!(out, "\t{}\t{}\t", self.level, short_caller(self.caller));
         // A line feed in a message would look like the beginning of another line, a tab like another column.
-        out.extend(self.message.chars().map(|c| if c.is_control() { ' ' } else { c }));
+        out.extend(self.message.chars().map(|c| if is_unprintable(c) { ' ' } else { c }));
         if self.fields.is_empty() && self.suppressed == 0 {
             return;
         }
@@ -88,7 +89,7 @@ impl Line<'_> {
             if i > 0 {
                 out.push_str(", ");
             }
-            write_json_text(out, key);
+            write_text(out, key);
             out.push_str(": ");
             write_value(out, value);
         }
@@ -97,7 +98,7 @@ impl Line<'_> {
 }
 
 fn write_field(out: &mut String, key: &str, value: &Value<'_>) {
-    write_json_text(out, key);
+    write_text(out, key);
     out.push(':');
     write_value(out, value);
 }
@@ -105,7 +106,7 @@ fn write_field(out: &mut String, key: &str, value: &Value<'_>) {
 fn write_value(out: &mut String, value: &Value<'_>) {
     // Writing to a String cannot fail, except where a Display of the caller's does: its text then ends there.
     match value {
-        Value::Str(text) => write_json_text(out, text),
+        Value::Str(text) => write_text(out, text),
         Value::Int(number) => {
             let _ = write!(out, "{number}");
         }
@@ -137,34 +138,16 @@ fn write_value(out: &mut String, value: &Value<'_>) {
                 if i > 0 {
                     out.push(',');
                 }
-                write_json_text(out, text);
+                write_text(out, text);
             }
             out.push(']');
         }
         Value::Display(shown) => {
             let mut text = String::new();
             let _ = write!(text, "{shown}");
-            write_json_text(out, &text);
+            write_text(out, &text);
         }
     }
-}
-
-fn write_json_text(out: &mut String, text: &str) {
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            c if (c as u32) < 0x20 => {
-                let _ = write!(out, "\\u{:04x}", c as u32);
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
 }
 
 /// The last folder, the file and the line: `config/parser.rs:12`.

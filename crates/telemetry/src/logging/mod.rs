@@ -24,7 +24,7 @@ pub use encoding::Value;
 pub use rotation::Zone;
 
 use encoding::Line;
-use repeat::RepeatLimit;
+use repeat::{Allowance, RepeatLimit};
 use rotation::RotatedFile;
 
 use clock::Clock;
@@ -161,19 +161,35 @@ impl Logger {
     #[inline]
     pub fn log(&self, level: Level, message: &str, fields: &[(&str, Value<'_>)]) {
         if self.enabled(level) {
-            self.write(level, message, fields, Location::caller());
+            self.write(level, message, fields, Allowance::OWN, Location::caller());
+        }
+    }
+
+    /// Logs a warning that anybody can cause who reaches the member, as often as they like: ten are written in a second, and the next
+    /// one says how many were not.
+    #[track_caller]
+    pub fn warn_of_strangers(&self, message: &str, fields: &[(&str, Value<'_>)]) {
+        if self.enabled(Level::Warn) {
+            self.write(Level::Warn, message, fields, Allowance::OF_STRANGERS, Location::caller());
         }
     }
 
     #[cold]
-    fn write(&self, level: Level, message: &str, fields: &[(&str, Value<'_>)], caller: &Location<'_>) {
+    fn write(
+        &self,
+        level: Level,
+        message: &str,
+        fields: &[(&str, Value<'_>)],
+        allowance: Allowance,
+        caller: &Location<'_>,
+    ) {
         let shared = &*self.shared;
         let second = shared.clock.now().saturating_duration_since(shared.started).as_secs();
         // What ends the process is said however often it was said before.
         let suppressed = if level >= Level::DPanic {
             0
         } else {
-            match shared.repeats.admit(level, message, second) {
+            match shared.repeats.admit(level, message, second, allowance) {
                 Some(suppressed) => suppressed,
                 None => return,
             }

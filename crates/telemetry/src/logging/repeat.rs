@@ -4,10 +4,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Level;
 
-/// Lines of one message written in a second before it is thinned.
-const BURST: u64 = 100;
-/// Of the further lines of that second, one in this number is written.
-const EVERY: u64 = 100;
+/// How many lines of one message are written in a second.
+#[derive(Clone, Copy)]
+pub(super) struct Allowance {
+    /// So many are before the message is thinned.
+    burst: u64,
+    /// Of the further lines of that second, one in this number is; `None`: none.
+    every: Option<u64>,
+}
+
+impl Allowance {
+    /// What the member has to say of itself.
+    pub(super) const OWN: Allowance = Allowance { burst: 100, every: Some(100) };
+    /// What anybody can have it say who reaches it.
+    pub(super) const OF_STRANGERS: Allowance = Allowance { burst: 10, every: None };
+}
+
 /// Messages told apart; those that share a place share its allowance. A bound, not a limit of correctness.
 const PLACES: usize = 1024;
 
@@ -32,14 +44,21 @@ impl RepeatLimit {
     /// `None` when the line is to be left out; else how many of its place were left out since the last one written.
     ///
     /// Two threads that enter a new second together may each count from one: the allowance is approximate.
-    pub(super) fn admit(&self, level: Level, message: &str, second: u64) -> Option<u64> {
+    pub(super) fn admit(
+        &self,
+        level: Level,
+        message: &str,
+        second: u64,
+        allowance: Allowance,
+    ) -> Option<u64> {
         let place = &self.places[place_of(level, message)];
         let second = second + 1;
         if place.second.swap(second, Ordering::Relaxed) != second {
             place.seen.store(0, Ordering::Relaxed);
         }
         let seen = place.seen.fetch_add(1, Ordering::Relaxed);
-        if seen < BURST || (seen - BURST + 1).is_multiple_of(EVERY) {
+        let Allowance { burst, every } = allowance;
+        if seen < burst || every.is_some_and(|every| (seen - burst + 1).is_multiple_of(every)) {
             return Some(place.suppressed.swap(0, Ordering::Relaxed));
         }
         place.suppressed.fetch_add(1, Ordering::Relaxed);
@@ -63,19 +82,32 @@ mod tests {
     #[test]
     fn a_burst_is_written_then_every_hundredth_and_a_new_second_begins_anew() {
         let limit = RepeatLimit::new();
-        let admitted: Vec<u64> = (0..1000).filter_map(|_| limit.admit(Level::Warn, "m", 0)).collect();
+        let admitted: Vec<u64> =
+            (0..1000).filter_map(|_| limit.admit(Level::Warn, "m", 0, Allowance::OWN)).collect();
         assert_eq!(admitted.len(), 100 + 9);
         assert_eq!(admitted.iter().sum::<u64>(), 9 * 99);
-        assert_eq!(limit.admit(Level::Info, "m", 0), Some(0), "another level has its own allowance");
-        assert_eq!(limit.admit(Level::Warn, "m", 1), Some(0));
+        assert_eq!(
+            limit.admit(Level::Info, "m", 0, Allowance::OWN),
+            Some(0),
+            "another level has its own allowance"
+        );
+        assert_eq!(limit.admit(Level::Warn, "m", 1, Allowance::OWN), Some(0));
     }
 
     #[test]
     fn what_was_left_out_is_told_in_the_next_second() {
         let limit = RepeatLimit::new();
         for _ in 0..150 {
-            limit.admit(Level::Warn, "m", 7);
+            limit.admit(Level::Warn, "m", 7, Allowance::OWN);
         }
-        assert_eq!(limit.admit(Level::Warn, "m", 8), Some(50));
+        assert_eq!(limit.admit(Level::Warn, "m", 8, Allowance::OWN), Some(50));
+    }
+    #[test]
+    fn what_strangers_cause_is_written_ten_times_a_second() {
+        let limit = RepeatLimit::new();
+        let admit = |second| limit.admit(Level::Warn, "m", second, Allowance::OF_STRANGERS);
+        assert_eq!((0..100_000).filter_map(|_| admit(3)).collect::<Vec<_>>(), [0; 10]);
+        assert_eq!(admit(4), Some(99_990));
+        assert_eq!(admit(4), Some(0));
     }
 }
