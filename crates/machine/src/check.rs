@@ -263,6 +263,11 @@ pub fn txn_is_serializable(request: &TxnRequest) -> bool {
 /// Keys up to which a range is not expensive, and changes up to which a watch is not. Kubernetes lists 500 at a time.
 const FEW_KEYS: i64 = 1000;
 
+/// Returns true for so many keys of a lease, permissions of a role or roles of a user that a call about all of them is expensive.
+pub fn is_many(count: usize) -> bool {
+    count > FEW_KEYS as usize
+}
+
 /// Returns true if a range may look at many keys, asked for when this is the current revision: a limit does not help if all keys
 /// are looked at before any is chosen, nor at an older revision, where the keys behind the limit are counted one by one.
 pub fn range_is_expensive(request: &RangeRequest, current: Revision) -> bool {

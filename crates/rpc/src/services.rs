@@ -269,12 +269,16 @@ impl Services {
         client: IpAddr,
         calls: impl FnOnce(Revision) -> u64,
     ) -> Result<(), Status> {
-        let expensive = &self.shared.expensive;
-        if !expensive.is_bounded() || self.is_step.get() {
+        if !self.is_expense_bounded() {
             return Ok(());
         }
         let calls = calls(self.shared.state.load().view.snapshot().current_revision());
-        expensive.admit(principal.name(), client, calls, self.shared.clock.now())
+        self.shared.expensive.admit(principal.name(), client, calls, self.shared.clock.now())
+    }
+
+    /// Returns true if the call that is looked at may be refused for what its client has asked for before.
+    fn is_expense_bounded(&self) -> bool {
+        self.shared.expensive.is_bounded() && !self.is_step.get()
     }
 
     fn state(&self) -> Arc<Published> {

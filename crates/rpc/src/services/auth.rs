@@ -20,8 +20,8 @@ use api::{Rpc, Status};
 use base64::Engine as _;
 use bytes::Bytes;
 use front::{Answer, Unary};
-use machine::Outcome;
 use machine::auth::Auth;
+use machine::{Outcome, check};
 use numbers::Index;
 use prost::Message;
 
@@ -159,6 +159,7 @@ impl Services {
 
     pub(super) fn user_get(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let AuthUserGetRequest { name } = decode(message)?;
+        let client = self.peer.get().ip();
         self.tell(move |services, auth, principal, header| {
             // Everybody may look at themselves.
             if let Err(status) = services.gate_of(auth, principal).admin()
@@ -166,7 +167,9 @@ impl Services {
             {
                 return Err(status);
             }
-            let roles = auth.user(&name).ok_or(error::USER_NOT_FOUND)?.roles.clone();
+            let roles = &auth.user(&name).ok_or(error::USER_NOT_FOUND)?.roles;
+            services.expense(principal, client, |_| check::is_many(roles.len()).into())?;
+            let roles = roles.clone();
             Ok(whole(&AuthUserGetResponse { header: Some(header), roles }))
         })
     }
@@ -183,6 +186,7 @@ impl Services {
 
     pub(super) fn role_get(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let AuthRoleGetRequest { role } = decode(message)?;
+        let client = self.peer.get().ip();
         self.tell(move |services, auth, principal, header| {
             // Everybody may look at the roles that are granted to them.
             if let Err(status) = services.gate_of(auth, principal).admin()
@@ -190,6 +194,8 @@ impl Services {
             {
                 return Err(status);
             }
+            let permissions = auth.role(&role).map_or(0, |role| role.key_permission.len());
+            services.expense(principal, client, |_| check::is_many(permissions).into())?;
             Ok(whole(&AuthRoleGetResponse { header: Some(header), perm: auth.permissions(&role)? }))
         })
     }

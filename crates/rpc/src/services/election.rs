@@ -121,7 +121,8 @@ impl Services {
         if let Err(status) = counted {
             return Ended::Watch(status);
         }
-        let steps = Steps::new(self, head);
+        let mut steps = Steps::new(self, head);
+        steps.account = Some(outbound.account());
         let line = Line::new(&name);
         drop(name);
         let observed = Observer { steps: &steps, line: &line, needs_leader: head.requires_leader };
@@ -157,8 +158,7 @@ impl Observer<'_> {
             None => {
                 let range = self.line.range();
                 let keys = Keys { key: range.start, range_end: range.end, deletions_only: false };
-                let account = Some(outbound.account());
-                let mut changes = self.steps.changes(keys, header.revision, account, self.needs_leader);
+                let mut changes = self.steps.changes(keys, header.revision, self.needs_leader);
                 loop {
                     let response = changes.next().await.map_err(Ended::Watch)?;
                     if response.canceled {
@@ -178,8 +178,7 @@ impl Observer<'_> {
         let first = LeaderResponse { header: Some(header), kv: Some(kv) };
         outbound.send(first.encode_to_vec().into()).await.map_err(Ended::Call)?;
         let keys = Keys { key, range_end: Bytes::new(), deletions_only: false };
-        let account = Some(outbound.account());
-        let mut changes = self.steps.changes(keys, header.revision + 1, account, self.needs_leader);
+        let mut changes = self.steps.changes(keys, header.revision + 1, self.needs_leader);
         loop {
             let response = changes.next().await.map_err(Ended::Watch)?;
             if response.canceled {

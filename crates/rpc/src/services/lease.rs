@@ -143,9 +143,29 @@ impl Services {
     }
 
     pub(super) fn lease_revoke(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let _: LeaseRevokeRequest = decode(message.clone())?;
+        let LeaseRevokeRequest { id } = decode(message.clone())?;
         let principal = self.some_principal()?;
-        self.propose(&principal, field::LEASE_REVOKE, &message, false, "LeaseRevoke", |_, _, header| {
+        if !self.is_expense_bounded() {
+            return self.propose_revocation(&principal, &message);
+        }
+        // How many keys it deletes is known to the core only.
+        let (services, peer) = (Rc::clone(self), self.peer.get());
+        Ok(Unary::Later(Box::pin(async move {
+            let ask = |request_id| ClientRequest::KeysToRenew(request_id, LeaseId(id));
+            let reply = services.pending.ask(ask)?.await?;
+            let ReplyBody::LeaseKeys(keys) = reply.body else { return Err(error::STOPPED) };
+            services.expense(&principal, peer.ip(), |_| check::is_many(keys.len()).into())?;
+            drop(keys);
+            services.peer.set(peer);
+            match services.propose_revocation(&principal, &message)? {
+                Unary::Done(answer) => answer,
+                Unary::Later(answer) => answer.await,
+            }
+        })))
+    }
+
+    fn propose_revocation(self: &Rc<Self>, principal: &Principal, message: &Bytes) -> Result<Unary, Status> {
+        self.propose(principal, field::LEASE_REVOKE, message, false, "LeaseRevoke", |_, _, header| {
             Ok(whole(&LeaseRevokeResponse { header: Some(header) }))
         })
     }

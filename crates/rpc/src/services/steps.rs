@@ -36,6 +36,8 @@ pub(super) struct Steps {
     /// What of the call's head says who makes it: that is asked again with each step, since a step may be made long after
     /// the one before.
     head: Head,
+    /// The connection of the call, which is charged for what it watches. `None` outside of a front.
+    pub account: Option<Rc<Account>>,
     /// True once a step may have changed something.
     has_written: Cell<bool>,
 }
@@ -45,7 +47,12 @@ type Call = fn(&Rc<Services>, Bytes) -> Result<Unary, Status>;
 
 impl Steps {
     pub fn new(services: &Rc<Services>, head: &Head) -> Steps {
-        Steps { services: Rc::clone(services), head: user_head(head), has_written: Cell::new(false) }
+        Steps {
+            services: Rc::clone(services),
+            head: user_head(head),
+            account: Account::of_turn(),
+            has_written: Cell::new(false),
+        }
     }
 
     async fn call<A: Message + Default>(&self, call: Call, request: &impl Message) -> Result<A, Status> {
@@ -116,14 +123,8 @@ impl Steps {
         self.services.txn(request.encode_to_vec().into()).ok()
     }
 
-    /// What happens to these keys from a revision on. `account` is charged, if there is one.
-    pub fn changes(
-        &self,
-        keys: Keys,
-        from: i64,
-        account: Option<Rc<Account>>,
-        needs_leader: bool,
-    ) -> Changes {
+    /// What happens to these keys from a revision on. The connection of the call is charged for the watch and for what it is told.
+    pub fn changes(&self, keys: Keys, from: i64, needs_leader: bool) -> Changes {
         let services = &self.services;
         let Keys { key, range_end, deletions_only } = keys;
         let filters = if deletions_only { vec![FilterType::Noput as i32] } else { Vec::new() };
@@ -136,7 +137,7 @@ impl Steps {
         };
         let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         let arrived = Rc::default();
-        let responses = Sink { arrived: Rc::clone(&arrived), account };
+        let responses = Sink { arrived: Rc::clone(&arrived), account: self.account.clone() };
         let caller = Arc::clone(&services.caller_of(self.head.peer));
         let (services, head) = (Rc::clone(services), user_head(&self.head));
         let mut closing = services.closing.clone();
@@ -188,7 +189,7 @@ impl Steps {
     /// Waits until this key is deleted at this revision or a later one, or until that may have been compacted away.
     async fn deleted(&self, key: Bytes, from: i64) -> Result<(), Status> {
         let keys = Keys { key, range_end: Bytes::new(), deletions_only: true };
-        let mut changes = self.changes(keys, from, None, false);
+        let mut changes = self.changes(keys, from, false);
         loop {
             let response = changes.next().await?;
             if response.compact_revision != 0 {

@@ -452,3 +452,49 @@ fn who_waits_for_a_lock_is_not_refused_half_way_for_what_it_looks_at() {
     assert_eq!(&*refused.message, "etcdserver: too many requests");
     assert!(has_key(&mut world, 0, "door/1"), "it has the lock still");
 }
+
+/// What a call watches while it waits is held for its client, which may have many such calls.
+#[test]
+fn what_a_waiting_call_watches_is_charged_to_its_connection() {
+    let mut world = World::started(1, 12, &[]);
+    grant(&mut world, &[1, 2], 6000);
+    let long = "z".repeat(100_000);
+    for name in ["door", "seat"] {
+        world.put(0, &format!("{name}/{long}"), b"").expect("is put");
+    }
+    let account = front::Budget::new(64 << 20).open([127, 0, 0, 1].into());
+    let own = account.held_bytes();
+    let turn = account.begin_turn();
+    let (waiting, standing) = (lock(&world, 0, 1), campaign(&world, 0, 2, "me"));
+    drop(turn);
+    world.until("both wait", |world| watches(world) == 2);
+    let held = account.held_bytes() - own;
+    assert!((200_000..300_000).contains(&held), "{held} bytes");
+    drop(standing);
+    world.until("one waits", |world| watches(world) == 1);
+    let held = account.held_bytes() - own;
+    assert!((100_000..200_000).contains(&held), "{held} bytes");
+    unlock(&mut world, 0, &format!("door/{long}"));
+    waiting.wait(&mut world).expect("is its turn");
+    assert_eq!(account.held_bytes(), own);
+}
+
+/// COMPAT-146: a key that is made again stands behind those that were made meanwhile, so it does not have the lock.
+#[test]
+fn a_key_that_was_made_again_while_its_lock_waited_does_not_have_the_lock() {
+    let mut world = World::started(1, 13, &[]);
+    grant(&mut world, &[1, 2, 3], 6000);
+    lock(&world, 0, 1).wait(&mut world).expect("is free");
+    let second = lock(&world, 0, 2);
+    until_keys(&mut world, 0, "door", &["door/1", "door/2"]);
+    unlock(&mut world, 0, "door/2");
+    let third = lock(&world, 0, 3);
+    until_keys(&mut world, 0, "door", &["door/1", "door/3"]);
+    world.put(0, "door/2", b"").expect("is put");
+    assert!(!second.is_answered() && !third.is_answered());
+    unlock(&mut world, 0, "door/1");
+    let expired = second.wait(&mut world).expect_err("another key is older");
+    assert_eq!((expired.code, &*expired.message), (Code::Unknown, "mutex: session is expired"));
+    assert_eq!(third.wait(&mut world).expect("is the oldest").key, "door/3");
+    assert_eq!(keys(&mut world, 0, "door"), ["door/2", "door/3"], "the new key is not the call's to delete");
+}

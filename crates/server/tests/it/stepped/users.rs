@@ -2,11 +2,15 @@
 //! expensive of users, roles and leases.
 
 use api::etcdserverpb::{
-    AlarmRequest, AuthenticateRequest, AuthenticateResponse, MemberListRequest, RangeRequest, RangeResponse,
+    AlarmRequest, AuthRoleAddRequest, AuthRoleAddResponse, AuthRoleGetRequest,
+    AuthRoleGrantPermissionRequest, AuthRoleGrantPermissionResponse, AuthUserAddRequest, AuthUserAddResponse,
+    AuthUserGetRequest, AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthenticateRequest,
+    AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, MemberListRequest,
+    PutRequest, PutResponse, RangeRequest, RangeResponse,
 };
 use api::raftpb::MessageType;
-use api::{Rpc, error};
-use prost::Message as _;
+use api::{Rpc, Status, authpb::Permission, error};
+use prost::Message;
 
 use super::sliced::with_bob;
 use super::world::World;
@@ -57,4 +61,60 @@ fn strangers_fill_no_log_with_failed_logins_and_made_up_tokens() {
         let lines = lines(&world, what);
         assert!((10..=most).contains(&lines), "{lines} lines in {seconds} s: {what}");
     }
+}
+
+/// How many of these calls, made at the same time, are not refused.
+fn taken(world: &mut World, rpc: Rpc, requests: Vec<impl Message>) -> usize {
+    let calls = requests.iter().map(|request| world.member(0).call(rpc, request.encode_to_vec().into()));
+    let calls: Vec<_> = calls.collect();
+    let answers: Vec<Result<bytes::Bytes, Status>> = world.run_all(calls);
+    let is_taken = |answer: &Result<bytes::Bytes, Status>| match answer {
+        Ok(_) => true,
+        Err(status) => {
+            assert_eq!(&*status.message, "etcdserver: too many requests");
+            false
+        }
+    };
+    answers.iter().filter(|answer| is_taken(answer)).count()
+}
+
+#[test]
+fn what_is_about_very_many_keys_permissions_or_roles_at_once_is_expensive() {
+    const MANY: i64 = 1_001;
+    let mut world = World::started(1, 73, &["--max-expensive-calls=1"]);
+    let role = |name: &str| AuthRoleAddRequest { name: name.into() };
+    for name in ["small", "large"] {
+        let _: AuthRoleAddResponse = world.call(0, Rpc::AuthRoleAdd, &role(name)).expect("is added");
+        let user =
+            AuthUserAddRequest { name: name.into(), password: "p".into(), ..AuthUserAddRequest::default() };
+        let _: AuthUserAddResponse = world.call(0, Rpc::AuthUserAdd, &user).expect("is added");
+    }
+    for number in 0..MANY {
+        let perm = Permission { key: format!("{number:04}").into(), ..Permission::default() };
+        let grant = AuthRoleGrantPermissionRequest { name: "large".into(), perm: Some(perm) };
+        let _: AuthRoleGrantPermissionResponse =
+            world.call(0, Rpc::AuthRoleGrantPermission, &grant).expect("is granted");
+        let name = format!("r{number}");
+        let _: AuthRoleAddResponse = world.call(0, Rpc::AuthRoleAdd, &role(&name)).expect("is added");
+        let grant = AuthUserGrantRoleRequest { user: "large".into(), role: name };
+        let _: AuthUserGrantRoleResponse = world.call(0, Rpc::AuthUserGrantRole, &grant).expect("is granted");
+    }
+    let leases = |ids: std::ops::Range<i64>| ids.map(|id| LeaseRevokeRequest { id }).collect::<Vec<_>>();
+    for id in 1..16 {
+        let grant = LeaseGrantRequest { ttl: 6000, id };
+        let _: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &grant).expect("is granted");
+        let keys = if id > 10 { MANY } else { 1 };
+        for number in 0..keys {
+            let put = PutRequest { key: format!("{id}/{number}").into(), lease: id, ..PutRequest::default() };
+            let _: PutResponse = world.call(0, Rpc::KvPut, &put).expect("is put");
+        }
+    }
+    let get = |name: &str| vec![AuthRoleGetRequest { role: name.into() }; 30];
+    assert_eq!(taken(&mut world, Rpc::AuthRoleGet, get("small")), 30);
+    assert!(taken(&mut world, Rpc::AuthRoleGet, get("large")) < 30);
+    let get = |name: &str| vec![AuthUserGetRequest { name: name.into() }; 30];
+    assert_eq!(taken(&mut world, Rpc::AuthUserGet, get("small")), 30);
+    assert!(taken(&mut world, Rpc::AuthUserGet, get("large")) < 30);
+    assert_eq!(taken(&mut world, Rpc::LeaseRevoke, leases(1..11)), 10);
+    assert!(taken(&mut world, Rpc::LeaseRevoke, leases(11..16)) < 5);
 }
