@@ -50,3 +50,19 @@ fn every_file_of_every_corpus_is_taken() {
     }
     assert!(failed.is_empty(), "these inputs are not taken: {failed:#?}");
 }
+
+/// What lies where after a write is hit by few inputs that are not made for it, so many are tried.
+#[test]
+fn damage_anywhere_in_a_log_is_refused_or_costs_what_the_limit_says() {
+    let target = TARGETS.iter().find(|target| target.name == "log_damage").expect("is a target");
+    let mut number = 0x1234_5678_9abc_def1u64;
+    for nth in 0..6_000 {
+        let draw = |_| {
+            number ^= number << 13;
+            number ^= number >> 7;
+            number ^= number << 17;
+            (number >> 24) as u8
+        };
+        (target.run)(&(0..20 + nth % 150).map(draw).collect::<Vec<u8>>());
+    }
+}

@@ -104,6 +104,49 @@ fn a_torn_tail_is_cut_off_and_told_once() {
     assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (Index(23), 0));
 }
 
+/// The limit of what a log can tell (docs/damage.md): a sector that holds the end of one batch and the whole of the last one looks,
+/// once it is lost, like that sector of a write of the first of them that never came to its end. Only what was noted elsewhere
+/// tells.
+#[test]
+fn a_lost_sector_that_holds_all_of_the_last_batch_is_told_by_a_noted_end_alone() {
+    const SECTOR: usize = 512;
+    let disk = MemDisk::new(6);
+    let path = segment_path(0);
+    let lost = |sector: usize| {
+        let mut bytes = disk.contents(&path).unwrap();
+        bytes[sector..sector + SECTOR].fill(0);
+        bytes
+    };
+    let mut log = open(&disk).unwrap();
+    log.put(entries(1..=2, 1, 100));
+    log.put(entries(3..=4, 1, 350));
+    let sector = used(&log, 0) / SECTOR * SECTOR;
+    let torn = lost(sector);
+    let noted = log.log.values().log_end();
+    log.put(entries(5..=5, 1, 100));
+    assert!(used(&log, 0) < sector + SECTOR, "it lies within the sector");
+    let damaged = lost(sector);
+    let mut proven = log;
+    proven.put(entries(6..=6, 1, 600));
+    proven.put(entries(7..=7, 1, 100));
+    let proven_damaged = lost(sector);
+    drop(proven);
+    assert_eq!(damaged, torn, "nothing is left of the last batch");
+
+    disk.plant(&path, damaged.clone());
+    let said = open_with(Options { synced_to: noted, ..options() }, &disk, 1).err().unwrap().to_string();
+    assert!(said.contains("when the member last started"), "{said}");
+    assert_eq!(disk.contents(&path).unwrap(), damaged, "nothing is changed");
+    let log = open(&disk).unwrap();
+    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (Index(3), 1));
+    drop(log);
+
+    // A sound record of any later batch proves that there was more.
+    disk.plant(&path, proven_damaged);
+    let said = open(&disk).err().unwrap().to_string();
+    assert!(said.contains("was only written after this had been synced"), "{said}");
+}
+
 #[test]
 fn a_file_that_is_missing_cut_short_doubled_or_a_stranger_is_refused() {
     let disk = filled();
