@@ -14,6 +14,8 @@ pub enum Kind {
     Int,
     /// An unsigned integer.
     Uint,
+    /// An unsigned integer of 32 bits.
+    Uint32,
     /// A floating-point number.
     Float,
     /// Any text.
@@ -31,6 +33,7 @@ impl Kind {
             Kind::Bool => "",
             Kind::Int => "int",
             Kind::Uint => "uint",
+            Kind::Uint32 => "uint32",
             Kind::Float => "float",
             Kind::Text => "string",
             Kind::List => "strings",
@@ -42,7 +45,7 @@ impl Kind {
     pub(crate) fn is_zero(self, default: &str) -> bool {
         match self {
             Kind::Bool => default == "false",
-            Kind::Int | Kind::Uint | Kind::Float => default == "0",
+            Kind::Int | Kind::Uint | Kind::Uint32 | Kind::Float => default == "0",
             Kind::Text | Kind::List => default.is_empty(),
             Kind::Duration => default == "0s",
         }
@@ -165,6 +168,13 @@ impl Flag<u64> {
     /// An unsigned integer.
     pub const fn uint(name: &'static str, default: &'static str, help: &'static str) -> Flag<u64> {
         Flag::of(name, Kind::Uint, default, help)
+    }
+}
+
+impl Flag<u32> {
+    /// An unsigned integer of 32 bits.
+    pub const fn uint32(name: &'static str, default: &'static str, help: &'static str) -> Flag<u32> {
+        Flag::of(name, Kind::Uint32, default, help)
     }
 }
 

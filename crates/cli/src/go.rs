@@ -247,6 +247,15 @@ pub fn parse_uint(text: &str) -> Result<u64, ValueError> {
     magnitude(text).map_err(|why| ValueError(format!("strconv.ParseUint: parsing {}: {why}", quote(text))))
 }
 
+/// Parses an unsigned number as Go's `strconv.ParseUint` does with base 0 and 32 bits.
+///
+/// # Errors
+/// Go's text for what is no such number.
+pub fn parse_uint32(text: &str) -> Result<u32, ValueError> {
+    let fault = |why| ValueError(format!("strconv.ParseUint: parsing {}: {why}", quote(text)));
+    u32::try_from(magnitude(text).map_err(fault)?).map_err(|_| fault("value out of range"))
+}
+
 fn magnitude(text: &str) -> Result<u64, &'static str> {
     let lower = text.to_ascii_lowercase();
     let (base, digits) = match lower.as_bytes() {

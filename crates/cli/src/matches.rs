@@ -25,6 +25,7 @@ impl Value {
             Kind::Bool => Value::Bool(go::parse_bool(text)?),
             Kind::Int => Value::Int(go::parse_int(text)?),
             Kind::Uint => Value::Uint(go::parse_uint(text)?),
+            Kind::Uint32 => Value::Uint(go::parse_uint32(text)?.into()),
             Kind::Float => {
                 let why = || format!("strconv.ParseFloat: parsing {}: invalid syntax", go::quote(text));
                 Value::Float(text.parse().map_err(|_| ValueError::new(why()))?)
@@ -147,6 +148,11 @@ macro_rules! copied {
 copied!(bool, Bool, value => *value, default => default == "true");
 copied!(i64, Int, value => *value, default => go::parse_int(default).unwrap_or_default());
 copied!(u64, Uint, value => *value, default => go::parse_uint(default).unwrap_or_default());
+copied!(
+    u32, Uint,
+    value => u32::try_from(*value).unwrap_or(u32::MAX),
+    default => go::parse_uint32(default).unwrap_or_default()
+);
 copied!(f64, Float, value => *value, default => default.parse().unwrap_or_default());
 copied!(Duration, Duration, value => positive(*value), default => positive(go::parse_duration(default).unwrap_or(0)));
 

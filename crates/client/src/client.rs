@@ -340,8 +340,16 @@ impl Client {
         (token.number, metadata)
     }
 
+    /// Number of endpoints that calls may go to.
+    pub(crate) fn endpoint_count(&self) -> usize {
+        match &self.bound {
+            Some(_) => 1,
+            None => self.cluster.links.read().unwrap_or_else(PoisonError::into_inner).len(),
+        }
+    }
+
     /// A connection that stands, and the next one each time.
-    async fn channel(&self, deadline: Option<Instant>) -> Result<Channel, Status> {
+    pub(crate) async fn channel(&self, deadline: Option<Instant>) -> Result<Channel, Status> {
         let mut changes = self.cluster.changes.subscribe();
         loop {
             changes.mark_unchanged();

@@ -51,13 +51,17 @@ impl fmt::Display for DiscoveryError {
 
 impl std::error::Error for DiscoveryError {}
 
-/// The record's target, still with the root's dot, and port.
+/// An SRV record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Service {
-    priority: u16,
-    weight: u16,
-    target: String,
-    port: u16,
+pub struct Service {
+    /// Lower is preferred.
+    pub priority: u16,
+    /// Share of the clients among records of one priority.
+    pub weight: u16,
+    /// Host name, still with the root's dot.
+    pub target: String,
+    /// Port.
+    pub port: u16,
 }
 
 impl Resolver {
@@ -114,6 +118,19 @@ impl Resolver {
     /// # Errors
     /// Neither name could be resolved.
     pub async fn client_endpoints(&self, domain: &str, name: &str) -> Result<Vec<String>, DiscoveryError> {
+        let found = self.client_services(domain, name).await?;
+        Ok(found.into_iter().map(|(url, _)| url).collect())
+    }
+
+    /// As [`Resolver::client_endpoints`], each with its record.
+    ///
+    /// # Errors
+    /// As [`Resolver::client_endpoints`].
+    pub async fn client_services(
+        &self,
+        domain: &str,
+        name: &str,
+    ) -> Result<Vec<(String, Service)>, DiscoveryError> {
         let suffix = if name.is_empty() { String::new() } else { format!("-{name}") };
         let secure = self.services(&format!("_etcd-client-ssl{suffix}._tcp.{domain}")).await;
         let plain = self.services(&format!("_etcd-client{suffix}._tcp.{domain}")).await;
@@ -124,8 +141,8 @@ impl Resolver {
             (secure, plain) => (secure.unwrap_or_default(), plain.unwrap_or_default()),
         };
         let url = |scheme: &str, found: &Service| format!("{scheme}://{}:{}", found.target, found.port);
-        let secure = secure.iter().map(|found| url("https", found));
-        Ok(secure.chain(plain.iter().map(|found| url("http", found))).collect())
+        let secure = secure.into_iter().map(|found| (url("https", &found), found));
+        Ok(secure.chain(plain.into_iter().map(|found| (url("http", &found), found))).collect())
     }
 
     /// The records of a name, by priority and within one in random order by weight, as RFC 2782 says.

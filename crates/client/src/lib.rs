@@ -26,6 +26,7 @@ mod client;
 pub mod concurrency;
 pub mod discovery;
 mod endpoint;
+mod forward;
 pub mod lease;
 mod link;
 mod messages;

@@ -16,6 +16,8 @@ pub struct Settings {
     pub keepalive_time: Duration,
     /// Time limit of a ping's answer.
     pub keepalive_timeout: Duration,
+    /// True if connections without open calls are pinged, too.
+    pub keepalive_without_calls: bool,
     /// Largest request, in bytes.
     pub send_bytes_max: usize,
     /// Largest answer, in bytes.
@@ -51,6 +53,7 @@ impl Default for Settings {
             dial_timeout: None,
             keepalive_time: Duration::ZERO,
             keepalive_timeout: Duration::ZERO,
+            keepalive_without_calls: false,
             send_bytes_max: transport.send_bytes_max,
             receive_bytes_max: transport.receive_bytes_max,
             tls: None,
@@ -81,7 +84,8 @@ impl Settings {
         Transport {
             tls: self.tls.clone(),
             dial_timeout: self.dial_timeout,
-            keepalive: Keepalive::for_grpc(self.keepalive_time, self.keepalive_timeout),
+            keepalive: Keepalive::for_grpc(self.keepalive_time, self.keepalive_timeout)
+                .map(|pings| Keepalive { without_calls: self.keepalive_without_calls, ..pings }),
             send_bytes_max: self.send_bytes_max,
             receive_bytes_max: self.receive_bytes_max,
             ..Transport::default()

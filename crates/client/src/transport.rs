@@ -48,13 +48,15 @@ impl Default for Transport {
     }
 }
 
-/// Settings of HTTP/2 pings on a silent connection. Only connections with open calls are pinged.
+/// Settings of HTTP/2 pings on a silent connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
     /// Silence after which a ping is sent.
     pub time: Duration,
     /// Time limit of its answer, after which the connection is given up.
     pub timeout: Duration,
+    /// True if connections without open calls are pinged, too.
+    pub without_calls: bool,
 }
 
 impl Keepalive {
@@ -63,7 +65,7 @@ impl Keepalive {
     pub fn for_grpc(time: Duration, timeout: Duration) -> Option<Keepalive> {
         let time = Some(time).filter(|time| !time.is_zero())?.max(Duration::from_secs(10));
         let timeout = if timeout.is_zero() { Duration::from_secs(20) } else { timeout };
-        Some(Keepalive { time, timeout })
+        Some(Keepalive { time, timeout, without_calls: false })
     }
 }
 
@@ -254,7 +256,7 @@ pub(crate) async fn watch_over(
     loop {
         sleep(keepalive.time.saturating_sub(quiet_since.elapsed())).await;
         let now = received.0.load(Ordering::Relaxed);
-        if now != seen || !has_calls() {
+        if now != seen || !(keepalive.without_calls || has_calls()) {
             seen = now;
             quiet_since = Instant::now();
             continue;

@@ -132,6 +132,12 @@ impl Front {
         self.reloads.send_modify(|reloads| *reloads = reloads.wrapping_add(1));
     }
 
+    /// A handle that does what [`Front::tls_reloaded`] does, for another thread.
+    pub fn tls_reloads(&self) -> impl Fn() + Send + use<> {
+        let reloads = self.reloads.clone();
+        move || reloads.send_modify(|reloads| *reloads = reloads.wrapping_add(1))
+    }
+
     /// Stops accepting, tells every client to go away, waits for calls in flight until `deadline`, closes what
     /// is left and returns when all threads have ended. Works in any tokio runtime with time enabled.
     pub async fn shutdown(mut self, deadline: Instant) {

@@ -27,6 +27,7 @@ use std::time::Duration;
 
 mod address;
 mod certificate;
+mod common_name;
 mod der;
 mod error;
 mod files;
@@ -47,6 +48,7 @@ mod tls;
 mod trust;
 
 pub use address::{AddressCheck, LookUp, Question, Resolver};
+pub use common_name::common_name_of;
 pub use error::LoadError;
 pub use material::{Expiry, Owner, Warning};
 pub use records::{BarrenRecords, RECORD_COST, Records, WriteAllowance};

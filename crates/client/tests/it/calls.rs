@@ -264,7 +264,7 @@ fn a_connection_that_falls_silent_is_given_up() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = Endpoint::new(silent.local_addr().unwrap().to_string());
         let brief = Duration::from_millis(50);
-        let keepalive = Some(Keepalive { time: brief, timeout: brief });
+        let keepalive = Some(Keepalive { time: brief, timeout: brief, without_calls: false });
         let transport = Transport { keepalive, ..Transport::default() };
         let channel = Channel::open(&endpoint, &transport).await.unwrap();
         let lost = channel.unary(Rpc::KvRange.path(), bytes::Bytes::new()).await.unwrap_err();
@@ -288,7 +288,7 @@ fn a_connection_that_falls_silent_is_given_up() {
 fn pings_are_never_more_frequent_than_servers_allow() {
     let seconds = Duration::from_secs;
     let taken = Keepalive::for_grpc(seconds(2), seconds(6));
-    assert_eq!(taken, Some(Keepalive { time: seconds(10), timeout: seconds(6) }));
+    assert_eq!(taken, Some(Keepalive { time: seconds(10), timeout: seconds(6), without_calls: false }));
     assert_eq!(Keepalive::for_grpc(Duration::ZERO, seconds(6)), None);
 }
 

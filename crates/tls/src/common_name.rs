@@ -1,0 +1,23 @@
+//! The common name in a file with a certificate, for those who must not have one.
+
+use std::path::Path;
+
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
+
+use crate::certificate::Certificate;
+use crate::error::LoadError;
+use crate::pem;
+
+/// Returns the common name in the first certificate of a PEM file; `None` if it has none or an empty one.
+///
+/// # Errors
+/// The file cannot be read, or does not begin with a certificate.
+pub fn common_name_of(file: &Path) -> Result<Option<String>, LoadError> {
+    let contents = std::fs::read(file).map_err(|error| LoadError::of_file(file, error.to_string()))?;
+    let first = CertificateDer::from_pem_slice(&contents)
+        .map_err(|error| LoadError::of_file(file, pem::malformed(&error)))?;
+    let certificate =
+        Certificate::parse(&first).ok_or_else(|| LoadError::of_file(file, "not a certificate"))?;
+    Ok(certificate.common_name.filter(|name| !name.is_empty()))
+}
