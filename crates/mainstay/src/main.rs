@@ -22,7 +22,9 @@ fn main() -> ExitCode {
     let called = words.first().and_then(|path| Path::new(path).file_name()).and_then(|name| name.to_str());
     let arguments = words.get(1..).unwrap_or_default();
     match called {
-        Some("etcd") => return member::run(arguments, Purpose::Etcd),
+        Some("etcd") => {
+            return proxy(arguments).unwrap_or_else(|| member::run(arguments, Purpose::Etcd));
+        }
         Some("etcdctl") => return ctl::run(arguments),
         Some("etcdutl") => return utl::run(arguments),
         Some("benchmark") => return bench::run(arguments),
@@ -38,6 +40,9 @@ fn main() -> ExitCode {
         Some("utl") => utl::run(rest),
         Some("bench") => bench::run(rest),
         Some("doctor") => doctor::run(rest),
+        Some("gateway" | "grpc-proxy") => {
+            proxy(arguments).unwrap_or_else(|| unreachable!("both are subcommands of a proxy"))
+        }
         // What a client can check is the client's; the rest is about the machine.
         Some("check") if rest.first().is_some_and(|what| what == "perf" || what == "datascale") => {
             ctl::run(arguments)
@@ -45,12 +50,29 @@ fn main() -> ExitCode {
         Some("check") => doctor::check(rest),
         Some(verb) if !verb.starts_with('-') => {
             eprintln!(
-                "{verb:?} is none of the commands server, rebuild, ctl, utl, bench, check, doctor; to run a member, give \
+                "{verb:?} is none of the commands server, rebuild, ctl, utl, bench, check, doctor, gateway, grpc-proxy; to run a member, give \
                  flags only (see --help)"
             );
             ExitCode::from(2)
         }
         _ => member::run(arguments, Purpose::Serve),
+    }
+}
+
+/// Runs a proxy if the first word says so.
+fn proxy(arguments: &[OsString]) -> Option<ExitCode> {
+    let (verb, rest) = arguments.split_first()?;
+    let ready = |logger: &telemetry::logging::Logger| server::systemd::Systemd::from_env().ready(logger);
+    match verb.to_str() {
+        Some("gateway") => {
+            open_files::raise_limit();
+            Some(proxy::run_gateway(rest, &ready))
+        }
+        Some("grpc-proxy") => {
+            open_files::raise_limit();
+            Some(proxy::run_grpc_proxy(rest, &ready))
+        }
+        _ => None,
     }
 }
 

@@ -37,6 +37,7 @@ const ORDER: &[&str] = &[
     "loadgen",
     "bench",
     "doctor",
+    "proxy",
     "mainstay",
     "testkit",
     "oracle",

@@ -29,6 +29,7 @@ mod locks;
 mod member;
 mod memory;
 mod network;
+mod proxy;
 mod refusals;
 mod resources;
 mod restart;

@@ -1,0 +1,85 @@
+//! Endpoints from DNS SRV records, with etcd's rules about insecure ones and its lines in the log.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use client::discovery::{Resolver, Service};
+use client::{Endpoint, RawConnection, TlsFiles, Transport};
+use telemetry::logging::{Logger, Value};
+
+/// Time limit of a TLS handshake with a discovered endpoint.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What the flags say of discovery.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Discovery {
+    /// `--discovery-srv`; empty: there is none.
+    pub domain: String,
+    /// `--discovery-srv-name`.
+    pub name: String,
+    /// `--insecure-discovery`: take endpoints without a look at their TLS.
+    pub is_insecure_allowed: bool,
+    /// Authorities that the endpoints found are verified with.
+    pub trusted_ca: Option<PathBuf>,
+}
+
+impl Discovery {
+    /// Returns the URLs found and their records; nothing without a domain. Endpoints that do not speak TLS with a certificate
+    /// for the domain are left out, unless that is allowed.
+    ///
+    /// # Errors
+    /// The domain has no records.
+    pub async fn find(&self, logger: &Logger) -> Result<Vec<(String, Service)>, String> {
+        if self.domain.is_empty() {
+            return Ok(Vec::new());
+        }
+        let found = Resolver::system()
+            .client_services(&self.domain, &self.name)
+            .await
+            .map_err(|error| error.to_string())?;
+        self.tell(logger, "discovered cluster from SRV", &found, None);
+        if self.is_insecure_allowed {
+            return Ok(found);
+        }
+        self.tell(logger, "validating discovered SRV endpoints", &found, None);
+        let files = TlsFiles {
+            cacert: self.trusted_ca.clone(),
+            server_name: Some(self.domain.clone()),
+            ..TlsFiles::default()
+        };
+        let tls = files.load().map_err(|error| error.to_string())?;
+        let transport =
+            Transport { tls: Some(tls), dial_timeout: Some(PROBE_TIMEOUT), ..Transport::default() };
+        let (mut sound, mut faults) = (Vec::new(), Vec::new());
+        for (url, service) in found {
+            if !url.starts_with("https://") {
+                faults.push(format!("{url:?} is insecure"));
+                continue;
+            }
+            match RawConnection::open(&Endpoint::new(url.clone()), &transport).await {
+                Ok(_) => sound.push((url, service)),
+                Err(error) => faults.push(format!("{url:?} failed to dial ({error})")),
+            }
+        }
+        match faults.is_empty() {
+            true => self.tell(logger, "using validated discovered SRV endpoints", &sound, None),
+            false => {
+                let faults = faults.join(",");
+                self.tell(logger, "failed to validate discovered endpoints", &sound, Some(&faults));
+            }
+        }
+        Ok(sound)
+    }
+
+    fn tell(&self, logger: &Logger, line: &str, found: &[(String, Service)], error: Option<&str>) {
+        let urls: Vec<&str> = found.iter().map(|(url, _)| url.as_str()).collect();
+        let mut fields = vec![("srv-server", Value::Str(&self.domain)), ("endpoints", Value::List(&urls))];
+        match error {
+            None => logger.info(line, &fields),
+            Some(error) => {
+                fields.push(("error", Value::Str(error)));
+                logger.warn(line, &fields);
+            }
+        }
+    }
+}

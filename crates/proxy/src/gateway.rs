@@ -1,0 +1,387 @@
+//! `etcd gateway`: passes TCP connections on to endpoints that can be reached. It looks at no byte of them.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cli::Matches;
+use socket2::{SockRef, TcpKeepalive};
+use telemetry::logging::{Logger, Value};
+use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use crate::Ready;
+use crate::commands::gateway as flags;
+use crate::discovery::Discovery;
+
+/// Bytes held of a connection in each direction.
+const BUFFER_BYTES: usize = 16 * 1024;
+/// Time limit of connecting to an endpoint.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Silence after which either end of a connection is probed. Source: Go's default for TCP.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// Pause after a connection could not be accepted, for example because no file is left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Interval of retries if `--retry-delay` is 0. Source: etcd.
+const RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
+/// Files that connections leave for everything else.
+const OTHER_FILES: usize = 32;
+/// Connections at once if the limit on open files allows more, or is not known.
+const CONNECTIONS_MAX: usize = 100_000;
+
+/// An endpoint that connections are passed on to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Host name or address, and port.
+    pub address: String,
+    /// Of its SRV record: lower is preferred; 0 without one.
+    pub priority: u16,
+    /// Of its SRV record: share among those of one priority; 0 without one.
+    pub weight: u16,
+}
+
+impl Remote {
+    /// An endpoint without a record.
+    pub fn new(address: impl Into<String>) -> Remote {
+        Remote { address: address.into(), priority: 0, weight: 0 }
+    }
+}
+
+/// Settings of a gateway.
+#[derive(Clone, Debug)]
+pub struct GatewayOptions {
+    /// Where to pass connections on to; not empty.
+    pub remotes: Vec<Remote>,
+    /// Interval at which endpoints that could not be reached are tried again.
+    pub retry_delay: Duration,
+    /// Connections at once; further ones wait to be accepted.
+    pub connections_max: usize,
+}
+
+/// A running gateway's state, shared by its connections.
+pub struct Gateway {
+    remotes: Vec<Remote>,
+    standing: Mutex<Standing>,
+    retry_delay: Duration,
+    connections: Arc<Semaphore>,
+    logger: Logger,
+}
+
+/// Which endpoints can be reached, and whose turn it is.
+struct Standing {
+    active: Vec<bool>,
+    turn: usize,
+}
+
+impl fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gateway").field("remotes", &self.remotes).finish_non_exhaustive()
+    }
+}
+
+impl Gateway {
+    /// A gateway that has accepted nothing yet.
+    pub fn new(options: GatewayOptions, logger: Logger) -> Arc<Gateway> {
+        let standing = Standing { active: vec![true; options.remotes.len()], turn: 0 };
+        let retry_delay = if options.retry_delay.is_zero() { RETRY_DELAY } else { options.retry_delay };
+        Arc::new(Gateway {
+            remotes: options.remotes,
+            standing: Mutex::new(standing),
+            retry_delay,
+            connections: Arc::new(Semaphore::new(options.connections_max.min(Semaphore::MAX_PERMITS))),
+            logger,
+        })
+    }
+
+    /// Accepts connections and passes them on; never returns. Must run in a tokio runtime.
+    pub async fn run(self: Arc<Gateway>, listener: TcpListener) {
+        let addresses: Vec<&str> = self.remotes.iter().map(|remote| remote.address.as_str()).collect();
+        self.logger.info("ready to proxy client requests", &[("endpoints", Value::List(&addresses))]);
+        tokio::spawn(self.clone().retry());
+        loop {
+            let Ok(place) = self.connections.clone().acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((client, _)) => {
+                    let gateway = self.clone();
+                    tokio::spawn(async move {
+                        gateway.serve(client).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    self.logger.warn("failed to accept a connection", &[("error", Value::Display(&error))]);
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Passes one connection on until both directions have ended. The end of one direction is passed on, too.
+    async fn serve(&self, mut client: TcpStream) {
+        while let Some(at) = self.pick(random()) {
+            match dial(&self.remotes[at].address).await {
+                Ok(mut server) => {
+                    probe(&client);
+                    probe(&server);
+                    // An error ends both connections, which tells both ends.
+                    let _ = tokio::io::copy_bidirectional_with_sizes(
+                        &mut client,
+                        &mut server,
+                        BUFFER_BYTES,
+                        BUFFER_BYTES,
+                    )
+                    .await;
+                    return;
+                }
+                Err(error) => {
+                    self.standing().active[at] = false;
+                    self.logger.warn(
+                        "deactivated endpoint",
+                        &[
+                            ("address", Value::Str(&self.remotes[at].address)),
+                            ("interval", Value::Duration(self.retry_delay)),
+                            ("error", Value::Display(&error)),
+                        ],
+                    );
+                }
+            }
+        }
+    }
+
+    /// The endpoint for the next connection, by priority and weight (RFC 2782), in turn where none has a weight; `None` if
+    /// all are out of reach.
+    fn pick(&self, random: u64) -> Option<usize> {
+        let mut standing = self.standing();
+        let active: Vec<usize> = (0..self.remotes.len()).filter(|at| standing.active[*at]).collect();
+        let best = active.iter().map(|at| self.remotes[*at].priority).min()?;
+        let candidates: Vec<usize> =
+            active.into_iter().filter(|at| self.remotes[*at].priority == best).collect();
+        let (weighted, plain): (Vec<usize>, Vec<usize>) =
+            candidates.into_iter().partition(|at| self.remotes[*at].weight > 0);
+        let turn = standing.turn;
+        // Beside records with a weight, those without one get a connection in a hundred.
+        if weighted.is_empty() || (!plain.is_empty() && random.is_multiple_of(100)) {
+            standing.turn = turn.wrapping_add(1);
+            return plain.get(turn.checked_rem(plain.len())?).copied();
+        }
+        let sum: u64 = weighted.iter().map(|at| u64::from(self.remotes[*at].weight)).sum();
+        let mut drawn = (random / 100) % sum;
+        weighted.into_iter().find(|at| {
+            let weight = u64::from(self.remotes[*at].weight);
+            let is_it = drawn < weight;
+            drawn = drawn.saturating_sub(weight);
+            is_it
+        })
+    }
+
+    /// Looks again and again whether endpoints that were left out can be reached.
+    async fn retry(self: Arc<Gateway>) {
+        loop {
+            sleep(self.retry_delay).await;
+            let out: Vec<usize> = {
+                let standing = self.standing();
+                (0..self.remotes.len()).filter(|at| !standing.active[*at]).collect()
+            };
+            for at in out {
+                let gateway = self.clone();
+                tokio::spawn(async move {
+                    let address = &gateway.remotes[at].address;
+                    match dial(address).await {
+                        Ok(_) => {
+                            gateway.standing().active[at] = true;
+                            gateway.logger.info("activated", &[("address", Value::Str(address))]);
+                        }
+                        Err(error) => gateway.logger.warn(
+                            "failed to activate endpoint (stay inactive for another interval)",
+                            &[
+                                ("address", Value::Str(address)),
+                                ("interval", Value::Duration(gateway.retry_delay)),
+                                ("error", Value::Display(&error)),
+                            ],
+                        ),
+                    }
+                });
+            }
+        }
+    }
+
+    fn standing(&self) -> std::sync::MutexGuard<'_, Standing> {
+        // Nothing panics while it is held.
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn dial(address: &str) -> io::Result<TcpStream> {
+    let stream = timeout(DIAL_TIMEOUT, TcpStream::connect(address)).await;
+    let stream = stream.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Has the kernel find out that the other end is gone.
+fn probe(stream: &TcpStream) {
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+    // Without it, a connection whose other end is gone lasts longer.
+    let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
+    let _ = stream.set_nodelay(true);
+}
+
+/// Good enough to spread clients.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// Runs `gateway start`.
+pub(crate) fn command(matches: &Matches, ready: Ready<'_>) -> Result<(), String> {
+    let logger = Logger::stderr();
+    let args: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    logger.info("Running: ", &[("args", Value::List(&args))]);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| error.to_string())?;
+    runtime.block_on(start(matches, &logger, ready))
+}
+
+async fn start(matches: &Matches, logger: &Logger, ready: Ready<'_>) -> Result<(), String> {
+    let trusted_ca = matches.get(flags::TRUSTED_CA_FILE);
+    let discovery = Discovery {
+        domain: matches.get(flags::DISCOVERY_SRV).to_owned(),
+        name: matches.get(flags::DISCOVERY_SRV_NAME).to_owned(),
+        is_insecure_allowed: matches.get(flags::INSECURE_DISCOVERY),
+        trusted_ca: Some(PathBuf::from(trusted_ca)).filter(|path| !path.as_os_str().is_empty()),
+    };
+    let mut remotes: Vec<Remote> = Vec::new();
+    for (_, found) in discovery.find(logger).await? {
+        let host = found.target.trim_end_matches('.');
+        let (priority, weight) = (found.priority, found.weight);
+        remotes.push(Remote { address: joined(host, found.port), priority, weight });
+    }
+    if remotes.is_empty() {
+        for endpoint in matches.get(flags::ENDPOINTS) {
+            let address = without_scheme(endpoint);
+            let Some((host, port)) = host_and_port(address) else {
+                return Err(format!("error parsing endpoint {endpoint:?}"));
+            };
+            remotes.push(Remote::new(joined(host, port)));
+        }
+    }
+    let listen = matches.get(flags::LISTEN_ADDR);
+    let Some((listen_host, listen_port)) = host_and_port(listen) else {
+        return Err(format!("failed to validate listen address: {listen}"));
+    };
+    let local = resolve(listen_host, listen_port)
+        .await
+        .ok_or_else(|| format!("failed to resolve listen host: {listen_host}"))?;
+    for remote in &remotes {
+        let (host, port) = host_and_port(&remote.address).unwrap_or((&remote.address, 0));
+        let found =
+            resolve(host, port).await.ok_or_else(|| format!("failed to resolve endpoint host: {host}"))?;
+        if let Some(own) = found.iter().find(|address| local.contains(address)) {
+            return Err(format!(
+                "SRV or endpoint ({host}:{port}->{}:{port}) should not resolve to the gateway listen addr ({listen})",
+                own.ip()
+            ));
+        }
+    }
+    if remotes.is_empty() {
+        return Err("no endpoints found".to_owned());
+    }
+    let listener = TcpListener::bind(local.as_slice())
+        .await
+        .map_err(|error| format!("listen tcp {listen}: bind: {error}"))?;
+    let files = telemetry::metrics::open_files_max().unwrap_or(CONNECTIONS_MAX);
+    let options = GatewayOptions {
+        remotes,
+        retry_delay: matches.get(flags::RETRY_DELAY),
+        // Each connection has two sockets.
+        connections_max: (files.saturating_sub(OTHER_FILES) / 2).clamp(1, CONNECTIONS_MAX),
+    };
+    ready(logger);
+    Gateway::new(options, logger.clone()).run(listener).await;
+    Ok(())
+}
+
+async fn resolve(host: &str, port: u16) -> Option<Vec<SocketAddr>> {
+    // Go takes an empty host for every address of this machine.
+    let host = if host.is_empty() { "0.0.0.0" } else { host };
+    let found: Vec<SocketAddr> = lookup_host((host, port)).await.ok()?.collect();
+    (!found.is_empty()).then_some(found)
+}
+
+/// `http://host:port/path` is `host:port`; everything else is itself.
+fn without_scheme(endpoint: &str) -> &str {
+    match endpoint.split_once("://") {
+        Some((_, rest)) => rest.split(['/', '?', '#']).next().unwrap_or(rest),
+        None => endpoint,
+    }
+}
+
+fn host_and_port(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    let host = match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']')?,
+        None if host.contains(':') => return None,
+        None => host,
+    };
+    Some((host, port.parse().ok()?))
+}
+
+fn joined(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gateway(remotes: Vec<Remote>) -> Arc<Gateway> {
+        let logger =
+            Logger::to(telemetry::logging::Level::Error, telemetry::logging::Format::Json, Vec::new());
+        Gateway::new(
+            GatewayOptions { remotes, retry_delay: Duration::from_secs(60), connections_max: 1 },
+            logger,
+        )
+    }
+
+    #[test]
+    fn endpoints_without_weights_are_taken_in_turn_and_dead_ones_left_out() {
+        let gateway = gateway(vec![Remote::new("a:1"), Remote::new("b:1"), Remote::new("c:1")]);
+        let picks = |count| (0..count).map(|_| gateway.pick(7)).collect::<Vec<_>>();
+        assert_eq!(picks(4), [Some(0), Some(1), Some(2), Some(0)]);
+        gateway.standing().active[1] = false;
+        assert!(picks(6).iter().all(|picked| *picked != Some(1)));
+        gateway.standing().active = vec![false; 3];
+        assert_eq!(picks(1), [None]);
+    }
+
+    #[test]
+    fn records_are_taken_by_priority_then_by_weight() {
+        let remote = |priority, weight| Remote { address: "h:1".to_owned(), priority, weight };
+        let gateway = gateway(vec![remote(2, 50), remote(1, 1), remote(1, 3), remote(1, 0)]);
+        let mut counts = [0; 4];
+        for random in 0..40_000 {
+            counts[gateway.pick(random).unwrap()] += 1;
+        }
+        // A hundredth goes to the record without a weight, the rest one to three.
+        assert_eq!(counts, [0, 9_900, 29_700, 400]);
+        gateway.standing().active = vec![true, false, false, false];
+        assert_eq!(gateway.pick(0), Some(0));
+    }
+
+    #[test]
+    fn endpoints_lose_their_scheme() {
+        assert_eq!(without_scheme("https://host:2379/x"), "host:2379");
+        assert_eq!(host_and_port("[::1]:80"), Some(("::1", 80)));
+        assert_eq!(host_and_port("host"), None);
+        assert_eq!(host_and_port("host:x"), None);
+        assert_eq!(joined("::1", 80), "[::1]:80");
+    }
+}

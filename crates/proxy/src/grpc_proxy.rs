@@ -1,0 +1,331 @@
+//! `etcd grpc-proxy`: sockets, TLS and threads around the service.
+
+use std::fmt;
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+use cli::Matches;
+use client::{Client, Settings, Tls, TlsFiles, Transport};
+use front::{Budget, Front, Listener, Serves};
+use telemetry::logging::{Format, Level, Logger, Value};
+use tls::{Event, Reloader, SelfSigned, SystemClock};
+
+use crate::pages::Pages;
+use crate::service::{Proxy, Shared};
+use crate::{ProxyOptions, Ready, upstream};
+
+/// Interval at which the files of TLS are looked at.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+/// Largest message of a client, in bytes, unless larger ones are sent to members. Source: grpc-go's default.
+const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// Memory that all clients together can make the proxy hold in the front, in bytes.
+const BUDGET_BYTES: usize = 1 << 30;
+/// Files that connections leave for everything else, and the part of the rest that is for connections to members.
+const OTHER_FILES: usize = 64;
+
+/// Why the gRPC proxy cannot start.
+#[derive(Debug)]
+pub struct StartError(String);
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for StartError {}
+
+fn fault(text: impl fmt::Display) -> StartError {
+    StartError(text.to_string())
+}
+
+/// A running gRPC proxy. Dropping it closes everything.
+pub struct GrpcProxy {
+    fronts: Vec<Front>,
+    /// Dropped first: ends the thread that looks at the files.
+    reloading: Option<(SyncSender<()>, JoinHandle<()>)>,
+    /// Address that it listens on.
+    pub address: SocketAddr,
+    /// Address of the pages, if they have one of their own.
+    pub pages_address: Option<SocketAddr>,
+}
+
+impl fmt::Debug for GrpcProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrpcProxy").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl GrpcProxy {
+    /// Starts a proxy.
+    ///
+    /// # Errors
+    /// The settings contradict each other, a file cannot be used, or an address cannot be had.
+    pub fn start(options: &ProxyOptions, logger: &Logger) -> Result<GrpcProxy, StartError> {
+        let listen_tls = listen_tls(options, logger)?;
+        let socket = listen(&options.listen)?;
+        let address = socket.local_addr().map_err(fault)?;
+        logger.info("listening for gRPC proxy client requests", &[("address", Value::Str(&options.listen))]);
+        let endpoints = endpoints(options, logger)?;
+        let member_tls = member_tls(options, logger)?;
+        let upstream = upstream::settings(options, endpoints.clone(), member_tls.clone());
+        // Checks the settings; connections are made by each shard.
+        Client::new(upstream.clone()).map_err(fault)?;
+        let own = own_settings(options, listen_tls.as_ref().map(|(tls, _)| tls.settings()))?;
+
+        let shared = Arc::new(Shared {
+            logger: logger.clone(),
+            metrics: crate::metrics::Metrics::default(),
+            advertise: options.advertise.clone(),
+            host: host_name(),
+            logs_calls: options.logs_calls,
+        });
+        let transport = Transport { tls: member_tls, ..Transport::default() };
+        let metrics_of = endpoints.first().cloned().unwrap_or_default();
+        let auto_sync = options.auto_sync_interval;
+        let make = {
+            let (shared, logger) = (shared.clone(), logger.clone());
+            Arc::new(move |_| -> Rc<dyn front::Service> {
+                let made = Client::new(upstream.clone());
+                let client = made.unwrap_or_else(|error| unreachable!("the settings were checked: {error}"));
+                if !auto_sync.is_zero() {
+                    tokio::spawn(keep_in_sync(client.clone(), auto_sync, logger.clone()));
+                }
+                let own = own.clone().and_then(|own| Client::new(own).ok());
+                let pages =
+                    Pages { client, own, transport: transport.clone(), metrics_of: metrics_of.clone() };
+                Rc::new(Proxy::new(shared.clone(), pages))
+            })
+        };
+
+        let server = listen_tls.as_ref().and_then(|(tls, _)| tls.server());
+        let front_options = front_options(options, logger);
+        let listener = Listener { tls: server.clone(), ..Listener::from(socket) };
+        let front = front::start(front_options.clone(), vec![listener], make.clone()).map_err(fault)?;
+        let _ = shared.metrics.front.set(front.counters().to_vec());
+        let mut fronts = vec![front];
+        let mut pages_address = None;
+        if let Some(url) = &options.metrics {
+            let (secure, at) = page_address(url)?;
+            let socket = listen(at)?;
+            pages_address = Some(socket.local_addr().map_err(fault)?);
+            logger.info("gRPC proxy listening for metrics", &[("address", Value::Str(url))]);
+            if secure && server.is_none() {
+                return Err(fault(format!(
+                    "cannot listen on TLS for {at}: KeyFile and CertFile are not presented"
+                )));
+            }
+            let listener =
+                Listener { tls: server.filter(|_| secure), serves: Serves::Pages, ..Listener::from(socket) };
+            let options = front::Options { shards: 1, ..front_options };
+            fronts.push(front::start(options, vec![listener], make).map_err(fault)?);
+            logger.info("gRPC proxy server metrics URL serving", &[]);
+        }
+        let mut proxy = GrpcProxy { fronts, reloading: None, address, pages_address };
+        proxy.reloading = listen_tls.map(|(_, reloader)| proxy.reload(reloader, logger)).transpose()?;
+        logger.info("started gRPC proxy", &[("address", Value::Display(&address))]);
+        Ok(proxy)
+    }
+
+    /// Starts the thread that takes over changed files of TLS.
+    fn reload(
+        &self,
+        mut reloader: Reloader,
+        logger: &Logger,
+    ) -> Result<(SyncSender<()>, JoinHandle<()>), StartError> {
+        let (stop, stopped) = sync_channel::<()>(0);
+        let reloads: Vec<_> = self.fronts.iter().map(Front::tls_reloads).collect();
+        let logger = logger.clone();
+        let thread = std::thread::Builder::new().name("tls".to_owned()).spawn(move || {
+            while stopped.recv_timeout(RELOAD_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                match reloader.poll(SystemTime::now()) {
+                    Some(event @ Event::Reloaded { .. }) => {
+                        logger.info("changed TLS files are in use", &[("event", Value::Display(&event))]);
+                        reloads.iter().for_each(|reloaded| reloaded());
+                    }
+                    Some(event) => logger.warn("TLS files changed", &[("event", Value::Display(&event))]),
+                    None => {}
+                }
+            }
+        });
+        Ok((stop, thread.map_err(fault)?))
+    }
+
+    /// Ends it: calls in flight may take this long.
+    pub fn stop(mut self, patience: Duration) {
+        for front in self.fronts.drain(..) {
+            front.shutdown_blocking(patience);
+        }
+    }
+}
+
+impl Drop for GrpcProxy {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.reloading.take() {
+            drop(stop);
+            // A panic of that thread was reported by it.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Runs `grpc-proxy start`.
+pub(crate) fn command(matches: &Matches, ready: Ready<'_>) -> Result<(), String> {
+    let options = ProxyOptions::read(matches)?;
+    let level = if options.is_debug { Level::Debug } else { Level::Info };
+    let logger = Logger::to(level, Format::Json, vec![Box::new(std::io::stderr())]);
+    let _proxy = GrpcProxy::start(&options, &logger).map_err(|error| error.to_string())?;
+    ready(&logger);
+    // As in etcd, a signal ends the process.
+    loop {
+        std::thread::park();
+    }
+}
+
+/// The endpoints: those that DNS knows, or those of the flags.
+fn endpoints(options: &ProxyOptions, logger: &Logger) -> Result<Vec<String>, StartError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fault)?;
+    let found = runtime.block_on(options.discovery.find(logger)).map_err(fault)?;
+    let found: Vec<String> = found.into_iter().map(|(url, _)| url).collect();
+    Ok(if found.is_empty() { options.endpoints.clone() } else { found })
+}
+
+/// TLS of connections to members.
+fn member_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<Tls>, StartError> {
+    let Some(files) = &options.member_tls else { return Ok(None) };
+    if let Some(cert) = &files.cert {
+        // Members that authenticate by certificates would take every client for the user of that name.
+        let name = tls::common_name_of(cert).map_err(fault)?;
+        if let Some(name) = name {
+            return Err(fault(format!("cert has non empty Common Name ({name}): {}", cert.display())));
+        }
+    }
+    if files.insecure_skip_verify {
+        logger.warn(
+            "--insecure-skip-tls-verify was given, this grpc proxy process skips authentication of etcd server TLS certificates. This option should be enabled only for testing purposes.",
+            &[],
+        );
+    }
+    files.load().map(Some).map_err(fault)
+}
+
+/// TLS of connections to the proxy.
+fn listen_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<(tls::Tls, Reloader)>, StartError> {
+    let given = &options.listen_tls;
+    let mut settings = given.clone();
+    if given.is_empty() && given.trusted_ca_file.is_none() {
+        if !options.auto_tls {
+            return Ok(None);
+        }
+        let dir = options.data_dir.join("fixtures").join("proxy");
+        let hosts = [options.listen.clone()];
+        let made =
+            SelfSigned::prepare(&dir, &hosts, options.self_signed_years, SystemTime::now()).map_err(fault)?;
+        settings = tls::Settings {
+            cipher_suites: given.cipher_suites.clone(),
+            min_version: given.min_version,
+            max_version: given.max_version,
+            crl_file: given.crl_file.clone(),
+            ..made.settings()
+        };
+    }
+    if settings.is_empty() {
+        return Err(fault("KeyFile and CertFile are not presented (--cert-file, --key-file)"));
+    }
+    settings.alpn = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
+    logger.info("gRPC proxy server TLS", &[("tls-info", Value::Display(&settings))]);
+    tls::Tls::load(settings, Arc::new(SystemClock)).map(Some).map_err(fault)
+}
+
+/// Settings of the client that asks the proxy itself whether it is healthy; `None` without an address.
+fn own_settings(
+    options: &ProxyOptions,
+    listen_tls: Option<&tls::Settings>,
+) -> Result<Option<Settings>, StartError> {
+    if options.advertise.is_empty() {
+        return Ok(None);
+    }
+    let mut settings = Settings::of([options.advertise.clone()]);
+    settings.dial_timeout = Some(Duration::from_secs(5));
+    if let Some(tls) = listen_tls {
+        let files = TlsFiles {
+            cacert: tls.trusted_ca_file.clone(),
+            cert: tls.cert_file.clone(),
+            key: tls.key_file.clone(),
+            server_name: None,
+            insecure_skip_verify: tls.insecure_skip_verify,
+        };
+        settings.tls = Some(files.load().map_err(fault)?);
+    }
+    Ok(Some(settings))
+}
+
+fn front_options(options: &ProxyOptions, logger: &Logger) -> front::Options {
+    let defaults = front::Options::default();
+    let unless_zero = |time: Duration, otherwise| if time.is_zero() { otherwise } else { time };
+    let never = Duration::from_secs(u32::MAX.into());
+    let files = telemetry::metrics::open_files_max().unwrap_or(usize::MAX);
+    let logger = logger.clone();
+    front::Options {
+        methods: api::METHODS.len(),
+        connections_max: (files.saturating_sub(OTHER_FILES)).clamp(16, defaults.connections_max),
+        message_bytes_max: MESSAGE_BYTES_MAX.max(options.send_bytes_max),
+        budget: Budget::new(BUDGET_BYTES),
+        max_concurrent_streams: options.max_concurrent_streams,
+        // Source: grpc-go's default where etcd sets none.
+        keepalive_min_time: unless_zero(options.keepalive_min_time, Duration::from_secs(300)),
+        keepalive_interval: unless_zero(options.keepalive_interval, never),
+        keepalive_timeout: unless_zero(options.keepalive_timeout, defaults.keepalive_timeout),
+        rejected: Arc::new(move |rejected| {
+            logger.warn(
+                "rejected connection on client endpoint",
+                &[
+                    ("remote-addr", Value::Display(&rejected.remote)),
+                    ("server-name", Value::Str(&rejected.server_name)),
+                    ("error", Value::Str(&rejected.error)),
+                ],
+            );
+        }),
+        ..defaults
+    }
+}
+
+fn listen(address: &str) -> Result<TcpListener, StartError> {
+    // Go takes an empty host for every address of this machine.
+    let bound = match address.strip_prefix(':') {
+        Some(port) => TcpListener::bind(format!("[::]:{port}"))
+            .or_else(|_| TcpListener::bind(format!("0.0.0.0:{port}"))),
+        None => TcpListener::bind(address),
+    };
+    let socket = bound.map_err(|error| fault(format!("listen tcp {address}: bind: {error}")))?;
+    socket.set_nonblocking(true).map_err(fault)?;
+    Ok(socket)
+}
+
+/// Whether the URL of the pages is `https`, and its address.
+fn page_address(url: &str) -> Result<(bool, &str), StartError> {
+    let (secure, rest) = match url.split_once("://") {
+        Some(("http", rest)) => (false, rest),
+        Some(("https", rest)) => (true, rest),
+        _ => return Err(fault(format!("cannot parse {url:?}"))),
+    };
+    Ok((secure, rest.split(['/', '?', '#']).next().unwrap_or(rest)))
+}
+
+async fn keep_in_sync(client: Client, interval: Duration, logger: Logger) {
+    loop {
+        tokio::time::sleep(interval).await;
+        if let Err(status) = client.within(interval).sync().await {
+            logger.info("Auto sync endpoints failed.", &[("error", Value::Str(&status.message))]);
+        }
+    }
+}
+
+fn host_name() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname").map_or(String::new(), |name| name.trim().to_owned())
+}

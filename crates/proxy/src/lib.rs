@@ -1,0 +1,85 @@
+//! etcd's two proxies: `gateway`, which passes TCP connections on, and `grpc-proxy`, which passes calls on.
+//!
+//! What it is: [`run_gateway`] and [`run_grpc_proxy`] are the subcommands with etcd's flags and texts. The gateway looks at
+//! no byte of a connection. The gRPC proxy is a [`front::Service`] that answers each call by calls to the members.
+//!
+//! What it does not know: how a member works, what is in its data directory, who a user is. A client's token goes to the
+//! member as it came, and the member decides.
+//!
+//! Invariants:
+//! * What one client is told never comes from what a client with another token was told.
+//! * A call goes to a member at most once unless the client crate says that it may be repeated.
+//! * Memory and connections per client are bounded (`docs/resources.md`).
+//! * A flag that is taken has its effect; one that has none yet is refused.
+//!
+//! Tests: `tests/it`, against a front of their own and raw sockets; `mainstay/tests/it/proxy.rs`, with the binary.
+
+#![forbid(unsafe_code)]
+
+mod commands;
+mod discovery;
+mod gateway;
+mod grpc_proxy;
+mod metrics;
+mod options;
+mod pages;
+mod service;
+mod upstream;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use cli::{Invocation, Io, Matches, Program};
+use telemetry::logging::Logger;
+
+pub use commands::{GATEWAY, GRPC_PROXY};
+pub use gateway::{Gateway, GatewayOptions, Remote};
+pub use grpc_proxy::{GrpcProxy, StartError};
+pub use options::ProxyOptions;
+
+/// Called once when the proxy serves: tells the service manager.
+pub type Ready<'a> = &'a dyn Fn(&Logger);
+
+/// Runs `gateway` in this process, forever unless it cannot start: `args` are the words behind the subcommand's name.
+pub fn run_gateway(args: &[OsString], ready: Ready<'_>) -> ExitCode {
+    run(&GATEWAY, "gateway", args, |matches| gateway::command(matches, ready))
+}
+
+/// Runs `grpc-proxy` in this process, forever unless it cannot start: `args` are the words behind the subcommand's name.
+pub fn run_grpc_proxy(args: &[OsString], ready: Ready<'_>) -> ExitCode {
+    run(&GRPC_PROXY, "grpc-proxy", args, |matches| grpc_proxy::command(matches, ready))
+}
+
+/// Reads the arguments as cobra does and runs the command. Its error goes to standard error.
+fn run(
+    program: &Program<()>,
+    name: &str,
+    args: &[OsString],
+    command: impl FnOnce(&Matches) -> Result<(), String>,
+) -> ExitCode {
+    let io = Io::of_process();
+    let words: Vec<OsString> = std::iter::once(name.into()).chain(args.iter().cloned()).collect();
+    let matches = match program.parse(&words, []) {
+        Ok(Invocation::Run(matches, ())) => matches,
+        Ok(Invocation::Help(text)) => {
+            io.out.notice(text);
+            return ExitCode::SUCCESS;
+        }
+        Ok(Invocation::Group(matches)) => {
+            io.out.notice(program.help(&matches.path));
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            // cobra prints the error and the usage, etcd's main prints the error again, without a newline.
+            io.err.notice(format!("Error: {error}\n{}\n{error}", program.usage(&error.path)));
+            return ExitCode::FAILURE;
+        }
+    };
+    match command(&matches) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(text) => {
+            io.err.notice(format!("{text}\n"));
+            ExitCode::FAILURE
+        }
+    }
+}

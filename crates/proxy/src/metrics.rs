@@ -1,0 +1,112 @@
+//! What the proxy counts of itself, under etcd's names.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use api::{Code, Kind, METHODS};
+use front::ShardCounters;
+
+/// Counters of the proxy. All threads write them.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    /// Watchers that share another's watch on a member.
+    pub(crate) watchers_coalescing: AtomicI64,
+    /// Events that were passed on to a watcher besides the first.
+    pub(crate) events_coalescing: AtomicU64,
+    /// Answers in the cache.
+    pub(crate) cache_keys: AtomicU64,
+    /// Reads answered from the cache.
+    pub(crate) cache_hits: AtomicU64,
+    /// Serializable reads that the cache could not answer.
+    pub(crate) cache_misses: AtomicU64,
+    /// Counters of the front, once it is started.
+    pub(crate) front: OnceLock<Vec<Arc<ShardCounters>>>,
+}
+
+impl Metrics {
+    /// The page `/proxy/metrics`.
+    pub(crate) fn page(&self) -> String {
+        let mut out = String::new();
+        let mut family = |name: &str, kind: &str, help: &str, value: i128| {
+            // Writing to a String cannot fail, here and below.
+            let _ = writeln!(
+                out,
+                "# HELP etcd_grpc_proxy_{name} {help}\n# TYPE etcd_grpc_proxy_{name} {kind}\netcd_grpc_proxy_{name} {value}"
+            );
+        };
+        let count = |counter: &AtomicU64| i128::from(counter.load(Relaxed));
+        family("cache_hits_total", "gauge", "Total number of cache hits", count(&self.cache_hits));
+        family("cache_keys_total", "gauge", "Total number of keys/ranges cached", count(&self.cache_keys));
+        family("cache_misses_total", "gauge", "Total number of cache misses", count(&self.cache_misses));
+        family(
+            "events_coalescing_total",
+            "counter",
+            "Total number of events coalescing",
+            count(&self.events_coalescing),
+        );
+        family(
+            "watchers_coalescing_total",
+            "gauge",
+            "Total number of current watchers coalescing",
+            i128::from(self.watchers_coalescing.load(Relaxed)),
+        );
+        self.calls(&mut out);
+        out
+    }
+
+    /// The calls by method, as every gRPC server counts them.
+    fn calls(&self, out: &mut String) {
+        let Some(shards) = self.front.get() else { return };
+        let sum = |of: &dyn Fn(&ShardCounters) -> u64| shards.iter().map(|shard| of(shard)).sum::<u64>();
+        let labels = |method: &api::Method| {
+            let kind = match method.kind {
+                Kind::Unary => "unary",
+                Kind::ServerStream => "server_stream",
+                Kind::ClientStream => "client_stream",
+                Kind::BidiStream => "bidi_stream",
+            };
+            format!(
+                "grpc_method=\"{}\",grpc_service=\"{}\",grpc_type=\"{kind}\"",
+                method.name, method.service
+            )
+        };
+        let (name, help) = (
+            "grpc_server_handled_total",
+            "Total number of RPCs completed on the server, regardless of success or failure.",
+        );
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter");
+        for (at, method) in METHODS.iter().enumerate() {
+            for code in Code::ALL {
+                let value = sum(&|shard| shard.methods[at].handled[code as usize].load(Relaxed));
+                if value > 0 {
+                    let _ =
+                        writeln!(out, "{name}{{grpc_code=\"{}\",{}}} {value}", code.name(), labels(method));
+                }
+            }
+        }
+        type Field = fn(&front::MethodCounters) -> &AtomicU64;
+        let fields: [(&str, &str, Field); 3] = [
+            (
+                "grpc_server_msg_received_total",
+                "Total number of RPC stream messages received on the server.",
+                |counters| &counters.messages_received,
+            ),
+            (
+                "grpc_server_msg_sent_total",
+                "Total number of gRPC stream messages sent by the server.",
+                |counters| &counters.messages_sent,
+            ),
+            ("grpc_server_started_total", "Total number of RPCs started on the server.", |counters| {
+                &counters.started
+            }),
+        ];
+        for (name, help, field) in fields {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter");
+            for (at, method) in METHODS.iter().enumerate() {
+                let value = sum(&|shard| field(&shard.methods[at]).load(Relaxed));
+                let _ = writeln!(out, "{name}{{{}}} {value}", labels(method));
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Settings of the gRPC proxy, from its flags, with etcd's refusals.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cli::Matches;
+use client::TlsFiles;
+use tls::Version;
+
+use crate::commands::grpc_proxy as flags;
+use crate::discovery::Discovery;
+
+/// Settings of a gRPC proxy.
+#[derive(Clone, Debug)]
+pub struct ProxyOptions {
+    /// Address to listen on, `host:port`.
+    pub listen: String,
+    /// URL to serve pages on besides.
+    pub metrics: Option<String>,
+    /// Endpoints of the members.
+    pub endpoints: Vec<String>,
+    /// Endpoints from DNS take the place of [`ProxyOptions::endpoints`].
+    pub discovery: Discovery,
+    /// Interval at which the endpoints are taken from the member list; zero: never.
+    pub auto_sync_interval: Duration,
+    /// Silence after which connections to members are pinged; zero: never.
+    pub dial_keepalive_time: Duration,
+    /// Time limit of a ping's answer.
+    pub dial_keepalive_timeout: Duration,
+    /// Ping connections to members without open calls, too.
+    pub permit_without_stream: bool,
+    /// Largest request to a member, in bytes.
+    pub send_bytes_max: usize,
+    /// Largest answer of a member, in bytes.
+    pub receive_bytes_max: usize,
+    /// TLS of connections to members; `None`: of endpoints with the scheme `https` only, with the system's authorities.
+    pub member_tls: Option<TlsFiles>,
+    /// TLS of connections to the proxy.
+    pub listen_tls: tls::Settings,
+    /// Make a certificate for connections to the proxy if none is given.
+    pub auto_tls: bool,
+    /// Years that a certificate made by [`ProxyOptions::auto_tls`] is valid.
+    pub self_signed_years: u64,
+    /// Directory of certificates made by [`ProxyOptions::auto_tls`].
+    pub data_dir: PathBuf,
+    /// URL that the member list shows; empty: the list is that of the cluster.
+    pub advertise: String,
+    /// Prefix of all keys of clients, in the cluster; empty: none.
+    pub namespace: Vec<u8>,
+    /// Least interval of clients' pings.
+    pub keepalive_min_time: Duration,
+    /// Interval of pings to silent clients; zero: never.
+    pub keepalive_interval: Duration,
+    /// Time limit of a client's answer to a ping.
+    pub keepalive_timeout: Duration,
+    /// Calls that one connection of a client may have open.
+    pub max_concurrent_streams: u32,
+    /// Write each call to the log.
+    pub logs_calls: bool,
+    /// Write lines of level `debug` to the log.
+    pub is_debug: bool,
+}
+
+impl ProxyOptions {
+    /// Settings with these endpoints, everything else by default: an address that the system chooses.
+    pub fn of(endpoints: Vec<String>) -> ProxyOptions {
+        ProxyOptions {
+            listen: "127.0.0.1:0".to_owned(),
+            metrics: None,
+            endpoints,
+            discovery: Discovery::default(),
+            auto_sync_interval: Duration::ZERO,
+            dial_keepalive_time: Duration::ZERO,
+            dial_keepalive_timeout: Duration::from_secs(20),
+            permit_without_stream: false,
+            send_bytes_max: 1_572_864,
+            receive_bytes_max: i32::MAX as usize,
+            member_tls: None,
+            listen_tls: tls::Settings::default(),
+            auto_tls: false,
+            self_signed_years: 1,
+            data_dir: PathBuf::from("default.proxy"),
+            advertise: String::new(),
+            namespace: Vec::new(),
+            keepalive_min_time: Duration::from_secs(5),
+            keepalive_interval: Duration::from_secs(2 * 3600),
+            keepalive_timeout: Duration::from_secs(20),
+            max_concurrent_streams: u32::MAX,
+            logs_calls: false,
+            is_debug: false,
+        }
+    }
+
+    /// Reads the flags.
+    ///
+    /// # Errors
+    /// etcd's text for what contradicts, or a text of our own for what is not supported.
+    pub(crate) fn read(matches: &Matches) -> Result<ProxyOptions, String> {
+        check_resolver(matches)?;
+        let auto_tls = matches.get(flags::AUTO_TLS);
+        let self_signed_years = matches.get(flags::SELF_SIGNED_CERT_VALIDITY);
+        if auto_tls && self_signed_years == 0 {
+            return Err("selfSignedCertValidity is invalid,it should be greater than 0".to_owned());
+        }
+        let (min_version, max_version) = versions(matches)?;
+        refuse_unsupported(matches)?;
+        let path = |flag| Some(PathBuf::from(matches.get(flag))).filter(|path| !path.as_os_str().is_empty());
+        let bytes = |flag, default| match usize::try_from(matches.get(flag)) {
+            Ok(0) | Err(_) => default,
+            Ok(bytes) => bytes,
+        };
+        let member_tls = TlsFiles {
+            cacert: path(flags::CACERT),
+            cert: path(flags::CERT),
+            key: path(flags::KEY),
+            server_name: None,
+            insecure_skip_verify: matches.get(flags::INSECURE_SKIP_TLS_VERIFY),
+        };
+        let listen_tls = tls::Settings {
+            cert_file: path(flags::CERT_FILE),
+            key_file: path(flags::KEY_FILE),
+            trusted_ca_file: path(flags::TRUSTED_CA_FILE),
+            crl_file: path(flags::CLIENT_CRL_FILE),
+            min_version,
+            max_version,
+            cipher_suites: matches.get(flags::LISTEN_CIPHER_SUITES).to_vec(),
+            ..tls::Settings::default()
+        };
+        let defaults = ProxyOptions::of(matches.get(flags::ENDPOINTS).to_vec());
+        Ok(ProxyOptions {
+            listen: matches.get(flags::LISTEN_ADDR).to_owned(),
+            metrics: Some(matches.get(flags::METRICS_ADDR).to_owned()).filter(|url| !url.is_empty()),
+            discovery: Discovery {
+                domain: matches.get(flags::DISCOVERY_SRV).to_owned(),
+                name: matches.get(flags::DISCOVERY_SRV_NAME).to_owned(),
+                is_insecure_allowed: matches.get(flags::INSECURE_DISCOVERY),
+                trusted_ca: member_tls.cacert.clone(),
+            },
+            auto_sync_interval: matches.get(flags::AUTO_SYNC_INTERVAL),
+            dial_keepalive_time: matches.get(flags::DIAL_KEEPALIVE_TIME),
+            dial_keepalive_timeout: matches.get(flags::DIAL_KEEPALIVE_TIMEOUT),
+            permit_without_stream: matches.get(flags::PERMIT_WITHOUT_STREAM),
+            send_bytes_max: bytes(flags::MAX_SEND_BYTES, defaults.send_bytes_max),
+            receive_bytes_max: bytes(flags::MAX_RECV_BYTES, defaults.receive_bytes_max),
+            member_tls: Some(member_tls).filter(TlsFiles::is_given),
+            listen_tls,
+            auto_tls,
+            self_signed_years,
+            data_dir: PathBuf::from(matches.get(flags::DATA_DIR)),
+            advertise: matches.get(flags::ADVERTISE_CLIENT_URL).to_owned(),
+            namespace: matches.get(flags::NAMESPACE).as_bytes().to_vec(),
+            keepalive_min_time: matches.get(flags::GRPC_KEEPALIVE_MIN_TIME),
+            keepalive_interval: matches.get(flags::GRPC_KEEPALIVE_INTERVAL),
+            keepalive_timeout: matches.get(flags::GRPC_KEEPALIVE_TIMEOUT),
+            max_concurrent_streams: matches.get(flags::MAX_CONCURRENT_STREAMS),
+            logs_calls: matches.get(flags::GRPC_LOGGING),
+            is_debug: matches.get(flags::DEBUG),
+            ..defaults
+        })
+    }
+}
+
+fn check_resolver(matches: &Matches) -> Result<(), String> {
+    let (prefix, ttl) = (matches.get(flags::RESOLVER_PREFIX), matches.get(flags::RESOLVER_TTL));
+    match (prefix.is_empty(), ttl) {
+        (false, ..1) => Err(format!("invalid resolver-ttl {ttl}")),
+        (true, 1..) => Err(format!("invalid resolver-prefix {prefix:?}")),
+        (false, _) if matches.get(flags::ADVERTISE_CLIENT_URL).is_empty() => {
+            Err("invalid advertise-client-url \"\"".to_owned())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn versions(matches: &Matches) -> Result<(Option<Version>, Option<Version>), String> {
+    let (min, max) = (matches.get(flags::TLS_MIN_VERSION), matches.get(flags::TLS_MAX_VERSION));
+    let min_version = Version::parse(min).map_err(|error| format!("tls-min-version is invalid: {error}"))?;
+    let max_version = Version::parse(max).map_err(|error| format!("tls-max-version is invalid: {error}"))?;
+    if max_version.is_some() && min_version > max_version {
+        return Err(format!("min version ({min}) is greater than max version ({max})"));
+    }
+    if min_version == Some(Version::Tls13) && !matches.get(flags::LISTEN_CIPHER_SUITES).is_empty() {
+        return Err("cipher suites cannot be configured when only TLS1.3 is enabled".to_owned());
+    }
+    Ok((min_version, max_version))
+}
+
+/// What is not there yet is refused, not ignored.
+fn refuse_unsupported(matches: &Matches) -> Result<(), String> {
+    let refused = |name: &str| {
+        Err(format!("mainstay: grpc-proxy: --{name} is not supported yet (COMPAT.md, \"Not supported yet\")"))
+    };
+    if matches.get(flags::ENABLE_PPROF) {
+        return refused(flags::ENABLE_PPROF.name());
+    }
+    if !matches.get(flags::NAMESPACE).is_empty() {
+        return refused(flags::NAMESPACE.name());
+    }
+    if matches.get(flags::SERIALIZABLE_ORDERING) {
+        return refused(flags::SERIALIZABLE_ORDERING.name());
+    }
+    if !matches.get(flags::LEASING_PREFIX).is_empty() {
+        return refused(flags::LEASING_PREFIX.name());
+    }
+    if !matches.get(flags::RESOLVER_PREFIX).is_empty() {
+        return refused(flags::RESOLVER_PREFIX.name());
+    }
+    Ok(())
+}

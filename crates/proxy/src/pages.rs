@@ -1,0 +1,140 @@
+//! The pages of the gRPC proxy: health of the cluster and of the proxy, metrics of a member and of the proxy.
+
+use std::io;
+use std::time::Duration;
+
+use api::etcdserverpb::{RangeRequest, RangeResponse, WatchCreateRequest};
+use api::{Rpc, error};
+use bytes::Bytes;
+use client::{Client, Endpoint, RawConnection, Security, Transport, Watcher, shown};
+use http::header::{ALLOW, CONTENT_TYPE};
+use http::{HeaderValue, Method, Response, StatusCode};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
+
+use crate::metrics::Metrics;
+
+/// Time limit of the read that health stands for.
+const READ_LIMIT: Duration = Duration::from_secs(1);
+/// Time limit of the watch that the proxy's health stands for.
+const WATCH_LIMIT: Duration = Duration::from_secs(3);
+/// Time limit of fetching a member's metrics.
+const METRICS_LIMIT: Duration = Duration::from_secs(10);
+/// Largest page of metrics that is taken from a member, in bytes.
+const METRICS_BYTES_MAX: u64 = 16 << 20;
+
+/// What pages are made of.
+pub(crate) struct Pages {
+    /// The members.
+    pub(crate) client: Client,
+    /// The proxy itself, at the address that it advertises.
+    pub(crate) own: Option<Client>,
+    /// How to reach a member's pages.
+    pub(crate) transport: Transport,
+    /// The member whose metrics are shown.
+    pub(crate) metrics_of: String,
+}
+
+impl Pages {
+    /// Answers a request for a page.
+    pub(crate) async fn answer(
+        &self,
+        metrics: &Metrics,
+        request: &http::Request<Bytes>,
+        is_tls: bool,
+    ) -> Response<Bytes> {
+        let path = request.uri().path();
+        match path {
+            "/health" | "/proxy/health" => {
+                if request.method() != Method::GET {
+                    let mut answer = page(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n".to_owned());
+                    answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+                    return answer;
+                }
+                let outcome = match (path, &self.own) {
+                    ("/health", _) => check(&self.client).await,
+                    (_, None) => Err("no connection to proxy".to_owned()),
+                    (_, Some(own)) => check_with_watch(own).await,
+                };
+                health(outcome)
+            }
+            "/metrics" => match timeout(METRICS_LIMIT, self.member_metrics(is_tls)).await {
+                Ok(Ok(body)) => metrics_page(body),
+                _ => page(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error\n".to_owned()),
+            },
+            "/proxy/metrics" => metrics_page(metrics.page().into()),
+            _ => page(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
+        }
+    }
+
+    /// Fetches a member's page of metrics. It asks by HTTP/1.0, so that the answer comes in one piece and ends with the
+    /// connection.
+    async fn member_metrics(&self, is_tls: bool) -> io::Result<Bytes> {
+        let mut endpoint = Endpoint::new(self.metrics_of.clone());
+        if endpoint.security == Security::AsConfigured && !is_tls {
+            // As in etcd, an endpoint without a scheme has that of the request.
+            endpoint.security = Security::Plain;
+        }
+        let mut connection = RawConnection::open(&endpoint, &self.transport).await?;
+        let stream = connection.stream();
+        let request = format!("GET /metrics HTTP/1.0\r\nHost: {}\r\n\r\n", endpoint.host);
+        stream.write_all(request.as_bytes()).await?;
+        stream.flush().await?;
+        let mut answer = Vec::new();
+        stream.take(METRICS_BYTES_MAX).read_to_end(&mut answer).await?;
+        let malformed = || io::Error::from(io::ErrorKind::InvalidData);
+        let body = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").ok_or_else(malformed)? + 4;
+        let is_ok = answer.get(9..12) == Some(b"200") && answer.starts_with(b"HTTP/1.");
+        if !is_ok {
+            return Err(malformed());
+        }
+        Ok(Bytes::from(answer).slice(body..))
+    }
+}
+
+/// Reads a key, as etcd's proxy does to see if the cluster is healthy.
+async fn check(client: &Client) -> Result<(), String> {
+    let request = RangeRequest { key: Bytes::from_static(b"a"), ..RangeRequest::default() };
+    let read = client.within(READ_LIMIT).call::<_, RangeResponse>(Rpc::KvRange, &request).await;
+    match read {
+        Ok(_) => Ok(()),
+        Err(status) if status.message == error::PERMISSION_DENIED.message => Ok(()),
+        Err(status) => Err(format!("GET ERROR:{}", shown(&status))),
+    }
+}
+
+/// As [`check`], and the creation of a watch.
+async fn check_with_watch(client: &Client) -> Result<(), String> {
+    check(client).await?;
+    let request = WatchCreateRequest { key: Bytes::from_static(b"a"), ..WatchCreateRequest::default() };
+    let mut watcher = Watcher::new(client, request);
+    match timeout(WATCH_LIMIT, watcher.next()).await {
+        Ok(_) => Ok(()),
+        Err(_) => Err("WATCH TIMEOUT".to_owned()),
+    }
+}
+
+fn health(outcome: Result<(), String>) -> Response<Bytes> {
+    let (status, health, reason) = match outcome {
+        Ok(()) => (StatusCode::OK, "true", String::new()),
+        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, "false", reason),
+    };
+    // The order of the fields is etcd's.
+    let text = |text: &str| serde_json::Value::String(text.to_owned()).to_string();
+    page(status, format!("{{\"health\":{},\"reason\":{}}}", text(health), text(&reason)))
+}
+
+fn metrics_page(body: Bytes) -> Response<Bytes> {
+    let mut answer = Response::new(body);
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4");
+    answer.headers_mut().insert(CONTENT_TYPE, kind);
+    answer
+}
+
+fn page(status: StatusCode, text: String) -> Response<Bytes> {
+    let mut answer = Response::new(Bytes::from(text));
+    *answer.status_mut() = status;
+    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
+    answer.headers_mut().insert(CONTENT_TYPE, kind);
+    answer
+}

@@ -1,0 +1,48 @@
+//! The members as the proxy's clients see them: settings of connections, and what of a call goes along with it.
+
+use std::time::{Duration, Instant};
+
+use api::{Kind, Rpc};
+use client::{CallOptions, Settings, Tls};
+use front::Head;
+use http::HeaderName;
+
+use crate::ProxyOptions;
+
+/// Time limit of connecting to a member.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Metadata that goes to the member as it came: who the client is, and what it insists on.
+const PASSED_ON: [&str; 4] = ["token", "authorization", "hasleader", "client-api-version"];
+
+/// Settings of the connections to members.
+pub(crate) fn settings(options: &ProxyOptions, endpoints: Vec<String>, tls: Option<Tls>) -> Settings {
+    Settings {
+        dial_timeout: Some(DIAL_TIMEOUT),
+        keepalive_time: options.dial_keepalive_time,
+        keepalive_timeout: options.dial_keepalive_timeout,
+        keepalive_without_calls: options.permit_without_stream,
+        send_bytes_max: options.send_bytes_max,
+        receive_bytes_max: options.receive_bytes_max,
+        tls,
+        ..Settings::of(endpoints)
+    }
+}
+
+/// What a call to a member carries of the client's call.
+pub(crate) fn call_options(rpc: Rpc, head: &Head) -> CallOptions {
+    let mut options = CallOptions::default();
+    for name in PASSED_ON {
+        // As on a member, a call for a token has none of its own.
+        if rpc == Rpc::Authenticate && (name == "token" || name == "authorization") {
+            continue;
+        }
+        if let Some(value) = head.metadata.get(name) {
+            options.metadata.push((HeaderName::from_static(name), value.clone()));
+        }
+    }
+    let time = head.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    // The deadline of a stream is kept by the front, which drops the call.
+    options.timeout = time.filter(|_| rpc.method().kind == Kind::Unary);
+    options
+}
