@@ -136,6 +136,8 @@ pub struct Config {
     pub log: LogSettings,
     /// Says if the histograms of gRPC handling times are exported.
     pub metrics: MetricsDetail,
+    /// True if profiles are served.
+    pub pprof: bool,
     /// Duration from which applying a request is logged as slow; zero logs all.
     pub warning_apply_duration: Duration,
     /// Duration from which a unary request is logged as slow; not zero.

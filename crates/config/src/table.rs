@@ -106,7 +106,7 @@ pub const FLAGS: &[Flag] = &[
     flag("auth-token", Auth, Text, "simple", Implemented, "Kind of authentication token and its options: simple or jwt."),
     flag("bcrypt-cost", Auth, Uint, "10", Implemented, "Cost of hashing a password, 4 to 31."),
     flag("auth-token-ttl", Auth, Uint, "300", Implemented, "Seconds a simple token is valid after its last use."),
-    flag("enable-pprof", Profiling, Bool, "false", NotYet("false"), "Serve profiles under /debug/pprof/."),
+    flag("enable-pprof", Profiling, Bool, "false", Implemented, "Serve profiles under /debug/pprof/ at the client URLs, to whoever can reach them."),
     flag("metrics", Profiling, Text, "basic", Implemented, "Detail of metrics: basic, or extensive to add histograms of gRPC handling times."),
     flag("listen-metrics-urls", Profiling, Urls, "", Implemented, "Further URLs to serve metrics and health on."),
     flag("logger", Logging, Text, "zap", Implemented, "Form of the log; zap is the only one."),

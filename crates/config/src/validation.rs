@@ -53,6 +53,8 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     let auto_compaction = auto_compaction(settings)?;
     check_engine_options(settings)?;
 
+    // As in etcd a search for a fault has them, too.
+    let pprof = settings.bool("enable-pprof") || log.level == Level::Debug;
     let name = settings.text("name");
     warn_of_risks(settings, &name, &urls);
     let (client_tls, peer_tls) = tls_options::read(settings)?;
@@ -94,6 +96,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         initial_election_tick_advance: settings.bool("initial-election-tick-advance"),
         log,
         metrics: metrics_detail(settings),
+        pprof,
         warning_apply_duration: duration(settings, "warning-apply-duration")?,
         warning_unary_request_duration: duration_or_default(
             duration(settings, "warning-unary-request-duration")?,

@@ -127,6 +127,8 @@ pub struct Shared {
     pub api_version: &'static str,
     /// Zone of this member, from its flag; empty if it has none.
     pub zone: String,
+    /// True if profiles are served.
+    pub pprof: bool,
     /// True if threads may be started. Otherwise long work is done by the calling thread.
     pub threads: bool,
     /// Tokens and passwords of users.
@@ -223,6 +225,7 @@ impl Shared {
             credentials: Arc::new(Credentials::simple(Clock::real(), Box::new(identity::system_entropy()))),
             api_version: api::API_VERSION,
             zone: String::new(),
+            pprof: false,
             threads: true,
             metrics,
             arrivals: Arrivals::default(),

@@ -11,6 +11,7 @@ mod browsers;
 mod diagnosis;
 mod health;
 mod metrics_listener;
+mod profiles;
 mod scrape;
 mod target;
 mod variables;
@@ -29,6 +30,7 @@ use target::{Query, Target};
 use telemetry::metrics;
 
 pub use metrics_listener::MetricsListener;
+pub use profiles::collect;
 pub use scrape::{FrontCounters, scrape};
 
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -91,6 +93,7 @@ pub fn answer(
         Target::Elsewhere(location) => redirect(request, &location),
         Target::Path(path) => match path.as_str() {
             "/version" => version(shared, request),
+            path if shared.pprof && path.starts_with(profiles::PREFIX) => profiles::answer(path, request),
             "/debug/vars" => only_get(request, || variables::answer(shared)),
             "/v3" => refused(StatusCode::NOT_FOUND, NO_GATEWAY),
             path if path.starts_with("/v3/") || path.starts_with("/v3beta/") => {

@@ -826,6 +826,7 @@ impl front::Service for Services {
     fn http(self: Rc<Self>, mut request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>> {
         Box::pin(async move {
             crate::http::confirm(&self.shared, &mut request).await;
+            crate::http::collect(&self.shared, &mut request).await;
             crate::http::answer(&self.shared, &self.values, &self.counters, &request)
         })
     }

@@ -98,6 +98,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         shared.readers = Readers::by_hand(shared.values.clone());
     }
     shared.zone.clone_from(&config.zone);
+    shared.pprof = config.pprof;
     shared.api_version = config.api_version;
     shared.metrics.set_version(config.api_version);
     shared.browsers = Browsers { hosts: config.host_whitelist.clone(), origins: config.cors.clone() };

@@ -29,6 +29,7 @@ mod locks;
 mod member;
 mod memory;
 mod network;
+mod profiles;
 mod proxy;
 mod refusals;
 mod resources;

@@ -1,0 +1,36 @@
+//! `/debug/pprof/`: there with `--enable-pprof` only.
+
+use testkit::{TempDir, http1};
+
+use crate::member::Setup;
+use crate::run;
+
+#[test]
+fn profiles_are_served_where_they_are_asked_for_and_one_at_a_time() {
+    let dir = TempDir::new("profiles");
+    run(async {
+        let member = Setup::new(dir.path()).flag("--enable-pprof").start();
+        let address = member.client_address();
+        let begun = || std::thread::spawn(move || http1::get(address, "/debug/pprof/profile?seconds=1"));
+        let answers = [begun(), begun()].map(|thread| thread.join().expect("an answer"));
+        let mut codes = answers.each_ref().map(|answer| answer.status);
+        codes.sort_unstable();
+        // Whichever came first.
+        assert_eq!(codes, [200, 500]);
+        for answer in &answers {
+            match answer.status {
+                200 => assert_eq!(answer.body.get(..2), Some(&b"\x1f\x8b"[..]), "a compressed profile"),
+                _ => assert!(answer.text().contains("cpu profiling already in use"), "{}", answer.text()),
+            }
+        }
+        assert_eq!(http1::get(address, "/debug/pprof/profile?seconds=301").status, 400);
+        assert_eq!(http1::get(address, "/debug/pprof/heap").status, 501);
+        assert!(http1::get(address, "/debug/pprof/").text().contains("goroutine"));
+        assert!(http1::get(address, "/debug/pprof/goroutine?debug=1").text().contains(" core state "));
+        member.stop();
+
+        let member = Setup::new(dir.path()).start();
+        assert_eq!(http1::get(member.client_address(), "/debug/pprof/").status, 404);
+        assert_eq!(http1::get(member.client_address(), "/debug/pprof/profile?seconds=1").status, 404);
+    });
+}

@@ -1,0 +1,19 @@
+//! Profiles of this process in the form that `go tool pprof` reads: processor time by stack, and the threads there are.
+//!
+//! [`CpuProfile`] has the kernel send SIGPROF each time the process has used up 10 ms of processor time, on whichever thread;
+//! the handler notes that thread's stack in memory allocated before. Names are looked up afterwards, in the symbol tables of the
+//! program and its libraries. While no profile is taken nothing is armed, and nothing costs anything.
+//!
+//! It does not know HTTP, or who may ask. It is for Linux, and for programs with unwind tables, as Rust's are.
+//!
+//! Invariants: one profile at a time; the handler allocates nothing, locks nothing and leaves `errno` alone; memory is bounded by
+//! [`STACKS_MAX`]. Tests: beside the code.
+
+mod elf;
+mod names;
+mod profile;
+mod sampler;
+mod threads;
+
+pub use sampler::{Busy, CpuProfile, STACKS_MAX};
+pub use threads::{threads_profile, threads_text};

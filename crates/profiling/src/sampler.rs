@@ -1,0 +1,295 @@
+//! The timer, the signal handler, and the memory between them.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::profile::{self, Stack};
+
+/// Processor time of the process between two samples.
+const PERIOD: Duration = Duration::from_millis(10);
+/// Frames that are kept of a stack, from the innermost.
+const FRAMES_MAX: usize = 62;
+/// Words of a slot: thread, number of frames, frames.
+const SLOT_WORDS: usize = FRAMES_MAX + 2;
+/// Most stacks of a profile: 32 MiB. Those beyond are counted only.
+pub const STACKS_MAX: usize = 1 << 16;
+
+/// What the handler writes into.
+struct Buffer {
+    words: Box<[AtomicUsize]>,
+    slots: usize,
+    /// Number of samples, kept or not.
+    taken: AtomicUsize,
+}
+
+impl Buffer {
+    fn new(slots: usize) -> Buffer {
+        let words = (0..slots * SLOT_WORDS).map(|_| AtomicUsize::new(0)).collect();
+        Buffer { words, slots, taken: AtomicUsize::new(0) }
+    }
+
+    /// The words of the next free slot.
+    fn claim(&self) -> Option<&[AtomicUsize]> {
+        let slot = self.taken.fetch_add(1, Ordering::Relaxed);
+        self.words.chunks_exact(SLOT_WORDS).nth(slot)
+    }
+}
+
+/// The buffer of the profile that is being taken; null if none is.
+static BUFFER: AtomicPtr<Buffer> = AtomicPtr::new(ptr::null_mut());
+/// Handlers that run now. Together with [`BUFFER`], both in one total order: a handler that saw the buffer is waited for.
+static HANDLERS: AtomicUsize = AtomicUsize::new(0);
+/// True while a profile is taken.
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// A profile of processor time that is being taken. Dropped, it ends without a result.
+pub struct CpuProfile {
+    buffer: Option<Box<Buffer>>,
+    shared: *mut Buffer,
+    began: Instant,
+    wall: SystemTime,
+}
+
+// SAFETY: the pointer is to memory that this value owns, and no other part of it belongs to a thread.
+unsafe impl Send for CpuProfile {}
+
+/// Why no profile is taken.
+#[derive(Debug)]
+pub enum Busy {
+    /// One is being taken.
+    Already,
+    /// The kernel refused the handler or the timer.
+    Refused(io::Error),
+}
+
+impl CpuProfile {
+    /// Begins a profile that is meant to last so many seconds on so many processors.
+    ///
+    /// # Errors
+    ///
+    /// One is being taken, or the kernel refuses it.
+    pub fn start(seconds: u64, processors: usize) -> Result<CpuProfile, Busy> {
+        if TAKEN.swap(true, Ordering::AcqRel) {
+            return Err(Busy::Already);
+        }
+        let each_second = usize::try_from(1_000 / PERIOD.as_millis()).unwrap_or(100) * processors.max(1);
+        let slots =
+            usize::try_from(seconds).unwrap_or(usize::MAX).saturating_add(1).saturating_mul(each_second);
+        let shared = Box::into_raw(Box::new(Buffer::new(slots.min(STACKS_MAX))));
+        // From here on its drop ends it.
+        let profile = CpuProfile { buffer: None, shared, began: Instant::now(), wall: SystemTime::now() };
+        install().map_err(Busy::Refused)?;
+        // The unwinder allocates when it is used first, which it must not do in a handler.
+        walk(&mut |_, _| false);
+        BUFFER.store(shared, Ordering::SeqCst);
+        arm(PERIOD).map_err(Busy::Refused)?;
+        Ok(profile)
+    }
+
+    /// Ends the profile. Returns it compressed, as pprof's tools read it. Reads symbol tables, so it takes a while.
+    pub fn finish(mut self) -> Vec<u8> {
+        let took = self.began.elapsed();
+        self.end();
+        let stacks = self.buffer.as_deref().map(stacks).unwrap_or_default();
+        let lost =
+            self.buffer.as_ref().map_or(0, |b| b.taken.load(Ordering::Relaxed).saturating_sub(b.slots));
+        profile::cpu(&stacks, lost, PERIOD, took, self.wall)
+    }
+
+    /// Stops the timer, and takes the buffer back once no handler writes into it.
+    fn end(&mut self) {
+        if self.shared.is_null() {
+            return;
+        }
+        // It was armed by the same call, which did not fail.
+        let _ = arm(Duration::ZERO);
+        BUFFER.store(ptr::null_mut(), Ordering::SeqCst);
+        while HANDLERS.load(Ordering::SeqCst) != 0 {
+            std::thread::yield_now();
+        }
+        // SAFETY: the pointer came from a box, no handler sees it any more, and it is taken back once.
+        self.buffer = Some(unsafe { Box::from_raw(self.shared) });
+        self.shared = ptr::null_mut();
+        TAKEN.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for CpuProfile {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The stacks that were kept.
+fn stacks(buffer: &Buffer) -> Vec<Stack> {
+    let taken = buffer.taken.load(Ordering::Relaxed).min(buffer.slots);
+    let slots = buffer.words.chunks_exact(SLOT_WORDS).take(taken);
+    slots
+        .map(|words| {
+            let word = |at: usize| words.get(at).map_or(0, |word| word.load(Ordering::Relaxed));
+            let frames = (0..word(1).min(FRAMES_MAX)).map(|at| word(at + 2)).collect();
+            Stack { thread: word(0), frames }
+        })
+        .collect()
+}
+
+/// Installs the handler, once and for ever: a signal may still be on its way when a profile has ended.
+fn install() -> io::Result<()> {
+    static INSTALLED: OnceLock<bool> = OnceLock::new();
+    let done = *INSTALLED.get_or_init(|| {
+        let handler: extern "C" fn(c_int) = on_signal;
+        // SAFETY: an action of zeros is valid; the handler does only what is allowed in one.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as *const () as usize;
+            action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+            libc::sigaction(libc::SIGPROF, &action, ptr::null_mut()) == 0
+        }
+    });
+    if done { Ok(()) } else { Err(io::Error::other("SIGPROF cannot be handled")) }
+}
+
+/// Sets the time between two signals; zero stops them.
+fn arm(period: Duration) -> io::Result<()> {
+    let every = libc::timeval {
+        tv_sec: 0,
+        tv_usec: libc::suseconds_t::try_from(period.as_micros()).unwrap_or(libc::suseconds_t::MAX),
+    };
+    let timer = libc::itimerval { it_interval: every, it_value: every };
+    // SAFETY: the kernel reads the timer, and nothing is written.
+    match unsafe { libc::setitimer(libc::ITIMER_PROF, &timer, ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn on_signal(_: c_int) {
+    // SAFETY: it is this thread's own.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: see above.
+    let saved = unsafe { *errno };
+    HANDLERS.fetch_add(1, Ordering::SeqCst);
+    let buffer = BUFFER.load(Ordering::SeqCst);
+    // SAFETY: whoever takes the buffer away clears the pointer first, and then waits for this handler.
+    if let Some(words) = unsafe { buffer.as_ref() }.and_then(Buffer::claim) {
+        note(words);
+    }
+    HANDLERS.fetch_sub(1, Ordering::SeqCst);
+    // SAFETY: see above.
+    unsafe { *errno = saved };
+}
+
+/// Notes the stack of the interrupted code.
+fn note(words: &[AtomicUsize]) {
+    let (mut frames, mut is_interrupted) = (0, false);
+    walk(&mut |address, was_interrupted| {
+        // The handler's own frames come first; the code that was interrupted is marked.
+        is_interrupted |= was_interrupted;
+        if is_interrupted && let Some(word) = words.get(frames + 2) {
+            // Callers are at the address to which is returned: the call is before it.
+            word.store(if was_interrupted { address } else { address.saturating_sub(1) }, Ordering::Relaxed);
+            frames += 1;
+        }
+        frames < FRAMES_MAX
+    });
+    if let [thread, count, ..] = words {
+        // SAFETY: the call takes nothing and cannot fail.
+        let id = unsafe { libc::syscall(libc::SYS_gettid) };
+        thread.store(usize::try_from(id).unwrap_or(0), Ordering::Relaxed);
+        count.store(frames, Ordering::Relaxed);
+    }
+}
+
+/// A frame while the unwinder is at it.
+#[repr(C)]
+struct Frame {
+    _opaque: [u8; 0],
+}
+
+type Visitor<'a> = &'a mut dyn FnMut(usize, bool) -> bool;
+
+// The unwinder that every Rust program with the standard library is linked with.
+unsafe extern "C" {
+    fn _Unwind_Backtrace(visit: extern "C" fn(*mut Frame, *mut c_void) -> c_int, with: *mut c_void) -> c_int;
+    fn _Unwind_GetIPInfo(frame: *mut Frame, before: *mut c_int) -> usize;
+}
+
+/// `_URC_NO_REASON` of the unwinder: go on.
+const GO_ON: c_int = 0;
+/// `_URC_NORMAL_STOP`: enough.
+const ENOUGH: c_int = 4;
+
+/// Walks the present stack from the inside: the address in each frame, and whether that code was interrupted by a signal. Ends
+/// when the visitor has enough.
+fn walk(mut visitor: Visitor<'_>) {
+    extern "C" fn visit(frame: *mut Frame, with: *mut c_void) -> c_int {
+        let mut before: c_int = 0;
+        // SAFETY: the unwinder hands in its own frame.
+        let address = unsafe { _Unwind_GetIPInfo(frame, &mut before) };
+        // SAFETY: it is the visitor of the call below, which has not returned.
+        let visitor = unsafe { &mut *with.cast::<Visitor<'_>>() };
+        if address != 0 && visitor(address, before != 0) { GO_ON } else { ENOUGH }
+    }
+    // SAFETY: the visitor lives until the call returns, and nothing unwinds through it.
+    unsafe { _Unwind_Backtrace(visit, (&raw mut visitor).cast()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::decoded;
+
+    #[inline(never)]
+    fn busy_here(until: Instant) -> u64 {
+        let mut sum = 1u64;
+        while Instant::now() < until {
+            for i in 0..1000 {
+                sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(i));
+            }
+        }
+        sum
+    }
+
+    #[test]
+    fn what_uses_the_processor_is_in_the_profile_and_only_one_is_taken_at_a_time() {
+        let profile = CpuProfile::start(5, 2).expect("no other is taken");
+        assert!(matches!(CpuProfile::start(1, 1), Err(Busy::Already)));
+        let taken = || {
+            // SAFETY: the profile has not ended.
+            unsafe { &*profile.shared }.taken.load(Ordering::Relaxed)
+        };
+        let began = Instant::now();
+        let worker = std::thread::Builder::new().name("worker".to_owned());
+        worker
+            .spawn(move || {
+                while began.elapsed() < Duration::from_millis(300) {
+                    busy_here(Instant::now() + Duration::from_millis(50));
+                }
+            })
+            .expect("a thread")
+            .join()
+            .expect("it ends");
+        while taken() < 5 && began.elapsed() < Duration::from_secs(30) {
+            busy_here(Instant::now() + Duration::from_millis(20));
+        }
+        let told = decoded(&profile.finish());
+        assert!(told.strings.iter().any(|name| name.contains("busy_here")), "{:?}", told.strings);
+        assert!(told.samples >= 5, "{} samples", told.samples);
+        // Another one can be taken, and one that is given up ends.
+        drop(CpuProfile::start(1, 1).expect("the one before has ended"));
+        CpuProfile::start(1, 1).expect("the one before has ended").finish();
+    }
+
+    #[test]
+    fn samples_beyond_the_memory_for_them_are_counted_only() {
+        let buffer = Buffer::new(2);
+        assert!(buffer.claim().is_some() && buffer.claim().is_some());
+        assert!(buffer.claim().is_none());
+        assert_eq!(buffer.taken.load(Ordering::Relaxed) - buffer.slots, 1);
+        assert_eq!(stacks(&buffer).len(), 2);
+    }
+}

@@ -1,0 +1,78 @@
+//! The threads of this process, from `/proc`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::fs;
+use std::time::SystemTime;
+
+use crate::profile::Profile;
+
+/// Names of the threads, by id.
+pub(crate) fn names() -> HashMap<usize, String> {
+    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    threads
+        .filter_map(|entry| {
+            let id = entry.file_name().to_str()?.parse().ok()?;
+            let name = fs::read_to_string(entry.path().join("comm")).ok()?;
+            Some((id, name.trim_end().to_owned()))
+        })
+        .collect()
+}
+
+/// The number of threads of each name.
+fn counted() -> BTreeMap<String, u64> {
+    let mut counted = BTreeMap::new();
+    for name in names().into_values() {
+        *counted.entry(name).or_default() += 1;
+    }
+    counted
+}
+
+/// A profile with a sample for each name of threads. Their stacks are not looked at.
+pub fn threads_profile() -> Vec<u8> {
+    let mut profile = Profile::new();
+    profile.values(&[("threads", "count")]);
+    for ((name, count), id) in counted().into_iter().zip(1..) {
+        profile.location(id, 0, 0, &name);
+        profile.sample(&[id], &[count], &[]);
+    }
+    profile.finish(SystemTime::now())
+}
+
+/// The same as text, a line for each thread: id, name, state and processor time in ticks of the kernel.
+pub fn threads_text() -> String {
+    let threads: BTreeMap<usize, String> = names().into_iter().collect();
+    let mut text = format!("threads: total {}\n", threads.len());
+    for (id, name) in threads {
+        let stat = fs::read_to_string(format!("/proc/self/task/{id}/stat")).unwrap_or_default();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let field = |at: usize| fields.get(at).copied().unwrap_or("?");
+        // Counted behind the name: the state is the first, user and system time are the 12th and 13th.
+        let _ = writeln!(text, "{id} {name} state {} user {} system {}", field(0), field(11), field(12));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::decoded;
+
+    #[test]
+    fn threads_are_told_by_name() {
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let waiting = std::thread::Builder::new().name("waits-here".to_owned()).spawn(move || {
+            let _ = receiver.recv();
+        });
+        let waiting = waiting.expect("a thread");
+        // Its name is set by itself.
+        while !threads_text().contains("waits-here state") {
+            std::thread::yield_now();
+        }
+        let told = decoded(&threads_profile());
+        assert!(told.strings.contains(&"waits-here".to_owned()), "{:?}", told.strings);
+        assert!(told.samples >= 2);
+        drop(sender);
+        waiting.join().expect("it ends");
+    }
+}
