@@ -13,7 +13,8 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use crate::assembler::Assembler;
 use crate::call::{ConnectionContext, DEADLINE, Gathering, Step, begin_stream};
 use crate::outgoing::Outgoing;
-use crate::{Head, Kind, Origin, reply};
+use crate::page::Page;
+use crate::{Head, Kind, Origin, Serves, reply};
 
 /// Looks at a request's head as grpc-go's server does. What it refuses is answered here; what it takes goes on as a call
 /// as far as it can at once. Its time runs from `since`, when it came. Returns what became of it, and its deadline. All in
@@ -27,6 +28,11 @@ pub(crate) fn begin(
     now: Instant,
     cx: &mut Context<'_>,
 ) -> Option<(Step, Option<Instant>)> {
+    if is_page(from, request.headers()) {
+        let method = around.service.page_method(request.uri().path());
+        around.may_wait.set(method.is_some_and(|method| around.shard.turnstile.may_wait(method)));
+        return Some((Page::begin(around, request, respond, from)?.step(around, cx), None));
+    }
     match examine(around, &request, since, now) {
         Err((http, status)) => {
             // An error means that the stream is gone: nobody is left to tell.
@@ -147,6 +153,25 @@ fn examine(
         client_api_version: known.client_api_version.cloned(),
     })
 }
+
+/// Returns true for a request over HTTP/2 that etcd answers as one over HTTP/1. Without TLS it hands every connection that
+/// speaks HTTP/2 to gRPC.
+fn is_page(from: &Origin, headers: &HeaderMap) -> bool {
+    from.is_tls
+        && match from.serves {
+            Serves::Grpc => false,
+            Serves::Pages => true,
+            Serves::All => !is_grpc(headers),
+        }
+}
+
+/// Returns true for the requests that etcd hands to gRPC: on connections that carry pages too, this header decides.
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(http::header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    content_type.windows(GRPC_TYPE.len()).any(|part| part == GRPC_TYPE)
+}
+
+const GRPC_TYPE: &[u8] = b"application/grpc";
 
 fn check_content_type(value: Option<&HeaderValue>) -> Result<(), (StatusCode, Status)> {
     let value = value.map_or(&b""[..], |value| value.as_bytes());

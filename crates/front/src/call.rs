@@ -19,11 +19,12 @@ use crate::budget::Account;
 use crate::ledger::{Charge, Ledger};
 use crate::outbound::Sending;
 use crate::outgoing::{Outgoing, check_len};
+use crate::page::Page;
 use crate::shard::ShardState;
 use crate::{Answer, Head, LocalBoxFuture, Options, PieceSource, Service, Unary, gzip, reply};
 
 /// Bytes of a big answer made and queued at once, between two looks at other calls.
-const PIECE_BYTES: usize = 64 * 1024;
+pub(crate) const PIECE_BYTES: usize = 64 * 1024;
 
 /// Answers above this keep a handle, so that one that stalls can be reset alone.
 const TRACKED_ANSWER_BYTES: usize = 16 * 1024;
@@ -133,10 +134,10 @@ impl RequestRoom {
 }
 
 /// Counts a call among those that may stall, until it is dropped.
-struct Stallable(Rc<Cell<usize>>);
+pub(crate) struct Stallable(Rc<Cell<usize>>);
 
 impl Stallable {
-    fn new(around: &ConnectionContext) -> Stallable {
+    pub(crate) fn new(around: &ConnectionContext) -> Stallable {
         around.stallable.set(around.stallable.get() + 1);
         Stallable(around.stallable.clone())
     }
@@ -221,7 +222,7 @@ pub(crate) struct StreamProgress {
 
 impl StreamProgress {
     /// Returns true if the stream has stood still for too long, and its turn had come meanwhile or no stream's does.
-    fn is_stalled(&mut self, stream: &Ledger, look: &Look<'_>) -> bool {
+    pub(crate) fn is_stalled(&mut self, stream: &Ledger, look: &Look<'_>) -> bool {
         let moved = stream.moved();
         if !self.progress.is_at(moved) {
             let beside = look.answers.queued().saturating_sub(stream.queued());
@@ -304,6 +305,7 @@ pub(crate) enum Call {
     Finished(Box<Finished>),
     Pieces(Box<Pieces>),
     Streaming(Streaming),
+    Page(Box<Page>),
 }
 
 /// The state of a call after a step.
@@ -323,6 +325,7 @@ impl Call {
             Call::Finished(finished) => finished.step(around, cx),
             Call::Pieces(pieces) => pieces.step(around, cx),
             Call::Streaming(streaming) => streaming.step(around, cx),
+            Call::Page(page) => page.step(around, cx),
         }
     }
 
@@ -330,6 +333,11 @@ impl Call {
     pub(crate) fn expire(self, around: &ConnectionContext) -> Option<Tracked> {
         let counters = &around.shard.counters;
         match self {
+            // It has no deadline.
+            Call::Page(mut page) => {
+                page.reset();
+                None
+            }
             Call::Gathering(mut gathering) => {
                 let _ = gathering.respond.send_response(reply::refusal(StatusCode::OK, &DEADLINE), true);
                 None
@@ -367,6 +375,7 @@ impl Call {
     pub(crate) fn reset_if_stalled(&mut self, look: &Look<'_>) -> bool {
         match self {
             Call::Pending(_) | Call::Finished(_) => false,
+            Call::Page(page) => page.reset_if_stalled(look),
             Call::Gathering(gathering) => {
                 if look.was_deaf {
                     gathering.progress = Progress::default();
@@ -407,7 +416,7 @@ impl Call {
     /// The method whose counters must count that the call ended with its connection.
     pub(crate) fn begun_method(&self) -> Option<u16> {
         match self {
-            Call::Gathering(_) => None,
+            Call::Gathering(_) | Call::Page(_) => None,
             Call::Pending(pending) => Some(pending.method),
             Call::Finished(finished) => Some(finished.method),
             Call::Pieces(pieces) => Some(pieces.method),

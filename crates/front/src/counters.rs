@@ -54,20 +54,24 @@ impl ShardCounters {
         &self.methods[usize::from(id)]
     }
 
-    pub(crate) fn started(&self, id: u16) {
+    /// Counts a call that begins. As the other counts, it is for the shard's own thread.
+    pub fn started(&self, id: u16) {
         add(&self.method(id).started, 1);
     }
 
-    pub(crate) fn handled(&self, id: u16, code: Code) {
+    /// Counts a call that ended with this code.
+    pub fn handled(&self, id: u16, code: Code) {
         add(&self.method(id).handled[code as usize], 1);
     }
 
-    pub(crate) fn received(&self, id: u16, bytes: usize) {
+    /// Counts a message that was taken, of this many bytes.
+    pub fn received(&self, id: u16, bytes: usize) {
         add(&self.method(id).messages_received, 1);
         add(&self.bytes_received, bytes as u64);
     }
 
-    pub(crate) fn sent(&self, id: u16, bytes: usize) {
+    /// Counts a message that was given, of this many bytes.
+    pub fn sent(&self, id: u16, bytes: usize) {
         add(&self.method(id).messages_sent, 1);
         add(&self.bytes_sent, bytes as u64);
     }

@@ -1,28 +1,29 @@
 //! HTTP/1 on the client port, served by hyper: [`serve`] runs one connection until it ends. Requests go to
-//! [`crate::Service::http`] with their whole body, which is charged as it grows. It knows no gRPC and no paths.
+//! [`crate::Service::exchange`]. It knows no gRPC and no paths.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use stdx::{First, race};
 
-use bytes::{Bytes, BytesMut};
-use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http::Request;
 use hyper::body::Incoming;
 use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::budget::{Account, Held};
+use crate::budget::Account;
 use crate::call::Progress;
+use crate::exchange::{Exchange, Http1Body, Kept, Phase, RequestBody};
 use crate::shard::{Closing, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
 use crate::standing::Standing;
+use crate::turnstile::Pass;
 use crate::{Origin, Service};
 
 /// Bytes read at once into hyper's buffer.
@@ -30,6 +31,9 @@ const READ_BYTES: usize = 8 * 1024;
 
 /// Most bytes of a request's head, and of hyper's buffers each way.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
+
+/// Most bytes that a client may send behind the request for a call that lasts.
+const BEHIND_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves a connection that speaks HTTP/1 until it ends.
 pub(crate) async fn serve<S: Transport + 'static>(
@@ -42,50 +46,58 @@ pub(crate) async fn serve<S: Transport + 'static>(
     mut closing: Closing,
 ) -> io::Result<()> {
     let timeout = shard.options.first_bytes_timeout;
-    let body_bytes_max = shard.options.http_body_bytes_max;
+    let state = shard.clone();
     // hyper's buffers, which are not to be looked into.
     let _buffers = account.hold(BUFFER_BYTES_MAX);
     // Charged until the next request: the connection is not told when an answer has gone.
     let held = Rc::new(RefCell::new(account.hold(0)));
     let whose = account.clone();
+    let kept = Kept::default();
+    let phase = Rc::new(Phase::default());
+    let heard = phase.clone();
     let answer = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let (service, held, whose) = (service.clone(), held.clone(), whose.clone());
-        let origin = origin.clone();
+        let (service, held, whose, kept) = (service.clone(), held.clone(), whose.clone(), kept.clone());
+        let (origin, shard, heard) = (origin.clone(), state.clone(), heard.clone());
         async move {
-            let (mut parts, body) = request.into_parts();
+            let (head, body) = request.into_parts();
             held.borrow_mut().set(0);
-            let body = match tokio::time::timeout(timeout, gather(body, body_bytes_max, &held)).await {
-                Ok(Ok(body)) => body,
-                Ok(Err(status)) => return Ok::<_, Infallible>(plain(status)),
-                Err(_) => return Ok(plain(StatusCode::REQUEST_TIMEOUT)),
-            };
-            parts.extensions.insert(origin.peer);
-            parts.extensions.insert(origin);
+            heard.begin();
+            let method = service.page_method(head.uri.path());
+            if method.is_some_and(|method| shard.turnstile.may_wait(method)) && !shard.closing.get() {
+                Pass::new(origin.peer.ip()).through(&shard.turnstile).await;
+            }
+            let body = RequestBody::http1(body, held.clone(), &shard, heard);
+            let exchange = Exchange::new(head, body, origin, whose.clone(), shard, kept);
             let turn = whose.begin_turn();
-            let mut answering = service.http(Request::from_parts(parts, body));
+            let mut answering = service.exchange(exchange);
             drop(turn);
             let answer = poll_fn(|cx| {
                 let _turn = whose.begin_turn();
                 answering.as_mut().poll(cx)
             })
             .await;
-            held.borrow_mut().set(answer.body().len());
-            Ok(answer.map(Full::new))
+            Ok::<_, Infallible>(answer.map(|body| Http1Body::new(body, held)))
         }
     });
     let socket = Rc::new(RefCell::new(socket));
+    let behind = Rc::new(RefCell::new(Behind::default()));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(Clock)
         .max_buf_size(BUFFER_BYTES_MAX)
         .header_read_timeout(timeout)
-        .serve_connection(Hyper(SharedSocket(socket.clone())), answer);
+        .serve_connection(Hyper(SharedSocket(socket.clone()), behind.clone()), answer);
     let mut connection = pin!(connection);
     // Ends with an error when the connection must close.
     let mut watched = pin!(async {
         let (mut progress, stall_timeout) = (Progress::default(), shard.options.stall_timeout);
         let mut looking = tokio::time::interval(stall_timeout / 4);
         poll_fn(|cx| {
-            account.set_buffers(socket.borrow().buffer_bytes());
+            if phase.is_heard_out()
+                && let Poll::Ready(error) = poll_behind(&socket, &behind, cx)
+            {
+                return Poll::Ready(error);
+            }
+            account.set_buffers(socket.borrow().buffer_bytes() + behind.borrow().bytes.len());
             if account.poll_doomed(cx).is_ready() {
                 return Poll::Ready(io::ErrorKind::OutOfMemory);
             }
@@ -116,28 +128,53 @@ pub(crate) async fn serve<S: Transport + 'static>(
     }
 }
 
-/// Takes the body of a request, which is charged as it grows.
-async fn gather(mut body: Incoming, bytes_max: usize, held: &RefCell<Held>) -> Result<Bytes, StatusCode> {
-    let mut whole = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|_| StatusCode::BAD_REQUEST)?.into_data() else { continue };
-        if whole.len() + data.len() > bytes_max {
-            return Err(StatusCode::PAYLOAD_TOO_LARGE);
-        }
-        whole.extend_from_slice(&data);
-        held.borrow_mut().set(whole.capacity());
-    }
-    Ok(whole.freeze())
+/// Bytes that were read before hyper asked for them: it reads no further than the first bytes of a next request while it
+/// answers, and would not see that the client has gone.
+#[derive(Default)]
+struct Behind {
+    bytes: VecDeque<u8>,
 }
 
-fn plain(status: StatusCode) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::new()));
-    *response.status_mut() = status;
-    response
+impl Behind {
+    /// Hands out what was read; false if there is nothing.
+    fn take(&mut self, into: &mut ReadBufCursor<'_>) -> bool {
+        let (part, _) = self.bytes.as_slices();
+        let part = &part[..part.len().min(into.remaining())];
+        into.put_slice(part);
+        let taken = part.len();
+        self.bytes.drain(..taken);
+        taken > 0
+    }
+}
+
+/// Reads what the client sends behind a request; ready when it has gone, or sends more than anybody waits for.
+fn poll_behind<S: Transport>(
+    socket: &Rc<RefCell<Socket<S>>>,
+    behind: &Rc<RefCell<Behind>>,
+    cx: &mut Context<'_>,
+) -> Poll<io::ErrorKind> {
+    let mut space = [0; READ_BYTES];
+    let mut socket = SharedSocket(socket.clone());
+    loop {
+        socket.0.borrow_mut().renew_spent_allowance();
+        let mut buffer = ReadBuf::new(&mut space);
+        match ready!(Pin::new(&mut socket).poll_read(cx, &mut buffer)) {
+            Ok(()) if !buffer.filled().is_empty() => {}
+            Ok(()) => return Poll::Ready(io::ErrorKind::UnexpectedEof),
+            Err(error) => return Poll::Ready(error.kind()),
+        }
+        let mut behind = behind.borrow_mut();
+        behind.bytes.extend(buffer.filled());
+        // hyper may wait for them by now.
+        cx.waker().wake_by_ref();
+        if behind.bytes.len() > BEHIND_BYTES_MAX {
+            return Poll::Ready(io::ErrorKind::InvalidData);
+        }
+    }
 }
 
 /// The socket as hyper wants it: what hyper flushes is really written.
-struct Hyper<S>(SharedSocket<S>);
+struct Hyper<S>(SharedSocket<S>, Rc<RefCell<Behind>>);
 
 impl<S: Transport> hyper::rt::Read for Hyper<S> {
     fn poll_read(
@@ -145,6 +182,9 @@ impl<S: Transport> hyper::rt::Read for Hyper<S> {
         cx: &mut Context<'_>,
         mut into: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.1.borrow_mut().take(&mut into) {
+            return Poll::Ready(Ok(()));
+        }
         // Others get their turn: what a client sends may be cheap for it and dear to decrypt.
         if self.0.0.borrow_mut().renew_spent_allowance() {
             cx.waker().wake_by_ref();

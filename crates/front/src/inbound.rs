@@ -14,6 +14,19 @@ use crate::ledger::Charge;
 
 /// The messages that a client sends on a streaming call. A message not taken keeps the client's window shut.
 pub struct Inbound {
+    from: From,
+}
+
+/// Gives the next request of a call that has no stream of HTTP/2, as [`Inbound::next`] does.
+pub type NextMessage = Box<dyn FnMut(&mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>>;
+
+enum From {
+    Wire(Wire),
+    Local { next: NextMessage, counters: Arc<ShardCounters>, method: u16, ended: bool },
+}
+
+/// Messages from a stream of HTTP/2.
+struct Wire {
     recv: RecvStream,
     assembler: Assembler,
     counters: Arc<ShardCounters>,
@@ -38,7 +51,12 @@ impl Inbound {
         room: &Rc<RequestRoom>,
     ) -> Inbound {
         let charge = Charge::new(&room.ledger);
-        Inbound { recv, assembler, counters, method, ended: false, room: room.clone(), charge }
+        let wire = Wire { recv, assembler, counters, method, ended: false, room: room.clone(), charge };
+        Inbound { from: From::Wire(wire) }
+    }
+
+    pub(crate) fn local(next: NextMessage, counters: Arc<ShardCounters>, method: u16) -> Inbound {
+        Inbound { from: From::Local { next, counters, method, ended: false } }
     }
 
     /// The next message; `None` when the client has closed its side. Errors: a message too large or
@@ -49,6 +67,23 @@ impl Inbound {
 
     /// Polls for what [`Inbound::next`] returns, for a hand-written future.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
+        match &mut self.from {
+            From::Wire(wire) => wire.poll_next(cx),
+            From::Local { ended: true, .. } => Poll::Ready(Ok(None)),
+            From::Local { next, counters, method, ended } => {
+                let message = ready!(next(cx));
+                match &message {
+                    Ok(Some(message)) => counters.received(*method, message.len()),
+                    Ok(None) | Err(_) => *ended = true,
+                }
+                Poll::Ready(message)
+            }
+        }
+    }
+}
+
+impl Wire {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
         if self.ended {
             return Poll::Ready(Ok(None));
         }

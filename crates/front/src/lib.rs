@@ -1,7 +1,8 @@
 //! HTTP/2, gRPC framing and HTTP/1 on one port, one loop per core.
 //!
 //! What it is: [`start`] runs one thread per shard; an acceptor hands every connection to the shard with the
-//! fewest, where it stays. The first bytes of a connection decide between HTTP/2 (gRPC) and HTTP/1. A
+//! fewest, where it stays. The first bytes of a connection decide between HTTP/2 and HTTP/1. HTTP/2 carries gRPC, and over
+//! TLS also requests that HTTP/1 carries too ([`Exchange`]). A
 //! [`Service`] answers calls in plain code and never sees a frame, a window or a socket.
 //!
 //! What it does not know: protobuf, etcd's methods, users, revisions. Messages are opaque [`bytes::Bytes`].
@@ -32,6 +33,7 @@ mod budget;
 mod call;
 mod connection;
 mod counters;
+mod exchange;
 mod frame_scanner;
 mod front;
 #[doc(hidden)]
@@ -47,6 +49,7 @@ mod listener;
 mod options;
 mod outbound;
 mod outgoing;
+mod page;
 mod rejections;
 mod reply;
 mod service;
@@ -61,9 +64,10 @@ mod wire;
 
 pub use budget::{Account, AccountTurn, Budget, Charge, Held};
 pub use counters::{MethodCounters, ShardCounters};
+pub use exchange::{ChunkSource, Exchange, LocalStream, RequestBody, ResponseBody};
 pub use front::{Front, MakeService, start};
 pub use head::Head;
-pub use inbound::Inbound;
+pub use inbound::{Inbound, NextMessage};
 pub use listener::{Listener, ListenerSocket, Origin, Rejected, Serves, shown_peer};
 pub use options::Options;
 pub use outbound::{Outbound, TrySend};

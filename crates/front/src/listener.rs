@@ -33,12 +33,12 @@ pub enum Serves {
 }
 
 impl Serves {
-    /// True if connections of HTTP/2, which carries gRPC, or of HTTP/1 are served.
-    pub(crate) fn takes(self, is_http2: bool) -> bool {
+    /// True if connections of HTTP/2 or of HTTP/1 are served. Pages are served over HTTP/2 with TLS only.
+    pub(crate) fn takes(self, is_http2: bool, is_tls: bool) -> bool {
         match self {
             Serves::All => true,
             Serves::Grpc => is_http2,
-            Serves::Pages => !is_http2,
+            Serves::Pages => !is_http2 || is_tls,
         }
     }
 }

@@ -2,10 +2,11 @@
 //! unsent is bounded per stream. It knows neither the socket nor other calls.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use api::Status;
 use bytes::Bytes;
@@ -17,7 +18,8 @@ use crate::call::{ConnectionContext, Made};
 use crate::inbound::CANCELED;
 use crate::ledger::Ledger;
 use crate::outgoing::{Outgoing, check_len};
-use crate::{ShardCounters, gzip, reply};
+use crate::shard::ShardState;
+use crate::{ShardCounters, exchange, gzip, reply};
 
 /// Why a message was not taken.
 #[derive(Debug)]
@@ -122,6 +124,8 @@ impl Outbound {
 enum State {
     Unopened(SendResponse<Outgoing>),
     Open(SendStream<Outgoing>),
+    /// The call has no stream of HTTP/2: its messages are taken by [`crate::LocalStream`].
+    Local(VecDeque<Outgoing>, Option<Waker>),
     Closed,
 }
 
@@ -161,6 +165,44 @@ impl Sending {
         })
     }
 
+    /// The sending side of a call without a stream of HTTP/2.
+    pub(crate) fn local(shard: &ShardState, account: &Rc<Account>, method: u16) -> Rc<Sending> {
+        Rc::new(Sending {
+            state: RefCell::new(State::Local(VecDeque::new(), None)),
+            ledger: Rc::new(Ledger::default()),
+            connection: exchange::ledger(account),
+            account: account.clone(),
+            bytes_max: shard.options.stream_buffer_bytes_max,
+            message_bytes_max: shard.options.answer_message_bytes_max,
+            gzip: false,
+            made: Rc::default(),
+            method,
+            counters: shard.counters.clone(),
+        })
+    }
+
+    /// Takes the next message of a call without a stream of HTTP/2.
+    pub(crate) fn poll_local(&self, cx: &mut Context<'_>) -> Poll<Bytes> {
+        let taken = match &mut *self.state.borrow_mut() {
+            State::Local(queue, waker) => {
+                let taken = queue.pop_front();
+                if taken.is_none() {
+                    *waker = Some(cx.waker().clone());
+                }
+                taken
+            }
+            State::Unopened(_) | State::Open(_) | State::Closed => None,
+        };
+        // Its bytes are released when it is dropped, which may wake the call.
+        taken.map_or(Poll::Pending, |message| Poll::Ready(message.body()))
+    }
+
+    /// Closes a call without a stream of HTTP/2: whoever sends sees that it is over.
+    pub(crate) fn close_local(&self) {
+        drop(std::mem::replace(&mut *self.state.borrow_mut(), State::Closed));
+        self.ledger.wake();
+    }
+
     fn open(&self) -> Result<(), Status> {
         let mut state = self.state.borrow_mut();
         if let State::Unopened(respond) = &mut *state {
@@ -191,6 +233,12 @@ impl Sending {
             Outgoing::message(message, compressed, &self.connection, Some(&self.ledger))
         };
         let mut state = self.state.borrow_mut();
+        if let State::Local(queue, waker) = &mut *state {
+            queue.push_back(out);
+            waker.take().into_iter().for_each(Waker::wake);
+            self.counters.sent(self.method, wire_bytes);
+            return Ok(());
+        }
         let State::Open(send) = &mut *state else { return Err(TrySend::Closed) };
         if send.send_data(out, false).is_err() {
             *state = State::Closed;
@@ -205,6 +253,7 @@ impl Sending {
         match &mut *self.state.borrow_mut() {
             State::Unopened(respond) => respond.poll_reset(cx).map(|_| ()),
             State::Open(send) => send.poll_reset(cx).map(|_| ()),
+            State::Local(..) => Poll::Pending,
             State::Closed => Poll::Ready(()),
         }
     }
@@ -231,7 +280,7 @@ impl Sending {
                 let sent = send.send_trailers(reply::trailers(result));
                 (sent.is_ok() && self.ledger.queued() > 0).then_some(send)
             }
-            State::Closed => None,
+            State::Local(..) | State::Closed => None,
         }
     }
 
@@ -240,7 +289,7 @@ impl Sending {
         match std::mem::replace(&mut *self.state.borrow_mut(), State::Closed) {
             State::Unopened(mut respond) => respond.send_reset(reason),
             State::Open(mut send) => send.send_reset(reason),
-            State::Closed => {}
+            State::Local(..) | State::Closed => {}
         }
         self.ledger.wake();
     }

@@ -67,6 +67,11 @@ impl Outgoing {
         Outgoing::charged([0; PREFIX_BYTES], PREFIX_BYTES, part, 0, false, connection, stream)
     }
 
+    /// The message, without its prefix.
+    pub(crate) fn body(&self) -> Bytes {
+        self.body.clone()
+    }
+
     fn charged(
         prefix: [u8; PREFIX_BYTES],
         at: usize,

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use api::Status;
 use bytes::Bytes;
 
-use crate::{Head, Inbound, Origin, Outbound};
+use crate::{Exchange, Head, Inbound, Origin, Outbound, ResponseBody, exchange};
 
 /// A boxed future that stays on its shard's thread.
 pub type LocalBoxFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -64,7 +64,7 @@ pub enum Unary {
 }
 
 /// The service that answers calls. There is one per shard, and it never leaves that shard's thread.
-pub trait Service {
+pub trait Service: 'static {
     /// The method at a path such as `/etcdserverpb.KV/Range`.
     fn method(&self, path: &str) -> Option<Method>;
 
@@ -100,7 +100,19 @@ pub trait Service {
         outbound: Outbound,
     ) -> LocalBoxFuture<Result<(), Status>>;
 
-    /// Answers an HTTP/1 request, whose body has arrived whole. The peer's address is in its extensions as
+    /// The method that a request which is no gRPC call makes of its path, if it is known by that alone: such requests wait
+    /// where calls of the method do, see [`Service::may_wait`].
+    fn page_method(&self, _path: &str) -> Option<u16> {
+        None
+    }
+
+    /// Answers a request that is no gRPC call, over HTTP/1 or HTTP/2. Without a method of its own, a service gets it whole, as
+    /// [`Service::http`].
+    fn exchange(self: Rc<Self>, exchange: Exchange) -> LocalBoxFuture<http::Response<ResponseBody>> {
+        exchange::answer_whole(self, exchange)
+    }
+
+    /// Answers a request that is no gRPC call, whose body has arrived whole. The peer's address is in its extensions as
     /// a [`std::net::SocketAddr`], and an [`Origin`] with the rest.
     fn http(self: Rc<Self>, request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>>;
 }

@@ -218,7 +218,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let first = tokio::time::timeout(state.options.first_bytes_timeout, first);
     let First::Left(first) = race(first, closing.begun()).await else { return Ok(()) };
     let speaks_h2 = first.map_err(|_| std::io::ErrorKind::TimedOut)??;
-    if !origin.serves.takes(speaks_h2) {
+    if !origin.serves.takes(speaks_h2, origin.is_tls) {
         return Ok(());
     }
     // On the heap only from here on, so that a connection that has said nothing holds little.

@@ -13,8 +13,8 @@ use std::time::Duration;
 use api::{Code, Status};
 use bytes::Bytes;
 use mainstay_front::{
-    Account, Answer, Closing, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Method, Options, Origin,
-    Outbound, Service, Shard, ShardId, Unary, fuzzing,
+    Account, Answer, Closing, Exchange, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Method,
+    Options, Origin, Outbound, ResponseBody, Service, Shard, ShardId, Unary, fuzzing,
 };
 use testkit::TIMEOUT;
 use tokio::io::DuplexStream;
@@ -296,6 +296,54 @@ impl Service for Echo {
                 }
                 other => panic!("{other} is no streaming method"),
             }
+        })
+    }
+
+    fn page_method(&self, path: &str) -> Option<u16> {
+        (path == "/patient").then(|| id_of("/test.Echo/Patient") as u16)
+    }
+
+    fn exchange(self: Rc<Self>, mut exchange: Exchange) -> LocalBoxFuture<http::Response<ResponseBody>> {
+        let path = exchange.head.uri.path().to_owned();
+        self.seen.told.lock().unwrap().push(if path == "/patient" { "/test.Echo/Patient" } else { "page" });
+        Box::pin(async move {
+            let body = match exchange.body.gather().await {
+                Ok(body) => body,
+                Err(status) => {
+                    let mut answer = http::Response::new(ResponseBody::from(Bytes::new()));
+                    *answer.status_mut() = status;
+                    return answer;
+                }
+            };
+            let seen = self.seen.clone();
+            let size = path.rsplit('/').next().map_or(0, |size| number(size.as_bytes()));
+            http::Response::new(if path.starts_with("/whole/") {
+                ResponseBody::Whole(vec![1; size].into())
+            } else if path.starts_with("/chunks/") {
+                let mut left = 3;
+                ResponseBody::Chunks(Box::new(move |_| {
+                    if left == 0 {
+                        return Poll::Ready(None);
+                    }
+                    left -= 1;
+                    seen.pieces.fetch_add(1, SeqCst);
+                    Poll::Ready(Some(Ok(vec![1; size].into())))
+                }))
+            } else if path == "/lasts" {
+                let method = id_of("/test.Echo/UntilClosing") as u16;
+                let peer = exchange.origin.peer;
+                let (inbound, outbound, local) =
+                    exchange.open_stream(method, |_| Box::new(|_| Poll::Ready(Ok(None))));
+                let mut call = self.stream(Head::new(method, peer), inbound, outbound);
+                ResponseBody::Chunks(Box::new(move |context| {
+                    let _open = &local;
+                    call.as_mut().poll(context).map(|_| None)
+                }))
+            } else {
+                let mut head = exchange.head;
+                head.extensions.insert(exchange.origin.peer);
+                return self.http(http::Request::from_parts(head, body)).await.map(ResponseBody::from);
+            })
         })
     }
 

@@ -1,7 +1,9 @@
 //! Work that may wait gives way to other calls: what is counted is how much of it comes first.
 
+use std::io::Write as _;
 use std::sync::atomic::Ordering::SeqCst;
 
+use testkit::http1;
 use testkit::http2::{Connection, DATA, message};
 
 use crate::echo::{Running, block_on, run, until};
@@ -76,6 +78,24 @@ fn a_call_waits_for_the_end_of_a_few_connections_and_not_of_all() {
     let ended = before_the_call(&told);
     assert!(ended <= FIRST_MAX, "{ended} came first");
     block_on(until("all have ended", || running.seen.connected.load(SeqCst) == 0));
+}
+
+#[test]
+fn requests_of_http1_that_may_wait_do() {
+    const REQUEST: &[u8] = b"POST /patient HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n";
+    let running = run();
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| http1::connect(running.address)).collect();
+    for client in &mut clients {
+        client.write_all(REQUEST).unwrap();
+        assert_eq!(http1::read_answer(client).status, 200);
+    }
+    let told = behind(&running, || {
+        clients.iter_mut().for_each(|client| client.write_all(REQUEST).unwrap());
+    });
+    assert!(before_the_call(&told) <= FIRST_MAX, "{} came first", before_the_call(&told));
+    for client in &mut clients {
+        assert_eq!(http1::read_answer(client).status, 200);
+    }
 }
 
 #[test]

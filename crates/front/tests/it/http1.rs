@@ -1,8 +1,10 @@
+use std::sync::atomic::Ordering::SeqCst;
+
 use mainstay_front::Options;
 
 use testkit::http2::Connection;
 
-use crate::echo::{run, run_with};
+use crate::echo::{block_on, run, run_with, until};
 
 #[test]
 fn http1_is_served_on_the_same_port() {
@@ -23,4 +25,26 @@ fn a_body_over_the_limit_is_refused() {
     raw.send(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello");
     let answer = String::from_utf8(raw.read_to_close()).expect("text");
     assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+}
+
+#[test]
+fn a_call_that_lasts_ends_with_its_client_whatever_it_sent_besides() {
+    let running = run();
+    let alive = || running.seen.alive.load(SeqCst);
+    let begin = |behind: &[u8]| {
+        let mut raw = Connection::silent(running.address);
+        raw.send(
+            &[&b"POST /lasts HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello"[..], behind].concat(),
+        );
+        block_on(until("it has begun", || alive() == 1));
+        raw
+    };
+    for behind in [&b""[..], b"G", b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n", &[b'x'; 20_000]] {
+        drop(begin(behind));
+        block_on(until("it has ended", || alive() == 0));
+    }
+    // Nobody sends so much behind a request that is not answered.
+    let mut raw = begin(b"");
+    raw.flood(&[b'x'; 200_000]);
+    block_on(until("it has ended", || alive() == 0));
 }

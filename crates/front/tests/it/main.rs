@@ -9,6 +9,7 @@ mod http1;
 mod keepalive;
 mod limits;
 mod memory;
+mod pages;
 mod pki;
 mod shutdown;
 mod stream;
