@@ -158,6 +158,8 @@ pub struct Config {
     pub max_learners: u64,
     /// Names that HTTP requests without TLS may be for; `None` for any.
     pub host_whitelist: Option<Vec<String>>,
+    /// True if calls in JSON are served under `/v3/`.
+    pub enable_grpc_gateway: bool,
     /// Origins whose pages may read answers in a browser; `None` for any.
     pub cors: Option<Vec<String>>,
     /// Connections that clients of one address may have open; `None` for the default.

@@ -113,6 +113,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         strict_reconfig_check: settings.bool("strict-reconfig-check"),
         max_learners: not_negative(settings, "max-learners")?,
         host_whitelist: allowed(settings, "host-whitelist"),
+        enable_grpc_gateway: settings.bool("enable-grpc-gateway"),
         cors: allowed(settings, "cors"),
         max_connections_per_address: Some(settings.uint("max-connections-per-address"))
             .filter(|max| *max > 0),

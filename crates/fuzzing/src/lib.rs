@@ -32,6 +32,7 @@ pub mod cost;
 pub mod cost_services;
 pub mod cost_watches;
 pub mod front_port;
+pub mod gateway_json;
 pub mod index;
 pub mod journal;
 pub mod journal_files;
@@ -86,6 +87,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "front_frames", run: front_port::run_frames, seeds: front_port::seeds_frames },
     Target { name: "front_http1", run: front_port::run_http1, seeds: front_port::seeds_http1 },
     Target { name: "front_http2", run: front_port::run_http2, seeds: front_port::seeds_http2 },
+    Target { name: "gateway", run: gateway_json::run, seeds: gateway_json::seeds },
     Target { name: "image", run: restore::run_image, seeds: restore::seeds_image },
     Target { name: "log_damage", run: journal_files::run_damage, seeds: journal_files::seeds_damage },
     Target { name: "log_files", run: journal_files::run_files, seeds: journal_files::seeds_files },

@@ -141,6 +141,8 @@ pub struct Shared {
     pub attendance: Attendance,
     /// Hosts and origins of HTTP requests that are answered.
     pub browsers: Browsers,
+    /// True if calls in JSON are served under `/v3/`.
+    pub gateway: bool,
     /// Bounds the number of expensive calls of each client.
     pub expensive: ExpensiveCalls,
     /// Figures per client address.
@@ -231,6 +233,7 @@ impl Shared {
             arrivals: Arrivals::default(),
             attendance: Attendance::new(shards),
             browsers: Browsers::default(),
+            gateway: true,
             expensive: ExpensiveCalls::default(),
             callers: Callers::default(),
             slow_requests: SlowRequests::default(),

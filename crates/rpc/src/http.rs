@@ -1,9 +1,9 @@
-//! What the client listener and the metrics listeners answer over HTTP/1: health, version, metrics.
+//! What the client listener and the metrics listeners answer besides calls: health, version, metrics.
 //!
 //! Statuses, headers and bodies are those of etcd 3.7. Everything is answered from the newest published
 //! state; only health waits, until the cluster has confirmed that this state is new enough for a linearizable read.
 //!
-//! It does not know sockets or the JSON gateway, and it does not log.
+//! It does not know sockets or what the JSON gateway answers, and it does not log.
 //!
 //! Tests: beside the code, and `tests/it/http.rs`.
 
@@ -17,8 +17,8 @@ mod target;
 mod variables;
 
 use ::http::header::{ALLOW, CONNECTION, CONTENT_TYPE, LOCATION, X_CONTENT_TYPE_OPTIONS};
-use ::http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
-use api::{Status, error};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use api::{Rpc, Status, error};
 use bytes::Bytes;
 use front::First;
 use serde_json::Value;
@@ -35,7 +35,9 @@ pub use scrape::{FrontCounters, scrape};
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
-const NO_GATEWAY: &str = "the JSON gateway is not served by this version";
+/// etcd's answer to a client whose certificate names a user, which a gateway cannot honour.
+const NAMED: &str =
+    "CommonName of client sending a request against gateway will be ignored and not used as expected";
 
 /// A request for a page, and the state it is answered from.
 struct Asked<'a> {
@@ -71,6 +73,51 @@ pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
     request.extensions_mut().insert(Confirmed(confirmed));
 }
 
+/// Returns the path of a request that is for the JSON gateway, or the answer that refuses it; `None` for others.
+pub(crate) fn for_gateway(
+    shared: &Shared,
+    request: &Request<Bytes>,
+) -> Option<Result<String, Response<Bytes>>> {
+    let is_asked = |path: &str| path.starts_with("/v3/") || path.starts_with("/v3beta/");
+    let Target::Path(path) = target::of(request) else { return None };
+    if !shared.gateway || !is_asked(&path) || request.method() == Method::OPTIONS {
+        return None;
+    }
+    if let Some(refusal) = browsers::refusal(&shared.browsers, request) {
+        return Some(Err(refusal));
+    }
+    let origin = request.extensions().get::<front::Origin>();
+    let is_named =
+        origin.is_some_and(|origin| origin.common_name.as_ref().is_some_and(|name| !name.is_empty()));
+    if is_named && shared.state.load().auth.is_enabled() {
+        return Some(Err(refused(StatusCode::BAD_REQUEST, NAMED)));
+    }
+    Some(Ok(gateway_path(request.uri().path(), path)))
+}
+
+/// The gateway's paths are looked up unescaped: an escaped slash separates too.
+fn gateway_path(raw: &str, unescaped: String) -> String {
+    if raw.contains("%00") { unescaped } else { unescaped.replace('\0', "/") }
+}
+
+/// Returns the RPC that the JSON gateway makes of a request for this path.
+pub(crate) fn gateway_rpc(path: &str) -> Option<Rpc> {
+    if !path.contains('%') {
+        return gateway::route(path);
+    }
+    gateway::route(&gateway_path(path, target::unescape_path(path)?))
+}
+
+/// Says that the page which sent the request may read the answer, if it may.
+pub(crate) fn allow_origin(shared: &Shared, request: &Request<Bytes>, headers: &mut HeaderMap) {
+    browsers::allow(&shared.browsers, request, headers);
+}
+
+/// An answer that is nothing but a status.
+pub(crate) fn of_status(status: StatusCode) -> Response<Bytes> {
+    reply(status, &[], Bytes::new())
+}
+
 /// Answers a request that came to a client listener.
 pub fn answer(
     shared: &Shared,
@@ -95,9 +142,9 @@ pub fn answer(
             "/version" => version(shared, request),
             path if shared.pprof && path.starts_with(profiles::PREFIX) => profiles::answer(path, request),
             "/debug/vars" => only_get(request, || variables::answer(shared)),
-            "/v3" => refused(StatusCode::NOT_FOUND, NO_GATEWAY),
-            path if path.starts_with("/v3/") || path.starts_with("/v3beta/") => {
-                refused(StatusCode::NOT_FOUND, NO_GATEWAY)
+            "/v3" if shared.gateway => {
+                let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+                redirect(request, &format!("/v3/{query}"))
             }
             path => common(path, shared, values, counters, request),
         },

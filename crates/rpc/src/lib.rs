@@ -2,6 +2,7 @@
 //!
 //! * [`services`] answer calls; [`watch`] is one of them, with what a shard's watches share.
 //! * [`http`] answers health, version, metrics and the page for a diagnosis.
+//! * `gateway` answers calls in JSON.
 //! * `audit` says what the audit log tells of a call.
 //! * `encode` writes answers by hand where they hold many keys; [`forwarding`] asks the leader what only the leader can answer.
 //!
@@ -14,6 +15,7 @@
 pub mod audit;
 mod encode;
 pub mod forwarding;
+mod gateway;
 pub mod http;
 pub mod services;
 pub mod watch;

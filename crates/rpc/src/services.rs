@@ -34,7 +34,9 @@ use api::error;
 use api::etcdserverpb::{AlarmType, ResponseHeader};
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
-use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, Unary};
+use front::{
+    Answer, Closing, Exchange, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, ResponseBody, Unary,
+};
 use numbers::{LeaseId, Revision, Seconds};
 use prost::Message;
 
@@ -279,6 +281,11 @@ impl Services {
     /// Returns true if the call that is looked at may be refused for what its client has asked for before.
     fn is_expense_bounded(&self) -> bool {
         self.shared.expensive.is_bounded() && !self.is_step.get()
+    }
+
+    /// Resolves after this time.
+    pub(crate) fn sleep(&self, time: Duration) -> clock::Sleep {
+        self.shared.clock.sleep(time)
     }
 
     fn state(&self) -> Arc<Published> {
@@ -723,6 +730,11 @@ impl front::Service for Services {
         method == Rpc::Authenticate as u16
     }
 
+    fn page_method(&self, path: &str) -> Option<u16> {
+        let rpc = crate::http::gateway_rpc(path).filter(|_| self.shared.gateway)?;
+        Some(rpc as u16)
+    }
+
     fn connected(&self, from: &front::Origin) -> Option<Box<dyn Any>> {
         // Anew: its figures may have made way, and begun again, since this shard met it.
         Some(Box::new((Connected::new(self.meet(from.peer)), self.known.borrow().connected(from.peer))))
@@ -821,6 +833,32 @@ impl front::Service for Services {
             }),
             _ => Box::pin(async { Err(error::UNKNOWN_METHOD) }),
         }
+    }
+
+    fn exchange(self: Rc<Self>, mut exchange: Exchange) -> LocalBoxFuture<http::Response<ResponseBody>> {
+        Box::pin(async move {
+            let mut asked = http::Request::from_parts(exchange.head, Bytes::new());
+            asked.extensions_mut().insert(exchange.origin.peer);
+            asked.extensions_mut().insert(exchange.origin.clone());
+            match crate::http::for_gateway(&self.shared, &asked) {
+                Some(Err(refusal)) => refusal.map(ResponseBody::from),
+                Some(Ok(path)) => {
+                    let mut cross_origin = http::HeaderMap::new();
+                    crate::http::allow_origin(&self.shared, &asked, &mut cross_origin);
+                    exchange.head = asked.into_parts().0;
+                    let mut answer = crate::gateway::answer(self, &path, exchange).await;
+                    answer.headers_mut().extend(cross_origin);
+                    answer
+                }
+                None => {
+                    *asked.body_mut() = match exchange.body.gather().await {
+                        Ok(body) => body,
+                        Err(status) => return crate::http::of_status(status).map(ResponseBody::from),
+                    };
+                    self.http(asked).await.map(ResponseBody::from)
+                }
+            }
+        })
     }
 
     fn http(self: Rc<Self>, mut request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>> {

@@ -101,6 +101,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     shared.pprof = config.pprof;
     shared.api_version = config.api_version;
     shared.metrics.set_version(config.api_version);
+    shared.gateway = config.enable_grpc_gateway;
     shared.browsers = Browsers { hosts: config.host_whitelist.clone(), origins: config.cors.clone() };
     shared.expensive = ExpensiveCalls::new(config.max_expensive_calls);
     let shared = Arc::new(shared);

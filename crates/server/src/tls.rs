@@ -131,8 +131,7 @@ impl MemberTls {
         let urls: Vec<Url> =
             config.listen_client_urls.iter().chain(&config.listen_client_http_urls).cloned().collect();
         let mut settings = settings_of(options, Side::Client, (&fixtures, now), &urls, logger)?;
-        // COMPAT-104: clients that offer both want pages, such as curl. Clients of gRPC offer HTTP/2 alone.
-        settings.alpn = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
+        settings.alpn = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let client_settings = Some(settings.clone()).filter(|settings| !settings.is_empty());
         warn_of_plain(Side::Client, &urls, &settings, logger);
         let listens = urls.iter().chain(&config.listen_metrics_urls).any(is_secure);

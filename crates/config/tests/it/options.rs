@@ -199,7 +199,6 @@ fn refusals_are_as_expected() {
         --config-file=/etc/etcd.yaml
         ETCD_CONFIG_FILE=/etc/etcd.yaml
         --force-new-cluster
-        --enable-grpc-gateway
         --discovery-fallback=proxy
         --discovery-srv=example.com
         --corrupt-check-time=1h

@@ -23,6 +23,7 @@ mod damage;
 mod damage_table;
 mod dashboards;
 mod diagnosis;
+mod gateway;
 mod history;
 mod input;
 mod locks;

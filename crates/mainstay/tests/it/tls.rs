@@ -119,8 +119,7 @@ fn clients_and_tools_come_in_over_tls_and_no_other_way() {
         });
         member.wait_for("rejected connection on client endpoint");
         assert!(works(&client).await, "others' failures are not felt");
-        // As curl and browsers do, which could speak either.
-        for offered in [&["h2", "http/1.1"][..], &["http/1.1"], &[]] {
+        for offered in [&["http/1.1"][..], &[]] {
             let client_alpn = offered.iter().map(|name| name.as_bytes().to_vec()).collect();
             let settings = tls::Settings { client_alpn, ..trusting(&authority, None) };
             let answer = get(address, settings, "/health").await.expect("is answered");

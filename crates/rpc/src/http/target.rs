@@ -36,7 +36,7 @@ pub(super) fn of(request: &Request<Bytes>) -> Target {
 
 /// Unescapes a path; `None` if an escape is not one. A slash that was escaped is no separator, and none of the
 /// paths served has one: it becomes a byte that no path has.
-fn unescape_path(raw: &str) -> Option<String> {
+pub(super) fn unescape_path(raw: &str) -> Option<String> {
     let parts: Option<Vec<String>> = raw
         .split('/')
         .map(|part| Some(String::from_utf8_lossy(&unescape(part, false)?).replace('/', "\0")))
@@ -143,6 +143,21 @@ mod tests {
         *request.method_mut() = method;
         *request.uri_mut() = uri.parse().unwrap();
         of(&request)
+    }
+
+    #[test]
+    fn the_gateways_paths_are_known_however_they_are_escaped() {
+        for path in [
+            "/v3/auth/authenticate",
+            "/v3/auth%2Fauthenticate",
+            "/%763/auth/authenticat%65",
+            "/v3beta/auth/authenticate",
+        ] {
+            assert_eq!(super::super::gateway_rpc(path), Some(api::Rpc::Authenticate), "{path}");
+        }
+        for path in ["/v3/auth/authenticate%", "/v3/auth%00authenticate", "/v3/auth/", "/", "*"] {
+            assert_eq!(super::super::gateway_rpc(path), None, "{path}");
+        }
     }
 
     #[test]

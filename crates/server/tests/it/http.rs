@@ -250,8 +250,6 @@ fn other_paths_and_methods() {
             "GET /metrics/",
             "GET /v2/keys",
             "GET /v3",
-            "POST /v3/kv/range",
-            "POST /v3beta/kv/range",
             "GET /v3alpha/kv/range",
             "GET //health?exclude=a&b='c'",
             "HEAD /a/../health",

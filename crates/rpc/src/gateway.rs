@@ -1,0 +1,655 @@
+//! The JSON gateway: calls in JSON under `/v3/`, answered as etcd's gateway answers them. A call becomes the same call that a
+//! gRPC client makes, in this process: nothing connects to itself.
+//!
+//! It does not know sockets; what JSON means is the crate `gateway`'s.
+//!
+//! Tests: `mainstay/tests/it/gateway.rs`; against real etcd `interop/gateway_same.py`.
+
+use std::cell::Cell;
+use std::future::{Future as _, poll_fn};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use ::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, WWW_AUTHENTICATE};
+use ::http::request::Parts;
+use ::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use api::descriptor::{self, Message};
+use api::{Code, Kind, Rpc, Status};
+use base64::{DecodeError, Engine as _};
+use bytes::Bytes;
+use clock::Sleep;
+use front::{
+    Account, Answer, Exchange, First, Head, LocalBoxFuture, LocalStream, NextMessage, PieceSource,
+    RequestBody, ResponseBody, Service as _, ShardCounters, Unary,
+};
+use gateway::{Next, RangeEncoder, Values};
+
+use crate::services::Services;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const METADATA_CONTENT_TYPE: HeaderName = HeaderName::from_static("grpc-metadata-content-type");
+/// Headers with this prefix are metadata of the call.
+const METADATA_PREFIX: &str = "grpc-metadata-";
+
+/// Error of a call whose time is over.
+const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
+/// Error for an answer of our own that is no message.
+const UNREADABLE: Status = Status::new(Code::Internal, "mainstay: an answer could not be written as JSON");
+
+/// Bytes of a large answer, or of the answers of a stream, that are written at once.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// Answers a request for a path under `/v3/`.
+pub(crate) async fn answer(
+    services: Rc<Services>,
+    path: &str,
+    mut exchange: Exchange,
+) -> Response<ResponseBody> {
+    let overridden = overridden(&exchange.head);
+    let routed = gateway::route(path).and_then(|rpc| Some((rpc, descriptor::of(rpc)?)));
+    let Some((rpc, (request, response))) = routed else {
+        return refused(&Status::new(Code::NotFound, "Not Found"));
+    };
+    let is_post = match &overridden {
+        Some(method) => method == Method::POST.as_str(),
+        None => exchange.head.method == Method::POST,
+    };
+    if !is_post {
+        return refused(&Status::new(Code::Unimplemented, "Method Not Allowed"));
+    }
+    let Headed { head, timeout, unsent } = match headed(rpc, &exchange) {
+        Ok(headed) => headed,
+        Err(status) => return refused(&status),
+    };
+    let unsent = unsent.or_else(|| (timeout == Some(Duration::ZERO)).then_some(LATE));
+    let call = Call { rpc, response, head, timeout };
+    let bytes_max = exchange.message_bytes_max();
+    if rpc.method().kind == Kind::BidiStream && overridden.is_none() {
+        if let Err(status) = unsent.map_or(Ok(()), Err).and_then(|()| exchange.check()) {
+            return refused(&status);
+        }
+        let (counters, account) = (Arc::clone(&exchange.counters), Rc::clone(&exchange.account));
+        exchange.keep(|| services.connected(&exchange.origin));
+        let next = |body| requests(request, body, bytes_max);
+        return call.stream(services, exchange, counters, account, next).await;
+    }
+    let body = match exchange.body.gather().await {
+        // Go reads the body as a form to find the method.
+        Ok(_) if overridden.is_some() => Bytes::new(),
+        Ok(body) => body,
+        Err(StatusCode::PAYLOAD_TOO_LARGE) => {
+            let text = format!("mainstay: the body is larger than {} bytes", exchange.body_bytes_max());
+            return refused(&Status::with(Code::ResourceExhausted, text));
+        }
+        Err(status) => return empty(status),
+    };
+    let message = match gateway::decode(request, &body) {
+        Ok(message) => Bytes::from(message),
+        Err(why) => return refused(&why.status()),
+    };
+    drop(body);
+    exchange.body.hold(message.len());
+    let allowed = unsent.map_or(Ok(()), Err);
+    if let Err(status) =
+        allowed.and_then(|()| check_len(message.len(), bytes_max)).and_then(|()| exchange.check())
+    {
+        return refused(&status);
+    }
+    exchange.keep(|| services.connected(&exchange.origin));
+    let (counters, account) = (Arc::clone(&exchange.counters), Rc::clone(&exchange.account));
+    if rpc.method().kind == Kind::Unary {
+        let answer_bytes_max = exchange.answer_message_bytes_max();
+        return call.unary(services, counters, account, message, answer_bytes_max).await;
+    }
+    let mut message = Some(message);
+    let next = |_| -> NextMessage { Box::new(move |_| Poll::Ready(Ok(message.take()))) };
+    call.stream(services, exchange, counters, account, next).await
+}
+
+/// A call that came in JSON.
+struct Call {
+    rpc: Rpc,
+    response: &'static Message,
+    head: Head,
+    timeout: Option<Duration>,
+}
+
+impl Call {
+    async fn unary(
+        self,
+        services: Rc<Services>,
+        counters: Arc<ShardCounters>,
+        account: Rc<Account>,
+        message: Bytes,
+        answer_bytes_max: usize,
+    ) -> Response<ResponseBody> {
+        let counted = Counted::begin(counters, self.rpc);
+        counted.counters.received(counted.method, message.len());
+        let late = self.timeout.map(|timeout| services.sleep(timeout));
+        let answered = match (services.unary(self.head, message), late) {
+            (Unary::Done(answered), _) => answered,
+            (Unary::Later(answered), None) => answered.await,
+            (Unary::Later(answered), Some(late)) => match front::race(answered, late).await {
+                First::Left(answered) => answered,
+                First::Right(()) => Err(LATE),
+            },
+        };
+        let answered = answered.and_then(|answer| {
+            let len = match &answer {
+                Answer::Whole(message) => message.len(),
+                Answer::Pieces { len, .. } => *len,
+            };
+            check_sent_len(len, answer_bytes_max).map(|()| answer)
+        });
+        match answered {
+            Err(status) => {
+                counted.end(status.code);
+                refused(&status)
+            }
+            Ok(Answer::Whole(message)) => {
+                let mut json = Vec::with_capacity(64 + message.len() * 2);
+                if gateway::encode(self.response, &message, &mut json).is_err() {
+                    counted.end(UNREADABLE.code);
+                    return refused(&UNREADABLE);
+                }
+                counted.counters.sent(counted.method, message.len());
+                counted.end(Code::Ok);
+                good(ResponseBody::Whole(json.into()))
+            }
+            Ok(Answer::Pieces { len, source, held }) => {
+                let mut json = Vec::new();
+                let encoder = Some(RangeEncoder::new(self.response, &mut json));
+                let charge = account.hold(held.get());
+                let counted = Some(counted);
+                let mut pieces =
+                    Pieces { source, held, left: len, len, encoder, json, counted, account, charge };
+                // A status can be told only before the first bytes.
+                match poll_fn(|cx| pieces.poll(cx)).await {
+                    Some(Ok(first)) => {
+                        let mut first = Some(first);
+                        good(ResponseBody::Chunks(Box::new(move |cx| match first.take() {
+                            Some(first) => {
+                                pieces.charge();
+                                Poll::Ready(Some(Ok(first)))
+                            }
+                            None => pieces.poll(cx).map_err(|_| io::ErrorKind::Other.into()),
+                        })))
+                    }
+                    Some(Err(status)) => refused(&status),
+                    None => refused(&UNREADABLE),
+                }
+            }
+        }
+    }
+
+    async fn stream(
+        self,
+        services: Rc<Services>,
+        exchange: Exchange,
+        counters: Arc<ShardCounters>,
+        account: Rc<Account>,
+        next: impl FnOnce(RequestBody) -> NextMessage,
+    ) -> Response<ResponseBody> {
+        let counted = Counted::begin(counters, self.rpc);
+        let late = self.timeout.map(|timeout| services.sleep(timeout));
+        let (inbound, outbound, local) = exchange.open_stream(counted.method, next);
+        let future = services.stream(self.head, inbound, outbound);
+        let mut running = Running { future, local, late, over: None, counted: Some(counted) };
+        let response = self.response;
+        let first = match poll_fn(|cx| running.poll(cx)).await {
+            Said::Message(message) => gateway::result_line(response, &message),
+            // Without a message there is nothing to say of the call either.
+            Said::Over(Ok(())) => return empty(StatusCode::OK),
+            Said::Over(Err(status)) => {
+                let mut answer = refused(&status);
+                // As etcd answers streams.
+                answer.headers_mut().remove(WWW_AUTHENTICATE);
+                *answer.body_mut() = ResponseBody::Whole(gateway::error_line(&status).into());
+                return answer;
+            }
+        };
+        let Ok(first) = first else { return refused(&UNREADABLE) };
+        let mut first_held = Some(account.hold(first.len()));
+        let mut made = first;
+        let mut is_over = false;
+        let chunks = move |cx: &mut Context<'_>| {
+            let _turn = account.begin_turn();
+            drop(first_held.take());
+            while !is_over && made.len() < PIECE_BYTES {
+                match running.poll(cx) {
+                    Poll::Pending => break,
+                    Poll::Ready(Said::Message(message)) => match gateway::result_line(response, &message) {
+                        Ok(line) => made.extend_from_slice(&line),
+                        Err(_) => return Poll::Ready(Some(Err(io::ErrorKind::Other.into()))),
+                    },
+                    Poll::Ready(Said::Over(result)) => {
+                        is_over = true;
+                        if let Err(status) = result {
+                            made.extend_from_slice(&gateway::error_line(&status));
+                        }
+                    }
+                }
+            }
+            match (made.is_empty(), is_over) {
+                (false, _) => Poll::Ready(Some(Ok(Bytes::from(std::mem::take(&mut made))))),
+                (true, true) => Poll::Ready(None),
+                (true, false) => Poll::Pending,
+            }
+        };
+        good(ResponseBody::Chunks(Box::new(chunks)))
+    }
+}
+
+/// A streaming call.
+struct Running {
+    future: LocalBoxFuture<Result<(), Status>>,
+    local: LocalStream,
+    late: Option<Sleep>,
+    over: Option<Result<(), Status>>,
+    counted: Option<Counted>,
+}
+
+/// What a streaming call gives.
+enum Said {
+    Message(Bytes),
+    Over(Result<(), Status>),
+}
+
+impl Running {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Said> {
+        loop {
+            if let Poll::Ready(message) = self.local.poll_message(cx) {
+                return Poll::Ready(Said::Message(message));
+            }
+            if let Some(result) = &self.over {
+                return Poll::Ready(Said::Over(result.clone()));
+            }
+            let late = self.late.as_mut().is_some_and(|late| std::pin::Pin::new(late).poll(cx).is_ready());
+            let result = if late {
+                Err(LATE)
+            } else if let Poll::Ready(result) = self.future.as_mut().poll(cx) {
+                result
+            } else {
+                // It may have said something before it waits.
+                return self.local.poll_message(cx).map(Said::Message);
+            };
+            let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
+            self.counted.take().into_iter().for_each(|counted| counted.end(code));
+            self.over = Some(result);
+        }
+    }
+}
+
+/// A large answer that is written while its parts are made.
+struct Pieces {
+    source: PieceSource,
+    /// Bytes that the source holds.
+    held: Rc<Cell<usize>>,
+    left: usize,
+    len: usize,
+    encoder: Option<RangeEncoder>,
+    /// What is written and was not taken yet.
+    json: Vec<u8>,
+    counted: Option<Counted>,
+    account: Rc<Account>,
+    /// Charge for the source, the encoder, and what is written until it is taken.
+    charge: front::Held,
+}
+
+impl Pieces {
+    /// Returns the next JSON; `None` at the end. It is charged until the next call, or [`Pieces::charge`].
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
+        let account = Rc::clone(&self.account);
+        let _turn = account.begin_turn();
+        let Some(encoder) = &mut self.encoder else {
+            self.charge.set(0);
+            return Poll::Ready(None);
+        };
+        while self.left > 0 && self.json.len() < PIECE_BYTES {
+            let piece = match (self.source)(self.left.min(PIECE_BYTES), cx) {
+                // Before the first piece there is nothing but the brace that opens the answer.
+                Poll::Pending if self.left == self.len || self.json.is_empty() => {
+                    self.charge();
+                    return Poll::Pending;
+                }
+                Poll::Pending => break,
+                Poll::Ready(Ok(Some(piece))) => piece,
+                Poll::Ready(Ok(None)) => Bytes::new(),
+                Poll::Ready(Err(status)) => return Poll::Ready(Some(Err(self.fail(status)))),
+            };
+            if piece.is_empty() || encoder.push(&piece, &mut self.json).is_err() {
+                return Poll::Ready(Some(Err(self.fail(UNREADABLE))));
+            }
+            self.left -= piece.len().min(self.left);
+        }
+        if self.left == 0
+            && let Some(encoder) = self.encoder.take()
+        {
+            if encoder.finish(&mut self.json).is_err() {
+                return Poll::Ready(Some(Err(self.fail(UNREADABLE))));
+            }
+            if let Some(counted) = self.counted.take() {
+                counted.counters.sent(counted.method, self.len);
+                counted.end(Code::Ok);
+            }
+        }
+        self.charge();
+        Poll::Ready(Some(Ok(std::mem::take(&mut self.json).into())))
+    }
+
+    /// Charges what is held now.
+    fn charge(&mut self) {
+        let encoder = self.encoder.as_ref().map_or(0, RangeEncoder::held_bytes);
+        self.charge.set(self.held.get() + encoder + self.json.len());
+    }
+
+    fn fail(&mut self, status: Status) -> Status {
+        self.encoder = None;
+        self.counted.take().into_iter().for_each(|counted| counted.end(status.code));
+        status
+    }
+}
+
+/// Counts a call that was begun, and once how it ended: cancelled, if its client went.
+struct Counted {
+    counters: Arc<ShardCounters>,
+    method: u16,
+    is_over: bool,
+}
+
+impl Counted {
+    fn begin(counters: Arc<ShardCounters>, rpc: Rpc) -> Counted {
+        counters.started(rpc as u16);
+        Counted { counters, method: rpc as u16, is_over: false }
+    }
+
+    fn end(mut self, code: Code) {
+        self.counters.handled(self.method, code);
+        self.is_over = true;
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.counters.handled(self.method, Code::Canceled);
+        }
+    }
+}
+
+/// The requests of a stream, one behind the other in the body. etcd ends the requests at one it cannot read, and goes on
+/// answering.
+fn requests(message: &'static Message, mut body: RequestBody, bytes_max: usize) -> NextMessage {
+    let (mut values, mut is_end) = (Values::default(), false);
+    Box::new(move |cx| {
+        loop {
+            match values.next(is_end) {
+                Next::Value(value) => {
+                    let Ok(request) = gateway::decode_value(message, &value) else {
+                        return Poll::Ready(Ok(None));
+                    };
+                    return Poll::Ready(check_len(request.len(), bytes_max).map(|()| Some(request.into())));
+                }
+                Next::End | Next::Wrong(_) => return Poll::Ready(Ok(None)),
+                // In base64, and with a name or two.
+                Next::More if values.held_bytes() > bytes_max * 2 => {
+                    return Poll::Ready(check_len(values.held_bytes(), bytes_max).map(|()| None));
+                }
+                Next::More => {}
+            }
+            match ready!(body.poll_chunk(cx)) {
+                Some(Ok(data)) => values.push(&data),
+                Some(Err(_)) => return Poll::Ready(Err(Status::new(Code::Canceled, "context canceled"))),
+                None => is_end = true,
+            }
+            body.hold(values.held_bytes());
+        }
+    })
+}
+
+/// The method that a form asks for instead of its own, as grpc-gateway reads it.
+fn overridden(head: &Parts) -> Option<String> {
+    let is = |name: HeaderName, text: &str| head.headers.get(name).is_some_and(|value| value == text);
+    let method = head.headers.get("x-http-method-override").filter(|method| !method.is_empty())?;
+    let is_form = head.method == Method::POST && is(CONTENT_TYPE, "application/x-www-form-urlencoded");
+    is_form.then(|| String::from_utf8_lossy(method.as_bytes()).to_uppercase())
+}
+
+/// What a request makes of its headers.
+struct Headed {
+    head: Head,
+    /// The time that the call may take.
+    timeout: Option<Duration>,
+    /// Why grpc-go's client sends no such call.
+    unsent: Option<Status>,
+}
+
+/// Reads the headers of a request as grpc-gateway and grpc-go's client do.
+///
+/// # Errors
+///
+/// A time, or metadata in base64, that cannot be read.
+fn headed(rpc: Rpc, exchange: &Exchange) -> Result<Headed, Status> {
+    let given = &exchange.head.headers;
+    // No common name: whose certificate the gateway's client shows is not whose user it is.
+    let mut head = Head::new(rpc as u16, exchange.origin.peer);
+    let timeout = match given.get("grpc-timeout").filter(|value| !value.is_empty()) {
+        None => None,
+        Some(value) => value.to_str().ok().and_then(read_timeout).ok_or_else(|| {
+            match std::str::from_utf8(value.as_bytes()) {
+                Ok(value) => Status::with(Code::InvalidArgument, format!("invalid grpc-timeout: {value}")),
+                // Such a text is no part of a message.
+                Err(_) => Status::new(Code::Internal, "failed to marshal error message"),
+            }
+        })?,
+    };
+    let (mut metadata, mut unsent) = (HeaderMap::new(), None);
+    for (name, value) in given {
+        if name == AUTHORIZATION {
+            metadata.append(AUTHORIZATION, value.clone());
+        }
+        // Other values that are no text of ASCII are left out, but for those of these two.
+        if (name == AUTHORIZATION || name == "x-forwarded-for" || name == "x-forwarded-host")
+            && value.to_str().is_err()
+        {
+            let text = format!("header key \"{name}\" contains value with non-printable ASCII characters");
+            unsent = Some(Status::with(Code::Internal, text));
+        }
+        let Some(key) = name.as_str().strip_prefix(METADATA_PREFIX) else { continue };
+        if key.bytes().any(|byte| !(byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))) {
+            continue;
+        }
+        if key.ends_with("-bin") {
+            check_binary(name, value)?;
+        } else if value.to_str().is_ok() {
+            match HeaderName::from_bytes(key.as_bytes()) {
+                Ok(key) => drop(metadata.append(key, value.clone())),
+                Err(_) => {
+                    unsent = Some(Status::new(Code::Internal, "there is an empty key in the header"));
+                }
+            }
+        }
+    }
+    head.requires_leader = metadata.get("hasleader").is_some_and(|value| value == "true");
+    head.client_api_version = metadata.get("client-api-version").cloned();
+    head.metadata = metadata;
+    Ok(Headed { head, timeout, unsent })
+}
+
+/// Checks that a value is base64. No metadata in base64 means anything to a member.
+fn check_binary(name: &HeaderName, value: &HeaderValue) -> Result<(), Status> {
+    let engine = match value.len() % 4 {
+        0 => &base64::engine::general_purpose::STANDARD,
+        _ => &base64::engine::general_purpose::STANDARD_NO_PAD,
+    };
+    // Go's decoder does not look at bits that are left over.
+    let at = match engine.decode(value.as_bytes()) {
+        Ok(_) | Err(DecodeError::InvalidLastSymbol { .. }) => return Ok(()),
+        Err(DecodeError::InvalidByte(at, _)) => at,
+        Err(DecodeError::InvalidLength(_) | DecodeError::InvalidPadding) => value.len(),
+    };
+    let name = canonical(name.as_str());
+    let text = format!("invalid binary header {name}: illegal base64 data at input byte {at}");
+    Err(Status::with(Code::InvalidArgument, text))
+}
+
+/// A header's name as Go writes it.
+fn canonical(name: &str) -> String {
+    let mut is_first = true;
+    let write = |c: char| {
+        let written = if is_first { c.to_ascii_uppercase() } else { c };
+        is_first = c == '-';
+        written
+    };
+    name.chars().map(write).collect()
+}
+
+/// Reads a time as grpc-gateway does: a number, which may be negative, and a unit; both are multiplied as 64 bits, whatever
+/// overflows. `Some(None)`: as long as it takes.
+fn read_timeout(text: &str) -> Option<Option<Duration>> {
+    let (unit_at, unit) = text.char_indices().next_back()?;
+    let nanoseconds: i64 = match unit {
+        'H' => 3_600_000_000_000,
+        'M' => 60_000_000_000,
+        'S' => 1_000_000_000,
+        'm' => 1_000_000,
+        'u' => 1_000,
+        'n' => 1,
+        _ => return None,
+    };
+    let amount: i64 = text[..unit_at].parse().ok()?;
+    let time = amount.wrapping_mul(nanoseconds);
+    Some((time != 0).then(|| Duration::from_nanos(u64::try_from(time).unwrap_or(0))))
+}
+
+fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
+    if len <= bytes_max {
+        return Ok(());
+    }
+    let text = format!("grpc: received message larger than max ({len} vs. {bytes_max})");
+    Err(Status::with(Code::ResourceExhausted, text))
+}
+
+fn check_sent_len(len: usize, bytes_max: usize) -> Result<(), Status> {
+    if len <= bytes_max {
+        return Ok(());
+    }
+    let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
+    Err(Status::with(Code::ResourceExhausted, text))
+}
+
+fn good(body: ResponseBody) -> Response<ResponseBody> {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, JSON);
+    headers.insert(METADATA_CONTENT_TYPE, GRPC);
+    response
+}
+
+fn refused(status: &Status) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::Whole(gateway::error(status).into()));
+    *response.status_mut() =
+        StatusCode::from_u16(gateway::status(status.code)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(CONTENT_TYPE, JSON);
+    if status.code == Code::Unauthenticated
+        && let Ok(message) = HeaderValue::from_str(&status.message)
+    {
+        response.headers_mut().insert(WWW_AUTHENTICATE, message);
+    }
+    response
+}
+
+fn empty(status: StatusCode) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::Whole(Bytes::new()));
+    *response.status_mut() = status;
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::task::Waker;
+
+    use super::*;
+
+    /// What an answer of these two pieces becomes; before each, and at the end, its source is so many times not ready.
+    fn written(waits: usize) -> String {
+        let message = b"\x0a\x04\x08\x01\x18\x02\x12\x03\x0a\x01a\x20\x02";
+        let (_, response) = descriptor::of(Rpc::KvRange).expect("it has messages");
+        let account = front::Budget::new(1 << 20).open([127, 0, 0, 1].into());
+        let (one, two) = message.split_at(5);
+        let mut left = VecDeque::new();
+        for piece in [one, two] {
+            left.extend(std::iter::repeat_n(None, waits));
+            left.push_back(Some(Bytes::from_static(piece)));
+        }
+        let source: PieceSource = Box::new(move |_, _| match left.pop_front() {
+            Some(None) => Poll::Pending,
+            Some(Some(piece)) => Poll::Ready(Ok(Some(piece))),
+            None => Poll::Ready(Ok(None)),
+        });
+        let mut json = Vec::new();
+        let encoder = Some(RangeEncoder::new(response, &mut json));
+        let (held, charge, len) = (Rc::default(), account.hold(0), message.len());
+        let mut pieces =
+            Pieces { source, held, left: len, len, encoder, json, counted: None, account, charge };
+        let (mut text, mut cx) = (Vec::new(), Context::from_waker(Waker::noop()));
+        loop {
+            match pieces.poll(&mut cx) {
+                Poll::Pending => assert!(text.is_empty() || waits > 0),
+                Poll::Ready(None) => break,
+                Poll::Ready(Some(part)) => {
+                    let part = part.expect("it can be written");
+                    text.extend_from_slice(&part);
+                }
+            }
+        }
+        assert_eq!(pieces.charge.bytes(), 0);
+        String::from_utf8(text).expect("JSON is text")
+    }
+
+    #[test]
+    fn an_answer_whose_pieces_come_late_is_whole() {
+        let at_once = written(0);
+        assert_eq!(
+            at_once,
+            r#"{"header":{"cluster_id":"1","revision":"2"},"kvs":[{"key":"YQ=="}],"count":"2"}"#
+        );
+        for waits in 1..3 {
+            assert_eq!(written(waits), at_once, "{waits}");
+        }
+    }
+
+    #[test]
+    fn metadata_in_base64_is_looked_at_as_go_does() {
+        let name = HeaderName::from_static("grpc-metadata-x-bin");
+        let said = |value: &'static str| {
+            check_binary(&name, &HeaderValue::from_static(value)).map_err(|why| why.message)
+        };
+        for good in ["", "YQ", "YQ==", "YR", "YWJj"] {
+            assert_eq!(said(good), Ok(()), "{good}");
+        }
+        let text = "invalid binary header Grpc-Metadata-X-Bin: illegal base64 data at input byte 1";
+        assert_eq!(said("Y!"), Err(text.into()));
+    }
+
+    #[test]
+    fn times_are_read_as_the_gateway_reads_them() {
+        assert_eq!(read_timeout("5S"), Some(Some(Duration::from_secs(5))));
+        assert_eq!(read_timeout("-5S"), Some(Some(Duration::ZERO)));
+        assert_eq!(read_timeout("+2m"), Some(Some(Duration::from_millis(2))));
+        assert_eq!(read_timeout("0S"), Some(None));
+        assert_eq!(
+            read_timeout("99999999999H"),
+            Some(Some(Duration::ZERO)),
+            "as Go, whose product is negative"
+        );
+        for bad in ["", "S", "5", "5x", "x5S", "5 S", "99999999999999999999S", "5é"] {
+            assert_eq!(read_timeout(bad), None, "{bad}");
+        }
+    }
+}
