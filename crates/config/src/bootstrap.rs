@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use super::discovery::Discovery;
 use super::identity::{cluster_id, initial_member_id};
 use super::refusal::Refusal;
 use super::{Config, InitialClusterState, Url};
@@ -118,7 +119,9 @@ impl Config {
         let urls_by_name = parse(&self.initial_cluster)
             .map_err(|error| Refusal::start_failed(format!("error setting up initial cluster: {error}")))?;
         let is_new = self.initial_cluster_state == InitialClusterState::New;
-        let advertised = is_new.then_some(self.initial_advertise_peer_urls.as_slice());
+        // One that was found in SRV records was recognised by the addresses of these URLs, which have other names there.
+        let is_recognised = matches!(self.discovery, Some(Discovery::Srv { .. }));
+        let advertised = (is_new && !is_recognised).then_some(self.initial_advertise_peer_urls.as_slice());
         Bootstrap::of(&self.name, &urls_by_name, &self.initial_cluster_token, advertised)
             .map_err(|error| Refusal::start_failed(error.to_string()))
     }

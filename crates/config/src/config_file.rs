@@ -43,6 +43,21 @@ const IN_BLOCKS: &[(&str, &str, &str)] = &[
     ("socket-reuse-address", SOCKETS, "reuse-address"),
     ("discovery-token", DISCOVERY, "token"),
 ];
+/// Keys of `discovery-config: client`, and of the blocks in it.
+const IN_DISCOVERY_CLIENT: &[(&str, &str)] = &[
+    ("client.endpoints", "discovery-endpoints"),
+    ("client.request-timeout", "discovery-request-timeout"),
+    ("client.dial-timeout", "discovery-dial-timeout"),
+    ("client.keepalive-time", "discovery-keepalive-time"),
+    ("client.keepalive-timeout", "discovery-keepalive-timeout"),
+    ("client.secure.cert", "discovery-cert"),
+    ("client.secure.key", "discovery-key"),
+    ("client.secure.cacert", "discovery-cacert"),
+    ("client.secure.insecure-transport", "discovery-insecure-transport"),
+    ("client.secure.insecure-skip-tls-verify", "discovery-insecure-skip-tls-verify"),
+    ("client.auth.username", "discovery-user"),
+    ("client.auth.password", "discovery-password"),
+];
 const CLIENTS: &str = "client-transport-security";
 const MEMBERS: &str = "peer-transport-security";
 const SOCKETS: &str = "socket-options";
@@ -120,7 +135,10 @@ fn set_all(settings: &mut Settings, text: &str) -> Result<(), Refusal> {
             continue;
         }
         let in_block = IN_BLOCKS.iter().find(|(flag, ..)| *flag == key);
-        match settings.kind_of_key(&key).filter(|_| in_block.is_none() && !NO_KEYS.contains(&&*key)) {
+        let is_key = in_block.is_none()
+            && !NO_KEYS.contains(&&*key)
+            && !IN_DISCOVERY_CLIENT.iter().any(|(_, flag)| *flag == key);
+        match settings.kind_of_key(&key).filter(|_| is_key) {
             Some((flag, kind)) => {
                 let outer = if READ_AS_TEXT.contains(&&*key) { "configJSON" } else { "Config" };
                 let is_list = LISTS.contains(&&*key);
@@ -182,11 +200,50 @@ fn set_block(
                     settings.client_skips_san = text == "true";
                 }
             }
-            None if block == DISCOVERY && value != Yaml::Null => {
-                let text = format!("discovery-config: {key} is not supported by this version of Mainstay");
-                return Err(Refusal::invalid(text));
+            None if block == DISCOVERY && key == "client" => {
+                set_discovery_client(settings, "client", &place, value)?;
             }
             None => ignore(settings, format!("{block}: {key}"), line, None),
+        }
+    }
+    Ok(())
+}
+
+/// Sets what `discovery-config: client` says, and the blocks `secure` and `auth` in it.
+fn set_discovery_client(
+    settings: &mut Settings,
+    path: &str,
+    place: &str,
+    value: Yaml,
+) -> Result<(), Refusal> {
+    let entries = match value {
+        Yaml::Map(entries) => entries,
+        Yaml::Null => return Ok(()),
+        other => {
+            let own = match path {
+                "client" => "clientv3.ConfigSpec",
+                "client.secure" => "clientv3.SecureConfig",
+                _ => "clientv3.AuthConfig",
+            };
+            let kind = other.kind();
+            return Err(mistyped(format!(
+                "cannot unmarshal {kind} into Go struct field {place} of type {own}"
+            )));
+        }
+    };
+    for (key, line, value) in entries {
+        let key = format!("{path}.{}", key.to_ascii_lowercase());
+        let place = format!("configYAML.Config.{DISCOVERY}.{key}");
+        if path == "client" && ["client.secure", "client.auth"].contains(&&*key) {
+            set_discovery_client(settings, &key, &place, value)?;
+            continue;
+        }
+        let found = IN_DISCOVERY_CLIENT.iter().find(|(known, _)| *known == key);
+        match found.and_then(|(_, name)| settings.kind_of_key(name).map(|(flag, kind)| (*name, flag, kind))) {
+            Some((name, flag, kind)) => {
+                set(settings, name, (flag, kind, kind == Kind::List), &place, value)?;
+            }
+            None => ignore(settings, format!("{DISCOVERY}: {key}"), line, None),
         }
     }
     Ok(())

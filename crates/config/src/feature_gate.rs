@@ -34,14 +34,15 @@ pub enum Effect {
     Implemented,
     /// Accepted whatever the value; the log says that it makes no difference and, in these words, why.
     NoDifference(&'static str),
-    /// Refused when it is to be on.
-    NotYet,
 }
 
 /// The gate that sets all alpha gates not named themselves.
 pub const ALL_ALPHA: &str = "AllAlpha";
 /// The gate that sets all beta gates not named themselves.
 pub const ALL_BETA: &str = "AllBeta";
+
+const LEASES_NOTED: &str =
+    "the leader always notes the remaining times of leases in the log, and every member keeps them";
 
 /// All feature gates, sorted by name.
 pub const FEATURE_GATES: &[FeatureGate] = &[
@@ -63,15 +64,30 @@ pub const FEATURE_GATES: &[FeatureGate] = &[
         default: false,
         effect: Effect::Implemented,
     },
-    FeatureGate { name: "LeaseCheckpoint", stage: Stage::Alpha, default: false, effect: Effect::NotYet },
+    FeatureGate {
+        name: "LeaseCheckpoint",
+        stage: Stage::Alpha,
+        default: false,
+        effect: Effect::NoDifference(LEASES_NOTED),
+    },
     FeatureGate {
         name: "LeaseCheckpointPersist",
         stage: Stage::Alpha,
         default: false,
-        effect: Effect::NotYet,
+        effect: Effect::NoDifference(LEASES_NOTED),
     },
-    FeatureGate { name: "PriorityRequest", stage: Stage::Alpha, default: false, effect: Effect::NotYet },
-    FeatureGate { name: "SetMemberLocalAddr", stage: Stage::Alpha, default: false, effect: Effect::NotYet },
+    FeatureGate {
+        name: "PriorityRequest",
+        stage: Stage::Alpha,
+        default: false,
+        effect: Effect::NoDifference("no limit on requests holds up revocations of leases that have expired"),
+    },
+    FeatureGate {
+        name: "SetMemberLocalAddr",
+        stage: Stage::Alpha,
+        default: false,
+        effect: Effect::Implemented,
+    },
     FeatureGate {
         name: "StopGRPCServiceOnDefrag",
         stage: Stage::Alpha,

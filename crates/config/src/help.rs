@@ -133,7 +133,6 @@ pub fn flags_page() -> String {
         let effect = match gate.effect {
             Effect::NoDifference(why) => format!("no difference: {why}"),
             Effect::Implemented => "implemented".to_string(),
-            Effect::NotYet => "not yet: only `false` is accepted".to_string(),
         };
         let _ = writeln!(out, "| `{}` | {} | {} | {effect} |", gate.name, gate.stage.as_str(), gate.default);
     }

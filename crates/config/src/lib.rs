@@ -10,6 +10,7 @@
 
 mod bootstrap;
 mod config_file;
+mod discovery;
 pub mod feature_gate;
 pub mod flag;
 mod help;
@@ -23,11 +24,13 @@ pub use api::url;
 mod validation;
 mod yaml;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 pub use api::API_VERSION;
 pub use bootstrap::{Bootstrap, BootstrapError, InitialMember};
+pub use discovery::{Discovery, DiscoveryService};
 pub use feature_gate::FeatureGates;
 pub use help::{RUNTIME_VERSION, flag_help, flags_page, usage, version_text};
 pub use log_settings::{Format, Level, LogOutput, LogSettings};
@@ -79,6 +82,8 @@ pub struct Config {
     pub name: String,
     /// Directory of the member's data.
     pub data_dir: PathBuf,
+    /// Directory of the log, if it is not in the data directory.
+    pub wal_dir: Option<PathBuf>,
     /// Listeners for other members; at least one.
     pub listen_peer_urls: Vec<Url>,
     /// Listeners for clients; at least one.
@@ -94,6 +99,8 @@ pub struct Config {
     /// The cluster to be formed or joined, as written. Read it with [`Config::bootstrap`], and only when the data
     /// directory holds no member: etcd does not look at it otherwise.
     pub initial_cluster: String,
+    /// Where the members of the initial cluster are found; `None` if `initial_cluster` names them.
+    pub discovery: Option<Discovery>,
     /// Says if a cluster is formed or joined.
     pub initial_cluster_state: InitialClusterState,
     /// Text mixed into ids.
@@ -192,10 +199,26 @@ pub struct Config {
     pub socket_reuse_port: bool,
     /// SO_REUSEADDR on listeners.
     pub socket_reuse_address: bool,
+    /// True if the next batch of proposals goes while the one before is written, replicated or applied.
+    pub raft_pipeline: bool,
+    /// The longest time that writes are gathered for one sync of the log; they wait only where that pays.
+    pub batch_fsync_window: Duration,
     /// True if the process keeps all its memory from being swapped out.
     pub memory_mlock: bool,
     /// Feature gates that were set.
     pub feature_gates: FeatureGates,
+}
+
+impl Config {
+    /// The address that connections to other members come from, with the feature gate `SetMemberLocalAddr`: the first one
+    /// that is an IP address in the advertised peer URLs, and no loopback address; `None`: the system chooses.
+    pub fn peer_local_address(&self) -> Option<IpAddr> {
+        if !self.feature_gates.is_on("SetMemberLocalAddr") {
+            return None;
+        }
+        let addresses = self.initial_advertise_peer_urls.iter().filter_map(|url| url.host().parse().ok());
+        addresses.into_iter().find(|address: &IpAddr| !address.is_loopback() && !address.is_unspecified())
+    }
 }
 
 /// Says if a member without data forms a cluster or joins one.

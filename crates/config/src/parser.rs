@@ -339,11 +339,9 @@ impl Settings {
                 "enabling feature gate LeaseCheckpointPersist requires enabling feature gate LeaseCheckpoint";
             return Err(Refusal::invalid(text));
         }
-        let mut refused = Vec::new();
         for (gate, on) in gates.set() {
             match gate.effect {
-                Effect::NotYet if on => refused.push(gate.name),
-                Effect::NotYet | Effect::Implemented => {}
+                Effect::Implemented => {}
                 Effect::NoDifference(why) => self.notices.push(
                     Entry::new(Level::Info, "feature gate makes no difference")
                         .with("feature-gate", format!("{}={on}", gate.name))
@@ -351,11 +349,7 @@ impl Settings {
                 ),
             }
         }
-        if refused.is_empty() {
-            return Ok(gates);
-        }
-        let names = refused.join(", ");
-        Err(Refusal::invalid(format!("feature gates not supported by this version of Mainstay: {names}")))
+        Ok(gates)
     }
 
     /// Says of every flag that was set and has no effect that it has none.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::discovery::{self, Discovery};
 use super::feature_gate::FeatureGates;
 use super::parser::Settings;
 use super::refusal::{Entry, Refusal};
@@ -36,6 +37,7 @@ const ADVERTISE_CLIENT_URLS_UNSET: &str =
 pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Result<Config, Refusal> {
     let log = log_settings(settings)?;
     let urls = Urls::read(settings)?;
+    let discovery = discovery::read(settings)?;
     let heartbeat_ms = settings.uint("heartbeat-interval");
     let election_ms = settings.uint("election-timeout");
     check_election(heartbeat_ms, election_ms)?;
@@ -57,7 +59,13 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     let pprof = settings.bool("enable-pprof") || log.level == Level::Debug;
     let name = settings.text("name");
     warn_of_risks(settings, &name, &urls);
-    let (client_tls, peer_tls) = tls_options::read(settings)?;
+    let (client_tls, mut peer_tls) = tls_options::read(settings)?;
+    if let Some(Discovery::Srv { domain, .. }) = &discovery
+        && peer_tls.settings.trusted_ca_file.is_none()
+    {
+        // As in etcd: the certificates of members that were found by a domain are for that domain.
+        peer_tls.settings.server_name = Some(domain.clone());
+    }
     let data_dir = data_dir(settings, &name);
     let initial_cluster = initial_cluster(settings, &name, &urls.initial_advertise_peer);
     let initial_cluster_state = match settings.text("initial-cluster-state").as_str() {
@@ -67,6 +75,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     Ok(Config {
         name,
         data_dir,
+        wal_dir: Some(settings.text("wal-dir")).filter(|dir| !dir.is_empty()).map(PathBuf::from),
         listen_peer_urls: urls.listen_peer,
         listen_client_urls: urls.listen_client,
         listen_client_http_urls: urls.listen_client_http,
@@ -74,6 +83,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         initial_advertise_peer_urls: urls.initial_advertise_peer,
         advertise_client_urls: urls.advertise_client,
         initial_cluster,
+        discovery,
         initial_cluster_state,
         initial_cluster_token: settings.text("initial-cluster-token"),
         client_tls,
@@ -139,6 +149,8 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         ),
         socket_reuse_port: settings.bool("socket-reuse-port"),
         socket_reuse_address: settings.bool("socket-reuse-address"),
+        raft_pipeline: settings.bool("raft-pipeline"),
+        batch_fsync_window: batch_fsync_window(settings)?,
         memory_mlock: settings.bool("memory-mlock"),
         feature_gates,
     })
@@ -165,6 +177,19 @@ fn release(version: &str) -> &'static str {
         "3.6" => "3.6.9",
         _ => crate::API_VERSION,
     }
+}
+
+/// Longer than this no write is to wait.
+const BATCH_FSYNC_WINDOW_MAX: Duration = Duration::from_millis(5);
+
+fn batch_fsync_window(settings: &Settings) -> Result<Duration, Refusal> {
+    let window = duration(settings, "batch-fsync-window")?;
+    if window > BATCH_FSYNC_WINDOW_MAX {
+        return Err(Refusal::invalid(format!(
+            "--batch-fsync-window must be at most 5ms (set to {window:?})"
+        )));
+    }
+    Ok(window)
 }
 
 fn compact_hash_check_time(settings: &Settings) -> Result<Duration, Refusal> {
@@ -421,6 +446,12 @@ fn data_dir(settings: &mut Settings, name: &str) -> PathBuf {
 /// The initial cluster; when only a name was given, the cluster of that name at the advertised URLs.
 fn initial_cluster(settings: &Settings, name: &str, advertised: &[Url]) -> String {
     let given = settings.text("initial-cluster");
+    let discovers = !settings.text("discovery-srv").is_empty()
+        || !settings.text("discovery-srv-name").is_empty()
+        || !settings.list("discovery-endpoints").is_empty();
+    if discovers && !settings.is_set("initial-cluster") {
+        return String::new();
+    }
     let is_default = find_flag("initial-cluster").is_some_and(|flag| flag.default == given);
     if !is_default || name == DEFAULT_NAME {
         return given;
@@ -465,7 +496,7 @@ fn metrics_detail(settings: &mut Settings) -> MetricsDetail {
     MetricsDetail::Basic
 }
 
-fn duration(settings: &Settings, name: &'static str) -> Result<Duration, Refusal> {
+pub(super) fn duration(settings: &Settings, name: &'static str) -> Result<Duration, Refusal> {
     let nanos = settings.duration(name);
     u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| {
         Refusal::invalid(format!("--{name} must not be negative (set to {})", nanoseconds(nanos)))

@@ -209,7 +209,30 @@ fn what_etcd_refuses_is_refused_in_its_words() {
         let error = refused(broken);
         assert!(error.starts_with("error converting YAML to JSON: yaml: line "), "{error}");
     }
-    assert!(refused("discovery-config: {token: a}").contains("not supported by this version"));
+    let error = refused("discovery-config: {token: a}");
+    assert_eq!(error, "both --discovery-token and --discovery-endpoints must be set");
+    let error = refused("discovery-config: {client: 1}");
+    assert!(error.ends_with("discovery-config.client of type clientv3.ConfigSpec"), "{error}");
+}
+
+#[test]
+fn a_discovery_service_has_a_block_of_its_own() {
+    let text = "name: m\ndiscovery-config:\n  token: t\n  client:\n    endpoints: [a:1, b:2]\n    request-timeout: 7000000000\n    \
+                secure: {cacert: /ca, insecure-transport: false}\n    auth: {username: u, password: p}\n";
+    let config = read(text).expect("is good").config;
+    let Some(mainstay_config::Discovery::Service(service)) = &config.discovery else {
+        panic!("{:?}", config.discovery)
+    };
+    assert_eq!(
+        (service.token.as_str(), &service.endpoints[..]),
+        ("t", &["a:1".to_owned(), "b:2".to_owned()][..])
+    );
+    assert_eq!(service.request_timeout, Duration::from_secs(7));
+    assert_eq!(service.dial_timeout, Duration::from_secs(2), "the default");
+    assert_eq!(service.cacert.as_deref(), Some(Path::new("/ca")));
+    assert_eq!(service.user, Some(("u".to_owned(), "p".to_owned())));
+    assert!(!service.insecure_transport && config.initial_cluster.is_empty());
+    assert!(!format!("{service:?}").contains("\"p\""));
 }
 
 #[test]

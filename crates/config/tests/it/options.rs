@@ -7,8 +7,8 @@ use std::time::Duration;
 use mainstay_config::flag::{Group, Kind, Status};
 use mainstay_config::table::{FLAGS, OLD_SPELLINGS, Successor, find_flag};
 use mainstay_config::{
-    AutoCompaction, Config, InitialClusterState, Invocation, MetricsDetail, Parsed, Refusal, flag_help,
-    flags_page, parse, usage, version_text,
+    AutoCompaction, Config, Discovery, InitialClusterState, Invocation, MetricsDetail, Parsed, Refusal,
+    flag_help, flags_page, parse, usage, version_text,
 };
 use mainstay_config::{Format, Level, LogOutput};
 
@@ -200,12 +200,17 @@ fn refusals_are_as_expected() {
         ETCD_CONFIG_FILE=/etc/etcd.yaml
         --force-new-cluster
         --discovery-fallback=proxy
-        --discovery-srv=example.com
+        --discovery-srv=example.com --initial-cluster=default=http://a:1
+        --discovery-srv=example.com --discovery-token=t --discovery-endpoints=a:1
+        --discovery-token=t
+        --discovery-endpoints=a:1
+        --discovery-token=t --discovery-endpoints=a:1,
+        --discovery-token=t --discovery-endpoints=a:1 --discovery-dial-timeout=-1s
         --corrupt-check-time=1h
-        --feature-gates=CompactHashCheck=true,PriorityRequest=true
         --feature-gates=LeaseCheckpointPersist=true
-        --feature-gates=AllAlpha=true
-        --experimental-enable-lease-checkpoint
+        --experimental-enable-lease-checkpoint-persist
+        --batch-fsync-window=6ms
+        --experimental-batch-fsync-window=-1ms
         --experimental-max-learners=2 --max-learners=3
         --experimental-initial-corrupt-check --feature-gates=InitialCorruptCheck=true
         --experimental-warning-apply-duration=x
@@ -227,6 +232,8 @@ fn warnings_and_bootstraps_are_as_expected() {
         --name=a --data-dir=/d --max-request-bytes=20971520 --quota-backend-bytes=17179869184 --unsafe-no-fsync
         --name=a --data-dir=/d --auto-compaction-mode=revision --auto-compaction-retention=5m --metrics=all
         --name=a --data-dir=/d --feature-gates=InitialCorruptCheck=true,FastLeaseKeepAlive=false
+        --name=a --data-dir=/d --feature-gates=AllAlpha=true
+        --name=a --data-dir=/d --experimental-enable-lease-checkpoint --experimental-raft-pipeline=false --experimental-batch-fsync-window=0
         --name=a --data-dir=/d --experimental-initial-corrupt-check=true --experimental-watch-progress-notify-interval=5s
         ETCD_EXPERIMENTAL_MAX_LEARNERS=2 --name=a --data-dir=/d --experimental-compact-hash-check-enabled
         --name=a --data-dir=/d --listen-peer-urls=http://0.0.0.0:2380
@@ -279,6 +286,37 @@ fn the_flags_of_tls_are_those_of_clients_and_those_of_members() {
 }
 
 #[test]
+fn a_cluster_may_be_found_by_records_or_a_service() {
+    let srv = config("--name=a --data-dir=/d --discovery-srv=example.com --discovery-srv-name=blue");
+    let expected = Discovery::Srv { domain: "example.com".to_owned(), name: "blue".to_owned() };
+    assert_eq!(srv.discovery, Some(expected));
+    assert_eq!(srv.initial_cluster, "", "nobody is named");
+    assert_eq!(srv.peer_tls.settings.server_name.as_deref(), Some("example.com"));
+    let with_ca = config("--discovery-srv=example.com --peer-trusted-ca-file=/ca");
+    assert_eq!(with_ca.peer_tls.settings.server_name, None, "as in etcd");
+    let found = config("--discovery-token=t --discovery-endpoints=b:1,a:1 --discovery-user=u:p --wal-dir=/w");
+    let Some(Discovery::Service(service)) = &found.discovery else { panic!("{:?}", found.discovery) };
+    assert_eq!(
+        (&service.token[..], &service.endpoints[..]),
+        ("t", &["a:1".to_owned(), "b:1".to_owned()][..])
+    );
+    assert_eq!(service.user, Some(("u".to_owned(), "p".to_owned())));
+    assert_eq!(found.wal_dir.as_deref(), Some(Path::new("/w")));
+    let plain = config("--initial-cluster=default=http://localhost:2380");
+    assert!(plain.discovery.is_none() && plain.wal_dir.is_none());
+}
+
+#[test]
+fn connections_to_members_come_from_the_first_address_that_others_can_reach() {
+    let urls = "--initial-advertise-peer-urls=http://127.0.0.1:1,http://a.example:2,http://0.0.0.0:3,http://10.1.2.3:4,\
+                http://10.1.2.4:5";
+    assert_eq!(config(urls).peer_local_address(), None);
+    let on = format!("--feature-gates=SetMemberLocalAddr=true {urls}");
+    assert_eq!(config(&on).peer_local_address(), Some([10, 1, 2, 3].into()));
+    assert_eq!(config("--feature-gates=SetMemberLocalAddr=true").peer_local_address(), None);
+}
+
+#[test]
 fn an_empty_list_of_allowed_names_allows_nobody_as_in_etcd() {
     assert_eq!(config("--peer-cert-allowed-cn=").peer_tls.settings.allowed_cns, [""]);
     assert!(config("").peer_tls.settings.allowed_cns.is_empty());
@@ -325,6 +363,8 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
                     | "client-memory-bytes"
                     | "max-connections-per-address"
                     | "max-expensive-calls"
+                    | "raft-pipeline"
+                    | "batch-fsync-window"
             );
         assert!(is_ours != names.contains(&flag.name), "--{} is no flag of etcd's", flag.name);
     }

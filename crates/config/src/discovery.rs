@@ -1,0 +1,113 @@
+//! How a member without data learns of the others if `--initial-cluster` does not name them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::parser::Settings;
+use super::refusal::Refusal;
+use super::validation::duration;
+
+/// Where the members of a cluster to be formed are found. Not looked at once the data directory holds a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Discovery {
+    /// SRV records of a domain.
+    Srv {
+        /// The domain.
+        domain: String,
+        /// What follows the name of the service, behind a `-`; empty: nothing.
+        name: String,
+    },
+    /// A cluster in which all members register.
+    Service(DiscoveryService),
+}
+
+/// A discovery service, and how this member reaches it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct DiscoveryService {
+    /// The token of the cluster to be formed.
+    pub token: String,
+    /// gRPC endpoints of the service; at least one.
+    pub endpoints: Vec<String>,
+    /// Time limit of connecting; zero for none.
+    pub dial_timeout: Duration,
+    /// Time limit of a request.
+    pub request_timeout: Duration,
+    /// Silence after which a connection is pinged; zero for never.
+    pub keepalive_time: Duration,
+    /// Time limit of a ping's answer.
+    pub keepalive_timeout: Duration,
+    /// True if connections are not encrypted, unless there are files.
+    pub insecure_transport: bool,
+    /// True if any certificate of the service is taken.
+    pub insecure_skip_verify: bool,
+    /// Certificate of this member at the service.
+    pub cert: Option<PathBuf>,
+    /// Key of the certificate.
+    pub key: Option<PathBuf>,
+    /// Authorities of the service's certificate.
+    pub cacert: Option<PathBuf>,
+    /// User and password at the service.
+    pub user: Option<(String, String)>,
+}
+
+impl std::fmt::Debug for DiscoveryService {
+    /// The password is not told.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DiscoveryService")
+            .field("token", &self.token)
+            .field("endpoints", &self.endpoints)
+            .field("user", &self.user.as_ref().map(|(name, _)| name))
+            .finish_non_exhaustive()
+    }
+}
+
+/// Reads the options, with etcd's checks and words.
+pub(super) fn read(settings: &Settings) -> Result<Option<Discovery>, Refusal> {
+    if settings.text("discovery-fallback") == "proxy" {
+        return Err(Refusal::invalid(
+            "v2 proxy is deprecated, and --discovery-fallback can't be configured as \"proxy\"",
+        ));
+    }
+    let domain = settings.text("discovery-srv");
+    let (token, endpoints) = (settings.text("discovery-token"), settings.list("discovery-endpoints"));
+    let initial = settings.is_set("initial-cluster") && !settings.text("initial-cluster").is_empty();
+    if [initial, !domain.is_empty(), !endpoints.is_empty()].into_iter().filter(|set| *set).count() > 1 {
+        return Err(Refusal::invalid(
+            "multiple discovery or bootstrap flags are set. Choose one of \"initial-cluster\", \"discovery-endpoints\" or \
+             \"discovery-srv\"",
+        ));
+    }
+    if token.is_empty() != endpoints.is_empty() {
+        return Err(Refusal::invalid("both --discovery-token and --discovery-endpoints must be set"));
+    }
+    if endpoints.iter().any(|endpoint| endpoint.trim().is_empty()) {
+        return Err(Refusal::invalid("--discovery-endpoints must not contain empty endpoints"));
+    }
+    if !domain.is_empty() {
+        return Ok(Some(Discovery::Srv { domain, name: settings.text("discovery-srv-name") }));
+    }
+    if endpoints.is_empty() {
+        return Ok(None);
+    }
+    let file = |name| Some(settings.text(name)).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let (name, password) = (settings.text("discovery-user"), settings.text("discovery-password"));
+    let user = match name.split_once(':') {
+        // As the help says; etcd takes no user then.
+        Some((name, password_there)) if password.is_empty() => (name.to_owned(), password_there.to_owned()),
+        _ => (name, password),
+    };
+    Ok(Some(Discovery::Service(DiscoveryService {
+        token,
+        endpoints,
+        dial_timeout: duration(settings, "discovery-dial-timeout")?,
+        request_timeout: duration(settings, "discovery-request-timeout")?,
+        keepalive_time: duration(settings, "discovery-keepalive-time")?,
+        keepalive_timeout: duration(settings, "discovery-keepalive-timeout")?,
+        insecure_transport: settings.bool("discovery-insecure-transport"),
+        insecure_skip_verify: settings.bool("discovery-insecure-skip-tls-verify"),
+        cert: file("discovery-cert"),
+        key: file("discovery-key"),
+        cacert: file("discovery-cacert"),
+        user: Some(user).filter(|(name, password)| !name.is_empty() && !password.is_empty()),
+    })))
+}
