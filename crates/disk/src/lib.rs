@@ -52,6 +52,10 @@ pub trait Disk: Send + Sync {
     fn lock(&self, path: &Path) -> io::Result<Lock>;
     /// Locks a file as [`Disk::lock`] does; the file must exist and may be on a read-only medium.
     fn lock_read(&self, path: &Path) -> io::Result<Lock>;
+    /// Returns true if two paths lead to the same file or directory. Paths that do not exist are the same if their texts are.
+    fn is_same(&self, one: &Path, other: &Path) -> io::Result<bool> {
+        Ok(one == other)
+    }
     /// Bytes of the file system that holds `path`.
     fn space(&self, path: &Path) -> io::Result<DiskSpace>;
 }
@@ -110,6 +114,15 @@ pub struct Lock {
 impl Lock {
     pub(crate) fn new(held: impl Any + Send + Sync) -> Lock {
         Lock { _held: Box::new(held) }
+    }
+
+    /// Returns one lock that holds both.
+    #[must_use]
+    pub fn and(self, other: Option<Lock>) -> Lock {
+        match other {
+            Some(other) => Lock::new((self, other)),
+            None => self,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -99,6 +99,16 @@ impl Disk for RealDisk {
 
     fn lock_read(&self, path: &Path) -> io::Result<Lock> {
         hold(fs::File::open(path)?)
+    }
+
+    fn is_same(&self, one: &Path, other: &Path) -> io::Result<bool> {
+        let found = |path| match fs::metadata(path) {
+            Ok(found) => Ok(Some((found.dev(), found.ino()))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        };
+        let (first, second) = (found(one)?, found(other)?);
+        Ok(one == other || first.is_some() && first == second)
     }
 
     fn space(&self, path: &Path) -> io::Result<DiskSpace> {

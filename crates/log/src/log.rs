@@ -78,6 +78,15 @@ impl Log {
         recovery::identify(disk, dir)
     }
 
+    /// Returns true if a directory holds segments of a log, sound or not.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses.
+    pub fn is_in(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
+        recovery::is_in(disk, dir)
+    }
+
     /// Opens or creates a log. Everything written since the entry before `from_index`, and perhaps some earlier records,
     /// is replayed in order (entries only from `from_index` on). `from_index` is the applied index of the checkpoint plus
     /// one, or 1.

@@ -78,6 +78,15 @@ struct Candidate {
     start: Option<Start>,
 }
 
+/// Returns true if there are segments in `dir`.
+pub(crate) fn is_in(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
+    if !disk.exists(dir).map_err(|error| OpenError::io("look for", dir, error))? {
+        return Ok(false);
+    }
+    let names = disk.list(dir).map_err(|error| OpenError::io("list", dir, error))?;
+    Ok(names.iter().any(|name| seq_of(name).is_some()))
+}
+
 /// Cluster and member id of the log in `dir`; `None` if there is none.
 pub(crate) fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<Owner>, OpenError> {
     if !disk.exists(dir).map_err(|error| OpenError::io("look for", dir, error))? {

@@ -339,7 +339,7 @@ impl<'a> Rebuild<'a> {
             (Next::Continue | Next::StartEmpty, Some(own), Some(journal)) => {
                 self.say("the new member had been added before; it is started", own.id);
                 if next == Next::StartEmpty {
-                    self.move_aside(&data_dir)?;
+                    self.move_aside(&data_dir, known)?;
                 }
                 (Journal { new: own.id, ..journal }, cluster.members)
             }
@@ -355,7 +355,7 @@ impl<'a> Rebuild<'a> {
                 if let Some(own) = &own {
                     self.remove(&cluster.contact, own.id)?;
                 }
-                self.move_aside(&data_dir)?;
+                self.move_aside(&data_dir, known)?;
                 let (id, members) = self.add(&cluster.contact, learner)?;
                 journal.new = id;
                 // Whether this id has run is known only of one that the journal names.
@@ -400,7 +400,8 @@ impl<'a> Rebuild<'a> {
     fn identify(&self, member_dir: &Path) -> Option<(u64, u64)> {
         let path = member_dir.join(log::ShutdownRecord::FILE_NAME);
         let record = log::ShutdownRecord::read(&*self.disk, &path).ok().flatten();
-        let from_log = || log::Log::identify(&*self.disk, &member_dir.join("log")).ok().flatten();
+        let log_dir = self.config.wal_dir.clone().unwrap_or_else(|| member_dir.join("log"));
+        let from_log = || log::Log::identify(&*self.disk, &log_dir).ok().flatten();
         let from_record = record.map(|record| (record.cluster_id.0, record.member_id.0));
         from_record.or_else(|| from_log().map(|owner| (owner.cluster_id.0, owner.member_id.0)))
     }
@@ -567,26 +568,70 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// Moves what is in the data directory out of the way, for good.
-    fn move_aside(&self, data_dir: &Path) -> Result<(), RebuildError> {
+    /// Moves what is in the data directory out of the way, for good, and the log that is in a directory of its own.
+    fn move_aside(&self, data_dir: &Path, known: Option<(u64, u64)>) -> Result<(), RebuildError> {
+        if let Some(log_dir) = &self.config.wal_dir {
+            self.move_log_aside(log_dir, known)?;
+        }
         let from = data_dir.join("member");
         if fs::symlink_metadata(&from).is_err() {
             return Ok(());
         }
-        let mut number = 1;
-        let to = loop {
-            let to = data_dir.join(format!("member.damaged-{number}"));
-            match fs::symlink_metadata(&to) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => break to,
-                Err(error) => return Err(RebuildError::io("look for", &to, error)),
-                Ok(_) => number += 1,
-            }
-        };
+        let to = unused(data_dir, "member.damaged")?;
         let failed = |error| RebuildError::Move { from: from.clone(), to: to.clone(), error };
         fs::rename(&from, &to).map_err(failed)?;
         self.disk.sync_dir(data_dir).map_err(failed)?;
         let to = to.display().to_string();
         self.logger.warn("moved the old data aside", &[("to", Value::Str(&to))]);
+        Ok(())
+    }
+
+    /// Moves the files of a log into a directory beside them: the one that they are in may be where a disk is mounted.
+    fn move_log_aside(&self, log_dir: &Path, known: Option<(u64, u64)>) -> Result<(), RebuildError> {
+        let is_there = fs::symlink_metadata(log_dir).is_ok();
+        let list = |error| RebuildError::io("list", log_dir, error);
+        let names = if is_there { self.disk.list(log_dir).map_err(list)? } else { Vec::new() };
+        if names.is_empty() {
+            return Ok(());
+        }
+        let _lock = self.disk.lock(log_dir).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => RebuildError::Locked {
+                path: log_dir.to_path_buf(),
+                by: "a member is running with this log; stop it first",
+            },
+            _ => RebuildError::io("lock", log_dir, error),
+        })?;
+        let owner = log::Log::identify(&*self.disk, log_dir).ok().flatten();
+        let owner = owner.map(|owner| (owner.cluster_id.0, owner.member_id.0));
+        if let (Some(owner), Some(known)) = (owner, known)
+            && owner != known
+        {
+            return Err(RebuildError::Refused(format!(
+                "{} holds the log of member {:x} of cluster {:x}, and the data directory is of member {:x} of cluster {:x}: \
+                 check --wal-dir and --data-dir",
+                log_dir.display(),
+                owner.1,
+                owner.0,
+                known.1,
+                known.0
+            )));
+        }
+        // A rebuild that was cut short in the middle of this leaves two directories with a part each.
+        let to = unused(log_dir, "damaged")?;
+        self.disk.create_dir_all(&to).map_err(|error| RebuildError::io("create", &to, error))?;
+        for name in names {
+            let (from, to) = (log_dir.join(&name), to.join(&name));
+            self.disk.rename(&from, &to).map_err(|error| RebuildError::Move {
+                from: from.clone(),
+                to: to.clone(),
+                error,
+            })?;
+        }
+        for dir in [&to, log_dir] {
+            self.disk.sync_dir(dir).map_err(|error| RebuildError::io("sync", dir, error))?;
+        }
+        let to = to.display().to_string();
+        self.logger.warn("moved the old log aside", &[("to", Value::Str(&to))]);
         Ok(())
     }
 
@@ -602,6 +647,7 @@ impl<'a> Rebuild<'a> {
         self.config.initial_cluster = pairs.join(",");
         self.config.initial_cluster_state = InitialClusterState::Existing;
         self.config.force_new_cluster = false;
+        self.config.discovery = None;
     }
 
     fn say(&self, what: &str, id: u64) {
@@ -638,6 +684,19 @@ impl<'a> Rebuild<'a> {
                 .unwrap_or_else(|_| Err(Status::with(Code::DeadlineExceeded, "no answer in time".to_owned())))
         })?;
         A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("not an answer: {error}")))
+    }
+}
+
+/// A path in this directory that is not used yet.
+fn unused(dir: &Path, name: &str) -> Result<PathBuf, RebuildError> {
+    let mut number = 1;
+    loop {
+        let path = dir.join(format!("{name}-{number}"));
+        match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path),
+            Err(error) => return Err(RebuildError::io("look for", &path, error)),
+            Ok(_) => number += 1,
+        }
     }
 }
 

@@ -16,6 +16,8 @@ pub struct CleanShutdown {
     path: PathBuf,
     /// The record as it was when the member was started; `None` if there was none.
     pub known: Option<ShutdownRecord>,
+    /// True if there was one, which may have been damaged.
+    pub was_there: bool,
 }
 
 impl CleanShutdown {
@@ -26,6 +28,11 @@ impl CleanShutdown {
         logger: &Logger,
     ) -> Result<CleanShutdown, OpenError> {
         let path = member_dir.join(ShutdownRecord::FILE_NAME);
+        let was_there = disk.exists(&path).map_err(|error| OpenError::Io {
+            doing: "look for",
+            path: path.clone(),
+            error,
+        })?;
         let known = match ShutdownRecord::read(&**disk, &path) {
             Ok(known) => known,
             Err(OpenError::Damaged { path, offset, found }) => {
@@ -42,7 +49,7 @@ impl CleanShutdown {
             }
             Err(error) => return Err(error),
         };
-        Ok(CleanShutdown { disk: Arc::clone(disk), path, known })
+        Ok(CleanShutdown { disk: Arc::clone(disk), path, known, was_there })
     }
 
     /// Refuses a log that is another member's.

@@ -65,6 +65,8 @@ pub enum DataDirError {
         /// The member that the directory belongs to.
         identity: Identity,
     },
+    /// The log of this member is in another directory than the options say, or that directory is not for it.
+    Misplaced(Box<Misplaced>),
     /// Files of the directory contradict each other, or lack what the others need.
     Inconsistent(Box<Inconsistency>),
     /// The beginning of a member without data could not be determined: [`crate::opening::Opening::begin`] failed.
@@ -77,6 +79,55 @@ pub enum DataDirError {
     Apply(machine::Fatal),
     /// The thread that opens the log has panicked, which is a bug.
     LogThreadPanicked,
+}
+
+/// Why a directory cannot be that of a member's log.
+#[derive(Debug)]
+pub enum Misplaced {
+    /// The log is in another directory.
+    Elsewhere {
+        /// The directory of the log.
+        log_dir: PathBuf,
+        /// The directory that the options name.
+        chosen: PathBuf,
+        /// The directory of a log that is in the data directory.
+        own: PathBuf,
+    },
+    /// Neither directory holds the log.
+    Missing {
+        /// The directory in which the log was.
+        log_dir: PathBuf,
+        /// The directory that the options name.
+        chosen: PathBuf,
+    },
+    /// The log, or a copy of it, is in another directory, and nothing says where it ended.
+    MovedInUse {
+        /// The directory in which the log was.
+        log_dir: PathBuf,
+        /// The directory that the options name.
+        chosen: PathBuf,
+    },
+    /// The directory holds a log, and the data directory nothing.
+    OfAnother {
+        /// The directory of the log.
+        log_dir: PathBuf,
+        /// The directory `<data-dir>/member`.
+        member_dir: PathBuf,
+    },
+    /// The directory holds files that are not of a log.
+    NotEmpty {
+        /// The directory.
+        chosen: PathBuf,
+        /// One of the files.
+        file: PathBuf,
+    },
+    /// The directory holds the data directory, or is used for something else in it.
+    Overlaps {
+        /// The directory.
+        chosen: PathBuf,
+        /// The directory `<data-dir>/member`.
+        member_dir: PathBuf,
+    },
 }
 
 /// A contradiction between the files of a data directory, each of which can be read.
@@ -207,6 +258,12 @@ impl From<Inconsistency> for DataDirError {
     }
 }
 
+impl From<Misplaced> for DataDirError {
+    fn from(what: Misplaced) -> DataDirError {
+        DataDirError::Misplaced(Box::new(what))
+    }
+}
+
 impl From<AloneError> for DataDirError {
     fn from(error: AloneError) -> DataDirError {
         DataDirError::ForceNewCluster(error)
@@ -265,6 +322,7 @@ impl fmt::Display for DataDirError {
                 identity.cluster_id,
                 log::REMEDY
             ),
+            DataDirError::Misplaced(what) => what.fmt(f),
             DataDirError::Inconsistent(what) => what.fmt(f),
             DataDirError::Begin(error) => error.fmt(f),
             DataDirError::ForceNewCluster(error) => error.fmt(f),
@@ -288,6 +346,62 @@ impl Error for DataDirError {
         }
     }
 }
+
+impl fmt::Display for Misplaced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Misplaced::Elsewhere { log_dir, chosen, own } => {
+                let is_own = log_dir == own;
+                let (log_dir, chosen) = (log_dir.display(), chosen.display());
+                write!(f, "the log of this member is in {log_dir}, not in {chosen}: ")?;
+                match is_own {
+                    true => f.write_str("start without --wal-dir")?,
+                    false => write!(f, "start with --wal-dir={log_dir}")?,
+                }
+                write!(f, ", or, while the member is stopped, move all files of {log_dir} to {chosen}")
+            }
+            Misplaced::Missing { log_dir, chosen } => write!(
+                f,
+                "the log of this member was in {}, which holds no log now, nor does {}: check --wal-dir, and that the disk \
+                 of the log is mounted; if it is lost, {}",
+                log_dir.display(),
+                chosen.display(),
+                log::REMEDY
+            ),
+            Misplaced::MovedInUse { log_dir, chosen } => write!(
+                f,
+                "the log of this member was in {from}, and the member was not stopped cleanly: it cannot be told whether \
+                 what is in {} now is all of it, or an older copy. Start the member once with the log where it was, stop \
+                 it cleanly, and move the log then; or, if it is certain that all files of the log are there, make {from} \
+                 a link to that directory for the start",
+                chosen.display(),
+                from = log_dir.display()
+            ),
+            Misplaced::OfAnother { log_dir, member_dir } => write!(
+                f,
+                "{} holds the log of another data directory: {} has nothing of that member. Check --data-dir and \
+                 --wal-dir; if that data directory is lost, {}",
+                log_dir.display(),
+                member_dir.display(),
+                log::REMEDY
+            ),
+            Misplaced::NotEmpty { chosen, file } => write!(
+                f,
+                "--wal-dir={}: there is {}, which is not of a log: name a directory that is empty or does not exist",
+                chosen.display(),
+                file.display()
+            ),
+            Misplaced::Overlaps { chosen, member_dir } => write!(
+                f,
+                "--wal-dir={}: the log needs a directory to itself, and this one holds {} or belongs to it",
+                chosen.display(),
+                member_dir.display()
+            ),
+        }
+    }
+}
+
+impl Error for Misplaced {}
 
 impl fmt::Display for Inconsistency {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

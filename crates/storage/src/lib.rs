@@ -6,7 +6,7 @@
 //!   [`block_on`] is for threads that may wait themselves. [`catch_up`] reads entries for followers that lag.
 //! * [`restoration`] makes a data directory of a state from elsewhere; [`stopped`] reads one without starting a member.
 //! * [`etcd_database`] is the state in etcd's form. [`kv_hash`] and [`compaction_hash`] are etcd's hashes of it.
-//! * [`clean_shutdown`] and [`nospace`] are two small files beside the log; [`identity`] says whose all of it is.
+//! * [`log_dir`] finds the directory of the log. [`clean_shutdown`] and [`nospace`] are two small files beside it; [`identity`] says whose all of it is.
 //!
 //! What it does not know: raft's decisions, clients, other members. Callers that must be told of something hand in a
 //! callback or the sending end of a queue.
@@ -24,6 +24,7 @@ mod error;
 pub mod etcd_database;
 pub mod identity;
 pub mod kv_hash;
+pub mod log_dir;
 pub mod nospace;
 pub mod opening;
 pub mod readers;
@@ -32,5 +33,5 @@ pub mod stopped;
 pub mod terms;
 pub mod values;
 
-pub use error::{DataDirError, FirstEntriesError, Inconsistency, Lacking};
+pub use error::{DataDirError, FirstEntriesError, Inconsistency, Lacking, Misplaced};
 pub use identity::Identity;

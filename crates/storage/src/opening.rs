@@ -22,6 +22,7 @@ use crate::checkpointer::Level;
 use crate::clean_shutdown::CleanShutdown;
 use crate::error::{DataDirError, FirstEntriesError, Inconsistency, Lacking};
 use crate::identity::Identity;
+use crate::log_dir::{self, Beside, LogDir};
 use crate::nospace::{Cause, Note};
 use crate::terms::Terms;
 use config::Config;
@@ -100,7 +101,7 @@ pub struct Opened {
     pub clean_shutdown: CleanShutdown,
     /// The note of the cause of this member's NOSPACE alarm, and the cause that it names.
     pub note: (Note, Cause),
-    /// Held while the member runs.
+    /// Held while the member runs; a log in a directory of its own is locked, too.
     pub lock: Lock,
 }
 
@@ -140,10 +141,16 @@ fn refused(doing: &'static str, path: &Path, error: std::io::Error) -> DataDirEr
     log::OpenError::Io { doing, path: path.to_path_buf(), error }.into()
 }
 
-fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
+fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<(), DataDirError> {
     for theirs in ["wal", "snap"] {
         let path = member_dir.join(theirs);
         if disk.exists(&path).map_err(|error| refused("look for", &path, error))? {
+            // `--wal-dir` may name the directory in which etcd has its log by itself; then the files in it tell.
+            let is_ours =
+                wal_dir == Some(&path) || log_dir::read_note(disk, member_dir)?.as_ref() == Some(&path);
+            if is_ours && theirs == "wal" {
+                continue;
+            }
             let data_dir = member_dir.parent().unwrap_or(member_dir).to_path_buf();
             return Err(DataDirError::WrittenByEtcd { path, data_dir });
         }
@@ -151,13 +158,14 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError
     Ok(())
 }
 
-/// Makes sure that nobody else serves from this directory, and that it is none of etcd's.
+/// Makes sure that nobody else serves from this directory, and that it is none of etcd's. `wal_dir` is the directory that
+/// `--wal-dir` names.
 ///
 /// # Errors
 ///
 /// When one of the two is so, or the operating system refuses.
-pub fn lock(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, DataDirError> {
-    refuse_foreign(disk, member_dir)?;
+pub fn lock(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<Lock, DataDirError> {
+    refuse_foreign(disk, member_dir, wal_dir)?;
     disk.create_dir_all(member_dir).map_err(|error| refused("create", member_dir, error))?;
     let lock_path = member_dir.join("lock");
     disk.lock(&lock_path).map_err(|e| {
@@ -178,6 +186,7 @@ struct Found<'a> {
     unusable: Option<DataDirError>,
     clean_shutdown: CleanShutdown,
     identity: Identity,
+    log_dir: LogDir,
     /// Only if the directory holds no log.
     beginning: Option<Beginning>,
 }
@@ -213,10 +222,14 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
 fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let Opening { config, disk, .. } = *opening;
     let member_dir = &config.data_dir.join("member");
-    let lock = lock(&**disk, member_dir)?;
+    let lock = lock(&**disk, member_dir, config.wal_dir.as_deref())?;
     let mut found = look(opening, member_dir)?;
+    if found.beginning.is_some() {
+        found.log_dir.settle()?;
+    }
     let Replay { machine, levels, applied, manifest, replayed } = replay(opening, &mut found)?;
-    let Found { checkpoints, clean_shutdown, identity, beginning, .. } = found;
+    let Found { checkpoints, clean_shutdown, identity, beginning, mut log_dir, .. } = found;
+    log_dir.settle()?;
     // A log without a segment counts as none: a crash now must not leave a record of something that never was.
     let lasting = beginning.is_none();
     if lasting {
@@ -226,7 +239,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
         let data_dir = config.data_dir.clone();
         return Err(DataDirError::Removed { member_id: identity.member_id, data_dir });
     }
-    let mut start = Start::of(opening, member_dir, &machine, applied, manifest.as_ref(), replayed)?;
+    let mut start = Start::of(opening, &log_dir.path, &machine, applied, manifest.as_ref(), replayed)?;
     let remotes = start.begin(opening, member_dir, &identity, beginning, &machine)?;
     if !lasting {
         if config.unsafe_no_fsync {
@@ -256,14 +269,13 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
         remotes,
         note: Note::open(disk, member_dir),
         clean_shutdown,
-        lock,
+        lock: lock.and(log_dir.into_lock()),
     })
 }
 
 /// Finds out whose directory it is, and what the checkpoint holds.
 fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, DataDirError> {
     let disk = opening.disk;
-    let log_dir = member_dir.join("log");
     let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint"))?;
     let (manifest, unusable) = match checkpoints.load() {
         Ok(manifest) => (manifest, None),
@@ -271,11 +283,16 @@ fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, Da
         Err(error) => return Err(error.into()),
     };
     let clean_shutdown = CleanShutdown::read(disk, member_dir, opening.logger)?;
-    let known = Log::identify(&**disk, &log_dir)?;
+    let beside = Beside {
+        is_anything: manifest.is_some() || unusable.is_some() || clean_shutdown.was_there,
+        stopped_cleanly: clean_shutdown.known.is_some_and(|record| record.end.is_some()),
+    };
+    let log_dir = LogDir::find(disk, member_dir, opening.config.wal_dir.as_deref(), beside)?;
+    let known = Log::identify(&**disk, &log_dir.path)?;
     let (identity, beginning) = match known {
         Some(owner) => (Identity::of(owner), None),
-        None if manifest.is_some() || clean_shutdown.known.is_some() => {
-            return Err(Inconsistency::LogMissing { log_dir }.into());
+        None if beside.is_anything => {
+            return Err(Inconsistency::LogMissing { log_dir: log_dir.path }.into());
         }
         None => {
             let beginning = (opening.begin)().map_err(DataDirError::Begin)?;
@@ -283,22 +300,24 @@ fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, Da
         }
     };
     clean_shutdown.check(&identity)?;
-    Ok(Found { member_dir, checkpoints, manifest, unusable, clean_shutdown, identity, beginning })
+    Ok(Found { member_dir, checkpoints, manifest, unusable, clean_shutdown, identity, log_dir, beginning })
 }
 
 /// Restores the state and replays the log behind it; from the log alone, if that is whole and the checkpoint damaged.
 fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDirError> {
     let Opening { config, disk, events, logger, threads, seed, .. } = *opening;
-    let Found { member_dir, ref checkpoints, ref clean_shutdown, ref identity, .. } = *found;
+    let Found { member_dir, ref checkpoints, ref clean_shutdown, ref identity, ref log_dir, .. } = *found;
     let (mut manifest, mut unusable) = (found.manifest.take(), found.unusable.take());
     let rules = rules(config);
     let mut applied = manifest.as_ref().map_or(Index(0), |manifest| manifest.applied_index);
-    let segment_bytes = opening
-        .segment_bytes
-        .or_else(|| disk.space(member_dir).ok().map(|space| log::segment_bytes_for(space.total_bytes)));
+    let segment_bytes = opening.segment_bytes.or_else(|| {
+        disk.space(if log_dir.is_apart { &log_dir.path } else { member_dir })
+            .ok()
+            .map(|space| log::segment_bytes_for(space.total_bytes))
+    });
     let replay_from = |first: Index| {
         let log::Owner { cluster_id, member_id } = identity.owner();
-        let mut options = log::Options::new(member_dir.join("log"), cluster_id, member_id);
+        let mut options = log::Options::new(&log_dir.path, cluster_id, member_id);
         options.unsafe_no_fsync = config.unsafe_no_fsync;
         options.by_hand = !threads;
         options.segment_bytes = segment_bytes.unwrap_or(options.segment_bytes);
@@ -371,7 +390,7 @@ impl Start {
     /// state.
     fn of(
         opening: &Opening<'_>,
-        member_dir: &Path,
+        log_dir: &Path,
         machine: &Machine,
         applied: Index,
         manifest: Option<&Manifest>,
@@ -396,7 +415,7 @@ impl Start {
             // One that was taken over knows nothing of the entries in this log.
             let terms = Terms::read(manifest.map_or(&[][..], |manifest| &manifest.metadata), machine);
             if last_index < applied && terms.first_index().is_some_and(|first| first <= last_index) {
-                let log_dir = member_dir.join("log");
+                let log_dir = log_dir.to_path_buf();
                 return Err(Inconsistency::LogEndsEarly { log_dir, last: last_index, applied }.into());
             }
             let reset = Reset { index: applied, term: machine.applied_term };

@@ -213,6 +213,7 @@ impl Error for RestorationError {
 pub struct Restoration {
     disk: Arc<dyn Disk>,
     member_dir: PathBuf,
+    log_dir: PathBuf,
     identity: Identity,
     rules: Rules,
     log: Log,
@@ -249,6 +250,23 @@ impl Restoration {
         Restoration::begin_sized(disk, data_dir, identity, 0)
     }
 
+    /// Begins as [`Restoration::begin`] does, with the log in a directory of its own, which will have the name `named`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Restoration::begin`].
+    pub fn begin_apart(
+        disk: &Arc<dyn Disk>,
+        data_dir: &Path,
+        log_dir: &Path,
+        named: &Path,
+        identity: Identity,
+    ) -> Result<Restoration, RestorationError> {
+        let restoration = Restoration::begin_in(disk, data_dir, Some(log_dir), identity, 0)?;
+        crate::log_dir::write_note(&**disk, &restoration.member_dir, named)?;
+        Ok(restoration)
+    }
+
     /// Begins as [`Restoration::begin`] does, with segments of this many bytes, for tests of what happens at their ends;
     /// 0 for the usual size.
     ///
@@ -261,6 +279,16 @@ impl Restoration {
         identity: Identity,
         segment_bytes: u32,
     ) -> Result<Restoration, RestorationError> {
+        Restoration::begin_in(disk, data_dir, None, identity, segment_bytes)
+    }
+
+    fn begin_in(
+        disk: &Arc<dyn Disk>,
+        data_dir: &Path,
+        log_dir: Option<&Path>,
+        identity: Identity,
+        segment_bytes: u32,
+    ) -> Result<Restoration, RestorationError> {
         let member_dir = data_dir.join("member");
         let failed = |error| RestorationError::Io { doing: "create", path: member_dir.clone(), error };
         if disk.exists(&member_dir).map_err(failed)? {
@@ -268,9 +296,11 @@ impl Restoration {
         }
         disk.create_dir_all(&member_dir).map_err(failed)?;
         let log::Owner { cluster_id, member_id } = identity.owner();
-        let mut options = log::Options::new(member_dir.join("log"), cluster_id, member_id);
+        let log_dir = log_dir.map_or_else(|| member_dir.join("log"), Path::to_path_buf);
+        let mut options = log::Options::new(&log_dir, cluster_id, member_id);
         options.by_hand = true;
-        let space = disk.space(&member_dir).map_err(failed)?;
+        disk.create_dir_all(&log_dir).map_err(failed)?;
+        let space = disk.space(&log_dir).map_err(failed)?;
         options.segment_bytes =
             if segment_bytes > 0 { segment_bytes } else { log::segment_bytes_for(space.total_bytes) };
         options.unsafe_no_fsync = true;
@@ -279,7 +309,7 @@ impl Restoration {
         let on_event = Box::new(move |event| drop(sender.send(event)));
         let (log, _) = Log::open(options, Arc::clone(disk), Index(1), &mut |_| {}, on_event)?;
         let disk = Arc::clone(disk);
-        Ok(Restoration { disk, member_dir, identity, rules: RULES, log, events })
+        Ok(Restoration { disk, member_dir, log_dir, identity, rules: RULES, log, events })
     }
 
     /// A reader of the values that were written.
@@ -443,12 +473,12 @@ impl Restoration {
     ///
     /// When the disk fails.
     pub fn finish(self, mut machine: Machine, terms: &Terms) -> Result<(), RestorationError> {
-        let Restoration { disk, member_dir, identity, log, .. } = self;
+        let Restoration { disk, member_dir, log_dir, identity, log, .. } = self;
         let values = log.values();
         drop(log);
-        let log_dir = member_dir.join("log");
         let failed = |error| RestorationError::Io { doing: "sync", path: log_dir.clone(), error };
         for name in disk.list(&log_dir).map_err(failed)? {
+            // Only files of the log: a directory that is being made may hold its mark.
             disk.open(&log_dir.join(name)).and_then(|file| file.sync_all()).map_err(failed)?;
         }
         disk.sync_dir(&log_dir).map_err(failed)?;
@@ -485,7 +515,7 @@ impl Restoration {
 
     /// Writes a batch and says where everything lies.
     fn append(&mut self, batch: Batch) -> Result<Synced, RestorationError> {
-        let full = || RestorationError::NoSpace { log_dir: self.member_dir.join("log") };
+        let full = || RestorationError::NoSpace { log_dir: self.log_dir.clone() };
         let ticket = match self.log.append(batch) {
             Ok(ticket) => ticket,
             Err(refused) => {

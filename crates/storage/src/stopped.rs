@@ -15,6 +15,7 @@ use numbers::Revision;
 use crate::error::{DataDirError, Inconsistency};
 use crate::identity::Identity;
 use crate::kv_hash::{HashedKv, KvHash};
+use crate::log_dir::LogDir;
 use crate::opening::{lock, replay_log, restore};
 use crate::restoration::RULES;
 use crate::values::LogValues;
@@ -47,14 +48,15 @@ impl Stopped {
     /// of a member is there.
     pub fn open(disk: &Arc<dyn Disk>, data_dir: &Path) -> Result<Stopped, DataDirError> {
         let member_dir = &data_dir.join("member");
-        let log_dir = member_dir.join("log");
-        let there =
-            disk.exists(&log_dir).map_err(|error| DataDirError::Lookup { path: log_dir.clone(), error })?;
-        if !there {
+        let there = |path: &Path| {
+            disk.exists(path).map_err(|error| DataDirError::Lookup { path: path.to_path_buf(), error })
+        };
+        if !there(&member_dir.join("log"))? && !there(&member_dir.join(crate::log_dir::NOTE_NAME))? {
             let path = data_dir.to_path_buf();
             return Err(DataDirError::Empty { path, lacks: "data of a member of Mainstay" });
         }
-        let lock = lock(&**disk, member_dir)?;
+        let lock = lock(&**disk, member_dir, None)?;
+        let (log_dir, log_lock) = LogDir::noted(disk, member_dir)?;
         let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint"))?;
         let manifest = checkpoints.load()?;
         let Some(owner) = Log::identify(&**disk, &log_dir)? else {
@@ -97,7 +99,14 @@ impl Stopped {
             };
             applied?;
         }
-        Ok(Stopped { identity, machine, hard_state, uncommitted, log: replayed.log, _lock: lock })
+        Ok(Stopped {
+            identity,
+            machine,
+            hard_state,
+            uncommitted,
+            log: replayed.log,
+            _lock: lock.and(log_lock),
+        })
     }
 
     /// A reader of its values.

@@ -31,7 +31,9 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     required(session, &[DATA_DIR.row()])?;
     let text = session.matches.get(DATA_DIR);
     let dir = PathBuf::from(text);
-    let done = match dir.join("member").join("log").is_dir() {
+    let member_dir = dir.join("member");
+    let is_ours = member_dir.join("log").is_dir() || member_dir.join(storage::log_dir::NOTE_NAME).exists();
+    let done = match is_ours {
         true => explain(session, &dir),
         false => defragment(session, &dir),
     };

@@ -57,11 +57,8 @@ const SKIP_HASH_CHECK: Flag<bool> = Flag::bool(
     "skip-hash-check",
     "Ignore snapshot integrity hash value (required if copied from data directory)",
 );
-const WAL_DIR: Flag<String> = Flag::text(
-    "wal-dir",
-    "",
-    "Path to the WAL directory (use --data-dir if none given; only with --format etcd)",
-);
+const WAL_DIR: Flag<String> =
+    Flag::text("wal-dir", "", "Path to the WAL directory (use --data-dir if none given)");
 const WITHOUT_USERS: Flag<bool> = Flag::bool(
     "without-users",
     "Leave out users, roles and authentication: everybody may read and write then (only with --format mainstay)",
@@ -105,7 +102,7 @@ enum Format {
     Etcd,
 }
 
-/// Where the log of a member of etcd goes whose user has named a place for it.
+/// Where the log of a member goes whose user has named a place for it.
 enum WalDir {
     /// This far below the data directory.
     Inside(PathBuf),
@@ -129,9 +126,7 @@ impl WalDir {
             ));
         }
         if data_dir.starts_with(&wal_dir) {
-            return Err(Failure::bad_args(
-                "--data-dir lies in --wal-dir: etcd's log has a directory to itself",
-            ));
+            return Err(Failure::bad_args("--data-dir lies in --wal-dir: the log has a directory to itself"));
         }
         match wal_dir.strip_prefix(&data_dir) {
             Ok(below) if below.starts_with("member") && below != Path::new("member") => {
@@ -184,8 +179,9 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         (SnapshotFile::Etcd(from), Format::Mainstay) => to_mainstay(&options, from, &target, &mut progress)?,
         (SnapshotFile::Etcd(from), Format::Etcd) => to_etcd(&options, from, &target, &mut progress)?,
         (SnapshotFile::Own(from, bytes), Format::Mainstay) => {
-            let (restoration, machine) = read_own(&options, from, *bytes, target.making(), &mut progress)?;
-            finish_mainstay(&options, restoration, machine)?
+            let begun = begin(&options, target.making(), options.wal_dir.as_ref())?;
+            let (begun, machine) = read_own(&options, from, *bytes, begun, &mut progress)?;
+            finish_mainstay(&options, begun, machine)?
         }
         (SnapshotFile::Own(from, bytes), Format::Etcd) => {
             own_to_etcd(&options, from, *bytes, &target, &mut progress)?
@@ -225,11 +221,6 @@ fn options(session: &mut Session<'_>) -> Result<Options, Failure> {
         }
     };
     let wal_dir = Some(given.get(WAL_DIR)).filter(|dir| !dir.is_empty()).map(PathBuf::from);
-    if wal_dir.is_some() && format == Format::Mainstay {
-        return Err(Failure::bad_args(
-            "--wal-dir is for --format etcd: Mainstay keeps its log, which holds the values, in the data directory",
-        ));
-    }
     let without_users = given.get(WITHOUT_USERS);
     if without_users && format == Format::Etcd {
         return Err(Failure::bad_args("--without-users is for --format mainstay: etcd has users"));
@@ -279,7 +270,7 @@ fn to_mainstay(
     let mut members = etcd_database::members(&options.cluster.membership);
     // etcd's restore keeps it too.
     members.cluster_version = before.cluster_version;
-    let mut restoration = begin(options, target.making())?;
+    let (mut restoration, wal) = begin(options, target.making(), options.wal_dir.as_ref())?;
     let leases = etcd_dir::leases(from)?;
     let lease_ids = leases.iter().map(|lease| lease.id).collect();
     let mut filling = restoration
@@ -297,19 +288,37 @@ fn to_mainstay(
     let without_lease =
         etcd_dir::take_history(from, &lease_ids, &mut filling, &mut |bytes| progress.at(bytes, ""))?;
     let machine = filling.finish(options.bump).map_err(Failure::error)?;
-    Ok(Done { without_lease, ..finish_mainstay(options, restoration, machine)? })
+    Ok(Done { without_lease, ..finish_mainstay(options, (restoration, wal), machine)? })
 }
 
-fn begin(options: &Options, dir: &Path) -> Result<Restoration, Failure> {
+/// Begins Mainstay's directory in `dir`, and the log's own if it lies apart; `wal_dir` is where that one goes.
+fn begin(
+    options: &Options,
+    dir: &Path,
+    wal_dir: Option<&WalDir>,
+) -> Result<(Restoration, Option<Target>), Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let identity = options.cluster.identity;
     let identity = Identity { member_id: identity.member_id, cluster_id: identity.cluster_id };
-    Restoration::begin(&disk, dir, identity).map_err(Failure::error)
+    let apart = |log_dir: &Path, named: &Path| {
+        Restoration::begin_apart(&disk, dir, log_dir, named, identity.clone()).map_err(Failure::error)
+    };
+    match wal_dir {
+        None => Ok((Restoration::begin(&disk, dir, identity).map_err(Failure::error)?, None)),
+        Some(WalDir::Inside(below)) => {
+            let data_dir = std::path::absolute(&options.data_dir).map_err(Failure::error)?;
+            Ok((apart(&dir.join(below), &data_dir.join(below))?, None))
+        }
+        Some(WalDir::Apart(path)) => {
+            let wal = Target::begin(path)?;
+            Ok((apart(wal.making(), path)?, Some(wal)))
+        }
+    }
 }
 
 fn finish_mainstay(
     options: &Options,
-    mut restoration: Restoration,
+    (mut restoration, wal): (Restoration, Option<Target>),
     mut machine: Machine,
 ) -> Result<Done, Failure> {
     let done = Done {
@@ -322,6 +331,8 @@ fn finish_mainstay(
     let terms =
         restoration.follow(&mut machine, hard_state, &mut std::iter::empty()).map_err(Failure::error)?;
     restoration.finish(machine, &terms).map_err(Failure::error)?;
+    // Before the data directory, which is complete with it only.
+    wal.map_or(Ok(()), Target::finish)?;
     Ok(done)
 }
 
@@ -330,9 +341,9 @@ fn read_own(
     options: &Options,
     from: &File,
     bytes: u64,
-    dir: &Path,
+    (mut restoration, wal): (Restoration, Option<Target>),
     progress: &mut Progress,
-) -> Result<(Restoration, Machine), Failure> {
+) -> Result<((Restoration, Option<Target>), Machine), Failure> {
     let mut at = 0;
     let chunks = std::iter::from_fn(|| {
         let len = usize::try_from(bytes - at).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
@@ -342,7 +353,6 @@ fn read_own(
         progress.at(at, "");
         (len > 0).then(|| read.map(|()| chunk).map_err(|error| RestorationError::Source(error.into())))
     });
-    let mut restoration = begin(options, dir)?;
     let mut reader = SnapshotReader::open(chunks).map_err(Failure::error)?;
     let head = reader.head_mut();
     let cluster_version = std::mem::take(&mut head.members.cluster_version);
@@ -350,7 +360,7 @@ fn read_own(
     head.members.cluster_version = cluster_version;
     (head.applied_index, head.applied_term) = (options.cluster.index(), TERM);
     let machine = restoration.take_snapshot(reader, options.bump).map_err(Failure::error)?;
-    Ok((restoration, machine))
+    Ok(((restoration, wal), machine))
 }
 
 /// Returns the member as which etcd will start.
@@ -455,7 +465,8 @@ fn own_to_etcd(
     progress: &mut Progress,
 ) -> Result<Done, Failure> {
     let between = target.making().join("between");
-    let (restoration, mut machine) = read_own(options, from, bytes, &between, progress)?;
+    let begun = begin(options, &between, None)?;
+    let ((restoration, _), mut machine) = read_own(options, from, bytes, begun, progress)?;
     let (new, wal) = begin_etcd(options, target.making(), Release::V3_6)?;
     export::write(&mut machine, &restoration.values(), new, Release::V3_6, "", progress)?;
     let done = Done {

@@ -143,8 +143,7 @@ fn what_does_not_fit_together_is_refused_and_leaves_nothing() {
     let (from, to) = (snapshot(&dir, "3.7"), dir.join("m"));
     let args = ["snapshot", "restore", text(&from), "--data-dir", text(&to)];
     for (more, expected) in [
-        (&["--wal-dir", "w"][..], "--wal-dir is for --format etcd"),
-        (&["--format", "other"], "--format is mainstay or etcd, not \"other\""),
+        (&["--format", "other"][..], "--format is mainstay or etcd, not \"other\""),
         (&["--format", "etcd", "--without-users"], "--without-users is for --format mainstay"),
     ] {
         let refusal = refused(&[&args[..], more].concat(), 128);

@@ -1,0 +1,420 @@
+//! The directory of the log: `<data-dir>/member/log`, or another one (`--wal-dir`), which may be on a disk of its own.
+//!
+//! A log in a directory of its own can be left behind: by a start that forgets `--wal-dir`, names another directory, or comes
+//! before the disk is mounted. etcd then starts without its log. Here the data directory notes where the log is, and a start
+//! elsewhere is refused, unless the log was moved there after a clean shutdown: only then its end is known, so that an old
+//! copy of it cannot pass for the log.
+//!
+//! | noted | given | log at the noted place | at the given place | |
+//! |---|---|---|---|---|
+//! | nothing, and no member | W | none | nothing | begins there, once it is noted |
+//! | nothing, and no member | W | none | a log, or other files | refused: the log of another data directory, or no place for one |
+//! | W | W | any | | opened; refused if it is missing |
+//! | V | W | there | any | refused: says where the log is |
+//! | V | W | none | a log | opened if the member had stopped cleanly, and noted |
+//! | V | W | none | nothing | refused: the log is missing |
+//!
+//! A data directory without a note has its log in `member/log`.
+
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use disk::{Disk, Lock};
+use log::{Log, OpenError};
+
+use crate::error::{DataDirError, Misplaced};
+
+const MAGIC: [u8; 8] = *b"MNSTWAL\n";
+const VERSION: u32 = 1;
+const HEAD_BYTES: usize = 16;
+/// The longest path that is noted, in bytes; Linux takes none that is longer.
+const PATH_BYTES_MAX: usize = 4096;
+
+/// Name of the file in a member's directory that says where its log is.
+///
+/// ```text
+/// 0   magic    8   "MNSTWAL\n"
+/// 8   version  4   1
+/// 12  length   4   of the path, in bytes
+/// 16  path     …   absolute
+///     crc32c   4   of all bytes before
+/// ```
+pub const NOTE_NAME: &str = "wal-dir";
+
+/// The directory of a member's log, and whether the data directory has to note it.
+pub(crate) struct LogDir {
+    /// The directory; it may not exist yet.
+    pub path: PathBuf,
+    /// True if the directory is not the one of every data directory.
+    pub is_apart: bool,
+    disk: Arc<dyn Disk>,
+    member_dir: PathBuf,
+    /// What is to be noted before anything is written to the log: `Some(None)` removes the note.
+    note: Option<Option<PathBuf>>,
+    lock: Option<Lock>,
+}
+
+/// What a data directory holds besides its log.
+#[derive(Clone, Copy)]
+pub(crate) struct Beside {
+    /// True if there is anything that is written behind the first entries of a log only.
+    pub is_anything: bool,
+    /// True if it is known where the log ended when the member was stopped.
+    pub stopped_cleanly: bool,
+}
+
+impl LogDir {
+    /// Finds the directory of the log; `given` is that of `--wal-dir`. The caller holds the lock of the data directory.
+    ///
+    /// # Errors
+    ///
+    /// When the log of this member is elsewhere, or the directory is not for a log, or the operating system refuses.
+    pub fn find(
+        disk: &Arc<dyn Disk>,
+        member_dir: &Path,
+        given: Option<&Path>,
+        beside: Beside,
+    ) -> Result<LogDir, DataDirError> {
+        let own = member_dir.join("log");
+        let noted = read_note(&**disk, member_dir)?;
+        let chosen = match given {
+            Some(given) => absolute(given)?,
+            None => own.clone(),
+        };
+        let is_own = same(&**disk, &chosen, &own)?;
+        let mut found = LogDir {
+            path: if is_own { own.clone() } else { chosen.clone() },
+            is_apart: !is_own,
+            disk: Arc::clone(disk),
+            member_dir: member_dir.to_path_buf(),
+            note: None,
+            lock: None,
+        };
+        if !is_own {
+            found.check_place()?;
+            disk.create_dir_all(&chosen).map_err(|error| OpenError::Io {
+                doing: "create",
+                path: chosen.clone(),
+                error,
+            })?;
+            found.lock()?;
+        }
+        let known = noted.clone().unwrap_or_else(|| own.clone());
+        if same(&**disk, &found.path, &known)? {
+            return Ok(found);
+        }
+        let (from, to) = (known, found.path.clone());
+        if holds_log(&**disk, &from)? {
+            return Err(Misplaced::Elsewhere { log_dir: from, chosen: to, own }.into());
+        }
+        let is_there = holds_log(&**disk, &to)?;
+        if !beside.is_anything {
+            // Nothing was ever written for this member, but perhaps the note.
+            if is_there {
+                return Err(Misplaced::OfAnother { log_dir: to, member_dir: member_dir.to_path_buf() }.into());
+            }
+            found.refuse_strangers()?;
+        } else if !is_there {
+            return Err(Misplaced::Missing { log_dir: from, chosen: to }.into());
+        } else if !beside.stopped_cleanly {
+            return Err(Misplaced::MovedInUse { log_dir: from, chosen: to }.into());
+        }
+        found.note = Some((!is_own).then(|| to.clone()));
+        Ok(found)
+    }
+
+    /// The directory that a stopped member's log is in, with its lock.
+    ///
+    /// # Errors
+    ///
+    /// When the note is damaged, or the log is in use.
+    pub fn noted(disk: &Arc<dyn Disk>, member_dir: &Path) -> Result<(PathBuf, Option<Lock>), DataDirError> {
+        let Some(path) = read_note(&**disk, member_dir)? else { return Ok((member_dir.join("log"), None)) };
+        let mut found = LogDir {
+            path,
+            is_apart: true,
+            disk: Arc::clone(disk),
+            member_dir: member_dir.to_path_buf(),
+            note: None,
+            lock: None,
+        };
+        if holds_log(&**disk, &found.path)? {
+            found.lock()?;
+        }
+        Ok((found.path, found.lock))
+    }
+
+    /// Notes the directory, if it is not the one that was noted; before anything is written to the log.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses.
+    pub fn settle(&mut self) -> Result<(), OpenError> {
+        match self.note.take() {
+            None => Ok(()),
+            Some(Some(path)) => write_note(&*self.disk, &self.member_dir, &path),
+            Some(None) => {
+                let note = self.member_dir.join(NOTE_NAME);
+                let io = |doing, error| OpenError::Io { doing, path: note.clone(), error };
+                if self.disk.exists(&note).map_err(|error| io("look for", error))? {
+                    self.disk.remove(&note).map_err(|error| io("remove", error))?;
+                }
+                self.disk.sync_dir(&self.member_dir).map_err(|error| io("remove", error))
+            }
+        }
+    }
+
+    /// Gives the lock that keeps other data directories away; none of a directory inside of the data directory.
+    pub fn into_lock(self) -> Option<Lock> {
+        self.lock
+    }
+
+    fn lock(&mut self) -> Result<(), DataDirError> {
+        let lock = self.disk.lock(&self.path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::WouldBlock => DataDirError::Locked { path: self.path.clone() },
+            _ => OpenError::Io { doing: "lock", path: self.path.clone(), error }.into(),
+        })?;
+        self.lock = Some(lock);
+        Ok(())
+    }
+
+    /// Refuses a directory that holds the data directory, or belongs to another part of it.
+    fn check_place(&self) -> Result<(), DataDirError> {
+        let member_dir = absolute(&self.member_dir)?;
+        let is_part = [member_dir.join("checkpoint"), member_dir.join("lock")].contains(&self.path);
+        if is_part || member_dir.starts_with(&self.path) {
+            return Err(Misplaced::Overlaps { chosen: self.path.clone(), member_dir }.into());
+        }
+        let io = |error| OpenError::Io { doing: "list", path: self.path.clone(), error };
+        let there = self.disk.exists(&self.path).map_err(io)?;
+        let names = if there { self.disk.list(&self.path).map_err(io)? } else { Vec::new() };
+        if let Some(theirs) = names.iter().find(|name| name.ends_with(".wal")) {
+            let data_dir = self.member_dir.parent().unwrap_or(&self.member_dir).to_path_buf();
+            return Err(DataDirError::WrittenByEtcd { path: self.path.join(theirs), data_dir });
+        }
+        Ok(())
+    }
+
+    /// A log clears its directory of what it takes for its own remains, so it begins in no directory with other files.
+    fn refuse_strangers(&self) -> Result<(), DataDirError> {
+        let io = |error| OpenError::Io { doing: "list", path: self.path.clone(), error };
+        if !self.disk.exists(&self.path).map_err(io)? {
+            return Ok(());
+        }
+        match self.disk.list(&self.path).map_err(io)?.into_iter().next() {
+            Some(name) => {
+                Err(Misplaced::NotEmpty { chosen: self.path.clone(), file: self.path.join(name) }.into())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns true if a segment of a log is there.
+fn holds_log(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
+    Log::is_in(disk, dir)
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, OpenError> {
+    std::path::absolute(path).map_err(|error| OpenError::Io {
+        doing: "look for",
+        path: path.to_path_buf(),
+        error,
+    })
+}
+
+/// Returns true if two paths lead to one directory.
+fn same(disk: &dyn Disk, one: &Path, other: &Path) -> Result<bool, OpenError> {
+    if absolute(one)? == absolute(other)? {
+        return Ok(true);
+    }
+    disk.is_same(one, other).map_err(|error| OpenError::Io {
+        doing: "look for",
+        path: one.to_path_buf(),
+        error,
+    })
+}
+
+/// Reads the path of the log that a member's directory notes; `None` if it notes none.
+///
+/// # Errors
+///
+/// When the note is damaged, or the operating system refuses.
+pub fn read_note(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, OpenError> {
+    let path = member_dir.join(NOTE_NAME);
+    let io = |error| OpenError::Io { doing: "read", path: path.clone(), error };
+    if !disk.exists(&path).map_err(io)? {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; HEAD_BYTES + PATH_BYTES_MAX + 5];
+    let read = disk.open(&path).map_err(io)?.read_at(&mut bytes, 0).map_err(io)?;
+    bytes.truncate(read);
+    decode(&bytes).map(Some).map_err(|found| OpenError::Damaged {
+        path: path.clone(),
+        offset: 0,
+        found: format!("{found}: it says in which directory the log of this member is; remove it, and name that directory \
+                        with --wal-dir if it is not {}", member_dir.join("log").display()),
+    })
+}
+
+/// Notes where the log is, durably and atomically.
+///
+/// # Errors
+///
+/// When the operating system refuses.
+pub fn write_note(disk: &dyn Disk, member_dir: &Path, log_dir: &Path) -> Result<(), OpenError> {
+    let (making, path) = (member_dir.join("wal-dir.tmp"), member_dir.join(NOTE_NAME));
+    let io = |error| OpenError::Io { doing: "write", path: path.clone(), error };
+    let bytes = encode(log_dir)
+        .ok_or_else(|| io(std::io::Error::new(std::io::ErrorKind::InvalidInput, "the path is too long")))?;
+    if disk.exists(&making).map_err(io)? {
+        disk.remove(&making).map_err(io)?;
+    }
+    let file = disk.create(&making).map_err(io)?;
+    file.write_at(&bytes, 0).and_then(|()| file.sync_all()).map_err(io)?;
+    disk.rename(&making, &path).map_err(io)?;
+    disk.sync_dir(member_dir).map_err(io)
+}
+
+fn encode(log_dir: &Path) -> Option<Vec<u8>> {
+    let path = log_dir.as_os_str().as_bytes();
+    let length = u32::try_from(path.len()).ok().filter(|_| path.len() <= PATH_BYTES_MAX)?;
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&length.to_le_bytes());
+    bytes.extend_from_slice(path);
+    let crc = crc32c::crc32c(&bytes);
+    bytes.extend_from_slice(&crc.to_le_bytes());
+    Some(bytes)
+}
+
+fn decode(bytes: &[u8]) -> Result<PathBuf, &'static str> {
+    let Some((sound, crc)) = bytes.split_last_chunk::<4>().filter(|(sound, _)| sound.len() >= HEAD_BYTES)
+    else {
+        return Err("the file is too short");
+    };
+    if sound[..8] != MAGIC {
+        return Err("the file does not begin as it should");
+    }
+    if sound[8..12] != VERSION.to_le_bytes() {
+        return Err("the file is of another version");
+    }
+    let path = &sound[HEAD_BYTES..];
+    let length = u32::from_le_bytes([sound[12], sound[13], sound[14], sound[15]]);
+    if path.is_empty()
+        || usize::try_from(length) != Ok(path.len())
+        || crc32c::crc32c(sound) != u32::from_le_bytes(*crc)
+    {
+        return Err("the checksum is wrong");
+    }
+    Ok(PathBuf::from(std::ffi::OsString::from_vec(path.to_vec())))
+}
+
+#[cfg(test)]
+mod tests {
+    use disk::MemDisk;
+
+    use super::*;
+
+    const MEMBER: &str = "/d/member";
+
+    fn disk() -> (Arc<dyn Disk>, MemDisk) {
+        let disk = MemDisk::new(1);
+        disk.create_dir_all(Path::new(MEMBER)).expect("a directory");
+        (Arc::new(disk.clone()), disk)
+    }
+
+    const NOTHING: Beside = Beside { is_anything: false, stopped_cleanly: false };
+    const CRASHED: Beside = Beside { is_anything: true, stopped_cleanly: false };
+    const STOPPED: Beside = Beside { is_anything: true, stopped_cleanly: true };
+
+    fn find(disk: &Arc<dyn Disk>, given: Option<&str>, beside: Beside) -> Result<PathBuf, String> {
+        let given = given.map(Path::new);
+        let mut found =
+            LogDir::find(disk, Path::new(MEMBER), given, beside).map_err(|error| error.to_string())?;
+        found.settle().map_err(|error| error.to_string())?;
+        Ok(found.path)
+    }
+
+    /// A file that has the name of a segment.
+    fn segment(disk: &Arc<dyn Disk>, dir: &str) {
+        disk.create_dir_all(Path::new(dir)).expect("a directory");
+        disk.create(&Path::new(dir).join("0000000000000000.seg")).expect("a file");
+    }
+
+    #[track_caller]
+    fn refused(found: Result<PathBuf, String>, words: &[&str]) {
+        let said = found.expect_err("is refused");
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    }
+
+    #[test]
+    fn a_log_is_looked_for_where_it_was_begun() {
+        let (disk, _) = disk();
+        assert_eq!(find(&disk, Some("/w"), NOTHING), Ok("/w".into()));
+        assert_eq!(read_note(&*disk, Path::new(MEMBER)).expect("a note"), Some("/w".into()));
+        segment(&disk, "/w");
+        for beside in [NOTHING, CRASHED, STOPPED] {
+            assert_eq!(find(&disk, Some("/w"), beside), Ok("/w".into()));
+            assert_eq!(find(&disk, Some("/w/"), beside), Ok("/w/".into()));
+            refused(find(&disk, None, beside), &["the log of this member is in /w", "--wal-dir=/w"]);
+            refused(find(&disk, Some("/v"), beside), &["is in /w", "--wal-dir=/w", "/v"]);
+        }
+    }
+
+    #[test]
+    fn a_log_may_move_after_a_clean_shutdown_only() {
+        for (from, to) in [(None, Some("/w")), (Some("/w"), Some("/v")), (Some("/w"), None)] {
+            let (disk, _) = disk();
+            let dir = |place: Option<&str>| place.map_or(format!("{MEMBER}/log"), str::to_owned);
+            find(&disk, from, NOTHING).expect("begins");
+            // It has been moved, or nothing is mounted where it was.
+            refused(find(&disk, to, STOPPED), &[&dir(from), "holds no log"]);
+            segment(&disk, &dir(to));
+            refused(find(&disk, to, CRASHED), &[&dir(from), &dir(to), "stopped cleanly"]);
+            assert_eq!(find(&disk, to, STOPPED), Ok(dir(to).into()));
+            assert_eq!(read_note(&*disk, Path::new(MEMBER)).expect("is read"), to.map(Into::into));
+            // From now on it is there, crash or not.
+            assert_eq!(find(&disk, to, CRASHED), Ok(dir(to).into()));
+            refused(find(&disk, from, CRASHED), &["is in", &dir(to)]);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_not_for_this_log_is_refused() {
+        let (disk, _) = disk();
+        for given in ["/d", "/d/member", "/", "/d/member/checkpoint"] {
+            refused(find(&disk, Some(given), NOTHING), &["--wal-dir"]);
+        }
+        segment(&disk, "/other");
+        refused(find(&disk, Some("/other"), NOTHING), &["/other", "another data directory"]);
+        disk.create_dir_all(Path::new("/mine")).expect("a directory");
+        disk.create(Path::new("/mine/notes.tmp")).expect("a file");
+        refused(find(&disk, Some("/mine"), NOTHING), &["/mine/notes.tmp"]);
+        assert!(disk.exists(Path::new("/mine/notes.tmp")).expect("is there"));
+        disk.create_dir_all(Path::new("/etcd")).expect("a directory");
+        disk.create(Path::new("/etcd/0000000000000000-0000000000000000.wal")).expect("a file");
+        refused(find(&disk, Some("/etcd"), NOTHING), &["was written by etcd"]);
+        let first = LogDir::find(&disk, Path::new(MEMBER), Some(Path::new("/w")), NOTHING).expect("a place");
+        let other = LogDir::find(&disk, Path::new("/e/member"), Some(Path::new("/w")), NOTHING);
+        assert!(matches!(other, Err(DataDirError::Locked { .. })), "two members begin in one directory");
+        drop(first);
+    }
+
+    #[test]
+    fn a_damaged_note_is_refused_and_never_guessed_at() {
+        let bytes = encode(Path::new("/some/where")).expect("is short");
+        assert_eq!(decode(&bytes), Ok("/some/where".into()));
+        for at in 0..bytes.len() {
+            assert!(decode(&bytes[..at]).is_err(), "{at}");
+            let mut other = bytes.clone();
+            other[at] ^= 1;
+            assert!(decode(&other).is_err(), "{at}");
+        }
+        assert!(encode(Path::new(&"x".repeat(PATH_BYTES_MAX + 1))).is_none());
+        let (disk, _) = disk();
+        disk.create(&Path::new(MEMBER).join(NOTE_NAME)).expect("a file");
+        refused(find(&disk, Some("/w"), NOTHING), &["/d/member/wal-dir", "--wal-dir"]);
+    }
+}
