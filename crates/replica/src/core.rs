@@ -24,6 +24,7 @@ mod membership;
 mod meters;
 mod parked;
 mod proposals;
+mod quota_warning;
 mod reads;
 mod removal;
 mod room;

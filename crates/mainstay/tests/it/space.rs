@@ -151,6 +151,7 @@ fn a_quota_is_kept_and_deleting_frees_it() {
         let client = member.client().await;
         let taken = fill(&client, 64).await;
         assert!((20..=32).contains(&taken), "{taken} MiB of 32");
+        member.wait_for("the data is near its quota");
         assert_no_space(&client, taken).await;
         member.kill();
 

@@ -3,16 +3,14 @@
 //! Not at all, as a rule: whatever arrives while the log syncs joins the next batch anyhow, and a fixed window would
 //! only add its own length. But a sync costs processor time whatever it carries, some 60 to 150 us, and a server whose
 //! processors are busy spends it better on requests. So, once syncs carry [`LARGE_BATCH`] proposals by themselves, the
-//! next batch waits until half of the connections that write have put something in, [`WINDOW`] at the most.
-
+//! next batch waits until half of the connections that write have put something in, as long as `--batch-fsync-window` says at the most.
+//!
 //! In a cluster a batch costs every member a sync, and each pair of members several messages. There a batch goes at once
 //! when nothing is under way, and else waits until that is done: the members' disks and the network between them set
-//! the pace. Again [`WINDOW`] at the most, so that a distant member slows nobody down.
+//! the pace. Again no longer than the window, so that a distant member slows nobody down.
 
 use std::time::{Duration, Instant};
 
-/// The longest wait.
-const WINDOW: Duration = Duration::from_millis(2);
 /// Proposals in a batch from which on gathering is worth it.
 const LARGE_BATCH: usize = 8;
 /// Proposals in a batch from which on keeping batches apart is worth it.
@@ -33,11 +31,13 @@ pub struct Batching {
     batch16: usize,
     began: Option<Instant>,
     went_at: Instant,
+    /// The longest wait.
+    window: Duration,
 }
 
 impl Batching {
     /// Returns the state without writing connections.
-    pub fn new(now: Instant) -> Batching {
+    pub fn new(now: Instant, window: Duration) -> Batching {
         Batching {
             writers: [Box::new([0; 64]), Box::new([0; 64])],
             counts: [0; 2],
@@ -45,6 +45,7 @@ impl Batching {
             batch16: 0,
             began: None,
             went_at: now,
+            window,
         }
     }
 
@@ -72,7 +73,7 @@ impl Batching {
         if self.batch16 < 16 * LARGE_BATCH || waiting >= enough {
             return None;
         }
-        let left = WINDOW.checked_sub(now.saturating_duration_since(began))?;
+        let left = self.window.checked_sub(now.saturating_duration_since(began))?;
         (!left.is_zero()).then_some((enough - waiting, left))
     }
 
@@ -91,7 +92,7 @@ impl Batching {
         // Batches that stay small say that there is nothing to gather.
         let pace = if self.batch16 < 16 * SHARED_BATCH { Duration::ZERO } else { pace };
         let paced = pace.saturating_sub(now.saturating_duration_since(self.went_at));
-        let window = if under_way { WINDOW } else { Duration::ZERO };
+        let window = if under_way { self.window } else { Duration::ZERO };
         let left = window.saturating_sub(now.saturating_duration_since(self.began?)).max(paced);
         (!left.is_zero()).then_some((ENOUGH_IN_CLUSTER - waiting, left))
     }
@@ -113,10 +114,12 @@ impl Batching {
 mod tests {
     use super::*;
 
+    const WINDOW: Duration = Duration::from_millis(2);
+
     #[test]
     fn few_writers_never_wait() {
         let now = Instant::now();
-        let mut batching = Batching::new(now);
+        let mut batching = Batching::new(now, WINDOW);
         for n in 0..1000u32 {
             let now = now + Duration::from_micros(100) * n;
             batching.wrote((n % 4) as u16, now);
@@ -128,7 +131,7 @@ mod tests {
     #[test]
     fn many_writers_wait_for_half_of_them_and_not_for_ever() {
         let now = Instant::now();
-        let mut batching = Batching::new(now);
+        let mut batching = Batching::new(now, WINDOW);
         for _ in 0..20 {
             for writer in 0..100 {
                 batching.wrote(writer, now);
@@ -159,5 +162,18 @@ mod tests {
         }
         batching.wrote(1, now);
         assert_eq!(batching.wait(1, now), None);
+    }
+
+    #[test]
+    fn without_a_window_nobody_waits() {
+        let now = Instant::now();
+        let mut batching = Batching::new(now, Duration::ZERO);
+        for _ in 0..20 {
+            (0..100).for_each(|writer| batching.wrote(writer, now));
+            batching.went(20, now);
+        }
+        batching.wrote(1, now);
+        assert_eq!(batching.wait(1, now), None);
+        assert_eq!(batching.wait_in_cluster(3, true, Duration::ZERO, now), None);
     }
 }

@@ -1,4 +1,16 @@
 //! Compaction without being asked: by age, or by number of revisions, as etcd's two modes do.
+//!
+//! # Example: a retention of 10 hours
+//!
+//! ```text
+//!  0:00  the revision is noted, and again every 6 minutes (a tenth of an hour); the last 101 notes are kept
+//! 10:00  the first compaction, to the revision of 0:00
+//! 11:00  the next one, to that of 0:54: the oldest note is from one period and one tenth before
+//! ```
+//!
+//! With a retention of less than an hour, all of it is shorter: with 5 minutes, a note is taken every 30 seconds, and a
+//! compaction made every 5 minutes. Every member takes notes, and the leader compacts; one that failed is tried again at the
+//! next note.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,7 +20,7 @@ use numbers::Revision;
 
 /// Interval at which the revision mode looks.
 const REVISION_INTERVAL: Duration = Duration::from_secs(5 * 60);
-/// The longest time between two looks of the periodic mode's compactions.
+/// The longest time between two compactions of the periodic mode.
 const PERIODIC_INTERVAL_MAX: Duration = Duration::from_secs(60 * 60);
 /// The periodic mode notes the revision this often within one interval.
 const NOTES_PER_INTERVAL: u32 = 10;
@@ -17,17 +29,28 @@ const NOTES_PER_INTERVAL: u32 = 10;
 #[derive(Debug)]
 pub struct Compactor {
     mode: AutoCompaction,
-    /// Revisions noted, with the time.
-    notes: VecDeque<(Instant, Revision)>,
+    /// Revisions noted, the oldest first.
+    notes: VecDeque<Revision>,
     next: Instant,
-    compacted: Revision,
+    /// Time of the last compaction, or of the beginning, and the time from there to the next one.
+    since: Instant,
+    interval: Duration,
+    /// The compaction that was asked for at the last look, and when.
+    asked: Option<(Revision, Instant)>,
 }
 
 impl Compactor {
     /// Begins now.
     pub fn new(mode: AutoCompaction, now: Instant) -> Compactor {
-        let mut compactor = Compactor { mode, notes: VecDeque::new(), next: now, compacted: Revision(0) };
-        compactor.next = now + compactor.pause().unwrap_or(Duration::from_secs(3600));
+        let interval = match mode {
+            AutoCompaction::Periodic(period) => period,
+            AutoCompaction::Off | AutoCompaction::Revision(_) => Duration::ZERO,
+        };
+        let mut compactor =
+            Compactor { mode, notes: VecDeque::new(), next: now, since: now, interval, asked: None };
+        if let AutoCompaction::Revision(_) = mode {
+            compactor.next = now + REVISION_INTERVAL;
+        }
         compactor
     }
 
@@ -40,8 +63,15 @@ impl Compactor {
         }
     }
 
-    /// The revision to compact to now, if it is time.
-    pub fn due(&mut self, revision: Revision, now: Instant) -> Option<Revision> {
+    /// The revision to compact to now, if it is time; to be asked on every member. `compacted` is the revision that the state
+    /// is compacted to, and `leads` says if this member may compact.
+    pub fn due(
+        &mut self,
+        revision: Revision,
+        compacted: Revision,
+        leads: bool,
+        now: Instant,
+    ) -> Option<Revision> {
         let pause = self.pause()?;
         if now < self.next {
             return None;
@@ -51,21 +81,23 @@ impl Compactor {
             AutoCompaction::Off => return None,
             AutoCompaction::Revision(keep) => revision - i64::try_from(keep).unwrap_or(i64::MAX),
             AutoCompaction::Periodic(period) => {
-                self.notes.push_back((now, revision));
-                let mut target = None;
-                while let Some(&(noted, at)) = self.notes.front()
-                    && now.saturating_duration_since(noted) >= period
-                {
-                    target = Some(at);
+                if let Some((_, at)) = self.asked.take_if(|(to, _)| *to <= compacted) {
+                    // It was carried out, by whomever.
+                    (self.since, self.interval) = (at, period.min(PERIODIC_INTERVAL_MAX));
+                }
+                let oldest = self.notes.front().copied();
+                self.notes.push_back(revision);
+                let kept = period.as_nanos() / pause.as_nanos().max(1) + 1;
+                if self.notes.len() as u128 > kept {
                     self.notes.pop_front();
                 }
-                target?
+                oldest.filter(|_| now.saturating_duration_since(self.since) >= self.interval)?
             }
         };
-        if target <= self.compacted || target <= Revision::FIRST {
+        if !leads || target <= compacted || target <= Revision::FIRST {
             return None;
         }
-        self.compacted = target;
+        self.asked = Some((target, now));
         Some(target)
     }
 }
@@ -74,31 +106,54 @@ impl Compactor {
 mod tests {
     use super::*;
 
+    const MINUTE: Duration = Duration::from_secs(60);
+
     #[test]
-    fn revision_mode_keeps_so_many() {
+    fn revision_mode_keeps_so_many_and_tries_again() {
         let start = Instant::now();
         let mut compactor = Compactor::new(AutoCompaction::Revision(100), start);
-        assert_eq!(compactor.due(Revision(500), start), None);
-        assert_eq!(compactor.due(Revision(500), start + REVISION_INTERVAL), Some(Revision(400)));
-        assert_eq!(compactor.due(Revision(500), start + REVISION_INTERVAL * 2), None);
-        assert_eq!(compactor.due(Revision(501), start + REVISION_INTERVAL * 3), Some(Revision(401)));
+        let mut due = |revision, compacted, leads, looks| {
+            compactor.due(Revision(revision), Revision(compacted), leads, start + REVISION_INTERVAL * looks)
+        };
+        assert_eq!(due(500, 0, true, 0), None);
+        assert_eq!(due(500, 0, true, 1), Some(Revision(400)));
+        assert_eq!(due(500, 0, true, 2), Some(Revision(400)), "the first one failed");
+        assert_eq!(due(500, 400, true, 3), None);
+        assert_eq!(due(501, 400, false, 4), None, "another member leads");
+        assert_eq!(due(501, 400, true, 5), Some(Revision(401)));
+        assert_eq!(due(50, 0, true, 6), None);
+    }
+
+    /// Minutes and revisions of the compactions within so many minutes, with ten changes a minute; each is carried out unless
+    /// it is due in one of the minutes that `fails` names.
+    fn compactions(period: Duration, minutes: u32, fails: &[u32], leads_from: u32) -> Vec<(u32, i64)> {
+        let start = Instant::now();
+        let mut compactor = Compactor::new(AutoCompaction::Periodic(period), start);
+        let (mut compacted, mut all) = (Revision(0), Vec::new());
+        for minute in 0..=minutes {
+            let revision = Revision(i64::from(minute) * 10 + 2);
+            if let Some(to) =
+                compactor.due(revision, compacted, minute >= leads_from, start + MINUTE * minute)
+            {
+                all.push((minute, to.0));
+                if !fails.contains(&minute) {
+                    compacted = to;
+                }
+            }
+        }
+        all
     }
 
     #[test]
-    fn periodic_mode_keeps_so_long() {
-        let start = Instant::now();
-        let period = Duration::from_secs(3600);
-        let mut compactor = Compactor::new(AutoCompaction::Periodic(period), start);
-        let mut compactions = Vec::new();
-        for minute in 0..180u32 {
-            let now = start + Duration::from_secs(60) * minute;
-            if let Some(to) = compactor.due(Revision(i64::from(minute) * 10 + 2), now) {
-                compactions.push((minute, to));
-            }
-        }
-        // Noted every 6 minutes; what was noted an hour ago is the target.
-        assert_eq!(compactions.first(), Some(&(66, Revision(62))));
-        assert!(compactions.windows(2).all(|w| w[0].1 < w[1].1));
-        assert!(compactions.iter().all(|(minute, to)| i64::from(*minute) * 10 + 2 - to.0 >= 600));
+    fn periodic_mode_compacts_when_etcd_does() {
+        // To the state of an hour before; then every hour, to that of an hour and six minutes before.
+        assert_eq!(compactions(60 * MINUTE, 200, &[], 0), [(60, 2), (120, 542), (180, 1142)]);
+        // A long period is waited for once; then every hour, too.
+        assert_eq!(compactions(180 * MINUTE, 310, &[], 0), [(180, 2), (240, 542), (300, 1142)]);
+        // A short one: every ten minutes.
+        assert_eq!(compactions(10 * MINUTE, 40, &[], 0), [(10, 2), (20, 92), (30, 192), (40, 292)]);
+        // One that failed is tried at the next look, and whoever comes to lead does what is due.
+        assert_eq!(compactions(60 * MINUTE, 130, &[60, 66], 0), [(60, 2), (66, 2), (72, 62)]);
+        assert_eq!(compactions(60 * MINUTE, 160, &[], 100), [(102, 362)]);
     }
 }

@@ -118,15 +118,15 @@ pub(super) struct Proposals {
 }
 
 impl Proposals {
-    /// Returns a table without any proposals.
-    pub fn new(now: Instant) -> Proposals {
+    /// Returns a table without any proposals, whose batches are gathered for this long at most.
+    pub fn new(now: Instant, window: Duration) -> Proposals {
         Proposals {
             gathered: Vec::new(),
             forwarded: Vec::new(),
             held_back: false,
             held_for_room: false,
-            batching: Batching::new(now),
-            login_batching: Batching::new(now),
+            batching: Batching::new(now, window),
+            login_batching: Batching::new(now, window),
             logins: 0,
             waiting: FoldMap::default(),
             open_bytes: 0,
@@ -470,7 +470,7 @@ mod tests {
     }
 
     fn gathered(ids: &[(u64, usize)], now: Instant) -> Proposals {
-        let mut proposals = Proposals::new(now);
+        let mut proposals = Proposals::new(now, Duration::from_millis(2));
         ids.iter().for_each(|(id, bytes)| proposals.push(proposal(*id, *bytes, now), Writer::Port(1), now));
         proposals
     }
@@ -502,7 +502,7 @@ mod tests {
     #[test]
     fn a_write_does_not_wait_for_logins() {
         let now = Instant::now();
-        let mut proposals = Proposals::new(now);
+        let mut proposals = Proposals::new(now, Duration::from_millis(2));
         let ground = Ground { queued_bytes_max: usize::MAX, ..LEADS };
         let push = |proposals: &mut Proposals, writer| proposals.push(proposal(1, 10, now), writer, now);
         for _ in 0..20 {
@@ -533,7 +533,7 @@ mod tests {
     #[test]
     fn what_is_forwarded_is_cut_where_the_log_is_full() {
         let now = Instant::now();
-        let mut proposals = Proposals::new(now);
+        let mut proposals = Proposals::new(now, Duration::from_millis(2));
         let arrivals = Arrivals::default();
         let entry = |bytes| raftpb::Entry { data: Some(Bytes::from(vec![0; bytes])), ..Default::default() };
         for _ in 0..2 {

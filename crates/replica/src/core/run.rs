@@ -35,6 +35,7 @@ use super::membership::{MemberRules, Membership};
 use super::meters::Meters;
 use super::parked::Parked;
 use super::proposals::Proposals;
+use super::quota_warning::QuotaWarning;
 use super::reads::Reads;
 use super::removal::Removal;
 use super::room::Room;
@@ -139,6 +140,7 @@ pub struct Core {
     deferred: Vec<CoreRequest>,
     removal: Removal,
     compactor: Compactor,
+    quota_warning: QuotaWarning,
     room: Room,
     nospace: NospaceAlarm,
     next_tick: Instant,
@@ -195,16 +197,17 @@ impl Core {
             leases: LeaseClocks::new(rules, Arc::clone(&parts.shared.metrics), now),
             handed_over: false,
             compactor: Compactor::new(parts.config.auto_compaction, now),
+            quota_warning: QuotaWarning::default(),
             alarms: Arc::new(parts.machine.alarms.clone()),
             auth: Arc::new(parts.machine.auth.clone()),
             machine: parts.machine,
+            proposals: Proposals::new(now, parts.config.batch_fsync_window),
             config: parts.config,
             node: parts.node,
             log: parts.log,
             orders: parts.orders,
             hash_jobs: parts.hash_jobs,
             attributes,
-            proposals: Proposals::new(now),
             reads: Reads::default(),
             membership,
             leadership: Leadership::new(advances, now),

@@ -272,10 +272,18 @@ impl Core {
     }
 }
 
+/// Interval at which is looked whether all is applied, where batches go one after the other.
+const ONE_BY_ONE_LOOK: Duration = Duration::from_micros(200);
+
 /// Proposals, and the requests that wait for their entries.
 impl Core {
     /// Returns how many more proposals to wait for, and how long; `None` to propose now.
     pub(super) fn batching_wait(&self, now: Instant) -> Option<(usize, Duration)> {
+        let one_by_one = !self.config.raft_pipeline && self.leadership.leads();
+        if one_by_one && self.node.standing().last > self.machine.applied_index {
+            // The end of a sync wakes the core; the answers of other members may come without that.
+            return Some((usize::MAX, ONE_BY_ONE_LOOK));
+        }
         if self.machine.members.by_id.len() <= 1 {
             return self.proposals.wait(now);
         }

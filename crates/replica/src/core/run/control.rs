@@ -157,15 +157,30 @@ impl Core {
         self.look_at_disk(now);
         self.look_at_install(now);
         self.propose_attributes(now);
-        if self.leads_now() && self.stopping.is_none() {
+        let leads = self.leads_now() && self.stopping.is_none();
+        if leads {
             self.leases.allow_revokes();
             self.leases.note_if_due(now);
-            let revision = self.machine.store.current_revision();
-            if let Some(revision) = self.compactor.due(revision, now) {
-                self.logger.info("compacting by age", &[("revision", Value::Int(revision.0))]);
-                let compaction = Some(CompactionRequest { revision: revision.0, physical: false });
-                self.propose_own(InternalRaftRequest { compaction, ..Default::default() }, Waiter::Nobody);
-            }
+        }
+        let in_use = self.machine.in_use_bytes();
+        if let Some(quota) = self.shared.limits.quota_bytes
+            && let Some(percent) = self.quota_warning.look(in_use, quota)
+        {
+            self.logger.warn(
+                "the data is near its quota; once it is reached, writes are refused until keys are deleted and compacted",
+                &[
+                    ("in-use-percent", Value::Uint(percent)),
+                    ("in-use-bytes", Value::Uint(in_use)),
+                    ("quota-backend-bytes", Value::Uint(quota)),
+                ],
+            );
+        }
+        let store = &self.machine.store;
+        let (revision, compacted) = (store.current_revision(), store.compact_revision());
+        if let Some(revision) = self.compactor.due(revision, compacted, leads, now) {
+            self.logger.info("starting auto compaction", &[("revision", Value::Int(revision.0))]);
+            let compaction = Some(CompactionRequest { revision: revision.0, physical: false });
+            self.propose_own(InternalRaftRequest { compaction, ..Default::default() }, Waiter::Nobody);
         }
         Ok(())
     }

@@ -1,12 +1,17 @@
 //! Members whose options differ, as they do while an operator changes one member after the other.
 
+use std::future::Future as _;
+use std::task::{Context, Waker};
+
 use api::Rpc;
 use api::etcdserverpb::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MemberAddRequest,
-    MemberAddResponse,
+    MemberAddResponse, PutRequest,
 };
+use disk::Fault;
 use mainstay_server::stepped::Stepped;
 use numbers::{LeaseId, Seconds};
+use prost::Message as _;
 
 use super::world::World;
 
@@ -42,6 +47,62 @@ fn a_power_loss_at_the_first_start_does_not_prevent_the_next_one_without_syncs_e
         }
         world.start_all();
     }
+}
+
+#[test]
+fn a_log_of_its_own_is_found_wherever_the_power_went_at_the_first_start() {
+    for nth in 1..=60 {
+        let mut world = World::new(1, nth, &["--wal-dir=/w"]);
+        world.places[0].disk.fail_at(nth, Fault::PowerCut);
+        if world.start(0).is_ok() {
+            let mut steps = 0..100;
+            while steps.next().is_some() && world.work().is_ok() {
+                world.wait();
+            }
+        }
+        world.crash(0);
+        world.start_all();
+        world.put(0, "k", b"v").expect("it serves");
+        world.crash(0);
+        world.set_options(0, &[]);
+        let why = world.start(0).expect_err("its log is elsewhere");
+        assert!(why.contains("the log of this member is in /w"), "{nth}: {why}");
+        world.set_options(0, &["--wal-dir=/w"]);
+        world.start_all();
+        assert_eq!(world.get(0, "k").as_deref(), Some(&b"v"[..]), "{nth}");
+        let files = world.places[0].disk.files();
+        assert!(files.iter().all(|(path, _)| !path.starts_with("/m1/member/log")), "{files:?}");
+    }
+}
+
+#[test]
+fn without_the_pipeline_a_batch_waits_for_the_one_before() {
+    for (options, expected) in [(&[][..], 3), (&["--raft-pipeline=false"][..], 1)] {
+        let mut world = World::started(1, 3, options);
+        world.until("all is applied", |world| {
+            world.member(0).probe().applied == world.member(0).probe().last_index
+        });
+        let before = world.member(0).probe().last_index;
+        world.places[0].log_held = true;
+        let mut puts = Vec::new();
+        for key in ["a", "b", "c"] {
+            let request = PutRequest { key: key.into(), value: "v".into(), ..PutRequest::default() };
+            let mut put = Box::pin(world.member(0).call(Rpc::KvPut, request.encode_to_vec().into()));
+            assert!(put.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            puts.push(put);
+            while world.work().expect("goes on") {}
+        }
+        assert_eq!(world.member(0).probe().last_index - before, expected, "{options:?}");
+        world.places[0].log_held = false;
+        assert!(world.run_all(puts).iter().all(Result::is_ok));
+        assert_eq!(world.member(0).probe().last_index - before, 3);
+    }
+    // And in a cluster.
+    let mut world = World::started(3, 3, &["--raft-pipeline=false", "--batch-fsync-window=0"]);
+    for number in 0..20 {
+        world.put(number % 3, &format!("k{number}"), b"v").expect("is put");
+    }
+    are_equal(&mut world);
 }
 
 #[test]

@@ -1,0 +1,64 @@
+//! Warnings before the data reaches its quota. etcd gives none: the first that its operator hears of it is that writes are
+//! refused.
+
+/// Parts of the quota, in percent, that are warned of.
+const LEVELS: [u64; 3] = [80, 90, 95];
+/// A level is warned of again once the data was this much below it, in percent of the quota.
+const REARMED_BELOW: u64 = 5;
+
+/// Knows which levels were warned of.
+#[derive(Debug, Default)]
+pub(super) struct QuotaWarning {
+    /// Levels that were warned of, the lowest first.
+    said: usize,
+}
+
+impl QuotaWarning {
+    /// Returns the percent in use if that is to be warned of now.
+    pub fn look(&mut self, in_use_bytes: u64, quota_bytes: u64) -> Option<u64> {
+        let percent = u64::try_from(u128::from(in_use_bytes) * 100 / u128::from(quota_bytes.max(1)));
+        let percent = percent.unwrap_or(u64::MAX);
+        let reached = LEVELS.iter().take_while(|level| percent >= **level).count();
+        if reached > self.said {
+            self.said = reached;
+            return Some(percent);
+        }
+        while self.said > reached && percent + REARMED_BELOW < LEVELS[self.said - 1] {
+            self.said -= 1;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_level_is_warned_of_once_until_the_data_was_well_below_it() {
+        let mut warning = QuotaWarning::default();
+        let said: Vec<Option<u64>> = [79, 80, 85, 89, 91, 90, 89, 91, 84, 91, 97, 120, 10, 81, 96]
+            .into_iter()
+            .map(|percent| warning.look(percent * 10, 1000))
+            .collect();
+        let expected = [
+            None,
+            Some(80),
+            None,
+            None,
+            Some(91),
+            None,
+            None,
+            None,
+            None,
+            Some(91),
+            Some(97),
+            None,
+            None,
+            Some(81),
+            Some(96),
+        ];
+        assert_eq!(said, expected);
+        assert_eq!(QuotaWarning::default().look(u64::MAX, 0), Some(u64::MAX));
+    }
+}
