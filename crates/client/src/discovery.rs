@@ -145,6 +145,15 @@ impl Resolver {
         Ok(secure.chain(plain.into_iter().map(|found| (url("http", &found), found))).collect())
     }
 
+    /// Hosts, with the root's dot, and ports of a name's SRV records.
+    ///
+    /// # Errors
+    /// The name could not be resolved, or has no such records.
+    pub async fn servers_of(&self, name: &str) -> Result<Vec<(String, u16)>, DiscoveryError> {
+        let found = self.services(name).await?;
+        Ok(found.into_iter().map(|service| (service.target, service.port)).collect())
+    }
+
     /// The records of a name, by priority and within one in random order by weight, as RFC 2782 says.
     async fn services(&self, name: &str) -> Result<Vec<Service>, DiscoveryError> {
         let rooted = |name: &str| if name.ends_with('.') { name.to_owned() } else { format!("{name}.") };

@@ -208,6 +208,7 @@ pub fn run_requests(data: &[u8]) {
         write_timeout: Duration::from_secs(2),
         listeners: Vec::new(),
         tls: None,
+        local_address: None,
     };
     let pieces = pieces(&bytes, cut).map(Bytes::copy_from_slice).collect();
     let ended = RUNTIME

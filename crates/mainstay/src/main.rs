@@ -1,5 +1,6 @@
 //! The binary. By its name, or by its first word, it is a member or one of the tools.
 
+mod discovery;
 mod local_time;
 mod member;
 mod memory_lock;

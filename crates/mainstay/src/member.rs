@@ -7,13 +7,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use config::{self, Invocation, Parsed};
+use config::{self, Config, Invocation, Parsed};
 use server::boot::{self, Listening};
 use server::systemd::Systemd;
 use telemetry::logging::{Logger, Value};
 
 use crate::rebuild::{self, Rebuild};
-use crate::{environment, local_time, memory_lock, open_files, signals};
+use crate::{discovery, environment, local_time, memory_lock, open_files, signals};
 
 /// The purpose for which the member is run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -139,7 +139,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     let mut signal = None;
     let early = std::cell::Cell::new(None);
     let stop_within = |patience: Duration| {
-        early.set(early.get().or_else(|| signals::wait(patience)));
+        early.set(early.get().or_else(|| signals::wait(patience, &logger)));
         early.get().is_some()
     };
     let stop_wanted = || stop_within(Duration::ZERO);
@@ -153,7 +153,9 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     };
     // Held until the rebuild is finished.
     let started = prepared.and_then(|_lock| {
-        let started = boot::start(parsed.config, Arc::clone(&logger), &stop_wanted)?;
+        let discover =
+            |config: &Config| discovery::discover(config, &logger, &stop_wanted).map_err(Into::into);
+        let started = boot::start(parsed.config, Arc::clone(&logger), &discover, &stop_wanted)?;
         if rebuilding.is_some() {
             rebuild::finish(&data_path)?;
             logger.info("the member is rebuilt", &[]);
@@ -178,7 +180,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         greeting(&listening, &data_dir);
     }
     while signal.is_none() {
-        signal = signals::wait(systemd.patience(Duration::from_millis(500)));
+        signal = signals::wait(systemd.patience(Duration::from_millis(500)), &logger);
         systemd.alive(&logger);
         if signal.is_none() && running.ended(Duration::ZERO) {
             break;

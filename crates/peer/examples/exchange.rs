@@ -97,6 +97,7 @@ fn start(id: u64, member: &Arc<Member>, tls: Option<&tls::Tls>) -> (Arc<Peers>, 
         write_timeout: Duration::from_secs(5),
         listeners: vec![Listener { socket, tls: tls.and_then(tls::Tls::server) }],
         tls: tls.map(tls::Tls::client),
+        local_address: None,
     };
     let log: Log = Arc::new(|_, _, _| {});
     (Arc::new(Peers::start(options, Arc::clone(member) as Arc<dyn Handler>, log).unwrap()), url)

@@ -1,10 +1,11 @@
 //! Opening connections to members, with TLS where their URLs say so: [`Dialer`].
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use tls::ClientTls;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream, lookup_host};
 
 use crate::endpoint::Endpoint;
 use crate::handshakes::{self, Failure, Handshakes, Met};
@@ -19,11 +20,18 @@ pub(crate) struct Dialer {
     pub(crate) sessions: Sessions,
     /// The thread that shakes hands; `None`: on this thread.
     pub(crate) handshakes: Option<Handshakes>,
+    /// The address that connections come from; `None`: the system chooses.
+    local: Option<IpAddr>,
 }
 
 impl Dialer {
     pub(crate) fn new(tls: Option<ClientTls>, handshakes: Option<Handshakes>) -> Dialer {
-        Dialer { tls, sessions: Sessions::default(), handshakes }
+        Dialer { tls, sessions: Sessions::default(), handshakes, local: None }
+    }
+
+    /// Binds its connections to an address of this machine.
+    pub(crate) fn bound_to(self, local: Option<IpAddr>) -> Dialer {
+        Dialer { local, ..self }
     }
 
     /// Returns true if `https` URLs can be dialed.
@@ -38,7 +46,7 @@ impl Dialer {
         dial_timeout: Duration,
         write_timeout: Duration,
     ) -> io::Result<Socket> {
-        let dial = TcpStream::connect((endpoint.host.as_str(), endpoint.port));
+        let dial = self.dial(&endpoint.host, endpoint.port);
         let stream = tokio::time::timeout(dial_timeout, dial)
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "dial timed out"))??;
@@ -56,5 +64,54 @@ impl Dialer {
         let watched = self.sessions.watch(Side::Dialed(tls.clone()), session, endpoint.authority.clone());
         let watched = watched.map_err(Failure::Refused)?;
         Ok(Socket::secured(wire, secured, watched))
+    }
+
+    async fn dial(&self, host: &str, port: u16) -> io::Result<TcpStream> {
+        let Some(local) = self.local else { return TcpStream::connect((host, port)).await };
+        let mut fault = None;
+        for address in lookup_host((host, port)).await? {
+            let socket = match address {
+                SocketAddr::V4(_) if local.is_ipv4() => TcpSocket::new_v4()?,
+                SocketAddr::V6(_) if local.is_ipv6() => TcpSocket::new_v6()?,
+                // One kind of address cannot reach the other.
+                _ => continue,
+            };
+            socket.bind((local, 0).into())?;
+            match socket.connect(address).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => fault = Some(error),
+            }
+        }
+        Err(fault.unwrap_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::AddrNotAvailable,
+                format!("{host} has no address that {local} can reach"),
+            )
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn connections_come_from_the_address_that_they_are_bound_to() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("it is bound").port();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let dial = |local: Option<&str>| {
+            let local = local.map(|text| text.parse().expect("an address"));
+            runtime.block_on(Dialer::new(None, None).bound_to(local).dial("127.0.0.1", port))
+        };
+        for (local, seen) in [(None, "127.0.0.1"), (Some("127.0.0.7"), "127.0.0.7")] {
+            let stream = dial(local).expect("connects");
+            assert_eq!(listener.accept().expect("accepts").1.ip().to_string(), seen);
+            drop(stream);
+        }
+        let why = dial(Some("::1")).expect_err("cannot reach it").to_string();
+        assert_eq!(why, "127.0.0.1 has no address that ::1 can reach");
     }
 }

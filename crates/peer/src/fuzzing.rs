@@ -141,7 +141,8 @@ pub fn serve(
     let inbox = Arc::new(Inbox::new());
     inbox.set_members(members.iter().map(|id| (*id, Vec::new())).collect());
     let times = (options.read_timeout, options.write_timeout);
-    let hub = Rc::new(Hub::new(identity, handler, Arc::new(|_, _, _| {}), inbox, times, None));
+    let dialer = crate::dialer::Dialer::new(None, None);
+    let hub = Rc::new(Hub::new(identity, handler, Arc::new(|_, _, _| {}), inbox, times, dialer));
     let local = LocalSet::new();
     let ended = local.block_on(runtime, async {
         hub.set_members(members.iter().map(|id| (*id, Vec::new())).collect());

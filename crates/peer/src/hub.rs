@@ -114,13 +114,13 @@ impl Hub {
         log: Log,
         inbox: Arc<Inbox>,
         (read_timeout, write_timeout): (Duration, Duration),
-        tls: Option<tls::ClientTls>,
+        dialer: Dialer,
     ) -> Hub {
         Hub {
             identity,
             handler,
             inbox,
-            client: Client::new(Dialer::new(tls, Some(Handshakes::default()))),
+            client: Client::new(dialer),
             resolver: Arc::new(SystemResolver),
             look_ups: Arc::new(Semaphore::new(LOOK_UPS_MAX)),
             rejections: Cell::default(),
@@ -155,9 +155,10 @@ impl Hub {
         }
         drop(entered);
         let (read_timeout, write_timeout) = (options.read_timeout, options.write_timeout);
-        let tls = options.tls;
+        let (tls, local_address) = (options.tls, options.local_address);
         std::thread::Builder::new().name("peer".to_owned()).spawn(move || {
-            let hub = Rc::new(Hub::new(identity, handler, log, inbox, (read_timeout, write_timeout), tls));
+            let dialer = Dialer::new(tls, Some(Handshakes::default())).bound_to(local_address);
+            let hub = Rc::new(Hub::new(identity, handler, log, inbox, (read_timeout, write_timeout), dialer));
             let local = tokio::task::LocalSet::new();
             local.block_on(&runtime, run(Rc::clone(&hub), listeners));
             hub.stopping.set(true);

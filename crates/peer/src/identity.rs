@@ -147,6 +147,7 @@ mod tests {
             write_timeout: Duration::ZERO,
             listeners: Vec::new(),
             tls: None,
+            local_address: None,
         })
         .unwrap()
     }

@@ -1,5 +1,5 @@
 use std::fmt;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ pub struct Options {
     pub listeners: Vec<Listener>,
     /// TLS of connections to other members at `https` URLs. `None`: such URLs cannot be dialed.
     pub tls: Option<tls::ClientTls>,
+    /// Address that connections to other members come from; `None`: the system chooses.
+    pub local_address: Option<IpAddr>,
 }
 
 /// A listener that the other members connect to.

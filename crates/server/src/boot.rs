@@ -1,6 +1,7 @@
 //! From a configuration and a data directory to a running member: [`start`] opens, assembles, starts a thread per part and
 //! listens; [`Running::stop`] shuts down cleanly.
 
+use std::error::Error;
 use std::rc::Rc;
 use std::sync::mpsc::{self, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -61,6 +62,9 @@ pub struct Running {
 /// The threads that serve clients and metrics, from when they do.
 type Fronts = OnceLock<Vec<Front>>;
 
+/// Finds the other members for one that has no data: returns its options with an initial cluster.
+pub type Discover<'a> = dyn Fn(&Config) -> Result<Config, Box<dyn Error + Send + Sync>> + 'a;
+
 /// Starts a member; returns once it serves clients. That needs a quorum of its cluster, so `stop_wanted` is asked now
 /// and then whether to go on waiting.
 ///
@@ -70,6 +74,7 @@ type Fronts = OnceLock<Vec<Front>>;
 pub fn start(
     config: Config,
     logger: Arc<Logger>,
+    discover: &Discover<'_>,
     stop_wanted: &dyn Fn() -> bool,
 ) -> Result<(Running, Listening), StartError> {
     let clock = Clock::real();
@@ -93,7 +98,10 @@ pub fn start(
         segment_bytes: None,
         seed: None,
         switches: opening::Switches::default(),
-        begin: &|| joining::begin(&config, Some(&tls.dialing()), &logger).map_err(Into::into),
+        begin: &|| match config.discovery {
+            Some(_) => Ok(joining::begin(&discover(&config)?, Some(&tls.dialing()), &logger)?),
+            None => joining::begin(&config, Some(&tls.dialing()), &logger).map_err(Into::into),
+        },
     })?;
     opened.report(&logger, began.elapsed());
     let shards = processors();
@@ -239,6 +247,7 @@ fn start_peers(
         write_timeout: config.raft_write_timeout,
         listeners,
         tls: Some(tls),
+        local_address: config.peer_local_address(),
     };
     let peers = Peers::start(
         options,

@@ -24,6 +24,7 @@ mod damage_table;
 mod dashboards;
 mod diagnosis;
 mod gateway;
+mod discovery;
 mod history;
 mod input;
 mod locks;
@@ -42,6 +43,7 @@ mod tls;
 mod tls_cluster;
 mod unix_sockets;
 mod versions;
+mod wal_dir;
 
 use std::time::Duration;
 

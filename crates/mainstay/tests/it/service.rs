@@ -70,6 +70,31 @@ fn systemd_hears_that_a_member_is_ready_alive_and_stops() {
 }
 
 #[test]
+fn signals_change_the_level_of_the_log() {
+    let dir = TempDir::in_memory("level");
+    let (address, _) = addresses();
+    let mut member = Member::spawn(
+        &Setup::new(dir.path())
+            .flag("--log-level=error")
+            .flag(format!("--listen-client-urls=http://{address}")),
+    );
+    run(async {
+        let listens = async || tokio::net::TcpStream::connect(address).await.ok();
+        testkit::eventually("it listens", PATIENCE, listens).await;
+    });
+    puts(address);
+    assert!(!member.said().contains("\"level\":\"info\""), "{}", member.said());
+    member.signal(libc::SIGUSR1);
+    member.wait_for("the log has all lines now");
+    member.signal(libc::SIGUSR2);
+    member.wait_for("the log has lines of --log-level again");
+    member.signal(libc::SIGTERM);
+    member.wait();
+    let said = member.said();
+    assert!(!said.contains("received signal; shutting down"), "{said}");
+}
+
+#[test]
 fn memory_is_locked_or_the_start_refused() {
     let dir = TempDir::in_memory("mlock");
     let mut member = Member::spawn(&Setup::new(dir.path()).flag("--memory-mlock"));
@@ -283,6 +308,41 @@ fn etcd_operators_and_patronis_configurations_start_it() {
     puts(client);
     member.wait_for("loaded server configuration, other configuration command line flags");
     assert!(member.heard("unrecognized key in the configuration file", Duration::ZERO));
+    member.stop();
+}
+
+#[test]
+fn etcds_sample_of_a_configuration_file_starts_it() {
+    let dir = TempDir::in_memory("sample");
+    let (client, peer) = addresses();
+    let file = dir.path().join("etcd.conf.yml");
+    // All keys of etcd.conf.yml.sample, with its values, but for paths and ports.
+    let text = format!(
+        "name: 'default'\ndata-dir: {data}\nwal-dir: {wal}\nsnapshot-count: 10000\nheartbeat-interval: 100\n\
+         election-timeout: 1000\nquota-backend-bytes: 0\nlisten-peer-urls: http://{peer}\n\
+         listen-client-urls: http://{client}\nmax-snapshots: 5\nmax-wals: 5\ncors:\n\
+         initial-advertise-peer-urls: http://{peer}\nadvertise-client-urls: http://{client}\ndiscovery:\n\
+         discovery-fallback: 'proxy'\ndiscovery-proxy:\ndiscovery-srv:\ninitial-cluster: default=http://{peer}\n\
+         initial-cluster-token: 'etcd-cluster'\ninitial-cluster-state: 'new'\nstrict-reconfig-check: false\n\
+         enable-pprof: false\nproxy: 'off'\nproxy-failure-wait: 5000\nproxy-refresh-interval: 30000\n\
+         proxy-dial-timeout: 1000\nproxy-write-timeout: 5000\nproxy-read-timeout: 0\n\
+         client-transport-security:\n  cert-file:\n  key-file:\n  client-cert-auth: false\n  trusted-ca-file:\n  \
+         auto-tls: false\n\
+         peer-transport-security:\n  cert-file:\n  key-file:\n  client-cert-auth: false\n  trusted-ca-file:\n  \
+         auto-tls: false\n\
+         self-signed-cert-validity: 1\nlog-level: debug\nlogger: zap\nlog-outputs: [stderr]\nforce-new-cluster: false\n\
+         auto-compaction-mode: periodic\nauto-compaction-retention: \"1\"\n\
+         cipher-suites: [\n  TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,\n  TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384\n]\n\
+         tls-min-version: 'TLS1.2'\ntls-max-version: 'TLS1.3'\n",
+        data = dir.path().join("data").display(),
+        wal = dir.path().join("wal").display()
+    );
+    std::fs::write(&file, text).expect("a file can be written");
+    let mut command = etcd(dir.path());
+    command.arg("--config-file").arg(&file);
+    let member = served(command);
+    puts(client);
+    assert!(dir.path().join("wal/0000000000000000.seg").exists());
     member.stop();
 }
 

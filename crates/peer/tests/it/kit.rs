@@ -185,6 +185,7 @@ pub fn member_with(
         write_timeout: timeouts.write,
         listeners: vec![listener],
         tls,
+        local_address: None,
     };
     let recorder = Arc::new(Recorder::default());
     let lines = Arc::clone(&recorder);

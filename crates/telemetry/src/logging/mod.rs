@@ -15,7 +15,7 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::panic::Location;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, UNIX_EPOCH};
 
@@ -36,7 +36,10 @@ pub struct Logger {
 }
 
 struct Shared {
+    /// The level of the options.
     level: Level,
+    /// The level that counts now, as a number.
+    level_now: AtomicU8,
     format: Format,
     outputs: Mutex<Vec<Box<dyn Write + Send>>>,
     repeats: RepeatLimit,
@@ -92,6 +95,7 @@ impl Logger {
     pub fn by(clock: Clock, level: Level, format: Format, outputs: Vec<Box<dyn Write + Send>>) -> Logger {
         let shared = Shared {
             level,
+            level_now: AtomicU8::new(level as u8),
             format,
             outputs: Mutex::new(outputs),
             repeats: RepeatLimit::new(),
@@ -105,7 +109,12 @@ impl Logger {
     /// True when lines of this level are written; to be asked before fields are computed that cost something.
     #[inline]
     pub fn enabled(&self, level: Level) -> bool {
-        level >= self.shared.level
+        level as u8 >= self.shared.level_now.load(Ordering::Relaxed)
+    }
+
+    /// Changes the level from the next line on; `None` for the level of the options.
+    pub fn set_level(&self, level: Option<Level>) {
+        self.shared.level_now.store(level.unwrap_or(self.shared.level) as u8, Ordering::Relaxed);
     }
 
     /// Lines that no output took, or not all of them.
