@@ -31,6 +31,8 @@ pub struct MemberSlot {
     pub peer_scheme: &'static str,
     /// What the process is started by, if it is not started directly.
     pub launcher: Vec<String>,
+    /// Flags of this member alone.
+    pub flags: Vec<String>,
     pub member: Option<Member>,
 }
 
@@ -99,8 +101,17 @@ impl Cluster {
         let taken = |address| self.slots.iter().any(|slot| address == slot.client || address == slot.peer);
         let [client, peer] = free_addresses(self.address, taken);
         let data_dir = self.dir.path().join(&name);
-        let (peer_scheme, launcher) = ("http", Vec::new());
-        self.slots.push(MemberSlot { name, client, peer, data_dir, peer_scheme, launcher, member: None });
+        let (peer_scheme, launcher, flags) = ("http", Vec::new(), Vec::new());
+        self.slots.push(MemberSlot {
+            name,
+            client,
+            peer,
+            data_dir,
+            peer_scheme,
+            launcher,
+            flags,
+            member: None,
+        });
         at
     }
 
@@ -141,6 +152,7 @@ impl Cluster {
             .arg("--heartbeat-interval=50")
             .arg(format!("--election-timeout={}", ELECTION_TIMEOUT.as_millis()))
             .args(&self.flags)
+            .args(&slot.flags)
             .args(flags);
         command
     }

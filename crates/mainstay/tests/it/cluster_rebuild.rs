@@ -1,5 +1,6 @@
 //! A member whose data is damaged is rebuilt from the others by one command, whatever interrupts it.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -85,7 +86,20 @@ fn a_member_with_a_damaged_segment_is_rebuilt() {
 
 #[test]
 fn a_rebuild_goes_on_wherever_it_was_killed() {
-    let mut cluster = Cluster::start("rebuild-killed", 3, &[]);
+    kill_rebuilds(Cluster::plan("rebuild-killed", 3, &[]), None);
+}
+
+#[test]
+fn a_rebuild_with_a_log_of_its_own_goes_on_wherever_it_was_killed() {
+    let mut cluster = Cluster::plan("rebuild-wal-dir", 3, &[]);
+    let wal_dir = cluster.dir.path().join("wal");
+    cluster.slots[2].flags = vec![format!("--wal-dir={}", wal_dir.display())];
+    kill_rebuilds(cluster, Some(wal_dir));
+}
+
+/// Kills rebuilds of the last member, whose log is in `wal_dir` or in its data directory.
+fn kill_rebuilds(mut cluster: Cluster, wal_dir: Option<PathBuf>) {
+    cluster.start_all();
     let mut dice = Random::new(7);
     run(async {
         let client = cluster.client(0).await;
@@ -94,7 +108,10 @@ fn a_rebuild_goes_on_wherever_it_was_killed() {
         }
         cluster.assert_equal().await;
         cluster.kill(2);
-        let segment = first_segment(&cluster, 2);
+        let segment = match &wal_dir {
+            Some(dir) => dir.join("0000000000000000.seg"),
+            None => first_segment(&cluster, 2),
+        };
         open(&segment).set_len(0).expect("it can be cut");
         // Each is killed as soon as it has said this, or after a moment of its own.
         let steps = [
@@ -143,7 +160,10 @@ fn a_rebuild_goes_on_wherever_it_was_killed() {
         cluster.assert_equal().await;
         let kv = cluster.client(2).await.get("k/050").await.expect("reads are served");
         assert_eq!(kv.expect("it is there").value, filler(50, 100));
-        let aside = cluster.slots[2].data_dir.join("member.damaged-1/log/0000000000000000.seg");
+        let aside = match &wal_dir {
+            Some(dir) => dir.join("damaged-1/0000000000000000.seg"),
+            None => cluster.slots[2].data_dir.join("member.damaged-1/log/0000000000000000.seg"),
+        };
         assert_eq!(std::fs::metadata(aside).expect("it is kept").len(), 0, "the damaged one was moved first");
         cluster.kill(2);
         cluster.start_one(2);

@@ -95,6 +95,24 @@ fn signals_change_the_level_of_the_log() {
 }
 
 #[test]
+fn a_port_is_shared_by_members_that_reuse_it_only() {
+    let dir = TempDir::in_memory("reuse");
+    let (address, _) = addresses();
+    let setup = |name: &str| {
+        Setup::new(&dir.path().join(name)).flag(format!("--listen-client-urls=http://{address}"))
+    };
+    let first = setup("one").flag("--socket-reuse-port").start();
+    for plain in ["--socket-reuse-address", "--socket-reuse-port=false"] {
+        let said = setup("two").flag(plain).refused();
+        assert!(said.contains(&format!("cannot listen on http://{address}")), "{said}");
+    }
+    let second = setup("two").flag("--socket-reuse-port").flag("--socket-reuse-address").start();
+    first.stop();
+    puts(address);
+    second.stop();
+}
+
+#[test]
 fn memory_is_locked_or_the_start_refused() {
     let dir = TempDir::in_memory("mlock");
     let mut member = Member::spawn(&Setup::new(dir.path()).flag("--memory-mlock"));
@@ -324,7 +342,7 @@ fn etcds_sample_of_a_configuration_file_starts_it() {
          initial-advertise-peer-urls: http://{peer}\nadvertise-client-urls: http://{client}\ndiscovery:\n\
          discovery-fallback: 'proxy'\ndiscovery-proxy:\ndiscovery-srv:\ninitial-cluster: default=http://{peer}\n\
          initial-cluster-token: 'etcd-cluster'\ninitial-cluster-state: 'new'\nstrict-reconfig-check: false\n\
-         enable-pprof: false\nproxy: 'off'\nproxy-failure-wait: 5000\nproxy-refresh-interval: 30000\n\
+         enable-pprof: true\nproxy: 'off'\nproxy-failure-wait: 5000\nproxy-refresh-interval: 30000\n\
          proxy-dial-timeout: 1000\nproxy-write-timeout: 5000\nproxy-read-timeout: 0\n\
          client-transport-security:\n  cert-file:\n  key-file:\n  client-cert-auth: false\n  trusted-ca-file:\n  \
          auto-tls: false\n\

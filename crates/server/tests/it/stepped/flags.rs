@@ -2,6 +2,7 @@
 
 use std::future::Future as _;
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use api::Rpc;
 use api::etcdserverpb::{
@@ -10,7 +11,7 @@ use api::etcdserverpb::{
 };
 use disk::Fault;
 use mainstay_server::stepped::Stepped;
-use numbers::{LeaseId, Seconds};
+use numbers::{LeaseId, Revision, Seconds};
 use prost::Message as _;
 
 use super::world::World;
@@ -102,6 +103,56 @@ fn without_the_pipeline_a_batch_waits_for_the_one_before() {
     for number in 0..20 {
         world.put(number % 3, &format!("k{number}"), b"v").expect("is put");
     }
+    are_equal(&mut world);
+}
+
+#[test]
+fn whoever_leads_compacts_by_age() {
+    let mut world = World::started(3, 5, &["--auto-compaction-retention=10s"]);
+    for leads in [0, 1, 2] {
+        world.lead(leads);
+        let mut revision = Revision(0);
+        for key in ["a", "b", "c"] {
+            let put = world.put(leads, key, b"v").expect("is put");
+            revision = Revision(put.header.expect("has a header").revision);
+        }
+        let began = world.places[leads].clock.elapsed();
+        world.until("its history is compacted on all", |world| {
+            world.members().all(|member| member.probe().compact_revision >= revision)
+        });
+        let took = world.places[leads].clock.elapsed() - began;
+        assert!(took >= Duration::from_secs(10), "history is kept that long: {took:?}");
+    }
+    are_equal(&mut world);
+}
+
+#[test]
+fn remaining_times_outlive_leaders_and_restarts_whatever_the_gates_say() {
+    let mut world = World::new(3, 6, &[]);
+    world.set_options(1, &["--feature-gates=LeaseCheckpoint=true"]);
+    let both = ["--experimental-enable-lease-checkpoint", "--experimental-enable-lease-checkpoint-persist"];
+    world.set_options(2, &both);
+    world.start_all();
+    let _: LeaseGrantResponse =
+        world.call(0, Rpc::LeaseGrant, &LeaseGrantRequest { ttl: 1000, id: 7 }).expect("is granted");
+    let began = world.places[0].clock.elapsed();
+    world.until("two notes were due", |world| {
+        world.places[0].clock.elapsed() - began > Duration::from_secs(130)
+    });
+    let left = |world: &mut World| {
+        let asked = LeaseTimeToLiveRequest { id: 7, keys: false };
+        let told: LeaseTimeToLiveResponse = world.call(0, Rpc::LeaseTimeToLive, &asked).expect("is told");
+        assert_eq!(told.granted_ttl, 1000);
+        assert!((800..950).contains(&told.ttl), "{told:?}");
+    };
+    for leads in [1, 2, 0] {
+        world.lead(leads);
+        left(&mut world);
+    }
+    are_equal(&mut world);
+    (0..3).for_each(|at| world.crash(at));
+    world.start_all();
+    left(&mut world);
     are_equal(&mut world);
 }
 
