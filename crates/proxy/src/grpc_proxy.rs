@@ -5,6 +5,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
@@ -15,6 +16,9 @@ use front::{Budget, Front, Listener, Serves};
 use telemetry::logging::{Format, Level, Logger, Value};
 use tls::{Event, Reloader, SelfSigned, SystemClock};
 
+use crate::hub::Hub;
+use crate::metrics::Metrics;
+use crate::namespace::Namespace;
 use crate::pages::Pages;
 use crate::service::{Proxy, Shared};
 use crate::{ProxyOptions, Ready, upstream};
@@ -78,9 +82,18 @@ impl GrpcProxy {
         Client::new(upstream.clone()).map_err(fault)?;
         let own = own_settings(options, listen_tls.as_ref().map(|(tls, _)| tls.settings()))?;
 
+        let metrics = Arc::new(Metrics::default());
+        let namespace = Namespace::new(&options.namespace);
+        let hub = {
+            let upstream = upstream.clone();
+            Hub::start(move || checked_client(upstream), namespace.clone(), metrics.clone()).map_err(fault)?
+        };
         let shared = Arc::new(Shared {
             logger: logger.clone(),
-            metrics: crate::metrics::Metrics::default(),
+            metrics,
+            hub,
+            streams: AtomicU64::new(0),
+            namespace,
             advertise: options.advertise.clone(),
             host: host_name(),
             logs_calls: options.logs_calls,
@@ -91,8 +104,7 @@ impl GrpcProxy {
         let make = {
             let (shared, logger) = (shared.clone(), logger.clone());
             Arc::new(move |_| -> Rc<dyn front::Service> {
-                let made = Client::new(upstream.clone());
-                let client = made.unwrap_or_else(|error| unreachable!("the settings were checked: {error}"));
+                let client = checked_client(upstream.clone());
                 if !auto_sync.is_zero() {
                     tokio::spawn(keep_in_sync(client.clone(), auto_sync, logger.clone()));
                 }
@@ -185,6 +197,11 @@ pub(crate) fn command(matches: &Matches, ready: Ready<'_>) -> Result<(), String>
     loop {
         std::thread::park();
     }
+}
+
+/// A client with settings that were checked.
+fn checked_client(settings: Settings) -> Client {
+    Client::new(settings).unwrap_or_else(|error| unreachable!("the settings were checked: {error}"))
 }
 
 /// The endpoints: those that DNS knows, or those of the flags.

@@ -20,11 +20,16 @@ mod commands;
 mod discovery;
 mod gateway;
 mod grpc_proxy;
+mod hub;
 mod metrics;
+mod namespace;
 mod options;
+mod outbox;
 mod pages;
 mod service;
+mod streams;
 mod upstream;
+mod watches;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -193,9 +193,6 @@ fn refuse_unsupported(matches: &Matches) -> Result<(), String> {
     if matches.get(flags::ENABLE_PPROF) {
         return refused(flags::ENABLE_PPROF.name());
     }
-    if !matches.get(flags::NAMESPACE).is_empty() {
-        return refused(flags::NAMESPACE.name());
-    }
     if matches.get(flags::SERIALIZABLE_ORDERING) {
         return refused(flags::SERIALIZABLE_ORDERING.name());
     }

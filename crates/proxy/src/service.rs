@@ -3,26 +3,32 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use api::etcdserverpb::{Member, MemberListResponse};
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
-use client::{Client, Receiver, Sender};
-use front::{
-    Answer, First, Head, Inbound, Kind, LocalBoxFuture, Method, Origin, Outbound, Service, Unary, race,
-};
+use client::Client;
+use front::{Answer, Head, Inbound, Kind, LocalBoxFuture, Method, Origin, Outbound, Service, Unary};
 use prost::Message as _;
 use telemetry::logging::{Logger, Value};
 
+use crate::hub::Hub;
 use crate::metrics::Metrics;
+use crate::namespace::Namespace;
 use crate::pages::Pages;
-use crate::upstream;
+use crate::{streams, upstream};
 
 /// What all shards of the proxy share.
 pub(crate) struct Shared {
     pub(crate) logger: Logger,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
+    /// What clients share.
+    pub(crate) hub: Hub,
+    /// Number of the next stream of a client.
+    pub(crate) streams: AtomicU64,
+    pub(crate) namespace: Option<Namespace>,
     /// The URL that the member list shows; empty: the list is that of the cluster.
     pub(crate) advertise: String,
     /// Name of this machine.
@@ -48,8 +54,25 @@ impl Proxy {
     async fn answer(&self, rpc: Rpc, head: &Head, message: Bytes) -> Result<Bytes, Status> {
         match rpc {
             Rpc::ClusterMemberList if !self.shared.advertise.is_empty() => Ok(self.own_members()),
-            _ => self.client.forward(rpc, &upstream::call_options(rpc, head), message).await,
+            _ => {
+                let message = self.asked(rpc, message)?;
+                let answer = self.client.forward(rpc, &upstream::call_options(rpc, head), message).await?;
+                self.told(rpc, answer)
+            }
         }
+    }
+
+    /// A request as the cluster has to see it.
+    fn asked(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
+        self.shared
+            .namespace
+            .as_ref()
+            .map_or(Ok(message.clone()), |namespace| namespace.request(rpc, message))
+    }
+
+    /// An answer as the client has to see it.
+    fn told(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
+        self.shared.namespace.as_ref().map_or(Ok(message.clone()), |namespace| namespace.answer(rpc, message))
     }
 
     /// The member list that keeps clients at this proxy.
@@ -74,32 +97,11 @@ impl Proxy {
         let request = inbound.next().await?.ok_or_else(missing)?;
         let options = upstream::call_options(rpc, head);
         let (mut sender, mut receiver) = self.client.forward_stream(rpc, &options).await?;
-        sender.send_last(request).await?;
-        answers(&mut receiver, outbound).await
-    }
-
-    /// Passes a call with many requests and many answers on.
-    async fn pass_on_both(
-        &self,
-        rpc: Rpc,
-        head: &Head,
-        inbound: &mut Inbound,
-        outbound: &mut Outbound,
-    ) -> Result<(), Status> {
-        let options = upstream::call_options(rpc, head);
-        let (mut sender, mut receiver) = self.client.forward_stream(rpc, &options).await?;
-        let ended = {
-            let up = std::pin::pin!(requests(inbound, &mut sender));
-            let down = std::pin::pin!(answers(&mut receiver, outbound));
-            race(up, down).await
-        };
-        match ended {
-            First::Left(sent) => {
-                sent?;
-                answers(&mut receiver, outbound).await
-            }
-            First::Right(answered) => answered,
+        sender.send_last(self.asked(rpc, request)?).await?;
+        while let Some(message) = receiver.next().await? {
+            outbound.send(self.told(rpc, message)?).await?;
         }
+        Ok(())
     }
 
     fn log(&self, rpc: Rpc, head: &Head, began: Instant, failure: Option<&Status>) {
@@ -118,23 +120,6 @@ impl Proxy {
             ],
         );
     }
-}
-
-/// Passes messages of a member on until it ends the call.
-async fn answers(receiver: &mut Receiver, outbound: &mut Outbound) -> Result<(), Status> {
-    while let Some(message) = receiver.next().await? {
-        outbound.send(message).await?;
-    }
-    Ok(())
-}
-
-/// Passes messages of a client on until it closes its side.
-async fn requests(inbound: &mut Inbound, sender: &mut Sender) -> Result<(), Status> {
-    while let Some(message) = inbound.next().await? {
-        sender.send(message).await?;
-    }
-    sender.finish();
-    Ok(())
 }
 
 fn numbered(method: u16) -> Rpc {
@@ -181,7 +166,13 @@ impl Service for Proxy {
                 api::Kind::ServerStream => {
                     self.pass_on_answers(rpc, &head, &mut inbound, &mut outbound).await
                 }
-                _ => self.pass_on_both(rpc, &head, &mut inbound, &mut outbound).await,
+                _ if rpc == Rpc::LeaseKeepAlive => {
+                    streams::renew(&self.shared.hub, &head, &mut inbound, &mut outbound).await
+                }
+                _ => {
+                    let stream = self.shared.streams.fetch_add(1, Relaxed);
+                    streams::watch(&self.shared.hub, stream, &head, &mut inbound, &mut outbound).await
+                }
             };
             if self.shared.logs_calls {
                 self.log(rpc, &head, began, outcome.as_ref().err());

@@ -12,8 +12,11 @@ use crate::ProxyOptions;
 /// Time limit of connecting to a member.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Metadata that says who the client is.
+pub(crate) const CREDENTIALS: [&str; 2] = ["token", "authorization"];
+
 /// Metadata that goes to the member as it came: who the client is, and what it insists on.
-const PASSED_ON: [&str; 4] = ["token", "authorization", "hasleader", "client-api-version"];
+const PASSED_ON: [&str; 4] = [CREDENTIALS[0], CREDENTIALS[1], "hasleader", "client-api-version"];
 
 /// Settings of the connections to members.
 pub(crate) fn settings(options: &ProxyOptions, endpoints: Vec<String>, tls: Option<Tls>) -> Settings {
@@ -34,7 +37,7 @@ pub(crate) fn call_options(rpc: Rpc, head: &Head) -> CallOptions {
     let mut options = CallOptions::default();
     for name in PASSED_ON {
         // As on a member, a call for a token has none of its own.
-        if rpc == Rpc::Authenticate && (name == "token" || name == "authorization") {
+        if rpc == Rpc::Authenticate && CREDENTIALS.contains(&name) {
             continue;
         }
         if let Some(value) = head.metadata.get(name) {

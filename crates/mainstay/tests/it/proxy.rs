@@ -5,13 +5,20 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use api::etcdserverpb::watch_request::RequestUnion;
+use api::etcdserverpb::{
+    LeaseKeepAliveRequest, LeaseKeepAliveResponse, WatchCreateRequest, WatchProgressRequest, WatchRequest,
+    WatchResponse,
+};
 use api::v3lockpb::{LockRequest, LockResponse};
 use api::{Code, Rpc};
+use prost::Message as _;
 use testkit::TempDir;
 
 use crate::auth::{CHEAP, log_in, secured};
 use crate::certificates::{Folder, files, flag};
 use crate::client::{Client, Watch};
+use crate::cluster::Cluster;
 use crate::member::{Member, Setup, binary};
 use crate::run;
 use crate::tls::https;
@@ -203,4 +210,216 @@ fn a_gateway_with_itself_as_endpoint_does_not_start() {
         .arg(format!("--endpoints=http://{address}"));
     let refusal = Member::launch(command, None).refuses();
     assert!(refusal.contains("should not resolve to the gateway listen addr"), "{refusal}");
+}
+
+/// A figure of a member's page of metrics.
+async fn figure(address: SocketAddr, name: &'static str) -> f64 {
+    let page = tokio::task::spawn_blocking(move || testkit::http1::get(address, "/metrics")).await.unwrap();
+    let line = page.text().lines().find(|line| line.split(' ').next() == Some(name));
+    let value = line.and_then(|line| line.rsplit(' ').next()).and_then(|value| value.parse().ok());
+    value.unwrap_or_else(|| panic!("no {name}"))
+}
+
+const WATCHERS: &str = "etcd_debugging_mvcc_watcher_total";
+
+fn of_key(key: &'static str, start_revision: i64) -> WatchCreateRequest {
+    WatchCreateRequest { key: key.into(), start_revision, ..WatchCreateRequest::default() }
+}
+
+#[test]
+fn many_watchers_of_a_key_cost_the_member_one_watch() {
+    run(async {
+        let dir = TempDir::new("proxy-coalesced");
+        let member = Setup::new(dir.path()).start();
+        let proxy = Proxy::start(dir.path(), &member.client_address().to_string(), &[]);
+        let client = proxy.client().await;
+        let first = client.put("k", "0").await.unwrap();
+        let mut watches = Vec::new();
+        for number in 0..200 {
+            // Some from now on, some from a revision that was handed out already.
+            let start = if number % 10 == 9 { first } else { 0 };
+            watches.push((start, client.watch(of_key("k", start)).await.unwrap()));
+            if number == 100 {
+                client.put("k", "1").await.unwrap();
+            }
+        }
+        let last = client.put("k", "2").await.unwrap();
+        for (number, (start, watch)) in watches.iter_mut().enumerate() {
+            let mut seen = Vec::new();
+            while seen.last() != Some(&format!("k=2@{last}")) {
+                seen.extend(next_events(watch).await);
+            }
+            let (zero, one, two) =
+                (format!("k=0@{first}"), format!("k=1@{}", last - 1), format!("k=2@{last}"));
+            let expected = match (*start, number) {
+                (0, ..=100) => vec![one, two],
+                (0, _) => vec![two],
+                _ => vec![zero, one, two],
+            };
+            assert_eq!(seen, expected, "{number}");
+        }
+        // Those that caught up have moved to the one that all share.
+        while figure(member.client_address(), WATCHERS).await > 1.0 {
+            tokio::task::yield_now().await;
+        }
+        drop(watches);
+        while figure(member.client_address(), WATCHERS).await > 0.0 {
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+#[test]
+fn a_watch_through_a_proxy_outlives_the_leader() {
+    run(async {
+        let mut cluster = Cluster::start("proxy-leader", 3, &[]);
+        let dir = TempDir::new("proxy-leader-proxy");
+        let endpoints: Vec<String> =
+            (0..3).map(|at| cluster.member(at).client_address().to_string()).collect();
+        let proxy = Proxy::start(dir.path(), &endpoints.join(","), &[]);
+        let client = proxy.client().await;
+        let (mut one, mut other) = (client.watch_all(0).await.unwrap(), client.watch_all(0).await.unwrap());
+        let mut written = Vec::new();
+        let leader = cluster.leader().await;
+        for number in 0..20 {
+            if number == 10 {
+                cluster.kill(leader);
+            }
+            // A write whose outcome is not known is written again under the same name.
+            let revision = loop {
+                match client.put("k", number.to_string()).await {
+                    Ok(revision) => break revision,
+                    Err(status) => assert!(crate::cluster::is_passing(&status), "{status}"),
+                }
+            };
+            written.push(format!("k={number}@{revision}"));
+        }
+        for watch in [&mut one, &mut other] {
+            let mut seen = Vec::new();
+            while seen.last() != written.last() {
+                seen.extend(next_events(watch).await);
+            }
+            let revision = |event: &String| event.rsplit('@').next().unwrap().parse::<i64>().unwrap();
+            assert!(seen.windows(2).all(|pair| revision(&pair[0]) < revision(&pair[1])), "{seen:?}");
+            assert!(written.iter().all(|event| seen.contains(event)), "{seen:?}");
+        }
+    });
+}
+
+/// Creates a watch with the client's token; gives the stream and the first answer.
+async fn watched(
+    client: &Client,
+    request: WatchCreateRequest,
+) -> ((client::Sender, client::Receiver), WatchResponse) {
+    let (mut sender, mut receiver) = client.open(Rpc::Watch).await.unwrap();
+    let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(request)) };
+    sender.send(request.encode_to_vec().into()).await.unwrap();
+    let told = WatchResponse::decode(receiver.next().await.unwrap().unwrap()).unwrap();
+    ((sender, receiver), told)
+}
+
+#[test]
+fn watches_with_different_rights_are_not_shared() {
+    run(async {
+        let dir = TempDir::new("proxy-rights");
+        let member = Setup::new(dir.path()).flag(CHEAP).start();
+        let proxy = Proxy::start(dir.path(), &member.client_address().to_string(), &[]);
+        let client = proxy.client().await;
+        let (root, bob) = secured(&client).await;
+        let (mut allowed, told) = watched(&root, of_key("k", 0)).await;
+        assert!(told.created && !told.canceled, "{told:?}");
+        for client in [&bob, &client] {
+            let (_, told) = watched(client, of_key("k", 0)).await;
+            assert!(told.canceled && !told.cancel_reason.is_empty(), "{told:?}");
+        }
+        let revision = root.put("k", "secret").await.unwrap();
+        let told = WatchResponse::decode(allowed.1.next().await.unwrap().unwrap()).unwrap();
+        assert_eq!(told.events[0].kv.as_ref().unwrap().mod_revision, revision);
+    });
+}
+
+#[test]
+fn a_namespace_holds_all_keys_of_its_clients() {
+    run(async {
+        let dir = TempDir::new("proxy-namespace");
+        let member = Setup::new(dir.path()).start();
+        let real = member.client().await;
+        real.put("other", "x").await.unwrap();
+        let flags = ["--namespace=ns/".to_owned()];
+        let proxy = Proxy::start(dir.path(), &member.client_address().to_string(), &flags);
+        let client = proxy.client().await;
+        let mut watch = client.watch_all(0).await.unwrap();
+        let lease = client.grant(60).await.unwrap();
+        let revision = client.put_leased("k", "v", lease).await.unwrap();
+        real.put("other", "y").await.unwrap();
+        let last = client.put("l", "w").await.unwrap();
+        assert_eq!(next_events(&mut watch).await, [format!("k=v@{revision}")]);
+        assert_eq!(next_events(&mut watch).await, [format!("l=w@{last}")]);
+        let all = client.everything().await.unwrap();
+        let keys: Vec<_> = all.kvs.iter().map(|kv| kv.key.as_ref()).collect();
+        assert_eq!(keys, [b"k", b"l"]);
+        assert_eq!(real.get("ns/k").await.unwrap().unwrap().value, "v");
+        assert_eq!(client.time_to_live(lease, true).await.unwrap().keys, ["k"]);
+        let request = LockRequest { name: "lock".into(), lease };
+        let lock: LockResponse = client.call(Rpc::Lock, &request).await.unwrap();
+        assert!(lock.key.starts_with(b"lock/"));
+        assert!(real.get([b"ns/", lock.key.as_ref()].concat()).await.unwrap().is_some());
+        assert_eq!(client.get("").await.unwrap_err().message, "etcdserver: key is not provided");
+    });
+}
+
+#[test]
+fn renewals_of_a_lease_are_answered_in_any_number() {
+    run(async {
+        let dir = TempDir::new("proxy-renewals");
+        let member = Setup::new(dir.path()).start();
+        let proxy = Proxy::start(dir.path(), &member.client_address().to_string(), &[]);
+        let client = proxy.client().await;
+        let leases = [client.grant(60).await.unwrap(), client.grant(90).await.unwrap(), 12_345];
+        let (mut sender, mut receiver) = client.open(Rpc::LeaseKeepAlive).await.unwrap();
+        for round in 0..30 {
+            let id = leases[round % 3];
+            sender.send(LeaseKeepAliveRequest { id }.encode_to_vec().into()).await.unwrap();
+        }
+        sender.finish();
+        let mut ttls = std::collections::BTreeMap::<i64, usize>::new();
+        while let Some(answer) = receiver.next().await.unwrap() {
+            *ttls.entry(LeaseKeepAliveResponse::decode(answer).unwrap().ttl).or_default() += 1;
+        }
+        assert_eq!(ttls.into_iter().collect::<Vec<_>>(), [(0, 10), (60, 10), (90, 10)]);
+    });
+}
+
+#[test]
+fn a_malformed_message_ends_its_own_stream_only() {
+    run(async {
+        let dir = TempDir::new("proxy-garbage");
+        let member = Setup::new(dir.path()).start();
+        let proxy =
+            Proxy::start(dir.path(), &member.client_address().to_string(), &["--namespace=n".to_owned()]);
+        let client = proxy.client().await;
+        let mut watch = client.watch_all(0).await.unwrap();
+        for rpc in [Rpc::Watch, Rpc::LeaseKeepAlive, Rpc::KvRangeStream, Rpc::KvTxn, Rpc::KvRange] {
+            let (mut sender, mut receiver) = client.open(rpc).await.unwrap();
+            sender.send_last(bytes::Bytes::from_static(b"\xff\xff\xff")).await.unwrap();
+            let ended = receiver.next().await;
+            assert_eq!(ended.unwrap_err().code, Code::Internal, "{rpc:?}");
+        }
+        // Progress is told to who asks; what is canceled twice is passed over.
+        let revision = client.put("k", "v").await.unwrap();
+        assert_eq!(next_events(&mut watch).await, [format!("k=v@{revision}")]);
+        let (mut sender, mut receiver) = client.open(Rpc::Watch).await.unwrap();
+        let requests = [
+            RequestUnion::CreateRequest(of_key("k", 0)),
+            RequestUnion::ProgressRequest(WatchProgressRequest {}),
+        ];
+        for request in requests {
+            let request = WatchRequest { request_union: Some(request) };
+            sender.send(request.encode_to_vec().into()).await.unwrap();
+        }
+        let mut next = async || WatchResponse::decode(receiver.next().await.unwrap().unwrap()).unwrap();
+        assert!(next().await.created);
+        let progress = next().await;
+        assert_eq!((progress.watch_id, progress.header.unwrap().revision), (-1, revision));
+    });
 }

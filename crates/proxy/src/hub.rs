@@ -1,0 +1,394 @@
+//! The thread that holds what clients share: watches on members, and renewals of leases. It has connections of its own to the
+//! members; shards send it commands, and it fills their streams' outboxes.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb::watch_request::RequestUnion;
+use api::etcdserverpb::{
+    LeaseKeepAliveRequest, LeaseKeepAliveResponse, RangeRequest, RangeResponse, ResponseHeader,
+    WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+};
+use api::{Code, Rpc, Status};
+use bytes::Bytes;
+use client::{CallOptions, Client, Sender};
+use http::{HeaderName, HeaderValue};
+use prost::Message as _;
+use stdx::{First, race};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::task::{AbortHandle, LocalSet, spawn_local};
+use tokio::time::{sleep, timeout};
+
+use crate::metrics::Metrics;
+use crate::namespace::Namespace;
+use crate::outbox::Outbox;
+use crate::watches::{BroadcastId, Caller, Effect, Group, StreamId, Watches};
+
+/// The pauses before a broken stream is opened again: the first, and the longest.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+/// Interval at which a member is asked again how far a watch is, since etcd leaves some of these requests without an answer.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+/// Time limit of the read that a watch has to be permitted.
+const CHECK_LIMIT: Duration = Duration::from_secs(5);
+/// A stream of renewals without a renewal for this long is closed.
+const RENEWALS_IDLE: Duration = Duration::from_secs(60);
+
+/// What a shard asks of the hub.
+pub(crate) enum Command {
+    /// Create a watch.
+    Create {
+        stream: StreamId,
+        outbox: Arc<Outbox>,
+        request: Box<WatchCreateRequest>,
+        caller: Arc<Caller>,
+        /// Told, or dropped, once the request is answered.
+        done: oneshot::Sender<()>,
+    },
+    /// Cancel a watch.
+    Cancel(StreamId, i64),
+    /// The client of this stream takes again.
+    Drained(StreamId),
+    /// The client wants to know how far its watches are.
+    AskProgress(StreamId),
+    /// The stream is over.
+    Leave(StreamId),
+    /// Renew a lease; the answer goes to the outbox, then the place is given back.
+    Renew { id: i64, outbox: Arc<Outbox>, caller: Arc<Caller>, place: OwnedSemaphorePermit },
+}
+
+/// A handle of the hub. Its thread ends with the last one.
+///
+/// The queue needs no bound of its own: of each stream at most one creation and a bounded number of renewals are under way.
+#[derive(Clone)]
+pub(crate) struct Hub(mpsc::UnboundedSender<Command>);
+
+impl Hub {
+    /// Starts the thread. `client` is called on it.
+    ///
+    /// # Errors
+    /// The thread or its runtime cannot be made.
+    pub(crate) fn start(
+        client: impl FnOnce() -> Client + Send + 'static,
+        namespace: Option<Namespace>,
+        metrics: Arc<Metrics>,
+    ) -> std::io::Result<Hub> {
+        let (commands, taken) = mpsc::unbounded_channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        std::thread::Builder::new().name("hub".to_owned()).spawn(move || {
+            let local = LocalSet::new();
+            local.block_on(&runtime, async move {
+                let driver = Rc::new(Driver {
+                    client: client(),
+                    metrics,
+                    watches: RefCell::new(Watches::new(namespace)),
+                    tasks: RefCell::default(),
+                    renewals: RefCell::default(),
+                });
+                driver.run(taken).await;
+            });
+        })?;
+        Ok(Hub(commands))
+    }
+
+    /// Sends a command; false if the hub is gone, which only happens when the process ends.
+    pub(crate) fn send(&self, command: Command) -> bool {
+        self.0.send(command).is_ok()
+    }
+}
+
+/// The task of a broadcast, and how to have it ask for progress.
+struct Running {
+    task: AbortHandle,
+    asked: Rc<Notify>,
+}
+
+struct Driver {
+    client: Client,
+    metrics: Arc<Metrics>,
+    watches: RefCell<Watches>,
+    tasks: RefCell<HashMap<BroadcastId, Running>>,
+    renewals: RefCell<HashMap<Arc<Caller>, mpsc::UnboundedSender<Renewal>>>,
+}
+
+impl Driver {
+    async fn run(self: Rc<Driver>, mut commands: mpsc::UnboundedReceiver<Command>) {
+        while let Some(command) = commands.recv().await {
+            {
+                let mut watches = self.watches.borrow_mut();
+                match command {
+                    Command::Create { stream, outbox, request, caller, done } => {
+                        watches.create(stream, &outbox, &request, &caller, done);
+                    }
+                    Command::Cancel(stream, id) => watches.cancel(stream, id),
+                    Command::Drained(stream) => watches.drained(stream),
+                    Command::AskProgress(stream) => watches.ask_progress(stream),
+                    Command::Leave(stream) => watches.leave(stream),
+                    Command::Renew { id, outbox, caller, place } => {
+                        self.renew(&caller, Renewal { id, outbox, _place: place });
+                    }
+                }
+            }
+            self.carry_out();
+        }
+    }
+
+    /// Does what the watches want done.
+    fn carry_out(self: &Rc<Driver>) {
+        let effects = self.watches.borrow_mut().take_effects();
+        for effect in effects {
+            match effect {
+                Effect::Open(id, group) => {
+                    let asked = Rc::new(Notify::new());
+                    let driver = self.clone();
+                    let task = spawn_local({
+                        let asked = asked.clone();
+                        async move { driver.keep_open(id, &group, &asked).await }
+                    });
+                    let running = Running { task: task.abort_handle(), asked };
+                    self.tasks.borrow_mut().insert(id, running);
+                }
+                Effect::Close(id) => {
+                    if let Some(running) = self.tasks.borrow_mut().remove(&id) {
+                        // A task that closes itself ends at its next wait.
+                        running.task.abort();
+                    }
+                }
+                Effect::AskProgress(id) => {
+                    if let Some(running) = self.tasks.borrow().get(&id) {
+                        running.asked.notify_one();
+                    }
+                }
+                Effect::Check(group) => {
+                    let driver = self.clone();
+                    spawn_local(async move { driver.check(group).await });
+                }
+            }
+        }
+        let mut watches = self.watches.borrow_mut();
+        let coalescing = i64::try_from(watches.coalescing()).unwrap_or(i64::MAX);
+        self.metrics.watchers_coalescing.store(coalescing, Relaxed);
+        self.metrics.events_coalescing.fetch_add(std::mem::take(&mut watches.coalesced), Relaxed);
+    }
+
+    /// Keeps the watch of a broadcast open until nobody needs it.
+    async fn keep_open(self: &Rc<Driver>, id: BroadcastId, group: &Group, asked: &Notify) {
+        let mut pause = PAUSE.0;
+        loop {
+            let began = Instant::now();
+            let Err(status) = self.watch(id, group, asked).await else { return };
+            let again = self.watches.borrow_mut().broken(id, &status);
+            self.carry_out();
+            if !again {
+                return;
+            }
+            if began.elapsed() > PAUSE.1 {
+                pause = PAUSE.0;
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+
+    /// One stream to a member; `Ok` if the broadcast is over.
+    async fn watch(self: &Rc<Driver>, id: BroadcastId, group: &Group, asked: &Notify) -> Result<(), Status> {
+        let (mut sender, mut receiver) =
+            self.client.forward_stream(Rpc::Watch, &options_of(&group.caller)).await?;
+        let Some(start_revision) = self.watches.borrow().start_of(id) else { return Ok(()) };
+        let create = WatchCreateRequest {
+            key: group.key.clone(),
+            range_end: group.range_end.clone(),
+            start_revision,
+            progress_notify: true,
+            prev_kv: true,
+            ..WatchCreateRequest::default()
+        };
+        send(&mut sender, RequestUnion::CreateRequest(create)).await?;
+        loop {
+            let wants = self.watches.borrow().wants_progress(id);
+            let tick = async {
+                match wants {
+                    true => {
+                        _ = race(std::pin::pin!(asked.notified()), std::pin::pin!(sleep(PROGRESS_INTERVAL)))
+                            .await
+                    }
+                    false => asked.notified().await,
+                }
+            };
+            let next = {
+                let message = std::pin::pin!(receiver.next());
+                race(message, std::pin::pin!(tick)).await
+            };
+            match next {
+                First::Left(message) => {
+                    let message =
+                        message?.ok_or(Status::new(Code::Unavailable, "the member ended the watches"))?;
+                    let response = WatchResponse::decode(message).map_err(|error| {
+                        let text = format!("grpc: failed to unmarshal the received message: {error}");
+                        Status::with(Code::Internal, text)
+                    })?;
+                    self.watches.borrow_mut().told(id, response);
+                    self.carry_out();
+                    if self.watches.borrow().start_of(id).is_none() {
+                        return Ok(());
+                    }
+                }
+                First::Right(()) => {
+                    send(&mut sender, RequestUnion::ProgressRequest(WatchProgressRequest {})).await?;
+                }
+            }
+        }
+    }
+
+    /// Tries to read the keys of a group in its name, until that is answered.
+    async fn check(self: &Rc<Driver>, group: Rc<Group>) {
+        let request = RangeRequest {
+            key: group.key.clone(),
+            range_end: group.range_end.clone(),
+            serializable: true,
+            count_only: true,
+            limit: 1,
+            ..RangeRequest::default()
+        };
+        let message: Bytes = request.encode_to_vec().into();
+        let outcome = loop {
+            let options = options_of(&group.caller).within(CHECK_LIMIT);
+            match self.client.forward(Rpc::KvRange, &options, message.clone()).await {
+                Ok(answer) => {
+                    break RangeResponse::decode(answer)
+                        .map(|answer| answer.header.unwrap_or_default())
+                        .map_err(|error| Status::with(Code::Internal, error.to_string()));
+                }
+                Err(status) if matches!(status.code, Code::Unavailable | Code::DeadlineExceeded) => {
+                    sleep(PAUSE.1).await;
+                }
+                Err(status) => break Err(status),
+            }
+        };
+        let outcome: Result<ResponseHeader, &Status> = match &outcome {
+            Ok(header) => Ok(*header),
+            Err(status) => Err(status),
+        };
+        self.watches.borrow_mut().checked(&group, outcome);
+        self.carry_out();
+    }
+
+    fn renew(self: &Rc<Driver>, caller: &Arc<Caller>, renewal: Renewal) {
+        let mut all = self.renewals.borrow_mut();
+        let refused = match all.get(caller) {
+            None => renewal,
+            Some(open) => match open.send(renewal) {
+                Ok(()) => return,
+                Err(refused) => refused.0,
+            },
+        };
+        let (sender, renewals) = mpsc::unbounded_channel();
+        // It cannot be refused: the receiver is here.
+        let _ = sender.send(refused);
+        all.insert(caller.clone(), sender);
+        let (driver, caller) = (self.clone(), caller.clone());
+        spawn_local(async move { driver.keep_renewing(caller, renewals).await });
+    }
+
+    /// Renews leases in the name of one caller, over one stream to a member, until none is renewed any more.
+    async fn keep_renewing(
+        self: &Rc<Driver>,
+        caller: Arc<Caller>,
+        mut renewals: mpsc::UnboundedReceiver<Renewal>,
+    ) {
+        loop {
+            let first = match timeout(RENEWALS_IDLE, renewals.recv()).await {
+                Ok(Some(first)) => first,
+                Ok(None) => return,
+                Err(_) => {
+                    // Commands are taken on this thread, so that none can come between these two.
+                    if renewals.is_empty() {
+                        self.renewals.borrow_mut().remove(&caller);
+                        return;
+                    }
+                    continue;
+                }
+            };
+            let mut waiting = HashMap::from([(first.id, VecDeque::from([first]))]);
+            if let Err(status) = self.renew_on_stream(&caller, &mut renewals, &mut waiting).await {
+                waiting.into_values().flatten().for_each(|renewal| renewal.outbox.end(status.clone()));
+            }
+        }
+    }
+
+    /// One stream of renewals; `Ok` when it was idle. `waiting` are those to be answered, by lease: the first of each was
+    /// asked for at the member, the others came meanwhile.
+    async fn renew_on_stream(
+        &self,
+        caller: &Caller,
+        renewals: &mut mpsc::UnboundedReceiver<Renewal>,
+        waiting: &mut HashMap<i64, VecDeque<Renewal>>,
+    ) -> Result<(), Status> {
+        let (mut sender, mut receiver) =
+            self.client.forward_stream(Rpc::LeaseKeepAlive, &options_of(caller)).await?;
+        for id in waiting.keys() {
+            sender.send(LeaseKeepAliveRequest { id: *id }.encode_to_vec().into()).await?;
+        }
+        loop {
+            let next = {
+                let answer = std::pin::pin!(receiver.next());
+                let renewal = std::pin::pin!(timeout(RENEWALS_IDLE, renewals.recv()));
+                race(answer, renewal).await
+            };
+            match next {
+                First::Left(answer) => {
+                    let answer =
+                        answer?.ok_or(Status::new(Code::Unavailable, "the member ended the renewals"))?;
+                    let response = LeaseKeepAliveResponse::decode(answer.clone()).map_err(|error| {
+                        let text = format!("grpc: failed to unmarshal the received message: {error}");
+                        Status::with(Code::Internal, text)
+                    })?;
+                    for renewal in waiting.remove(&response.id).into_iter().flatten() {
+                        renewal.outbox.answer(answer.clone());
+                    }
+                }
+                First::Right(Ok(Some(renewal))) => {
+                    let id = renewal.id;
+                    let same = waiting.entry(id).or_default();
+                    same.push_back(renewal);
+                    if same.len() == 1 {
+                        sender.send(LeaseKeepAliveRequest { id }.encode_to_vec().into()).await?;
+                    }
+                }
+                First::Right(Ok(None)) => return Ok(()),
+                First::Right(Err(_)) if waiting.is_empty() => return Ok(()),
+                First::Right(Err(_)) => {}
+            }
+        }
+    }
+}
+
+/// A client's wish to renew a lease.
+struct Renewal {
+    id: i64,
+    outbox: Arc<Outbox>,
+    /// Of those that a stream may have under way.
+    _place: OwnedSemaphorePermit,
+}
+
+/// What a call in the name of a caller carries.
+fn options_of(caller: &Caller) -> CallOptions {
+    let mut options = CallOptions::default();
+    for (name, value) in &caller.credentials {
+        if let Ok(mut value) = HeaderValue::from_maybe_shared(value.clone()) {
+            value.set_sensitive(true);
+            options.metadata.push((HeaderName::from_static(name), value));
+        }
+    }
+    if caller.requires_leader {
+        options = options.with(HeaderName::from_static("hasleader"), HeaderValue::from_static("true"));
+    }
+    options
+}
+
+async fn send(sender: &mut Sender, request: RequestUnion) -> Result<(), Status> {
+    sender.send(WatchRequest { request_union: Some(request) }.encode_to_vec().into()).await
+}

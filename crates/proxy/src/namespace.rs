@@ -1,0 +1,300 @@
+//! `--namespace`: keys of clients stand below a prefix in the cluster. Requests get the prefix, answers lose it.
+
+use api::etcdserverpb::{
+    DeleteRangeRequest, DeleteRangeResponse, LeaseTimeToLiveResponse, PutRequest, PutResponse, RangeRequest,
+    RangeResponse, RangeStreamResponse, RequestOp, ResponseOp, TxnRequest, TxnResponse, request_op::Request,
+    response_op::Response,
+};
+use api::mvccpb::{Event, KeyValue};
+use api::v3electionpb::{
+    CampaignRequest, CampaignResponse, LeaderKey, LeaderRequest, LeaderResponse, ProclaimRequest,
+    ResignRequest,
+};
+use api::v3lockpb::{LockRequest, LockResponse, UnlockRequest};
+use api::{Code, Rpc, Status, error};
+use bytes::Bytes;
+use prost::Message;
+
+/// As range end: all keys from the key on.
+const FROM_KEY: &[u8] = b"\0";
+
+/// A prefix of keys.
+#[derive(Clone, Debug)]
+pub(crate) struct Namespace {
+    prefix: Bytes,
+    /// The least key behind all that have the prefix.
+    end: Bytes,
+}
+
+impl Namespace {
+    /// The namespace of a prefix; `None` for an empty one.
+    pub(crate) fn new(prefix: &[u8]) -> Option<Namespace> {
+        let (last, _) = prefix.iter().enumerate().rev().find(|(_, byte)| **byte < 0xff).unzip();
+        let end = match last {
+            Some(at) => {
+                let mut end = prefix[..=at].to_vec();
+                end[at] += 1;
+                end.into()
+            }
+            None => Bytes::from_static(FROM_KEY),
+        };
+        (!prefix.is_empty()).then(|| Namespace { prefix: Bytes::copy_from_slice(prefix), end })
+    }
+
+    /// Puts the prefix before a key.
+    pub(crate) fn key(&self, key: &mut Bytes) {
+        *key = [self.prefix.as_ref(), key.as_ref()].concat().into();
+    }
+
+    /// The end of a range in the cluster.
+    pub(crate) fn range_end(&self, end: &mut Bytes) {
+        match end.as_ref() {
+            b"" => {}
+            FROM_KEY => *end = self.end.clone(),
+            _ => self.key(end),
+        }
+    }
+
+    /// Takes the prefix off a key.
+    fn strip(&self, key: &mut Bytes) {
+        if key.starts_with(&self.prefix) {
+            *key = key.slice(self.prefix.len()..);
+        }
+    }
+
+    fn strip_kv(&self, kv: &mut Option<KeyValue>) {
+        if let Some(kv) = kv {
+            self.strip(&mut kv.key);
+        }
+    }
+
+    /// Takes the prefix off the keys of an event.
+    pub(crate) fn strip_event(&self, event: &mut Event) {
+        self.strip_kv(&mut event.kv);
+        self.strip_kv(&mut event.prev_kv);
+    }
+
+    /// The request as the cluster has to see it.
+    ///
+    /// # Errors
+    /// It is malformed, or has no key.
+    pub(crate) fn request(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
+        Ok(match rpc {
+            Rpc::KvRange | Rpc::KvRangeStream => self.mapped(&message, Namespace::range)?,
+            Rpc::KvPut => self.mapped(&message, Namespace::put)?,
+            Rpc::KvDeleteRange => self.mapped(&message, Namespace::delete_range)?,
+            Rpc::KvTxn => self.mapped(&message, Namespace::txn)?,
+            Rpc::Lock => {
+                self.mapped(&message, |ns, request: &mut LockRequest| ns.nonempty(&mut request.name))?
+            }
+            Rpc::LockUnlock => {
+                self.mapped(&message, |ns, request: &mut UnlockRequest| ns.nonempty(&mut request.key))?
+            }
+            Rpc::ElectionCampaign => {
+                self.mapped(&message, |ns, request: &mut CampaignRequest| ns.nonempty(&mut request.name))?
+            }
+            Rpc::ElectionProclaim => {
+                self.mapped(&message, |ns, request: &mut ProclaimRequest| ns.leader(&mut request.leader))?
+            }
+            Rpc::ElectionResign => {
+                self.mapped(&message, |ns, request: &mut ResignRequest| ns.leader(&mut request.leader))?
+            }
+            Rpc::ElectionLeader | Rpc::ElectionObserve => {
+                self.mapped(&message, |ns, request: &mut LeaderRequest| ns.nonempty(&mut request.name))?
+            }
+            _ => message,
+        })
+    }
+
+    /// The answer as the client has to see it.
+    ///
+    /// # Errors
+    /// It is malformed.
+    pub(crate) fn answer(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
+        Ok(match rpc {
+            Rpc::KvRange => self.told(&message, Namespace::ranged)?,
+            Rpc::KvRangeStream => self.told(&message, |ns, answer: &mut RangeStreamResponse| {
+                if let Some(ranged) = &mut answer.range_response {
+                    ns.ranged(ranged);
+                }
+            })?,
+            Rpc::KvPut => {
+                self.told(&message, |ns, answer: &mut PutResponse| ns.strip_kv(&mut answer.prev_kv))?
+            }
+            Rpc::KvDeleteRange => self.told(&message, Namespace::deleted)?,
+            Rpc::KvTxn => self.told(&message, Namespace::done)?,
+            Rpc::LeaseTimeToLive => self.told(&message, |ns, answer: &mut LeaseTimeToLiveResponse| {
+                // Keys of others are none of this client's business, as in etcd.
+                answer.keys.retain(|key| key.starts_with(&ns.prefix));
+                answer.keys.iter_mut().for_each(|key| ns.strip(key));
+            })?,
+            Rpc::Lock => self.told(&message, |ns, answer: &mut LockResponse| ns.strip(&mut answer.key))?,
+            Rpc::ElectionCampaign => self.told(&message, |ns, answer: &mut CampaignResponse| {
+                if let Some(leader) = &mut answer.leader {
+                    ns.strip(&mut leader.name);
+                    ns.strip(&mut leader.key);
+                }
+            })?,
+            Rpc::ElectionLeader | Rpc::ElectionObserve => {
+                self.told(&message, |ns, answer: &mut LeaderResponse| ns.strip_kv(&mut answer.kv))?
+            }
+            _ => message,
+        })
+    }
+
+    fn mapped<M: Message + Default>(
+        &self,
+        message: &Bytes,
+        map: impl FnOnce(&Namespace, &mut M) -> Result<(), Status>,
+    ) -> Result<Bytes, Status> {
+        let mut request: M = decode_request(message)?;
+        map(self, &mut request)?;
+        Ok(request.encode_to_vec().into())
+    }
+
+    fn told<M: Message + Default>(
+        &self,
+        message: &Bytes,
+        map: impl FnOnce(&Namespace, &mut M),
+    ) -> Result<Bytes, Status> {
+        let mut answer = M::decode(message.clone()).map_err(|error| {
+            Status::with(Code::Internal, format!("grpc: failed to unmarshal the received message: {error}"))
+        })?;
+        map(self, &mut answer);
+        Ok(answer.encode_to_vec().into())
+    }
+
+    /// Puts the prefix before a key that must not be empty, since the prefix alone is nobody's key.
+    fn nonempty(&self, key: &mut Bytes) -> Result<(), Status> {
+        if key.is_empty() {
+            return Err(error::EMPTY_KEY);
+        }
+        self.key(key);
+        Ok(())
+    }
+
+    fn leader(&self, leader: &mut Option<LeaderKey>) -> Result<(), Status> {
+        if let Some(leader) = leader {
+            self.nonempty(&mut leader.name)?;
+            self.nonempty(&mut leader.key)?;
+        }
+        Ok(())
+    }
+
+    fn range(&self, request: &mut RangeRequest) -> Result<(), Status> {
+        self.nonempty(&mut request.key)?;
+        self.range_end(&mut request.range_end);
+        Ok(())
+    }
+
+    fn put(&self, request: &mut PutRequest) -> Result<(), Status> {
+        self.nonempty(&mut request.key)
+    }
+
+    fn delete_range(&self, request: &mut DeleteRangeRequest) -> Result<(), Status> {
+        self.nonempty(&mut request.key)?;
+        self.range_end(&mut request.range_end);
+        Ok(())
+    }
+
+    /// Nesting is bounded by what the decoder takes.
+    fn txn(&self, request: &mut TxnRequest) -> Result<(), Status> {
+        for compare in &mut request.compare {
+            self.nonempty(&mut compare.key)?;
+            self.range_end(&mut compare.range_end);
+        }
+        request.success.iter_mut().chain(&mut request.failure).try_for_each(|op| self.op(op))
+    }
+
+    fn op(&self, op: &mut RequestOp) -> Result<(), Status> {
+        match &mut op.request {
+            Some(Request::RequestRange(request)) => self.range(request),
+            Some(Request::RequestPut(request)) => self.put(request),
+            Some(Request::RequestDeleteRange(request)) => self.delete_range(request),
+            Some(Request::RequestTxn(request)) => self.txn(request),
+            None => Ok(()),
+        }
+    }
+
+    fn ranged(&self, answer: &mut RangeResponse) {
+        answer.kvs.iter_mut().for_each(|kv| self.strip(&mut kv.key));
+    }
+
+    fn deleted(&self, answer: &mut DeleteRangeResponse) {
+        answer.prev_kvs.iter_mut().for_each(|kv| self.strip(&mut kv.key));
+    }
+
+    fn done(&self, answer: &mut TxnResponse) {
+        answer.responses.iter_mut().for_each(|op: &mut ResponseOp| match &mut op.response {
+            Some(Response::ResponseRange(answer)) => self.ranged(answer),
+            Some(Response::ResponsePut(answer)) => self.strip_kv(&mut answer.prev_kv),
+            Some(Response::ResponseDeleteRange(answer)) => self.deleted(answer),
+            Some(Response::ResponseTxn(answer)) => self.done(answer),
+            None => {}
+        });
+    }
+}
+
+/// Reads a request.
+///
+/// # Errors
+/// grpc-go's for a malformed one.
+pub(crate) fn decode_request<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
+    const MALFORMED: Status = Status::new(
+        Code::Internal,
+        "grpc: error unmarshalling request: proto: cannot parse invalid wire-format data",
+    );
+    M::decode(message.clone()).map_err(|_| MALFORMED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(prefix: &[u8], end: &'static [u8]) -> Vec<u8> {
+        let mut end = Bytes::from_static(end);
+        Namespace::new(prefix).unwrap().range_end(&mut end);
+        end.to_vec()
+    }
+
+    #[test]
+    fn ranges_end_within_the_namespace() {
+        assert_eq!(end(b"a/", b""), b"");
+        assert_eq!(end(b"a/", b"x"), b"a/x");
+        assert_eq!(end(b"a/", b"\0"), b"a0");
+        assert_eq!(end(b"a\xff\xff", b"\0"), b"b");
+        assert_eq!(end(b"\xff", b"\0"), b"\0");
+        assert!(Namespace::new(b"").is_none());
+    }
+
+    #[test]
+    fn nested_transactions_stay_within_the_namespace() {
+        let namespace = Namespace::new(b"n/").unwrap();
+        let put = PutRequest { key: "k".into(), ..PutRequest::default() };
+        let inner = TxnRequest {
+            success: vec![RequestOp { request: Some(Request::RequestPut(put)) }],
+            ..TxnRequest::default()
+        };
+        let outer = TxnRequest {
+            failure: vec![RequestOp { request: Some(Request::RequestTxn(inner)) }],
+            ..TxnRequest::default()
+        };
+        let mapped = namespace.request(Rpc::KvTxn, outer.encode_to_vec().into()).unwrap();
+        let mapped = TxnRequest::decode(mapped).unwrap();
+        let Some(Request::RequestTxn(inner)) = &mapped.failure[0].request else { unreachable!() };
+        let Some(Request::RequestPut(put)) = &inner.success[0].request else { unreachable!() };
+        assert_eq!(put.key, "n/k");
+    }
+
+    #[test]
+    fn the_prefix_itself_is_nobodys_key() {
+        let namespace = Namespace::new(b"n/").unwrap();
+        let request = RangeRequest { range_end: "\0".into(), ..RangeRequest::default() };
+        let refused = namespace.request(Rpc::KvRange, request.encode_to_vec().into()).unwrap_err();
+        assert_eq!(refused, error::EMPTY_KEY);
+        assert_eq!(
+            namespace.request(Rpc::KvPut, Bytes::from_static(b"\xff")).unwrap_err().code,
+            Code::Internal
+        );
+    }
+}

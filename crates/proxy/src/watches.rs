@@ -1,0 +1,784 @@
+//! Which clients share which watch on a member: state in, effects out. It does no IO; `hub` drives it.
+//!
+//! Watches with the same keys, credentials and demand for a leader are a *group*. Each group has *broadcasts*, each a watch on
+//! a member, mostly one. A broadcast knows the revision from which on it still hands out events (`next`); so does each
+//! watcher. A watcher takes part in a broadcast only if the broadcast's `next` is not above its own, and skips events below
+//! its own, so that it misses none and none comes twice. Example: a broadcast has handed out everything below 50. A client
+//! that wants events from 60 on joins it and skips 50 to 59. One that wants them from 40 on gets a broadcast of its own, and
+//! once that has handed out everything below 50, its watchers move to the first one.
+//!
+//! A watcher joins a broadcast that stands only after a read with its credentials was permitted, as in etcd. A watcher whose
+//! client takes nothing leaves its broadcast and comes back, with the revision that it is at, when the client takes again.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use api::etcdserverpb::watch_create_request::FilterType;
+use api::etcdserverpb::{ResponseHeader, WatchCreateRequest, WatchResponse};
+use api::mvccpb::Event;
+use api::mvccpb::event::EventType;
+use api::{Code, Status, error};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use prost::Message as _;
+use tokio::sync::oneshot;
+
+use crate::namespace::Namespace;
+use crate::outbox::Outbox;
+
+/// The id of a response that is about no watch of its stream, or about all.
+const NO_WATCH: i64 = -1;
+/// The key of a field of protobuf: `watch_id`, a number.
+const WATCH_ID_FIELD: u8 = 2 << 3;
+
+/// Who calls: what decides about rights. Two clients are told the same only if these are equal.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Caller {
+    /// Metadata that goes to the member: names and values.
+    pub(crate) credentials: Vec<(&'static str, Bytes)>,
+    /// The client insists on a member that knows a leader.
+    pub(crate) requires_leader: bool,
+}
+
+/// What watches have to have in common to share one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Group {
+    /// The key, in the cluster.
+    pub(crate) key: Bytes,
+    /// The end of the range, in the cluster.
+    pub(crate) range_end: Bytes,
+    pub(crate) caller: Caller,
+}
+
+/// Number of a stream of a client.
+pub(crate) type StreamId = u64;
+/// Number of a watch on a member.
+pub(crate) type BroadcastId = u64;
+
+/// What has to be done outside.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Open a watch on a member, from [`Watches::start_of`] on, and keep it open.
+    Open(BroadcastId, Rc<Group>),
+    /// End it.
+    Close(BroadcastId),
+    /// Ask the member how far the watch has come.
+    AskProgress(BroadcastId),
+    /// Try a read of the group's keys in its name.
+    Check(Rc<Group>),
+}
+
+/// A watch of a client.
+#[derive(Debug)]
+struct Watcher {
+    /// Tells it from another one with the same id on its stream, created after this was canceled.
+    serial: u64,
+    stream: StreamId,
+    id: i64,
+    outbox: Arc<Outbox>,
+    /// Revision from which on it wants events; 0: from now on, not known yet.
+    next: i64,
+    wants_previous: bool,
+    without_puts: bool,
+    without_deletes: bool,
+    wants_progress: bool,
+    /// Its client was told that it stands.
+    created: bool,
+    /// Told once the creation is answered.
+    done: Option<oneshot::Sender<()>>,
+}
+
+/// Where a watch of a client is.
+#[derive(Clone, Debug)]
+enum Place {
+    /// It takes part.
+    Broadcast(BroadcastId),
+    /// The watcher with this serial number waits for a check of its group.
+    Checked(u64),
+    /// Its client takes nothing.
+    Behind,
+}
+
+#[derive(Debug)]
+struct StreamState {
+    outbox: Arc<Outbox>,
+    places: HashMap<i64, Place>,
+    /// Watches whose client takes nothing.
+    behind: Vec<(Watcher, Rc<Group>)>,
+    next_id: i64,
+    /// A request for progress: the watches that have not answered, and the lowest revision of those that have.
+    asked: Option<(HashSet<BroadcastId>, ResponseHeader)>,
+}
+
+#[derive(Debug)]
+struct Broadcast {
+    group: Rc<Group>,
+    /// Everything below was handed out; 0: from now on, not known yet.
+    next: i64,
+    /// The member has said that it stands.
+    created: bool,
+    /// It has caught up with the present at least once.
+    live: bool,
+    header: ResponseHeader,
+    watchers: BTreeMap<(StreamId, i64), Watcher>,
+    /// Streams that want to know how far it is.
+    askers: Vec<StreamId>,
+}
+
+#[derive(Debug, Default)]
+struct GroupState {
+    /// The oldest first.
+    broadcasts: Vec<BroadcastId>,
+    /// Watchers that wait for a check to begin.
+    queue: Vec<Watcher>,
+    /// Watchers that wait for the check that is under way.
+    checking: Option<Vec<Watcher>>,
+}
+
+/// All watches of all clients.
+#[derive(Debug, Default)]
+pub(crate) struct Watches {
+    namespace: Option<Namespace>,
+    streams: HashMap<StreamId, StreamState>,
+    groups: HashMap<Rc<Group>, GroupState>,
+    broadcasts: HashMap<BroadcastId, Broadcast>,
+    last_broadcast: BroadcastId,
+    last_serial: u64,
+    effects: Vec<Effect>,
+    /// Events that were passed on to a watcher besides the first of its broadcast, since this was taken.
+    pub(crate) coalesced: u64,
+    /// Watchers that take part in broadcasts.
+    attached: usize,
+}
+
+impl Broadcast {
+    /// True if it is not one that waits for a revision of the future.
+    fn is_present(&self) -> bool {
+        self.next <= self.header.revision + 1
+    }
+}
+
+impl Watches {
+    pub(crate) fn new(namespace: Option<Namespace>) -> Watches {
+        Watches { namespace, ..Watches::default() }
+    }
+
+    /// What is to be done since the last call.
+    pub(crate) fn take_effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// Watchers that share another's watch on a member.
+    pub(crate) fn coalescing(&self) -> usize {
+        self.attached.saturating_sub(self.broadcasts.len())
+    }
+
+    /// The revision from which on a broadcast's watch has to be opened; 0: from now on. `None` if it is over.
+    pub(crate) fn start_of(&self, broadcast: BroadcastId) -> Option<i64> {
+        self.broadcasts.get(&broadcast).map(|broadcast| broadcast.next)
+    }
+
+    /// True if something waits for this broadcast to say how far it is.
+    pub(crate) fn wants_progress(&self, id: BroadcastId) -> bool {
+        let Some(broadcast) = self.broadcasts.get(&id).filter(|broadcast| broadcast.created) else {
+            return false;
+        };
+        let others = self.groups.get(&broadcast.group).map_or(&[][..], |group| &group.broadcasts);
+        let older_is_ahead = |other: &BroadcastId| {
+            let is_ahead =
+                |other: &Broadcast| other.live && other.is_present() && other.next > broadcast.next;
+            *other < id && self.broadcasts.get(other).is_some_and(is_ahead)
+        };
+        !broadcast.askers.is_empty()
+            || (others.len() > 1 && (!broadcast.live || others.iter().any(older_is_ahead)))
+    }
+
+    /// A client creates a watch on a stream; `done` is told when that is answered.
+    pub(crate) fn create(
+        &mut self,
+        stream: StreamId,
+        outbox: &Arc<Outbox>,
+        request: &WatchCreateRequest,
+        caller: &Caller,
+        done: oneshot::Sender<()>,
+    ) {
+        let state = self.streams.entry(stream).or_insert_with(|| StreamState {
+            outbox: outbox.clone(),
+            places: HashMap::new(),
+            behind: Vec::new(),
+            next_id: 0,
+            asked: None,
+        });
+        let refused = |reason: &Status| {
+            outbox.answer(refusal(ResponseHeader::default(), &reason.message, 0));
+        };
+        if request.start_revision < 0 {
+            return refused(&error::COMPACTED);
+        }
+        let key = if request.key.is_empty() { Bytes::from_static(b"\0") } else { request.key.clone() };
+        let end = &request.range_end;
+        if !end.is_empty() && end.as_ref() != b"\0" && *end <= key {
+            return refused(&error::WATCH_EMPTY_RANGE);
+        }
+        let id = if request.watch_id != 0 {
+            if state.places.contains_key(&request.watch_id) {
+                return refused(&error::WATCH_DUPLICATE_ID);
+            }
+            request.watch_id
+        } else {
+            while state.places.contains_key(&state.next_id) {
+                state.next_id += 1;
+            }
+            state.next_id += 1;
+            state.next_id - 1
+        };
+        let mut group = Group { key, range_end: request.range_end.clone(), caller: caller.clone() };
+        if let Some(namespace) = &self.namespace {
+            namespace.key(&mut group.key);
+            namespace.range_end(&mut group.range_end);
+        }
+        let filters = |filter: FilterType| request.filters.contains(&(filter as i32));
+        self.last_serial += 1;
+        let watcher = Watcher {
+            serial: self.last_serial,
+            stream,
+            id,
+            outbox: outbox.clone(),
+            next: request.start_revision,
+            wants_previous: request.prev_kv,
+            without_puts: filters(FilterType::Noput),
+            without_deletes: filters(FilterType::Nodelete),
+            wants_progress: request.progress_notify,
+            created: false,
+            done: Some(done),
+        };
+        self.place(watcher, &Rc::new(group));
+    }
+
+    /// A client cancels a watch.
+    pub(crate) fn cancel(&mut self, stream: StreamId, id: i64) {
+        let Some(state) = self.streams.get_mut(&stream) else { return };
+        // As in etcd, what is not there is passed over.
+        let Some(place) = state.places.remove(&id) else { return };
+        state.behind.retain(|(watcher, _)| watcher.id != id);
+        let outbox = state.outbox.clone();
+        let mut header = ResponseHeader::default();
+        if let Place::Broadcast(broadcast) = place {
+            header = self.broadcasts.get(&broadcast).map_or(header, |broadcast| broadcast.header);
+            self.detach(broadcast, (stream, id));
+        }
+        let response =
+            WatchResponse { header: Some(header), watch_id: id, canceled: true, ..WatchResponse::default() };
+        outbox.answer(response.encode_to_vec().into());
+    }
+
+    /// A client's stream is over.
+    pub(crate) fn leave(&mut self, stream: StreamId) {
+        let Some(state) = self.streams.remove(&stream) else { return };
+        for (id, place) in state.places {
+            if let Place::Broadcast(broadcast) = place {
+                self.detach(broadcast, (stream, id));
+            }
+        }
+        // Those that wait for a check are left out when it is answered.
+    }
+
+    /// A client that took nothing has taken all that waited.
+    pub(crate) fn drained(&mut self, stream: StreamId) {
+        let Some(state) = self.streams.get_mut(&stream) else { return };
+        for (watcher, group) in std::mem::take(&mut state.behind) {
+            self.place(watcher, &group);
+        }
+    }
+
+    /// A client asks how far its watches are.
+    pub(crate) fn ask_progress(&mut self, stream: StreamId) {
+        let Some(state) = self.streams.get_mut(&stream) else { return };
+        // As in etcd, a stream with a watch that is behind gets no answer.
+        let takes_part = |place: &Place| matches!(place, Place::Broadcast(_));
+        if state.asked.is_some() || state.places.is_empty() || !state.places.values().all(takes_part) {
+            return;
+        }
+        let asked: HashSet<BroadcastId> = state
+            .places
+            .values()
+            .filter_map(|place| match place {
+                Place::Broadcast(id) => Some(*id),
+                _ => None,
+            })
+            .collect();
+        let header = ResponseHeader { revision: i64::MAX, ..ResponseHeader::default() };
+        state.asked = Some((asked.clone(), header));
+        for id in asked {
+            if let Some(broadcast) = self.broadcasts.get_mut(&id) {
+                broadcast.askers.push(stream);
+                self.effects.push(Effect::AskProgress(id));
+            }
+        }
+    }
+
+    /// The answer to a check: the header of the read, or why it is not permitted.
+    pub(crate) fn checked(&mut self, group: &Rc<Group>, outcome: Result<ResponseHeader, &Status>) {
+        let Some(state) = self.groups.get_mut(group) else { return };
+        let watchers = state.checking.take().unwrap_or_default();
+        for watcher in watchers {
+            if !self.waits(&watcher) {
+                continue;
+            }
+            match outcome {
+                Ok(header) => self.join(watcher, group, header),
+                Err(status) => self.refuse(watcher, ResponseHeader::default(), &status.message, 0),
+            }
+        }
+        self.begin_check(group);
+        self.forget_if_empty(group);
+    }
+
+    /// A response of a member on a broadcast's watch.
+    pub(crate) fn told(&mut self, id: BroadcastId, mut response: WatchResponse) {
+        let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
+        let header = response.header.unwrap_or_default();
+        broadcast.header = header;
+        let group = broadcast.group.clone();
+        if response.canceled {
+            return self.end(id, header, &response.cancel_reason, response.compact_revision);
+        }
+        if response.created {
+            self.stands(id, header);
+        } else if response.events.is_empty() {
+            broadcast.next = broadcast.next.max(header.revision + 1);
+            broadcast.live = true;
+            match response.watch_id {
+                NO_WATCH => self.answer_askers(id, header),
+                _ => self.pass_on_progress(id, header),
+            }
+        } else {
+            if let Some(namespace) = &self.namespace {
+                response.events.iter_mut().for_each(|event| namespace.strip_event(event));
+            }
+            self.pass_on(id, header, &response.events);
+        }
+        self.merge(&group);
+    }
+
+    /// The connection of a broadcast broke, or it was refused. Returns true if it is to be opened again.
+    pub(crate) fn broken(&mut self, id: BroadcastId, status: &Status) -> bool {
+        let Some(broadcast) = self.broadcasts.get_mut(&id) else { return false };
+        (broadcast.created, broadcast.live) = (false, false);
+        let requires_leader = broadcast.group.caller.requires_leader;
+        if requires_leader && status.message == error::NO_LEADER.message {
+            // As on a member, all watches of the stream end.
+            let streams: HashSet<StreamId> = broadcast.watchers.keys().map(|(stream, _)| *stream).collect();
+            for stream in streams {
+                if let Some(state) = self.streams.get(&stream) {
+                    state.outbox.end(error::NO_LEADER);
+                }
+                self.leave(stream);
+            }
+            return self.broadcasts.contains_key(&id);
+        }
+        let passes = matches!(
+            status.code,
+            Code::Unavailable | Code::Internal | Code::Unknown | Code::Canceled | Code::DeadlineExceeded
+        );
+        if !passes {
+            self.end(id, ResponseHeader::default(), &status.message, 0);
+        }
+        passes
+    }
+
+    /// Finds a broadcast for a watcher, or makes one.
+    fn place(&mut self, watcher: Watcher, group: &Rc<Group>) {
+        let group = match self.groups.get_key_value(group) {
+            Some((known, _)) => known.clone(),
+            None => group.clone(),
+        };
+        let state = self.groups.entry(group.clone()).or_default();
+        let of = |id: &BroadcastId| self.broadcasts.get(id).map(|broadcast| (*id, broadcast));
+        let mut known = state.broadcasts.iter().filter_map(of);
+        if let Some((id, _)) = known.clone().find(|(_, open)| !open.created && open.next == watcher.next) {
+            // It is about to be opened: the member decides whether that is permitted.
+            return self.attach(watcher, id);
+        }
+        let fits = |open: &Broadcast| match watcher.next {
+            0 => open.created && open.is_present(),
+            next => open.created && open.next <= next,
+        };
+        if known.any(|(_, open)| fits(open)) {
+            let serial = watcher.serial;
+            if let Some(stream) = self.streams.get_mut(&watcher.stream) {
+                stream.places.insert(watcher.id, Place::Checked(serial));
+            }
+            state.queue.push(watcher);
+            return self.begin_check(&group);
+        }
+        self.last_broadcast += 1;
+        let id = self.last_broadcast;
+        let open = Broadcast {
+            group: group.clone(),
+            next: watcher.next,
+            created: false,
+            live: false,
+            header: ResponseHeader::default(),
+            watchers: BTreeMap::new(),
+            askers: Vec::new(),
+        };
+        self.broadcasts.insert(id, open);
+        state.broadcasts.push(id);
+        self.effects.push(Effect::Open(id, group));
+        self.attach(watcher, id);
+    }
+
+    fn begin_check(&mut self, group: &Rc<Group>) {
+        let Some(state) = self.groups.get_mut(group) else { return };
+        if state.checking.is_none() && !state.queue.is_empty() {
+            state.checking = Some(std::mem::take(&mut state.queue));
+            self.effects.push(Effect::Check(group.clone()));
+        }
+    }
+
+    /// A watcher joins a broadcast that stands, after a read was permitted whose header this is.
+    fn join(&mut self, mut watcher: Watcher, group: &Rc<Group>, header: ResponseHeader) {
+        let wanted = if watcher.next == 0 { header.revision + 1 } else { watcher.next };
+        let state = self.groups.entry(group.clone()).or_default();
+        let of = |id: &BroadcastId| self.broadcasts.get(id).map(|broadcast| (*id, broadcast));
+        let standing = state.broadcasts.iter().filter_map(of).filter(|(_, open)| open.created);
+        let mut fitting = standing.clone().filter(|(_, open)| open.next <= wanted);
+        let mut found = fitting.clone().find(|(_, open)| open.live).or_else(|| fitting.next());
+        if found.is_none() && watcher.next == 0 {
+            // The member that was read from is behind the one that is watched: "now" is what the latter says.
+            found = standing.clone().find(|(_, open)| open.is_present());
+        }
+        let Some((id, open)) = found else {
+            // It went in between, or has gone on.
+            return self.place(watcher, group);
+        };
+        let first = watcher.next == 0;
+        let told = open.header;
+        watcher.next = if first { wanted.max(open.next) } else { wanted };
+        if !watcher.created {
+            let revision = if first { watcher.next - 1 } else { header.revision.max(open.next - 1) };
+            let header = ResponseHeader { revision, ..told };
+            created(&mut watcher, header);
+        }
+        self.attach(watcher, id);
+    }
+
+    fn attach(&mut self, watcher: Watcher, id: BroadcastId) {
+        self.set_place(&watcher, Place::Broadcast(id));
+        if let Some(broadcast) = self.broadcasts.get_mut(&id) {
+            broadcast.watchers.insert((watcher.stream, watcher.id), watcher);
+            self.attached += 1;
+        }
+    }
+
+    fn detach(&mut self, id: BroadcastId, key: (StreamId, i64)) {
+        let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
+        if broadcast.watchers.remove(&key).is_some() {
+            self.attached -= 1;
+        }
+        if broadcast.watchers.is_empty() {
+            self.remove(id);
+        }
+    }
+
+    /// Removes a broadcast that nobody takes part in.
+    fn remove(&mut self, id: BroadcastId) {
+        let Some(broadcast) = self.broadcasts.remove(&id) else { return };
+        assert!(broadcast.watchers.is_empty(), "watchers leave before their broadcast");
+        self.effects.push(Effect::Close(id));
+        if let Some(state) = self.groups.get_mut(&broadcast.group) {
+            state.broadcasts.retain(|other| *other != id);
+        }
+        for stream in broadcast.askers {
+            self.answered(stream, id, None);
+        }
+        self.forget_if_empty(&broadcast.group);
+    }
+
+    fn forget_if_empty(&mut self, group: &Rc<Group>) {
+        let is_empty = self.groups.get(group).is_some_and(|state| {
+            state.broadcasts.is_empty() && state.queue.is_empty() && state.checking.is_none()
+        });
+        if is_empty {
+            self.groups.remove(group);
+        }
+    }
+
+    /// The member has said that a broadcast's watch stands.
+    fn stands(&mut self, id: BroadcastId, header: ResponseHeader) {
+        let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
+        broadcast.created = true;
+        if broadcast.next == 0 {
+            broadcast.next = header.revision + 1;
+        }
+        broadcast.live = broadcast.next > header.revision;
+        let next = broadcast.next;
+        for watcher in broadcast.watchers.values_mut() {
+            watcher.next = watcher.next.max(next);
+            if !watcher.created {
+                created(watcher, header);
+            }
+        }
+        let waits = !broadcast.askers.is_empty();
+        if waits || self.wants_progress(id) {
+            self.effects.push(Effect::AskProgress(id));
+        }
+    }
+
+    /// Hands events out.
+    fn pass_on(&mut self, id: BroadcastId, header: ResponseHeader, events: &[Event]) {
+        let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
+        let revision = |event: &Event| event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
+        let first = events.iter().map(revision).min().unwrap_or(0);
+        let last = events.iter().map(revision).max().unwrap_or(0);
+        let group = broadcast.group.clone();
+        broadcast.live |= header.revision <= last;
+        broadcast.next = broadcast.next.max(last + 1);
+        self.coalesced += (broadcast.watchers.len() as u64).saturating_sub(1);
+        let mut bodies = Bodies::default();
+        let mut behind = Vec::new();
+        for (key, watcher) in &mut broadcast.watchers {
+            if watcher.next > last {
+                continue;
+            }
+            let message = bodies.of(watcher, header, events, watcher.next <= first);
+            if message.is_none_or(|message| watcher.outbox.offer(&message)) {
+                watcher.next = last + 1;
+            } else {
+                behind.push(*key);
+            }
+        }
+        for key in behind {
+            let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
+            let Some(watcher) = broadcast.watchers.remove(&key) else { continue };
+            self.attached -= 1;
+            self.set_place(&watcher, Place::Behind);
+            if let Some(state) = self.streams.get_mut(&key.0) {
+                state.behind.push((watcher, group.clone()));
+            }
+        }
+        if self.broadcasts.get(&id).is_some_and(|broadcast| broadcast.watchers.is_empty()) {
+            self.remove(id);
+        }
+    }
+
+    /// Hands out that nothing happened.
+    fn pass_on_progress(&mut self, id: BroadcastId, header: ResponseHeader) {
+        let Some(broadcast) = self.broadcasts.get(&id) else { return };
+        for watcher in broadcast.watchers.values() {
+            if watcher.wants_progress && watcher.next <= header.revision + 1 {
+                let header = Some(header);
+                let response = WatchResponse { header, watch_id: watcher.id, ..WatchResponse::default() };
+                // One that is lost is followed by others.
+                let _ = watcher.outbox.offer(&response.encode_to_vec().into());
+            }
+        }
+    }
+
+    fn answer_askers(&mut self, id: BroadcastId, header: ResponseHeader) {
+        let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
+        for stream in std::mem::take(&mut broadcast.askers) {
+            self.answered(stream, id, Some(header));
+        }
+    }
+
+    /// A broadcast has said to a stream how far it is, or is over.
+    fn answered(&mut self, stream: StreamId, id: BroadcastId, header: Option<ResponseHeader>) {
+        let Some(state) = self.streams.get_mut(&stream) else { return };
+        let Some((waits, lowest)) = &mut state.asked else { return };
+        waits.remove(&id);
+        if let Some(header) = header.filter(|header| header.revision < lowest.revision) {
+            *lowest = header;
+        }
+        if !waits.is_empty() {
+            return;
+        }
+        let header = *lowest;
+        state.asked = None;
+        // As in etcd, a stream with a watch that is behind gets no answer.
+        let all_take_part = state.places.values().all(|place| matches!(place, Place::Broadcast(_)));
+        if all_take_part && header.revision < i64::MAX {
+            let response =
+                WatchResponse { header: Some(header), watch_id: NO_WATCH, ..WatchResponse::default() };
+            let _ = state.outbox.offer(&response.encode_to_vec().into());
+        }
+    }
+
+    /// Moves the watchers of a broadcast to an older one that has handed out no more than it.
+    fn merge(&mut self, group: &Rc<Group>) {
+        let Some(state) = self.groups.get(group) else { return };
+        if state.broadcasts.len() < 2 {
+            return;
+        }
+        for from in state.broadcasts.clone().into_iter().rev() {
+            let Some(moving) = self.broadcasts.get(&from).filter(|open| open.created && open.live) else {
+                continue;
+            };
+            let into = |other: &&BroadcastId| {
+                let fits = |open: &Broadcast| open.created && open.live && open.next <= moving.next;
+                **other < from && self.broadcasts.get(other).is_some_and(fits)
+            };
+            let Some(into) = self.groups.get(group).and_then(|state| state.broadcasts.iter().find(into))
+            else {
+                continue;
+            };
+            let into = *into;
+            let Some(moving) = self.broadcasts.get_mut(&from) else { continue };
+            let next = moving.next;
+            let askers = std::mem::take(&mut moving.askers);
+            for (key, mut watcher) in std::mem::take(&mut moving.watchers) {
+                watcher.next = watcher.next.max(next);
+                self.set_place(&watcher, Place::Broadcast(into));
+                if let Some(into) = self.broadcasts.get_mut(&into) {
+                    into.watchers.insert(key, watcher);
+                }
+            }
+            for stream in askers {
+                if let Some((waits, _)) = self.streams.get_mut(&stream).and_then(|state| state.asked.as_mut())
+                {
+                    waits.remove(&from);
+                    if waits.insert(into)
+                        && let Some(into) = self.broadcasts.get_mut(&into)
+                    {
+                        into.askers.push(stream);
+                    }
+                }
+            }
+            if self.broadcasts.get(&into).is_some_and(|into| !into.askers.is_empty()) {
+                self.effects.push(Effect::AskProgress(into));
+            }
+            self.remove(from);
+        }
+    }
+
+    /// A broadcast is over: its watchers are told.
+    fn end(&mut self, id: BroadcastId, header: ResponseHeader, reason: &str, compact_revision: i64) {
+        let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
+        let watchers = std::mem::take(&mut broadcast.watchers);
+        self.attached -= watchers.len();
+        for watcher in watchers.into_values() {
+            self.refuse(watcher, header, reason, compact_revision);
+        }
+        self.remove(id);
+    }
+
+    /// Tells a watcher that it is over, or was not created.
+    fn refuse(&mut self, watcher: Watcher, header: ResponseHeader, reason: &str, compact_revision: i64) {
+        if let Some(state) = self.streams.get_mut(&watcher.stream) {
+            state.places.remove(&watcher.id);
+        }
+        if !watcher.created {
+            return watcher.outbox.answer(refusal(header, reason, compact_revision));
+        }
+        let response = WatchResponse {
+            header: Some(header),
+            watch_id: watcher.id,
+            canceled: true,
+            cancel_reason: reason.to_owned(),
+            compact_revision,
+            ..WatchResponse::default()
+        };
+        watcher.outbox.answer(response.encode_to_vec().into());
+    }
+
+    fn set_place(&mut self, watcher: &Watcher, place: Place) {
+        if let Some(state) = self.streams.get_mut(&watcher.stream) {
+            state.places.insert(watcher.id, place);
+        }
+    }
+
+    /// True if a watcher still waits for a check: neither canceled nor gone with its stream.
+    fn waits(&self, watcher: &Watcher) -> bool {
+        let place = self.streams.get(&watcher.stream).and_then(|state| state.places.get(&watcher.id));
+        matches!(place, Some(Place::Checked(serial)) if *serial == watcher.serial)
+    }
+}
+
+/// Tells a client that its watch stands.
+fn created(watcher: &mut Watcher, header: ResponseHeader) {
+    watcher.created = true;
+    let response = WatchResponse {
+        header: Some(header),
+        watch_id: watcher.id,
+        created: true,
+        ..WatchResponse::default()
+    };
+    watcher.outbox.answer(response.encode_to_vec().into());
+    if let Some(done) = watcher.done.take() {
+        // The stream may be gone; then nobody waits.
+        let _ = done.send(());
+    }
+}
+
+/// The answer to a request for a watch that is not created.
+fn refusal(header: ResponseHeader, reason: &str, compact_revision: i64) -> Bytes {
+    let response = WatchResponse {
+        header: Some(header),
+        watch_id: NO_WATCH,
+        created: true,
+        canceled: true,
+        cancel_reason: reason.to_owned(),
+        compact_revision,
+        ..WatchResponse::default()
+    };
+    response.encode_to_vec().into()
+}
+
+/// One response for all watchers that want the same of it.
+#[derive(Default)]
+struct Bodies {
+    /// By what is left out: previous values, puts, deletes. The inner `None`: nothing is left.
+    made: [Option<Option<Bytes>>; 8],
+}
+
+impl Bodies {
+    /// The message for a watcher; `None` if it is told nothing. `shared`: it wants every revision there is.
+    fn of(
+        &mut self,
+        watcher: &Watcher,
+        header: ResponseHeader,
+        events: &[Event],
+        shared: bool,
+    ) -> Option<Bytes> {
+        let body = if shared {
+            let kind = usize::from(watcher.wants_previous)
+                + 2 * usize::from(watcher.without_puts)
+                + 4 * usize::from(watcher.without_deletes);
+            self.made[kind].get_or_insert_with(|| body(watcher, header, events)).clone()?
+        } else {
+            body(watcher, header, events)?
+        };
+        if watcher.id == 0 {
+            return Some(body);
+        }
+        // Fields may stand in any order; the id is put behind the others.
+        let mut message = BytesMut::with_capacity(body.len() + 11);
+        message.put_slice(&body);
+        message.put_u8(WATCH_ID_FIELD);
+        prost::encoding::encode_varint(watcher.id.cast_unsigned(), &mut message);
+        Some(message.freeze())
+    }
+}
+
+/// A response without an id, for watchers like this one.
+fn body(watcher: &Watcher, header: ResponseHeader, events: &[Event]) -> Option<Bytes> {
+    let wanted = |event: &&Event| {
+        let is_new = event.kv.as_ref().is_some_and(|kv| kv.mod_revision >= watcher.next);
+        let is_put = event.r#type == EventType::Put as i32;
+        is_new && !(if is_put { watcher.without_puts } else { watcher.without_deletes })
+    };
+    let shown = |event: &Event| Event {
+        prev_kv: event.prev_kv.clone().filter(|_| watcher.wants_previous),
+        ..event.clone()
+    };
+    let events: Vec<Event> = events.iter().filter(wanted).map(shown).collect();
+    if events.is_empty() {
+        return None;
+    }
+    let response = WatchResponse { header: Some(header), events, ..WatchResponse::default() };
+    Some(response.encode_to_vec().into())
+}
+
+#[cfg(test)]
+mod tests;
