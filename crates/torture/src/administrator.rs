@@ -41,7 +41,7 @@ struct User {
 }
 
 /// A call, and what is changed by it.
-struct Change {
+pub(crate) struct Change {
     rpc: Rpc,
     message: Vec<u8>,
     /// And whether it holds from then on.
@@ -50,10 +50,18 @@ struct Change {
 
 /// What is known after a change was asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Known {
+pub(crate) enum Known {
     Done,
     Refused,
     Unknown,
+}
+
+/// Authentication on or off.
+pub(crate) fn switch(on: bool) -> Change {
+    let about = vec![(Grant::Authentication, on)];
+    let rpc = if on { Rpc::AuthEnable } else { Rpc::AuthDisable };
+    // Both requests are empty.
+    Change { rpc, message: Vec::new(), about }
 }
 
 fn add_user(name: &str, password: String) -> Change {
@@ -192,7 +200,7 @@ fn known_after(status: &Status) -> Known {
 }
 
 /// Asks for a change, and records what became of it.
-async fn carry_out(context: &ClientContext, client: u64, member: usize, change: &Change) -> Known {
+pub(crate) async fn carry_out(context: &ClientContext, client: u64, member: usize, change: &Change) -> Known {
     // If it fails, nothing was sent.
     let Ok(link) = context.open(member, Identity::Root, client).await else { return Known::Refused };
     let call = context.record.now();
@@ -233,9 +241,7 @@ pub async fn set_up(context: &ClientContext, client: u64) -> Result<(), String> 
         changes.extend([add_role(name), add_user(name, first_password(name)), give_role(name, name)]);
         changes.push(allow(name, name, &all));
     }
-    let message = pb::AuthEnableRequest {}.encode_to_vec();
-    let about = vec![(Grant::Authentication, true)];
-    changes.push(Change { rpc: Rpc::AuthEnable, message, about });
+    changes.push(switch(true));
     for change in &changes {
         let set_up = async {
             while carry_out(context, client, 0, change).await != Known::Done {

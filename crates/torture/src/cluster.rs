@@ -13,6 +13,7 @@ use client::{CallOptions, Channel, Endpoint, Tls, Transport};
 use prost::Message;
 use tokio::runtime::Runtime;
 
+use crate::administrator::{Change, Known, carry_out};
 use crate::chronicle::{Chronicle, State};
 use crate::network::Network;
 use crate::process::{ClockOffset, Place, Process, describe};
@@ -473,6 +474,11 @@ impl Cluster {
     /// Asks a member as a client whose operations are recorded, so that the judge knows of it.
     pub fn operate(&self, at: usize, request: oracle::Request) -> oracle::Outcome {
         self.runtime.block_on(Session::of(&self.context, Identity::Root, OPERATOR, at).ask(request))
+    }
+
+    /// Has a change of users and roles carried out, or of whether they are asked for, and records it.
+    pub(crate) fn administer(&self, at: usize, change: &Change) -> Known {
+        self.runtime.block_on(carry_out(&self.context, OPERATOR, at, change))
     }
 
     /// Lets something be done in the background's own time.

@@ -17,6 +17,8 @@ pub enum Need {
     Clock,
     /// Files as this project's server writes them.
     OwnFiles,
+    /// Users, and so an administrator who may switch authentication off.
+    Users,
     /// Certificates, and members that read them again while they run as this project's server does.
     Certificates,
 }
@@ -95,9 +97,13 @@ faults! {
     /// Authorities are replaced.
     RotateCa, "rotate-ca", Certificates, "new authorities: trusted beside the old ones, then they issue, then the old ones are trusted no longer";
     /// A certificate is not to be used any longer.
-    RevokeCert, "revoke-cert", Certificates, "revoke the certificate of a client, which nobody may use from then on, over old connections either";
+    RevokeCert, "revoke-cert", Certificates, "revoke the certificate of a client, which nobody may use from then on, over old connections either; every other time take that back";
+    /// A member is not to be believed any longer.
+    RevokeMember, "revoke-member", Certificates, "revoke the certificate that a member shows the others, which do not take its connections until it has a new one";
     /// A file makes no sense.
     BrokenPem, "broken-pem", Certificates, "garble a certificate, key, authority or list of a member that runs, and put it right after a while";
+    /// Nobody is asked who he is.
+    AuthOff, "auth-off", Users, "switch authentication off, and on again after a while";
 }
 
 /// Names of several faults, for asking for them together.
@@ -107,7 +113,10 @@ const GROUPS: &[(&str, &[Fault])] = &[
     ("network", &[Fault::SlowNet, Fault::LossyNet]),
     ("disk", &[Fault::SlowDisk, Fault::StalledDisk, Fault::FullDisk]),
     ("members", &[Fault::Replace, Fault::FlipBit]),
-    ("certs", &[Fault::RotateCerts, Fault::RotateCa, Fault::RevokeCert, Fault::BrokenPem]),
+    (
+        "certs",
+        &[Fault::RotateCerts, Fault::RotateCa, Fault::RevokeCert, Fault::RevokeMember, Fault::BrokenPem],
+    ),
     ("all", Fault::ALL),
 ];
 

@@ -4,6 +4,7 @@ mod certificates;
 mod disks;
 mod links;
 mod members;
+mod users;
 
 use std::io;
 use std::sync::Arc;
@@ -202,7 +203,9 @@ impl<'a> Injector<'a> {
             Fault::RotateCerts => self.rotate_leaves(bar),
             Fault::RotateCa => self.rotate_authorities(bar),
             Fault::RevokeCert => self.revoke_certificate(bar),
+            Fault::RevokeMember => self.revoke_member(bar),
             Fault::BrokenPem => self.break_pem(bar),
+            Fault::AuthOff => self.switch_authentication(bar),
         }
     }
 }

@@ -24,7 +24,12 @@ struct Inner {
     clients: Realm,
     peers: Realm,
     last_serial: u64,
-    revoked: Vec<u64>,
+    /// Serial numbers of clients that are revoked, and of members.
+    revoked: [Vec<u64>; 2],
+    /// What the list of revocations in each file says, and which authority has signed it.
+    lists: BTreeMap<PathBuf, (String, Vec<u64>)>,
+    /// The serial number of the certificate that each member shows the others.
+    peer_serials: Vec<u64>,
     /// Settings of clients by the common name of their certificate.
     settings: BTreeMap<String, Tls>,
     /// The certificate that each member shows clients, in DER.
@@ -130,7 +135,9 @@ impl Pki {
             clients: Realm::new("clients 1")?,
             peers: Realm::new("peers 1")?,
             last_serial: 0,
-            revoked: Vec::new(),
+            revoked: [Vec::new(), Vec::new()],
+            lists: BTreeMap::new(),
+            peer_serials: vec![0; addresses.len()],
             settings: BTreeMap::new(),
             shown: vec![Vec::new(); addresses.len()],
         };
@@ -164,6 +171,7 @@ impl Pki {
             flag("peer-cert-file", "peer.crt"),
             flag("peer-key-file", "peer.key"),
             flag("peer-trusted-ca-file", "peer.ca"),
+            flag("peer-crl-file", "peer.crl"),
             "--peer-client-cert-auth".to_owned(),
         ]
     }
@@ -194,35 +202,27 @@ impl Pki {
             {
                 *shown = leaf.der;
             }
+            if side == "peer"
+                && let Some(own) = inner.peer_serials.get_mut(at)
+            {
+                *own = serial;
+            }
         }
         Ok(())
     }
 
-    /// Writes the authorities that a member trusts and the list of revocations.
+    /// Writes the authorities that a member trusts and the lists of revocations, those that have changed.
     ///
     /// # Errors
     /// The operating system's.
     pub fn write_trust(&self, at: usize) -> io::Result<()> {
-        let inner = self.lock();
+        let mut inner = self.lock();
         let dir = inner.member(at);
         std::fs::write(dir.join("client.ca"), inner.clients.bundle())?;
         std::fs::write(dir.join("peer.ca"), inner.peers.bundle())?;
-        let revoked = |serial: &u64| RevokedCertParams {
-            serial_number: SerialNumber::from(*serial),
-            revocation_time: date_time_ymd(2025, 1, 1),
-            reason_code: None,
-            invalidity_date: None,
-        };
-        let list = CertificateRevocationListParams {
-            this_update: date_time_ymd(2025, 1, 1),
-            next_update: date_time_ymd(4000, 1, 1),
-            crl_number: SerialNumber::from(1),
-            issuing_distribution_point: None,
-            revoked_certs: inner.revoked.iter().map(revoked).collect(),
-            key_identifier_method: KeyIdMethod::Sha256,
-        };
-        let list = list.signed_by(&inner.clients.authority()?.issuer).map_err(io::Error::other)?;
-        std::fs::write(dir.join("client.crl"), list.der())
+        let [clients, peers] = inner.revoked.clone();
+        inner.write_list(dir.join("client.crl"), clients, |inner| &inner.clients)?;
+        inner.write_list(dir.join("peer.crl"), peers, |inner| &inner.peers)
     }
 
     /// The file of a member by its name: one that a fault may break.
@@ -303,13 +303,61 @@ impl Pki {
         }
     }
 
-    /// A certificate is on the list of revocations from now on; members learn of it from their files.
+    /// A client's certificate is on the list of revocations from now on; members learn of it from their files.
     pub fn revoke(&self, serial: u64) {
-        self.lock().revoked.push(serial);
+        let [clients, _] = &mut self.lock().revoked;
+        clients.push(serial);
+    }
+
+    /// A client's certificate is not on the list of revocations any longer.
+    pub fn pardon(&self, serial: u64) {
+        let [clients, _] = &mut self.lock().revoked;
+        clients.retain(|revoked| *revoked != serial);
+    }
+
+    /// The certificate that a member shows the others is on their list from now on. Returns its serial number.
+    pub fn revoke_member(&self, at: usize) -> u64 {
+        let mut inner = self.lock();
+        let serial = inner.peer_serials.get(at).copied().unwrap_or_default();
+        let [_, peers] = &mut inner.revoked;
+        peers.push(serial);
+        serial
     }
 }
 
 impl Inner {
+    /// Writes a list of revocations, signed by the authority that issues, unless the file has it.
+    fn write_list(
+        &mut self,
+        path: PathBuf,
+        serials: Vec<u64>,
+        realm: fn(&Inner) -> &Realm,
+    ) -> io::Result<()> {
+        let authority = realm(self).authority()?;
+        let wanted = (authority.pem.clone(), serials);
+        if self.lists.get(&path) == Some(&wanted) {
+            return Ok(());
+        }
+        let revoked = |serial: &u64| RevokedCertParams {
+            serial_number: SerialNumber::from(*serial),
+            revocation_time: date_time_ymd(2025, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2025, 1, 1),
+            next_update: date_time_ymd(4000, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: wanted.1.iter().map(revoked).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let list = list.signed_by(&authority.issuer).map_err(io::Error::other)?;
+        std::fs::write(&path, list.der())?;
+        self.lists.insert(path, wanted);
+        Ok(())
+    }
+
     fn member(&self, at: usize) -> PathBuf {
         self.dir.join(format!("m{at}"))
     }

@@ -238,6 +238,10 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
             // Nobody asked for TLS.
             continue;
         }
+        if fault.need() == Need::Users && !options.users {
+            // Nobody asked for users.
+            continue;
+        }
         if matches!(fault.need(), Need::OwnFiles | Need::Certificates) && !own {
             why = Some("the server's files are not this project's".to_owned());
         }

@@ -9,6 +9,7 @@ use client::Tls;
 use prost::Message;
 
 use super::Injector;
+use crate::cluster::Cluster;
 use crate::pki::{ClientCertificate, Pki};
 use crate::security::{WORKER, count};
 
@@ -28,6 +29,10 @@ const KEPT: &str = "cannot use changed TLS files";
 enum Sides {
     Both,
     Clients,
+    /// The other members', of all but one member.
+    Peers {
+        but: usize,
+    },
 }
 
 impl Injector<'_> {
@@ -43,6 +48,9 @@ impl Injector<'_> {
         write: impl Fn(&Pki, usize) -> io::Result<()>,
     ) -> io::Result<()> {
         let mut all = self.all();
+        if let Sides::Peers { but } = sides {
+            all.retain(|at| *at != but);
+        }
         self.rng.shuffle(&mut all);
         let mut waits = Vec::new();
         for at in all {
@@ -65,7 +73,7 @@ impl Injector<'_> {
         for (at, logged) in waits.into_iter().filter(|(at, _)| Some(*at) != killed) {
             let times = match sides {
                 Sides::Both => 2,
-                Sides::Clients => 1,
+                Sides::Clients | Sides::Peers { .. } => 1,
             };
             self.wait_for_words(at, logged, RELOADED, times)?;
             count(&self.cluster.security().figures.reloads);
@@ -187,15 +195,76 @@ impl Injector<'_> {
                 std::thread::sleep(LOOK_EVERY);
             }
         }
-        self.revoked.push(revoked);
+        if !self.rng.percent(50) {
+            self.revoked.push(revoked);
+            return Ok(());
+        }
+        self.tell(bar, &all, &format!("number {} is not revoked any longer", revoked.serial));
+        self.pki()?.pardon(revoked.serial);
+        self.change(bar, Sides::Clients, Pki::write_trust)?;
+        self.cluster.recover()?;
+        for at in self.all() {
+            if !self.cluster.lets_in(at, &revoked.load()?) {
+                let text =
+                    format!("m{at} does not let in a client whose certificate is not revoked any longer");
+                self.chronicle.trouble("kept out", text);
+            }
+        }
         Ok(())
+    }
+
+    /// The certificate of a member is revoked: the others do not take its connections until it has a new one.
+    pub(super) fn revoke_member(&mut self, bar: usize) -> io::Result<()> {
+        let at = self.leader_or_any();
+        let others: Vec<usize> = self.all().into_iter().filter(|other| *other != at).collect();
+        let serial = self.pki()?.revoke_member(at);
+        self.tell(bar, &[at], &format!("the certificate of m{at}, number {serial}, is revoked"));
+        let logged: Vec<u64> = others.iter().map(|other| self.cluster.log_bytes(*other)).collect();
+        self.change(bar, Sides::Peers { but: at }, Pki::write_trust)?;
+        if others.is_empty() {
+            return Ok(());
+        }
+        // It connects again and again, and is told why that is in vain.
+        let hex = format!("{serial:x}");
+        let words = format!("certificate serial {:0>len$} revoked", hex, len = hex.len().next_multiple_of(2));
+        let deadline = Instant::now() + RELOAD_TIME_MAX;
+        let says = |cluster: &Cluster| {
+            others.iter().zip(&logged).any(|(other, from)| cluster.has_said(*other, *from, &words))
+        };
+        while !says(self.cluster) {
+            if Instant::now() > deadline {
+                let text = format!("nobody refuses m{at}, whose certificate {serial} is revoked");
+                self.chronicle.trouble("intruder", text);
+                break;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        self.last();
+        self.tell(bar, &[at], &format!("m{at} has a new certificate"));
+        let from = self.cluster.log_bytes(at);
+        self.pki()?.write_leaves(at)?;
+        self.wait_for_words(at, from, RELOADED, 2)?;
+        // It has the list of the others, too.
+        let from = self.cluster.log_bytes(at);
+        self.pki()?.write_trust(at)?;
+        self.wait_for_words(at, from, RELOADED, 1)?;
+        self.pki()?.renew_clients();
+        self.look_at_shown()
     }
 
     /// A file of a member is garbled, and put right after a while. Meanwhile nothing changes for anybody.
     pub(super) fn break_pem(&mut self, bar: usize) -> io::Result<()> {
         let at = self.any();
-        let files =
-            ["client.crt", "client.key", "client.ca", "client.crl", "peer.crt", "peer.key", "peer.ca"];
+        let files = [
+            "client.crt",
+            "client.key",
+            "client.ca",
+            "client.crl",
+            "peer.crt",
+            "peer.key",
+            "peer.ca",
+            "peer.crl",
+        ];
         let name = files.get(self.rng.index(files.len())).copied().unwrap_or("client.crt");
         let path = self.pki()?.file(at, name);
         let good = std::fs::read(&path)?;

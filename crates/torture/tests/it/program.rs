@@ -96,7 +96,7 @@ fn users_over_tls_see_no_more_than_they_may_while_certificates_change() {
         "--network=loopback",
         "--tls",
         "--users",
-        "--faults=rotate-certs,revoke-cert",
+        "--faults=rotate-certs,revoke-cert,auth-off",
         "--seconds=8",
         "--every=0.5",
         "--clients=4",
