@@ -270,3 +270,21 @@ pub struct Repair {
     /// Description of what was found there.
     pub found: &'static str,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, Start};
+
+    #[test]
+    fn a_segment_can_list_all_others_that_fit_on_its_file_system() {
+        // Up to half a pebibyte.
+        for shift in 20..50 {
+            let total_bytes = 1u64 << shift;
+            let segment_bytes = u64::from(segment_bytes_for(total_bytes));
+            let others = total_bytes / segment_bytes;
+            let head = Start::default().encode().len() + SEGMENT_HEADER_BYTES + RECORD_HEADER_BYTES;
+            assert!(head as u64 + 4 * others <= segment_bytes, "2^{shift} bytes, {segment_bytes} each");
+        }
+    }
+}

@@ -366,7 +366,8 @@ impl Writer {
         let need = padded(payload.len()) as u64;
         assert!(
             u64::from(self.write.end) + need <= room,
-            "a segment has room for the list of segments before it"
+            "a segment of {room} bytes has room for the list of {} segments before it",
+            self.live.len()
         );
         self.place(Kind::Start, 0, self.last_term.0, self.next_index.0, &payload, Bytes::new());
     }

@@ -331,7 +331,13 @@ impl Profile {
         // Values as large as the smallest segments would have every segment mostly made of its header.
         let large = work & 1 << Work::BigValues as u8 != 0;
         let sizes: &[u32] = if large { &[64, 64, 128, 256] } else { &[16, 16, 32, 32, 64, 256] };
-        let segment_bytes = rng.pick(sizes) << 10;
+        let mut segment_bytes: u32 = rng.pick(sizes) << 10;
+        // Where large values are written in groups and nothing is compacted, there are soon more segments of the smallest size than
+        // one of them can list; a member's are larger, for the disk that they are on.
+        let does = |kind: Work| work & 1 << kind as u8 != 0;
+        if does(Work::Forged) && does(Work::Hostile) && !does(Work::Compact) {
+            segment_bytes = segment_bytes.max(64 << 10);
+        }
         let mut paces = Rng::stream(seed, "paces");
         let mut checkpoint_entries = rng.pick(&[5, 20, 50, 200]);
         if paces.one_in(3) {

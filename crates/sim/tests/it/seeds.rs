@@ -30,6 +30,7 @@ const FOUND: &[(u64, &str)] = &[
     (1712818, "a sound member was removed while the disk of another one was damaged"),
     (1610965, "the operation of a client of a burst was under way at the end and so was not in the history"),
     (1904837, "an empty transaction was judged as a linearizable call, and its token was void"),
+    (1910849, "there were more live segments, all of the smallest size, than one of them can list"),
     (1421337, "the run that the manifest names was removed after a commit that failed half-way"),
 ];
 
