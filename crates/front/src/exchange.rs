@@ -168,7 +168,9 @@ impl RequestBody {
         shard: &ShardState,
         phase: Rc<Phase>,
     ) -> RequestBody {
-        RequestBody { phase: Some(phase), ..RequestBody::new(Source::Http1(body), held, shard) }
+        let mut body = RequestBody::new(Source::Http1(body), held, shard);
+        body.phase = Some(phase);
+        body
     }
 
     pub(crate) fn http2(body: RecvStream, held: Rc<RefCell<Held>>, shard: &ShardState) -> RequestBody {
@@ -186,7 +188,7 @@ impl RequestBody {
             Source::Http1(body) => loop {
                 let frame = match std::task::ready!(Pin::new(&mut *body).poll_frame(cx)) {
                     None => {
-                        self.phase.iter().for_each(|phase| phase.is_body_over.set(true));
+                        self.is_over();
                         return Poll::Ready(None);
                     }
                     Some(Err(_)) => return Poll::Ready(Some(Err(StatusCode::BAD_REQUEST))),
@@ -206,6 +208,11 @@ impl RequestBody {
                 }
             },
         }
+    }
+
+    /// Nothing more of it is read, so that only what is read besides shows whether the client is still there.
+    fn is_over(&self) {
+        self.phase.iter().for_each(|phase| phase.is_body_over.set(true));
     }
 
     /// Charges bytes that a service holds of the body.
@@ -244,6 +251,12 @@ impl RequestBody {
             self.held.borrow_mut().set(whole.capacity());
         }
         Ok(if whole.is_empty() { first } else { whole.freeze() })
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        self.is_over();
     }
 }
 

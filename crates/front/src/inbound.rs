@@ -74,7 +74,11 @@ impl Inbound {
                 let message = ready!(next(cx));
                 match &message {
                     Ok(Some(message)) => counters.received(*method, message.len()),
-                    Ok(None) | Err(_) => *ended = true,
+                    Ok(None) | Err(_) => {
+                        *ended = true;
+                        // The body that it reads is given up, though it may go on.
+                        *next = Box::new(|_| Poll::Ready(Ok(None)));
+                    }
                 }
                 Poll::Ready(message)
             }

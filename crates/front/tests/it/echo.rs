@@ -283,6 +283,9 @@ impl Service for Echo {
                     Err(Status::new(Code::Aborted, "done: 100%"))
                 }
                 "/test.Echo/UntilClosing" => {
+                    if head.metadata.contains_key("x-listens") {
+                        while inbound.next().await?.is_some() {}
+                    }
                     outbound.open()?;
                     closing.begun().await;
                     Err(Status::new(Code::Unavailable, "etcdserver: server stopped"))
@@ -307,7 +310,11 @@ impl Service for Echo {
         let path = exchange.head.uri.path().to_owned();
         self.seen.told.lock().unwrap().push(if path == "/patient" { "/test.Echo/Patient" } else { "page" });
         Box::pin(async move {
-            let body = match exchange.body.gather().await {
+            let gathered = match path.as_str() {
+                "/lasts/unread" => Ok(Bytes::new()),
+                _ => exchange.body.gather().await,
+            };
+            let body = match gathered {
                 Ok(body) => body,
                 Err(status) => {
                     let mut answer = http::Response::new(ResponseBody::from(Bytes::new()));
@@ -329,12 +336,18 @@ impl Service for Echo {
                     seen.pieces.fetch_add(1, SeqCst);
                     Poll::Ready(Some(Ok(vec![1; size].into())))
                 }))
-            } else if path == "/lasts" {
+            } else if path.starts_with("/lasts") {
                 let method = id_of("/test.Echo/UntilClosing") as u16;
                 let peer = exchange.origin.peer;
-                let (inbound, outbound, local) =
-                    exchange.open_stream(method, |_| Box::new(|_| Poll::Ready(Ok(None))));
-                let mut call = self.stream(Head::new(method, peer), inbound, outbound);
+                let (inbound, outbound, local) = exchange.open_stream(method, |body| {
+                    Box::new(move |_| {
+                        let _unread = &body;
+                        Poll::Ready(Ok(None))
+                    })
+                });
+                let mut head = Head::new(method, peer);
+                head.metadata.insert("x-listens", http::HeaderValue::from_static("yes"));
+                let mut call = self.stream(head, inbound, outbound);
                 ResponseBody::Chunks(Box::new(move |context| {
                     let _open = &local;
                     call.as_mut().poll(context).map(|_| None)

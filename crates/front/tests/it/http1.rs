@@ -48,3 +48,19 @@ fn a_call_that_lasts_ends_with_its_client_whatever_it_sent_besides() {
     raw.flood(&[b'x'; 200_000]);
     block_on(until("it has ended", || alive() == 0));
 }
+
+#[test]
+fn a_call_that_lasts_ends_with_its_client_whose_body_nobody_reads_any_more() {
+    let running = run();
+    let alive = || running.seen.alive.load(SeqCst);
+    for behind in [&b"hello"[..], &[b'x'; 20_000]] {
+        let mut raw = Connection::silent(running.address);
+        raw.send(
+            &[&b"POST /lasts/unread HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n"[..], behind]
+                .concat(),
+        );
+        block_on(until("it has begun", || alive() == 1));
+        drop(raw);
+        block_on(until("it has ended", || alive() == 0));
+    }
+}
