@@ -4,9 +4,9 @@ use std::fmt;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -94,6 +94,7 @@ impl GrpcProxy {
             hub,
             streams: AtomicU64::new(0),
             namespace,
+            cache: Mutex::default(),
             advertise: options.advertise.clone(),
             host: host_name(),
             logs_calls: options.logs_calls,

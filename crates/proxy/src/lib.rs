@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cache;
 mod commands;
 mod discovery;
 mod gateway;

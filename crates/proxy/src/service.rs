@@ -2,11 +2,15 @@
 
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use api::etcdserverpb::{Member, MemberListResponse};
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::{
+    CompactionRequest, DeleteRangeRequest, Member, MemberListResponse, PutRequest, RangeRequest, RequestOp,
+    TxnRequest,
+};
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
 use client::Client;
@@ -14,9 +18,10 @@ use front::{Answer, Head, Inbound, Kind, LocalBoxFuture, Method, Origin, Outboun
 use prost::Message as _;
 use telemetry::logging::{Logger, Value};
 
+use crate::cache::Cache;
 use crate::hub::Hub;
 use crate::metrics::Metrics;
-use crate::namespace::Namespace;
+use crate::namespace::{Namespace, decode_request};
 use crate::pages::Pages;
 use crate::{streams, upstream};
 
@@ -29,6 +34,8 @@ pub(crate) struct Shared {
     /// Number of the next stream of a client.
     pub(crate) streams: AtomicU64,
     pub(crate) namespace: Option<Namespace>,
+    /// Answers to reads. It is held for moments, never while a member is asked.
+    pub(crate) cache: Mutex<Cache>,
     /// The URL that the member list shows; empty: the list is that of the cluster.
     pub(crate) advertise: String,
     /// Name of this machine.
@@ -54,12 +61,78 @@ impl Proxy {
     async fn answer(&self, rpc: Rpc, head: &Head, message: Bytes) -> Result<Bytes, Status> {
         match rpc {
             Rpc::ClusterMemberList if !self.shared.advertise.is_empty() => Ok(self.own_members()),
+            Rpc::KvRange if upstream::CREDENTIALS.iter().all(|name| head.get(name).is_none()) => {
+                self.range(head, message).await
+            }
+            Rpc::KvPut | Rpc::KvDeleteRange | Rpc::KvTxn => self.write(rpc, head, message).await,
+            Rpc::KvCompact => {
+                let revision = decode_request::<CompactionRequest>(&message)?.revision;
+                let answer = self.pass_on(rpc, head, message).await?;
+                self.cache().compacted(revision);
+                Ok(answer)
+            }
             _ => {
-                let message = self.asked(rpc, message)?;
-                let answer = self.client.forward(rpc, &upstream::call_options(rpc, head), message).await?;
-                self.told(rpc, answer)
+                let answer = self.pass_on(rpc, head, message).await;
+                if changes_anything(rpc) {
+                    self.cache().clear();
+                }
+                answer
             }
         }
+    }
+
+    /// Has a member answer a call.
+    async fn pass_on(&self, rpc: Rpc, head: &Head, message: Bytes) -> Result<Bytes, Status> {
+        let message = self.asked(rpc, message)?;
+        let answer = self.client.forward(rpc, &upstream::call_options(rpc, head), message).await?;
+        self.told(rpc, answer)
+    }
+
+    /// Answers a read of nobody in particular, from the cache if it may be old.
+    async fn range(&self, head: &Head, message: Bytes) -> Result<Bytes, Status> {
+        let request: RangeRequest = decode_request(&message)?;
+        let metrics = &self.shared.metrics;
+        if request.serializable {
+            let kept = self.cache().get(&request, Instant::now());
+            if let Some(answer) = kept.transpose() {
+                metrics.cache_hits.fetch_add(1, Relaxed);
+                return answer;
+            }
+            metrics.cache_misses.fetch_add(1, Relaxed);
+        }
+        let asked = self.cache().now();
+        let answer = self.pass_on(Rpc::KvRange, head, message).await?;
+        let mut cache = self.cache();
+        cache.add(&request, &answer, asked, Instant::now());
+        metrics.cache_keys.store(cache.len() as u64, Relaxed);
+        Ok(answer)
+    }
+
+    /// Has a member write, and forgets what is kept of the keys, before and after it.
+    async fn write(&self, rpc: Rpc, head: &Head, message: Bytes) -> Result<Bytes, Status> {
+        let mut written = Vec::new();
+        match rpc {
+            Rpc::KvPut => written.push((decode_request::<PutRequest>(&message)?.key, Bytes::new())),
+            Rpc::KvDeleteRange => {
+                let request: DeleteRangeRequest = decode_request(&message)?;
+                written.push((request.key, request.range_end));
+            }
+            _ => writes_of(&decode_request(&message)?, &mut written),
+        }
+        let forget = || {
+            let mut cache = self.cache();
+            written.iter().for_each(|(key, range_end)| cache.written(key, range_end));
+            self.shared.metrics.cache_keys.store(cache.len() as u64, Relaxed);
+        };
+        forget();
+        let answer = self.pass_on(rpc, head, message).await;
+        forget();
+        answer
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        // Nothing panics while it is held.
+        self.shared.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A request as the cluster has to see it.
@@ -119,6 +192,38 @@ impl Proxy {
                 ("grpc.duration", Value::Duration(began.elapsed())),
             ],
         );
+    }
+}
+
+/// True for calls that may change keys or rights, save those whose keys are known.
+fn changes_anything(rpc: Rpc) -> bool {
+    let reads_rights = matches!(
+        rpc,
+        Rpc::Authenticate
+            | Rpc::AuthStatus
+            | Rpc::AuthUserGet
+            | Rpc::AuthUserList
+            | Rpc::AuthRoleGet
+            | Rpc::AuthRoleList
+    );
+    match rpc {
+        Rpc::LeaseRevoke | Rpc::Lock | Rpc::LockUnlock => true,
+        Rpc::ElectionCampaign | Rpc::ElectionProclaim | Rpc::ElectionResign => true,
+        _ => rpc.method().service == "etcdserverpb.Auth" && !reads_rights,
+    }
+}
+
+/// The keys that a transaction may write. Nesting is bounded by what the decoder takes.
+fn writes_of(txn: &TxnRequest, written: &mut Vec<(Bytes, Bytes)>) {
+    for RequestOp { request } in txn.success.iter().chain(&txn.failure) {
+        match request {
+            Some(Request::RequestPut(put)) => written.push((put.key.clone(), Bytes::new())),
+            Some(Request::RequestDeleteRange(delete)) => {
+                written.push((delete.key.clone(), delete.range_end.clone()));
+            }
+            Some(Request::RequestTxn(inner)) => writes_of(inner, written),
+            Some(Request::RequestRange(_)) | None => {}
+        }
     }
 }
 

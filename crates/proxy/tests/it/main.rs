@@ -1,4 +1,5 @@
 //! The proxies in this process: help texts, and the TCP gateway against sockets.
 
+mod cache;
 mod gateway;
 mod help;

@@ -1,0 +1,262 @@
+//! Answers to reads that a serializable read may have again.
+//!
+//! An answer is kept under its whole request, for some seconds at most, until a write that passes through the proxy touches its
+//! keys. Reads with a token are neither kept nor answered from here: only a member knows what their user may read now.
+//!
+//! A write can overtake a read: the read's answer is old, and arrives after the write. Therefore the cache remembers the last
+//! writes; an answer is kept only if no write has touched its keys since its request was sent.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use api::Status;
+use api::error;
+use api::etcdserverpb::RangeRequest;
+use bytes::Bytes;
+use prost::Message as _;
+
+/// Answers kept. Source: etcd's proxy.
+const ANSWERS_MAX: usize = 2048;
+/// Bytes of all answers kept, with their requests.
+const BYTES_MAX: usize = 64 << 20;
+/// Largest answer kept, in bytes.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// Time that an answer is kept. Writes that do not pass through this proxy are seen after it.
+const AGE_MAX: Duration = Duration::from_secs(5);
+/// Writes remembered.
+const WRITES_MAX: usize = 1024;
+
+/// Keys from the first on, below the second; as in requests, an empty end is the key alone and `\0` no end.
+type Keys = (Bytes, Bytes);
+
+/// Number of the next write at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moment(u64);
+
+struct Kept {
+    answer: Bytes,
+    keys: Keys,
+    revision: i64,
+    since: Instant,
+    /// Its place in the order of use.
+    used: u64,
+}
+
+/// The cache of all shards.
+#[derive(Default)]
+pub(crate) struct Cache {
+    answers: HashMap<Bytes, Kept>,
+    /// Requests by their last use, the oldest first.
+    order: BTreeMap<u64, Bytes>,
+    uses: u64,
+    bytes: usize,
+    /// The last writes, and the number of the one behind them.
+    writes: VecDeque<Keys>,
+    next_write: u64,
+    compacted: i64,
+}
+
+/// The name of a request in the cache: it is the same for both kinds of reads.
+fn name(request: &RangeRequest) -> Bytes {
+    RangeRequest { serializable: true, ..request.clone() }.encode_to_vec().into()
+}
+
+impl Cache {
+    /// The moment that a read has to name when its answer comes.
+    pub(crate) fn now(&self) -> Moment {
+        Moment(self.next_write)
+    }
+
+    /// Number of answers kept.
+    pub(crate) fn len(&self) -> usize {
+        self.answers.len()
+    }
+
+    /// The answer to a serializable read, if it is kept.
+    ///
+    /// # Errors
+    /// The revision asked for is known to be compacted away.
+    pub(crate) fn get(&mut self, request: &RangeRequest, now: Instant) -> Result<Option<Bytes>, Status> {
+        if request.revision > 0 && request.revision < self.compacted {
+            return Err(error::COMPACTED);
+        }
+        let name = name(request);
+        let Some(kept) = self.answers.get_mut(&name) else { return Ok(None) };
+        if now.saturating_duration_since(kept.since) > AGE_MAX {
+            self.remove(&name);
+            return Ok(None);
+        }
+        self.order.remove(&kept.used);
+        kept.used = self.uses;
+        self.order.insert(self.uses, name);
+        self.uses += 1;
+        Ok(Some(kept.answer.clone()))
+    }
+
+    /// Keeps the answer to a read that was sent at a moment, unless its keys were written since.
+    pub(crate) fn add(&mut self, request: &RangeRequest, answer: &Bytes, asked: Moment, now: Instant) {
+        let keys: Keys = (request.key.clone(), request.range_end.clone());
+        let since = self.next_write - asked.0;
+        let is_known = usize::try_from(since).is_ok_and(|since| since <= self.writes.len());
+        let overtaken = || {
+            let count = usize::try_from(since).unwrap_or(usize::MAX);
+            self.writes.iter().rev().take(count).any(|write| overlap(write, &keys))
+        };
+        let name = name(request);
+        let bytes = name.len() + answer.len();
+        // A read at a revision never changes.
+        if bytes > ANSWER_BYTES_MAX || (request.revision == 0 && (!is_known || overtaken())) {
+            return;
+        }
+        self.remove(&name);
+        let used = self.uses;
+        self.uses += 1;
+        self.order.insert(used, name.clone());
+        self.bytes += bytes;
+        let kept = Kept { answer: answer.clone(), keys, revision: request.revision, since: now, used };
+        self.answers.insert(name, kept);
+        while self.answers.len() > ANSWERS_MAX || self.bytes > BYTES_MAX {
+            let Some((_, oldest)) = self.order.pop_first() else { return };
+            self.remove(&oldest);
+        }
+    }
+
+    /// Forgets what is kept of keys that are written. To be called before a write and after it.
+    pub(crate) fn written(&mut self, key: &Bytes, range_end: &Bytes) {
+        let keys = (key.clone(), range_end.clone());
+        let touched: Vec<Bytes> = self
+            .answers
+            .iter()
+            .filter(|(_, kept)| kept.revision == 0 && overlap(&kept.keys, &keys))
+            .map(|(name, _)| name.clone())
+            .collect();
+        touched.iter().for_each(|name| self.remove(name));
+        self.next_write += 1;
+        self.writes.push_back(keys);
+        if self.writes.len() > WRITES_MAX {
+            self.writes.pop_front();
+        }
+    }
+
+    /// Everything below a revision is compacted away.
+    pub(crate) fn compacted(&mut self, revision: i64) {
+        self.compacted = self.compacted.max(revision);
+    }
+
+    /// Forgets everything: who may read what has changed.
+    pub(crate) fn clear(&mut self) {
+        self.answers.clear();
+        self.order.clear();
+        self.bytes = 0;
+        self.writes.clear();
+        // Reads under way name a moment before this one, of which nothing is known any more.
+        self.next_write += 1;
+    }
+
+    fn remove(&mut self, name: &Bytes) {
+        if let Some(kept) = self.answers.remove(name) {
+            self.order.remove(&kept.used);
+            self.bytes -= name.len() + kept.answer.len();
+        }
+    }
+}
+
+/// Returns true if two ranges have a key in common.
+fn overlap(a: &Keys, b: &Keys) -> bool {
+    begins_before_end(&a.0, b) && begins_before_end(&b.0, a)
+}
+
+/// Returns true if a key is below the end of a range.
+fn begins_before_end(key: &Bytes, keys: &Keys) -> bool {
+    match keys.1.as_ref() {
+        b"" => *key <= keys.0,
+        b"\0" => true,
+        _ => *key < keys.1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(key: &'static str, end: &'static str) -> RangeRequest {
+        RangeRequest { key: key.into(), range_end: end.into(), ..RangeRequest::default() }
+    }
+
+    fn keep(cache: &mut Cache, request: &RangeRequest, now: Instant) {
+        let moment = cache.now();
+        cache.add(request, &Bytes::from_static(b"answer"), moment, now);
+    }
+
+    fn has(cache: &mut Cache, request: &RangeRequest, now: Instant) -> bool {
+        cache.get(request, now).unwrap().is_some()
+    }
+
+    #[test]
+    fn a_write_makes_the_answers_about_its_keys_forgotten() {
+        let (mut cache, now) = (Cache::default(), Instant::now());
+        let requests = [range("a", ""), range("a", "c"), range("b", "\0"), range("c", ""), range("0", "a")];
+        let kept = |cache: &mut Cache, key: &'static str, end: &'static str| {
+            requests.iter().for_each(|request| keep(cache, request, now));
+            cache.written(&key.into(), &end.into());
+            requests.iter().map(|request| has(cache, request, now)).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(&mut cache, "a", ""), [false, false, true, true, true]);
+        assert_eq!(kept(&mut cache, "b", ""), [true, false, false, true, true]);
+        assert_eq!(kept(&mut cache, "b", "d"), [true, false, false, false, true]);
+        assert_eq!(kept(&mut cache, "0", "\0"), [false; 5]);
+        // A linearizable read's answer serves serializable ones.
+        keep(&mut cache, &range("x", ""), now);
+        assert!(has(&mut cache, &RangeRequest { serializable: true, ..range("x", "") }, now));
+    }
+
+    #[test]
+    fn an_answer_that_a_write_has_overtaken_is_not_kept() {
+        let (mut cache, now) = (Cache::default(), Instant::now());
+        let answer = Bytes::from_static(b"old");
+        let asked = cache.now();
+        cache.written(&"k".into(), &"".into());
+        cache.add(&range("k", ""), &answer, asked, now);
+        cache.add(&range("l", ""), &answer, asked, now);
+        assert!(!has(&mut cache, &range("k", ""), now) && has(&mut cache, &range("l", ""), now));
+        // Nothing is known of what was written more than a thousand writes ago.
+        for _ in 0..WRITES_MAX + 1 {
+            cache.written(&"x".into(), &"".into());
+        }
+        cache.add(&range("m", ""), &answer, asked, now);
+        assert!(!has(&mut cache, &range("m", ""), now));
+        let asked = cache.now();
+        cache.clear();
+        cache.add(&range("n", ""), &answer, asked, now);
+        assert!(!has(&mut cache, &range("n", ""), now));
+    }
+
+    #[test]
+    fn answers_age_and_are_bounded() {
+        let (mut cache, now) = (Cache::default(), Instant::now());
+        keep(&mut cache, &range("k", ""), now);
+        assert!(has(&mut cache, &range("k", ""), now + AGE_MAX));
+        assert!(!has(&mut cache, &range("k", ""), now + AGE_MAX + Duration::from_millis(1)));
+        assert_eq!((cache.len(), cache.bytes, cache.order.len()), (0, 0, 0));
+        for limit in 0..ANSWERS_MAX as i64 + 10 {
+            keep(&mut cache, &RangeRequest { limit, ..range("k", "") }, now);
+        }
+        assert_eq!((cache.len(), cache.order.len()), (ANSWERS_MAX, ANSWERS_MAX));
+        assert!(!has(&mut cache, &range("k", ""), now), "the oldest has made way");
+        let large = Bytes::from(vec![0; ANSWER_BYTES_MAX - 100]);
+        for limit in 0..100 {
+            let moment = cache.now();
+            cache.add(&RangeRequest { limit, ..range("l", "") }, &large, moment, now);
+        }
+        assert!(cache.bytes <= BYTES_MAX);
+    }
+
+    #[test]
+    fn what_is_compacted_is_refused() {
+        let (mut cache, now) = (Cache::default(), Instant::now());
+        cache.compacted(7);
+        let at = |revision| RangeRequest { revision, ..range("k", "") };
+        assert_eq!(cache.get(&at(6), now), Err(error::COMPACTED));
+        assert_eq!(cache.get(&at(7), now), Ok(None));
+    }
+}
