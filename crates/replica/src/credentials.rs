@@ -4,6 +4,8 @@
 //! tells it what entries did ([`Credentials::auth_changed`]); shards ask it for passwords and tokens. It does not know what a
 //! user may do (`machine::auth`).
 
+mod recent;
+
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -22,6 +24,7 @@ use stdx::client_network;
 use tokio::sync::oneshot;
 
 use clock::Clock;
+use recent::{Grounds, Recent};
 
 /// How long a password that was verified is remembered after its last use: clients that authenticate for each call do so
 /// again and again.
@@ -76,6 +79,7 @@ pub struct Credentials {
     tokens: Tokens,
     hashing: Hashing,
     verified: Verified,
+    recent: Recent,
     clock: Clock,
     random: Mutex<Random>,
     queue: Mutex<Queue>,
@@ -142,6 +146,7 @@ impl Credentials {
             tokens,
             hashing: Hashing::new(cost, &mut random),
             verified: Verified::new(REMEMBERED, Verified::ENTRIES_MAX_DEFAULT, now, &mut random),
+            recent: Recent::new(),
             clock,
             random: Mutex::new(random),
             queue: Mutex::new(Queue { work, threads: 0, is_stopping: false }),
@@ -242,6 +247,21 @@ impl Credentials {
         self.tokens.draw_prefix(&mut **random)
     }
 
+    fn grounds(&self, auth_revision: u64) -> Grounds {
+        Grounds { auth_revision, withdrawals: self.tokens.withdrawals() }
+    }
+
+    /// A token that this user was issued a moment ago, as of this auth revision, and that is valid still: who authenticates
+    /// again and again needs no entry of the log, and no signature, for each time. The user's password has to be checked
+    /// before. `applied` is the index that this member had published before.
+    pub fn issued_lately(&self, user: &str, auth_revision: u64, applied: Index) -> Option<String> {
+        let token = self.recent.get(user, self.grounds(auth_revision), self.clock.now())?;
+        // What makes JSON Web Tokens void is in their grounds.
+        let is_valid =
+            matches!(self.tokens, Tokens::Jwt(_)) || self.session(token.as_bytes(), applied).is_ok();
+        is_valid.then_some(token)
+    }
+
     /// The token of a user whose authentication is the entry at `index`, as of this auth revision.
     ///
     /// # Errors
@@ -255,6 +275,8 @@ impl Credentials {
         index: Index,
         auth_revision: u64,
     ) -> Result<String, Status> {
+        // Before the token is made: if a key is withdrawn meanwhile, it is not issued again.
+        let grounds = self.grounds(auth_revision);
         let issued = if matches!(self.tokens, Tokens::Jwt(_)) {
             let proof = self.verified.of_user(user);
             match self.run(address, proof, Job::Sign { user: user.into(), auth_revision }).await? {
@@ -264,7 +286,9 @@ impl Credentials {
         } else {
             self.tokens.issue(user, prefix, index, auth_revision, self.now())
         };
-        issued.map_err(|why| Status::with(api::Code::Unknown, why.to_string()))
+        let token = issued.map_err(|why| Status::with(api::Code::Unknown, why.to_string()))?;
+        self.recent.put(user, &token, grounds, self.clock.now());
+        Ok(token)
     }
 
     /// Frees the memory of what is no longer valid. Once a second is enough.
@@ -272,6 +296,7 @@ impl Credentials {
         let now = self.clock.now();
         self.tokens.expire(now);
         self.verified.expire(now);
+        self.recent.expire(now);
     }
 
     /// Tells whether this is the user's password; `stored` is its hash, `None` if there is no such user, or it has no

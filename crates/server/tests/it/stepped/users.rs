@@ -1,12 +1,15 @@
 //! Users in a cluster whose members do not all know the newest, what strangers may have a member write into its log, and what is
 //! expensive of users, roles and leases.
 
+use std::time::Duration;
+
 use api::etcdserverpb::{
     AlarmRequest, AuthRoleAddRequest, AuthRoleAddResponse, AuthRoleGetRequest,
     AuthRoleGrantPermissionRequest, AuthRoleGrantPermissionResponse, AuthUserAddRequest, AuthUserAddResponse,
-    AuthUserGetRequest, AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthenticateRequest,
-    AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, MemberListRequest,
-    PutRequest, PutResponse, RangeRequest, RangeResponse,
+    AuthUserChangePasswordRequest, AuthUserChangePasswordResponse, AuthUserGetRequest,
+    AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthenticateRequest, AuthenticateResponse,
+    LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, MemberListRequest, PutRequest, PutResponse,
+    RangeRequest, RangeResponse,
 };
 use api::raftpb::MessageType;
 use api::{Rpc, Status, authpb::Permission, error};
@@ -33,6 +36,54 @@ fn a_member_that_lags_answers_nobody_what_has_to_be_new() {
     for answer in world.run_all(asked.into()) {
         assert_eq!(answer, Err(error::USER_EMPTY));
     }
+}
+
+#[test]
+fn who_authenticates_again_at_once_gets_the_same_token_without_an_entry() {
+    let mut world = World::started(1, 74, &[]);
+    let (_, root) = with_bob(&mut world);
+    let log_in = |world: &mut World, password: &str| {
+        let request = AuthenticateRequest { name: "bob".into(), password: password.into() };
+        let answer = world.call::<_, AuthenticateResponse>(0, Rpc::Authenticate, &request);
+        let applied = world.member(0).published().applied_index;
+        answer.map(|answer| (answer.token, applied))
+    };
+    let reads = |world: &mut World, token: &str| {
+        world.member(0).present(Some(token));
+        let range = RangeRequest { key: "bob".into(), ..RangeRequest::default() };
+        let read = world.call::<_, RangeResponse>(0, Rpc::KvRange, &range);
+        world.member(0).present(None);
+        read.map(drop)
+    };
+    let pass_a_moment = |world: &mut World| {
+        let until = world.places[0].clock.elapsed() + Duration::from_millis(200);
+        while world.places[0].clock.elapsed() < until {
+            world.wait();
+        }
+    };
+    // The token of `with_bob` is not issued again.
+    pass_a_moment(&mut world);
+    let first = log_in(&mut world, "p").expect("is right");
+    assert_eq!(log_in(&mut world, "p"), Ok(first.clone()));
+    assert_eq!(log_in(&mut world, "wrong"), Err(error::AUTH_FAILED));
+    assert_eq!(reads(&mut world, &first.0), Ok(()));
+
+    // Another password: the old one is refused, and the new one does not bring the old token back.
+    world.member(0).present(Some(&root));
+    let change =
+        AuthUserChangePasswordRequest { name: "bob".into(), password: "q".into(), ..Default::default() };
+    let _: AuthUserChangePasswordResponse =
+        world.call(0, Rpc::AuthUserChangePassword, &change).expect("is changed");
+    world.member(0).present(None);
+    assert_eq!(log_in(&mut world, "p"), Err(error::AUTH_FAILED));
+    let second = log_in(&mut world, "q").expect("is right");
+    assert_ne!(second.0, first.0);
+    assert_eq!(reads(&mut world, &first.0), Err(error::INVALID_AUTH_TOKEN));
+    assert_eq!(reads(&mut world, &second.0), Ok(()));
+
+    pass_a_moment(&mut world);
+    let third = log_in(&mut world, "q").expect("is right");
+    assert!(third.0 != second.0 && third.1 > second.1, "{third:?}");
 }
 
 #[test]
