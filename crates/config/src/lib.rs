@@ -143,6 +143,8 @@ pub struct Config {
     pub log: LogSettings,
     /// Says if the histograms of gRPC handling times are exported.
     pub metrics: MetricsDetail,
+    /// Where spans of calls are sent, if they are.
+    pub tracing: Option<TracingOptions>,
     /// True if profiles are served.
     pub pprof: bool,
     /// Duration from which applying a request is logged as slow; zero logs all.
@@ -219,6 +221,19 @@ impl Config {
         let addresses = self.initial_advertise_peer_urls.iter().filter_map(|url| url.host().parse().ok());
         addresses.into_iter().find(|address: &IpAddr| !address.is_loopback() && !address.is_unspecified())
     }
+}
+
+/// Tracing of calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TracingOptions {
+    /// Host and port of the collector.
+    pub address: String,
+    /// Name of the service in spans.
+    pub service_name: String,
+    /// Id of the member in spans; empty for none.
+    pub instance_id: String,
+    /// Traces that are begun, out of a million calls without a parent.
+    pub rate: u64,
 }
 
 /// Says if a member without data forms a cluster or joins one.

@@ -2,7 +2,7 @@
 
 use super::flag::Group::*;
 use super::flag::Kind::*;
-use super::flag::Status::{Implemented, Legacy, NoEffect, NotYet};
+use super::flag::Status::{Implemented, Legacy, NoEffect};
 use super::flag::{Flag, Group, Kind, Status};
 
 const fn flag(
@@ -116,11 +116,11 @@ pub const FLAGS: &[Flag] = &[
     flag("enable-log-rotation", Logging, Bool, "false", Implemented, "Move the log file aside when it is full, and begin another one. --log-outputs has to name one file."),
     flag("log-rotation-config-json", Logging, Text, "{\"maxsize\": 100, \"maxage\": 0, \"maxbackups\": 0, \"localtime\": false, \"compress\": false}", Implemented, "With --enable-log-rotation: the size in MiB at which the file is moved aside, the days and the number of files after which older ones are removed (0: never), whether their names have local time, and whether they are compressed."),
     flag("warning-unary-request-duration", Logging, Duration, "300ms", Implemented, "Time from which on a unary request is logged as slow."),
-    flag("enable-distributed-tracing", Tracing, Bool, "false", NotYet("false"), "Send spans to a collector."),
-    flag("distributed-tracing-address", Tracing, Text, "localhost:4317", NotYet("localhost:4317"), "Address of the collector."),
-    flag("distributed-tracing-service-name", Tracing, Text, "etcd", NotYet("etcd"), "Service name in spans."),
-    flag("distributed-tracing-instance-id", Tracing, Text, "", NotYet(""), "Instance id in spans."),
-    flag("distributed-tracing-sampling-rate", Tracing, Int, "0", NotYet("0"), "Spans sent out of a million."),
+    flag("enable-distributed-tracing", Tracing, Bool, "false", Implemented, "Send spans to a collector."),
+    flag("distributed-tracing-address", Tracing, Text, "localhost:4317", Implemented, "Address of the collector, which takes OTLP over gRPC without TLS."),
+    flag("distributed-tracing-service-name", Tracing, Text, "etcd", Implemented, "Service name in spans."),
+    flag("distributed-tracing-instance-id", Tracing, Text, "", Implemented, "Instance id in spans."),
+    flag("distributed-tracing-sampling-rate", Tracing, Int, "0", Implemented, "Traces begun out of a million calls whose clients are not traced themselves; those of clients that are traced are always sent."),
     flag("corrupt-check-time", Features, Duration, "0s", Implemented, "Time between checks that all members hold the same data (0 to disable)."),
     flag("compact-hash-check-time", Features, Duration, "1m0s", Implemented, "Time between checks that members' hashes at the last compaction agree."),
     flag("compaction-batch-limit", Features, Int, "0", Implemented, "Most revisions removed in one step of a compaction; 0 means 1000."),

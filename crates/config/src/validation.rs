@@ -9,7 +9,9 @@ use super::parser::Settings;
 use super::refusal::{Entry, Refusal};
 use super::table::find_flag;
 use super::tls_options;
-use super::{AuditLogOptions, AutoCompaction, Config, InitialClusterState, MetricsDetail, Url};
+use super::{
+    AuditLogOptions, AutoCompaction, Config, InitialClusterState, MetricsDetail, TracingOptions, Url,
+};
 use crate::log_settings::{Level, LogRotation, LogSettings};
 use cli::go::{ValueError, nanoseconds, parse_duration, quote};
 
@@ -57,6 +59,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
 
     // As in etcd a search for a fault has them, too.
     let pprof = settings.bool("enable-pprof") || log.level == Level::Debug;
+    let tracing = tracing(settings)?;
     let name = settings.text("name");
     warn_of_risks(settings, &name, &urls);
     let (client_tls, mut peer_tls) = tls_options::read(settings)?;
@@ -106,6 +109,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         initial_election_tick_advance: settings.bool("initial-election-tick-advance"),
         log,
         metrics: metrics_detail(settings),
+        tracing,
         pprof,
         warning_apply_duration: duration(settings, "warning-apply-duration")?,
         warning_unary_request_duration: duration_or_default(
@@ -154,6 +158,29 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         memory_mlock: settings.bool("memory-mlock"),
         feature_gates,
     })
+}
+
+/// As in etcd the rate is looked at only where it counts.
+fn tracing(settings: &Settings) -> Result<Option<TracingOptions>, Refusal> {
+    if !settings.bool("enable-distributed-tracing") {
+        return Ok(None);
+    }
+    let refused = |why: &str| {
+        Refusal::invalid(format!(
+            "distributed tracing configurition is not valid: (tracing sampling rate must be {why})"
+        ))
+    };
+    let rate = settings.int("distributed-tracing-sampling-rate");
+    let rate = u64::try_from(rate).map_err(|_| refused("positive"))?;
+    if rate > 1_000_000 {
+        return Err(refused("less than 1000000"));
+    }
+    Ok(Some(TracingOptions {
+        address: settings.text("distributed-tracing-address"),
+        service_name: settings.text("distributed-tracing-service-name"),
+        instance_id: settings.text("distributed-tracing-instance-id"),
+        rate,
+    }))
 }
 
 /// What a list allows; `None` if it has a `*`. As in etcd an empty list allows what has no name.

@@ -28,5 +28,6 @@ pub mod peer_answer;
 pub mod peer_links;
 pub mod pending;
 pub mod shared;
+pub mod stages;
 mod sync;
 pub mod transfer;

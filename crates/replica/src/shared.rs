@@ -24,6 +24,7 @@ use crate::expensive::ExpensiveCalls;
 use crate::inbox::{Inbox, Outbox};
 use crate::long_reads::LongReads;
 use crate::peer_links::PeerLinks;
+use crate::stages::Stages;
 use clock::Clock;
 use storage::Identity;
 use storage::compaction_hash::CompactionHashes;
@@ -31,6 +32,7 @@ use storage::readers::Readers;
 use telemetry::audit::AuditLog;
 use telemetry::callers::Callers;
 use telemetry::slow_requests::SlowRequests;
+use telemetry::tracing::Tracer;
 
 /// The state of a member after one batch of entries. Every read is answered from one of these.
 ///
@@ -149,6 +151,10 @@ pub struct Shared {
     pub callers: Callers,
     /// Expensive requests, and who sent them.
     pub slow_requests: SlowRequests,
+    /// When the last entries passed each stage.
+    pub stages: Stages,
+    /// Decides which calls are traced, if any are.
+    pub tracer: OnceLock<Arc<Tracer>>,
     /// The audit log, if there is one, and whether calls that change nothing are in it.
     pub audit: OnceLock<(Arc<AuditLog>, bool)>,
     /// Time when the member was started.
@@ -195,6 +201,8 @@ pub struct Limits {
     pub progress_interval: std::time::Duration,
     /// Requests that take longer than this are logged.
     pub slow_request: std::time::Duration,
+    /// Ranges that take longer than this are logged.
+    pub slow_apply: std::time::Duration,
     /// True if the time of every call is counted (`--metrics extensive`).
     pub times_calls: bool,
 }
@@ -237,6 +245,8 @@ impl Shared {
             expensive: ExpensiveCalls::default(),
             callers: Callers::default(),
             slow_requests: SlowRequests::default(),
+            stages: Stages::default(),
+            tracer: OnceLock::new(),
             audit: OnceLock::new(),
             began: Instant::now(),
             compaction_hashes: CompactionHashes::default(),

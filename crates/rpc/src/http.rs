@@ -12,6 +12,7 @@ mod diagnosis;
 mod health;
 mod metrics_listener;
 mod profiles;
+mod requests;
 mod scrape;
 mod target;
 mod variables;
@@ -132,7 +133,8 @@ pub fn answer(
     if let Some(refusal) = browsers::refusal(&shared.browsers, request) {
         return refusal;
     }
-    let is_diagnosis = matches!(&target, Target::Path(path) if path == diagnosis::PATH);
+    let is_diagnosis =
+        matches!(&target, Target::Path(path) if path == diagnosis::PATH || path == requests::PATH);
     let mut response = match target {
         // As etcd answers a browser that asks whether it may call; it does so whatever the path is.
         _ if request.method() == Method::OPTIONS => reply(StatusCode::OK, &[], Bytes::new()),
@@ -183,9 +185,10 @@ fn common(
         let text = scrape(shared, counters);
         return reply(StatusCode::OK, &[(CONTENT_TYPE, metrics::CONTENT_TYPE)], text.into());
     }
-    if path == diagnosis::PATH {
+    if path == diagnosis::PATH || path == requests::PATH {
         return only_get(request, || match diagnosis::refusal(shared, request) {
             Some(why) => refused(StatusCode::FORBIDDEN, why),
+            None if path == requests::PATH => requests::answer(shared),
             None => diagnosis::answer(shared),
         });
     }

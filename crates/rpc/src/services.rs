@@ -17,7 +17,9 @@ mod maintenance;
 mod pieces;
 mod principal;
 mod range;
+mod slow;
 mod steps;
+mod traced;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -50,8 +52,9 @@ use replica::pending::{Pending, PendingReply};
 use replica::shared::{Published, Shared};
 use storage::values::LogValues;
 use telemetry::callers::{CALLERS_MAX, Caller, Connected};
-use telemetry::logging::{Logger, Value};
+use telemetry::logging::Logger;
 use telemetry::metrics::{ClientRequests, Histogram};
+use telemetry::tracing::Tracer;
 
 /// The services of one shard.
 pub struct Services {
@@ -84,6 +87,14 @@ pub struct Services {
     /// The audit log, if there is one.
     audit: Option<Auditor>,
     began: Cell<Instant>,
+    /// The call being looked at.
+    rpc: Cell<Rpc>,
+    /// Decides which calls are traced, if any are.
+    tracer: Option<Arc<Tracer>>,
+    /// True if the stages of every write are looked at.
+    looks_at_stages: bool,
+    /// What is remembered of the call answered last.
+    last: traced::Last,
 }
 
 /// Number of looks in a row, an election timeout apart, that must find no leader before streams that require one end.
@@ -157,6 +168,10 @@ impl Services {
             known: RefCell::default(),
             audit: shared.audit.get().map(|(log, reads)| Auditor { log: Arc::clone(log), reads: *reads }),
             timed: shared.limits.times_calls,
+            rpc: Cell::new(Rpc::KvRange),
+            tracer: shared.tracer.get().cloned(),
+            looks_at_stages: shared.limits.times_calls || shared.tracer.get().is_some(),
+            last: traced::Last::default(),
             began: Cell::new(shared.clock.now()),
             shared: Arc::clone(&shared),
         });
@@ -433,6 +448,7 @@ impl Services {
         Unary::Later(Box::pin(async move {
             let principal = self.identified(&head).await;
             self.peer.set(head.peer);
+            self.rpc.set(rpc);
             match self.dispatch_for(rpc, &head, principal, message) {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,
@@ -513,19 +529,27 @@ impl Services {
         let began = self.shared.clock.now();
         let pending_reply: PendingReply = self.pending.ask_at(began, ask)?;
         let services = Rc::clone(self);
+        let (rpc, peer) = (self.rpc.get(), self.peer.get());
         Ok(Unary::Later(Box::pin(async move {
-            let reply = pending_reply.await?;
+            let reply = match pending_reply.await {
+                Ok(reply) => reply,
+                Err(status) => {
+                    services.gave_up((rpc, peer), began);
+                    return Err(status);
+                }
+            };
+            let revision = reply.revision;
             let header = services.shared.header(reply.revision, reply.raft_term);
             let answered = match answer(&services, reply.body, header) {
                 Ok(Unary::Done(answered)) => answered,
                 Ok(Unary::Later(answered)) => answered.await,
                 Err(status) => Err(status),
             };
-            let took = services.shared.clock.now().saturating_duration_since(began);
+            let now = services.shared.clock.now();
+            let took = now.saturating_duration_since(began);
             services.took(what, answered.is_ok(), took);
-            if took > services.shared.limits.slow_request {
-                let fields = [("request", Value::Str(what)), ("took", Value::Duration(took))];
-                services.logger.warn("request took too long", &fields);
+            if services.looks_at_stages || took > services.shared.limits.slow_request {
+                services.look_at_write((rpc, peer), (began, now), revision, &answered);
             }
             answered
         })))
@@ -583,10 +607,12 @@ impl Services {
         self: &Rc<Self>,
         answer: impl FnOnce(&Rc<Services>) -> Result<Unary, Status> + 'static,
     ) -> Result<Unary, Status> {
-        let pending_reply = self.pending.ask(ClientRequest::Read)?;
+        let asked = self.shared.clock.now();
+        let pending_reply = self.pending.ask_at(asked, ClientRequest::Read)?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             confirmed(pending_reply.await?)?;
+            services.confirmed_at(asked, services.shared.clock.now());
             match answer(&services)? {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,
@@ -711,84 +737,16 @@ fn confirmed(reply: Reply) -> Result<(), Status> {
     }
 }
 
-impl front::Service for Services {
-    fn method(&self, path: &str) -> Option<Method> {
-        let rpc = *self.rpcs.get(path)?;
-        let kind = match rpc.method().kind {
-            api::Kind::Unary => Kind::Unary,
-            api::Kind::ServerStream => Kind::ServerStream,
-            api::Kind::ClientStream | api::Kind::BidiStream => Kind::Bidi,
-        };
-        Some(Method { id: rpc as u16, kind })
-    }
-
-    fn has_service(&self, name: &str) -> bool {
-        api::METHODS.iter().any(|method| method.service == name)
-    }
-
-    fn may_wait(&self, method: u16) -> bool {
-        method == Rpc::Authenticate as u16
-    }
-
-    fn page_method(&self, path: &str) -> Option<u16> {
-        let rpc = crate::http::gateway_rpc(path).filter(|_| self.shared.gateway)?;
-        Some(rpc as u16)
-    }
-
-    fn connected(&self, from: &front::Origin) -> Option<Box<dyn Any>> {
-        // Anew: its figures may have made way, and begun again, since this shard met it.
-        Some(Box::new((Connected::new(self.meet(from.peer)), self.known.borrow().connected(from.peer))))
-    }
-
-    fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
-        let rpc = numbered(head.method);
-        let needs_user = match self.admit(rpc, &head, false) {
-            Ok(needs_user) => needs_user,
-            Err(status) => {
-                self.audit_refused(rpc, &head, Some(&message), &status);
-                return Unary::Done(Err(status));
-            }
-        };
-        if self.timed {
-            self.began.set(self.shared.clock.now());
-        }
-        self.peer.set(head.peer);
-        let identified = if needs_user { self.identify(&head) } else { Ok(Principal::default()) };
-        let principal = match identified {
-            Ok(principal) => Some(Ok(principal)),
-            // Some calls need no user, and others are refused for another reason first.
-            Err(Unidentified::Refused(status)) => Some(Err(status)),
-            // These need no user, and are answered without one.
-            Err(Unidentified::NotYet | Unidentified::Unverified)
-                if matches!(rpc, Rpc::Authenticate | Rpc::HealthCheck | Rpc::HealthList) =>
-            {
-                Some(Ok(Principal::default()))
-            }
-            Err(Unidentified::NotYet | Unidentified::Unverified) => None,
-        };
-        let answer = match principal {
-            Some(principal) => self.dispatch_for(rpc, &head, principal, message),
-            None => Rc::clone(&self).dispatch_later(rpc, head, message),
-        };
-        if self.timed { self.timed(rpc, answer) } else { answer }
-    }
-
-    fn unanswered(&self, method: u16) -> Status {
-        unanswered(numbered(method))
-    }
-
-    fn stream(
+impl Services {
+    /// Serves a stream that was admitted.
+    fn stream_of(
         self: Rc<Self>,
+        rpc: Rpc,
         head: Head,
         inbound: Inbound,
         outbound: Outbound,
     ) -> LocalBoxFuture<Result<(), Status>> {
         let services = self;
-        let rpc = numbered(head.method);
-        if let Err(status) = services.admit(rpc, &head, true) {
-            services.audit_refused(rpc, &head, None, &status);
-            return Box::pin(async move { Err(status) });
-        }
         match rpc {
             Rpc::Watch => {
                 let closing = services.closing.clone();
@@ -832,6 +790,107 @@ impl front::Service for Services {
                 services.observe(&head, principal, call, inbound, outbound).await
             }),
             _ => Box::pin(async { Err(error::UNKNOWN_METHOD) }),
+        }
+    }
+}
+
+impl front::Service for Services {
+    fn method(&self, path: &str) -> Option<Method> {
+        let rpc = *self.rpcs.get(path)?;
+        let kind = match rpc.method().kind {
+            api::Kind::Unary => Kind::Unary,
+            api::Kind::ServerStream => Kind::ServerStream,
+            api::Kind::ClientStream | api::Kind::BidiStream => Kind::Bidi,
+        };
+        Some(Method { id: rpc as u16, kind })
+    }
+
+    fn has_service(&self, name: &str) -> bool {
+        api::METHODS.iter().any(|method| method.service == name)
+    }
+
+    fn may_wait(&self, method: u16) -> bool {
+        method == Rpc::Authenticate as u16
+    }
+
+    fn page_method(&self, path: &str) -> Option<u16> {
+        let rpc = crate::http::gateway_rpc(path).filter(|_| self.shared.gateway)?;
+        Some(rpc as u16)
+    }
+
+    fn connected(&self, from: &front::Origin) -> Option<Box<dyn Any>> {
+        // Anew: its figures may have made way, and begun again, since this shard met it.
+        Some(Box::new((Connected::new(self.meet(from.peer)), self.known.borrow().connected(from.peer))))
+    }
+
+    fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
+        let rpc = numbered(head.method);
+        let begin = |tracer| traced::Trace::begin(&self, tracer, rpc, &head, Some(&message));
+        let trace = self.tracer.as_ref().and_then(begin);
+        let needs_user = match self.admit(rpc, &head, false) {
+            Ok(needs_user) => needs_user,
+            Err(status) => {
+                self.audit_refused(rpc, &head, Some(&message), &status);
+                if let Some(trace) = trace {
+                    trace.end(Err(&status), &self.last);
+                }
+                return Unary::Done(Err(status));
+            }
+        };
+        self.rpc.set(rpc);
+        if self.timed {
+            self.began.set(self.shared.clock.now());
+        }
+        self.peer.set(head.peer);
+        let identified = if needs_user { self.identify(&head) } else { Ok(Principal::default()) };
+        let principal = match identified {
+            Ok(principal) => Some(Ok(principal)),
+            // Some calls need no user, and others are refused for another reason first.
+            Err(Unidentified::Refused(status)) => Some(Err(status)),
+            // These need no user, and are answered without one.
+            Err(Unidentified::NotYet | Unidentified::Unverified)
+                if matches!(rpc, Rpc::Authenticate | Rpc::HealthCheck | Rpc::HealthList) =>
+            {
+                Some(Ok(Principal::default()))
+            }
+            Err(Unidentified::NotYet | Unidentified::Unverified) => None,
+        };
+        let answer = match principal {
+            Some(principal) => self.dispatch_for(rpc, &head, principal, message),
+            None => Rc::clone(&self).dispatch_later(rpc, head, message),
+        };
+        let answer = if self.timed { self.timed(rpc, answer) } else { answer };
+        match trace {
+            None => answer,
+            Some(trace) => self.traced(trace, answer),
+        }
+    }
+
+    fn unanswered(&self, method: u16) -> Status {
+        unanswered(numbered(method))
+    }
+
+    fn stream(
+        self: Rc<Self>,
+        head: Head,
+        inbound: Inbound,
+        outbound: Outbound,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        let services = self;
+        let rpc = numbered(head.method);
+        let begin = |tracer| traced::Trace::begin(&services, tracer, rpc, &head, None);
+        let trace = services.tracer.as_ref().and_then(begin);
+        if let Err(status) = services.admit(rpc, &head, true) {
+            services.audit_refused(rpc, &head, None, &status);
+            if let Some(trace) = trace {
+                trace.end(Err(&status), &services.last);
+            }
+            return Box::pin(async move { Err(status) });
+        }
+        let stream = services.stream_of(rpc, head, inbound, outbound);
+        match trace {
+            None => stream,
+            Some(trace) => Services::traced_stream(trace, stream),
         }
     }
 

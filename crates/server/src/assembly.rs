@@ -165,6 +165,7 @@ fn limits(config: &Config) -> Limits {
         lease_ttl_min: lease_ttl_min(config),
         progress_interval: config.watch_progress_notify_interval,
         slow_request: config.warning_unary_request_duration,
+        slow_apply: config.warning_apply_duration,
         times_calls: config.metrics == MetricsDetail::Extensive,
     }
 }

@@ -22,6 +22,7 @@ pub use crate::listening::Listening;
 use crate::listening::{Listeners, SocketFile};
 use crate::peering::Peering;
 use crate::tls::{self as member_tls, MemberTls, Reloading, Side};
+use crate::tracing::{self, Exporting};
 use clock::Clock;
 use config::Config;
 use consistency::monitor::Monitor;
@@ -45,6 +46,7 @@ const READY_LOOK: Duration = Duration::from_millis(200);
 /// A running member.
 pub struct Running {
     shared: Arc<Shared>,
+    exporting: Option<Exporting>,
     fronts: Arc<Fronts>,
     core: JoinHandle<Result<(), Fatal>>,
     checkpointer: JoinHandle<()>,
@@ -177,6 +179,7 @@ fn serve(
     warn_of_raised_memory(&logger, &parts.config, &front_options);
     shared.readers.charge_to(&front_options.budget);
     audit::start(&shared, audit_log, &logger)?;
+    let exporting = tracing::start(&shared, parts.config.tracing.clone(), &logger)?;
     front_options.rejected = audit::rejections(&shared, member_tls::rejections(&shared.metrics, &logger));
     let (core, ended) = start_core(parts)?;
     let core = await_cluster(core, &shared, &ready, stop_wanted)?;
@@ -197,6 +200,7 @@ fn serve(
     tell_of_service(&logger, &listening);
     let running = Running {
         shared,
+        exporting,
         fronts,
         core,
         checkpointer,
@@ -506,6 +510,7 @@ impl Running {
             front.shutdown_blocking(STOP_TIMEOUT);
         }
         audit::stop(&self.shared);
+        self.exporting.into_iter().for_each(Exporting::stop);
         self.shared.credentials.stop();
         self.shared.core.send(ControlRequest::Stop);
         let outcome = self.core.join().map_err(|_| EndError::CorePanicked)?;

@@ -24,6 +24,7 @@ mod peering;
 pub mod stepped;
 pub mod systemd;
 mod tls;
+mod tracing;
 
 pub use error::{EndError, StartError};
 pub use tls::{Side, TlsError, dialing};

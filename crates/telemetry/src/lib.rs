@@ -15,3 +15,4 @@ pub mod callers;
 pub mod logging;
 pub mod metrics;
 pub mod slow_requests;
+pub mod tracing;

@@ -2,6 +2,7 @@
 //!
 //! Only requests beyond a limit are noted, so that the common ones pay nothing.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -54,9 +55,29 @@ pub struct ValueNote {
     pub last: SystemTime,
 }
 
+/// A request that took longer than `--warning-unary-request-duration`.
+#[derive(Clone, Debug)]
+pub struct SlowNote {
+    /// Address of the client.
+    pub client: IpAddr,
+    /// Path of the RPC.
+    pub path: &'static str,
+    /// What was asked for, without values, if it is known; it names keys.
+    pub content: String,
+    /// Time when it was answered.
+    pub ended: SystemTime,
+    /// How long it took.
+    pub took: Duration,
+    /// How long each stage took, as far as it is known.
+    pub stages: Vec<(&'static str, Duration)>,
+    /// Why it failed, if it did.
+    pub error: Option<String>,
+}
+
 /// The expensive requests since the start, by client and key.
 #[derive(Debug, Default)]
 pub struct SlowRequests {
+    slow: Mutex<VecDeque<SlowNote>>,
     ranges: Mutex<Vec<RangeNote>>,
     values: Mutex<Vec<ValueNote>>,
 }
@@ -124,6 +145,20 @@ impl SlowRequests {
             Some(note) => (note.bytes, note.last) = (note.bytes.max(bytes), now),
             None => push(&mut notes, ValueNote { client, key, bytes, last: now }, |note| note.last),
         }
+    }
+
+    /// A request took long.
+    pub fn slow(&self, note: SlowNote) {
+        let mut notes = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
+        if notes.len() >= NOTES_MAX {
+            notes.pop_front();
+        }
+        notes.push_back(note);
+    }
+
+    /// The last requests that took long, the newest first.
+    pub fn slow_ones(&self) -> Vec<SlowNote> {
+        self.slow.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }
 
     /// The ranges noted, those with the most bytes first.

@@ -53,6 +53,13 @@ impl Client {
         Client { channel: self.channel.clone(), options }
     }
 
+    /// The same connection with another header.
+    pub fn with_header(&self, name: &'static str, value: &str) -> Client {
+        let value = http::HeaderValue::from_str(value).expect("it is ASCII");
+        let options = self.options.clone().with(http::HeaderName::from_static(name), value);
+        Client { channel: self.channel.clone(), options }
+    }
+
     /// Opens a stream.
     pub async fn open(&self, rpc: Rpc) -> Result<(Sender, Receiver), Status> {
         self.channel.stream_with(rpc.path(), &self.options).await

@@ -39,6 +39,7 @@ mod restart;
 mod service;
 mod smoke;
 mod space;
+mod spans;
 mod tls;
 mod tls_cluster;
 mod unix_sockets;

@@ -19,6 +19,7 @@ use consensus::{Fetch, Node};
 use log::{EntryPlace, Log};
 use machine::auth::Auth;
 use machine::{Alarms, Machine};
+use numbers::{Index, Revision};
 
 use super::alarms::NospaceAlarm;
 use super::answers::Answers;
@@ -42,6 +43,7 @@ use super::room::Room;
 use super::segments::{Moves, Segments};
 use super::{ClientRequest, CoreRequest, Fatal};
 use crate::shared::Shared;
+use crate::stages::Positions;
 use config::Config;
 use storage::checkpointer::Order;
 use storage::compaction_hash::Job;
@@ -144,6 +146,10 @@ pub struct Core {
     room: Room,
     nospace: NospaceAlarm,
     next_tick: Instant,
+    /// Index of the newest entry that this member's disk has.
+    synced: Index,
+    /// The positions that the stages of writes were noted for last.
+    noted: Option<Positions>,
     applied_since: bool,
     thresholds: Thresholds,
     checkpoints: Checkpoints,
@@ -220,6 +226,8 @@ impl Core {
             room,
             nospace,
             next_tick: now,
+            synced: Index(0),
+            noted: None,
             applied_since: true,
             thresholds: parts.thresholds,
             checkpoints,
@@ -322,6 +330,7 @@ impl Core {
         self.remove_slice(now);
         // From here on the newest view and the state are of one moment, but for an entry that is half-way.
         self.publish();
+        self.note_stages(now);
         self.answer();
         if self.parked.is_some() {
             return Ok(false);
@@ -337,6 +346,21 @@ impl Core {
             let idle = self.proposals.open() == 0 && self.handed_over && self.node.transferring().is_none();
             idle || now.saturating_duration_since(since) > STOP_TIMEOUT
         }))
+    }
+
+    /// Notes which entries have passed which stage, before the writes among them are answered.
+    fn note_stages(&mut self, now: Instant) {
+        let standing = self.node.standing();
+        let published = match self.machine.is_whole() {
+            true => (self.machine.applied_index, self.machine.store.current_revision()),
+            false => (Index(0), Revision(0)),
+        };
+        let positions =
+            Positions { last: standing.last, synced: self.synced, commit: standing.commit, published };
+        if self.noted.replace(positions) != Some(positions) {
+            let shared = &self.shared;
+            shared.stages.turn(positions, now, || shared.clock.now());
+        }
     }
 
     /// Returns the time that the core may sleep, and the number of requests that are worth waking it for.

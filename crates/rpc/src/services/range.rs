@@ -329,8 +329,10 @@ impl Services {
         let services = Rc::clone(self);
         Unary::Later(Box::pin(async move {
             let answer = services.large_range(&request).await;
-            services.ranged(answer.is_ok(), began.elapsed());
-            services.note_range(&request, client, &answer, began.elapsed());
+            let took = began.elapsed();
+            services.ranged(answer.is_ok(), took);
+            services.note_range(&request, client, &answer, took);
+            services.look_at_range(&request, client, &answer, (began, took));
             answer
         }))
     }
@@ -342,10 +344,12 @@ impl Services {
         answer: &Result<Answer, Status>,
         began: Instant,
     ) {
-        self.ranged(answer.is_ok(), began.elapsed());
+        let took = began.elapsed();
+        self.ranged(answer.is_ok(), took);
         if matches!(answer, Ok(Answer::Pieces { .. })) {
-            self.note_range(request, client, answer, began.elapsed());
+            self.note_range(request, client, answer, took);
         }
+        self.look_at_range(request, client, answer, (began, took));
     }
 
     fn ranged(&self, success: bool, took: Duration) {

@@ -72,6 +72,7 @@ fn shared(state: Published, values: log::Values) -> Shared {
         request_timeout: Duration::from_secs(7),
         progress_interval: Duration::from_secs(600),
         slow_request: Duration::from_millis(300),
+        slow_apply: Duration::from_millis(100),
         times_calls: false,
     };
     let metrics = Arc::new(Metrics::new(RPCS, MetricsDetail::Basic));

@@ -21,7 +21,7 @@ pub use process::{file_descriptor_limit, open_files_max};
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{
     AuditMetrics, DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics, NetworkMetrics,
-    ScrapeMetrics, ServerMetrics, StateHashMetrics, TlsMetrics,
+    ScrapeMetrics, ServerMetrics, StateHashMetrics, TlsMetrics, TracingMetrics,
 };
 pub use text::{CONTENT_TYPE, MetricType};
 
@@ -60,6 +60,8 @@ pub struct Metrics {
     pub tls: TlsMetrics,
     /// Metrics of scrapes.
     pub scrapes: ScrapeMetrics,
+    /// Metrics of tracing.
+    pub tracing: TracingMetrics,
     /// Metrics of gRPC methods.
     pub grpc: GrpcMetrics,
     registry: Registry,
@@ -98,6 +100,7 @@ impl Metrics {
             state_hash: StateHashMetrics::register(&mut registry),
             tls: TlsMetrics::register(&mut registry),
             scrapes: ScrapeMetrics::register(&mut registry),
+            tracing: TracingMetrics::register(&mut registry),
             grpc: GrpcMetrics::register(&mut registry, rpcs, detail == MetricsDetail::Extensive),
             registry,
         };
@@ -172,6 +175,11 @@ impl ServerMetrics {
     /// Time of ranges that ended so. To be kept.
     pub fn range_duration_of(&self, success: bool) -> Histogram {
         self.range_duration.with(&[SUCCESS[usize::from(success)]])
+    }
+
+    /// Time of a stage of requests.
+    pub fn stage(&self, stage: &str) -> Histogram {
+        self.stages.with(&[stage])
     }
 
     /// Time of requests called `request` that ended so. To be kept.

@@ -61,6 +61,7 @@ group! {
         apply_duration: Labelled<Histogram> = "etcd_server_apply_duration_seconds" ["version", "op", "success"] exp(0.0001, 2.0, 20), "Time to apply a request.";
         range_duration: Labelled<Histogram> = "etcd_server_range_duration_seconds" ["success"] exp(0.0001, 2.0, 20), "Time to answer a range from the store.";
         request_duration: Labelled<Histogram> = "etcd_server_request_duration_seconds" ["type", "success"] exp(0.001, 2.0, 14), "Time of a request in the server.";
+        stages: Labelled<Histogram> = "mainstay_request_stage_seconds" ["stage"] exp(0.0001, 2.0, 20), "Time of each stage of a write, and of confirming a linearizable read (read_index); with --metrics=extensive.";
         alarms: Labelled<Gauge> = "etcd_debugging_server_alarms" ["server_id", "alarm_type"], "1 for every alarm that is raised.";
         watch_send_stream: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_seconds" exp(0.001, 2.0, 14), "Time to send one response with events to a watch stream.";
         watch_send_event: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_per_event_seconds" exp(0.001, 2.0, 14), "The same, divided by the number of its events.";
@@ -186,6 +187,14 @@ group! {
     ScrapeMetrics {
         requests: Labelled<Counter> = "promhttp_metric_handler_requests_total" ["code"], "Scrapes by the HTTP status of their answer.";
         in_flight: Gauge = "promhttp_metric_handler_requests_in_flight", "Scrapes that are being answered.";
+    }
+}
+
+group! {
+    /// Spans of calls that are traced. etcd has nothing like it.
+    TracingMetrics {
+        sent: Counter = "mainstay_tracing_spans_sent_total", "Spans that the collector took.";
+        dropped: Counter = "mainstay_tracing_spans_dropped_total", "Spans that were dropped, since the collector was slow or gone.";
     }
 }
 

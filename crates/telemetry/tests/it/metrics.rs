@@ -65,6 +65,7 @@ fn touch_everything(metrics: &Metrics) {
     server.range_duration_of(false).observe(0.1);
     server.request_duration_of("Put", true).observe(0.1);
     server.set_alarms([(0xab, "NOSPACE")].into_iter());
+    server.stage("fsync").observe(0.1);
     metrics.health.check("livez", "serializable_read").record(true);
     metrics.network.server_stream_failures.with(&["receive", "watch"]).inc();
     metrics.network.set_members(0xab, [0xab, 0xcd].into_iter());

@@ -53,6 +53,7 @@ impl Core {
 
     fn synced(&mut self, synced: Synced) -> Result<(), Fatal> {
         let number = self.room.synced(synced.ticket);
+        self.synced = synced.last_index;
         self.history.located(synced.locations);
         self.install.placed(synced.ticket, &synced.values);
         for (id, to) in synced.values {
@@ -265,6 +266,8 @@ impl Core {
                 "apply request took too long",
                 &[
                     ("took", Value::Duration(took)),
+                    ("expected-duration", Value::Duration(self.config.warning_apply_duration)),
+                    ("operation", Value::Str(applied.op)),
                     ("index", Value::Uint(begun.index.0)),
                     ("size", Value::Uint(begun.bytes as u64)),
                 ],

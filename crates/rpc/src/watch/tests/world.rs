@@ -102,6 +102,7 @@ impl World {
             request_timeout: Duration::from_secs(7),
             progress_interval,
             slow_request: Duration::from_secs(1),
+            slow_apply: Duration::from_secs(1),
             times_calls: false,
         };
         let metrics = Arc::new(Metrics::new(&[], MetricsDetail::Basic));

@@ -1,0 +1,37 @@
+//! `/debug/requests`: the last requests that were slow, with the time of each stage. It names clients and keys, so the rules of
+//! `/debug/mainstay` hold; with authentication it names no keys.
+
+use std::fmt::Write as _;
+
+use ::http::{Response, StatusCode};
+use bytes::Bytes;
+use stdx::calendar::format_rfc3339;
+
+use super::plain;
+use replica::shared::Shared;
+
+/// Path of the page.
+pub(super) const PATH: &str = "/debug/requests";
+
+/// Answers with a line for each, the newest first.
+pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
+    let names_keys = !shared.state.load().auth.is_enabled();
+    let limit = shared.limits.slow_request;
+    let mut page = format!("Requests that took longer than {limit:?}, the newest first.\n\n");
+    for note in shared.slow_requests.slow_ones() {
+        let (at, client) = (format_rfc3339(note.ended), note.client);
+        // Writing to a string cannot fail, here and below.
+        let _ = write!(page, "{at} {:?} {} from {client}", note.took, note.path);
+        for (stage, took) in &note.stages {
+            let _ = write!(page, " {stage}={took:?}");
+        }
+        if names_keys && !note.content.is_empty() {
+            let _ = write!(page, " {}", note.content);
+        }
+        if let Some(error) = &note.error {
+            let _ = write!(page, " error={error}");
+        }
+        page.push('\n');
+    }
+    plain(StatusCode::OK, page)
+}

@@ -1,0 +1,356 @@
+//! Spans of calls: the call itself as etcd's gRPC library has it, what it did as etcd has it, and our own stages within.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use api::etcdserverpb::{
+    CompactionRequest, DeleteRangeRequest, LeaseGrantRequest, LeaseRevokeRequest, PutRequest, RangeRequest,
+    RequestOp, TxnRequest, request_op,
+};
+use api::{Code, Rpc, Status};
+use bytes::Bytes;
+use front::{Answer, Head, LocalBoxFuture, Unary};
+use machine::check;
+use prost::Message as _;
+use replica::stages::Passed;
+use telemetry::tracing::{Attribute, GRPC_SCOPE, MEMBER_SCOPE, Parent, Span, SpanContext, Tracer};
+
+use super::Services;
+
+type Attributes = Vec<(&'static str, Attribute)>;
+
+/// What is remembered of the call whose answer was made last, for whoever looks right behind it.
+#[derive(Default)]
+pub(super) struct Last {
+    /// A write: when it was asked for and answered, and when it passed each stage.
+    pub write: Cell<Option<(Instant, Instant, Passed)>>,
+    /// A read: when the leader was asked to confirm it, and when it had.
+    pub read: Cell<Option<(Instant, Instant)>>,
+}
+
+/// A call that is traced. Dropped before its end, it was cancelled.
+pub(super) struct Trace {
+    tracer: Arc<Tracer>,
+    rpc: Rpc,
+    context: SpanContext,
+    parent: Option<SpanContext>,
+    began: Instant,
+    wall: SystemTime,
+    now: Box<dyn Fn() -> Instant>,
+    /// What the call does, for calls of which etcd tells it.
+    inner: Option<(SpanContext, &'static str, Attributes)>,
+    is_ended: bool,
+}
+
+impl Trace {
+    /// Begins a trace, if this call is to be traced.
+    pub(super) fn begin(
+        services: &Services,
+        tracer: &Arc<Tracer>,
+        rpc: Rpc,
+        head: &Head,
+        message: Option<&Bytes>,
+    ) -> Option<Trace> {
+        let parent = head.get("traceparent").and_then(Parent::read);
+        let context = tracer.begin(parent.as_ref())?;
+        let inner = message
+            .and_then(|message| told(rpc, message))
+            .map(|(name, attributes)| (tracer.within(&context), name, attributes));
+        let clock = services.shared.clock.clone();
+        Some(Trace {
+            tracer: Arc::clone(tracer),
+            rpc,
+            context,
+            parent: parent.map(|parent| parent.context),
+            began: clock.now(),
+            wall: clock.wall(),
+            now: Box::new(move || clock.now()),
+            inner,
+            is_ended: false,
+        })
+    }
+
+    /// A span of the member, from one time to another.
+    fn span(
+        &self,
+        (context, within): (SpanContext, SpanContext),
+        name: &str,
+        (from, to): (Instant, Instant),
+    ) -> Span {
+        Span {
+            scope: MEMBER_SCOPE,
+            context,
+            parent: Some(within.span),
+            is_parent_remote: false,
+            name: name.to_owned(),
+            began: self.wall + from.saturating_duration_since(self.began),
+            took: to.saturating_duration_since(from),
+            attributes: Vec::new(),
+            events: Vec::new(),
+            error: None,
+        }
+    }
+
+    /// Ends the trace.
+    pub(super) fn end(mut self, result: Result<(), &Status>, last: &Last) {
+        self.finish(result, last);
+    }
+
+    fn finish(&mut self, result: Result<(), &Status>, last: &Last) {
+        self.is_ended = true;
+        let ended = (self.now)();
+        let mut spans = Vec::new();
+        let (write, read) = (last.write.take(), last.read.take());
+        if let Some((context, name, attributes)) = self.inner.take() {
+            let mut stages: Vec<(&str, Instant, Instant)> = Vec::new();
+            let mut events = Vec::new();
+            // Of this call, and not of one before.
+            if let Some((asked, confirmed)) = read.filter(|(asked, _)| *asked >= self.began) {
+                stages.push(("read_index", asked, confirmed));
+            }
+            if let Some((asked, answered, passed)) = write.filter(|(asked, ..)| *asked >= self.began) {
+                let mut from = asked;
+                for (name, took) in passed.stages(asked, answered) {
+                    stages.push((name, from, from + took));
+                    from += took;
+                }
+                events.push(("Send raft proposal", asked.saturating_duration_since(self.began)));
+                events.push(("Receive raft result", answered.saturating_duration_since(self.began)));
+            }
+            for (name, from, to) in stages {
+                let place = (self.tracer.within(&context), context);
+                spans.push(self.span(place, name, (from, to)));
+            }
+            let span = self.span((context, self.context), name, (self.began, ended));
+            spans.push(Span { attributes, events, ..span });
+        }
+        let code = result.map_or_else(|status| status.code, |()| Code::Ok);
+        let method = self.rpc.method();
+        let name = format!("{}/{}", method.service, method.name);
+        spans.push(Span {
+            scope: GRPC_SCOPE,
+            context: self.context,
+            parent: self.parent.map(|parent| parent.span),
+            is_parent_remote: true,
+            began: self.wall,
+            took: ended.saturating_duration_since(self.began),
+            attributes: vec![
+                ("rpc.method", Attribute::Text(name.clone())),
+                ("rpc.system.name", Attribute::Text("grpc".to_owned())),
+                ("rpc.response.status_code", Attribute::Text(spelled(code))),
+            ],
+            name,
+            events: Vec::new(),
+            error: result.err().filter(|_| is_servers_fault(code)).map(|status| status.message.to_string()),
+        });
+        self.tracer.ended(spans);
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        if !self.is_ended {
+            self.finish(Err(&Status::new(Code::Canceled, "context canceled")), &Last::default());
+        }
+    }
+}
+
+/// Codes that gRPC's own library takes for a fault of the server.
+fn is_servers_fault(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Unknown
+            | Code::DeadlineExceeded
+            | Code::Unimplemented
+            | Code::Internal
+            | Code::Unavailable
+            | Code::DataLoss
+    )
+}
+
+/// The name of a code as the specification spells it, such as `OUT_OF_RANGE`.
+fn spelled(code: Code) -> String {
+    match code {
+        Code::Ok => "OK".to_owned(),
+        Code::Canceled => "CANCELLED".to_owned(),
+        code => {
+            let mut spelled = String::new();
+            for (at, letter) in code.name().char_indices() {
+                if letter.is_ascii_uppercase() && at > 0 {
+                    spelled.push('_');
+                }
+                spelled.push(letter.to_ascii_uppercase());
+            }
+            spelled
+        }
+    }
+}
+
+/// What etcd tells of what a call does: a name, and attributes. A message that cannot be read tells nothing.
+fn told(rpc: Rpc, message: &Bytes) -> Option<(&'static str, Attributes)> {
+    let (bytes, int, is) = (Attribute::bytes, Attribute::Int, Attribute::Bool);
+    let message = message.clone();
+    Some(match rpc {
+        Rpc::KvRange => {
+            let request = RangeRequest::decode(message).ok()?;
+            let attributes = vec![
+                ("range_begin", bytes(&request.key)),
+                ("range_end", bytes(&request.range_end)),
+                ("rev", int(request.revision)),
+                ("limit", int(request.limit)),
+                ("count_only", is(request.count_only)),
+                ("keys_only", is(request.keys_only)),
+            ];
+            ("range", attributes)
+        }
+        Rpc::KvPut => ("put", vec![("key", bytes(&PutRequest::decode(message).ok()?.key))]),
+        Rpc::KvDeleteRange => {
+            let request = DeleteRangeRequest::decode(message).ok()?;
+            let attributes =
+                vec![("range_begin", bytes(&request.key)), ("range_end", bytes(&request.range_end))];
+            ("delete_range", attributes)
+        }
+        Rpc::KvTxn => ("txn", of_txn(&machine::request::txn(message).ok()?)),
+        Rpc::KvCompact => {
+            let request = CompactionRequest::decode(message).ok()?;
+            ("compact", vec![("is_physical", is(request.physical)), ("rev", int(request.revision))])
+        }
+        Rpc::LeaseGrant => {
+            let request = LeaseGrantRequest::decode(message).ok()?;
+            ("lease_grant", vec![("id", int(request.id)), ("ttl", int(request.ttl))])
+        }
+        Rpc::LeaseRevoke => ("lease_revoke", vec![("id", int(LeaseRevokeRequest::decode(message).ok()?.id))]),
+        _ => return None,
+    })
+}
+
+fn of_txn(request: &TxnRequest) -> Attributes {
+    let key = |operation: &RequestOp| match operation.request.as_ref()? {
+        request_op::Request::RequestPut(put) => Some(put.key.clone()),
+        request_op::Request::RequestRange(range) => Some(range.key.clone()),
+        request_op::Request::RequestDeleteRange(deletion) => Some(deletion.key.clone()),
+        request_op::Request::RequestTxn(_) => None,
+    };
+    let kind = |operation: &RequestOp| {
+        Some(match operation.request.as_ref()? {
+            request_op::Request::RequestPut(_) => "put",
+            request_op::Request::RequestRange(_) => "range",
+            request_op::Request::RequestDeleteRange(_) => "delete_range",
+            request_op::Request::RequestTxn(_) => "txn",
+        })
+    };
+    let lease = |operation: &RequestOp| match operation.request.as_ref()? {
+        request_op::Request::RequestPut(put) => Some(put.lease),
+        _ => None,
+    };
+    let compared = request.compare.iter().map(|compare| &compare.key).find(|key| !key.is_empty());
+    let count = |list: usize| Attribute::Int(i64::try_from(list).unwrap_or(i64::MAX));
+    let operations = &request.success;
+    let first_key = operations.iter().filter_map(key).find(|key| !key.is_empty()).unwrap_or_default();
+    let first_kind = operations.iter().find_map(kind).unwrap_or_default();
+    vec![
+        ("compare_first_key", Attribute::bytes(compared.map_or(&[][..], |key| key))),
+        ("success_first_key", Attribute::bytes(&first_key)),
+        ("success_first_type", Attribute::Text(first_kind.to_owned())),
+        ("success_first_lease", Attribute::Int(operations.iter().find_map(lease).unwrap_or(-1))),
+        ("compare_len", count(request.compare.len())),
+        ("success_len", count(operations.len())),
+        ("failure_len", count(request.failure.len())),
+        ("read_only", Attribute::Bool(check::txn_is_read_only(request))),
+    ]
+}
+
+impl Services {
+    /// Ends a trace with the call's answer, whether it is there now or later.
+    pub(super) fn traced(self: &Rc<Self>, trace: Trace, answer: Unary) -> Unary {
+        let services = Rc::clone(self);
+        let end = move |trace: Trace, answer: &Result<Answer, Status>| {
+            trace.end(answer.as_ref().map(|_| ()), &services.last);
+        };
+        match answer {
+            Unary::Done(answer) => {
+                end(trace, &answer);
+                Unary::Done(answer)
+            }
+            Unary::Later(answer) => Unary::Later(Box::pin(async move {
+                let answer = answer.await;
+                end(trace, &answer);
+                answer
+            })),
+        }
+    }
+
+    /// Does the same for a stream, whose requests are not told.
+    pub(super) fn traced_stream(
+        trace: Trace,
+        stream: LocalBoxFuture<Result<(), Status>>,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        Box::pin(async move {
+            let result = stream.await;
+            trace.end(result.as_ref().map(|_| ()), &Last::default());
+            result
+        })
+    }
+
+    /// Tells what is known of a write that is traced, was slow, or whose stages are counted; `asked` and `answered` are its times,
+    /// `revision` that of its answer.
+    #[cold]
+    pub(super) fn look_at_stages(
+        &self,
+        asked: Instant,
+        answered: Instant,
+        revision: numbers::Revision,
+    ) -> Vec<(&'static str, Duration)> {
+        let Some(passed) = self.shared.stages.of(asked, revision) else { return Vec::new() };
+        self.last.write.set(Some((asked, answered, passed)));
+        let stages = passed.stages(asked, answered).to_vec();
+        if self.timed {
+            for (name, took) in &stages {
+                self.shared.metrics.server.stage(name).observe_seconds(*took);
+            }
+        }
+        stages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_spelled_as_the_specification_has_them() {
+        for (code, expected) in [
+            (Code::Ok, "OK"),
+            (Code::Canceled, "CANCELLED"),
+            (Code::OutOfRange, "OUT_OF_RANGE"),
+            (Code::Unauthenticated, "UNAUTHENTICATED"),
+            (Code::DataLoss, "DATA_LOSS"),
+        ] {
+            assert_eq!(spelled(code), expected);
+        }
+    }
+
+    #[test]
+    fn requests_are_told_as_etcd_tells_them() {
+        let put = PutRequest { key: "k".into(), lease: 7, ..PutRequest::default() };
+        let operation = RequestOp { request: Some(request_op::Request::RequestPut(put.clone())) };
+        let txn = TxnRequest { success: vec![operation], ..TxnRequest::default() };
+        let (name, attributes) = told(Rpc::KvTxn, &txn.encode_to_vec().into()).expect("it is told");
+        assert_eq!(name, "txn");
+        for expected in [
+            ("compare_first_key", Attribute::Text(String::new())),
+            ("success_first_key", Attribute::Text("k".to_owned())),
+            ("success_first_type", Attribute::Text("put".to_owned())),
+            ("success_first_lease", Attribute::Int(7)),
+            ("success_len", Attribute::Int(1)),
+            ("read_only", Attribute::Bool(false)),
+        ] {
+            assert!(attributes.contains(&expected), "{expected:?} in {attributes:?}");
+        }
+        assert_eq!(told(Rpc::KvPut, &put.encode_to_vec().into()).map(|(name, _)| name), Some("put"));
+        assert!(told(Rpc::KvPut, &Bytes::from_static(b"\xff")).is_none());
+        assert!(told(Rpc::MaintenanceStatus, &Bytes::new()).is_none());
+    }
+}

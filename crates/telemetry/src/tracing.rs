@@ -1,0 +1,564 @@
+//! Distributed tracing: which calls are traced, their spans, and the form in which a collector takes them (OTLP).
+//!
+//! A [`Tracer`] decides at the beginning of a call and keeps spans that have ended until the thread that sends them takes
+//! them. It never waits: where more spans end than are taken, they are dropped and counted. Who sends them, and how, is `server`'s.
+//!
+//! It does not know what calls mean. Tests: beside the code.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prost::Message as _;
+
+use crate::metrics::{Counter, TracingMetrics};
+
+/// Spans that wait to be sent.
+const WAITING_MAX: usize = 2048;
+/// Bytes that are kept of a text in an attribute.
+const TEXT_BYTES_MAX: usize = 256;
+/// The rate at which all calls are traced.
+const RATE_OF_ALL: u64 = 1_000_000;
+
+/// Name of the scope of what gRPC does; that of etcd's library, so that boards find it.
+pub const GRPC_SCOPE: &str = "go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc";
+/// Name of the scope of what the member does.
+pub const MEMBER_SCOPE: &str = "go.etcd.io/etcd";
+
+/// A span's place: its trace, and its own id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanContext {
+    /// Id of the trace.
+    pub trace: [u8; 16],
+    /// Id of the span.
+    pub span: [u8; 8],
+}
+
+/// What came with a call: where its client's span is, and whether that is traced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parent {
+    /// The client's span.
+    pub context: SpanContext,
+    /// True if the client's span is traced.
+    pub is_sampled: bool,
+}
+
+impl Parent {
+    /// Reads a `traceparent` header: version, trace, span and flags, in hexadecimal. `None` for anything else, which is then
+    /// passed over, as the specification says.
+    pub fn read(header: &str) -> Option<Parent> {
+        let mut parts = header.split('-');
+        let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        let [version] = hex(version)?;
+        let context = SpanContext { trace: hex(trace)?, span: hex(span)? };
+        let [flags] = hex::<1>(flags)?;
+        // Later versions may have more parts; this one has none.
+        let is_known = version != 0xff && (version != 0 || parts.next().is_none());
+        let is_set = context.trace != [0; 16] && context.span != [0; 8];
+        (is_known && is_set).then_some(Parent { context, is_sampled: flags & 1 == 1 })
+    }
+}
+
+/// Lower-case hexadecimal of exactly so many bytes.
+fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    let mut bytes = [0; N];
+    let text = text.as_bytes();
+    if text.len() != 2 * N {
+        return None;
+    }
+    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(bytes)
+}
+
+/// A value of an attribute.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Attribute {
+    /// A text; only the beginning of a long one is told.
+    Text(String),
+    /// A number.
+    Int(i64),
+    /// A truth.
+    Bool(bool),
+}
+
+impl Attribute {
+    /// A key or another text of bytes.
+    pub fn bytes(bytes: &[u8]) -> Attribute {
+        let beginning = bytes.get(..TEXT_BYTES_MAX).unwrap_or(bytes);
+        Attribute::Text(String::from_utf8_lossy(beginning).into_owned())
+    }
+}
+
+/// A span that has ended.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// Scope: [`GRPC_SCOPE`] or [`MEMBER_SCOPE`].
+    pub scope: &'static str,
+    /// Its place.
+    pub context: SpanContext,
+    /// Id of the span that it is a part of; `None` for the first of a trace.
+    pub parent: Option<[u8; 8]>,
+    /// True if that span is another process's.
+    pub is_parent_remote: bool,
+    /// Name of what was done.
+    pub name: String,
+    /// Time when it began.
+    pub began: SystemTime,
+    /// How long it took.
+    pub took: Duration,
+    /// What is told of it.
+    pub attributes: Vec<(&'static str, Attribute)>,
+    /// Names of what happened meanwhile, with the time since it began.
+    pub events: Vec<(&'static str, Duration)>,
+    /// Why it failed through the member's fault, if it did.
+    pub error: Option<String>,
+}
+
+/// What a tracer is told by its options.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of the service.
+    pub service_name: String,
+    /// Id of this member; empty for none.
+    pub instance_id: String,
+    /// Traces that this member begins, out of a million calls without a parent.
+    pub rate: u64,
+}
+
+/// Decides which calls are traced, and keeps their spans until they are sent.
+pub struct Tracer {
+    settings: Settings,
+    metrics: TracingMetrics,
+    waiting: Mutex<Waiting>,
+    has_some: Condvar,
+    /// Seeds of ids, and how many were made of them.
+    seeds: [RandomState; 2],
+    ids: AtomicU64,
+}
+
+#[derive(Default)]
+struct Waiting {
+    spans: VecDeque<Span>,
+    /// True once nobody ends spans any more.
+    is_over: bool,
+}
+
+impl Tracer {
+    /// Returns a tracer without spans.
+    pub fn new(settings: Settings, metrics: TracingMetrics) -> Tracer {
+        Tracer {
+            settings,
+            metrics,
+            waiting: Mutex::default(),
+            has_some: Condvar::new(),
+            seeds: [RandomState::new(), RandomState::new()],
+            ids: AtomicU64::new(0),
+        }
+    }
+
+    /// 8 bytes that are like no others, and hard to guess.
+    fn id(&self, seed: usize) -> [u8; 8] {
+        let count = self.ids.fetch_add(1, Ordering::Relaxed);
+        // No id is 0.
+        self.seeds[seed].hash_one(count).max(1).to_be_bytes()
+    }
+
+    /// Decides whether a call is traced: as its client's span is, or else at this member's rate. Returns the place of its span.
+    pub fn begin(&self, parent: Option<&Parent>) -> Option<SpanContext> {
+        let trace = match parent {
+            Some(parent) if !parent.is_sampled => return None,
+            Some(parent) => parent.context.trace,
+            None if self.settings.rate == 0 => return None,
+            None => {
+                let (first, last) = (self.id(0), self.id(1));
+                if !is_sampled(last, self.settings.rate) {
+                    return None;
+                }
+                let mut trace = [0; 16];
+                trace[..8].copy_from_slice(&first);
+                trace[8..].copy_from_slice(&last);
+                trace
+            }
+        };
+        Some(SpanContext { trace, span: self.id(0) })
+    }
+
+    /// Returns the place of a span within another one.
+    pub fn within(&self, outer: &SpanContext) -> SpanContext {
+        SpanContext { trace: outer.trace, span: self.id(0) }
+    }
+
+    /// Takes spans that have ended. Those for which there is no room are dropped, and counted.
+    pub fn ended(&self, spans: impl IntoIterator<Item = Span>) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        for span in spans {
+            if waiting.spans.len() < WAITING_MAX && !waiting.is_over {
+                waiting.spans.push_back(span);
+            } else {
+                self.metrics.dropped.inc();
+            }
+        }
+        drop(waiting);
+        self.has_some.notify_one();
+    }
+
+    /// Waits until there are so many spans, but no longer than `patience`, and takes up to `max`. `None` once it is over and
+    /// all were taken.
+    pub fn take(&self, enough: usize, max: usize, patience: Duration) -> Option<Vec<Span>> {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_few = |waiting: &mut Waiting| waiting.spans.len() < enough && !waiting.is_over;
+        let (mut waiting, _) = self
+            .has_some
+            .wait_timeout_while(waiting, patience, has_few)
+            .unwrap_or_else(PoisonError::into_inner);
+        if waiting.is_over && waiting.spans.is_empty() {
+            return None;
+        }
+        let count = waiting.spans.len().min(max);
+        Some(waiting.spans.drain(..count).collect())
+    }
+
+    /// Ends it: what comes from now on is dropped.
+    pub fn end(&self) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
+        self.has_some.notify_all();
+    }
+
+    /// Returns true if it has ended.
+    pub fn is_over(&self) -> bool {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_over
+    }
+
+    /// Counts spans that were sent, or could not be.
+    pub fn sent(&self, spans: usize, success: bool) {
+        let counter: &Counter = if success { &self.metrics.sent } else { &self.metrics.dropped };
+        counter.add(spans as u64);
+    }
+
+    /// The request that hands spans to a collector, `ExportTraceServiceRequest` of OTLP.
+    pub fn encode(&self, spans: Vec<Span>) -> Vec<u8> {
+        let text = |key: &str, value: &str| otlp::KeyValue::of(key, Attribute::Text(value.to_owned()));
+        let mut attributes = vec![text("service.name", &self.settings.service_name)];
+        if !self.settings.instance_id.is_empty() {
+            attributes.push(text("service.instance.id", &self.settings.instance_id));
+        }
+        let mut scopes: Vec<otlp::ScopeSpans> = Vec::new();
+        for span in spans {
+            let name = span.scope;
+            let is_its = |scope: &&mut otlp::ScopeSpans| scope.scope.as_ref().is_some_and(|s| s.name == name);
+            let span = otlp::Span::of(span);
+            match scopes.iter_mut().find(is_its) {
+                Some(scope) => scope.spans.push(span),
+                None => {
+                    let scope = Some(otlp::Scope { name: name.to_owned() });
+                    scopes.push(otlp::ScopeSpans { scope, spans: vec![span] });
+                }
+            }
+        }
+        let resource = Some(otlp::Resource { attributes });
+        let spans = otlp::ResourceSpans { resource, scope_spans: scopes };
+        otlp::ExportRequest { resource_spans: vec![spans] }.encode_to_vec()
+    }
+}
+
+/// Decides by the lower half of a trace's id, so that all that are asked at the same rate decide the same.
+fn is_sampled(lower: [u8; 8], rate: u64) -> bool {
+    let bound = u128::from(rate.min(RATE_OF_ALL)) * (1 << 63) / u128::from(RATE_OF_ALL);
+    u128::from(u64::from_be_bytes(lower) >> 1) < bound
+}
+
+/// Returns the nanoseconds since 1970, as spans have them.
+fn nanos(time: SystemTime) -> u64 {
+    u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The messages of OTLP that are sent, by the numbers of its specification (`opentelemetry/proto/trace/v1`).
+mod otlp {
+    use super::{Attribute, Duration, TEXT_BYTES_MAX, nanos};
+
+    /// `ExportTraceServiceRequest`
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct ExportRequest {
+        #[prost(message, repeated, tag = "1")]
+        pub resource_spans: Vec<ResourceSpans>,
+    }
+
+    /// The spans of one process.
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct ResourceSpans {
+        #[prost(message, optional, tag = "1")]
+        pub resource: Option<Resource>,
+        #[prost(message, repeated, tag = "2")]
+        pub scope_spans: Vec<ScopeSpans>,
+    }
+
+    /// The process.
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct Resource {
+        #[prost(message, repeated, tag = "1")]
+        pub attributes: Vec<KeyValue>,
+    }
+
+    /// The spans of one part of it.
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct ScopeSpans {
+        #[prost(message, optional, tag = "1")]
+        pub scope: Option<Scope>,
+        #[prost(message, repeated, tag = "2")]
+        pub spans: Vec<Span>,
+    }
+
+    /// The part.
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct Scope {
+        #[prost(string, tag = "1")]
+        pub name: String,
+    }
+
+    /// A span; times in nanoseconds since 1970.
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct Span {
+        #[prost(bytes = "vec", tag = "1")]
+        pub trace_id: Vec<u8>,
+        #[prost(bytes = "vec", tag = "2")]
+        pub span_id: Vec<u8>,
+        #[prost(bytes = "vec", tag = "4")]
+        pub parent_span_id: Vec<u8>,
+        #[prost(string, tag = "5")]
+        pub name: String,
+        /// 1: within a process; 2: a server's side of a call.
+        #[prost(int32, tag = "6")]
+        pub kind: i32,
+        #[prost(fixed64, tag = "7")]
+        pub start_time_unix_nano: u64,
+        #[prost(fixed64, tag = "8")]
+        pub end_time_unix_nano: u64,
+        #[prost(message, repeated, tag = "9")]
+        pub attributes: Vec<KeyValue>,
+        #[prost(message, repeated, tag = "11")]
+        pub events: Vec<Event>,
+        #[prost(message, optional, tag = "15")]
+        pub status: Option<Status>,
+        /// The flags of `traceparent` (1: traced), and whether the parent is known to be remote (0x100, 0x200).
+        #[prost(fixed32, tag = "16")]
+        pub flags: u32,
+    }
+
+    /// Something that happened meanwhile.
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct Event {
+        #[prost(fixed64, tag = "1")]
+        pub time_unix_nano: u64,
+        #[prost(string, tag = "2")]
+        pub name: String,
+    }
+
+    /// How a span ended; 2 is an error, and nothing is told of other ends.
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct Status {
+        #[prost(string, tag = "2")]
+        pub message: String,
+        #[prost(int32, tag = "3")]
+        pub code: i32,
+    }
+
+    /// An attribute.
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct KeyValue {
+        #[prost(string, tag = "1")]
+        pub key: String,
+        #[prost(message, optional, tag = "2")]
+        pub value: Option<AnyValue>,
+    }
+
+    /// Its value.
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct AnyValue {
+        #[prost(oneof = "Value", tags = "1, 2, 3")]
+        pub value: Option<Value>,
+    }
+
+    /// The kinds of values that are sent.
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    pub enum Value {
+        #[prost(string, tag = "1")]
+        Text(String),
+        #[prost(bool, tag = "2")]
+        Bool(bool),
+        #[prost(int64, tag = "3")]
+        Int(i64),
+    }
+
+    const INTERNAL: i32 = 1;
+    const SERVER: i32 = 2;
+    const ERROR: i32 = 2;
+    const IS_TRACED: u32 = 1;
+    const KNOWS_IF_REMOTE: u32 = 0x100;
+    const IS_REMOTE: u32 = 0x200;
+
+    impl KeyValue {
+        pub fn of(key: &str, value: Attribute) -> KeyValue {
+            let value = match value {
+                Attribute::Text(mut text) => {
+                    let end =
+                        (0..=TEXT_BYTES_MAX.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+                    text.truncate(end.unwrap_or(0));
+                    Value::Text(text)
+                }
+                Attribute::Bool(value) => Value::Bool(value),
+                Attribute::Int(value) => Value::Int(value),
+            };
+            KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }) }
+        }
+    }
+
+    impl Span {
+        pub fn of(span: super::Span) -> Span {
+            let began = nanos(span.began);
+            let after =
+                |took: Duration| began.saturating_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+            let event = |(name, at): &(&'static str, Duration)| Event {
+                time_unix_nano: after(*at),
+                name: (*name).to_owned(),
+            };
+            Span {
+                trace_id: span.context.trace.to_vec(),
+                span_id: span.context.span.to_vec(),
+                parent_span_id: span.parent.map(|id| id.to_vec()).unwrap_or_default(),
+                kind: if span.scope == super::GRPC_SCOPE { SERVER } else { INTERNAL },
+                name: span.name,
+                start_time_unix_nano: began,
+                end_time_unix_nano: after(span.took),
+                events: span.events.iter().map(event).collect(),
+                attributes: span
+                    .attributes
+                    .into_iter()
+                    .map(|(key, value)| KeyValue::of(key, value))
+                    .collect(),
+                status: span.error.map(|message| Status { message, code: ERROR }),
+                flags: IS_TRACED | KNOWS_IF_REMOTE | if span.is_parent_remote { IS_REMOTE } else { 0 },
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+    use config::MetricsDetail;
+
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    const SPAN: &str = "00f067aa0ba902b7";
+
+    fn tracer(rate: u64) -> Tracer {
+        let settings = Settings { service_name: "etcd".to_owned(), instance_id: "m1".to_owned(), rate };
+        Tracer::new(settings, Metrics::new(&[], MetricsDetail::Basic).tracing)
+    }
+
+    fn span(context: SpanContext) -> Span {
+        Span {
+            scope: MEMBER_SCOPE,
+            context,
+            parent: Some([1; 8]),
+            is_parent_remote: false,
+            name: "put".to_owned(),
+            began: UNIX_EPOCH + Duration::from_nanos(5),
+            took: Duration::from_nanos(7),
+            attributes: vec![("key", Attribute::bytes(&[0xff; 1000])), ("rev", Attribute::Int(-1))],
+            events: vec![("Send raft proposal", Duration::from_nanos(2))],
+            error: None,
+        }
+    }
+
+    #[test]
+    fn a_parent_is_read_as_the_specification_has_it() {
+        let parent = Parent::read(&format!("00-{TRACE}-{SPAN}-01")).expect("it is one");
+        assert!(parent.is_sampled);
+        assert_eq!((parent.context.trace[0], parent.context.span[7]), (0x4b, 0xb7));
+        assert!(!Parent::read(&format!("00-{TRACE}-{SPAN}-02")).expect("it is one").is_sampled);
+        assert!(Parent::read(&format!("01-{TRACE}-{SPAN}-01-more")).is_some(), "a later version");
+        for wrong in [
+            String::new(),
+            "00".to_owned(),
+            format!("00-{TRACE}-{SPAN}"),
+            format!("00-{TRACE}-{SPAN}-01-more"),
+            format!("ff-{TRACE}-{SPAN}-01"),
+            format!("00-{}-{SPAN}-01", "0".repeat(32)),
+            format!("00-{TRACE}-{}-01", "0".repeat(16)),
+            format!("00-{}-{SPAN}-01", TRACE.to_uppercase()),
+            format!("00-{TRACE}0-{SPAN}-01"),
+            format!("00-{TRACE}-{SPAN}-é"),
+        ] {
+            assert_eq!(Parent::read(&wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_call_is_traced_as_its_client_is_or_else_at_the_rate() {
+        let mut parent = Parent::read(&format!("00-{TRACE}-{SPAN}-01")).expect("it is one");
+        for rate in [0, RATE_OF_ALL] {
+            let context = tracer(rate).begin(Some(&parent)).expect("its client is traced");
+            assert_eq!(context.trace, parent.context.trace);
+            assert_ne!(context.span, parent.context.span);
+        }
+        parent.is_sampled = false;
+        assert_eq!(tracer(RATE_OF_ALL).begin(Some(&parent)), None);
+        assert_eq!(tracer(0).begin(None), None);
+        let all = tracer(RATE_OF_ALL);
+        assert!((0..100).all(|_| all.begin(None).is_some()));
+        let half = tracer(RATE_OF_ALL / 2);
+        let traced = (0..1000).filter(|_| half.begin(None).is_some()).count();
+        assert!((300..700).contains(&traced), "{traced} of 1000");
+        assert!(is_sampled([0; 8], 1) && !is_sampled([0xff; 8], RATE_OF_ALL - 1));
+    }
+
+    #[test]
+    fn spans_that_nobody_takes_are_dropped_and_counted() {
+        let tracer = tracer(RATE_OF_ALL);
+        let context = tracer.begin(None).expect("all are traced");
+        tracer.ended((0..WAITING_MAX + 3).map(|_| span(context)));
+        assert_eq!(tracer.metrics.dropped.value(), 3);
+        assert_eq!(tracer.take(1, 100, Duration::ZERO).map(|taken| taken.len()), Some(100));
+        tracer.end();
+        tracer.ended([span(context)]);
+        assert_eq!(tracer.metrics.dropped.value(), 4);
+        assert_eq!(
+            tracer.take(1, usize::MAX, Duration::MAX).map(|taken| taken.len()),
+            Some(WAITING_MAX - 100)
+        );
+        assert!(tracer.take(1, 1, Duration::MAX).is_none());
+    }
+
+    #[test]
+    fn a_request_holds_what_a_collector_needs() {
+        let tracer = tracer(RATE_OF_ALL);
+        let context = tracer.begin(None).expect("all are traced");
+        let first = Span { scope: GRPC_SCOPE, parent: None, error: Some("why".to_owned()), ..span(context) };
+        let bytes = tracer.encode(vec![first, span(tracer.within(&context)), span(tracer.within(&context))]);
+        let request = otlp::ExportRequest::decode(&bytes[..]).expect("it is one");
+        let [spans] = &request.resource_spans[..] else { panic!("one process") };
+        assert_eq!(spans.resource.as_ref().map(|resource| resource.attributes.len()), Some(2));
+        let [server, member] = &spans.scope_spans[..] else { panic!("two scopes") };
+        assert_eq!((server.spans.len(), member.spans.len()), (1, 2));
+        let (outer, inner) = (&server.spans[0], &member.spans[0]);
+        assert_eq!(outer.trace_id, inner.trace_id);
+        assert_ne!(outer.span_id, inner.span_id);
+        assert_eq!((outer.kind, inner.kind), (2, 1));
+        assert_eq!((outer.start_time_unix_nano, outer.end_time_unix_nano), (5, 12));
+        assert_eq!(outer.events[0].time_unix_nano, 7);
+        assert_eq!(outer.status.as_ref().map(|status| status.code), Some(2));
+        assert!(inner.status.is_none() && outer.parent_span_id.is_empty() && inner.flags == 0x101);
+        let key = inner.attributes[0].value.as_ref().and_then(|value| value.value.clone());
+        assert!(matches!(key, Some(otlp::Value::Text(text)) if text.len() <= TEXT_BYTES_MAX));
+    }
+}
