@@ -140,6 +140,12 @@ async fn make_room(client: &Client, taken: u32) {
         revision = at;
     }
     client.compact(revision, true).await.expect("compactions are served");
+    // It does not wait for readers, such as a checkpoint, that keep some of it for a moment.
+    eventually("what was deleted is removed", Duration::from_secs(20), async || {
+        let in_use = client.status().await.expect("a status").db_size_in_use;
+        (in_use < 4 * MIB as i64).then_some(())
+    })
+    .await;
 }
 
 #[test]
