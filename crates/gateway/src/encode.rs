@@ -231,6 +231,8 @@ fn base64_text(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
     let start = out.len();
     let length = bytes.len().div_ceil(3) * 4;
+    // What ends the value has room too: a byte more would double what a large one takes.
+    out.reserve(length + 64);
     out.resize(start + length, 0);
     let written = STANDARD.encode_slice(bytes, &mut out[start..]);
     assert_eq!(written, Ok(length), "the length of base64 is known");
@@ -291,14 +293,24 @@ pub(crate) fn text(text: &str, texts: Texts, out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Writes a message as JSON while its bytes arrive in pieces, for answers that are too large to be held: fields of the
-/// message itself are written as soon as each is whole. They have to arrive in the order of the description, as etcd's
-/// ranges do.
+/// Writes a message as JSON while its bytes arrive in pieces, for answers that are too large to be held. A message that has
+/// messages in it is opened as soon as its length is known, and its fields are written as each is whole; they have to arrive in
+/// the order of the description, as those of etcd's answers do. Other messages, such as a key with its value, are written when
+/// they are whole.
 #[derive(Debug)]
 pub struct RangeEncoder {
-    message: &'static Message,
-    /// Bytes of the field that is not whole yet.
+    /// Bytes of what is not whole yet.
     pending: Vec<u8>,
+    /// Messages that are open, each within the one before it.
+    open: Vec<Open>,
+}
+
+/// A message that has begun.
+#[derive(Debug)]
+struct Open {
+    message: &'static Message,
+    /// Bytes of it that are still to come.
+    left: usize,
     /// Place of the list that is open.
     list: Option<usize>,
     last: usize,
@@ -308,11 +320,12 @@ pub struct RangeEncoder {
 impl RangeEncoder {
     /// Begins a message.
     pub fn new(message: &'static Message, out: &mut Vec<u8>) -> RangeEncoder {
-        out.push(b'{');
-        RangeEncoder { message, pending: Vec::new(), list: None, last: 0, is_first: true }
+        // Its length is nowhere told.
+        let open = vec![Open::begin(message, usize::MAX, out)];
+        RangeEncoder { pending: Vec::new(), open }
     }
 
-    /// Bytes held of a field that is not whole.
+    /// Bytes held of what is not whole.
     pub fn held_bytes(&self) -> usize {
         self.pending.capacity()
     }
@@ -323,61 +336,64 @@ impl RangeEncoder {
     ///
     /// The bytes are no such message, or not in order.
     pub fn push(&mut self, piece: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
-        self.pending.extend_from_slice(piece);
-        let pending = std::mem::take(&mut self.pending);
-        let mut rest = Fields(&pending);
-        loop {
-            let before = rest.0;
-            match rest.next() {
-                Ok(Some((number, value))) => self.field(number, value, out)?,
-                Ok(None) => break,
-                // Not whole, or wrong: the end tells.
-                Err(Malformed) => {
-                    rest.0 = before;
-                    break;
-                }
-            }
-        }
-        let left = rest.0.len();
-        let taken = pending.len() - left;
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.extend_from_slice(piece);
+        let mut rest = &pending[..];
+        while self.step(&mut rest, out)? {}
+        let taken = pending.len() - rest.len();
+        pending.drain(..taken);
         self.pending = pending;
-        self.pending.drain(..taken);
         Ok(())
     }
 
-    fn field(&mut self, number: u32, value: Wire<'_>, out: &mut Vec<u8>) -> Result<(), Malformed> {
-        let place = self.message.fields.iter().position(|field| field.number == number);
-        let Some(index) = place else { return Ok(()) };
-        let field = &self.message.fields[index];
-        if index < self.last
-            || (index == self.last && self.list.is_none() && !self.is_first && !field.repeated)
+    /// Writes the next field, or opens the next message. Returns false if there is none that is whole.
+    fn step(&mut self, rest: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, Malformed> {
+        self.close_whole(out);
+        let depth = self.open.len() - 1;
+        let Some(top) = self.open.last_mut() else { return Err(Malformed) };
+        if rest.is_empty() {
+            return Ok(false);
+        }
+        let reach = &rest[..rest.len().min(top.left)];
+        let mut fields = Fields(reach);
+        if let (Ok(tag), Ok(length)) = (fields.varint(), fields.varint())
+            && tag & 7 == 2
+            && let Some((index, message)) = top.opened_by(tag >> 3)
         {
-            return Err(Malformed);
-        }
-        self.last = index;
-        if self.list.is_some_and(|list| list != index) {
-            out.push(b']');
-            self.list = None;
-        }
-        let mut writer = Writer { out, texts: Texts::Plain, found: Vec::new() };
-        if field.repeated {
-            let is_first = self.list.is_none();
-            if is_first {
-                writer.name(field, &mut self.is_first);
-                writer.out.push(b'[');
-                self.list = Some(index);
+            let taken = reach.len() - fields.0.len();
+            let length = usize::try_from(length).map_err(|_| Malformed)?;
+            top.left = (top.left - taken).checked_sub(length).ok_or(Malformed)?;
+            if depth == DEPTH_MAX {
+                return Err(Malformed);
             }
-            return writer.element(field, value, 0, is_first);
+            top.name(index, out)?;
+            self.open.push(Open::begin(message, length, out));
+            *rest = &rest[taken..];
+            return Ok(true);
         }
-        let is_zero = match value {
-            Wire::Number(number) => number == 0,
-            Wire::Bytes(bytes) => bytes.is_empty() && !matches!(field.kind, Kind::Message(_)),
-        };
-        if is_zero && field.oneof.is_none() {
-            return Ok(());
+        let mut fields = Fields(reach);
+        match fields.next() {
+            Ok(Some((number, value))) => {
+                let taken = reach.len() - fields.0.len();
+                top.left -= taken;
+                top.field(number, value, depth, out)?;
+                *rest = &rest[taken..];
+                Ok(true)
+            }
+            // Nothing more of this message comes.
+            Err(Malformed) if reach.len() == top.left => Err(Malformed),
+            // Not whole, or wrong: the end tells.
+            Ok(None) | Err(Malformed) => Ok(false),
         }
-        writer.name(field, &mut self.is_first);
-        writer.value(field, value, 0)
+    }
+
+    /// Closes the messages of which all has come.
+    fn close_whole(&mut self, out: &mut Vec<u8>) {
+        while self.open.len() > 1
+            && let Some(top) = self.open.pop_if(|top| top.left == 0)
+        {
+            top.end(out);
+        }
     }
 
     /// Ends the message.
@@ -385,16 +401,106 @@ impl RangeEncoder {
     /// # Errors
     ///
     /// The bytes end inside a field.
-    pub fn finish(self, out: &mut Vec<u8>) -> Result<(), Malformed> {
-        if !self.pending.is_empty() {
-            return Err(Malformed);
+    pub fn finish(mut self, out: &mut Vec<u8>) -> Result<(), Malformed> {
+        self.close_whole(out);
+        match self.open.pop() {
+            Some(whole) if self.open.is_empty() && self.pending.is_empty() => {
+                whole.end(out);
+                Ok(())
+            }
+            _ => Err(Malformed),
         }
+    }
+}
+
+impl Open {
+    fn begin(message: &'static Message, left: usize, out: &mut Vec<u8>) -> Open {
+        out.push(b'{');
+        Open { message, left, list: None, last: 0, is_first: true }
+    }
+
+    fn end(self, out: &mut Vec<u8>) {
         if self.list.is_some() {
             out.push(b']');
         }
         out.push(b'}');
+    }
+
+    /// The place and message of the field with this number, if that message has messages in it.
+    fn opened_by(&self, number: u64) -> Option<(usize, &'static Message)> {
+        let index = self.message.fields.iter().position(|field| u64::from(field.number) == number)?;
+        let Kind::Message(message) = self.message.fields[index].kind else { return None };
+        let has_messages = message.fields.iter().any(|field| matches!(field.kind, Kind::Message(_)));
+        has_messages.then_some((index, message))
+    }
+
+    /// Goes on to a field.
+    fn reach(&mut self, index: usize, out: &mut Vec<u8>) -> Result<(), Malformed> {
+        let is_again = index == self.last && !self.message.fields[index].repeated;
+        if index < self.last || (is_again && self.list.is_none() && !self.is_first) {
+            return Err(Malformed);
+        }
+        self.last = index;
+        if self.list.is_some_and(|list| list != index) {
+            out.push(b']');
+            self.list = None;
+        }
         Ok(())
     }
+
+    /// Writes what stands before a value that is written: its name, or the comma behind the last one of the list.
+    fn name(&mut self, index: usize, out: &mut Vec<u8>) -> Result<(), Malformed> {
+        self.reach(index, out)?;
+        let field = &self.message.fields[index];
+        if field.repeated && !self.opens_list(index, out) {
+            out.push(b',');
+        }
+        if !field.repeated {
+            writer(out).name(field, &mut self.is_first);
+        }
+        Ok(())
+    }
+
+    /// Opens the list of a field; false if it is open.
+    fn opens_list(&mut self, index: usize, out: &mut Vec<u8>) -> bool {
+        let is_first = self.list.is_none();
+        if is_first {
+            writer(out).name(&self.message.fields[index], &mut self.is_first);
+            out.push(b'[');
+            self.list = Some(index);
+        }
+        is_first
+    }
+
+    fn field(
+        &mut self,
+        number: u32,
+        value: Wire<'_>,
+        depth: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Malformed> {
+        let place = self.message.fields.iter().position(|field| field.number == number);
+        let Some(index) = place else { return Ok(()) };
+        let field = &self.message.fields[index];
+        if field.repeated {
+            self.reach(index, out)?;
+            let is_first = self.opens_list(index, out);
+            return writer(out).element(field, value, depth, is_first);
+        }
+        let is_zero = match value {
+            Wire::Number(number) => number == 0,
+            Wire::Bytes(bytes) => bytes.is_empty() && !matches!(field.kind, Kind::Message(_)),
+        };
+        if is_zero && field.oneof.is_none() {
+            return self.reach(index, out);
+        }
+        self.name(index, out)?;
+        writer(out).value(field, value, depth)
+    }
+}
+
+fn writer<'a, 'b>(out: &'b mut Vec<u8>) -> Writer<'a, 'b> {
+    Writer { out, texts: Texts::Plain, found: Vec::new() }
 }
 
 #[cfg(test)]
@@ -463,6 +569,86 @@ mod tests {
             }],
         };
         assert_eq!(json(Rpc::KvTxn, &txn), "{\"succeeded\":true,\"responses\":[{\"response_range\":{}}]}");
+    }
+
+    /// The answer to a transaction of ranges, and deletions that tell what they deleted, of so many values each.
+    fn txn_of(values: usize, value_bytes: usize) -> pb::TxnResponse {
+        let header = || Some(pb::ResponseHeader { revision: 7, ..Default::default() });
+        let kv =
+            mvccpb::KeyValue { key: "a".into(), value: vec![1; value_bytes].into(), ..Default::default() };
+        let op = |response| pb::ResponseOp { response: Some(response) };
+        let range = pb::RangeResponse {
+            header: header(),
+            kvs: vec![kv.clone(); values],
+            more: true,
+            count: values as i64,
+        };
+        let deleted = pb::DeleteRangeResponse {
+            header: header(),
+            deleted: values as i64,
+            prev_kvs: vec![kv.clone(); values],
+        };
+        let put = pb::PutResponse { header: header(), prev_kv: Some(kv) };
+        let inner = pb::TxnResponse {
+            header: None,
+            succeeded: true,
+            responses: vec![op(pb::response_op::Response::ResponseRange(range.clone())), op_of_nothing()],
+        };
+        pb::TxnResponse {
+            header: header(),
+            succeeded: true,
+            responses: vec![
+                op(pb::response_op::Response::ResponseRange(range)),
+                op(pb::response_op::Response::ResponseDeleteRange(deleted)),
+                op(pb::response_op::Response::ResponsePut(put)),
+                op(pb::response_op::Response::ResponseTxn(inner)),
+            ],
+        }
+    }
+
+    fn op_of_nothing() -> pb::ResponseOp {
+        pb::ResponseOp { response: None }
+    }
+
+    #[test]
+    fn answers_within_answers_are_written_as_they_come() {
+        for (values, value_bytes) in [(0, 0), (1, 0), (3, 5), (2, 200)] {
+            let txn = json(Rpc::KvTxn, &txn_of(values, value_bytes));
+            assert!(
+                txn.starts_with("{\"header\":{\"revision\":\"7\"},\"succeeded\":true,\"responses\":["),
+                "{txn}"
+            );
+        }
+        // What is held is one value, and not what an operation answers.
+        let bytes = prost::Message::encode_to_vec(&txn_of(100, 10_000));
+        let (mut written, mut out) = (0, Vec::new());
+        let mut encoder = RangeEncoder::new(of(Rpc::KvTxn).unwrap().1, &mut out);
+        for (at, piece) in bytes.chunks(4096).enumerate() {
+            encoder.push(piece, &mut out).unwrap();
+            assert!(encoder.held_bytes() < 40_000, "{} at piece {at}", encoder.held_bytes());
+            assert!(out.len() < 40_000, "{} at piece {at}", out.len());
+            written += std::mem::take(&mut out).len();
+        }
+        encoder.finish(&mut out).unwrap();
+        assert!(written > bytes.len());
+    }
+
+    #[test]
+    fn a_field_that_is_longer_than_its_message_is_refused() {
+        let shape = of(Rpc::KvTxn).unwrap().1;
+        // The second answer begins in a message that has ended, or is longer than it.
+        for bytes in
+            [&b"\x1a\x02\x0a\x05\x12\x03\x0a\x01a"[..], b"\x1a\x04\x0a\x02\x12\x03", b"\x1a\x03\x0a\x01\x18"]
+        {
+            assert_eq!(encode(shape, bytes, &mut Vec::new()), Err(Malformed), "{bytes:?}");
+            for step in [1, 2, 100] {
+                let mut out = Vec::new();
+                let mut encoder = RangeEncoder::new(shape, &mut out);
+                let pushed = bytes.chunks(step).try_for_each(|piece| encoder.push(piece, &mut out));
+                let ended = pushed.and_then(|()| encoder.finish(&mut out));
+                assert_eq!(ended, Err(Malformed), "{bytes:?} by {step}");
+            }
+        }
     }
 
     #[test]

@@ -43,6 +43,10 @@ const UNREADABLE: Status = Status::new(Code::Internal, "mainstay: an answer coul
 /// Bytes of a large answer, or of the answers of a stream, that are written at once.
 const PIECE_BYTES: usize = 64 * 1024;
 
+/// Bytes of a large answer that are taken at once. Then other calls have their turn, though nothing may be written yet: of a
+/// large value the whole is needed.
+const TURN_BYTES: usize = 4 * PIECE_BYTES;
+
 /// Answers a request for a path under `/v3/`.
 pub(crate) async fn answer(
     services: Rc<Services>,
@@ -309,7 +313,13 @@ impl Pieces {
             self.charge.set(0);
             return Poll::Ready(None);
         };
+        let mut taken = 0;
         while self.left > 0 && self.json.len() < PIECE_BYTES {
+            if taken >= TURN_BYTES {
+                self.charge();
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             let piece = match (self.source)(self.left.min(PIECE_BYTES), cx) {
                 // Before the first piece there is nothing but the brace that opens the answer.
                 Poll::Pending if self.left == self.len || self.json.is_empty() => {
@@ -324,6 +334,7 @@ impl Pieces {
             if piece.is_empty() || encoder.push(&piece, &mut self.json).is_err() {
                 return Poll::Ready(Some(Err(self.fail(UNREADABLE))));
             }
+            taken += piece.len();
             self.left -= piece.len().min(self.left);
         }
         if self.left == 0
@@ -344,7 +355,7 @@ impl Pieces {
     /// Charges what is held now.
     fn charge(&mut self) {
         let encoder = self.encoder.as_ref().map_or(0, RangeEncoder::held_bytes);
-        self.charge.set(self.held.get() + encoder + self.json.len());
+        self.charge.set(self.held.get() + encoder + self.json.capacity());
     }
 
     fn fail(&mut self, status: Status) -> Status {
@@ -621,6 +632,76 @@ mod tests {
         );
         for waits in 1..3 {
             assert_eq!(written(waits), at_once, "{waits}");
+        }
+    }
+
+    /// Takes an answer in JSON; returns most bytes that one poll took of its source, and most that was charged.
+    fn taken(rpc: Rpc, message: Bytes) -> (usize, usize) {
+        let (_, response) = descriptor::of(rpc).expect("it has messages");
+        let account = front::Budget::new(64 << 20).open([127, 0, 0, 1].into());
+        let (mut left, of_poll) = (message.clone(), Rc::new(Cell::new(0)));
+        let counting = Rc::clone(&of_poll);
+        let source: PieceSource = Box::new(move |room, _| {
+            let piece = left.split_to(room.min(left.len()));
+            counting.set(counting.get() + piece.len());
+            Poll::Ready(Ok(Some(piece)))
+        });
+        let mut json = Vec::new();
+        let encoder = Some(RangeEncoder::new(response, &mut json));
+        let (held, charge, len) = (Rc::default(), account.hold(0), message.len());
+        let mut pieces =
+            Pieces { source, held, left: len, len, encoder, json, counted: None, account, charge };
+        let (mut taken_max, mut charged_max) = (0, 0);
+        let (mut text, mut cx) = (Vec::new(), Context::from_waker(Waker::noop()));
+        loop {
+            of_poll.set(0);
+            let polled = pieces.poll(&mut cx);
+            taken_max = taken_max.max(of_poll.get());
+            charged_max = charged_max.max(pieces.charge.bytes());
+            let held = pieces.encoder.as_ref().map_or(0, RangeEncoder::held_bytes) + pieces.json.len();
+            assert!(pieces.charge.bytes() >= held, "what waits is charged");
+            match polled {
+                Poll::Pending => {}
+                Poll::Ready(None) => break,
+                Poll::Ready(Some(part)) => text.extend_from_slice(&part.expect("it can be written")),
+            }
+        }
+        let mut whole = Vec::new();
+        gateway::encode(response, &message, &mut whole).expect("it is a message");
+        assert!(text == whole, "it is the same as when it is written at once");
+        (taken_max, charged_max)
+    }
+
+    #[test]
+    fn a_poll_takes_and_holds_a_bounded_part_of_an_answer() {
+        use prost::Message as _;
+        let kv = |value_bytes| api::mvccpb::KeyValue {
+            key: "k".into(),
+            value: vec![1; value_bytes].into(),
+            ..Default::default()
+        };
+        let range = |values, value_bytes| api::etcdserverpb::RangeResponse {
+            kvs: vec![kv(value_bytes); values],
+            count: 1,
+            ..Default::default()
+        };
+        let txn = |range| api::etcdserverpb::TxnResponse {
+            responses: vec![api::etcdserverpb::ResponseOp {
+                response: Some(api::etcdserverpb::response_op::Response::ResponseRange(range)),
+            }],
+            ..Default::default()
+        };
+        let large = 1 << 20;
+        for (rpc, message) in [
+            (Rpc::KvRange, range(100, 40_000).encode_to_vec()),
+            (Rpc::KvTxn, txn(range(100, 40_000)).encode_to_vec()),
+            (Rpc::KvRange, range(3, large).encode_to_vec()),
+            (Rpc::KvTxn, txn(range(3, large)).encode_to_vec()),
+        ] {
+            let len = message.len();
+            let (taken, charged) = taken(rpc, message.into());
+            assert!(taken <= 256 * 1024, "{taken} of {len} bytes in one poll of {rpc:?}");
+            assert!(charged <= 4 * large, "{charged} of {len} bytes charged for {rpc:?}");
         }
     }
 

@@ -174,8 +174,28 @@ fn a_body_takes_no_more_memory_than_it_may() {
     assert_eq!((status, body.contains("exceeded max depth")), (400, true), "{body}");
 }
 
+/// Sends a call whose answer is large; returns that.
+fn large(address: SocketAddr, path: &str, body: &str) -> serde_json::Value {
+    let mut stream = http1::connect(address);
+    let length = body.len().to_string();
+    stream.write_all(&http1::head("POST", path, &[("Content-Length", &length)])).expect("is sent");
+    stream.write_all(body.as_bytes()).expect("is sent");
+    let head = http1::read_head(&mut stream);
+    assert_eq!((head.status, head.header("transfer-encoding")), (200, Some("chunked")));
+    let mut json = Vec::new();
+    loop {
+        let chunk = http1::read_chunk(&mut stream).expect("the body ends");
+        assert!(chunk.len() < 1 << 20, "a chunk of {} bytes", chunk.len());
+        if chunk.is_empty() {
+            break;
+        }
+        json.extend(chunk);
+    }
+    serde_json::from_slice(&json).expect("it is JSON")
+}
+
 #[test]
-fn a_large_range_is_whole() {
+fn large_answers_are_whole() {
     let dir = TempDir::new("gateway-large");
     let member = Setup::new(dir.path()).start();
     run(async {
@@ -184,26 +204,28 @@ fn a_large_range_is_whole() {
             client.put(format!("k{n:02}"), vec![n; 300_000]).await.expect("is put");
         }
     });
-    let mut stream = http1::connect(member.client_address());
-    let body = br#"{"key":"aw==","range_end":"bA=="}"#;
-    let length = body.len().to_string();
-    stream.write_all(&http1::head("POST", "/v3/kv/range", &[("Content-Length", &length)])).expect("is sent");
-    stream.write_all(body).expect("is sent");
-    let head = http1::read_head(&mut stream);
-    assert_eq!((head.status, head.header("transfer-encoding")), (200, Some("chunked")));
-    let mut json = Vec::new();
-    loop {
-        let chunk = http1::read_chunk(&mut stream).expect("the body ends");
-        if chunk.is_empty() {
-            break;
-        }
-        json.extend(chunk);
-    }
-    let range: serde_json::Value = serde_json::from_slice(&json).expect("it is JSON");
+    let is_whole = |kvs: &serde_json::Value| {
+        let kvs = kvs.as_array().expect("a list");
+        assert_eq!(kvs.len(), 40);
+        assert!(kvs.iter().all(|kv| kv["value"].as_str().is_some_and(|value| value.len() == 400_000)));
+    };
+    let (address, all) = (member.client_address(), r#""key":"aw==","range_end":"bA==""#);
+    let range = large(address, "/v3/kv/range", &format!("{{{all}}}"));
     assert_eq!(range["count"], "40");
-    let kvs = range["kvs"].as_array().expect("a list");
-    assert_eq!(kvs.len(), 40);
-    assert!(kvs.iter().all(|kv| kv["value"].as_str().is_some_and(|value| value.len() == 400_000)));
+    is_whole(&range["kvs"]);
+    // The answers of its operations are written as they come, too.
+    let read = format!(r#"{{"request_range":{{{all}}}}}"#);
+    let within = format!(r#"{{"request_txn":{{"success":[{read}]}}}}"#);
+    let delete = format!(r#"{{"request_delete_range":{{{all},"prev_kv":true}}}}"#);
+    let txn = large(address, "/v3/kv/txn", &format!(r#"{{"success":[{read},{within},{delete}]}}"#));
+    let [range, within, deleted] = [0, 1, 2].map(|at| &txn["responses"][at]);
+    let range_within = &within["response_txn"]["responses"][0];
+    for range in [range, range_within].map(|range| &range["response_range"]) {
+        assert_eq!(range["count"], "40");
+        is_whole(&range["kvs"]);
+    }
+    assert_eq!(deleted["response_delete_range"]["deleted"], "40");
+    is_whole(&deleted["response_delete_range"]["prev_kvs"]);
 }
 
 /// Sends one request over TLS and HTTP/2.
