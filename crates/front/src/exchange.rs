@@ -129,18 +129,21 @@ impl Drop for LocalStream {
 /// The body of a request, as it arrives.
 pub struct RequestBody {
     source: Source,
-    held: Rc<RefCell<Held>>,
+    /// Charge for what is held of it; the answer has its own.
+    held: Held,
     bytes_max: usize,
     timeout: std::time::Duration,
     phase: Option<Rc<Phase>>,
 }
 
-/// How far the request of a connection of HTTP/1 has come: with a call that lasts, nothing but the end of the connection
-/// says that its client has gone.
+/// How far the request of a connection of HTTP/1 has come: with a call that waits or lasts, nothing but the end of the
+/// connection says that its client has gone.
 #[derive(Debug, Default)]
 pub(crate) struct Phase {
     is_stream: Cell<bool>,
     is_body_over: Cell<bool>,
+    /// The answer has begun.
+    is_answered: Cell<bool>,
 }
 
 impl Phase {
@@ -148,11 +151,23 @@ impl Phase {
     pub(crate) fn begin(&self) {
         self.is_stream.set(false);
         self.is_body_over.set(false);
+        self.is_answered.set(false);
     }
 
-    /// Returns true if the request is a streaming call and has sent all that it may.
+    /// The answer begins. Whether the client takes it shows if it has gone, but for a streaming call, which may have nothing
+    /// to say for long.
+    pub(crate) fn answered(&self) {
+        self.is_answered.set(true);
+    }
+
+    /// Returns true if the request is a streaming call.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.is_stream.get()
+    }
+
+    /// Returns true if the request has sent all that it may, and its client waits.
     pub(crate) fn is_heard_out(&self) -> bool {
-        self.is_stream.get() && self.is_body_over.get()
+        self.is_body_over.get() && (self.is_stream.get() || !self.is_answered.get())
     }
 }
 
@@ -162,22 +177,17 @@ enum Source {
 }
 
 impl RequestBody {
-    pub(crate) fn http1(
-        body: Incoming,
-        held: Rc<RefCell<Held>>,
-        shard: &ShardState,
-        phase: Rc<Phase>,
-    ) -> RequestBody {
+    pub(crate) fn http1(body: Incoming, held: Held, shard: &ShardState, phase: Rc<Phase>) -> RequestBody {
         let mut body = RequestBody::new(Source::Http1(body), held, shard);
         body.phase = Some(phase);
         body
     }
 
-    pub(crate) fn http2(body: RecvStream, held: Rc<RefCell<Held>>, shard: &ShardState) -> RequestBody {
+    pub(crate) fn http2(body: RecvStream, held: Held, shard: &ShardState) -> RequestBody {
         RequestBody::new(Source::Http2(body), held, shard)
     }
 
-    fn new(source: Source, held: Rc<RefCell<Held>>, shard: &ShardState) -> RequestBody {
+    fn new(source: Source, held: Held, shard: &ShardState) -> RequestBody {
         let (bytes_max, timeout) = (shard.options.http_body_bytes_max, shard.options.first_bytes_timeout);
         RequestBody { source, held, bytes_max, timeout, phase: None }
     }
@@ -215,9 +225,9 @@ impl RequestBody {
         self.phase.iter().for_each(|phase| phase.is_body_over.set(true));
     }
 
-    /// Charges bytes that a service holds of the body.
-    pub fn hold(&self, bytes: usize) {
-        self.held.borrow_mut().set(bytes);
+    /// Charges bytes that a service holds of the body, until it is dropped.
+    pub fn hold(&mut self, bytes: usize) {
+        self.held.set(bytes);
     }
 
     /// Takes the whole body, which is charged as it grows.
@@ -243,12 +253,12 @@ impl RequestBody {
             // Most bodies arrive in one piece.
             if first.is_empty() && whole.is_empty() {
                 first = data;
-                self.held.borrow_mut().set(first.len());
+                self.held.set(first.len());
                 continue;
             }
             whole.extend_from_slice(&std::mem::take(&mut first));
             whole.extend_from_slice(&data);
-            self.held.borrow_mut().set(whole.capacity());
+            self.held.set(whole.capacity());
         }
         Ok(if whole.is_empty() { first } else { whole.freeze() })
     }

@@ -32,7 +32,8 @@ const READ_BYTES: usize = 8 * 1024;
 /// Most bytes of a request's head, and of hyper's buffers each way.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
 
-/// Most bytes that a client may send behind the request for a call that lasts.
+/// Most bytes that are read behind a request whose answer has not begun, or is a stream's. No client of a stream sends so
+/// many; others may send many requests ahead.
 const BEHIND_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves a connection that speaks HTTP/1 until it ends.
@@ -49,7 +50,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let state = shard.clone();
     // hyper's buffers, which are not to be looked into.
     let _buffers = account.hold(BUFFER_BYTES_MAX);
-    // Charged until the next request: the connection is not told when an answer has gone.
+    // Answers, charged until the next request: the connection is not told when one has gone.
     let held = Rc::new(RefCell::new(account.hold(0)));
     let whose = account.clone();
     let kept = Kept::default();
@@ -66,7 +67,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
             if method.is_some_and(|method| shard.turnstile.may_wait(method)) && !shard.closing.get() {
                 Pass::new(origin.peer.ip()).through(&shard.turnstile).await;
             }
-            let body = RequestBody::http1(body, held.clone(), &shard, heard);
+            let body = RequestBody::http1(body, whose.hold(0), &shard, heard.clone());
             let exchange = Exchange::new(head, body, origin, whose.clone(), shard, kept);
             let turn = whose.begin_turn();
             let mut answering = service.exchange(exchange);
@@ -76,6 +77,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
                 answering.as_mut().poll(cx)
             })
             .await;
+            heard.answered();
             Ok::<_, Infallible>(answer.map(|body| Http1Body::new(body, held)))
         }
     });
@@ -90,12 +92,17 @@ pub(crate) async fn serve<S: Transport + 'static>(
     // Ends with an error when the connection must close.
     let mut watched = pin!(async {
         let (mut progress, stall_timeout) = (Progress::default(), shard.options.stall_timeout);
+        let mut full_since = None;
         let mut looking = tokio::time::interval(stall_timeout / 4);
         poll_fn(|cx| {
             if phase.is_heard_out()
                 && let Poll::Ready(error) = poll_behind(&socket, &behind, cx)
             {
                 return Poll::Ready(error);
+            }
+            let is_full = phase.is_heard_out() && behind.borrow().is_full();
+            if is_full && phase.is_stream() {
+                return Poll::Ready(io::ErrorKind::InvalidData);
             }
             account.set_buffers(socket.borrow().buffer_bytes() + behind.borrow().bytes.len());
             if account.poll_doomed(cx).is_ready() {
@@ -105,6 +112,11 @@ pub(crate) async fn serve<S: Transport + 'static>(
                 return Poll::Ready(io::ErrorKind::PermissionDenied);
             }
             while looking.poll_tick(cx).is_ready() {
+                // Nothing more is read, so that nothing would tell of the client's end.
+                full_since = is_full.then(|| full_since.unwrap_or_else(Instant::now));
+                if full_since.is_some_and(|since| since.elapsed() >= stall_timeout) {
+                    return Poll::Ready(io::ErrorKind::InvalidData);
+                }
                 let socket = socket.borrow();
                 if !socket.has_unsent() {
                     progress = Progress::default();
@@ -136,6 +148,10 @@ struct Behind {
 }
 
 impl Behind {
+    fn is_full(&self) -> bool {
+        self.bytes.len() > BEHIND_BYTES_MAX
+    }
+
     /// Hands out what was read; false if there is nothing.
     fn take(&mut self, into: &mut ReadBufCursor<'_>) -> bool {
         let (part, _) = self.bytes.as_slices();
@@ -147,7 +163,7 @@ impl Behind {
     }
 }
 
-/// Reads what the client sends behind a request; ready when it has gone, or sends more than anybody waits for.
+/// Reads what the client sends behind a request, until that is as much as is kept; ready when it has gone.
 fn poll_behind<S: Transport>(
     socket: &Rc<RefCell<Socket<S>>>,
     behind: &Rc<RefCell<Behind>>,
@@ -155,7 +171,7 @@ fn poll_behind<S: Transport>(
 ) -> Poll<io::ErrorKind> {
     let mut space = [0; READ_BYTES];
     let mut socket = SharedSocket(socket.clone());
-    loop {
+    while !behind.borrow().is_full() {
         socket.0.borrow_mut().renew_spent_allowance();
         let mut buffer = ReadBuf::new(&mut space);
         match ready!(Pin::new(&mut socket).poll_read(cx, &mut buffer)) {
@@ -167,10 +183,8 @@ fn poll_behind<S: Transport>(
         behind.bytes.extend(buffer.filled());
         // hyper may wait for them by now.
         cx.waker().wake_by_ref();
-        if behind.bytes.len() > BEHIND_BYTES_MAX {
-            return Poll::Ready(io::ErrorKind::InvalidData);
-        }
     }
+    Poll::Pending
 }
 
 /// The socket as hyper wants it: what hyper flushes is really written.

@@ -60,8 +60,7 @@ impl Page {
         charge.raise_to(base);
         let is_head = request.method() == Method::HEAD;
         let (head, body) = request.into_parts();
-        let held = Rc::new(RefCell::new(around.account.hold(0)));
-        let body = RequestBody::http2(body, held, &around.shard);
+        let body = RequestBody::http2(body, around.account.hold(0), &around.shard);
         // What the service keeps for connections of HTTP/2 is kept already.
         let kept: Kept = Rc::new(RefCell::new(Some(Box::new(()))));
         let (account, shard) = (around.account.clone(), around.shard.clone());

@@ -66,6 +66,10 @@ pub fn decode(message: &'static Message, body: &[u8]) -> Result<Vec<u8>, Refused
 pub fn decode_value(message: &'static Message, value: &[u8]) -> Result<Vec<u8>, Refused> {
     let mut out = Vec::with_capacity(value.len());
     Reader { json: value, at: 0 }.message(message, &mut out, 0)?;
+    // A call may wait for long with it, and JSON may be much longer than what it means.
+    if out.capacity() / 2 > out.len() {
+        out.shrink_to_fit();
+    }
     Ok(out)
 }
 
@@ -723,6 +727,16 @@ mod tests {
         assert_eq!(put(""), Ok(pb::PutRequest::default()));
         assert_eq!(put(" \n"), Ok(pb::PutRequest::default()));
         assert_eq!(put("{}"), Ok(pb::PutRequest::default()));
+    }
+
+    #[test]
+    fn a_message_takes_no_more_memory_than_twice_its_length() {
+        for space in [0, 10, 1_000_000] {
+            let json = format!("{{\"key\":\"Zm9v\",{}\"lease\":7}}", " ".repeat(space));
+            let message = decode(of(Rpc::KvPut).unwrap().0, json.as_bytes()).unwrap();
+            assert_eq!(message.len(), 7);
+            assert!(message.capacity() <= 2 * message.len() + 1, "{}", message.capacity());
+        }
     }
 
     #[test]

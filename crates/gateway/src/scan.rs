@@ -5,6 +5,9 @@ use std::ops::Range;
 
 use crate::quote;
 
+/// Bytes of memory that are kept for the next value.
+const BUFFER_BYTES: usize = 16 * 1024;
+
 /// Arrays and objects inside each other, as in Go.
 const NESTING_MAX: usize = 10_000;
 
@@ -240,10 +243,22 @@ impl Default for Values {
 impl Values {
     /// Takes the next bytes of the body.
     pub fn push(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Memory that is held, in bytes.
+    pub fn capacity(&self) -> usize {
+        self.buffer.capacity()
+    }
+
+    /// Gives up the memory of values that were given.
+    fn compact(&mut self) {
         self.buffer.drain(..self.start);
         self.at -= self.start;
         self.start = 0;
-        self.buffer.extend_from_slice(bytes);
+        if self.buffer.capacity() / 2 > self.buffer.len().max(BUFFER_BYTES) {
+            self.buffer.shrink_to(BUFFER_BYTES);
+        }
     }
 
     /// Bytes held for values that were not given yet.
@@ -271,6 +286,7 @@ impl Values {
             }
         }
         if !is_end {
+            self.compact();
             return Next::More;
         }
         if self.scanner.step(b' ') == Seen::Behind {
@@ -369,6 +385,19 @@ mod tests {
             [Ok("{}".to_owned()), Err("invalid character '}' looking for beginning of value".to_owned())]
         );
         assert!(all(b" \n", 1).is_empty());
+    }
+
+    #[test]
+    fn a_large_value_leaves_no_memory_behind() {
+        let mut values = Values::default();
+        let large = format!("\"{}\" {{", "a".repeat(1 << 20));
+        large.as_bytes().chunks(8192).for_each(|part| values.push(part));
+        assert!(values.capacity() > 1 << 20);
+        assert!(matches!(values.next(false), Next::Value(value) if value.len() == (1 << 20) + 2));
+        assert_eq!(values.next(false), Next::More);
+        assert!(values.capacity() <= 2 * BUFFER_BYTES, "{}", values.capacity());
+        values.push(b"}");
+        assert_eq!(values.next(false), Next::Value(b"{}".to_vec()));
     }
 
     #[test]

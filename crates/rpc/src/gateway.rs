@@ -410,14 +410,14 @@ fn requests(message: &'static Message, mut body: RequestBody, bytes_max: usize) 
                 Next::More if values.held_bytes() > bytes_max * 2 => {
                     return Poll::Ready(check_len(values.held_bytes(), bytes_max).map(|()| None));
                 }
-                Next::More => {}
+                Next::More => body.hold(values.capacity()),
             }
             match ready!(body.poll_chunk(cx)) {
                 Some(Ok(data)) => values.push(&data),
                 Some(Err(_)) => return Poll::Ready(Err(Status::new(Code::Canceled, "context canceled"))),
                 None => is_end = true,
             }
-            body.hold(values.held_bytes());
+            body.hold(values.capacity());
         }
     })
 }

@@ -336,6 +336,21 @@ impl Service for Echo {
                     seen.pieces.fetch_add(1, SeqCst);
                     Poll::Ready(Some(Ok(vec![1; size].into())))
                 }))
+            } else if path == "/waits" {
+                let _alive = Alive::new(&self.seen);
+                return std::future::pending().await;
+            } else if path == "/naps" {
+                tokio::time::sleep(Duration::from_millis(3)).await;
+                ResponseBody::Whole(Bytes::from_static(b"woken"))
+            } else if path.starts_with("/holds/") {
+                // Its body is held beside the answer, of which one piece comes.
+                exchange.body.hold(size);
+                let (body, mut first) = (exchange.body, Some(Bytes::from_static(&[1; 200])));
+                ResponseBody::Chunks(Box::new(move |_| {
+                    let _held = &body;
+                    seen.pieces.fetch_add(1, SeqCst);
+                    first.take().map_or(Poll::Pending, |first| Poll::Ready(Some(Ok(first))))
+                }))
             } else if path.starts_with("/lasts") {
                 let method = id_of("/test.Echo/UntilClosing") as u16;
                 let peer = exchange.origin.peer;

@@ -1,10 +1,13 @@
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 
 use mainstay_front::Options;
 
 use testkit::http2::Connection;
 
 use crate::echo::{block_on, run, run_with, until};
+
+const STALLED: Duration = Duration::from_millis(200);
 
 #[test]
 fn http1_is_served_on_the_same_port() {
@@ -47,6 +50,43 @@ fn a_call_that_lasts_ends_with_its_client_whatever_it_sent_besides() {
     let mut raw = begin(b"");
     raw.flood(&[b'x'; 200_000]);
     block_on(until("it has ended", || alive() == 0));
+}
+
+#[test]
+fn a_call_that_waits_ends_with_its_client_whatever_it_sent_besides() {
+    let running = run();
+    let alive = || running.seen.alive.load(SeqCst);
+    for behind in [&b""[..], b"G", &[b'x'; 20_000]] {
+        let mut raw = Connection::silent(running.address);
+        raw.send(
+            &[&b"POST /waits HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello"[..], behind].concat(),
+        );
+        block_on(until("it has begun", || alive() == 1));
+        drop(raw);
+        block_on(until("it has ended", || alive() == 0));
+    }
+    // Many requests may be sent ahead, but not for ever.
+    let running = run_with(Options { shards: 1, stall_timeout: STALLED, ..Options::default() });
+    let alive = || running.seen.alive.load(SeqCst);
+    let mut raw = Connection::silent(running.address);
+    raw.send(b"POST /waits HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello");
+    block_on(until("it has begun", || alive() == 1));
+    raw.flood(&[b'x'; 200_000]);
+    block_on(until("it has ended", || alive() == 0));
+}
+
+#[test]
+fn many_requests_are_sent_ahead_of_their_answers() {
+    let running = run();
+    let mut raw = Connection::silent(running.address);
+    // Far more than is read behind a request that waits.
+    let request =
+        [&b"POST /naps HTTP/1.1\r\nhost: a\r\ncontent-length: 4000\r\n\r\n"[..], &[b'x'; 4000]].concat();
+    raw.send(&request.repeat(40));
+    raw.send(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+    let answer = String::from_utf8(raw.read_to_close()).expect("text");
+    assert_eq!(answer.matches("HTTP/1.1 200 OK").count(), 41);
+    assert!(answer.ends_with("GET /health 0 true"), "{answer}");
 }
 
 #[test]

@@ -312,6 +312,20 @@ fn bodies_of_http_1_are_charged() {
 }
 
 #[test]
+fn a_body_of_http_1_that_is_held_stays_charged_beside_its_answer() {
+    const HELD: usize = 3_900_000;
+    let budget = Budget::new(64 * MIB);
+    let running = run(&budget, Options::default());
+    let mut raw = Connection::silent(running.address);
+    raw.send(format!("POST /holds/{HELD} HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n").as_bytes());
+    block_on(until("a piece of the answer has gone", || running.seen.pieces.load(SeqCst) > 1));
+    let held = budget.held_bytes();
+    assert!(held >= HELD, "{held} bytes are charged");
+    drop(raw);
+    block_on(until("all is given back", || budget.held_bytes() < MIB));
+}
+
+#[test]
 fn a_bomb_is_unpacked_a_turn_at_a_time() {
     let budget = Budget::new(16 * MIB);
     let running = run(&budget, Options::default());

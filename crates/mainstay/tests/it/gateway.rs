@@ -174,6 +174,31 @@ fn a_body_takes_no_more_memory_than_it_may() {
     assert_eq!((status, body.contains("exceeded max depth")), (400, true), "{body}");
 }
 
+#[test]
+fn who_waits_for_a_lock_and_leaves_gives_its_place_up() {
+    let dir = TempDir::new("gateway-lock");
+    let member = Setup::new(dir.path()).start();
+    let address = member.client_address();
+    let lock = r#"{"name":"bG9jaw=="}"#;
+    let (status, body) = call(address, "/v3/lock/lock", &[], lock);
+    assert_eq!(status, 200, "{body}");
+    let keys = || {
+        let all = r#"{"key":"bG9jaw==","range_end":"bG9jbA==","count_only":true}"#;
+        let (_, body) = call(address, "/v3/kv/range", &[], all);
+        let answer: serde_json::Value = serde_json::from_str(&body).expect("it is JSON");
+        answer["count"].as_str().expect("a number").to_owned()
+    };
+    assert_eq!(keys(), "1");
+    // The byte behind its request hides the end of its connection from who does not read on.
+    let mut stream = http1::connect(address);
+    let length = lock.len().to_string();
+    stream.write_all(&http1::head("POST", "/v3/lock/lock", &[("Content-Length", &length)])).expect("is sent");
+    stream.write_all(format!("{lock}G").as_bytes()).expect("is sent");
+    run(testkit::eventually("it waits", PATIENCE, async || (keys() == "2").then_some(())));
+    drop(stream);
+    run(testkit::eventually("it is given up", PATIENCE, async || (keys() == "1").then_some(())));
+}
+
 /// Sends a call whose answer is large; returns that.
 fn large(address: SocketAddr, path: &str, body: &str) -> serde_json::Value {
     let mut stream = http1::connect(address);
