@@ -133,8 +133,8 @@ pub fn answer(
     if let Some(refusal) = browsers::refusal(&shared.browsers, request) {
         return refusal;
     }
-    let is_diagnosis =
-        matches!(&target, Target::Path(path) if path == diagnosis::PATH || path == requests::PATH);
+    let is_diagnosis = matches!(&target, Target::Path(path)
+        if path == diagnosis::PATH || path == requests::PATH || path.starts_with(profiles::PREFIX));
     let mut response = match target {
         // As etcd answers a browser that asks whether it may call; it does so whatever the path is.
         _ if request.method() == Method::OPTIONS => reply(StatusCode::OK, &[], Bytes::new()),
@@ -152,7 +152,8 @@ pub fn answer(
         },
     };
     if !is_diagnosis {
-        // That page tells the names of keys and the addresses of clients: no page from elsewhere may read it.
+        // Those pages tell the names of keys, the addresses of clients and the command line: no page from elsewhere may read
+        // them.
         browsers::allow(&shared.browsers, request, response.headers_mut());
     }
     response

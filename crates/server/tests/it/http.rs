@@ -383,8 +383,14 @@ fn the_page_that_names_keys_is_not_for_pages_from_elsewhere() {
         assert_eq!(response.status(), 403, "{refused:?}");
         assert!(!response.headers().contains_key("access-control-allow-origin"));
     }
-    let options = served.answer(&Method::OPTIONS, "/debug/mainstay");
-    assert!(!options.headers().contains_key("access-control-allow-origin"));
+    for path in
+        ["/debug/mainstay", "/debug/requests", "/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/x"]
+    {
+        for method in [Method::OPTIONS, Method::GET] {
+            let answer = served.answer(&method, path);
+            assert!(!answer.headers().contains_key("access-control-allow-origin"), "{method} {path}");
+        }
+    }
 }
 
 #[test]
