@@ -225,7 +225,11 @@ fn absolute(path: &Path) -> Result<PathBuf, OpenError> {
 }
 
 /// Returns true if two paths lead to one directory.
-fn same(disk: &dyn Disk, one: &Path, other: &Path) -> Result<bool, OpenError> {
+///
+/// # Errors
+///
+/// When the operating system refuses.
+pub fn same(disk: &dyn Disk, one: &Path, other: &Path) -> Result<bool, OpenError> {
     if absolute(one)? == absolute(other)? {
         return Ok(true);
     }

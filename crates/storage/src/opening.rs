@@ -146,10 +146,15 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) ->
         let path = member_dir.join(theirs);
         if disk.exists(&path).map_err(|error| refused("look for", &path, error))? {
             // `--wal-dir` may name the directory in which etcd has its log by itself; then the files in it tell.
-            let is_ours =
-                wal_dir == Some(&path) || log_dir::read_note(disk, member_dir)?.as_ref() == Some(&path);
-            if is_ours && theirs == "wal" {
-                continue;
+            if theirs == "wal" {
+                let known = [wal_dir.map(Path::to_path_buf), log_dir::read_note(disk, member_dir)?];
+                let mut is_ours = false;
+                for ours in known.into_iter().flatten() {
+                    is_ours |= log_dir::same(disk, &ours, &path)?;
+                }
+                if is_ours {
+                    continue;
+                }
             }
             let data_dir = member_dir.parent().unwrap_or(member_dir).to_path_buf();
             return Err(DataDirError::WrittenByEtcd { path, data_dir });

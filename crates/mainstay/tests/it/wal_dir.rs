@@ -104,6 +104,22 @@ fn a_log_of_its_own_survives_kills_and_is_never_left_behind() {
 }
 
 #[test]
+fn a_log_where_etcd_has_its_own_is_known_by_any_path_that_leads_there() {
+    let dir = TempDir::in_memory("wal-paths");
+    let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+    std::fs::create_dir(&real).expect("it can be made");
+    std::os::unix::fs::symlink(&real, &link).expect("a link can be made");
+    let mut setup = Setup::new(dir.path()).flag(format!("--wal-dir={}", real.join("d/member/wal").display()));
+    setup.data_dir = link.join("d");
+    for round in 0..2 {
+        let member = setup.start();
+        has(&member, 20 * round);
+        puts(&member, 20 * round as u32..20 * round as u32 + 20);
+        member.kill();
+    }
+}
+
+#[test]
 fn tools_find_a_log_of_its_own() {
     let dir = TempDir::in_memory("wal-tools");
     let at = |name: &str| dir.path().join(name);
