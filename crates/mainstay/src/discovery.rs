@@ -31,6 +31,13 @@ const STOP_LOOK: Duration = Duration::from_millis(100);
 pub enum Error {
     /// No SRV record of the domain can be used.
     Srv(String),
+    /// A member that an SRV record names has no address. Without it the cluster would be smaller than it is meant to be.
+    Unresolved {
+        /// The records' service.
+        service: String,
+        /// The name without an address.
+        target: String,
+    },
     /// The SRV records do not lead to this member.
     NotInRecords {
         /// The name of this member.
@@ -56,6 +63,13 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self {
             Error::Srv(why) => return f.write_str(why),
+            Error::Unresolved { service, target } => {
+                return write!(
+                    f,
+                    "error querying DNS SRV records for _{service} lookup {target}: no such host: the cluster would lack this \
+                     member; add the address of {target} to DNS, or remove it from the SRV records"
+                );
+            }
             Error::NotInRecords { name } => {
                 return write!(f, "cannot find local etcd member {name:?} in SRV records");
             }
@@ -153,7 +167,7 @@ impl Records<'_> {
         let (mut all, mut faults) = (Vec::new(), Vec::new());
         for (scheme, service) in [("https", "etcd-server-ssl"), ("http", "etcd-server")] {
             let service = format!("{service}{suffix}");
-            match self.members(config, scheme, &service, domain).await {
+            match self.members(config, scheme, &service, domain).await? {
                 Ok(members) => all.extend(members),
                 Err(why) => {
                     let text = "no members in SRV records of a service";
@@ -174,32 +188,33 @@ impl Records<'_> {
         Ok(all.join(","))
     }
 
+    /// The members that the records of one service name, or why there are none.
     async fn members(
         &self,
         config: &Config,
         scheme: &str,
         service: &str,
         domain: &str,
-    ) -> Result<Vec<String>, String> {
+    ) -> Result<Result<Vec<String>, String>, Error> {
         let mut own = BTreeMap::new();
         for url in &config.initial_advertise_peer_urls {
-            let address = (self.resolve)(url.host(), url.port())
-                .ok_or_else(|| format!("lookup {}: no such host", url.host()))?;
-            own.insert(address, url);
+            match (self.resolve)(url.host(), url.port()) {
+                Some(address) => own.insert(address, url),
+                None => return Ok(Err(format!("lookup {}: no such host", url.host()))),
+            };
         }
         let failed = |why: String| format!("error querying DNS SRV records for _{service} {why}");
         let asked = format!("_{service}._tcp.{domain}");
-        let records = self
-            .resolver
-            .servers_of(&asked)
-            .await
-            .map_err(|error: DiscoveryError| failed(error.to_string()))?;
+        let records: Result<_, DiscoveryError> = self.resolver.servers_of(&asked).await;
+        let records = match records {
+            Ok(records) => records,
+            Err(error) => return Ok(Err(failed(error.to_string()))),
+        };
         let (mut members, mut number, mut fault) = (Vec::new(), 0, String::new());
         for (target, port) in records {
             let host = target.strip_suffix('.').unwrap_or(&target);
             let Some(address) = (self.resolve)(host, port) else {
-                fault = format!("lookup {target}: no such host");
-                continue;
+                return Err(Error::Unresolved { service: service.to_owned(), target: host.to_owned() });
             };
             let is_v6 = host.contains(':');
             let place = if is_v6 { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
@@ -218,7 +233,7 @@ impl Records<'_> {
             };
             members.push(format!("{name}={scheme}://{place}"));
         }
-        if members.is_empty() { Err(failed(fault)) } else { Ok(members) }
+        Ok(if members.is_empty() { Err(failed(fault)) } else { Ok(members) })
     }
 }
 
@@ -524,6 +539,7 @@ mod tests {
     const PLAIN: &[(&str, &[(u16, &str)])] = &[
         ("_etcd-server._tcp.d.example", &[(2380, "one.d.example"), (2380, "two.d.example")]),
         ("_etcd-server-ssl-blue._tcp.d.example", &[(2380, "one.d.example")]),
+        ("_etcd-server-gap._tcp.d.example", &[(2380, "one.d.example"), (2380, "three.d.example")]),
     ];
 
     fn resolve(host: &str, port: u16) -> Option<SocketAddr> {
@@ -569,6 +585,9 @@ mod tests {
             let other = ["--name=m", "--initial-advertise-peer-urls=http://two.d.example:1", by_name[2]];
             let missing = found(&resolver, &config(&other), "").await.expect_err("has another port");
             assert_eq!(missing, "cannot find local etcd member \"m\" in SRV records");
+            // Without that member the cluster would be smaller than the records say.
+            let smaller = found(&resolver, &config(&by_name), "gap").await.expect_err("has no address");
+            assert!(smaller.contains("lookup three.d.example: no such host"), "{smaller}");
         });
     }
 
