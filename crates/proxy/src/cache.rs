@@ -25,6 +25,9 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 const AGE_MAX: Duration = Duration::from_secs(5);
 /// Writes remembered.
 const WRITES_MAX: usize = 1024;
+/// Keys and ranges of one request that answers are compared with one by one. One that writes more empties the cache: all
+/// shards wait meanwhile.
+const COMPARED_MAX: usize = 128;
 
 /// Keys from the first on, below the second; as in requests, an empty end is the key alone and `\0` no end.
 type Keys = (Bytes, Bytes);
@@ -53,7 +56,9 @@ pub(crate) struct Cache {
     /// The last writes, and the number of the one behind them.
     writes: VecDeque<Keys>,
     next_write: u64,
-    compacted: i64,
+    /// The last compaction through this proxy, and when it was. After as long as answers are kept it is the members' again: the
+    /// cluster may be another one.
+    compacted: Option<(i64, Instant)>,
 }
 
 /// The name of a request in the cache: it is the same for both kinds of reads.
@@ -77,7 +82,7 @@ impl Cache {
     /// # Errors
     /// The revision asked for is known to be compacted away.
     pub(crate) fn get(&mut self, request: &RangeRequest, now: Instant) -> Result<Option<Bytes>, Status> {
-        if request.revision > 0 && request.revision < self.compacted {
+        if request.revision > 0 && request.revision < self.compacted_at(now) {
             return Err(error::COMPACTED);
         }
         let name = name(request);
@@ -104,8 +109,8 @@ impl Cache {
         };
         let name = name(request);
         let bytes = name.len() + answer.len();
-        // A read at a revision never changes.
-        if bytes > ANSWER_BYTES_MAX || (request.revision == 0 && (!is_known || overtaken())) {
+        // A read at a revision never changes, save that its reader may lose the right to it.
+        if bytes > ANSWER_BYTES_MAX || !is_known || (request.revision == 0 && overtaken()) {
             return;
         }
         self.remove(&name);
@@ -121,9 +126,15 @@ impl Cache {
         }
     }
 
-    /// Forgets what is kept of keys that are written. To be called before a write and after it.
-    pub(crate) fn written(&mut self, key: &Bytes, range_end: &Bytes) {
-        let keys = (key.clone(), range_end.clone());
+    /// Forgets what is kept of keys and ranges that one request writes. To be called before a write and after it.
+    pub(crate) fn written(&mut self, all: &[Keys]) {
+        match all.len() {
+            0..=COMPARED_MAX => all.iter().for_each(|keys| self.written_one(keys.clone())),
+            _ => self.clear(),
+        }
+    }
+
+    fn written_one(&mut self, keys: Keys) {
         let touched: Vec<Bytes> = self
             .answers
             .iter()
@@ -139,11 +150,17 @@ impl Cache {
     }
 
     /// Everything below a revision is compacted away.
-    pub(crate) fn compacted(&mut self, revision: i64) {
-        self.compacted = self.compacted.max(revision);
+    pub(crate) fn compacted(&mut self, revision: i64, now: Instant) {
+        self.compacted = Some((self.compacted_at(now).max(revision), now));
     }
 
-    /// Forgets everything: who may read what has changed.
+    /// The revision below which everything is known to be compacted away; 0 if nothing is known.
+    fn compacted_at(&self, now: Instant) -> i64 {
+        let fresh = self.compacted.filter(|(_, since)| now.saturating_duration_since(*since) <= AGE_MAX);
+        fresh.map_or(0, |(revision, _)| revision)
+    }
+
+    /// Forgets everything: who may read what has changed, or too much was written.
     pub(crate) fn clear(&mut self) {
         self.answers.clear();
         self.order.clear();
@@ -198,7 +215,7 @@ mod tests {
         let requests = [range("a", ""), range("a", "c"), range("b", "\0"), range("c", ""), range("0", "a")];
         let kept = |cache: &mut Cache, key: &'static str, end: &'static str| {
             requests.iter().for_each(|request| keep(cache, request, now));
-            cache.written(&key.into(), &end.into());
+            cache.written(&[(key.into(), end.into())]);
             requests.iter().map(|request| has(cache, request, now)).collect::<Vec<_>>()
         };
         assert_eq!(kept(&mut cache, "a", ""), [false, false, true, true, true]);
@@ -215,13 +232,13 @@ mod tests {
         let (mut cache, now) = (Cache::default(), Instant::now());
         let answer = Bytes::from_static(b"old");
         let asked = cache.now();
-        cache.written(&"k".into(), &"".into());
+        cache.written(&[("k".into(), "".into())]);
         cache.add(&range("k", ""), &answer, asked, now);
         cache.add(&range("l", ""), &answer, asked, now);
         assert!(!has(&mut cache, &range("k", ""), now) && has(&mut cache, &range("l", ""), now));
         // Nothing is known of what was written more than a thousand writes ago.
         for _ in 0..WRITES_MAX + 1 {
-            cache.written(&"x".into(), &"".into());
+            cache.written(&[("x".into(), "".into())]);
         }
         cache.add(&range("m", ""), &answer, asked, now);
         assert!(!has(&mut cache, &range("m", ""), now));
@@ -229,6 +246,10 @@ mod tests {
         cache.clear();
         cache.add(&range("n", ""), &answer, asked, now);
         assert!(!has(&mut cache, &range("n", ""), now));
+        // Who may read what may have changed: that matters for a read at a revision, too.
+        let past = RangeRequest { revision: 3, ..range("n", "") };
+        cache.add(&past, &answer, asked, now);
+        assert!(!has(&mut cache, &past, now));
     }
 
     #[test]
@@ -254,9 +275,29 @@ mod tests {
     #[test]
     fn what_is_compacted_is_refused() {
         let (mut cache, now) = (Cache::default(), Instant::now());
-        cache.compacted(7);
+        cache.compacted(7, now);
         let at = |revision| RangeRequest { revision, ..range("k", "") };
         assert_eq!(cache.get(&at(6), now), Err(error::COMPACTED));
         assert_eq!(cache.get(&at(7), now), Ok(None));
+        cache.compacted(5, now + AGE_MAX);
+        assert_eq!(cache.get(&at(6), now + AGE_MAX), Err(error::COMPACTED));
+        // Members may have been restored from a snapshot, with lower revisions.
+        let later = now + AGE_MAX * 2 + Duration::from_millis(1);
+        assert_eq!(cache.get(&at(6), later), Ok(None));
+    }
+
+    #[test]
+    fn a_large_transaction_empties_the_cache_instead_of_comparing_its_keys() {
+        let (mut cache, now) = (Cache::default(), Instant::now());
+        let all: Vec<Keys> = (0..=COMPARED_MAX).map(|key| (key.to_string().into(), Bytes::new())).collect();
+        keep(&mut cache, &range("k", ""), now);
+        cache.written(&all[1..]);
+        assert!(has(&mut cache, &range("k", ""), now));
+        let asked = cache.now();
+        cache.written(&all);
+        assert_eq!((cache.len(), cache.writes.len()), (0, 0));
+        // A read that was under way may have been overtaken.
+        cache.add(&range("k", ""), &Bytes::from_static(b"answer"), asked, now);
+        assert!(!has(&mut cache, &range("k", ""), now));
     }
 }
