@@ -1,6 +1,6 @@
 //! Which clients share which watch on a member: state in, effects out. It does no IO; `hub` drives it.
 //!
-//! Watches with the same keys, credentials and demand for a leader are a *group*. Each group has *broadcasts*, each a watch on
+//! Watches with the same keys, credentials, and demands for a leader and for previous values are a *group*. Each group has *broadcasts*, each a watch on
 //! a member, mostly one. A broadcast knows the revision from which on it still hands out events (`next`); so does each
 //! watcher. A watcher takes part in a broadcast only if the broadcast's `next` is not above its own, and skips events below
 //! its own, so that it misses none and none comes twice. Example: a broadcast has handed out everything below 50. A client
@@ -48,6 +48,8 @@ pub(crate) struct Group {
     /// The end of the range, in the cluster.
     pub(crate) range_end: Bytes,
     pub(crate) caller: Caller,
+    /// Events come with the values before them.
+    pub(crate) wants_previous: bool,
 }
 
 /// Number of a stream of a client.
@@ -232,7 +234,12 @@ impl Watches {
             state.next_id += 1;
             state.next_id - 1
         };
-        let mut group = Group { key, range_end: request.range_end.clone(), caller: caller.clone() };
+        let mut group = Group {
+            key,
+            range_end: request.range_end.clone(),
+            caller: caller.clone(),
+            wants_previous: request.prev_kv,
+        };
         if let Some(namespace) = &self.namespace {
             namespace.key(&mut group.key);
             namespace.range_end(&mut group.range_end);
@@ -596,9 +603,15 @@ impl Watches {
         }
         let header = *lowest;
         state.asked = None;
-        // As in etcd, a stream with a watch that is behind gets no answer.
-        let all_take_part = state.places.values().all(|place| matches!(place, Place::Broadcast(_)));
-        if all_take_part && header.revision < i64::MAX {
+        // As in etcd, a stream with a watch that is behind gets no answer. That may be one that came after the request, or
+        // moved to another broadcast meanwhile.
+        let was_told = |(id, place): (&i64, &Place)| {
+            let Place::Broadcast(broadcast) = place else { return false };
+            let Some(broadcast) = self.broadcasts.get(broadcast) else { return false };
+            let watcher = broadcast.watchers.get(&(stream, *id));
+            watcher.is_some_and(|watcher| watcher.next.max(broadcast.next) > header.revision)
+        };
+        if header.revision < i64::MAX && state.places.iter().all(was_told) {
             let response =
                 WatchResponse { header: Some(header), watch_id: NO_WATCH, ..WatchResponse::default() };
             let _ = state.outbox.offer(&response.encode_to_vec().into());

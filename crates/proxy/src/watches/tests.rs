@@ -261,6 +261,31 @@ fn progress_is_told_once_all_watches_of_the_stream_are_there() {
 }
 
 #[test]
+fn progress_is_not_told_past_events_of_a_watch_that_came_after_the_request() {
+    let mut world = World::new();
+    world.create_as(1, "a", 0);
+    world.created(1, 10);
+    world.watches.ask_progress(1);
+    world.create_as(1, "b", 5);
+    world.told(1);
+    world.progress(1, 15);
+    assert_eq!(world.told(1), Vec::<String>::new(), "events from 5 on are not told yet");
+    world.created(2, 15);
+    world.events(2, 15, &[7]);
+    world.watches.ask_progress(1);
+    world.progress(1, 16);
+    world.progress(2, 16);
+    assert_eq!(world.told(1), ["created@15", "7", "progress@16"]);
+    // One that came meanwhile, and has been told as much, is no obstacle.
+    world.watches.ask_progress(1);
+    world.create_as(1, "c", 0);
+    world.created(3, 20);
+    world.progress(1, 18);
+    world.progress(2, 17);
+    assert_eq!(world.told(1), ["created@20", "progress@17"]);
+}
+
+#[test]
 fn ids_are_the_clients_or_the_next_free_ones() {
     let mut world = World::new();
     let outbox = Arc::new(Outbox::default());
