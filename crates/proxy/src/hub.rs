@@ -2,7 +2,7 @@
 //! members; shards send it commands, and it fills their streams' outboxes.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,13 +19,14 @@ use client::{CallOptions, Client, Sender};
 use http::{HeaderName, HeaderValue};
 use prost::Message as _;
 use stdx::{First, race};
-use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::{sleep, timeout};
 
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::outbox::Outbox;
+use crate::renewals::{Renewal, Renewals};
 use crate::watches::{BroadcastId, Caller, Effect, Group, StreamId, Watches};
 
 /// The pauses before a broken stream is opened again: the first, and the longest.
@@ -34,6 +35,9 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_mi
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit of the read that a watch has to be permitted.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
+/// Renewals of all callers that members are asked for at a time. They share a connection, which a member closes when thousands
+/// of small messages wait on it.
+const RENEWALS_MAX: usize = 1_000;
 /// A stream of renewals without a renewal for this long is closed.
 const RENEWALS_IDLE: Duration = Duration::from_secs(60);
 
@@ -48,21 +52,24 @@ pub(crate) enum Command {
         /// Told, or dropped, once the request is answered.
         done: oneshot::Sender<()>,
     },
-    /// Cancel a watch.
-    Cancel(StreamId, i64),
+    /// Cancel a watch; the sender is dropped once that is done.
+    Cancel(StreamId, i64, oneshot::Sender<()>),
     /// The client of this stream takes again.
     Drained(StreamId),
-    /// The client wants to know how far its watches are.
-    AskProgress(StreamId),
+    /// The client wants to know how far its watches are; the sender is dropped once that is noted.
+    AskProgress(StreamId, oneshot::Sender<()>),
     /// The stream is over.
     Leave(StreamId),
-    /// Renew a lease; the answer goes to the outbox, then the place is given back.
-    Renew { id: i64, outbox: Arc<Outbox>, caller: Arc<Caller>, place: OwnedSemaphorePermit },
+    /// Renew a lease in the name of a caller.
+    Renew(Renewal, Arc<Caller>),
+    /// A stream of renewals in the name of a caller is over.
+    LeaveRenewals(StreamId, Arc<Caller>),
 }
 
 /// A handle of the hub. Its thread ends with the last one.
 ///
-/// The queue needs no bound of its own: of each stream at most one creation and a bounded number of renewals are under way.
+/// The queue needs no bound of its own: of each stream at most one request about watches and a bounded number of renewals are
+/// under way.
 #[derive(Clone)]
 pub(crate) struct Hub(mpsc::UnboundedSender<Command>);
 
@@ -87,6 +94,7 @@ impl Hub {
                     watches: RefCell::new(Watches::new(namespace)),
                     tasks: RefCell::default(),
                     renewals: RefCell::default(),
+                    places: Arc::new(Semaphore::new(RENEWALS_MAX)),
                 });
                 driver.run(taken).await;
             });
@@ -111,7 +119,9 @@ struct Driver {
     metrics: Arc<Metrics>,
     watches: RefCell<Watches>,
     tasks: RefCell<HashMap<BroadcastId, Running>>,
-    renewals: RefCell<HashMap<Arc<Caller>, mpsc::UnboundedSender<Renewal>>>,
+    renewals: RefCell<HashMap<Arc<Caller>, Rc<Lane>>>,
+    /// Renewals of all callers that members may be asked for at a time.
+    places: Arc<Semaphore>,
 }
 
 impl Driver {
@@ -123,13 +133,12 @@ impl Driver {
                     Command::Create { stream, outbox, request, caller, done } => {
                         watches.create(stream, &outbox, &request, &caller, done);
                     }
-                    Command::Cancel(stream, id) => watches.cancel(stream, id),
+                    Command::Cancel(stream, id, _done) => watches.cancel(stream, id),
                     Command::Drained(stream) => watches.drained(stream),
-                    Command::AskProgress(stream) => watches.ask_progress(stream),
+                    Command::AskProgress(stream, _done) => watches.ask_progress(stream),
                     Command::Leave(stream) => watches.leave(stream),
-                    Command::Renew { id, outbox, caller, place } => {
-                        self.renew(&caller, Renewal { id, outbox, _place: place });
-                    }
+                    Command::Renew(renewal, caller) => self.renew(renewal, caller),
+                    Command::LeaveRenewals(stream, caller) => self.leave_renewals(stream, &caller),
                 }
             }
             self.carry_out();
@@ -203,7 +212,7 @@ impl Driver {
             range_end: group.range_end.clone(),
             start_revision,
             progress_notify: true,
-            prev_kv: true,
+            prev_kv: group.wants_previous,
             ..WatchCreateRequest::default()
         };
         send(&mut sender, RequestUnion::CreateRequest(create)).await?;
@@ -276,67 +285,64 @@ impl Driver {
         self.carry_out();
     }
 
-    fn renew(self: &Rc<Driver>, caller: &Arc<Caller>, renewal: Renewal) {
+    fn renew(self: &Rc<Driver>, renewal: Renewal, caller: Arc<Caller>) {
         let mut all = self.renewals.borrow_mut();
-        let refused = match all.get(caller) {
-            None => renewal,
-            Some(open) => match open.send(renewal) {
-                Ok(()) => return,
-                Err(refused) => refused.0,
-            },
-        };
-        let (sender, renewals) = mpsc::unbounded_channel();
-        // It cannot be refused: the receiver is here.
-        let _ = sender.send(refused);
-        all.insert(caller.clone(), sender);
-        let (driver, caller) = (self.clone(), caller.clone());
-        spawn_local(async move { driver.keep_renewing(caller, renewals).await });
+        let lane = all.entry(caller).or_insert_with_key(|caller| {
+            let lane = Rc::new(Lane::default());
+            let (driver, caller, own) = (self.clone(), caller.clone(), lane.clone());
+            spawn_local(async move { driver.keep_renewing(&caller, &own).await });
+            lane
+        });
+        lane.renewals.borrow_mut().add(renewal);
+        lane.changed.notify_one();
     }
 
-    /// Renews leases in the name of one caller, over one stream to a member, until none is renewed any more.
-    async fn keep_renewing(
-        self: &Rc<Driver>,
-        caller: Arc<Caller>,
-        mut renewals: mpsc::UnboundedReceiver<Renewal>,
-    ) {
+    fn leave_renewals(&self, stream: StreamId, caller: &Caller) {
+        if let Some(lane) = self.renewals.borrow().get(caller) {
+            lane.renewals.borrow_mut().leave(stream);
+        }
+    }
+
+    /// Renews leases in the name of one caller, over one stream to a member at a time, until none is renewed any more.
+    async fn keep_renewing(&self, caller: &Caller, lane: &Lane) {
+        let mut pause = PAUSE.0;
         loop {
-            let first = match timeout(RENEWALS_IDLE, renewals.recv()).await {
-                Ok(Some(first)) => first,
-                Ok(None) => return,
-                Err(_) => {
-                    // Commands are taken on this thread, so that none can come between these two.
-                    if renewals.is_empty() {
-                        self.renewals.borrow_mut().remove(&caller);
-                        return;
-                    }
-                    continue;
+            while lane.renewals.borrow().is_idle() {
+                let added = timeout(RENEWALS_IDLE, lane.changed.notified()).await;
+                // Commands are taken on this thread, so that none can come between these two.
+                if added.is_err() && lane.renewals.borrow().is_idle() {
+                    self.renewals.borrow_mut().remove(caller);
+                    return;
                 }
-            };
-            let mut waiting = HashMap::from([(first.id, VecDeque::from([first]))]);
-            if let Err(status) = self.renew_on_stream(&caller, &mut renewals, &mut waiting).await {
-                waiting.into_values().flatten().for_each(|renewal| renewal.outbox.end(status.clone()));
+            }
+            let began = Instant::now();
+            if let Err(status) = self.renew_on_stream(caller, lane).await {
+                lane.renewals.borrow_mut().broken(&status);
+                if began.elapsed() > PAUSE.1 {
+                    pause = PAUSE.0;
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(PAUSE.1);
             }
         }
     }
 
-    /// One stream of renewals; `Ok` when it was idle. `waiting` are those to be answered, by lease: the first of each was
-    /// asked for at the member, the others came meanwhile.
-    async fn renew_on_stream(
-        &self,
-        caller: &Caller,
-        renewals: &mut mpsc::UnboundedReceiver<Renewal>,
-        waiting: &mut HashMap<i64, VecDeque<Renewal>>,
-    ) -> Result<(), Status> {
+    /// One stream of renewals; `Ok` when it was idle, or no member could be reached.
+    async fn renew_on_stream(&self, caller: &Caller, lane: &Lane) -> Result<(), Status> {
         let (mut sender, mut receiver) =
-            self.client.forward_stream(Rpc::LeaseKeepAlive, &options_of(caller)).await?;
-        for id in waiting.keys() {
-            sender.send(LeaseKeepAliveRequest { id: *id }.encode_to_vec().into()).await?;
-        }
+            match self.client.forward_stream(Rpc::LeaseKeepAlive, &options_of(caller)).await {
+                Ok(open) => open,
+                Err(status) => {
+                    // Clients have waited for some seconds, and what comes next is no better off.
+                    lane.renewals.borrow_mut().end(&status);
+                    return Ok(());
+                }
+            };
         loop {
             let next = {
                 let answer = std::pin::pin!(receiver.next());
-                let renewal = std::pin::pin!(timeout(RENEWALS_IDLE, renewals.recv()));
-                race(answer, renewal).await
+                let place = std::pin::pin!(timeout(RENEWALS_IDLE, self.place_for(lane)));
+                race(answer, place).await
             };
             match next {
                 First::Left(answer) => {
@@ -346,32 +352,38 @@ impl Driver {
                         let text = format!("grpc: failed to unmarshal the received message: {error}");
                         Status::with(Code::Internal, text)
                     })?;
-                    for renewal in waiting.remove(&response.id).into_iter().flatten() {
-                        renewal.outbox.answer(answer.clone());
-                    }
+                    lane.renewals.borrow_mut().answered(response.id, &answer);
                 }
-                First::Right(Ok(Some(renewal))) => {
-                    let id = renewal.id;
-                    let same = waiting.entry(id).or_default();
-                    same.push_back(renewal);
-                    if same.len() == 1 {
+                First::Right(Ok(place)) => {
+                    let lease = lane.renewals.borrow_mut().next(place);
+                    if let Some(id) = lease {
                         sender.send(LeaseKeepAliveRequest { id }.encode_to_vec().into()).await?;
                     }
                 }
-                First::Right(Ok(None)) => return Ok(()),
-                First::Right(Err(_)) if waiting.is_empty() => return Ok(()),
+                First::Right(Err(_)) if lane.renewals.borrow().is_idle() => return Ok(()),
                 First::Right(Err(_)) => {}
+            }
+        }
+    }
+
+    /// Waits until the member can be asked for one more renewal of this caller.
+    async fn place_for(&self, lane: &Lane) -> OwnedSemaphorePermit {
+        loop {
+            while !lane.renewals.borrow().has_more() {
+                lane.changed.notified().await;
+            }
+            if let Ok(place) = self.places.clone().acquire_owned().await {
+                return place;
             }
         }
     }
 }
 
-/// A client's wish to renew a lease.
-struct Renewal {
-    id: i64,
-    outbox: Arc<Outbox>,
-    /// Of those that a stream may have under way.
-    _place: OwnedSemaphorePermit,
+/// The renewals of one caller, and what wakes the task that makes them.
+#[derive(Default)]
+struct Lane {
+    renewals: RefCell<Renewals>,
+    changed: Notify,
 }
 
 /// What a call in the name of a caller carries.

@@ -27,6 +27,7 @@ mod namespace;
 mod options;
 mod outbox;
 mod pages;
+mod renewals;
 mod service;
 mod streams;
 mod upstream;

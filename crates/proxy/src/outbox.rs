@@ -5,24 +5,37 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use api::Status;
 use bytes::Bytes;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 /// Bytes of events that may wait.
 const BYTES_MAX: usize = 4 << 20;
 /// Responses with events that may wait.
 const RESPONSES_MAX: usize = 4096;
+/// Answers that may wait before no more requests of the client are read.
+const ANSWERS_MAX: usize = 128;
 
 /// Responses on their way to the client of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     state: Mutex<State>,
     changed: Notify,
+    /// Told when there is room for answers again.
+    has_room: Notify,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    message: Bytes,
+    is_answer: bool,
+    place: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    queue: VecDeque<Bytes>,
+    queue: VecDeque<Waiting>,
     bytes: usize,
+    /// Answers in the queue.
+    answers: usize,
     /// How the stream ends, behind the queue.
     end: Option<Status>,
     /// Something was refused since the queue was empty for the last time.
@@ -32,8 +45,8 @@ struct State {
 /// What the shard has to do next.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Send this.
-    Message(Bytes),
+    /// Send this, then give the place back, if there is one.
+    Message(Bytes, Option<OwnedSemaphorePermit>),
     /// All was sent, and the hub was refused something: it may go on.
     Drained,
     /// End the stream.
@@ -42,12 +55,26 @@ pub(crate) enum Next {
 
 impl Outbox {
     /// Queues an answer to a request of the client, which is never refused: there is one for each request, and the next
-    /// request waits for it.
+    /// request waits for it, and for [`Outbox::room`].
     pub(crate) fn answer(&self, message: Bytes) {
-        let mut state = self.state();
-        state.bytes += message.len();
-        state.queue.push_back(message);
-        drop(state);
+        self.push(Waiting { message, is_answer: true, place: None });
+    }
+
+    /// Queues an answer that keeps a place until the client has taken it.
+    pub(crate) fn answer_in_place(&self, message: Bytes, place: OwnedSemaphorePermit) {
+        self.push(Waiting { message, is_answer: true, place: Some(place) });
+    }
+
+    /// Waits until the client has taken enough answers to be given more. Only one task may wait.
+    pub(crate) async fn room(&self) {
+        while self.state().answers >= ANSWERS_MAX {
+            // A wake-up that comes before this waits for it.
+            self.has_room.notified().await;
+        }
+    }
+
+    fn push(&self, waiting: Waiting) {
+        self.state().push(waiting);
         self.changed.notify_one();
     }
 
@@ -59,8 +86,7 @@ impl Outbox {
             state.refused = true;
             return false;
         }
-        state.bytes += message.len();
-        state.queue.push_back(message.clone());
+        state.push(Waiting { message: message.clone(), is_answer: false, place: None });
         drop(state);
         self.changed.notify_one();
         true
@@ -78,9 +104,8 @@ impl Outbox {
             let waited = self.changed.notified();
             {
                 let mut state = self.state();
-                if let Some(message) = state.queue.pop_front() {
-                    state.bytes -= message.len();
-                    return Next::Message(message);
+                if let Some(Waiting { message, place, .. }) = self.pop(&mut state) {
+                    return Next::Message(message, place);
                 }
                 if let Some(status) = &state.end {
                     return Next::End(status.clone());
@@ -94,15 +119,59 @@ impl Outbox {
     }
 
     /// The next response, if one waits.
+    #[cfg(test)]
     pub(crate) fn rest(&self) -> Option<Bytes> {
-        let mut state = self.state();
-        let message = state.queue.pop_front()?;
-        state.bytes -= message.len();
-        Some(message)
+        self.pop(&mut self.state()).map(|waiting| waiting.message)
+    }
+
+    fn pop(&self, state: &mut State) -> Option<Waiting> {
+        let waiting = state.queue.pop_front()?;
+        state.bytes -= waiting.message.len();
+        state.answers -= usize::from(waiting.is_answer);
+        if waiting.is_answer && state.answers + 1 == ANSWERS_MAX {
+            self.has_room.notify_one();
+        }
+        Some(waiting)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn push(&mut self, waiting: Waiting) {
+        self.bytes += waiting.message.len();
+        self.answers += usize::from(waiting.is_answer);
+        self.queue.push_back(waiting);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    #[test]
+    fn requests_wait_while_their_answers_are_not_taken() {
+        let outbox = Outbox::default();
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..ANSWERS_MAX {
+            assert!(pin!(outbox.room()).poll(&mut context).is_ready());
+            outbox.answer(Bytes::from_static(b"answer"));
+        }
+        let mut room = pin!(outbox.room());
+        assert!(room.as_mut().poll(&mut context).is_pending());
+        let next = pin!(outbox.next()).poll(&mut context);
+        assert!(matches!(next, Poll::Ready(Next::Message(..))));
+        assert!(room.as_mut().poll(&mut context).is_ready());
+        // Events leave the client's requests alone: it has to be able to cancel what it does not want.
+        for _ in 0..ANSWERS_MAX {
+            assert!(outbox.offer(&Bytes::from_static(b"event")));
+        }
+        assert!(pin!(outbox.room()).poll(&mut context).is_ready());
     }
 }

@@ -68,7 +68,7 @@ impl Proxy {
             Rpc::KvCompact => {
                 let revision = decode_request::<CompactionRequest>(&message)?.revision;
                 let answer = self.pass_on(rpc, head, message).await?;
-                self.cache().compacted(revision);
+                self.cache().compacted(revision, Instant::now());
                 Ok(answer)
             }
             _ => {
@@ -121,7 +121,7 @@ impl Proxy {
         }
         let forget = || {
             let mut cache = self.cache();
-            written.iter().for_each(|(key, range_end)| cache.written(key, range_end));
+            cache.written(&written);
             self.shared.metrics.cache_keys.store(cache.len() as u64, Relaxed);
         };
         forget();
@@ -267,17 +267,16 @@ impl Service for Proxy {
         let rpc = numbered(head.method);
         Box::pin(async move {
             let began = Instant::now();
+            let hub = &self.shared.hub;
+            let stream = self.shared.streams.fetch_add(1, Relaxed);
             let outcome = match rpc.method().kind {
                 api::Kind::ServerStream => {
                     self.pass_on_answers(rpc, &head, &mut inbound, &mut outbound).await
                 }
                 _ if rpc == Rpc::LeaseKeepAlive => {
-                    streams::renew(&self.shared.hub, &head, &mut inbound, &mut outbound).await
+                    streams::renew(hub, stream, &head, &mut inbound, &mut outbound).await
                 }
-                _ => {
-                    let stream = self.shared.streams.fetch_add(1, Relaxed);
-                    streams::watch(&self.shared.hub, stream, &head, &mut inbound, &mut outbound).await
-                }
+                _ => streams::watch(hub, stream, &head, &mut inbound, &mut outbound).await,
             };
             if self.shared.logs_calls {
                 self.log(rpc, &head, began, outcome.as_ref().err());

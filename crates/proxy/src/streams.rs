@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, oneshot};
 use crate::hub::{Command, Hub};
 use crate::namespace::decode_request;
 use crate::outbox::{Next, Outbox};
+use crate::renewals::Renewal;
 use crate::upstream;
 use crate::watches::{Caller, StreamId};
 
@@ -24,11 +25,16 @@ const CLOSING: Status = Status::new(Code::Canceled, "the client connection is cl
 struct Leaving<'h> {
     hub: &'h Hub,
     stream: StreamId,
+    /// In whose name it renews leases; `None` for a stream of watches.
+    renews: Option<Arc<Caller>>,
 }
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        self.hub.send(Command::Leave(self.stream));
+        self.hub.send(match self.renews.take() {
+            Some(caller) => Command::LeaveRenewals(self.stream, caller),
+            None => Command::Leave(self.stream),
+        });
     }
 }
 
@@ -54,35 +60,36 @@ pub(crate) async fn watch(
 ) -> Result<(), Status> {
     let outbox = Arc::new(Outbox::default());
     let caller = caller_of(head);
-    let _leaving = Leaving { hub, stream };
+    let _leaving = Leaving { hub, stream, renews: None };
     let requests = async {
         while let Some(message) = inbound.next().await? {
             let request: WatchRequest = decode_request(&message)?;
+            let (done, answered) = oneshot::channel();
             match request.request_union {
                 Some(RequestUnion::CreateRequest(request)) => {
-                    let (done, answered) = oneshot::channel();
                     let (outbox, caller, request) = (outbox.clone(), caller.clone(), Box::new(request));
                     hub.send(Command::Create { stream, outbox, request, caller, done });
-                    // Clients take the answers to be in the order of their requests. An error is a refusal, which was
-                    // answered, too.
-                    let _ = answered.await;
                 }
                 Some(RequestUnion::CancelRequest(request)) => {
-                    hub.send(Command::Cancel(stream, request.watch_id));
+                    hub.send(Command::Cancel(stream, request.watch_id, done));
                 }
                 Some(RequestUnion::ProgressRequest(_)) => {
-                    hub.send(Command::AskProgress(stream));
+                    hub.send(Command::AskProgress(stream, done));
                 }
                 // etcd passes over what it does not know.
-                None => {}
+                None => continue,
             }
+            // Clients take the answers to be in the order of their requests. An error is a refusal, which was answered, too.
+            let _ = answered.await;
+            // A client that takes no answers is not given more.
+            outbox.room().await;
         }
         Ok(())
     };
     let answers = async {
         loop {
             match outbox.next().await {
-                Next::Message(message) => outbound.send(message).await?,
+                Next::Message(message, _) => outbound.send(message).await?,
                 Next::Drained => {
                     // What was taken last has to be with the client first, or a client that takes nothing goes round.
                     outbound.ready().await?;
@@ -100,23 +107,25 @@ pub(crate) async fn watch(
 /// Serves a stream of renewals.
 pub(crate) async fn renew(
     hub: &Hub,
+    stream: StreamId,
     head: &Head,
     inbound: &mut Inbound,
     outbound: &mut Outbound,
 ) -> Result<(), Status> {
     let outbox = Arc::new(Outbox::default());
     let caller = caller_of(head);
+    let _leaving = Leaving { hub, stream, renews: Some(caller.clone()) };
     let places = Arc::new(Semaphore::new(RENEWALS_MAX));
     let requests = async {
         while let Some(message) = inbound.next().await? {
-            let LeaseKeepAliveRequest { id } = decode_request(&message)?;
+            let LeaseKeepAliveRequest { id: lease } = decode_request(&message)?;
             let place = places.clone().acquire_owned().await.map_err(|_| CLOSING)?;
-            let (outbox, caller) = (outbox.clone(), caller.clone());
-            if !hub.send(Command::Renew { id, outbox, caller, place }) {
+            let renewal = Renewal { lease, stream, outbox: outbox.clone(), place };
+            if !hub.send(Command::Renew(renewal, caller.clone())) {
                 return Err(CLOSING);
             }
         }
-        // What was asked for is still answered.
+        // What was asked for is still answered. A place comes back once its answer is with the client.
         let all = u32::try_from(RENEWALS_MAX).unwrap_or(u32::MAX);
         let _ = places.acquire_many(all).await;
         Ok(())
@@ -124,23 +133,16 @@ pub(crate) async fn renew(
     let answers = async {
         loop {
             match outbox.next().await {
-                Next::Message(message) => outbound.send(message).await?,
+                Next::Message(message, place) => {
+                    outbound.send(message).await?;
+                    drop(place);
+                }
                 Next::Drained => {}
                 Next::End(status) => return Err(status),
             }
         }
     };
-    let ended = {
-        let (requests, answers) = (std::pin::pin!(requests), std::pin::pin!(answers));
-        race(requests, answers).await
-    };
-    match ended {
-        First::Left(Ok(())) => {
-            while let Some(message) = outbox.rest() {
-                outbound.send(message).await?;
-            }
-            Ok(())
-        }
+    match race(std::pin::pin!(requests), std::pin::pin!(answers)).await {
         First::Left(ended) | First::Right(ended) => ended,
     }
 }

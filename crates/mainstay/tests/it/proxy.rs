@@ -391,6 +391,47 @@ fn renewals_of_a_lease_are_answered_in_any_number() {
 }
 
 #[test]
+fn a_crowd_of_renewals_holds_up_no_other() {
+    run(async {
+        let dir = TempDir::new("proxy-crowd");
+        let member = Setup::new(dir.path()).start();
+        let proxy = Proxy::start(dir.path(), &member.client_address().to_string(), &[]);
+        let client = proxy.client().await;
+        let lease = client.grant(60).await.unwrap();
+        let renewal = |id: i64| bytes::Bytes::from(LeaseKeepAliveRequest { id }.encode_to_vec());
+        let mut crowd = Vec::new();
+        let mut connection = proxy.client().await;
+        for stream in 0..60 {
+            // A connection may not be a crowd by itself.
+            if stream % 4 == 0 {
+                connection = proxy.client().await;
+            }
+            let (mut sender, receiver) = connection.open(Rpc::LeaseKeepAlive).await.unwrap();
+            for number in 0..256 {
+                sender.send(renewal(1_000_000 + stream * 256 + number)).await.unwrap();
+            }
+            crowd.push((sender, receiver));
+        }
+        let (mut sender, mut receiver) = client.open(Rpc::LeaseKeepAlive).await.unwrap();
+        sender.send(renewal(lease)).await.unwrap();
+        let answer = receiver.next().await.unwrap().expect("it is answered");
+        assert_eq!(LeaseKeepAliveResponse::decode(answer).unwrap().ttl, 60);
+        // The rest is answered, too; half of the streams go before that.
+        for (mut sender, mut receiver) in crowd.drain(30..) {
+            sender.finish();
+            let mut answers = 0;
+            while receiver.next().await.unwrap().is_some() {
+                answers += 1;
+            }
+            assert_eq!(answers, 256);
+        }
+        drop(crowd);
+        sender.send(renewal(lease)).await.unwrap();
+        assert!(receiver.next().await.unwrap().is_some());
+    });
+}
+
+#[test]
 fn a_malformed_message_ends_its_own_stream_only() {
     run(async {
         let dir = TempDir::new("proxy-garbage");

@@ -1,0 +1,318 @@
+//! Which renewals of leases go to a member next, and who gets its answers: state in, state out. It does no IO; `hub` drives it.
+//!
+//! All renewals in the name of one caller go over one stream to a member, a bounded number of them at a time, and the streams
+//! of clients take turns. A renewal of a lease that is asked for at the member already shares the answer. When the stream to
+//! the member breaks, what was asked for is asked for again, a bounded number of times.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use api::{Code, Status};
+use bytes::Bytes;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::outbox::Outbox;
+use crate::watches::StreamId;
+
+/// Renewals of one caller that a member is asked for at a time. A member closes a connection with thousands of small messages
+/// that it has not taken yet.
+const ASKED_MAX: usize = 100;
+/// Times that the stream to a member may break before a renewal that was asked for is given up.
+const TRIES_MAX: u32 = 3;
+
+/// A client's wish to renew a lease.
+pub(crate) struct Renewal {
+    pub(crate) lease: i64,
+    pub(crate) stream: StreamId,
+    pub(crate) outbox: Arc<Outbox>,
+    /// Of those that a stream may have under way; given back when the client has taken the answer.
+    pub(crate) place: OwnedSemaphorePermit,
+}
+
+/// A renewal that a member is asked for, or is to be asked for again.
+struct Asked {
+    lease: i64,
+    /// Breaks of the stream to the member since it was asked for the first time.
+    breaks: u32,
+    /// Who gets the answer.
+    sharers: Vec<Renewal>,
+    /// Of those that all callers may have asked for; none while it waits to be asked for again.
+    place: Option<OwnedSemaphorePermit>,
+}
+
+/// The renewals of one caller.
+#[derive(Default)]
+pub(crate) struct Renewals {
+    /// Renewals to be asked for, by stream of a client. No queue is empty.
+    queues: HashMap<StreamId, VecDeque<Renewal>>,
+    /// The streams that have a queue; the first is next.
+    turns: VecDeque<StreamId>,
+    /// What the member has not answered, the oldest first.
+    asked: VecDeque<Asked>,
+    /// What a break has left, to be asked for before anything else.
+    again: VecDeque<Asked>,
+}
+
+impl Renewals {
+    /// Takes a renewal in.
+    pub(crate) fn add(&mut self, renewal: Renewal) {
+        let mut under_way = self.asked.iter_mut().chain(&mut self.again);
+        if let Some(same) = under_way.find(|asked| asked.lease == renewal.lease) {
+            return same.sharers.push(renewal);
+        }
+        let queue = self.queues.entry(renewal.stream).or_default();
+        if queue.is_empty() {
+            self.turns.push_back(renewal.stream);
+        }
+        queue.push_back(renewal);
+    }
+
+    /// Drops the renewals of a stream that is over.
+    pub(crate) fn leave(&mut self, stream: StreamId) {
+        if self.queues.remove(&stream).is_some() {
+            self.turns.retain(|other| *other != stream);
+        }
+        for asked in self.asked.iter_mut().chain(&mut self.again) {
+            asked.sharers.retain(|renewal| renewal.stream != stream);
+        }
+        self.again.retain(|asked| !asked.sharers.is_empty());
+    }
+
+    /// True if there is nothing to ask for, and no answer to wait for.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.asked.is_empty() && self.again.is_empty() && self.turns.is_empty()
+    }
+
+    /// True if the member can be asked for one more.
+    pub(crate) fn has_more(&self) -> bool {
+        self.asked.len() < ASKED_MAX && !(self.again.is_empty() && self.turns.is_empty())
+    }
+
+    /// The lease to ask for next. `place` is held until the member answers.
+    pub(crate) fn next(&mut self, place: OwnedSemaphorePermit) -> Option<i64> {
+        if !self.has_more() {
+            return None;
+        }
+        if let Some(again) = self.again.pop_front() {
+            let lease = again.lease;
+            self.asked.push_back(Asked { place: Some(place), ..again });
+            return Some(lease);
+        }
+        while let Some(stream) = self.turns.pop_front() {
+            let Some(queue) = self.queues.get_mut(&stream) else { continue };
+            let renewal = queue.pop_front();
+            match queue.is_empty() {
+                true => drop(self.queues.remove(&stream)),
+                false => self.turns.push_back(stream),
+            }
+            let Some(renewal) = renewal else { continue };
+            let lease = renewal.lease;
+            match self.asked.iter_mut().find(|asked| asked.lease == lease) {
+                Some(same) => same.sharers.push(renewal),
+                None => {
+                    let sharers = vec![renewal];
+                    self.asked.push_back(Asked { lease, breaks: 0, sharers, place: Some(place) });
+                    return Some(lease);
+                }
+            }
+        }
+        None
+    }
+
+    /// The member's answer about a lease.
+    pub(crate) fn answered(&mut self, lease: i64, answer: &Bytes) {
+        let Some(at) = self.asked.iter().position(|asked| asked.lease == lease) else { return };
+        for renewal in self.asked.remove(at).into_iter().flat_map(|asked| asked.sharers) {
+            renewal.outbox.answer_in_place(answer.clone(), renewal.place);
+        }
+    }
+
+    /// The stream to the member is over: it broke, or the member has refused something. What was asked for is to be asked for
+    /// again on another stream, save what the refusal is about, and what was asked for too often.
+    pub(crate) fn broken(&mut self, status: &Status) {
+        let breaks = matches!(
+            status.code,
+            Code::Unavailable | Code::Internal | Code::Unknown | Code::Canceled | Code::DeadlineExceeded
+        );
+        if status.code == Code::Unauthenticated {
+            // All come with the same credentials.
+            return self.end(status);
+        }
+        for (number, mut asked) in std::mem::take(&mut self.asked).into_iter().enumerate() {
+            asked.place = None;
+            asked.breaks += u32::from(breaks);
+            // A member answers in the order of requests, so that it has refused the oldest.
+            let is_refused = !breaks && number == 0;
+            if is_refused || asked.breaks >= TRIES_MAX {
+                asked.sharers.iter().for_each(|renewal| renewal.outbox.end(status.clone()));
+            } else if !asked.sharers.is_empty() {
+                self.again.push_back(asked);
+            }
+        }
+    }
+
+    /// Ends the streams of all clients that wait for something.
+    pub(crate) fn end(&mut self, status: &Status) {
+        let under_way = std::mem::take(&mut self.asked).into_iter().chain(std::mem::take(&mut self.again));
+        let queued = std::mem::take(&mut self.queues).into_values().flatten();
+        self.turns.clear();
+        for renewal in under_way.flat_map(|asked| asked.sharers).chain(queued) {
+            renewal.outbox.end(status.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future as _;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::outbox::Next;
+
+    #[derive(Default)]
+    struct World {
+        renewals: Renewals,
+        outboxes: HashMap<StreamId, (Arc<Outbox>, Arc<Semaphore>)>,
+        asked: Option<Arc<Semaphore>>,
+    }
+
+    impl World {
+        fn renew(&mut self, stream: StreamId, lease: i64) {
+            let fresh = || (Arc::default(), Arc::new(Semaphore::new(1_000)));
+            let (outbox, places) = self.outboxes.entry(stream).or_insert_with(fresh);
+            let place = places.clone().try_acquire_owned().expect("there is room");
+            self.renewals.add(Renewal { lease, stream, outbox: outbox.clone(), place });
+        }
+
+        /// What a member is asked for now.
+        fn asked(&mut self) -> Vec<i64> {
+            let places = self.asked.get_or_insert_with(|| Arc::new(Semaphore::new(1_000))).clone();
+            let next = || self.renewals.next(places.clone().try_acquire_owned().expect("there is room"));
+            std::iter::from_fn(next).collect()
+        }
+
+        fn answer(&mut self, leases: impl IntoIterator<Item = i64>) {
+            leases.into_iter().for_each(|lease| {
+                self.renewals.answered(lease, &Bytes::copy_from_slice(&lease.to_be_bytes()));
+            });
+        }
+
+        /// What a client takes: answers, then the code with which its stream ended.
+        fn told(&self, stream: StreamId) -> (Vec<i64>, Option<Code>) {
+            let (outbox, _) = &self.outboxes[&stream];
+            let mut leases = Vec::new();
+            loop {
+                match pin!(outbox.next()).poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(Next::Message(answer, _)) => {
+                        leases.push(i64::from_be_bytes(answer.as_ref().try_into().expect("eight bytes")));
+                    }
+                    Poll::Ready(Next::End(status)) => return (leases, Some(status.code)),
+                    Poll::Ready(Next::Drained) => {}
+                    Poll::Pending => return (leases, None),
+                }
+            }
+        }
+
+        fn places(&self, stream: StreamId) -> usize {
+            self.outboxes[&stream].1.available_permits()
+        }
+    }
+
+    fn broken() -> Status {
+        Status::new(Code::Unavailable, "the connection broke")
+    }
+
+    #[test]
+    fn a_member_is_asked_for_a_bounded_number_and_streams_take_turns() {
+        let mut world = World::default();
+        (0..500).for_each(|lease| world.renew(1, lease));
+        world.renew(2, 1_000);
+        world.renew(2, 1_001);
+        let first = world.asked();
+        assert_eq!((first.len(), &first[..5]), (ASKED_MAX, &[0, 1_000, 1, 1_001, 2][..]));
+        assert_eq!(world.asked(), Vec::<i64>::new());
+        // One that is asked for already is shared, and needs no turn.
+        world.renew(3, 2);
+        world.answer([0, 1_000, 1, 1_001, 2]);
+        assert_eq!(world.asked(), [98, 99, 100, 101, 102]);
+        assert_eq!(world.told(3), (vec![2], None));
+        assert_eq!(world.told(2), (vec![1_000, 1_001], None));
+        // An answer that the client has not taken keeps its place.
+        assert_eq!((world.places(1), world.places(2)), (500, 1_000));
+        world.answer([3]);
+        assert_eq!(world.places(1), 500);
+        assert_eq!(world.told(1), (vec![0, 1, 2, 3], None));
+        assert_eq!(world.places(1), 504);
+    }
+
+    #[test]
+    fn renewals_of_a_stream_that_is_over_are_dropped() {
+        let mut world = World::default();
+        (0..300).for_each(|lease| world.renew(1, lease));
+        world.renew(2, 1_000);
+        world.asked();
+        world.renew(2, 7);
+        world.renewals.leave(1);
+        assert_eq!(world.places(1), 1_000);
+        assert_eq!(world.asked(), Vec::<i64>::new());
+        // After a break only what somebody waits for is asked for again.
+        world.renewals.broken(&broken());
+        assert_eq!(world.asked(), [1_000, 7]);
+        world.answer([1_000, 7]);
+        assert_eq!(world.told(2), (vec![1_000, 7], None));
+        assert!(world.renewals.is_idle());
+    }
+
+    #[test]
+    fn what_a_break_leaves_is_asked_for_again_a_bounded_number_of_times() {
+        let mut world = World::default();
+        (0..150).for_each(|lease| world.renew(1, lease));
+        world.renew(2, 1_000);
+        let first = world.asked();
+        for _ in 0..TRIES_MAX - 1 {
+            world.renewals.broken(&broken());
+            assert_eq!(world.asked(), first);
+        }
+        assert_eq!((world.told(1), world.told(2)), ((vec![], None), (vec![], None)));
+        world.answer([0, 1_000]);
+        assert_eq!(world.asked(), [99, 100]);
+        world.renewals.broken(&broken());
+        assert_eq!(world.told(1), (vec![0], Some(Code::Unavailable)));
+        assert_eq!(world.told(2), (vec![1_000], None));
+        assert_eq!(world.asked()[..2], [99, 100]);
+        world.renewals.end(&broken());
+        assert!(world.renewals.is_idle() && world.places(1) == 1_000);
+    }
+
+    #[test]
+    fn a_refusal_ends_the_stream_of_the_oldest_renewal_only() {
+        let mut world = World::default();
+        (1..=4).for_each(|stream| world.renew(stream, stream.cast_signed()));
+        world.asked();
+        world.answer([1]);
+        world.renewals.broken(&Status::new(Code::InvalidArgument, "refused"));
+        assert_eq!(world.told(2), (vec![], Some(Code::InvalidArgument)));
+        for _ in 0..TRIES_MAX {
+            // Refusals of others are no breaks.
+            assert_eq!(world.asked(), [3, 4]);
+            world.renew(2, 2);
+            world.renewals.asked.push_front(Asked { lease: 9, breaks: 0, sharers: Vec::new(), place: None });
+            world.renewals.broken(&Status::new(Code::InvalidArgument, "refused"));
+            world.renewals.leave(2);
+        }
+        assert_eq!(world.asked(), [3, 4]);
+        world.answer([3, 4]);
+        assert_eq!((world.told(3), world.told(4)), ((vec![3], None), (vec![4], None)));
+        // A token that is not valid any more is that of all.
+        (5..=6).for_each(|stream| world.renew(stream, stream.cast_signed()));
+        world.asked();
+        world.renewals.broken(&Status::new(Code::Unauthenticated, "invalid auth token"));
+        for stream in 5..=6 {
+            assert_eq!(world.told(stream), (vec![], Some(Code::Unauthenticated)));
+        }
+    }
+}
