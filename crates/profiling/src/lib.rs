@@ -6,7 +6,7 @@
 //!
 //! It does not know HTTP, or who may ask. It is for Linux, and for programs with unwind tables, as Rust's are.
 //!
-//! Invariants: one profile at a time; the handler allocates nothing, locks nothing and leaves `errno` alone; memory is bounded by
+//! Invariants: one profile at a time, until it is put together ([`Turn`]); the handler allocates nothing, locks nothing and leaves `errno` alone; memory is bounded by
 //! [`STACKS_MAX`]. Tests: beside the code.
 
 mod elf;
@@ -15,5 +15,5 @@ mod profile;
 mod sampler;
 mod threads;
 
-pub use sampler::{Busy, CpuProfile, STACKS_MAX};
+pub use sampler::{Busy, CpuProfile, STACKS_MAX, Turn};
 pub use threads::{threads_profile, threads_text};

@@ -43,7 +43,7 @@ impl Buffer {
 static BUFFER: AtomicPtr<Buffer> = AtomicPtr::new(ptr::null_mut());
 /// Handlers that run now. Together with [`BUFFER`], both in one total order: a handler that saw the buffer is waited for.
 static HANDLERS: AtomicUsize = AtomicUsize::new(0);
-/// True while a profile is taken.
+/// True while a profile is taken, and put together.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// A profile of processor time that is being taken. Dropped, it ends without a result.
@@ -52,6 +52,28 @@ pub struct CpuProfile {
     shared: *mut Buffer,
     began: Instant,
     wall: SystemTime,
+    _turn: Turn,
+}
+
+/// The right to take a profile. There is one, and it is given back by its drop.
+#[derive(Debug)]
+pub struct Turn(());
+
+impl Turn {
+    /// Takes the right. It is cheap.
+    ///
+    /// # Errors
+    ///
+    /// A profile is being taken or put together.
+    pub fn take() -> Result<Turn, Busy> {
+        if TAKEN.swap(true, Ordering::AcqRel) { Err(Busy::Already) } else { Ok(Turn(())) }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        TAKEN.store(false, Ordering::Release);
+    }
 }
 
 // SAFETY: the pointer is to memory that this value owns, and no other part of it belongs to a thread.
@@ -67,21 +89,20 @@ pub enum Busy {
 }
 
 impl CpuProfile {
-    /// Begins a profile that is meant to last so many seconds on so many processors.
+    /// Begins a profile that is meant to last so many seconds on so many processors. Takes up to 32 MiB of memory and writes
+    /// all of it, so it takes a while.
     ///
     /// # Errors
     ///
-    /// One is being taken, or the kernel refuses it.
-    pub fn start(seconds: u64, processors: usize) -> Result<CpuProfile, Busy> {
-        if TAKEN.swap(true, Ordering::AcqRel) {
-            return Err(Busy::Already);
-        }
+    /// The kernel refuses it.
+    pub fn start(turn: Turn, seconds: u64, processors: usize) -> Result<CpuProfile, Busy> {
         let each_second = usize::try_from(1_000 / PERIOD.as_millis()).unwrap_or(100) * processors.max(1);
         let slots =
             usize::try_from(seconds).unwrap_or(usize::MAX).saturating_add(1).saturating_mul(each_second);
         let shared = Box::into_raw(Box::new(Buffer::new(slots.min(STACKS_MAX))));
         // From here on its drop ends it.
-        let profile = CpuProfile { buffer: None, shared, began: Instant::now(), wall: SystemTime::now() };
+        let profile =
+            CpuProfile { buffer: None, shared, began: Instant::now(), wall: SystemTime::now(), _turn: turn };
         install().map_err(Busy::Refused)?;
         // The unwinder allocates when it is used first, which it must not do in a handler.
         walk(&mut |_, _| false);
@@ -114,7 +135,6 @@ impl CpuProfile {
         // SAFETY: the pointer came from a box, no handler sees it any more, and it is taken back once.
         self.buffer = Some(unsafe { Box::from_raw(self.shared) });
         self.shared = ptr::null_mut();
-        TAKEN.store(false, Ordering::Release);
     }
 }
 
@@ -256,8 +276,10 @@ mod tests {
 
     #[test]
     fn what_uses_the_processor_is_in_the_profile_and_only_one_is_taken_at_a_time() {
-        let profile = CpuProfile::start(5, 2).expect("no other is taken");
-        assert!(matches!(CpuProfile::start(1, 1), Err(Busy::Already)));
+        let begin = || CpuProfile::start(Turn::take()?, 1, 1);
+        let mut profile =
+            CpuProfile::start(Turn::take().expect("no other is taken"), 5, 2).expect("it begins");
+        assert!(matches!(begin(), Err(Busy::Already)));
         let taken = || {
             // SAFETY: the profile has not ended.
             unsafe { &*profile.shared }.taken.load(Ordering::Relaxed)
@@ -276,12 +298,15 @@ mod tests {
         while taken() < 5 && began.elapsed() < Duration::from_secs(30) {
             busy_here(Instant::now() + Duration::from_millis(20));
         }
+        // One that is put together is in the way of others, too: each takes memory and a thread.
+        profile.end();
+        assert!(matches!(begin(), Err(Busy::Already)));
         let told = decoded(&profile.finish());
         assert!(told.strings.iter().any(|name| name.contains("busy_here")), "{:?}", told.strings);
         assert!(told.samples >= 5, "{} samples", told.samples);
         // Another one can be taken, and one that is given up ends.
-        drop(CpuProfile::start(1, 1).expect("the one before has ended"));
-        CpuProfile::start(1, 1).expect("the one before has ended").finish();
+        drop(begin().expect("the one before has ended"));
+        begin().expect("the one before has ended").finish();
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use ::http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use bytes::Bytes;
-use profiling::{Busy, CpuProfile};
+use profiling::{Busy, CpuProfile, Turn};
 use tokio::sync::oneshot;
 
 use super::target::{self, Query, Target};
@@ -77,7 +77,15 @@ fn seconds(query: &Query<'_>) -> Option<u64> {
 
 async fn cpu(shared: &Shared, seconds: u64) -> Response<Bytes> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let profile = match CpuProfile::start(seconds, processors) {
+    // The memory for it is much to write at once.
+    let begun = match Turn::take() {
+        Err(busy) => Err(busy),
+        Ok(turn) => match beside(move || CpuProfile::start(turn, seconds, processors)).await {
+            Ok(begun) => begun,
+            Err(why) => return failed(StatusCode::INTERNAL_SERVER_ERROR, why),
+        },
+    };
+    let profile = match begun {
         Ok(profile) => profile,
         Err(why) => {
             let why = match why {
@@ -90,17 +98,26 @@ async fn cpu(shared: &Shared, seconds: u64) -> Response<Bytes> {
     };
     shared.clock.sleep(Duration::from_secs(seconds)).await;
     // Names are looked up in large files.
-    let (sender, finished) = oneshot::channel();
+    match beside(move || profile.finish()).await {
+        Ok(profile) => download("profile", profile),
+        Err(why) => failed(StatusCode::INTERNAL_SERVER_ERROR, why),
+    }
+}
+
+/// Runs this on a thread of its own.
+///
+/// # Errors
+///
+/// There is no thread, or it panicked.
+async fn beside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, &'static str> {
+    let (sender, done) = oneshot::channel();
     let spawned = std::thread::Builder::new().name("profile".to_owned()).spawn(move || {
         // The client may have gone.
-        let _ = sender.send(profile.finish());
+        let _ = sender.send(run());
     });
-    match spawned.is_ok().then_some(finished) {
-        Some(finished) => match finished.await {
-            Ok(profile) => download("profile", profile),
-            Err(_) => failed(StatusCode::INTERNAL_SERVER_ERROR, "the profile could not be put together"),
-        },
-        None => failed(StatusCode::INTERNAL_SERVER_ERROR, "no thread could be started"),
+    match spawned {
+        Ok(_) => done.await.map_err(|_| "the profile could not be put together"),
+        Err(_) => Err("no thread could be started"),
     }
 }
 
