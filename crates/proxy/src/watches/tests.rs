@@ -191,6 +191,22 @@ fn watches_of_different_tokens_are_never_shared() {
 }
 
 #[test]
+fn a_member_reads_previous_values_only_for_those_who_want_them() {
+    let mut world = World::new();
+    let outbox = Arc::new(Outbox::default());
+    for (stream, prev_kv) in [(1, false), (2, true), (3, false), (4, true)] {
+        let request = WatchCreateRequest { key: "k".into(), prev_kv, ..WatchCreateRequest::default() };
+        world.watches.create(stream, &outbox, &request, &Caller::default(), oneshot::channel().0);
+    }
+    let opened = |effect: &Effect| match effect {
+        Effect::Open(_, group) => group.wants_previous,
+        other => panic!("{other:?}"),
+    };
+    let opened: Vec<bool> = world.watches.take_effects().iter().map(opened).collect();
+    assert_eq!(opened, [false, true]);
+}
+
+#[test]
 fn who_may_not_read_does_not_join() {
     let mut world = World::new();
     world.create(1, 0);
