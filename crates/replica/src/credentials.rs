@@ -256,9 +256,9 @@ impl Credentials {
     /// before. `applied` is the index that this member had published before.
     pub fn issued_lately(&self, user: &str, auth_revision: u64, applied: Index) -> Option<String> {
         let token = self.recent.get(user, self.grounds(auth_revision), self.clock.now())?;
-        // What makes JSON Web Tokens void is in their grounds.
-        let is_valid =
-            matches!(self.tokens, Tokens::Jwt(_)) || self.session(token.as_bytes(), applied).is_ok();
+        // A JSON Web Token that nobody has presented yet was signed here, for these grounds; that it has not expired is looked at
+        // all the same.
+        let is_valid = matches!(self.session(token.as_bytes(), applied), Ok(_) | Err(Refused::Unverified));
         is_valid.then_some(token)
     }
 
@@ -459,6 +459,8 @@ impl Drop for Place<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Instant, SystemTime};
+
     use super::*;
 
     fn credentials(threads_max: usize) -> Arc<Credentials> {
@@ -582,6 +584,29 @@ mod tests {
             });
             assert_eq!(credentials.queue().threads > 0, threads > 0);
             credentials.stop();
+        }
+    }
+
+    #[test]
+    fn a_token_that_has_expired_is_not_issued_again() {
+        for (ttl, is_issued_again) in [("2s", true), ("1s", false)] {
+            let kind = format!("jwt,sign-method=HS256,priv-key=x,ttl={ttl}");
+            let tokens = TokenKind::parse(&kind).expect("is right");
+            let options = CredentialOptions { tokens, ..CredentialOptions::default() };
+            let keys = (None, Some(&b"a secret"[..]));
+            let random = Box::new(identity::system_entropy());
+            // Tokens tell whole seconds, and this one is nearly over.
+            let wall = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_980);
+            let hand = clock::HandClock::new(Instant::now(), wall);
+            let made = Credentials::new(&options, keys, Clock::by_hand(&hand), random, 0);
+            let credentials = Arc::new(made.expect("the key fits"));
+            testkit::block_on(Duration::from_secs(10), async {
+                let issued = credentials.issue(ADDRESS, "bob", "", Index(1), 7).await.expect("is signed");
+                hand.advance(Duration::from_millis(50));
+                let again = credentials.issued_lately("bob", 7, Index(1));
+                assert_eq!(again, is_issued_again.then_some(issued), "{ttl}");
+                assert_eq!(credentials.issued_lately("bob", 8, Index(1)), None);
+            });
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Users and roles: changing them, looking at them, and showing a password for a token.
 
 use std::cell::Cell;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -218,9 +218,9 @@ impl Services {
             return Err(if is_enabled { error::AUTH_FAILED } else { error::AUTH_NOT_ENABLED });
         }
         self.caller_of(self.peer.get()).authentications.fetch_add(1, Relaxed);
-        let (services, address) = (Rc::clone(self), self.peer.get().ip());
+        let (services, peer) = (Rc::clone(self), self.peer.get());
         Ok(Unary::Later(Box::pin(async move {
-            let answered = services.token_for(address, &request).await;
+            let answered = services.token_for(peer, &request).await;
             if let Err(status) = &answered
                 && *status != error::AUTH_NOT_ENABLED
             {
@@ -234,10 +234,11 @@ impl Services {
     /// Checks a password, lets all members know of the token, and returns it.
     async fn token_for(
         self: &Rc<Self>,
-        address: IpAddr,
+        peer: SocketAddr,
         request: &AuthenticateRequest,
     ) -> Result<Answer, Status> {
         let AuthenticateRequest { name, password } = request;
+        let address = peer.ip();
         let credentials = &self.shared.credentials;
         for _ in 0..ATTEMPTS_MAX {
             if !self.shared.state.load().reads_local {
@@ -253,14 +254,11 @@ impl Services {
             if !credentials.is_password(address, name, stored, password.as_bytes()).await? {
                 return Err(auth.password_hash(name).err().unwrap_or(error::AUTH_FAILED));
             }
-            let state = self.state();
-            let applied = state.applied_index;
-            if state.auth.revision() == auth.revision()
-                && let Some(token) = credentials.issued_lately(name, auth.revision(), applied)
-            {
-                let header = self.header(state.view.snapshot().current_revision(), &state);
-                return Ok(whole(&AuthenticateResponse { header: Some(header), token }));
+            if let Some(answer) = self.issued_lately(name, auth.revision()) {
+                return Ok(answer);
             }
+            // Others may have been served since: the entry counts as this client's.
+            self.peer.set(peer);
             let prefix = credentials.draw_prefix();
             let asked = InternalAuthenticateRequest {
                 name: name.clone(),
@@ -277,6 +275,17 @@ impl Services {
             return Ok(whole(&AuthenticateResponse { header: Some(header), token }));
         }
         Err(error::AUTH_OLD_REVISION)
+    }
+
+    /// Answers with a token that the user was issued a moment ago at this auth revision. Holds the state no longer than that.
+    fn issued_lately(&self, name: &str, auth_revision: u64) -> Option<Answer> {
+        let state = self.state();
+        if state.auth.revision() != auth_revision {
+            return None;
+        }
+        let token = self.shared.credentials.issued_lately(name, auth_revision, state.applied_index)?;
+        let header = self.header(state.view.snapshot().current_revision(), &state);
+        Some(whole(&AuthenticateResponse { header: Some(header), token }))
     }
 
     /// Proposes that a user has authenticated; returns the entry's index.
