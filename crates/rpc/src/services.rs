@@ -443,12 +443,22 @@ impl Services {
         }
     }
 
+    /// The call being looked at, and its client.
+    fn at_hand(&self) -> (Rpc, SocketAddr) {
+        (self.rpc.get(), self.peer.get())
+    }
+
+    /// Looks at a call again that has waited: others were looked at meanwhile.
+    fn go_on(&self, (rpc, peer): (Rpc, SocketAddr)) {
+        self.rpc.set(rpc);
+        self.peer.set(peer);
+    }
+
     /// Goes on with a call whose token another member gave out, once this one has applied what was committed by then.
     fn dispatch_later(self: Rc<Self>, rpc: Rpc, head: Head, message: Bytes) -> Unary {
         Unary::Later(Box::pin(async move {
             let principal = self.identified(&head).await;
-            self.peer.set(head.peer);
-            self.rpc.set(rpc);
+            self.go_on((rpc, head.peer));
             match self.dispatch_for(rpc, &head, principal, message) {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,
@@ -529,12 +539,12 @@ impl Services {
         let began = self.shared.clock.now();
         let pending_reply: PendingReply = self.pending.ask_at(began, ask)?;
         let services = Rc::clone(self);
-        let (rpc, peer) = (self.rpc.get(), self.peer.get());
+        let call = self.at_hand();
         Ok(Unary::Later(Box::pin(async move {
             let reply = match pending_reply.await {
                 Ok(reply) => reply,
                 Err(status) => {
-                    services.gave_up((rpc, peer), began);
+                    services.gave_up(call, began);
                     return Err(status);
                 }
             };
@@ -549,7 +559,7 @@ impl Services {
             let took = now.saturating_duration_since(began);
             services.took(what, answered.is_ok(), took);
             if services.looks_at_stages || took > services.shared.limits.slow_request {
-                services.look_at_write((rpc, peer), (began, now), revision, &answered);
+                services.look_at_write(call, (began, now), revision, &answered);
             }
             answered
         })))

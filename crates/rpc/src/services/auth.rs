@@ -103,10 +103,12 @@ impl Services {
         };
         // Who may not change users must not keep processors busy with hashes. Apply asks again.
         let principal = self.root()?;
-        let (services, address) = (Rc::clone(self), self.peer.get().ip());
+        let (services, call) = (Rc::clone(self), self.at_hand());
         Ok(Unary::Later(Box::pin(async move {
+            let address = call.1.ip();
             let hash = services.shared.credentials.hash(address, &user, password.as_bytes()).await?;
             drop(password);
+            services.go_on(call);
             set_hash(&mut request, base64::engine::general_purpose::STANDARD.encode(hash));
             let message = request.encode_to_vec().into();
             let answer = |_: &Services, _, header| Ok(changed(header));
@@ -218,9 +220,9 @@ impl Services {
             return Err(if is_enabled { error::AUTH_FAILED } else { error::AUTH_NOT_ENABLED });
         }
         self.caller_of(self.peer.get()).authentications.fetch_add(1, Relaxed);
-        let (services, peer) = (Rc::clone(self), self.peer.get());
+        let (services, call) = (Rc::clone(self), self.at_hand());
         Ok(Unary::Later(Box::pin(async move {
-            let answered = services.token_for(peer, &request).await;
+            let answered = services.token_for(call, &request).await;
             if let Err(status) = &answered
                 && *status != error::AUTH_NOT_ENABLED
             {
@@ -234,11 +236,11 @@ impl Services {
     /// Checks a password, lets all members know of the token, and returns it.
     async fn token_for(
         self: &Rc<Self>,
-        peer: SocketAddr,
+        call: (Rpc, SocketAddr),
         request: &AuthenticateRequest,
     ) -> Result<Answer, Status> {
         let AuthenticateRequest { name, password } = request;
-        let address = peer.ip();
+        let address = call.1.ip();
         let credentials = &self.shared.credentials;
         for _ in 0..ATTEMPTS_MAX {
             if !self.shared.state.load().reads_local {
@@ -257,8 +259,7 @@ impl Services {
             if let Some(answer) = self.issued_lately(name, auth.revision()) {
                 return Ok(answer);
             }
-            // Others may have been served since: the entry counts as this client's.
-            self.peer.set(peer);
+            self.go_on(call);
             let prefix = credentials.draw_prefix();
             let asked = InternalAuthenticateRequest {
                 name: name.clone(),

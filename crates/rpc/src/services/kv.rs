@@ -211,7 +211,7 @@ impl Services {
         if values.is_complete() && compared.is_done(&looked_at) {
             return self.propose_txn(&principal, &message);
         }
-        let services = Rc::clone(self);
+        let (services, call) = (Rc::clone(self), self.at_hand());
         Ok(Unary::Later(Box::pin(async move {
             let mut looked_at = LookedAt::default();
             while !compared.is_done(&looked_at) {
@@ -219,6 +219,7 @@ impl Services {
                 looked_at = made(values, |values| services.look(&compared, &looked_at, values)).await;
                 tokio::task::yield_now().await;
             }
+            services.go_on(call);
             match services.propose_txn(&principal, &message)? {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,

@@ -149,14 +149,14 @@ impl Services {
             return self.propose_revocation(&principal, &message);
         }
         // How many keys it deletes is known to the core only.
-        let (services, peer) = (Rc::clone(self), self.peer.get());
+        let (services, call) = (Rc::clone(self), self.at_hand());
         Ok(Unary::Later(Box::pin(async move {
             let ask = |request_id| ClientRequest::KeysToRenew(request_id, LeaseId(id));
             let reply = services.pending.ask(ask)?.await?;
             let ReplyBody::LeaseKeys(keys) = reply.body else { return Err(error::STOPPED) };
-            services.expense(&principal, peer.ip(), |_| check::is_many(keys.len()).into())?;
+            services.expense(&principal, call.1.ip(), |_| check::is_many(keys.len()).into())?;
             drop(keys);
-            services.peer.set(peer);
+            services.go_on(call);
             match services.propose_revocation(&principal, &message)? {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,

@@ -24,7 +24,7 @@ use front::{Account, Answer, Head, LocalBoxFuture, TrySend, Unary};
 use prost::Message;
 
 use super::principal::{UserPermit, user_head};
-use super::{Services, decode};
+use super::{Services, decode, numbered};
 use crate::watch::{Requests, Responses};
 
 /// The TTL of a lease that the server grants for a lock or a campaign without one, in seconds. Nobody renews it.
@@ -59,7 +59,7 @@ impl Steps {
         let message = request.encode_to_vec().into();
         let principal = Box::pin(self.services.identified(&self.head)).await;
         *self.services.principal.borrow_mut() = principal;
-        self.services.peer.set(self.head.peer);
+        self.services.go_on((numbered(self.head.method), self.head.peer));
         self.services.is_step.set(true);
         let answer = call(&self.services, message);
         self.services.is_step.set(false);
@@ -111,7 +111,7 @@ impl Steps {
         let (key, _) = keys.first()?;
         let principal = self.services.identify(&self.head).ok()?;
         *self.services.principal.borrow_mut() = Ok(principal);
-        self.services.peer.set(self.head.peer);
+        self.services.go_on((numbered(self.head.method), self.head.peer));
         let request = TxnRequest {
             compare: keys.iter().map(|(key, created)| is_created_at(key, *created)).collect(),
             success: vec![op(Request::RequestDeleteRange(DeleteRangeRequest {

@@ -9,7 +9,7 @@ use api::etcdserverpb::{
     AuthUserChangePasswordRequest, AuthUserChangePasswordResponse, AuthUserGetRequest,
     AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthenticateRequest, AuthenticateResponse,
     LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, MemberListRequest, PutRequest, PutResponse,
-    RangeRequest, RangeResponse,
+    RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse, request_op::Request,
 };
 use api::raftpb::MessageType;
 use api::{Rpc, Status, authpb::Permission, error};
@@ -111,6 +111,40 @@ fn strangers_fill_no_log_with_failed_logins_and_made_up_tokens() {
     for what in ["invalid authentication was requested", "invalid auth token"] {
         let lines = lines(&world, what);
         assert!((10..=most).contains(&lines), "{lines} lines in {seconds} s: {what}");
+    }
+}
+
+#[test]
+fn a_transaction_that_names_no_key_is_not_proposed_for_nobody() {
+    let mut world = World::started(1, 76, &[]);
+    with_bob(&mut world);
+    let before = world.member(0).published().applied_index;
+    let empty = RequestOp { request: Some(Request::RequestTxn(TxnRequest::default())) };
+    let txn = TxnRequest { success: vec![empty], ..TxnRequest::default() };
+    assert_eq!(world.call::<_, TxnResponse>(0, Rpc::KvTxn, &txn), Err(error::USER_EMPTY));
+    assert_eq!(world.member(0).published().applied_index, before);
+}
+
+#[test]
+fn a_slow_request_is_told_by_its_own_name_though_others_came_while_its_password_was_hashed() {
+    let mut world = World::started(3, 75, &[]);
+    world.lead(0);
+    world.cut(0, true);
+    let user =
+        AuthUserAddRequest { name: "bob".into(), password: "p".into(), ..AuthUserAddRequest::default() };
+    let put = PutRequest { key: "k".into(), ..PutRequest::default() };
+    let calls = [(Rpc::AuthUserAdd, user.encode_to_vec()), (Rpc::KvPut, put.encode_to_vec())]
+        .map(|(rpc, request)| world.member(0).call(rpc, request.into()));
+    for answer in world.run_all(calls.into()) {
+        assert!(answer.is_err(), "there is no quorum: {answer:?}");
+    }
+    for method in ["/etcdserverpb.Auth/UserAdd", "/etcdserverpb.KV/Put"] {
+        let lines = world
+            .text()
+            .lines()
+            .filter(|line| line.contains("request stats") && line.contains(method))
+            .count();
+        assert_eq!(lines, 1, "{method}");
     }
 }
 
