@@ -6,8 +6,10 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -208,14 +210,10 @@ func runHealth(ctx context.Context, args []string) int {
 
 var eitherAlarm = strings.NewReplacer("ALARM CORRUPT", "ALARM", "ALARM NOSPACE", "ALARM")
 
+var patch = regexp.MustCompile(`(\d+\.\d+)\.\d+`)
+
 // withoutPatch cuts the patch levels off the versions in a text.
-func withoutPatch(text string) string {
-	parts := strings.Split(text, ".")
-	for i := 2; i < len(parts); i++ {
-		parts[i] = strings.TrimLeft(parts[i], "0123456789")
-	}
-	return strings.Join(parts, ".")
-}
+func withoutPatch(text string) string { return patch.ReplaceAllString(text, "$1") }
 
 func healthOf(ctx context.Context, options cluster.Options, state healthState) (map[string]string, error) {
 	c, err := cluster.Start(ctx, options)
@@ -229,22 +227,34 @@ func healthOf(ctx context.Context, options cluster.Options, state healthState) (
 		return nil, err
 	}
 	awaitVersion(ctx, member)
+	// All at once: without a leader etcd takes seconds for each.
+	answers := make([]string, len(healthPaths))
+	var asking sync.WaitGroup
+	for at, path := range healthPaths {
+		asking.Go(func() {
+			_, answer, err := page(ctx, member, path)
+			if err != nil {
+				answer = "no answer within 20 s"
+			}
+			answers[at] = answer
+		})
+	}
+	asking.Wait()
 	found := map[string]string{}
-	for _, path := range healthPaths {
-		_, answer, err := page(ctx, member, path)
-		if err != nil {
-			answer = "no answer within 20 s"
-		}
-		found[path] = answer
+	for at, path := range healthPaths {
+		found[path] = answers[at]
 	}
 	return found, nil
 }
 
-// awaitVersion waits until a member tells the versions of the cluster and of its storage, some seconds after the start.
+var decided = regexp.MustCompile(`etcdcluster\\*":\\*"(\d+\.\d+)\..*storage\\*":\\*"(\d+\.\d+)\.`)
+
+// awaitVersion waits until a member tells the versions of the cluster and of its storage, and they are equal: some seconds after
+// the start.
 func awaitVersion(ctx context.Context, m *cluster.Member) {
-	for range 100 {
+	for range 150 {
 		_, body, err := page(ctx, m, "/version")
-		if err == nil && !strings.Contains(body, "not_decided") && !strings.Contains(body, "unknown") {
+		if versions := decided.FindStringSubmatch(body); err == nil && versions != nil && versions[1] == versions[2] {
 			return
 		}
 		if !pause(ctx, 100*time.Millisecond) {
