@@ -36,12 +36,28 @@ pub struct Malformed {
 }
 
 /// A request to the old store. 3.4 and 3.5 tell of a member's name and of the cluster's version in this way.
-#[derive(Default)]
-struct OldRequest {
-    id: u64,
-    method: String,
-    path: String,
-    value: String,
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OldRequest {
+    pub id: u64,
+    pub method: String,
+    pub path: String,
+    pub value: String,
+    /// A directory is meant.
+    pub dir: bool,
+    /// The value that the key must have; empty for any.
+    pub prev_value: String,
+    /// The index that the key must have been changed at last; 0 for any.
+    pub prev_index: u64,
+    /// Whether the key must be there.
+    pub prev_exist: Option<bool>,
+    /// When the key expires, in nanoseconds since 1970; 0 for never.
+    pub expiration: i64,
+    /// A directory is deleted with all in it.
+    pub recursive: bool,
+    /// The time of a request that moves the clock, in nanoseconds since 1970.
+    pub time: i64,
+    /// The value stays, and only the time to expire at changes.
+    pub refresh: bool,
 }
 
 impl Command {
@@ -77,7 +93,7 @@ impl Command {
 
 impl OldRequest {
     /// Finds an old request, which is the entry itself or wrapped into a new one; both have it in field 2.
-    fn find(data: &[u8]) -> Result<Option<OldRequest>, ()> {
+    pub fn find(data: &[u8]) -> Result<Option<OldRequest>, ()> {
         let mut fields = Fields(data);
         while let Some(field) = fields.next()? {
             if let (2, Field::Bytes(bytes)) = field {
@@ -98,6 +114,14 @@ impl OldRequest {
                 (2, Field::Bytes(bytes)) => request.method = text(bytes)?,
                 (3, Field::Bytes(bytes)) => request.path = text(bytes)?,
                 (4, Field::Bytes(bytes)) => request.value = text(bytes)?,
+                (5, Field::Varint(dir)) => request.dir = dir != 0,
+                (6, Field::Bytes(bytes)) => request.prev_value = text(bytes)?,
+                (7, Field::Varint(index)) => request.prev_index = index,
+                (8, Field::Varint(exists)) => request.prev_exist = Some(exists != 0),
+                (9, Field::Varint(nanos)) => request.expiration = nanos.cast_signed(),
+                (12, Field::Varint(recursive)) => request.recursive = recursive != 0,
+                (15, Field::Varint(nanos)) => request.time = nanos.cast_signed(),
+                (17, Field::Varint(refresh)) => request.refresh = refresh != 0,
                 _ => {}
             }
         }

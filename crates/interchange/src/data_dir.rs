@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use disk::{Disk, Lock};
@@ -19,6 +19,7 @@ use crate::bolt::Bolt;
 use crate::command::Command;
 use crate::error::Error;
 use crate::v2_store::{self, OldStore};
+use crate::v2_tree::V2Tree;
 use crate::wal::Wal;
 
 type SharedFile = Arc<dyn disk::File>;
@@ -38,6 +39,7 @@ pub struct DataDir {
     pub voters: BTreeSet<u64>,
     /// Content of the old store (API version 2), which is not read any more.
     pub old_store: OldStore,
+    snap_dir: PathBuf,
     end: u64,
     _lock: Lock,
 }
@@ -87,7 +89,8 @@ impl DataDir {
         let old_store = v2_store::newest(disk, &snap)
             .map_err(|e| Error::io(format!("reading the old store's image in {}", snap.display()), e))?;
         let voters = BTreeSet::new();
-        let mut dir = DataDir { base, meta, membership, wal, voters, old_store, end: 0, _lock: lock };
+        let mut dir =
+            DataDir { base, meta, membership, wal, voters, old_store, snap_dir: snap, end: 0, _lock: lock };
         dir.find_end()?;
         dir.find_old_write()?;
         Ok(dir)
@@ -125,11 +128,42 @@ impl DataDir {
         })
     }
 
-    /// Looks for what was written to the old store after its newest image, in the entries that the database has
-    /// already: etcd 3.4 and 3.5 read them again at every start, and nothing else does.
+    /// Rebuilds the old store (API version 2) as it was at [`DataDir::end`]: from its newest image, and the entries of the
+    /// log behind that, as etcd 3.4 and 3.5 do at every start.
+    ///
+    /// # Errors
+    ///
+    /// When the image or an entry cannot be read, is none that etcd writes, or entries behind the image are missing.
+    pub fn old_keys(&self, disk: &dyn Disk) -> Result<V2Tree, Error> {
+        let (index, mut tree) = match v2_store::newest_tree(disk, &self.snap_dir)? {
+            Some((index, tree)) => (index, tree),
+            None => (0, V2Tree::new()),
+        };
+        if index > self.end {
+            let what = format!(
+                "the old store's image is of entry {index}, and the log ends at {}: a part of the log is missing",
+                self.end
+            );
+            return Err(Error::damaged(0, what));
+        }
+        for index in index + 1..=self.end {
+            let Some(entry) = self.wal.entry(index)? else {
+                let what =
+                    format!("entry {index}, which is younger than the old store's image, is not in the log");
+                return Err(Error::damaged(0, what));
+            };
+            tree.apply(&entry).map_err(|malformed| {
+                Error::damaged(0, format!("entry {}: {}", malformed.index, malformed.what))
+            })?;
+        }
+        Ok(tree)
+    }
+
+    /// Looks for what was written to the old store after its newest image: etcd 3.4 and 3.5 read those entries again at
+    /// every start, and nothing else does.
     fn find_old_write(&mut self) -> Result<(), Error> {
-        let first = self.wal.first().max(self.old_store.index + 1);
-        for index in first..=self.base_index().min(self.wal.last()) {
+        let first = self.wal.first().max(self.old_store.index.saturating_add(1));
+        for index in first..=self.end.min(self.wal.last()) {
             let Some(entry) = self.wal.entry(index)? else { continue };
             if let Ok(Command::OldWrite { method, path }) = Command::of(&entry) {
                 self.old_store.write = Some((index, format!("{method} {path}")));

@@ -2,15 +2,16 @@
 //!
 //! What it is: [`bolt`] reads and writes the database file; [`backend`] knows what etcd keeps in which bucket;
 //! [`snapshot`] is the file of `etcdctl snapshot save`; [`Status`] and [`hash_kv()`] are the figures that etcdutl gives;
-//! [`wal`] reads and writes the write-ahead log; [`DataDir`] reads a member's directory, [`NewDataDir`] makes one.
+//! [`wal`] reads and writes the write-ahead log; [`DataDir`] reads a member's directory, [`NewDataDir`] makes one;
+//! [`V2Tree`] is the old store of API version 2, which 3.4 and 3.5 keep beside the database.
 //!
 //! What it does not know: a running server, Mainstay's own formats, what an entry of the log does to the state (it
 //! gives entries out, for the state machine to apply).
 //!
 //! Invariants:
-//! - Everything streams: memory holds a path through a tree and one value, whatever the size of a file. Three things
+//! - Everything streams: memory holds a path through a tree and one value, whatever the size of a file. Four things
 //!   take more, each said at its place: a few bytes per key for `status` and `hash_kv`, two bits per page for a check,
-//!   24 bytes per entry of a WAL.
+//!   24 bytes per entry of a WAL, and the old store, whose image is of 1 GiB at most.
 //! - A database is written front to back, without a temporary file, so that a snapshot may go straight to a client.
 //! - No input panics or runs for ever (test `damage`); what is wrong is said with page and offset.
 //! - What real etcd wrote is read in full, and what is written here is what etcd would have written as far as HashKV
@@ -33,6 +34,7 @@ pub mod snapshot;
 mod source;
 mod status;
 mod v2_store;
+mod v2_tree;
 pub mod wal;
 mod wire;
 
@@ -45,3 +47,4 @@ pub use sink::FileSink;
 pub use source::Source;
 pub use status::Status;
 pub use v2_store::OldStore;
+pub use v2_tree::{V2Node, V2Tree};

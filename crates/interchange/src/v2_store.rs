@@ -10,22 +10,37 @@ use prost::Message as _;
 use serde_json::{Map, Value, json};
 
 use crate::backend::Membership;
+use crate::error::Error;
+use crate::v2_tree::V2Tree;
 
 /// The content of the old store of a directory, which is not read any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OldStore {
     /// Keys and directories that users have right below the root of the store, by its newest image; 0 without an image.
     pub keys: usize,
+    /// True if the image has users, roles or rights of API version 2.
+    pub users: bool,
     /// The last entry whose effects are in that image; 0 without one.
     pub index: u64,
     /// The newest image, and why it cannot be read: nobody knows what is in it.
     pub unreadable: Option<String>,
-    /// The first entry behind the image, up to the one that the database stands at, that writes to the store: the entry
-    /// and what it asks for.
+    /// The first entry behind the image that writes to the store: the entry and what it asks for.
     pub write: Option<(u64, String)>,
 }
 
 impl OldStore {
+    fn of((index, image): Image) -> Result<OldStore, ImageError> {
+        let Some(image) = image else { return Ok(OldStore { index, ..OldStore::default() }) };
+        if image.pointer("/Root").is_none() {
+            return Err(ImageError::NoRoot);
+        }
+        let users = image.pointer("/Root/Children/1/Children").and_then(Value::as_object);
+        let keys = users.map_or(0, Map::len);
+        let spaces = image.pointer("/Root/Children").and_then(Value::as_object);
+        let users = spaces.is_some_and(|spaces| spaces.keys().any(|name| name != "0" && name != "1"));
+        Ok(OldStore { keys, users, index, ..OldStore::default() })
+    }
+
     /// Returns a text about the data that would be lost with the store, if any.
     pub fn loss(&self) -> Option<String> {
         if let Some(why) = &self.unreadable {
@@ -33,6 +48,9 @@ impl OldStore {
         }
         if self.keys > 0 {
             return Some(format!("it has {} keys or directories right below its root", self.keys));
+        }
+        if self.users {
+            return Some("it has users, roles or rights".to_owned());
         }
         self.write.as_ref().map(|(index, what)| {
             format!("entry {index}, which is younger than its newest image, asks for {what}")
@@ -50,13 +68,47 @@ const IMAGE_BYTES_MAX: u64 = 1 << 30;
 ///
 /// The directory or the file cannot be read.
 pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path) -> io::Result<OldStore> {
+    let Some((name, image)) = newest_image(disk, snap_dir)? else { return Ok(OldStore::default()) };
+    Ok(image.and_then(OldStore::of).unwrap_or_else(|why| OldStore {
+        unreadable: Some(format!("{name} ({why})")),
+        ..OldStore::default()
+    }))
+}
+
+/// Reads the whole content of the newest image in a directory, and the last entry whose effects are in it.
+///
+/// # Errors
+///
+/// The directory or the image cannot be read, or the image is none of etcd's.
+pub(crate) fn newest_tree(disk: &dyn Disk, snap_dir: &Path) -> Result<Option<(u64, V2Tree)>, Error> {
+    let newest = newest_image(disk, snap_dir)
+        .map_err(|e| Error::io(format!("reading the old store's image in {}", snap_dir.display()), e))?;
+    let Some((name, image)) = newest else { return Ok(None) };
+    let damaged = |why: String| {
+        let what = format!(
+            "the image of the old store cannot be read: {why}. etcd takes the image before one that it cannot read: move \
+             this file away to have the same, if the log still has the entries behind that"
+        );
+        Error::damaged(0, what).in_file(&name)
+    };
+    let (index, json) = image.map_err(|why| damaged(why.to_string()))?;
+    // Some leave it out where nothing was ever written.
+    let tree = json.map_or_else(|| Ok(V2Tree::new()), |json| V2Tree::of_image(&json)).map_err(damaged)?;
+    Ok(Some((index, tree)))
+}
+
+/// An image: the last entry in it, and its JSON, if there is any.
+type Image = (u64, Option<Value>);
+
+/// The name of the newest image in a directory, and the image, unless it cannot be read.
+fn newest_image(disk: &dyn Disk, snap_dir: &Path) -> io::Result<Option<(String, Result<Image, ImageError>)>> {
     let mut names = disk.list(snap_dir)?;
     names.retain(|name| name.ends_with(".snap"));
     names.sort_unstable();
-    let Some(name) = names.pop() else { return Ok(OldStore::default()) };
+    let Some(name) = names.pop() else { return Ok(None) };
     let file = disk.open_read(&snap_dir.join(&name))?;
     let len = file.len()?;
-    let read = || -> Result<OldStore, ImageError> {
+    let read = || {
         if len > IMAGE_BYTES_MAX {
             return Err(ImageError::TooLong(len));
         }
@@ -64,10 +116,8 @@ pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path) -> io::Result<OldStore> {
         file.read_exact_at(&mut bytes, 0).map_err(ImageError::Io)?;
         read_image(&bytes)
     };
-    Ok(read().unwrap_or_else(|why| OldStore {
-        unreadable: Some(format!("{name} ({why})")),
-        ..OldStore::default()
-    }))
+    let image = read();
+    Ok(Some((name, image)))
 }
 
 /// Why an image of the old store cannot be read.
@@ -99,7 +149,7 @@ impl fmt::Display for ImageError {
     }
 }
 
-fn read_image(framed: &[u8]) -> Result<OldStore, ImageError> {
+fn read_image(framed: &[u8]) -> Result<Image, ImageError> {
     let framed = api::snappb::Snapshot::decode(framed).map_err(ImageError::Protobuf)?;
     let data = framed.data.unwrap_or_default();
     if crc32c::crc32c(&data) != framed.crc.unwrap_or_default() {
@@ -109,15 +159,11 @@ fn read_image(framed: &[u8]) -> Result<OldStore, ImageError> {
     let image = snapshot.data.unwrap_or_default();
     let index = snapshot.metadata.and_then(|metadata| metadata.index).unwrap_or_default();
     if image.is_empty() {
-        return Ok(OldStore { index, ..OldStore::default() });
+        return Ok((index, None));
     }
     // A store of many levels is refused by its depth: it is not of etcd's own.
     let image: Value = serde_json::from_slice(&image).map_err(ImageError::Json)?;
-    if image.pointer("/Root").is_none() {
-        return Err(ImageError::NoRoot);
-    }
-    let users = image.pointer("/Root/Children/1/Children").and_then(Value::as_object);
-    Ok(OldStore { keys: users.map_or(0, Map::len), index, ..OldStore::default() })
+    Ok((index, Some(image)))
 }
 
 /// The image of a store that knows the members.

@@ -119,6 +119,10 @@ pub(crate) fn of_status(status: StatusCode) -> Response<Bytes> {
     reply(status, &[], Bytes::new())
 }
 
+/// What a client of API version 2 is told, behind etcd's own words for a path that is not there.
+const V2_IS_GONE: &str = "404 page not found: API version 2 is not served here, nor by etcd from 3.6 on; `mainstay utl import \
+                          --migrate-v2` moves its keys from a data directory of etcd 3.4 or 3.5 to version 3";
+
 /// Answers a request that came to a client listener.
 pub fn answer(
     shared: &Shared,
@@ -148,6 +152,8 @@ pub fn answer(
                 let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
                 redirect(request, &format!("/v3/{query}"))
             }
+            // COMPAT-173.
+            path if path == "/v2" || path.starts_with("/v2/") => refused(StatusCode::NOT_FOUND, V2_IS_GONE),
             path => common(path, shared, values, counters, request),
         },
     };

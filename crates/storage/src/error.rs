@@ -34,6 +34,8 @@ pub enum DataDirError {
         path: PathBuf,
         /// The data directory.
         data_dir: PathBuf,
+        /// What it says about keys of API version 2, if it has any.
+        old_store: Option<String>,
     },
     /// The directory holds no member.
     Empty {
@@ -290,13 +292,22 @@ impl fmt::Display for DataDirError {
             DataDirError::Locked { path } => {
                 write!(f, "{} is locked: another process serves this data directory", path.display())
             }
-            DataDirError::WrittenByEtcd { path, data_dir } => write!(
-                f,
-                "{} was written by etcd: make a data directory of it with `mainstay utl import --data-dir {} --to \
-                 NEW_DIR`, and start with --data-dir NEW_DIR",
-                path.display(),
-                data_dir.display()
-            ),
+            DataDirError::WrittenByEtcd { path, data_dir, old_store } => {
+                write!(
+                    f,
+                    "{} was written by etcd: make a data directory of it with `mainstay utl import --data-dir {} --to \
+                     NEW_DIR`, and start with --data-dir NEW_DIR",
+                    path.display(),
+                    data_dir.display()
+                )?;
+                old_store.as_ref().map_or(Ok(()), |what| {
+                    write!(
+                        f,
+                        "; its old store (API version 2) was in use, {what}: give the command --migrate-v2, which moves keys to \
+                         version 3, or --without-old-store"
+                    )
+                })
+            }
             DataDirError::Empty { path, lacks } => write!(f, "{} holds no {lacks}", path.display()),
             DataDirError::Removed { member_id, data_dir } => write!(
                 f,

@@ -191,7 +191,11 @@ impl LogDir {
         let names = if there { self.disk.list(&self.path).map_err(io)? } else { Vec::new() };
         if let Some(theirs) = names.iter().find(|name| name.ends_with(".wal")) {
             let data_dir = self.member_dir.parent().unwrap_or(&self.member_dir).to_path_buf();
-            return Err(DataDirError::WrittenByEtcd { path: self.path.join(theirs), data_dir });
+            return Err(DataDirError::WrittenByEtcd {
+                path: self.path.join(theirs),
+                data_dir,
+                old_store: None,
+            });
         }
         Ok(())
     }

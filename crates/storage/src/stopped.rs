@@ -47,6 +47,20 @@ impl Stopped {
     /// What is wrong with which file, with what to do in the text; or that a member is running on it, or that nothing
     /// of a member is there.
     pub fn open(disk: &Arc<dyn Disk>, data_dir: &Path) -> Result<Stopped, DataDirError> {
+        Stopped::open_with(disk, data_dir, None)
+    }
+
+    /// Reads a data directory whose log is in `log_dir`, although it notes another place: one that is being made, and that
+    /// nobody else works on.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stopped::open`].
+    pub fn open_with(
+        disk: &Arc<dyn Disk>,
+        data_dir: &Path,
+        log_dir: Option<&Path>,
+    ) -> Result<Stopped, DataDirError> {
         let member_dir = &data_dir.join("member");
         let there = |path: &Path| {
             disk.exists(path).map_err(|error| DataDirError::Lookup { path: path.to_path_buf(), error })
@@ -56,7 +70,10 @@ impl Stopped {
             return Err(DataDirError::Empty { path, lacks: "data of a member of Mainstay" });
         }
         let lock = lock(&**disk, member_dir, None)?;
-        let (log_dir, log_lock) = LogDir::noted(disk, member_dir)?;
+        let (log_dir, log_lock) = match log_dir {
+            Some(log_dir) => (log_dir.to_path_buf(), None),
+            None => LogDir::noted(disk, member_dir)?,
+        };
         let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint"))?;
         let manifest = checkpoints.load()?;
         let Some(owner) = Log::identify(&**disk, &log_dir)? else {

@@ -1,9 +1,11 @@
 //! `import`: a data directory for Mainstay of one of etcd.
 
+use std::collections::HashSet;
 use std::error::Error;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use api::etcdserverpb::InternalRaftRequest;
 use bytes::Bytes;
@@ -12,7 +14,7 @@ use disk::{Disk, RealDisk};
 use interchange::DataDir;
 use log::HardState;
 use machine::Machine;
-use numbers::{Index, MemberId, Revision, Term};
+use numbers::{Index, LeaseId, MemberId, Revision, Term};
 use prost::Message as _;
 use storage::Identity;
 use storage::etcd_database;
@@ -22,17 +24,25 @@ use storage::stopped::Stopped;
 
 use crate::commands::Run;
 use crate::commands::required;
+use crate::old_store::{self, Migration};
+use crate::snapshot_file::stat;
 use crate::target::{Target, is_taken};
+use crate::wal_dir::{self, WalDir};
 use crate::{Session, etcd_dir};
 
 const DATA_DIR: Flag<String> =
     Flag::text("data-dir", "", "Required. Path to the etcd data dir, not in use by etcd");
 const TO: Flag<String> =
     Flag::text("to", "", "Required. Path to the output data directory, which must not exist or be empty");
+const TO_WAL_DIR: Flag<String> = Flag::text(
+    "to-wal-dir",
+    "",
+    "Path to the output directory of the log, if mainstay will be given one (--wal-dir); must not exist",
+);
 const WAL_DIR: Flag<String> = Flag::text("wal-dir", "", "Path to the WAL directory, if etcd was given one");
 const WITHOUT_OLD_STORE: Flag<bool> = Flag::bool(
     "without-old-store",
-    "Leave out keys of the old store (API version 2), which neither Mainstay nor etcd from 3.6 on has",
+    "Leave out keys of the old store (API version 2), which neither Mainstay nor etcd from 3.6 on has; --migrate-v2 keeps them",
 );
 const WITHOUT_USERS: Flag<bool> = Flag::bool(
     "without-users",
@@ -48,11 +58,19 @@ pub(crate) const IMPORT: Command<Run> = Command {
 Member, cluster, term and index stay, so the member goes on where etcd stopped; Mainstay is started with the flags that
 etcd had and the new --data-dir. Of a cluster with several members, stop all, import each, and start all: members of
 both kinds in one cluster are not supported. What is read is not changed, and may be mounted read-only.
+
+Keys of the old store (API version 2, --enable-v2 of 3.4 and 3.5) are refused unless --migrate-v2 moves them or
+--without-old-store leaves them out. To be moved, the member has to be the only one of its cluster.
 ",
     example: "  etcdutl import --data-dir default.etcd --to default.mainstay && mainstay --data-dir default.mainstay",
     flags: &[
         DATA_DIR.row(),
+        old_store::MIGRATE.row(),
         TO.row(),
+        TO_WAL_DIR.row(),
+        old_store::DIRS.row(),
+        old_store::PREFIX.row(),
+        old_store::TTL.row(),
         WAL_DIR.row(),
         WITHOUT_OLD_STORE.row(),
         WITHOUT_USERS.row(),
@@ -63,7 +81,7 @@ both kinds in one cluster are not supported. What is read is not changed, and ma
 
 fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     required(session, &[DATA_DIR.row(), TO.row()])?;
-    let options = Options::of(session.matches);
+    let options = Options::of(session.matches)?;
     if is_taken(&options.to).unwrap_or(true) {
         return Err(Failure::error(format!("{} is there already, and not empty", options.to.display())));
     }
@@ -76,21 +94,37 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     );
     let source = open(&options)?;
     let guarded = checked(&source, &options)?;
+    let mut migration = match &options.migration {
+        Some(asked) => Some(plan_migration(session, &source, asked)?),
+        None => None,
+    };
     let target = Target::begin(&options.to)?;
-    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-    let left_out = fill(session, &disk, &source, &options, guarded, &target)?;
+    let (left_out, wal) = fill(session, &source, &options, (guarded, migration.as_mut()), &target)?;
     // Read it back, as a start would.
-    let mut made = Stopped::open(&disk, target.making()).map_err(Failure::error)?;
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let log_dir = match (&options.to_wal_dir, &wal) {
+        (Some(WalDir::Inside(below)), _) => Some(target.making().join(below)),
+        (_, Some(wal)) => Some(wal.making().to_path_buf()),
+        _ => None,
+    };
+    let mut made = Stopped::open_with(&disk, target.making(), log_dir.as_deref()).map_err(Failure::error)?;
     let HashedKv { hash, compact_revision, revision } =
         made.hash_kv(Revision(0)).map_err(|status| Failure::error(status.message))?;
     let members = made.machine.members.by_id.len();
+    migration.as_ref().map_or(Ok(()), |migration| migration.check(&mut made.machine))?;
+    let applied = made.machine.applied_index;
     drop(made);
+    // The log's directory first: without the data directory it is refused, and says by its name why.
+    wal.map_or(Ok(()), Target::finish)?;
     target.finish()?;
     if left_out > 0 {
         session.notices.warn(
             "left out entries that change users, roles or authentication",
             &[("entries", left_out.into())],
         );
+    }
+    if let Some(migration) = &migration {
+        migration.report(&mut session.notices);
     }
     session.notices.info(
         "imported",
@@ -99,8 +133,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
             ("cluster-id", format!("{:x}", source.wal.identity.cluster_id).into()),
             ("members", members.into()),
             ("database-index", source.base_index().into()),
-            ("index", source.end().into()),
-            ("last-index", source.wal.last().into()),
+            ("index", applied.0.into()),
+            ("last-index", source.wal.last().max(applied.0).into()),
             ("revision", revision.0.into()),
             ("compact-revision", compact_revision.0.into()),
             ("hash-kv", hash.into()),
@@ -114,24 +148,38 @@ struct Options {
     from: PathBuf,
     wal_dir: PathBuf,
     to: PathBuf,
+    /// Only if the user names one.
+    to_wal_dir: Option<WalDir>,
     without_users: bool,
     without_old_store: bool,
+    /// Only if the old store is to be migrated.
+    migration: Option<old_store::Options>,
 }
 
 impl Options {
-    fn of(given: &Matches) -> Options {
+    fn of(given: &Matches) -> Result<Options, Failure> {
         let from = PathBuf::from(given.get(DATA_DIR));
         let wal_dir = match given.get(WAL_DIR) {
             "" => from.join("member").join("wal"),
             dir => PathBuf::from(dir),
         };
-        Options {
-            from,
-            wal_dir,
-            to: PathBuf::from(given.get(TO)),
-            without_users: given.get(WITHOUT_USERS),
-            without_old_store: given.get(WITHOUT_OLD_STORE),
+        let to = PathBuf::from(given.get(TO));
+        let to_wal_dir = match given.get(TO_WAL_DIR) {
+            "" => None,
+            dir if stat(Path::new(dir)).is_ok() => {
+                return Err(Failure::error(format!("to-wal-dir {} exists", cli::go::quote(dir))));
+            }
+            dir => Some(WalDir::of(Path::new(dir), &to, ("to-wal-dir", "to"))?),
+        };
+        let migration = old_store::Options::of(given)?;
+        let without_old_store = given.get(WITHOUT_OLD_STORE);
+        if without_old_store && migration.is_some() {
+            return Err(Failure::bad_args(
+                "--migrate-v2 keeps what --without-old-store leaves out: give one of them",
+            ));
         }
+        let without_users = given.get(WITHOUT_USERS);
+        Ok(Options { from, wal_dir, to, to_wal_dir, without_users, without_old_store, migration })
     }
 }
 
@@ -154,42 +202,73 @@ fn checked(source: &DataDir, options: &Options) -> Result<bool, Failure> {
     let guarded = options.without_users && source.base.auth().map_err(Failure::error)?.enabled;
     if let Some(loss) = source.old_store.loss()
         && !options.without_old_store
+        && options.migration.is_none()
     {
         return Err(Failure::error(format!(
             "the old store (API version 2) would be lost, and {loss}: Mainstay has no such store, nor has etcd from 3.6 \
-             on. Move what is needed (ETCDCTL_API=3 etcdctl migrate of 3.4), or leave it out with --without-old-store"
+             on. Move it into the key space of version 3 with --migrate-v2, or leave it out with --without-old-store"
         )));
     }
     Ok(guarded)
 }
 
-/// Writes Mainstay's directory: first etcd's database, then the entries of its log behind that. Returns how many entries were
-/// left out since they change users, roles or authentication.
+/// Rebuilds the old store and plans what becomes of it.
+///
+/// # Errors
+///
+/// When it cannot be rebuilt, or other members would not agree: each stopped at an entry of its own, so that what is added
+/// behind it would differ.
+fn plan_migration(
+    session: &Session<'_>,
+    source: &DataDir,
+    asked: &old_store::Options,
+) -> Result<Migration, Failure> {
+    let me = source.wal.identity.member_id;
+    if !source.voters.iter().eq([&me]) {
+        return Err(Failure::error(format!(
+            "--migrate-v2 is for the only voting member of a cluster, and this one has {}: start etcd once on a copy of one \
+             member's directory with --force-new-cluster, stop it, import that, and add the other members again or restore \
+             a snapshot for each",
+            source.voters.len()
+        )));
+    }
+    let tree = source.old_keys(&RealDisk).map_err(Failure::error)?;
+    let since = (session.clock)().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(Migration::plan(&tree, asked, i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)))
+}
+
+/// Writes Mainstay's directory: first etcd's database, then the entries of its log behind that, then the keys of the old
+/// store. Returns how many entries were left out since they change users, roles or authentication, and the log's directory
+/// if it lies apart.
 fn fill(
     session: &mut Session<'_>,
-    disk: &Arc<dyn Disk>,
     source: &DataDir,
     options: &Options,
-    guarded: bool,
+    (guarded, migration): (bool, Option<&mut Migration>),
     target: &Target,
-) -> Result<u64, Failure> {
+) -> Result<(u64, Option<Target>), Failure> {
     let identity = source.wal.identity;
     let identity = Identity { member_id: identity.member_id, cluster_id: identity.cluster_id };
-    let mut restoration = Restoration::begin(disk, target.making(), identity).map_err(Failure::error)?;
+    let (mut restoration, wal) =
+        wal_dir::begin(target.making(), &options.to, options.to_wal_dir.as_ref(), identity)?;
     let index = source.base_index();
     let term = source
         .base_term()
         .ok_or_else(|| Failure::error(format!("nothing says in which term entry {index} was written")))?;
-    let mut machine = fill_database(session, source, &mut restoration, term, options.without_users)?;
+    let (mut machine, lease_ids) =
+        fill_database(session, source, &mut restoration, term, options.without_users)?;
+    let added = migration.as_ref().map_or(0, |migration| migration.requests());
     let mut tail = Tail {
         source,
         next: index + 1,
         term,
         guarded,
         without_users: options.without_users,
-        without_old_store: options.without_old_store,
+        without_old_store: options.without_old_store || options.migration.is_some(),
         left_out: 0,
-        progress: Progress::of_things("entries", Some(source.wal.last().saturating_sub(index))),
+        lease_ids,
+        migration,
+        progress: Progress::of_things("entries", Some(source.wal.last().saturating_sub(index) + added)),
     };
     let promised = source.wal.hard_state;
     // A term that the log has entries of was promised, whatever came of the last record.
@@ -197,23 +276,24 @@ fn fill(
     let hard_state = HardState {
         term: Term(promised.term.max(newest)),
         vote: if promised.term < newest { MemberId::NONE } else { MemberId(promised.vote) },
-        commit: Index(source.end()),
+        commit: Index(source.end() + added),
     };
     let terms = restoration.follow(&mut machine, hard_state, &mut tail).map_err(Failure::error)?;
     let left_out = tail.left_out;
     drop(tail);
     restoration.finish(machine, &terms).map_err(Failure::error)?;
-    Ok(left_out)
+    Ok((left_out, wal))
 }
 
-/// Takes the state that etcd's database holds, of the entry `source.base_index()` in this raft term.
+/// Takes the state that etcd's database holds, of the entry `source.base_index()` in this raft term. Returns the ids of its
+/// leases, too.
 fn fill_database(
     session: &mut Session<'_>,
     source: &DataDir,
     restoration: &mut Restoration,
     term: u64,
     without_users: bool,
-) -> Result<Machine, Failure> {
+) -> Result<(Machine, HashSet<LeaseId>), Failure> {
     let total = source.base.bolt().size_bytes();
     let leases = etcd_dir::leases(&source.base)?;
     let lease_ids = leases.iter().map(|lease| lease.id).collect();
@@ -236,10 +316,10 @@ fn fill_database(
     let machine = filling.finish(None).map_err(Failure::error)?;
     progress.finish();
     without_lease.warn(&mut session.notices);
-    Ok(machine)
+    Ok((machine, lease_ids))
 }
 
-/// The entries behind the database, in today's words.
+/// The entries behind the database, in today's words, and behind them those that move the old store's keys.
 struct Tail<'s> {
     source: &'s DataDir,
     next: u64,
@@ -250,6 +330,9 @@ struct Tail<'s> {
     without_old_store: bool,
     /// Entries that change users, roles or authentication.
     left_out: u64,
+    /// Leases that exist or existed.
+    lease_ids: HashSet<LeaseId>,
+    migration: Option<&'s mut Migration>,
     progress: Progress,
 }
 
@@ -289,7 +372,7 @@ impl fmt::Display for TailError {
             TailError::OldStore { index, method, path } => write!(
                 f,
                 "entry {index} asks the old store (API version 2) for {method} {path}, which Mainstay does not have, \
-                 nor has etcd from 3.6 on: leave that out with --without-old-store"
+                 nor has etcd from 3.6 on: move its keys with --migrate-v2, or leave that out with --without-old-store"
             ),
             TailError::Password { index, change } => write!(
                 f,
@@ -322,16 +405,28 @@ impl Iterator for Tail<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let index = self.next;
-        if index > self.source.wal.last() {
-            return None;
-        }
         self.next += 1;
-        self.progress.at(index - self.source.base_index(), "");
-        Some(self.entry(index).map_err(Into::into))
+        self.progress.at(index.saturating_sub(self.source.base_index()), "");
+        let last = self.source.wal.last().max(self.source.base_index());
+        match index.checked_sub(last + 1) {
+            None => Some(self.entry(index).map_err(Into::into)),
+            Some(number) => self.moved(index, number).map(Ok),
+        }
     }
 }
 
 impl Tail<'_> {
+    /// The entry at `index` that is the migration's with this number, from 0 on.
+    fn moved(&mut self, index: u64, number: u64) -> Option<RestoredEntry> {
+        let migration = self.migration.as_mut()?;
+        if number == 0 {
+            migration.assign_leases(&self.lease_ids);
+        }
+        let data = migration.request(number)?.encode_to_vec().into();
+        let entry = log::Entry { term: Term(self.term), index: Index(index), entry_type: 0, data };
+        Some(RestoredEntry { applies: true, entry })
+    }
+
     fn entry(&mut self, index: u64) -> Result<RestoredEntry, TailError> {
         let found = self.source.wal.entry(index).map_err(TailError::Read)?;
         let entry = found.ok_or(TailError::Missing { index })?;
@@ -358,6 +453,7 @@ impl Tail<'_> {
     fn request(&mut self, index: u64, data: Bytes) -> Result<Bytes, TailError> {
         let request =
             InternalRaftRequest::decode(data.clone()).map_err(|error| TailError::Unknown { index, error })?;
+        self.lease_ids.extend(request.lease_grant.as_ref().map(|grant| LeaseId(grant.id)));
         if let Some(change) = change_of_users(&request) {
             if !self.without_users {
                 return if has_plain_password(&request) {

@@ -33,15 +33,18 @@ mod hash_kv;
 mod import;
 mod migrate;
 mod notice;
+mod old_store;
 mod printer;
 mod restore;
 mod snapshot_file;
 mod status;
 mod target;
 mod version;
+mod wal_dir;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use cli::{Failure, Invocation, Io, Matches, Output};
 use notice::Notices;
@@ -53,6 +56,8 @@ struct Session<'s> {
     matches: &'s Matches,
     out: Output,
     notices: Notices,
+    /// What tells the time.
+    clock: fn() -> SystemTime,
 }
 
 impl Session<'_> {
@@ -92,7 +97,12 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
             io.out.write(PROGRAM.usage(&matches.path).as_bytes()).map_err(Failure::error)
         }
         Ok(Invocation::Run(matches, run)) => {
-            let mut session = Session { matches: &matches, out: io.out.clone(), notices: Notices::new(io) };
+            let mut session = Session {
+                matches: &matches,
+                out: io.out.clone(),
+                notices: Notices::new(io),
+                clock: io.clock,
+            };
             run.0(&mut session)
         }
     };

@@ -2,10 +2,9 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use cli::{Command, Failure, Flag, Progress};
-use disk::{Disk, RealDisk};
+use disk::RealDisk;
 use interchange::backend::{Backend, Copy, Meta, Release};
 use interchange::{NewDataDir, NewMember, Source as _};
 use log::HardState;
@@ -21,6 +20,7 @@ use crate::commands::Run;
 use crate::etcd_dir::WithoutLease;
 use crate::snapshot_file::{SnapshotFile, stat};
 use crate::target::{Target, is_taken};
+use crate::wal_dir::{self, WalDir};
 use crate::{Session, etcd_dir, export};
 
 const BUMP_REVISION: Flag<u64> =
@@ -100,44 +100,6 @@ const CHUNK_BYTES: usize = 256 << 10;
 enum Format {
     Mainstay,
     Etcd,
-}
-
-/// Where the log of a member goes whose user has named a place for it.
-enum WalDir {
-    /// This far below the data directory.
-    Inside(PathBuf),
-    Apart(PathBuf),
-}
-
-impl WalDir {
-    /// Says which it is.
-    ///
-    /// # Errors
-    ///
-    /// When the data directory is to lie in that of the log, or the log in the data directory but outside of `member`:
-    /// the two could not come to be whole or not at all.
-    fn of(wal_dir: &Path, data_dir: &Path) -> Result<WalDir, Failure> {
-        let whole = |path: &Path| std::path::absolute(path).map_err(Failure::error);
-        let (wal_dir, data_dir) = (whole(wal_dir)?, whole(data_dir)?);
-        let goes_up = |path: &Path| path.components().any(|part| part == std::path::Component::ParentDir);
-        if goes_up(&wal_dir) || goes_up(&data_dir) {
-            return Err(Failure::bad_args(
-                "--wal-dir and --data-dir are named without \"..\" when both are given",
-            ));
-        }
-        if data_dir.starts_with(&wal_dir) {
-            return Err(Failure::bad_args("--data-dir lies in --wal-dir: the log has a directory to itself"));
-        }
-        match wal_dir.strip_prefix(&data_dir) {
-            Ok(below) if below.starts_with("member") && below != Path::new("member") => {
-                Ok(WalDir::Inside(below.to_path_buf()))
-            }
-            Ok(_) => Err(Failure::bad_args(
-                "--wal-dir lies in --data-dir: name a directory below its \"member\", or one outside of it",
-            )),
-            Err(_) => Ok(WalDir::Apart(wal_dir)),
-        }
-    }
 }
 
 struct Options {
@@ -243,7 +205,8 @@ fn options(session: &mut Session<'_>) -> Result<Options, Failure> {
         let name = cli::go::quote(wal_dir.display().to_string());
         return Err(Failure::error(format!("wal-dir {name} exists")));
     }
-    let wal_dir = wal_dir.map(|wal_dir| WalDir::of(&wal_dir, &data_dir)).transpose()?;
+    let wal_dir =
+        wal_dir.map(|wal_dir| WalDir::of(&wal_dir, &data_dir, ("wal-dir", "data-dir"))).transpose()?;
     Ok(Options {
         snapshot,
         data_dir,
@@ -297,23 +260,9 @@ fn begin(
     dir: &Path,
     wal_dir: Option<&WalDir>,
 ) -> Result<(Restoration, Option<Target>), Failure> {
-    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let identity = options.cluster.identity;
     let identity = Identity { member_id: identity.member_id, cluster_id: identity.cluster_id };
-    let apart = |log_dir: &Path, named: &Path| {
-        Restoration::begin_apart(&disk, dir, log_dir, named, identity.clone()).map_err(Failure::error)
-    };
-    match wal_dir {
-        None => Ok((Restoration::begin(&disk, dir, identity).map_err(Failure::error)?, None)),
-        Some(WalDir::Inside(below)) => {
-            let data_dir = std::path::absolute(&options.data_dir).map_err(Failure::error)?;
-            Ok((apart(&dir.join(below), &data_dir.join(below))?, None))
-        }
-        Some(WalDir::Apart(path)) => {
-            let wal = Target::begin(path)?;
-            Ok((apart(wal.making(), path)?, Some(wal)))
-        }
-    }
+    wal_dir::begin(dir, &options.data_dir, wal_dir, identity)
 }
 
 fn finish_mainstay(

@@ -7,5 +7,6 @@ mod etcd;
 mod golden;
 mod hash;
 mod kit;
+mod old_store;
 mod server;
 mod wal;

@@ -142,3 +142,30 @@ fn what_another_process_uses_is_left_alone() {
     drop(lock);
     done(&["defrag", "--data-dir", text(&from), "--timeout", "100ms"]);
 }
+
+#[test]
+fn the_log_goes_to_a_directory_of_its_own() {
+    let dir = TempDir::new("to-apart");
+    let (from, to, wal) = (etcd_dir(&dir, "3.6"), dir.join("m"), dir.join("log"));
+    let args = ["import", "--data-dir", text(&from), "--to", text(&to)];
+    let apart = [&args[..], &["--to-wal-dir", text(&wal)]].concat();
+    // A place that is taken, or cannot be one.
+    std::fs::create_dir(&wal).expect("is made");
+    assert!(refused(&apart, 1).contains("exists"));
+    std::fs::remove_dir(&wal).expect("is removed");
+    let below = to.join("log");
+    let inside = [&args[..], &["--to-wal-dir", text(&below)]].concat();
+    assert!(
+        refused(&inside, 128).contains("--to-wal-dir lies in --to: name a directory below its \"member\"")
+    );
+    assert_eq!(names(&dir), ["3.6.etcd"]);
+    done(&apart);
+    assert!(!to.join("member/log").exists());
+    assert!(std::fs::read_dir(&wal).expect("is there").next().is_some());
+    let expected = Ok(HashedKv { hash: HASH, compact_revision: Revision(4), revision: Revision(40) });
+    assert_eq!(open(&to).hash_kv(Revision(0)), expected, "the data directory notes where its log is");
+    assert_eq!(names(&dir), ["3.6.etcd", "log", "m"]);
+    let (to, below) = (dir.join("n"), dir.join("n/member/elsewhere"));
+    done(&["import", "--data-dir", text(&from), "--to", text(&to), "--to-wal-dir", text(&below)]);
+    assert_eq!(open(&to).hash_kv(Revision(0)), expected);
+}

@@ -5,5 +5,6 @@ mod damage;
 mod golden;
 mod import;
 mod kit;
+mod old_store;
 mod restore;
 mod round_trip;

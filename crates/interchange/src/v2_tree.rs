@@ -1,0 +1,608 @@
+//! The store of API version 2, as 3.4 and 3.5 keep it in memory: what an image of it holds, and what the entries of the log
+//! behind that image do to it.
+//!
+//! The rules are the server's, its oddities included, since names and comparisons follow from them: the index counts every
+//! change that succeeds, also those that the cluster makes to its own part (`/0`); a key that is appended to a directory is
+//! named by it; a request may ask for a key's index.
+//!
+//! Nodes lie in one table and name each other by place, so nothing here recurses, however deep a path is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::UNIX_EPOCH;
+
+use api::etcdserverpb::InternalRaftRequest;
+use api::raftpb::{ConfChange, ConfChangeType, Entry, EntryType};
+use prost::Message as _;
+use serde_json::Value;
+
+use crate::command::{Malformed, OldRequest};
+
+/// The keys and directories of the store, at one entry of the log.
+#[derive(Debug)]
+pub struct V2Tree {
+    /// The first is the root.
+    nodes: Vec<Node>,
+    /// Places in `nodes` that are not in use.
+    free: Vec<usize>,
+    /// Nodes that expire: when, in nanoseconds since 1970, and their place.
+    expiring: BTreeSet<(i64, usize)>,
+    /// Number of changes so far.
+    index: u64,
+}
+
+#[derive(Debug)]
+struct Node {
+    name: String,
+    parent: usize,
+    created: u64,
+    modified: u64,
+    /// Nanoseconds since 1970.
+    expires: Option<i64>,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Value(String),
+    Children(BTreeMap<String, usize>),
+}
+
+/// A key or a directory of users.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct V2Node {
+    /// Its path, such as `/dir/key`.
+    pub path: String,
+    /// The value of a key; `None` for a directory, which is empty then.
+    pub value: Option<String>,
+    /// The index at which it was created.
+    pub created_index: u64,
+    /// The index of its last change.
+    pub modified_index: u64,
+    /// Nanoseconds since 1970 at which it expires, by itself or with a directory that it is in; `None` for never.
+    pub expires_unix_nanos: Option<i64>,
+}
+
+const ROOT: usize = 0;
+/// The cluster's own part of the store.
+const CLUSTER: &str = "0";
+/// The users' part of the store.
+const USERS: &str = "1";
+/// The version of the image that there is.
+const IMAGE_VERSION: u64 = 2;
+/// 2000-01-01 in nanoseconds since 1970: a time before it counts as none.
+const EXPIRY_MIN: i64 = 946_684_800_000_000_000;
+/// Learners that 3.4 and 3.5 let into a cluster.
+const LEARNERS_MAX: usize = 1;
+
+impl V2Tree {
+    /// The store of a cluster without entries.
+    pub fn new() -> V2Tree {
+        let mut tree = V2Tree { nodes: Vec::new(), free: Vec::new(), expiring: BTreeSet::new(), index: 0 };
+        let root = directory("", ROOT, 0, None);
+        tree.place(root);
+        for name in [CLUSTER, USERS] {
+            tree.add(directory(name, ROOT, 0, None));
+        }
+        tree
+    }
+
+    /// The store that an image in JSON holds.
+    ///
+    /// # Errors
+    ///
+    /// A text that says what is wrong with the image, and with which node.
+    pub(crate) fn of_image(image: &Value) -> Result<V2Tree, String> {
+        let version = number(image, "CurrentVersion", "the image")?;
+        if version != IMAGE_VERSION {
+            return Err(format!(
+                "it is of version {version}, and the only one that is known is {IMAGE_VERSION}"
+            ));
+        }
+        let index = number(image, "CurrentIndex", "the image")?;
+        let root = image.get("Root").ok_or("it has no root")?;
+        let mut tree = V2Tree { nodes: Vec::new(), free: Vec::new(), expiring: BTreeSet::new(), index };
+        let read = read_node(root, "", ROOT)?;
+        if let Content::Value(_) = read.content {
+            return Err("its root is no directory".to_owned());
+        }
+        tree.place(read);
+        let mut open = vec![(root, ROOT)];
+        while let Some((from, parent)) = open.pop() {
+            for (name, child) in from.get("Children").and_then(Value::as_object).into_iter().flatten() {
+                if name.is_empty() || name.contains('/') {
+                    return Err(format!("{name:?} cannot be the name of a key"));
+                }
+                let read = read_node(child, name, parent)?;
+                let at = tree.add(read);
+                open.push((child, at));
+            }
+        }
+        for name in [CLUSTER, USERS] {
+            if tree.find(&[name.to_owned()]).is_none() {
+                tree.add(directory(name, ROOT, 0, None));
+            }
+        }
+        Ok(tree)
+    }
+
+    /// Does what an entry of the log asks for. A request that the server refuses changes nothing here either.
+    ///
+    /// # Errors
+    ///
+    /// When the entry is none that etcd writes.
+    pub(crate) fn apply(&mut self, entry: &Entry) -> Result<(), Malformed> {
+        let wrong = |what| Malformed { index: entry.index(), what };
+        let data = entry.data.clone().unwrap_or_default();
+        match entry.r#type() {
+            EntryType::EntryConfChange => {
+                let change =
+                    ConfChange::decode(data).map_err(|_| wrong("a change of members that is none"))?;
+                return self.change_members(&change).map_err(wrong);
+            }
+            EntryType::EntryConfChangeV2 => {
+                return Err(wrong("a change of members of a kind that etcd does not make"));
+            }
+            EntryType::EntryNormal => {}
+        }
+        if let Some(request) = OldRequest::find(&data).map_err(|()| wrong("a request that is none"))? {
+            return self.request(&request).map_err(wrong);
+        }
+        let request = InternalRaftRequest::decode(data).map_err(|_| wrong("a request that is none"))?;
+        // 3.5 says these in the words of version 3, and keeps them here, too.
+        if let Some(set) = request.cluster_version_set {
+            self.set("/0/version", false, set.ver, None, false);
+        }
+        if let Some(set) = request.cluster_member_attr_set {
+            self.set_attributes(&format!("{:x}", set.member_id), String::new());
+        }
+        Ok(())
+    }
+
+    /// The keys and the empty directories of users, in the order of their last changes.
+    pub fn user_nodes(&self) -> impl Iterator<Item = V2Node> + '_ {
+        let mut found = Vec::new();
+        let mut open = Vec::from_iter(self.find(&[USERS.to_owned()]).map(|at| (at, None)));
+        while let Some((at, above)) = open.pop() {
+            let Some(node) = self.nodes.get(at) else { continue };
+            let expires: Option<i64> = node.expires.into_iter().chain(above).min();
+            match &node.content {
+                Content::Children(children) if !children.is_empty() => {
+                    open.extend(children.values().rev().map(|child| (*child, expires)));
+                }
+                // The root of all users' keys is no directory of theirs.
+                Content::Children(_) if node.parent == ROOT => {}
+                _ => found.push((node.modified, at, expires)),
+            }
+        }
+        found.sort_by_key(|(modified, ..)| *modified);
+        found.into_iter().filter_map(|(_, at, expires)| {
+            let node = self.nodes.get(at)?;
+            Some(V2Node {
+                path: self.path(at),
+                value: match &node.content {
+                    Content::Value(value) => Some(value.clone()),
+                    Content::Children(_) => None,
+                },
+                created_index: node.created,
+                modified_index: node.modified,
+                expires_unix_nanos: expires,
+            })
+        })
+    }
+
+    /// Number of keys that are neither the cluster's nor in the space of users: users, roles and rights of API version 2.
+    pub fn other_keys(&self) -> usize {
+        let Some(Node { content: Content::Children(roots), .. }) = self.nodes.first() else { return 0 };
+        let others = roots.iter().filter(|(name, _)| *name != CLUSTER && *name != USERS);
+        let (mut open, mut keys) = (Vec::from_iter(others.map(|(_, at)| *at)), 0);
+        while let Some(at) = open.pop() {
+            match self.nodes.get(at).map(|node| &node.content) {
+                Some(Content::Children(children)) => open.extend(children.values()),
+                Some(Content::Value(_)) => keys += 1,
+                None => {}
+            }
+        }
+        keys
+    }
+
+    /// The path of a user's node, without the space that all users' keys are in.
+    fn path(&self, at: usize) -> String {
+        let (mut names, mut at) = (Vec::new(), at);
+        while let Some(node) = self.nodes.get(at).filter(|node| node.parent != ROOT) {
+            names.push(node.name.as_str());
+            at = node.parent;
+        }
+        let mut path = String::new();
+        for name in names.into_iter().rev() {
+            path.push('/');
+            path.push_str(name);
+        }
+        path
+    }
+
+    fn request(&mut self, request: &OldRequest) -> Result<(), &'static str> {
+        let OldRequest { path, prev_value, prev_index, expiration, .. } = request;
+        let value = request.value.clone();
+        let (refresh, expires) = (request.refresh, (*expiration != 0).then_some(*expiration));
+        let compares = *prev_index > 0 || !prev_value.is_empty();
+        // Whether it succeeds is for the client that asked.
+        let _: Option<()> = match request.method.as_str() {
+            "POST" => self.create(path, request.dir, value, (true, false), expires),
+            "PUT" => match request.prev_exist {
+                Some(true) if compares => self.compare_and_swap(request, expires),
+                Some(true) => self.update(path, value, expires, refresh),
+                Some(false) => self.create(path, request.dir, value, (false, false), expires),
+                None if compares => self.compare_and_swap(request, expires),
+                None => match attributes_of(path) {
+                    Some(id) => self.set_attributes(id, value),
+                    None => self.set(path, request.dir, value, expires, refresh),
+                },
+            },
+            "DELETE" if compares => self.compare_and_delete(request),
+            "DELETE" => self.delete(path, request.dir, request.recursive),
+            "SYNC" => {
+                self.expire(request.time);
+                Some(())
+            }
+            "QGET" => Some(()),
+            _ => return Err("a request to the old store of a kind that etcd does not have"),
+        };
+        Ok(())
+    }
+
+    /// Makes a key or a directory, and the directories above it. `unique` names it by the index, below `path`; with `replaces`
+    /// it takes the place of a key.
+    fn create(
+        &mut self,
+        path: &str,
+        is_dir: bool,
+        value: String,
+        (unique, replaces): (bool, bool),
+        expires: Option<i64>,
+    ) -> Option<()> {
+        let next = self.index + 1;
+        let mut parts = clean(path);
+        if unique {
+            parts.push(format!("{next:020}"));
+        }
+        if is_fixed(&parts) {
+            return None;
+        }
+        let expires = expires.filter(|at| *at >= EXPIRY_MIN);
+        let (name, above) = parts.split_last()?;
+        let mut parent = ROOT;
+        for part in above {
+            let Content::Children(children) = &self.nodes.get(parent)?.content else { return None };
+            parent = match children.get(part) {
+                Some(child) => *child,
+                None => self.add(directory(part, parent, next, None)),
+            };
+        }
+        let Content::Children(children) = &self.nodes.get(parent)?.content else { return None };
+        if let Some(there) = children.get(name).copied() {
+            if !replaces || matches!(self.nodes.get(there)?.content, Content::Children(_)) {
+                return None;
+            }
+            self.remove(there);
+        }
+        let made = if is_dir {
+            directory(name, parent, next, expires)
+        } else {
+            let content = Content::Value(value);
+            Node { name: name.clone(), parent, created: next, modified: next, expires, content }
+        };
+        self.add(made);
+        self.index = next;
+        Some(())
+    }
+
+    fn set(
+        &mut self,
+        path: &str,
+        is_dir: bool,
+        value: String,
+        expires: Option<i64>,
+        refresh: bool,
+    ) -> Option<()> {
+        let value = if refresh { self.value(self.find(&clean(path))?).to_owned() } else { value };
+        self.create(path, is_dir, value, (false, true), expires)
+    }
+
+    fn update(&mut self, path: &str, value: String, expires: Option<i64>, refresh: bool) -> Option<()> {
+        let parts = clean(path);
+        let at = self.find(&parts).filter(|_| !is_fixed(&parts))?;
+        let next = self.index + 1;
+        let node = self.nodes.get_mut(at)?;
+        match &mut node.content {
+            Content::Children(_) if !value.is_empty() => return None,
+            // It gets another time to expire at, and its index stays.
+            Content::Children(_) => {}
+            Content::Value(current) => {
+                if !refresh {
+                    *current = value;
+                }
+                node.modified = next;
+            }
+        }
+        self.index = next;
+        self.expire_at(at, expires);
+        Some(())
+    }
+
+    fn compare_and_swap(&mut self, request: &OldRequest, expires: Option<i64>) -> Option<()> {
+        let parts = clean(&request.path);
+        let at = self.find(&parts).filter(|_| !is_fixed(&parts))?;
+        let next = self.index + 1;
+        self.compare(at, request)?;
+        let node = self.nodes.get_mut(at)?;
+        let Content::Value(current) = &mut node.content else { return None };
+        if !request.refresh {
+            current.clone_from(&request.value);
+        }
+        node.modified = next;
+        self.index = next;
+        self.expire_at(at, expires);
+        Some(())
+    }
+
+    fn compare_and_delete(&mut self, request: &OldRequest) -> Option<()> {
+        let at = self.find(&clean(&request.path))?;
+        self.compare(at, request)?;
+        self.remove(at);
+        self.index += 1;
+        Some(())
+    }
+
+    /// `None` if the node is a directory, or another than the request names.
+    fn compare(&self, at: usize, request: &OldRequest) -> Option<()> {
+        let node = self.nodes.get(at)?;
+        let Content::Value(value) = &node.content else { return None };
+        let is_it = (request.prev_index == 0 || request.prev_index == node.modified)
+            && (request.prev_value.is_empty() || request.prev_value == *value);
+        is_it.then_some(())
+    }
+
+    fn delete(&mut self, path: &str, is_dir: bool, recursive: bool) -> Option<()> {
+        let parts = clean(path);
+        let at = self.find(&parts).filter(|_| !is_fixed(&parts))?;
+        if let Content::Children(children) = &self.nodes.get(at)?.content
+            && (!(is_dir || recursive) || (!children.is_empty() && !recursive))
+        {
+            return None;
+        }
+        self.remove(at);
+        self.index += 1;
+        Some(())
+    }
+
+    /// Removes what has expired by a time, in nanoseconds since 1970.
+    fn expire(&mut self, cutoff: i64) {
+        while let Some((at, node)) = self.expiring.first().copied()
+            && at <= cutoff
+        {
+            self.remove(node);
+            self.index += 1;
+        }
+    }
+
+    /// Does what a change of the membership does to the store, if the server takes it.
+    fn change_members(&mut self, change: &ConfChange) -> Result<(), &'static str> {
+        let wrong = "a change of members whose member is none";
+        let id = format!("{:x}", change.node_id());
+        let (member, removed) = (format!("/0/members/{id}"), format!("/0/removed_members/{id}"));
+        let attributes = format!("{member}/raftAttributes");
+        let is_there = self.find(&clean(&member)).is_some();
+        if self.find(&clean(&removed)).is_some() {
+            return Ok(());
+        }
+        if change.r#type() == ConfChangeType::ConfChangeRemoveNode {
+            if is_there {
+                self.delete(&member, true, true);
+                self.create(&removed, false, String::new(), (false, false), None);
+            }
+            return Ok(());
+        }
+        let context: Value =
+            serde_json::from_slice(change.context.as_deref().unwrap_or_default()).map_err(|_| wrong)?;
+        let flag = |name| context.get(name).and_then(Value::as_bool).unwrap_or_default();
+        let urls = urls(&context);
+        let others = self.raft_attributes(&id);
+        let is_taken = others.iter().any(|other| self::urls(other).iter().any(|url| urls.contains(url)));
+        let is_learner = |other: &Value| other.get("isLearner").and_then(Value::as_bool) == Some(true);
+        let learners = others.iter().filter(|other| is_learner(other)).count();
+        let text = |urls: &[&str], learns: bool| {
+            let mut text = serde_json::json!({ "peerURLs": urls });
+            if learns {
+                text["isLearner"] = true.into();
+            }
+            text.to_string()
+        };
+        match change.r#type() {
+            ConfChangeType::ConfChangeUpdateNode => {
+                if is_there && !is_taken {
+                    self.set(&attributes, false, text(&urls, false), None, false);
+                }
+            }
+            _ if flag("isPromote") => {
+                let own = self.find(&clean(&attributes)).map(|at| self.value(at).to_owned());
+                let own: Option<Value> = own.and_then(|own| serde_json::from_str(&own).ok());
+                if let Some(own) = own.filter(is_learner) {
+                    self.set(&attributes, false, text(&self::urls(&own), false), None, false);
+                }
+            }
+            _ => {
+                let learns = flag("isLearner");
+                if !is_there && !is_taken && !(learns && learners >= LEARNERS_MAX) {
+                    self.create(&attributes, false, text(&urls, learns), (false, false), None);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the cluster notes of the members other than this one.
+    fn raft_attributes(&self, except: &str) -> Vec<Value> {
+        let Some(members) = self.find(&clean("/0/members")) else { return Vec::new() };
+        let Some(Node { content: Content::Children(members), .. }) = self.nodes.get(members) else {
+            return Vec::new();
+        };
+        let others = members.keys().filter(|id| *id != except);
+        others
+            .filter_map(|id| self.find(&clean(&format!("/0/members/{id}/raftAttributes"))))
+            .filter_map(|at| serde_json::from_str(self.value(at)).ok())
+            .collect()
+    }
+
+    /// A member published its name and client URLs.
+    fn set_attributes(&mut self, id: &str, value: String) -> Option<()> {
+        let member = format!("/0/members/{id}");
+        self.find(&clean(&member))?;
+        self.set(&format!("{member}/attributes"), false, value, None, false)
+    }
+
+    fn find(&self, parts: &[String]) -> Option<usize> {
+        let mut at = ROOT;
+        for part in parts {
+            let Content::Children(children) = &self.nodes.get(at)?.content else { return None };
+            at = *children.get(part)?;
+        }
+        Some(at)
+    }
+
+    /// The value of a key; empty for a directory.
+    fn value(&self, at: usize) -> &str {
+        match self.nodes.get(at).map(|node| &node.content) {
+            Some(Content::Value(value)) => value,
+            _ => "",
+        }
+    }
+
+    /// Adds a node to its parent; returns its place.
+    fn add(&mut self, node: Node) -> usize {
+        let (name, parent) = (node.name.clone(), node.parent);
+        let at = self.place(node);
+        if let Some(Content::Children(children)) = self.nodes.get_mut(parent).map(|node| &mut node.content) {
+            children.insert(name, at);
+        }
+        at
+    }
+
+    fn place(&mut self, node: Node) -> usize {
+        let expires = node.expires;
+        let at = match self.free.pop() {
+            Some(at) => at,
+            None => self.nodes.len(),
+        };
+        match self.nodes.get_mut(at) {
+            Some(place) => *place = node,
+            None => self.nodes.push(node),
+        }
+        self.expiring.extend(expires.map(|expires| (expires, at)));
+        at
+    }
+
+    /// Removes a node with all below it.
+    fn remove(&mut self, at: usize) {
+        let Some(Node { name, parent, .. }) = self.nodes.get(at) else { return };
+        let (name, parent) = (name.clone(), *parent);
+        if let Some(Content::Children(children)) = self.nodes.get_mut(parent).map(|node| &mut node.content) {
+            children.remove(&name);
+        }
+        let mut open = vec![at];
+        while let Some(at) = open.pop() {
+            self.expire_at(at, None);
+            let Some(node) = self.nodes.get_mut(at) else { continue };
+            if let Content::Children(children) =
+                std::mem::replace(&mut node.content, Content::Value(String::new()))
+            {
+                open.extend(children.into_values());
+            }
+            self.free.push(at);
+        }
+    }
+
+    /// Sets when a node expires.
+    fn expire_at(&mut self, at: usize, expires: Option<i64>) {
+        let Some(node) = self.nodes.get_mut(at) else { return };
+        if let Some(before) = std::mem::replace(&mut node.expires, expires) {
+            self.expiring.remove(&(before, at));
+        }
+        self.expiring.extend(expires.map(|expires| (expires, at)));
+    }
+}
+
+impl Default for V2Tree {
+    fn default() -> V2Tree {
+        V2Tree::new()
+    }
+}
+
+fn directory(name: &str, parent: usize, index: u64, expires: Option<i64>) -> Node {
+    let content = Content::Children(BTreeMap::new());
+    Node { name: name.to_owned(), parent, created: index, modified: index, expires, content }
+}
+
+/// The parts of a path, as Go's `path.Clean` leaves them.
+fn clean(path: &str) -> Vec<String> {
+    let mut parts = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part.to_owned()),
+        }
+    }
+    parts
+}
+
+/// Returns true for what nobody may change: the root, and the two spaces.
+fn is_fixed(parts: &[String]) -> bool {
+    match parts {
+        [] => true,
+        [only] => only == CLUSTER || only == USERS,
+        _ => false,
+    }
+}
+
+/// The member whose name and client URLs are at this path.
+fn attributes_of(path: &str) -> Option<&str> {
+    path.strip_prefix("/0/members/")?.strip_suffix("/attributes")
+}
+
+fn urls(attributes: &Value) -> Vec<&str> {
+    let urls = attributes.get("peerURLs").and_then(Value::as_array);
+    urls.into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+fn number(from: &Value, field: &str, of: &str) -> Result<u64, String> {
+    from.get(field).and_then(Value::as_u64).ok_or_else(|| format!("{of} has no {field}"))
+}
+
+/// Reads a node of an image, without what is below it.
+fn read_node(from: &Value, name: &str, parent: usize) -> Result<Node, String> {
+    let fields = from.as_object().ok_or_else(|| format!("{name:?} is no node"))?;
+    let text = |field: &str| fields.get(field).and_then(Value::as_str);
+    let of = format!("{:?}", text("Path").unwrap_or(name));
+    let lacks = |what: &str| format!("{of} has no {what}");
+    let content = match fields.get("Children") {
+        Some(Value::Object(_)) => Content::Children(BTreeMap::new()),
+        None | Some(Value::Null) => Content::Value(text("Value").ok_or_else(|| lacks("Value"))?.to_owned()),
+        Some(_) => return Err(lacks("Children that can be")),
+    };
+    let expires = text("ExpireTime").ok_or_else(|| lacks("ExpireTime"))?;
+    let expires = if expires.starts_with("0001-01-01T00:00:00") {
+        None
+    } else {
+        let time = stdx::calendar::parse_rfc3339(expires).ok_or_else(|| lacks("ExpireTime that can be"))?;
+        let nanos = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        Some(i64::try_from(nanos).unwrap_or(i64::MAX))
+    };
+    Ok(Node {
+        name: name.to_owned(),
+        parent,
+        created: number(from, "CreatedIndex", &of)?,
+        modified: number(from, "ModifiedIndex", &of)?,
+        expires,
+        content,
+    })
+}

@@ -1,0 +1,195 @@
+//! The old store (API version 2), rebuilt from a directory that real etcd 3.4 left: an image, and entries behind it.
+//!
+//! `golden/3.4-v2-keys.json` is what that etcd answered to `GET /v2/keys/?recursive=true` just before it was stopped.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use disk::{Disk as _, MemDisk};
+use mainstay_interchange::{DataDir, V2Node};
+use prost::Message as _;
+use serde_json::Value;
+
+const SNAP: &str = "/d/member/snap/0000000000000002-0000000000000029.snap";
+const WAL: &str = "/d/member/wal/0000000000000000-0000000000000000.wal";
+
+fn golden(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden").join(name);
+    let bytes = std::fs::read(&path).expect("is there");
+    if !name.ends_with(".gz") {
+        return bytes;
+    }
+    let mut plain = Vec::new();
+    flate2::read::GzDecoder::new(bytes.as_slice()).read_to_end(&mut plain).expect("is sound");
+    plain
+}
+
+/// etcd's directory, with this image and this log.
+fn dir(image: Option<Vec<u8>>, wal: Vec<u8>) -> MemDisk {
+    let disk = MemDisk::new(1);
+    for dir in ["/d/member/snap", "/d/member/wal"] {
+        disk.create_dir_all(Path::new(dir)).expect("is made");
+    }
+    disk.plant(Path::new("/d/member/snap/db"), golden("3.4-v2-db.gz"));
+    disk.plant(Path::new(WAL), wal);
+    if let Some(image) = image {
+        disk.plant(Path::new(SNAP), image);
+    }
+    disk
+}
+
+fn rebuilt(disk: &MemDisk) -> Result<Vec<V2Node>, String> {
+    let dir = DataDir::open(disk, Path::new("/d")).map_err(|error| error.to_string())?;
+    let tree = dir.old_keys(disk).map_err(|error| error.to_string())?;
+    assert_eq!(tree.other_keys(), 0);
+    Ok(tree.user_nodes().collect())
+}
+
+/// The keys and empty directories of an answer of etcd's, with the earliest time at which each expires.
+fn expected(node: &Value, above: Option<i64>, into: &mut Vec<V2Node>) {
+    let nanos = node["expiration"].as_str().map(|text| {
+        let time = stdx::calendar::parse_rfc3339(text).expect("a time");
+        i64::try_from(time.duration_since(std::time::UNIX_EPOCH).expect("is later").as_nanos()).expect("fits")
+    });
+    let expires_unix_nanos = nanos.into_iter().chain(above).min();
+    let nodes = node["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for node in nodes {
+        expected(node, expires_unix_nanos, into);
+    }
+    if let (true, Some(path)) = (nodes.is_empty(), node["key"].as_str()) {
+        into.push(V2Node {
+            path: path.to_owned(),
+            value: node["value"].as_str().map(str::to_owned),
+            created_index: node["createdIndex"].as_u64().expect("an index"),
+            modified_index: node["modifiedIndex"].as_u64().expect("an index"),
+            expires_unix_nanos,
+        });
+    }
+}
+
+/// What etcd answered, in the order of changes; hidden keys, which it does not list, were read by themselves.
+fn answered() -> Vec<V2Node> {
+    let answer: Value = serde_json::from_slice(&golden("3.4-v2-keys.json")).expect("JSON");
+    let mut nodes = Vec::new();
+    expected(&answer["node"], None, &mut nodes);
+    nodes.push(V2Node {
+        path: "/_hidden/x".to_owned(),
+        value: Some("h".to_owned()),
+        created_index: 13,
+        modified_index: 13,
+        expires_unix_nanos: None,
+    });
+    nodes.sort_by_key(|node| node.modified_index);
+    nodes
+}
+
+#[test]
+fn an_image_and_the_entries_behind_it_give_what_etcd_answered() {
+    let (image, wal) = (golden("3.4-v2-snap.gz"), golden("3.4-v2-wal.gz"));
+    let found = rebuilt(&dir(Some(image), wal.clone())).expect("is sound");
+    assert_eq!(found, answered());
+    // The log reaches back to the first entry, so the image is not needed: every index is the same without it.
+    let mut again = rebuilt(&dir(None, wal)).expect("is sound");
+    // A time to expire at is exact in the log, and has lost nothing in the image.
+    again.sort_by_key(|node| node.modified_index);
+    assert_eq!(again, found);
+}
+
+/// An image in its frame, changed by `change`.
+fn changed(change: impl FnOnce(&mut api::raftpb::Snapshot)) -> Vec<u8> {
+    let framed = api::snappb::Snapshot::decode(golden("3.4-v2-snap.gz").as_slice()).expect("is sound");
+    let mut snapshot = api::raftpb::Snapshot::decode(framed.data.expect("is there")).expect("is sound");
+    change(&mut snapshot);
+    let data = snapshot.encode_to_vec();
+    let crc = Some(crc32c::crc32c(&data));
+    api::snappb::Snapshot { crc, data: Some(data.into()) }.encode_to_vec()
+}
+
+/// An image with a changed text.
+fn rewritten(from: &str, to: &str) -> Vec<u8> {
+    changed(|snapshot| {
+        let json = String::from_utf8(snapshot.data.take().expect("is there").to_vec()).expect("is text");
+        assert!(json.contains(from), "{json}");
+        snapshot.data = Some(json.replacen(from, to, 1).into());
+    })
+}
+
+#[test]
+fn what_cannot_be_rebuilt_is_refused() {
+    let wal = golden("3.4-v2-wal.gz");
+    let refused = |image: Vec<u8>, what: &str| {
+        let why = rebuilt(&dir(Some(image), wal.clone())).expect_err(what);
+        assert!(why.contains(what), "{what}: {why}");
+        assert!(!why.contains('\n'), "{why}");
+    };
+    let mut torn = golden("3.4-v2-snap.gz");
+    torn.truncate(torn.len() / 2);
+    refused(
+        torn,
+        "0000000000000002-0000000000000029.snap: byte 0: the image of the old store cannot be read",
+    );
+    let mut flipped = golden("3.4-v2-snap.gz");
+    let last = flipped.len() - 1;
+    flipped[last] ^= 1;
+    refused(flipped, "its checksum does not match");
+    refused(changed(|snapshot| snapshot.data = Some("{".into())), "EOF while parsing");
+    refused(changed(|snapshot| snapshot.data = Some("[]".into())), "the image has no CurrentVersion");
+    refused(rewritten("\"CurrentVersion\":2", "\"CurrentVersion\":3"), "it is of version 3");
+    refused(rewritten("\"CurrentVersion\":2", "\"CurrentVersion\":2.5"), "the image has no CurrentVersion");
+    refused(rewritten("\"Root\":{", "\"Root\":null,\"Other\":{"), "is no node");
+    refused(rewritten("\"Root\":{", "\"Roots\":{"), "it has no root");
+    refused(
+        rewritten("\"/1/plain\",\"CreatedIndex\":", "\"/1/plain\",\"Created\":"),
+        "\"/1/plain\" has no CreatedIndex",
+    );
+    refused(rewritten("\"ExpireTime\":\"2", "\"ExpireTime\":\"x2"), "has no ExpireTime that can be");
+    refused(rewritten("\"plain\":", "\"pl/ain\":"), "\"pl/ain\" cannot be the name of a key");
+    let deep = format!("{}{{}}{}", "{\"Children\":{\"a\":".repeat(200), "}}".repeat(200));
+    refused(
+        changed(|snapshot| snapshot.data = Some(format!("{{\"Root\":{deep}}}").into())),
+        "recursion limit exceeded",
+    );
+    // Younger than all there is.
+    let late = changed(|snapshot| snapshot.metadata.get_or_insert_default().index = Some(100_000));
+    refused(late, "a part of the log is missing");
+    // Entries behind the image are missing: the log of a younger segment only, whose first entry is above.
+    let old = changed(|snapshot| snapshot.metadata.get_or_insert_default().index = Some(0));
+    let cut = later_log(&wal);
+    let why = rebuilt(&dir(Some(old), cut)).expect_err("entries are missing");
+    assert!(why.contains("entry 1, which is younger than the old store's image, is not in the log"), "{why}");
+}
+
+/// The same log, without entries that the database has.
+fn later_log(wal: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let (mut at, mut crc, mut first) = (0, 0, true);
+    while let Some(head) = wal.get(at..at + 8) {
+        let length = u64::from_le_bytes(head.try_into().expect("eight bytes"));
+        if length == 0 {
+            break;
+        }
+        let (record_bytes, padding) = (
+            (length & !(0xff << 56)) as usize,
+            if length >> 63 > 0 { (length >> 56 & 7) as usize } else { 0 },
+        );
+        let mut record = api::walpb::Record::decode(&wal[at + 8..at + 8 + record_bytes]).expect("is sound");
+        at += 8 + record_bytes + padding;
+        let entry = (record.r#type == Some(2))
+            .then(|| api::raftpb::Entry::decode(record.data.clone().unwrap_or_default()).expect("is sound"));
+        if entry.is_some_and(|entry| entry.index() < 10) {
+            continue;
+        }
+        if let Some(data) = record.data.as_ref().filter(|_| !first) {
+            crc = crc32c::crc32c_append(crc, data);
+        }
+        first = false;
+        record.crc = Some(crc);
+        let record = record.encode_to_vec();
+        let padding = (8 - record.len() % 8) % 8;
+        let flag = if padding > 0 { 0x80 | padding as u64 } else { 0 };
+        bytes.extend((record.len() as u64 | flag << 56).to_le_bytes());
+        bytes.extend(&record);
+        bytes.extend(vec![0; padding]);
+    }
+    bytes
+}

@@ -1,0 +1,304 @@
+//! Keys of etcd's old store (API version 2), moved into the key space of version 3 behind everything else that is imported.
+//!
+//! They become entries of the log, each a transaction of one put, in the order in which the keys were last changed. So a
+//! member that joins later gets them as it gets all else. A key that is there already is not overwritten: [`Migration::check`]
+//! finds it, and the import is refused.
+
+use std::collections::{BTreeSet, HashSet};
+
+use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::{
+    Compare, InternalRaftRequest, LeaseGrantRequest, PutRequest, RequestHeader, RequestOp, TxnRequest,
+};
+use cli::{Failure, Flag, Matches};
+use interchange::{V2Node, V2Tree};
+use machine::Machine;
+use numbers::{LeaseId, Revision};
+use serde_json::Value;
+
+use crate::notice::Notices;
+
+pub(crate) const MIGRATE: Flag<bool> = Flag::bool(
+    "migrate-v2",
+    "Move keys of the old store (API version 2) into the key space of version 3: what is below /v2/keys, by its path",
+);
+pub(crate) const PREFIX: Flag<String> = Flag::text(
+    "v2-prefix",
+    "",
+    "What the names of keys of the old store begin with (only with --migrate-v2)",
+);
+pub(crate) const TTL: Flag<String> = Flag::text(
+    "v2-ttl",
+    "lease",
+    "What becomes of keys that expire: they get a lease (lease), stay for ever (drop), or are left out (skip)",
+);
+pub(crate) const DIRS: Flag<bool> = Flag::bool(
+    "v2-dirs",
+    "Keep empty directories as keys without a value whose names end in a slash (only with --migrate-v2)",
+);
+
+/// Keys and directories named at most in a warning.
+const NAMED_MAX: usize = 20;
+/// Seconds that a lease may have at most, as etcd grants them.
+const TTL_SECONDS_MAX: i64 = 9_000_000_000;
+const NANOS_PER_SECOND: i64 = 1_000_000_000;
+/// With authentication on, entries are applied on behalf of a user; this one may do everything. The revision says that it was
+/// authenticated later than any change of users.
+const USER: &str = "root";
+const AUTH_REVISION: u64 = u64::MAX;
+
+/// What becomes of keys that expire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ttl {
+    Lease,
+    Drop,
+    Skip,
+}
+
+/// The values of the flags.
+#[derive(Debug)]
+pub(crate) struct Options {
+    prefix: String,
+    ttl: Ttl,
+    dirs: bool,
+}
+
+impl Options {
+    /// The options of a migration; `None` if none is asked for.
+    ///
+    /// # Errors
+    ///
+    /// When a value is none that there is, or an option of a migration is given without one.
+    pub fn of(given: &Matches) -> Result<Option<Options>, Failure> {
+        if !given.get(MIGRATE) {
+            for flag in [PREFIX.row(), TTL.row(), DIRS.row()] {
+                if given.is_given(flag) {
+                    return Err(Failure::bad_args(format!("--{} is for --migrate-v2", flag.name)));
+                }
+            }
+            return Ok(None);
+        }
+        let ttl = match given.get(TTL) {
+            "lease" => Ttl::Lease,
+            "drop" => Ttl::Drop,
+            "skip" => Ttl::Skip,
+            other => {
+                let other = cli::go::quote(other);
+                return Err(Failure::bad_args(format!("--v2-ttl is lease, drop or skip, not {other}")));
+            }
+        };
+        Ok(Some(Options { prefix: given.get(PREFIX).to_owned(), ttl, dirs: given.get(DIRS) }))
+    }
+}
+
+/// What is to be moved.
+pub(crate) struct Migration {
+    /// In the order in which they were last changed.
+    keys: Vec<Key>,
+    /// In the order in which they end.
+    leases: Vec<Lease>,
+    /// Keys and directories that have expired; etcd would remove them as soon as it runs again.
+    expired: Vec<String>,
+    /// Keys that are left out since they expire.
+    skipped: usize,
+    /// Empty directories that are left out.
+    directories: Vec<String>,
+    /// Keys that belong to users, roles and rights of API version 2.
+    others: usize,
+}
+
+/// A key as it will be in version 3.
+struct Key {
+    name: Vec<u8>,
+    value: Vec<u8>,
+    expires_unix_nanos: Option<i64>,
+}
+
+/// The lease of all keys that expire at the same time.
+struct Lease {
+    expires_unix_nanos: i64,
+    ttl_seconds: i64,
+    /// None before [`Migration::assign_leases`].
+    id: LeaseId,
+}
+
+impl Migration {
+    /// Plans what becomes of a store at a time, in nanoseconds since 1970.
+    pub fn plan(tree: &V2Tree, options: &Options, now: i64) -> Migration {
+        let mut plan = Migration {
+            keys: Vec::new(),
+            leases: Vec::new(),
+            expired: Vec::new(),
+            skipped: 0,
+            directories: Vec::new(),
+            others: tree.other_keys(),
+        };
+        let mut ends = BTreeSet::new();
+        for V2Node { path, value, expires_unix_nanos, .. } in tree.user_nodes() {
+            if expires_unix_nanos.is_some_and(|at| at <= now) {
+                plan.expired.push(path);
+                continue;
+            }
+            let name = match &value {
+                Some(_) => format!("{}{path}", options.prefix),
+                None if options.dirs => format!("{}{path}/", options.prefix),
+                None => {
+                    plan.directories.push(path);
+                    continue;
+                }
+            };
+            let expires_unix_nanos = match (expires_unix_nanos, options.ttl) {
+                (Some(_), Ttl::Skip) => {
+                    plan.skipped += 1;
+                    continue;
+                }
+                (_, Ttl::Drop) => None,
+                (at, _) => at,
+            };
+            ends.extend(expires_unix_nanos);
+            let value = value.unwrap_or_default().into_bytes();
+            plan.keys.push(Key { name: name.into_bytes(), value, expires_unix_nanos });
+        }
+        plan.leases = Vec::from_iter(ends.into_iter().map(|expires_unix_nanos| {
+            let nanos = expires_unix_nanos.saturating_sub(now);
+            // Rounded up: no key is to end early.
+            let seconds = nanos / NANOS_PER_SECOND + i64::from(nanos % NANOS_PER_SECOND > 0);
+            let ttl_seconds = seconds.min(TTL_SECONDS_MAX);
+            Lease { expires_unix_nanos, ttl_seconds, id: LeaseId::NONE }
+        }));
+        plan
+    }
+
+    /// The number of requests that it takes.
+    pub fn requests(&self) -> u64 {
+        (self.leases.len() + self.keys.len()) as u64
+    }
+
+    /// Gives each lease an id that is not taken.
+    pub fn assign_leases(&mut self, taken: &HashSet<LeaseId>) {
+        let mut used = HashSet::new();
+        for lease in &mut self.leases {
+            let mut id = LeaseId(lease.expires_unix_nanos.max(1));
+            while taken.contains(&id) || !used.insert(id) {
+                id = LeaseId(id.0.checked_add(1).unwrap_or(1));
+            }
+            lease.id = id;
+        }
+    }
+
+    /// The request with this number, from 0 on: first the leases, then the keys.
+    pub fn request(&self, number: u64) -> Option<InternalRaftRequest> {
+        let number = usize::try_from(number).ok()?;
+        let header = RequestHeader {
+            username: USER.to_owned(),
+            auth_revision: AUTH_REVISION,
+            ..RequestHeader::default()
+        };
+        let request = InternalRaftRequest { header: Some(header), ..InternalRaftRequest::default() };
+        if let Some(lease) = self.leases.get(number) {
+            let grant = LeaseGrantRequest { id: lease.id.0, ttl: lease.ttl_seconds };
+            return Some(InternalRaftRequest { lease_grant: Some(grant), ..request });
+        }
+        let key = self.keys.get(number - self.leases.len())?;
+        let is_new = Compare {
+            result: CompareResult::Equal.into(),
+            target: CompareTarget::Create.into(),
+            key: key.name.clone().into(),
+            target_union: Some(TargetUnion::CreateRevision(0)),
+            ..Compare::default()
+        };
+        let put = PutRequest {
+            key: key.name.clone().into(),
+            value: key.value.clone().into(),
+            lease: self.lease_of(key).0,
+            ..PutRequest::default()
+        };
+        let txn = TxnRequest {
+            compare: vec![is_new],
+            success: vec![RequestOp { request: Some(Request::RequestPut(put)) }],
+            ..TxnRequest::default()
+        };
+        Some(InternalRaftRequest { txn: Some(txn), ..request })
+    }
+
+    fn lease_of(&self, key: &Key) -> LeaseId {
+        let found = key.expires_unix_nanos.and_then(|at| {
+            let place = self.leases.binary_search_by_key(&at, |lease| lease.expires_unix_nanos).ok()?;
+            self.leases.get(place)
+        });
+        found.map_or(LeaseId::NONE, |lease| lease.id)
+    }
+
+    /// Makes sure that a state has all of it: each key with its value and its lease.
+    ///
+    /// # Errors
+    ///
+    /// The keys that are missing, or that version 3 had before with another value.
+    pub fn check(&self, machine: &mut Machine) -> Result<(), Failure> {
+        let view = machine.store.publish();
+        let snapshot = view.snapshot();
+        let (mut taken, mut count) = (Vec::new(), 0_u64);
+        for key in &self.keys {
+            let found = snapshot
+                .get(&key.name, Revision::CURRENT)
+                .map_err(|error| Failure::error(format!("{error:?}")))?;
+            let is_it = found.is_some_and(|version| {
+                version.value_len() as usize == key.value.len()
+                    && version.value_crc() == crc32c::crc32c(&key.value)
+                    && version.lease() == self.lease_of(key)
+            });
+            if !is_it {
+                count += 1;
+                if taken.len() < NAMED_MAX {
+                    taken.push(cli::go::quote(&key.name));
+                }
+            }
+        }
+        for lease in &self.leases {
+            if machine.leases.get(lease.id).is_none() {
+                return Err(Failure::error(format!("lease {:x} was not granted", lease.id.0)));
+            }
+        }
+        if count > 0 {
+            let more = if count > taken.len() as u64 { ", …" } else { "" };
+            return Err(Failure::error(format!(
+                "{count} keys of the old store (API version 2) have names that keys of version 3 have already: {}{more}; \
+                 choose other names for them with --v2-prefix",
+                taken.join(", ")
+            )));
+        }
+        Ok(())
+    }
+
+    /// Says what was moved and what was not.
+    pub fn report(&self, notices: &mut Notices) {
+        let named = |notices: &mut Notices, what: &str, paths: &[String]| {
+            if !paths.is_empty() {
+                let shown = paths.iter().take(NAMED_MAX).map(|path| Value::from(path.as_str()));
+                notices
+                    .warn(what, &[("count", paths.len().into()), ("paths", Value::Array(shown.collect()))]);
+            }
+        };
+        named(notices, "left out what had expired in the old store", &self.expired);
+        named(
+            notices,
+            "left out empty directories of the old store; --v2-dirs keeps them",
+            &self.directories,
+        );
+        if self.skipped > 0 {
+            notices.warn("left out keys of the old store that expire", &[("keys", self.skipped.into())]);
+        }
+        if self.others > 0 {
+            notices.warn(
+                "left out users, roles and rights of API version 2: those of version 3 are made with etcdctl user, role and \
+                 auth enable",
+                &[("keys", self.others.into())],
+            );
+        }
+        notices.info(
+            "moved keys of the old store",
+            &[("keys", self.keys.len().into()), ("leases", self.leases.len().into())],
+        );
+    }
+}

@@ -1,0 +1,85 @@
+//! A log in a directory of its own, beside the data directory that is made.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cli::Failure;
+use disk::{Disk, RealDisk};
+use storage::Identity;
+use storage::restoration::Restoration;
+
+use crate::target::Target;
+
+/// Where the log of a member goes whose user has named a place for it.
+pub(crate) enum WalDir {
+    /// This far below the data directory.
+    Inside(PathBuf),
+    /// At this absolute path, outside of the data directory.
+    Apart(PathBuf),
+}
+
+impl WalDir {
+    /// Says which it is. `flags` are the names of those that gave the two directories.
+    ///
+    /// # Errors
+    ///
+    /// When the data directory is to lie in that of the log, or the log in the data directory but outside of `member`:
+    /// the two could not come to be whole or not at all.
+    pub fn of(
+        wal_dir: &Path,
+        data_dir: &Path,
+        (wal_flag, data_flag): (&str, &str),
+    ) -> Result<WalDir, Failure> {
+        let whole = |path: &Path| std::path::absolute(path).map_err(Failure::error);
+        let (wal_dir, data_dir) = (whole(wal_dir)?, whole(data_dir)?);
+        let goes_up = |path: &Path| path.components().any(|part| part == std::path::Component::ParentDir);
+        if goes_up(&wal_dir) || goes_up(&data_dir) {
+            return Err(Failure::bad_args(format!(
+                "--{wal_flag} and --{data_flag} are named without \"..\" when both are given"
+            )));
+        }
+        if data_dir.starts_with(&wal_dir) {
+            return Err(Failure::bad_args(format!(
+                "--{data_flag} lies in --{wal_flag}: the log has a directory to itself"
+            )));
+        }
+        match wal_dir.strip_prefix(&data_dir) {
+            Ok(below) if below.starts_with("member") && below != Path::new("member") => {
+                Ok(WalDir::Inside(below.to_path_buf()))
+            }
+            Ok(_) => Err(Failure::bad_args(format!(
+                "--{wal_flag} lies in --{data_flag}: name a directory below its \"member\", or one outside of it"
+            ))),
+            Err(_) => Ok(WalDir::Apart(wal_dir)),
+        }
+    }
+}
+
+/// Begins a data directory of Mainstay in `making`, which will get the name `data_dir`, and the log's own directory if it
+/// lies apart.
+///
+/// # Errors
+///
+/// When something is there already, or the operating system refuses.
+pub(crate) fn begin(
+    making: &Path,
+    data_dir: &Path,
+    wal_dir: Option<&WalDir>,
+    identity: Identity,
+) -> Result<(Restoration, Option<Target>), Failure> {
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let apart = |log_dir: &Path, named: &Path, identity| {
+        Restoration::begin_apart(&disk, making, log_dir, named, identity).map_err(Failure::error)
+    };
+    match wal_dir {
+        None => Ok((Restoration::begin(&disk, making, identity).map_err(Failure::error)?, None)),
+        Some(WalDir::Inside(below)) => {
+            let data_dir = std::path::absolute(data_dir).map_err(Failure::error)?;
+            Ok((apart(&making.join(below), &data_dir.join(below), identity)?, None))
+        }
+        Some(WalDir::Apart(path)) => {
+            let wal = Target::begin(path)?;
+            Ok((apart(wal.making(), path, identity)?, Some(wal)))
+        }
+    }
+}
