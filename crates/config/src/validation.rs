@@ -266,15 +266,17 @@ impl Urls {
                 "cannot bind both --listen-client-urls and --listen-client-http-urls on the same url {url}"
             )));
         }
-        // COMPAT-131: members on one machine only are no cluster that survives anything.
+        // COMPAT-131: with `unixs` members of etcd 3.7 do not find each other either.
         let of_members = [
             ("listen-peer-urls", &urls.listen_peer),
             ("initial-advertise-peer-urls", &urls.initial_advertise_peer),
         ];
         for (flag, urls) in of_members {
-            if let Some(url) = urls.iter().find(|url| url.scheme().is_unix()) {
-                let text =
-                    format!("--{flag} has {url}: members reach each other by http and https URLs only");
+            let is_unixs = |url: &&Url| url.scheme().is_unix() && url.scheme().is_secure();
+            if let Some(url) = urls.iter().find(is_unixs) {
+                let text = format!(
+                    "--{flag} has {url}: members reach each other by http, https and unix URLs, and speak TLS by https only"
+                );
                 return Err(Refusal::invalid(text));
             }
         }

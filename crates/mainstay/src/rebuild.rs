@@ -23,6 +23,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -730,10 +731,17 @@ fn refuse_alive(own: &Member, tls: &tls::ClientTls) -> Result<(), RebuildError> 
     Ok(())
 }
 
-/// Whether something accepts TCP connections at a URL. An error says that this cannot be told.
+/// Whether something accepts connections at a URL. An error says that this cannot be told.
 fn accepts(url: &str) -> io::Result<bool> {
     let url =
         Url::parse(url).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
+    if url.scheme().is_unix() {
+        return match UnixStream::connect(url.host()) {
+            Ok(_) => Ok(true),
+            Err(error) if is_down(&error) || error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        };
+    }
     for address in (url.host(), url.port()).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, CALL_TIMEOUT) {
             Ok(_) => return Ok(true),

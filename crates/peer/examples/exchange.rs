@@ -95,7 +95,7 @@ fn start(id: u64, member: &Arc<Member>, tls: Option<&tls::Tls>) -> (Arc<Peers>, 
         min_cluster_version: "3.0.0",
         read_timeout: Duration::from_secs(5),
         write_timeout: Duration::from_secs(5),
-        listeners: vec![Listener { socket, tls: tls.and_then(tls::Tls::server) }],
+        listeners: vec![Listener { socket: socket.into(), tls: tls.and_then(tls::Tls::server) }],
         tls: tls.map(tls::Tls::client),
         local_address: None,
     };

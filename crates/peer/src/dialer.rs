@@ -5,12 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use tls::ClientTls;
-use tokio::net::{TcpSocket, TcpStream, lookup_host};
+use tokio::net::{TcpSocket, TcpStream, UnixStream, lookup_host};
 
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Place};
 use crate::handshakes::{self, Failure, Handshakes, Met};
 use crate::sessions::{Sessions, Side};
 use crate::socket::Socket;
+use crate::stream::Stream;
 use crate::wire::Wire;
 
 /// Opens connections to members.
@@ -39,28 +40,34 @@ impl Dialer {
         self.tls.is_some()
     }
 
-    /// Opens a connection. `dial_timeout` is for the connection of TCP; a handshake has its own time.
+    /// Opens a connection. `dial_timeout` is for the connection of the socket; a handshake has its own time.
     pub(crate) async fn connect(
         &self,
         endpoint: &Endpoint,
         dial_timeout: Duration,
         write_timeout: Duration,
     ) -> io::Result<Socket> {
-        let dial = self.dial(&endpoint.host, endpoint.port);
-        let stream = tokio::time::timeout(dial_timeout, dial)
-            .await
-            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "dial timed out"))??;
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, "dial timed out");
+        let (host, port) = match &endpoint.place {
+            Place::Tcp { host, port } => (host, *port),
+            Place::Unix { path } => {
+                let stream =
+                    tokio::time::timeout(dial_timeout, UnixStream::connect(path)).await.map_err(late)??;
+                return Ok(Socket::plain(Wire::new(Stream::Unix(stream), write_timeout)?));
+            }
+        };
+        let stream = tokio::time::timeout(dial_timeout, self.dial(host, port)).await.map_err(late)??;
         if !endpoint.is_tls {
-            return Ok(Socket::plain(Wire::new(stream, write_timeout)?));
+            return Ok(Socket::plain(Wire::new(Stream::Tcp(stream), write_timeout)?));
         }
         let tls = self.tls.as_ref().ok_or_else(|| io::Error::other("no TLS settings"))?;
         let stream = stream.into_std()?;
         let met = match &self.handshakes {
-            Some(thread) => thread.connect(stream, endpoint.host.clone(), tls.clone(), write_timeout).await,
-            None => handshakes::connect(stream, &endpoint.host, tls, write_timeout).await,
+            Some(thread) => thread.connect(stream, host.clone(), tls.clone(), write_timeout).await,
+            None => handshakes::connect(stream, host, tls, write_timeout).await,
         };
         let Met { stream, secured, session } = met?;
-        let wire = Wire::new(TcpStream::from_std(stream)?, write_timeout)?;
+        let wire = Wire::new(Stream::Tcp(TcpStream::from_std(stream)?), write_timeout)?;
         let watched = self.sessions.watch(Side::Dialed(tls.clone()), session, endpoint.authority.clone());
         let watched = watched.map_err(Failure::Refused)?;
         Ok(Socket::secured(wire, secured, watched))

@@ -1,3 +1,6 @@
+use std::path::PathBuf;
+
+use api::url::Url;
 use http::Uri;
 
 use crate::error::{UrlError, UrlFault};
@@ -5,24 +8,49 @@ use crate::error::{UrlError, UrlFault};
 /// The address of a member, from a peer URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
-    /// Name or address, without the brackets of IPv6.
-    pub(crate) host: String,
-    pub(crate) port: u16,
+    pub(crate) place: Place,
     /// The URL says `https`.
     pub(crate) is_tls: bool,
     /// Value of the `Host` header.
     pub(crate) authority: String,
 }
 
+/// Where a member listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    Tcp {
+        /// Name or address, without the brackets of IPv6.
+        host: String,
+        port: u16,
+    },
+    /// A Unix socket.
+    Unix {
+        /// Its file; relative to the working directory of this process.
+        path: PathBuf,
+    },
+}
+
+/// What requests through a Unix socket have as the name of the server; nobody looks at it.
+const UNIX_AUTHORITY: &str = "localhost";
+
 impl Endpoint {
-    /// Reads a peer URL: scheme, host and port, nothing else.
+    /// Reads a peer URL: scheme, host and port, nothing else; or `unix` and the path of a socket.
     pub(crate) fn parse(url: &str) -> Result<Endpoint, UrlError> {
         let refused = |fault| UrlError { url: url.to_owned(), fault };
+        if let Ok(socket) = Url::parse(url)
+            && socket.scheme().is_unix()
+        {
+            if socket.scheme().is_secure() {
+                return Err(refused(UrlFault::Form("members speak no TLS through a Unix socket")));
+            }
+            let place = Place::Unix { path: socket.host().into() };
+            return Ok(Endpoint { place, is_tls: false, authority: UNIX_AUTHORITY.to_owned() });
+        }
         let uri: Uri = url.parse().map_err(|error| refused(UrlFault::Syntax(error)))?;
         let is_tls = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
-            _ => return Err(refused(UrlFault::Form("only http:// and https:// are supported"))),
+            _ => return Err(refused(UrlFault::Form("only http://, https:// and unix:// are supported"))),
         };
         let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
         let Some(authority) = authority else {
@@ -42,7 +70,7 @@ impl Endpoint {
         if host.is_empty() {
             return Err(refused(UrlFault::Form("it names no host")));
         }
-        Ok(Endpoint { host, port, is_tls, authority: authority.as_str().to_owned() })
+        Ok(Endpoint { place: Place::Tcp { host, port }, is_tls, authority: authority.as_str().to_owned() })
     }
 
     /// Reads a peer URL that is to be dialed; `has_tls` says whether this member can dial `https`.
@@ -55,7 +83,7 @@ impl Endpoint {
     }
 }
 
-/// Checks that a URL is a peer URL: `http` or `https`, a host and a port, nothing else.
+/// Checks that a URL is a peer URL: `http` or `https`, a host and a port, nothing else; or `unix` and the path of a socket.
 ///
 /// # Errors
 ///
@@ -104,24 +132,32 @@ mod tests {
     #[test]
     fn urls_of_members_are_read_and_others_refused_by_name() {
         let endpoint = Endpoint::parse("http://[::1]:2380").unwrap();
-        assert_eq!((endpoint.host.as_str(), endpoint.port), ("::1", 2380));
+        let tcp = |host: &str, port| Place::Tcp { host: host.to_owned(), port };
+        assert_eq!(endpoint.place, tcp("::1", 2380));
         assert_eq!(endpoint.authority, "[::1]:2380");
-        assert_eq!(Endpoint::parse("http://a.example").unwrap().port, 80);
+        assert_eq!(Endpoint::parse("http://a.example").unwrap().place, tcp("a.example", 80));
         let secure = Endpoint::parse("https://a.example").unwrap();
-        assert_eq!((secure.port, secure.is_tls), (443, true));
+        assert_eq!((&secure.place, secure.is_tls), (&tcp("a.example", 443), true));
         assert_eq!(Endpoint::dialable("https://a.example", true).unwrap(), secure);
         assert_eq!(
             Endpoint::dialable("https://a:2380", false).unwrap_err().to_string(),
             "peer URL \"https://a:2380\": this member has no TLS settings to dial it with"
         );
         assert!(check_url("https://a:2380").is_ok());
+        for (url, path) in
+            [("unix://m1:0", "m1:0"), ("unix:///run/m.sock", "/run/m.sock"), ("unix:m.sock", "m.sock")]
+        {
+            let endpoint = Endpoint::dialable(url, false).unwrap();
+            assert_eq!(endpoint.place, Place::Unix { path: path.into() }, "{url}");
+        }
         for bad in [
             "",
             "a:2380",
             "http://",
             "http://a:2380/x",
             "http://u@a:1",
-            "unix://x",
+            "unix://",
+            "unixs://x",
             "http://a:99999",
             "http://a:",
             "http://a:0",
@@ -140,7 +176,7 @@ mod tests {
         let first = endpoints.pick().unwrap();
         endpoints.unreachable(&first);
         endpoints.unreachable(&first);
-        assert_eq!(endpoints.pick().unwrap().host, "c");
+        assert_eq!(endpoints.pick().unwrap().authority, "c:1");
         let second = endpoints.pick().unwrap();
         endpoints.unreachable(&second);
         assert_eq!(endpoints.pick(), Some(first));

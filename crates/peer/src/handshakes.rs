@@ -21,6 +21,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::origin::Origin;
 use crate::secured::{HandshakeError, Secured};
+use crate::stream::Stream;
 use crate::turn::end_turn;
 use crate::wire::Wire;
 
@@ -240,7 +241,7 @@ async fn accept(
     look_ups: &Arc<Semaphore>,
     shown: &mut Shown,
 ) -> Result<Met, Failure> {
-    let mut wire = Wire::new(tokio::net::TcpStream::from_std(stream)?, write_timeout)?;
+    let mut wire = Wire::new(Stream::Tcp(tokio::net::TcpStream::from_std(stream)?), write_timeout)?;
     let mut secured = Secured::server(ServerConnection::new(tls.config()).map_err(Failure::Handshake)?);
     let shaken = secured.handshake(&mut wire).await;
     shown.0 = secured.server_name().unwrap_or_default().to_owned();
@@ -313,7 +314,7 @@ pub(crate) async fn connect(
 ) -> Result<Met, Failure> {
     let attempt = async {
         let name = tls.server_name(host).map_err(Failure::Refused)?;
-        let mut wire = Wire::new(tokio::net::TcpStream::from_std(stream)?, write_timeout)?;
+        let mut wire = Wire::new(Stream::Tcp(tokio::net::TcpStream::from_std(stream)?), write_timeout)?;
         let connection = ClientConnection::new(tls.config(), name).map_err(Failure::Handshake)?;
         let mut secured = Secured::client(connection);
         secured.handshake(&mut wire).await?;

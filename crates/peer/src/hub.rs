@@ -19,7 +19,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use tls::{PeerNames, ServerTls, SystemResolver};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 use crate::body::Body;
@@ -43,6 +43,7 @@ use crate::places::{Guest, Places, SnapshotPlaces};
 use crate::routes;
 use crate::sessions::{Finding, Side};
 use crate::socket::{Clock, Socket};
+use crate::stream::{Accepted, Acceptor, Stream};
 use crate::turn::end_turn;
 use crate::wire::Wire;
 
@@ -150,8 +151,7 @@ impl Hub {
         let entered = runtime.enter();
         let mut listeners = Vec::with_capacity(options.listeners.len());
         for listener in options.listeners {
-            listener.socket.set_nonblocking(true)?;
-            listeners.push((TcpListener::from_std(listener.socket)?, listener.tls));
+            listeners.push(Acceptor::new(listener)?);
         }
         drop(entered);
         let (read_timeout, write_timeout) = (options.read_timeout, options.write_timeout);
@@ -401,9 +401,9 @@ impl Hub {
     }
 }
 
-async fn run(hub: Rc<Hub>, listeners: Vec<(TcpListener, Option<ServerTls>)>) {
-    for (listener, tls) in listeners {
-        tokio::task::spawn_local(accept(Rc::clone(&hub), listener, tls));
+async fn run(hub: Rc<Hub>, listeners: Vec<Acceptor>) {
+    for listener in listeners {
+        tokio::task::spawn_local(accept(Rc::clone(&hub), listener));
     }
     let checker = Rc::clone(&hub);
     tokio::task::spawn_local(async move {
@@ -432,17 +432,17 @@ async fn run(hub: Rc<Hub>, listeners: Vec<(TcpListener, Option<ServerTls>)>) {
     .await;
 }
 
-async fn accept(hub: Rc<Hub>, listener: TcpListener, tls: Option<ServerTls>) {
+async fn accept(hub: Rc<Hub>, listener: Acceptor) {
     loop {
         match listener.accept().await {
-            Ok((stream, from)) => match hub.places.take(Some(from.ip().to_canonical())) {
+            Ok(accepted) => match hub.places.take(accepted.from().map(|from| from.ip().to_canonical())) {
                 Some((guest, made_way)) => {
                     if made_way {
                         hub.crowded("closed a connection of a stranger: too many are open");
                     }
-                    let (hub, tls) = (Rc::clone(&hub), tls.clone());
+                    let hub = Rc::clone(&hub);
                     tokio::task::spawn_local(async move {
-                        race(serve(&hub, &guest, stream, from, tls), guest.cut.notified()).await;
+                        race(serve(&hub, &guest, accepted), guest.cut.notified()).await;
                         hub.places.leave(&guest);
                     });
                 }
@@ -460,16 +460,10 @@ async fn accept(hub: Rc<Hub>, listener: TcpListener, tls: Option<ServerTls>) {
     }
 }
 
-async fn serve(
-    hub: &Rc<Hub>,
-    guest: &Rc<Guest>,
-    stream: TcpStream,
-    from: SocketAddr,
-    tls: Option<ServerTls>,
-) {
-    let socket = match tls {
-        None => Wire::new(stream, hub.write_timeout).map(Socket::plain),
-        Some(tls) => shake_hands(hub, guest, stream, from, tls).await,
+async fn serve(hub: &Rc<Hub>, guest: &Rc<Guest>, accepted: Accepted) {
+    let socket = match accepted {
+        Accepted::Plain(stream, _) => Wire::new(stream, hub.write_timeout).map(Socket::plain),
+        Accepted::Secured(stream, from, tls) => shake_hands(hub, guest, stream, from, tls).await,
     };
     // One that breaks so early has nothing to say.
     if let Ok(socket) = socket {
@@ -496,7 +490,7 @@ async fn shake_hands(
         rejected.failure
     })?;
     guest.is_verified.set(session.not_after().is_some());
-    let wire = Wire::new(TcpStream::from_std(stream)?, hub.write_timeout)?;
+    let wire = Wire::new(Stream::Tcp(TcpStream::from_std(stream)?), hub.write_timeout)?;
     let side = Side::Accepted(tls, Rc::clone(guest));
     let watched = hub.client.dialer.sessions.watch(side, session, from.to_string()).map_err(|refusal| {
         let failure = Failure::Refused(refusal);

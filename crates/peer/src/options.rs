@@ -1,5 +1,6 @@
 use std::fmt;
 use std::net::{IpAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,9 +33,24 @@ pub struct Options {
 #[derive(Debug)]
 pub struct Listener {
     /// The socket, which listens.
-    pub socket: TcpListener,
-    /// TLS of the listener; `None`: it takes plain HTTP.
+    pub socket: ListenerSocket,
+    /// TLS of the listener; `None`: it takes plain HTTP. Members speak none through a Unix socket.
     pub tls: Option<tls::ServerTls>,
+}
+
+/// A socket that listens.
+#[derive(Debug)]
+pub enum ListenerSocket {
+    /// A socket at an address and a port.
+    Tcp(TcpListener),
+    /// A socket with a file.
+    Unix(UnixListener),
+}
+
+impl From<TcpListener> for ListenerSocket {
+    fn from(socket: TcpListener) -> ListenerSocket {
+        ListenerSocket::Tcp(socket)
+    }
 }
 
 /// Severity of a log line.

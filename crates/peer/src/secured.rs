@@ -8,7 +8,6 @@ use std::task::{Context, Poll, ready};
 use rustls::{ClientConnection, Connection, ServerConnection};
 use rustls_pki_types::CertificateDer;
 use tls::{BarrenRecords, Records, WriteAllowance};
-use tokio::io::AsyncWrite;
 
 use crate::wire::Wire;
 
@@ -283,7 +282,7 @@ impl Write for Out<'_, '_> {
     }
 
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self.wire.poll_write(self.cx, |stream, cx| stream.poll_write_vectored(cx, parts)) {
+        match self.wire.poll_write(self.cx, parts) {
             Poll::Ready(result) => result,
             Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
         }
@@ -306,6 +305,7 @@ mod tests {
     use rustls_pki_types::PrivatePkcs8KeyDer;
 
     use super::*;
+    use crate::stream::Stream;
 
     /// Both ends after a handshake in TLS 1.2, with a server whose keys may encrypt so many records.
     fn pair(records: u64) -> (ServerConnection, ClientConnection) {
@@ -365,7 +365,8 @@ mod tests {
             let (server, mut client) = pair(50);
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let far = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-            let mut wire = Wire::new(listener.accept().await.unwrap().0, Duration::from_secs(30)).unwrap();
+            let mut wire =
+                Wire::new(Stream::Tcp(listener.accept().await.unwrap().0), Duration::from_secs(30)).unwrap();
             let mut secured = Secured::server(server);
             secured.handshake(&mut wire).await.unwrap();
             let (mut written, mut ended) = (0, false);

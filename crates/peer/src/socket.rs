@@ -9,7 +9,6 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use hyper::rt::ReadBufCursor;
-use tokio::io::AsyncWrite;
 
 use crate::secured::{SPACE, Secured};
 use crate::sessions::Watched;
@@ -87,7 +86,7 @@ impl hyper::rt::Write for Socket {
                 tls.check(cx)?;
                 tls.secured.poll_write(wire, cx, parts)
             }
-            None => wire.poll_write(cx, |stream, cx| stream.poll_write_vectored(cx, parts)),
+            None => wire.poll_write(cx, parts),
         }
     }
 

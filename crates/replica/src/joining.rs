@@ -330,6 +330,9 @@ pub fn same_places(a: &[String], b: &[String]) -> bool {
         urls.iter()
             .map(|text| {
                 let url = Url::parse(text).ok()?;
+                if url.scheme().is_unix() {
+                    return Some(url.host().to_owned());
+                }
                 let mut addresses = (url.host(), url.port()).to_socket_addrs().ok()?;
                 addresses.next().map(|address| address.to_string())
             })

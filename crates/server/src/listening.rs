@@ -51,11 +51,15 @@ impl Listeners {
     /// The URL that is not to be had, and why.
     pub(crate) fn bind(config: &Config, tls: &MemberTls) -> Result<Listeners, StartError> {
         let mut files = Vec::new();
-        let bind_peer = |url: &Url| -> Result<peer::Listener, StartError> {
+        let mut peers = Vec::new();
+        for url in &config.listen_peer_urls {
             let tls = tls.for_peers(url)?;
-            Ok(peer::Listener { socket: listen_tcp(url, config)?, tls })
-        };
-        let peers = config.listen_peer_urls.iter().map(bind_peer).collect::<Result<_, _>>()?;
+            let socket = match listen(url, config, &mut files)? {
+                ListenerSocket::Tcp(socket) => peer::ListenerSocket::Tcp(socket),
+                ListenerSocket::Unix(socket) => peer::ListenerSocket::Unix(socket),
+            };
+            peers.push(peer::Listener { socket, tls });
+        }
         let mut bind = |url: &Url, tls: Result<Option<ServerTls>, TlsError>, serves, checks_address| {
             let socket = listen(url, config, &mut files)?;
             Ok::<_, StartError>(front::Listener { tls: tls?, socket, checks_address, serves })
@@ -90,7 +94,10 @@ impl Listeners {
         let urls = config.listen_client_urls.iter().chain(&config.listen_client_http_urls);
         let mut clients: Vec<String> = urls.zip(&self.clients).map(of_client).collect();
         let pages = clients.split_off(config.listen_client_urls.len().min(clients.len()));
-        let of_peer = |(url, listener): (&Url, &peer::Listener)| taken(url, &listener.socket);
+        let of_peer = |(url, listener): (&Url, &peer::Listener)| match &listener.socket {
+            peer::ListenerSocket::Tcp(socket) => taken(url, socket),
+            peer::ListenerSocket::Unix(_) => url.as_str().to_owned(),
+        };
         let peers = config.listen_peer_urls.iter().zip(&self.peers).map(of_peer).collect();
         Listening { clients, pages, peers }
     }

@@ -184,7 +184,7 @@ fn refusals_are_as_expected() {
         --max-learners=-1
         --compaction-batch-limit=-1
         --grpc-keepalive-interval=-1s
-        --listen-peer-urls=unix:///run/peer.sock
+        --listen-peer-urls=unixs:///run/peer.sock
         --listen-client-urls=unixs:///run/client.sock --advertise-client-urls=https://a:2379
         --tls-min-version=TLS1.1
         --tls-max-version=1.3

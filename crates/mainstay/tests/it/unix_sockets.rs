@@ -85,6 +85,53 @@ fn a_member_is_served_and_watched_over_through_files() {
 }
 
 #[test]
+fn members_reach_each_other_through_files() {
+    let dir = TempDir::in_memory("unix-members");
+    // The first two are of the form that etcd takes, whose files lie below the working directory.
+    let last = format!("unix://{}", dir.path().join("m3.sock").display());
+    let peers = ["unix://m1:0", "unix://127.0.0.1:2380", &last];
+    let initial: Vec<String> = (1..).zip(peers).map(|(n, url)| format!("m{n}={url}")).collect();
+    let initial = initial.join(",");
+    let launch = |n: usize| {
+        let home = dir.path().join(format!("home{n}"));
+        let mut command = Setup::new(&home).command();
+        let (peer, client) = (peers[n - 1], format!("unix://c{n}"));
+        command.current_dir(dir.path()).args([
+            format!("--name=m{n}"),
+            format!("--listen-client-urls={client}"),
+            format!("--advertise-client-urls={client}"),
+            format!("--listen-peer-urls={peer}"),
+            format!("--initial-advertise-peer-urls={peer}"),
+            format!("--initial-cluster={initial}"),
+        ]);
+        Member::launch(command, None)
+    };
+    let mut members: Vec<Member> = (1..=3).map(launch).collect();
+    for member in &members {
+        member.wait_for(READY);
+    }
+    tool(dir.path(), &["ctl", "--endpoints=unix://c1", "put", "k", "v"]);
+    for n in 1..=3 {
+        // A linearizable read: this member knows the leader, or is it.
+        assert_eq!(tool(dir.path(), &["ctl", &format!("--endpoints=unix://c{n}"), "get", "k"]), "k\nv\n");
+    }
+    let listed = tool(dir.path(), &["ctl", "--endpoints=unix://c2", "member", "list"]);
+    assert!(peers.iter().all(|url| listed.contains(url)), "{listed}");
+    assert!(dir.path().join("m1:0").exists() && dir.path().join("127.0.0.1:2380").exists());
+    // One that was killed leaves its file, and comes back.
+    members.remove(2).kill();
+    tool(dir.path(), &["ctl", "--endpoints=unix://c1", "put", "k", "w"]);
+    let third = launch(3);
+    third.wait_for(READY);
+    assert_eq!(tool(dir.path(), &["ctl", "--endpoints=unix://c3", "get", "k"]), "k\nw\n");
+    members.push(third);
+    for member in members {
+        member.stop();
+    }
+    assert!(!dir.path().join("m1:0").exists() && !dir.path().join("m3.sock").exists());
+}
+
+#[test]
 fn the_socket_of_a_killed_member_is_taken_over() {
     let dir = TempDir::in_memory("unix-killed");
     let socket = dir.path().join("s");

@@ -177,7 +177,7 @@ fn start(secured: Option<&Secured>) -> Option<(Etcd, Member, u64)> {
         all.find(|member| member["peerURLs"][0] == url).unwrap()["id"].as_u64().unwrap()
     };
     let (theirs, ours) = (id_of(&etcd.peer_url), id_of(&url));
-    let listener = Listener { socket, tls: secured.and_then(|secured| secured.ours.server()) };
+    let listener = Listener { socket: socket.into(), tls: secured.and_then(|secured| secured.ours.server()) };
     let member = kit::member_with(ours, cluster, listener, tls, &url, TIMEOUTS);
     member.peers.set_members(vec![(theirs, vec![etcd.peer_url.clone()])]);
     Some((etcd, member, theirs))

@@ -164,7 +164,7 @@ pub fn member(id: u64) -> Member {
 }
 
 pub fn member_at(id: u64, cluster_id: u64, listener: TcpListener, url: &str, timeouts: Timeouts) -> Member {
-    member_with(id, cluster_id, Listener { socket: listener, tls: None }, None, url, timeouts)
+    member_with(id, cluster_id, Listener { socket: listener.into(), tls: None }, None, url, timeouts)
 }
 
 pub fn member_with(

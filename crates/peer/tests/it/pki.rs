@@ -67,7 +67,7 @@ pub fn reload(reloader: &mut Reloader) {
 pub fn member(id: u64, tls: &Tls) -> Member {
     let (listener, url) = kit::listen();
     let url = url.replace("http://", "https://");
-    let listener = Listener { socket: listener, tls: tls.server() };
+    let listener = Listener { socket: listener.into(), tls: tls.server() };
     kit::member_with(id, kit::CLUSTER, listener, Some(tls.client()), &url, kit::TIMEOUTS)
 }
 

@@ -305,7 +305,7 @@ fn members_with_and_without_tls_talk_while_a_cluster_is_changed() {
     let tls = load(files.settings("one", &authority, params("one", HERE))).0;
     let one = pki::member(1, &tls);
     let (socket, url) = kit::listen();
-    let listener = Listener { socket, tls: None };
+    let listener = Listener { socket: socket.into(), tls: None };
     let two = kit::member_with(2, kit::CLUSTER, listener, Some(tls.client()), &url, kit::TIMEOUTS);
     introduce(&[&one, &two]);
     wait_streams(&one, &two);

@@ -1,0 +1,107 @@
+//! A stream of bytes from a TCP or a Unix socket ([`Stream`]), and what accepts them ([`Acceptor`]).
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tls::ServerTls;
+use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use crate::options::{Listener, ListenerSocket};
+
+/// A connected socket.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, into),
+            Stream::Unix(stream) => Pin::new(stream).poll_read(cx, into),
+        }
+    }
+
+    pub(crate) fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self {
+            Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+            Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+        }
+    }
+
+    pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+/// A listener in the event loop of the peer thread.
+#[derive(Debug)]
+pub(crate) enum Acceptor {
+    Tcp(TcpListener, Option<ServerTls>),
+    /// Without TLS.
+    Unix(UnixListener),
+}
+
+/// A connection that was accepted.
+pub(crate) enum Accepted {
+    Plain(Stream, Option<SocketAddr>),
+    /// Hands are to be shaken.
+    Secured(TcpStream, SocketAddr, ServerTls),
+}
+
+impl Acceptor {
+    /// Moves a listener into this thread's event loop.
+    ///
+    /// # Errors
+    ///
+    /// What the operating system refuses, and a Unix socket with TLS.
+    pub(crate) fn new(listener: Listener) -> io::Result<Acceptor> {
+        match (listener.socket, listener.tls) {
+            (ListenerSocket::Tcp(socket), tls) => {
+                socket.set_nonblocking(true)?;
+                Ok(Acceptor::Tcp(TcpListener::from_std(socket)?, tls))
+            }
+            (ListenerSocket::Unix(socket), None) => {
+                socket.set_nonblocking(true)?;
+                Ok(Acceptor::Unix(UnixListener::from_std(socket)?))
+            }
+            (ListenerSocket::Unix(_), Some(_)) => {
+                Err(io::Error::new(io::ErrorKind::Unsupported, "members speak no TLS through a Unix socket"))
+            }
+        }
+    }
+
+    pub(crate) async fn accept(&self) -> io::Result<Accepted> {
+        match self {
+            Acceptor::Tcp(listener, tls) => {
+                let (stream, from) = listener.accept().await?;
+                Ok(match tls {
+                    Some(tls) => Accepted::Secured(stream, from, tls.clone()),
+                    None => Accepted::Plain(Stream::Tcp(stream), Some(from)),
+                })
+            }
+            Acceptor::Unix(listener) => Ok(Accepted::Plain(Stream::Unix(listener.accept().await?.0), None)),
+        }
+    }
+}
+
+impl Accepted {
+    /// The address at the other end; a Unix socket has none.
+    pub(crate) fn from(&self) -> Option<SocketAddr> {
+        match self {
+            Accepted::Plain(_, from) => *from,
+            Accepted::Secured(_, from, _) => Some(*from),
+        }
+    }
+}
