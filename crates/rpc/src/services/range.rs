@@ -117,6 +117,14 @@ fn key_range<'a>(start: &'a Bytes, end: &'a Bytes, behind: Option<&'a [u8]>) -> 
     }
 }
 
+/// What is known of a range before it is made.
+struct Size {
+    /// True if it may select more keys than can be answered at once.
+    is_large: bool,
+    /// Number of keys in the range, if it was counted.
+    counted: Option<u64>,
+}
+
 /// The start of a long range.
 struct Opened {
     state: AsOf,
@@ -288,11 +296,12 @@ impl Services {
         began: Instant,
         state: Guard<Arc<Published>>,
     ) -> Result<Unary, Status> {
-        if self.is_large(&request, &state)? {
+        let Size { is_large, counted } = self.size(&request, &state)?;
+        if is_large {
             return Ok(self.range_later(request, client, began));
         }
         let values = Attempt::new(self.values.clone());
-        let answer = self.small_range(&request, &state, &values).transpose();
+        let answer = self.small_range(&request, &state, counted, &values).transpose();
         if values.is_complete()
             && let Some(answer) = answer
         {
@@ -384,24 +393,26 @@ impl Services {
         }
     }
 
-    /// Returns true if a request may select more keys than can be answered at once.
-    fn is_large(&self, request: &RangeRequest, state: &Published) -> Result<bool, Status> {
+    /// Whether a request may select more keys than can be answered at once.
+    fn size(&self, request: &RangeRequest, state: &Published) -> Result<Size, Status> {
+        let uncounted = |is_large| Ok(Size { is_large, counted: None });
         let range = KeyRange::of_request(&request.key, &request.range_end);
         if range.as_single().is_some() || (request.count_only && request.revision <= 0) {
-            return Ok(false);
+            return uncounted(false);
         }
         let snapshot = state.view.snapshot();
         if request.revision > 0 && Revision(request.revision) != snapshot.current_revision() {
             // Counting at an old revision is a walk.
             snapshot.resolve(Revision(request.revision)).map_err(range::refused)?;
-            return Ok(snapshot.versions() > KEYS_AT_ONCE);
+            return uncounted(snapshot.versions() > KEYS_AT_ONCE);
         }
         let count = snapshot.count(range, Revision::CURRENT).map_err(range::refused)?;
         let limit = u64::try_from(request.limit).unwrap_or(0);
         let keys = if limit > 0 && range::is_natural(request) { count.min(limit) } else { count };
         // Values that are only compared with each other count, too.
         let sorts_values = request.sort_target == SortTarget::Value as i32;
-        Ok(keys > if sorts_values { VALUES_SORTED_AT_ONCE } else { KEYS_AT_ONCE })
+        let is_large = keys > if sorts_values { VALUES_SORTED_AT_ONCE } else { KEYS_AT_ONCE };
+        Ok(Size { is_large, counted: Some(count) })
     }
 
     /// Few keys, and the length of their answer.
@@ -410,9 +421,10 @@ impl Services {
         snapshot: &Snapshot<'v>,
         request: &RangeRequest,
         header: &ResponseHeader,
+        counted: Option<u64>,
         values: &Attempt,
     ) -> Result<(Selection<'v>, usize), Status> {
-        let selection = range::select(snapshot, request, values).map_err(failed)?;
+        let selection = range::select_counted(snapshot, request, counted, values).map_err(failed)?;
         let projection = range::projection(request);
         let kvs: usize = selection.versions.iter().map(|v| kv_field_len(*v, projection)).sum();
         let numbers = number_len(i64::from(selection.more)) + number_len(selection.count);
@@ -424,11 +436,13 @@ impl Services {
         &self,
         request: &RangeRequest,
         state: &Published,
+        counted: Option<u64>,
         values: &Attempt,
     ) -> Result<Option<Answer>, Status> {
         let snapshot = state.view.snapshot();
         let header = self.header(snapshot.current_revision(), state);
-        let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header, values)?;
+        let (Selection { versions, more, count }, len) =
+            self.select(&snapshot, request, &header, counted, values)?;
         if len > BYTES_AT_ONCE {
             return Ok(None);
         }
@@ -450,7 +464,8 @@ impl Services {
         let snapshot = published.view.snapshot();
         let revision = snapshot.current_revision();
         let header = self.header(revision, &published);
-        let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header, &values)?;
+        let (Selection { versions, more, count }, len) =
+            self.select(&snapshot, request, &header, None, &values)?;
         // The last stands first, for it is taken last.
         let keys = Keys::Chosen(versions.into_iter().rev().map(|v| v.id()).collect());
         let projection = range::projection(request);
