@@ -33,5 +33,6 @@ pub mod tls;
 mod usage;
 mod watcher;
 
+pub use commands::PROGRAM;
 pub use error::{Error, TlsError};
 pub use session::{run, run_in};

@@ -201,6 +201,8 @@ pub struct Command<R: 'static = ()> {
     pub aliases: &'static [&'static str],
     /// The line of use behind the path of its parents: `put [options] <key> <value>`.
     pub usage: &'static str,
+    /// True if the line of use is whole without `[flags]` behind it.
+    pub usage_is_whole: bool,
     /// One line about it.
     pub about: &'static str,
     /// More about it; empty: the one line serves.
@@ -211,6 +213,8 @@ pub struct Command<R: 'static = ()> {
     pub flags: &'static [FlagRow],
     /// Flags that it has in common with other commands of the tool.
     pub shared_flags: &'static [FlagRow],
+    /// Flags that it has from the command above it, which help texts list with the global ones.
+    pub inherited_flags: &'static [FlagRow],
     /// Runs it. `None` for a group of commands, which only shows its help.
     pub run: Option<R>,
     /// Commands below it.
@@ -227,19 +231,26 @@ impl<R> Command<R> {
         name: "",
         aliases: &[],
         usage: "",
+        usage_is_whole: false,
         about: "",
         long: "",
         example: "",
         flags: &[],
         shared_flags: &[],
+        inherited_flags: &[],
         run: None,
         subcommands: &[],
         group: "",
         hidden: false,
     };
 
-    /// Returns its own flags, and those that it shares with other commands.
+    /// Returns all flags but the global ones.
     pub(crate) fn all_flags(&self) -> impl Iterator<Item = &FlagRow> {
+        self.own_flags().chain(self.inherited_flags)
+    }
+
+    /// Returns its own flags, and those that it shares with other commands.
+    pub(crate) fn own_flags(&self) -> impl Iterator<Item = &FlagRow> {
         self.flags.iter().chain(self.shared_flags)
     }
 

@@ -5,27 +5,108 @@ use std::fmt::Write as _;
 
 use crate::command::{Command, FlagRow, Kind, Program};
 
-/// A command in a completion script: its path below the root, its subcommands, its flags.
-type Row<'a, R> = (String, Vec<&'a Command<R>>, Vec<&'a FlagRow>);
+/// The shells that there are scripts for.
+pub const SHELLS: [&str; 4] = ["bash", "zsh", "fish", "powershell"];
 
-fn rows<R>(program: &Program<R>) -> Vec<Row<'_, R>> {
-    fn walk<'a, R>(path: String, command: &'a Command<R>, globals: &'a [FlagRow], out: &mut Vec<Row<'a, R>>) {
-        let below: Vec<&Command<R>> = command.subcommands.iter().filter(|below| !below.hidden).collect();
-        let flags = command.all_flags().chain(globals).filter(|flag| !flag.hidden).collect();
-        out.push((path.clone(), below, flags));
-        for below in command.subcommands {
-            let path = if path.is_empty() { below.name.to_owned() } else { format!("{path} {}", below.name) };
-            walk(path, below, globals, out);
-        }
-    }
-    let mut out = Vec::new();
-    walk(String::new(), &program.root, program.globals, &mut out);
-    out
+/// A flag as scripts list it.
+#[derive(Clone, Copy, Debug)]
+pub struct Word {
+    /// Name of the flag without dashes.
+    pub name: &'static str,
+    /// One-letter form of the flag.
+    pub short: Option<char>,
+    /// True if the next word is the flag's value.
+    pub takes_value: bool,
+    /// One line about the flag.
+    pub help: &'static str,
 }
 
-/// A name that can be part of a function's.
-fn function<R>(program: &Program<R>) -> String {
-    program.root.name.replace(|c: char| !c.is_ascii_alphanumeric(), "_")
+/// A command with all below it, as scripts list them. Made of a [`Program`], or put together of several by a binary that
+/// is several tools.
+#[derive(Clone, Debug, Default)]
+pub struct Tree {
+    /// The word that calls the command; for the root, the name that scripts give their functions.
+    pub name: &'static str,
+    /// One line about the command.
+    pub about: &'static str,
+    /// Flags that the command takes, those of every command included.
+    pub flags: Vec<Word>,
+    /// Commands below it.
+    pub below: Vec<Tree>,
+}
+
+impl Tree {
+    /// Returns what help texts show of a program.
+    pub fn of<R>(program: &Program<R>) -> Tree {
+        fn made<R>(command: &Command<R>, globals: &[FlagRow]) -> Tree {
+            let shown = command.all_flags().chain(globals).filter(|flag| !flag.hidden);
+            Tree {
+                name: command.name,
+                about: command.about,
+                flags: shown
+                    .map(|flag| Word {
+                        name: flag.name,
+                        short: flag.short,
+                        takes_value: flag.kind != Kind::Bool,
+                        help: flag.help,
+                    })
+                    .collect(),
+                below: command
+                    .subcommands
+                    .iter()
+                    .filter(|below| !below.hidden)
+                    .map(|below| made(below, globals))
+                    .collect(),
+            }
+        }
+        made(&program.root, program.globals)
+    }
+
+    /// Returns the script for the shell of this name, `None` if it is none of [`SHELLS`]. `called` is the name of the
+    /// executable.
+    pub fn script(&self, shell: &[u8], called: &str) -> Option<String> {
+        Some(match shell {
+            b"bash" => bash(self, called),
+            b"zsh" => zsh(self, called),
+            b"fish" => fish(self, called),
+            b"powershell" => powershell(self, called),
+            _ => return None,
+        })
+    }
+
+    /// Each command with its path below the root: an empty one for the root, which comes first.
+    fn rows(&self) -> Vec<(String, &Tree)> {
+        fn walk<'a>(path: String, tree: &'a Tree, out: &mut Vec<(String, &'a Tree)>) {
+            out.push((path.clone(), tree));
+            for below in &tree.below {
+                let path =
+                    if path.is_empty() { below.name.to_owned() } else { format!("{path} {}", below.name) };
+                walk(path, below, out);
+            }
+        }
+        let mut out = Vec::new();
+        walk(String::new(), self, &mut out);
+        out
+    }
+
+    /// All flags that take the next word as their value.
+    fn valued(&self) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        for (_, tree) in self.rows() {
+            for flag in tree.flags.iter().filter(|flag| flag.takes_value) {
+                names.push(format!("--{}", flag.name));
+                names.extend(flag.short.map(|letter| format!("-{letter}")));
+            }
+        }
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// A name that can be part of a function's.
+    fn function(&self) -> String {
+        self.name.replace(|c: char| !c.is_ascii_alphanumeric(), "_")
+    }
 }
 
 fn put(out: &mut String, line: std::fmt::Arguments<'_>) {
@@ -33,16 +114,15 @@ fn put(out: &mut String, line: std::fmt::Arguments<'_>) {
 }
 
 /// Returns the script for bash 4 or newer: `source <(etcdctl completion bash)`. `called` is the name of the executable.
-pub fn bash<R>(program: &Program<R>, called: &str) -> String {
-    let name = function(program);
+fn bash(tree: &Tree, called: &str) -> String {
+    let name = tree.function();
     let mut out = format!("# bash completion for {called}\n_{name}_follows() {{\n    case \"$1\" in\n");
-    for (path, below, flags) in rows(program) {
-        let mut words: Vec<String> = below.iter().map(|command| command.name.to_owned()).collect();
-        words.extend(flags.iter().map(|flag| format!("--{}", flag.name)));
+    for (path, command) in tree.rows() {
+        let mut words: Vec<String> = command.below.iter().map(|below| below.name.to_owned()).collect();
+        words.extend(command.flags.iter().map(|flag| format!("--{}", flag.name)));
         words.push("--help".to_owned());
         put(&mut out, format_args!("        '{path}') echo '{}' ;;", words.join(" ")));
     }
-    let values: Vec<String> = valued(program);
     put(
         &mut out,
         format_args!(
@@ -52,37 +132,23 @@ pub fn bash<R>(program: &Program<R>, called: &str) -> String {
              [ -n \"$(_{name}_follows \"$next\")\" ] && path=$next ;;\n        esac\n        at=$((at + 1))\n    done\n    \
              COMPREPLY=($(compgen -W \"$(_{name}_follows \"$path\")\" -- \"${{COMP_WORDS[COMP_CWORD]}}\"))\n}}\n\
              complete -o default -F _{name}_complete {called}",
-            values.join("|")
+            tree.valued().join("|")
         ),
     );
     out
 }
 
-/// Returns all flags that take the next word as their value.
-fn valued<R>(program: &Program<R>) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    for (_, _, flags) in rows(program) {
-        for flag in flags.into_iter().filter(|flag| flag.kind != Kind::Bool) {
-            names.push(format!("--{}", flag.name));
-            names.extend(flag.short.map(|letter| format!("-{letter}")));
-        }
-    }
-    names.sort_unstable();
-    names.dedup();
-    names
-}
-
 /// Returns the script for zsh: `source <(etcdctl completion zsh)`, or as a file `_etcdctl` of `fpath`.
-pub fn zsh<R>(program: &Program<R>, called: &str) -> String {
-    let name = function(program);
+fn zsh(tree: &Tree, called: &str) -> String {
+    let name = tree.function();
     let plain = |text: &str| text.replace('\'', "").replace('\n', " ").replace(':', "\\:");
     let mut out = format!(
         "#compdef {called}\n# zsh completion for {called}\n_{name}_follows() {{\n    case \"$1\" in\n"
     );
-    for (path, below, flags) in rows(program) {
+    for (path, command) in tree.rows() {
         let mut words: Vec<String> =
-            below.iter().map(|command| format!("'{}:{}'", command.name, plain(command.about))).collect();
-        words.extend(flags.iter().map(|flag| format!("'--{}:{}'", flag.name, plain(flag.help))));
+            command.below.iter().map(|below| format!("'{}:{}'", below.name, plain(below.about))).collect();
+        words.extend(command.flags.iter().map(|flag| format!("'--{}:{}'", flag.name, plain(flag.help))));
         put(&mut out, format_args!("        '{path}') follows=({}) ;;", words.join(" ")));
     }
     put(
@@ -93,61 +159,110 @@ pub fn zsh<R>(program: &Program<R>, called: &str) -> String {
              {}) (( at++ )) ;;\n            -*) ;;\n            *)\n                next=\"${{cpath:+$cpath }}$word\"\n                \
              _{name}_follows \"$next\" && cpath=$next ;;\n        esac\n        (( at++ ))\n    done\n    \
              _{name}_follows \"$cpath\"\n    _describe 'what follows' follows || _files\n}}\ncompdef _{name} {called}",
-            valued(program).join("|")
+            tree.valued().join("|")
         ),
     );
     out
 }
 
-/// Returns the script for fish: `etcdctl completion fish | source`.
-pub fn fish<R>(program: &Program<R>, called: &str) -> String {
-    let plain = |text: &str| text.replace('\'', "").replace('\n', " ");
-    let mut out = format!("# fish completion for {called}\ncomplete -c {called} -f\n");
-    for flag in program.globals.iter().filter(|flag| !flag.hidden) {
-        fish_flag(&mut out, called, "", flag);
-    }
-    let top: Vec<&str> = program.root.subcommands.iter().map(|command| command.name).collect();
-    for command in program.root.subcommands.iter().filter(|command| !command.hidden) {
+/// Returns the script for fish 3 or newer: `etcdctl completion fish | source`.
+fn fish(tree: &Tree, called: &str) -> String {
+    let name = tree.function();
+    let plain = |text: &str| text.replace('\'', "").replace('\\', "").replace('\n', " ");
+    let paths: Vec<String> = tree.rows().iter().map(|(path, _)| format!("'{path}'")).collect();
+    // The path of commands before the cursor, and in the end whether a value follows.
+    let mut out = format!(
+        "# fish completion for {called}\nfunction __{name}_path\n    set -g __{name}_at ''\n    \
+         set -g __{name}_value 0\n    for word in (commandline -opc)[2..-1]\n        \
+         if test $__{name}_value = 1\n            set -g __{name}_value 0\n            continue\n        end\n        \
+         switch $word\n            case {}\n                set -g __{name}_value 1\n            \
+         case '-*'\n            case '*'\n                \
+         set -l next (string trim -- \"$__{name}_at $word\")\n                \
+         contains -- $next {}; and set -g __{name}_at $next\n        end\n    end\nend\n\
+         function __{name}_at_value\n    __{name}_path\n    test $__{name}_value = 1\nend\n\
+         function __{name}_follows\n    __{name}_path\n    test $__{name}_value = 1; and return\n    \
+         switch $__{name}_at\n",
+        tree.valued().join(" "),
+        paths.join(" "),
+    );
+    for (path, command) in tree.rows() {
+        let mut words: Vec<String> =
+            command.below.iter().map(|below| format!("'{}' '{}'", below.name, plain(below.about))).collect();
+        words.extend(command.flags.iter().map(|flag| format!("'--{}' '{}'", flag.name, plain(flag.help))));
+        words.push("'--help' 'Show help'".to_owned());
         put(
             &mut out,
-            format_args!(
-                "complete -c {called} -n 'not __fish_seen_subcommand_from {}' -a {} -d '{}'",
-                top.join(" "),
-                command.name,
-                plain(command.about)
-            ),
+            format_args!("        case '{path}'\n            printf '%s\\t%s\\n' {}", words.join(" ")),
         );
-        let seen = format!(" -n '__fish_seen_subcommand_from {}'", command.name);
-        for flag in command.all_flags().filter(|flag| !flag.hidden) {
-            fish_flag(&mut out, called, &seen, flag);
-        }
-        let names: Vec<&str> = command.subcommands.iter().map(|below| below.name).collect();
-        for below in command.subcommands.iter().filter(|below| !below.hidden) {
-            put(
-                &mut out,
-                format_args!(
-                    "complete -c {called} -n '__fish_seen_subcommand_from {}; and not __fish_seen_subcommand_from {}' -a {} -d '{}'",
-                    command.name,
-                    names.join(" "),
-                    below.name,
-                    plain(below.about)
-                ),
-            );
-            let seen = format!(
-                " -n '__fish_seen_subcommand_from {}; and __fish_seen_subcommand_from {}'",
-                command.name, below.name
-            );
-            for flag in below.all_flags().filter(|flag| !flag.hidden) {
-                fish_flag(&mut out, called, &seen, flag);
-            }
-        }
     }
+    put(
+        &mut out,
+        format_args!(
+            "    end\nend\ncomplete -c {called} -f -a '(__{name}_follows)'\n\
+             complete -c {called} -n __{name}_at_value -F"
+        ),
+    );
     out
 }
 
-fn fish_flag(out: &mut String, called: &str, condition: &str, flag: &FlagRow) {
-    let short = flag.short.map(|letter| format!(" -s {letter}")).unwrap_or_default();
-    let value = if flag.kind == Kind::Bool { "" } else { " -r" };
-    let help = flag.help.replace('\'', "").replace('\n', " ");
-    put(out, format_args!("complete -c {called}{condition} -l {}{short}{value} -d '{help}'", flag.name));
+/// Returns the script for PowerShell 5 or newer: `etcdctl completion powershell | Out-String | Invoke-Expression`.
+fn powershell(tree: &Tree, called: &str) -> String {
+    let quoted: Vec<String> = tree.valued().iter().map(|flag| literal(flag)).collect();
+    let paths: Vec<String> = tree.rows().iter().map(|(path, ..)| literal(path)).collect();
+    let mut out = format!(
+        "# PowerShell completion for {called}\n\
+         Register-ArgumentCompleter -Native -CommandName {} -ScriptBlock {{\n    \
+         param($wordToComplete, $commandAst, $cursorPosition)\n    \
+         $valued = @({})\n    $paths = @({})\n    \
+         $command = {{ param($name, $about) \
+         [System.Management.Automation.CompletionResult]::new($name, $name, 'Command', $about) }}\n    \
+         $flag = {{ param($name, $about) \
+         [System.Management.Automation.CompletionResult]::new($name, $name, 'ParameterName', $about) }}\n    \
+         $path = ''\n    $elements = $commandAst.CommandElements\n    \
+         for ($at = 1; $at -lt $elements.Count; $at++) {{\n        \
+         if ($elements[$at].Extent.EndOffset -ge $cursorPosition) {{ break }}\n        \
+         $word = $elements[$at].Extent.Text\n        \
+         if ($valued -ccontains $word) {{ $at++; continue }}\n        \
+         if ($word.StartsWith('-')) {{ continue }}\n        \
+         $next = \"$path $word\".TrimStart()\n        \
+         if ($paths -ccontains $next) {{ $path = $next }}\n    }}\n    \
+         $follows = switch -Exact -CaseSensitive ($path) {{\n",
+        literal(called),
+        quoted.join(", "),
+        paths.join(", "),
+    );
+    for (path, tree) in tree.rows() {
+        put(&mut out, format_args!("        {} {{", literal(&path)));
+        for command in &tree.below {
+            put(
+                &mut out,
+                format_args!("            & $command {} {}", literal(command.name), literal(command.about)),
+            );
+        }
+        for flag in &tree.flags {
+            let name = format!("--{}", flag.name);
+            // PowerShell takes no empty text as a description.
+            let help = if flag.help.is_empty() { flag.name } else { flag.help };
+            put(&mut out, format_args!("            & $flag {} {}", literal(&name), literal(help)));
+        }
+        put(
+            &mut out,
+            format_args!("            & $flag '--help' 'Show help'\n            break\n        }}"),
+        );
+    }
+    out += "    }\n    $follows | Where-Object { $_.CompletionText.StartsWith($wordToComplete, 'Ordinal') }\n}\n";
+    out
+}
+
+/// A text as PowerShell takes it literally; it ends at any of the four single quotes of Unicode unless they are doubled.
+fn literal(text: &str) -> String {
+    let mut out = String::from("'");
+    for letter in text.replace('\n', " ").chars() {
+        out.push(letter);
+        if matches!(letter, '\'' | '\u{2018}'..='\u{201b}') {
+            out.push(letter);
+        }
+    }
+    out.push('\'');
+    out
 }

@@ -22,7 +22,8 @@ pub(crate) fn usage<R: Copy>(program: &Program<R>, path: &[&str]) -> String {
     if command.subcommands.is_empty() {
         let line = if command.usage.is_empty() { command.name } else { command.usage };
         let line = if parents.is_empty() { line.to_owned() } else { format!("{parents} {line}") };
-        let flags = if line.contains("[flags]") { "" } else { " [flags]" };
+        let is_whole = command.usage_is_whole || line.contains("[flags]");
+        let flags = if is_whole { "" } else { " [flags]" };
         line_of(&mut out, format_args!("  {line}{flags}"));
     } else {
         line_of(&mut out, format_args!("  {full} [command]"));
@@ -33,16 +34,30 @@ pub(crate) fn usage<R: Copy>(program: &Program<R>, path: &[&str]) -> String {
     if !command.example.is_empty() {
         line_of(&mut out, format_args!("\nExamples:\n{}", command.example.trim_end()));
     }
-    subcommands(&mut out, command);
+    let is_root = path.is_empty();
+    subcommands(&mut out, command, is_root);
     let help = Flag::bool("help", "").short('h').row();
     let text = format!("help for {}", command.name);
-    let mut flags: Vec<(&FlagRow, &str)> =
-        command.all_flags().filter(|flag| !flag.hidden).map(|flag| (flag, flag.help)).collect();
+    let listed = if program.globals_hint.is_empty() { program.globals } else { &[] };
+    let shown = |flag: &&FlagRow| !flag.hidden;
+    let mut flags: Vec<(&FlagRow, &str)> = command
+        .own_flags()
+        .chain(if is_root { listed } else { &[] })
+        .filter(shown)
+        .map(|flag| (flag, flag.help))
+        .collect();
     flags.push((&help, &text));
     line_of(&mut out, format_args!("\nFlags:\n{}", lines(flags).trim_end()));
-    if program.globals_hint.is_empty() && !program.globals.is_empty() {
-        let globals = flag_lines(program.globals);
-        line_of(&mut out, format_args!("\nGlobal Flags:\n{}", globals.trim_end()));
+    // The global flags are the root's own.
+    let globals: Vec<(&FlagRow, &str)> = command
+        .inherited_flags
+        .iter()
+        .chain(if is_root { &[] } else { listed })
+        .filter(shown)
+        .map(|flag| (flag, flag.help))
+        .collect();
+    if !globals.is_empty() {
+        line_of(&mut out, format_args!("\nGlobal Flags:\n{}", lines(globals).trim_end()));
     }
     if !command.subcommands.is_empty() {
         line_of(
@@ -60,13 +75,20 @@ fn line_of(out: &mut String, line: std::fmt::Arguments<'_>) {
     writeln!(out, "{line}").expect("strings take everything");
 }
 
-fn subcommands<R>(out: &mut String, command: &Command<R>) {
-    let shown: Vec<&Command<R>> = command.subcommands.iter().filter(|below| !below.hidden).collect();
-    let width = shown.iter().map(|below| below.name.len()).max().unwrap_or(0).max(11);
+fn subcommands<R>(out: &mut String, command: &Command<R>, is_root: bool) {
+    let mut shown: Vec<(&str, &str, &str)> = (command.subcommands.iter().filter(|below| !below.hidden))
+        .map(|below| (below.name, below.about, below.group))
+        .collect();
+    // The parser knows `help` of itself, where no command is called so.
+    if is_root && !shown.is_empty() && shown.iter().all(|(name, ..)| *name != "help") {
+        shown.push(("help", "Help about any command", ""));
+        shown.sort_by_key(|(name, ..)| *name);
+    }
+    let width = shown.iter().map(|(name, ..)| name.len()).max().unwrap_or(0).max(11);
     let mut groups: Vec<&str> = Vec::new();
-    for below in &shown {
-        if !groups.contains(&below.group) {
-            groups.push(below.group);
+    for (_, _, group) in &shown {
+        if !groups.contains(group) {
+            groups.push(group);
         }
     }
     // Those without a heading come last, under one of their own unless it is the only one.
@@ -78,8 +100,8 @@ fn subcommands<R>(out: &mut String, command: &Command<R>) {
             (group, _) => group,
         };
         line_of(out, format_args!("\n{heading}"));
-        for below in shown.iter().filter(|below| below.group == *group) {
-            line_of(out, format_args!("  {:width$} {}", below.name, below.about));
+        for (name, about, _) in shown.iter().filter(|(_, _, of)| of == group) {
+            line_of(out, format_args!("  {name:width$} {about}"));
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use cli::completion::Tree;
 use cli::{Command, Failure, Io, Matches, Program};
 
 use crate::check_disk::DISK;
@@ -22,6 +23,11 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     env_known: &["ETCDCTL_API"],
     globals_hint: "",
 };
+
+/// Returns what shells complete for `doctor` and for `check`.
+pub fn completion() -> [Tree; 2] {
+    [Tree::of(&crate::doctor::PROGRAM), Tree::of(&PROGRAM)]
+}
 
 /// Refuses words that are neither a command nor a flag.
 pub(crate) fn no_arguments(matches: &Matches) -> Result<(), Failure> {

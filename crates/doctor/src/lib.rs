@@ -37,7 +37,7 @@ mod sampling;
 mod show;
 mod socket;
 
-pub use check::{check, check_in};
+pub use check::{check, check_in, completion};
 pub use check_network::{NetworkLimits, NetworkReport, PeerLink};
 pub use collect::Plan;
 pub use connection::Connection;

@@ -1,5 +1,6 @@
 //! The binary. By its name, or by its first word, it is a member or one of the tools.
 
+mod completion;
 mod discovery;
 mod local_time;
 mod member;
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
         }
         Some("etcdctl") => return ctl::run(arguments),
         Some("etcdutl") => return utl::run(arguments),
-        Some("benchmark") => return bench::run(arguments),
+        Some("benchmark" | "etcd-bench") => return bench::run(arguments),
         _ => {}
     }
     let Some((verb, rest)) = arguments.split_first() else {
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Some("utl") => utl::run(rest),
         Some("bench") => bench::run(rest),
         Some("doctor") => doctor::run(rest),
+        Some("completion") => completion::run(rest),
         Some("gateway" | "grpc-proxy") => {
             proxy(arguments).unwrap_or_else(|| unreachable!("both are subcommands of a proxy"))
         }
@@ -51,8 +53,8 @@ fn main() -> ExitCode {
         Some("check") => doctor::check(rest),
         Some(verb) if !verb.starts_with('-') => {
             eprintln!(
-                "{verb:?} is none of the commands server, rebuild, ctl, utl, bench, check, doctor, gateway, grpc-proxy; to run a member, give \
-                 flags only (see --help)"
+                "{verb:?} is none of the commands server, rebuild, ctl, utl, bench, check, doctor, completion, gateway, grpc-proxy; to run a \
+                 member, give flags only (see --help)"
             );
             ExitCode::from(2)
         }

@@ -72,13 +72,16 @@ const OTHERS_USAGE: &str = "
     Its data is moved aside, not deleted.
 
   mainstay ctl|utl|bench ...
-    etcdctl, etcdutl and etcd's benchmark; also by those names (etcdctl, etcdutl, benchmark: a link will do).
+    etcdctl, etcdutl and etcd's benchmark; also by those names (etcdctl, etcdutl, etcd-bench or benchmark: a link will do).
 
   mainstay doctor [--endpoints HOST:PORT,...]
     Say why a cluster is slow or about to fail.
 
   mainstay check perf|datascale|disk|network ...
     Measure what a cluster, a disk or the network between members can do.
+
+  mainstay completion bash|zsh|fish|powershell
+    Print a script that lets a shell complete commands and flags.
 ";
 
 /// Takes `--endpoints`, which only a rebuild knows, out of the arguments.

@@ -7,11 +7,13 @@ use crate::commands::{PROGRAM, Run, one_arg, usage};
 
 pub(crate) const COMPLETION: Command<Run> = Command {
     name: "completion",
-    usage: "completion [bash|zsh|fish]",
+    usage: "completion [bash|zsh|fish|powershell]",
+    usage_is_whole: true,
     about: "Generate completion script",
     example: "  source <(etcdutl completion bash)
   etcdutl completion zsh > \"${fpath[1]}/_etcdutl\"
-  etcdutl completion fish | source",
+  etcdutl completion fish | source
+  etcdutl completion powershell | Out-String | Invoke-Expression",
     run: Some(Run(run)),
     ..Command::EMPTY
 };
@@ -19,14 +21,9 @@ pub(crate) const COMPLETION: Command<Run> = Command {
 fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     one_arg(session)?;
     let shell = session.matches.arg_text(0).unwrap_or_default();
-    let script = match shell.as_str() {
-        "bash" => cli::completion::bash(&PROGRAM, "etcdutl"),
-        "zsh" => cli::completion::zsh(&PROGRAM, "etcdutl"),
-        "fish" => cli::completion::fish(&PROGRAM, "etcdutl"),
-        other => {
-            let other = cli::go::quote(other);
-            return Err(usage(session, &format!("invalid argument {other} for \"etcdutl completion\"")));
-        }
+    let Some(script) = cli::completion::Tree::of(&PROGRAM).script(shell.as_bytes(), "etcdutl") else {
+        let unknown = cli::go::quote(&shell);
+        return Err(usage(session, &format!("invalid argument {unknown} for \"etcdutl completion\"")));
     };
     session.print(&script)
 }

@@ -8,7 +8,7 @@ use crate::session::Session;
 
 pub(super) const COMPLETION: Command<Run> = Command {
     name: "completion",
-    usage: "completion [bash|zsh|fish]",
+    usage: "completion [bash|zsh|fish|powershell]",
     about: "Generate the autocompletion script for the specified shell",
     example: "  source <(benchmark completion bash)",
     run: Some(Run::of(completion).with_words()),
@@ -16,12 +16,10 @@ pub(super) const COMPLETION: Command<Run> = Command {
 };
 
 fn completion(session: &Session) -> Result<(), Failure> {
-    let shell = session.matches.arg_text(0).unwrap_or_default();
-    let make = match (shell.as_str(), session.matches.args.len()) {
-        ("bash", 1) => cli::completion::bash,
-        ("zsh", 1) => cli::completion::zsh,
-        ("fish", 1) => cli::completion::fish,
-        _ => return Err(Failure::usage("completion takes one of bash, zsh, fish")),
-    };
-    session.say(&make(&PROGRAM, PROGRAM.root.name))
+    let shell = session.matches.arg_text(0).filter(|_| session.matches.args.len() == 1).unwrap_or_default();
+    let script =
+        cli::completion::Tree::of(&PROGRAM).script(shell.as_bytes(), PROGRAM.root.name).ok_or_else(|| {
+            Failure::usage(format!("completion takes one of {}", cli::completion::SHELLS.join(", ")))
+        })?;
+    session.say(&script)
 }

@@ -1,6 +1,7 @@
 use std::ffi::OsString;
 
-use mainstay_cli::{Invocation, Table, completion};
+use mainstay_cli::completion::Tree;
+use mainstay_cli::{Invocation, Table};
 
 use crate::parsing::PROGRAM;
 
@@ -44,8 +45,9 @@ Key-value commands
   get         Gets a key
 
 Additional Commands:
-  member      Members
+  help        Help about any command
   make-mirror Mirrors
+  member      Members
 
 Flags:
   -h, --help   help for etcdctl
@@ -86,9 +88,13 @@ fn tables_in_box_lines() {
     assert_eq!(table.to_string(), expected);
 }
 
+fn script(shell: &str) -> String {
+    Tree::of(&PROGRAM).script(shell.as_bytes(), "etcdctl").expect("there is one for each shell")
+}
+
 /// Runs the script in bash and completes a line.
 fn completed(words: &[&str]) -> Vec<String> {
-    let script = completion::bash(&PROGRAM, "etcdctl");
+    let script = script("bash");
     let list = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
     let ask = format!(
         "{script}\nCOMP_WORDS=({list})\nCOMP_CWORD={}\n_etcdctl_complete\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"",
@@ -109,14 +115,115 @@ fn bash_completes_commands_and_flags() {
 
 #[test]
 fn zsh_and_fish_list_every_command() {
-    let zsh = completion::zsh(&PROGRAM, "etcdctl");
+    let zsh = script("zsh");
     assert!(
         zsh.starts_with("#compdef etcdctl\n")
             && zsh.contains("'member add') follows=('--peer-urls:its URLs'")
     );
-    let fish = completion::fish(&PROGRAM, "etcdctl");
-    assert!(fish.contains(
-        "complete -c etcdctl -n '__fish_seen_subcommand_from get' -l limit -r -d 'at most so many'\n"
-    ));
-    assert!(fish.contains("and not __fish_seen_subcommand_from add list' -a add -d 'Adds one'\n"));
+    let fish = script("fish");
+    assert!(
+        fish.contains("        case 'member'\n            printf '%s\\t%s\\n' 'add' 'Adds one' 'list' "),
+        "{fish}"
+    );
+    assert!(fish.contains("'--limit' 'at most so many'"), "{fish}");
+}
+
+/// Cuts a script for PowerShell into words, operators and literal texts, as PowerShell does where it is this simple, and
+/// asserts that brackets close in order.
+fn powershell_tokens(script: &str) -> Vec<String> {
+    let mut tokens = Vec::new();
+    let mut open = Vec::new();
+    let mut rest = script.chars().peekable();
+    while let Some(letter) = rest.next() {
+        let mut token = letter.to_string();
+        match letter {
+            '#' => while rest.next_if(|next| *next != '\n').is_some() {},
+            // A literal text ends at a quote that is not doubled.
+            '\'' => loop {
+                let next = rest.next().expect("a literal text ends");
+                assert_ne!(next, '\n', "a text over several lines: {token}");
+                if next == '\'' && rest.next_if_eq(&'\'').is_none() {
+                    tokens.push(token.split_off(0) + "'");
+                    break;
+                }
+                assert!(!('\u{2018}'..='\u{201b}').contains(&next), "PowerShell takes {next} for a quote");
+                token.push(next);
+            },
+            '"' => {
+                token.extend(std::iter::from_fn(|| rest.next_if(|next| *next != '"')));
+                assert_eq!(rest.next(), Some('"'), "{token}");
+                tokens.push(token);
+            }
+            '(' | '{' | '[' => {
+                open.push(letter);
+                tokens.push(token);
+            }
+            ')' | '}' | ']' => {
+                let opened = open.pop().expect("something to close");
+                assert!(
+                    ["()", "{}", "[]"].contains(&format!("{opened}{letter}").as_str()),
+                    "{opened} {letter}"
+                );
+                tokens.push(token);
+            }
+            letter if letter.is_whitespace() => {}
+            letter if letter.is_alphanumeric() || "$-_".contains(letter) => {
+                let word = |next: &char| next.is_alphanumeric() || "-_.:".contains(*next);
+                token.extend(std::iter::from_fn(|| rest.next_if(word)));
+                tokens.push(token);
+            }
+            _ => tokens.push(token),
+        }
+    }
+    assert_eq!(open, [], "brackets left open");
+    tokens
+}
+
+#[test]
+fn powershell_lists_every_command_and_quotes_every_text() {
+    let script = script("powershell");
+    let tokens = powershell_tokens(&script);
+    let all = tokens.join(" ");
+    assert!(
+        all.starts_with("Register-ArgumentCompleter -Native -CommandName 'etcdctl' -ScriptBlock {"),
+        "{all}"
+    );
+    assert!(
+        all.contains("$paths = @ ( '' , 'get' , 'member' , 'member add' , 'member list' , 'make-mirror' )"),
+        "{all}"
+    );
+    assert!(
+        all.contains("'member' { & $command 'add' 'Adds one' & $command 'list' "),
+        "each command says what follows it: {all}"
+    );
+    assert!(all.contains("& $flag '--limit' 'at most so many'"), "{all}");
+    // Every branch of the switch ends, and has a text for each of its words: PowerShell refuses empty ones.
+    assert_eq!(
+        tokens.iter().filter(|token| *token == "break").count(),
+        6 + 1,
+        "one for each path, and the loop's"
+    );
+    for (at, token) in tokens.iter().enumerate().filter(|(_, token)| *token == "&") {
+        let [kind, word, about] = &tokens[at + 1..at + 4] else { panic!("{token} at the end") };
+        assert!(kind == "$command" || kind == "$flag", "{kind}");
+        assert!(word.starts_with('\'') && about.starts_with('\'') && about.len() > 2, "{word} {about}");
+    }
+}
+
+#[test]
+fn powershell_takes_any_text_of_a_table() {
+    use mainstay_cli::completion::Word;
+    let help = "it\u{2019}s a 'word' with $x, `y` and\nlines";
+    let flags = vec![
+        Word { name: "odd", short: Some('o'), takes_value: true, help },
+        Word { name: "bare", short: None, takes_value: false, help: "" },
+    ];
+    let tree = Tree { name: "tool", about: "", flags, below: Vec::new() };
+    let script = tree.script(b"powershell", "tool").expect("there is one");
+    assert!(
+        script.contains("& $flag '--odd' 'it\u{2019}\u{2019}s a ''word'' with $x, `y` and lines'\n"),
+        "{script}"
+    );
+    assert!(script.contains("& $flag '--bare' 'bare'\n"), "{script}");
+    assert!(script.contains("$valued = @('--odd', '-o')\n"), "{script}");
 }

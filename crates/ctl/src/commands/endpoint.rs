@@ -32,7 +32,8 @@ pub(super) const ENDPOINT: Command<Run> = Command {
             usage: "hashkv",
             about: "Prints the KV history hash for each endpoint in --endpoints",
             example: "  # Equal numbers: the members hold the same history\n  etcdctl endpoint hashkv --cluster",
-            flags: &[CLUSTER.row(), REV.row()],
+            flags: &[REV.row()],
+            inherited_flags: &[CLUSTER.row()],
             run: Some(Run::asking(|call| Box::pin(hashkv(call)))),
             ..Command::EMPTY
         },
@@ -41,7 +42,7 @@ pub(super) const ENDPOINT: Command<Run> = Command {
             usage: "health",
             about: "Checks the healthiness of endpoints specified in `--endpoints` flag",
             example: "  etcdctl endpoint health --cluster",
-            flags: &[CLUSTER.row()],
+            inherited_flags: &[CLUSTER.row()],
             run: Some(Run::asking(|call| Box::pin(health(call)))),
             ..Command::EMPTY
         },
@@ -53,7 +54,7 @@ pub(super) const ENDPOINT: Command<Run> = Command {
                    endpoint.\nThe items in the lists are endpoint, ID, version, db size, is leader, is learner, raft \
                    term, raft index, raft applied index, errors.\n",
             example: "  etcdctl endpoint status --cluster -w table",
-            flags: &[CLUSTER.row()],
+            inherited_flags: &[CLUSTER.row()],
             run: Some(Run::asking(|call| Box::pin(status(call)))),
             ..Command::EMPTY
         },

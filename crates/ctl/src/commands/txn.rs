@@ -21,10 +21,10 @@ pub(super) const TXN: Command<Run> = Command {
     name: "txn",
     usage: "txn [options]",
     about: "Txn processes all the requests in one transaction",
-    long: "Txn reads multiple etcd requests from standard input and applies them as a single atomic transaction.\n\
+    long: "Txn reads multiple etcd requests from standard input and applies them as a single atomic transaction.\n\n\
            A transaction consists of three components:\n1) a list of conditions,\n\
            2) a list of requests to apply if all the conditions are true,\n\
-           3) a list of requests to apply if any condition is false.\n\nExample interactive stdin usage:\n---\n\
+           3) a list of requests to apply if any condition is false.\n\nExample interactive stdin usage:\n\n---\n\
            etcdctl txn -i\n# compares:\nmod(\"key1\") > \"0\"\n\n# success requests (get, put, delete):\n\
            put key1 \"overwrote-key1\"\n\n# failure requests (get, put, delete):\nput key1 \"created-key1\"\n\
            put key2 \"some extra key\"\n---\n\n\

@@ -23,8 +23,8 @@ fn help() {
         Case::new("get -x a", &script).ours_alone(EXAMPLES),
         Case::new("version", &script).ours_alone("the version of the API that is spoken here"),
         Case::new("help nothing", &script),
-        Case::new("completion", &script).ours_alone("three shells"),
-        Case::new("completion tcsh", &script).ours_alone("three shells"),
+        Case::new("completion", &script).ours_alone(EXAMPLES),
+        Case::new("completion tcsh", &script).ours_alone(EXAMPLES),
     ];
     for path in [
         "get",
@@ -97,12 +97,9 @@ fn help() {
 
 #[test]
 fn completion_scripts_name_every_command() {
-    for shell in ["bash", "zsh", "fish"] {
-        let script = match shell {
-            "bash" => cli::completion::bash(&ctl::commands::PROGRAM, "etcdctl"),
-            "zsh" => cli::completion::zsh(&ctl::commands::PROGRAM, "etcdctl"),
-            _ => cli::completion::fish(&ctl::commands::PROGRAM, "etcdctl"),
-        };
+    for shell in cli::completion::SHELLS {
+        let script = cli::completion::Tree::of(&ctl::commands::PROGRAM).script(shell.as_bytes(), "etcdctl");
+        let script = script.expect("there is one for each shell");
         for word in ["get", "keep-alive", "grant-permission", "make-mirror", "datascale", "print-value-only"]
         {
             assert!(script.contains(word), "{shell}: {word}");

@@ -48,6 +48,47 @@ fn by_the_name_etcd_it_behaves_as_etcd() {
 }
 
 #[test]
+fn by_the_name_of_a_tool_it_is_that_tool() {
+    let dir = TempDir::new("tools");
+    for (name, usage) in [
+        ("etcdctl", "Usage:\n  etcdctl [command]\n"),
+        ("etcdutl", "Usage:\n  etcdutl [command]\n"),
+        ("benchmark", "Usage:\n  benchmark [command]\n"),
+        ("etcd-bench", "Usage:\n  benchmark [command]\n"),
+    ] {
+        let program = dir.path().join(name);
+        std::os::unix::fs::symlink(binary(), &program).expect("a link can be made");
+        let help = Command::new(&program).arg("--help").output().expect("it runs");
+        assert!(help.status.success());
+        let text = String::from_utf8(help.stdout).expect("text");
+        assert!(text.contains(usage), "{name}: {text}");
+    }
+}
+
+#[test]
+fn it_completes_the_commands_of_all_tools() {
+    let completion =
+        |words: &[&str]| Command::new(binary()).arg("completion").args(words).output().expect("it runs");
+    for shell in ["bash", "zsh", "fish", "powershell"] {
+        let script = completion(&[shell]);
+        assert!(script.status.success());
+        let text = String::from_utf8(script.stdout).expect("text");
+        assert!(text.to_lowercase().contains(&format!("# {shell} completion for mainstay")), "{text}");
+        for path in
+            ["ctl lease keep-alive", "utl snapshot restore", "bench watch-latency", "grpc-proxy start"]
+        {
+            assert!(text.contains(&format!("'{path}'")), "{shell}: {path}");
+        }
+    }
+    for words in [&[][..], &["tcsh"], &["bash", "zsh"]] {
+        let refused = completion(words);
+        assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0), "{words:?}");
+        let text = String::from_utf8(refused.stderr).expect("text");
+        assert_eq!(text, "completion takes one of bash, zsh, fish, powershell\n", "{words:?}");
+    }
+}
+
+#[test]
 fn an_interrupt_ends_it_too() {
     let dir = TempDir::new("interrupt");
     let mut member = Setup::new(dir.path()).start();

@@ -1,0 +1,121 @@
+//! `mainstay completion`: scripts that let a shell complete the commands and flags of a member and of all tools.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use cli::completion::{SHELLS, Tree, Word};
+
+/// Prints the script for the shell that the only argument names.
+pub fn run(arguments: &[OsString]) -> ExitCode {
+    let script = match arguments {
+        [shell] => tree().script(shell.as_encoded_bytes(), "mainstay"),
+        _ => None,
+    };
+    let Some(script) = script else {
+        eprintln!("completion takes one of {}", SHELLS.join(", "));
+        return ExitCode::from(2);
+    };
+    match std::io::stdout().write_all(script.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("standard output: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What can follow `mainstay`: the flags of a member, and each tool with its own commands.
+fn tree() -> Tree {
+    let endpoints =
+        Word { name: "endpoints", short: None, takes_value: true, help: "other members of the cluster" };
+    let named = |tree: Tree, name: &'static str, about: &'static str| Tree { name, about, ..tree };
+    let ctl = Tree::of(&ctl::commands::PROGRAM);
+    let [doctor, mut check] = doctor::completion();
+    // What a client can check is etcdctl's.
+    check.below.extend(
+        ctl.below
+            .iter()
+            .find(|below| below.name == "check")
+            .into_iter()
+            .flat_map(|check| check.below.clone()),
+    );
+    let mut below = vec![
+        Tree { name: "server", about: "Run a member", flags: server_flags(), below: Vec::new() },
+        Tree {
+            name: "rebuild",
+            about: "Bring a damaged or lost member back with what the others have",
+            flags: server_flags().into_iter().chain([endpoints]).collect(),
+            below: Vec::new(),
+        },
+        named(ctl, "ctl", "etcdctl"),
+        named(Tree::of(&utl::PROGRAM), "utl", "etcdutl"),
+        named(Tree::of(&bench::PROGRAM), "bench", "etcd's benchmark, held rates, comparisons"),
+        doctor,
+        check,
+    ];
+    below.extend(Tree::of(&proxy::GATEWAY).below);
+    below.extend(Tree::of(&proxy::GRPC_PROXY).below);
+    let flags = Vec::new();
+    below.push(Tree {
+        name: "completion",
+        about: "Generate completion script",
+        flags,
+        below: SHELLS.map(shell).into(),
+    });
+    Tree { name: "mainstay", about: "", flags: server_flags(), below }
+}
+
+fn shell(name: &'static str) -> Tree {
+    Tree { name, about: name, ..Tree::default() }
+}
+
+/// The flags of a member that do something.
+fn server_flags() -> Vec<Word> {
+    let shown = config::table::FLAGS.iter().filter(|flag| {
+        flag.group != config::flag::Group::Legacy && !matches!(flag.status, config::flag::Status::NotYet(_))
+    });
+    shown
+        .map(|flag| Word {
+            name: flag.name,
+            short: None,
+            takes_value: !flag.kind.is_switch(),
+            help: flag.help,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_command_and_flag_is_there_once() {
+        let tree = super::tree();
+        let names: Vec<&str> = tree.below.iter().map(|below| below.name).collect();
+        assert_eq!(
+            names,
+            [
+                "server",
+                "rebuild",
+                "ctl",
+                "utl",
+                "bench",
+                "doctor",
+                "check",
+                "gateway",
+                "grpc-proxy",
+                "completion"
+            ]
+        );
+        let check = &tree.below[6];
+        let checks: Vec<&str> = check.below.iter().map(|below| below.name).collect();
+        assert_eq!(checks, ["disk", "network", "datascale", "perf"]);
+        assert!(tree.flags.iter().any(|flag| flag.name == "listen-client-urls" && flag.takes_value));
+        assert!(tree.flags.iter().any(|flag| flag.name == "auto-tls" && !flag.takes_value));
+        for shell in cli::completion::SHELLS {
+            let script = tree.script(shell.as_bytes(), "mainstay").expect("there is one for each");
+            for word in ["listen-client-urls", "grant-permission", "lease-keepalive", "retry-delay"] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+        }
+    }
+}
