@@ -25,7 +25,7 @@ pub enum Scale {
     Small,
     /// Ten minutes.
     Medium,
-    /// What the published figures were measured with.
+    /// The sizes of experiments with etcd that others have published.
     Full,
 }
 

@@ -13,12 +13,12 @@ use crate::given::{
 };
 use crate::loads::watch::Measured;
 use crate::outcome::{Document, Row};
-use crate::report::{self, Style};
+use crate::report;
 use crate::watcher::Watcher;
-use crate::{html, machine, render};
+use crate::{Error, html, machine, render};
 use loadgen::ask::Asker;
 use loadgen::calls::Target;
-use loadgen::drive::{Run, Schedule, Workload, measure};
+use loadgen::drive::{Generator, Observer as _, Plan, Run, Schedule, Workload, measure};
 use loadgen::samples::Series;
 
 /// Runs the tool in this process: `args` are the words behind its name. Results go to standard output, everything else to
@@ -184,15 +184,11 @@ impl Session {
         }
         let segment = runs.first().and_then(|run| run.generator.segment_bytes);
         self.conclude(&mut document, &target, segment);
-        let shown = closest(&runs, document.rows.first());
+        let shown = closest(&runs, document.rows.first()).and_then(|at| runs.get(at));
         let mut text = layout.to_owned();
         if let Some(run) = shown {
             for (series, name) in run.series.iter().zip(names) {
-                let mut report = report::report(style(&self.matches), series, run.elapsed);
-                if self.matches.get(REPORT_PERFDASH) {
-                    report = report::write_perfdash(name, series, run.elapsed, self.artifacts.as_deref())
-                        + &report;
-                }
+                let report = self.reported(name, series, run.elapsed);
                 let operations = series.count() + series.failed();
                 text = text.replacen("%d", &operations.to_string(), 1).replacen("%s", &report, 1);
             }
@@ -200,15 +196,16 @@ impl Session {
         self.write(&text, &document)
     }
 
-    pub(crate) fn reported(&self, name: &str, measured: &Measured, style: Style) -> String {
-        let text = report::report(style, &measured.0, measured.1);
+    /// Returns the report of a series, and writes it for perfdash where that was asked for.
+    fn reported(&self, name: &str, series: &Series, elapsed: Duration) -> String {
+        let text = report::report(style(&self.matches), series, elapsed);
         if self.matches.get(REPORT_PERFDASH) {
-            return report::write_perfdash(name, &measured.0, measured.1, self.artifacts.as_deref()) + &text;
+            return report::write_perfdash(name, series, elapsed, self.artifacts.as_deref()) + &text;
         }
         text
     }
 
-    pub(crate) fn document(&self, target: &Target, warnings: Vec<String>) -> Document {
+    fn document(&self, target: &Target, warnings: Vec<String>) -> Document {
         let mut facts = machine::facts();
         if let Ok((version, _)) = Asker::new(target.clone()).and_then(|mut asker| asker.status())
             && !version.is_empty()
@@ -219,7 +216,7 @@ impl Session {
         Document { command: self.command.clone(), time: now(), facts, warnings, ..Document::default() }
     }
 
-    pub(crate) fn conclude(&self, document: &mut Document, target: &Target, segment_bytes: Option<u32>) {
+    fn conclude(&self, document: &mut Document, target: &Target, segment_bytes: Option<u32>) {
         let name = target.endpoints.first().map_or("", |endpoint| endpoint.address.as_str());
         document.warnings.extend(machine::path_check(name, segment_bytes));
         let more: Vec<String> = document.rows.iter().flat_map(machine::run_checks).collect();
@@ -228,31 +225,55 @@ impl Session {
         document.warnings.extend(starved);
     }
 
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn write_parts(
+    /// Runs a load that is measured in parts, as often as `--repeat` says, and writes about it. `layout` has `%s` for the
+    /// report of each part, which are called `names`; it is that of the run with the median rate of the last part.
+    pub(crate) fn in_parts<const N: usize>(
         &self,
-        text: &str,
+        names: [&str; N],
+        layout: &str,
         target: &Target,
-        warnings: Vec<String>,
-        parts: &[(&str, Measured)],
-        watcher: &Watcher,
+        mut run: impl FnMut() -> Result<[Measured; N], Error>,
     ) -> Result<(), Failure> {
-        let mut document = self.document(target, warnings);
-        for (name, (series, elapsed)) in parts {
-            // What the tool used is known for all parts together: each gets its share of the time.
-            let share = (elapsed.as_secs_f64() / watcher.took.as_secs_f64().max(1e-9)).min(1.0);
-            let whole = watcher.generator;
-            let generator = loadgen::drive::Generator {
-                cpu: whole.cpu.mul_f64(share),
-                starved: whole.starved.mul_f64(share),
-                ..whole
-            };
-            let run =
-                Run { series: vec![series.clone()], began: SystemTime::now(), elapsed: *elapsed, generator };
-            document.rows.push(Row::new(name, "", &[run], 0, &watcher.usages));
+        let repeat = self.matches.get(REPEAT);
+        if !(1..=1_000_000).contains(&repeat) {
+            return Err(Failure::error(format!(
+                "expected --{} of 1 to 1000000, got ({repeat})",
+                REPEAT.name()
+            )));
+        }
+        let before = machine::checks();
+        let plan = Plan { repeat: repeat as usize, ..Plan::default() };
+        let mut watcher = Watcher::new(&self.matches, target, &plan);
+        let mut parts: [Vec<Run>; N] = [const { Vec::new() }; N];
+        for at in 0..plan.repeat {
+            watcher.begins(at);
+            let measured = run()?;
+            watcher.ends(at);
+            let (took, whole) = watcher.own.last().copied().unwrap_or_default();
+            for (part, (series, elapsed)) in parts.iter_mut().zip(measured) {
+                // What the tool used is known for all parts together: each gets its share of the time.
+                let share = (elapsed.as_secs_f64() / took.as_secs_f64().max(1e-9)).min(1.0);
+                let generator = Generator {
+                    cpu: whole.cpu.mul_f64(share),
+                    starved: whole.starved.mul_f64(share),
+                    ..whole
+                };
+                part.push(Run { series: vec![series], began: SystemTime::now(), elapsed, generator });
+            }
+        }
+        let mut document = self.document(target, before);
+        for (name, runs) in names.iter().zip(&parts) {
+            document.rows.push(Row::new(name, "", runs, 0, &watcher.usages));
         }
         self.conclude(&mut document, target, None);
-        self.write(text, &document)
+        let last = parts.last().and_then(|runs| closest(runs, document.rows.last())).unwrap_or(0);
+        let mut text = layout.to_owned();
+        for (name, runs) in names.iter().zip(&parts) {
+            let Some(Run { series, elapsed, .. }) = runs.get(last) else { continue };
+            let [series] = &series[..] else { continue };
+            text = text.replacen("%s", &self.reported(name, series, *elapsed), 1);
+        }
+        self.write(&text, &document)
     }
 
     pub(crate) fn write_offline(
@@ -317,10 +338,11 @@ impl Session {
     }
 }
 
-fn closest<'a>(runs: &'a [Run], row: Option<&Row>) -> Option<&'a Run> {
+/// Which of the runs has the rate closest to the median of its row.
+fn closest(runs: &[Run], row: Option<&Row>) -> Option<usize> {
     let row = row?;
     let apart = |at: usize| row.runs.get(at).map_or(f64::MAX, |run| (run.rate - row.median.rate).abs());
-    (0..runs.len()).min_by(|a, b| apart(*a).total_cmp(&apart(*b))).and_then(|at| runs.get(at))
+    (0..runs.len()).min_by(|a, b| apart(*a).total_cmp(&apart(*b)))
 }
 
 /// The time as RFC 3339.

@@ -22,10 +22,8 @@ pub struct Watcher {
     repeat: usize,
     times: (Duration, Duration),
     began: Instant,
-    /// How long the last run took.
-    pub took: Duration,
-    /// What this thread needed in the last run, for loads that run in it.
-    pub generator: Generator,
+    /// How long each run took, and what this thread needed meanwhile: for loads that run in it.
+    pub own: Vec<(Duration, Generator)>,
 }
 
 impl Watcher {
@@ -43,8 +41,7 @@ impl Watcher {
             repeat: plan.repeat,
             times: Default::default(),
             began: Instant::now(),
-            took: Duration::ZERO,
-            generator: Default::default(),
+            own: Vec::new(),
         }
     }
 }
@@ -60,14 +57,15 @@ impl Observer for Watcher {
         // Loads that run in this thread have no other measure of what they cost.
         let (cpu, starved) = thread_times();
         let cpu = cpu.saturating_sub(self.times.0);
-        self.took = self.began.elapsed();
-        self.generator = Generator {
+        let took = self.began.elapsed();
+        let generator = Generator {
             cpu,
             starved: starved.saturating_sub(self.times.1),
-            busiest: cpu.as_secs_f64() / self.took.as_secs_f64().max(1e-9),
+            busiest: cpu.as_secs_f64() / took.as_secs_f64().max(1e-9),
             lost: 0,
             segment_bytes: None,
         };
+        self.own.push((took, generator));
         let usage = self.meter.as_ref().map(|meter| meter.since(self.before));
         self.usages.push(usage.filter(|usage| *usage != Usage::default()));
         self.progress.finish();

@@ -1,16 +1,13 @@
 //! `watch`: creating watches, and the events that they receive.
 
 use cli::{Command, Failure, Flag};
-use loadgen::drive::{Observer as _, Plan};
 
 use super::Run;
-use crate::given::{KEY_SPACE_SIZE, SEQUENTIAL_KEYS, connections, natural, positive, size, style};
+use crate::given::{KEY_SPACE_SIZE, REPEAT, SEQUENTIAL_KEYS, connections, natural, positive, size};
 use crate::loads::random_from_clock;
 use crate::loads::watch::Watch;
 use crate::loads::write::Keys;
-use crate::machine;
 use crate::session::Session;
-use crate::watcher::Watcher;
 
 const KEY_SIZE: Flag<i64> = Flag::int("key-size", "32", "Key size of watch request");
 const PUT_RATE: Flag<i64> = Flag::int("put-rate", "0", "Number of keys to put per second");
@@ -34,6 +31,7 @@ pub(super) const WATCH: Command<Run> = Command {
         KEY_SPACE_SIZE.row(),
         PUT_RATE.row(),
         PUT_TOTAL.row(),
+        REPEAT.row(),
         SEQUENTIAL_KEYS.row(),
         STREAMS.row(),
         WATCH_PER_STREAM.row(),
@@ -73,19 +71,10 @@ fn watch(session: &Session) -> Result<(), Failure> {
         clients,
     };
     let target = session.target()?;
-    let before = machine::checks();
-    let mut watcher = Watcher::new(matches, &target, &Plan::default());
-    watcher.begins(0);
-    let style = style(matches);
-    let mut made = None;
-    let events = watch.run(target.clone(), conns, |measured| made = Some(measured.clone()))?;
-    watcher.ends(0);
-    let made = made.unwrap_or_default();
-    let text = format!(
-        "Watch creation summary:\n{}Watch events received summary:\n{}",
-        session.reported("watch-make", &made, style),
-        session.reported("watch-put", &events, style)
-    );
-    let parts = [("watch-make", made), ("watch-put", events)];
-    session.write_parts(&text, &target, before, &parts, &watcher)
+    session.in_parts(
+        ["watch-make", "watch-put"],
+        "Watch creation summary:\n%sWatch events received summary:\n%s",
+        &target,
+        || watch.run(target.clone(), conns),
+    )
 }

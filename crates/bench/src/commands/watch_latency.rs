@@ -1,14 +1,11 @@
 //! `watch-latency`: the time from a put to its event.
 
 use cli::{Command, Failure, Flag};
-use loadgen::drive::{Observer as _, Plan};
 
 use super::Run;
-use crate::given::{connections, natural, positive, size, style};
+use crate::given::{REPEAT, connections, natural, positive, size};
 use crate::loads::watch::WatchLatency;
-use crate::machine;
 use crate::session::Session;
-use crate::watcher::Watcher;
 
 const KEY_SIZE: Flag<i64> = Flag::int("key-size", "32", "Key size of watch response");
 const PREVKV: Flag<bool> = Flag::bool("prevkv", "PrevKV enabled on watch requests");
@@ -29,6 +26,7 @@ pub(super) const WATCH_LATENCY: Command<Run> = Command {
         PREVKV.row(),
         PUT_RATE.row(),
         PUT_TOTAL.row(),
+        REPEAT.row(),
         STREAMS.row(),
         VAL_SIZE.row(),
         WATCHERS_PER_STREAM.row(),
@@ -51,17 +49,10 @@ fn watch_latency(session: &Session) -> Result<(), Failure> {
     };
     let (_, conns) = connections(matches)?;
     let target = session.target()?;
-    let before = machine::checks();
-    let mut watcher = Watcher::new(matches, &target, &Plan::default());
-    watcher.begins(0);
-    let (puts, events) = load.run(target.clone(), conns)?;
-    watcher.ends(0);
-    let style = style(matches);
-    let text = format!(
-        "\nPut summary:\n{}\nWatch events summary:\n{}",
-        session.reported("watch-latency-put", &puts, style),
-        session.reported("watch-latency-watch", &events, style)
-    );
-    let parts = [("watch-latency-put", puts), ("watch-latency-watch", events)];
-    session.write_parts(&text, &target, before, &parts, &watcher)
+    session.in_parts(
+        ["watch-latency-put", "watch-latency-watch"],
+        "\nPut summary:\n%s\nWatch events summary:\n%s",
+        &target,
+        || load.run(target.clone(), conns),
+    )
 }

@@ -155,13 +155,8 @@ pub struct Watch {
 
 impl Watch {
     /// Creates the watches: one after the other on each stream, since the client that etcd's tool uses waits for each.
-    /// Then puts; each event is noted with the time it took to take it up. Gives both measurements.
-    pub fn run(
-        &self,
-        target: Target,
-        connections: usize,
-        mut made: impl FnMut(&Measured),
-    ) -> Result<Measured, Error> {
+    /// Then puts; each event is noted with the time it took to take it up. Gives the measurements of both.
+    pub fn run(&self, target: Target, connections: usize) -> Result<[Measured; 2], Error> {
         let mut calls = Calls::open(target, connections).map_err(loadgen::Error::Dial)?;
         let mut watching = Watching::new(self.streams);
         let watchers = self.streams * self.per_stream;
@@ -191,11 +186,11 @@ impl Watch {
                 }
             }
         }
-        made(&(series, began.elapsed()));
+        let made = (series, began.elapsed());
         // Every key has as many watchers as come to it in turn.
         let watchers_of = |key: usize| (watchers + self.keys.len() - 1 - key) / self.keys.len();
         let events: usize = (0..self.put_total).map(|put| watchers_of(put as usize % self.keys.len())).sum();
-        self.put(&mut calls, &mut watching, events)
+        Ok([made, self.put(&mut calls, &mut watching, events)?])
     }
 
     fn put(&self, calls: &mut Calls, watching: &mut Watching, events: usize) -> Result<Measured, Error> {
@@ -205,7 +200,8 @@ impl Watch {
         let (mut put, mut free, mut left) = (0_u64, self.clients, events);
         let mut message = Vec::new();
         let mut until = deadline();
-        while left > 0 {
+        // All puts, though the last of them may be of keys that nobody watches: the next run must not see them.
+        while left > 0 || put < self.put_total || free < self.clients {
             while free > 0 && put < self.put_total {
                 let now = Instant::now();
                 if let Some(Err(later)) = pace.as_mut().map(|pace| pace.take(now)) {
@@ -339,7 +335,7 @@ pub struct WatchLatency {
 
 impl WatchLatency {
     /// Gives the measurements of the puts and of the events.
-    pub fn run(&self, target: Target, connections: usize) -> Result<(Measured, Measured), Error> {
+    pub fn run(&self, target: Target, connections: usize) -> Result<[Measured; 2], Error> {
         let mut random = random_from_clock(3);
         let (key, value) = (random.bytes(self.key_bytes), random.bytes(self.value_bytes));
         let mut calls = Calls::open(target.clone(), connections).map_err(loadgen::Error::Dial)?;
@@ -405,6 +401,6 @@ impl WatchLatency {
                 events.record(unix_second(), event.saturating_duration_since(*put).as_nanos() as u64);
             }
         }
-        Ok(((puts, puts_took), (events, began.elapsed())))
+        Ok([(puts, puts_took), (events, began.elapsed())])
     }
 }

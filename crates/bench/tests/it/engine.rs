@@ -187,9 +187,8 @@ fn streams_answer_and_are_given_up() {
         put_total: 0,
         clients: 1,
     };
-    let mut made = 0;
-    watch.run(served.target(), 2, |(series, _)| made = series.count()).unwrap();
-    assert_eq!(made, 100);
+    let [(made, _), (events, _)] = watch.run(served.target(), 2).unwrap();
+    assert_eq!((made.count(), events.count()), (100, 0));
 }
 
 #[test]

@@ -130,7 +130,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         (vec!["--cert=/none", "put"], 1, "--cert and --key have to be given together"),
         (vec!["--auto-sync-interval=1s", "put"], 1, "--auto-sync-interval"),
         (vec!["--pid=4000000000", "put"], 1, "--pid: there is no process 4000000000"),
-        (vec!["completion", "tcsh"], 1, "completion takes one of bash, zsh, fish"),
+        (vec!["completion", "tcsh"], 1, "completion takes one of bash, zsh, fish, powershell"),
         (vec!["range"], 1, "range takes a key"),
         (vec!["range", "a", "b", "c"], 1, "range takes a key"),
         (vec!["range", "a", "--consistency=x"], 1, "--consistency is l or s"),
@@ -192,7 +192,7 @@ fn help_has_the_flags_and_an_example() {
 
 #[test]
 fn shells_can_complete_commands() {
-    for shell in ["bash", "zsh", "fish"] {
+    for shell in cli::completion::SHELLS {
         let (code, out, _) = call(&["completion", shell]);
         assert_eq!(code, 0);
         assert!(out.contains("lease-keepalive") && out.contains("warmup"), "{shell}");
@@ -242,6 +242,27 @@ fn json_says_everything_about_each_run() {
 }
 
 #[test]
+fn loads_of_watches_are_repeated_too() {
+    let served = Served::start(Options::default());
+    let words = ["watch", "--put-total=0", "--streams=2", "--watch-per-stream=3", "--repeat=3"];
+    let all = json_of(&served, &words);
+    let names: Vec<&str> =
+        all["rows"].as_array().unwrap().iter().map(|row| row["workload"].as_str().unwrap()).collect();
+    assert_eq!(names, ["watch-make", "watch-put"]);
+    let made = all["rows"][0]["runs"].as_array().unwrap();
+    assert_eq!(made.len(), 3);
+    assert!(made.iter().all(|run| run["operations"] == 6), "each run makes its watches: {made:?}");
+    let text = against(&served, &words);
+    assert!(text.contains("\nMedians of 3 runs of watch-make:\n"), "{text}");
+    assert_eq!(text.matches("Watch creation summary:").count(), 1, "one report: {text}");
+    for command in ["watch", "watch-get", "watch-latency"] {
+        let (code, _, err) = call(&[command, "--repeat=0"]);
+        assert_eq!(code, 1, "{command}");
+        assert!(err.contains("expected --repeat of 1 to 1000000, got (0)"), "{command}: {err}");
+    }
+}
+
+#[test]
 fn csv_has_a_line_per_run_and_html_is_one_sound_page() {
     let served = Served::start(Options::default());
     let directory = TempDir::new("files");
@@ -263,6 +284,8 @@ fn csv_has_a_line_per_run_and_html_is_one_sound_page() {
     let html = std::fs::read_to_string(html).unwrap();
     assert_sound(&html);
     assert!(html.contains("<polyline") && html.contains("prefers-color-scheme:dark"));
+    assert!(!html.contains("class=\"bars\""), "there is nothing to compare");
+    assert!(html.contains("<h1>Benchmark report</h1>"), "{html}");
 }
 
 /// Every element that is opened is closed in order, and nothing is taken from elsewhere.
@@ -317,7 +340,28 @@ fn a_comparison_of_running_servers_gives_a_table_ratios_and_a_page() {
     let rows = all["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2 * servers.len());
     assert!(rows.iter().all(|row| row["runs"].as_array().unwrap().len() == 2), "a run per round");
-    assert_sound(&std::fs::read_to_string(html).unwrap());
+    let html = std::fs::read_to_string(html).unwrap();
+    assert_sound(&html);
+    // What a reader wants first comes first.
+    let order: Vec<Option<usize>> =
+        ["Conclusions by situation", "Each load", "What spoils these", "All figures", "Measured on"]
+            .map(|heading| html.find(&format!("<h2>{heading}")))
+            .into();
+    assert!(order.iter().all(Option::is_some) && order.is_sorted(), "{order:?}");
+    // Three charts for each load, in which every server has its bar and its figure, and two of them a mark.
+    let charts: Vec<&str> = html.split("<table class=\"bars\">").skip(1).collect();
+    assert!(charts.len() >= 2 * 2, "rate and p99 of each load at least: {}", charts.len());
+    for chart in charts {
+        let chart = chart.split("</table>").next().unwrap();
+        assert!(chart.starts_with("<caption>"), "{chart}");
+        assert_eq!(chart.matches("<span class=\"bar").count(), servers.len(), "{chart}");
+        assert_eq!(chart.matches("<td class=\"is\">").count(), servers.len(), "{chart}");
+        assert!(chart.contains(">one <small>reference</small></th>"), "{chart}");
+        assert!(chart.contains(">responder <small>bare limit</small></th>"), "{chart}");
+    }
+    // Each plot has its points as a table behind it.
+    let plots = html.matches("role=\"img\"").count();
+    assert!(plots >= 2 && plots == html.matches(", as a table</summary>").count(), "{plots}");
 }
 
 #[test]
