@@ -165,12 +165,15 @@ fn is_page(from: &Origin, headers: &HeaderMap) -> bool {
         }
 }
 
-/// Returns true for the requests that etcd hands to gRPC: on connections that carry pages too, this header decides.
+/// Returns true for the requests that etcd hands to gRPC: on connections that carry pages too, this header decides. A call in
+/// gRPC-Web is a plain request whose body holds what gRPC has in frames and trailers of HTTP/2 (COMPAT-185).
 fn is_grpc(headers: &HeaderMap) -> bool {
     let content_type = headers.get(http::header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     content_type.windows(GRPC_TYPE.len()).any(|part| part == GRPC_TYPE)
+        && !content_type.starts_with(GRPC_WEB_TYPE)
 }
 
+const GRPC_WEB_TYPE: &[u8] = b"application/grpc-web";
 const GRPC_TYPE: &[u8] = b"application/grpc";
 
 fn check_content_type(value: Option<&HeaderValue>) -> Result<(), (StatusCode, Status)> {

@@ -71,6 +71,7 @@ pub use inbound::{Inbound, NextMessage};
 pub use listener::{Listener, ListenerSocket, Origin, Rejected, Serves, shown_peer};
 pub use options::Options;
 pub use outbound::{Outbound, TrySend};
+pub use reply::trailers;
 pub use service::{Answer, Kind, LocalBoxFuture, Method, PieceSource, Service, Unary};
 pub use shard::{Close, Closing, Shard, ShardId};
 pub use stdx::{First, race};

@@ -62,8 +62,8 @@ pub(crate) fn opening(gzip: bool) -> Response<()> {
     response
 }
 
-/// The trailers that end an answer.
-pub(crate) fn trailers(result: &Result<(), Status>) -> HeaderMap {
+/// The trailers that end an answer: `grpc-status`, and `grpc-message` for an error.
+pub fn trailers(result: &Result<(), Status>) -> HeaderMap {
     if result.is_ok() {
         return DONE.clone();
     }

@@ -36,7 +36,7 @@ const METADATA_CONTENT_TYPE: HeaderName = HeaderName::from_static("grpc-metadata
 const METADATA_PREFIX: &str = "grpc-metadata-";
 
 /// Error of a call whose time is over.
-const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
+pub(crate) const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 /// Error for an answer of our own that is no message.
 const UNREADABLE: Status = Status::new(Code::Internal, "mainstay: an answer could not be written as JSON");
 
@@ -131,7 +131,7 @@ impl Call {
         message: Bytes,
         answer_bytes_max: usize,
     ) -> Response<ResponseBody> {
-        let counted = Counted::begin(counters, self.rpc);
+        let counted = Counted::begin(counters, self.rpc as u16);
         counted.counters.received(counted.method, message.len());
         let late = self.timeout.map(|timeout| services.sleep(timeout));
         let answered = match (services.unary(self.head, message), late) {
@@ -198,7 +198,7 @@ impl Call {
         account: Rc<Account>,
         next: impl FnOnce(RequestBody) -> NextMessage,
     ) -> Response<ResponseBody> {
-        let counted = Counted::begin(counters, self.rpc);
+        let counted = Counted::begin(counters, self.rpc as u16);
         let late = self.timeout.map(|timeout| services.sleep(timeout));
         let (inbound, outbound, local) = exchange.open_stream(counted.method, next);
         let future = services.stream(self.head, inbound, outbound);
@@ -249,22 +249,28 @@ impl Call {
 }
 
 /// A streaming call.
-struct Running {
-    future: LocalBoxFuture<Result<(), Status>>,
-    local: LocalStream,
-    late: Option<Sleep>,
-    over: Option<Result<(), Status>>,
-    counted: Option<Counted>,
+pub(crate) struct Running {
+    /// Runs the call.
+    pub(crate) future: LocalBoxFuture<Result<(), Status>>,
+    /// What it says.
+    pub(crate) local: LocalStream,
+    /// Is over when the call's time is.
+    pub(crate) late: Option<Sleep>,
+    /// How the call ended, if it did.
+    pub(crate) over: Option<Result<(), Status>>,
+    /// Taken when it ends.
+    pub(crate) counted: Option<Counted>,
 }
 
 /// What a streaming call gives.
-enum Said {
+pub(crate) enum Said {
     Message(Bytes),
     Over(Result<(), Status>),
 }
 
 impl Running {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Said> {
+    /// Returns the next message, or the end once there is none before it.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Said> {
         loop {
             if let Poll::Ready(message) = self.local.poll_message(cx) {
                 return Poll::Ready(Said::Message(message));
@@ -366,19 +372,19 @@ impl Pieces {
 }
 
 /// Counts a call that was begun, and once how it ended: cancelled, if its client went.
-struct Counted {
-    counters: Arc<ShardCounters>,
-    method: u16,
+pub(crate) struct Counted {
+    pub(crate) counters: Arc<ShardCounters>,
+    pub(crate) method: u16,
     is_over: bool,
 }
 
 impl Counted {
-    fn begin(counters: Arc<ShardCounters>, rpc: Rpc) -> Counted {
-        counters.started(rpc as u16);
-        Counted { counters, method: rpc as u16, is_over: false }
+    pub(crate) fn begin(counters: Arc<ShardCounters>, method: u16) -> Counted {
+        counters.started(method);
+        Counted { counters, method, is_over: false }
     }
 
-    fn end(mut self, code: Code) {
+    pub(crate) fn end(mut self, code: Code) {
         self.counters.handled(self.method, code);
         self.is_over = true;
     }
@@ -521,7 +527,7 @@ fn canonical(name: &str) -> String {
 
 /// Reads a time as grpc-gateway does: a number, which may be negative, and a unit; both are multiplied as 64 bits, whatever
 /// overflows. `Some(None)`: as long as it takes.
-fn read_timeout(text: &str) -> Option<Option<Duration>> {
+pub(crate) fn read_timeout(text: &str) -> Option<Option<Duration>> {
     let (unit_at, unit) = text.char_indices().next_back()?;
     let nanoseconds: i64 = match unit {
         'H' => 3_600_000_000_000,
@@ -537,7 +543,12 @@ fn read_timeout(text: &str) -> Option<Option<Duration>> {
     Some((time != 0).then(|| Duration::from_nanos(u64::try_from(time).unwrap_or(0))))
 }
 
-fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
+/// Refuses a message of a client that is too large.
+///
+/// # Errors
+///
+/// grpc-go's.
+pub(crate) fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
     if len <= bytes_max {
         return Ok(());
     }
@@ -545,7 +556,12 @@ fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
     Err(Status::with(Code::ResourceExhausted, text))
 }
 
-fn check_sent_len(len: usize, bytes_max: usize) -> Result<(), Status> {
+/// Refuses an answer that is too large.
+///
+/// # Errors
+///
+/// grpc-go's.
+pub(crate) fn check_sent_len(len: usize, bytes_max: usize) -> Result<(), Status> {
     if len <= bytes_max {
         return Ok(());
     }

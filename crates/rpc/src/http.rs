@@ -24,6 +24,7 @@ use bytes::Bytes;
 use front::First;
 use serde_json::Value;
 
+use crate::grpc_web;
 use replica::core::{ClientRequest, ReplyBody};
 use replica::shared::{Published, Shared};
 use storage::values::LogValues;
@@ -74,16 +75,29 @@ pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
     request.extensions_mut().insert(Confirmed(confirmed));
 }
 
-/// Returns the path of a request that is for the JSON gateway, or the answer that refuses it; `None` for others.
-pub(crate) fn for_gateway(
+/// How a call is made that is a plain request.
+pub(crate) enum CallForm {
+    /// By the JSON gateway, of which this is the path.
+    Json(String),
+    /// In gRPC-Web.
+    GrpcWeb,
+}
+
+/// Returns how a request makes a call, or the answer that refuses it; `None` for requests that make none.
+pub(crate) fn for_call(
     shared: &Shared,
     request: &Request<Bytes>,
-) -> Option<Result<String, Response<Bytes>>> {
-    let is_asked = |path: &str| path.starts_with("/v3/") || path.starts_with("/v3beta/");
-    let Target::Path(path) = target::of(request) else { return None };
-    if !shared.gateway || !is_asked(&path) || request.method() == Method::OPTIONS {
-        return None;
-    }
+) -> Option<Result<CallForm, Response<Bytes>>> {
+    let form = if grpc_web::is_asked(request.method(), request.headers()) {
+        CallForm::GrpcWeb
+    } else {
+        let is_asked = |path: &str| path.starts_with("/v3/") || path.starts_with("/v3beta/");
+        let Target::Path(path) = target::of(request) else { return None };
+        if !shared.gateway || !is_asked(&path) || request.method() == Method::OPTIONS {
+            return None;
+        }
+        CallForm::Json(gateway_path(request.uri().path(), path))
+    };
     if let Some(refusal) = browsers::refusal(&shared.browsers, request) {
         return Some(Err(refusal));
     }
@@ -93,7 +107,7 @@ pub(crate) fn for_gateway(
     if is_named && shared.state.load().auth.is_enabled() {
         return Some(Err(refused(StatusCode::BAD_REQUEST, NAMED)));
     }
-    Some(Ok(gateway_path(request.uri().path(), path)))
+    Some(Ok(form))
 }
 
 /// The gateway's paths are looked up unescaped: an escaped slash separates too.

@@ -44,7 +44,7 @@ use prost::Message;
 
 use self::principal::{Known, Principal, Unidentified, UserPermit};
 use crate::audit::{self, Auditor};
-use crate::http::FrontCounters;
+use crate::http::{CallForm, FrontCounters};
 use crate::watch::{Hub, Requests, Responses};
 use replica::core::{ClientRequest, Reply, ReplyBody};
 use replica::fold::FoldMap;
@@ -824,7 +824,8 @@ impl front::Service for Services {
     }
 
     fn page_method(&self, path: &str) -> Option<u16> {
-        let rpc = crate::http::gateway_rpc(path).filter(|_| self.shared.gateway)?;
+        let of_json = crate::http::gateway_rpc(path).filter(|_| self.shared.gateway);
+        let rpc = of_json.or_else(|| self.rpcs.get(path).copied())?;
         Some(rpc as u16)
     }
 
@@ -909,13 +910,16 @@ impl front::Service for Services {
             let mut asked = http::Request::from_parts(exchange.head, Bytes::new());
             asked.extensions_mut().insert(exchange.origin.peer);
             asked.extensions_mut().insert(exchange.origin.clone());
-            match crate::http::for_gateway(&self.shared, &asked) {
+            match crate::http::for_call(&self.shared, &asked) {
                 Some(Err(refusal)) => refusal.map(ResponseBody::from),
-                Some(Ok(path)) => {
+                Some(Ok(form)) => {
                     let mut cross_origin = http::HeaderMap::new();
                     crate::http::allow_origin(&self.shared, &asked, &mut cross_origin);
                     exchange.head = asked.into_parts().0;
-                    let mut answer = crate::gateway::answer(self, &path, exchange).await;
+                    let mut answer = match form {
+                        CallForm::Json(path) => crate::gateway::answer(self, &path, exchange).await,
+                        CallForm::GrpcWeb => crate::grpc_web::answer(self, exchange).await,
+                    };
                     answer.headers_mut().extend(cross_origin);
                     answer
                 }

@@ -254,7 +254,7 @@ fn large_answers_are_whole() {
 }
 
 /// Sends one request over TLS and HTTP/2.
-async fn over_h2(
+pub async fn over_h2(
     address: SocketAddr,
     settings: tls::Settings,
     request: Request<()>,

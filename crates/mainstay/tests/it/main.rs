@@ -25,6 +25,7 @@ mod dashboards;
 mod diagnosis;
 mod discovery;
 mod gateway;
+mod grpc_web;
 mod history;
 mod input;
 mod locks;

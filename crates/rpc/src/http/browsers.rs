@@ -45,10 +45,17 @@ pub(super) fn allow(browsers: &Browsers, request: &Request<Bytes>, headers: &mut
             }
         }
     };
-    headers.insert(
-        ACCESS_CONTROL_ALLOW_HEADERS,
-        HeaderValue::from_static("accept, content-type, authorization"),
-    );
+    // A browser asks before it sends a call in gRPC-Web, whose metadata are headers (COMPAT-185).
+    let asks_for_call = request.method() == Method::OPTIONS
+        && api::METHODS.iter().any(|method| method.path == request.uri().path());
+    let allowed = match asks_for_call {
+        true => {
+            "accept, content-type, authorization, grpc-timeout, x-grpc-web, x-user-agent, token, hasleader, \
+                 client-api-version"
+        }
+        false => "accept, content-type, authorization",
+    };
+    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(allowed));
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("POST, GET, OPTIONS, PUT, DELETE"));
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
 }
