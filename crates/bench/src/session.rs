@@ -14,6 +14,7 @@ use crate::given::{
 use crate::loads::watch::Measured;
 use crate::outcome::{Document, Row};
 use crate::report;
+use crate::usage::Usage;
 use crate::watcher::Watcher;
 use crate::{Error, html, machine, render};
 use loadgen::ask::Asker;
@@ -226,13 +227,15 @@ impl Session {
     }
 
     /// Runs a load that is measured in parts, as often as `--repeat` says, and writes about it. `layout` has `%s` for the
-    /// report of each part, which are called `names`; it is that of the run with the median rate of the last part.
+    /// report of each part, which are called `names`; it is that of the run with the median rate of the last part. `run` calls
+    /// what it is given between two parts of which one begins where the other ends; parts that go on at once share what
+    /// the server used.
     pub(crate) fn in_parts<const N: usize>(
         &self,
         names: [&str; N],
         layout: &str,
         target: &Target,
-        mut run: impl FnMut() -> Result<[Measured; N], Error>,
+        mut run: impl FnMut(&mut dyn FnMut()) -> Result<[Measured; N], Error>,
     ) -> Result<(), Failure> {
         let repeat = self.matches.get(REPEAT);
         if !(1..=1_000_000).contains(&repeat) {
@@ -244,31 +247,31 @@ impl Session {
         let before = machine::checks();
         let plan = Plan { repeat: repeat as usize, ..Plan::default() };
         let mut watcher = Watcher::new(&self.matches, target, &plan);
-        let mut parts: [Vec<Run>; N] = [const { Vec::new() }; N];
+        let mut parts: [(Vec<Run>, Vec<Option<Usage>>); N] = [const { (Vec::new(), Vec::new()) }; N];
         for at in 0..plan.repeat {
+            let first = watcher.own.len();
             watcher.begins(at);
-            let measured = run()?;
+            let measured = run(&mut || {
+                watcher.ends(at);
+                watcher.begins(at);
+            })?;
             watcher.ends(at);
-            let (took, whole) = watcher.own.last().copied().unwrap_or_default();
-            for (part, (series, elapsed)) in parts.iter_mut().zip(measured) {
-                // What the tool used is known for all parts together: each gets its share of the time.
-                let share = (elapsed.as_secs_f64() / took.as_secs_f64().max(1e-9)).min(1.0);
-                let generator = Generator {
-                    cpu: whole.cpu.mul_f64(share),
-                    starved: whole.starved.mul_f64(share),
-                    ..whole
-                };
-                part.push(Run { series: vec![series], began: SystemTime::now(), elapsed, generator });
+            let stages = watcher.own.get(first..).unwrap_or_default();
+            let used = watcher.usages.get(first..).unwrap_or_default();
+            for (number, ((runs, usages), (series, elapsed))) in parts.iter_mut().zip(measured).enumerate() {
+                let (generator, usage) = attributed(stages, used, (number, N), elapsed);
+                runs.push(Run { series: vec![series], began: SystemTime::now(), elapsed, generator });
+                usages.push(usage);
             }
         }
         let mut document = self.document(target, before);
-        for (name, runs) in names.iter().zip(&parts) {
-            document.rows.push(Row::new(name, "", runs, 0, &watcher.usages));
+        for (name, (runs, usages)) in names.iter().zip(&parts) {
+            document.rows.push(Row::new(name, "", runs, 0, usages));
         }
         self.conclude(&mut document, target, None);
-        let last = parts.last().and_then(|runs| closest(runs, document.rows.last())).unwrap_or(0);
+        let last = parts.last().and_then(|(runs, _)| closest(runs, document.rows.last())).unwrap_or(0);
         let mut text = layout.to_owned();
-        for (name, runs) in names.iter().zip(&parts) {
+        for (name, (runs, _)) in names.iter().zip(&parts) {
             let Some(Run { series, elapsed, .. }) = runs.get(last) else { continue };
             let [series] = &series[..] else { continue };
             text = text.replacen("%s", &self.reported(name, series, *elapsed), 1);
@@ -338,6 +341,23 @@ impl Session {
     }
 }
 
+/// What the tool and the server used for one of so many parts of a run, which took `elapsed`, by the stages of the run: as many
+/// as parts, if one began where the other ended.
+fn attributed(
+    stages: &[(Duration, Generator)],
+    used: &[Option<Usage>],
+    (part, parts): (usize, usize),
+    elapsed: Duration,
+) -> (Generator, Option<Usage>) {
+    let stage = if stages.len() == parts { part } else { 0 };
+    let (took, whole) = stages.get(stage).copied().unwrap_or_default();
+    // What the tool used is known for all parts that went on at once: each gets its share of the time.
+    let share = (elapsed.as_secs_f64() / took.as_secs_f64().max(1e-9)).min(1.0);
+    let generator =
+        Generator { cpu: whole.cpu.mul_f64(share), starved: whole.starved.mul_f64(share), ..whole };
+    (generator, used.get(stage).copied().flatten())
+}
+
 /// Which of the runs has the rate closest to the median of its row.
 fn closest(runs: &[Run], row: Option<&Row>) -> Option<usize> {
     let row = row?;
@@ -353,6 +373,23 @@ pub fn now() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_that_follow_each_other_have_used_what_each_has() {
+        let second = Duration::from_secs(1);
+        let stage = |cpu: u32| (second, Generator { cpu: second * cpu, ..Generator::default() });
+        let usage = |cpu_s: f64| Some(Usage { cpu_s: Some(cpu_s), ..Usage::default() });
+        let (stages, used) = ([stage(1), stage(5)], [usage(0.1), usage(7.0)]);
+        for (part, cpu) in [(0, 1), (1, 5)] {
+            let (generator, usage) = attributed(&stages, &used, (part, 2), second);
+            assert_eq!((generator.cpu, usage), (second * cpu, used[part]), "{part}");
+        }
+        // Parts that went on at once share what the run used.
+        let (generator, usage) = attributed(&stages[1..], &used[1..], (1, 2), second / 2);
+        assert_eq!((generator.cpu, usage), (second * 5 / 2, used[1]));
+        // A process that was not found has used nothing that is known.
+        assert_eq!(attributed(&stages, &[None, None], (1, 2), second).1, None);
+    }
 
     #[test]
     fn passwords_are_not_shown() {

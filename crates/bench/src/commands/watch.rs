@@ -75,6 +75,6 @@ fn watch(session: &Session) -> Result<(), Failure> {
         ["watch-make", "watch-put"],
         "Watch creation summary:\n%sWatch events received summary:\n%s",
         &target,
-        || watch.run(target.clone(), conns),
+        |between| watch.run(target.clone(), conns, between),
     )
 }

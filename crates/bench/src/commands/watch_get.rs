@@ -31,7 +31,7 @@ fn watch_get(session: &Session) -> Result<(), Failure> {
     };
     let (_, conns) = connections(matches)?;
     let target = session.target()?;
-    session.in_parts(["watch-get"], "Get during watch summary:\n%s", &target, || {
+    session.in_parts(["watch-get"], "Get during watch summary:\n%s", &target, |_| {
         load.run(target.clone(), conns).map(|gets| [gets])
     })
 }

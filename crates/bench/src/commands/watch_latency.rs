@@ -53,6 +53,6 @@ fn watch_latency(session: &Session) -> Result<(), Failure> {
         ["watch-latency-put", "watch-latency-watch"],
         "\nPut summary:\n%s\nWatch events summary:\n%s",
         &target,
-        || load.run(target.clone(), conns),
+        |_| load.run(target.clone(), conns),
     )
 }

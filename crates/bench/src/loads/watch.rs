@@ -156,7 +156,13 @@ pub struct Watch {
 impl Watch {
     /// Creates the watches: one after the other on each stream, since the client that etcd's tool uses waits for each.
     /// Then puts; each event is noted with the time it took to take it up. Gives the measurements of both.
-    pub fn run(&self, target: Target, connections: usize) -> Result<[Measured; 2], Error> {
+    /// `between` is called when the watches are made.
+    pub fn run(
+        &self,
+        target: Target,
+        connections: usize,
+        between: impl FnOnce(),
+    ) -> Result<[Measured; 2], Error> {
         let mut calls = Calls::open(target, connections).map_err(loadgen::Error::Dial)?;
         let mut watching = Watching::new(self.streams);
         let watchers = self.streams * self.per_stream;
@@ -187,6 +193,7 @@ impl Watch {
             }
         }
         let made = (series, began.elapsed());
+        between();
         // Every key has as many watchers as come to it in turn.
         let watchers_of = |key: usize| (watchers + self.keys.len() - 1 - key) / self.keys.len();
         let events: usize = (0..self.put_total).map(|put| watchers_of(put as usize % self.keys.len())).sum();

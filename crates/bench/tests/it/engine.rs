@@ -187,7 +187,7 @@ fn streams_answer_and_are_given_up() {
         put_total: 0,
         clients: 1,
     };
-    let [(made, _), (events, _)] = watch.run(served.target(), 2).unwrap();
+    let [(made, _), (events, _)] = watch.run(served.target(), 2, || ()).unwrap();
     assert_eq!((made.count(), events.count()), (100, 0));
 }
 
