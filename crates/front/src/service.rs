@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use api::Status;
+use api::{Rpc, Status};
 use bytes::Bytes;
 
 use crate::{Exchange, Head, Inbound, Origin, Outbound, ResponseBody, exchange};
@@ -31,6 +31,18 @@ pub struct Method {
     pub id: u16,
     /// Number of messages in each direction.
     pub kind: Kind,
+}
+
+impl From<Rpc> for Method {
+    /// The method of etcd's API, under its number in [`Rpc::ALL`].
+    fn from(rpc: Rpc) -> Method {
+        let kind = match rpc.method().kind {
+            api::Kind::Unary => Kind::Unary,
+            api::Kind::ServerStream => Kind::ServerStream,
+            api::Kind::ClientStream | api::Kind::BidiStream => Kind::Bidi,
+        };
+        Method { id: rpc as u16, kind }
+    }
 }
 
 /// Yields the next part of a big answer: at most as many bytes as asked for, `None` when there is no more.

@@ -37,7 +37,7 @@ use api::etcdserverpb::{AlarmType, ResponseHeader};
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
 use front::{
-    Answer, Closing, Exchange, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, ResponseBody, Unary,
+    Answer, Closing, Exchange, Head, Inbound, LocalBoxFuture, Method, Outbound, ResponseBody, Unary,
 };
 use numbers::{LeaseId, Revision, Seconds};
 use prost::Message;
@@ -806,13 +806,7 @@ impl Services {
 
 impl front::Service for Services {
     fn method(&self, path: &str) -> Option<Method> {
-        let rpc = *self.rpcs.get(path)?;
-        let kind = match rpc.method().kind {
-            api::Kind::Unary => Kind::Unary,
-            api::Kind::ServerStream => Kind::ServerStream,
-            api::Kind::ClientStream | api::Kind::BidiStream => Kind::Bidi,
-        };
-        Some(Method { id: rpc as u16, kind })
+        self.rpcs.get(path).map(|rpc| Method::from(*rpc))
     }
 
     fn has_service(&self, name: &str) -> bool {

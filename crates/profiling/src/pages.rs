@@ -1,0 +1,215 @@
+//! The pages below `/debug/pprof/`, as `go tool pprof` asks for them. Who may ask is decided by the caller.
+//!
+//! Processor time and threads are there. The allocator samples nothing, so heap profiles and those that only Go's runtime can
+//! make are answered with 501 and the reason (COMPAT-150).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+use tokio::sync::oneshot;
+
+use crate::{Busy, CpuProfile, Turn, threads_profile, threads_text};
+
+/// Beginning of the pages' paths.
+pub const PREFIX: &str = "/debug/pprof/";
+/// The path of the profile of processor time, which [`cpu`] answers; [`answer`] has all others.
+pub const CPU: &str = "/debug/pprof/profile";
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+/// Seconds of a profile for which no number is told, as in Go.
+const SECONDS_DEFAULT: u64 = 30;
+/// Most seconds of a profile.
+const SECONDS_MAX: u64 = 300;
+
+const GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
+
+/// Profiles by name, what each is, and why it is not there.
+const PROFILES: [(&str, &str, Option<&str>); 9] = [
+    ("allocs", "Memory that was allocated", Some(NO_HEAP)),
+    ("block", "Waiting for locks and channels", Some(NO_WAITING)),
+    ("cmdline", "The command line of this process", None),
+    ("goroutine", "Threads of this process, by name; with debug=1 one by one", None),
+    ("heap", "Memory that is in use", Some(NO_HEAP)),
+    ("mutex", "Holders of locks that others wait for", Some(NO_WAITING)),
+    ("profile", "Processor time, for as many seconds as the parameter says", None),
+    ("threadcreate", "Threads of this process, by name", None),
+    ("trace", "What Go's scheduler does", Some("there is no Go scheduler whose work could be traced")),
+];
+const NO_HEAP: &str = "the allocator of this server keeps no samples; process_resident_memory_bytes in /metrics tells the memory in use";
+const NO_WAITING: &str =
+    "waiting is not recorded; a profile of processor time and /debug/requests tell where time goes";
+
+/// Answers a request for a page below [`PREFIX`], other than [`CPU`]. `debug` is the first parameter of that name: if it is
+/// there and not `0`, threads are told as text.
+pub fn answer(path: &str, debug: Option<&[u8]>) -> Response<Bytes> {
+    let name = path.strip_prefix(PREFIX).unwrap_or_default();
+    let as_text = debug.is_some_and(|told| told != b"0" && !told.is_empty());
+    match name {
+        "" => index(),
+        "symbol" => text("num_symbols: 0\n".to_owned()),
+        "cmdline" => text(command_line()),
+        "goroutine" | "threadcreate" if as_text => text(threads_text()),
+        "goroutine" | "threadcreate" => download(name, threads_profile()),
+        name => match PROFILES.iter().find(|(known, ..)| *known == name) {
+            Some((.., Some(why))) => failed(StatusCode::NOT_IMPLEMENTED, why),
+            _ => failed(StatusCode::NOT_FOUND, "Unknown profile"),
+        },
+    }
+}
+
+/// Takes a profile of processor time: the answer to a request for [`CPU`]. `seconds` is the first parameter of that name,
+/// `wait` is awaited while samples are taken. Dropped, it ends.
+pub async fn cpu<F: Future<Output = ()>>(
+    seconds: Option<&[u8]>,
+    wait: impl FnOnce(Duration) -> F,
+) -> Response<Bytes> {
+    let Some(seconds) = length(seconds) else {
+        let why = format!("a profile takes at most {SECONDS_MAX} seconds");
+        return failed(StatusCode::BAD_REQUEST, &why);
+    };
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    // The memory for it is much to write at once.
+    let begun = match Turn::take() {
+        Err(busy) => Err(busy),
+        Ok(turn) => match beside(move || CpuProfile::start(turn, seconds, processors)).await {
+            Ok(begun) => begun,
+            Err(why) => return failed(StatusCode::INTERNAL_SERVER_ERROR, why),
+        },
+    };
+    let profile = match begun {
+        Ok(profile) => profile,
+        Err(why) => {
+            let why = match why {
+                Busy::Already => "cpu profiling already in use".to_owned(),
+                Busy::Refused(error) => error.to_string(),
+            };
+            let text = format!("Could not enable CPU profiling: {why}");
+            return failed(StatusCode::INTERNAL_SERVER_ERROR, &text);
+        }
+    };
+    wait(Duration::from_secs(seconds)).await;
+    // Names are looked up in large files.
+    match beside(move || profile.finish()).await {
+        Ok(profile) => download("profile", profile),
+        Err(why) => failed(StatusCode::INTERNAL_SERVER_ERROR, why),
+    }
+}
+
+/// Runs this on a thread of its own.
+///
+/// # Errors
+///
+/// There is no thread, or it panicked.
+async fn beside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, &'static str> {
+    let (sender, done) = oneshot::channel();
+    let spawned = std::thread::Builder::new().name("profile".to_owned()).spawn(move || {
+        // The client may have gone.
+        let _ = sender.send(run());
+    });
+    match spawned {
+        Ok(_) => done.await.map_err(|_| "the profile could not be put together"),
+        Err(_) => Err("no thread could be started"),
+    }
+}
+
+/// Reads the parameter `seconds` as Go does: what is no positive number is the default. `None` if it is above [`SECONDS_MAX`].
+fn length(told: Option<&[u8]>) -> Option<u64> {
+    let told = told.and_then(|told| std::str::from_utf8(told).ok());
+    match told.and_then(|told| told.parse::<i64>().ok()).map(u64::try_from) {
+        Some(Ok(seconds)) if seconds > 0 => (seconds <= SECONDS_MAX).then_some(seconds),
+        _ => Some(SECONDS_DEFAULT),
+    }
+}
+
+/// The arguments, with a zero byte between two, as Go has them.
+fn command_line() -> String {
+    let arguments: Vec<String> =
+        std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    arguments.join("\0")
+}
+
+fn index() -> Response<Bytes> {
+    let mut page = "<html>\n<head>\n<title>/debug/pprof/</title>\n</head>\n<body>\n/debug/pprof/\n<br>\n<p>\nTypes of profiles available:\n<table>\n".to_owned();
+    for (name, about, missing) in PROFILES {
+        let why = missing.map(|why| format!(" (not here: {why})")).unwrap_or_default();
+        page.push_str(&format!("<tr><td><a href='{name}'>{name}</a></td><td>{about}{why}</td></tr>\n"));
+    }
+    page.push_str("</table>\n</body>\n</html>\n");
+    let mut response = text(page);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    response
+}
+
+/// Plain text that no browser is to guess another type for.
+fn text(text: String) -> Response<Bytes> {
+    reply(StatusCode::OK, PLAIN, text.into())
+}
+
+fn download(name: &str, content: Vec<u8>) -> Response<Bytes> {
+    let mut response = reply(StatusCode::OK, "application/octet-stream", content.into());
+    if let Ok(value) = HeaderValue::from_str(&format!("attachment; filename=\"{name}\"")) {
+        response.headers_mut().insert(CONTENT_DISPOSITION, value);
+    }
+    response
+}
+
+/// An error, marked as Go's profiles mark theirs.
+fn failed(status: StatusCode, why: &str) -> Response<Bytes> {
+    let mut response = reply(status, PLAIN, format!("{why}\n").into());
+    response.headers_mut().insert(GO_PPROF, HeaderValue::from_static("1"));
+    response
+}
+
+fn reply(status: StatusCode, content_type: &'static str, body: Bytes) -> Response<Bytes> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_profile_is_bounded() {
+        for (told, expected) in [
+            ("", Some(30)),
+            ("x", Some(30)),
+            ("-5", Some(30)),
+            ("0", Some(30)),
+            ("7", Some(7)),
+            ("300", Some(300)),
+            ("301", None),
+            ("99999999999999999999", Some(30)),
+        ] {
+            assert_eq!(length(Some(told.as_bytes())), expected, "{told}");
+        }
+        assert_eq!(length(None), Some(30));
+    }
+
+    #[test]
+    fn what_is_not_there_says_why() {
+        for (name, debug, status) in [
+            ("", None, 200),
+            ("cmdline", None, 200),
+            ("symbol", None, 200),
+            ("goroutine", None, 200),
+            ("goroutine", Some("2"), 200),
+            ("threadcreate", None, 200),
+            ("heap", None, 501),
+            ("allocs", Some("1"), 501),
+            ("mutex", None, 501),
+            ("block", None, 501),
+            ("trace", None, 501),
+            ("none", None, 404),
+        ] {
+            let response = answer(&format!("{PREFIX}{name}"), debug.map(str::as_bytes));
+            assert_eq!(response.status().as_u16(), status, "{name}");
+            assert_eq!(response.headers().contains_key(GO_PPROF), status != 200, "{name}");
+        }
+    }
+}
