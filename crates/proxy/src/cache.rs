@@ -30,7 +30,7 @@ const WRITES_MAX: usize = 1024;
 const COMPARED_MAX: usize = 128;
 
 /// Keys from the first on, below the second; as in requests, an empty end is the key alone and `\0` no end.
-type Keys = (Bytes, Bytes);
+pub(crate) type Keys = (Bytes, Bytes);
 
 /// Number of the next write at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +179,7 @@ impl Cache {
 }
 
 /// Returns true if two ranges have a key in common.
-fn overlap(a: &Keys, b: &Keys) -> bool {
+pub(crate) fn overlap(a: &Keys, b: &Keys) -> bool {
     begins_before_end(&a.0, b) && begins_before_end(&b.0, a)
 }
 

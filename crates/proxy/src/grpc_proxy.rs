@@ -10,16 +10,24 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
+use api::etcdserverpb::RangeRequest;
+use api::{Rpc, Status, error};
+use bytes::Bytes;
 use cli::Matches;
-use client::{Client, Settings, Tls, TlsFiles, Transport};
+use client::{CallOptions, Client, Settings, Tls, TlsFiles, Transport};
 use front::{Budget, Front, Listener, Serves};
+use prost::Message as _;
 use telemetry::logging::{Format, Level, Logger, Value};
 use tls::{Event, Reloader, SelfSigned, SystemClock};
 
+use crate::background::Background;
 use crate::hub::Hub;
+use crate::leasing::Leasing;
+use crate::members::{Members, Order};
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::pages::Pages;
+use crate::resolver::Resolver;
 use crate::service::{Proxy, Shared};
 use crate::{ProxyOptions, Ready, upstream};
 
@@ -31,6 +39,9 @@ const MESSAGE_BYTES_MAX: usize = 4 << 20;
 const BUDGET_BYTES: usize = 1 << 30;
 /// Files that connections leave for everything else, and the part of the rest that is for connections to members.
 const OTHER_FILES: usize = 64;
+
+/// Pause before members are asked again for the revision from which on reads are ordered. Source: etcd's proxy.
+const ORDER_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why the gRPC proxy cannot start.
 #[derive(Debug)]
@@ -53,6 +64,8 @@ pub struct GrpcProxy {
     fronts: Vec<Front>,
     /// Dropped first: ends the thread that looks at the files.
     reloading: Option<(SyncSender<()>, JoinHandle<()>)>,
+    /// The thread for what the proxy does by itself, if there is something.
+    _background: Option<Background>,
     /// Address that it listens on.
     pub address: SocketAddr,
     /// Address of the pages, if they have one of their own.
@@ -93,33 +106,56 @@ impl GrpcProxy {
             metrics,
             hub,
             streams: AtomicU64::new(0),
-            namespace,
             cache: Mutex::default(),
+            leasing: (!options.leasing_prefix.is_empty())
+                .then(|| Arc::new(Leasing::new(options.leasing_prefix.clone().into()))),
             advertise: options.advertise.clone(),
+            proxies: Arc::default(),
             host: host_name(),
             logs_calls: options.logs_calls,
         });
+        let members = {
+            let order = options.orders_reads.then(Arc::<Order>::default);
+            move || {
+                let client = checked_client(upstream.clone());
+                Members { client, namespace: namespace.clone(), order: order.clone() }
+            }
+        };
+        if options.orders_reads {
+            wait_for_order(&members, logger)?;
+        }
+        let background = background(options, &shared, members.clone(), logger)?;
         let transport = Transport { tls: member_tls, ..Transport::default() };
         let metrics_of = endpoints.first().cloned().unwrap_or_default();
         let auto_sync = options.auto_sync_interval;
         let make = {
             let (shared, logger) = (shared.clone(), logger.clone());
-            Arc::new(move |_| -> Rc<dyn front::Service> {
-                let client = checked_client(upstream.clone());
+            move |has_profiles: bool| -> Rc<dyn front::Service> {
+                let members = members();
+                let client = members.client.clone();
                 if !auto_sync.is_zero() {
                     tokio::spawn(keep_in_sync(client.clone(), auto_sync, logger.clone()));
                 }
                 let own = own.clone().and_then(|own| Client::new(own).ok());
-                let pages =
-                    Pages { client, own, transport: transport.clone(), metrics_of: metrics_of.clone() };
-                Rc::new(Proxy::new(shared.clone(), pages))
-            })
+                let (transport, metrics_of) = (transport.clone(), metrics_of.clone());
+                let pages = Pages { client, own, transport, metrics_of, has_profiles };
+                Rc::new(Proxy::new(shared.clone(), members, pages))
+            }
+        };
+        let has_profiles = options.pprof;
+        if has_profiles {
+            logger.info("gRPC proxy enabled pprof", &[("path", Value::Str("/debug/pprof"))]);
+        }
+        // As in etcd, profiles are served where calls are answered, not at the address of the metrics.
+        let make_main = {
+            let make = make.clone();
+            Arc::new(move |_| make(has_profiles))
         };
 
         let server = listen_tls.as_ref().and_then(|(tls, _)| tls.server());
         let front_options = front_options(options, logger);
         let listener = Listener { tls: server.clone(), ..Listener::from(socket) };
-        let front = front::start(front_options.clone(), vec![listener], make.clone()).map_err(fault)?;
+        let front = front::start(front_options.clone(), vec![listener], make_main).map_err(fault)?;
         let _ = shared.metrics.front.set(front.counters().to_vec());
         let mut fronts = vec![front];
         let mut pages_address = None;
@@ -136,10 +172,12 @@ impl GrpcProxy {
             let listener =
                 Listener { tls: server.filter(|_| secure), serves: Serves::Pages, ..Listener::from(socket) };
             let options = front::Options { shards: 1, ..front_options };
-            fronts.push(front::start(options, vec![listener], make).map_err(fault)?);
+            fronts
+                .push(front::start(options, vec![listener], Arc::new(move |_| make(false))).map_err(fault)?);
             logger.info("gRPC proxy server metrics URL serving", &[]);
         }
-        let mut proxy = GrpcProxy { fronts, reloading: None, address, pages_address };
+        let mut proxy =
+            GrpcProxy { fronts, reloading: None, _background: background, address, pages_address };
         proxy.reloading = listen_tls.map(|(_, reloader)| proxy.reload(reloader, logger)).transpose()?;
         logger.info("started gRPC proxy", &[("address", Value::Display(&address))]);
         Ok(proxy)
@@ -198,6 +236,70 @@ pub(crate) fn command(matches: &Matches, ready: Ready<'_>) -> Result<(), String>
     loop {
         std::thread::park();
     }
+}
+
+/// Starts what the proxy does by itself, if there is something.
+fn background(
+    options: &ProxyOptions,
+    shared: &Shared,
+    members: impl FnOnce() -> Members + Send + 'static,
+    logger: &Logger,
+) -> Result<Option<Background>, StartError> {
+    let mut tasks = Vec::new();
+    if !options.resolver_prefix.is_empty() {
+        let resolver = Resolver {
+            prefix: options.resolver_prefix.clone(),
+            ttl: options.resolver_ttl,
+            advertise: options.advertise.clone(),
+            host: shared.host.clone(),
+            proxies: shared.proxies.clone(),
+            leasing: shared.leasing.clone(),
+            logger: logger.clone(),
+        };
+        tasks.push(resolver.task());
+    }
+    if let Some(leasing) = &shared.leasing {
+        tasks.push(leasing.clone().task(logger.clone()));
+    }
+    if tasks.is_empty() {
+        return Ok(None);
+    }
+    Background::start(members, tasks).map(Some).map_err(fault)
+}
+
+/// Waits until a member has told the revision below which no read may be answered. As in etcd, nothing is served before.
+fn wait_for_order(members: &impl Fn() -> Members, logger: &Logger) -> Result<(), StartError> {
+    logger.info("waiting for linearized read from cluster to recover ordering", &[]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fault)?;
+    runtime.block_on(async {
+        let members = members();
+        let request =
+            RangeRequest { key: Bytes::from_static(b"_"), keys_only: true, ..RangeRequest::default() };
+        let message: Bytes = request.encode_to_vec().into();
+        loop {
+            let options = CallOptions::default();
+            match members.call(Rpc::KvRange, &options, message.clone()).await {
+                Ok(_) => return,
+                Err(status) if is_about_rights(&status) => {
+                    // The proxy has no rights of its own, so that the first client tells it the revision.
+                    logger.warn("members tell clients only from which revision on reads are ordered", &[]);
+                    return;
+                }
+                Err(status) => logger.warn(
+                    "ordering recovery failed, retrying in 1s",
+                    &[("error", Value::Str(&client::shown(&status)))],
+                ),
+            }
+            tokio::time::sleep(ORDER_PAUSE).await;
+        }
+    });
+    Ok(())
+}
+
+/// True if a member has refused a read because of who asked.
+fn is_about_rights(status: &Status) -> bool {
+    let refusals = [error::USER_EMPTY, error::PERMISSION_DENIED];
+    refusals.iter().any(|known| status.message == known.message)
 }
 
 /// A client with settings that were checked.

@@ -16,18 +16,22 @@
 
 #![forbid(unsafe_code)]
 
+mod background;
 mod cache;
 mod commands;
 mod discovery;
 mod gateway;
 mod grpc_proxy;
 mod hub;
+mod leasing;
+mod members;
 mod metrics;
 mod namespace;
 mod options;
 mod outbox;
 mod pages;
 mod renewals;
+mod resolver;
 mod service;
 mod streams;
 mod upstream;

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use prost::Message;
 
 /// As range end: all keys from the key on.
-const FROM_KEY: &[u8] = b"\0";
+pub(crate) const FROM_KEY: &[u8] = b"\0";
 
 /// A prefix of keys.
 #[derive(Clone, Debug)]
@@ -29,16 +29,8 @@ pub(crate) struct Namespace {
 impl Namespace {
     /// The namespace of a prefix; `None` for an empty one.
     pub(crate) fn new(prefix: &[u8]) -> Option<Namespace> {
-        let (last, _) = prefix.iter().enumerate().rev().find(|(_, byte)| **byte < 0xff).unzip();
-        let end = match last {
-            Some(at) => {
-                let mut end = prefix[..=at].to_vec();
-                end[at] += 1;
-                end.into()
-            }
-            None => Bytes::from_static(FROM_KEY),
-        };
-        (!prefix.is_empty()).then(|| Namespace { prefix: Bytes::copy_from_slice(prefix), end })
+        (!prefix.is_empty())
+            .then(|| Namespace { prefix: Bytes::copy_from_slice(prefix), end: end_of_prefix(prefix) })
     }
 
     /// Puts the prefix before a key.
@@ -157,9 +149,7 @@ impl Namespace {
         message: &Bytes,
         map: impl FnOnce(&Namespace, &mut M),
     ) -> Result<Bytes, Status> {
-        let mut answer = M::decode(message.clone()).map_err(|error| {
-            Status::with(Code::Internal, format!("grpc: failed to unmarshal the received message: {error}"))
-        })?;
+        let mut answer: M = decode_answer(message)?;
         map(self, &mut answer);
         Ok(answer.encode_to_vec().into())
     }
@@ -235,6 +225,18 @@ impl Namespace {
     }
 }
 
+/// The end of the range of all keys with a prefix; `\0` if there is no key behind them.
+pub(crate) fn end_of_prefix(prefix: &[u8]) -> Bytes {
+    match prefix.iter().rposition(|byte| *byte < 0xff) {
+        Some(at) => {
+            let mut end = prefix[..=at].to_vec();
+            end[at] += 1;
+            end.into()
+        }
+        None => Bytes::from_static(FROM_KEY),
+    }
+}
+
 /// Reads a request.
 ///
 /// # Errors
@@ -245,6 +247,16 @@ pub(crate) fn decode_request<M: Message + Default>(message: &Bytes) -> Result<M,
         "grpc: error unmarshalling request: proto: cannot parse invalid wire-format data",
     );
     M::decode(message.clone()).map_err(|_| MALFORMED)
+}
+
+/// Reads an answer of a member.
+///
+/// # Errors
+/// grpc-go's for a malformed one.
+pub(crate) fn decode_answer<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
+    M::decode(message.clone()).map_err(|error| {
+        Status::with(Code::Internal, format!("grpc: failed to unmarshal the received message: {error}"))
+    })
 }
 
 #[cfg(test)]

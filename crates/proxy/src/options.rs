@@ -45,6 +45,10 @@ pub struct ProxyOptions {
     pub data_dir: PathBuf,
     /// URL that the member list shows; empty: the list is that of the cluster.
     pub advertise: String,
+    /// Prefix below which the proxy registers itself, and finds the others that its member list names; empty: it does not.
+    pub resolver_prefix: String,
+    /// TTL of the registration in seconds; above 0 if there is a prefix.
+    pub resolver_ttl: i64,
     /// Prefix of all keys of clients, in the cluster; empty: none.
     pub namespace: Vec<u8>,
     /// Least interval of clients' pings.
@@ -55,6 +59,12 @@ pub struct ProxyOptions {
     pub keepalive_timeout: Duration,
     /// Calls that one connection of a client may have open.
     pub max_concurrent_streams: u32,
+    /// Prefix of the keys by which the proxy owns keys that are read through it, within the namespace; empty: it owns none.
+    pub leasing_prefix: Vec<u8>,
+    /// Ask another member when one answers a read with a lower revision than was told before.
+    pub orders_reads: bool,
+    /// Serve profiles of this process.
+    pub pprof: bool,
     /// Write each call to the log.
     pub logs_calls: bool,
     /// Write lines of level `debug` to the log.
@@ -81,11 +91,16 @@ impl ProxyOptions {
             self_signed_years: 1,
             data_dir: PathBuf::from("default.proxy"),
             advertise: String::new(),
+            resolver_prefix: String::new(),
+            resolver_ttl: 0,
             namespace: Vec::new(),
             keepalive_min_time: Duration::from_secs(5),
             keepalive_interval: Duration::from_secs(2 * 3600),
             keepalive_timeout: Duration::from_secs(20),
             max_concurrent_streams: u32::MAX,
+            leasing_prefix: Vec::new(),
+            orders_reads: false,
+            pprof: false,
             logs_calls: false,
             is_debug: false,
         }
@@ -94,7 +109,7 @@ impl ProxyOptions {
     /// Reads the flags.
     ///
     /// # Errors
-    /// etcd's text for what contradicts, or a text of our own for what is not supported.
+    /// etcd's text for what contradicts.
     pub(crate) fn read(matches: &Matches) -> Result<ProxyOptions, String> {
         check_resolver(matches)?;
         let auto_tls = matches.get(flags::AUTO_TLS);
@@ -103,7 +118,6 @@ impl ProxyOptions {
             return Err("selfSignedCertValidity is invalid,it should be greater than 0".to_owned());
         }
         let (min_version, max_version) = versions(matches)?;
-        refuse_unsupported(matches)?;
         let path = |flag| Some(PathBuf::from(matches.get(flag))).filter(|path| !path.as_os_str().is_empty());
         let bytes = |flag, default| match usize::try_from(matches.get(flag)) {
             Ok(0) | Err(_) => default,
@@ -148,11 +162,16 @@ impl ProxyOptions {
             self_signed_years,
             data_dir: PathBuf::from(matches.get(flags::DATA_DIR)),
             advertise: matches.get(flags::ADVERTISE_CLIENT_URL).to_owned(),
+            resolver_prefix: matches.get(flags::RESOLVER_PREFIX).to_owned(),
+            resolver_ttl: matches.get(flags::RESOLVER_TTL),
             namespace: matches.get(flags::NAMESPACE).as_bytes().to_vec(),
             keepalive_min_time: matches.get(flags::GRPC_KEEPALIVE_MIN_TIME),
             keepalive_interval: matches.get(flags::GRPC_KEEPALIVE_INTERVAL),
             keepalive_timeout: matches.get(flags::GRPC_KEEPALIVE_TIMEOUT),
             max_concurrent_streams: matches.get(flags::MAX_CONCURRENT_STREAMS),
+            leasing_prefix: matches.get(flags::LEASING_PREFIX).as_bytes().to_vec(),
+            orders_reads: matches.get(flags::SERIALIZABLE_ORDERING),
+            pprof: matches.get(flags::ENABLE_PPROF),
             logs_calls: matches.get(flags::GRPC_LOGGING),
             is_debug: matches.get(flags::DEBUG),
             ..defaults
@@ -183,24 +202,4 @@ fn versions(matches: &Matches) -> Result<(Option<Version>, Option<Version>), Str
         return Err("cipher suites cannot be configured when only TLS1.3 is enabled".to_owned());
     }
     Ok((min_version, max_version))
-}
-
-/// What is not there yet is refused, not ignored.
-fn refuse_unsupported(matches: &Matches) -> Result<(), String> {
-    let refused = |name: &str| {
-        Err(format!("mainstay: grpc-proxy: --{name} is not supported yet (COMPAT.md, \"Not supported yet\")"))
-    };
-    if matches.get(flags::ENABLE_PPROF) {
-        return refused(flags::ENABLE_PPROF.name());
-    }
-    if matches.get(flags::SERIALIZABLE_ORDERING) {
-        return refused(flags::SERIALIZABLE_ORDERING.name());
-    }
-    if !matches.get(flags::LEASING_PREFIX).is_empty() {
-        return refused(flags::LEASING_PREFIX.name());
-    }
-    if !matches.get(flags::RESOLVER_PREFIX).is_empty() {
-        return refused(flags::RESOLVER_PREFIX.name());
-    }
-    Ok(())
 }

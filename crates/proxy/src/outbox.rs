@@ -17,28 +17,36 @@ const ANSWERS_MAX: usize = 128;
 /// Responses on their way to the client of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
+    /// Responses that wait, and how the stream ends.
     state: Mutex<State>,
+    /// Notified when [`Outbox::next`] may have something to return.
     changed: Notify,
-    /// Told when there is room for answers again.
+    /// Notified when fewer than [`ANSWERS_MAX`] answers wait again.
     has_room: Notify,
 }
 
+/// A response that waits for the client.
 #[derive(Debug)]
 struct Waiting {
+    /// The response, encoded.
     message: Bytes,
+    /// True for an answer to a request of the client, false for events.
     is_answer: bool,
+    /// Permit that the response holds until the client has taken it.
     place: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// Responses in the order in which the client gets them.
     queue: VecDeque<Waiting>,
+    /// Bytes of all responses in [`State::queue`].
     bytes: usize,
-    /// Answers in the queue.
+    /// Number of answers in [`State::queue`]; the others are events.
     answers: usize,
-    /// How the stream ends, behind the queue.
+    /// Status with which the stream ends once [`State::queue`] is sent.
     end: Option<Status>,
-    /// Something was refused since the queue was empty for the last time.
+    /// True if events were refused since [`State::queue`] was empty for the last time.
     refused: bool,
 }
 

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use client::{Client, Endpoint, RawConnection, Security, Transport, Watcher, shown};
 use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderValue, Method, Response, StatusCode};
+use profiling::pages as profiles;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
@@ -25,14 +26,16 @@ const METRICS_BYTES_MAX: u64 = 16 << 20;
 
 /// What pages are made of.
 pub(crate) struct Pages {
-    /// The members.
+    /// Client of the members; `/health` asks them.
     pub(crate) client: Client,
-    /// The proxy itself, at the address that it advertises.
+    /// Client of the proxy itself, at the address that it advertises; `None` if it advertises none.
     pub(crate) own: Option<Client>,
-    /// How to reach a member's pages.
+    /// Settings of the connection on which a member's page of metrics is fetched.
     pub(crate) transport: Transport,
-    /// The member whose metrics are shown.
+    /// Endpoint of the member whose metrics are shown.
     pub(crate) metrics_of: String,
+    /// Profiles of this process are served.
+    pub(crate) has_profiles: bool,
 }
 
 impl Pages {
@@ -63,6 +66,12 @@ impl Pages {
                 _ => page(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error\n".to_owned()),
             },
             "/proxy/metrics" => metrics_page(metrics.page().into()),
+            profiles::CPU if self.has_profiles => {
+                profiles::cpu(parameter(request, "seconds"), tokio::time::sleep).await
+            }
+            _ if self.has_profiles && path.starts_with(profiles::PREFIX) => {
+                profiles::answer(path, parameter(request, "debug"))
+            }
             _ => page(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
         }
     }
@@ -90,6 +99,12 @@ impl Pages {
         }
         Ok(Bytes::from(answer).slice(body..))
     }
+}
+
+/// The first value of a parameter of the query, as it was sent: those of profiles are numbers.
+fn parameter<'r>(request: &'r http::Request<Bytes>, name: &str) -> Option<&'r [u8]> {
+    let mut all = request.uri().query().unwrap_or_default().split('&');
+    all.find_map(|each| each.strip_prefix(name)?.strip_prefix('=').map(str::as_bytes))
 }
 
 /// Reads a key, as etcd's proxy does to see if the cluster is healthy.

@@ -13,17 +13,22 @@ use api::etcdserverpb::{
 };
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
-use client::Client;
-use front::{Answer, Head, Inbound, Kind, LocalBoxFuture, Method, Origin, Outbound, Service, Unary};
+use front::{Answer, Head, Inbound, LocalBoxFuture, Method, Origin, Outbound, Service, Unary};
 use prost::Message as _;
 use telemetry::logging::{Logger, Value};
 
 use crate::cache::Cache;
 use crate::hub::Hub;
+use crate::leasing::Leasing;
+use crate::members::Members;
 use crate::metrics::Metrics;
-use crate::namespace::{Namespace, decode_request};
+use crate::namespace::decode_request;
 use crate::pages::Pages;
+use crate::resolver::Proxies;
 use crate::{streams, upstream};
+
+/// Answer to a streamed range whose revisions must not go back. Source: etcd's ordering of reads.
+const UNORDERED: Status = Status::new(Code::Unimplemented, "GetStream is not supported by kvOrdering");
 
 /// What all shards of the proxy share.
 pub(crate) struct Shared {
@@ -33,11 +38,14 @@ pub(crate) struct Shared {
     pub(crate) hub: Hub,
     /// Number of the next stream of a client.
     pub(crate) streams: AtomicU64,
-    pub(crate) namespace: Option<Namespace>,
     /// Answers to reads. It is held for moments, never while a member is asked.
     pub(crate) cache: Mutex<Cache>,
+    /// Ownership of keys; `None` without `--experimental-leasing-prefix`.
+    pub(crate) leasing: Option<Arc<Leasing>>,
     /// The URL that the member list shows; empty: the list is that of the cluster.
     pub(crate) advertise: String,
+    /// The proxies that are registered below `--resolver-prefix`; without it none.
+    pub(crate) proxies: Arc<Proxies>,
     /// Name of this machine.
     pub(crate) host: String,
     /// Write each call to the log.
@@ -47,23 +55,21 @@ pub(crate) struct Shared {
 /// The service of one shard, with connections of its own to the members.
 pub(crate) struct Proxy {
     shared: Arc<Shared>,
-    client: Client,
+    members: Members,
     pages: Pages,
     rpcs: HashMap<&'static str, Rpc>,
 }
 
 impl Proxy {
-    pub(crate) fn new(shared: Arc<Shared>, pages: Pages) -> Proxy {
+    pub(crate) fn new(shared: Arc<Shared>, members: Members, pages: Pages) -> Proxy {
         let rpcs = Rpc::ALL.into_iter().map(|rpc| (rpc.path(), rpc)).collect();
-        Proxy { shared, client: pages.client.clone(), pages, rpcs }
+        Proxy { shared, members, pages, rpcs }
     }
 
     async fn answer(&self, rpc: Rpc, head: &Head, message: Bytes) -> Result<Bytes, Status> {
         match rpc {
             Rpc::ClusterMemberList if !self.shared.advertise.is_empty() => Ok(self.own_members()),
-            Rpc::KvRange if upstream::CREDENTIALS.iter().all(|name| head.get(name).is_none()) => {
-                self.range(head, message).await
-            }
+            Rpc::KvRange if is_nobody(head) => self.range(head, message).await,
             Rpc::KvPut | Rpc::KvDeleteRange | Rpc::KvTxn => self.write(rpc, head, message).await,
             Rpc::KvCompact => {
                 let revision = decode_request::<CompactionRequest>(&message)?.revision;
@@ -83,15 +89,21 @@ impl Proxy {
 
     /// Has a member answer a call.
     async fn pass_on(&self, rpc: Rpc, head: &Head, message: Bytes) -> Result<Bytes, Status> {
-        let message = self.asked(rpc, message)?;
-        let answer = self.client.forward(rpc, &upstream::call_options(rpc, head), message).await?;
-        self.told(rpc, answer)
+        let options = upstream::call_options(rpc, head);
+        match &self.shared.leasing {
+            Some(leasing) => leasing.call(&self.members, rpc, &options, message, is_nobody(head)).await,
+            None => self.members.call(rpc, &options, message).await,
+        }
     }
 
     /// Answers a read of nobody in particular, from the cache if it may be old.
     async fn range(&self, head: &Head, message: Bytes) -> Result<Bytes, Status> {
         let request: RangeRequest = decode_request(&message)?;
         let metrics = &self.shared.metrics;
+        // What is kept may be older than what was told since.
+        if self.members.order.is_some() {
+            return self.pass_on(Rpc::KvRange, head, message).await;
+        }
         if request.serializable {
             let kept = self.cache().get(&request, Instant::now());
             if let Some(answer) = kept.transpose() {
@@ -135,27 +147,17 @@ impl Proxy {
         self.shared.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request as the cluster has to see it.
-    fn asked(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
-        self.shared
-            .namespace
-            .as_ref()
-            .map_or(Ok(message.clone()), |namespace| namespace.request(rpc, message))
-    }
-
-    /// An answer as the client has to see it.
-    fn told(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
-        self.shared.namespace.as_ref().map_or(Ok(message.clone()), |namespace| namespace.answer(rpc, message))
-    }
-
-    /// The member list that keeps clients at this proxy.
+    /// The member list that keeps clients at this proxy, and at others that are registered as it is.
     fn own_members(&self) -> Bytes {
-        let member = Member {
-            name: self.shared.host.clone(),
-            client_urls: vec![self.shared.advertise.clone()],
-            ..Member::default()
-        };
-        MemberListResponse { header: None, members: vec![member] }.encode_to_vec().into()
+        let mut members = self.shared.proxies.members();
+        if members.is_empty() {
+            members.push(Member {
+                name: self.shared.host.clone(),
+                client_urls: vec![self.shared.advertise.clone()],
+                ..Member::default()
+            });
+        }
+        MemberListResponse { header: None, members }.encode_to_vec().into()
     }
 
     /// Passes a call with one request and many answers on.
@@ -166,13 +168,16 @@ impl Proxy {
         inbound: &mut Inbound,
         outbound: &mut Outbound,
     ) -> Result<(), Status> {
+        if rpc == Rpc::KvRangeStream && self.members.order.is_some() {
+            return Err(UNORDERED);
+        }
         let missing = || Status::new(Code::Internal, "no request in a call with one");
         let request = inbound.next().await?.ok_or_else(missing)?;
         let options = upstream::call_options(rpc, head);
-        let (mut sender, mut receiver) = self.client.forward_stream(rpc, &options).await?;
-        sender.send_last(self.asked(rpc, request)?).await?;
+        let (mut sender, mut receiver) = self.members.client.forward_stream(rpc, &options).await?;
+        sender.send_last(self.members.asked(rpc, request)?).await?;
         while let Some(message) = receiver.next().await? {
-            outbound.send(self.told(rpc, message)?).await?;
+            outbound.send(self.members.told(rpc, message)?).await?;
         }
         Ok(())
     }
@@ -195,6 +200,11 @@ impl Proxy {
     }
 }
 
+/// True for a call without credentials.
+fn is_nobody(head: &Head) -> bool {
+    upstream::CREDENTIALS.iter().all(|name| head.get(name).is_none())
+}
+
 /// True for calls that may change keys or rights, save those whose keys are known.
 fn changes_anything(rpc: Rpc) -> bool {
     let reads_rights = matches!(
@@ -214,7 +224,7 @@ fn changes_anything(rpc: Rpc) -> bool {
 }
 
 /// The keys that a transaction may write. Nesting is bounded by what the decoder takes.
-fn writes_of(txn: &TxnRequest, written: &mut Vec<(Bytes, Bytes)>) {
+pub(crate) fn writes_of(txn: &TxnRequest, written: &mut Vec<(Bytes, Bytes)>) {
     for RequestOp { request } in txn.success.iter().chain(&txn.failure) {
         match request {
             Some(Request::RequestPut(put)) => written.push((put.key.clone(), Bytes::new())),
@@ -233,13 +243,7 @@ fn numbered(method: u16) -> Rpc {
 
 impl Service for Proxy {
     fn method(&self, path: &str) -> Option<Method> {
-        let rpc = *self.rpcs.get(path)?;
-        let kind = match rpc.method().kind {
-            api::Kind::Unary => Kind::Unary,
-            api::Kind::ServerStream => Kind::ServerStream,
-            api::Kind::ClientStream | api::Kind::BidiStream => Kind::Bidi,
-        };
-        Some(Method { id: rpc as u16, kind })
+        self.rpcs.get(path).map(|rpc| Method::from(*rpc))
     }
 
     fn has_service(&self, name: &str) -> bool {

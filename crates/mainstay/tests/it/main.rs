@@ -34,6 +34,7 @@ mod memory;
 mod network;
 mod profiles;
 mod proxy;
+mod proxy_layers;
 mod refusals;
 mod resources;
 mod restart;

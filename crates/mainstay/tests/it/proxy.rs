@@ -24,9 +24,9 @@ use crate::run;
 use crate::tls::https;
 
 /// A gRPC proxy as a process of its own.
-struct Proxy {
+pub struct Proxy {
     process: Member,
-    address: SocketAddr,
+    pub address: SocketAddr,
 }
 
 impl Proxy {
@@ -41,13 +41,13 @@ impl Proxy {
         command
     }
 
-    fn start(dir: &Path, endpoints: &str, flags: &[String]) -> Proxy {
+    pub fn start(dir: &Path, endpoints: &str, flags: &[String]) -> Proxy {
         let process = Member::launch(Proxy::command(dir, endpoints, flags), None);
         let address = address_in(&process.wait_for("started gRPC proxy"));
         Proxy { process, address }
     }
 
-    async fn client(&self) -> Client {
+    pub async fn client(&self) -> Client {
         Client::connect(self.address).await
     }
 }
@@ -142,6 +142,24 @@ fn pages_tell_of_the_cluster_and_of_the_proxy() {
 }
 
 #[test]
+fn profiles_are_served_where_they_are_asked_for() {
+    let dir = TempDir::new("proxy-profiles");
+    run(async {
+        let flags = ["--enable-pprof".to_owned(), "--metrics-addr=http://127.0.0.1:0".to_owned()];
+        let proxy = Proxy::start(dir.path(), "127.0.0.1:1", &flags);
+        let answer = |path| testkit::http1::get(proxy.address, path);
+        assert!(answer("/debug/pprof/").text().contains("goroutine"));
+        assert!(answer("/debug/pprof/goroutine?debug=1").text().contains(" hub state "));
+        let profile = answer("/debug/pprof/profile?x=y&seconds=1");
+        assert_eq!((profile.status, &profile.body[..2]), (200, &b"\x1f\x8b"[..]), "a compressed profile");
+        assert_eq!(answer("/debug/pprof/profile?seconds=301").status, 400);
+        assert_eq!(answer("/debug/pprof/none").status, 404);
+        let plain = Proxy::start(dir.path(), "127.0.0.1:1", &[]);
+        assert_eq!(testkit::http1::get(plain.address, "/debug/pprof/").status, 404);
+    });
+}
+
+#[test]
 fn tls_and_users_hold_on_both_sides_of_a_proxy() {
     run(async {
         let dir = TempDir::new("proxy-tls");
@@ -188,18 +206,6 @@ fn tls_and_users_hold_on_both_sides_of_a_proxy() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_with_its_name() {
-    let dir = TempDir::new("proxy-refused");
-    for flag in ["--enable-pprof", "--experimental-serializable-ordering", "--experimental-leasing-prefix=l"]
-    {
-        let refusal =
-            Member::launch(Proxy::command(dir.path(), "127.0.0.1:1", &[flag.to_owned()]), None).refuses();
-        let name = flag.split('=').next().unwrap();
-        assert!(refusal.contains(&format!("{name} is not supported yet")), "{refusal}");
-    }
-}
-
-#[test]
 fn a_gateway_with_itself_as_endpoint_does_not_start() {
     let address = testkit::ports::free_address();
     let mut command = Command::new(binary());
@@ -213,7 +219,7 @@ fn a_gateway_with_itself_as_endpoint_does_not_start() {
 }
 
 /// A figure of a member's page of metrics.
-async fn figure(address: SocketAddr, name: &'static str) -> f64 {
+pub async fn figure(address: SocketAddr, name: &'static str) -> f64 {
     let page = tokio::task::spawn_blocking(move || testkit::http1::get(address, "/metrics")).await.unwrap();
     let line = page.text().lines().find(|line| line.split(' ').next() == Some(name));
     let value = line.and_then(|line| line.rsplit(' ').next()).and_then(|value| value.parse().ok());

@@ -1,0 +1,559 @@
+//! `--experimental-leasing-prefix`: the proxy owns keys that are read through it, and answers reads of them without a member.
+//!
+//! Who owns a key keeps a leasing key: the prefix with the key behind it, under a lease. All who write the key through such
+//! proxies, etcd's among them, guard their transaction by "nobody else has the leasing key". If somebody has, they set it to
+//! `REVOKE` and wait until its owner has deleted it, or its lease is over.
+//!
+//! `owned` decides, `session` keeps the lease and follows the leasing keys. Clients with a token own nothing, because what one
+//! may read another may not; their writes keep to the rules.
+
+mod owned;
+mod session;
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::response_op::Response;
+use api::etcdserverpb::watch_request::RequestUnion;
+use api::etcdserverpb::{
+    Compare, DeleteRangeRequest, PutRequest, RangeRequest, RangeResponse, RequestOp, ResponseHeader,
+    ResponseOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
+};
+use api::mvccpb::KeyValue;
+use api::mvccpb::event::EventType;
+use api::{Code, Rpc, Status, error};
+use bytes::Bytes;
+use client::CallOptions;
+use prost::Message as _;
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use crate::cache::Keys;
+use crate::members::{Headed, Members};
+use crate::namespace::{FROM_KEY, decode_answer, decode_request, end_of_prefix};
+use crate::service::writes_of;
+use owned::{Change, Outcome, Owned, Read, Write, answer};
+
+/// The value by which a leasing key is wanted back. Source: etcd's leasing.
+const REVOKE: Bytes = Bytes::from_static(b"REVOKE");
+/// Leasing keys that one transaction asks for, or deletes: well within the number of operations that members allow.
+const CHUNK: usize = 50;
+/// Leasing keys read at a time.
+const PAGE: i64 = 1_000;
+/// Pause before a write is tried again whose wait for an owner broke off.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The ownership of keys. All shards share it.
+pub(crate) struct Leasing {
+    /// What is before a key in its leasing key; within the namespace.
+    prefix: Bytes,
+    owned: Mutex<Owned>,
+    /// Notified when leasing keys are to be deleted.
+    has_left: Notify,
+}
+
+/// A claim under way.
+struct Claim<'l> {
+    leasing: &'l Leasing,
+    key: &'l Bytes,
+    is_over: bool,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.leasing.with(|owned| owned.give_up_claim(self.key));
+        }
+    }
+}
+
+/// A write under way.
+struct Writing<'l> {
+    leasing: &'l Leasing,
+    write: Option<Write>,
+}
+
+impl Writing<'_> {
+    fn end(mut self, outcome: &Outcome<'_>) {
+        self.finish(outcome);
+    }
+
+    fn finish(&mut self, outcome: &Outcome<'_>) {
+        if let Some(write) = self.write.take() {
+            self.leasing.with(|owned| owned.written(write, outcome));
+        }
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        // The client has gone, or its time is over; the member may still carry it out.
+        self.finish(&Outcome::Lost);
+    }
+}
+
+impl Leasing {
+    pub(crate) fn new(prefix: Bytes) -> Leasing {
+        Leasing { prefix, owned: Mutex::default(), has_left: Notify::new() }
+    }
+
+    /// Answers a call of the KV service: range, put, deletion or transaction. `may_own`: the caller has no credentials.
+    ///
+    /// # Errors
+    /// Those of the members.
+    pub(crate) async fn call(
+        &self,
+        members: &Members,
+        rpc: Rpc,
+        options: &CallOptions,
+        message: Bytes,
+        may_own: bool,
+    ) -> Result<Bytes, Status> {
+        match rpc {
+            Rpc::KvRange if may_own => self.read(members, options, message).await,
+            Rpc::KvPut => {
+                let request: PutRequest = decode_request(&message)?;
+                let written = vec![(request.key.clone(), Bytes::new())];
+                let op = RequestOp { request: Some(Request::RequestPut(request)) };
+                let (header, response) = self.write_one(members, options, written, op).await?;
+                match response {
+                    Response::ResponsePut(mut put) => {
+                        put.header = Some(header);
+                        Ok(put.encode_to_vec().into())
+                    }
+                    _ => Err(MISFIT),
+                }
+            }
+            Rpc::KvDeleteRange => {
+                let request: DeleteRangeRequest = decode_request(&message)?;
+                let written = vec![(request.key.clone(), request.range_end.clone())];
+                let op = RequestOp { request: Some(Request::RequestDeleteRange(request)) };
+                let (header, response) = self.write_one(members, options, written, op).await?;
+                match response {
+                    Response::ResponseDeleteRange(mut deleted) => {
+                        deleted.header = Some(header);
+                        Ok(deleted.encode_to_vec().into())
+                    }
+                    _ => Err(MISFIT),
+                }
+            }
+            Rpc::KvTxn => self.transaction(members, options, message, may_own).await,
+            _ => members.call(rpc, options, message).await,
+        }
+    }
+
+    async fn read(&self, members: &Members, options: &CallOptions, message: Bytes) -> Result<Bytes, Status> {
+        let request: RangeRequest = decode_request(&message)?;
+        let key = &request.key;
+        let plain = || RangeRequest { key: key.clone(), ..RangeRequest::default() };
+        match self.with(|owned| owned.read(&request, Instant::now())) {
+            Read::Known(answer) => Ok(answer.encode_to_vec().into()),
+            Read::Member => self.ask(members, Rpc::KvRange, options, message).await,
+            Read::Again(moment) => {
+                let found = self.ask(members, Rpc::KvRange, options, plain().encode_to_vec().into()).await?;
+                let found: RangeResponse = decode_answer(&found)?;
+                let kv = found.kvs.into_iter().next();
+                let answer = answer(&request, kv.as_ref(), found.header.unwrap_or_default());
+                self.with(|owned| owned.read_again(key, moment, kv));
+                Ok(answer.encode_to_vec().into())
+            }
+            Read::Claim(lease) => match self.claim(members, options, lease, key).await {
+                Ok((header, kv)) => Ok(answer(&request, kv.as_ref(), header).encode_to_vec().into()),
+                // It writes, and a member may take no writes now.
+                Err(status) if is_refusal(&status) => self.ask(members, Rpc::KvRange, options, message).await,
+                Err(status) => Err(status),
+            },
+        }
+    }
+
+    /// Reads a key, and claims it.
+    async fn claim(
+        &self,
+        members: &Members,
+        options: &CallOptions,
+        lease: i64,
+        key: &Bytes,
+    ) -> Result<(ResponseHeader, Option<KeyValue>), Status> {
+        let mut claim = Claim { leasing: self, key, is_over: false };
+        let leasing_key = self.leasing_key(key);
+        let read = |key: &Bytes| {
+            let request = RangeRequest { key: key.clone(), ..RangeRequest::default() };
+            RequestOp { request: Some(Request::RequestRange(request)) }
+        };
+        let put = PutRequest { key: leasing_key.clone(), lease, ..PutRequest::default() };
+        let request = TxnRequest {
+            compare: vec![
+                created_before(leasing_key.clone(), Bytes::new(), 1),
+                // A lease that ends deletes the key without asking its owner.
+                Compare {
+                    result: CompareResult::Equal as i32,
+                    target: CompareTarget::Lease as i32,
+                    key: key.clone(),
+                    target_union: Some(TargetUnion::Lease(0)),
+                    ..Compare::default()
+                },
+            ],
+            success: vec![read(key), RequestOp { request: Some(Request::RequestPut(put)) }],
+            failure: vec![read(key), read(&leasing_key)],
+        };
+        let outcome = self.commit(members, options, &request).await;
+        claim.is_over = outcome.as_ref().map_or_else(is_refusal, |_| true);
+        let now = Instant::now();
+        let Ok(answer) = outcome else {
+            if claim.is_over {
+                self.with(|owned| owned.claim_refused(key, None, now));
+            }
+            return outcome.map(|_| unreachable!("it is an error"));
+        };
+        let header = answer.header.unwrap_or_default();
+        let mut found = answer.responses.into_iter().map(|op| match op.response {
+            Some(Response::ResponseRange(range)) => range.kvs.into_iter().next(),
+            _ => None,
+        });
+        let kv = found.next().flatten();
+        self.with(|owned| match answer.succeeded {
+            true => owned.claimed(key, lease, &header, kv.clone()),
+            false => owned.claim_refused(key, found.next().flatten().as_ref(), now),
+        });
+        Ok((header, kv))
+    }
+
+    async fn transaction(
+        &self,
+        members: &Members,
+        options: &CallOptions,
+        message: Bytes,
+        may_own: bool,
+    ) -> Result<Bytes, Status> {
+        let request: TxnRequest = decode_request(&message)?;
+        let mut written = Vec::new();
+        writes_of(&request, &mut written);
+        if written.is_empty() {
+            let known = self.with(|owned| owned.transaction(&request, Instant::now()));
+            return match known.filter(|_| may_own) {
+                Some(answer) => Ok(answer.encode_to_vec().into()),
+                None => self.ask(members, Rpc::KvTxn, options, message).await,
+            };
+        }
+        // One within another costs operations, of which members allow so many.
+        if request.compare.is_empty() && request.failure.is_empty() {
+            let answer = self.write(members, options, written, request.success).await?;
+            return Ok(answer.encode_to_vec().into());
+        }
+        let op = RequestOp { request: Some(Request::RequestTxn(request)) };
+        match self.write_one(members, options, written, op).await? {
+            (header, Response::ResponseTxn(mut answer)) => {
+                answer.header = Some(header);
+                Ok(answer.encode_to_vec().into())
+            }
+            _ => Err(MISFIT),
+        }
+    }
+
+    /// Has a member carry out one operation.
+    async fn write_one(
+        &self,
+        members: &Members,
+        options: &CallOptions,
+        written: Vec<Keys>,
+        op: RequestOp,
+    ) -> Result<(ResponseHeader, Response), Status> {
+        let answer = self.write(members, options, written, vec![op]).await?;
+        let header = answer.header.unwrap_or_default();
+        let response = answer.responses.into_iter().next().and_then(|op| op.response);
+        response.map(|response| (header, response)).ok_or(MISFIT)
+    }
+
+    /// Has a member carry out operations that write these keys and ranges, once nobody else owns any of them.
+    async fn write(
+        &self,
+        members: &Members,
+        options: &CallOptions,
+        mut written: Vec<Keys>,
+        ops: Vec<RequestOp>,
+    ) -> Result<TxnResponse, Status> {
+        written.sort_unstable();
+        written.dedup();
+        let (singles, ranges): (Vec<&Keys>, Vec<&Keys>) = written.iter().partition(|keys| keys.1.is_empty());
+        let leasing_keys = |(key, _): &&Keys| {
+            let request = RangeRequest { key: self.leasing_key(key), ..RangeRequest::default() };
+            RequestOp { request: Some(Request::RequestRange(request)) }
+        };
+        loop {
+            let mut guards = Vec::with_capacity(written.len());
+            for keys in &ranges {
+                let (key, end) = self.leasing_range(keys);
+                let newest = self.clear(members, options, &key, &end).await?;
+                guards.push(created_before(key, end, newest.saturating_add(1)));
+            }
+            let writing = self.with(|owned| {
+                for (key, _) in &singles {
+                    let granted = owned.granted(key);
+                    let before = granted.saturating_add(1);
+                    guards.push(created_before(self.leasing_key(key), Bytes::new(), before));
+                }
+                Writing { leasing: self, write: Some(owned.write(&written)) }
+            });
+            let request = TxnRequest {
+                compare: guards,
+                success: ops.clone(),
+                failure: singles.iter().map(leasing_keys).collect(),
+            };
+            let answer = match self.commit(members, options, &request).await {
+                Ok(answer) => answer,
+                Err(status) => {
+                    if is_refusal(&status) {
+                        writing.end(&Outcome::Refused);
+                    }
+                    return Err(status);
+                }
+            };
+            if answer.succeeded {
+                let mut changes = Vec::new();
+                changes_of(&ops, &answer.responses, &mut changes);
+                writing.end(&Outcome::Done(&changes, &answer.header.unwrap_or_default()));
+                return Ok(answer);
+            }
+            writing.end(&Outcome::Refused);
+            let found = answer.responses.into_iter().flat_map(|op| match op.response {
+                Some(Response::ResponseRange(range)) => range.kvs,
+                _ => Vec::new(),
+            });
+            let others = self.of_others(found);
+            self.revoke(members, options, &others).await?;
+        }
+    }
+
+    /// Has the owners of all keys in a range of leasing keys give them back. Returns the highest revision at which one that
+    /// was there, also of this proxy, was created: what comes later is created later.
+    async fn clear(
+        &self,
+        members: &Members,
+        options: &CallOptions,
+        key: &Bytes,
+        end: &Bytes,
+    ) -> Result<i64, Status> {
+        let mut request = RangeRequest {
+            key: key.clone(),
+            range_end: end.clone(),
+            limit: PAGE,
+            keys_only: true,
+            ..RangeRequest::default()
+        };
+        let mut newest = 0;
+        loop {
+            let page = self.ask(members, Rpc::KvRange, options, request.encode_to_vec().into()).await?;
+            let page: RangeResponse = decode_answer(&page)?;
+            if request.revision == 0 {
+                request.revision = page.header.unwrap_or_default().revision;
+            }
+            if let Some(last) = page.kvs.last() {
+                request.key = [last.key.as_ref(), b"\0"].concat().into();
+            }
+            newest = page.kvs.iter().map(|kv| kv.create_revision).fold(newest, i64::max);
+            let others = self.of_others(page.kvs);
+            for some in others.chunks(CHUNK) {
+                self.revoke(members, options, some).await?;
+            }
+            if !page.more {
+                return Ok(newest);
+            }
+        }
+    }
+
+    /// The leasing keys among these by which somebody else owns a key, or this proxy did.
+    fn of_others(&self, found: impl IntoIterator<Item = KeyValue>) -> Vec<KeyValue> {
+        self.with(|owned| {
+            let is_others = |kv: &KeyValue| {
+                let key = kv.key.slice(self.prefix.len().min(kv.key.len())..);
+                owned.granted(&key) != kv.create_revision
+            };
+            found.into_iter().filter(is_others).collect()
+        })
+    }
+
+    /// Wants keys back by their leasing keys, and waits until these are deleted, or that cannot be told.
+    async fn revoke(&self, members: &Members, options: &CallOptions, all: &[KeyValue]) -> Result<(), Status> {
+        let mut ops = Vec::with_capacity(all.len());
+        for kv in all {
+            let put = PutRequest {
+                key: kv.key.clone(),
+                value: REVOKE,
+                ignore_lease: true,
+                ..PutRequest::default()
+            };
+            let one = TxnRequest {
+                compare: vec![Compare {
+                    result: CompareResult::Equal as i32,
+                    target: CompareTarget::Create as i32,
+                    key: kv.key.clone(),
+                    target_union: Some(TargetUnion::CreateRevision(kv.create_revision)),
+                    ..Compare::default()
+                }],
+                success: vec![RequestOp { request: Some(Request::RequestPut(put)) }],
+                ..TxnRequest::default()
+            };
+            ops.push(RequestOp { request: Some(Request::RequestTxn(one)) });
+        }
+        if ops.is_empty() {
+            return Ok(());
+        }
+        let request = TxnRequest { success: ops, ..TxnRequest::default() };
+        let answer = self.commit(members, options, &request).await?;
+        let is_there = |op: &ResponseOp| {
+            matches!(&op.response, Some(Response::ResponseTxn(TxnResponse { succeeded: true, .. })))
+        };
+        let there = answer.responses.iter().map(is_there).chain(std::iter::repeat(false));
+        let mut waited: Vec<Bytes> =
+            all.iter().zip(there).filter(|(_, there)| *there).map(|(kv, _)| kv.key.clone()).collect();
+        waited.sort_unstable();
+        let revision = answer.header.unwrap_or_default().revision;
+        self.wait_for_deletion(members, options, waited, revision + 1).await
+    }
+
+    /// Waits until all these keys, in their order, were deleted at a revision or later. Returns early if the watch breaks.
+    async fn wait_for_deletion(
+        &self,
+        members: &Members,
+        options: &CallOptions,
+        mut keys: Vec<Bytes>,
+        start_revision: i64,
+    ) -> Result<(), Status> {
+        let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(()) };
+        let mut create = WatchCreateRequest {
+            key: first.clone(),
+            range_end: [last.as_ref(), b"\0"].concat().into(),
+            start_revision,
+            ..WatchCreateRequest::default()
+        };
+        if let Some(namespace) = &members.namespace {
+            namespace.key(&mut create.key);
+            namespace.range_end(&mut create.range_end);
+        }
+        let options = CallOptions { timeout: None, ..options.clone() };
+        let (mut sender, mut receiver) = members.client.forward_stream(Rpc::Watch, &options).await?;
+        let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        sender.send(request.encode_to_vec().into()).await?;
+        while !keys.is_empty() {
+            let message = match receiver.next().await {
+                Ok(Some(message)) => message,
+                Ok(None) => break,
+                Err(status) if is_refusal(&status) => return Err(status),
+                Err(_) => break,
+            };
+            let response: WatchResponse = decode_answer(&message)?;
+            if response.canceled {
+                if response.compact_revision > 0 {
+                    break;
+                }
+                return Err(client::status_of_text(&response.cancel_reason));
+            }
+            for mut event in response.events {
+                if let Some(namespace) = &members.namespace {
+                    namespace.strip_event(&mut event);
+                }
+                let deleted = event.kv.filter(|_| event.r#type == EventType::Delete as i32);
+                keys.retain(|key| deleted.as_ref().is_none_or(|deleted| deleted.key != *key));
+            }
+        }
+        if !keys.is_empty() {
+            sleep(PAUSE).await;
+        }
+        Ok(())
+    }
+
+    /// Has a member carry out a transaction of the proxy's own.
+    async fn commit(
+        &self,
+        members: &Members,
+        options: &CallOptions,
+        request: &TxnRequest,
+    ) -> Result<TxnResponse, Status> {
+        let answer = self.ask(members, Rpc::KvTxn, options, request.encode_to_vec().into()).await?;
+        decode_answer(&answer)
+    }
+
+    /// Has a member answer, and notes the revision that it tells.
+    async fn ask(
+        &self,
+        members: &Members,
+        rpc: Rpc,
+        options: &CallOptions,
+        message: Bytes,
+    ) -> Result<Bytes, Status> {
+        let answer = members.call(rpc, options, message).await?;
+        let header = decode_answer::<Headed>(&answer)?.header.unwrap_or_default();
+        self.with(|owned| owned.told(&header));
+        Ok(answer)
+    }
+
+    fn leasing_key(&self, key: &Bytes) -> Bytes {
+        [self.prefix.as_ref(), key.as_ref()].concat().into()
+    }
+
+    /// The leasing keys of a range of keys.
+    fn leasing_range(&self, (key, end): &Keys) -> Keys {
+        let end = match end.as_ref() {
+            FROM_KEY => end_of_prefix(&self.prefix),
+            _ => self.leasing_key(end),
+        };
+        (self.leasing_key(key), end)
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut Owned) -> T) -> T {
+        // Nothing panics while it is held.
+        let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut owned);
+        if owned.has_to_delete() {
+            self.has_left.notify_one();
+        }
+        result
+    }
+}
+
+/// Error for an answer of a member that does not fit its request.
+const MISFIT: Status = Status::new(Code::Internal, "the member's answer does not fit the transaction");
+
+/// True if a status says that nothing was done, and nothing will be.
+fn is_refusal(status: &Status) -> bool {
+    matches!(
+        status.code,
+        Code::InvalidArgument
+            | Code::NotFound
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+            | Code::Unimplemented
+    ) || [error::NO_SPACE, error::TOO_MANY_REQUESTS].iter().any(|known| known.message == status.message)
+}
+
+/// The condition that all keys were created before a revision, or do not exist.
+fn created_before(key: Bytes, range_end: Bytes, revision: i64) -> Compare {
+    Compare {
+        result: CompareResult::Less as i32,
+        target: CompareTarget::Create as i32,
+        key,
+        range_end,
+        target_union: Some(TargetUnion::CreateRevision(revision)),
+    }
+}
+
+/// The changes that operations have made, as their answers tell. Nesting is bounded by what the decoder takes.
+fn changes_of(ops: &[RequestOp], responses: &[ResponseOp], changes: &mut Vec<Change>) {
+    for (op, response) in ops.iter().zip(responses) {
+        match (&op.request, &response.response) {
+            (Some(Request::RequestPut(put)), _) => changes.push(Change::Put(put.clone())),
+            (Some(Request::RequestDeleteRange(request)), _) => {
+                changes.push(Change::Deleted((request.key.clone(), request.range_end.clone())));
+            }
+            (Some(Request::RequestTxn(inner)), Some(Response::ResponseTxn(answer))) => {
+                let ops = if answer.succeeded { &inner.success } else { &inner.failure };
+                changes_of(ops, &answer.responses, changes);
+            }
+            _ => {}
+        }
+    }
+}

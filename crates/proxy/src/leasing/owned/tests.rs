@@ -1,0 +1,344 @@
+use super::*;
+
+const LEASE: i64 = 77;
+
+struct World {
+    owned: Owned,
+    now: Instant,
+}
+
+fn header(revision: i64) -> ResponseHeader {
+    ResponseHeader { revision, ..ResponseHeader::default() }
+}
+
+fn get(key: &'static str) -> RangeRequest {
+    RangeRequest { key: key.into(), ..RangeRequest::default() }
+}
+
+fn put(key: &'static str, value: &'static str) -> PutRequest {
+    PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() }
+}
+
+fn kv(key: &'static str, value: &'static str, revision: i64) -> KeyValue {
+    KeyValue {
+        key: key.into(),
+        value: value.into(),
+        create_revision: revision,
+        mod_revision: revision,
+        version: 1,
+        lease: 0,
+    }
+}
+
+impl World {
+    fn new() -> World {
+        let (mut owned, now) = (Owned::default(), Instant::now());
+        owned.begin(LEASE, now + Duration::from_secs(60));
+        World { owned, now }
+    }
+
+    /// A world that owns `k`, which is `v`, by a leasing key of revision 7.
+    fn with_k() -> World {
+        let mut world = World::new();
+        world.own("k", 7, Some(kv("k", "v", 3)));
+        world
+    }
+
+    fn own(&mut self, key: &'static str, granted: i64, found: Option<KeyValue>) {
+        assert_eq!(self.owned.read(&get(key), self.now), Read::Claim(LEASE));
+        self.owned.told(&header(granted));
+        self.owned.claimed(&key.into(), LEASE, &header(granted), found);
+    }
+
+    /// What a read of a key says: its value, or who has to be asked.
+    fn read(&mut self, key: &'static str) -> String {
+        match self.owned.read(&get(key), self.now) {
+            Read::Known(answer) => match answer.kvs.first() {
+                Some(kv) => format!(
+                    "{}@{} version {}",
+                    String::from_utf8_lossy(&kv.value),
+                    kv.mod_revision,
+                    kv.version
+                ),
+                None => "nothing".to_owned(),
+            },
+            Read::Member => "member".to_owned(),
+            Read::Claim(_) => "claim".to_owned(),
+            Read::Again(_) => "again".to_owned(),
+        }
+    }
+
+    fn begin(&mut self, key: &'static str, end: &'static str) -> Write {
+        self.owned.write(&[(key.into(), end.into())])
+    }
+
+    fn done(&mut self, write: Write, change: Change, revision: i64) {
+        self.owned.told(&header(revision));
+        self.owned.written(write, &Outcome::Done(&[change], &header(revision)));
+    }
+
+    fn event(&mut self, key: &'static str, revision: i64, lease: i64, kind: &str) {
+        let event =
+            LeasingEvent { revision, lease, is_deleted: kind == "deleted", is_wanted_back: kind == "wanted" };
+        self.owned.leasing_key_changed(&key.into(), event, self.now);
+    }
+
+    fn to_delete(&mut self) -> Vec<(String, i64)> {
+        let left = self.owned.take_to_delete();
+        left.into_iter().map(|(key, up_to)| (String::from_utf8_lossy(&key).into_owned(), up_to)).collect()
+    }
+
+    /// Nothing is counted that is not there.
+    fn check(&self) {
+        let bytes: usize = self.owned.keys.iter().map(|(key, entry)| size_of(key, &entry.state)).sum();
+        assert_eq!(self.owned.bytes, bytes);
+        let owned = self.owned.keys.iter().filter(|(_, entry)| entry.state.is_owned());
+        assert_eq!(self.owned.order.len(), owned.count());
+    }
+}
+
+#[test]
+fn an_owned_key_is_told_until_somebody_wants_it() {
+    let mut world = World::with_k();
+    assert_eq!(world.read("k"), "v@3 version 1");
+    assert_eq!(world.owned.granted(&"k".into()), 7);
+    // Its own creation is no news.
+    world.event("k", 7, LEASE, "created");
+    assert_eq!(world.read("k"), "v@3 version 1");
+    world.event("k", 9, LEASE, "wanted");
+    assert_eq!((world.read("k"), world.to_delete()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
+    assert_eq!(world.owned.granted(&"k".into()), 0);
+    world.owned.deleted(&"k".into());
+    // Not at once again: others want to write it.
+    assert_eq!((world.read("k"), world.owned.len()), ("member".to_owned(), 0));
+    world.now += REFUSED;
+    assert_eq!(world.read("k"), "claim");
+    world.check();
+}
+
+#[test]
+fn a_key_that_is_wanted_before_the_claims_answer_is_never_told() {
+    for kind in ["wanted", "deleted"] {
+        let mut world = World::new();
+        assert_eq!(world.read("k"), "claim");
+        // One claim at a time.
+        assert_eq!(world.read("k"), "member");
+        world.event("k", 9, LEASE, kind);
+        world.owned.claimed(&"k".into(), LEASE, &header(7), Some(kv("k", "v", 3)));
+        assert_eq!((world.read("k"), world.to_delete()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
+    }
+    let mut world = World::new();
+    assert_eq!(world.read("k"), "claim");
+    // What was before the claim is nothing to it.
+    world.event("k", 6, 0, "deleted");
+    world.owned.claimed(&"k".into(), LEASE, &header(7), None);
+    assert_eq!(world.read("k"), "nothing");
+    world.check();
+}
+
+#[test]
+fn a_claim_without_an_answer_is_left_and_a_refused_one_rests() {
+    let mut world = World::new();
+    assert_eq!(world.read("k"), "claim");
+    world.owned.give_up_claim(&"k".into());
+    assert_eq!(world.to_delete(), [("k".to_owned(), i64::MAX)]);
+    assert_eq!(world.read("k"), "member");
+    // It may still be carried out. Whoever wants the key then gets it.
+    world.owned.deleted(&"k".into());
+    world.event("k", 9, LEASE, "wanted");
+    assert_eq!(world.to_delete(), [("k".to_owned(), 9)]);
+    world.owned.deleted(&"k".into());
+    // The same if this proxy reads it first.
+    assert_eq!(world.read("k"), "claim");
+    let own = KeyValue { lease: LEASE, ..kv("l/k", "", 8) };
+    world.owned.claim_refused(&"k".into(), Some(&own), world.now);
+    assert_eq!(world.to_delete(), [("k".to_owned(), 8)]);
+    // That of somebody else stays.
+    assert_eq!(world.read("x"), "claim");
+    let others = KeyValue { lease: 5, ..kv("l/x", "", 8) };
+    world.owned.claim_refused(&"x".into(), Some(&others), world.now);
+    assert_eq!((world.to_delete(), world.read("x")), (vec![], "member".to_owned()));
+    world.event("y", 12, 5, "wanted");
+    assert_eq!(world.to_delete(), []);
+    world.check();
+}
+
+#[test]
+fn own_writes_change_what_is_told() {
+    let mut world = World::with_k();
+    let write = world.begin("k", "");
+    assert_eq!(world.read("k"), "member", "a write is under way");
+    world.done(write, Change::Put(put("k", "w")), 10);
+    assert_eq!(world.read("k"), "w@10 version 2");
+    let write = world.begin("a", "z");
+    world.done(write, Change::Deleted(("a".into(), "z".into())), 11);
+    assert_eq!(world.read("k"), "nothing");
+    let write = world.begin("k", "");
+    world.done(write, Change::Put(put("k", "x")), 12);
+    assert_eq!(world.read("k"), "x@12 version 1");
+    let write = world.begin("k", "");
+    world.done(write, Change::Put(PutRequest { ignore_value: true, ..put("k", "") }), 13);
+    assert_eq!(world.read("k"), "x@13 version 2");
+    let write = world.begin("k", "");
+    world.owned.written(write, &Outcome::Refused);
+    assert_eq!(world.read("k"), "x@13 version 2");
+    // The branch of a transaction that was not taken changes nothing.
+    let write = world.begin("k", "");
+    world.done(write, Change::Put(put("other", "y")), 14);
+    assert_eq!(world.read("k"), "x@13 version 2");
+    // A key with a lease goes when the lease does.
+    let write = world.begin("k", "");
+    world.done(write, Change::Put(PutRequest { lease: 5, ..put("k", "y") }), 15);
+    assert_eq!((world.read("k"), world.to_delete()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
+    world.check();
+}
+
+#[test]
+fn writes_that_overlap_have_the_value_read_again() {
+    let mut world = World::with_k();
+    let (first, second) = (world.begin("k", ""), world.begin("k", ""));
+    // Which of them was first is not known from the order of their answers alone.
+    world.done(second, Change::Put(put("k", "second")), 11);
+    assert_eq!(world.read("k"), "member");
+    world.done(first, Change::Put(put("k", "first")), 10);
+    let Read::Again(moment) = world.owned.read(&get("k"), world.now) else { panic!("it is not known") };
+    // A write that begins meanwhile makes the answer old.
+    let third = world.begin("k", "");
+    world.owned.read_again(&"k".into(), moment, Some(kv("k", "second", 11)));
+    world.done(third, Change::Put(put("k", "third")), 12);
+    assert_eq!(world.read("k"), "again");
+    let Read::Again(moment) = world.owned.read(&get("k"), world.now) else { panic!("it is not known") };
+    world.owned.read_again(&"k".into(), moment, Some(kv("k", "third", 12)));
+    assert_eq!(world.read("k"), "third@12 version 1");
+    world.check();
+}
+
+#[test]
+fn a_write_without_an_answer_costs_the_key() {
+    let mut world = World::with_k();
+    let write = world.begin("k", "");
+    world.owned.written(write, &Outcome::Lost);
+    assert_eq!((world.read("k"), world.to_delete()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
+    world.owned.deleted(&"k".into());
+    // A write whose key was left and owned again meanwhile is not about the new ownership.
+    let mut world = World::with_k();
+    let late = world.begin("k", "");
+    world.event("k", 8, 0, "deleted");
+    world.owned.deleted(&"k".into());
+    world.now += REFUSED;
+    world.own("k", 9, Some(kv("k", "w", 9)));
+    world.owned.written(late, &Outcome::Lost);
+    assert_eq!(world.read("k"), "w@9 version 1");
+    world.check();
+}
+
+#[test]
+fn nothing_is_told_when_the_lease_may_be_over() {
+    let mut world = World::with_k();
+    world.now += Duration::from_secs(59);
+    assert_eq!(world.read("k"), "v@3 version 1");
+    world.now += Duration::from_secs(1);
+    assert_eq!((world.read("k"), world.read("new")), ("member".to_owned(), "member".to_owned()));
+    world.owned.renewed(world.now + Duration::from_secs(60));
+    assert_eq!(world.read("k"), "v@3 version 1");
+    assert_eq!(world.read("x"), "claim");
+    // A claim of an earlier session is none in this one.
+    world.owned.begin(LEASE + 1, world.now + Duration::from_secs(60));
+    world.owned.claimed(&"x".into(), LEASE, &header(9), None);
+    assert_eq!((world.read("x"), world.owned.len()), ("claim".to_owned(), 1));
+    world.owned.end();
+    assert_eq!(world.read("k"), "member");
+    world.check();
+}
+
+#[test]
+fn only_plain_reads_of_one_key_are_answered() {
+    let mut world = World::with_k();
+    let mut asked = |request: RangeRequest| world.owned.read(&request, world.now);
+    for request in [
+        RangeRequest { range_end: "l".into(), ..get("k") },
+        RangeRequest { revision: 3, ..get("k") },
+        RangeRequest { sort_order: 1, ..get("k") },
+        RangeRequest { limit: -1, ..get("k") },
+        get(""),
+        RangeRequest { serializable: true, ..get("unknown") },
+    ] {
+        assert_eq!(asked(request.clone()), Read::Member, "{request:?}");
+    }
+    let mut told = |request: RangeRequest| match asked(request) {
+        Read::Known(answer) => (answer.kvs.len(), answer.count, answer.kvs.first().map(|kv| kv.value.len())),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(told(RangeRequest { serializable: true, limit: 1, ..get("k") }), (1, 1, Some(1)));
+    assert_eq!(told(RangeRequest { keys_only: true, ..get("k") }), (1, 1, Some(0)));
+    assert_eq!(told(RangeRequest { count_only: true, ..get("k") }), (0, 1, None));
+    assert_eq!(told(RangeRequest { min_mod_revision: 4, ..get("k") }), (0, 1, None));
+    assert_eq!(told(RangeRequest { max_create_revision: 2, ..get("k") }), (0, 1, None));
+    assert_eq!(told(RangeRequest { min_mod_revision: 3, max_mod_revision: 3, ..get("k") }), (1, 1, Some(1)));
+}
+
+#[test]
+fn a_transaction_that_only_reads_owned_keys_needs_no_member() {
+    let mut world = World::with_k();
+    world.own("gone", 8, None);
+    let range = |key| RequestOp { request: Some(Request::RequestRange(get(key))) };
+    let compare = |key: &'static str, target: CompareTarget, union| Compare {
+        result: CompareResult::Equal as i32,
+        target: target as i32,
+        key: key.into(),
+        target_union: Some(union),
+        ..Compare::default()
+    };
+    let value =
+        |key, value: &'static str| compare(key, CompareTarget::Value, TargetUnion::Value(value.into()));
+    let version = |key, version| compare(key, CompareTarget::Version, TargetUnion::Version(version));
+    let ask = |world: &World, compare: Vec<Compare>, then: &'static str| {
+        let request = TxnRequest { compare, success: vec![range(then)], failure: vec![range("gone")] };
+        let answer = world.owned.transaction(&request, world.now)?;
+        assert_eq!(answer.header.unwrap().revision, 8);
+        Some(answer.succeeded)
+    };
+    assert_eq!(ask(&world, vec![value("k", "v"), version("gone", 0)], "k"), Some(true));
+    assert_eq!(ask(&world, vec![version("k", 2)], "k"), Some(false));
+    // Nothing is true of the value of a key that does not exist.
+    assert_eq!(ask(&world, vec![value("gone", "")], "k"), Some(false));
+    assert_eq!(ask(&world, vec![], "unknown"), None);
+    assert_eq!(ask(&world, vec![version("unknown", 0)], "k"), None);
+    let _write = world.begin("k", "");
+    assert_eq!(ask(&world, vec![], "k"), None);
+}
+
+#[test]
+fn what_is_owned_is_bounded_and_the_oldest_makes_way() {
+    let mut world = World::new();
+    let claim = |world: &mut World, key: Bytes, value: Bytes| {
+        let request = RangeRequest { key: key.clone(), ..RangeRequest::default() };
+        assert_eq!(world.owned.read(&request, world.now), Read::Claim(LEASE));
+        let found = KeyValue { key: key.clone(), value, ..KeyValue::default() };
+        world.owned.claimed(&key, LEASE, &header(7), Some(found));
+    };
+    for key in 0..=OWNED_MAX {
+        claim(&mut world, key.to_string().into(), Bytes::new());
+    }
+    assert_eq!((world.owned.order.len(), world.to_delete()), (OWNED_MAX, vec![("0".to_owned(), 7)]));
+    // While leasing keys cannot be deleted, there is an end to claims, too.
+    for key in OWNED_MAX + 1..KEYS_MAX {
+        claim(&mut world, key.to_string().into(), Bytes::new());
+    }
+    assert_eq!((world.owned.len(), world.read("more")), (KEYS_MAX, "member".to_owned()));
+    let left = world.owned.take_to_delete();
+    left.keys().for_each(|key| world.owned.deleted(key));
+    let large = Bytes::from(vec![0; VALUE_BYTES_MAX]);
+    for key in 0..100 {
+        claim(&mut world, format!("large {key}").into(), large.clone());
+    }
+    assert!(world.owned.bytes <= BYTES_MAX);
+    world.check();
+    let larger = Bytes::from(vec![0; VALUE_BYTES_MAX + 1]);
+    claim(&mut world, "larger".into(), larger);
+    assert_eq!(world.read("larger"), "member");
+    for key in 0..2 * REFUSED_MAX {
+        world.owned.refuse(&key.to_string().into(), world.now);
+    }
+    assert_eq!((world.owned.refused.len(), world.owned.refusals.len()), (REFUSED_MAX, REFUSED_MAX));
+}

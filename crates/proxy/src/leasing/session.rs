@@ -1,0 +1,209 @@
+//! What keeps the ownership of keys alive: the lease, the watch of the leasing keys, and their deletion. It runs in the
+//! background; when one of the three fails, nothing is owned any more and all begins again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::{Compare, DeleteRangeRequest, RequestOp, TxnRequest, WatchCreateRequest};
+use api::mvccpb::event::EventType;
+use api::{Code, Status};
+use bytes::Bytes;
+use client::{CallOptions, WatchUpdate, Watcher, lease};
+use stdx::{First, race};
+use telemetry::logging::{Logger, Value};
+use tokio::time::{sleep, timeout, timeout_at};
+
+use super::owned::LeasingEvent;
+use super::{CHUNK, Leasing, REVOKE, created_before};
+use crate::background::Task;
+use crate::members::Members;
+use crate::namespace::end_of_prefix;
+
+/// TTL of the lease in seconds. Source: etcd's sessions.
+const TTL_SECONDS: i64 = 60;
+/// Time limit of one call to a member.
+const CALL_LIMIT: Duration = Duration::from_secs(5);
+/// The pauses before a new session is begun: the first, and the longest.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// Pause before leasing keys are deleted that could not be.
+const DELETE_PAUSE: Duration = Duration::from_millis(500);
+
+/// Status of a session whose watch or lease did not answer in time.
+const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
+
+impl Leasing {
+    /// Keeps a session until the process ends.
+    pub(crate) fn task(self: Arc<Leasing>, logger: Logger) -> Task {
+        Box::new(move |members| {
+            Box::pin(async move {
+                let mut pause = PAUSE.0;
+                loop {
+                    let began = Instant::now();
+                    let status = self.session(&members).await;
+                    logger.warn(
+                        "leasing session is over; keys are not owned until the next one",
+                        &[("error", Value::Str(&client::shown(&status)))],
+                    );
+                    if began.elapsed() > PAUSE.1 {
+                        pause = PAUSE.0;
+                    }
+                    sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE.1);
+                }
+            })
+        })
+    }
+
+    /// One session, and why it is over.
+    async fn session(&self, members: &Members) -> Status {
+        let client = members.client.within(CALL_LIMIT);
+        let sent = Instant::now();
+        let granted = match lease::grant(&client, TTL_SECONDS, 0).await {
+            Ok(granted) => granted,
+            Err(status) => return status,
+        };
+        let until = sent + seconds(granted.ttl);
+        let outcome = self.with_lease(members, granted.id, until).await;
+        self.with(|owned| owned.end());
+        // Others need not wait for its end.
+        let _ = lease::revoke(&client, granted.id).await;
+        outcome
+    }
+
+    async fn with_lease(&self, members: &Members, lease: i64, until: Instant) -> Status {
+        let mut request = WatchCreateRequest {
+            key: self.prefix.clone(),
+            range_end: end_of_prefix(&self.prefix),
+            ..WatchCreateRequest::default()
+        };
+        if let Some(namespace) = &members.namespace {
+            namespace.key(&mut request.key);
+            namespace.range_end(&mut request.range_end);
+        }
+        let mut watcher = Watcher::new(&members.client, request);
+        // What is claimed later is told.
+        match timeout(CALL_LIMIT, watcher.next()).await {
+            Ok(Ok(Some(WatchUpdate::Created(_)))) => {}
+            Ok(Ok(Some(WatchUpdate::Canceled(response)))) => {
+                return client::status_of_text(&response.cancel_reason);
+            }
+            Ok(Err(status)) => return status,
+            Ok(Ok(_)) | Err(_) => return LATE,
+        }
+        self.with(|owned| owned.begin(lease, until));
+        let renewed = self.renew(members, lease, until);
+        let watched = self.follow(members, watcher);
+        let deleted = self.delete_left(members, lease);
+        match race(race(renewed, watched), deleted).await {
+            First::Left(First::Left(status) | First::Right(status)) => status,
+            First::Right(never) => match never {},
+        }
+    }
+
+    /// Renews the lease until that fails.
+    async fn renew(&self, members: &Members, lease: i64, mut until: Instant) -> Status {
+        loop {
+            sleep(until.saturating_duration_since(Instant::now()) / 3 * 2).await;
+            // The member counts from a later moment.
+            let sent = Instant::now();
+            match timeout_at(until.into(), lease::keep_alive_once(&members.client, lease)).await {
+                Ok(Ok(answer)) => {
+                    until = sent + seconds(answer.ttl);
+                    self.with(|owned| owned.renewed(until));
+                }
+                Ok(Err(status)) => return status,
+                Err(_) => return LATE,
+            }
+        }
+    }
+
+    /// Hears what becomes of leasing keys until the watch is over.
+    async fn follow(&self, members: &Members, mut watcher: Watcher) -> Status {
+        loop {
+            let response = match watcher.next().await {
+                Ok(Some(WatchUpdate::Events(response))) => response,
+                Ok(Some(WatchUpdate::Canceled(response))) => {
+                    return client::status_of_text(&response.cancel_reason);
+                }
+                Ok(Some(WatchUpdate::Created(_) | WatchUpdate::Progress(_))) => continue,
+                Ok(None) => return Status::new(Code::Canceled, "the watch is over"),
+                Err(status) => return status,
+            };
+            let now = Instant::now();
+            for mut event in response.events {
+                if let Some(namespace) = &members.namespace {
+                    namespace.strip_event(&mut event);
+                }
+                let Some(kv) = event.kv else { continue };
+                if !kv.key.starts_with(&self.prefix) {
+                    continue;
+                }
+                let key = kv.key.slice(self.prefix.len()..);
+                let is_deleted = event.r#type == EventType::Delete as i32;
+                let event = LeasingEvent {
+                    revision: kv.mod_revision,
+                    lease: kv.lease,
+                    is_deleted,
+                    is_wanted_back: !is_deleted && kv.value == REVOKE,
+                };
+                self.with(|owned| owned.leasing_key_changed(&key, event, now));
+            }
+        }
+    }
+
+    /// Deletes the leasing keys of keys that are left.
+    async fn delete_left(&self, members: &Members, lease: i64) -> std::convert::Infallible {
+        loop {
+            let mut left: BTreeMap<Bytes, i64> = self.with(|owned| owned.take_to_delete());
+            if left.is_empty() {
+                self.has_left.notified().await;
+                continue;
+            }
+            while !left.is_empty() {
+                let some: Vec<(Bytes, i64)> =
+                    left.iter().take(CHUNK).map(|(key, revision)| (key.clone(), *revision)).collect();
+                let request = TxnRequest {
+                    success: some.iter().map(|(key, up_to)| self.deletion(key, *up_to, lease)).collect(),
+                    ..TxnRequest::default()
+                };
+                let options = CallOptions::default().within(CALL_LIMIT);
+                match self.commit(members, &options, &request).await {
+                    Ok(_) => self.with(|owned| {
+                        for (key, _) in &some {
+                            owned.deleted(key);
+                            left.remove(key);
+                        }
+                    }),
+                    // The session ends this if it goes on for too long.
+                    Err(_) => sleep(DELETE_PAUSE).await,
+                }
+            }
+        }
+    }
+
+    /// Deletes the leasing key of a key if it has this lease, and was created at this revision or before.
+    fn deletion(&self, key: &Bytes, up_to: i64, lease: i64) -> RequestOp {
+        let leasing_key = self.leasing_key(key);
+        let delete = DeleteRangeRequest { key: leasing_key.clone(), ..DeleteRangeRequest::default() };
+        let own = Compare {
+            result: CompareResult::Equal as i32,
+            target: CompareTarget::Lease as i32,
+            key: leasing_key.clone(),
+            target_union: Some(TargetUnion::Lease(lease)),
+            ..Compare::default()
+        };
+        let one = TxnRequest {
+            compare: vec![own, created_before(leasing_key, Bytes::new(), up_to.saturating_add(1))],
+            success: vec![RequestOp { request: Some(Request::RequestDeleteRange(delete)) }],
+            ..TxnRequest::default()
+        };
+        RequestOp { request: Some(Request::RequestTxn(one)) }
+    }
+}
+
+fn seconds(ttl: i64) -> Duration {
+    Duration::from_secs(ttl.max(0).unsigned_abs())
+}

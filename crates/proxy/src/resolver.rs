@@ -1,0 +1,268 @@
+//! `--resolver-prefix`: proxies that know of each other. Each keeps a key below the prefix, with a lease, in the form of etcd's
+//! naming endpoints; each watches all of them, and they are the member list that clients get.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::{
+    Member, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, WatchCreateRequest,
+};
+use api::mvccpb::KeyValue;
+use api::mvccpb::event::EventType;
+use api::{Rpc, Status};
+use bytes::Bytes;
+use client::concurrency::Session;
+use client::{CallOptions, WatchUpdate, Watcher};
+use prost::Message as _;
+use serde_json::{Value as Json, json};
+use stdx::race;
+use telemetry::logging::{Logger, Value};
+use tokio::time::sleep;
+
+use crate::background::Task;
+use crate::leasing::Leasing;
+use crate::members::Members;
+use crate::namespace::decode_answer;
+
+/// Pause before a registration or a watch is tried again. Source: etcd's proxy.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Proxies listed; further ones are left out.
+const PROXIES_MAX: usize = 10_000;
+/// Time limit of one call to a member.
+const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// The proxies below the prefix, by key. The watch writes it, shards read it.
+#[derive(Debug, Default)]
+pub(crate) struct Proxies(Mutex<BTreeMap<Bytes, Member>>);
+
+/// What a proxy needs to register itself, and to learn of the others.
+pub(crate) struct Resolver {
+    /// `--resolver-prefix`, without the slash behind it.
+    pub(crate) prefix: String,
+    /// TTL of the registration in seconds.
+    pub(crate) ttl: i64,
+    /// Address at which clients reach this proxy.
+    pub(crate) advertise: String,
+    /// Name of this machine.
+    pub(crate) host: String,
+    /// The proxies known, this one among them.
+    pub(crate) proxies: Arc<Proxies>,
+    /// Ownership of keys, by whose rules the registration is written; `None`: there is none.
+    pub(crate) leasing: Option<Arc<Leasing>>,
+    /// Where the registration, and what goes wrong with it, is logged.
+    pub(crate) logger: Logger,
+}
+
+impl Proxies {
+    /// The proxies as a member list has them, in the order of their keys; nothing until one is known.
+    pub(crate) fn members(&self) -> Vec<Member> {
+        self.known().values().cloned().collect()
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<Bytes, Member>> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Resolver {
+    /// Registers the proxy and watches the others until the process ends.
+    pub(crate) fn task(self) -> Task {
+        Box::new(move |members| {
+            Box::pin(async move {
+                race(self.keep_registered(&members), self.keep_watching(&members)).await;
+            })
+        })
+    }
+
+    async fn keep_registered(&self, members: &Members) {
+        loop {
+            match self.register(members).await {
+                Ok(session) => {
+                    self.logger.info(
+                        "registered session with lease",
+                        &[("addr", Value::Str(&self.advertise)), ("lease-ttl", Value::Display(&self.ttl))],
+                    );
+                    session.done().await;
+                    self.logger.warn("session expired; possible network partition or server restart", &[]);
+                    self.logger.warn("creating a new session to rejoin", &[]);
+                }
+                Err(status) => self
+                    .logger
+                    .warn("failed to create a session", &[("error", Value::Str(&client::shown(&status)))]),
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    async fn register(&self, members: &Members) -> Result<Session, Status> {
+        let session = Session::open(&members.client.within(CALL_LIMIT), self.ttl).await?;
+        let put = PutRequest {
+            key: format!("{}/{}", self.prefix, self.advertise).into(),
+            value: entry_of(&self.advertise, &self.host).into(),
+            lease: session.lease(),
+            ..PutRequest::default()
+        };
+        let request = TxnRequest {
+            success: vec![RequestOp { request: Some(Request::RequestPut(put)) }],
+            ..TxnRequest::default()
+        };
+        let options = CallOptions::default().within(CALL_LIMIT);
+        let message = request.encode_to_vec().into();
+        let put = match &self.leasing {
+            Some(leasing) => leasing.call(members, Rpc::KvTxn, &options, message, false).await,
+            None => members.call(Rpc::KvTxn, &options, message).await,
+        };
+        match put {
+            Ok(_) => Ok(session),
+            Err(status) => {
+                // The lease would run out, too.
+                let _ = session.close().await;
+                Err(status)
+            }
+        }
+    }
+
+    async fn keep_watching(&self, members: &Members) {
+        loop {
+            if let Err(status) = self.watch(members).await {
+                let why = client::shown(&status);
+                self.logger.warn(
+                    "failed to establish endpoint watch",
+                    &[("prefix", Value::Str(&self.prefix)), ("error", Value::Str(&why))],
+                );
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// Reads what is registered, and follows its changes until the watch is over.
+    async fn watch(&self, members: &Members) -> Result<(), Status> {
+        let (key, range_end) = self.range();
+        let request =
+            RangeRequest { key: key.clone(), range_end: range_end.clone(), ..RangeRequest::default() };
+        let options = CallOptions::default().within(CALL_LIMIT);
+        let answer = members.call(Rpc::KvRange, &options, request.encode_to_vec().into()).await?;
+        let answer: RangeResponse = decode_answer(&answer)?;
+        let mut found = BTreeMap::new();
+        for kv in &answer.kvs {
+            self.add(&mut found, kv);
+        }
+        *self.proxies.known() = found;
+        let mut request = WatchCreateRequest {
+            key,
+            range_end,
+            start_revision: answer.header.unwrap_or_default().revision + 1,
+            ..WatchCreateRequest::default()
+        };
+        if let Some(namespace) = &members.namespace {
+            namespace.key(&mut request.key);
+            namespace.range_end(&mut request.range_end);
+        }
+        let mut watcher = Watcher::new(&members.client, request);
+        while let Some(update) = watcher.next().await? {
+            let response = match update {
+                WatchUpdate::Events(response) => response,
+                WatchUpdate::Canceled(response) => {
+                    return Err(client::status_of_text(&response.cancel_reason));
+                }
+                WatchUpdate::Created(_) | WatchUpdate::Progress(_) => continue,
+            };
+            let mut known = self.proxies.known();
+            for mut event in response.events {
+                if let Some(namespace) = &members.namespace {
+                    namespace.strip_event(&mut event);
+                }
+                match event.kv {
+                    Some(kv) if event.r#type == EventType::Delete as i32 => drop(known.remove(&kv.key)),
+                    Some(kv) => self.add(&mut known, &kv),
+                    None => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All keys below the prefix and a slash.
+    fn range(&self) -> (Bytes, Bytes) {
+        // The byte behind a slash is a zero.
+        (format!("{}/", self.prefix).into(), format!("{}0", self.prefix).into())
+    }
+
+    fn add(&self, known: &mut BTreeMap<Bytes, Member>, kv: &KeyValue) {
+        match member_of(&kv.value) {
+            Ok(_) if known.len() >= PROXIES_MAX && !known.contains_key(&kv.key) => {
+                self.logger.warn("too many proxies are registered; one is left out", &[]);
+            }
+            Ok(member) => drop(known.insert(kv.key.clone(), member)),
+            Err(error) => self.logger.warn(
+                "unmarshal endpoint update failed",
+                &[("key", Value::Str(&String::from_utf8_lossy(&kv.key))), ("error", Value::Str(&error))],
+            ),
+        }
+    }
+}
+
+/// The value of a registration. The order of the fields is etcd's.
+fn entry_of(address: &str, host: &str) -> String {
+    let metadata = json!({ "name": host }).to_string();
+    format!("{{\"Op\":0,\"Addr\":{},\"Metadata\":{}}}", json!(address), json!(metadata))
+}
+
+/// Reads the value of a registration.
+fn member_of(value: &[u8]) -> Result<Member, String> {
+    let entry: Json = serde_json::from_slice(value).map_err(|error| error.to_string())?;
+    let address = entry.get("Addr").and_then(Json::as_str).unwrap_or_default();
+    let metadata = entry.get("Metadata").and_then(Json::as_str).ok_or("no metadata")?;
+    let metadata: Json = serde_json::from_str(metadata).map_err(|error| format!("metadata: {error}"))?;
+    let name = metadata.get("name").and_then(Json::as_str).unwrap_or_default();
+    Ok(Member { name: name.to_owned(), client_urls: vec![address.to_owned()], ..Member::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use telemetry::logging::{Format, Level};
+
+    use super::*;
+
+    #[test]
+    fn a_registration_has_etcds_form() {
+        let entry = entry_of("127.0.0.1:23790", "a\"b");
+        assert_eq!(entry, r#"{"Op":0,"Addr":"127.0.0.1:23790","Metadata":"{\"name\":\"a\\\"b\"}"}"#);
+        let member = member_of(entry.as_bytes()).unwrap();
+        assert_eq!((&*member.name, member.client_urls), ("a\"b", vec!["127.0.0.1:23790".to_owned()]));
+    }
+
+    #[test]
+    fn a_registration_that_cannot_be_read_is_refused() {
+        for value in ["", "x", "{}", r#"{"Op":0,"Addr":"a","Metadata":null}"#, r#"{"Metadata":"x"}"#] {
+            assert!(member_of(value.as_bytes()).is_err(), "{value}");
+        }
+        assert_eq!(member_of(br#"{"Metadata":"{}"}"#).unwrap().client_urls, [""]);
+    }
+
+    #[test]
+    fn proxies_beyond_the_limit_are_left_out() {
+        let resolver = Resolver {
+            prefix: "p".to_owned(),
+            ttl: 1,
+            advertise: String::new(),
+            host: String::new(),
+            proxies: Arc::default(),
+            leasing: None,
+            logger: Logger::to(Level::Error, Format::Json, Vec::new()),
+        };
+        let kv = |key: usize| KeyValue {
+            key: key.to_string().into(),
+            value: entry_of(&key.to_string(), "h").into(),
+            ..KeyValue::default()
+        };
+        let mut known = BTreeMap::new();
+        (0..PROXIES_MAX + 5).for_each(|key| resolver.add(&mut known, &kv(key)));
+        // One that is known may change.
+        resolver.add(&mut known, &KeyValue { value: entry_of("new", "h").into(), ..kv(0) });
+        assert_eq!((known.len(), &*known[&b"0"[..]].client_urls[0]), (PROXIES_MAX, "new"));
+    }
+}
