@@ -3,10 +3,12 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, DigitallySignedStruct, ProtocolVersion, RootCertStore, SignatureScheme};
 use rustls_pki_types::pem::{self, PemObject as _};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
@@ -76,17 +78,8 @@ impl TlsFiles {
         let mut config = match (&self.cert, &self.key) {
             (None, None) => builder.with_no_client_auth(),
             (Some(cert), Some(key)) => {
-                let chain = certificates(cert)?;
-                if chain.is_empty() {
-                    let text = "tls: failed to find any PEM data in certificate input";
-                    return Err(TlsError(text.to_owned()));
-                }
-                let private = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| match error {
-                    pem::Error::NoItemsFound => {
-                        TlsError("tls: failed to find any PEM data in key input".to_owned())
-                    }
-                    error => TlsError(format!("{}: {error}", key.display())),
-                })?;
+                let chain = certificates_in(&read(cert)?, cert)?;
+                let private = key_in(key)?;
                 builder
                     .with_client_auth_cert(chain, private)
                     .map_err(|error| TlsError(format!("tls: {error}")))?
@@ -106,11 +99,33 @@ impl TlsFiles {
         Ok(Tls { config: Arc::new(config), server_name: self.server_name.clone() })
     }
 
+    /// Reads the files as [`TlsFiles::load`] does, and certificate and key again for each connection. `accepts` is asked about
+    /// the contents of the certificate's file. What it refuses then, or what cannot be used, leaves in use what was read
+    /// before.
+    ///
+    /// # Errors
+    /// As [`TlsFiles::load`].
+    pub fn load_for_each_connection(&self, accepts: fn(&[u8]) -> bool) -> Result<Tls, TlsError> {
+        let mut tls = self.load()?;
+        if let (Some(cert), Some(key)) = (&self.cert, &self.key) {
+            let mut config = ClientConfig::clone(&tls.config);
+            let provider = config.crypto_provider().clone();
+            let own =
+                OwnCertificate { cert: cert.clone(), key: key.clone(), accepts, provider, last: None.into() };
+            own.current().ok_or_else(|| TlsError(format!("{}: it cannot be used", cert.display())))?;
+            config.client_auth_cert_resolver = Arc::new(own);
+            // A resumed session is that of the certificate it began with.
+            config.resumption = Resumption::disabled();
+            tls.config = Arc::new(config);
+        }
+        Ok(tls)
+    }
+
     fn roots(&self) -> Result<RootCertStore, TlsError> {
         let mut roots = RootCertStore::empty();
         match &self.cacert {
             Some(path) => {
-                for certificate in certificates(path)? {
+                for certificate in all_certificates_in(&read(path)?, path)? {
                     roots
                         .add(certificate)
                         .map_err(|error| TlsError(format!("{}: {error}", path.display())))?;
@@ -151,10 +166,69 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     })
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    CertificateDer::pem_slice_iter(&read(path)?)
+fn all_certificates_in(contents: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    CertificateDer::pem_slice_iter(contents)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| TlsError(format!("{}: {error}", path.display())))
+}
+
+/// The certificates of a file that has to have one.
+fn certificates_in(contents: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let chain = all_certificates_in(contents, path)?;
+    match chain.is_empty() {
+        true => Err(TlsError("tls: failed to find any PEM data in certificate input".to_owned())),
+        false => Ok(chain),
+    }
+}
+
+fn key_in(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| match error {
+        pem::Error::NoItemsFound => TlsError("tls: failed to find any PEM data in key input".to_owned()),
+        error => TlsError(format!("{}: {error}", path.display())),
+    })
+}
+
+/// Our certificate, read again for each connection.
+struct OwnCertificate {
+    cert: PathBuf,
+    key: PathBuf,
+    accepts: fn(&[u8]) -> bool,
+    provider: Arc<CryptoProvider>,
+    /// What was read last, of what can be used.
+    last: Mutex<Option<Arc<CertifiedKey>>>,
+}
+
+impl fmt::Debug for OwnCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnCertificate").field("cert", &self.cert).finish_non_exhaustive()
+    }
+}
+
+impl OwnCertificate {
+    fn read(&self) -> Option<CertifiedKey> {
+        let contents = read(&self.cert).ok().filter(|contents| (self.accepts)(contents))?;
+        let chain = certificates_in(&contents, &self.cert).ok()?;
+        CertifiedKey::from_der(chain, key_in(&self.key).ok()?, &self.provider).ok()
+    }
+
+    fn current(&self) -> Option<Arc<CertifiedKey>> {
+        // It is replaced as a whole.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(read) = self.read() {
+            *last = Some(Arc::new(read));
+        }
+        last.clone()
+    }
+}
+
+impl ResolvesClientCert for OwnCertificate {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.current()
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
 }
 
 /// The certificates that a server showed in the TLS handshake.

@@ -15,9 +15,15 @@ use crate::pem;
 /// The file cannot be read, or does not begin with a certificate.
 pub fn common_name_of(file: &Path) -> Result<Option<String>, LoadError> {
     let contents = std::fs::read(file).map_err(|error| LoadError::of_file(file, error.to_string()))?;
-    let first = CertificateDer::from_pem_slice(&contents)
-        .map_err(|error| LoadError::of_file(file, pem::malformed(&error)))?;
-    let certificate =
-        Certificate::parse(&first).ok_or_else(|| LoadError::of_file(file, "not a certificate"))?;
+    common_name_in(&contents).map_err(|why| LoadError::of_file(file, why))
+}
+
+/// Returns the common name in the first certificate of the contents of a PEM file; `None` if it has none or an empty one.
+///
+/// # Errors
+/// They do not begin with a certificate; the text says what is wrong.
+pub fn common_name_in(contents: &[u8]) -> Result<Option<String>, String> {
+    let first = CertificateDer::from_pem_slice(contents).map_err(|error| pem::malformed(&error))?;
+    let certificate = Certificate::parse(&first).ok_or("not a certificate")?;
     Ok(certificate.common_name.filter(|name| !name.is_empty()))
 }

@@ -48,7 +48,7 @@ mod tls;
 mod trust;
 
 pub use address::{AddressCheck, LookUp, Question, Resolver};
-pub use common_name::common_name_of;
+pub use common_name::{common_name_in, common_name_of};
 pub use error::LoadError;
 pub use material::{Expiry, Owner, Warning};
 pub use records::{BarrenRecords, RECORD_COST, Records, WriteAllowance};

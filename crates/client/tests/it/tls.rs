@@ -146,6 +146,47 @@ fn our_certificate_is_shown_to_who_asks() {
 }
 
 #[test]
+fn a_certificate_that_changes_is_shown_at_the_next_connection() {
+    run(async {
+        let (authority, other) = (Authority::new("changing"), Authority::new("changing-other"));
+        let server = authority.server("127.0.0.1", true, "h2").await;
+        let install = |pair: &Pair| {
+            (authority.file("client.pem", &pair.cert), authority.file("client-key.pem", &pair.key))
+        };
+        let (good, bad) = (authority.sign("client", DAYS), other.sign("client", DAYS));
+        let (cert, key) = install(&good);
+        let files = TlsFiles {
+            cacert: Some(authority.cacert()),
+            cert: Some(cert),
+            key: Some(key),
+            ..TlsFiles::default()
+        };
+        let marked = |contents: &[u8]| !contents.starts_with(b"refused");
+        let transport =
+            Transport { tls: Some(files.load_for_each_connection(marked).unwrap()), ..Transport::default() };
+        let is_let_in = async || {
+            let Ok(channel) = Channel::open(&Endpoint::new(server.endpoint()), &transport).await else {
+                return false;
+            };
+            channel.unary(Rpc::KvRange.path(), bytes::Bytes::new()).await.is_ok()
+        };
+        assert!(is_let_in().await);
+        install(&bad);
+        assert!(!is_let_in().await);
+        install(&good);
+        assert!(is_let_in().await);
+        // What cannot be used leaves what was read before.
+        authority.file("client.pem", "");
+        assert!(is_let_in().await);
+        authority.file("client.pem", &bad.cert);
+        assert!(is_let_in().await, "the key is another's");
+        authority.file("client.pem", &format!("refused\n{}", bad.cert));
+        authority.file("client-key.pem", &bad.key);
+        assert!(is_let_in().await);
+    });
+}
+
+#[test]
 fn the_scheme_goes_before_the_material() {
     run(async {
         let authority = Authority::new("scheme");
