@@ -99,7 +99,8 @@ impl GrpcProxy {
         let namespace = Namespace::new(&options.namespace);
         let hub = {
             let upstream = upstream.clone();
-            Hub::start(move || checked_client(upstream), namespace.clone(), metrics.clone()).map_err(fault)?
+            let (client, limit) = (move || checked_client(upstream), options.renewal_limit);
+            Hub::start(client, namespace.clone(), metrics.clone(), limit).map_err(fault)?
         };
         let shared = Arc::new(Shared {
             logger: logger.clone(),
@@ -331,7 +332,9 @@ fn member_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<Tls>, St
             &[],
         );
     }
-    files.load().map(Some).map_err(fault)
+    // A certificate that gets a name later is not taken over.
+    let is_nameless = |contents: &[u8]| tls::common_name_in(contents).is_ok_and(|name| name.is_none());
+    files.load_for_each_connection(is_nameless).map(Some).map_err(fault)
 }
 
 /// TLS of connections to the proxy.

@@ -19,9 +19,10 @@ use client::{CallOptions, Client, Sender};
 use http::{HeaderName, HeaderValue};
 use prost::Message as _;
 use stdx::{First, race};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::mpsc::{self, OwnedPermit};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, timeout, timeout_at};
 
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
@@ -38,6 +39,8 @@ const CHECK_LIMIT: Duration = Duration::from_secs(5);
 /// Renewals of all callers that members are asked for at a time. They share a connection, which a member closes when thousands
 /// of small messages wait on it.
 const RENEWALS_MAX: usize = 1_000;
+/// Commands that may wait for the hub's thread. Each stream of a client takes one place for good, for the command that ends it.
+const COMMANDS_MAX: usize = 1 << 18;
 /// A stream of renewals without a renewal for this long is closed.
 const RENEWALS_IDLE: Duration = Duration::from_secs(60);
 
@@ -67,14 +70,23 @@ pub(crate) enum Command {
 }
 
 /// A handle of the hub. Its thread ends with the last one.
-///
-/// The queue needs no bound of its own: of each stream at most one request about watches and a bounded number of renewals are
-/// under way.
 #[derive(Clone)]
-pub(crate) struct Hub(mpsc::UnboundedSender<Command>);
+pub(crate) struct Hub(mpsc::Sender<Command>);
+
+/// A place in the hub's queue for the command that ends a stream, which is sent when this is dropped.
+pub(crate) struct Leaving(Option<(OwnedPermit<Command>, Command)>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if let Some((place, command)) = self.0.take() {
+            place.send(command);
+        }
+    }
+}
 
 impl Hub {
-    /// Starts the thread. `client` is called on it.
+    /// Starts the thread. `client` is called on it. A member that is asked for renewals and answers none for `renewal_limit` is
+    /// given up.
     ///
     /// # Errors
     /// The thread or its runtime cannot be made.
@@ -82,8 +94,9 @@ impl Hub {
         client: impl FnOnce() -> Client + Send + 'static,
         namespace: Option<Namespace>,
         metrics: Arc<Metrics>,
+        renewal_limit: Duration,
     ) -> std::io::Result<Hub> {
-        let (commands, taken) = mpsc::unbounded_channel();
+        let (commands, taken) = mpsc::channel(COMMANDS_MAX);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         std::thread::Builder::new().name("hub".to_owned()).spawn(move || {
             let local = LocalSet::new();
@@ -91,6 +104,7 @@ impl Hub {
                 let driver = Rc::new(Driver {
                     client: client(),
                     metrics,
+                    renewal_limit,
                     watches: RefCell::new(Watches::new(namespace)),
                     tasks: RefCell::default(),
                     renewals: RefCell::default(),
@@ -102,9 +116,15 @@ impl Hub {
         Ok(Hub(commands))
     }
 
-    /// Sends a command; false if the hub is gone, which only happens when the process ends.
-    pub(crate) fn send(&self, command: Command) -> bool {
-        self.0.send(command).is_ok()
+    /// Sends a command, once there is room for it; false if the hub is gone, which only happens when the process ends.
+    pub(crate) async fn send(&self, command: Command) -> bool {
+        self.0.send(command).await.is_ok()
+    }
+
+    /// Begins a stream: this command is sent when the result is dropped. `None` if the hub is gone.
+    pub(crate) async fn begin(&self, end: Command) -> Option<Leaving> {
+        let place = self.0.clone().reserve_owned().await.ok()?;
+        Some(Leaving(Some((place, end))))
     }
 }
 
@@ -117,6 +137,8 @@ struct Running {
 struct Driver {
     client: Client,
     metrics: Arc<Metrics>,
+    /// Time limit of a member's next answer while it is asked for renewals.
+    renewal_limit: Duration,
     watches: RefCell<Watches>,
     tasks: RefCell<HashMap<BroadcastId, Running>>,
     renewals: RefCell<HashMap<Arc<Caller>, Rc<Lane>>>,
@@ -125,7 +147,7 @@ struct Driver {
 }
 
 impl Driver {
-    async fn run(self: Rc<Driver>, mut commands: mpsc::UnboundedReceiver<Command>) {
+    async fn run(self: Rc<Driver>, mut commands: mpsc::Receiver<Command>) {
         while let Some(command) = commands.recv().await {
             {
                 let mut watches = self.watches.borrow_mut();
@@ -338,9 +360,22 @@ impl Driver {
                     return Ok(());
                 }
             };
+        let late = || Status::new(Code::Unavailable, "the member has not answered a renewal in time");
+        // When the member was asked, or answered, last.
+        let mut waits_since: Option<tokio::time::Instant> = None;
         loop {
+            if !lane.renewals.borrow().has_asked() {
+                waits_since = None;
+            }
             let next = {
-                let answer = std::pin::pin!(receiver.next());
+                let answer = std::pin::pin!(async {
+                    match waits_since {
+                        None => receiver.next().await,
+                        Some(since) => timeout_at(since + self.renewal_limit, receiver.next())
+                            .await
+                            .unwrap_or_else(|_| Err(late())),
+                    }
+                });
                 let place = std::pin::pin!(timeout(RENEWALS_IDLE, self.place_for(lane)));
                 race(answer, place).await
             };
@@ -353,11 +388,15 @@ impl Driver {
                         Status::with(Code::Internal, text)
                     })?;
                     lane.renewals.borrow_mut().answered(response.id, &answer);
+                    waits_since = Some(tokio::time::Instant::now());
                 }
                 First::Right(Ok(place)) => {
                     let lease = lane.renewals.borrow_mut().next(place);
                     if let Some(id) = lease {
-                        sender.send(LeaseKeepAliveRequest { id }.encode_to_vec().into()).await?;
+                        let request = LeaseKeepAliveRequest { id }.encode_to_vec().into();
+                        let sent = timeout(self.renewal_limit, sender.send(request)).await;
+                        sent.unwrap_or_else(|_| Err(late()))?;
+                        waits_since.get_or_insert_with(tokio::time::Instant::now);
                     }
                 }
                 First::Right(Err(_)) if lane.renewals.borrow().is_idle() => return Ok(()),

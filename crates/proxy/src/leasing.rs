@@ -30,7 +30,7 @@ use prost::Message as _;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use crate::cache::Keys;
+use crate::cache::{Keys, overlap};
 use crate::members::{Headed, Members};
 use crate::namespace::{FROM_KEY, decode_answer, decode_request, end_of_prefix};
 use crate::service::writes_of;
@@ -113,6 +113,7 @@ impl Leasing {
     ) -> Result<Bytes, Status> {
         match rpc {
             Rpc::KvRange if may_own => self.read(members, options, message).await,
+            Rpc::KvRange => self.ask(members, rpc, options, message).await,
             Rpc::KvPut => {
                 let request: PutRequest = decode_request(&message)?;
                 let written = vec![(request.key.clone(), Bytes::new())];
@@ -281,6 +282,9 @@ impl Leasing {
             let request = RangeRequest { key: self.leasing_key(key), ..RangeRequest::default() };
             RequestOp { request: Some(Request::RequestRange(request)) }
         };
+        // Such as a deletion of all keys. Without its leasing key, a key may be somebody else's at any time.
+        let leasing_keys_all = (self.prefix.clone(), end_of_prefix(&self.prefix));
+        let writes_leasing_keys = written.iter().any(|keys| overlap(keys, &leasing_keys_all));
         loop {
             let mut guards = Vec::with_capacity(written.len());
             for keys in &ranges {
@@ -289,6 +293,9 @@ impl Leasing {
                 guards.push(created_before(key, end, newest.saturating_add(1)));
             }
             let writing = self.with(|owned| {
+                if writes_leasing_keys {
+                    owned.leave_all();
+                }
                 for (key, _) in &singles {
                     let granted = owned.granted(key);
                     let before = granted.saturating_add(1);
@@ -314,6 +321,9 @@ impl Leasing {
                 let mut changes = Vec::new();
                 changes_of(&ops, &answer.responses, &mut changes);
                 writing.end(&Outcome::Done(&changes, &answer.header.unwrap_or_default()));
+                if writes_leasing_keys {
+                    self.with(Owned::leave_all);
+                }
                 return Ok(answer);
             }
             writing.end(&Outcome::Refused);

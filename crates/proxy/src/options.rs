@@ -51,6 +51,8 @@ pub struct ProxyOptions {
     pub resolver_ttl: i64,
     /// Prefix of all keys of clients, in the cluster; empty: none.
     pub namespace: Vec<u8>,
+    /// Time in which a member has to answer renewals of leases; then another one is asked.
+    pub renewal_limit: Duration,
     /// Least interval of clients' pings.
     pub keepalive_min_time: Duration,
     /// Interval of pings to silent clients; zero: never.
@@ -94,6 +96,7 @@ impl ProxyOptions {
             resolver_prefix: String::new(),
             resolver_ttl: 0,
             namespace: Vec::new(),
+            renewal_limit: Duration::from_secs(10),
             keepalive_min_time: Duration::from_secs(5),
             keepalive_interval: Duration::from_secs(2 * 3600),
             keepalive_timeout: Duration::from_secs(20),

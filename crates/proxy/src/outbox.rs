@@ -14,6 +14,9 @@ const RESPONSES_MAX: usize = 4096;
 /// Answers that may wait before no more requests of the client are read.
 const ANSWERS_MAX: usize = 128;
 
+/// Difference from which on what waits is charged again, in bytes.
+pub(crate) const CHARGE_STEP_BYTES: usize = 32 << 10;
+
 /// Responses on their way to the client of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
@@ -23,6 +26,8 @@ pub(crate) struct Outbox {
     changed: Notify,
     /// Notified when fewer than [`ANSWERS_MAX`] answers wait again.
     has_room: Notify,
+    /// Notified when [`State::bytes`] is a step away from [`State::charged`].
+    outgrown: Notify,
 }
 
 /// A response that waits for the client.
@@ -42,6 +47,8 @@ struct State {
     queue: VecDeque<Waiting>,
     /// Bytes of all responses in [`State::queue`].
     bytes: usize,
+    /// Bytes that [`Outbox::to_charge`] has returned last.
+    charged: usize,
     /// Number of answers in [`State::queue`]; the others are events.
     answers: usize,
     /// Status with which the stream ends once [`State::queue`] is sent.
@@ -81,9 +88,35 @@ impl Outbox {
         }
     }
 
+    /// Waits until what waits for the client has to be charged again; returns the bytes. Only one task may wait.
+    pub(crate) async fn to_charge(&self) -> usize {
+        loop {
+            let outgrown = self.outgrown.notified();
+            {
+                let mut state = self.state();
+                if state.is_outgrown() {
+                    state.charged = state.bytes;
+                    return state.bytes;
+                }
+            }
+            outgrown.await;
+        }
+    }
+
     fn push(&self, waiting: Waiting) {
-        self.state().push(waiting);
+        let mut state = self.state();
+        state.push(waiting);
+        self.pushed(state);
+    }
+
+    /// Wakes who waits for a response that was put into the queue.
+    fn pushed(&self, state: MutexGuard<'_, State>) {
+        let is_outgrown = state.is_outgrown();
+        drop(state);
         self.changed.notify_one();
+        if is_outgrown {
+            self.outgrown.notify_one();
+        }
     }
 
     /// Queues events, unless so much waits already: then returns false, and [`Next::Drained`] follows when there is room.
@@ -95,8 +128,7 @@ impl Outbox {
             return false;
         }
         state.push(Waiting { message: message.clone(), is_answer: false, place: None });
-        drop(state);
-        self.changed.notify_one();
+        self.pushed(state);
         true
     }
 
@@ -135,6 +167,9 @@ impl Outbox {
     fn pop(&self, state: &mut State) -> Option<Waiting> {
         let waiting = state.queue.pop_front()?;
         state.bytes -= waiting.message.len();
+        if state.is_outgrown() {
+            self.outgrown.notify_one();
+        }
         state.answers -= usize::from(waiting.is_answer);
         if waiting.is_answer && state.answers + 1 == ANSWERS_MAX {
             self.has_room.notify_one();
@@ -149,6 +184,11 @@ impl Outbox {
 }
 
 impl State {
+    /// True if what waits is to be charged again.
+    fn is_outgrown(&self) -> bool {
+        self.bytes.abs_diff(self.charged) >= CHARGE_STEP_BYTES
+    }
+
     fn push(&mut self, waiting: Waiting) {
         self.bytes += waiting.message.len();
         self.answers += usize::from(waiting.is_answer);

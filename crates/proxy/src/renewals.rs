@@ -83,6 +83,11 @@ impl Renewals {
         self.asked.is_empty() && self.again.is_empty() && self.turns.is_empty()
     }
 
+    /// True if the member is asked for something.
+    pub(crate) fn has_asked(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
     /// True if the member can be asked for one more.
     pub(crate) fn has_more(&self) -> bool {
         self.asked.len() < ASKED_MAX && !(self.again.is_empty() && self.turns.is_empty())

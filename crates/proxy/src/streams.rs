@@ -1,12 +1,14 @@
 //! The streams of a client whose answers come from the hub: watches and renewals of leases.
 
+use std::convert::Infallible;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{LeaseKeepAliveRequest, WatchRequest};
 use api::{Code, Status};
 use bytes::Bytes;
-use front::{First, Head, Inbound, Outbound, race};
+use front::{Account, First, Head, Inbound, Outbound, race};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::hub::{Command, Hub};
@@ -21,23 +23,6 @@ const RENEWALS_MAX: usize = 256;
 /// Status of a stream whose hub is gone.
 const CLOSING: Status = Status::new(Code::Canceled, "the client connection is closing");
 
-/// Tells the hub that a stream is over.
-struct Leaving<'h> {
-    hub: &'h Hub,
-    stream: StreamId,
-    /// In whose name it renews leases; `None` for a stream of watches.
-    renews: Option<Arc<Caller>>,
-}
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        self.hub.send(match self.renews.take() {
-            Some(caller) => Command::LeaveRenewals(self.stream, caller),
-            None => Command::Leave(self.stream),
-        });
-    }
-}
-
 /// Who makes this call, as far as rights go.
 fn caller_of(head: &Head) -> Arc<Caller> {
     let credential = |name: &'static str| {
@@ -50,6 +35,14 @@ fn caller_of(head: &Head) -> Arc<Caller> {
     })
 }
 
+/// Charges what waits for a client to its connection, for as long as this runs.
+async fn keep_charged(outbox: &Outbox, account: Rc<Account>) -> Infallible {
+    let mut held = account.hold(0);
+    loop {
+        held.set(outbox.to_charge().await);
+    }
+}
+
 /// Serves a stream of watches.
 pub(crate) async fn watch(
     hub: &Hub,
@@ -59,8 +52,9 @@ pub(crate) async fn watch(
     outbound: &mut Outbound,
 ) -> Result<(), Status> {
     let outbox = Arc::new(Outbox::default());
+    let charged = keep_charged(&outbox, outbound.account());
     let caller = caller_of(head);
-    let _leaving = Leaving { hub, stream, renews: None };
+    let _leaving = hub.begin(Command::Leave(stream)).await.ok_or(CLOSING)?;
     let requests = async {
         while let Some(message) = inbound.next().await? {
             let request: WatchRequest = decode_request(&message)?;
@@ -68,13 +62,13 @@ pub(crate) async fn watch(
             match request.request_union {
                 Some(RequestUnion::CreateRequest(request)) => {
                     let (outbox, caller, request) = (outbox.clone(), caller.clone(), Box::new(request));
-                    hub.send(Command::Create { stream, outbox, request, caller, done });
+                    hub.send(Command::Create { stream, outbox, request, caller, done }).await;
                 }
                 Some(RequestUnion::CancelRequest(request)) => {
-                    hub.send(Command::Cancel(stream, request.watch_id, done));
+                    hub.send(Command::Cancel(stream, request.watch_id, done)).await;
                 }
                 Some(RequestUnion::ProgressRequest(_)) => {
-                    hub.send(Command::AskProgress(stream, done));
+                    hub.send(Command::AskProgress(stream, done)).await;
                 }
                 // etcd passes over what it does not know.
                 None => continue,
@@ -93,14 +87,15 @@ pub(crate) async fn watch(
                 Next::Drained => {
                     // What was taken last has to be with the client first, or a client that takes nothing goes round.
                     outbound.ready().await?;
-                    hub.send(Command::Drained(stream));
+                    hub.send(Command::Drained(stream)).await;
                 }
                 Next::End(status) => return Err(status),
             }
         }
     };
-    match race(std::pin::pin!(requests), std::pin::pin!(answers)).await {
-        First::Left(ended) | First::Right(ended) => ended,
+    match race(race(requests, answers), charged).await {
+        First::Left(First::Left(ended) | First::Right(ended)) => ended,
+        First::Right(never) => match never {},
     }
 }
 
@@ -113,15 +108,16 @@ pub(crate) async fn renew(
     outbound: &mut Outbound,
 ) -> Result<(), Status> {
     let outbox = Arc::new(Outbox::default());
+    let charged = keep_charged(&outbox, outbound.account());
     let caller = caller_of(head);
-    let _leaving = Leaving { hub, stream, renews: Some(caller.clone()) };
+    let _leaving = hub.begin(Command::LeaveRenewals(stream, caller.clone())).await.ok_or(CLOSING)?;
     let places = Arc::new(Semaphore::new(RENEWALS_MAX));
     let requests = async {
         while let Some(message) = inbound.next().await? {
             let LeaseKeepAliveRequest { id: lease } = decode_request(&message)?;
             let place = places.clone().acquire_owned().await.map_err(|_| CLOSING)?;
             let renewal = Renewal { lease, stream, outbox: outbox.clone(), place };
-            if !hub.send(Command::Renew(renewal, caller.clone())) {
+            if !hub.send(Command::Renew(renewal, caller.clone())).await {
                 return Err(CLOSING);
             }
         }
@@ -142,7 +138,43 @@ pub(crate) async fn renew(
             }
         }
     };
-    match race(std::pin::pin!(requests), std::pin::pin!(answers)).await {
-        First::Left(ended) | First::Right(ended) => ended,
+    match race(race(requests, answers), charged).await {
+        First::Left(First::Left(ended) | First::Right(ended)) => ended,
+        First::Right(never) => match never {},
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use front::Budget;
+
+    use super::*;
+    use crate::outbox::CHARGE_STEP_BYTES;
+
+    #[test]
+    fn what_waits_for_a_client_is_charged_to_its_connection() {
+        let budget = Budget::new(64 << 20);
+        let account = budget.open(std::net::Ipv4Addr::LOCALHOST.into());
+        let before = account.held_bytes();
+        let outbox = Outbox::default();
+        let mut charged = pin!(keep_charged(&outbox, account.clone()));
+        let mut charge = || {
+            assert!(charged.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            account.held_bytes() - before
+        };
+        assert_eq!(charge(), 0);
+        let message = Bytes::from(vec![0; CHARGE_STEP_BYTES]);
+        (0..10).for_each(|_| assert!(outbox.offer(&message)));
+        assert_eq!(charge(), 10 * CHARGE_STEP_BYTES);
+        outbox.answer(message);
+        assert_eq!(charge(), 11 * CHARGE_STEP_BYTES);
+        // A small message is charged with others.
+        outbox.answer(Bytes::from_static(b"small"));
+        assert_eq!(charge(), 11 * CHARGE_STEP_BYTES);
+        while outbox.rest().is_some() {}
+        assert!(charge() < CHARGE_STEP_BYTES);
     }
 }

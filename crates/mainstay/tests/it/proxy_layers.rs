@@ -98,6 +98,13 @@ fn a_leasing_proxy_owns_what_is_read_until_another_writes_it() {
             assert_eq!(value(&a, key).await.as_deref(), expected, "{key}");
             assert_eq!(real.get(format!("l/{key}")).await.unwrap(), None);
         }
+        // Who deletes everything deletes the leasing keys, too.
+        real.put("all", "v").await.unwrap();
+        own(&a, &real, "all").await;
+        let request =
+            DeleteRangeRequest { key: "\0".into(), range_end: "\0".into(), ..DeleteRangeRequest::default() };
+        b.call::<DeleteRangeResponse>(Rpc::KvDeleteRange, &request).await.unwrap();
+        assert_eq!((value(&a, "all").await, value(&b, "all").await), (None, None));
         // Errors are the member's.
         let status = a.put("", "x").await.unwrap_err();
         assert_eq!(&*status.message, "etcdserver: key is not provided");

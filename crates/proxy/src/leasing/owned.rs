@@ -442,6 +442,13 @@ impl Owned {
         self.refused.get(key).is_some_and(|until| now < *until)
     }
 
+    /// Stops telling of all keys, and has their leasing keys deleted.
+    pub(crate) fn leave_all(&mut self) {
+        for key in std::mem::take(&mut self.order).into_values() {
+            self.leave(&key);
+        }
+    }
+
     /// Stops telling of a key, and has its leasing key deleted.
     fn leave(&mut self, key: &Bytes) {
         let Some(granted) = self.keys.get(key).map(|entry| entry.granted) else { return };

@@ -106,7 +106,7 @@ impl Leasing {
     /// Renews the lease until that fails.
     async fn renew(&self, members: &Members, lease: i64, mut until: Instant) -> Status {
         loop {
-            sleep(until.saturating_duration_since(Instant::now()) / 3 * 2).await;
+            sleep(until.saturating_duration_since(Instant::now()) / 3).await;
             // The member counts from a later moment.
             let sent = Instant::now();
             match timeout_at(until.into(), lease::keep_alive_once(&members.client, lease)).await {

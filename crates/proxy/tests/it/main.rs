@@ -3,3 +3,4 @@
 mod cache;
 mod gateway;
 mod help;
+mod renewals;

@@ -83,7 +83,7 @@ impl World {
         self.owned.leasing_key_changed(&key.into(), event, self.now);
     }
 
-    fn to_delete(&mut self) -> Vec<(String, i64)> {
+    fn deletions(&mut self) -> Vec<(String, i64)> {
         let left = self.owned.take_to_delete();
         left.into_iter().map(|(key, up_to)| (String::from_utf8_lossy(&key).into_owned(), up_to)).collect()
     }
@@ -106,7 +106,7 @@ fn an_owned_key_is_told_until_somebody_wants_it() {
     world.event("k", 7, LEASE, "created");
     assert_eq!(world.read("k"), "v@3 version 1");
     world.event("k", 9, LEASE, "wanted");
-    assert_eq!((world.read("k"), world.to_delete()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
+    assert_eq!((world.read("k"), world.deletions()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
     assert_eq!(world.owned.granted(&"k".into()), 0);
     world.owned.deleted(&"k".into());
     // Not at once again: others want to write it.
@@ -125,7 +125,7 @@ fn a_key_that_is_wanted_before_the_claims_answer_is_never_told() {
         assert_eq!(world.read("k"), "member");
         world.event("k", 9, LEASE, kind);
         world.owned.claimed(&"k".into(), LEASE, &header(7), Some(kv("k", "v", 3)));
-        assert_eq!((world.read("k"), world.to_delete()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
+        assert_eq!((world.read("k"), world.deletions()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
     }
     let mut world = World::new();
     assert_eq!(world.read("k"), "claim");
@@ -141,25 +141,25 @@ fn a_claim_without_an_answer_is_left_and_a_refused_one_rests() {
     let mut world = World::new();
     assert_eq!(world.read("k"), "claim");
     world.owned.give_up_claim(&"k".into());
-    assert_eq!(world.to_delete(), [("k".to_owned(), i64::MAX)]);
+    assert_eq!(world.deletions(), [("k".to_owned(), i64::MAX)]);
     assert_eq!(world.read("k"), "member");
     // It may still be carried out. Whoever wants the key then gets it.
     world.owned.deleted(&"k".into());
     world.event("k", 9, LEASE, "wanted");
-    assert_eq!(world.to_delete(), [("k".to_owned(), 9)]);
+    assert_eq!(world.deletions(), [("k".to_owned(), 9)]);
     world.owned.deleted(&"k".into());
     // The same if this proxy reads it first.
     assert_eq!(world.read("k"), "claim");
     let own = KeyValue { lease: LEASE, ..kv("l/k", "", 8) };
     world.owned.claim_refused(&"k".into(), Some(&own), world.now);
-    assert_eq!(world.to_delete(), [("k".to_owned(), 8)]);
+    assert_eq!(world.deletions(), [("k".to_owned(), 8)]);
     // That of somebody else stays.
     assert_eq!(world.read("x"), "claim");
     let others = KeyValue { lease: 5, ..kv("l/x", "", 8) };
     world.owned.claim_refused(&"x".into(), Some(&others), world.now);
-    assert_eq!((world.to_delete(), world.read("x")), (vec![], "member".to_owned()));
+    assert_eq!((world.deletions(), world.read("x")), (vec![], "member".to_owned()));
     world.event("y", 12, 5, "wanted");
-    assert_eq!(world.to_delete(), []);
+    assert_eq!(world.deletions(), []);
     world.check();
 }
 
@@ -186,10 +186,16 @@ fn own_writes_change_what_is_told() {
     let write = world.begin("k", "");
     world.done(write, Change::Put(put("other", "y")), 14);
     assert_eq!(world.read("k"), "x@13 version 2");
+    world.own("all", 8, None);
+    world.owned.leave_all();
+    assert_eq!((world.read("k"), world.read("all")), ("member".to_owned(), "member".to_owned()));
+    assert_eq!(world.deletions(), [("all".to_owned(), 8), ("k".to_owned(), 7)]);
+    world.check();
+    let mut world = World::with_k();
     // A key with a lease goes when the lease does.
     let write = world.begin("k", "");
     world.done(write, Change::Put(PutRequest { lease: 5, ..put("k", "y") }), 15);
-    assert_eq!((world.read("k"), world.to_delete()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
+    assert_eq!((world.read("k"), world.deletions()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
     world.check();
 }
 
@@ -218,7 +224,7 @@ fn a_write_without_an_answer_costs_the_key() {
     let mut world = World::with_k();
     let write = world.begin("k", "");
     world.owned.written(write, &Outcome::Lost);
-    assert_eq!((world.read("k"), world.to_delete()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
+    assert_eq!((world.read("k"), world.deletions()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
     world.owned.deleted(&"k".into());
     // A write whose key was left and owned again meanwhile is not about the new ownership.
     let mut world = World::with_k();
@@ -320,7 +326,7 @@ fn what_is_owned_is_bounded_and_the_oldest_makes_way() {
     for key in 0..=OWNED_MAX {
         claim(&mut world, key.to_string().into(), Bytes::new());
     }
-    assert_eq!((world.owned.order.len(), world.to_delete()), (OWNED_MAX, vec![("0".to_owned(), 7)]));
+    assert_eq!((world.owned.order.len(), world.deletions()), (OWNED_MAX, vec![("0".to_owned(), 7)]));
     // While leasing keys cannot be deleted, there is an end to claims, too.
     for key in OWNED_MAX + 1..KEYS_MAX {
         claim(&mut world, key.to_string().into(), Bytes::new());
