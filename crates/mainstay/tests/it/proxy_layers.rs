@@ -14,7 +14,7 @@ use crate::proxy::{Proxy, figure};
 use crate::run;
 
 /// Ranges that a member has answered.
-const RANGES: &str = "etcd_debugging_mvcc_range_total";
+const RANGES: &str = "etcd_mvcc_range_total";
 
 /// Waits until this is true, for as long as tests wait.
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
