@@ -3,7 +3,9 @@
 //! Statuses, headers and bodies are those of etcd 3.7. Everything is answered from the newest published
 //! state; only health waits, until the cluster has confirmed that this state is new enough for a linearizable read.
 //!
-//! It does not know sockets or what the JSON gateway answers, and it does not log.
+//! Checks of health are logged as etcd logs them; nothing else is logged here.
+//!
+//! It does not know sockets or what the JSON gateway answers.
 //!
 //! Tests: beside the code, and `tests/it/http.rs`.
 
@@ -29,6 +31,7 @@ use replica::core::{ClientRequest, ReplyBody};
 use replica::shared::{Published, Shared};
 use storage::values::LogValues;
 use target::{Query, Target};
+use telemetry::logging::Logger;
 use telemetry::metrics;
 
 pub use metrics_listener::MetricsListener;
@@ -45,6 +48,7 @@ const NAMED: &str =
 struct Asked<'a> {
     shared: &'a Shared,
     values: &'a LogValues,
+    logger: &'a Logger,
     state: &'a Published,
     query: Query<'a>,
     /// Result of asking for a linearizable read, if the page needs one.
@@ -142,6 +146,7 @@ pub fn answer(
     shared: &Shared,
     values: &LogValues,
     counters: &FrontCounters,
+    logger: &Logger,
     request: &Request<Bytes>,
 ) -> Response<Bytes> {
     let target = target::of(request);
@@ -168,7 +173,7 @@ pub fn answer(
             }
             // COMPAT-173.
             path if path == "/v2" || path.starts_with("/v2/") => refused(StatusCode::NOT_FOUND, V2_IS_GONE),
-            path => common(path, shared, values, counters, request),
+            path => common(path, (shared, values, counters), logger, request),
         },
     };
     if !is_diagnosis {
@@ -184,21 +189,21 @@ fn answer_metrics_listener(
     shared: &Shared,
     values: &LogValues,
     counters: &FrontCounters,
+    logger: &Logger,
     request: &Request<Bytes>,
 ) -> Response<Bytes> {
     match target::of(request) {
         Target::Malformed => bad_request(None),
         Target::Elsewhere(location) => redirect(request, &location),
-        Target::Path(path) => common(&path, shared, values, counters, request),
+        Target::Path(path) => common(&path, (shared, values, counters), logger, request),
     }
 }
 
 /// The paths of both kinds of listener.
 fn common(
     path: &str,
-    shared: &Shared,
-    values: &LogValues,
-    counters: &FrontCounters,
+    (shared, values, counters): (&Shared, &LogValues, &FrontCounters),
+    logger: &Logger,
     request: &Request<Bytes>,
 ) -> Response<Bytes> {
     if path == "/metrics" {
@@ -217,14 +222,23 @@ fn common(
         only_get(request, || {
             let state = shared.state.load();
             let (query, confirmed) = (Query::of(request.uri()), request.extensions().get());
-            answer(&Asked { shared, values, state: &state, query, confirmed })
+            answer(&Asked { shared, values, logger, state: &state, query, confirmed })
         })
     };
+    let is_get = request.method() == Method::GET;
     if path == "/health" {
+        if !is_get {
+            health::log_method(logger, None);
+        }
         return ask(&health::health);
     }
     match health::find(path) {
-        Some(probe) => ask(&|asked| probe.answer(asked)),
+        Some(probe) => {
+            if !is_get {
+                health::log_method(logger, Some(path));
+            }
+            ask(&|asked| probe.answer(asked, path))
+        }
         None => refused(StatusCode::NOT_FOUND, "404 page not found"),
     }
 }
@@ -239,7 +253,12 @@ pub fn version(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
             decided => (decided, state.members.storage_version().unwrap_or("unknown")),
         };
         let [server, cluster, storage] = [shared.api_version, cluster, storage].map(Value::from);
-        let body = format!(r#"{{"etcdserver":{server},"etcdcluster":{cluster},"storage":{storage}}}"#);
+        // Releases before 3.6 have no storage version.
+        let storage = match shared.api_version.starts_with("3.5.") {
+            true => String::new(),
+            false => format!(r#","storage":{storage}"#),
+        };
+        let body = format!(r#"{{"etcdserver":{server},"etcdcluster":{cluster}{storage}}}"#);
         reply(StatusCode::OK, &[(CONTENT_TYPE, JSON)], body.into())
     })
 }

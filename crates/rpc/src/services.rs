@@ -932,7 +932,7 @@ impl front::Service for Services {
         Box::pin(async move {
             crate::http::confirm(&self.shared, &mut request).await;
             crate::http::collect(&self.shared, &mut request).await;
-            crate::http::answer(&self.shared, &self.values, &self.counters, &request)
+            crate::http::answer(&self.shared, &self.values, &self.counters, &self.logger, &request)
         })
     }
 }

@@ -378,7 +378,7 @@ fn start_fronts(
     counters.set(front.counters().to_vec());
     let mut fronts = vec![front];
     if !metrics_listeners.is_empty() {
-        let front = MetricsListener::start(shared, &counters, options, metrics_listeners)
+        let front = MetricsListener::start(shared, &counters, logger, options, metrics_listeners)
             .map_err(|error| StartError::Thread { what: "the threads that serve metrics", error })?;
         fronts.push(front);
     }

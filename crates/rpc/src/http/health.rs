@@ -1,4 +1,4 @@
-//! `/health`, and the probes `/livez` and `/readyz` with a path for each of their checks.
+//! `/health`, and the probes `/livez` and `/readyz` with a path for each of their checks. What fails is logged, in etcd's words.
 
 use std::fmt;
 
@@ -9,6 +9,7 @@ use api::{Status, error};
 use bytes::Bytes;
 use machine::range;
 use serde_json::Value;
+use telemetry::logging::{self, Logger};
 
 use super::{Asked, Confirmed, PLAIN, plain, reply};
 
@@ -147,8 +148,9 @@ fn read(asked: &Asked<'_>, serializable: bool) -> Result<(), ReadFault> {
 impl Probe {
     /// Runs the checks that are not excluded. `exclude` is for an endpoint as a whole: a check asked for by its own
     /// path is run.
-    pub(super) fn answer(&self, asked: &Asked<'_>) -> Response<Bytes> {
+    pub(super) fn answer(&self, asked: &Asked<'_>, path: &str) -> Response<Bytes> {
         let excluded = |check: &Check| asked.query.all("exclude").any(|name| name == check.name().as_bytes());
+        self.log_unknown(asked);
         let checks: Vec<Check> = match self.only {
             Some(check) => vec![check],
             None => self.endpoint.checks.iter().copied().filter(|check| !excluded(check)).collect(),
@@ -167,15 +169,50 @@ impl Probe {
             }
         }
         if !healthy {
+            asked.logger.error(
+                "Health check error",
+                &[
+                    ("path", logging::Value::Str(path)),
+                    ("reason", logging::Value::Str(&report)),
+                    ("status-code", logging::Value::Uint(503)),
+                ],
+            );
             // What failed is told whether it was asked for or not. The blank line at the end is etcd's.
             report.push('\n');
             return plain(StatusCode::SERVICE_UNAVAILABLE, report);
         }
+        asked.logger.debug(
+            "Health check OK",
+            &[
+                ("path", logging::Value::Str(path)),
+                ("reason", logging::Value::Str(&report)),
+                ("status-code", logging::Value::Uint(200)),
+            ],
+        );
         if !asked.query.has("verbose") {
             report.clear();
         }
         report.push_str("ok\n");
         plain(StatusCode::OK, report)
+    }
+
+    /// Warns of checks that are to be left out and that the endpoint has not. That is no error: another release may have them.
+    fn log_unknown(&self, asked: &Asked<'_>) {
+        let is_known = |name: &[u8]| self.endpoint.checks.iter().any(|check| check.name().as_bytes() == name);
+        let mut unknown: Vec<&[u8]> = match self.only {
+            None => asked.query.all("exclude").filter(|name| !name.is_empty() && !is_known(name)).collect(),
+            Some(_) => return,
+        };
+        unknown.sort_unstable();
+        unknown.dedup();
+        if unknown.is_empty() {
+            return;
+        }
+        let quoted: Vec<String> =
+            unknown.iter().map(|name| format!("{:?}", String::from_utf8_lossy(name))).collect();
+        let quoted = quoted.join(",");
+        let fields = [("missing-health-checks", logging::Value::Str(&quoted))];
+        asked.logger.warn_of_strangers("some health checks cannot be excluded", &fields);
     }
 }
 
@@ -187,27 +224,56 @@ pub(super) fn health(asked: &Asked<'_>) -> Response<Bytes> {
     let mut body = format!(r#"{{"health":"{}","reason":{reason}}}"#, wrong.is_none());
     if wrong.is_some() {
         metrics.failures.inc();
+        let fields = [("output", logging::Value::Str(&body)), ("status-code", logging::Value::Uint(503))];
+        asked.logger.warn("/health error", &fields);
         body.push('\n');
         return plain(StatusCode::SERVICE_UNAVAILABLE, body);
     }
     metrics.successes.inc();
+    asked.logger.debug("/health OK", &[("status-code", logging::Value::Uint(200))]);
     reply(StatusCode::OK, &[(CONTENT_TYPE, PLAIN)], body.into())
 }
 
 fn why_unhealthy(asked: &Asked<'_>) -> Option<String> {
     for raised in asked.state.alarms.list(0, 0) {
         let name = raised.alarm().as_str_name();
+        let alarm = format!("memberID:{} alarm:{name}", raised.member_id);
         if asked.query.all("exclude").any(|excluded| excluded == name.as_bytes()) {
+            asked.logger.debug("/health excluded alarm", &[("alarm", logging::Value::Str(&alarm))]);
             continue;
         }
+        let fields = [("alarm", logging::Value::Str(&alarm))];
+        asked.logger.warn("serving /health false due to an alarm", &fields);
         let known = matches!(raised.alarm(), AlarmType::Nospace | AlarmType::Corrupt);
         return Some(format!("ALARM {}", if known { name } else { "UNKNOWN" }));
     }
     let serializable = asked.query.first("serializable") == Some(b"true");
     if !serializable && asked.state.leader == 0 {
+        asked.logger.warn("serving /health false; no leader", &[]);
         return Some("RAFT NO LEADER".to_owned());
     }
-    read(asked, serializable).err().map(|why| format!("RANGE ERROR:{why}"))
+    match read(asked, serializable) {
+        Ok(()) => {
+            asked.logger.debug("serving /health true", &[]);
+            None
+        }
+        Err(why) => {
+            let fields = [("error", logging::Value::Display(&why))];
+            asked.logger.warn("serving /health false; Range fails", &fields);
+            Some(format!("RANGE ERROR:{why}"))
+        }
+    }
+}
+
+/// Logs that health was asked for by another method than GET: of the probe at `path`, or of `/health`.
+pub(super) fn log_method(logger: &Logger, path: Option<&str>) {
+    let status = ("status-code", logging::Value::Uint(405));
+    match path {
+        None => logger.warn_of_strangers("/health error", &[status]),
+        Some(path) => {
+            logger.warn_of_strangers("Health request error", &[("path", logging::Value::Str(path)), status]);
+        }
+    }
 }
 
 #[cfg(test)]

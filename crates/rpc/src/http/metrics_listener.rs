@@ -12,6 +12,7 @@ use front::{Front, Head, Inbound, LocalBoxFuture, Method, Options, Outbound, Ser
 use super::{FrontCounters, answer_metrics_listener};
 use replica::shared::Shared;
 use storage::values::LogValues;
+use telemetry::logging::Logger;
 
 /// Serves `/metrics`, `/health`, `/livez` and `/readyz`, and no calls: for those who scrape and probe, on addresses
 /// that need not be open to clients.
@@ -19,6 +20,7 @@ pub struct MetricsListener {
     shared: Arc<Shared>,
     counters: FrontCounters,
     values: LogValues,
+    logger: Arc<Logger>,
 }
 
 impl MetricsListener {
@@ -31,13 +33,15 @@ impl MetricsListener {
     pub fn start(
         shared: &Arc<Shared>,
         counters: &FrontCounters,
+        logger: &Arc<Logger>,
         options: Options,
         listeners: Vec<front::Listener>,
     ) -> io::Result<Front> {
-        let (shared, counters) = (Arc::clone(shared), counters.clone());
+        let (shared, counters, logger) = (Arc::clone(shared), counters.clone(), Arc::clone(logger));
         let make_service = move |_| -> Rc<dyn Service> {
             let values = LogValues::new(shared.values.clone());
-            Rc::new(MetricsListener { shared: Arc::clone(&shared), counters: counters.clone(), values })
+            let (shared, logger) = (Arc::clone(&shared), Arc::clone(&logger));
+            Rc::new(MetricsListener { shared, counters: counters.clone(), values, logger })
         };
         front::start(Options { shards: 1, ..options }, listeners, Arc::new(make_service))
     }
@@ -67,7 +71,7 @@ impl Service for MetricsListener {
     fn http(self: Rc<Self>, mut request: Request<Bytes>) -> LocalBoxFuture<Response<Bytes>> {
         Box::pin(async move {
             super::confirm(&self.shared, &mut request).await;
-            answer_metrics_listener(&self.shared, &self.values, &self.counters, &request)
+            answer_metrics_listener(&self.shared, &self.values, &self.counters, &self.logger, &request)
         })
     }
 }

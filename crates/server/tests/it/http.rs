@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ::http::{Method, Request, Response};
@@ -23,6 +23,7 @@ use replica::shared::{Limits, Published, Shared};
 use rpc::http::{self, FrontCounters, MetricsListener};
 use storage::Identity;
 use storage::values::LogValues;
+use telemetry::logging::{Format, Level, Logger};
 use telemetry::metrics::Metrics;
 
 use testkit::expect;
@@ -35,7 +36,39 @@ pub struct Served {
     pub shared: Arc<Shared>,
     values: LogValues,
     counters: FrontCounters,
+    logger: Arc<Logger>,
+    said: Said,
     _log: log::Log,
+}
+
+/// The lines of a log.
+#[derive(Clone, Default)]
+struct Said(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Said {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Said {
+    /// Takes the lines: level, message and fields, without the time and the place in the code.
+    fn take(&self) -> Vec<String> {
+        let text = String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap();
+        let told = |line: &str| {
+            let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
+            let [level, message] = ["level", "msg"].map(|name| fields.remove(name).unwrap());
+            fields.retain(|name, _| name != "ts" && name != "caller");
+            let rest = serde_json::Value::from(fields);
+            format!("{} {} {rest}", level.as_str().unwrap(), message.as_str().unwrap())
+        };
+        text.lines().map(told).collect()
+    }
 }
 
 /// What a member has been through.
@@ -121,7 +154,9 @@ pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
     adjust(&mut state);
     let shared = Arc::new(shared(state, log.values()));
     shared.set_disk_bytes(123_456);
-    Served { shared, values, counters: FrontCounters::default(), _log: log }
+    let said = Said::default();
+    let logger = Logger::to(Level::Debug, Format::Json, vec![Box::new(said.clone())]);
+    Served { shared, values, counters: FrontCounters::default(), logger: Arc::new(logger), said, _log: log }
 }
 
 fn healthy() -> Served {
@@ -132,7 +167,7 @@ impl Served {
     fn answer(&self, method: &Method, target: &str) -> Response<Bytes> {
         let request = Request::builder().method(method).uri(target).header("host", "x");
         let request = request.body(Bytes::new()).unwrap();
-        http::answer(&self.shared, &self.values, &self.counters, &request)
+        http::answer(&self.shared, &self.values, &self.counters, &self.logger, &request)
     }
 
     fn body(&self, target: &str) -> String {
@@ -287,7 +322,7 @@ fn hosts_and_origins_are_looked_at_as_by_etcd() {
             request = request.header(*name, *value);
         }
         let request = request.body(Bytes::new()).unwrap();
-        let answer = http::answer(&given.shared, &given.values, &given.counters, &request);
+        let answer = http::answer(&given.shared, &given.values, &given.counters, &given.logger, &request);
         let origin = answer.headers().get("access-control-allow-origin");
         let origin = origin.map(|origin| origin.to_str().unwrap().to_owned());
         (answer.status().as_u16(), origin, String::from_utf8(answer.into_body().to_vec()).unwrap())
@@ -352,7 +387,7 @@ fn the_page_that_names_keys_is_not_for_pages_from_elsewhere() {
             request = request.header(*name, *value);
         }
         let request = request.body(Bytes::new()).unwrap();
-        http::answer(&served.shared, &served.values, &served.counters, &request)
+        http::answer(&served.shared, &served.values, &served.counters, &served.logger, &request)
     };
     for host in [
         "10.0.0.1:2379",
@@ -431,8 +466,13 @@ fn a_scrape_shows_the_state() {
         .uri("/metrics")
         .header("host", "x")
         .header("accept", "application/openmetrics-text");
-    let response =
-        http::answer(&served.shared, &served.values, &served.counters, &request.body(Bytes::new()).unwrap());
+    let response = http::answer(
+        &served.shared,
+        &served.values,
+        &served.counters,
+        &served.logger,
+        &request.body(Bytes::new()).unwrap(),
+    );
     assert!(response.headers()["content-type"].to_str().unwrap().starts_with("text/plain; version=0.0.4"));
 
     let text = served.body("/metrics");
@@ -539,6 +579,19 @@ fn a_scrape_sums_what_the_shards_counted() {
 }
 
 #[test]
+fn the_version_page_is_that_of_the_release_presented() {
+    for (api_version, expected) in [
+        ("3.7.3", r#"{"etcdserver":"3.7.3","etcdcluster":"3.7.0","storage":"3.7.0"}"#),
+        ("3.6.9", r#"{"etcdserver":"3.6.9","etcdcluster":"3.7.0","storage":"3.7.0"}"#),
+        ("3.5.24", r#"{"etcdserver":"3.5.24","etcdcluster":"3.7.0"}"#),
+    ] {
+        let mut served = healthy();
+        Arc::get_mut(&mut served.shared).unwrap().api_version = api_version;
+        assert_eq!(served.body("/version"), expected);
+    }
+}
+
+#[test]
 fn health_is_counted() {
     let served = served(Given::default(), |state| {
         state.leader = 0;
@@ -568,6 +621,63 @@ fn health_is_counted() {
     ] {
         assert_eq!(value(&text, &series), expected, "{series}");
     }
+}
+
+#[test]
+fn health_is_logged_in_etcds_words() {
+    let well = healthy();
+    let leaderless = served(Given::default(), |state| {
+        state.leader = 0;
+        state.reads_local = false;
+    });
+    let early = served(Given::default(), |state| state.reads_local = false);
+    let alarmed = served(Given { entries: vec![alarm(5, AlarmType::Corrupt)], ..Given::default() }, |_| {});
+    let said = |served: &Served, asked: &str| {
+        served.said.take();
+        let (method, target) = asked.split_once(' ').unwrap();
+        served.answer(&method.parse().unwrap(), target);
+        served.said.take()
+    };
+    let well_lines = [r#"debug serving /health true {}"#, r#"debug /health OK {"status-code":200}"#];
+    assert_eq!(said(&well, "GET /health"), well_lines);
+    assert_eq!(
+        said(&leaderless, "GET /health"),
+        [
+            "warn serving /health false; no leader {}",
+            r#"warn /health error {"output":"{\"health\":\"false\",\"reason\":\"RAFT NO LEADER\"}","status-code":503}"#,
+        ]
+    );
+    assert_eq!(
+        said(&early, "GET /health")[0],
+        r#"warn serving /health false; Range fails {"error":"etcdserver: no leader"}"#
+    );
+    assert_eq!(
+        said(&alarmed, "GET /health")[0],
+        r#"warn serving /health false due to an alarm {"alarm":"memberID:5 alarm:CORRUPT"}"#
+    );
+    assert_eq!(
+        said(&alarmed, "GET /health?exclude=CORRUPT")[0],
+        r#"debug /health excluded alarm {"alarm":"memberID:5 alarm:CORRUPT"}"#
+    );
+    assert_eq!(said(&well, "POST /health"), [r#"warn /health error {"status-code":405}"#]);
+    assert_eq!(
+        said(&well, "GET /livez"),
+        [r#"debug Health check OK {"path":"/livez","reason":"[+]serializable_read ok\n","status-code":200}"#]
+    );
+    assert_eq!(
+        said(&leaderless, "GET /readyz/linearizable_read"),
+        [
+            r#"error Health check error {"path":"/readyz/linearizable_read","reason":"[-]linearizable_read failed: etcdserver: no leader\n","status-code":503}"#
+        ]
+    );
+    assert_eq!(
+        said(&well, "POST /readyz"),
+        [r#"warn Health request error {"path":"/readyz","status-code":405}"#]
+    );
+    assert_eq!(
+        said(&well, "GET /livez?exclude=ping&exclude=&exclude=serializable_read")[0],
+        r#"warn some health checks cannot be excluded {"missing-health-checks":"\"ping\""}"#
+    );
 }
 
 #[test]
@@ -629,7 +739,8 @@ fn garbage_is_answered_like_anything_else() {
         let request = Request::builder().method(method).uri(&target).header("host", "x");
         let Ok(request) = request.body(Bytes::new()) else { continue };
         asked += 1;
-        let response = http::answer(&served.shared, &served.values, &served.counters, &request);
+        let response =
+            http::answer(&served.shared, &served.values, &served.counters, &served.logger, &request);
         statuses.insert(response.status().as_u16());
     }
     assert!(asked > 10_000, "{asked}");
@@ -653,8 +764,14 @@ fn a_metrics_listener_serves_metrics_and_health_alone() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let options = front::Options::default();
-    let front =
-        MetricsListener::start(&served.shared, &served.counters, options, vec![listener.into()]).unwrap();
+    let front = MetricsListener::start(
+        &served.shared,
+        &served.counters,
+        &served.logger,
+        options,
+        vec![listener.into()],
+    )
+    .unwrap();
     for (request, status, end) in [
         ("GET /health", 200, "\r\n\r\n{\"health\":\"true\",\"reason\":\"\"}"),
         ("GET /livez", 200, "\r\n\r\nok\n"),
