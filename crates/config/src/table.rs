@@ -48,7 +48,7 @@ pub const FLAGS: &[Flag] = &[
     flag("grpc-keepalive-timeout", Member, Duration, "20s", Implemented, "Time to wait for the answer to a ping before the connection is closed (0 to disable)."),
     flag("socket-reuse-port", Member, Bool, "false", Implemented, "Set SO_REUSEPORT on listeners, so that a port in use can be bound again."),
     flag("socket-reuse-address", Member, Bool, "false", Implemented, "Set SO_REUSEADDR on listeners, so that an address in TIME_WAIT can be bound."),
-    flag("enable-grpc-gateway", Member, Bool, "true", Implemented, "Serve the JSON gateway under /v3/."),
+    flag("enable-grpc-gateway", Member, Bool, "true", Implemented, "Serve the JSON gateway under /v3/, and calls in gRPC-Web."),
     flag("raft-read-timeout", Member, Duration, "5s", Implemented, "Read timeout of connections between members."),
     flag("raft-write-timeout", Member, Duration, "5s", Implemented, "Write timeout of connections between members."),
     flag("feature-gates", Member, Gates, "", Implemented, "Comma list of NAME=true|false. Names and defaults are listed below."),

@@ -129,9 +129,16 @@ async fn call(
     })?;
     let mut body = match form {
         Form::Bytes => body,
-        Form::Base64 => decoded(&body)?,
+        Form::Base64 => {
+            let bytes = decoded(&body)?;
+            // A call may wait for long, and the text is not charged from here on.
+            drop(body);
+            bytes
+        }
     };
     exchange.body.hold(body.len());
+    // Now that it is held: many calls may have been let in before the first of their bodies came.
+    exchange.check()?;
     let bytes_max = exchange.message_bytes_max();
     exchange.keep(|| services.connected(&exchange.origin));
     let (counters, account) = (Arc::clone(&exchange.counters), Rc::clone(&exchange.account));
@@ -234,6 +241,8 @@ fn decoded(text: &[u8]) -> Result<Bytes, Status> {
         })?;
         rest = behind;
     }
+    // Much padding leaves room that nobody is charged for.
+    out.shrink_to_fit();
     Ok(out.into())
 }
 
@@ -374,7 +383,7 @@ struct Pieces {
     /// Taken when all has been given.
     counted: Option<Counted>,
     account: Rc<Account>,
-    /// Charge for what the source holds.
+    /// Charge for what the source holds, and for the bytes given last: whoever took them may wait to send them.
     charge: front::Held,
 }
 
@@ -394,17 +403,18 @@ impl Pieces {
             self.left -= piece.len();
             self.writer.put(&piece);
         }
-        if self.left > 0 {
-            self.charge.set(self.held.get());
-            return Poll::Ready(Some(Ok(self.writer.out.split().freeze())));
-        }
-        self.writer.end(&Ok(()));
-        if let Some(counted) = self.counted.take() {
-            counted.counters.sent(counted.method, self.len);
-            counted.end(Code::Ok);
-        }
-        self.charge.set(0);
-        Poll::Ready(Some(Ok(self.writer.flush())))
+        let (bytes, held) = if self.left > 0 {
+            (self.writer.out.split().freeze(), self.held.get())
+        } else {
+            self.writer.end(&Ok(()));
+            if let Some(counted) = self.counted.take() {
+                counted.counters.sent(counted.method, self.len);
+                counted.end(Code::Ok);
+            }
+            (self.writer.flush(), 0)
+        };
+        self.charge.set(held + bytes.len());
+        Poll::Ready(Some(Ok(bytes)))
     }
 
     fn fail(&mut self, status: Status) -> Status {
@@ -459,6 +469,9 @@ mod tests {
         ] {
             assert_eq!(decoded(text.as_bytes()).as_deref(), Ok(bytes), "{text}");
         }
+        // The text of single bytes is four times as long; the room for more is given back.
+        let mut padded = decoded("QQ==".repeat(1000).as_bytes()).expect("it is base64").try_into_mut();
+        assert_eq!(padded.as_mut().map(|bytes| (bytes.len(), bytes.capacity())), Ok((1000, 1000)));
         for text in ["Q", "QQ", "QQ=", "=", "Q===", "QQ==Q", "QQ=Q", "Q\nQQ", "QQ==="] {
             assert!(decoded(text.as_bytes()).is_err(), "{text}");
         }

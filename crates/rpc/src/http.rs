@@ -92,7 +92,7 @@ pub(crate) fn for_call(
     shared: &Shared,
     request: &Request<Bytes>,
 ) -> Option<Result<CallForm, Response<Bytes>>> {
-    let form = if grpc_web::is_asked(request.method(), request.headers()) {
+    let form = if shared.gateway && grpc_web::is_asked(request.method(), request.headers()) {
         CallForm::GrpcWeb
     } else {
         let is_asked = |path: &str| path.starts_with("/v3/") || path.starts_with("/v3beta/");

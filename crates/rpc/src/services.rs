@@ -818,8 +818,10 @@ impl front::Service for Services {
     }
 
     fn page_method(&self, path: &str) -> Option<u16> {
-        let of_json = crate::http::gateway_rpc(path).filter(|_| self.shared.gateway);
-        let rpc = of_json.or_else(|| self.rpcs.get(path).copied())?;
+        if !self.shared.gateway {
+            return None;
+        }
+        let rpc = crate::http::gateway_rpc(path).or_else(|| self.rpcs.get(path).copied())?;
         Some(rpc as u16)
     }
 

@@ -376,4 +376,9 @@ fn without_a_gateway_its_paths_are_none() {
         let answer = http1::request(member.client_address(), "POST", path, &[], b"{\"key\":\"Zm9v\"}");
         assert_eq!((answer.status, answer.text()), (404, "404 page not found\n"), "{path}");
     }
+    // Nor can a page reach the member by the other way that browsers have.
+    let headers = [("Content-Type", "application/grpc-web+proto"), ("Origin", "https://any.example")];
+    let empty = b"\0\0\0\0\0";
+    let answer = http1::request(member.client_address(), "POST", "/etcdserverpb.KV/Range", &headers, empty);
+    assert_eq!(answer.status, 404, "{answer:?}");
 }
