@@ -99,7 +99,8 @@ def leaves(base, path="/"):
     found = {}
 
     def walk(node, ttl):
-        own = node.get("ttl")
+        # etcd leaves out a `ttl` of 0: a key that has expired and is still there is not one that stays.
+        own = node.get("ttl", 0) if "expiration" in node else None
         ttl = min((t for t in (own, ttl) if t is not None), default=None)
         for child in node.get("nodes", []):
             walk(child, ttl)
