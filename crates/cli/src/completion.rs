@@ -168,7 +168,7 @@ fn zsh(tree: &Tree, called: &str) -> String {
 /// Returns the script for fish 3 or newer: `etcdctl completion fish | source`.
 fn fish(tree: &Tree, called: &str) -> String {
     let name = tree.function();
-    let plain = |text: &str| text.replace('\'', "").replace('\\', "").replace('\n', " ");
+    let plain = |text: &str| text.replace(['\'', '\\'], "").replace('\n', " ");
     let paths: Vec<String> = tree.rows().iter().map(|(path, _)| format!("'{path}'")).collect();
     // The path of commands before the cursor, and in the end whether a value follows.
     let mut out = format!(

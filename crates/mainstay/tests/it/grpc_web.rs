@@ -277,15 +277,6 @@ fn large_answers_are_whole_in_both_forms() {
         assert_eq!(answer.kvs.len(), 40);
         assert!((0..).zip(&answer.kvs).all(|(n, kv)| kv.value == vec![n; 300_001]), "{kind}");
     }
-    // A stream of answers has its messages in one body.
-    let (messages, end) = call(member.client_address(), "KV/RangeStream", TEXT, &all);
-    assert_eq!(end, OK);
-    assert!(messages.len() > 1, "{}", messages.len());
-    let keys: usize = messages
-        .iter()
-        .map(|message| RangeResponse::decode(&message[..]).expect("a message").kvs.len())
-        .sum();
-    assert_eq!(keys, 40);
 }
 
 #[test]
