@@ -193,10 +193,10 @@ fn bars(
     }
     let servers = servers(document);
     let reference = document.reference.as_deref();
-    let _ = write!(
+    let _ = writeln!(
         page,
         "<table class=\"bars\"><caption>{title} <small>({better})</small></caption><thead hidden><tr><th scope=\"col\">server</th>\
-         <td></td><th scope=\"col\">{title}</th><th scope=\"col\">times the reference</th></tr></thead><tbody>\n"
+         <td></td><th scope=\"col\">{title}</th><th scope=\"col\">times the reference</th></tr></thead><tbody>"
     );
     for row in rows {
         let value = get(row);

@@ -366,7 +366,8 @@ impl V2Tree {
         let parts = clean(path);
         let at = self.find(&parts).filter(|_| !is_fixed(&parts))?;
         if let Content::Children(children) = &self.nodes.get(at)?.content
-            && (!(is_dir || recursive) || (!children.is_empty() && !recursive))
+            && !recursive
+            && (!is_dir || !children.is_empty())
         {
             return None;
         }
@@ -432,7 +433,8 @@ impl V2Tree {
             }
             _ => {
                 let learns = flag("isLearner");
-                if !is_there && !is_taken && !(learns && learners >= LEARNERS_MAX) {
+                let is_one_too_many = learns && learners >= LEARNERS_MAX;
+                if !is_there && !is_taken && !is_one_too_many {
                     self.create(&attributes, false, text(&urls, learns), (false, false), None);
                 }
             }
