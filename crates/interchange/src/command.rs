@@ -108,14 +108,13 @@ impl OldRequest {
         let mut request = OldRequest::default();
         let mut fields = Fields(data);
         while let Some(field) = fields.next()? {
-            let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| ());
             match field {
                 (1, Field::Varint(id)) => request.id = id,
-                (2, Field::Bytes(bytes)) => request.method = text(bytes)?,
-                (3, Field::Bytes(bytes)) => request.path = text(bytes)?,
-                (4, Field::Bytes(bytes)) => request.value = text(bytes)?,
+                (2, Field::Bytes(bytes)) => request.method = text(bytes),
+                (3, Field::Bytes(bytes)) => request.path = text(bytes),
+                (4, Field::Bytes(bytes)) => request.value = text(bytes),
                 (5, Field::Varint(dir)) => request.dir = dir != 0,
-                (6, Field::Bytes(bytes)) => request.prev_value = text(bytes)?,
+                (6, Field::Bytes(bytes)) => request.prev_value = text(bytes),
                 (7, Field::Varint(index)) => request.prev_index = index,
                 (8, Field::Varint(exists)) => request.prev_exist = Some(exists != 0),
                 (9, Field::Varint(nanos)) => request.expiration = nanos.cast_signed(),
@@ -152,6 +151,17 @@ impl OldRequest {
         }
         Ok(Command::Request(request.encode_to_vec().into()))
     }
+}
+
+/// The text of bytes. The old store takes any bytes, and has U+FFFD in place of each byte that is not UTF-8 in what it answers
+/// and in its images.
+fn text(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER));
+    }
+    text
 }
 
 fn attributes(text: &str) -> Option<Attributes> {

@@ -12,6 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::raftpb::EntryType;
 use disk::{Disk, Lock};
 
 use crate::backend::{Backend, Membership, Meta};
@@ -165,10 +166,16 @@ impl DataDir {
         let first = self.wal.first().max(self.old_store.index.saturating_add(1));
         for index in first..=self.end.min(self.wal.last()) {
             let Some(entry) = self.wal.entry(index)? else { continue };
-            if let Ok(Command::OldWrite { method, path }) = Command::of(&entry) {
-                self.old_store.write = Some((index, format!("{method} {path}")));
-                return Ok(());
-            }
+            let what = match Command::of(&entry) {
+                Ok(Command::OldWrite { method, path }) => format!("{method} {path}"),
+                // Nobody knows what it writes to.
+                Err(malformed) if entry.r#type() == EntryType::EntryNormal => {
+                    format!("what cannot be read ({})", malformed.what)
+                }
+                _ => continue,
+            };
+            self.old_store.write = Some((index, what));
+            return Ok(());
         }
         Ok(())
     }

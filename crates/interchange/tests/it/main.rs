@@ -8,5 +8,6 @@ mod golden;
 mod hash;
 mod kit;
 mod old_store;
+mod relog;
 mod server;
 mod wal;

@@ -6,9 +6,11 @@ use std::io::Read as _;
 use std::path::Path;
 
 use disk::{Disk as _, MemDisk};
-use mainstay_interchange::{DataDir, V2Node};
+use mainstay_interchange::{Command, DataDir, V2Node};
 use prost::Message as _;
 use serde_json::Value;
+
+use crate::relog::relogged;
 
 const SNAP: &str = "/d/member/snap/0000000000000002-0000000000000029.snap";
 const WAL: &str = "/d/member/wal/0000000000000000-0000000000000000.wal";
@@ -161,35 +163,57 @@ fn what_cannot_be_rebuilt_is_refused() {
 
 /// The same log, without entries that the database has.
 fn later_log(wal: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let (mut at, mut crc, mut first) = (0, 0, true);
-    while let Some(head) = wal.get(at..at + 8) {
-        let length = u64::from_le_bytes(head.try_into().expect("eight bytes"));
-        if length == 0 {
-            break;
-        }
-        let (record_bytes, padding) = (
-            (length & !(0xff << 56)) as usize,
-            if length >> 63 > 0 { (length >> 56 & 7) as usize } else { 0 },
-        );
-        let mut record = api::walpb::Record::decode(&wal[at + 8..at + 8 + record_bytes]).expect("is sound");
-        at += 8 + record_bytes + padding;
-        let entry = (record.r#type == Some(2))
-            .then(|| api::raftpb::Entry::decode(record.data.clone().unwrap_or_default()).expect("is sound"));
-        if entry.is_some_and(|entry| entry.index() < 10) {
-            continue;
-        }
-        if let Some(data) = record.data.as_ref().filter(|_| !first) {
-            crc = crc32c::crc32c_append(crc, data);
-        }
-        first = false;
-        record.crc = Some(crc);
-        let record = record.encode_to_vec();
-        let padding = (8 - record.len() % 8) % 8;
-        let flag = if padding > 0 { 0x80 | padding as u64 } else { 0 };
-        bytes.extend((record.len() as u64 | flag << 56).to_le_bytes());
-        bytes.extend(&record);
-        bytes.extend(vec![0; padding]);
-    }
-    bytes
+    relogged(wal, |entry| entry.index() >= 10)
+}
+
+/// The image of a store without keys, whose last entry is this one.
+fn empty_image(index: u64) -> Vec<u8> {
+    changed(|snapshot| {
+        snapshot.metadata.get_or_insert_default().index = Some(index);
+        let node = |path: &str, children: Value| {
+            serde_json::json!({
+                "Path": path, "CreatedIndex": 0, "ModifiedIndex": 0, "ExpireTime": "0001-01-01T00:00:00Z", "Value": "",
+                "Children": children,
+            })
+        };
+        let spaces = serde_json::json!({ "0": node("/0", Value::Object(Default::default())) });
+        let image = serde_json::json!({ "Root": node("/", spaces), "CurrentIndex": 0, "CurrentVersion": 2 });
+        snapshot.data = Some(image.to_string().into());
+    })
+}
+
+#[test]
+fn what_is_no_text_is_read_as_etcd_shows_it() {
+    let wal = golden("3.4-v2-wal.gz");
+    let open = |disk: &MemDisk| DataDir::open(disk, Path::new("/d")).expect("is sound");
+    let last = open(&dir(None, wal.clone())).end();
+    let with_last = |data: &'static [u8]| {
+        let wal = relogged(&wal, |entry| {
+            if entry.index() == last {
+                entry.data = Some(data.into());
+            }
+            true
+        });
+        dir(Some(empty_image(last - 1)), wal)
+    };
+    // Id 1, `PUT`, a path and a value; one byte each of both is not UTF-8, and two of the value begin a letter that does not end.
+    let disk = with_last(b"\x08\x01\x12\x03PUT\x1a\x05/1/r\xfe\x22\x05a\xffb\xe2\x82");
+    let source = open(&disk);
+    let loss = source.old_store.loss().expect("it would be lost");
+    assert_eq!(
+        loss,
+        format!("entry {last}, which is younger than its newest image, asks for PUT /1/r\u{fffd}")
+    );
+    let entry = source.wal.entry(last).expect("is sound").expect("is there");
+    let write = Command::OldWrite { method: "PUT".to_owned(), path: "/1/r\u{fffd}".to_owned() };
+    assert_eq!(Command::of(&entry), Ok(write), "it can be left out");
+    let nodes: Vec<V2Node> = source.old_keys(&disk).expect("is sound").user_nodes().collect();
+    let [node] = &nodes[..] else { panic!("one key: {nodes:?}") };
+    assert_eq!(
+        (node.path.as_str(), node.value.as_deref()),
+        ("/r\u{fffd}", Some("a\u{fffd}b\u{fffd}\u{fffd}"))
+    );
+    // What is no message at all may have been a write, too.
+    let loss = open(&with_last(b"\x12\x03PUT\x1a")).old_store.loss().expect("it may be lost");
+    assert!(loss.ends_with("asks for what cannot be read (a request that is none)"), "{loss}");
 }
