@@ -426,6 +426,33 @@ impl Restoration {
             terms.push(EntryId { index, term });
             batch.reset = Some(Reset { index, term });
         }
+        self.append_entries(machine, hard_state, entries, (batch, &mut terms))?;
+        Ok(terms)
+    }
+
+    /// Appends further entries behind those of [`Restoration::follow`], which gave `terms`, and applies them as that does. The
+    /// hard state takes the place of the one before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Restoration::follow`].
+    pub fn follow_on(
+        &mut self,
+        machine: &mut Machine,
+        hard_state: HardState,
+        entries: &mut dyn Iterator<Item = Result<RestoredEntry, Box<dyn Error + Send + Sync>>>,
+        terms: &mut Terms,
+    ) -> Result<(), RestorationError> {
+        self.append_entries(machine, hard_state, entries, (Batch::default(), terms))
+    }
+
+    fn append_entries(
+        &mut self,
+        machine: &mut Machine,
+        hard_state: HardState,
+        entries: &mut dyn Iterator<Item = Result<RestoredEntry, Box<dyn Error + Send + Sync>>>,
+        (mut batch, terms): (Batch, &mut Terms),
+    ) -> Result<(), RestorationError> {
         let values = self.values();
         let (mut applies, mut bytes) = (Vec::new(), 0);
         loop {
@@ -462,7 +489,7 @@ impl Restoration {
             }
             bytes = 0;
             if is_last {
-                return Ok(terms);
+                return Ok(());
             }
         }
     }

@@ -21,6 +21,7 @@ use storage::etcd_database;
 use storage::kv_hash::HashedKv;
 use storage::restoration::{Restoration, RestoredEntry, RestoredHead};
 use storage::stopped::Stopped;
+use storage::terms::Terms;
 
 use crate::commands::Run;
 use crate::commands::required;
@@ -257,7 +258,6 @@ fn fill(
         .ok_or_else(|| Failure::error(format!("nothing says in which term entry {index} was written")))?;
     let (mut machine, lease_ids) =
         fill_database(session, source, &mut restoration, term, options.without_users)?;
-    let added = migration.as_ref().map_or(0, |migration| migration.requests());
     let mut tail = Tail {
         source,
         next: index + 1,
@@ -267,8 +267,7 @@ fn fill(
         without_old_store: options.without_old_store || options.migration.is_some(),
         left_out: 0,
         lease_ids,
-        migration,
-        progress: Progress::of_things("entries", Some(source.wal.last().saturating_sub(index) + added)),
+        progress: Progress::of_things("entries", Some(source.wal.last().saturating_sub(index))),
     };
     let promised = source.wal.hard_state;
     // A term that the log has entries of was promised, whatever came of the last record.
@@ -276,13 +275,48 @@ fn fill(
     let hard_state = HardState {
         term: Term(promised.term.max(newest)),
         vote: if promised.term < newest { MemberId::NONE } else { MemberId(promised.vote) },
-        commit: Index(source.end() + added),
+        commit: Index(source.end()),
     };
-    let terms = restoration.follow(&mut machine, hard_state, &mut tail).map_err(Failure::error)?;
-    let left_out = tail.left_out;
-    drop(tail);
+    let mut terms = restoration.follow(&mut machine, hard_state, &mut tail).map_err(Failure::error)?;
+    let Tail { left_out, lease_ids, .. } = tail;
+    if let Some(migration) = migration {
+        migration.assign_leases(&lease_ids);
+        let last = source.wal.last().max(index);
+        move_old_store(&mut restoration, &mut machine, (hard_state, last), migration, &mut terms)?;
+    }
     restoration.finish(machine, &terms).map_err(Failure::error)?;
     Ok((left_out, wal))
+}
+
+/// Appends a migration's entries behind the last entry of the log.
+///
+/// Their term is one that etcd's entries cannot have, learners' included. etcd's leader sends entries while it writes them, so
+/// a learner may have some that are not in this log, of the term that was noted last or, if etcd was killed in the middle of its
+/// election, of the one behind that. With the same index and the same term they would count as these.
+fn move_old_store(
+    restoration: &mut Restoration,
+    machine: &mut Machine,
+    (before, last): (HardState, u64),
+    migration: &Migration,
+    terms: &mut Terms,
+) -> Result<(), Failure> {
+    let added = migration.requests();
+    if added == 0 {
+        return Ok(());
+    }
+    let high =
+        || Failure::error(format!("the log ends at entry {last} of term {}: none can follow", before.term));
+    let term = Term(before.term.0.checked_add(2).ok_or_else(high)?);
+    let commit = Index(last.checked_add(added).ok_or_else(high)?);
+    let mut progress = Progress::of_things("keys of the old store", Some(added));
+    let mut entries = (0..added).filter_map(|number| {
+        progress.at(number, "");
+        let data = migration.request(number)?.encode_to_vec().into();
+        let entry = log::Entry { term, index: Index(last + 1 + number), entry_type: 0, data };
+        Some(Ok(RestoredEntry { applies: true, entry }))
+    });
+    let hard_state = HardState { term, vote: MemberId::NONE, commit };
+    restoration.follow_on(machine, hard_state, &mut entries, terms).map_err(Failure::error)
 }
 
 /// Takes the state that etcd's database holds, of the entry `source.base_index()` in this raft term. Returns the ids of its
@@ -319,7 +353,7 @@ fn fill_database(
     Ok((machine, lease_ids))
 }
 
-/// The entries behind the database, in today's words, and behind them those that move the old store's keys.
+/// The entries behind the database, in today's words.
 struct Tail<'s> {
     source: &'s DataDir,
     next: u64,
@@ -332,7 +366,6 @@ struct Tail<'s> {
     left_out: u64,
     /// Leases that exist or existed.
     lease_ids: HashSet<LeaseId>,
-    migration: Option<&'s mut Migration>,
     progress: Progress,
 }
 
@@ -408,25 +441,11 @@ impl Iterator for Tail<'_> {
         self.next += 1;
         self.progress.at(index.saturating_sub(self.source.base_index()), "");
         let last = self.source.wal.last().max(self.source.base_index());
-        match index.checked_sub(last + 1) {
-            None => Some(self.entry(index).map_err(Into::into)),
-            Some(number) => self.moved(index, number).map(Ok),
-        }
+        (index <= last).then(|| self.entry(index).map_err(Into::into))
     }
 }
 
 impl Tail<'_> {
-    /// The entry at `index` that is the migration's with this number, from 0 on.
-    fn moved(&mut self, index: u64, number: u64) -> Option<RestoredEntry> {
-        let migration = self.migration.as_mut()?;
-        if number == 0 {
-            migration.assign_leases(&self.lease_ids);
-        }
-        let data = migration.request(number)?.encode_to_vec().into();
-        let entry = log::Entry { term: Term(self.term), index: Index(index), entry_type: 0, data };
-        Some(RestoredEntry { applies: true, entry })
-    }
-
     fn entry(&mut self, index: u64) -> Result<RestoredEntry, TailError> {
         let found = self.source.wal.entry(index).map_err(TailError::Read)?;
         let entry = found.ok_or(TailError::Missing { index })?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use mvcc::Version;
-use numbers::Revision;
+use numbers::{Index, Revision, Term};
 use storage::stopped::Stopped;
 use testkit::TempDir;
 
@@ -116,6 +116,24 @@ fn keys_of_the_old_store_become_keys_of_version_3() {
     assert!(told.contains("left out keys of the old store that expire\t{\"keys\": 3}"), "{told}");
     let (found, _) = imported(&dir, &from, &["--without-old-store"]);
     assert_eq!(found, of_v3);
+}
+
+/// A learner may have entries of etcd's that this log lacks: none of them may be taken for one of these.
+#[test]
+fn what_is_moved_has_a_term_of_its_own() {
+    let dir = TempDir::new("v2-term");
+    let (from, to) = (v2_dir(&dir), dir.join("m"));
+    let (before, end) = {
+        let source = interchange::DataDir::open(&disk::RealDisk, &from).expect("is sound");
+        (source.wal.hard_state.term, source.end())
+    };
+    let args = ["import", "--data-dir", text(&from), "--to", text(&to), "--migrate-v2", "--v2-prefix=/old"];
+    done(&args);
+    let made = open(&to);
+    assert!(made.machine.applied_term > Term(before), "{:?}", made.machine.applied_term);
+    assert!(made.hard_state.term >= made.machine.applied_term, "{:?}", made.hard_state);
+    // 14 keys and 3 leases.
+    assert_eq!((made.machine.applied_index, made.hard_state.commit), (Index(end + 17), Index(end + 17)));
 }
 
 #[test]
