@@ -1,13 +1,14 @@
 //! `import`: a data directory for Mainstay of one of etcd.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use api::etcdserverpb::InternalRaftRequest;
+use api::etcdserverpb::alarm_request::AlarmAction;
+use api::etcdserverpb::{AlarmType, InternalRaftRequest};
 use bytes::Bytes;
 use cli::{Command, Failure, Flag, Matches, Progress};
 use disk::{Disk, RealDisk};
@@ -217,8 +218,8 @@ fn checked(source: &DataDir, options: &Options) -> Result<bool, Failure> {
 ///
 /// # Errors
 ///
-/// When it cannot be rebuilt, or other members would not agree: each stopped at an entry of its own, so that what is added
-/// behind it would differ.
+/// When it cannot be rebuilt, an alarm is raised by which no key is written, or other members would not agree: each stopped at
+/// an entry of its own, so that what is added behind it would differ.
 fn plan_migration(
     session: &Session<'_>,
     source: &DataDir,
@@ -235,7 +236,41 @@ fn plan_migration(
     }
     let tree = source.old_keys(&RealDisk).map_err(Failure::error)?;
     let since = (session.clock)().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Ok(Migration::plan(&tree, asked, i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)))
+    let migration = Migration::plan(&tree, asked, i64::try_from(since.as_nanos()).unwrap_or(i64::MAX));
+    let alarms = if migration.requests() > 0 { raised(source)? } else { BTreeSet::new() };
+    let stops = [(AlarmType::Nospace, "NOSPACE"), (AlarmType::Corrupt, "CORRUPT")];
+    let found = stops.iter().find(|(kind, _)| alarms.iter().any(|(alarm, _)| *alarm == *kind as i32));
+    if let Some((_, name)) = found {
+        return Err(Failure::error(format!(
+            "the alarm {name} is raised, so that no key can be written: start etcd once more, mend the cause, disarm the alarm \
+             (etcdctl alarm disarm), stop etcd, and import again"
+        )));
+    }
+    Ok(migration)
+}
+
+/// The alarms that are raised at the end of the log: their types and the members that raised them.
+fn raised(source: &DataDir) -> Result<BTreeSet<(i32, u64)>, Failure> {
+    let alarms = source.base.alarms().map_err(Failure::error)?;
+    let mut raised: BTreeSet<_> = alarms.iter().map(|alarm| (alarm.alarm, alarm.member_id)).collect();
+    for entry in source.entries() {
+        // What is wrong with an entry is said when it is converted.
+        let Ok(interchange::Command::Request(data)) =
+            interchange::Command::of(&entry.map_err(Failure::error)?)
+        else {
+            continue;
+        };
+        let Some(request) = InternalRaftRequest::decode(data).ok().and_then(|request| request.alarm) else {
+            continue;
+        };
+        let alarm = (request.alarm, request.member_id);
+        match AlarmAction::try_from(request.action) {
+            Ok(AlarmAction::Activate) => _ = raised.insert(alarm),
+            Ok(AlarmAction::Deactivate) => _ = raised.remove(&alarm),
+            _ => {}
+        }
+    }
+    Ok(raised)
 }
 
 /// Writes Mainstay's directory: first etcd's database, then the entries of its log behind that, then the keys of the old

@@ -234,25 +234,24 @@ impl Migration {
     ///
     /// # Errors
     ///
-    /// The keys that are missing, or that version 3 had before with another value.
+    /// The keys that are missing, or whose names have another value.
     pub fn check(&self, machine: &mut Machine) -> Result<(), Failure> {
         let view = machine.store.publish();
         let snapshot = view.snapshot();
-        let (mut taken, mut count) = (Vec::new(), 0_u64);
+        let (mut taken, mut refused) = (Vec::new(), Vec::new());
         for key in &self.keys {
             let found = snapshot
                 .get(&key.name, Revision::CURRENT)
                 .map_err(|error| Failure::error(format!("{error:?}")))?;
-            let is_it = found.is_some_and(|version| {
-                version.value_len() as usize == key.value.len()
-                    && version.value_crc() == crc32c::crc32c(&key.value)
-                    && version.lease() == self.lease_of(key)
-            });
+            let Some(version) = found else {
+                refused.push(key);
+                continue;
+            };
+            let is_it = version.value_len() as usize == key.value.len()
+                && version.value_crc() == crc32c::crc32c(&key.value)
+                && version.lease() == self.lease_of(key);
             if !is_it {
-                count += 1;
-                if taken.len() < NAMED_MAX {
-                    taken.push(cli::go::quote(&key.name));
-                }
+                taken.push(key);
             }
         }
         for lease in &self.leases {
@@ -260,12 +259,19 @@ impl Migration {
                 return Err(Failure::error(format!("lease {:x} was not granted", lease.id.0)));
             }
         }
-        if count > 0 {
-            let more = if count > taken.len() as u64 { ", …" } else { "" };
+        if !refused.is_empty() {
             return Err(Failure::error(format!(
-                "{count} keys of the old store (API version 2) have names that keys of version 3 have already: {}{more}; \
-                 choose other names for them with --v2-prefix",
-                taken.join(", ")
+                "{} keys of the old store (API version 2) were refused when they were written, and are not there: {}",
+                refused.len(),
+                named(&refused)
+            )));
+        }
+        if !taken.is_empty() {
+            return Err(Failure::error(format!(
+                "{} keys of the old store (API version 2) have names that keys of version 3 have already: {}; choose other \
+                 names for them with --v2-prefix",
+                taken.len(),
+                named(&taken)
             )));
         }
         Ok(())
@@ -301,4 +307,11 @@ impl Migration {
             &[("keys", self.keys.len().into()), ("leases", self.leases.len().into())],
         );
     }
+}
+
+/// The names of the first keys.
+fn named(keys: &[&Key]) -> String {
+    let names: Vec<String> = keys.iter().take(NAMED_MAX).map(|key| cli::go::quote(&key.name)).collect();
+    let more = if keys.len() > NAMED_MAX { ", …" } else { "" };
+    format!("{}{more}", names.join(", "))
 }

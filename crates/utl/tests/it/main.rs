@@ -6,5 +6,7 @@ mod golden;
 mod import;
 mod kit;
 mod old_store;
+#[path = "../../../interchange/tests/it/relog.rs"]
+mod relog;
 mod restore;
 mod round_trip;

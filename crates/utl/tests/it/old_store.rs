@@ -2,12 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
+use api::etcdserverpb::alarm_request::AlarmAction;
+use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
 use mvcc::Version;
 use numbers::{Index, Revision, Term};
+use prost::Message as _;
 use storage::stopped::Stopped;
 use testkit::TempDir;
 
 use crate::kit::{done, etcd_dir, golden, names, open, refused, text};
+use crate::relog::relogged;
 
 /// The directory of an etcd 3.4 with `--enable-v2`: an image of the old store, changes behind it, and a user root, without whom
 /// nobody may write.
@@ -134,6 +138,39 @@ fn what_is_moved_has_a_term_of_its_own() {
     assert!(made.hard_state.term >= made.machine.applied_term, "{:?}", made.hard_state);
     // 14 keys and 3 leases.
     assert_eq!((made.machine.applied_index, made.hard_state.commit), (Index(end + 17), Index(end + 17)));
+}
+
+/// Replaces what the last entry of a directory's log asks for.
+fn with_last_request(from: &Path, request: &InternalRaftRequest) {
+    let wal = from.join("member/wal/0000000000000000-0000000000000000.wal");
+    let last = interchange::DataDir::open(&disk::RealDisk, from).expect("is sound").end();
+    let changed = relogged(&golden("3.4-v2-wal"), |entry| {
+        if entry.index() == last {
+            entry.data = Some(request.encode_to_vec().into());
+        }
+        true
+    });
+    std::fs::write(wal, changed).expect("is written");
+}
+
+#[test]
+fn an_alarm_is_named_and_not_the_names_of_keys() {
+    let dir = TempDir::new("v2-alarm");
+    let (from, to) = (v2_dir(&dir), dir.join("m"));
+    for (alarm, name) in [(AlarmType::Nospace, "NOSPACE"), (AlarmType::Corrupt, "CORRUPT")] {
+        let alarm = AlarmRequest { action: AlarmAction::Activate.into(), member_id: 1, alarm: alarm.into() };
+        let request = InternalRaftRequest { alarm: Some(alarm), ..InternalRaftRequest::default() };
+        with_last_request(&from, &request);
+        let args =
+            ["import", "--data-dir", text(&from), "--to", text(&to), "--migrate-v2", "--v2-prefix=/old"];
+        let refusal = refused(&args, 1);
+        assert!(refusal.contains(&format!("the alarm {name} is raised")), "{refusal}");
+        assert!(refusal.contains("etcdctl alarm disarm") && !refusal.contains("--v2-prefix"), "{refusal}");
+        assert_eq!(names(&dir), ["v2.etcd"]);
+        // Without anything to write it is no hindrance.
+        let (found, _) = imported(&dir, &from, &["--without-old-store"]);
+        assert_eq!(found, [key("v3", "three", 0), key("/both", "v3", 0)]);
+    }
 }
 
 #[test]
