@@ -315,7 +315,7 @@ fn fill(
     let mut terms = restoration.follow(&mut machine, hard_state, &mut tail).map_err(Failure::error)?;
     let Tail { left_out, lease_ids, .. } = tail;
     if let Some(migration) = migration {
-        migration.assign_leases(&lease_ids);
+        migration.begin(machine.store.current_revision(), &lease_ids);
         let last = source.wal.last().max(index);
         move_old_store(&mut restoration, &mut machine, (hard_state, last), migration, &mut terms)?;
     }

@@ -106,6 +106,8 @@ pub(crate) struct Migration {
     directories: Vec<String>,
     /// Keys that belong to users, roles and rights of API version 2.
     others: usize,
+    /// The revision of version 3 before anything is moved; see [`Migration::begin`].
+    before: Revision,
 }
 
 /// A key as it will be in version 3.
@@ -119,7 +121,7 @@ struct Key {
 struct Lease {
     expires_unix_nanos: i64,
     ttl_seconds: i64,
-    /// None before [`Migration::assign_leases`].
+    /// None before [`Migration::begin`].
     id: LeaseId,
 }
 
@@ -133,6 +135,7 @@ impl Migration {
             skipped: 0,
             directories: Vec::new(),
             others: tree.other_keys(),
+            before: Revision(0),
         };
         let mut ends = BTreeSet::new();
         for V2Node { path, value, expires_unix_nanos, .. } in tree.user_nodes() {
@@ -175,8 +178,9 @@ impl Migration {
         (self.leases.len() + self.keys.len()) as u64
     }
 
-    /// Gives each lease an id that is not taken.
-    pub fn assign_leases(&mut self, taken: &HashSet<LeaseId>) {
+    /// Begins to move, into a state of this revision: gives each lease an id that is not taken.
+    pub fn begin(&mut self, before: Revision, taken: &HashSet<LeaseId>) {
+        self.before = before;
         let mut used = HashSet::new();
         for lease in &mut self.leases {
             let mut id = LeaseId(lease.expires_unix_nanos.max(1));
@@ -234,7 +238,7 @@ impl Migration {
     ///
     /// # Errors
     ///
-    /// The keys that are missing, or whose names have another value.
+    /// The keys that are missing, or whose names were taken before.
     pub fn check(&self, machine: &mut Machine) -> Result<(), Failure> {
         let view = machine.store.publish();
         let snapshot = view.snapshot();
@@ -247,7 +251,9 @@ impl Migration {
                 refused.push(key);
                 continue;
             };
-            let is_it = version.value_len() as usize == key.value.len()
+            // One that was there before is not it, whatever it holds.
+            let is_it = version.main() > self.before
+                && version.value_len() as usize == key.value.len()
                 && version.value_crc() == crc32c::crc32c(&key.value)
                 && version.lease() == self.lease_of(key);
             if !is_it {

@@ -141,12 +141,12 @@ fn what_is_moved_has_a_term_of_its_own() {
 }
 
 /// Replaces what the last entry of a directory's log asks for.
-fn with_last_request(from: &Path, request: &InternalRaftRequest) {
+fn with_last_request(from: &Path, request: &[u8]) {
     let wal = from.join("member/wal/0000000000000000-0000000000000000.wal");
     let last = interchange::DataDir::open(&disk::RealDisk, from).expect("is sound").end();
     let changed = relogged(&golden("3.4-v2-wal"), |entry| {
         if entry.index() == last {
-            entry.data = Some(request.encode_to_vec().into());
+            entry.data = Some(request.to_vec().into());
         }
         true
     });
@@ -160,7 +160,7 @@ fn an_alarm_is_named_and_not_the_names_of_keys() {
     for (alarm, name) in [(AlarmType::Nospace, "NOSPACE"), (AlarmType::Corrupt, "CORRUPT")] {
         let alarm = AlarmRequest { action: AlarmAction::Activate.into(), member_id: 1, alarm: alarm.into() };
         let request = InternalRaftRequest { alarm: Some(alarm), ..InternalRaftRequest::default() };
-        with_last_request(&from, &request);
+        with_last_request(&from, &request.encode_to_vec());
         let args =
             ["import", "--data-dir", text(&from), "--to", text(&to), "--migrate-v2", "--v2-prefix=/old"];
         let refusal = refused(&args, 1);
@@ -171,6 +171,18 @@ fn an_alarm_is_named_and_not_the_names_of_keys() {
         let (found, _) = imported(&dir, &from, &["--without-old-store"]);
         assert_eq!(found, [key("v3", "three", 0), key("/both", "v3", 0)]);
     }
+}
+
+#[test]
+fn a_name_is_taken_by_the_same_value_too() {
+    let dir = TempDir::new("v2-same");
+    let (from, to) = (v2_dir(&dir), dir.join("m"));
+    // Id, method, path and value.
+    with_last_request(&from, b"\x08\x01\x12\x03PUT\x1a\x07/1/both\x22\x02v3");
+    let refusal = refused(&["import", "--data-dir", text(&from), "--to", text(&to), "--migrate-v2"], 1);
+    assert!(refusal.contains("1 keys of the old store") && refusal.contains(": \"/both\";"), "{refusal}");
+    let (found, _) = imported(&dir, &from, &["--migrate-v2", "--v2-prefix=/old"]);
+    assert_eq!(found.last(), Some(&key("/old/both", "v3", 0)));
 }
 
 #[test]
