@@ -84,14 +84,21 @@ pub(crate) fn newest_tree(disk: &dyn Disk, snap_dir: &Path) -> Result<Option<(u6
     let newest = newest_image(disk, snap_dir)
         .map_err(|e| Error::io(format!("reading the old store's image in {}", snap_dir.display()), e))?;
     let Some((name, image)) = newest else { return Ok(None) };
+    let unreadable = |why: String| Error::damaged(0, why).in_file(&name);
     let damaged = |why: String| {
-        let what = format!(
+        unreadable(format!(
             "the image of the old store cannot be read: {why}. etcd takes the image before one that it cannot read: move \
              this file away to have the same, if the log still has the entries behind that"
-        );
-        Error::damaged(0, what).in_file(&name)
+        ))
     };
-    let (index, json) = image.map_err(|why| damaged(why.to_string()))?;
+    let (index, json) = image.map_err(|why| match why {
+        // The image is sound: without it keys would be lost.
+        ImageError::Depth => unreadable(format!(
+            "the image of the old store is not read: {why}. Start etcd once more, move what lies deeper to shorter paths, stop \
+             etcd, and import again"
+        )),
+        why => damaged(why.to_string()),
+    })?;
     // Some leave it out where nothing was ever written.
     let tree = json.map_or_else(|| Ok(V2Tree::new()), |json| V2Tree::of_image(&json)).map_err(damaged)?;
     Ok(Some((index, tree)))
@@ -132,6 +139,8 @@ enum ImageError {
     Checksum,
     /// The image is no JSON.
     Json(serde_json::Error),
+    /// The image has directories in directories, deeper than JSON is read.
+    Depth,
     /// The image has no root.
     NoRoot,
 }
@@ -144,6 +153,9 @@ impl fmt::Display for ImageError {
             ImageError::Protobuf(error) => error.fmt(f),
             ImageError::Checksum => f.write_str("its checksum does not match"),
             ImageError::Json(error) => error.fmt(f),
+            ImageError::Depth => {
+                f.write_str("it has a key or directory that is more than some 60 directories deep")
+            }
             ImageError::NoRoot => f.write_str("it has no root"),
         }
     }
@@ -161,8 +173,11 @@ fn read_image(framed: &[u8]) -> Result<Image, ImageError> {
     if image.is_empty() {
         return Ok((index, None));
     }
-    // A store of many levels is refused by its depth: it is not of etcd's own.
-    let image: Value = serde_json::from_slice(&image).map_err(ImageError::Json)?;
+    let image: Value = serde_json::from_slice(&image).map_err(|error| {
+        // There is nothing else by which this error can be told.
+        let is_deep = error.to_string().starts_with("recursion limit exceeded");
+        if is_deep { ImageError::Depth } else { ImageError::Json(error) }
+    })?;
     Ok((index, Some(image)))
 }
 
