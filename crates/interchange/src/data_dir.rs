@@ -61,6 +61,25 @@ impl DataDir {
     ///
     /// As [`DataDir::open`].
     pub fn open_with(disk: &dyn Disk, dir: &Path, wal_dir: &Path) -> Result<DataDir, Error> {
+        DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_MAX)
+    }
+
+    /// Opens as [`DataDir::open_with`] does, to glance at what is there: an image of the old store of more than a few MiB is not
+    /// read, and only its size is known; see [`OldStore::large`].
+    ///
+    /// # Errors
+    ///
+    /// As [`DataDir::open`].
+    pub fn glance(disk: &dyn Disk, dir: &Path, wal_dir: &Path) -> Result<DataDir, Error> {
+        DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_GLANCE)
+    }
+
+    fn open_bounded(
+        disk: &dyn Disk,
+        dir: &Path,
+        wal_dir: &Path,
+        image_bytes_max: u64,
+    ) -> Result<DataDir, Error> {
         let snap = dir.join("member").join("snap");
         let path = snap.join("db");
         let found = |e| Error::io(format!("looking for {}", path.display()), e);
@@ -87,7 +106,7 @@ impl DataDir {
             meta = base.meta()?;
         }
         let membership = base.membership()?;
-        let old_store = v2_store::newest(disk, &snap)
+        let old_store = v2_store::newest(disk, &snap, image_bytes_max)
             .map_err(|e| Error::io(format!("reading the old store's image in {}", snap.display()), e))?;
         let voters = BTreeSet::new();
         let mut dir =

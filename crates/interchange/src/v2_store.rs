@@ -24,6 +24,8 @@ pub struct OldStore {
     pub index: u64,
     /// The newest image, and why it cannot be read: nobody knows what is in it.
     pub unreadable: Option<String>,
+    /// The bytes of the newest image, if it was not read since it has more than the reader asked for.
+    pub large: Option<u64>,
     /// The first entry behind the image that writes to the store: the entry and what it asks for.
     pub write: Option<(u64, String)>,
 }
@@ -46,6 +48,9 @@ impl OldStore {
         if let Some(why) = &self.unreadable {
             return Some(format!("its image {why} cannot be read, so nobody knows what is in it"));
         }
+        if let Some(bytes) = self.large {
+            return Some(format!("its image has {bytes} bytes, as none has without keys"));
+        }
         if self.keys > 0 {
             return Some(format!("it has {} keys or directories right below its root", self.keys));
         }
@@ -58,17 +63,26 @@ impl OldStore {
     }
 }
 
-/// Bytes of an image at most: etcd holds it in memory, too.
-const IMAGE_BYTES_MAX: u64 = 1 << 30;
+/// Bytes of an image at most: etcd holds it in memory, too. Read, it takes several times as many.
+pub(crate) const IMAGE_BYTES_MAX: u64 = 1 << 30;
+/// Bytes of an image that is read just to say whether there are keys in it. One that knows nothing but members is far smaller.
+pub(crate) const IMAGE_BYTES_GLANCE: u64 = 4 << 20;
 
-/// Reads the newest image of the old store in a directory. The image is a `.snap` file, whose name begins with the term
+/// Reads the newest image of the old store in a directory, unless it has more bytes than this. The image is a `.snap` file, whose name begins with the term
 /// and the index of its last entry in 16 digits each.
 ///
 /// # Errors
 ///
 /// The directory or the file cannot be read.
-pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path) -> io::Result<OldStore> {
-    let Some((name, image)) = newest_image(disk, snap_dir)? else { return Ok(OldStore::default()) };
+pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path, bytes_max: u64) -> io::Result<OldStore> {
+    let Some((name, image)) = newest_image(disk, snap_dir, bytes_max)? else {
+        return Ok(OldStore::default());
+    };
+    if let Err(ImageError::TooLong(bytes)) = image
+        && bytes <= IMAGE_BYTES_MAX
+    {
+        return Ok(OldStore { large: Some(bytes), ..OldStore::default() });
+    }
     Ok(image.and_then(OldStore::of).unwrap_or_else(|why| OldStore {
         unreadable: Some(format!("{name} ({why})")),
         ..OldStore::default()
@@ -81,7 +95,7 @@ pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path) -> io::Result<OldStore> {
 ///
 /// The directory or the image cannot be read, or the image is none of etcd's.
 pub(crate) fn newest_tree(disk: &dyn Disk, snap_dir: &Path) -> Result<Option<(u64, V2Tree)>, Error> {
-    let newest = newest_image(disk, snap_dir)
+    let newest = newest_image(disk, snap_dir, IMAGE_BYTES_MAX)
         .map_err(|e| Error::io(format!("reading the old store's image in {}", snap_dir.display()), e))?;
     let Some((name, image)) = newest else { return Ok(None) };
     let unreadable = |why: String| Error::damaged(0, why).in_file(&name);
@@ -107,8 +121,12 @@ pub(crate) fn newest_tree(disk: &dyn Disk, snap_dir: &Path) -> Result<Option<(u6
 /// An image: the last entry in it, and its JSON, if there is any.
 type Image = (u64, Option<Value>);
 
-/// The name of the newest image in a directory, and the image, unless it cannot be read.
-fn newest_image(disk: &dyn Disk, snap_dir: &Path) -> io::Result<Option<(String, Result<Image, ImageError>)>> {
+/// The name of the newest image in a directory, and the image, unless it cannot be read or has more bytes than this.
+fn newest_image(
+    disk: &dyn Disk,
+    snap_dir: &Path,
+    bytes_max: u64,
+) -> io::Result<Option<(String, Result<Image, ImageError>)>> {
     let mut names = disk.list(snap_dir)?;
     names.retain(|name| name.ends_with(".snap"));
     names.sort_unstable();
@@ -116,7 +134,7 @@ fn newest_image(disk: &dyn Disk, snap_dir: &Path) -> io::Result<Option<(String, 
     let file = disk.open_read(&snap_dir.join(&name))?;
     let len = file.len()?;
     let read = || {
-        if len > IMAGE_BYTES_MAX {
+        if len > bytes_max {
             return Err(ImageError::TooLong(len));
         }
         let mut bytes = vec![0; usize::try_from(len).unwrap_or_default()];

@@ -159,7 +159,7 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) ->
             let data_dir = member_dir.parent().unwrap_or(member_dir).to_path_buf();
             let their_log = wal_dir.map_or_else(|| member_dir.join("wal"), Path::to_path_buf);
             // What is wrong with a directory that cannot be read, the import says.
-            let theirs = interchange::DataDir::open_with(disk, &data_dir, &their_log);
+            let theirs = interchange::DataDir::glance(disk, &data_dir, &their_log);
             let old_store = theirs.ok().and_then(|theirs| theirs.old_store.loss());
             return Err(DataDirError::WrittenByEtcd { path, data_dir, old_store });
         }

@@ -223,6 +223,11 @@ fn a_start_on_such_a_directory_names_the_flag() {
     let said = lock(&from).expect("is refused").to_string();
     assert!(said.contains("was written by etcd") && said.contains("--migrate-v2"), "{said}");
     assert!(said.contains("it has 9 keys or directories right below its root"), "{said}");
+    // A large image is not read: this one is none.
+    let image = from.join("member/snap/0000000000000002-0000000000000029.snap");
+    std::fs::write(&image, vec![b'x'; 5 << 20]).expect("is written");
+    let said = lock(&from).expect("is refused").to_string();
+    assert!(said.contains("its image has 5242880 bytes") && said.contains("--migrate-v2"), "{said}");
     // One without such keys does not speak of them.
     let said = lock(&etcd_dir(&dir, "3.4")).expect("is refused").to_string();
     assert!(said.contains("was written by etcd") && !said.contains("--migrate-v2"), "{said}");
