@@ -35,19 +35,39 @@ fn messages_of(state: &Published) -> Vec<MemberMessage> {
 }
 
 /// The URLs as etcd keeps them: checked and sorted.
-fn peer_urls(texts: &[String]) -> Result<Vec<String>, Status> {
+///
+/// `unixs` is refused, since no member can be reached there, and one that has a vote and never comes takes the quorum with it.
+/// `unix` is for clusters of which this member is reached so, too (`has_unix`): elsewhere whoever may add a member could make
+/// all members connect to any socket of their machines.
+fn peer_urls(texts: &[String], has_unix: bool) -> Result<Vec<String>, Status> {
     if texts.is_empty() {
         return Err(error::MEMBER_BAD_URLS);
     }
     let mut urls = Vec::with_capacity(texts.len());
     for text in texts {
-        urls.push(Url::parse(text).map_err(|_| error::MEMBER_BAD_URLS)?);
+        let url = Url::parse(text).map_err(|_| error::MEMBER_BAD_URLS)?;
+        if url.scheme().is_unix() && (url.scheme().is_secure() || !has_unix) {
+            return Err(error::MEMBER_BAD_URLS);
+        }
+        urls.push(url);
     }
     urls.sort();
     Ok(urls.iter().map(|url| url.as_str().to_owned()).collect())
 }
 
+/// Returns true if a member is reached through a Unix socket.
+fn is_reached_by_unix(member: &Member) -> bool {
+    member.peer_urls.iter().any(|url| Url::parse(url).is_ok_and(|url| url.scheme().is_unix()))
+}
+
 impl Services {
+    /// The URLs of a request that adds or updates a member.
+    fn peer_urls(&self, texts: &[String]) -> Result<Vec<String>, Status> {
+        let state = self.state();
+        let own = state.members.by_id.get(&self.shared.identity.member_id);
+        peer_urls(texts, own.is_some_and(is_reached_by_unix))
+    }
+
     pub(super) fn member_list(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: MemberListRequest = decode(message)?;
         let principal = self.some_principal()?;
@@ -84,7 +104,7 @@ impl Services {
 
     pub(super) fn member_add(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: MemberAddRequest = decode(message)?;
-        let peer_urls = peer_urls(&request.peer_urls)?;
+        let peer_urls = self.peer_urls(&request.peer_urls)?;
         self.root()?;
         let now = i64::try_from(self.shared.clock.unix_seconds()).unwrap_or(i64::MAX);
         let mut id = identity::added_member_id(&peer_urls, now);
@@ -113,8 +133,8 @@ impl Services {
 
     pub(super) fn member_update(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: MemberUpdateRequest = decode(message)?;
-        let member =
-            Member { id: request.id, peer_urls: peer_urls(&request.peer_urls)?, ..Member::default() };
+        let peer_urls = self.peer_urls(&request.peer_urls)?;
+        let member = Member { id: request.id, peer_urls, ..Member::default() };
         self.root()?;
         self.change_members(MemberChange::Update(member), "MemberUpdate", |header, state| {
             Ok(whole(&MemberUpdateResponse { header: Some(header), members: messages_of(state) }))
@@ -138,5 +158,24 @@ impl Services {
             let header = services.header(Revision(0), &services.state());
             Ok(respond(header, members.iter().map(message_of).collect()))
         })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_are_for_clusters_whose_members_are_reached_so() {
+        let read = |url: &str, has_unix| peer_urls(&[url.to_owned()], has_unix);
+        let by =
+            |url: &str| is_reached_by_unix(&Member { peer_urls: vec![url.to_owned()], ..Member::default() });
+        assert!(by("unix:///run/m1.sock") && !by("http://m1:2380"));
+        assert_eq!(read("unix:///run/m1.sock", true), Ok(vec!["unix:///run/m1.sock".to_owned()]));
+        assert_eq!(read("unix:///run/m1.sock", false), Err(error::MEMBER_BAD_URLS));
+        for has_unix in [false, true] {
+            assert_eq!(read("unixs:///run/m1.sock", has_unix), Err(error::MEMBER_BAD_URLS));
+            assert_eq!(read("https://m1:2380", has_unix), Ok(vec!["https://m1:2380".to_owned()]));
+        }
     }
 }
