@@ -23,7 +23,6 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs as _};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +37,7 @@ use config::{Config, InitialClusterState, TlsOptions, Url};
 use disk::{Disk, Lock, RealDisk};
 use prost::Message;
 use replica::joining;
+use socket2::{Domain, SockAddr, Socket, Type};
 use telemetry::logging::{Logger, Value};
 
 /// How long one call to a member may take.
@@ -736,11 +736,7 @@ fn accepts(url: &str) -> io::Result<bool> {
     let url =
         Url::parse(url).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
     if url.scheme().is_unix() {
-        return match UnixStream::connect(url.host()) {
-            Ok(_) => Ok(true),
-            Err(error) if is_down(&error) || error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
-        };
+        return accepts_at(Path::new(url.host()));
     }
     for address in (url.host(), url.port()).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, CALL_TIMEOUT) {
@@ -750,6 +746,25 @@ fn accepts(url: &str) -> io::Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// Whether something accepts connections at a Unix socket. An error says that this cannot be told.
+fn accepts_at(path: &Path) -> io::Result<bool> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // A process that listens and does not accept must not hold this up.
+    socket.set_nonblocking(true)?;
+    match socket.connect(&SockAddr::unix(path)?) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+        Err(error) if is_down(&error) => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_absolute() => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(io::Error::new(
+            error.kind(),
+            "nothing is there, but the path begins in the directory in which the member was started, which may be another: \
+             give the member an absolute path with `etcdctl member update`",
+        )),
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns true if a connection failed as it does where nothing runs.
@@ -914,5 +929,32 @@ mod tests {
         }
         let text = refused("http://nowhere.invalid:2380".to_owned()).expect_err("that cannot be told");
         assert!(text.contains("it is not certain"), "{text}");
+    }
+
+    #[test]
+    fn a_socket_is_asked_without_waiting() {
+        let dir = testkit::TempDir::new("accepts");
+        let path = dir.join("m.sock");
+        assert!(!accepts_at(&path).expect("nothing is there"));
+        let listener = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
+        listener.bind(&SockAddr::unix(&path).expect("a path")).expect("is free");
+        assert!(!accepts_at(&path).expect("nobody listens"));
+        listener.listen(0).expect("listens");
+        // Until the queue of what nobody accepts is full.
+        let mut waiting = Vec::new();
+        loop {
+            let client = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
+            client.set_nonblocking(true).expect("is set");
+            if client.connect(&SockAddr::unix(&path).expect("a path")).is_err() {
+                break;
+            }
+            waiting.push(client);
+        }
+        assert!(accepts_at(&path).expect("it listens"));
+        drop(listener);
+        assert!(!accepts_at(&path).expect("nobody listens any more"));
+        // Where a relative path begins only the member knows.
+        let error = accepts_at(Path::new("no-such-directory/m.sock")).expect_err("that cannot be told");
+        assert!(error.to_string().contains("member update"), "{error}");
     }
 }
