@@ -25,6 +25,8 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 const AGE_MAX: Duration = Duration::from_secs(5);
 /// Writes remembered.
 const WRITES_MAX: usize = 1024;
+/// Bytes of the keys of these.
+const WRITES_BYTES_MAX: usize = 4 << 20;
 /// Keys and ranges of one request that answers are compared with one by one. One that writes more empties the cache: all
 /// shards wait meanwhile.
 const COMPARED_MAX: usize = 128;
@@ -55,10 +57,20 @@ pub(crate) struct Cache {
     bytes: usize,
     /// The last writes, and the number of the one behind them.
     writes: VecDeque<Keys>,
+    writes_bytes: usize,
     next_write: u64,
     /// The last compaction through this proxy, and when it was. After as long as answers are kept it is the members' again: the
     /// cluster may be another one.
     compacted: Option<(i64, Instant)>,
+}
+
+fn bytes_of(keys: &Keys) -> usize {
+    keys.0.len() + keys.1.len()
+}
+
+/// These keys alone: a slice of a message holds the whole message.
+fn alone(keys: &Keys) -> Keys {
+    (Bytes::copy_from_slice(&keys.0), Bytes::copy_from_slice(&keys.1))
 }
 
 /// The name of a request in the cache: it is the same for both kinds of reads.
@@ -108,7 +120,7 @@ impl Cache {
             self.writes.iter().rev().take(count).any(|write| overlap(write, &keys))
         };
         let name = name(request);
-        let bytes = name.len() + answer.len();
+        let bytes = name.len() + answer.len() + bytes_of(&keys);
         // A read at a revision never changes, save that its reader may lose the right to it.
         if bytes > ANSWER_BYTES_MAX || !is_known || (request.revision == 0 && overtaken()) {
             return;
@@ -118,7 +130,8 @@ impl Cache {
         self.uses += 1;
         self.order.insert(used, name.clone());
         self.bytes += bytes;
-        let kept = Kept { answer: answer.clone(), keys, revision: request.revision, since: now, used };
+        let (answer, keys) = (Bytes::copy_from_slice(answer), alone(&keys));
+        let kept = Kept { answer, keys, revision: request.revision, since: now, used };
         self.answers.insert(name, kept);
         while self.answers.len() > ANSWERS_MAX || self.bytes > BYTES_MAX {
             let Some((_, oldest)) = self.order.pop_first() else { return };
@@ -129,23 +142,25 @@ impl Cache {
     /// Forgets what is kept of keys and ranges that one request writes. To be called before a write and after it.
     pub(crate) fn written(&mut self, all: &[Keys]) {
         match all.len() {
-            0..=COMPARED_MAX => all.iter().for_each(|keys| self.written_one(keys.clone())),
+            0..=COMPARED_MAX => all.iter().for_each(|keys| self.written_one(keys)),
             _ => self.clear(),
         }
     }
 
-    fn written_one(&mut self, keys: Keys) {
+    fn written_one(&mut self, keys: &Keys) {
         let touched: Vec<Bytes> = self
             .answers
             .iter()
-            .filter(|(_, kept)| kept.revision == 0 && overlap(&kept.keys, &keys))
+            .filter(|(_, kept)| kept.revision == 0 && overlap(&kept.keys, keys))
             .map(|(name, _)| name.clone())
             .collect();
         touched.iter().for_each(|name| self.remove(name));
         self.next_write += 1;
-        self.writes.push_back(keys);
-        if self.writes.len() > WRITES_MAX {
-            self.writes.pop_front();
+        self.writes_bytes += bytes_of(keys);
+        self.writes.push_back(alone(keys));
+        while self.writes.len() > WRITES_MAX || self.writes_bytes > WRITES_BYTES_MAX {
+            let Some(oldest) = self.writes.pop_front() else { return };
+            self.writes_bytes -= bytes_of(&oldest);
         }
     }
 
@@ -166,6 +181,7 @@ impl Cache {
         self.order.clear();
         self.bytes = 0;
         self.writes.clear();
+        self.writes_bytes = 0;
         // Reads under way name a moment before this one, of which nothing is known any more.
         self.next_write += 1;
     }
@@ -173,7 +189,7 @@ impl Cache {
     fn remove(&mut self, name: &Bytes) {
         if let Some(kept) = self.answers.remove(name) {
             self.order.remove(&kept.used);
-            self.bytes -= name.len() + kept.answer.len();
+            self.bytes -= name.len() + kept.answer.len() + bytes_of(&kept.keys);
         }
     }
 }
@@ -299,5 +315,41 @@ mod tests {
         // A read that was under way may have been overtaken.
         cache.add(&range("k", ""), &Bytes::from_static(b"answer"), asked, now);
         assert!(!has(&mut cache, &range("k", ""), now));
+    }
+
+    #[test]
+    fn what_is_kept_does_not_hold_the_messages_it_came_in() {
+        let (mut cache, now) = (Cache::default(), Instant::now());
+        let message = Bytes::from(b"a and the rest of a long message".to_vec());
+        let request = RangeRequest {
+            key: message.slice(..1),
+            range_end: message.slice(4..5),
+            ..RangeRequest::default()
+        };
+        let asked = cache.now();
+        cache.add(&request, &message.slice(6..), asked, now);
+        cache.written(&[(message.slice(5..7), message.slice(..1))]);
+        assert!(has(&mut cache, &request, now));
+        drop(request);
+        assert_eq!((cache.len(), cache.writes.len()), (1, 1));
+        assert!(message.is_unique());
+    }
+
+    #[test]
+    fn writes_of_large_keys_are_remembered_up_to_a_size() {
+        let (mut cache, now) = (Cache::default(), Instant::now());
+        let asked = cache.now();
+        for _ in 0..100 {
+            cache.written(&[(vec![b'x'; 1 << 20].into(), Bytes::new())]);
+        }
+        let bytes: usize = cache.writes.iter().map(|keys| keys.0.len() + keys.1.len()).sum();
+        assert!(bytes <= 4 << 20 && !cache.writes.is_empty(), "{bytes}");
+        // Nothing is known of those that were forgotten.
+        cache.add(&range("k", ""), &Bytes::from_static(b"old"), asked, now);
+        assert!(!has(&mut cache, &range("k", ""), now));
+        cache.written(&[(vec![b'x'; 5 << 20].into(), Bytes::new())]);
+        assert!(cache.writes.is_empty());
+        keep(&mut cache, &range("k", ""), now);
+        assert!(has(&mut cache, &range("k", ""), now));
     }
 }
