@@ -11,7 +11,7 @@ use api::etcdserverpb::{
 };
 use api::mvccpb::KeyValue;
 use api::mvccpb::event::EventType;
-use api::{Rpc, Status};
+use api::{Code, Rpc, Status};
 use bytes::Bytes;
 use client::concurrency::Session;
 use client::{CallOptions, WatchUpdate, Watcher};
@@ -29,7 +29,13 @@ use crate::namespace::decode_answer;
 /// Pause before a registration or a watch is tried again. Source: etcd's proxy.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Proxies listed; further ones are left out.
-const PROXIES_MAX: usize = 10_000;
+const PROXIES_MAX: usize = 4_000;
+/// Longest key and longest value of a registration, in bytes each; longer ones are left out.
+const ENTRY_BYTES_MAX: usize = 4 << 10;
+/// Registrations read at a time.
+const PAGE: i64 = 100;
+/// Largest answer with such a page, in bytes. A page that does not fit is read in smaller ones.
+const PAGE_BYTES_MAX: usize = 16 << 20;
 /// Time limit of one call to a member.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -141,20 +147,12 @@ impl Resolver {
     /// Reads what is registered, and follows its changes until the watch is over.
     async fn watch(&self, members: &Members) -> Result<(), Status> {
         let (key, range_end) = self.range();
-        let request =
-            RangeRequest { key: key.clone(), range_end: range_end.clone(), ..RangeRequest::default() };
-        let options = CallOptions::default().within(CALL_LIMIT);
-        let answer = members.call(Rpc::KvRange, &options, request.encode_to_vec().into()).await?;
-        let answer: RangeResponse = decode_answer(&answer)?;
-        let mut found = BTreeMap::new();
-        for kv in &answer.kvs {
-            self.add(&mut found, kv);
-        }
+        let (found, revision) = self.read(members, &key, &range_end).await?;
         *self.proxies.known() = found;
         let mut request = WatchCreateRequest {
             key,
             range_end,
-            start_revision: answer.header.unwrap_or_default().revision + 1,
+            start_revision: revision + 1,
             ..WatchCreateRequest::default()
         };
         if let Some(namespace) = &members.namespace {
@@ -185,6 +183,43 @@ impl Resolver {
         Ok(())
     }
 
+    /// Reads what is registered, page by page, and at which revision it was so.
+    async fn read(
+        &self,
+        members: &Members,
+        key: &Bytes,
+        range_end: &Bytes,
+    ) -> Result<(BTreeMap<Bytes, Member>, i64), Status> {
+        let mut request = RangeRequest {
+            key: key.clone(),
+            range_end: range_end.clone(),
+            limit: PAGE,
+            ..RangeRequest::default()
+        };
+        let options =
+            CallOptions { message_bytes_max: PAGE_BYTES_MAX, ..CallOptions::default().within(CALL_LIMIT) };
+        let mut found = BTreeMap::new();
+        loop {
+            let page = match members.call(Rpc::KvRange, &options, request.encode_to_vec().into()).await {
+                Err(status) if status.code == Code::ResourceExhausted && request.limit > 1 => {
+                    request.limit /= 2;
+                    continue;
+                }
+                answer => decode_answer::<RangeResponse>(&answer?)?,
+            };
+            if request.revision == 0 {
+                request.revision = page.header.unwrap_or_default().revision;
+            }
+            page.kvs.iter().for_each(|kv| self.add(&mut found, kv));
+            match page.kvs.last() {
+                Some(last) if page.more && found.len() < PROXIES_MAX => {
+                    request.key = [last.key.as_ref(), b"\0"].concat().into();
+                }
+                _ => return Ok((found, request.revision)),
+            }
+        }
+    }
+
     /// All keys below the prefix and a slash.
     fn range(&self) -> (Bytes, Bytes) {
         // The byte behind a slash is a zero.
@@ -192,11 +227,14 @@ impl Resolver {
     }
 
     fn add(&self, known: &mut BTreeMap<Bytes, Member>, kv: &KeyValue) {
+        if kv.key.len() > ENTRY_BYTES_MAX || kv.value.len() > ENTRY_BYTES_MAX {
+            return self.logger.warn("a registration is too large, and left out", &[]);
+        }
         match member_of(&kv.value) {
             Ok(_) if known.len() >= PROXIES_MAX && !known.contains_key(&kv.key) => {
                 self.logger.warn("too many proxies are registered; one is left out", &[]);
             }
-            Ok(member) => drop(known.insert(kv.key.clone(), member)),
+            Ok(member) => drop(known.insert(Bytes::copy_from_slice(&kv.key), member)),
             Err(error) => self.logger.warn(
                 "unmarshal endpoint update failed",
                 &[("key", Value::Str(&String::from_utf8_lossy(&kv.key))), ("error", Value::Str(&error))],
@@ -243,9 +281,8 @@ mod tests {
         assert_eq!(member_of(br#"{"Metadata":"{}"}"#).unwrap().client_urls, [""]);
     }
 
-    #[test]
-    fn proxies_beyond_the_limit_are_left_out() {
-        let resolver = Resolver {
+    fn resolver() -> Resolver {
+        Resolver {
             prefix: "p".to_owned(),
             ttl: 1,
             advertise: String::new(),
@@ -253,7 +290,12 @@ mod tests {
             proxies: Arc::default(),
             leasing: None,
             logger: Logger::to(Level::Error, Format::Json, Vec::new()),
-        };
+        }
+    }
+
+    #[test]
+    fn proxies_beyond_the_limit_are_left_out() {
+        let resolver = resolver();
         let kv = |key: usize| KeyValue {
             key: key.to_string().into(),
             value: entry_of(&key.to_string(), "h").into(),
@@ -264,5 +306,25 @@ mod tests {
         // One that is known may change.
         resolver.add(&mut known, &KeyValue { value: entry_of("new", "h").into(), ..kv(0) });
         assert_eq!((known.len(), &*known[&b"0"[..]].client_urls[0]), (PROXIES_MAX, "new"));
+    }
+
+    #[test]
+    fn large_registrations_are_left_out_and_messages_are_not_held() {
+        let resolver = resolver();
+        let mut known = BTreeMap::new();
+        let message = Bytes::from(b"a and the rest of a long message".to_vec());
+        let small =
+            KeyValue { key: message.slice(..1), value: entry_of("a", "h").into(), ..KeyValue::default() };
+        resolver.add(&mut known, &small);
+        let host = "h".repeat(4 << 10);
+        resolver.add(
+            &mut known,
+            &KeyValue { key: "b".into(), value: entry_of("b", &host).into(), ..small.clone() },
+        );
+        let key = vec![b'c'; (4 << 10) + 1];
+        resolver.add(&mut known, &KeyValue { key: key.into(), ..small.clone() });
+        drop(small);
+        assert_eq!((known.len(), &*known[&b"a"[..]].client_urls[0]), (1, "a"));
+        assert!(message.is_unique());
     }
 }
