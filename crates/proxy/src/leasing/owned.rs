@@ -36,6 +36,13 @@ const KEYS_MAX: usize = 2 * OWNED_MAX;
 const BYTES_MAX: usize = 64 << 20;
 /// Largest value kept, in bytes.
 const VALUE_BYTES_MAX: usize = 1 << 20;
+/// Longest list of a transaction that is answered without a member: conditions, and operations of each branch. As many as
+/// members allow unless they are told otherwise.
+const TRANSACTION_MAX: usize = 128;
+/// Bytes of keys and values in the answer to such a transaction.
+const TRANSACTION_BYTES_MAX: usize = 1 << 20;
+/// Ranges of one write that keys are compared with one by one. All shards wait meanwhile.
+const COMPARED_MAX: usize = 128;
 /// Time for which a key is not owned again after somebody else wanted it, or had it. Source: etcd's leasing.
 const REFUSED: Duration = Duration::from_secs(2);
 /// Keys remembered that are not to be owned for now.
@@ -155,6 +162,16 @@ pub(crate) struct Owned {
     newest: ResponseHeader,
 }
 
+/// These bytes alone: a slice of a message holds the whole message.
+fn alone(bytes: &Bytes) -> Bytes {
+    Bytes::copy_from_slice(bytes)
+}
+
+/// A key and its value alone, as [`alone`].
+fn kv_alone(kv: KeyValue) -> KeyValue {
+    KeyValue { key: alone(&kv.key), value: alone(&kv.value), ..kv }
+}
+
 fn size_of(key: &Bytes, state: &State) -> usize {
     let value = match state {
         State::Known(Some(kv)) => kv.key.len() + kv.value.len(),
@@ -227,10 +244,11 @@ impl Owned {
                 _ if entry.writes > 0 => Read::Member,
                 State::Known(kv) => {
                     let answer = answer(request, kv.as_ref(), newest);
-                    self.order.remove(&entry.used);
-                    entry.used = self.uses;
-                    self.order.insert(self.uses, key.clone());
-                    self.uses += 1;
+                    if let Some(key) = self.order.remove(&entry.used) {
+                        entry.used = self.uses;
+                        self.order.insert(self.uses, key);
+                        self.uses += 1;
+                    }
                     Read::Known(answer)
                 }
                 State::Unknown if !request.serializable => Read::Again(moment),
@@ -241,7 +259,7 @@ impl Owned {
         if !may_claim {
             return Read::Member;
         }
-        self.insert(key.clone(), i64::MAX, State::Asked(0));
+        self.insert(key, i64::MAX, State::Asked(0));
         Read::Claim(lease)
     }
 
@@ -261,10 +279,10 @@ impl Owned {
         let is_fit = kv.as_ref().is_none_or(|kv| kv.lease == 0 && kv.value.len() <= VALUE_BYTES_MAX);
         self.forget(key);
         if is_wanted || !is_fit {
-            self.insert(key.clone(), granted, State::Left);
+            self.insert(key, granted, State::Left);
             return self.delete_up_to(key, granted);
         }
-        self.insert(key.clone(), granted, State::Known(kv));
+        self.insert(key, granted, State::Known(kv.map(kv_alone)));
         self.make_room();
     }
 
@@ -275,7 +293,7 @@ impl Owned {
             let lease = self.session.map(|session| session.lease);
             if let Some(own) = leasing_key.filter(|kv| Some(kv.lease) == lease) {
                 // An earlier claim whose answer was lost.
-                self.insert(key.clone(), own.create_revision, State::Left);
+                self.insert(key, own.create_revision, State::Left);
                 self.delete_up_to(key, own.create_revision);
             }
         }
@@ -298,7 +316,7 @@ impl Owned {
         }
         match kv {
             Some(kv) if kv.lease != 0 || kv.value.len() > VALUE_BYTES_MAX => self.leave(key),
-            kv => self.set(key, State::Known(kv)),
+            kv => self.set(key, State::Known(kv.map(kv_alone))),
         }
         self.make_room();
     }
@@ -310,7 +328,7 @@ impl Owned {
         let Some(entry) = self.keys.get_mut(key) else {
             // The proxy does not know of it any more, or does not know yet.
             if event.is_wanted_back && Some(event.lease) == lease {
-                self.insert(key.clone(), revision, State::Left);
+                self.insert(key, revision, State::Left);
                 self.delete_up_to(key, revision);
             }
             return;
@@ -349,11 +367,15 @@ impl Owned {
     /// A write of these keys and ranges begins.
     pub(crate) fn write(&mut self, written: &[Keys]) -> Write {
         let (singles, ranges): (Vec<_>, Vec<_>) = written.iter().partition(|keys| keys.1.is_empty());
+        if ranges.len() > COMPARED_MAX {
+            self.leave_all();
+            return Write(Vec::new());
+        }
         let mut touched: Vec<Bytes> = singles.into_iter().map(|keys| keys.0.clone()).collect();
         if !ranges.is_empty() {
             let is_in = |key: &&Bytes| {
-                let alone: Keys = ((*key).clone(), Bytes::new());
-                ranges.iter().any(|range| overlap(range, &alone))
+                let itself: Keys = ((*key).clone(), Bytes::new());
+                ranges.iter().any(|range| overlap(range, &itself))
             };
             touched.extend(self.keys.keys().filter(is_in).cloned());
         }
@@ -395,9 +417,14 @@ impl Owned {
         self.make_room();
     }
 
-    /// The answer to a transaction that only reads owned keys; `None` if a member has to answer it.
+    /// The answer to a transaction that only reads owned keys; `None` if a member has to answer it: also one that is large, and
+    /// one that looks up no key, of which only a member knows the revision.
     pub(crate) fn transaction(&self, request: &TxnRequest, now: Instant) -> Option<TxnResponse> {
         self.lease(now)?;
+        let longest = request.compare.len().max(request.success.len()).max(request.failure.len());
+        if longest > TRANSACTION_MAX || self.newest.revision <= 0 {
+            return None;
+        }
         let known = |key: &Bytes| match self.keys.get(key)? {
             Entry { state: State::Known(kv), writes: 0, .. } => Some(kv.as_ref()),
             _ => None,
@@ -411,9 +438,15 @@ impl Owned {
         }
         let ops = if succeeded { &request.success } else { &request.failure };
         let header = ResponseHeader { revision: self.newest.revision, ..ResponseHeader::default() };
+        if request.compare.is_empty() && ops.is_empty() {
+            return None;
+        }
+        let mut room = TRANSACTION_BYTES_MAX;
         let one = |op: &RequestOp| match &op.request {
             Some(Request::RequestRange(request)) if is_plain(request) => {
                 let range = answer(request, known(&request.key)?, header);
+                let bytes: usize = range.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
+                room = room.checked_sub(bytes)?;
                 Some(ResponseOp { response: Some(Response::ResponseRange(range)) })
             }
             _ => None,
@@ -424,9 +457,9 @@ impl Owned {
 
     /// Notes that a key is not to be owned for a while.
     pub(crate) fn refuse(&mut self, key: &Bytes, now: Instant) {
-        let until = now + REFUSED;
+        let (key, until) = (alone(key), now + REFUSED);
         self.refused.insert(key.clone(), until);
-        self.refusals.push_back((key.clone(), until));
+        self.refusals.push_back((key, until));
         while let Some((oldest, until)) = self.refusals.front() {
             if *until > now && self.refusals.len() <= REFUSED_MAX {
                 return;
@@ -458,11 +491,15 @@ impl Owned {
 
     /// Has a leasing key deleted, if it was not created after this revision.
     fn delete_up_to(&mut self, key: &Bytes, revision: i64) {
-        let known = self.to_delete.entry(key.clone()).or_insert(revision);
-        *known = revision.max(*known);
+        match self.to_delete.get_mut(key) {
+            Some(known) => *known = revision.max(*known),
+            None => drop(self.to_delete.insert(alone(key), revision)),
+        }
     }
 
-    fn insert(&mut self, key: Bytes, granted: i64, state: State) {
+    /// Adds an entry. What its state holds has to be [`alone`].
+    fn insert(&mut self, key: &Bytes, granted: i64, state: State) {
+        let key = alone(key);
         let used = self.uses;
         self.uses += 1;
         self.bytes += size_of(&key, &state);
@@ -474,13 +511,14 @@ impl Owned {
         assert!(before.is_none(), "an entry is removed before another takes its place");
     }
 
+    /// Changes an entry. What its state holds has to be [`alone`].
     fn set(&mut self, key: &Bytes, state: State) {
         let Some(entry) = self.keys.get_mut(key) else { return };
         self.bytes -= size_of(key, &entry.state);
         self.bytes += size_of(key, &state);
-        self.order.remove(&entry.used);
+        let ordered = self.order.remove(&entry.used);
         if state.is_owned() {
-            self.order.insert(entry.used, key.clone());
+            self.order.insert(entry.used, ordered.unwrap_or_else(|| alone(key)));
         }
         entry.state = state;
     }
@@ -577,11 +615,11 @@ fn holds(compare: &Compare, kv: Option<&KeyValue>) -> Option<bool> {
 
 /// The state of an owned key after a write.
 fn changed(key: &Bytes, before: &State, changes: &[Change], header: &ResponseHeader) -> State {
-    let alone: Keys = (key.clone(), Bytes::new());
+    let itself: Keys = (key.clone(), Bytes::new());
     let mut state = before.clone();
     for change in changes {
         match change {
-            Change::Deleted(keys) if overlap(keys, &alone) => state = State::Known(None),
+            Change::Deleted(keys) if overlap(keys, &itself) => state = State::Known(None),
             Change::Put(put) if put.key == *key => {
                 if put.lease != 0 || put.value.len() > VALUE_BYTES_MAX {
                     // A lease that ends deletes the key without asking its owner.
@@ -590,10 +628,10 @@ fn changed(key: &Bytes, before: &State, changes: &[Change], header: &ResponseHea
                 let State::Known(before) = &state else { continue };
                 let value = match before {
                     Some(before) if put.ignore_value => before.value.clone(),
-                    _ => put.value.clone(),
+                    _ => alone(&put.value),
                 };
                 state = State::Known(Some(KeyValue {
-                    key: key.clone(),
+                    key: alone(key),
                     create_revision: before.as_ref().map_or(header.revision, |kv| kv.create_revision),
                     mod_revision: header.revision,
                     version: before.as_ref().map_or(1, |kv| kv.version + 1),

@@ -348,3 +348,82 @@ fn what_is_owned_is_bounded_and_the_oldest_makes_way() {
     }
     assert_eq!((world.owned.refused.len(), world.owned.refusals.len()), (REFUSED_MAX, REFUSED_MAX));
 }
+
+#[test]
+fn a_large_transaction_or_one_without_keys_is_a_members() {
+    let mut world = World::with_k();
+    let range = |key: &'static str| RequestOp { request: Some(Request::RequestRange(get(key))) };
+    let is_known =
+        |world: &World, request: &TxnRequest| world.owned.transaction(request, world.now).is_some();
+    let reads = |count: usize, key| TxnRequest { success: vec![range(key); count], ..TxnRequest::default() };
+    assert!(is_known(&world, &reads(128, "k")) && !is_known(&world, &reads(129, "k")));
+    // The branch that is not taken counts, too: whether it is too long is for a member to say.
+    let other = TxnRequest { failure: vec![range("k"); 129], ..reads(1, "k") };
+    assert!(!is_known(&world, &other));
+    let compare = Compare {
+        target: CompareTarget::Version as i32,
+        result: CompareResult::Equal as i32,
+        key: "k".into(),
+        target_union: Some(TargetUnion::Version(1)),
+        ..Compare::default()
+    };
+    let compared =
+        |count: usize| TxnRequest { compare: vec![compare.clone(); count], ..TxnRequest::default() };
+    assert!(is_known(&world, &compared(128)) && !is_known(&world, &compared(129)));
+    let large = KeyValue { value: vec![0; 600 << 10].into(), ..kv("large", "", 3) };
+    world.own("large", 8, Some(large));
+    assert!(is_known(&world, &reads(1, "large")) && !is_known(&world, &reads(2, "large")));
+    let keys_only =
+        RequestOp { request: Some(Request::RequestRange(RangeRequest { keys_only: true, ..get("large") })) };
+    assert!(is_known(&world, &TxnRequest { success: vec![keys_only; 2], ..TxnRequest::default() }));
+    // Only a member knows the revision if no key was looked up.
+    assert!(!is_known(&world, &TxnRequest::default()));
+    let mut world = World::new();
+    assert_eq!(world.read("k"), "claim");
+    world.owned.claimed(&"k".into(), LEASE, &header(7), None);
+    assert!(!is_known(&world, &reads(1, "k")), "no revision was told yet");
+}
+
+#[test]
+fn what_is_kept_does_not_hold_the_messages_it_came_in() {
+    let message = Bytes::from(b"k and the rest of a long message".to_vec());
+    let (key, value) = (message.slice(..1), message.slice(2..5));
+    let found = || Some(KeyValue { key: key.clone(), value: value.clone(), ..KeyValue::default() });
+    let request = RangeRequest { key: key.clone(), ..RangeRequest::default() };
+    let mut world = World::new();
+    assert_eq!(world.owned.read(&request, world.now), Read::Claim(LEASE));
+    world.owned.claimed(&key, LEASE, &header(7), found());
+    assert!(matches!(world.owned.read(&request, world.now), Read::Known(_)));
+    let write = |world: &mut World| world.owned.write(&[(key.clone(), Bytes::new())]);
+    let put = || Change::Put(PutRequest { key: key.clone(), value: value.clone(), ..PutRequest::default() });
+    let first = write(&mut world);
+    world.done(first, put(), 9);
+    assert_eq!(world.read("k"), "and@9 version 1");
+    let (first, second) = (write(&mut world), write(&mut world));
+    world.done(first, put(), 10);
+    world.done(second, put(), 11);
+    let Read::Again(moment) = world.owned.read(&request, world.now) else { panic!("it is not known") };
+    world.owned.read_again(&key, moment, found());
+    assert_eq!(world.read("k"), "and@0 version 0");
+    let lost = write(&mut world);
+    world.owned.written(lost, &Outcome::Lost);
+    world.owned.refuse(&key, world.now);
+    let wanted = LeasingEvent { revision: 12, lease: LEASE, is_deleted: false, is_wanted_back: true };
+    let other = message.slice(3..4);
+    world.owned.leasing_key_changed(&other, wanted, world.now);
+    drop((key, value, other, request));
+    assert_eq!((world.owned.len(), world.owned.refused.len()), (2, 1));
+    assert!(message.is_unique());
+    world.check();
+}
+
+#[test]
+fn a_write_of_many_ranges_leaves_all_keys_instead_of_comparing_them() {
+    let mut world = World::with_k();
+    let ranges = |count: usize| -> Vec<Keys> { (0..count).map(|_| ("x".into(), "y".into())).collect() };
+    world.owned.write(&ranges(128));
+    assert_eq!(world.read("k"), "v@3 version 1");
+    world.owned.write(&ranges(129));
+    assert_eq!((world.read("k"), world.deletions()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
+    world.check();
+}
