@@ -26,9 +26,10 @@ use api::mvccpb::event::EventType;
 use api::{Code, Rpc, Status, error};
 use bytes::Bytes;
 use client::CallOptions;
+use http::{HeaderName, HeaderValue};
 use prost::Message as _;
 use tokio::sync::Notify;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::cache::{Keys, overlap};
 use crate::members::{Headed, Members};
@@ -38,12 +39,22 @@ use owned::{Change, Outcome, Owned, Read, Write, answer};
 
 /// The value by which a leasing key is wanted back. Source: etcd's leasing.
 const REVOKE: Bytes = Bytes::from_static(b"REVOKE");
-/// Leasing keys that one transaction asks for, or deletes: well within the number of operations that members allow.
+/// Leasing keys that one transaction asks for, or deletes: well within the number of operations that members allow. If one
+/// allows fewer, it is asked for fewer.
 const CHUNK: usize = 50;
+/// Bytes of such a transaction.
+const CHUNK_BYTES: usize = 512 << 10;
+/// Longest key that is claimed, in bytes: its leasing key is in several requests, and in each as often as three times.
+const KEY_BYTES_MAX: usize = 4 << 10;
+/// Operations and conditions of a transaction that writes. Each key written costs a condition more, of which members allow
+/// fewer unless they are told otherwise.
+const WRITING_MAX: usize = 1_024;
 /// Leasing keys read at a time.
 const PAGE: i64 = 1_000;
 /// Pause before a write is tried again whose wait for an owner broke off.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Longest wait for owners before it is read again which leasing keys there are.
+const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The ownership of keys. All shards share it.
 pub(crate) struct Leasing {
@@ -145,11 +156,25 @@ impl Leasing {
         }
     }
 
+    /// Stops telling of all keys, and gives them back: who may read what has changed.
+    pub(crate) fn leave_all(&self) {
+        self.with(Owned::leave_all);
+    }
+
+    /// How to answer a read.
+    fn how(&self, request: &RangeRequest, now: Instant) -> Read {
+        // A leasing key has no other owner than the one that it names.
+        if request.key.len() > KEY_BYTES_MAX || request.key.starts_with(&self.prefix) {
+            return Read::Member;
+        }
+        self.with(|owned| owned.read(request, now))
+    }
+
     async fn read(&self, members: &Members, options: &CallOptions, message: Bytes) -> Result<Bytes, Status> {
         let request: RangeRequest = decode_request(&message)?;
         let key = &request.key;
         let plain = || RangeRequest { key: key.clone(), ..RangeRequest::default() };
-        match self.with(|owned| owned.read(&request, Instant::now())) {
+        match self.how(&request, Instant::now()) {
             Read::Known(answer) => Ok(answer.encode_to_vec().into()),
             Read::Member => self.ask(members, Rpc::KvRange, options, message).await,
             Read::Again(moment) => {
@@ -237,6 +262,9 @@ impl Leasing {
                 Some(answer) => Ok(answer.encode_to_vec().into()),
                 None => self.ask(members, Rpc::KvTxn, options, message).await,
             };
+        }
+        if is_too_long(&request, written.len()) {
+            return Err(error::TOO_MANY_OPS);
         }
         // One within another costs operations, of which members allow so many.
         if request.compare.is_empty() && request.failure.is_empty() {
@@ -332,7 +360,8 @@ impl Leasing {
                 _ => Vec::new(),
             });
             let others = self.of_others(found);
-            self.revoke(members, options, &others).await?;
+            // The next guard sees those that are still there.
+            let _ = self.revoke(members, options, &others).await?;
         }
     }
 
@@ -354,8 +383,14 @@ impl Leasing {
         };
         let mut newest = 0;
         loop {
-            let page = self.ask(members, Rpc::KvRange, options, request.encode_to_vec().into()).await?;
-            let page: RangeResponse = decode_answer(&page)?;
+            let page = match self.ask(members, Rpc::KvRange, options, request.encode_to_vec().into()).await {
+                // What is left of an earlier page has to be read as it is now.
+                Err(status) if request.revision > 0 && status == error::COMPACTED => {
+                    (request.key, request.revision) = (key.clone(), 0);
+                    continue;
+                }
+                page => decode_answer::<RangeResponse>(&page?)?,
+            };
             if request.revision == 0 {
                 request.revision = page.header.unwrap_or_default().revision;
             }
@@ -364,8 +399,10 @@ impl Leasing {
             }
             newest = page.kvs.iter().map(|kv| kv.create_revision).fold(newest, i64::max);
             let others = self.of_others(page.kvs);
-            for some in others.chunks(CHUNK) {
-                self.revoke(members, options, some).await?;
+            if !self.revoke(members, options, &others).await? {
+                // The owner of one that is still there tells of its key.
+                (request.key, request.revision) = (key.clone(), 0);
+                continue;
             }
             if !page.more {
                 return Ok(newest);
@@ -384,54 +421,59 @@ impl Leasing {
         })
     }
 
-    /// Wants keys back by their leasing keys, and waits until these are deleted, or that cannot be told.
-    async fn revoke(&self, members: &Members, options: &CallOptions, all: &[KeyValue]) -> Result<(), Status> {
-        let mut ops = Vec::with_capacity(all.len());
-        for kv in all {
-            let put = PutRequest {
-                key: kv.key.clone(),
-                value: REVOKE,
-                ignore_lease: true,
-                ..PutRequest::default()
-            };
-            let one = TxnRequest {
-                compare: vec![Compare {
-                    result: CompareResult::Equal as i32,
-                    target: CompareTarget::Create as i32,
-                    key: kv.key.clone(),
-                    target_union: Some(TargetUnion::CreateRevision(kv.create_revision)),
-                    ..Compare::default()
-                }],
-                success: vec![RequestOp { request: Some(Request::RequestPut(put)) }],
-                ..TxnRequest::default()
-            };
-            ops.push(RequestOp { request: Some(Request::RequestTxn(one)) });
+    /// Wants keys back by their leasing keys, and waits until these are deleted. False if some may still be there.
+    async fn revoke(
+        &self,
+        members: &Members,
+        options: &CallOptions,
+        all: &[KeyValue],
+    ) -> Result<bool, Status> {
+        let wishes: Vec<TxnRequest> = all.iter().map(wish).collect();
+        let (mut all, mut wishes) = (all, &wishes[..]);
+        let mut limit = CHUNK;
+        while !all.is_empty() {
+            let (revision, there) = self.commit_some(members, options, wishes, &mut limit).await?;
+            let (some, later) = all.split_at(there.len());
+            let mut waited: Vec<Bytes> =
+                some.iter().zip(&there).filter(|(_, there)| **there).map(|(kv, _)| kv.key.clone()).collect();
+            waited.sort_unstable();
+            if !self.wait_for_deletion(members, options, waited, revision + 1).await? {
+                return Ok(false);
+            }
+            wishes = &wishes[there.len()..];
+            all = later;
         }
-        if ops.is_empty() {
-            return Ok(());
-        }
-        let request = TxnRequest { success: ops, ..TxnRequest::default() };
-        let answer = self.commit(members, options, &request).await?;
-        let is_there = |op: &ResponseOp| {
-            matches!(&op.response, Some(Response::ResponseTxn(TxnResponse { succeeded: true, .. })))
-        };
-        let there = answer.responses.iter().map(is_there).chain(std::iter::repeat(false));
-        let mut waited: Vec<Bytes> =
-            all.iter().zip(there).filter(|(_, there)| *there).map(|(kv, _)| kv.key.clone()).collect();
-        waited.sort_unstable();
-        let revision = answer.header.unwrap_or_default().revision;
-        self.wait_for_deletion(members, options, waited, revision + 1).await
+        Ok(true)
     }
 
-    /// Waits until all these keys, in their order, were deleted at a revision or later. Returns early if the watch breaks.
+    /// Waits for a while until all these keys, in their order, were deleted at a revision or later. False if that did not
+    /// happen, or cannot be told.
     async fn wait_for_deletion(
+        &self,
+        members: &Members,
+        options: &CallOptions,
+        keys: Vec<Bytes>,
+        start_revision: i64,
+    ) -> Result<bool, Status> {
+        match timeout(WAIT_MAX, self.watch_deletion(members, options, keys, start_revision)).await {
+            Ok(Ok(false)) => {
+                sleep(PAUSE).await;
+                Ok(false)
+            }
+            Ok(outcome) => outcome,
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Returns true once all these keys, in their order, were deleted at a revision or later; false if the watch breaks.
+    async fn watch_deletion(
         &self,
         members: &Members,
         options: &CallOptions,
         mut keys: Vec<Bytes>,
         start_revision: i64,
-    ) -> Result<(), Status> {
-        let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(()) };
+    ) -> Result<bool, Status> {
+        let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(true) };
         let mut create = WatchCreateRequest {
             key: first.clone(),
             range_end: [last.as_ref(), b"\0"].concat().into(),
@@ -442,21 +484,25 @@ impl Leasing {
             namespace.key(&mut create.key);
             namespace.range_end(&mut create.range_end);
         }
-        let options = CallOptions { timeout: None, ..options.clone() };
+        let mut options = CallOptions { timeout: None, ..options.clone() };
+        // A member that is cut off hears of no deletion.
+        if options.metadata.iter().all(|(name, _)| *name != LEADER) {
+            options = options.with(LEADER, HeaderValue::from_static("true"));
+        }
         let (mut sender, mut receiver) = members.client.forward_stream(Rpc::Watch, &options).await?;
         let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         sender.send(request.encode_to_vec().into()).await?;
         while !keys.is_empty() {
             let message = match receiver.next().await {
                 Ok(Some(message)) => message,
-                Ok(None) => break,
+                Ok(None) => return Ok(false),
                 Err(status) if is_refusal(&status) => return Err(status),
-                Err(_) => break,
+                Err(_) => return Ok(false),
             };
             let response: WatchResponse = decode_answer(&message)?;
             if response.canceled {
                 if response.compact_revision > 0 {
-                    break;
+                    return Ok(false);
                 }
                 return Err(client::status_of_text(&response.cancel_reason));
             }
@@ -468,10 +514,47 @@ impl Leasing {
                 keys.retain(|key| deleted.as_ref().is_none_or(|deleted| deleted.key != *key));
             }
         }
-        if !keys.is_empty() {
-            sleep(PAUSE).await;
+        Ok(true)
+    }
+
+    /// Has a member carry out the first of these transactions in one, as many as it takes. Returns at which revision, and for
+    /// each of them whether its conditions held. `limit` is how many are tried; it falls when a member takes no more.
+    async fn commit_some(
+        &self,
+        members: &Members,
+        options: &CallOptions,
+        all: &[TxnRequest],
+        limit: &mut usize,
+    ) -> Result<(i64, Vec<bool>), Status> {
+        loop {
+            let some = &all[..fitting(all, *limit)];
+            let outcome = match some {
+                // Alone it has fewer operations than within another.
+                [one] => self.commit(members, options, one).await,
+                _ => {
+                    let nested =
+                        |one: &TxnRequest| RequestOp { request: Some(Request::RequestTxn(one.clone())) };
+                    let success = some.iter().map(nested).collect();
+                    self.commit(members, options, &TxnRequest { success, ..TxnRequest::default() }).await
+                }
+            };
+            let answer = match outcome {
+                Err(status) if some.len() > 1 && is_too_large(&status) => {
+                    *limit = some.len() / 2;
+                    continue;
+                }
+                outcome => outcome?,
+            };
+            let has_held = |op: &ResponseOp| {
+                matches!(&op.response, Some(Response::ResponseTxn(TxnResponse { succeeded: true, .. })))
+            };
+            let mut held: Vec<bool> = match some {
+                [_] => vec![answer.succeeded],
+                _ => answer.responses.iter().map(has_held).collect(),
+            };
+            held.resize(some.len(), false);
+            return Ok((answer.header.unwrap_or_default().revision, held));
         }
-        Ok(())
     }
 
     /// Has a member carry out a transaction of the proxy's own.
@@ -526,6 +609,12 @@ impl Leasing {
 /// Error for an answer of a member that does not fit its request.
 const MISFIT: Status = Status::new(Code::Internal, "the member's answer does not fit the transaction");
 
+/// By this a stream of watches asks to be ended when its member has no leader.
+const LEADER: HeaderName = HeaderName::from_static("hasleader");
+
+/// The beginning of what the client says of a request that is larger than it may be. It was not sent.
+const NOT_SENT: &str = "trying to send message larger than max";
+
 /// True if a status says that nothing was done, and nothing will be.
 fn is_refusal(status: &Status) -> bool {
     matches!(
@@ -538,6 +627,55 @@ fn is_refusal(status: &Status) -> bool {
             | Code::OutOfRange
             | Code::Unimplemented
     ) || [error::NO_SPACE, error::TOO_MANY_REQUESTS].iter().any(|known| known.message == status.message)
+        || (status.code == Code::ResourceExhausted && status.message.starts_with(NOT_SENT))
+}
+
+/// True if a status says that a smaller request may be taken.
+fn is_too_large(status: &Status) -> bool {
+    let is_full = status.message == error::NO_SPACE.message;
+    [error::TOO_MANY_OPS, error::REQUEST_TOO_LARGE].contains(status)
+        || (status.code == Code::ResourceExhausted && !is_full)
+}
+
+/// True if a transaction that writes so many keys and ranges is longer than what the proxy takes.
+fn is_too_long(request: &TxnRequest, written: usize) -> bool {
+    let lists = [request.compare.len(), request.success.len(), request.failure.len(), written];
+    lists.iter().any(|len| *len > WRITING_MAX)
+}
+
+/// How many of these transactions, from the first on, go into one: as many as this, and no more bytes than fit, save that the
+/// first always does.
+fn fitting(all: &[TxnRequest], limit: usize) -> usize {
+    let mut room = CHUNK_BYTES;
+    let fits = |one: &&TxnRequest| match room.checked_sub(one.encoded_len()) {
+        Some(rest) => {
+            room = rest;
+            true
+        }
+        None => false,
+    };
+    all.iter().take(limit).take_while(fits).count().max(1).min(all.len())
+}
+
+/// Wants a key back, if its leasing key is still this one.
+fn wish(leasing_key: &KeyValue) -> TxnRequest {
+    let put = PutRequest {
+        key: leasing_key.key.clone(),
+        value: REVOKE,
+        ignore_lease: true,
+        ..PutRequest::default()
+    };
+    TxnRequest {
+        compare: vec![Compare {
+            result: CompareResult::Equal as i32,
+            target: CompareTarget::Create as i32,
+            key: leasing_key.key.clone(),
+            target_union: Some(TargetUnion::CreateRevision(leasing_key.create_revision)),
+            ..Compare::default()
+        }],
+        success: vec![RequestOp { request: Some(Request::RequestPut(put)) }],
+        ..TxnRequest::default()
+    }
 }
 
 /// The condition that all keys were created before a revision, or do not exist.
@@ -565,5 +703,51 @@ fn changes_of(ops: &[RequestOp], responses: &[ResponseOp], changes: &mut Vec<Cha
             }
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_keys_and_leasing_keys_are_not_claimed() {
+        let (leasing, now) = (Leasing::new("l/".into()), Instant::now());
+        leasing.with(|owned| owned.begin(7, now + Duration::from_secs(60)));
+        let how = |key: &[u8]| {
+            let key = Bytes::copy_from_slice(key);
+            leasing.how(&RangeRequest { key, ..RangeRequest::default() }, now)
+        };
+        assert_eq!((how(b"l/k"), how(b"l/")), (Read::Member, Read::Member));
+        assert_eq!(how(b"l"), Read::Claim(7));
+        assert_eq!(how(&[b'k'; KEY_BYTES_MAX]), Read::Claim(7));
+        assert_eq!(how(&[b'k'; KEY_BYTES_MAX + 1]), Read::Member);
+    }
+
+    #[test]
+    fn transactions_go_into_one_by_number_and_by_size() {
+        let wish_for =
+            |bytes: usize| wish(&KeyValue { key: vec![b'k'; bytes].into(), ..KeyValue::default() });
+        let fits = |bytes: &[usize], limit| {
+            fitting(&bytes.iter().map(|bytes| wish_for(*bytes)).collect::<Vec<_>>(), limit)
+        };
+        assert_eq!((fits(&[], 5), fits(&[10; 9], 5), fits(&[10; 3], 5)), (0, 5, 3));
+        // Each has its key twice.
+        assert_eq!((fits(&[100 << 10; 9], 5), fits(&[1 << 20; 9], 5)), (2, 1));
+    }
+
+    #[test]
+    fn a_request_that_was_not_sent_is_a_refusal_and_too_large() {
+        let exhausted = |text: &'static str| Status::new(Code::ResourceExhausted, text);
+        let not_sent = exhausted("trying to send message larger than max (9 vs. 8)");
+        assert!(is_refusal(&not_sent) && is_too_large(&not_sent));
+        // The answer does not fit, and the write was carried out.
+        let answer = exhausted("grpc: received message larger than max (9 vs. 8)");
+        assert!(!is_refusal(&answer));
+        let answer = exhausted("grpc: trying to send message larger than max (9 vs. 8)");
+        assert!(!is_refusal(&answer));
+        assert!(is_too_large(&error::TOO_MANY_OPS) && is_too_large(&error::REQUEST_TOO_LARGE));
+        assert!(is_refusal(&error::NO_SPACE) && !is_too_large(&error::NO_SPACE));
+        assert!(!is_too_large(&error::NO_LEADER) && !is_refusal(&error::NO_LEADER));
     }
 }

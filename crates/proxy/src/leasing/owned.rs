@@ -480,6 +480,12 @@ impl Owned {
         for key in std::mem::take(&mut self.order).into_values() {
             self.leave(&key);
         }
+        for entry in self.keys.values_mut() {
+            // The claim's answer is of before.
+            if let State::Asked(wanted) = &mut entry.state {
+                *wanted = i64::MAX;
+            }
+        }
     }
 
     /// Stops telling of a key, and has its leasing key deleted.

@@ -1,7 +1,6 @@
 //! What keeps the ownership of keys alive: the lease, the watch of the leasing keys, and their deletion. It runs in the
 //! background; when one of the three fails, nothing is owned any more and all begins again.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +16,7 @@ use telemetry::logging::{Logger, Value};
 use tokio::time::{sleep, timeout, timeout_at};
 
 use super::owned::LeasingEvent;
-use super::{CHUNK, Leasing, REVOKE, created_before};
+use super::{CHUNK, Leasing, REVOKE, created_before, is_too_large};
 use crate::background::Task;
 use crate::members::Members;
 use crate::namespace::end_of_prefix;
@@ -30,6 +29,9 @@ const CALL_LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 /// Pause before leasing keys are deleted that could not be.
 const DELETE_PAUSE: Duration = Duration::from_millis(500);
+/// Time without a deletion after which the session is over: others wait for keys that are to be given back, and the lease's
+/// revocation deletes all leasing keys.
+const DELETE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Status of a session whose watch or lease did not answer in time.
 const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
@@ -83,7 +85,8 @@ impl Leasing {
             namespace.key(&mut request.key);
             namespace.range_end(&mut request.range_end);
         }
-        let mut watcher = Watcher::new(&members.client, request);
+        // A member that is cut off does not tell who wants keys back.
+        let mut watcher = Watcher::new(&members.client.with_require_leader(), request);
         // What is claimed later is told.
         match timeout(CALL_LIMIT, watcher.next()).await {
             Ok(Ok(Some(WatchUpdate::Created(_)))) => {}
@@ -98,8 +101,7 @@ impl Leasing {
         let watched = self.follow(members, watcher);
         let deleted = self.delete_left(members, lease);
         match race(race(renewed, watched), deleted).await {
-            First::Left(First::Left(status) | First::Right(status)) => status,
-            First::Right(never) => match never {},
+            First::Left(First::Left(status) | First::Right(status)) | First::Right(status) => status,
         }
     }
 
@@ -154,30 +156,30 @@ impl Leasing {
         }
     }
 
-    /// Deletes the leasing keys of keys that are left.
-    async fn delete_left(&self, members: &Members, lease: i64) -> std::convert::Infallible {
+    /// Deletes the leasing keys of keys that are left until that fails for too long.
+    async fn delete_left(&self, members: &Members, lease: i64) -> Status {
+        let mut limit = CHUNK;
         loop {
-            let mut left: BTreeMap<Bytes, i64> = self.with(|owned| owned.take_to_delete());
+            let left: Vec<(Bytes, i64)> = self.with(|owned| owned.take_to_delete()).into_iter().collect();
             if left.is_empty() {
                 self.has_left.notified().await;
                 continue;
             }
-            while !left.is_empty() {
-                let some: Vec<(Bytes, i64)> =
-                    left.iter().take(CHUNK).map(|(key, revision)| (key.clone(), *revision)).collect();
-                let request = TxnRequest {
-                    success: some.iter().map(|(key, up_to)| self.deletion(key, *up_to, lease)).collect(),
-                    ..TxnRequest::default()
-                };
+            let mut rest = &left[..];
+            let mut last = Instant::now();
+            while !rest.is_empty() {
+                let some: Vec<TxnRequest> =
+                    rest.iter().take(limit).map(|(key, up_to)| self.deletion(key, *up_to, lease)).collect();
                 let options = CallOptions::default().within(CALL_LIMIT);
-                match self.commit(members, &options, &request).await {
-                    Ok(_) => self.with(|owned| {
-                        for (key, _) in &some {
-                            owned.deleted(key);
-                            left.remove(key);
-                        }
-                    }),
-                    // The session ends this if it goes on for too long.
+                match self.commit_some(members, &options, &some, &mut limit).await {
+                    Ok((_, held)) => {
+                        let (done, later) = rest.split_at(held.len());
+                        self.with(|owned| done.iter().for_each(|(key, _)| owned.deleted(key)));
+                        rest = later;
+                        last = Instant::now();
+                    }
+                    // One alone is too large.
+                    Err(status) if is_too_large(&status) || last.elapsed() > DELETE_LIMIT => return status,
                     Err(_) => sleep(DELETE_PAUSE).await,
                 }
             }
@@ -185,7 +187,7 @@ impl Leasing {
     }
 
     /// Deletes the leasing key of a key if it has this lease, and was created at this revision or before.
-    fn deletion(&self, key: &Bytes, up_to: i64, lease: i64) -> RequestOp {
+    fn deletion(&self, key: &Bytes, up_to: i64, lease: i64) -> TxnRequest {
         let leasing_key = self.leasing_key(key);
         let delete = DeleteRangeRequest { key: leasing_key.clone(), ..DeleteRangeRequest::default() };
         let own = Compare {
@@ -195,12 +197,11 @@ impl Leasing {
             target_union: Some(TargetUnion::Lease(lease)),
             ..Compare::default()
         };
-        let one = TxnRequest {
+        TxnRequest {
             compare: vec![own, created_before(leasing_key, Bytes::new(), up_to.saturating_add(1))],
             success: vec![RequestOp { request: Some(Request::RequestDeleteRange(delete)) }],
             ..TxnRequest::default()
-        };
-        RequestOp { request: Some(Request::RequestTxn(one)) }
+        }
     }
 }
 

@@ -3,4 +3,5 @@
 mod cache;
 mod gateway;
 mod help;
+mod leasing;
 mod renewals;

@@ -190,6 +190,14 @@ fn own_writes_change_what_is_told() {
     world.owned.leave_all();
     assert_eq!((world.read("k"), world.read("all")), ("member".to_owned(), "member".to_owned()));
     assert_eq!(world.deletions(), [("all".to_owned(), 8), ("k".to_owned(), 7)]);
+    // A claim that is under way comes too late.
+    assert_eq!(world.read("asked"), "claim");
+    world.owned.leave_all();
+    world.owned.claimed(&"asked".into(), LEASE, &header(15), None);
+    assert_eq!(
+        (world.read("asked"), world.deletions()),
+        ("member".to_owned(), vec![("asked".to_owned(), 15)])
+    );
     world.check();
     let mut world = World::with_k();
     // A key with a lease goes when the lease does.

@@ -1,0 +1,250 @@
+//! Ownership of keys through a proxy, in front of a member that takes few operations, and ends watches early.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::response_op::Response;
+use api::etcdserverpb::watch_request::RequestUnion;
+use api::etcdserverpb::{
+    AuthRoleAddRequest, AuthRoleAddResponse, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantResponse,
+    LeaseKeepAliveResponse, PutRequest, RangeRequest, RangeResponse, RequestOp, ResponseHeader, ResponseOp,
+    TxnRequest, TxnResponse, WatchRequest, WatchResponse,
+};
+use api::mvccpb::KeyValue;
+use api::{Rpc, Status, error};
+use bytes::Bytes;
+use client::{Client, Settings};
+use front::{Answer, Head, Inbound, LocalBoxFuture, Method, Outbound, Service, Unary};
+use prost::Message;
+use proxy::{GrpcProxy, ProxyOptions};
+use telemetry::logging::{Format, Level, Logger};
+use testkit::{TIMEOUT, eventually};
+
+const LEASE: i64 = 7;
+
+/// What the member is, and has seen.
+#[derive(Default)]
+struct State {
+    /// Operations that it allows.
+    ops_max: usize,
+    revision: i64,
+    /// Leasing keys of the proxy.
+    claimed: BTreeSet<Bytes>,
+    /// How often a range still shows a leasing key of another proxy.
+    shown: usize,
+    /// It was shown the last time.
+    is_there: bool,
+    /// A range was deleted though it was there.
+    deleted_early: bool,
+    /// Ranges deleted.
+    deleted: usize,
+    /// For each watch, whether it insists on a leader.
+    watches: Vec<bool>,
+}
+
+impl State {
+    fn header(&self) -> Option<ResponseHeader> {
+        Some(ResponseHeader { revision: self.revision, ..ResponseHeader::default() })
+    }
+
+    fn range(&mut self, request: &RangeRequest) -> RangeResponse {
+        let mut answer = RangeResponse { header: self.header(), ..RangeResponse::default() };
+        if !request.range_end.is_empty() {
+            self.is_there = self.shown > 0;
+            self.shown = self.shown.saturating_sub(1);
+            if self.is_there {
+                answer.kvs.push(KeyValue { key: "l/k".into(), create_revision: 3, ..KeyValue::default() });
+            }
+        }
+        answer
+    }
+
+    /// Carries out a transaction whose conditions hold.
+    fn txn(&mut self, request: &TxnRequest, room: usize) -> Result<TxnResponse, Status> {
+        let ops = request.compare.len().max(request.success.len()).max(request.failure.len());
+        let room = room.checked_sub(ops).ok_or(error::TOO_MANY_OPS)?;
+        self.revision += 1;
+        let mut responses = Vec::new();
+        for op in &request.success {
+            let response = match op.request.as_ref().unwrap() {
+                Request::RequestRange(request) => Response::ResponseRange(self.range(request)),
+                Request::RequestPut(put) => {
+                    if put.lease == LEASE {
+                        self.claimed.insert(put.key.clone());
+                    }
+                    Response::ResponsePut(Default::default())
+                }
+                Request::RequestDeleteRange(request) if request.range_end.is_empty() => {
+                    self.claimed.remove(&request.key);
+                    Response::ResponseDeleteRange(DeleteRangeResponse::default())
+                }
+                Request::RequestDeleteRange(_) => {
+                    self.deleted_early |= self.is_there;
+                    self.deleted += 1;
+                    Response::ResponseDeleteRange(DeleteRangeResponse::default())
+                }
+                Request::RequestTxn(inner) => Response::ResponseTxn(self.txn(inner, room)?),
+            };
+            responses.push(ResponseOp { response: Some(response) });
+        }
+        Ok(TxnResponse { header: self.header(), succeeded: true, responses })
+    }
+}
+
+#[derive(Clone, Default)]
+struct Member(Arc<Mutex<State>>);
+
+impl Member {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// Starts it, and a proxy in front of it.
+    fn start(&self) -> (front::Front, GrpcProxy, Client) {
+        self.state().revision = 10;
+        let (socket, address) = testkit::ports::listen();
+        socket.set_nonblocking(true).unwrap();
+        let options = front::Options { shards: 1, ..front::Options::default() };
+        let member = self.clone();
+        let make = Arc::new(move |_| -> Rc<dyn Service> { Rc::new(member.clone()) });
+        let member = front::start(options, vec![socket.into()], make).unwrap();
+        let logger = Logger::to(Level::Error, Format::Json, Vec::new());
+        let options =
+            ProxyOptions { leasing_prefix: b"l/".to_vec(), ..ProxyOptions::of(vec![address.to_string()]) };
+        let proxy = GrpcProxy::start(&options, &logger).unwrap();
+        let client = Client::new(Settings::of([proxy.address.to_string()])).unwrap();
+        (member, proxy, client)
+    }
+}
+
+impl Service for Member {
+    fn method(&self, path: &str) -> Option<Method> {
+        Rpc::ALL.into_iter().find(|rpc| rpc.path() == path).map(Method::from)
+    }
+
+    fn has_service(&self, _: &str) -> bool {
+        true
+    }
+
+    fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
+        let mut state = self.state();
+        let room = state.ops_max;
+        let answer = match Rpc::ALL[usize::from(head.method)] {
+            Rpc::LeaseGrant => {
+                let granted = LeaseGrantResponse { id: LEASE, ttl: 60, ..LeaseGrantResponse::default() };
+                Ok(granted.encode_to_vec())
+            }
+            Rpc::KvRange => Ok(state.range(&RangeRequest::decode(message).unwrap()).encode_to_vec()),
+            Rpc::KvTxn => {
+                state.txn(&TxnRequest::decode(message).unwrap(), room).map(|answer| answer.encode_to_vec())
+            }
+            _ => Ok(Vec::new()),
+        };
+        Unary::Done(answer.map(|answer| Answer::Whole(answer.into())))
+    }
+
+    fn stream(
+        self: Rc<Self>,
+        head: Head,
+        mut inbound: Inbound,
+        mut outbound: Outbound,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        Box::pin(async move {
+            while let Some(message) = inbound.next().await? {
+                if Rpc::ALL[usize::from(head.method)] == Rpc::LeaseKeepAlive {
+                    let renewed = LeaseKeepAliveResponse { id: LEASE, ttl: 60, ..Default::default() };
+                    outbound.send(renewed.encode_to_vec().into()).await?;
+                    continue;
+                }
+                let request = WatchRequest::decode(message).unwrap();
+                let Some(RequestUnion::CreateRequest(create)) = request.request_union else { continue };
+                self.state().watches.push(head.requires_leader);
+                if create.start_revision > 0 {
+                    return Ok(());
+                }
+                let header = self.state().header();
+                let created = WatchResponse { header, created: true, ..WatchResponse::default() };
+                outbound.send(created.encode_to_vec().into()).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn http(self: Rc<Self>, _: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>> {
+        Box::pin(async { http::Response::default() })
+    }
+}
+
+#[test]
+fn owned_keys_are_given_back_when_rights_change_even_to_a_member_that_takes_few_operations() {
+    const KEYS: usize = 20;
+    let member = Member::default();
+    // Two for a claim; a deletion within another transaction costs two besides its own.
+    member.state().ops_max = 6;
+    let (_member, proxy, client) = member.start();
+    testkit::block_on(2 * TIMEOUT, async {
+        eventually("all keys are owned", TIMEOUT, async || {
+            for key in 0..KEYS {
+                let request = RangeRequest { key: key.to_string().into(), ..RangeRequest::default() };
+                client.call::<_, RangeResponse>(Rpc::KvRange, &request).await.unwrap();
+            }
+            (member.state().claimed.len() == KEYS).then_some(())
+        })
+        .await;
+        let request = AuthRoleAddRequest { name: "r".to_owned(), ..AuthRoleAddRequest::default() };
+        client.call::<_, AuthRoleAddResponse>(Rpc::AuthRoleAdd, &request).await.unwrap();
+        eventually("all keys are given back", TIMEOUT, async || {
+            member.state().claimed.is_empty().then_some(())
+        })
+        .await;
+    });
+    proxy.stop(Duration::ZERO);
+}
+
+#[test]
+fn a_range_is_not_deleted_while_another_owns_a_key_of_it() {
+    let member = Member::default();
+    (member.state().ops_max, member.state().shown) = (128, 2);
+    let (_member, proxy, client) = member.start();
+    testkit::block_on(2 * TIMEOUT, async {
+        let request =
+            DeleteRangeRequest { key: "a".into(), range_end: "z".into(), ..DeleteRangeRequest::default() };
+        client.call::<_, DeleteRangeResponse>(Rpc::KvDeleteRange, &request).await.unwrap();
+        eventually("the session's watch stands", TIMEOUT, async || {
+            (member.state().watches.len() >= 3).then_some(())
+        })
+        .await;
+    });
+    let state = member.state();
+    assert_eq!((state.deleted_early, state.deleted), (false, 1));
+    assert!(state.watches.iter().all(|insists| *insists), "a member without a leader tells nothing");
+    drop(state);
+    proxy.stop(Duration::ZERO);
+}
+
+#[test]
+fn a_transaction_that_writes_is_bounded() {
+    let member = Member::default();
+    member.state().ops_max = usize::MAX;
+    let (_member, proxy, client) = member.start();
+    testkit::block_on(2 * TIMEOUT, async {
+        let put = |key: usize| RequestOp {
+            request: Some(Request::RequestPut(PutRequest {
+                key: key.to_string().into(),
+                ..PutRequest::default()
+            })),
+        };
+        let puts =
+            |count: usize| TxnRequest { success: (0..count).map(put).collect(), ..TxnRequest::default() };
+        let ask = async |request: TxnRequest| client.call::<_, TxnResponse>(Rpc::KvTxn, &request).await;
+        assert!(ask(puts(1_024)).await.unwrap().succeeded);
+        assert_eq!(ask(puts(1_025)).await, Err(error::TOO_MANY_OPS));
+        let nested = |count| RequestOp { request: Some(Request::RequestTxn(puts(count))) };
+        let inner = TxnRequest { success: vec![nested(512), nested(513)], ..TxnRequest::default() };
+        assert_eq!(ask(inner).await, Err(error::TOO_MANY_OPS));
+    });
+    proxy.stop(Duration::ZERO);
+}
