@@ -60,6 +60,23 @@ pub(crate) struct Proxy {
     rpcs: HashMap<&'static str, Rpc>,
 }
 
+/// Forgets what a call may have made untrue when the call is over, or given up.
+struct Forgotten<'p> {
+    proxy: &'p Proxy,
+    rpc: Rpc,
+}
+
+impl Drop for Forgotten<'_> {
+    fn drop(&mut self) {
+        if changes_anything(self.rpc) {
+            self.proxy.cache().clear();
+        }
+        if let Some(leasing) = self.proxy.shared.leasing.as_ref().filter(|_| changes_rights(self.rpc)) {
+            leasing.leave_all();
+        }
+    }
+}
+
 impl Proxy {
     pub(crate) fn new(shared: Arc<Shared>, members: Members, pages: Pages) -> Proxy {
         let rpcs = Rpc::ALL.into_iter().map(|rpc| (rpc.path(), rpc)).collect();
@@ -78,11 +95,9 @@ impl Proxy {
                 Ok(answer)
             }
             _ => {
-                let answer = self.pass_on(rpc, head, message).await;
-                if changes_anything(rpc) {
-                    self.cache().clear();
-                }
-                answer
+                // Also if the client goes away meanwhile.
+                let _forgotten = Forgotten { proxy: self, rpc };
+                self.pass_on(rpc, head, message).await
             }
         }
     }
@@ -205,8 +220,8 @@ fn is_nobody(head: &Head) -> bool {
     upstream::CREDENTIALS.iter().all(|name| head.get(name).is_none())
 }
 
-/// True for calls that may change keys or rights, save those whose keys are known.
-fn changes_anything(rpc: Rpc) -> bool {
+/// True for calls that may change who may read what.
+fn changes_rights(rpc: Rpc) -> bool {
     let reads_rights = matches!(
         rpc,
         Rpc::Authenticate
@@ -216,10 +231,15 @@ fn changes_anything(rpc: Rpc) -> bool {
             | Rpc::AuthRoleGet
             | Rpc::AuthRoleList
     );
+    rpc.method().service == "etcdserverpb.Auth" && !reads_rights
+}
+
+/// True for calls that may change keys or rights, save those whose keys are known.
+fn changes_anything(rpc: Rpc) -> bool {
     match rpc {
         Rpc::LeaseRevoke | Rpc::Lock | Rpc::LockUnlock => true,
         Rpc::ElectionCampaign | Rpc::ElectionProclaim | Rpc::ElectionResign => true,
-        _ => rpc.method().service == "etcdserverpb.Auth" && !reads_rights,
+        _ => changes_rights(rpc),
     }
 }
 
