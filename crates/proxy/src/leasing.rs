@@ -361,7 +361,7 @@ impl Leasing {
             });
             let others = self.of_others(found);
             // The next guard sees those that are still there.
-            let _ = self.revoke(members, options, &others).await?;
+            self.revoke(members, options, &others).await?;
         }
     }
 
@@ -486,8 +486,8 @@ impl Leasing {
         }
         let mut options = CallOptions { timeout: None, ..options.clone() };
         // A member that is cut off hears of no deletion.
-        if options.metadata.iter().all(|(name, _)| *name != LEADER) {
-            options = options.with(LEADER, HeaderValue::from_static("true"));
+        if options.metadata.iter().all(|(name, _)| name.as_str() != LEADER) {
+            options = options.with(HeaderName::from_static(LEADER), HeaderValue::from_static("true"));
         }
         let (mut sender, mut receiver) = members.client.forward_stream(Rpc::Watch, &options).await?;
         let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
@@ -610,7 +610,7 @@ impl Leasing {
 const MISFIT: Status = Status::new(Code::Internal, "the member's answer does not fit the transaction");
 
 /// By this a stream of watches asks to be ended when its member has no leader.
-const LEADER: HeaderName = HeaderName::from_static("hasleader");
+const LEADER: &str = "hasleader";
 
 /// The beginning of what the client says of a request that is larger than it may be. It was not sent.
 const NOT_SENT: &str = "trying to send message larger than max";

@@ -334,7 +334,7 @@ impl Owned {
             return;
         };
         match &mut entry.state {
-            State::Asked(wanted) => *wanted = revision,
+            State::Asked(wanted) => *wanted = revision.max(*wanted),
             State::Left if event.is_deleted => self.forget(key),
             State::Left => {
                 // It may be one that the proxy had not heard of.

@@ -41,6 +41,10 @@ struct State {
     deleted_early: bool,
     /// Ranges deleted.
     deleted: usize,
+    /// Watches for it stay, and tell nothing.
+    holds: bool,
+    /// Leases that were revoked.
+    revoked: usize,
     /// For each watch, whether it insists on a leader.
     watches: Vec<bool>,
 }
@@ -137,6 +141,11 @@ impl Service for Member {
                 let granted = LeaseGrantResponse { id: LEASE, ttl: 60, ..LeaseGrantResponse::default() };
                 Ok(granted.encode_to_vec())
             }
+            Rpc::LeaseRevoke => {
+                state.claimed.clear();
+                state.revoked += 1;
+                Ok(Vec::new())
+            }
             Rpc::KvRange => Ok(state.range(&RangeRequest::decode(message).unwrap()).encode_to_vec()),
             Rpc::KvTxn => {
                 state.txn(&TxnRequest::decode(message).unwrap(), room).map(|answer| answer.encode_to_vec())
@@ -163,6 +172,9 @@ impl Service for Member {
                 let Some(RequestUnion::CreateRequest(create)) = request.request_union else { continue };
                 self.state().watches.push(head.requires_leader);
                 if create.start_revision > 0 {
+                    if self.state().holds {
+                        continue;
+                    }
                     return Ok(());
                 }
                 let header = self.state().header();
@@ -178,6 +190,23 @@ impl Service for Member {
     }
 }
 
+/// Reads keys until the proxy owns them.
+async fn own(client: &Client, member: &Member, keys: usize) {
+    eventually("all keys are owned", TIMEOUT, async || {
+        for key in 0..keys {
+            let request = RangeRequest { key: key.to_string().into(), ..RangeRequest::default() };
+            client.call::<_, RangeResponse>(Rpc::KvRange, &request).await.unwrap();
+        }
+        (member.state().claimed.len() == keys).then_some(())
+    })
+    .await;
+}
+
+async fn change_rights(client: &Client) {
+    let request = AuthRoleAddRequest { name: "r".to_owned(), ..AuthRoleAddRequest::default() };
+    client.call::<_, AuthRoleAddResponse>(Rpc::AuthRoleAdd, &request).await.unwrap();
+}
+
 #[test]
 fn owned_keys_are_given_back_when_rights_change_even_to_a_member_that_takes_few_operations() {
     const KEYS: usize = 20;
@@ -186,21 +215,45 @@ fn owned_keys_are_given_back_when_rights_change_even_to_a_member_that_takes_few_
     member.state().ops_max = 6;
     let (_member, proxy, client) = member.start();
     testkit::block_on(2 * TIMEOUT, async {
-        eventually("all keys are owned", TIMEOUT, async || {
-            for key in 0..KEYS {
-                let request = RangeRequest { key: key.to_string().into(), ..RangeRequest::default() };
-                client.call::<_, RangeResponse>(Rpc::KvRange, &request).await.unwrap();
-            }
-            (member.state().claimed.len() == KEYS).then_some(())
-        })
-        .await;
-        let request = AuthRoleAddRequest { name: "r".to_owned(), ..AuthRoleAddRequest::default() };
-        client.call::<_, AuthRoleAddResponse>(Rpc::AuthRoleAdd, &request).await.unwrap();
+        own(&client, &member, KEYS).await;
+        change_rights(&client).await;
         eventually("all keys are given back", TIMEOUT, async || {
             member.state().claimed.is_empty().then_some(())
         })
         .await;
+        assert_eq!(member.state().revoked, 0, "the session goes on");
     });
+    proxy.stop(Duration::ZERO);
+}
+
+#[test]
+fn a_session_that_cannot_give_keys_back_ends_with_its_lease() {
+    let member = Member::default();
+    member.state().ops_max = 6;
+    let (_member, proxy, client) = member.start();
+    testkit::block_on(2 * TIMEOUT, async {
+        own(&client, &member, 3).await;
+        member.state().ops_max = 1;
+        change_rights(&client).await;
+        eventually("the lease is revoked", TIMEOUT, async || (member.state().revoked > 0).then_some(()))
+            .await;
+    });
+    proxy.stop(Duration::ZERO);
+}
+
+#[test]
+fn a_wait_for_an_owner_that_hears_nothing_looks_again() {
+    let member = Member::default();
+    (member.state().ops_max, member.state().shown, member.state().holds) = (128, 1, true);
+    let (_member, proxy, client) = member.start();
+    testkit::block_on(2 * TIMEOUT, async {
+        let request =
+            DeleteRangeRequest { key: "a".into(), range_end: "z".into(), ..DeleteRangeRequest::default() };
+        client.call::<_, DeleteRangeResponse>(Rpc::KvDeleteRange, &request).await.unwrap();
+    });
+    let state = member.state();
+    assert_eq!((state.deleted_early, state.deleted), (false, 1));
+    drop(state);
     proxy.stop(Duration::ZERO);
 }
 

@@ -193,6 +193,7 @@ fn own_writes_change_what_is_told() {
     // A claim that is under way comes too late.
     assert_eq!(world.read("asked"), "claim");
     world.owned.leave_all();
+    world.event("asked", 15, LEASE, "created");
     world.owned.claimed(&"asked".into(), LEASE, &header(15), None);
     assert_eq!(
         (world.read("asked"), world.deletions()),
