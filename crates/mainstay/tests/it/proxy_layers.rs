@@ -73,7 +73,7 @@ fn a_leasing_proxy_owns_what_is_read_until_another_writes_it() {
         let last = real.put("other", "x").await.unwrap();
         assert_eq!(a.put("k", "w").await.unwrap(), last + 1, "one write is one revision");
         assert_eq!(value(&a, "k").await.as_deref(), Some("w"));
-        assert_eq!(a.delete("m").await.unwrap().0, 1);
+        assert_eq!(a.delete("m").await.unwrap().1, 1);
         assert_eq!(value(&a, "m").await, None);
         assert!(!set_at(&a, "m", 1, "x").await.unwrap() && set_at(&a, "m", 0, "y").await.unwrap());
         assert_eq!(value(&a, "m").await.as_deref(), Some("y"));

@@ -203,7 +203,7 @@ async fn own(client: &Client, member: &Member, keys: usize) {
 }
 
 async fn change_rights(client: &Client) {
-    let request = AuthRoleAddRequest { name: "r".to_owned(), ..AuthRoleAddRequest::default() };
+    let request = AuthRoleAddRequest { name: "r".to_owned() };
     client.call::<_, AuthRoleAddResponse>(Rpc::AuthRoleAdd, &request).await.unwrap();
 }
 
