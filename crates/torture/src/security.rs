@@ -167,6 +167,12 @@ impl Security {
         if account.password.is_some() || account.name.is_empty() { NOBODY } else { &account.name }
     }
 
+    /// As whom members see a call of this user with this token. Who found authentication off when it logged in has none; if it
+    /// is on again when the call is made, only the certificate is left, which is nobody's.
+    pub fn seen_as<'a>(account: &'a Account, token: Option<&Token>) -> &'a str {
+        if token.is_none() { Security::certificate_name(account) } else { &account.name }
+    }
+
     /// The token of a user for this client: the one that it has, or a new one, asked for over this connection. `None`: it
     /// needs none.
     ///
@@ -217,5 +223,20 @@ impl Token {
             Some(token) => options.with(HeaderName::from_static("token"), token.text.clone()),
             None => options,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_no_token_is_seen_by_the_certificate_alone() {
+        let token = Token { text: HeaderValue::from_static("t"), since: 1 };
+        let staff = Account { name: STAFF.to_owned(), password: Some(first_password(STAFF)) };
+        let worker = Account { name: WORKER.to_owned(), password: None };
+        assert_eq!(Security::seen_as(&staff, Some(&token)), STAFF);
+        assert_eq!(Security::seen_as(&staff, None), NOBODY, "authentication was off when it logged in");
+        assert_eq!(Security::seen_as(&worker, None), WORKER);
     }
 }

@@ -55,8 +55,8 @@ impl Link {
     /// Whose operation or watch that is; `None` if there are no users.
     pub fn asker(&self, asking: Asking) -> Option<Asker> {
         let token_at = self.token.as_ref().map_or(0, |token| token.since);
-        let user = self.account.name.clone();
-        (!user.is_empty()).then_some(Asker { user, token_at, asking })
+        let user = Security::seen_as(&self.account, self.token.as_ref()).to_owned();
+        (!self.account.name.is_empty()).then_some(Asker { user, token_at, asking })
     }
 }
 
