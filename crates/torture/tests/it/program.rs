@@ -18,8 +18,16 @@ fn server(test: &str) -> Option<PathBuf> {
     path
 }
 
-fn run(arguments: &[&str]) -> Output {
-    Command::new(PROGRAM).args(arguments).stdin(Stdio::null()).output().expect("the program can be started")
+/// The program, keeping its directories of work in this one: in one for all, a run removes what another test's killed run
+/// left, and says so.
+fn program(scratch: &TempDir) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.env("TMPDIR", scratch.path()).stdin(Stdio::null());
+    command
+}
+
+fn run(scratch: &TempDir, arguments: &[&str]) -> Output {
+    program(scratch).args(arguments).output().expect("the program can be started")
 }
 
 /// Ids of processes with this in their command lines.
@@ -40,19 +48,22 @@ fn crashes_on_the_loopback_break_no_promise() {
     let scratch = TempDir::new("torture-run");
     let out = scratch.join("out");
     let out_text = out.to_str().expect("UTF-8");
-    let output = run(&[
-        "--server",
-        server.to_str().expect("UTF-8"),
-        "--network=loopback",
-        "--faults=kill-leader,kill-all",
-        "--seconds=10",
-        "--every=1",
-        "--clients=6",
-        "--rate=100",
-        "--seed=5",
-        "--out",
-        out_text,
-    ]);
+    let output = run(
+        &scratch,
+        &[
+            "--server",
+            server.to_str().expect("UTF-8"),
+            "--network=loopback",
+            "--faults=kill-leader,kill-all",
+            "--seconds=10",
+            "--every=1",
+            "--clients=6",
+            "--rate=100",
+            "--seed=5",
+            "--out",
+            out_text,
+        ],
+    );
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}{errors}");
@@ -68,7 +79,7 @@ fn crashes_on_the_loopback_break_no_promise() {
         assert!(out.join(file).metadata().is_ok_and(|metadata| metadata.len() > 0), "{file}");
     }
     let history = out.join("history.jsonl");
-    let judged = run(&["--judge", history.to_str().expect("UTF-8")]);
+    let judged = run(&scratch, &["--judge", history.to_str().expect("UTF-8")]);
     assert_eq!(judged.status.code(), Some(0), "{}", String::from_utf8_lossy(&judged.stdout));
 
     // An answer that nobody gave: the judge has to notice.
@@ -77,7 +88,7 @@ fn crashes_on_the_loopback_break_no_promise() {
     let (before, after) = text.split_at(from);
     std::fs::write(&history, format!("{before}\"deleted\":7{}", &after["\"deleted\":1".len()..]))
         .expect("written");
-    let judged = run(&["--judge", history.to_str().expect("UTF-8")]);
+    let judged = run(&scratch, &["--judge", history.to_str().expect("UTF-8")]);
     let said = String::from_utf8_lossy(&judged.stdout);
     assert_eq!(judged.status.code(), Some(1), "{said}");
     assert!(said.contains("VIOLATION"), "{said}");
@@ -90,21 +101,24 @@ fn users_over_tls_see_no_more_than_they_may_while_certificates_change() {
     };
     let scratch = TempDir::new("torture-tls");
     let out = scratch.join("out");
-    let output = run(&[
-        "--server",
-        server.to_str().expect("UTF-8"),
-        "--network=loopback",
-        "--tls",
-        "--users",
-        "--faults=rotate-certs,revoke-cert,auth-off",
-        "--seconds=8",
-        "--every=0.5",
-        "--clients=4",
-        "--rate=50",
-        "--seed=5",
-        "--out",
-        out.to_str().expect("UTF-8"),
-    ]);
+    let output = run(
+        &scratch,
+        &[
+            "--server",
+            server.to_str().expect("UTF-8"),
+            "--network=loopback",
+            "--tls",
+            "--users",
+            "--faults=rotate-certs,revoke-cert,auth-off",
+            "--seconds=8",
+            "--every=0.5",
+            "--clients=4",
+            "--rate=50",
+            "--seed=5",
+            "--out",
+            out.to_str().expect("UTF-8"),
+        ],
+    );
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}{errors}");
@@ -119,13 +133,12 @@ fn users_over_tls_see_no_more_than_they_may_while_certificates_change() {
     }
 }
 
-fn started(scratch: &TempDir, server: &Path) -> Child {
-    let child = Command::new(PROGRAM)
+fn started(scratch: &TempDir, server: &Path, out: &str) -> Child {
+    let child = program(scratch)
         .args(["--network=loopback", "--faults=", "--seconds=300", "--clients=1", "--rate=10", "--server"])
         .arg(server)
         .arg("--out")
-        .arg(scratch.join("out"))
-        .stdin(Stdio::null())
+        .arg(scratch.join(out))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -139,21 +152,20 @@ fn started(scratch: &TempDir, server: &Path) -> Child {
 fn members_end_with_the_program_however_it_ends() {
     let Some(server) = server("members_end_with_the_program_however_it_ends") else { return };
     let scratch = TempDir::new("torture-killed");
-    let mut child = started(&scratch, &server);
+    let mut child = started(&scratch, &server, "first");
     let words = format!("mainstay-torture-{}/", child.id());
-    let left = std::env::temp_dir().join(format!("mainstay-torture-{}", child.id()));
+    let left = scratch.join(&format!("mainstay-torture-{}", child.id()));
     child.kill().expect("it runs");
     child.wait().expect("it is our child");
     wait_until("no member outlives the program", TIMEOUT, || processes(&words).is_empty().then_some(()));
     assert!(left.exists(), "nobody was there to remove it");
     // The next run removes it.
-    let next = TempDir::new("torture-next");
-    let mut child = started(&next, &server);
+    let mut child = started(&scratch, &server, "second");
+    let words = format!("mainstay-torture-{}/", child.id());
     assert!(!left.exists(), "what a killed run left is removed");
     child.kill().expect("it runs");
     child.wait().expect("it is our child");
-    let left = std::env::temp_dir().join(format!("mainstay-torture-{}", child.id()));
-    std::fs::remove_dir_all(left).expect("it was left");
+    wait_until("no member outlives the program", TIMEOUT, || processes(&words).is_empty().then_some(()));
 }
 
 #[test]
@@ -171,12 +183,12 @@ fn what_cannot_be_set_up_is_said_with_exit_code_2() {
         ),
         (&["--judge", "/nowhere"], "/nowhere: No such file or directory"),
     ] {
-        let output = run(arguments);
+        let output = run(&scratch, arguments);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
         assert!(errors.contains(words), "{arguments:?}: {errors}");
     }
-    let help = run(&["--help"]);
+    let help = run(&scratch, &["--help"]);
     assert_eq!(help.status.code(), Some(0));
     assert!(
         String::from_utf8_lossy(&help.stdout).starts_with("Runs a cluster of real processes under faults")
