@@ -81,6 +81,8 @@ struct State {
     dark: bool,
     down: Option<i32>,
     capacity_bytes: Option<u64>,
+    /// A directory on a file system of its own, and the limit of that.
+    mounted: Option<(PathBuf, u64)>,
 }
 
 #[derive(Default)]
@@ -130,6 +132,7 @@ impl MemDisk {
                 dark: false,
                 down: None,
                 capacity_bytes: None,
+                mounted: None,
             })),
         }
     }
@@ -280,6 +283,12 @@ impl MemDisk {
         self.state().capacity_bytes = bytes;
     }
 
+    /// Makes a directory a file system of its own, which holds this many bytes in all; its files do not count for
+    /// [`MemDisk::set_capacity`] any more.
+    pub fn mount(&self, dir: &Path, bytes: u64) {
+        self.state().mounted = Some((dir.to_path_buf(), bytes));
+    }
+
     /// Sum of all file lengths.
     pub fn used_bytes(&self) -> u64 {
         self.state().used_bytes()
@@ -382,12 +391,35 @@ impl State {
     }
 
     fn room_for(&self, id: u64, len: u64) -> io::Result<()> {
-        let Some(capacity) = self.capacity_bytes else { return Ok(()) };
+        if self.capacity_bytes.is_none() && self.mounted.is_none() {
+            return Ok(());
+        }
         let now = self.nodes.get(&id).map_or(0, |node| node.data.len() as u64);
-        if len > now && self.used_bytes() + (len - now) > capacity {
+        let is_mounted = self.mounted_nodes().any(|mounted| mounted == id);
+        if len > now && len - now > self.space(is_mounted).free_bytes {
             return Err(errno(libc::ENOSPC));
         }
         Ok(())
+    }
+
+    /// The files of the file system that is mounted.
+    fn mounted_nodes(&self) -> impl Iterator<Item = u64> {
+        let dir = self.mounted.as_ref().map(|(dir, _)| dir);
+        let named = self.names.iter();
+        named.filter(move |(path, _)| dir.is_some_and(|dir| path.starts_with(dir))).map(|(_, id)| *id)
+    }
+
+    /// What the file system that is mounted has, or the other one.
+    fn space(&self, of_mounted: bool) -> DiskSpace {
+        let ids: BTreeSet<u64> = self.mounted_nodes().collect();
+        let mounted_bytes: u64 =
+            ids.iter().filter_map(|id| self.nodes.get(id)).map(|node| node.data.len() as u64).sum();
+        let (capacity, used_bytes) = match &self.mounted {
+            Some((_, bytes)) if of_mounted => (Some(*bytes), mounted_bytes),
+            _ => (self.capacity_bytes, self.used_bytes() - mounted_bytes),
+        };
+        let total_bytes = capacity.unwrap_or(u64::MAX / 2);
+        DiskSpace { free_bytes: total_bytes.saturating_sub(used_bytes), total_bytes }
     }
 
     /// Drops the contents of files that have no name any more, not even one that a crash would bring back, and that
@@ -626,11 +658,11 @@ impl Disk for MemDisk {
         self.lock(path)
     }
 
-    fn space(&self, _path: &Path) -> io::Result<DiskSpace> {
+    fn space(&self, path: &Path) -> io::Result<DiskSpace> {
         let state = self.state();
         state.alive()?;
-        let total_bytes = state.capacity_bytes.unwrap_or(u64::MAX / 2);
-        Ok(DiskSpace { free_bytes: total_bytes.saturating_sub(state.used_bytes()), total_bytes })
+        let is_mounted = state.mounted.as_ref().is_some_and(|(dir, _)| path.starts_with(dir));
+        Ok(state.space(is_mounted))
     }
 }
 
@@ -861,6 +893,25 @@ mod tests {
         disk.remove(&path).unwrap();
         other.allocate(0, 800).unwrap();
         assert_eq!(disk.space(&path).unwrap(), DiskSpace { free_bytes: 200, total_bytes: 1000 });
+    }
+
+    #[test]
+    fn a_directory_may_be_a_file_system_of_its_own() {
+        let (disk, path) = disk(7);
+        disk.set_capacity(Some(1000));
+        let file = disk.create(&path).unwrap();
+        file.allocate(0, 800).unwrap();
+        let other = Path::new("/other/f");
+        disk.create_dir_all(Path::new("/other")).unwrap();
+        disk.mount(Path::new("/other"), 500);
+        let apart = disk.create(other).unwrap();
+        apart.allocate(0, 400).unwrap();
+        assert_eq!(disk.space(&path).unwrap(), DiskSpace { free_bytes: 200, total_bytes: 1000 });
+        assert_eq!(disk.space(other).unwrap(), DiskSpace { free_bytes: 100, total_bytes: 500 });
+        file.allocate(800, 200).unwrap();
+        for (file, len) in [(&file, 1001), (&apart, 501)] {
+            assert_eq!(file.allocate(0, len).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+        }
     }
 
     #[test]

@@ -92,6 +92,14 @@ impl From<Overtaken> for CheckpointError {
     }
 }
 
+impl CheckpointError {
+    /// Returns true if the file system of the data directory has no room for the checkpoint.
+    pub fn is_full(&self) -> bool {
+        let CheckpointError::Files(log::OpenError::Io { error, .. }) = self else { return false };
+        matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+    }
+}
+
 impl fmt::Display for CheckpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

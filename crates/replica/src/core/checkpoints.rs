@@ -7,7 +7,7 @@ use numbers::Index;
 use planted::Bug;
 use storage::checkpointer::Checkpointed;
 
-/// Pause before a checkpoint that failed and would have freed segments is tried again.
+/// Pause before a checkpoint that failed is tried again, if it would have freed segments or found no room.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
 /// With few entries, a checkpoint is due after this many times the usual bytes.
 const FEW_ENTRIES_FACTOR: u64 = 4;
@@ -224,8 +224,13 @@ impl Checkpoints {
         let mut emptying = std::mem::take(&mut self.emptying);
         self.emptied.append(&mut emptying);
         if self.frees {
-            self.frees_at = Some(now + FREE_PAUSE);
+            self.retry(now);
         }
+    }
+
+    /// Has one that failed tried again soon, though nothing may have been written since.
+    pub fn retry(&mut self, now: Instant) {
+        self.frees_at = Some(now + FREE_PAUSE);
     }
 }
 

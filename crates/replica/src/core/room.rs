@@ -75,7 +75,7 @@ pub(super) struct Look {
     /// True if the checkpointer should keep space for the next checkpoint. The loop calls [`Room::reserved`] once it has
     /// told it.
     pub wants_reserve: bool,
-    /// True if the log has found the disk short of space.
+    /// True if the log or the last checkpoint has found its disk short of space.
     pub is_short: bool,
 }
 
@@ -92,6 +92,9 @@ pub(super) struct Room {
     next_look: Instant,
     /// True if the checkpointer was told to keep space for the next checkpoint.
     reserve_asked: bool,
+    /// True if the last checkpoint found no room. The data directory may be on another disk than the log (`--wal-dir`),
+    /// and without checkpoints the log only grows.
+    lacks_checkpoint: bool,
     /// Earliest time for the next checkpoint that is made because of a shortage.
     next_free: Instant,
 }
@@ -105,6 +108,7 @@ impl Room {
             free_bytes: log.free_bytes().unwrap_or(u64::MAX / 2),
             next_look: now,
             reserve_asked: false,
+            lacks_checkpoint: false,
             next_free: now,
         }
     }
@@ -207,9 +211,19 @@ impl Room {
         }
     }
 
+    /// A checkpoint was saved, or found no room.
+    pub fn checkpointed(&mut self, found_room: bool) {
+        self.lacks_checkpoint = !found_room;
+    }
+
+    /// Returns true if neither the log nor the last checkpoint found its disk short of space.
+    pub fn is_ample(&self, log: &Log) -> bool {
+        log.space() == Space::Ample && !self.lacks_checkpoint
+    }
+
     /// Returns true if the disk is so large that nothing has to be counted.
     pub fn has_plenty(&self, log: &Log) -> bool {
-        log.space() == Space::Ample && self.free_bytes >= PLENTY_BYTES
+        self.is_ample(log) && self.free_bytes >= PLENTY_BYTES
     }
 
     /// Bytes that the log takes beside what waits for it. What the file system is said to give counts where the log has
@@ -226,7 +240,7 @@ impl Room {
         if self.has_plenty(log) {
             return true;
         }
-        if purpose == Purpose::Adds && log.space() != Space::Ample {
+        if purpose == Purpose::Adds && !self.is_ample(log) {
             return false;
         }
         // A record has a head, a hard state comes behind it, and it does not begin where a segment cannot hold all of it.
@@ -301,10 +315,7 @@ impl Room {
         // As long as there is some room that can be kept for checkpoints.
         let has_plenty = self.has_plenty(log);
         self.reserve_asked &= !has_plenty;
-        Some(Look {
-            wants_reserve: !has_plenty && !self.reserve_asked,
-            is_short: log.space() != Space::Ample,
-        })
+        Some(Look { wants_reserve: !has_plenty && !self.reserve_asked, is_short: !self.is_ample(log) })
     }
 
     /// The checkpointer was told to keep room for the next one.
@@ -314,7 +325,7 @@ impl Room {
 
     /// Returns true if there is more room than what would bring the NOSPACE alarm back at once.
     pub fn is_roomy(&self, log: &Log) -> bool {
-        log.space() == Space::Ample && self.free_bytes >= 2 * u64::from(log.segment_bytes())
+        self.is_ample(log) && self.free_bytes >= 2 * u64::from(log.segment_bytes())
     }
 
     /// Returns true if garbage is worth winning back however little it is.

@@ -87,7 +87,7 @@ impl Core {
         let may_clear = self.room.is_roomy(&self.log) && within;
         let present =
             Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
-        let ample = self.log.space() == Space::Ample;
+        let ample = self.room.is_ample(&self.log);
         if let Some(action) = self.nospace.look(ample, may_clear, present, now) {
             self.logger.info("the disk has room again: clearing the NOSPACE alarm that it had raised", &[]);
             self.propose_alarm(action);
@@ -488,6 +488,7 @@ impl Core {
                 for segment in self.checkpoints.saved(&done, now) {
                     self.segments.delete_later(segment);
                 }
+                self.room.checkpointed(true);
                 self.log.forget_below(self.kept_behind(done.applied_index));
                 self.logger
                     .debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index.0))]);
@@ -499,6 +500,11 @@ impl Core {
                 self.install.retry();
                 let why = error.to_string();
                 self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
+                if error.is_full() {
+                    // `look_at_disk` raises the alarm; the next one that is saved ends the shortage.
+                    self.room.checkpointed(false);
+                    self.checkpoints.retry(now);
+                }
             }
         }
         self.measure_disk();

@@ -1,5 +1,6 @@
 //! A member whose disk fills up, and gets room again.
 
+use std::path::Path;
 use std::time::Duration;
 
 use api::Rpc;
@@ -8,6 +9,7 @@ use api::etcdserverpb::{
     AlarmRequest, AlarmResponse, CompactionRequest, CompactionResponse, DeleteRangeRequest,
     DeleteRangeResponse, alarm_request,
 };
+use disk::MemDisk;
 use numbers::Index;
 
 use super::world::World;
@@ -62,6 +64,11 @@ fn fill(world: &mut World, prefix: &str) -> usize {
         }
     }
     panic!("the disk never fills up");
+}
+
+/// Bytes of the files of a log in a directory of its own.
+fn log_bytes(disk: &MemDisk) -> u64 {
+    disk.files().iter().filter(|(path, _)| path.starts_with("/w")).map(|(_, bytes)| bytes).sum()
 }
 
 fn settle_for(world: &mut World, seconds: u64) {
@@ -165,8 +172,12 @@ fn what_raised_the_alarm_is_known_though_it_was_not_noted() {
     // It is noted that the disk has raised it, and the next is the quota's.
     disk_full(&mut world);
     settle_for(&mut world, 3);
-    world.places[0].checkpointer_held = true;
+    let saved = world.member(0).probe().checkpoint;
     world.places[0].disk.set_capacity(None);
+    // As long as the last checkpoint has found no room, the alarm stays.
+    world.until("a checkpoint is saved", |world| world.member(0).probe().checkpoint > saved);
+    assert!(raised(&world), "the disk is looked at once a second");
+    world.places[0].checkpointer_held = true;
     world.until("the alarm goes", |world| !raised(world));
     let _ = fill(&mut world, "q");
     world.until("the quota raises the alarm", raised);
@@ -215,6 +226,41 @@ fn what_a_full_log_cannot_take_waits() {
         world.places[0].disk.set_capacity(None);
         world.until("there is room", |world| world.member(0).is_ready() && !raised(world));
         world.put(0, "k", b"v").expect("is taken");
+    }
+}
+
+#[test]
+fn a_full_data_disk_beside_a_roomy_log_is_a_shortage_too() {
+    let mut world = World::new(1, 9, &[OPTIONS, &["--wal-dir=/w"]].concat());
+    let disk = world.places[0].disk.clone();
+    disk.mount(Path::new("/w"), 64 << 20);
+    world.start_all();
+    world.put(0, "first", b"one").expect("is taken");
+    // Nothing more fits beside the log.
+    let full = disk.used_bytes() - log_bytes(&disk);
+    disk.set_capacity(Some(full));
+    let taken = fill(&mut world, "a");
+    world.until("the alarm is raised", raised);
+    assert!(log_bytes(&disk) < 32 << 20, "the log's own disk has room");
+    let saved = world.member(0).probe().checkpoint;
+    // What was taken is there, deletes are taken, and so it is after a crash, and a start on the full disk.
+    delete(&mut world, "a00000", "a00001");
+    world.crash(0);
+    world.start(0).expect("it starts on a full disk");
+    world.until("it serves", |world| world.member(0).is_ready());
+    assert_eq!(world.get(0, "first"), Some(b"one".to_vec()));
+    assert_eq!(world.get(0, "a00000"), None);
+    assert_eq!(world.get(0, &format!("a{:05}", taken - 1)), Some(vec![(taken - 1) as u8; 700]));
+    // It finds out again, and as before nothing that is taken is lost.
+    let again = fill(&mut world, "b");
+    world.until("the alarm is raised again", raised);
+    // With room a checkpoint is saved, and the alarm goes by itself.
+    disk.set_capacity(None);
+    world.until("the alarm is cleared", |world| !raised(world));
+    assert!(world.member(0).probe().checkpoint > saved);
+    world.put(0, "last", b"two").expect("is taken again");
+    for n in 0..again {
+        assert!(world.get(0, &format!("b{n:05}")).is_some(), "{n}");
     }
 }
 
