@@ -154,7 +154,7 @@ fn members_end_with_the_program_however_it_ends() {
     let scratch = TempDir::new("torture-killed");
     let mut child = started(&scratch, &server, "first");
     let words = format!("mainstay-torture-{}/", child.id());
-    let left = scratch.join(&format!("mainstay-torture-{}", child.id()));
+    let left = scratch.join(format!("mainstay-torture-{}", child.id()));
     child.kill().expect("it runs");
     child.wait().expect("it is our child");
     wait_until("no member outlives the program", TIMEOUT, || processes(&words).is_empty().then_some(()));
