@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,7 @@ func runRolling(ctx context.Context, args []string) int {
 	rounds := f.Int("rounds", 2, "how often each member is restarted")
 	clients := f.Int("clients", 8, "number of clients that write all the time")
 	replace := f.Bool("replace", false, "do not restart members but remove each and add a new one, with an empty disk, in its place")
+	killAt := f.String("kill-at", "", "kill -9 each member that is started again, once, when its log says this")
 	f.parse(args, false)
 	if *clients < 1 || *rounds < 1 || len(second) > 1 {
 		f.Usage()
@@ -38,7 +40,7 @@ func runRolling(ctx context.Context, args []string) int {
 		return cannotRun("rolling", err)
 	}
 	defer c.Close()
-	r := &rolling{cluster: c, tally: &tally{show: 20}}
+	r := &rolling{cluster: c, tally: &tally{show: 20}, killAt: *killAt}
 	loadCtx, stop := context.WithCancel(ctx)
 	var wait sync.WaitGroup
 	for n := range *clients {
@@ -73,6 +75,10 @@ func runRolling(ctx context.Context, args []string) int {
 				return r.tally.finish()
 			}
 			r.tally.check(true, "")
+			if len(second) > 0 {
+				err := sameHash(ctx, c.Alive())
+				r.tally.check(err == nil, "HashKV after %s was started from %s: %v", m.Name, second[0].path, err)
+			}
 		}
 	}
 	took := time.Since(began)
@@ -94,6 +100,7 @@ func runRolling(ctx context.Context, args []string) int {
 type rolling struct {
 	cluster  *cluster.Cluster
 	tally    *tally
+	killAt   string
 	clients  []*clientv3.Client
 	restarts int
 	// ends are the times from SIGTERM to the end of the process, starts those from
@@ -172,6 +179,11 @@ func (r *rolling) restart(ctx context.Context, m *cluster.Member) error {
 		return err
 	}
 	ended := time.Now()
+	if r.killAt != "" {
+		if err := r.killStart(ctx, m); err != nil {
+			return err
+		}
+	}
 	if err := m.Start(); err != nil {
 		return err
 	}
@@ -183,6 +195,36 @@ func (r *rolling) restart(ctx context.Context, m *cluster.Member) error {
 	}
 	r.ends, r.starts = append(r.ends, ended.Sub(began)), append(r.starts, time.Since(ended))
 	return nil
+}
+
+// killStart starts a member and kills it when its log says the words, or fails
+// if it ends or becomes healthy without them.
+func (r *rolling) killStart(ctx context.Context, m *cluster.Member) error {
+	before, err := m.Log()
+	if err != nil {
+		return err
+	}
+	if err := m.Start(); err != nil {
+		return err
+	}
+	for {
+		// Asked first, so that what it said before it ended is read.
+		running, healthy := m.Running(), m.Healthy(ctx)
+		log, err := m.Log()
+		if err != nil {
+			return err
+		}
+		if len(log) >= len(before) && strings.Contains(log[len(before):], r.killAt) {
+			m.Kill()
+			return nil
+		}
+		if !running || healthy {
+			return fmt.Errorf("it did not say %q at its start", r.killAt)
+		}
+		if !pause(ctx, time.Millisecond) {
+			return ctx.Err()
+		}
+	}
 }
 
 // replace adds a new member as a learner, promotes it and removes the old one.

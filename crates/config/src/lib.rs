@@ -84,6 +84,8 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// Directory of the log, if it is not in the data directory.
     pub wal_dir: Option<PathBuf>,
+    /// Take a member over whose data directory was written by etcd.
+    pub import_etcd_data: bool,
     /// Listeners for other members; at least one.
     pub listen_peer_urls: Vec<Url>,
     /// Listeners for clients; at least one.

@@ -79,6 +79,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         name,
         data_dir,
         wal_dir: Some(settings.text("wal-dir")).filter(|dir| !dir.is_empty()).map(PathBuf::from),
+        import_etcd_data: settings.bool("import-etcd-data"),
         listen_peer_urls: urls.listen_peer,
         listen_client_urls: urls.listen_client,
         listen_client_http_urls: urls.listen_client_http,

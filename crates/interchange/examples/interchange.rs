@@ -96,7 +96,9 @@ fn export(path: &str, release: Release, dir: &str) -> Result<(), Box<dyn Error>>
         term: copy.meta.term.unwrap_or(1).max(1),
         release,
         conf_state: copy.membership.conf_state(),
+        newest_term: copy.meta.term.unwrap_or(1).max(1),
         vote: only.id,
+        entries: Vec::new(),
     };
     let new = NewDataDir::begin(&RealDisk, Path::new(dir), member)?;
     copy.meta = new.meta(copy.meta.compact_revision());

@@ -204,6 +204,14 @@ impl DataDir {
         if base == u64::MAX {
             return Err(Error::damaged(0, "the database names an entry that cannot be").in_file("db"));
         }
+        // Entries are durable in the log before the database gets them, unless a whole state was sent.
+        if self.wal.last() < base && !self.wal.snapshots.iter().any(|snapshot| snapshot.index >= base) {
+            let what = format!(
+                "the log ends with entry {}, and the database has entries up to {base}: a part of the log is missing",
+                self.wal.last()
+            );
+            return Err(Error::damaged(self.wal.end.offset, what).in_file(&self.wal.end.file));
+        }
         // There may be no entries at all, and none are needed if the state has all that is committed.
         if base < committed {
             if self.wal.first() > base + 1 {

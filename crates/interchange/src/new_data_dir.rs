@@ -27,11 +27,16 @@ pub struct NewMember {
     pub release: Release,
     /// Voters and learners once it has started.
     pub conf_state: ConfState,
-    /// Member that has its vote in that term: itself, if it is alone.
+    /// Raft's newest term that it has seen, at least that of its last entry.
+    pub newest_term: u64,
+    /// Member that has its vote in that term; 0 for none.
     pub vote: u64,
+    /// Entries behind the state, in their order, which it may have acknowledged.
+    pub entries: Vec<api::raftpb::Entry>,
 }
 
-/// A directory being made for a member of a cluster that starts where all of its members have the same state.
+/// A directory being made for a member to start from: of a new cluster whose members all have the same state, or of one
+/// that goes on.
 ///
 /// The log gets its name last, and etcd takes a directory without a log for an empty one: what a crash leaves behind
 /// is never taken for a member.
@@ -108,7 +113,7 @@ impl<'d> NewDataDir<'d> {
     ///
     /// When the members are others, the database is not what was measured, or the disk fails.
     pub fn finish(
-        self,
+        mut self,
         database: BackendWriter<FileSink>,
         membership: &Membership,
     ) -> Result<(), WriteError> {
@@ -133,8 +138,9 @@ impl<'d> NewDataDir<'d> {
         self.disk.sync_dir(&snap)?;
         let start = SegmentStart {
             identity: self.member.identity,
-            hard_state: HardState { term, vote: self.member.vote, commit: index },
+            hard_state: HardState { term: self.member.newest_term, vote: self.member.vote, commit: index },
             snapshot: SnapshotMark { index, term, conf_state: Some(self.member.conf_state.clone()) },
+            entries: std::mem::take(&mut self.member.entries),
         };
         let wal = &self.wal_dir;
         let unfinished = wal.join("0.tmp");

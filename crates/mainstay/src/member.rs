@@ -152,7 +152,13 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
             .map(Some)
             .map_err(Into::into),
         None if rebuild::journal_path(&data_path).exists() => Err(rebuild::UNFINISHED.into()),
-        None => Ok(None),
+        None => utl::take_over(&utl::TakeOver {
+            config: &parsed.config,
+            logger: &logger,
+            stop_wanted: &stop_wanted,
+        })
+        .map(|()| None)
+        .map_err(|failure| failure.to_string().into()),
     };
     // Held until the rebuild is finished.
     let started = prepared.and_then(|_lock| {

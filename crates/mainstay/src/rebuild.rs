@@ -45,6 +45,8 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a change of the members is tried again while the cluster settles from the one before.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
+/// Directory of the log in `--wal-dir` if the member was taken over from etcd, whose log is in `--wal-dir` itself.
+const BESIDE_ETCD: &str = "log";
 
 /// Why a member is not rebuilt. Its text says what to do; nothing of the old data is lost.
 #[derive(Debug)]
@@ -401,8 +403,12 @@ impl<'a> Rebuild<'a> {
     fn identify(&self, member_dir: &Path) -> Option<(u64, u64)> {
         let path = member_dir.join(log::ShutdownRecord::FILE_NAME);
         let record = log::ShutdownRecord::read(&*self.disk, &path).ok().flatten();
-        let log_dir = self.config.wal_dir.clone().unwrap_or_else(|| member_dir.join("log"));
-        let from_log = || log::Log::identify(&*self.disk, &log_dir).ok().flatten();
+        let log_dirs = match &self.config.wal_dir {
+            Some(dir) => vec![dir.join(BESIDE_ETCD), dir.clone()],
+            None => vec![member_dir.join("log")],
+        };
+        let from_log =
+            || log_dirs.iter().find_map(|log_dir| log::Log::identify(&*self.disk, log_dir).ok().flatten());
         let from_record = record.map(|record| (record.cluster_id.0, record.member_id.0));
         from_record.or_else(|| from_log().map(|owner| (owner.cluster_id.0, owner.member_id.0)))
     }
@@ -572,6 +578,7 @@ impl<'a> Rebuild<'a> {
     /// Moves what is in the data directory out of the way, for good, and the log that is in a directory of its own.
     fn move_aside(&self, data_dir: &Path, known: Option<(u64, u64)>) -> Result<(), RebuildError> {
         if let Some(log_dir) = &self.config.wal_dir {
+            self.move_log_aside(&log_dir.join(BESIDE_ETCD), known)?;
             self.move_log_aside(log_dir, known)?;
         }
         let from = data_dir.join("member");

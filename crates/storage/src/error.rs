@@ -37,6 +37,13 @@ pub enum DataDirError {
         /// What it says about keys of API version 2, if it has any.
         old_store: Option<String>,
     },
+    /// etcd has run again on what it left when this member was taken over.
+    EtcdRanAgain {
+        /// The data directory.
+        data_dir: PathBuf,
+        /// The directory of etcd's log.
+        wal_dir: PathBuf,
+    },
     /// The directory holds no member.
     Empty {
         /// The directory that was looked into.
@@ -295,19 +302,32 @@ impl fmt::Display for DataDirError {
             DataDirError::WrittenByEtcd { path, data_dir, old_store } => {
                 write!(
                     f,
-                    "{} was written by etcd: make a data directory of it with `mainstay utl import --data-dir {} --to \
-                     NEW_DIR`, and start with --data-dir NEW_DIR",
+                    "{} was written by etcd: start with --import-etcd-data, which takes the member over where it is, or make \
+                     a data directory of it with `mainstay utl import --data-dir {} --to NEW_DIR`, and start with --data-dir \
+                     NEW_DIR",
                     path.display(),
                     data_dir.display()
                 )?;
                 old_store.as_ref().map_or(Ok(()), |what| {
                     write!(
                         f,
-                        "; its old store (API version 2) was in use, {what}: give the command --migrate-v2, which moves keys to \
-                         version 3, or --without-old-store"
+                        "; its old store (API version 2) was in use, {what}: import it, and give the command --migrate-v2, \
+                         which moves keys to version 3, or --without-old-store"
                     )
                 })
             }
+            DataDirError::EtcdRanAgain { data_dir, wal_dir } => write!(
+                f,
+                "etcd has run on {data} since Mainstay took this member over, and neither set of files has everything that \
+                 the member has promised and acknowledged. If this is a member of a cluster, replace it: `mainstay rebuild` \
+                 with its flags. If it is the only one, decide which to keep: to go on with Mainstay's, remove \
+                 {data}/member/snap and the files in {wal} that end in .wal; to go on with etcd's, remove \
+                 {data}/member/{mark} and Mainstay's {data}/member/log, checkpoint and witness (and {wal}/log, if it is \
+                 there), and it is taken over again",
+                data = data_dir.display(),
+                wal = wal_dir.display(),
+                mark = crate::taken_over::MARK_NAME
+            ),
             DataDirError::Empty { path, lacks } => write!(f, "{} holds no {lacks}", path.display()),
             DataDirError::Removed { member_id, data_dir } => write!(
                 f,

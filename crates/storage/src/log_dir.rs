@@ -14,7 +14,8 @@
 //! | V | W | none | a log | opened if the member had stopped cleanly, and noted |
 //! | V | W | none | nothing | refused: the log is missing |
 //!
-//! A data directory without a note has its log in `member/log`.
+//! A data directory without a note has its log in `member/log`. If a member was taken over from etcd and `--wal-dir=W` was
+//! given, its log is in `W/log`, beside that of etcd ([`crate::taken_over`]), and W means that.
 
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
@@ -79,6 +80,8 @@ impl LogDir {
         let own = member_dir.join("log");
         let noted = read_note(&**disk, member_dir)?;
         let chosen = match given {
+            // A member that was taken over from etcd has its log in a directory of its own below that of etcd's log.
+            Some(given) if noted == Some(beside_etcd(given)?) => beside_etcd(given)?,
             Some(given) => absolute(given)?,
             None => own.clone(),
         };
@@ -218,6 +221,15 @@ impl LogDir {
 /// Returns true if a segment of a log is there.
 fn holds_log(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
     Log::is_in(disk, dir)
+}
+
+/// Returns the directory of a log beside that of etcd's log, which is in `wal_dir`; an absolute path.
+///
+/// # Errors
+///
+/// When there is no working directory for a relative path to begin at.
+pub fn beside_etcd(wal_dir: &Path) -> Result<PathBuf, OpenError> {
+    Ok(absolute(wal_dir)?.join("log"))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, OpenError> {

@@ -24,6 +24,7 @@ use crate::error::{DataDirError, FirstEntriesError, Inconsistency, Lacking};
 use crate::identity::Identity;
 use crate::log_dir::{self, Beside, LogDir};
 use crate::nospace::{Cause, Note};
+use crate::taken_over::TakenOver;
 use crate::terms::Terms;
 use config::Config;
 use telemetry::logging::{Logger, Value};
@@ -142,6 +143,9 @@ fn refused(doing: &'static str, path: &Path, error: std::io::Error) -> DataDirEr
 }
 
 fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<(), DataDirError> {
+    if let Some(taken_over) = TakenOver::read(disk, member_dir)? {
+        return taken_over.check(disk, member_dir);
+    }
     for theirs in ["wal", "snap"] {
         let path = member_dir.join(theirs);
         if disk.exists(&path).map_err(|error| refused("look for", &path, error))? {
@@ -167,7 +171,8 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) ->
     Ok(())
 }
 
-/// Makes sure that nobody else serves from this directory, and that it is none of etcd's. `wal_dir` is the directory that
+/// Makes sure that nobody else serves from this directory, and that it is none of etcd's, unless the member was taken over
+/// from etcd and etcd has not run since. `wal_dir` is the directory that
 /// `--wal-dir` names.
 ///
 /// # Errors
@@ -232,6 +237,10 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let Opening { config, disk, .. } = *opening;
     let member_dir = &config.data_dir.join("member");
     let lock = lock(&**disk, member_dir, config.wal_dir.as_deref())?;
+    if let Some(taken_over) = TakenOver::read(&**disk, member_dir)? {
+        // Before anything is promised that etcd's files do not know of.
+        taken_over.guard(&**disk, member_dir)?;
+    }
     let mut found = look(opening, member_dir)?;
     if found.beginning.is_some() {
         found.log_dir.settle()?;

@@ -68,7 +68,7 @@ pub struct RestoredHead {
 /// An entry of the raft log that follows on a state.
 #[derive(Clone, Debug)]
 pub struct RestoredEntry {
-    /// True if the entry is committed, so that it is applied to the state as well.
+    /// True if the entry is committed and not in the state yet, so that it is applied to the state as well.
     pub applies: bool,
     /// The entry.
     pub entry: log::Entry,
@@ -407,8 +407,13 @@ impl Restoration {
         Ok(machine)
     }
 
-    /// Begins the log behind the machine's last entry, and lets entries follow. Those that apply are applied to the
-    /// machine. Gives the terms of all entries from there on, for [`Restoration::finish`].
+    /// Sets the rules by which entries are applied, those of the member's options.
+    pub fn set_rules(&mut self, rules: Rules) {
+        self.rules = rules;
+    }
+
+    /// Begins the log behind the machine's last entry, or behind an earlier one, and lets entries follow. Those that apply
+    /// are applied to the machine. Gives the terms of all entries from there on, for [`Restoration::finish`].
     ///
     /// # Errors
     ///
@@ -417,9 +422,11 @@ impl Restoration {
         &mut self,
         machine: &mut Machine,
         hard_state: HardState,
+        begin: Option<EntryId>,
         entries: &mut dyn Iterator<Item = Result<RestoredEntry, Box<dyn Error + Send + Sync>>>,
     ) -> Result<Terms, RestorationError> {
-        let (index, term) = (machine.applied_index, machine.applied_term);
+        let in_state = EntryId { index: machine.applied_index, term: machine.applied_term };
+        let EntryId { index, term } = begin.unwrap_or(in_state);
         let mut terms = Terms::default();
         let mut batch = Batch::default();
         if index > Index(0) {
@@ -454,6 +461,8 @@ impl Restoration {
         (mut batch, terms): (Batch, &mut Terms),
     ) -> Result<(), RestorationError> {
         let values = self.values();
+        // Entries up to here may be kept in the log, and are in the state.
+        let in_state = machine.applied_index;
         let (mut applies, mut bytes) = (Vec::new(), 0);
         loop {
             let next = entries.next().transpose().map_err(RestorationError::Source)?;
@@ -475,6 +484,9 @@ impl Restoration {
                 return Err(RestorationError::Lost("an entry"));
             }
             for ((entry, does), place) in portion.iter().zip(applies.drain(..)).zip(placed.locations) {
+                if entry.index <= in_state {
+                    terms.push(EntryId { index: entry.index, term: entry.term });
+                }
                 if !does {
                     continue;
                 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use api::Status;
-use consensus::EntryKind;
+use consensus::{Entry, EntryKind};
 use disk::{Disk, Lock};
 use log::checkpoint::CheckpointStore;
 use log::{HardState, Log};
@@ -32,9 +32,9 @@ pub struct Stopped {
     pub machine: Machine,
     /// Raft's hard state: term, vote and commit index.
     pub hard_state: HardState,
-    /// Entries in the log that are not known to be committed, and so are not in the state. None if the member alone
-    /// has a vote: then all in its log is committed.
-    pub uncommitted: u64,
+    /// Entries in the log that are not known to be committed, and so are not in the state; the member may have
+    /// acknowledged them. None if the member alone has a vote: then all in its log is committed.
+    pub uncommitted: Vec<Entry>,
     log: Log,
     _lock: Lock,
 }
@@ -101,11 +101,11 @@ impl Stopped {
         }
         let hard_state = replayed.recovered.hard_state;
         let values = LogValues::new(replayed.log.values());
-        let mut uncommitted = 0;
+        let mut uncommitted = Vec::new();
         for (entry, place) in replayed.entries.iter().zip(&replayed.locations) {
             let alone = machine.members.voters() == [identity.member_id];
             if entry.index > hard_state.commit && !alone {
-                uncommitted += 1;
+                uncommitted.push(entry.clone());
                 continue;
             }
             let command =

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use cli::{Command, Failure, Flag, FlagRow, Program};
 
-use crate::{Session, completion, defrag, export, hash_kv, import, migrate, restore, status, version};
+use crate::{
+    Session, completion, defrag, drop_etcd, export, hash_kv, import, migrate, restore, status, version,
+};
 
 /// The function that runs a command.
 #[derive(Clone, Copy)]
@@ -18,6 +20,7 @@ pub const PROGRAM: Program<Run> = Program {
         subcommands: &[
             completion::COMPLETION,
             defrag::DEFRAG,
+            drop_etcd::DROP_ETCD,
             export::EXPORT,
             hash_kv::HASHKV,
             import::IMPORT,

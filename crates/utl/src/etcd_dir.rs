@@ -77,13 +77,14 @@ impl WithoutLease {
     }
 }
 
-/// Takes the history over; `leases` are the ids of those that exist. Tells of the bytes of keys and values passed.
+/// Takes the history over; `leases` are the ids of those that exist. Tells of the bytes of keys and values passed, and
+/// ends with the error that it is answered.
 /// Returns the live keys whose lease does not exist.
 pub fn take_history<S: Source>(
     from: &Backend<S>,
     leases: &HashSet<LeaseId>,
     filling: &mut Filling<'_>,
-    passed: &mut dyn FnMut(u64),
+    passed: &mut dyn FnMut(u64) -> Result<(), Failure>,
 ) -> Result<WithoutLease, Failure> {
     let mut history = from.history().map_err(Failure::error)?;
     let mut bytes = 0;
@@ -113,7 +114,7 @@ pub fn take_history<S: Source>(
             without.0.remove(head.key);
         }
         bytes += (head.key.len() + change.value.len()) as u64;
-        passed(bytes);
+        passed(bytes)?;
     }
     Ok(without)
 }

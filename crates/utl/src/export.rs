@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cli::{Command, Failure, Flag, Progress};
+use consensus::{Entry, EntryKind};
 use disk::{Disk, RealDisk};
 use interchange::backend::Release;
 use interchange::wal::Identity;
@@ -29,10 +30,11 @@ pub(crate) const EXPORT: Command<Run> = Command {
     name: "export",
     usage: "export --data-dir {Mainstay data dir} --to {output dir} [options]",
     about: "Makes a data directory for etcd 3.5 to 3.7 of one of Mainstay, with the same member and cluster",
-    long: "Makes a data directory for etcd 3.5 to 3.7 of that of a stopped member, which has to be the only one with a vote.
+    long: "Makes a data directory for etcd 3.5 to 3.7 of that of a stopped member.
 
-Of a cluster with several members, save a snapshot instead (etcdctl snapshot save) and restore it for each new member
-(etcdutl snapshot restore --format etcd).
+Member, cluster, term, vote and index stay, and so do entries that are not known to be committed: the member goes on where
+Mainstay stopped, alone or among the others of its cluster. Only one of the two directories may be used from then on: a
+member that is started on the older one has forgotten what it promised and acknowledged.
 ",
     example: "  etcdutl export --data-dir default.mainstay --to default.etcd && etcd --data-dir default.etcd",
     flags: &[
@@ -71,23 +73,20 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let mut stopped = Stopped::open(&disk, &from).map_err(Failure::error)?;
     let (id, members) = (stopped.identity.member_id, &stopped.machine.members);
-    if members.voters() != [id] || !members.learners().is_empty() {
-        return Err(Failure::error(format!(
-            "member {id:x} is one of {} of its cluster, and may not know of all that was acknowledged: save a snapshot \
-             of the running cluster (etcdctl snapshot save), and restore it for each member of the new one (etcdutl \
-             snapshot restore --format etcd)",
-            members.by_id.len()
-        )));
-    }
     let (index, term) = (stopped.machine.applied_index, stopped.machine.applied_term);
+    let promised = stopped.hard_state;
+    let uncommitted = std::mem::take(&mut stopped.uncommitted);
     let member = NewMember {
         identity: Identity { member_id: id, cluster_id: stopped.identity.cluster_id },
         index: index.0,
         term: term.0,
         release,
         conf_state: etcd_database::membership(members).conf_state(),
-        vote: id,
+        newest_term: promised.term.max(term).0,
+        vote: if promised.term < term { 0 } else { promised.vote.0 },
+        entries: uncommitted.iter().map(entry).collect(),
     };
+    let (member_count, newest_term, vote) = (members.by_id.len(), member.newest_term, member.vote);
     let target = Target::begin(&to)?;
     let mut progress = Progress::of_bytes("exporting", None);
     let new = NewDataDir::begin(&RealDisk, target.making(), member).map_err(Failure::error)?;
@@ -103,7 +102,11 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         &[
             ("member-id", format!("{id:x}").into()),
             ("cluster-id", format!("{:x}", stopped.identity.cluster_id).into()),
+            ("members", member_count.into()),
             ("index", index.0.into()),
+            ("last-index", (index.0 + uncommitted.len() as u64).into()),
+            ("term", newest_term.into()),
+            ("vote", format!("{vote:x}").into()),
             ("revision", revision.0.into()),
             ("compact-revision", compact_revision.0.into()),
             ("hash-kv", hash.into()),
@@ -111,6 +114,20 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         ],
     );
     Ok(())
+}
+
+/// Returns an entry as etcd's log has it.
+fn entry(entry: &Entry) -> api::raftpb::Entry {
+    let kind = match entry.kind {
+        EntryKind::Normal => api::raftpb::EntryType::EntryNormal,
+        EntryKind::ConfChange => api::raftpb::EntryType::EntryConfChange,
+    };
+    api::raftpb::Entry {
+        r#type: Some(kind.into()),
+        term: Some(entry.term.0),
+        index: Some(entry.index.0),
+        data: Some(entry.data.clone()),
+    }
 }
 
 /// Writes a machine's state and finishes the directory; gives the bytes of the database.

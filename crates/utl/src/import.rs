@@ -1,4 +1,4 @@
-//! `import`: a data directory for Mainstay of one of etcd.
+//! `import`: a data directory for Mainstay of one of etcd. [`Import`] does the work, also where a member is taken over.
 
 use std::collections::{BTreeSet, HashSet};
 use std::error::Error;
@@ -15,7 +15,7 @@ use disk::{Disk, RealDisk};
 use interchange::DataDir;
 use log::HardState;
 use machine::Machine;
-use numbers::{Index, LeaseId, MemberId, Revision, Term};
+use numbers::{EntryId, Index, LeaseId, MemberId, Revision, Term};
 use prost::Message as _;
 use storage::Identity;
 use storage::etcd_database;
@@ -26,6 +26,7 @@ use storage::terms::Terms;
 
 use crate::commands::Run;
 use crate::commands::required;
+use crate::notice::Notices;
 use crate::old_store::{self, Migration};
 use crate::snapshot_file::stat;
 use crate::target::{Target, is_taken};
@@ -58,8 +59,8 @@ pub(crate) const IMPORT: Command<Run> = Command {
     long: "Makes a data directory for Mainstay of one of etcd 3.4 to 3.7: its database and the log behind it.
 
 Member, cluster, term and index stay, so the member goes on where etcd stopped; Mainstay is started with the flags that
-etcd had and the new --data-dir. Of a cluster with several members, stop all, import each, and start all: members of
-both kinds in one cluster are not supported. What is read is not changed, and may be mounted read-only.
+etcd had and the new --data-dir. (Started on etcd's own directory, Mainstay does the same by itself and takes the member over
+where it is.) What is read is not changed, and may be mounted read-only.
 
 Keys of the old store (API version 2, --enable-v2 of 3.4 and 3.5) are refused unless --migrate-v2 moves them or
 --without-old-store leaves them out. To be moved, the member has to be the only one of its cluster.
@@ -83,28 +84,42 @@ Keys of the old store (API version 2, --enable-v2 of 3.4 and 3.5) are refused un
 
 fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     required(session, &[DATA_DIR.row(), TO.row()])?;
-    let options = Options::of(session.matches)?;
-    if is_taken(&options.to).unwrap_or(true) {
-        return Err(Failure::error(format!("{} is there already, and not empty", options.to.display())));
+    let Options { from, wal_dir, to, to_wal_dir, leave_out, migration } = Options::of(session.matches)?;
+    if is_taken(&to).unwrap_or(true) {
+        return Err(Failure::error(format!("{} is there already, and not empty", to.display())));
     }
     session.notices.info(
         "importing",
-        &[
-            ("data-dir", options.from.display().to_string().into()),
-            ("to", options.to.display().to_string().into()),
-        ],
+        &[("data-dir", from.display().to_string().into()), ("to", to.display().to_string().into())],
     );
-    let source = open(&options)?;
-    let guarded = checked(&source, &options)?;
-    let mut migration = match &options.migration {
-        Some(asked) => Some(plan_migration(session, &source, asked)?),
+    let import = Import::open(&from, wal_dir.as_deref(), leave_out)?;
+    let source = &import.source;
+    let mut migration = match &migration {
+        Some(asked) => Some(plan_migration(session, source, asked)?),
         None => None,
     };
-    let target = Target::begin(&options.to)?;
-    let (left_out, wal) = fill(session, &source, &options, (guarded, migration.as_mut()), &target)?;
+    let target = Target::begin(&to)?;
+    let (restoration, wal) = wal_dir::begin(target.making(), &to, to_wal_dir.as_ref(), import.identity())?;
+    let left_out = {
+        let mut bytes = Progress::of_bytes("importing", Some(source.base.bolt().size_bytes()));
+        let mut entries = Progress::of_things("entries", None);
+        let mut keys = Progress::of_things("keys of the old store", None);
+        import.fill(restoration, &mut session.notices, migration.as_mut(), &mut |passed| {
+            match passed {
+                Passed::Bytes(done) => bytes.at(done, ""),
+                Passed::Database => bytes.finish(),
+                Passed::Entries(done) => entries.at(done, ""),
+                Passed::OldKeys(done) => {
+                    entries.finish();
+                    keys.at(done, "");
+                }
+            }
+            Ok(())
+        })?
+    };
     // Read it back, as a start would.
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-    let log_dir = match (&options.to_wal_dir, &wal) {
+    let log_dir = match (&to_wal_dir, &wal) {
         (Some(WalDir::Inside(below)), _) => Some(target.making().join(below)),
         (_, Some(wal)) => Some(wal.making().to_path_buf()),
         _ => None,
@@ -148,12 +163,12 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
 /// The values of the flags.
 struct Options {
     from: PathBuf,
-    wal_dir: PathBuf,
+    /// Only if the user names one.
+    wal_dir: Option<PathBuf>,
     to: PathBuf,
     /// Only if the user names one.
     to_wal_dir: Option<WalDir>,
-    without_users: bool,
-    without_old_store: bool,
+    leave_out: LeaveOut,
     /// Only if the old store is to be migrated.
     migration: Option<old_store::Options>,
 }
@@ -161,10 +176,7 @@ struct Options {
 impl Options {
     fn of(given: &Matches) -> Result<Options, Failure> {
         let from = PathBuf::from(given.get(DATA_DIR));
-        let wal_dir = match given.get(WAL_DIR) {
-            "" => from.join("member").join("wal"),
-            dir => PathBuf::from(dir),
-        };
+        let wal_dir = Some(given.get(WAL_DIR)).filter(|dir| !dir.is_empty()).map(PathBuf::from);
         let to = PathBuf::from(given.get(TO));
         let to_wal_dir = match given.get(TO_WAL_DIR) {
             "" => None,
@@ -174,44 +186,190 @@ impl Options {
             dir => Some(WalDir::of(Path::new(dir), &to, ("to-wal-dir", "to"))?),
         };
         let migration = old_store::Options::of(given)?;
-        let without_old_store = given.get(WITHOUT_OLD_STORE);
-        if without_old_store && migration.is_some() {
+        let old_store = given.get(WITHOUT_OLD_STORE);
+        if old_store && migration.is_some() {
             return Err(Failure::bad_args(
                 "--migrate-v2 keeps what --without-old-store leaves out: give one of them",
             ));
         }
-        let without_users = given.get(WITHOUT_USERS);
-        Ok(Options { from, wal_dir, to, to_wal_dir, without_users, without_old_store, migration })
+        // What is moved into version 3 is not left out; what asks for it is.
+        let old_store = old_store || migration.is_some();
+        let leave_out = LeaveOut { users: given.get(WITHOUT_USERS), old_store };
+        Ok(Options { from, wal_dir, to, to_wal_dir, leave_out, migration })
     }
 }
 
-/// Opens etcd's directory for reading.
-fn open(options: &Options) -> Result<DataDir, Failure> {
-    DataDir::open_with(&RealDisk, &options.from, &options.wal_dir).map_err(|e| {
-        let what = format!("{}: {e}", options.from.display());
-        Failure::error(if what.contains("locked by another process") {
-            format!("{what}: stop etcd first")
-        } else {
-            what
-        })
-    })
+/// What an import leaves out on purpose.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct LeaveOut {
+    /// Users, roles and authentication.
+    pub users: bool,
+    /// Keys of the old store (API version 2), and requests for them.
+    pub old_store: bool,
 }
 
-/// Refuses a directory of which something would be lost without a flag that says so. Returns true if authentication is on and left out.
-fn checked(source: &DataDir, options: &Options) -> Result<bool, Failure> {
-    etcd_dir::check_versions(source.meta.storage_version.as_deref(), &source.membership)?;
-    // With users this is held against them as etcd does.
-    let guarded = options.without_users && source.base.auth().map_err(Failure::error)?.enabled;
-    if let Some(loss) = source.old_store.loss()
-        && !options.without_old_store
-        && options.migration.is_none()
-    {
-        return Err(Failure::error(format!(
-            "the old store (API version 2) would be lost, and {loss}: Mainstay has no such store, nor has etcd from 3.6 \
-             on. Move it into the key space of version 3 with --migrate-v2, or leave it out with --without-old-store"
-        )));
+/// How far an import has come.
+#[derive(Clone, Copy)]
+pub(crate) enum Passed {
+    /// Bytes of keys and values that were taken from the database.
+    Bytes(u64),
+    /// All of the database.
+    Database,
+    /// Entries that were taken from the log.
+    Entries(u64),
+    /// Keys and leases that were moved from the old store.
+    OldKeys(u64),
+}
+
+/// Told how far an import has come; ends it with an error.
+pub(crate) type Watching<'w> = dyn FnMut(Passed) -> Result<(), Failure> + 'w;
+
+/// A data directory of etcd that can be imported. It is locked against etcd, and not changed.
+pub(crate) struct Import {
+    /// etcd's files.
+    pub source: DataDir,
+    leave_out: LeaveOut,
+    /// Authentication is on, and left out: then etcd alone could say who was permitted what.
+    guarded: bool,
+}
+
+impl Import {
+    /// Opens etcd's directory for reading, and refuses it if something would be lost that is not left out on purpose.
+    pub fn open(from: &Path, wal_dir: Option<&Path>, leave_out: LeaveOut) -> Result<Import, Failure> {
+        let own = from.join("member").join("wal");
+        let source = DataDir::open_with(&RealDisk, from, wal_dir.unwrap_or(&own)).map_err(|e| {
+            let what = format!("{}: {e}", from.display());
+            Failure::error(if what.contains("locked by another process") {
+                format!("{what}: stop etcd first")
+            } else {
+                what
+            })
+        })?;
+        etcd_dir::check_versions(source.meta.storage_version.as_deref(), &source.membership)?;
+        // With users this is held against them as etcd does.
+        let guarded = leave_out.users && source.base.auth().map_err(Failure::error)?.enabled;
+        if let Some(loss) = source.old_store.loss()
+            && !leave_out.old_store
+        {
+            return Err(Failure::error(format!(
+                "the old store (API version 2) would be lost, and {loss}: Mainstay has no such store, nor has etcd from \
+                 3.6 on. Move it into the key space of version 3 with --migrate-v2, or leave it out with \
+                 --without-old-store"
+            )));
+        }
+        Ok(Import { source, leave_out, guarded })
     }
-    Ok(guarded)
+
+    /// The member and its cluster.
+    pub fn identity(&self) -> Identity {
+        let identity = self.source.wal.identity;
+        Identity { member_id: identity.member_id, cluster_id: identity.cluster_id }
+    }
+
+    /// Writes Mainstay's directory: first etcd's database, then the entries of its log and the hard state, then the keys of
+    /// the old store. Returns how many entries were left out since they change users, roles or authentication.
+    pub fn fill(
+        &self,
+        mut restoration: Restoration,
+        notices: &mut Notices,
+        migration: Option<&mut Migration>,
+        watching: &mut Watching<'_>,
+    ) -> Result<u64, Failure> {
+        let source = &self.source;
+        let index = source.base_index();
+        let term = source
+            .base_term()
+            .ok_or_else(|| Failure::error(format!("nothing says in which term entry {index} was written")))?;
+        let (mut machine, lease_ids) = self.fill_database(notices, &mut restoration, term, watching)?;
+        let before = self.kept_before(index)?;
+        let mut tail = Tail {
+            import: self,
+            first: before.map_or(index, |entry| entry.index.0) + 1,
+            next: before.map_or(index, |entry| entry.index.0) + 1,
+            term: before.map_or(term, |entry| entry.term.0),
+            guarded: self.guarded,
+            left_out: 0,
+            lease_ids,
+            watching: &mut *watching,
+        };
+        let promised = source.wal.hard_state;
+        // A term that the log has entries of was promised, whatever came of the last record.
+        let newest = source.wal.term(source.wal.last()).unwrap_or(0).max(term);
+        let hard_state = HardState {
+            term: Term(promised.term.max(newest)),
+            vote: if promised.term < newest { MemberId::NONE } else { MemberId(promised.vote) },
+            commit: Index(source.end()),
+        };
+        let mut terms =
+            restoration.follow(&mut machine, hard_state, before, &mut tail).map_err(Failure::error)?;
+        let Tail { left_out, lease_ids, .. } = tail;
+        if let Some(migration) = migration {
+            migration.begin(machine.store.current_revision(), &lease_ids);
+            let last = (hard_state, source.wal.last().max(index));
+            move_old_store(&mut restoration, &mut machine, last, (migration, &mut terms), watching)?;
+        }
+        restoration.finish(machine, &terms).map_err(Failure::error)?;
+        Ok(left_out)
+    }
+
+    /// Takes the state that etcd's database holds, of the entry `base_index` in this raft term. Returns the ids of its leases,
+    /// too.
+    fn fill_database(
+        &self,
+        notices: &mut Notices,
+        restoration: &mut Restoration,
+        term: u64,
+        watching: &mut Watching<'_>,
+    ) -> Result<(Machine, HashSet<LeaseId>), Failure> {
+        let source = &self.source;
+        let leases = etcd_dir::leases(&source.base)?;
+        let lease_ids = leases.iter().map(|lease| lease.id).collect();
+        let mut filling = restoration
+            .fill(RestoredHead {
+                compact_revision: source.meta.compact_revision().unwrap_or(Revision::NEVER_COMPACTED),
+                index: Index(source.base_index()),
+                term: Term(term),
+                leases,
+                alarms: source.base.alarms().map_err(Failure::error)?,
+                members: etcd_database::members(&source.membership),
+                auth: etcd_dir::users(&source.base, self.leave_out.users)?,
+                // Members stopped at different entries.
+                is_shared: false,
+            })
+            .map_err(Failure::error)?;
+        let without_lease = etcd_dir::take_history(&source.base, &lease_ids, &mut filling, &mut |bytes| {
+            watching(Passed::Bytes(bytes))
+        })?;
+        let machine = filling.finish(None).map_err(Failure::error)?;
+        watching(Passed::Database)?;
+        without_lease.warn(notices);
+        Ok((machine, lease_ids))
+    }
+
+    /// Returns the entry behind which the log begins: followers that lag, which may run etcd, get what is behind it from
+    /// this member as entries once it leads. `None` if nothing is kept of what the database has already.
+    fn kept_before(&self, base: u64) -> Result<Option<EntryId>, Failure> {
+        let wal = &self.source.wal;
+        let (mut first, mut bytes) = (base + 1, 0);
+        while first > wal.first() && base + 1 - first < KEPT_ENTRIES_MAX {
+            let Some(entry) = wal.entry(first - 1).map_err(Failure::error)? else { break };
+            let data = entry.data.clone().unwrap_or_default();
+            bytes += data.len();
+            let is_same = match interchange::Command::of(&entry) {
+                Ok(interchange::Command::Request(today)) => today == data,
+                Ok(interchange::Command::Nothing) => data.is_empty(),
+                Ok(interchange::Command::ConfChange(_)) => true,
+                // The old store's are sent to nobody.
+                Ok(interchange::Command::OldWrite { .. }) | Err(_) => false,
+            };
+            if !is_same || bytes > KEPT_BYTES_MAX {
+                break;
+            }
+            first -= 1;
+        }
+        let before = (first <= base).then(|| wal.term(first).map(|term| (first, term))).flatten();
+        Ok(before.map(|(index, term)| EntryId { index: Index(index), term: Term(term) }))
+    }
 }
 
 /// Rebuilds the old store and plans what becomes of it.
@@ -273,56 +431,6 @@ fn raised(source: &DataDir) -> Result<BTreeSet<(i32, u64)>, Failure> {
     Ok(raised)
 }
 
-/// Writes Mainstay's directory: first etcd's database, then the entries of its log behind that, then the keys of the old
-/// store. Returns how many entries were left out since they change users, roles or authentication, and the log's directory
-/// if it lies apart.
-fn fill(
-    session: &mut Session<'_>,
-    source: &DataDir,
-    options: &Options,
-    (guarded, migration): (bool, Option<&mut Migration>),
-    target: &Target,
-) -> Result<(u64, Option<Target>), Failure> {
-    let identity = source.wal.identity;
-    let identity = Identity { member_id: identity.member_id, cluster_id: identity.cluster_id };
-    let (mut restoration, wal) =
-        wal_dir::begin(target.making(), &options.to, options.to_wal_dir.as_ref(), identity)?;
-    let index = source.base_index();
-    let term = source
-        .base_term()
-        .ok_or_else(|| Failure::error(format!("nothing says in which term entry {index} was written")))?;
-    let (mut machine, lease_ids) =
-        fill_database(session, source, &mut restoration, term, options.without_users)?;
-    let mut tail = Tail {
-        source,
-        next: index + 1,
-        term,
-        guarded,
-        without_users: options.without_users,
-        without_old_store: options.without_old_store || options.migration.is_some(),
-        left_out: 0,
-        lease_ids,
-        progress: Progress::of_things("entries", Some(source.wal.last().saturating_sub(index))),
-    };
-    let promised = source.wal.hard_state;
-    // A term that the log has entries of was promised, whatever came of the last record.
-    let newest = source.wal.term(source.wal.last()).unwrap_or(0).max(term);
-    let hard_state = HardState {
-        term: Term(promised.term.max(newest)),
-        vote: if promised.term < newest { MemberId::NONE } else { MemberId(promised.vote) },
-        commit: Index(source.end()),
-    };
-    let mut terms = restoration.follow(&mut machine, hard_state, &mut tail).map_err(Failure::error)?;
-    let Tail { left_out, lease_ids, .. } = tail;
-    if let Some(migration) = migration {
-        migration.begin(machine.store.current_revision(), &lease_ids);
-        let last = source.wal.last().max(index);
-        move_old_store(&mut restoration, &mut machine, (hard_state, last), migration, &mut terms)?;
-    }
-    restoration.finish(machine, &terms).map_err(Failure::error)?;
-    Ok((left_out, wal))
-}
-
 /// Appends a migration's entries behind the last entry of the log.
 ///
 /// Their term is one that etcd's entries cannot have, learners' included. etcd's leader sends entries while it writes them, so
@@ -332,8 +440,8 @@ fn move_old_store(
     restoration: &mut Restoration,
     machine: &mut Machine,
     (before, last): (HardState, u64),
-    migration: &Migration,
-    terms: &mut Terms,
+    (migration, terms): (&Migration, &mut Terms),
+    watching: &mut Watching<'_>,
 ) -> Result<(), Failure> {
     let added = migration.requests();
     if added == 0 {
@@ -343,65 +451,34 @@ fn move_old_store(
         || Failure::error(format!("the log ends at entry {last} of term {}: none can follow", before.term));
     let term = Term(before.term.0.checked_add(2).ok_or_else(high)?);
     let commit = Index(last.checked_add(added).ok_or_else(high)?);
-    let mut progress = Progress::of_things("keys of the old store", Some(added));
     let mut entries = (0..added).filter_map(|number| {
-        progress.at(number, "");
         let data = migration.request(number)?.encode_to_vec().into();
         let entry = log::Entry { term, index: Index(last + 1 + number), entry_type: 0, data };
-        Some(Ok(RestoredEntry { applies: true, entry }))
+        let watched = watching(Passed::OldKeys(number)).map_err(TailError::Ended);
+        Some(watched.map(|()| RestoredEntry { applies: true, entry }).map_err(Into::into))
     });
     let hard_state = HardState { term, vote: MemberId::NONE, commit };
     restoration.follow_on(machine, hard_state, &mut entries, terms).map_err(Failure::error)
 }
 
-/// Takes the state that etcd's database holds, of the entry `source.base_index()` in this raft term. Returns the ids of its
-/// leases, too.
-fn fill_database(
-    session: &mut Session<'_>,
-    source: &DataDir,
-    restoration: &mut Restoration,
-    term: u64,
-    without_users: bool,
-) -> Result<(Machine, HashSet<LeaseId>), Failure> {
-    let total = source.base.bolt().size_bytes();
-    let leases = etcd_dir::leases(&source.base)?;
-    let lease_ids = leases.iter().map(|lease| lease.id).collect();
-    let mut progress = Progress::of_bytes("importing", Some(total));
-    let mut filling = restoration
-        .fill(RestoredHead {
-            compact_revision: source.meta.compact_revision().unwrap_or(Revision::NEVER_COMPACTED),
-            index: Index(source.base_index()),
-            term: Term(term),
-            leases,
-            alarms: source.base.alarms().map_err(Failure::error)?,
-            members: etcd_database::members(&source.membership),
-            auth: etcd_dir::users(&source.base, without_users)?,
-            // Members stopped at different entries.
-            is_shared: false,
-        })
-        .map_err(Failure::error)?;
-    let without_lease =
-        etcd_dir::take_history(&source.base, &lease_ids, &mut filling, &mut |bytes| progress.at(bytes, ""))?;
-    let machine = filling.finish(None).map_err(Failure::error)?;
-    progress.finish();
-    without_lease.warn(&mut session.notices);
-    Ok((machine, lease_ids))
-}
+/// Entries that are kept of those that the database has already, at most: as many as etcd keeps by itself.
+const KEPT_ENTRIES_MAX: u64 = 5000;
+/// Bytes of these entries, at most.
+const KEPT_BYTES_MAX: usize = 64 << 20;
 
-/// The entries behind the database, in today's words.
-struct Tail<'s> {
-    source: &'s DataDir,
+/// The entries of the log, in today's words: some that the database has already, and all behind these.
+struct Tail<'s, 'w> {
+    import: &'s Import,
+    first: u64,
     next: u64,
     term: u64,
     /// Authentication is on: etcd holds some requests against it only when it applies them.
     guarded: bool,
-    without_users: bool,
-    without_old_store: bool,
     /// Entries that change users, roles or authentication.
     left_out: u64,
     /// Leases that exist or existed.
     lease_ids: HashSet<LeaseId>,
-    progress: Progress,
+    watching: &'s mut Watching<'w>,
 }
 
 /// Why an entry behind etcd's database cannot be imported.
@@ -423,6 +500,8 @@ enum TailError {
     Password { index: u64, change: &'static str },
     /// Only etcd can say whether the user of the request was permitted to make it.
     Guarded { index: u64 },
+    /// The caller has ended the import.
+    Ended(Failure),
 }
 
 impl fmt::Display for TailError {
@@ -446,14 +525,15 @@ impl fmt::Display for TailError {
                 f,
                 "entry {index} asks for {change} with a password that is not hashed, as etcd before 3.5 wrote it, and is \
                  not in etcd's database yet: start etcd on the directory once more and stop it in order (SIGTERM), which \
-                 writes the database, then import again"
+                 writes the database, then try again"
             ),
             TailError::Guarded { index } => write!(
                 f,
                 "entry {index} is not in etcd's database yet, and whether its user was permitted to ask for it only etcd \
                  can say: start etcd on the directory once more and stop it in order (SIGTERM), which writes the \
-                 database, then import again"
+                 database, then try again"
             ),
+            TailError::Ended(failure) => failure.fmt(f),
         }
     }
 }
@@ -468,21 +548,23 @@ impl Error for TailError {
     }
 }
 
-impl Iterator for Tail<'_> {
+impl Iterator for Tail<'_, '_> {
     type Item = Result<RestoredEntry, Box<dyn Error + Send + Sync>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let index = self.next;
+        if index > self.import.source.wal.last() {
+            return None;
+        }
         self.next += 1;
-        self.progress.at(index.saturating_sub(self.source.base_index()), "");
-        let last = self.source.wal.last().max(self.source.base_index());
-        (index <= last).then(|| self.entry(index).map_err(Into::into))
+        let watched = (self.watching)(Passed::Entries(index - self.first)).map_err(TailError::Ended);
+        Some(watched.and_then(|()| self.entry(index)).map_err(Into::into))
     }
 }
 
-impl Tail<'_> {
+impl Tail<'_, '_> {
     fn entry(&mut self, index: u64) -> Result<RestoredEntry, TailError> {
-        let found = self.source.wal.entry(index).map_err(TailError::Read)?;
+        let found = self.import.source.wal.entry(index).map_err(TailError::Read)?;
         let entry = found.ok_or(TailError::Missing { index })?;
         let command =
             interchange::Command::of(&entry).map_err(|error| TailError::Damaged { index, error })?;
@@ -491,17 +573,20 @@ impl Tail<'_> {
             return Err(TailError::Term { index, term, before: self.term });
         }
         self.term = term;
+        let is_old = index <= self.import.source.base_index();
         let (entry_type, data) = match command {
             interchange::Command::Nothing => (0, Bytes::new()),
             interchange::Command::ConfChange(_) => (1, entry.data.unwrap_or_default()),
+            // The effects are in the database, whatever is left out.
+            interchange::Command::Request(data) if is_old => (0, data),
             interchange::Command::Request(data) => (0, self.request(index, data)?),
-            interchange::Command::OldWrite { .. } if self.without_old_store => (0, Bytes::new()),
+            interchange::Command::OldWrite { .. } if self.import.leave_out.old_store => (0, Bytes::new()),
             interchange::Command::OldWrite { method, path } => {
                 return Err(TailError::OldStore { index, method, path });
             }
         };
         let entry = log::Entry { term: Term(term), index: Index(index), entry_type, data };
-        Ok(RestoredEntry { applies: index <= self.source.end(), entry })
+        Ok(RestoredEntry { applies: !is_old && index <= self.import.source.end(), entry })
     }
 
     fn request(&mut self, index: u64, data: Bytes) -> Result<Bytes, TailError> {
@@ -509,7 +594,7 @@ impl Tail<'_> {
             InternalRaftRequest::decode(data.clone()).map_err(|error| TailError::Unknown { index, error })?;
         self.lease_ids.extend(request.lease_grant.as_ref().map(|grant| LeaseId(grant.id)));
         if let Some(change) = change_of_users(&request) {
-            if !self.without_users {
+            if !self.import.leave_out.users {
                 return if has_plain_password(&request) {
                     Err(TailError::Password { index, change })
                 } else {

@@ -1,8 +1,8 @@
 //! `mainstay utl`, by name `etcdutl`: work on files while no member runs.
 //!
 //! What it is: etcdutl's commands with its flags, outputs, errors and exit codes ([`run`]), reading snapshots and data
-//! directories of etcd 3.4 to 3.7 and of Mainstay; and two commands of its own, `import` and `export`, that make a
-//! data directory of the one program out of one of the other.
+//! directories of etcd 3.4 to 3.7 and of Mainstay; and commands of its own: `import` and `export` make a data directory of
+//! the one program out of one of the other. [`take_over`] does as `import`, in place, when a member is started.
 //!
 //! What it does not know: formats (`interchange`, `storage::restoration`, `storage::stopped`), the network, a running
 //! member, which is always left alone.
@@ -27,6 +27,7 @@ mod cluster;
 mod commands;
 mod completion;
 mod defrag;
+mod drop_etcd;
 mod etcd_dir;
 mod export;
 mod hash_kv;
@@ -38,6 +39,7 @@ mod printer;
 mod restore;
 mod snapshot_file;
 mod status;
+mod takeover;
 mod target;
 mod version;
 mod wal_dir;
@@ -50,6 +52,7 @@ use cli::{Failure, Invocation, Io, Matches, Output};
 use notice::Notices;
 
 pub use commands::PROGRAM;
+pub use takeover::{TakeOver, take_over};
 
 /// The environment of a command.
 struct Session<'s> {
@@ -87,8 +90,9 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
         }
         Ok(Invocation::Help(text)) => {
             // etcdutl's help is its usage.
-            let own =
-                ["import", "export"].iter().any(|name| text.contains(&format!("etcdutl {name} --data-dir")));
+            let own = ["import", "export", "drop-etcd"]
+                .iter()
+                .any(|name| text.contains(&format!("etcdutl {name} --data-dir")));
             let usage = text.find("Usage:\n").and_then(|at| text.get(at..)).unwrap_or(&text);
             let usage = if own { text.as_str() } else { usage };
             io.out.write(usage.as_bytes()).map_err(Failure::error)

@@ -1,48 +1,77 @@
-//! What a command says on standard error while it works: etcd's console lines.
+//! What a command says on standard error while it works: etcd's console lines. A start says it in the member's log.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use stdx::calendar::Utc;
 
 use cli::{Io, Output};
 use serde_json::Value;
+use telemetry::logging::{self, Logger};
 
-/// Writes notices on standard error, with the time that a clock tells.
-pub struct Notices {
-    out: Output,
-    clock: fn() -> SystemTime,
+/// Writes notices on standard error, with the time that a clock tells, or into the log of a member.
+pub struct Notices(Sink);
+
+enum Sink {
+    Console { out: Output, clock: fn() -> SystemTime },
+    Log(Arc<Logger>),
 }
 
 impl Notices {
     /// Notices on the standard error of `io`, with the time of its clock.
     pub fn new(io: &Io) -> Notices {
-        Notices { out: io.err.clone(), clock: io.clock }
+        Notices(Sink::Console { out: io.err.clone(), clock: io.clock })
+    }
+
+    /// Notices in a member's log.
+    pub fn in_log(logger: &Arc<Logger>) -> Notices {
+        Notices(Sink::Log(Arc::clone(logger)))
     }
 
     /// Something worth knowing: a message and its fields, in their order.
     pub fn info(&mut self, message: &str, fields: &[(&str, Value)]) {
-        self.line("info", message, fields);
+        match &self.0 {
+            Sink::Console { out, clock } => out.notice(line(clock(), "info", message, fields)),
+            Sink::Log(logger) => logger.info(message, &logged(fields)),
+        }
     }
 
     /// Something to think about.
     pub fn warn(&mut self, message: &str, fields: &[(&str, Value)]) {
-        self.line("warn", message, fields);
+        match &self.0 {
+            Sink::Console { out, clock } => out.notice(line(clock(), "warn", message, fields)),
+            Sink::Log(logger) => logger.warn(message, &logged(fields)),
+        }
     }
 
     /// A text as it is.
     pub fn plain(&mut self, text: &str) {
-        self.out.notice(text);
-    }
-
-    fn line(&mut self, level: &str, message: &str, fields: &[(&str, Value)]) {
-        let seconds = (self.clock)().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let mut line = format!("{}Z\t{level}\t{message}", Utc::from_unix(seconds));
-        if !fields.is_empty() {
-            let fields: Vec<String> =
-                fields.iter().map(|(key, value)| format!("{}: {value}", Value::from(*key))).collect();
-            line.push_str(&format!("\t{{{}}}", fields.join(", ")));
+        match &self.0 {
+            Sink::Console { out, .. } => out.notice(text),
+            Sink::Log(logger) => logger.info(text, &[]),
         }
-        self.out.notice(format!("{line}\n"));
     }
+}
+
+fn line(now: SystemTime, level: &str, message: &str, fields: &[(&str, Value)]) -> String {
+    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let mut line = format!("{}Z\t{level}\t{message}", Utc::from_unix(seconds));
+    if !fields.is_empty() {
+        let fields: Vec<String> =
+            fields.iter().map(|(key, value)| format!("{}: {value}", Value::from(*key))).collect();
+        line.push_str(&format!("\t{{{}}}", fields.join(", ")));
+    }
+    line.push('\n');
+    line
+}
+
+fn logged<'f>(fields: &'f [(&'f str, Value)]) -> Vec<(&'f str, logging::Value<'f>)> {
+    fields
+        .iter()
+        .map(|(key, value)| match value.as_str() {
+            Some(text) => (*key, logging::Value::Str(text)),
+            None => (*key, logging::Value::Display(value)),
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -248,8 +248,10 @@ fn to_mainstay(
             is_shared: true,
         })
         .map_err(Failure::error)?;
-    let without_lease =
-        etcd_dir::take_history(from, &lease_ids, &mut filling, &mut |bytes| progress.at(bytes, ""))?;
+    let without_lease = etcd_dir::take_history(from, &lease_ids, &mut filling, &mut |bytes| {
+        progress.at(bytes, "");
+        Ok(())
+    })?;
     let machine = filling.finish(options.bump).map_err(Failure::error)?;
     Ok(Done { without_lease, ..finish_mainstay(options, (restoration, wal), machine)? })
 }
@@ -277,8 +279,9 @@ fn finish_mainstay(
     };
     let hard_state =
         HardState { term: TERM, vote: MemberId(options.cluster.vote()), commit: options.cluster.index() };
-    let terms =
-        restoration.follow(&mut machine, hard_state, &mut std::iter::empty()).map_err(Failure::error)?;
+    let terms = restoration
+        .follow(&mut machine, hard_state, None, &mut std::iter::empty())
+        .map_err(Failure::error)?;
     restoration.finish(machine, &terms).map_err(Failure::error)?;
     // Before the data directory, which is complete with it only.
     wal.map_or(Ok(()), Target::finish)?;
@@ -320,7 +323,9 @@ fn new_member(options: &Options, release: Release) -> NewMember {
         term: TERM.0,
         release,
         conf_state: options.cluster.membership.conf_state(),
+        newest_term: TERM.0,
         vote: options.cluster.vote(),
+        entries: Vec::new(),
     }
 }
 

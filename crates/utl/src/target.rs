@@ -54,16 +54,7 @@ impl Target {
     /// When another process is making it, or the operating system refuses.
     pub fn begin(path: &Path) -> Result<Target, Failure> {
         let is_inside = path.is_dir();
-        let making = if is_inside {
-            path.join(UNFINISHED)
-        } else {
-            let mut name = path.file_name().map(std::ffi::OsStr::to_os_string).ok_or_else(|| {
-                Failure::error(format!("{} is no name that a directory can get", path.display()))
-            })?;
-            name.push(".");
-            name.push(UNFINISHED);
-            path.with_file_name(name)
-        };
+        let making = if is_inside { path.join(UNFINISHED) } else { Target::making_of(path)? };
         let failed = |e: io::Error| Failure::error(format!("cannot make {}: {e}", making.display()));
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             RealDisk.create_dir_all(parent).map_err(failed)?;
@@ -98,9 +89,38 @@ impl Target {
         Ok(Target { path: path.to_path_buf(), making, is_inside, finished: false, _lock: lock })
     }
 
+    /// The name under which a directory is made that is not there yet.
+    ///
+    /// # Errors
+    ///
+    /// When the path ends in no name.
+    pub fn making_of(path: &Path) -> Result<PathBuf, Failure> {
+        let mut name = path.file_name().map(std::ffi::OsStr::to_os_string).ok_or_else(|| {
+            Failure::error(format!("{} is no name that a directory can get", path.display()))
+        })?;
+        name.push(".");
+        name.push(UNFINISHED);
+        Ok(path.with_file_name(name))
+    }
+
     /// Returns the path to write to.
     pub fn making(&self) -> &Path {
         &self.making
+    }
+
+    /// Leaves the directory under the name that it is made under, once all in it is durable, for the caller to rename
+    /// what is in it.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses.
+    pub fn leave(mut self) -> Result<(), Failure> {
+        RealDisk
+            .sync_dir(&self.making)
+            .and_then(|()| RealDisk.sync_dir(parent(&self.making)))
+            .map_err(|e| Failure::error(format!("cannot make {} durable: {e}", self.making.display())))?;
+        self.finished = true;
+        Ok(())
     }
 
     /// Gives the directory its name, once all in it is durable.

@@ -47,6 +47,12 @@ type Member struct {
 
 func (m *Member) logPath() string { return filepath.Join(m.dir, "log") }
 
+// Log is everything that the member's processes have logged.
+func (m *Member) Log() (string, error) {
+	log, err := os.ReadFile(m.logPath())
+	return string(log), err
+}
+
 // DataDir is where the member keeps its data.
 func (m *Member) DataDir() string { return filepath.Join(m.dir, "data") }
 

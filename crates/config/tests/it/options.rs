@@ -359,6 +359,7 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
             || matches!(
                 flag.name,
                 "zone"
+                    | "import-etcd-data"
                     | "api-version"
                     | "client-memory-bytes"
                     | "max-connections-per-address"

@@ -27,8 +27,19 @@ pub struct Wal {
     pub snapshots: Vec<SnapshotMark>,
     /// The part of the last file that was left out.
     pub repair: Option<Repair>,
+    /// The end of the log, behind its last whole record.
+    pub end: WalEnd,
     first: u64,
     entries: Vec<Place>,
+}
+
+/// A position in the last file of a log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WalEnd {
+    /// The file's name.
+    pub file: String,
+    /// Bytes from the beginning of the file.
+    pub offset: u64,
 }
 
 /// The ids of a log's owner.
@@ -97,6 +108,11 @@ impl Wal {
         let mut before: Option<u64> = None;
         for name in names {
             let Some((sequence, _)) = parse_name(&name) else { continue };
+            if super::GUARD_NAMES.contains(&name.as_str()) {
+                let what = "Mainstay has taken this member over: what etcd left here is older than what the member has \
+                            promised and acknowledged since";
+                return Err(Error::damaged(0, what).in_file(&name));
+            }
             if before.is_some_and(|before| before.checked_add(1) != Some(sequence)) {
                 return Err(Error::damaged(0, "a file of the log before this one is missing").in_file(&name));
             }
@@ -126,6 +142,7 @@ impl Wal {
             hard_state: scan.hard_state,
             snapshots: scan.snapshots,
             repair: scan.repair,
+            end: scan.end,
             first: scan.first,
             entries: scan.entries,
         })
@@ -188,6 +205,11 @@ impl Wal {
     }
 }
 
+/// Returns true if etcd gives such a name to a file of the log.
+pub(crate) fn is_file_name(name: &str) -> bool {
+    parse_name(name).is_some()
+}
+
 /// Sequence number and first index of a file of the log.
 fn parse_name(name: &str) -> Option<(u64, u64)> {
     let (sequence, index) = name.strip_suffix(".wal")?.split_once('-')?;
@@ -208,6 +230,7 @@ struct Scan {
     entries: Vec<Place>,
     crc: u32,
     repair: Option<Repair>,
+    end: WalEnd,
 }
 
 impl Scan {
@@ -264,6 +287,7 @@ impl Scan {
             }
         }
         self.crc = frames.crc();
+        self.end = WalEnd { file: file.name.clone(), offset: frames.at() };
         Ok(())
     }
 

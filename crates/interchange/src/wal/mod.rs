@@ -29,9 +29,16 @@ mod frame;
 mod log;
 mod writer;
 
-pub use log::{HardState, Identity, Repair, SnapshotMark, Wal};
+pub(crate) use log::is_file_name;
+pub use log::{HardState, Identity, Repair, SnapshotMark, Wal, WalEnd};
 pub(crate) use writer::FIRST_NAME;
 pub use writer::{SegmentStart, segment};
+
+/// Names of empty files that are put beside a log which must not be used any more. Files are missing before the last of
+/// them, so that etcd 3.4 to 3.7 refuses to start and does not touch the log. One alone would not do: etcd takes any file for
+/// the one behind the first.
+pub const GUARD_NAMES: [&str; 2] =
+    ["fffffffffffffff0-ffffffffffffffff.wal", "ffffffffffffffff-ffffffffffffffff.wal"];
 
 pub(crate) const METADATA: u64 = 1;
 pub(crate) const ENTRY: u64 = 2;

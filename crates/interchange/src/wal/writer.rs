@@ -4,7 +4,7 @@ use api::wire::{number_tag, put_field, put_varint};
 use prost::Message as _;
 
 use crate::backend::ConfState;
-use crate::wal::{CRC, HardState, Identity, METADATA, SNAPSHOT, STATE, SnapshotMark};
+use crate::wal::{CRC, ENTRY, HardState, Identity, METADATA, SNAPSHOT, STATE, SnapshotMark};
 
 /// The beginning of a log whose member already has a state.
 #[derive(Clone, Debug)]
@@ -15,12 +15,14 @@ pub struct SegmentStart {
     pub hard_state: HardState,
     /// Position of the state.
     pub snapshot: SnapshotMark,
+    /// Entries behind the state, in their order.
+    pub entries: Vec<api::raftpb::Entry>,
 }
 
 /// The name of the first file of a log.
 pub(crate) const FIRST_NAME: &str = "0000000000000000-0000000000000000.wal";
 
-/// The bytes of the first file of a log without entries. etcd fills it up when it opens it.
+/// The bytes of the first file of a log. etcd fills it up when it opens it.
 pub fn segment(start: &SegmentStart) -> Vec<u8> {
     let metadata = api::etcdserverpb::Metadata {
         node_id: Some(start.identity.member_id),
@@ -43,6 +45,9 @@ pub fn segment(start: &SegmentStart) -> Vec<u8> {
     log.record(SNAPSHOT, Some(nothing.encode_to_vec()));
     log.record(STATE, Some(state.encode_to_vec()));
     log.record(SNAPSHOT, Some(snapshot.encode_to_vec()));
+    for entry in &start.entries {
+        log.record(ENTRY, Some(entry.encode_to_vec()));
+    }
     log.bytes
 }
 

@@ -282,7 +282,9 @@ fn make<S: Source>(from: &Backend<S>, release: &str, dir: &Path) {
         term: 7,
         release: copy.release,
         conf_state: copy.membership.conf_state(),
+        newest_term: 7,
         vote: copy.membership.members[0].id,
+        entries: Vec::new(),
     };
     let new = NewDataDir::begin(&RealDisk, dir, member).expect("begins");
     copy.meta = new.meta(copy.meta.compact_revision());

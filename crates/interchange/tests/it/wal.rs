@@ -201,11 +201,23 @@ fn a_first_file_comes_back() {
     let conf_state = ConfState { voters: vec![identity().member_id], learners: Vec::new() };
     let snapshot = SnapshotMark { index: 9, term: 4, conf_state: Some(conf_state) };
     let hard_state = HardState { term: 4, vote: identity().member_id, commit: 9 };
-    let start = SegmentStart { identity: identity(), hard_state, snapshot: snapshot.clone() };
+    let start =
+        SegmentStart { identity: identity(), hard_state, snapshot: snapshot.clone(), entries: Vec::new() };
     let wal = open(&[(FIRST, segment(&start))]).expect("is sound");
     assert_eq!((wal.identity, wal.hard_state), (identity(), hard_state));
     assert_eq!(wal.snapshots, [SnapshotMark::default(), snapshot]);
     assert_eq!(terms(&wal), []);
+    let entry = |index, data: &'static [u8]| api::raftpb::Entry {
+        r#type: Some(0),
+        term: Some(5),
+        index: Some(index),
+        data: Some(data.into()),
+    };
+    let entries = vec![entry(10, b""), entry(11, b"x")];
+    let wal =
+        open(&[(FIRST, segment(&SegmentStart { entries: entries.clone(), ..start }))]).expect("is sound");
+    assert_eq!((wal.first(), wal.last(), wal.term(10)), (10, 11, Some(5)));
+    assert_eq!(wal.entry(11).expect("is read"), Some(entries[1].clone()));
 }
 
 /// Makes a directory for the only member.
@@ -215,7 +227,16 @@ fn make(disk: &MemDisk) -> Result<(), WriteError> {
     let membership = Membership { members: vec![only], ..Membership::default() };
     let conf_state = membership.conf_state();
     let (release, vote) = (Release::V3_6, id.member_id);
-    let member = NewMember { identity: id, index: 9, term: 4, release, conf_state, vote };
+    let member = NewMember {
+        identity: id,
+        index: 9,
+        term: 4,
+        release,
+        conf_state,
+        newest_term: 4,
+        vote,
+        entries: Vec::new(),
+    };
     let new = NewDataDir::begin(disk, Path::new("/d"), member)?;
     let mut layout = BackendLayout::new(Release::V3_6);
     layout.meta(&new.meta(None))?;

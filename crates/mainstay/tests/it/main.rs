@@ -42,6 +42,7 @@ mod service;
 mod smoke;
 mod space;
 mod spans;
+mod takeover;
 mod tls;
 mod tls_cluster;
 mod unix_sockets;

@@ -8,16 +8,23 @@ use crate::member::Setup;
 use crate::run;
 
 #[test]
-fn a_data_directory_of_etcd_is_refused() {
+fn a_data_directory_of_etcd_is_refused_if_that_is_asked_for() {
     for theirs in ["wal", "snap"] {
         let dir = TempDir::new("foreign");
         let setup = Setup::new(dir.path());
         let path = setup.data_dir.join("member").join(theirs);
         std::fs::create_dir_all(&path).expect("a directory can be made");
-        let said = setup.refused();
+        let said = setup.clone().flag("--import-etcd-data=false").refused();
         assert!(said.contains(&format!("{} was written by etcd", path.display())), "{said}");
         let left: Vec<_> = std::fs::read_dir(setup.data_dir.join("member")).expect("it is there").collect();
         assert_eq!(left.len(), 1, "nothing is written into it: {left:?}");
+        // Nothing in it can be taken over.
+        let said = setup.refused();
+        let words = [
+            "was written by etcd",
+            if theirs == "snap" { "whose files are unchanged" } else { "utl import" },
+        ];
+        assert!(words.iter().all(|words| said.contains(words)), "{said}");
     }
 }
 

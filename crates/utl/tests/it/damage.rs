@@ -80,7 +80,7 @@ fn restore(disk: &Arc<dyn Disk>) -> Result<(), RestorationError> {
     }
     let mut machine = filling.finish(None)?;
     let hard_state = log::HardState { term: Term(1), vote: MemberId(7), commit: Index(1) };
-    let terms = restoration.follow(&mut machine, hard_state, &mut std::iter::empty())?;
+    let terms = restoration.follow(&mut machine, hard_state, None, &mut std::iter::empty())?;
     restoration.finish(machine, &terms)
 }
 

@@ -10,3 +10,4 @@ mod old_store;
 mod relog;
 mod restore;
 mod round_trip;
+mod takeover;

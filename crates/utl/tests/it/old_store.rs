@@ -10,8 +10,9 @@ use prost::Message as _;
 use storage::stopped::Stopped;
 use testkit::TempDir;
 
-use crate::kit::{done, etcd_dir, golden, names, open, refused, text};
+use crate::kit::{done, etcd_dir, everything, golden, names, open, refused, text};
 use crate::relog::relogged;
+use crate::takeover::start_with;
 
 /// The directory of an etcd 3.4 with `--enable-v2`: an image of the old store, changes behind it, and a user root, without whom
 /// nobody may write.
@@ -223,6 +224,16 @@ fn a_start_on_such_a_directory_names_the_flag() {
     let said = lock(&from).expect("is refused").to_string();
     assert!(said.contains("was written by etcd") && said.contains("--migrate-v2"), "{said}");
     assert!(said.contains("it has 9 keys or directories right below its root"), "{said}");
+    // Nor is it taken over: what it has would be lost.
+    let before = everything(&from);
+    let (said, outcome) = start_with(&from, &[], false);
+    let why = outcome.expect_err(&said);
+    let command = format!("`mainstay utl import --data-dir {} --to NEW_DIR`", text(&from));
+    for words in ["whose files are unchanged", "9 keys", "--migrate-v2", "--without-old-store", &command] {
+        assert!(why.contains(words), "{words}: {why}");
+    }
+    std::fs::remove_file(from.join("member/lock")).expect("is removed");
+    assert_eq!(everything(&from), before);
     // A large image is not read: this one is none.
     let image = from.join("member/snap/0000000000000002-0000000000000029.snap");
     std::fs::write(&image, vec![b'x'; 5 << 20]).expect("is written");

@@ -1,0 +1,91 @@
+//! Started on a data directory of etcd: the member goes on, whatever kills it meanwhile.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use interchange::wal::GUARD_NAMES;
+use testkit::TempDir;
+
+use crate::member::{Member, Setup};
+use crate::run;
+
+/// A data directory that real etcd left.
+fn etcd_left(setup: &Setup, release: &str) {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interchange/tests/it/golden");
+    let member = setup.data_dir.join("member");
+    for (name, path) in [("db", "snap/db"), ("wal", "wal/0000000000000000-0000000000000000.wal")] {
+        let file = std::fs::File::open(golden.join(format!("{release}-{name}.gz"))).expect("is there");
+        let mut bytes = Vec::new();
+        flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).expect("is sound");
+        let path = member.join(path);
+        std::fs::create_dir_all(path.parent().expect("has one")).expect("is made");
+        std::fs::write(path, bytes).expect("is written");
+    }
+}
+
+/// etcd's files, with what is in them.
+fn etcds(setup: &Setup) -> Vec<(PathBuf, Vec<u8>)> {
+    let member = setup.data_dir.join("member");
+    ["snap/db", "wal/0000000000000000-0000000000000000.wal"]
+        .map(|path| (member.join(path), std::fs::read(member.join(path)).expect("is there")))
+        .to_vec()
+}
+
+fn revision(member: &Member) -> i64 {
+    run(async {
+        let everything = member.client().await.everything().await.expect("reads are served");
+        everything.header.expect("has a header").revision
+    })
+}
+
+fn put(member: &Member) {
+    run(async { member.client().await.put("here", "now").await.expect("puts are served") });
+}
+
+#[test]
+fn a_member_of_etcd_goes_on_and_survives_kills() {
+    for release in ["3.4", "3.7"] {
+        let dir = TempDir::in_memory("takeover");
+        let setup = Setup::new(dir.path());
+        etcd_left(&setup, release);
+        let before = etcds(&setup);
+        let asked_first = setup.clone().flag("--import-etcd-data=false");
+        let said = asked_first.refused();
+        assert!(said.contains("was written by etcd") && said.contains("--import-etcd-data"), "{said}");
+        // Killed where it begins, and once all is imported but before it serves.
+        for words in ["taking this member over", "imported etcd's database and log"] {
+            let member = Member::spawn(&setup);
+            member.wait_for(words);
+            member.kill();
+            assert_eq!(etcds(&setup), before, "{release}: etcd's files are not changed");
+        }
+        let member = setup.start();
+        assert_eq!(revision(&member), 40, "{release}");
+        put(&member);
+        member.kill();
+        for name in GUARD_NAMES {
+            assert!(setup.data_dir.join("member/wal").join(name).exists(), "{release}: {name}");
+        }
+        // The flag is about directories of etcd only; this is one of Mainstay's by now.
+        let member = asked_first.start();
+        assert_eq!(revision(&member), 41, "{release}");
+        member.stop();
+        assert_eq!(etcds(&setup), before, "{release}");
+        let member = setup.start();
+        assert_eq!(revision(&member), 41, "{release}");
+        member.stop();
+    }
+}
+
+#[test]
+fn a_member_that_etcd_went_on_with_is_refused() {
+    let dir = TempDir::in_memory("takeover-twice");
+    let setup = Setup::new(dir.path());
+    etcd_left(&setup, "3.6");
+    setup.start().stop();
+    let wal = setup.data_dir.join("member/wal");
+    let last = wal.join("0000000000000000-0000000000000000.wal");
+    std::fs::copy(&last, wal.join("0000000000000001-0000000000000100.wal")).expect("is copied");
+    let said = setup.refused();
+    assert!(said.contains("etcd has run on") && said.contains("mainstay rebuild"), "{said}");
+}

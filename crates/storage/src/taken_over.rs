@@ -1,0 +1,235 @@
+//! The mark of a member that was taken over from etcd in place: Mainstay's files lie beside those of etcd, which nothing
+//! changes until they are dropped.
+//!
+//! What etcd left is older than what the member has promised and acknowledged since. If etcd ran on it again, the member
+//! could vote twice in one term, and would lack entries that it was counted for. So two empty files beside etcd's log
+//! keep etcd from starting, and if it ran all the same, Mainstay refuses: neither set of files has everything then.
+
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+
+use disk::Disk;
+use interchange::Fingerprint;
+use interchange::wal::{GUARD_NAMES, WalEnd};
+use log::OpenError;
+
+use crate::error::DataDirError;
+
+/// Name of the mark in a member's directory.
+///
+/// ```text
+/// 0   magic        8   "MNSTETC\n"
+/// 8   version      4   1
+/// 12  state        4   0 etcd's files are kept, 1 they are being dropped
+/// 16  names        4   CRC-32C of the names of the files of etcd's log, see `interchange::Fingerprint`
+/// 20  tail         4   CRC-32C of what is behind the end of etcd's log
+/// 24  offset       8   end of etcd's log in its last file
+/// 32  name length  4   of that file, in bytes
+/// 36  name         …
+///     directory    …   of etcd's log, absolute; nothing if it is `wal` in the member's directory
+///     crc32c       4   of all bytes before
+/// ```
+pub const MARK_NAME: &str = "taken-over-from-etcd";
+
+const MAGIC: [u8; 8] = *b"MNSTETC\n";
+const VERSION: u32 = 1;
+const HEAD_BYTES: usize = 36;
+/// The longest mark: a name and a path are no longer than Linux takes.
+const BYTES_MAX: usize = HEAD_BYTES + 255 + 4096 + 4;
+
+/// Content of the mark.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TakenOver {
+    /// The directory of etcd's log, absolute, if it is not `wal` in the member's directory, with which it may be moved.
+    pub wal_apart: Option<PathBuf>,
+    /// What etcd left.
+    pub left: Fingerprint,
+    /// True if etcd's files are being deleted, so that some may be missing.
+    pub is_dropping: bool,
+}
+
+impl TakenOver {
+    /// Reads the mark; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// When it is damaged, or the operating system refuses.
+    pub fn read(disk: &dyn Disk, member_dir: &Path) -> Result<Option<TakenOver>, OpenError> {
+        let path = member_dir.join(MARK_NAME);
+        let io = |error| OpenError::Io { doing: "read", path: path.clone(), error };
+        if !disk.exists(&path).map_err(io)? {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; BYTES_MAX + 1];
+        let read = disk.open_read(&path).and_then(|file| file.read_at(&mut bytes, 0)).map_err(io)?;
+        bytes.truncate(read);
+        decode(&bytes).map(Some).map_err(|found| OpenError::Damaged {
+            path: path.clone(),
+            offset: 0,
+            found: format!(
+                "{found}: it says that this member was taken over from etcd. If etcd has not run since, remove etcd's \
+                 files (snap, and the files that end in .wal) and this one"
+            ),
+        })
+    }
+
+    /// Writes the mark into a directory, durably and atomically.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses.
+    pub fn write(&self, disk: &dyn Disk, dir: &Path) -> Result<(), OpenError> {
+        let path = dir.join(MARK_NAME);
+        let making = dir.join(format!("{MARK_NAME}.tmp"));
+        let io = |error| OpenError::Io { doing: "write", path: path.clone(), error };
+        let bytes = self
+            .encode()
+            .ok_or_else(|| io(std::io::Error::new(std::io::ErrorKind::InvalidInput, "a path is too long")))?;
+        if disk.exists(&making).map_err(io)? {
+            disk.remove(&making).map_err(io)?;
+        }
+        let file = disk.create(&making).map_err(io)?;
+        file.write_at(&bytes, 0).and_then(|()| file.sync_all()).map_err(io)?;
+        disk.rename(&making, &path).map_err(io)?;
+        disk.sync_dir(dir).map_err(io)
+    }
+
+    /// Returns the directory of etcd's log.
+    pub fn wal_dir(&self, member_dir: &Path) -> PathBuf {
+        self.wal_apart.clone().unwrap_or_else(|| member_dir.join("wal"))
+    }
+
+    /// Refuses a directory on which etcd has run since.
+    ///
+    /// # Errors
+    ///
+    /// When it has, or a file cannot be read.
+    pub fn check(&self, disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
+        if self.is_dropping {
+            return Ok(());
+        }
+        let data_dir = member_dir.parent().unwrap_or(member_dir);
+        let wal_dir = self.wal_dir(member_dir);
+        match self.left.has_changed(disk, &wal_dir) {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(DataDirError::EtcdRanAgain { data_dir: data_dir.to_path_buf(), wal_dir }),
+            Err(error) => Err(OpenError::Io { doing: "look into", path: wal_dir, error }.into()),
+        }
+    }
+
+    /// Puts the guards beside etcd's log, so that etcd does not start on it, unless they are there or etcd's files are not.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses.
+    pub fn guard(&self, disk: &dyn Disk, member_dir: &Path) -> Result<(), OpenError> {
+        let wal_dir = self.wal_dir(member_dir);
+        let io = |path: &Path, error| OpenError::Io { doing: "create", path: path.to_path_buf(), error };
+        let last = wal_dir.join(&self.left.end.file);
+        if self.is_dropping || !disk.exists(&last).map_err(|error| io(&last, error))? {
+            return Ok(());
+        }
+        for name in GUARD_NAMES {
+            let path = wal_dir.join(name);
+            if !disk.exists(&path).map_err(|error| io(&path, error))? {
+                disk.create(&path).map_err(|error| io(&path, error))?;
+            }
+        }
+        disk.sync_dir(&wal_dir).map_err(|error| io(&wal_dir, error))
+    }
+
+    fn encode(&self) -> Option<Vec<u8>> {
+        let Fingerprint { names, end, tail } = &self.left;
+        let dir = self.wal_apart.as_ref().map_or(&[][..], |dir| dir.as_os_str().as_bytes());
+        let name = end.file.as_bytes();
+        let mut bytes = MAGIC.to_vec();
+        for number in [VERSION, u32::from(self.is_dropping), *names, *tail] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(&end.offset.to_le_bytes());
+        bytes.extend_from_slice(&u32::try_from(name.len()).ok()?.to_le_bytes());
+        bytes.extend_from_slice(name);
+        bytes.extend_from_slice(dir);
+        let crc = crc32c::crc32c(&bytes);
+        bytes.extend_from_slice(&crc.to_le_bytes());
+        (bytes.len() <= BYTES_MAX).then_some(bytes)
+    }
+}
+
+fn decode(bytes: &[u8]) -> Result<TakenOver, &'static str> {
+    let Some((sound, crc)) = bytes.split_last_chunk::<4>().filter(|(sound, _)| sound.len() >= HEAD_BYTES)
+    else {
+        return Err("the file is too short");
+    };
+    if sound[..8] != MAGIC {
+        return Err("the file does not begin as it should");
+    }
+    if sound[8..12] != VERSION.to_le_bytes() {
+        return Err("the file is of another version");
+    }
+    if crc32c::crc32c(sound) != u32::from_le_bytes(*crc) {
+        return Err("the checksum is wrong");
+    }
+    let (head, rest) = sound.split_at(HEAD_BYTES);
+    let number = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
+    let wrong = "a length or a state is wrong";
+    let name = usize::try_from(number(32)).ok().and_then(|len| rest.get(..len)).ok_or(wrong)?;
+    let is_dropping = match number(12) {
+        0 => false,
+        1 => true,
+        _ => return Err(wrong),
+    };
+    let left = Fingerprint {
+        names: number(16),
+        end: WalEnd {
+            file: String::from_utf8(name.to_vec()).map_err(|_| wrong)?,
+            offset: u64::from_le_bytes(head[24..32].try_into().unwrap_or_default()),
+        },
+        tail: number(20),
+    };
+    let dir = &rest[name.len()..];
+    let wal_apart = (!dir.is_empty()).then(|| std::ffi::OsString::from_vec(dir.to_vec()).into());
+    Ok(TakenOver { wal_apart, left, is_dropping })
+}
+
+#[cfg(test)]
+mod tests {
+    use disk::MemDisk;
+
+    use super::*;
+
+    fn mark() -> TakenOver {
+        let end = WalEnd { file: "0000000000000001-0000000000000005.wal".to_owned(), offset: 77 };
+        TakenOver {
+            wal_apart: Some("/wal of etcd".into()),
+            left: Fingerprint { names: 1, end, tail: 2 },
+            is_dropping: false,
+        }
+    }
+
+    #[test]
+    fn a_damaged_mark_is_refused_and_never_guessed_at() {
+        let bytes = mark().encode().expect("is short");
+        assert_eq!(decode(&bytes), Ok(mark()));
+        for at in 0..bytes.len() {
+            assert!(decode(&bytes[..at]).is_err(), "{at}");
+            let mut other = bytes.clone();
+            other[at] ^= 1;
+            assert!(decode(&other).is_err(), "{at}");
+        }
+        assert!(TakenOver { wal_apart: Some("x".repeat(BYTES_MAX).into()), ..mark() }.encode().is_none());
+    }
+
+    #[test]
+    fn a_mark_is_read_as_it_was_written() {
+        let (disk, dir) = (MemDisk::new(1), Path::new("/d/member"));
+        disk.create_dir_all(dir).expect("a directory");
+        assert_eq!(TakenOver::read(&disk, dir).expect("is read"), None);
+        for is_dropping in [false, true] {
+            let wal_apart = mark().wal_apart.filter(|_| is_dropping);
+            let mark = TakenOver { is_dropping, wal_apart, ..mark() };
+            mark.write(&disk, dir).expect("is written");
+            assert_eq!(TakenOver::read(&disk, dir).expect("is read"), Some(mark));
+        }
+    }
+}

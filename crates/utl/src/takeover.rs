@@ -1,0 +1,297 @@
+//! Taking a member over from etcd where it is: [`take_over`], before the member is started.
+//!
+//! Mainstay's files are made beside those of etcd, which are not changed. Whatever ends the process, the next start finds
+//! etcd's files only, or everything that is needed to finish:
+//!
+//! ```text
+//! <data-dir>/member/snap, wal                etcd's, until they are dropped
+//! <data-dir>/member/import.unfinished        being made; begun again
+//! <wal-dir>/log.unfinished/log               the log that is being made, with --wal-dir
+//! <data-dir>/member/import                   complete: the rename to this name decides. Its parts are moved from here
+//!     member/log, checkpoint, witness, …       to <data-dir>/member,
+//!     taken-over-from-etcd                     and this one last
+//! <data-dir>/member/taken-over-from-etcd     the mark: from now on etcd's files are stale
+//! ```
+//!
+//! The files that keep etcd from starting on its old ones are made by the start that follows, before the member
+//! promises anything that etcd's files do not know of.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cli::Failure;
+use config::Config;
+use disk::{Disk, RealDisk};
+use storage::log_dir;
+use storage::opening::rules;
+use storage::restoration::Restoration;
+use storage::stopped::Stopped;
+use storage::taken_over::{MARK_NAME, TakenOver};
+use telemetry::logging::{Logger, Value};
+
+use crate::import::{Import, LeaveOut, Passed};
+use crate::notice::Notices;
+use crate::target::Target;
+
+/// Directory in which everything is complete, but not in its place yet.
+const COMPLETE: &str = "import";
+/// Of the lines that say how far it is, one for each of these many.
+const PERCENT_A_LINE: u64 = 10;
+
+/// What a member is taken over with.
+pub struct TakeOver<'t> {
+    /// The member's options: where its data is, whether etcd's is to be imported, and how entries are applied.
+    pub config: &'t Config,
+    /// Log for the operator.
+    pub logger: &'t Arc<Logger>,
+    /// Asked now and then whether to give up.
+    pub stop_wanted: &'t dyn Fn() -> bool,
+}
+
+/// Takes a member over if its data directory is one of etcd's, so that Mainstay goes on as the same member. Does nothing
+/// if there is nothing of etcd, or if that was done before.
+///
+/// # Errors
+///
+/// What is wrong with which of etcd's files, or that the disk is full; nothing has changed then.
+pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
+    let member_dir = &wanted.config.data_dir.join("member");
+    if there(&member_dir.join(COMPLETE))? {
+        let _lock = lock(member_dir)?;
+        finish(member_dir)?;
+        tell(wanted, "finished taking this member over from etcd");
+        return Ok(());
+    }
+    if there(&member_dir.join(MARK_NAME))? {
+        wanted.logger.info(
+            "etcd's files are kept beside Mainstay's; `mainstay utl drop-etcd` deletes them",
+            &[("data-dir", Value::Str(&wanted.config.data_dir.display().to_string()))],
+        );
+        return Ok(());
+    }
+    if !wanted.config.import_etcd_data || !is_etcds(wanted, member_dir)? {
+        return Ok(());
+    }
+    let _lock = lock(member_dir)?;
+    wanted.logger.warn(
+        "the data directory was written by etcd: taking this member over; etcd's files are not changed",
+        &[("data-dir", Value::Str(&wanted.config.data_dir.display().to_string()))],
+    );
+    make(wanted, member_dir)?;
+    finish(member_dir)?;
+    tell(wanted, "took this member over from etcd");
+    Ok(())
+}
+
+/// Says what was done, what it means for etcd's files, and how to go back.
+fn tell(wanted: &TakeOver<'_>, what: &str) {
+    let data_dir = wanted.config.data_dir.display().to_string();
+    wanted.logger.warn(
+        what,
+        &[
+            ("data-dir", Value::Str(&data_dir)),
+            (
+                "etcd-files",
+                Value::Str(
+                    "kept, and out of date as soon as this member serves: etcd must not be started on them again, since \
+                     the member would forget what it promised and acknowledged",
+                ),
+            ),
+            (
+                "to-go-back",
+                Value::Str(&format!(
+                    "stop this member, `mainstay utl export --data-dir {data_dir} --to NEW_DIR`, and start etcd on NEW_DIR"
+                )),
+            ),
+            (
+                "to-drop-etcd-files",
+                Value::Str(&format!("`mainstay utl drop-etcd --data-dir {data_dir}`")),
+            ),
+        ],
+    );
+}
+
+/// Returns true if a member's directory holds something of etcd and nothing of Mainstay.
+fn is_etcds(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<bool, Failure> {
+    if there(&member_dir.join("log"))? || there(&member_dir.join(log_dir::NOTE_NAME))? {
+        return Ok(false);
+    }
+    if there(&member_dir.join("snap"))? {
+        return Ok(true);
+    }
+    let wal_dir = wanted.config.wal_dir.as_ref().map_or_else(|| member_dir.join("wal"), PathBuf::clone);
+    if !there(&wal_dir)? {
+        return Ok(false);
+    }
+    let names = RealDisk
+        .list(&wal_dir)
+        .map_err(|error| Failure::error(format!("cannot list {}: {error}", wal_dir.display())))?;
+    Ok(names.iter().any(|name| name.ends_with(".wal")))
+}
+
+/// The reason why a member is not taken over, and what can be done about keys of API version 2.
+fn cannot(data_dir: &Path, wal_dir: Option<&Path>, why: &str) -> Failure {
+    let import = || {
+        let wal_dir = wal_dir.map_or(String::new(), |dir| format!(" --wal-dir {}", dir.display()));
+        let data_dir = data_dir.display();
+        format!("; both are options of `mainstay utl import --data-dir {data_dir}{wal_dir} --to NEW_DIR`")
+    };
+    let options = if why.contains("--migrate-v2") { import() } else { String::new() };
+    Failure::error(format!(
+        "cannot take this member over from etcd, whose files are unchanged: {why}{options}"
+    ))
+}
+
+/// Makes everything and gives it the name that decides.
+fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
+    let (data_dir, wal_dir) = (&wanted.config.data_dir, wanted.config.wal_dir.as_deref());
+    let failed = |error: &dyn std::fmt::Display| cannot(data_dir, wal_dir, &error.to_string());
+    let import = Import::open(data_dir, wal_dir, LeaveOut::default()).map_err(|failure| failed(&failure))?;
+    let target = Target::begin(&member_dir.join(COMPLETE))?;
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let own = member_dir.join("wal");
+    let etcd_log = std::path::absolute(wal_dir.unwrap_or(&own)).map_err(Failure::error)?;
+    let apart = match wal_dir {
+        None => None,
+        Some(wal_dir) => {
+            let log_dir = log_dir::beside_etcd(wal_dir).map_err(Failure::error)?;
+            if there(&log_dir)? {
+                return Err(Failure::error(format!(
+                    "{} is there already, and belongs to no member: move it away",
+                    log_dir.display()
+                )));
+            }
+            Some(Target::begin(&log_dir)?)
+        }
+    };
+    let mut restoration = match &apart {
+        None => Restoration::begin(&disk, target.making(), import.identity()),
+        Some(apart) => {
+            let log = apart.making().join("log");
+            Restoration::begin_apart(&disk, target.making(), &log, &log, import.identity())
+        }
+    }
+    .map_err(|error| failed(&error))?;
+    restoration.set_rules(rules(wanted.config));
+    let total = import.source.base.bolt().size_bytes().max(1);
+    let mut told = 0;
+    let mut notices = Notices::in_log(wanted.logger);
+    import
+        .fill(restoration, &mut notices, None, &mut |passed| {
+            if let Passed::Bytes(done) = passed {
+                let percent = done.saturating_mul(100) / total;
+                if percent >= told + PERCENT_A_LINE {
+                    told = percent - percent % PERCENT_A_LINE;
+                    wanted.logger.info(
+                        "importing etcd's database",
+                        &[("bytes", Value::Uint(done)), ("of-at-most", Value::Uint(total))],
+                    );
+                }
+            }
+            match (wanted.stop_wanted)() {
+                true => Err(Failure::error("the program was told to stop")),
+                false => Ok(()),
+            }
+        })
+        .map_err(|error| failed(&error))?;
+    // Read it back, as a start would.
+    let made = Stopped::open(&disk, target.making()).map_err(|error| failed(&error))?;
+    let source = &import.source;
+    let hard_state = made.hard_state;
+    wanted.logger.info(
+        "imported etcd's database and log",
+        &[
+            ("member-id", Value::Id(source.wal.identity.member_id)),
+            ("cluster-id", Value::Id(source.wal.identity.cluster_id)),
+            ("members", Value::Uint(made.machine.members.by_id.len() as u64)),
+            ("revision", Value::Int(made.machine.store.current_revision().0)),
+            ("database-index", Value::Uint(source.base_index())),
+            ("commit-index", Value::Uint(hard_state.commit.0)),
+            ("last-index", Value::Uint(source.wal.last())),
+            ("term", Value::Uint(hard_state.term.0)),
+            ("vote", Value::Id(hard_state.vote.0)),
+        ],
+    );
+    drop(made);
+    let left = interchange::Fingerprint::of(&RealDisk, &etcd_log, source.wal.end.clone())
+        .map_err(|error| failed(&error))?;
+    let mark = TakenOver { wal_apart: wal_dir.map(|_| etcd_log), left, is_dropping: false };
+    mark.write(&RealDisk, target.making()).map_err(|error| failed(&error))?;
+    if let (Some(apart), Some(wal_dir)) = (apart, wal_dir) {
+        let named = log_dir::beside_etcd(wal_dir).map_err(Failure::error)?;
+        log_dir::write_note(&RealDisk, &target.making().join("member"), &named)
+            .map_err(|error| failed(&error))?;
+        apart.leave()?;
+    }
+    // Decides.
+    target.finish()
+}
+
+/// Moves what is complete into its place; may be done again after it was interrupted anywhere.
+fn finish(member_dir: &Path) -> Result<(), Failure> {
+    let complete = member_dir.join(COMPLETE);
+    let parts = complete.join("member");
+    let mut noted = log_dir::read_note(&RealDisk, &parts).map_err(Failure::error)?;
+    if noted.is_none() {
+        noted = log_dir::read_note(&RealDisk, member_dir).map_err(Failure::error)?;
+    }
+    if let Some(log_dir) = noted {
+        let making = Target::making_of(&log_dir)?;
+        if there(&making.join("log"))? {
+            rename(&making.join("log"), &log_dir)?;
+        }
+        remove(&making)?;
+    }
+    if there(&parts)? {
+        let list = |error| Failure::error(format!("cannot list {}: {error}", parts.display()));
+        for entry in fs::read_dir(&parts).map_err(list)? {
+            let name = entry.map_err(list)?.file_name();
+            // Of the directory while it was made; the member's own is held.
+            if name != "lock" {
+                rename(&parts.join(&name), &member_dir.join(&name))?;
+            }
+        }
+    }
+    if there(&complete.join(MARK_NAME))? {
+        rename(&complete.join(MARK_NAME), &member_dir.join(MARK_NAME))?;
+    }
+    remove(&complete)
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), Failure> {
+    let failed = |error: io::Error| {
+        Failure::error(format!("cannot rename {} to {}: {error}", from.display(), to.display()))
+    };
+    RealDisk.rename(from, to).map_err(failed)?;
+    RealDisk.sync_dir(to.parent().unwrap_or(to)).map_err(failed)
+}
+
+/// Removes a directory and all in it, if it is there.
+fn remove(dir: &Path) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::error(format!("cannot remove {}: {error}", dir.display()));
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done.map_err(failed),
+    }?;
+    RealDisk.sync_dir(dir.parent().unwrap_or(dir)).map_err(failed)
+}
+
+fn there(path: &Path) -> Result<bool, Failure> {
+    RealDisk
+        .exists(path)
+        .map_err(|error| Failure::error(format!("cannot look for {}: {error}", path.display())))
+}
+
+/// Makes sure that no member runs on the directory.
+fn lock(member_dir: &Path) -> Result<disk::Lock, Failure> {
+    let path: PathBuf = member_dir.join("lock");
+    RealDisk.lock(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => Failure::error(format!(
+            "{} is locked: another process serves this data directory",
+            path.display()
+        )),
+        _ => Failure::error(format!("cannot lock {}: {error}", path.display())),
+    })
+}

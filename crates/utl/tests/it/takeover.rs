@@ -1,0 +1,363 @@
+//! Members that are taken over from etcd where they are, and exported with what they promised.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use config::{Format, Level};
+use disk::{Disk, RealDisk};
+use interchange::DataDir;
+use interchange::backend::{Member, Membership};
+use interchange::wal::GUARD_NAMES;
+use log::HardState;
+use machine::auth::Auth;
+use machine::snapshot::SnapshotVersion;
+use numbers::{Index, LeaseId, MemberId, Revision, Term};
+use storage::Identity;
+use storage::kv_hash::HashedKv;
+use storage::restoration::{Restoration, RestoredEntry, RestoredHead};
+use storage::stopped::Stopped;
+use storage::taken_over::{MARK_NAME, TakenOver};
+use telemetry::logging::Logger;
+use testkit::TempDir;
+use utl::{TakeOver, take_over};
+
+use crate::kit::{RELEASES, done, etcd_dir, everything, open, refused, text};
+
+/// HashKV at the end of all golden directories: revision 40, compacted at 4.
+const HASHED: HashedKv =
+    HashedKv { hash: 1_556_182_464, compact_revision: Revision(4), revision: Revision(40) };
+
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("nobody panics").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Does what a start does before it opens a data directory; gives its log, and why it was refused.
+pub fn start_with(data_dir: &Path, flags: &[&str], stop_wanted: bool) -> (String, Result<(), String>) {
+    let mut words = vec!["--data-dir".to_owned(), text(data_dir).to_owned()];
+    words.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let config = match config::parse(&words, &[]) {
+        Ok(config::Invocation::Serve(parsed)) => parsed.config,
+        _ => panic!("{words:?} start a member"),
+    };
+    let lines = Lines::default();
+    let logger = Arc::new(Logger::to(Level::Info, Format::Json, vec![Box::new(lines.clone())]));
+    let outcome = take_over(&TakeOver { config: &config, logger: &logger, stop_wanted: &|| stop_wanted });
+    let said = String::from_utf8(lines.0.lock().expect("nobody panics").clone()).expect("is text");
+    (said, outcome.map_err(|failure| failure.to_string()))
+}
+
+fn start(data_dir: &Path, flags: &[&str]) -> String {
+    let (said, outcome) = start_with(data_dir, flags, false);
+    assert_eq!(outcome, Ok(()), "{said}");
+    said
+}
+
+/// etcd's files among these.
+fn etcds(files: &[(PathBuf, u32, Vec<u8>)]) -> Vec<(PathBuf, u32, Vec<u8>)> {
+    let is_etcds = |path: &Path| text(path).contains("/snap") || path.extension().is_some_and(|e| e == "wal");
+    files.iter().filter(|(path, ..)| is_etcds(path)).cloned().collect()
+}
+
+#[test]
+fn a_member_goes_on_where_etcd_stopped_in_the_same_directory() {
+    for release in RELEASES {
+        let dir = TempDir::new("takeover");
+        let data = etcd_dir(&dir, release);
+        let before = everything(&data);
+        let (identity, promised, end, last) = {
+            let source = DataDir::open(&RealDisk, &data).expect("is sound");
+            (source.wal.identity, source.wal.hard_state, source.end(), source.wal.last())
+        };
+        let said = start(&data, &[]);
+        for words in ["took this member over from etcd", "to-go-back", "utl export", "utl drop-etcd"] {
+            assert!(said.contains(words), "{release}: {said}");
+        }
+        assert_eq!(etcds(&everything(&data)), etcds(&before), "{release}: etcd's files are not changed");
+        let mut member = open(&data);
+        assert_eq!(member.hash_kv(Revision(0)), Ok(HASHED), "{release}");
+        assert_eq!(
+            (member.identity.member_id, member.identity.cluster_id),
+            (identity.member_id, identity.cluster_id)
+        );
+        let hard_state =
+            HardState { term: Term(promised.term), vote: MemberId(promised.vote), commit: Index(end) };
+        assert_eq!((member.hard_state, member.machine.applied_index), (hard_state, Index(last)), "{release}");
+        assert_eq!(member.machine.auth.users().count(), 2, "{release}");
+        drop(member);
+        // A second start takes what the first made.
+        let after = everything(&data);
+        let said = start(&data, &[]);
+        assert!(
+            said.contains("etcd's files are kept") && !said.contains("taking this member over"),
+            "{said}"
+        );
+        assert_eq!(everything(&data), after, "{release}");
+    }
+}
+
+#[test]
+fn a_log_of_its_own_stays_on_its_disk() {
+    let dir = TempDir::new("takeover-apart");
+    let data = etcd_dir(&dir, "3.6");
+    let wal = dir.join("wal");
+    std::fs::rename(data.join("member/wal"), &wal).expect("is moved");
+    let before = (etcds(&everything(&data)), etcds(&everything(&wal)));
+    let flag = format!("--wal-dir={}", text(&wal));
+    let (_, outcome) = start_with(&data, &[], false);
+    assert!(outcome.is_err_and(|why| why.contains("whose files are unchanged")), "the log is not there");
+    start(&data, &[&flag]);
+    assert!(wal.join("log/0000000000000000.seg").exists() && !wal.join("log.unfinished").exists());
+    assert!(!data.join("member/log").exists());
+    assert_eq!((etcds(&everything(&data)), etcds(&everything(&wal))), before);
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+    done(&["drop-etcd", "--data-dir", text(&data)]);
+    assert_eq!((etcds(&everything(&data)), etcds(&everything(&wal))), (vec![], vec![]));
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+}
+
+#[test]
+fn a_start_goes_on_wherever_one_before_it_was_killed() {
+    for apart in [false, true] {
+        let dir = TempDir::new("takeover-killed");
+        let data = etcd_dir(&dir, "3.7");
+        let member = data.join("member");
+        let wal = if apart { dir.join("wal") } else { member.join("wal") };
+        if apart {
+            std::fs::rename(member.join("wal"), &wal).expect("is moved");
+        }
+        let flag = format!("--wal-dir={}", text(&wal));
+        let flags: &[&str] = if apart { &[&flag] } else { &[] };
+        // Killed while it was made: there is a part of a log, and the mark of the program.
+        for begun in [member.join("import.unfinished"), wal.join("log.unfinished")] {
+            use std::os::unix::fs::DirBuilderExt as _;
+            std::fs::DirBuilder::new().mode(0o700).create(&begun).expect("is made");
+            std::fs::write(begun.join("unfinished-by-mainstay"), "").expect("is written");
+            std::fs::create_dir_all(begun.join("member/log")).expect("is made");
+            std::fs::write(begun.join("member/log/0000000000000000.seg"), "a part").expect("is written");
+            if !apart {
+                break;
+            }
+        }
+        start(&data, flags);
+        assert!(!member.join("import.unfinished").exists());
+        let whole = everything(&data);
+
+        // Killed behind each of the steps that put it into its place: those behind it are undone, the last first.
+        let parts = member.join("import/member");
+        let mut steps = vec![(member.join(MARK_NAME), member.join("import").join(MARK_NAME))];
+        let own = if apart { ["checkpoint", "wal-dir", "witness"] } else { ["checkpoint", "log", "witness"] };
+        steps.extend(own.map(|part| (member.join(part), parts.join(part))));
+        if apart {
+            steps.push((wal.join("log"), wal.join("log.unfinished/log")));
+        }
+        for undone in 0..=steps.len() {
+            std::fs::create_dir_all(&parts).expect("is made");
+            std::fs::write(parts.join("lock"), "").expect("is written");
+            for (from, to) in &steps[..undone] {
+                std::fs::create_dir_all(to.parent().expect("has one")).expect("is made");
+                std::fs::rename(from, to).expect("is moved back");
+            }
+            if undone > 0 {
+                // Nobody takes it for a member yet, nor for one of etcd alone.
+                let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+                assert!(Stopped::open(&disk, &data).is_err(), "{undone}");
+            }
+            // What was decided is finished, also by one who would not have begun it.
+            let said = start(&data, &[flags, &["--import-etcd-data=false"]].concat());
+            assert!(said.contains("finished taking this member over"), "{undone}: {said}");
+            assert_eq!(everything(&data), whole, "{undone}");
+            assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED), "{undone}");
+        }
+    }
+}
+
+#[test]
+fn a_start_that_is_stopped_or_not_wanted_leaves_etcds_files_only() {
+    let dir = TempDir::new("takeover-stopped");
+    let data = etcd_dir(&dir, "3.6");
+    let before = etcds(&everything(&data));
+    let (_, outcome) = start_with(&data, &[], true);
+    assert!(outcome.is_err_and(|why| why.contains("told to stop")));
+    let (said, outcome) = start_with(&data, &["--import-etcd-data=false"], false);
+    assert_eq!((said.as_str(), outcome), ("", Ok(())));
+    assert_eq!(etcds(&everything(&data)), before);
+    let mut left: Vec<_> = std::fs::read_dir(data.join("member"))
+        .expect("is there")
+        .map(|entry| entry.expect("is one").file_name().into_string().expect("is text"))
+        .collect();
+    left.sort();
+    assert_eq!(left, ["lock", "snap", "wal"]);
+    start(&data, &[]);
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+}
+
+/// Changes a file.
+fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = std::fs::read(path).expect("is read");
+    change(&mut bytes);
+    std::fs::write(path, bytes).expect("is written");
+}
+
+#[test]
+fn what_cannot_be_taken_over_is_refused_and_unharmed() {
+    type Harm = fn(&Path);
+    const WAL: &str = "wal/0000000000000000-0000000000000000.wal";
+    let harms: [(&str, Harm); 6] = [
+        ("looking for", |member| std::fs::remove_file(member.join("snap/db")).expect("is removed")),
+        ("db", |member| edit(&member.join("snap/db"), |db| db.truncate(db.len() / 2))),
+        ("db", |member| edit(&member.join("snap/db"), |db| db.fill(0x5a))),
+        ("the log does not say whose", |member| std::fs::remove_file(member.join(WAL)).expect("is removed")),
+        ("does not match its checksum", |member| edit(&member.join(WAL), |wal| wal[600] ^= 1)),
+        ("the log ends with entry", |member| edit(&member.join(WAL), |wal| wal.truncate(400))),
+    ];
+    for (number, (words, harm)) in harms.into_iter().enumerate() {
+        let dir = TempDir::new("takeover-harmed");
+        let data = etcd_dir(&dir, "3.6");
+        harm(&data.join("member"));
+        let before = etcds(&everything(&data));
+        let (said, outcome) = start_with(&data, &[], false);
+        let why = outcome.expect_err(&said);
+        assert!(why.contains(words) && why.contains("whose files are unchanged"), "{number}: {why}");
+        assert_eq!(etcds(&everything(&data)), before, "{number}");
+        assert!(!data.join("member/import.unfinished").exists(), "{number}");
+        let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+        assert!(Stopped::open(&disk, &data).is_err(), "{number}");
+    }
+    // One that etcd serves is left alone.
+    let dir = TempDir::new("takeover-served");
+    let data = etcd_dir(&dir, "3.6");
+    let lock = RealDisk.lock(&data.join("member/snap/db")).expect("is free");
+    let (_, outcome) = start_with(&data, &[], false);
+    assert!(outcome.is_err_and(|why| why.contains("stop etcd first")));
+    drop(lock);
+}
+
+#[test]
+fn files_that_etcd_went_on_with_are_not_chosen_from() {
+    let dir = TempDir::new("takeover-twice");
+    let data = etcd_dir(&dir, "3.7");
+    start(&data, &[]);
+    // The guards, which a start of the member makes.
+    let mark = TakenOver::read(&RealDisk, &data.join("member")).expect("is read").expect("is there");
+    mark.guard(&RealDisk, &data.join("member")).expect("are made");
+    for name in GUARD_NAMES {
+        assert!(data.join("member/wal").join(name).exists(), "{name}");
+    }
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+    // They also keep `import` from taking what is out of date for the member.
+    let again = dir.join("again");
+    let why = refused(&["import", "--data-dir", text(&data), "--to", text(&again)], 1);
+    assert!(why.contains("Mainstay has taken this member over"), "{why}");
+    let wal = data.join("member/wal/0000000000000000-0000000000000000.wal");
+    let sound = std::fs::read(&wal).expect("is read");
+    let offset = usize::try_from(mark.left.end.offset).expect("is small");
+    edit(&wal, |bytes| {
+        bytes.truncate(offset);
+        bytes.extend_from_slice(&[8, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    });
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let why = Stopped::open(&disk, &data).err().expect("is refused").to_string();
+    assert!(why.contains("etcd has run on") && why.contains("mainstay rebuild"), "{why}");
+    assert!(refused(&["drop-etcd", "--data-dir", text(&data)], 1).contains("etcd has run on"));
+    // Zeros behind the end are what etcd fills a file up with.
+    std::fs::write(&wal, &sound).expect("is written");
+    edit(&wal, |bytes| bytes.resize(bytes.len() + 100_000, 0));
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+    std::fs::write(data.join("member/wal/0000000000000001-00000000000000ff.wal"), "").expect("is written");
+    assert!(Stopped::open(&disk, &data).is_err());
+    std::fs::remove_file(data.join("member/wal/0000000000000001-00000000000000ff.wal")).expect("is removed");
+
+    done(&["drop-etcd", "--data-dir", text(&data)]);
+    for gone in ["snap", "wal", MARK_NAME] {
+        assert!(!data.join("member").join(gone).exists(), "{gone}");
+    }
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+    assert!(refused(&["drop-etcd", "--data-dir", text(&data)], 1).contains("were dropped before"));
+    assert!(start(&data, &[]).is_empty());
+}
+
+/// A member of three that has voted for another one, and has acknowledged two entries that may not be committed.
+fn one_of_three(data: &Path) {
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let identity = Identity { member_id: 7, cluster_id: 9 };
+    let mut restoration = Restoration::begin(&disk, data, identity).expect("begins");
+    let members = [7, 8, 9].map(|id| Member { id, ..Member::default() }).to_vec();
+    let membership = Membership { members, ..Membership::default() };
+    let mut filling = restoration
+        .fill(RestoredHead {
+            compact_revision: Revision::NEVER_COMPACTED,
+            index: Index(10),
+            term: Term(3),
+            leases: Vec::new(),
+            alarms: Vec::new(),
+            members: storage::etcd_database::members(&membership),
+            auth: Auth::default(),
+            is_shared: false,
+        })
+        .expect("is a head");
+    let version = SnapshotVersion {
+        key: b"k",
+        main: Revision(2),
+        sub: 0,
+        create_revision: Revision(2),
+        version: 1,
+        lease: LeaseId::NONE,
+        value: b"v",
+    };
+    filling.push(&version).expect("is a version");
+    let mut machine = filling.finish(None).expect("is a state");
+    let entries = [(11, 3, true), (12, 3, false), (13, 4, false)].map(|(index, term, applies)| {
+        let entry =
+            log::Entry { term: Term(term), index: Index(index), entry_type: 0, data: bytes::Bytes::new() };
+        Ok(RestoredEntry { applies, entry })
+    });
+    let promised = HardState { term: Term(6), vote: MemberId(8), commit: Index(11) };
+    let terms = restoration.follow(&mut machine, promised, None, &mut entries.into_iter()).expect("follow");
+    restoration.finish(machine, &terms).expect("is durable");
+}
+
+#[test]
+fn votes_and_acknowledged_entries_come_over_in_both_directions() {
+    let dir = TempDir::new("promises");
+    let (ours, etcds) = (dir.join("m"), dir.join("etcd"));
+    one_of_three(&ours);
+    for _ in 0..2 {
+        let member = open(&ours);
+        assert_eq!(
+            member.hard_state,
+            HardState { term: Term(6), vote: MemberId(8), commit: Index(11) },
+            "what was promised"
+        );
+        let found: Vec<_> = member.uncommitted.iter().map(|entry| (entry.index.0, entry.term.0)).collect();
+        assert_eq!(found, [(12, 3), (13, 4)], "what was acknowledged");
+        assert_eq!((member.machine.applied_index, member.machine.applied_term), (Index(11), Term(3)));
+        assert_eq!(member.machine.members.voters(), [7, 8, 9]);
+        drop(member);
+        let _ = std::fs::remove_dir_all(&etcds);
+        done(&["export", "--data-dir", text(&ours), "--to", text(&etcds), "--release", "3.6"]);
+        let exported = DataDir::open(&RealDisk, &etcds).expect("is sound");
+        let promised = exported.wal.hard_state;
+        assert_eq!((promised.term, promised.vote, promised.commit), (6, 8, 11));
+        assert_eq!((exported.base_index(), exported.end(), exported.wal.last()), (11, 11, 13));
+        assert_eq!((exported.wal.term(12), exported.wal.term(13)), (Some(3), Some(4)));
+        assert_eq!((exported.wal.identity.member_id, exported.wal.identity.cluster_id), (7, 9));
+        assert_eq!(exported.membership.conf_state().voters, [7, 8, 9]);
+        drop(exported);
+        // And back, in etcd's place.
+        start(&etcds, &[]);
+        std::fs::remove_dir_all(&ours).expect("is removed");
+        std::fs::rename(&etcds, &ours).expect("is moved");
+        done(&["drop-etcd", "--data-dir", text(&ours)]);
+    }
+}
