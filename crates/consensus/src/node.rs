@@ -1017,6 +1017,11 @@ impl Node {
         Index(self.raw.raft.raft_log.persisted)
     }
 
+    /// Returns the bytes of the newest entries' payloads, which are kept in memory.
+    pub fn tail_bytes(&self) -> usize {
+        self.raw.store().bytes
+    }
+
     /// Returns the last entry that is on disk. Raft is told of it later while entries on disk are being replaced.
     pub fn stored_index(&self) -> Index {
         self.stored

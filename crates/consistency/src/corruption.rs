@@ -372,7 +372,7 @@ impl Checker {
         let answers = hashes_of_others(&self.shared, first.revision).await;
         let reply = self.shared.ask(ClientRequest::Read).await.map_err(CheckError::Read)?;
         match reply.body {
-            ReplyBody::Readable => {}
+            ReplyBody::Readable(_) => {}
             ReplyBody::Outcome(Err(status), _) => return Err(CheckError::Read(status)),
             _ => return Err(CheckError::Stopping),
         }

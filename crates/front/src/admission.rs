@@ -46,6 +46,7 @@ pub(crate) fn begin(
                 method,
                 peer: from.peer,
                 common_name: from.common_name.clone(),
+                arrived: since,
                 deadline,
                 metadata,
                 requires_leader,

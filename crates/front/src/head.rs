@@ -13,6 +13,8 @@ pub struct Head {
     pub peer: SocketAddr,
     /// As in [`crate::Origin::common_name`].
     pub common_name: Option<Arc<str>>,
+    /// Time when the call's head arrived, as far as the turns of its connection tell.
+    pub arrived: Instant,
     /// Time when the client stops waiting; the front drops the call then.
     pub deadline: Option<Instant>,
     /// All metadata, without pseudo headers.
@@ -24,12 +26,13 @@ pub struct Head {
 }
 
 impl Head {
-    /// A head for calls that do not come from a gRPC connection, such as the JSON gateway's.
-    pub fn new(method: u16, peer: SocketAddr) -> Head {
+    /// Returns a head for calls that do not come from a gRPC connection, such as the JSON gateway's.
+    pub fn new(method: u16, peer: SocketAddr, arrived: Instant) -> Head {
         Head {
             method,
             peer,
             common_name: None,
+            arrived,
             deadline: None,
             metadata: HeaderMap::new(),
             requires_leader: false,

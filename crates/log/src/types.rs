@@ -1,7 +1,7 @@
 //! What goes into the log and what comes back.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use numbers::{ClusterId, EntryId, Index, Location, MemberId, Term};
@@ -111,6 +111,8 @@ pub struct Synced {
     pub locations: Vec<EntryPlace>,
     /// Location of each value of this sync.
     pub values: Vec<(ValueId, Location)>,
+    /// Time when the last of it was written, and its sync began; `None` if nothing was written.
+    pub written: Option<Instant>,
 }
 
 /// Whose log it is: written into each segment, and checked when it is opened.

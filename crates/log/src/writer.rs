@@ -412,6 +412,7 @@ impl Writer {
             synced.map_err(|error| fatal("sync", error))?;
             figures.synced(written.elapsed());
         }
+        synced.written = Some(written);
         self.take_effect(&active, synced);
         Ok(())
     }

@@ -186,7 +186,12 @@ impl Store {
         }
     }
 
-    /// Counts of what is allocated, which outlive the store.
+    /// Counts of what is allocated.
+    pub fn allocated(&self) -> &Census {
+        &self.census
+    }
+
+    /// The same counts, to be kept for longer than the store.
     pub fn census(&self) -> Arc<Census> {
         Arc::clone(&self.census)
     }

@@ -1,4 +1,5 @@
-//! Profiles of this process in the form that `go tool pprof` reads: processor time by stack, and the threads there are.
+//! Profiles of this process in the form that `go tool pprof` reads: processor time by stack, the threads there are, and the memory
+//! in use by owner, as the owners count it ([`memory_profile`]).
 //!
 //! [`CpuProfile`] has the kernel send SIGPROF each time the process has used up 10 ms of processor time, on whichever thread;
 //! the handler notes that thread's stack in memory allocated before. Names are looked up afterwards, in the symbol tables of the
@@ -10,11 +11,13 @@
 //! [`STACKS_MAX`]. Tests: beside the code.
 
 mod elf;
+mod memory;
 mod names;
 pub mod pages;
 mod profile;
 mod sampler;
 mod threads;
 
+pub use memory::{Owner, Resident, memory_profile, memory_text};
 pub use sampler::{Busy, CpuProfile, STACKS_MAX, Turn};
 pub use threads::{threads_profile, threads_text};

@@ -1,7 +1,7 @@
 //! The pages below `/debug/pprof/`, as `go tool pprof` asks for them. Who may ask is decided by the caller.
 //!
-//! Processor time and threads are there. The allocator samples nothing, so heap profiles and those that only Go's runtime can
-//! make are answered with 501 and the reason (COMPAT-150).
+//! Processor time, threads, and the memory in use by owner are there. The allocator samples nothing and waiting is not
+//! recorded, so the other profiles are answered with 501 and the reason (COMPAT-150).
 
 use std::time::Duration;
 
@@ -10,7 +10,9 @@ use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use tokio::sync::oneshot;
 
-use crate::{Busy, CpuProfile, Turn, threads_profile, threads_text};
+use crate::{
+    Busy, CpuProfile, Owner, Resident, Turn, memory_profile, memory_text, threads_profile, threads_text,
+};
 
 /// Beginning of the pages' paths.
 pub const PREFIX: &str = "/debug/pprof/";
@@ -27,31 +29,46 @@ const GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
 
 /// Profiles by name, what each is, and why it is not there.
 const PROFILES: [(&str, &str, Option<&str>); 9] = [
-    ("allocs", "Memory that was allocated", Some(NO_HEAP)),
+    ("allocs", "Memory that was allocated", Some(NO_ALLOCATIONS)),
     ("block", "Waiting for locks and channels", Some(NO_WAITING)),
     ("cmdline", "The command line of this process", None),
     ("goroutine", "Threads of this process, by name; with debug=1 one by one", None),
-    ("heap", "Memory that is in use", Some(NO_HEAP)),
+    ("heap", "Memory that is in use, by owner, as the owners count it; with debug=1 as text", None),
     ("mutex", "Holders of locks that others wait for", Some(NO_WAITING)),
     ("profile", "Processor time, for as many seconds as the parameter says", None),
     ("threadcreate", "Threads of this process, by name", None),
     ("trace", "What Go's scheduler does", Some("there is no Go scheduler whose work could be traced")),
 ];
-const NO_HEAP: &str = "the allocator of this server keeps no samples; process_resident_memory_bytes in /metrics tells the memory in use";
+const NO_ALLOCATIONS: &str = "the allocator of this server counts no allocations; a profile of the heap tells the memory in use by owner";
+/// Refusal of the difference between two profiles of the heap.
+const NO_DIFFERENCE: &str =
+    "a profile of the heap is of one moment; take two and compare them with go tool pprof -base";
 const NO_WAITING: &str =
     "waiting is not recorded; a profile of processor time and /debug/requests tell where time goes";
 
-/// Answers a request for a page below [`PREFIX`], other than [`CPU`]. `debug` is the first parameter of that name: if it is
-/// there and not `0`, threads are told as text.
-pub fn answer(path: &str, debug: Option<&[u8]>) -> Response<Bytes> {
+/// The parameters of a request for a page, as they were sent; `None` where the request has none of that name.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parameters<'r> {
+    /// First parameter `debug`: unless it is empty or `0`, threads and memory are told as text.
+    pub debug: Option<&'r [u8]>,
+    /// First parameter `seconds`. With it Go's heap profile is the difference between two moments, which is refused here.
+    pub seconds: Option<&'r [u8]>,
+}
+
+/// Answers a request for a page below [`PREFIX`], other than [`CPU`]. `owners` is asked for the memory in use, if the page
+/// tells of it.
+pub fn answer(path: &str, asked: Parameters<'_>, owners: impl FnOnce() -> Vec<Owner>) -> Response<Bytes> {
     let name = path.strip_prefix(PREFIX).unwrap_or_default();
-    let as_text = debug.is_some_and(|told| told != b"0" && !told.is_empty());
+    let as_text = asked.debug.is_some_and(|told| told != b"0" && !told.is_empty());
     match name {
         "" => index(),
         "symbol" => text("num_symbols: 0\n".to_owned()),
         "cmdline" => text(command_line()),
         "goroutine" | "threadcreate" if as_text => text(threads_text()),
         "goroutine" | "threadcreate" => download(name, threads_profile()),
+        "heap" if asked.seconds.is_some() => failed(StatusCode::BAD_REQUEST, NO_DIFFERENCE),
+        "heap" if as_text => text(memory_text(&owners(), Resident::read())),
+        "heap" => download(name, memory_profile(&owners(), Resident::read())),
         name => match PROFILES.iter().find(|(known, ..)| *known == name) {
             Some((.., Some(why))) => failed(StatusCode::NOT_IMPLEMENTED, why),
             _ => failed(StatusCode::NOT_FOUND, "Unknown profile"),
@@ -193,22 +210,27 @@ mod tests {
 
     #[test]
     fn what_is_not_there_says_why() {
-        for (name, debug, status) in [
-            ("", None, 200),
-            ("cmdline", None, 200),
-            ("symbol", None, 200),
-            ("goroutine", None, 200),
-            ("goroutine", Some("2"), 200),
-            ("threadcreate", None, 200),
-            ("heap", None, 501),
-            ("allocs", Some("1"), 501),
-            ("mutex", None, 501),
-            ("block", None, 501),
-            ("trace", None, 501),
-            ("none", None, 404),
+        for (name, query, status) in [
+            ("", "", 200),
+            ("cmdline", "", 200),
+            ("symbol", "", 200),
+            ("goroutine", "", 200),
+            ("goroutine", "debug=2", 200),
+            ("threadcreate", "", 200),
+            ("heap", "", 200),
+            ("heap", "debug=1", 200),
+            ("heap", "seconds=5", 400),
+            ("allocs", "debug=1", 501),
+            ("mutex", "", 501),
+            ("block", "", 501),
+            ("trace", "", 501),
+            ("none", "", 404),
         ] {
-            let response = answer(&format!("{PREFIX}{name}"), debug.map(str::as_bytes));
-            assert_eq!(response.status().as_u16(), status, "{name}");
+            let value = |name: &str| query.strip_prefix(name)?.strip_prefix('=').map(str::as_bytes);
+            let asked = Parameters { debug: value("debug"), seconds: value("seconds") };
+            let owner = Owner { name: "index", objects: 1, bytes: 1 };
+            let response = answer(&format!("{PREFIX}{name}"), asked, || vec![owner]);
+            assert_eq!(response.status().as_u16(), status, "{name}?{query}");
             assert_eq!(response.headers().contains_key(GO_PPROF), status != 200, "{name}");
         }
     }

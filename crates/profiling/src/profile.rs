@@ -31,6 +31,7 @@ mod field {
     pub const PERIOD_TYPE: u32 = 11;
     pub const PERIOD: u32 = 12;
     pub const COMMENT: u32 = 13;
+    pub const DEFAULT_SAMPLE_TYPE: u32 = 14;
 }
 
 /// Writes the fields of a message; those that are zero are left out, as protobuf does.
@@ -109,6 +110,12 @@ impl Profile {
     /// Says what the values of samples are.
     pub(crate) fn values(&mut self, kinds: &[(&str, &str)]) {
         kinds.iter().for_each(|kind| self.value_type(field::SAMPLE_TYPE, *kind));
+    }
+
+    /// Says which kind of value tools show if they are not told.
+    pub(crate) fn shows_first(&mut self, kind: &str) {
+        let kind = self.string(kind);
+        self.message.number(field::DEFAULT_SAMPLE_TYPE, kind);
     }
 
     fn function(&mut self, name: &str) -> u64 {

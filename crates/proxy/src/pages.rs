@@ -70,7 +70,9 @@ impl Pages {
                 profiles::cpu(parameter(request, "seconds"), tokio::time::sleep).await
             }
             _ if self.has_profiles && path.starts_with(profiles::PREFIX) => {
-                profiles::answer(path, parameter(request, "debug"))
+                let (debug, seconds) = (parameter(request, "debug"), parameter(request, "seconds"));
+                // Nothing in the proxy counts what it holds: the page tells what the kernel counts.
+                profiles::answer(path, profiles::Parameters { debug, seconds }, Vec::new)
             }
             _ => page(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
         }

@@ -45,6 +45,7 @@ use numbers::{Index, LeaseId, MemberId, Revision, Seconds, Term};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Charge;
+use crate::stages::RoundTimes;
 use crate::transfer::Received;
 use machine::image::Head;
 use machine::transfer::Held;
@@ -277,8 +278,9 @@ pub enum ReplyBody {
     ManyLeases(Leases),
     /// Times that the leases have left, in the order of the request.
     LeaseTimes(Vec<Duration>),
-    /// A linearizable read may be answered from the newest published state.
-    Readable,
+    /// A linearizable read may be answered from the newest published state; with the times of the round of ReadIndex that
+    /// confirmed it, if it took one.
+    Readable(Option<RoundTimes>),
     /// The membership change is applied.
     MembersChanged,
     /// The requested member leads now.

@@ -153,6 +153,8 @@ pub struct Shared {
     pub slow_requests: SlowRequests,
     /// When the last entries passed each stage.
     pub stages: Stages,
+    /// Memory that the core holds.
+    pub memory: CoreMemory,
     /// Decides which calls are traced, if any are.
     pub tracer: OnceLock<Arc<Tracer>>,
     /// The audit log, if there is one, and whether calls that change nothing are in it.
@@ -180,6 +182,19 @@ pub struct Shared {
     next_command: AtomicU64,
     /// Counter of lease ids.
     next_lease: AtomicI64,
+}
+
+/// Memory that the core holds, as it counts it. The core sets the figures in turns in which the log or the state went on.
+#[derive(Debug, Default)]
+pub struct CoreMemory {
+    /// Number of records, nodes and separators of the index, those included that only held views still see.
+    pub index_objects: AtomicU64,
+    /// Bytes of the same.
+    pub index_bytes: AtomicU64,
+    /// Bytes of the newest entries of the log, which are kept in memory for followers.
+    pub window_bytes: AtomicU64,
+    /// Bytes of entries that wait to be written to the log, or to be applied.
+    pub queued_bytes: AtomicU64,
 }
 
 /// Limits and intervals that requests are checked against.
@@ -246,6 +261,7 @@ impl Shared {
             callers: Callers::default(),
             slow_requests: SlowRequests::default(),
             stages: Stages::default(),
+            memory: CoreMemory::default(),
             tracer: OnceLock::new(),
             audit: OnceLock::new(),
             began: Instant::now(),

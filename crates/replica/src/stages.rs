@@ -1,13 +1,15 @@
-//! When the last entries of the log passed each stage, so that a slow write can be told where its time went.
+//! When the last entries of the log passed each stage, so that a write can be told where its time went.
 //!
 //! The core notes a few times for each batch that it appends, not for each write, and a shard looks them up only for writes that
-//! were slow or are traced: a write pays nothing.
+//! were slow, are traced or are samples: a write pays nothing. The times of a linearizable read are those of its round
+//! ([`RoundTimes`]), and come with the core's reply.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use numbers::{Index, Revision};
+use telemetry::stages::Stage;
 
 /// Batches that are remembered.
 const BATCHES_MAX: usize = 1024;
@@ -17,6 +19,7 @@ const BATCHES_MAX: usize = 1024;
 struct Batch {
     last: Index,
     appended: Instant,
+    written: Option<Instant>,
     synced: Option<Instant>,
     committed: Option<Instant>,
     published: Option<(Instant, Revision)>,
@@ -37,31 +40,50 @@ pub struct Positions {
     pub commit: Index,
     /// Index and revision of what is published.
     pub published: (Index, Revision),
+    /// Time when the log had written the entry at `synced`, and began to sync it; `None` before the first write.
+    pub written: Option<Instant>,
+}
+
+/// Times of the round of ReadIndex that confirmed a linearizable read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoundTimes {
+    /// Time when the core asked the leader.
+    pub began: Instant,
+    /// Time when the leader had confirmed that it leads, and said how far it had committed.
+    pub confirmed: Instant,
 }
 
 /// When one write passed each stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passed {
-    /// Its entry was handed to the log, and to the other members.
+    /// Time when the core handed the write's entry to the log, and to the other members.
     pub appended: Instant,
-    /// This member's disk had it.
+    /// Time when the log had written the entry to the file, and began to sync it.
+    pub written: Instant,
+    /// Time when the core learned that this member's disk has the entry.
     pub synced: Instant,
-    /// A majority had it.
+    /// Time when the core learned that a majority has the entry.
     pub committed: Instant,
-    /// It was applied, and published.
+    /// Time when the entry was applied and the state with it was published.
     pub published: Instant,
 }
 
 impl Passed {
-    /// The stages of a write that was asked for at one time and answered at another: name and duration of each.
-    pub fn stages(&self, asked: Instant, answered: Instant) -> [(&'static str, Duration); 5] {
+    /// The stages of a write that was asked for at one time and answered at another, in their order, with the duration of each.
+    /// The durations add up to the time between both.
+    pub fn stages(&self, asked: Instant, answered: Instant) -> [(Stage, Duration); 6] {
+        // A majority may have had it before this member's own disk did: then nothing was left to wait for.
+        let committed = self.committed.max(self.synced);
+        // The log's thread reads the clock by itself, while the core's times are those of its turns.
+        let written = self.written.max(self.appended).min(self.synced);
         let since = |later: Instant, earlier: Instant| later.saturating_duration_since(earlier);
         [
-            ("queue", since(self.appended, asked)),
-            ("fsync", since(self.synced, self.appended)),
-            ("replicate", since(self.committed, self.synced)),
-            ("apply", since(self.published, self.committed.max(self.synced))),
-            ("answer", since(answered, self.published)),
+            (Stage::Queue, since(self.appended, asked)),
+            (Stage::Append, since(written, self.appended)),
+            (Stage::Fsync, since(self.synced, written)),
+            (Stage::Replicate, since(committed, self.synced)),
+            (Stage::Apply, since(self.published, committed)),
+            (Stage::Answer, since(answered, self.published)),
         ]
     }
 }
@@ -74,8 +96,14 @@ impl Stages {
             if batches.len() == BATCHES_MAX {
                 batches.pop_front();
             }
-            let (synced, committed, published) = (None, None, None);
-            batches.push_back(Batch { last: positions.last, appended: now, synced, committed, published });
+            batches.push_back(Batch {
+                last: positions.last,
+                appended: now,
+                written: None,
+                synced: None,
+                committed: None,
+                published: None,
+            });
         }
         let (applied, revision) = positions.published;
         let mut clock = Some(clock);
@@ -83,6 +111,7 @@ impl Stages {
         for batch in batches.iter_mut().rev() {
             if batch.synced.is_none() && batch.last <= positions.synced {
                 batch.synced = Some(now);
+                batch.written = positions.written;
             }
             if batch.committed.is_none() && batch.last <= positions.commit {
                 batch.committed = Some(now);
@@ -108,7 +137,8 @@ impl Stages {
             let committed = batch.committed?;
             // A majority may have it, and this member's state, before its disk has told.
             let synced = batch.synced.unwrap_or(committed);
-            Some(Passed { appended: batch.appended, synced, committed, published })
+            let written = batch.written.unwrap_or(synced);
+            Some(Passed { appended: batch.appended, written, synced, committed, published })
         })
     }
 }
@@ -123,6 +153,7 @@ mod tests {
             synced: Index(synced),
             commit: Index(commit),
             published: (Index(applied), Revision(applied as i64)),
+            written: None,
         }
     }
 
@@ -133,13 +164,16 @@ mod tests {
         let ms = |ms: u64| start + Duration::from_millis(ms);
         stages.turn(at(5, 5, 5, 5), ms(0), || ms(0));
         stages.turn(at(7, 5, 5, 5), ms(10), || ms(99));
-        stages.turn(at(9, 7, 5, 5), ms(20), || ms(99));
+        stages.turn(Positions { written: Some(ms(16)), ..at(9, 7, 5, 5) }, ms(20), || ms(99));
         stages.turn(at(9, 9, 7, 7), ms(30), || ms(31));
         stages.turn(at(9, 9, 9, 9), ms(40), || ms(41));
         let passed = stages.of(ms(5), Revision(7)).expect("it is known");
-        assert_eq!(passed, Passed { appended: ms(10), synced: ms(20), committed: ms(30), published: ms(31) });
-        let told = passed.stages(ms(5), ms(35)).map(|(name, took)| (name, took.as_millis()));
-        assert_eq!(told, [("queue", 5), ("fsync", 10), ("replicate", 10), ("apply", 1), ("answer", 4)]);
+        let [appended, written, synced, committed, published] = [10, 16, 20, 30, 31].map(ms);
+        assert_eq!(passed, Passed { appended, written, synced, committed, published });
+        let told = passed.stages(ms(5), ms(35)).map(|(stage, took)| (stage.name(), took.as_millis()));
+        let expected =
+            [("queue", 5), ("append", 6), ("fsync", 4), ("replicate", 10), ("apply", 1), ("answer", 4)];
+        assert_eq!(told, expected);
         let passed = stages.of(ms(15), Revision(8)).expect("it is known");
         assert_eq!((passed.appended, passed.published), (ms(20), ms(41)));
         assert_eq!(stages.of(ms(50), Revision(9)), None, "nothing was appended since");

@@ -286,7 +286,7 @@ impl Receiver {
         let attempt = attempt(claim, message);
         let reply =
             self.shared.ask(move |request_id| PeerRequest::ResumeSnapshot(request_id, attempt)).await.ok()?;
-        if !matches!(reply.body, ReplyBody::Readable) {
+        if !matches!(reply.body, ReplyBody::Readable(_)) {
             return None;
         }
         let broken = self.broken().take_if(|broken| broken.claim == claim);

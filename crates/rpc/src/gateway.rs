@@ -11,7 +11,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, WWW_AUTHENTICATE};
 use ::http::request::Parts;
@@ -65,7 +65,7 @@ pub(crate) async fn answer(
     if !is_post {
         return refused(&Status::new(Code::Unimplemented, "Method Not Allowed"));
     }
-    let Headed { head, timeout, unsent } = match headed(rpc, &exchange) {
+    let Headed { head, timeout, unsent } = match headed(rpc, &exchange, services.now()) {
         Ok(headed) => headed,
         Err(status) => return refused(&status),
     };
@@ -450,10 +450,10 @@ struct Headed {
 /// # Errors
 ///
 /// A time, or metadata in base64, that cannot be read.
-fn headed(rpc: Rpc, exchange: &Exchange) -> Result<Headed, Status> {
+fn headed(rpc: Rpc, exchange: &Exchange, arrived: Instant) -> Result<Headed, Status> {
     let given = &exchange.head.headers;
     // No common name: whose certificate the gateway's client shows is not whose user it is.
-    let mut head = Head::new(rpc as u16, exchange.origin.peer);
+    let mut head = Head::new(rpc as u16, exchange.origin.peer, arrived);
     let timeout = match given.get("grpc-timeout").filter(|value| !value.is_empty()) {
         None => None,
         Some(value) => value.to_str().ok().and_then(read_timeout).ok_or_else(|| {

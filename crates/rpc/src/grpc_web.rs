@@ -21,7 +21,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use ::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
@@ -115,7 +115,7 @@ async fn call(
     let Some(method) = services.method(path) else {
         return Err(Status::with(Code::Unimplemented, format!("unknown method {path}")).into());
     };
-    let (head, timeout) = headed(method.id, &exchange)?;
+    let (head, timeout) = headed(method.id, &exchange, services.now())?;
     if timeout == Some(Duration::ZERO) {
         return Err(LATE.into());
     }
@@ -174,7 +174,7 @@ async fn call(
 
 /// Reads the headers as gRPC's own: all of them are metadata. A certificate's name is no user here, since a browser shows a
 /// certificate for whichever page asks it to.
-fn headed(method: u16, exchange: &Exchange) -> Result<(Head, Option<Duration>), Refused> {
+fn headed(method: u16, exchange: &Exchange, arrived: Instant) -> Result<(Head, Option<Duration>), Refused> {
     let given = &exchange.head.headers;
     let timeout = match given.get("grpc-timeout") {
         None => None,
@@ -189,7 +189,7 @@ fn headed(method: u16, exchange: &Exchange) -> Result<(Head, Option<Duration>), 
         let text = format!("grpc: Decompressor is not installed for grpc-encoding \"{name}\"");
         return Err(Status::with(Code::Unimplemented, text).into());
     }
-    let mut head = Head::new(method, exchange.origin.peer);
+    let mut head = Head::new(method, exchange.origin.peer, arrived);
     head.metadata = given.clone();
     head.requires_leader = given.get("hasleader").is_some_and(|value| value == "true");
     head.client_api_version = given.get("client-api-version").cloned();

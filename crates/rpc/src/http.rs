@@ -70,7 +70,7 @@ pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
     let late = shared.clock.sleep(shared.limits.request_timeout);
     let confirmed = match front::race(shared.ask(ClientRequest::Read), late).await {
         First::Left(reply) => match reply.map(|reply| reply.body) {
-            Ok(ReplyBody::Readable) => Ok(()),
+            Ok(ReplyBody::Readable(_)) => Ok(()),
             Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => Err(status),
             Ok(_) => Err(error::STOPPED),
         },
@@ -165,7 +165,9 @@ pub fn answer(
         Target::Elsewhere(location) => redirect(request, &location),
         Target::Path(path) => match path.as_str() {
             "/version" => version(shared, request),
-            path if shared.pprof && path.starts_with(profiles::PREFIX) => profiles::answer(path, request),
+            path if shared.pprof && path.starts_with(profiles::PREFIX) => {
+                profiles::answer(shared, path, request)
+            }
             "/debug/vars" => only_get(request, || variables::answer(shared)),
             "/v3" if shared.gateway => {
                 let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();

@@ -18,6 +18,7 @@ mod pieces;
 mod principal;
 mod range;
 mod slow;
+mod stages;
 mod steps;
 mod traced;
 
@@ -43,6 +44,7 @@ use numbers::{LeaseId, Revision, Seconds};
 use prost::Message;
 
 use self::principal::{Known, Principal, Unidentified, UserPermit};
+use self::stages::{Begun, Confirmed, Told};
 use crate::audit::{self, Auditor};
 use crate::http::{CallForm, FrontCounters};
 use crate::watch::{Hub, Requests, Responses};
@@ -50,11 +52,13 @@ use replica::core::{ClientRequest, Reply, ReplyBody};
 use replica::fold::FoldMap;
 use replica::pending::{Pending, PendingReply};
 use replica::shared::{Published, Shared};
+use replica::stages::RoundTimes;
 use storage::values::LogValues;
 use telemetry::callers::{CALLERS_MAX, Caller, Connected};
 use telemetry::logging::Logger;
 use telemetry::metrics::{ClientRequests, Histogram};
-use telemetry::tracing::Tracer;
+use telemetry::stages::{Sampler, Stage};
+use telemetry::tracing::{Tracer, Within};
 
 /// The services of one shard.
 pub struct Services {
@@ -91,10 +95,22 @@ pub struct Services {
     rpc: Cell<Rpc>,
     /// Decides which calls are traced, if any are.
     tracer: Option<Arc<Tracer>>,
-    /// True if the stages of every write are looked at.
-    looks_at_stages: bool,
-    /// What is remembered of the call answered last.
-    last: traced::Last,
+    /// Picks the calls whose stages go into the histograms.
+    sampler: Sampler,
+    /// Histograms of the stages that calls of this shard have passed, each at the place of its number.
+    stage_times: RefCell<[Option<Histogram>; Stage::ALL.len()]>,
+    /// How the call being looked at began.
+    begun: Cell<Begun>,
+    /// What is told of the traced call whose answer was made last.
+    told: Cell<Option<Told>>,
+}
+
+/// What is known of the call being looked at, for calls that go on after others were.
+#[derive(Clone, Copy)]
+struct AtHand {
+    rpc: Rpc,
+    peer: SocketAddr,
+    begun: Begun,
 }
 
 /// Number of looks in a row, an election timeout apart, that must find no leader before streams that require one end.
@@ -149,6 +165,8 @@ impl Services {
             [shared.metrics.server.range_duration_of(false), shared.metrics.server.range_duration_of(true)];
         let client =
             RefCell::new(("unknown".to_owned(), shared.metrics.server.client_requests_of("unknown")));
+        let one_in = if shared.limits.times_calls { 1 } else { stages::ONE_IN };
+        shared.metrics.server.stage_sampling.set_u64(one_in.into());
         let services = Rc::new(Services {
             rpcs: Rpc::ALL.into_iter().map(|rpc| (rpc.method().path, rpc)).collect(),
             closing: shard.closing,
@@ -170,8 +188,10 @@ impl Services {
             timed: shared.limits.times_calls,
             rpc: Cell::new(Rpc::KvRange),
             tracer: shared.tracer.get().cloned(),
-            looks_at_stages: shared.limits.times_calls || shared.tracer.get().is_some(),
-            last: traced::Last::default(),
+            sampler: Sampler::new(one_in, number as u64),
+            stage_times: RefCell::default(),
+            begun: Cell::new(Begun::unmeasured(shared.clock.now())),
+            told: Cell::new(None),
             began: Cell::new(shared.clock.now()),
             shared: Arc::clone(&shared),
         });
@@ -250,7 +270,7 @@ impl Services {
         Box::pin(async move {
             let caller = services.caller_of(asked_by.peer);
             let permit = Rc::new(UserPermit::of(&services, asked_by).await);
-            services.hub.serve(needs_leader, caller, permit, requests, responses, closed).await
+            services.hub.serve(needs_leader, (caller, permit, None), requests, responses, closed).await
         })
     }
 
@@ -296,6 +316,23 @@ impl Services {
     /// Returns true if the call that is looked at may be refused for what its client has asked for before.
     fn is_expense_bounded(&self) -> bool {
         self.shared.expensive.is_bounded() && !self.is_step.get()
+    }
+
+    /// What is known of the call being looked at.
+    fn at_hand(&self) -> AtHand {
+        AtHand { rpc: self.rpc.get(), peer: self.peer.get(), begun: self.begun.get() }
+    }
+
+    /// Goes on with a call after others may have been looked at.
+    fn go_on(&self, AtHand { rpc, peer, begun }: AtHand) {
+        self.rpc.set(rpc);
+        self.peer.set(peer);
+        self.begun.set(begun);
+    }
+
+    /// The member's time.
+    pub(crate) fn now(&self) -> Instant {
+        self.shared.clock.now()
     }
 
     /// Resolves after this time.
@@ -443,22 +480,14 @@ impl Services {
         }
     }
 
-    /// The call being looked at, and its client.
-    fn at_hand(&self) -> (Rpc, SocketAddr) {
-        (self.rpc.get(), self.peer.get())
-    }
-
-    /// Looks at a call again that has waited: others were looked at meanwhile.
-    fn go_on(&self, (rpc, peer): (Rpc, SocketAddr)) {
-        self.rpc.set(rpc);
-        self.peer.set(peer);
-    }
-
     /// Goes on with a call whose token another member gave out, once this one has applied what was committed by then.
     fn dispatch_later(self: Rc<Self>, rpc: Rpc, head: Head, message: Bytes) -> Unary {
+        let mut call = self.at_hand();
         Unary::Later(Box::pin(async move {
+            let asked = self.now();
             let principal = self.identified(&head).await;
-            self.go_on((rpc, head.peer));
+            call.begun.auth = self.now().saturating_duration_since(asked);
+            self.go_on(call);
             match self.dispatch_for(rpc, &head, principal, message) {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,
@@ -539,12 +568,12 @@ impl Services {
         let began = self.shared.clock.now();
         let pending_reply: PendingReply = self.pending.ask_at(began, ask)?;
         let services = Rc::clone(self);
-        let call = self.at_hand();
+        let AtHand { rpc, peer, begun } = self.at_hand();
         Ok(Unary::Later(Box::pin(async move {
             let reply = match pending_reply.await {
                 Ok(reply) => reply,
                 Err(status) => {
-                    services.gave_up(call, began);
+                    services.gave_up((rpc, peer), &begun);
                     return Err(status);
                 }
             };
@@ -556,10 +585,10 @@ impl Services {
                 Err(status) => Err(status),
             };
             let now = services.shared.clock.now();
-            let took = now.saturating_duration_since(began);
-            services.took(what, answered.is_ok(), took);
-            if services.looks_at_stages || took > services.shared.limits.slow_request {
-                services.look_at_write(call, (began, now), revision, &answered);
+            services.took(what, answered.is_ok(), now.saturating_duration_since(began));
+            let is_slow = now.saturating_duration_since(begun.arrived) > services.shared.limits.slow_request;
+            if is_slow || begun.is_measured() {
+                services.look_at_write((rpc, peer), &begun, (began, now), revision, &answered);
             }
             answered
         })))
@@ -609,21 +638,22 @@ impl Services {
         if serializable || self.shared.state.load().reads_local {
             return answer(self);
         }
-        self.read_confirmed(answer)
+        self.read_confirmed(|services, _| answer(services))
     }
 
     /// Answers after the cluster's leader has confirmed how far one has to have come.
     fn read_confirmed(
         self: &Rc<Self>,
-        answer: impl FnOnce(&Rc<Services>) -> Result<Unary, Status> + 'static,
+        answer: impl FnOnce(&Rc<Services>, Confirmed) -> Result<Unary, Status> + 'static,
     ) -> Result<Unary, Status> {
         let asked = self.shared.clock.now();
         let pending_reply = self.pending.ask_at(asked, ClientRequest::Read)?;
-        let services = Rc::clone(self);
+        let (services, call) = (Rc::clone(self), self.at_hand());
         Ok(Unary::Later(Box::pin(async move {
-            confirmed(pending_reply.await?)?;
-            services.confirmed_at(asked, services.shared.clock.now());
-            match answer(&services)? {
+            let round = confirmed(pending_reply.await?)?;
+            let confirmed = Confirmed { asked, round, went_on: services.shared.clock.now() };
+            services.go_on(call);
+            match answer(&services, confirmed)? {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,
             }
@@ -636,7 +666,7 @@ impl Services {
         if serializable || self.shared.state.load().reads_local {
             return Ok(());
         }
-        confirmed(self.pending.ask(ClientRequest::Read)?.await?)
+        confirmed(self.pending.ask(ClientRequest::Read)?.await?).map(|_| ())
     }
 
     /// Refuses a write of `cost` bytes if the NOSPACE alarm is raised, or if the write would exceed the quota; then it
@@ -739,9 +769,10 @@ fn numbered(method: u16) -> Rpc {
     Rpc::ALL[usize::from(method)]
 }
 
-fn confirmed(reply: Reply) -> Result<(), Status> {
+/// Returns the round that confirmed a linearizable read, if it took one.
+fn confirmed(reply: Reply) -> Result<Option<RoundTimes>, Status> {
     match reply.body {
-        ReplyBody::Readable => Ok(()),
+        ReplyBody::Readable(round) => Ok(round),
         ReplyBody::Outcome(Err(status), _) => Err(status),
         _ => Err(error::STOPPED),
     }
@@ -755,6 +786,7 @@ impl Services {
         head: Head,
         inbound: Inbound,
         outbound: Outbound,
+        spans: Option<Within>,
     ) -> LocalBoxFuture<Result<(), Status>> {
         let services = self;
         match rpc {
@@ -763,12 +795,12 @@ impl Services {
                 let caller = services.caller_of(head.peer);
                 Box::pin(async move {
                     let permit = Rc::new(UserPermit::of(&services, principal::user_head(&head)).await);
-                    services.hub.stream(&head, caller, permit, inbound, outbound, closing).await
+                    services.hub.stream(&head, (caller, permit, spans), inbound, outbound, closing).await
                 })
             }
             Rpc::LeaseKeepAlive => {
                 let caller = services.caller_of(head.peer);
-                Box::pin(services.lease_keep_alive(caller, head, inbound, outbound))
+                Box::pin(services.lease_keep_alive(caller, head, inbound, outbound, spans))
             }
             Rpc::KvRangeStream => Box::pin(async move {
                 let principal = services.identified(&head).await;
@@ -776,7 +808,7 @@ impl Services {
                 let result = match principal {
                     Ok(principal) => {
                         let asked_by = (head.peer.ip(), call.as_mut());
-                        services.range_stream(&principal, asked_by, inbound, outbound).await
+                        services.range_stream(&principal, asked_by, inbound, outbound, spans).await
                     }
                     Err(status) => Err(status),
                 };
@@ -834,12 +866,14 @@ impl front::Service for Services {
         let rpc = numbered(head.method);
         let begin = |tracer| traced::Trace::begin(&self, tracer, rpc, &head, Some(&message));
         let trace = self.tracer.as_ref().and_then(begin);
+        let (is_sample, is_traced) = (self.sampler.takes(), trace.is_some());
+        let mut begun = Begun { is_sample, is_traced, ..Begun::unmeasured(head.arrived) };
         let needs_user = match self.admit(rpc, &head, false) {
             Ok(needs_user) => needs_user,
             Err(status) => {
                 self.audit_refused(rpc, &head, Some(&message), &status);
                 if let Some(trace) = trace {
-                    trace.end(Err(&status), &self.last);
+                    trace.end(Err(&status), None);
                 }
                 return Unary::Done(Err(status));
             }
@@ -849,7 +883,17 @@ impl front::Service for Services {
             self.began.set(self.shared.clock.now());
         }
         self.peer.set(head.peer);
-        let identified = if needs_user { self.identify(&head) } else { Ok(Principal::default()) };
+        let identified = match needs_user {
+            false => Ok(Principal::default()),
+            true if begun.is_measured() => {
+                let asked = self.now();
+                let identified = self.identify(&head);
+                begun.auth = self.now().saturating_duration_since(asked);
+                identified
+            }
+            true => self.identify(&head),
+        };
+        self.begun.set(begun);
         let principal = match identified {
             Ok(principal) => Some(Ok(principal)),
             // Some calls need no user, and others are refused for another reason first.
@@ -890,11 +934,12 @@ impl front::Service for Services {
         if let Err(status) = services.admit(rpc, &head, true) {
             services.audit_refused(rpc, &head, None, &status);
             if let Some(trace) = trace {
-                trace.end(Err(&status), &services.last);
+                trace.end(Err(&status), None);
             }
             return Box::pin(async move { Err(status) });
         }
-        let stream = services.stream_of(rpc, head, inbound, outbound);
+        let spans = trace.as_ref().map(|trace| trace.within(&services));
+        let stream = services.stream_of(rpc, head, inbound, outbound, spans);
         match trace {
             None => stream,
             Some(trace) => Services::traced_stream(trace, stream),

@@ -424,7 +424,8 @@ impl Stepped {
 
     /// Returns the head that a front end would make of a call to this path; `None` for a path that is no method.
     pub fn head(&self, rpc: Rpc) -> Head {
-        let mut head = Head::new(rpc as u16, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
+        let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let mut head = Head::new(rpc as u16, peer, self.clock.now());
         if let Some(token) = &*self.token.borrow() {
             head.metadata.insert("token", token.clone());
         }

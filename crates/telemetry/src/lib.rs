@@ -5,6 +5,7 @@
 //! * [`callers`] counts per client address.
 //! * [`audit`] writes who asked for what.
 //! * [`slow_requests`] keeps the expensive requests, and the clients that sent them.
+//! * [`stages`] names the stages of a request, and picks the requests that are measured.
 //!
 //! What it does not know: the server's state. Others hand in what is to be counted or written.
 
@@ -15,4 +16,5 @@ pub mod callers;
 pub mod logging;
 pub mod metrics;
 pub mod slow_requests;
+pub mod stages;
 pub mod tracing;

@@ -9,68 +9,70 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
-/// Keys that make a range worth noting.
+use crate::stages::StageTimes;
+
+/// Number of keys found from which on a range is noted.
 pub const RANGE_KEYS: u64 = 1000;
-/// Bytes of an answer that do.
+/// Bytes of an answer from which on a range is noted.
 pub const RANGE_BYTES: usize = 1 << 20;
-/// Bytes that make a value worth noting.
+/// Bytes from which on a value that is put is noted.
 pub const VALUE_BYTES: usize = 128 << 10;
 
-/// Notes of each kind that are kept; the one not repeated for the longest time makes way.
+/// Number of notes of each kind that are kept; the one not repeated for the longest time makes way.
 const NOTES_MAX: usize = 64;
-/// Bytes that are kept of a key.
+/// Bytes of a key that a note keeps.
 const KEY_BYTES: usize = 128;
 
-/// An expensive range and how often it came.
+/// An expensive range that a client asked for, and how often it did.
 #[derive(Clone, Debug)]
 pub struct RangeNote {
-    /// Address of the client.
+    /// Address of the client that asked for the range.
     pub client: IpAddr,
-    /// First key of the range; only the beginning of a long one.
+    /// First key of the range; at most the first 128 bytes of it.
     pub key: Bytes,
-    /// End of the range; only the beginning of a long one.
+    /// End of the range as the request had it; at most the first 128 bytes of it. Empty for a single key.
     pub range_end: Bytes,
-    /// Number of such requests.
+    /// Number of requests of this client for this range.
     pub count: u64,
-    /// The most keys that one of them found.
+    /// Largest number of keys that one request for this range found.
     pub keys_max: u64,
-    /// Bytes of all answers.
+    /// Sum of the bytes of all answers to requests for this range.
     pub bytes_total: u64,
-    /// The longest time that one of them took to be answered.
+    /// Longest time that a request for this range took to be answered.
     pub took_max: Duration,
-    /// Time of the last such request.
+    /// Time when the last request for this range was answered.
     pub last: SystemTime,
 }
 
-/// A large value that was put.
+/// A large value that a client put.
 #[derive(Clone, Debug)]
 pub struct ValueNote {
-    /// Address of the client.
+    /// Address of the client that put the value.
     pub client: IpAddr,
-    /// Key of the value; only the beginning of a long one.
+    /// Key of the value; at most the first 128 bytes of it.
     pub key: Bytes,
-    /// The most bytes it has had.
+    /// Bytes of the largest value that this client has put under the key.
     pub bytes: u64,
-    /// Time when it was last put.
+    /// Time when this client last put a large value under the key.
     pub last: SystemTime,
 }
 
 /// A request that took longer than `--warning-unary-request-duration`.
 #[derive(Clone, Debug)]
 pub struct SlowNote {
-    /// Address of the client.
+    /// Address of the client that sent the request.
     pub client: IpAddr,
-    /// Path of the RPC.
+    /// Path of the RPC, such as `/etcdserverpb.KV/Range`.
     pub path: &'static str,
-    /// What was asked for, without values, if it is known; it names keys.
+    /// The request in protobuf's text form, without values; empty if it is not known. It names keys.
     pub content: String,
-    /// Time when it was answered.
+    /// Time when the request was answered.
     pub ended: SystemTime,
-    /// How long it took.
+    /// Time from the arrival of the request's head until it was answered.
     pub took: Duration,
-    /// How long each stage took, as far as it is known.
-    pub stages: Vec<(&'static str, Duration)>,
-    /// Why it failed, if it did.
+    /// The stages that the request passed, in their order, with the time spent in each; empty if they are not known.
+    pub stages: StageTimes,
+    /// Text of the error that the request was answered with; `None` if it succeeded.
     pub error: Option<String>,
 }
 
@@ -98,7 +100,8 @@ fn push<N>(notes: &mut Vec<N>, note: N, last: impl Fn(&N) -> SystemTime) {
 }
 
 impl SlowRequests {
-    /// A range was answered.
+    /// Notes a range of `client` that found so many keys, was answered with so many bytes, and took so long. Requests of one
+    /// client for the same range are one note.
     pub fn ranged(
         &self,
         client: IpAddr,
@@ -137,7 +140,7 @@ impl SlowRequests {
         }
     }
 
-    /// A large value is being put.
+    /// Notes that `client` puts a value of so many bytes under `key`.
     pub fn put(&self, client: IpAddr, key: &Bytes, bytes: usize, now: SystemTime) {
         let (key, bytes) = (beginning(key), bytes as u64);
         let mut notes = self.values.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,7 +150,7 @@ impl SlowRequests {
         }
     }
 
-    /// A request took long.
+    /// Keeps the note of a request that took long; the oldest of 64 makes way.
     pub fn slow(&self, note: SlowNote) {
         let mut notes = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
         if notes.len() >= NOTES_MAX {
@@ -156,19 +159,19 @@ impl SlowRequests {
         notes.push_back(note);
     }
 
-    /// The last requests that took long, the newest first.
+    /// Returns the last requests that took long, the newest first; at most 64.
     pub fn slow_ones(&self) -> Vec<SlowNote> {
         self.slow.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }
 
-    /// The ranges noted, those with the most bytes first.
+    /// Returns the noted ranges, those with the most bytes in all answers first; at most 64.
     pub fn ranges(&self) -> Vec<RangeNote> {
         let mut notes = self.ranges.lock().unwrap_or_else(PoisonError::into_inner).clone();
         notes.sort_by_key(|note| std::cmp::Reverse((note.bytes_total, note.count)));
         notes
     }
 
-    /// The values noted, the largest first.
+    /// Returns the noted values, the largest first; at most 64.
     pub fn values(&self) -> Vec<ValueNote> {
         let mut notes = self.values.lock().unwrap_or_else(PoisonError::into_inner).clone();
         notes.sort_by_key(|note| std::cmp::Reverse(note.bytes));

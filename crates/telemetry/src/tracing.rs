@@ -8,9 +8,10 @@
 use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use clock::Clock;
 use prost::Message as _;
 
 use crate::metrics::{Counter, TracingMetrics};
@@ -27,21 +28,21 @@ pub const GRPC_SCOPE: &str = "go.opentelemetry.io/contrib/instrumentation/google
 /// Name of the scope of what the member does.
 pub const MEMBER_SCOPE: &str = "go.etcd.io/etcd";
 
-/// A span's place: its trace, and its own id.
+/// Identifies a span: the id of its trace, and the id of the span within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanContext {
-    /// Id of the trace.
+    /// Id of the trace that the span belongs to; not all zeros.
     pub trace: [u8; 16],
-    /// Id of the span.
+    /// Id of the span, unique within the trace; not all zeros.
     pub span: [u8; 8],
 }
 
-/// What came with a call: where its client's span is, and whether that is traced.
+/// The client's span that a call is a part of, as the call's metadata names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parent {
-    /// The client's span.
+    /// Ids of the client's trace and span.
     pub context: SpanContext,
-    /// True if the client's span is traced.
+    /// True if the client records its span, so that the member's spans are wanted too.
     pub is_sampled: bool,
 }
 
@@ -79,62 +80,62 @@ fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// A value of an attribute.
+/// The value of an attribute of a span.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Attribute {
-    /// A text; only the beginning of a long one is told.
+    /// A text; at most the first 256 bytes of it are sent.
     Text(String),
-    /// A number.
+    /// A signed number.
     Int(i64),
-    /// A truth.
+    /// True or false.
     Bool(bool),
 }
 
 impl Attribute {
-    /// A key or another text of bytes.
+    /// Returns the attribute for a key or other bytes: at most the first 256, with what is no UTF-8 replaced.
     pub fn bytes(bytes: &[u8]) -> Attribute {
         let beginning = bytes.get(..TEXT_BYTES_MAX).unwrap_or(bytes);
         Attribute::Text(String::from_utf8_lossy(beginning).into_owned())
     }
 }
 
-/// A span that has ended.
+/// A span that has ended, as it is sent to the collector.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// Scope: [`GRPC_SCOPE`] or [`MEMBER_SCOPE`].
+    /// Name of the instrumentation scope: [`GRPC_SCOPE`] or [`MEMBER_SCOPE`].
     pub scope: &'static str,
-    /// Its place.
+    /// Ids of the span and of its trace.
     pub context: SpanContext,
-    /// Id of the span that it is a part of; `None` for the first of a trace.
+    /// Id of the span that this span is a part of; `None` for the first span of a trace.
     pub parent: Option<[u8; 8]>,
-    /// True if that span is another process's.
+    /// True if the parent is a span of another process.
     pub is_parent_remote: bool,
-    /// Name of what was done.
+    /// Name of the operation, such as `etcdserverpb.KV/Put` or `fsync`.
     pub name: String,
-    /// Time when it began.
+    /// Wall clock time when the operation began.
     pub began: SystemTime,
-    /// How long it took.
+    /// Duration of the operation.
     pub took: Duration,
-    /// What is told of it.
+    /// Names and values of the span's attributes.
     pub attributes: Vec<(&'static str, Attribute)>,
-    /// Names of what happened meanwhile, with the time since it began.
+    /// Names of what happened during the operation, each with the time since the operation began.
     pub events: Vec<(&'static str, Duration)>,
-    /// Why it failed through the member's fault, if it did.
+    /// Text of the error, if the operation failed and gRPC's library takes the error for a fault of the server.
     pub error: Option<String>,
 }
 
-/// What a tracer is told by its options.
+/// Options of a [`Tracer`].
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Name of the service.
+    /// Value of the resource attribute `service.name`.
     pub service_name: String,
-    /// Id of this member; empty for none.
+    /// Value of the resource attribute `service.instance.id`; empty for none.
     pub instance_id: String,
-    /// Traces that this member begins, out of a million calls without a parent.
+    /// Number of traces that this member begins, out of a million calls without a parent; from 0 to 1,000,000.
     pub rate: u64,
 }
 
-/// Decides which calls are traced, and keeps their spans until they are sent.
+/// Decides which calls are traced, and keeps their spans until the thread that sends them takes them.
 pub struct Tracer {
     settings: Settings,
     metrics: TracingMetrics,
@@ -153,7 +154,7 @@ struct Waiting {
 }
 
 impl Tracer {
-    /// Returns a tracer without spans.
+    /// Returns a tracer with no spans queued.
     pub fn new(settings: Settings, metrics: TracingMetrics) -> Tracer {
         Tracer {
             settings,
@@ -172,7 +173,8 @@ impl Tracer {
         self.seeds[seed].hash_one(count).max(1).to_be_bytes()
     }
 
-    /// Decides whether a call is traced: as its client's span is, or else at this member's rate. Returns the place of its span.
+    /// Decides whether a call is traced: as its client's span is, or else at this member's rate. Returns the ids for the call's
+    /// span, `None` if the call is not traced.
     pub fn begin(&self, parent: Option<&Parent>) -> Option<SpanContext> {
         let trace = match parent {
             Some(parent) if !parent.is_sampled => return None,
@@ -192,12 +194,12 @@ impl Tracer {
         Some(SpanContext { trace, span: self.id(0) })
     }
 
-    /// Returns the place of a span within another one.
+    /// Returns the ids for a new span that is a part of `outer`.
     pub fn within(&self, outer: &SpanContext) -> SpanContext {
         SpanContext { trace: outer.trace, span: self.id(0) }
     }
 
-    /// Takes spans that have ended. Those for which there is no room are dropped, and counted.
+    /// Queues spans that have ended until they are sent. Spans beyond 2,048 in the queue are dropped, and counted.
     pub fn ended(&self, spans: impl IntoIterator<Item = Span>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         for span in spans {
@@ -211,8 +213,8 @@ impl Tracer {
         self.has_some.notify_one();
     }
 
-    /// Waits until there are so many spans, but no longer than `patience`, and takes up to `max`. `None` once it is over and
-    /// all were taken.
+    /// Waits until `enough` spans are queued, but no longer than `patience`, and takes up to `max` of them; blocks the thread. `None`
+    /// once [`Tracer::end`] was called and all were taken.
     pub fn take(&self, enough: usize, max: usize, patience: Duration) -> Option<Vec<Span>> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let has_few = |waiting: &mut Waiting| waiting.spans.len() < enough && !waiting.is_over;
@@ -227,24 +229,24 @@ impl Tracer {
         Some(waiting.spans.drain(..count).collect())
     }
 
-    /// Ends it: what comes from now on is dropped.
+    /// Ends tracing: spans that are queued can still be taken, and those that end from now on are dropped.
     pub fn end(&self) {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
         self.has_some.notify_all();
     }
 
-    /// Returns true if it has ended.
+    /// Returns true if [`Tracer::end`] was called.
     pub fn is_over(&self) -> bool {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_over
     }
 
-    /// Counts spans that were sent, or could not be.
+    /// Counts so many spans as sent to the collector, or with `success` false as dropped.
     pub fn sent(&self, spans: usize, success: bool) {
         let counter: &Counter = if success { &self.metrics.sent } else { &self.metrics.dropped };
         counter.add(spans as u64);
     }
 
-    /// The request that hands spans to a collector, `ExportTraceServiceRequest` of OTLP.
+    /// Encodes the request that hands these spans to a collector, `ExportTraceServiceRequest` of OTLP.
     pub fn encode(&self, spans: Vec<Span>) -> Vec<u8> {
         let text = |key: &str, value: &str| otlp::KeyValue::of(key, Attribute::Text(value.to_owned()));
         let mut attributes = vec![text("service.name", &self.settings.service_name)];
@@ -267,6 +269,53 @@ impl Tracer {
         let resource = Some(otlp::Resource { attributes });
         let spans = otlp::ResourceSpans { resource, scope_spans: scopes };
         otlp::ExportRequest { resource_spans: vec![spans] }.encode_to_vec()
+    }
+}
+
+/// A span that goes on, with its beginning. Spans within it are begun here, for streams whose parts are spans of their own.
+#[derive(Clone)]
+pub struct Within {
+    tracer: Arc<Tracer>,
+    clock: Clock,
+    context: SpanContext,
+}
+
+impl Within {
+    /// Returns what begins spans within the span `context`, with times of this clock.
+    pub fn new(tracer: Arc<Tracer>, clock: Clock, context: SpanContext) -> Within {
+        Within { tracer, clock, context }
+    }
+
+    /// Begins a span of the member. It ends when it is dropped.
+    pub fn begin(&self, name: &'static str, attributes: Vec<(&'static str, Attribute)>) -> OpenSpan {
+        OpenSpan { within: self.clone(), name, attributes, began: self.clock.now(), wall: self.clock.wall() }
+    }
+}
+
+/// A span that has begun. It ends, and is queued to be sent, when it is dropped.
+pub struct OpenSpan {
+    within: Within,
+    name: &'static str,
+    attributes: Vec<(&'static str, Attribute)>,
+    began: Instant,
+    wall: SystemTime,
+}
+
+impl Drop for OpenSpan {
+    fn drop(&mut self) {
+        let Within { tracer, clock, context } = &self.within;
+        tracer.ended([Span {
+            scope: MEMBER_SCOPE,
+            context: tracer.within(context),
+            parent: Some(context.span),
+            is_parent_remote: false,
+            name: self.name.to_owned(),
+            began: self.wall,
+            took: clock.now().saturating_duration_since(self.began),
+            attributes: std::mem::take(&mut self.attributes),
+            events: Vec::new(),
+            error: None,
+        }]);
     }
 }
 
@@ -537,6 +586,23 @@ mod tests {
             Some(WAITING_MAX - 100)
         );
         assert!(tracer.take(1, 1, Duration::MAX).is_none());
+    }
+
+    #[test]
+    fn a_span_within_another_ends_when_it_is_dropped() {
+        let hand = clock::HandClock::new(Instant::now(), UNIX_EPOCH);
+        let tracer = Arc::new(tracer(RATE_OF_ALL));
+        let context = tracer.begin(None).expect("all are traced");
+        let within = Within::new(Arc::clone(&tracer), Clock::by_hand(&hand), context);
+        let span = within.begin("watch", vec![("start_rev", Attribute::Int(3))]);
+        hand.advance(Duration::from_secs(2));
+        assert!(tracer.take(1, 1, Duration::ZERO).is_some_and(|ended| ended.is_empty()), "it goes on");
+        drop(span);
+        let ended = tracer.take(1, 1, Duration::ZERO).expect("it is not over");
+        let [span] = &ended[..] else { panic!("one span: {ended:?}") };
+        assert_eq!((span.name.as_str(), span.took), ("watch", Duration::from_secs(2)));
+        assert_eq!((span.context.trace, span.parent), (context.trace, Some(context.span)));
+        assert_ne!(span.context.span, context.span);
     }
 
     #[test]

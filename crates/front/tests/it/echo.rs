@@ -360,7 +360,7 @@ impl Service for Echo {
                         Poll::Ready(Ok(None))
                     })
                 });
-                let mut head = Head::new(method, peer);
+                let mut head = Head::new(method, peer, std::time::Instant::now());
                 head.metadata.insert("x-listens", http::HeaderValue::from_static("yes"));
                 let mut call = self.stream(head, inbound, outbound);
                 ResponseBody::Chunks(Box::new(move |context| {

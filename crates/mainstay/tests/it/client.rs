@@ -180,10 +180,10 @@ impl Client {
 
     /// Opens a watch of its own stream and waits until the server has it.
     pub async fn watch(&self, create: WatchCreateRequest) -> Result<Watch, Status> {
-        self.watch_with(&CallOptions::default(), create).await
+        self.watch_with(&self.options, create).await
     }
 
-    /// As [`Client::watch`], with metadata.
+    /// As [`Client::watch`], with this metadata instead of the client's.
     pub async fn watch_with(
         &self,
         options: &CallOptions,

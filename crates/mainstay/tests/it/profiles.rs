@@ -24,7 +24,22 @@ fn profiles_are_served_where_they_are_asked_for_and_one_at_a_time() {
             }
         }
         assert_eq!(http1::get(address, "/debug/pprof/profile?seconds=301").status, 400);
-        assert_eq!(http1::get(address, "/debug/pprof/heap").status, 501);
+        assert_eq!(http1::get(address, "/debug/pprof/allocs").status, 501);
+        let client = member.client().await;
+        for number in 0..2000 {
+            client.put(format!("key {number}"), "v").await.expect("puts are served");
+        }
+        let heap = http1::get(address, "/debug/pprof/heap?debug=1");
+        let bytes = |owner: &str| {
+            let line = heap.text().lines().find(|line| line.ends_with(&format!(" {owner}")));
+            let bytes = line.and_then(|line| line.split(' ').next()?.parse::<u64>().ok());
+            bytes.unwrap_or_else(|| panic!("{owner}: {}", heap.text()))
+        };
+        // A record of a key takes some hundred bytes.
+        assert!((100_000..4 << 20).contains(&bytes("index")), "{}", heap.text());
+        assert!(bytes("clients") > 0 && bytes("program and libraries") > 0, "{}", heap.text());
+        let profile = http1::get(address, "/debug/pprof/heap");
+        assert_eq!((profile.status, profile.body.get(..2)), (200, Some(&b"\x1f\x8b"[..])));
         assert!(http1::get(address, "/debug/pprof/").text().contains("goroutine"));
         assert!(http1::get(address, "/debug/pprof/goroutine?debug=1").text().contains(" core state "));
         member.stop();

@@ -5,11 +5,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
+use api::Rpc;
+use api::etcdserverpb::{LeaseKeepAliveRequest, RangeRequest};
 use bytes::Bytes;
 use front::{Answer, Front, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, Service, Unary};
 use prost::Message;
-use testkit::{TempDir, http1};
+use testkit::{TempDir, eventually, http1};
 
+use crate::auth;
+use crate::cluster::{Cluster, PATIENCE};
 use crate::member::Setup;
 use crate::run;
 
@@ -117,8 +121,11 @@ fn a_call_of_a_traced_client_is_a_part_of_its_trace() {
         traced.put("k", "v").await.expect("puts are served");
         traced.get("k").await.expect("reads are served");
         let metrics = http1::get(member.client_address(), "/metrics");
-        let stages = "mainstay_request_stage_seconds_count{stage=\"fsync\"} 2";
-        assert!(metrics.text().contains(stages), "two puts");
+        for (stage, calls) in [("front", 4), ("fsync", 2), ("encode", 2)] {
+            assert_eq!(measured(metrics.text(), stage), Some(calls), "two puts and two ranges: {stage}");
+        }
+        assert_eq!(measured(metrics.text(), "auth"), None, "without users");
+        assert!(metrics.text().contains("mainstay_request_stage_sampling 1\n"));
         // What waits is sent when it stops.
         member.stop();
         let mut spans = Vec::new();
@@ -136,10 +143,145 @@ fn a_call_of_a_traced_client_is_a_part_of_its_trace() {
             assert_eq!(hex(&named(call).parent), SPAN);
             assert_eq!(named(within).parent, named(call).id);
         }
-        for stage in ["queue", "fsync", "replicate", "apply", "answer"] {
+        for stage in ["queue", "append", "fsync", "replicate", "apply", "answer"] {
             assert_eq!(named(stage).parent, named("put").id, "{stage}");
         }
-        assert_eq!(spans.len(), 9, "{spans:?}");
+        for stage in ["index", "values", "encode"] {
+            assert_eq!(named(stage).parent, named("range").id, "{stage}");
+        }
+        for call in ["put", "range"] {
+            let id = &named(call).id;
+            let front = spans.iter().find(|span| span.name == "front" && span.parent == *id);
+            assert!(front.is_some_and(|front| front.began == named(call).began), "{call}: {spans:?}");
+            let within: u64 =
+                spans.iter().filter(|span| span.parent == *id).map(|span| span.ended - span.began).sum();
+            assert!(within <= named(call).ended - named(call).began, "{call}: {spans:?}");
+        }
+        assert_eq!(spans.len(), 15, "{spans:?}");
+    });
+}
+
+#[test]
+fn what_a_stream_asks_for_are_spans_within_the_streams() {
+    let dir = TempDir::new("stream-spans");
+    run(async {
+        let (_front, address, received) = collector();
+        let member = Setup::new(dir.path())
+            .flag("--enable-distributed-tracing")
+            .flag(format!("--distributed-tracing-address={address}"))
+            .start();
+        let client = member.client().await;
+        let traced = client.with_header("traceparent", &format!("00-{TRACE}-{SPAN}-01"));
+        let (mut sender, mut receiver) = traced.open(Rpc::LeaseKeepAlive).await.expect("a stream");
+        for id in [7, 8] {
+            sender.send(LeaseKeepAliveRequest { id }.encode_to_vec().into()).await.expect("it is sent");
+            receiver.next().await.expect("an answer").expect("an answer");
+        }
+        drop((sender, receiver));
+        let (mut sender, mut receiver) = traced.open(Rpc::KvRangeStream).await.expect("a stream");
+        let request = RangeRequest { key: "k".into(), ..RangeRequest::default() };
+        sender.send(request.encode_to_vec().into()).await.expect("it is sent");
+        receiver.next().await.expect("an answer").expect("an answer");
+        drop((sender, receiver));
+        let watch = traced.watch_all(1).await.expect("a watch can be opened");
+        let streams = || {
+            let metrics = http1::get(member.client_address(), "/metrics");
+            metrics.text().contains("etcd_debugging_mvcc_watch_stream_total 1\n")
+        };
+        assert!(streams());
+        drop(watch);
+        eventually("the stream ends", PATIENCE, async || (!streams()).then_some(())).await;
+        // What waits is sent when it stops.
+        member.stop();
+        let mut spans = Vec::new();
+        while let Ok(message) = received.try_recv() {
+            let request = Request::decode(message).expect("a request");
+            spans.extend(request.resources.into_iter().flat_map(|r| r.scopes).flat_map(|scope| scope.spans));
+        }
+        for (stream, within, count) in [
+            ("etcdserverpb.Lease/LeaseKeepAlive", "lease_renew", 2),
+            ("etcdserverpb.KV/RangeStream", "range_streaming", 1),
+            ("etcdserverpb.Watch/Watch", "watch", 1),
+        ] {
+            let outer = spans.iter().find(|span| span.name == stream);
+            let outer = outer.unwrap_or_else(|| panic!("{stream}: {spans:?}"));
+            assert_eq!((hex(&outer.trace).as_str(), hex(&outer.parent).as_str()), (TRACE, SPAN));
+            let inner = spans.iter().filter(|span| span.name == within && span.parent == outer.id);
+            assert_eq!(inner.count(), count, "{within}: {spans:?}");
+        }
+        assert_eq!(spans.len(), 7, "{spans:?}");
+    });
+}
+
+#[test]
+fn slow_requests_are_listed_with_the_time_of_each_stage() {
+    run(async {
+        // All of them are slow.
+        let cluster = Cluster::start("slow", 3, &["--warning-unary-request-duration=1ns"]);
+        let follower = (cluster.leader().await + 1) % 3;
+        let client = cluster.client(follower).await;
+        client.put("k", "v").await.expect("puts are served");
+        client.get("k").await.expect("reads are served");
+        client.get_local("k").await.expect("reads are served");
+        let page = http1::get(cluster.member(follower).client_address(), "/debug/requests");
+        let stages = |path: &str, content: &str| -> Vec<String> {
+            let line = page.text().lines().find(|line| line.contains(path) && line.ends_with(content));
+            let line = line.unwrap_or_else(|| panic!("{path} {content}: {}", page.text()));
+            line.split(' ').filter_map(|word| Some(word.split_once('=')?.0.to_owned())).collect()
+        };
+        let put = stages("/etcdserverpb.KV/Put", "");
+        assert_eq!(put, ["front", "queue", "append", "fsync", "replicate", "apply", "answer"]);
+        // One that happens to be a sample has the parts of its making one by one.
+        let is_made = |rest: &[String]| *rest == ["range"] || *rest == ["index", "values", "encode"];
+        let linearizable = stages("/etcdserverpb.KV/Range", "key:\"k\"");
+        let (before, made) = linearizable.split_at(4);
+        assert_eq!(before, ["front", "queue", "read_index", "apply_wait"]);
+        assert!(is_made(made), "{linearizable:?}");
+        let serializable = stages("/etcdserverpb.KV/Range", "serializable:true");
+        assert_eq!(serializable[0], "front");
+        assert!(is_made(&serializable[1..]), "{serializable:?}");
+    });
+}
+
+/// Returns the number of calls that this page of metrics has measured a stage of.
+fn measured(metrics: &str, stage: &str) -> Option<u64> {
+    let series = format!("mainstay_request_stage_seconds_count{{stage=\"{stage}\"}} ");
+    metrics.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
+}
+
+#[test]
+fn each_stage_of_puts_and_ranges_has_a_histogram() {
+    run(async {
+        let cluster = Cluster::start("stages", 3, &["--metrics=extensive", auth::CHEAP]);
+        let follower = (cluster.leader().await + 1) % 3;
+        let (root, _) = auth::secured(&cluster.client(follower).await).await;
+        root.put("k", "v").await.expect("root may");
+        root.get("k").await.expect("root may");
+        let metrics = http1::get(cluster.member(follower).client_address(), "/metrics");
+        let of_all = ["front", "auth", "queue"];
+        let of_writes = ["append", "fsync", "replicate", "apply", "answer"];
+        let of_reads = ["read_index", "apply_wait", "index", "values", "encode"];
+        for stage in [&of_all[..], &of_writes, &of_reads].concat() {
+            assert!(measured(metrics.text(), stage) >= Some(1), "{stage}: {}", metrics.text());
+        }
+        assert_eq!(measured(metrics.text(), "range"), None, "all parts were told apart");
+    });
+}
+
+#[test]
+fn stages_are_measured_of_few_requests() {
+    let dir = TempDir::new("sampled");
+    run(async {
+        let member = Setup::new(dir.path()).start();
+        let client = member.client().await;
+        for number in 0..1000 {
+            client.get_local(format!("{number}")).await.expect("reads are served");
+        }
+        let metrics = http1::get(member.client_address(), "/metrics");
+        assert!(metrics.text().contains("mainstay_request_stage_sampling 64\n"));
+        // 16 are expected.
+        assert!(measured(metrics.text(), "encode").is_some_and(|calls| (1..60).contains(&calls)));
+        member.stop();
     });
 }
 
@@ -156,7 +298,7 @@ fn a_collector_that_is_gone_costs_no_call_anything() {
             .flag("--distributed-tracing-sampling-rate=1000000")
             .start();
         let client = member.client().await;
-        // Each put is seven spans: more than may wait, and than are on their way.
+        // Each put is nine spans: more than may wait, and than are on their way.
         for number in 0..500 {
             client.put(format!("{number}"), "v").await.expect("puts are served");
         }

@@ -186,7 +186,7 @@ mod tests {
                 request_id,
                 revision: Revision(1),
                 raft_term: Term(1),
-                body: ReplyBody::Readable,
+                body: ReplyBody::Readable(None),
             });
         }
         assert!(delivered(&mut answers).is_empty());

@@ -29,6 +29,7 @@ use numbers::{Index, LeaseId};
 use planted::Bug;
 
 use super::RequestId;
+use crate::stages::RoundTimes;
 
 /// Rounds under way at once.
 const ROUNDS_MAX: usize = 16;
@@ -80,6 +81,8 @@ struct Confirmed {
     /// The leader's commit index when it was asked.
     index: Index,
     wants: Vec<(Want, Instant)>,
+    /// When the first of the rounds began, and the last was confirmed.
+    times: RoundTimes,
 }
 
 /// A want, and when it came.
@@ -116,7 +119,7 @@ pub(super) struct Reads {
     rounds: VecDeque<Round>,
     confirmed: VecDeque<Confirmed>,
     /// Reads whose round is confirmed and whose state is applied: answered once it is published.
-    readable: Vec<RequestId>,
+    readable: Vec<(RequestId, Option<RoundTimes>)>,
     slow_until: Option<Instant>,
     /// The raft node took no read: it is not asked again before this time.
     refused_until: Option<Instant>,
@@ -142,7 +145,7 @@ impl Reads {
 
     /// Notes that the leader has confirmed a round with its commit index then. Only a few groups that wait for different
     /// entries are kept apart; beyond that, a round joins the newest group and is answered a little later than necessary.
-    pub fn confirm(&mut self, context: u64, index: Index) {
+    pub fn confirm(&mut self, context: u64, index: Index, now: Instant) {
         let Some(at) = self.rounds.iter().position(|round| round.context == context) else { return };
         let Some(mut round) = self.rounds.remove(at).filter(|round| !round.wants.is_empty()) else { return };
         let full = self.confirmed.len() >= CONFIRMED_MAX;
@@ -150,8 +153,12 @@ impl Reads {
             Some(newest) => {
                 newest.index = newest.index.max(index);
                 newest.wants.append(&mut round.wants);
+                newest.times.confirmed = now;
             }
-            None => self.confirmed.push_back(Confirmed { index, wants: round.wants }),
+            None => {
+                let times = RoundTimes { began: round.began, confirmed: now };
+                self.confirmed.push_back(Confirmed { index, wants: round.wants, times });
+            }
         }
     }
 
@@ -234,21 +241,21 @@ impl Reads {
         self.waiting.is_empty() && self.rounds.is_empty()
     }
 
-    /// Takes out one group of wants whose round is confirmed and whose entries are applied, the oldest first; `None` if
-    /// there is no further one. What it returns may be pushed again.
-    pub fn finish(&mut self, applied: Index) -> Option<Vec<Waiting>> {
+    /// Takes out one group of wants whose round is confirmed and whose entries are applied, the oldest first, with the times of
+    /// its round; `None` if there is no further one. What it returns may be pushed again.
+    pub fn finish(&mut self, applied: Index) -> Option<(Vec<Waiting>, RoundTimes)> {
         let done = |confirmed: &Confirmed| confirmed.index <= applied || planted::is(Bug::ReadBeforeApplied);
         let at = self.confirmed.iter().position(done)?;
-        self.confirmed.remove(at).map(|confirmed| confirmed.wants)
+        self.confirmed.remove(at).map(|confirmed| (confirmed.wants, confirmed.times))
     }
 
-    /// Notes a read that may be answered once the present state is published.
-    pub fn readable(&mut self, request_id: RequestId) {
-        self.readable.push(request_id);
+    /// Notes a read that may be answered once the present state is published, and the times of its round if it took one.
+    pub fn readable(&mut self, request_id: RequestId, times: Option<RoundTimes>) {
+        self.readable.push((request_id, times));
     }
 
     /// Takes out the reads that the state just published is new enough for.
-    pub fn take_readable(&mut self) -> Vec<RequestId> {
+    pub fn take_readable(&mut self) -> Vec<(RequestId, Option<RoundTimes>)> {
         std::mem::take(&mut self.readable)
     }
 
@@ -307,11 +314,15 @@ mod tests {
         reads.push(read(3), now);
         assert_eq!(reads.wait(FOOTING, now), Some(ROUND_PACE));
         assert_eq!(reads.figures(), (1, 3));
-        reads.confirm(8, Index(100));
-        reads.confirm(7, Index(5));
+        reads.confirm(8, Index(100), now);
+        reads.confirm(7, Index(5), now + ROUND_PACE);
         assert_eq!(reads.wait(FOOTING, now), Some(Duration::ZERO));
         assert!(reads.finish(Index(4)).is_none());
-        assert_eq!(reads.finish(Index(5)).map(|wants| slots(&wants)), Some(vec![1, 2]));
+        let times = RoundTimes { began: now, confirmed: now + ROUND_PACE };
+        assert_eq!(
+            reads.finish(Index(5)).map(|(wants, times)| (slots(&wants), times)),
+            Some((vec![1, 2], times))
+        );
         assert!(reads.finish(Index(5)).is_none());
         assert_eq!(reads.figures(), (0, 1));
     }
@@ -327,8 +338,8 @@ mod tests {
         assert_eq!(reads.wait(FOOTING, now), Some(REFUSED_PAUSE));
         assert_eq!(reads.begin(FOOTING, || 2, now), None);
         assert_eq!(reads.begin(FOOTING, || 2, now + REFUSED_PAUSE), Some(2));
-        reads.confirm(2, Index(1));
-        assert_eq!(reads.finish(Index(1)).map(|wants| slots(&wants)), Some(vec![1, 2]));
+        reads.confirm(2, Index(1), now);
+        assert_eq!(reads.finish(Index(1)).map(|(wants, _)| slots(&wants)), Some(vec![1, 2]));
     }
 
     #[test]
@@ -343,13 +354,13 @@ mod tests {
         let retried = reads.retry(timeout, start + RETRY);
         assert!(retried.late && retried.warns && reads.is_waiting());
         // The answer to the round that was given up means nothing any more.
-        reads.confirm(1, Index(1));
+        reads.confirm(1, Index(1), start);
         assert!(reads.finish(Index(1)).is_none());
         assert_eq!(reads.begin(FOOTING, || 2, start + RETRY), Some(2));
         let retried = reads.retry(timeout, start + 2 * RETRY);
         assert!(retried.late && !retried.warns, "it was warned of just now");
         assert_eq!(reads.begin(FOOTING, || 3, start + 2 * RETRY), Some(3));
-        reads.confirm(3, Index(10));
+        reads.confirm(3, Index(10), start + timeout);
         let retried = reads.retry(timeout, start + timeout);
         assert_eq!(retried.expired.len(), 1);
         assert_eq!(reads.figures(), (0, 0));

@@ -182,7 +182,7 @@ mod tests {
 
     fn reply() -> Reply {
         let request_id = RequestId { shard: 0, slot: 1, generation: 0 };
-        Reply { request_id, revision: Revision(9), raft_term: Term(1), body: ReplyBody::Readable }
+        Reply { request_id, revision: Revision(9), raft_term: Term(1), body: ReplyBody::Readable(None) }
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub use probe::Probe;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
@@ -148,6 +149,8 @@ pub struct Core {
     next_tick: Instant,
     /// Index of the newest entry that this member's disk has.
     synced: Index,
+    /// Time when the log had written what it synced last.
+    written: Option<Instant>,
     /// The positions that the stages of writes were noted for last.
     noted: Option<Positions>,
     applied_since: bool,
@@ -227,6 +230,7 @@ impl Core {
             nospace,
             next_tick: now,
             synced: Index(0),
+            written: None,
             noted: None,
             applied_since: true,
             thresholds: parts.thresholds,
@@ -355,12 +359,28 @@ impl Core {
             true => (self.machine.applied_index, self.machine.store.current_revision()),
             false => (Index(0), Revision(0)),
         };
-        let positions =
-            Positions { last: standing.last, synced: self.synced, commit: standing.commit, published };
+        let positions = Positions {
+            last: standing.last,
+            synced: self.synced,
+            commit: standing.commit,
+            published,
+            written: self.written,
+        };
         if self.noted.replace(positions) != Some(positions) {
             let shared = &self.shared;
             shared.stages.turn(positions, now, || shared.clock.now());
+            self.count_memory();
         }
+    }
+
+    /// Says how much memory the core holds.
+    fn count_memory(&self) {
+        let set = |figure: &AtomicU64, value: u64| figure.store(value, Ordering::Relaxed);
+        let (memory, index) = (&self.shared.memory, self.machine.store.allocated());
+        set(&memory.index_objects, index.versions() + index.nodes() + index.separators());
+        set(&memory.index_bytes, index.bytes());
+        set(&memory.window_bytes, self.node.tail_bytes() as u64);
+        set(&memory.queued_bytes, self.queued_bytes() as u64);
     }
 
     /// Returns the time that the core may sleep, and the number of requests that are worth waking it for.

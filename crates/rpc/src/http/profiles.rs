@@ -1,9 +1,12 @@
 //! `/debug/pprof/`: profiles of this process as `go tool pprof` reads them, with `--enable-pprof` only. As in etcd, whoever can
 //! reach the client port may ask for them. The pages are the crate `profiling`'s.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use ::http::{Request, Response};
 use bytes::Bytes;
-use profiling::pages;
+use profiling::Owner;
+use profiling::pages::{self, Parameters};
 
 use super::browsers;
 use super::target::{self, Query, Target};
@@ -30,9 +33,25 @@ pub async fn collect(shared: &Shared, request: &mut Request<Bytes>) {
 }
 
 /// Answers a request for a page below [`PREFIX`].
-pub(super) fn answer(path: &str, request: &Request<Bytes>) -> Response<Bytes> {
-    match request.extensions().get() {
-        Some(Collected(page)) => page.clone(),
-        None => pages::answer(path, Query::of(request.uri()).first("debug")),
+pub(super) fn answer(shared: &Shared, path: &str, request: &Request<Bytes>) -> Response<Bytes> {
+    if let Some(Collected(page)) = request.extensions().get() {
+        return page.clone();
     }
+    let query = Query::of(request.uri());
+    let parameters = Parameters { debug: query.first("debug"), seconds: query.first("seconds") };
+    pages::answer(path, parameters, || owners(shared))
+}
+
+/// The memory that this member's parts count. Values are no part of it: they lie in the log's files, and in the page cache.
+fn owners(shared: &Shared) -> Vec<Owner> {
+    let memory = &shared.memory;
+    let figure = |of: &AtomicU64| of.load(Ordering::Relaxed);
+    let clients = shared.client_memory().map_or(0, |budget| budget.held_bytes()) as u64;
+    vec![
+        Owner { name: "index", objects: figure(&memory.index_objects), bytes: figure(&memory.index_bytes) },
+        Owner { name: "log/newest entries", objects: 0, bytes: figure(&memory.window_bytes) },
+        Owner { name: "log/entries to write or apply", objects: 0, bytes: figure(&memory.queued_bytes) },
+        Owner { name: "messages of members", objects: 0, bytes: shared.arrivals.taken() as u64 },
+        Owner { name: "clients", objects: 0, bytes: clients },
+    ]
 }

@@ -23,7 +23,7 @@ pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
         // Writing to a string cannot fail, here and below.
         let _ = write!(page, "{at} {:?} {} from {client}", note.took, note.path);
         for (stage, took) in &note.stages {
-            let _ = write!(page, " {stage}={took:?}");
+            let _ = write!(page, " {}={took:?}", stage.name());
         }
         if names_keys && !note.content.is_empty() {
             let _ = write!(page, " {}", note.content);

@@ -1,7 +1,6 @@
 //! Users and roles: changing them, looking at them, and showing a password for a token.
 
 use std::cell::Cell;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,7 +25,7 @@ use numbers::Index;
 use prost::Message;
 
 use super::principal::Principal;
-use super::{Services, confirmed, decode, whole};
+use super::{AtHand, Services, confirmed, decode, whole};
 use replica::core::ClientRequest;
 use telemetry::logging::Value;
 
@@ -105,13 +104,13 @@ impl Services {
         let principal = self.root()?;
         let (services, call) = (Rc::clone(self), self.at_hand());
         Ok(Unary::Later(Box::pin(async move {
-            let address = call.1.ip();
+            let address = call.peer.ip();
             let hash = services.shared.credentials.hash(address, &user, password.as_bytes()).await?;
             drop(password);
-            services.go_on(call);
             set_hash(&mut request, base64::engine::general_purpose::STANDARD.encode(hash));
             let message = request.encode_to_vec().into();
             let answer = |_: &Services, _, header| Ok(changed(header));
+            services.go_on(call);
             match services.propose(&principal, field, &message, false, what, answer)? {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,
@@ -236,11 +235,11 @@ impl Services {
     /// Checks a password, lets all members know of the token, and returns it.
     async fn token_for(
         self: &Rc<Self>,
-        call: (Rpc, SocketAddr),
+        mut call: AtHand,
         request: &AuthenticateRequest,
     ) -> Result<Answer, Status> {
         let AuthenticateRequest { name, password } = request;
-        let address = call.1.ip();
+        let address = call.peer.ip();
         let credentials = &self.shared.credentials;
         for _ in 0..ATTEMPTS_MAX {
             if !self.shared.state.load().reads_local {
@@ -259,6 +258,8 @@ impl Services {
             if let Some(answer) = self.issued_lately(name, auth.revision()) {
                 return Ok(answer);
             }
+            // Others may have been served since: the entry counts as this client's. The password is what took the time.
+            call.begun.auth = self.now().saturating_duration_since(call.begun.arrived);
             self.go_on(call);
             let prefix = credentials.draw_prefix();
             let asked = InternalAuthenticateRequest {

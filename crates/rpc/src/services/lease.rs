@@ -31,6 +31,7 @@ use crate::forwarding;
 use replica::core::{ClientRequest, LISTED_AT_ONCE, ReplyBody};
 use replica::pending::PendingReply;
 use telemetry::callers::Caller;
+use telemetry::tracing::{Attribute, Within};
 
 /// Bytes of one piece of a long list.
 const PIECE_BYTES: usize = 64 << 10;
@@ -154,7 +155,7 @@ impl Services {
             let ask = |request_id| ClientRequest::KeysToRenew(request_id, LeaseId(id));
             let reply = services.pending.ask(ask)?.await?;
             let ReplyBody::LeaseKeys(keys) = reply.body else { return Err(error::STOPPED) };
-            services.expense(&principal, call.1.ip(), |_| check::is_many(keys.len()).into())?;
+            services.expense(&principal, call.peer.ip(), |_| check::is_many(keys.len()).into())?;
             drop(keys);
             services.go_on(call);
             match services.propose_revocation(&principal, &message)? {
@@ -327,6 +328,7 @@ impl Services {
         head: Head,
         mut inbound: Inbound,
         mut outbound: Outbound,
+        spans: Option<Within>,
     ) -> Result<(), Status> {
         let mut closing = self.closing.clone();
         let held = outbound.account().hold(0);
@@ -341,10 +343,13 @@ impl Services {
             let principal = self.identified(&head).await;
             let mut call = self.begin_stream_audit(Rpc::LeaseKeepAlive, &head, &principal);
             call.iter_mut().for_each(|call| call.asks(&LeaseKeepAliveRequest { id }.encode_to_vec().into()));
+            let span =
+                spans.as_ref().map(|spans| spans.begin("lease_renew", vec![("id", Attribute::Int(id))]));
             let ttl = match &principal {
                 Ok(principal) => self.renew(LeaseId(id), principal).await,
                 Err(status) => Err(status.clone()),
             };
+            drop(span);
             call.into_iter().for_each(|call| call.ended(&ttl.as_ref().map(drop).map_err(Status::clone)));
             let ttl = ttl?.0;
             renewed.note(LeaseId(id));

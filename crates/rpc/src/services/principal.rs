@@ -446,7 +446,7 @@ impl Permit for UserPermit {
 
 /// What of a call's head says who makes it.
 pub(super) fn user_head(head: &Head) -> Head {
-    let mut kept = Head::new(head.method, head.peer);
+    let mut kept = Head::new(head.method, head.peer, head.arrived);
     kept.common_name.clone_from(&head.common_name);
     for key in ["token", "authorization", GATEWAY_HEADER] {
         if let Some(value) = head.metadata.get(key) {

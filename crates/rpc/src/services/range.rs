@@ -21,6 +21,7 @@ use api::wire::{field_len, number_len, put_field, put_field_head, put_number};
 use api::{Code, Status, mvccpb};
 use arc_swap::Guard;
 use bytes::{Bytes, BytesMut};
+use clock::Clock;
 use front::{Answer, Inbound, Outbound, Unary};
 use machine::Values;
 use machine::check;
@@ -32,6 +33,8 @@ use prost::Message as _;
 
 use super::choose::{Chooser, Seen, gathered_bytes_max};
 use super::principal::Principal;
+use super::stages::{Begun, Confirmed, Making, Meter, Told, read_stages};
+use super::traced::told_of_range_stream;
 use super::{NO_REQUEST, Services, decode, decode_streamed, pieces};
 use crate::audit;
 use crate::encode::{header_len, put_header};
@@ -39,6 +42,7 @@ use replica::long_reads::Reader;
 use replica::shared::Published;
 use storage::values::{Attempt, made};
 use telemetry::slow_requests;
+use telemetry::tracing::Within;
 
 /// Keys that are answered at once.
 const KEYS_AT_ONCE: u64 = 128;
@@ -123,6 +127,26 @@ struct Size {
     is_large: bool,
     /// Number of keys in the range, if it was counted.
     counted: Option<u64>,
+}
+
+/// A call of Range on its way.
+#[derive(Clone, Copy)]
+pub(super) struct Asked {
+    /// Address of the client.
+    pub client: IpAddr,
+    /// How the call began.
+    pub begun: Begun,
+    /// Time when it was decoded.
+    pub began: Instant,
+    /// How it was confirmed, if it had to be.
+    pub confirmed: Option<Confirmed>,
+}
+
+impl Asked {
+    /// The time when its answer began to be made.
+    fn went_on(&self) -> Instant {
+        self.confirmed.map_or(self.began, |confirmed| confirmed.went_on)
+    }
 }
 
 /// The start of a long range.
@@ -226,11 +250,16 @@ impl Rest {
         }
     }
 
-    /// The answer of `len` bytes that this is, which is so little that it is made at once.
-    async fn whole(mut self, len: usize) -> Result<Answer, Status> {
-        let piece = poll_fn(|context| self.poll_piece(len, context)).await?;
-        debug_assert!(self.ended && piece.as_ref().is_some_and(|piece| piece.len() == len));
-        Ok(Answer::Whole(piece.unwrap_or_default()))
+    /// The answer of `len` bytes that this is, which is so little that it is made at once; and the time when its values had come.
+    async fn whole(mut self, len: usize, clock: &Clock) -> (Result<Answer, Status>, Instant) {
+        // Those that were missing at the first look: all, as a rule.
+        self.values.fetched().await;
+        let fetched = clock.now();
+        let piece = poll_fn(|context| self.poll_piece(len, context)).await;
+        let is_whole =
+            |piece: &Option<Bytes>| self.ended && piece.as_ref().is_some_and(|piece| piece.len() == len);
+        debug_assert!(piece.as_ref().map_or(true, is_whole));
+        (piece.map(|piece| Answer::Whole(piece.unwrap_or_default())), fetched)
     }
 
     /// The answer of `len` bytes that this is.
@@ -261,15 +290,17 @@ impl Services {
         if !request.serializable && self.learns(&state) {
             return Err(error::NOT_SUPPORTED_FOR_LEARNER);
         }
-        let (began, client) = (Instant::now(), self.peer.get().ip());
+        let (began, client) = (self.shared.clock.now(), self.peer.get().ip());
+        let asked = Asked { client, begun: self.begun.get(), began, confirmed: None };
         let principal = self.principal()?;
         self.expense(&principal, client, |now| check::range_is_expensive(&request, now).into())?;
         if request.serializable || state.reads_local {
-            return self.range_by(principal, request, client, began, state);
+            return self.range_by(principal, request, &asked, state);
         }
         drop(state);
-        self.read_confirmed(move |services| {
-            services.range_by(principal, request, client, began, services.shared.state.load())
+        self.read_confirmed(move |services, confirmed| {
+            let asked = Asked { confirmed: Some(confirmed), ..asked };
+            services.range_by(principal, request, &asked, services.shared.state.load())
         })
     }
 
@@ -278,13 +309,12 @@ impl Services {
         self: &Rc<Self>,
         principal: Principal,
         request: RangeRequest,
-        client: IpAddr,
-        began: Instant,
+        asked: &Asked,
         state: Guard<Arc<Published>>,
     ) -> Result<Unary, Status> {
         self.gate(&state, &principal).read(&request.key, &request.range_end)?;
         principal.is_of(&state.auth)?;
-        let answer = self.range_now(request, client, began, state)?;
+        let answer = self.range_now(request, asked, state)?;
         Ok(self.read_by(principal, answer))
     }
 
@@ -292,56 +322,64 @@ impl Services {
     fn range_now(
         self: &Rc<Self>,
         request: RangeRequest,
-        client: IpAddr,
-        began: Instant,
+        asked: &Asked,
         state: Guard<Arc<Published>>,
     ) -> Result<Unary, Status> {
         let Size { is_large, counted } = self.size(&request, &state)?;
         if is_large {
-            return Ok(self.range_later(request, client, began));
+            return Ok(self.range_later(request, *asked));
         }
         let values = Attempt::new(self.values.clone());
-        let answer = self.small_range(&request, &state, counted, &values).transpose();
+        let meter = asked.begun.is_measured().then(|| Meter::new(self.shared.clock.clone()));
+        let answer = self.small_range(&request, &state, counted, &values, meter.as_ref()).transpose();
         if values.is_complete()
             && let Some(answer) = answer
         {
-            self.few_ranged(&request, client, &answer, began);
+            self.few_ranged(&request, asked, &answer, meter.map(|meter| meter.made()));
             return Ok(Unary::Done(answer));
         }
         // Its values are large, or not at hand: from here on it holds no view.
         drop(state);
         if request.sort_target == SortTarget::Value as i32 {
-            return Ok(self.range_later(request, client, began));
+            return Ok(self.range_later(request, *asked));
         }
         let (rest, len) = match self.chosen(&request, values) {
             Ok(chosen) => chosen,
             Err(status) => {
-                self.ranged(false, began.elapsed());
+                self.ranged(false, self.now().saturating_duration_since(asked.began));
                 return Err(status);
             }
         };
         if len > BYTES_AT_ONCE {
             let answer = rest.into_answer(len);
-            self.few_ranged(&request, client, &answer, began);
+            self.few_ranged(&request, asked, &answer, None);
             return Ok(Unary::Done(answer));
         }
-        let services = Rc::clone(self);
+        let (services, asked, chosen) = (Rc::clone(self), *asked, self.now());
         Ok(Unary::Later(Box::pin(async move {
-            let answer = rest.whole(len).await;
-            services.few_ranged(&request, client, &answer, began);
+            let (answer, fetched) = rest.whole(len, &services.shared.clock).await;
+            let making = Making::Parts {
+                index: chosen.saturating_duration_since(asked.went_on()),
+                values: fetched.saturating_duration_since(chosen),
+                encode: services.now().saturating_duration_since(fetched),
+            };
+            services.few_ranged(&request, &asked, &answer, Some(making));
             answer
         })))
     }
 
     /// Answers from the newest state when asked, and in slices.
-    fn range_later(self: &Rc<Self>, request: RangeRequest, client: IpAddr, began: Instant) -> Unary {
+    fn range_later(self: &Rc<Self>, request: RangeRequest, asked: Asked) -> Unary {
         let services = Rc::clone(self);
         Unary::Later(Box::pin(async move {
             let answer = services.large_range(&request).await;
-            let took = began.elapsed();
+            let now = services.now();
+            let took = now.saturating_duration_since(asked.began);
             services.ranged(answer.is_ok(), took);
-            services.note_range(&request, client, &answer, took);
-            services.look_at_range(&request, client, &answer, (began, took));
+            services.note_range(&request, asked.client, &answer, took);
+            // Its values are read, and it is put together, as the client takes it.
+            let making = Making::Index(now.saturating_duration_since(asked.went_on()));
+            services.look_at_range(&request, &asked, &answer, now, Some(making));
             answer
         }))
     }
@@ -349,16 +387,49 @@ impl Services {
     fn few_ranged(
         &self,
         request: &RangeRequest,
-        client: IpAddr,
+        asked: &Asked,
         answer: &Result<Answer, Status>,
-        began: Instant,
+        making: Option<Making>,
     ) {
-        let took = began.elapsed();
+        let now = self.now();
+        let took = now.saturating_duration_since(asked.began);
         self.ranged(answer.is_ok(), took);
         if matches!(answer, Ok(Answer::Pieces { .. })) {
-            self.note_range(request, client, answer, took);
+            self.note_range(request, asked.client, answer, took);
         }
-        self.look_at_range(request, client, answer, (began, took));
+        self.look_at_range(request, asked, answer, now, making);
+    }
+
+    /// Looks at a range that was answered: notes its stages if they are measured, and tells of it if it was slow.
+    #[inline]
+    fn look_at_range(
+        &self,
+        request: &RangeRequest,
+        asked: &Asked,
+        answer: &Result<Answer, Status>,
+        now: Instant,
+        making: Option<Making>,
+    ) {
+        let limits = &self.shared.limits;
+        let took = now.saturating_duration_since(asked.begun.arrived);
+        if asked.begun.is_measured() || took > limits.slow_apply.min(limits.slow_request) {
+            self.look_closely_at_range(request, asked, answer, now, making);
+        }
+    }
+
+    #[cold]
+    fn look_closely_at_range(
+        &self,
+        request: &RangeRequest,
+        asked: &Asked,
+        answer: &Result<Answer, Status>,
+        now: Instant,
+        making: Option<Making>,
+    ) {
+        let making = making.unwrap_or(Making::Whole(now.saturating_duration_since(asked.went_on())));
+        let stages = read_stages(&asked.begun, asked.began, asked.confirmed.as_ref(), making);
+        self.slow_range(request, asked, answer, now, &stages);
+        self.passed(&asked.begun, || Told { stages, proposed: None });
     }
 
     fn ranged(&self, success: bool, took: Duration) {
@@ -422,7 +493,7 @@ impl Services {
         request: &RangeRequest,
         header: &ResponseHeader,
         counted: Option<u64>,
-        values: &Attempt,
+        values: &dyn Values,
     ) -> Result<(Selection<'v>, usize), Status> {
         let selection = range::select_counted(snapshot, request, counted, values).map_err(failed)?;
         let projection = range::projection(request);
@@ -438,11 +509,20 @@ impl Services {
         state: &Published,
         counted: Option<u64>,
         values: &Attempt,
+        meter: Option<&Meter>,
     ) -> Result<Option<Answer>, Status> {
         let snapshot = state.view.snapshot();
         let header = self.header(snapshot.current_revision(), state);
+        let measured = meter.map(|meter| meter.measured(values));
+        let values: &dyn Values = match &measured {
+            None => values,
+            Some(measured) => measured,
+        };
         let (Selection { versions, more, count }, len) =
             self.select(&snapshot, request, &header, counted, values)?;
+        if let Some(meter) = meter {
+            meter.found();
+        }
         if len > BYTES_AT_ONCE {
             return Ok(None);
         }
@@ -627,10 +707,12 @@ impl Services {
         (client, call): (IpAddr, Option<&mut audit::Call>),
         mut inbound: Inbound,
         mut outbound: Outbound,
+        spans: Option<Within>,
     ) -> Result<(), Status> {
         let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
         call.into_iter().for_each(|call| call.asks(&message));
         let request: RangeRequest = decode_streamed(message)?;
+        let _span = spans.map(|spans| spans.begin("range_streaming", told_of_range_stream(&request)));
         check::range(&request)?;
         check_stream(&request)?;
         self.expense(principal, client, |now| check::range_is_expensive(&request, now).into())?;

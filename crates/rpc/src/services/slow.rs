@@ -12,100 +12,86 @@ use prost::Message as _;
 use stdx::calendar::format_rfc3339;
 use telemetry::logging::Value;
 use telemetry::slow_requests::SlowNote;
+use telemetry::stages::Stage;
 
 use super::Services;
-
-/// Stages of a request, with the time of each.
-type Stages = Vec<(&'static str, Duration)>;
+use super::range::Asked;
+use super::stages::{Begun, Told};
 
 /// Bytes that are told of a key.
 const KEY_BYTES: usize = 128;
 
 impl Services {
-    /// A linearizable read was confirmed.
-    pub(super) fn confirmed_at(&self, asked: Instant, now: Instant) {
-        self.last.read.set(Some((asked, now)));
-        if self.timed {
-            let took = now.saturating_duration_since(asked);
-            self.shared.metrics.server.stage("read_index").observe_seconds(took);
-        }
-    }
-
-    /// Looks at a request to the core that was answered, and tells of it if it was slow.
+    /// Looks at a request to the core that was answered: notes its stages if they are measured, and tells of it if it was slow.
     #[cold]
     pub(super) fn look_at_write(
         &self,
         (rpc, peer): (Rpc, SocketAddr),
+        begun: &Begun,
         (asked, answered): (Instant, Instant),
         revision: Revision,
         answer: &Result<Answer, Status>,
     ) {
-        let stages = self.look_at_stages(asked, answered, revision);
-        let took = answered.saturating_duration_since(asked);
+        let stages = self.write_stages(begun, (asked, answered), revision);
+        let took = answered.saturating_duration_since(begun.arrived);
         if took > self.shared.limits.slow_request {
             let (size, error) = of_answer(answer);
-            self.slow((rpc, peer.to_string(), peer.ip()), took, (-1, size), String::new(), stages, error);
+            self.slow((rpc, peer.to_string(), peer.ip()), took, (-1, size), String::new(), &stages, error);
         }
+        self.passed(begun, || Told { stages, proposed: Some((asked, answered)) });
     }
 
     /// A request to the core was not answered in time.
     #[cold]
-    pub(super) fn gave_up(&self, (rpc, peer): (Rpc, SocketAddr), asked: Instant) {
-        let took = self.shared.clock.now().saturating_duration_since(asked);
+    pub(super) fn gave_up(&self, (rpc, peer): (Rpc, SocketAddr), begun: &Begun) {
+        let took = self.shared.clock.now().saturating_duration_since(begun.arrived);
         if took > self.shared.limits.slow_request {
             let error = Some("etcdserver: request timed out".to_owned());
-            self.slow((rpc, peer.to_string(), peer.ip()), took, (-1, -1), String::new(), Vec::new(), error);
+            self.slow((rpc, peer.to_string(), peer.ip()), took, (-1, -1), String::new(), &[], error);
         }
     }
 
-    /// Looks at a range that was answered, and tells of it if it was slow.
-    #[inline]
-    pub(super) fn look_at_range(
+    /// Tells of a range that was answered at this time, if it was slow.
+    pub(super) fn slow_range(
         &self,
         request: &RangeRequest,
-        client: IpAddr,
+        asked: &Asked,
         answer: &Result<Answer, Status>,
-        (began, took): (Instant, Duration),
+        now: Instant,
+        stages: &[(Stage, Duration)],
     ) {
-        if took > self.shared.limits.slow_apply {
-            self.slow_range(request, client, answer, (began, took));
+        let (slow_apply, slow_request) = (self.shared.limits.slow_apply, self.shared.limits.slow_request);
+        let applying = now.saturating_duration_since(asked.began);
+        let took = now.saturating_duration_since(asked.begun.arrived);
+        if applying <= slow_apply && took <= slow_request {
+            return;
         }
-    }
-
-    #[cold]
-    fn slow_range(
-        &self,
-        request: &RangeRequest,
-        client: IpAddr,
-        answer: &Result<Answer, Status>,
-        (began, took): (Instant, Duration),
-    ) {
         let content = shown(request);
         let (size, error) = of_answer(answer);
-        let mut stages = Vec::new();
-        let read = self.last.read.get().filter(|(asked, _)| *asked >= began);
-        if let Some((asked, confirmed)) = read {
-            stages.push(("read_index", confirmed.saturating_duration_since(asked)));
-            stages.push(("range", (began + took).saturating_duration_since(confirmed)));
+        if applying > slow_apply {
+            self.slow_apply_of_range(&content, applying, size, error.as_deref());
         }
+        if took > slow_request {
+            let bytes = i64::try_from(request.encoded_len()).unwrap_or(i64::MAX);
+            let client = (Rpc::KvRange, asked.client.to_string(), asked.client);
+            self.slow(client, took, (bytes, size), content, stages, error);
+        }
+    }
+
+    fn slow_apply_of_range(&self, content: &str, took: Duration, size: i64, error: Option<&str>) {
         let response = format!("size:{size}");
         let mut fields = vec![
             ("took", Value::Duration(took)),
             ("expected-duration", Value::Duration(self.shared.limits.slow_apply)),
             ("prefix", Value::Str("read-only range ")),
-            ("request", Value::Str(&content)),
+            ("request", Value::Str(content)),
             ("response", Value::Str(&response)),
         ];
-        if let Some(error) = &error {
+        if let Some(error) = error {
             fields.push(("error", Value::Str(error)));
         }
         self.logger.warn("apply request took too long", &fields);
         self.shared.metrics.server.slow_apply.inc();
-        if took > self.shared.limits.slow_request {
-            let bytes = i64::try_from(request.encoded_len()).unwrap_or(i64::MAX);
-            let remote = client.to_string();
-            self.slow((Rpc::KvRange, remote, client), took, (bytes, size), content, stages, error);
-        }
     }
 
     /// Logs a slow request in etcd's form, and keeps it for the page that lists them.
@@ -115,13 +101,13 @@ impl Services {
         took: Duration,
         (request_bytes, response_bytes): (i64, i64),
         content: String,
-        stages: Stages,
+        stages: &[(Stage, Duration)],
         error: Option<String>,
     ) {
         let (path, ended) = (rpc.method().path, self.shared.clock.wall());
         let began = format_rfc3339(ended.checked_sub(took).unwrap_or(ended));
         let steps: Vec<String> =
-            stages.iter().map(|(name, took)| format!("'{name}' (duration: {took:?})")).collect();
+            stages.iter().map(|(stage, took)| format!("'{}' (duration: {took:?})", stage.name())).collect();
         let shown: Vec<&str> = steps.iter().map(String::as_str).collect();
         let mut fields = vec![
             ("start time", Value::Str(&began)),
@@ -141,6 +127,7 @@ impl Services {
             fields.push(("error", Value::Str(error)));
         }
         self.logger.warn("request stats", &fields);
+        let stages = stages.to_vec();
         self.shared.slow_requests.slow(SlowNote { client, path, content, ended, took, stages, error });
     }
 }

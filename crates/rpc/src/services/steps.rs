@@ -24,7 +24,8 @@ use front::{Account, Answer, Head, LocalBoxFuture, TrySend, Unary};
 use prost::Message;
 
 use super::principal::{UserPermit, user_head};
-use super::{Services, decode, numbered};
+use super::stages::Begun;
+use super::{AtHand, Services, decode, numbered};
 use crate::watch::{Requests, Responses};
 
 /// The TTL of a lease that the server grants for a lock or a campaign without one, in seconds. Nobody renews it.
@@ -55,11 +56,17 @@ impl Steps {
         }
     }
 
+    /// What a step is looked at as: a part of the call, which is not measured by itself.
+    fn at_hand(&self) -> AtHand {
+        let begun = Begun::unmeasured(self.services.now());
+        AtHand { rpc: numbered(self.head.method), peer: self.head.peer, begun }
+    }
+
     async fn call<A: Message + Default>(&self, call: Call, request: &impl Message) -> Result<A, Status> {
         let message = request.encode_to_vec().into();
         let principal = Box::pin(self.services.identified(&self.head)).await;
         *self.services.principal.borrow_mut() = principal;
-        self.services.go_on((numbered(self.head.method), self.head.peer));
+        self.services.go_on(self.at_hand());
         self.services.is_step.set(true);
         let answer = call(&self.services, message);
         self.services.is_step.set(false);
@@ -111,7 +118,7 @@ impl Steps {
         let (key, _) = keys.first()?;
         let principal = self.services.identify(&self.head).ok()?;
         *self.services.principal.borrow_mut() = Ok(principal);
-        self.services.go_on((numbered(self.head.method), self.head.peer));
+        self.services.go_on(self.at_hand());
         let request = TxnRequest {
             compare: keys.iter().map(|(key, created)| is_created_at(key, *created)).collect(),
             success: vec![op(Request::RequestDeleteRange(DeleteRangeRequest {
@@ -145,7 +152,7 @@ impl Steps {
         let requests = Once(Some(request.encode_to_vec().into()));
         let stream = Box::pin(async move {
             let permit = Rc::new(UserPermit::within(&services, head).await);
-            services.hub.serve(needs_leader, caller, permit, requests, responses, closed).await
+            services.hub.serve(needs_leader, (caller, permit, None), requests, responses, closed).await
         });
         Changes::of(stream, arrived)
     }

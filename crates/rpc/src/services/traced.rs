@@ -1,9 +1,8 @@
 //! Spans of calls: the call itself as etcd's gRPC library has it, what it did as etcd has it, and our own stages within.
 
-use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use api::etcdserverpb::{
     CompactionRequest, DeleteRangeRequest, LeaseGrantRequest, LeaseRevokeRequest, PutRequest, RangeRequest,
@@ -14,21 +13,12 @@ use bytes::Bytes;
 use front::{Answer, Head, LocalBoxFuture, Unary};
 use machine::check;
 use prost::Message as _;
-use replica::stages::Passed;
-use telemetry::tracing::{Attribute, GRPC_SCOPE, MEMBER_SCOPE, Parent, Span, SpanContext, Tracer};
+use telemetry::tracing::{Attribute, GRPC_SCOPE, MEMBER_SCOPE, Parent, Span, SpanContext, Tracer, Within};
 
 use super::Services;
+use super::stages::Told;
 
 type Attributes = Vec<(&'static str, Attribute)>;
-
-/// What is remembered of the call whose answer was made last, for whoever looks right behind it.
-#[derive(Default)]
-pub(super) struct Last {
-    /// A write: when it was asked for and answered, and when it passed each stage.
-    pub write: Cell<Option<(Instant, Instant, Passed)>>,
-    /// A read: when the leader was asked to confirm it, and when it had.
-    pub read: Cell<Option<(Instant, Instant)>>,
-}
 
 /// A call that is traced. Dropped before its end, it was cancelled.
 pub(super) struct Trace {
@@ -59,17 +49,24 @@ impl Trace {
             .and_then(|message| told(rpc, message))
             .map(|(name, attributes)| (tracer.within(&context), name, attributes));
         let clock = services.shared.clock.clone();
+        let waited = clock.now().saturating_duration_since(head.arrived);
+        let wall = clock.wall();
         Some(Trace {
             tracer: Arc::clone(tracer),
             rpc,
             context,
             parent: parent.map(|parent| parent.context),
-            began: clock.now(),
-            wall: clock.wall(),
+            began: head.arrived,
+            wall: wall.checked_sub(waited).unwrap_or(wall),
             now: Box::new(move || clock.now()),
             inner,
             is_ended: false,
         })
+    }
+
+    /// Returns what begins spans within the call's span, for the parts of a stream.
+    pub(super) fn within(&self, services: &Services) -> Within {
+        Within::new(Arc::clone(&self.tracer), services.shared.clock.clone(), self.context)
     }
 
     /// A span of the member, from one time to another.
@@ -93,35 +90,29 @@ impl Trace {
         }
     }
 
-    /// Ends the trace.
-    pub(super) fn end(mut self, result: Result<(), &Status>, last: &Last) {
-        self.finish(result, last);
+    /// Ends the trace, with what is told of the call's stages.
+    pub(super) fn end(mut self, result: Result<(), &Status>, told: Option<Told>) {
+        self.finish(result, told);
     }
 
-    fn finish(&mut self, result: Result<(), &Status>, last: &Last) {
+    fn finish(&mut self, result: Result<(), &Status>, told: Option<Told>) {
         self.is_ended = true;
         let ended = (self.now)();
         let mut spans = Vec::new();
-        let (write, read) = (last.write.take(), last.read.take());
         if let Some((context, name, attributes)) = self.inner.take() {
-            let mut stages: Vec<(&str, Instant, Instant)> = Vec::new();
             let mut events = Vec::new();
-            // Of this call, and not of one before.
-            if let Some((asked, confirmed)) = read.filter(|(asked, _)| *asked >= self.began) {
-                stages.push(("read_index", asked, confirmed));
-            }
-            if let Some((asked, answered, passed)) = write.filter(|(asked, ..)| *asked >= self.began) {
-                let mut from = asked;
-                for (name, took) in passed.stages(asked, answered) {
-                    stages.push((name, from, from + took));
+            if let Some(Told { stages, proposed }) = told {
+                // One after the other, though the values of a read are read while its answer is put together.
+                let mut from = self.began;
+                for (stage, took) in stages {
+                    let place = (self.tracer.within(&context), context);
+                    spans.push(self.span(place, stage.name(), (from, from + took)));
                     from += took;
                 }
-                events.push(("Send raft proposal", asked.saturating_duration_since(self.began)));
-                events.push(("Receive raft result", answered.saturating_duration_since(self.began)));
-            }
-            for (name, from, to) in stages {
-                let place = (self.tracer.within(&context), context);
-                spans.push(self.span(place, name, (from, to)));
+                if let Some((asked, answered)) = proposed {
+                    events.push(("Send raft proposal", asked.saturating_duration_since(self.began)));
+                    events.push(("Receive raft result", answered.saturating_duration_since(self.began)));
+                }
             }
             let span = self.span((context, self.context), name, (self.began, ended));
             spans.push(Span { attributes, events, ..span });
@@ -152,7 +143,7 @@ impl Trace {
 impl Drop for Trace {
     fn drop(&mut self) {
         if !self.is_ended {
-            self.finish(Err(&Status::new(Code::Canceled, "context canceled")), &Last::default());
+            self.finish(Err(&Status::new(Code::Canceled, "context canceled")), None);
         }
     }
 }
@@ -262,12 +253,23 @@ fn of_txn(request: &TxnRequest) -> Attributes {
     ]
 }
 
+/// What etcd tells of a range that is streamed.
+pub(super) fn told_of_range_stream(request: &RangeRequest) -> Attributes {
+    vec![
+        ("range_begin", Attribute::bytes(&request.key)),
+        ("range_end", Attribute::bytes(&request.range_end)),
+        ("rev", Attribute::Int(request.revision)),
+        ("limit", Attribute::Int(request.limit)),
+        ("count_only", Attribute::Bool(request.count_only)),
+    ]
+}
+
 impl Services {
     /// Ends a trace with the call's answer, whether it is there now or later.
     pub(super) fn traced(self: &Rc<Self>, trace: Trace, answer: Unary) -> Unary {
         let services = Rc::clone(self);
         let end = move |trace: Trace, answer: &Result<Answer, Status>| {
-            trace.end(answer.as_ref().map(|_| ()), &services.last);
+            trace.end(answer.as_ref().map(|_| ()), services.told.take());
         };
         match answer {
             Unary::Done(answer) => {
@@ -282,36 +284,16 @@ impl Services {
         }
     }
 
-    /// Does the same for a stream, whose requests are not told.
+    /// Does the same for a stream. What its requests ask is told by spans within it.
     pub(super) fn traced_stream(
         trace: Trace,
         stream: LocalBoxFuture<Result<(), Status>>,
     ) -> LocalBoxFuture<Result<(), Status>> {
         Box::pin(async move {
             let result = stream.await;
-            trace.end(result.as_ref().map(|_| ()), &Last::default());
+            trace.end(result.as_ref().map(|_| ()), None);
             result
         })
-    }
-
-    /// Tells what is known of a write that is traced, was slow, or whose stages are counted; `asked` and `answered` are its times,
-    /// `revision` that of its answer.
-    #[cold]
-    pub(super) fn look_at_stages(
-        &self,
-        asked: Instant,
-        answered: Instant,
-        revision: numbers::Revision,
-    ) -> Vec<(&'static str, Duration)> {
-        let Some(passed) = self.shared.stages.of(asked, revision) else { return Vec::new() };
-        self.last.write.set(Some((asked, answered, passed)));
-        let stages = passed.stages(asked, answered).to_vec();
-        if self.timed {
-            for (name, took) in &stages {
-                self.shared.metrics.server.stage(name).observe_seconds(*took);
-            }
-        }
-        stages
     }
 }
 

@@ -13,6 +13,7 @@ use front::{Account, Inbound, Outbound, TrySend};
 
 use clock::Sleep;
 use telemetry::callers::Caller;
+use telemetry::tracing::Within;
 
 use super::hub::{Hub, Registration};
 use super::permit::Permit;
@@ -85,7 +86,7 @@ impl Responses for Outbound {
 pub(super) async fn run<R: Requests, W: Responses>(
     hub: Rc<Hub>,
     needs_leader: bool,
-    (caller, permit): (Arc<Caller>, Rc<dyn Permit>),
+    client: (Arc<Caller>, Rc<dyn Permit>, Option<Within>),
     requests: R,
     mut responses: W,
     closed: impl Future<Output = ()>,
@@ -95,7 +96,7 @@ pub(super) async fn run<R: Requests, W: Responses>(
     }
     // Some clients wait for the head before they send their first request.
     responses.open()?;
-    let place = hub.open(needs_leader, caller, permit, responses.account());
+    let place = hub.open(needs_leader, client, responses.account());
     let mut drive = Drive { place, requests: Some(requests), responses, tick: None };
     let mut closed = pin!(closed);
     poll_fn(|cx| {

@@ -37,6 +37,7 @@ use clock::Sleep;
 use replica::shared::{Published, Shared};
 use storage::values::Source;
 use telemetry::callers::Caller;
+use telemetry::tracing::Within;
 
 /// The place of a stream among those that wait to tell of progress: the one that is due first is first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -201,28 +202,26 @@ impl Hub {
     pub fn stream(
         self: &Rc<Self>,
         head: &Head,
-        caller: Arc<Caller>,
-        permit: Rc<dyn Permit>,
+        client: (Arc<Caller>, Rc<dyn Permit>, Option<Within>),
         inbound: Inbound,
         outbound: Outbound,
         mut closing: Closing,
     ) -> LocalBoxFuture<Result<(), Status>> {
         let closed = async move { closing.begun().await };
-        self.serve(head.requires_leader, caller, permit, inbound, outbound, closed)
+        self.serve(head.requires_leader, client, inbound, outbound, closed)
     }
 
     /// Serves a stream as [`Hub::stream`] does, for streams that are not the front's. `closed` resolves when the server
-    /// stops.
+    /// stops. With the client's figures and permit comes the span of the stream, if it is traced: each watch is a span within it.
     pub fn serve(
         self: &Rc<Self>,
         needs_leader: bool,
-        caller: Arc<Caller>,
-        permit: Rc<dyn Permit>,
+        client: (Arc<Caller>, Rc<dyn Permit>, Option<Within>),
         requests: impl Requests,
         responses: impl Responses,
         closed: impl Future<Output = ()> + 'static,
     ) -> LocalBoxFuture<Result<(), Status>> {
-        Box::pin(drive::run(Rc::clone(self), needs_leader, (caller, permit), requests, responses, closed))
+        Box::pin(drive::run(Rc::clone(self), needs_leader, client, requests, responses, closed))
     }
 
     /// Ends all streams whose clients insist on a leader: there has been none for too long.
@@ -340,8 +339,7 @@ impl Hub {
     pub(super) fn open(
         self: &Rc<Self>,
         needs_leader: bool,
-        caller: Arc<Caller>,
-        permit: Rc<dyn Permit>,
+        (caller, permit, spans): (Arc<Caller>, Rc<dyn Permit>, Option<Within>),
         account: Option<Rc<Account>>,
     ) -> Registration {
         let serial = self.next_serial();
@@ -350,6 +348,7 @@ impl Hub {
             needs_leader,
             caller,
             permit,
+            spans,
             self.shared.metrics.mvcc.pending_events.clone(),
             account,
         ));

@@ -24,6 +24,7 @@ use super::response;
 use storage::values::Attempt;
 use telemetry::callers::Caller;
 use telemetry::metrics::Gauge;
+use telemetry::tracing::{OpenSpan, Within};
 
 /// Bytes of responses that a stream holds before its watches fall behind; one response may be larger.
 pub const QUEUE_BYTES_MAX: usize = 1 << 20;
@@ -79,6 +80,8 @@ pub(super) struct Watch {
     pub matched: RefCell<Vec<u32>>,
     /// Charges it to its client.
     pub _held: Option<Held>,
+    /// The watch's span, if its stream is traced. It ends with the watch.
+    pub _span: Option<Box<OpenSpan>>,
 }
 
 impl Watch {
@@ -155,6 +158,8 @@ pub(super) struct Stream {
     pub needs_leader: bool,
     /// What its user may watch.
     pub permit: StreamPermit,
+    /// Begins the spans of watches, if the stream is traced.
+    pub spans: Option<Within>,
     /// Figures of the client whose watches these are.
     pub caller: Arc<Caller>,
     /// All watches of the stream, by watch id.
@@ -215,6 +220,7 @@ impl Stream {
         needs_leader: bool,
         caller: Arc<Caller>,
         permit: StreamPermit,
+        spans: Option<Within>,
         pending_events: Gauge,
         account: Option<Rc<Account>>,
     ) -> Stream {
@@ -224,6 +230,7 @@ impl Stream {
             charged_bytes: Cell::new(0),
             serial,
             permit,
+            spans,
             needs_leader,
             caller,
             watches: RefCell::default(),

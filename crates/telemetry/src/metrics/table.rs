@@ -61,7 +61,8 @@ group! {
         apply_duration: Labelled<Histogram> = "etcd_server_apply_duration_seconds" ["version", "op", "success"] exp(0.0001, 2.0, 20), "Time to apply a request.";
         range_duration: Labelled<Histogram> = "etcd_server_range_duration_seconds" ["success"] exp(0.0001, 2.0, 20), "Time to answer a range from the store.";
         request_duration: Labelled<Histogram> = "etcd_server_request_duration_seconds" ["type", "success"] exp(0.001, 2.0, 14), "Time of a request in the server.";
-        stages: Labelled<Histogram> = "mainstay_request_stage_seconds" ["stage"] exp(0.0001, 2.0, 20), "Time of each stage of a write, and of confirming a linearizable read (read_index); with --metrics=extensive.";
+        stages: Labelled<Histogram> = "mainstay_request_stage_seconds" ["stage"] exp(0.000001, 2.0, 24), "Time of each stage of puts, deletes, transactions, ranges and other calls; of one call out of mainstay_request_stage_sampling, picked at random.";
+        stage_sampling: Gauge = "mainstay_request_stage_sampling", "Calls for each one whose stages are measured: 64, or 1 with --metrics=extensive.";
         alarms: Labelled<Gauge> = "etcd_debugging_server_alarms" ["server_id", "alarm_type"], "1 for every alarm that is raised.";
         watch_send_stream: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_seconds" exp(0.001, 2.0, 14), "Time to send one response with events to a watch stream.";
         watch_send_event: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_per_event_seconds" exp(0.001, 2.0, 14), "The same, divided by the number of its events.";

@@ -26,6 +26,7 @@ use crate::core::room::{Purpose, Room, purpose_of};
 use crate::core::{ClientRequest, Reply, ReplyBody, RequestId};
 use crate::long_reads::Reader;
 use crate::shared::Published;
+use crate::stages::RoundTimes;
 
 /// Linearizable reads.
 impl Core {
@@ -47,7 +48,7 @@ impl Core {
         }
         if self.reads_local() || (planted::is(Bug::StaleRead) && self.leadership.has_settled()) {
             let wants = self.reads.take_waiting();
-            self.grant(wants, now);
+            self.grant(wants, None, now);
             return;
         }
         let footing = self.footing();
@@ -62,15 +63,15 @@ impl Core {
     pub(super) fn finish_rounds(&mut self, now: Instant) {
         let early = planted::is(Bug::HalfWayCountsAsApplied) && self.machine.has_unfinished();
         let applied = self.machine.applied_index + u64::from(early);
-        while let Some(wants) = self.reads.finish(applied) {
-            self.grant(wants, now);
+        while let Some((wants, times)) = self.reads.finish(applied) {
+            self.grant(wants, Some(times), now);
         }
     }
 
-    fn grant(&mut self, wants: Vec<Waiting>, now: Instant) {
+    fn grant(&mut self, wants: Vec<Waiting>, times: Option<RoundTimes>, now: Instant) {
         for (want, since) in wants {
             match want {
-                Want::Read(request_id) => self.reads.readable(request_id),
+                Want::Read(request_id) => self.reads.readable(request_id, times),
                 // Leadership was lost while it waited, and the clocks of leases are the next leader's.
                 want if !self.leadership.leads() => self.refuse(want.request_id(), error::NOT_PRIMARY_LESSOR),
                 // The round was confirmed to a member that has become the leader since. Its clocks do not run yet.
@@ -83,8 +84,8 @@ impl Core {
 
     /// Replies to the reads that the state just published is new enough for.
     fn answer_reads(&mut self) {
-        for request_id in self.reads.take_readable() {
-            self.reply(request_id, ReplyBody::Readable);
+        for (request_id, times) in self.reads.take_readable() {
+            self.reply(request_id, ReplyBody::Readable(times));
         }
     }
 
@@ -348,7 +349,7 @@ impl Core {
     }
 
     /// Returns the bytes of entries that wait to be synced or applied.
-    fn queued_bytes(&self) -> usize {
+    pub(super) fn queued_bytes(&self) -> usize {
         self.log.queued_bytes() + self.applying.bytes()
     }
 

@@ -245,7 +245,7 @@ impl Core {
         match parked.respond(request) {
             Response::Nothing => {}
             Response::Stop => *stops = true,
-            Response::Readable(request_id) => self.reply(request_id, ReplyBody::Readable),
+            Response::Readable(request_id) => self.reply(request_id, ReplyBody::Readable(None)),
             Response::Image(request_id) => self.answers.want_image(request_id),
             Response::Refuse(request_id, taken) => {
                 let why = parked.why();

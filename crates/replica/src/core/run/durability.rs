@@ -54,6 +54,7 @@ impl Core {
     fn synced(&mut self, synced: Synced) -> Result<(), Fatal> {
         let number = self.room.synced(synced.ticket);
         self.synced = synced.last_index;
+        self.written = synced.written.or(self.written);
         self.history.located(synced.locations);
         self.install.placed(synced.ticket, &synced.values);
         for (id, to) in synced.values {

@@ -189,7 +189,7 @@ impl Core {
             self.append(append, now)?;
         }
         for read in effects.reads {
-            self.reads.confirm(read.number, read.index);
+            self.reads.confirm(read.number, read.index, now);
         }
         for fetch in effects.fetches {
             self.fetch(fetch)?;
@@ -712,7 +712,7 @@ impl Core {
             return;
         }
         if self.install.resume(attempt.claim) {
-            self.reply(request_id, ReplyBody::Readable);
+            self.reply(request_id, ReplyBody::Readable(None));
         } else {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
         }

@@ -11,6 +11,7 @@ use api::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
 use api::{Status, error};
 use bytes::Bytes;
 use numbers::Revision;
+use telemetry::tracing::Attribute;
 
 use super::Hub;
 use crate::services::decode_streamed;
@@ -123,6 +124,7 @@ impl Hub {
             hold: RefCell::default(),
             matched: RefCell::default(),
             _held: stream.hold_watch(request.key.len() + request.range_end.len()),
+            _span: stream.spans.as_ref().map(|spans| Box::new(spans.begin("watch", told(request)))),
         })
     }
 
@@ -195,4 +197,18 @@ impl Hub {
         };
         stream.push(Queued::control(&response));
     }
+}
+
+/// What etcd tells of a watch in its span, with keys as it stores them.
+fn told(request: &WatchCreateRequest) -> Vec<(&'static str, Attribute)> {
+    let key = if request.key.is_empty() { b"\0" } else { request.key.as_ref() };
+    let range_end = if request.range_end.as_ref() == b"\0" { b"" } else { request.range_end.as_ref() };
+    vec![
+        ("key", Attribute::bytes(key)),
+        ("range_end", Attribute::bytes(range_end)),
+        ("start_rev", Attribute::Int(request.start_revision)),
+        ("progress_notify", Attribute::Bool(request.progress_notify)),
+        ("prev_kv", Attribute::Bool(request.prev_kv)),
+        ("fragment", Attribute::Bool(request.fragment)),
+    ]
 }

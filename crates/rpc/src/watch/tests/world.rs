@@ -230,8 +230,7 @@ impl World {
         let hub = Rc::clone(&self.hub);
         let future = hub.serve(
             needs_leader,
-            Arc::default(),
-            permit,
+            (Arc::default(), permit, None),
             Requester(pipe.clone()),
             Responder(pipe.clone()),
             closed,
