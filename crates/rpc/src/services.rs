@@ -635,10 +635,39 @@ impl Services {
         serializable: bool,
         answer: impl FnOnce(&Rc<Services>) -> Result<Unary, Status> + 'static,
     ) -> Result<Unary, Status> {
+        let (began, call) = (self.now(), self.at_hand());
         if serializable || self.shared.state.load().reads_local {
-            return answer(self);
+            let answer = answer(self)?;
+            return Ok(self.looked_at_read(call, began, None, answer));
         }
-        self.read_confirmed(|services, _| answer(services))
+        self.read_confirmed(move |services, confirmed| {
+            let answer = answer(services)?;
+            Ok(services.looked_at_read(call, began, Some(confirmed), answer))
+        })
+    }
+
+    /// Looks at a read other than a range once it is answered; `began` is when it went to the core, or to the state.
+    fn looked_at_read(
+        self: &Rc<Self>,
+        call: AtHand,
+        began: Instant,
+        confirmed: Option<Confirmed>,
+        answer: Unary,
+    ) -> Unary {
+        match answer {
+            Unary::Done(answer) => {
+                self.look_at_read(&call, began, confirmed.as_ref(), &answer);
+                Unary::Done(answer)
+            }
+            Unary::Later(answer) => {
+                let services = Rc::clone(self);
+                Unary::Later(Box::pin(async move {
+                    let answer = answer.await;
+                    services.look_at_read(&call, began, confirmed.as_ref(), &answer);
+                    answer
+                }))
+            }
+        }
     }
 
     /// Answers after the cluster's leader has confirmed how far one has to have come.

@@ -38,7 +38,8 @@ pub enum Stage {
     /// A read: putting the answer together. An answer that is made piece by piece, as its client takes it, has neither this nor
     /// [`Stage::Values`].
     Encode,
-    /// A read whose parts were not measured one by one: [`Stage::Index`], [`Stage::Values`] and [`Stage::Encode`] together.
+    /// A read whose parts were not measured one by one, as those of reads other than ranges never are: [`Stage::Index`],
+    /// [`Stage::Values`] and [`Stage::Encode`] together.
     Range,
     /// A write: until its thread has made the answer.
     Answer,

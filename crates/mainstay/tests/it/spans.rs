@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use api::Rpc;
-use api::etcdserverpb::{LeaseKeepAliveRequest, RangeRequest};
+use api::etcdserverpb::request_op::Request as Operation;
+use api::etcdserverpb::{LeaseKeepAliveRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse};
 use bytes::Bytes;
 use front::{Answer, Front, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, Service, Unary};
 use prost::Message;
@@ -223,6 +224,10 @@ fn slow_requests_are_listed_with_the_time_of_each_stage() {
         client.put("k", "v").await.expect("puts are served");
         client.get("k").await.expect("reads are served");
         client.get_local("k").await.expect("reads are served");
+        let get = RangeRequest { key: "k".into(), ..RangeRequest::default() };
+        let get = RequestOp { request: Some(Operation::RequestRange(get)) };
+        let txn = TxnRequest { success: vec![get], ..TxnRequest::default() };
+        client.call::<TxnResponse>(Rpc::KvTxn, &txn).await.expect("transactions are served");
         let page = http1::get(cluster.member(follower).client_address(), "/debug/requests");
         let stages = |path: &str, content: &str| -> Vec<String> {
             let line = page.text().lines().find(|line| line.contains(path) && line.ends_with(content));
@@ -238,6 +243,8 @@ fn slow_requests_are_listed_with_the_time_of_each_stage() {
         assert_eq!(before, ["front", "queue", "read_index", "apply_wait"]);
         assert!(is_made(made), "{linearizable:?}");
         let serializable = stages("/etcdserverpb.KV/Range", "serializable:true");
+        let txn = stages("/etcdserverpb.KV/Txn", "");
+        assert_eq!(txn, ["front", "queue", "read_index", "apply_wait", "range"]);
         assert_eq!(serializable[0], "front");
         assert!(is_made(&serializable[1..]), "{serializable:?}");
     });

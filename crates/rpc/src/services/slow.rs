@@ -14,9 +14,9 @@ use telemetry::logging::Value;
 use telemetry::slow_requests::SlowNote;
 use telemetry::stages::Stage;
 
-use super::Services;
 use super::range::Asked;
-use super::stages::{Begun, Told};
+use super::stages::{Begun, Confirmed, Making, Told, read_stages};
+use super::{AtHand, Services};
 
 /// Bytes that are told of a key.
 const KEY_BYTES: usize = 128;
@@ -39,6 +39,37 @@ impl Services {
             self.slow((rpc, peer.to_string(), peer.ip()), took, (-1, size), String::new(), &stages, error);
         }
         self.passed(begun, || Told { stages, proposed: Some((asked, answered)) });
+    }
+
+    /// Looks at a read other than a range that was answered: notes its stages if they are measured, and tells of it if it was
+    /// slow. `began` is when it went to the core, or to the state.
+    pub(super) fn look_at_read(
+        &self,
+        call: &AtHand,
+        began: Instant,
+        confirmed: Option<&Confirmed>,
+        answer: &Result<Answer, Status>,
+    ) {
+        let AtHand { rpc, peer, begun } = call;
+        let (now, limits) = (self.now(), &self.shared.limits);
+        let took = now.saturating_duration_since(begun.arrived);
+        let applying = now.saturating_duration_since(began);
+        let is_slow_apply = applying > limits.slow_apply && *rpc == Rpc::KvTxn;
+        let is_slow = took > limits.slow_request;
+        if !is_slow && !is_slow_apply && !begun.is_measured() {
+            return;
+        }
+        let went_on = confirmed.map_or(began, |confirmed| confirmed.went_on);
+        let making = Making::Whole(now.saturating_duration_since(went_on));
+        let stages = read_stages(begun, began, confirmed, making);
+        let (size, error) = of_answer(answer);
+        if is_slow_apply {
+            self.slow_apply_of_read("read-only txn ", "", applying, size, error.as_deref());
+        }
+        if is_slow {
+            self.slow((*rpc, peer.to_string(), peer.ip()), took, (-1, size), String::new(), &stages, error);
+        }
+        self.passed(begun, || Told { stages, proposed: None });
     }
 
     /// A request to the core was not answered in time.
@@ -69,7 +100,7 @@ impl Services {
         let content = shown(request);
         let (size, error) = of_answer(answer);
         if applying > slow_apply {
-            self.slow_apply_of_range(&content, applying, size, error.as_deref());
+            self.slow_apply_of_read("read-only range ", &content, applying, size, error.as_deref());
         }
         if took > slow_request {
             let bytes = i64::try_from(request.encoded_len()).unwrap_or(i64::MAX);
@@ -78,12 +109,20 @@ impl Services {
         }
     }
 
-    fn slow_apply_of_range(&self, content: &str, took: Duration, size: i64, error: Option<&str>) {
+    /// Logs a read that was slow to be made, in etcd's form; `content` is the request, if it is told.
+    fn slow_apply_of_read(
+        &self,
+        prefix: &str,
+        content: &str,
+        took: Duration,
+        size: i64,
+        error: Option<&str>,
+    ) {
         let response = format!("size:{size}");
         let mut fields = vec![
             ("took", Value::Duration(took)),
             ("expected-duration", Value::Duration(self.shared.limits.slow_apply)),
-            ("prefix", Value::Str("read-only range ")),
+            ("prefix", Value::Str(prefix)),
             ("request", Value::Str(content)),
             ("response", Value::Str(&response)),
         ];
