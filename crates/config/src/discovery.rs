@@ -10,43 +10,45 @@ use super::validation::duration;
 /// Where the members of a cluster to be formed are found. Not looked at once the data directory holds a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Discovery {
-    /// SRV records of a domain.
+    /// SRV records of a domain (`--discovery-srv`) name the members.
     Srv {
-        /// The domain.
+        /// Domain whose SRV records are looked up.
         domain: String,
-        /// What follows the name of the service, behind a `-`; empty: nothing.
+        /// Suffix of the SRV service's name, which is `etcd-server-NAME` with it (`--discovery-srv-name`); empty for
+        /// `etcd-server`.
         name: String,
     },
-    /// A cluster in which all members register.
+    /// Another etcd cluster, the discovery service, in which all members register (`--discovery-endpoints`).
     Service(DiscoveryService),
 }
 
 /// A discovery service, and how this member reaches it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct DiscoveryService {
-    /// The token of the cluster to be formed.
+    /// Token that names the cluster to be formed, the same for all of its members.
     pub token: String,
-    /// gRPC endpoints of the service; at least one.
+    /// gRPC endpoints of the discovery service; at least one.
     pub endpoints: Vec<String>,
-    /// Time limit of connecting; zero for none.
+    /// Time limit of connecting to an endpoint of the discovery service; zero for none.
     pub dial_timeout: Duration,
-    /// Time limit of a request.
+    /// Time limit of a request to the discovery service.
     pub request_timeout: Duration,
-    /// Silence after which a connection is pinged; zero for never.
+    /// Time without traffic after which a connection to the discovery service is pinged; zero for never.
     pub keepalive_time: Duration,
-    /// Time limit of a ping's answer.
+    /// Time to wait for the answer to a ping before the connection is closed.
     pub keepalive_timeout: Duration,
-    /// True if connections are not encrypted, unless there are files.
+    /// True if connections to the discovery service are not encrypted, unless [`Self::cert`], [`Self::key`] or
+    /// [`Self::cacert`] is set.
     pub insecure_transport: bool,
-    /// True if any certificate of the service is taken.
+    /// True if the certificate of the discovery service is not verified.
     pub insecure_skip_verify: bool,
-    /// Certificate of this member at the service.
+    /// File with the certificate that this member shows to the discovery service.
     pub cert: Option<PathBuf>,
-    /// Key of the certificate.
+    /// File with the private key of [`Self::cert`].
     pub key: Option<PathBuf>,
-    /// Authorities of the service's certificate.
+    /// File with the authorities that the certificate of the discovery service is verified against; `None` for the system's.
     pub cacert: Option<PathBuf>,
-    /// User and password at the service.
+    /// Name and password of the user that logs in at the discovery service; `None` for no login.
     pub user: Option<(String, String)>,
 }
 

@@ -7,33 +7,34 @@ use api::Status;
 use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-/// Bytes of events that may wait.
+/// Bytes of responses that may be queued for a client when events are added.
 const BYTES_MAX: usize = 4 << 20;
-/// Responses with events that may wait.
+/// Number of responses that may be queued for a client when events are added.
 const RESPONSES_MAX: usize = 4096;
-/// Answers that may wait before no more requests of the client are read.
+/// Number of queued answers from which on no more requests of the client are read.
 const ANSWERS_MAX: usize = 128;
 
-/// Difference from which on what waits is charged again, in bytes.
+/// Difference, in bytes, between what is queued for a client and what the client is charged for, from which on the client is
+/// charged again.
 pub(crate) const CHARGE_STEP_BYTES: usize = 32 << 10;
 
 /// Responses on their way to the client of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    /// Responses that wait, and how the stream ends.
+    /// The queue of responses, and how the stream ends.
     state: Mutex<State>,
     /// Notified when [`Outbox::next`] may have something to return.
     changed: Notify,
-    /// Notified when fewer than [`ANSWERS_MAX`] answers wait again.
+    /// Notified when the number of queued answers falls below [`ANSWERS_MAX`].
     has_room: Notify,
-    /// Notified when [`State::bytes`] is a step away from [`State::charged`].
+    /// Notified when [`State::bytes`] and [`State::charged`] are [`CHARGE_STEP_BYTES`] apart.
     outgrown: Notify,
 }
 
-/// A response that waits for the client.
+/// A response that is queued for the client.
 #[derive(Debug)]
 struct Waiting {
-    /// The response, encoded.
+    /// The response as an encoded protobuf message.
     message: Bytes,
     /// True for an answer to a request of the client, false for events.
     is_answer: bool,
@@ -57,14 +58,14 @@ struct State {
     refused: bool,
 }
 
-/// What the shard has to do next.
+/// What the shard has to do next for the stream of an [`Outbox`].
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Send this, then give the place back, if there is one.
+    /// Send this encoded response, then drop the permit, if there is one.
     Message(Bytes, Option<OwnedSemaphorePermit>),
-    /// All was sent, and the hub was refused something: it may go on.
+    /// Tell the hub that the queue is empty: [`Outbox::offer`] refused events before, and takes events again.
     Drained,
-    /// End the stream.
+    /// End the stream with this status; the queue is empty.
     End(Status),
 }
 
@@ -75,12 +76,13 @@ impl Outbox {
         self.push(Waiting { message, is_answer: true, place: None });
     }
 
-    /// Queues an answer that keeps a place until the client has taken it.
+    /// Queues an answer to a request of the client, which is never refused. The permit is dropped once the client has taken the
+    /// answer.
     pub(crate) fn answer_in_place(&self, message: Bytes, place: OwnedSemaphorePermit) {
         self.push(Waiting { message, is_answer: true, place: Some(place) });
     }
 
-    /// Waits until the client has taken enough answers to be given more. Only one task may wait.
+    /// Waits until fewer than [`ANSWERS_MAX`] answers are queued. Only one task may wait.
     pub(crate) async fn room(&self) {
         while self.state().answers >= ANSWERS_MAX {
             // A wake-up that comes before this waits for it.
@@ -88,7 +90,8 @@ impl Outbox {
         }
     }
 
-    /// Waits until what waits for the client has to be charged again; returns the bytes. Only one task may wait.
+    /// Waits until the client has to be charged again, and returns the bytes that are queued for the client. Only one task may
+    /// wait.
     pub(crate) async fn to_charge(&self) -> usize {
         loop {
             let outgrown = self.outgrown.notified();
@@ -119,7 +122,7 @@ impl Outbox {
         }
     }
 
-    /// Queues events, unless so much waits already: then returns false, and [`Next::Drained`] follows when there is room.
+    /// Queues events and returns true. Returns false if the queue is full; then [`Next::Drained`] follows once the queue is empty.
     pub(crate) fn offer(&self, message: &Bytes) -> bool {
         let mut state = self.state();
         let is_full = state.bytes + message.len() > BYTES_MAX || state.queue.len() >= RESPONSES_MAX;
@@ -132,13 +135,13 @@ impl Outbox {
         true
     }
 
-    /// Ends the stream once the queue is sent.
+    /// Ends the stream with this status once the queue is sent. A status that was given before stays.
     pub(crate) fn end(&self, status: Status) {
         self.state().end.get_or_insert(status);
         self.changed.notify_one();
     }
 
-    /// Waits for what to do next. Only one task may wait.
+    /// Waits until there is something to do for the stream, and returns it. Only one task may wait.
     pub(crate) async fn next(&self) -> Next {
         loop {
             let waited = self.changed.notified();
@@ -158,7 +161,7 @@ impl Outbox {
         }
     }
 
-    /// The next response, if one waits.
+    /// Takes the next response out of the queue; `None` if the queue is empty.
     #[cfg(test)]
     pub(crate) fn rest(&self) -> Option<Bytes> {
         self.pop(&mut self.state()).map(|waiting| waiting.message)
@@ -184,7 +187,7 @@ impl Outbox {
 }
 
 impl State {
-    /// True if what waits is to be charged again.
+    /// Returns true if the client has to be charged again.
     fn is_outgrown(&self) -> bool {
         self.bytes.abs_diff(self.charged) >= CHARGE_STEP_BYTES
     }

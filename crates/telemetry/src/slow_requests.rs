@@ -76,11 +76,14 @@ pub struct SlowNote {
     pub error: Option<String>,
 }
 
-/// The expensive requests since the start, by client and key.
+/// Notes of the slow requests, large ranges and large values since the server's start; at most 64 of each kind.
 #[derive(Debug, Default)]
 pub struct SlowRequests {
+    /// Slow requests in the order of their ends.
     slow: Mutex<VecDeque<SlowNote>>,
+    /// Large ranges, one note for each client and range.
     ranges: Mutex<Vec<RangeNote>>,
+    /// Large values, one note for each client and key.
     values: Mutex<Vec<ValueNote>>,
 }
 

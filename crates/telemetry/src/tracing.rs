@@ -16,11 +16,11 @@ use prost::Message as _;
 
 use crate::metrics::{Counter, TracingMetrics};
 
-/// Spans that wait to be sent.
+/// Number of spans that may be queued to be sent.
 const WAITING_MAX: usize = 2048;
-/// Bytes that are kept of a text in an attribute.
+/// Bytes of an attribute's text that are sent.
 const TEXT_BYTES_MAX: usize = 256;
-/// The rate at which all calls are traced.
+/// The value of [`Settings::rate`] with which all calls are traced.
 const RATE_OF_ALL: u64 = 1_000_000;
 
 /// Name of the scope of what gRPC does; that of etcd's library, so that boards find it.
@@ -138,18 +138,23 @@ pub struct Settings {
 /// Decides which calls are traced, and keeps their spans until the thread that sends them takes them.
 pub struct Tracer {
     settings: Settings,
+    /// Counters of spans that were sent and dropped.
     metrics: TracingMetrics,
+    /// Spans that are queued to be sent.
     waiting: Mutex<Waiting>,
+    /// Notified when a span is queued, and when tracing ends.
     has_some: Condvar,
-    /// Seeds of ids, and how many were made of them.
+    /// Random seeds of the ids of spans and of the two halves of the ids of traces.
     seeds: [RandomState; 2],
+    /// Number of ids drawn so far; each is the hash of its number.
     ids: AtomicU64,
 }
 
 #[derive(Default)]
 struct Waiting {
+    /// Spans that have ended, in the order of their ends; at most [`WAITING_MAX`].
     spans: VecDeque<Span>,
-    /// True once nobody ends spans any more.
+    /// True once [`Tracer::end`] was called.
     is_over: bool,
 }
 
@@ -166,7 +171,7 @@ impl Tracer {
         }
     }
 
-    /// 8 bytes that are like no others, and hard to guess.
+    /// Draws the next id with a seed: 8 random bytes, not all zeros.
     fn id(&self, seed: usize) -> [u8; 8] {
         let count = self.ids.fetch_add(1, Ordering::Relaxed);
         // No id is 0.
@@ -350,14 +355,14 @@ mod otlp {
         pub scope_spans: Vec<ScopeSpans>,
     }
 
-    /// The process.
+    /// Describes the process that the spans come from.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Resource {
         #[prost(message, repeated, tag = "1")]
         pub attributes: Vec<KeyValue>,
     }
 
-    /// The spans of one part of it.
+    /// The spans of one instrumentation scope of a process.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct ScopeSpans {
         #[prost(message, optional, tag = "1")]
@@ -366,7 +371,7 @@ mod otlp {
         pub spans: Vec<Span>,
     }
 
-    /// The part.
+    /// Names an instrumentation scope.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Scope {
         #[prost(string, tag = "1")]
@@ -384,7 +389,7 @@ mod otlp {
         pub parent_span_id: Vec<u8>,
         #[prost(string, tag = "5")]
         pub name: String,
-        /// 1: within a process; 2: a server's side of a call.
+        /// Kind of the span: [`INTERNAL`] or [`SERVER`].
         #[prost(int32, tag = "6")]
         pub kind: i32,
         #[prost(fixed64, tag = "7")]
@@ -397,12 +402,12 @@ mod otlp {
         pub events: Vec<Event>,
         #[prost(message, optional, tag = "15")]
         pub status: Option<Status>,
-        /// The flags of `traceparent` (1: traced), and whether the parent is known to be remote (0x100, 0x200).
+        /// [`IS_TRACED`] and [`KNOWS_IF_REMOTE`], and [`IS_REMOTE`] if so.
         #[prost(fixed32, tag = "16")]
         pub flags: u32,
     }
 
-    /// Something that happened meanwhile.
+    /// Something that happened during a span.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Event {
         #[prost(fixed64, tag = "1")]
@@ -411,7 +416,7 @@ mod otlp {
         pub name: String,
     }
 
-    /// How a span ended; 2 is an error, and nothing is told of other ends.
+    /// How a span ended: with [`ERROR`]. Spans that ended otherwise have none.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Status {
         #[prost(string, tag = "2")]
@@ -420,7 +425,7 @@ mod otlp {
         pub code: i32,
     }
 
-    /// An attribute.
+    /// Name and value of an attribute.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct KeyValue {
         #[prost(string, tag = "1")]
@@ -429,7 +434,7 @@ mod otlp {
         pub value: Option<AnyValue>,
     }
 
-    /// Its value.
+    /// The value of an attribute.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct AnyValue {
         #[prost(oneof = "Value", tags = "1, 2, 3")]
@@ -447,11 +452,17 @@ mod otlp {
         Int(i64),
     }
 
+    /// [`Span::kind`] of an operation within a process.
     const INTERNAL: i32 = 1;
+    /// [`Span::kind`] of the server's side of a call.
     const SERVER: i32 = 2;
+    /// [`Status::code`] of a failed operation.
     const ERROR: i32 = 2;
+    /// Bit of [`Span::flags`]: the span is traced.
     const IS_TRACED: u32 = 1;
+    /// Bit of [`Span::flags`]: [`IS_REMOTE`] has a meaning.
     const KNOWS_IF_REMOTE: u32 = 0x100;
+    /// Bit of [`Span::flags`]: the parent is a span of another process.
     const IS_REMOTE: u32 = 0x200;
 
     impl KeyValue {
