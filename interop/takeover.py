@@ -1,0 +1,539 @@
+#!/usr/bin/env python3
+"""Members of real etcd that become Mainstay's where they are, and etcd's again.
+
+The binary is changed, and nothing else: Mainstay is started with etcd's flags on etcd's data directory. For each etcd given:
+
+  single   one member, stopped or killed, with its log in the data directory or in one of its own: Mainstay goes on, is stopped,
+           `mainstay utl export` gives its directory back, and etcd goes on; and then Mainstay once more, and `drop-etcd`
+  kills    Mainstay is killed with SIGKILL at moments all over the takeover. Each time etcd's files are as they were; every second
+           time etcd goes on in between, and writes
+  cluster  three members while a client writes all the time: one after the other becomes Mainstay's, then one after the other
+           etcd's again. No write that was acknowledged may be lost
+  disk     the disk is too small for both. Mainstay says so and ends, etcd's files are as they were, and etcd goes on
+           (a tmpfs is mounted, so this needs root)
+
+HashKV at several revisions, the number of keys, leases, members and ids are the same before and after each step, at every member.
+Of 3.4, the way back leads to the oldest etcd given that is newer.
+
+    interop/takeover.py --etcd PATH [--etcd PATH ...] --etcdctl PATH --mainstay PATH [--only single,kills] [--short]
+
+Python 3.9+, standard library only.
+"""
+
+import argparse
+import base64
+import hashlib
+import http.client
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+PATIENCE_SECONDS = 60
+GUARDS = ("fffffffffffffff0-ffffffffffffffff.wal", "ffffffffffffffff-ffffffffffffffff.wal")
+PARTS = ("single", "kills", "cluster", "disk")
+
+
+def b64(text):
+    return base64.b64encode(text if isinstance(text, bytes) else text.encode()).decode()
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def release_of(program):
+    """The release of an etcd, as "3.6"."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return ".".join(said.split(":", 1)[1].split()[0].split(".")[:2])
+
+
+def way_back(args, etcd):
+    """The etcd to which a member goes back. Nothing goes back to 3.4: the state of the cluster has left that form behind."""
+    found = [one for one in args.etcd if number(release_of(one)) >= max((3, 5), number(release_of(etcd)))]
+    return min(found, key=lambda one: number(release_of(one)), default=None)
+
+
+def number(release):
+    return tuple(int(part) for part in release.split("."))
+
+
+class Wrong(Exception):
+    """What was expected is not so."""
+
+
+class Tally:
+    def __init__(self):
+        self.passed = self.failed = 0
+
+    def equal(self, found, expected, what):
+        if found == expected:
+            self.passed += 1
+        else:
+            self.failed += 1
+            print(f"FAILED {what}\n  expected {expected}\n  found    {found}", flush=True)
+
+
+def call(port, path, body, timeout=5):
+    """One call of the JSON gateway."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        connection.request("POST", path, json.dumps(body))
+        answer = connection.getresponse()
+        text = answer.read()
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise OSError(f"{path}: {answer.status} {text[:200]}")
+    return json.loads(text)
+
+
+class Member:
+    """One member, run by etcd or by Mainstay on the same directory with the same flags."""
+
+    etcdctl = None
+
+    def __init__(self, directory, name, ports, cluster, apart=False):
+        self.directory, self.name, self.apart = directory, name, apart
+        self.port, peer = ports
+        self.log_path = os.path.join(directory, f"{name}.log")
+        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{peer}"
+        self.flags = [f"--name={name}", f"--data-dir={self.data()}", f"--listen-client-urls={client}",
+                      f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}",
+                      f"--initial-advertise-peer-urls={peer}", f"--initial-cluster={cluster}"]
+        if apart:
+            self.flags.append(f"--wal-dir={self.wal()}")
+        self.process = None
+
+    def data(self):
+        return os.path.join(self.directory, self.name)
+
+    def wal(self):
+        return os.path.join(self.directory, f"{self.name}.wal") if self.apart else os.path.join(self.data(), "member", "wal")
+
+    def start(self, program, *more):
+        with open(self.log_path, "ab") as log:
+            self.began_at = log.tell()
+            self.process = subprocess.Popen([program, *self.flags, *more], stdout=log, stderr=log)
+
+    def said(self):
+        """What the process logged since it was started last."""
+        with open(self.log_path, "rb") as log:
+            log.seek(self.began_at)
+            return log.read().decode(errors="replace")
+
+    def wait(self):
+        """Waits until the member serves and knows a leader."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                call(self.port, "/v3/kv/range", {"key": b64("x")})
+                return
+            except (OSError, http.client.HTTPException):
+                pass
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise Wrong(f"{self.name} does not serve: {self.said()[-1500:]}")
+            time.sleep(0.05)
+
+    def serve(self, program, *more):
+        self.start(program, *more)
+        self.wait()
+
+    def stop(self, how=signal.SIGTERM):
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(how)
+            self.process.wait(timeout=PATIENCE_SECONDS)
+
+    def call(self, path, body):
+        return call(self.port, path, body)
+
+    def status(self):
+        return self.call("/v3/maintenance/status", {})
+
+    def hash_kv(self, revision):
+        """HashKV, which the JSON gateway of 3.4 does not have."""
+        done = subprocess.run([self.etcdctl, f"--endpoints=127.0.0.1:{self.port}", "endpoint", "hashkv", "--write-out=json",
+                               f"--rev={revision}"], capture_output=True, text=True, env=dict(os.environ, ETCDCTL_API="3"))
+        if done.returncode:
+            raise Wrong(f"HashKV of {self.name} at {revision}: {done.stderr}")
+        return json.loads(done.stdout)[0]["HashKV"]["hash"]
+
+    def told(self, revisions):
+        """What has to stay the same."""
+        count = self.call("/v3/kv/range", {"key": b64("k"), "range_end": b64("l"), "count_only": True})
+        members = self.call("/v3/cluster/member/list", {})
+        leases = self.call("/v3/lease/leases", {}).get("leases", [])
+        return {
+            "hashes": {revision: self.hash_kv(revision) for revision in revisions},
+            "keys": count.get("count"),
+            "leases": sorted(int(lease["ID"]) for lease in leases),
+            "ids": (members["header"]["cluster_id"], members["header"]["member_id"]),
+            "members": sorted((one["ID"], one["name"], *one["peerURLs"]) for one in members["members"]),
+        }
+
+    def etcds(self):
+        """etcd's files: names and checksums."""
+        found = {}
+        for top in (os.path.join(self.data(), "member", "snap"), self.wal()):
+            for name in sorted(os.listdir(top)):
+                path = os.path.join(top, name)
+                if os.path.isfile(path) and name not in GUARDS:
+                    with open(path, "rb") as file:
+                        found[os.path.join(top, name)] = hashlib.sha256(file.read()).hexdigest()
+        return found
+
+    def export(self, mainstay, release):
+        """Puts a directory of etcd in the place of the stopped member's. Gives the seconds that it took."""
+        made, old = self.data() + ".made", self.data() + ".mainstay"
+        for path in made, old:
+            shutil.rmtree(path, ignore_errors=True)
+        began = time.monotonic()
+        done = subprocess.run([mainstay, "utl", "export", "--data-dir", self.data(), "--to", made, "--release", release],
+                              capture_output=True, text=True)
+        if done.returncode:
+            raise Wrong(f"export: {done.stderr}")
+        took = time.monotonic() - began
+        os.rename(self.data(), old)
+        os.rename(made, self.data())
+        if self.apart:
+            shutil.rmtree(self.wal())
+            os.rename(os.path.join(self.data(), "member", "wal"), self.wal())
+        return took
+
+
+def single_member(directory, apart=False):
+    ports = free_ports(2)
+    return Member(directory, "m0", ports, f"m0=http://127.0.0.1:{ports[1]}", apart)
+
+
+def fill(member, keys, value_bytes=100):
+    """Fills a member, and gives revisions at which it is asked for HashKV."""
+    numbers = random.Random(11)
+    for n in range(1, 21):
+        member.call("/v3/lease/grant", {"ID": n * 1_000_003, "TTL": 7200 + n})
+    for first in range(0, keys, 100):
+        puts = [{"request_put": {"key": b64(f"k/{n:08}"), "value": b64(numbers.randbytes(value_bytes)),
+                                 "lease": numbers.randrange(1, 21) * 1_000_003 if n % 20 == 0 else 0}}
+                for n in range(first, min(first + 100, keys))]
+        member.call("/v3/kv/txn", {"success": puts})
+    for n in numbers.sample(range(keys), keys // 20):
+        member.call("/v3/kv/put", {"key": b64(f"k/{n:08}"), "value": b64("again")})
+    for n in numbers.sample(range(keys), 20):
+        member.call("/v3/kv/deleterange", {"key": b64(f"k/{n:08}")})
+    last = int(member.status()["header"]["revision"])
+    member.call("/v3/kv/compaction", {"revision": last // 2, "physical": True})
+    return [last // 2 + 1, last - last // 4, last]
+
+
+def is_mainstay(member):
+    return "took this member over from etcd" in member.said()
+
+
+def single(args, tally, etcd, directory, how, apart):
+    release = release_of(etcd)
+    what = f"etcd {release}, {'killed' if how == signal.SIGKILL else 'stopped'}{', log apart' if apart else ''}"
+    member = single_member(directory, apart)
+    member.serve(etcd)
+    try:
+        revisions = fill(member, args.keys)
+        term = member.status()["raftTerm"]
+        expected = member.told(revisions)
+        member.stop(how)
+        left = member.etcds()
+        member.serve(args.mainstay)
+        tally.equal(is_mainstay(member), True, f"{what}: it is taken over")
+        tally.equal(member.told(revisions), expected, f"{what}: Mainstay")
+        tally.equal(int(member.status()["raftTerm"]) >= int(term), True, f"{what}: the term goes on")
+        tally.equal(member.etcds(), left, f"{what}: etcd's files beside Mainstay's")
+        more = int(member.call("/v3/kv/put", {"key": b64("k/more"), "value": b64("1")})["header"]["revision"])
+        expected = member.told([*revisions, more])
+        member.stop()
+        # etcd refuses its old files, and does not touch them.
+        member.start(etcd)
+        try:
+            code = member.process.wait(timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = None
+        tally.equal(code not in (0, None), True, f"{what}: etcd on what is out of date ends")
+        wal = {path: sum for path, sum in member.etcds().items() if path.endswith(".wal")}
+        tally.equal(wal, {path: sum for path, sum in left.items() if path.endswith(".wal")}, f"{what}: etcd's log then")
+        member.serve(args.mainstay)
+        tally.equal(member.told([*revisions, more]), expected, f"{what}: Mainstay once more")
+        member.stop()
+        back = way_back(args, etcd)
+        if not back:
+            print("  the way back was not tried: it leads to etcd 3.5 or later, and none is given", flush=True)
+            return
+        member.export(args.mainstay, release_of(back))
+        member.serve(back)
+        tally.equal(member.told([*revisions, more]), expected, f"{what}: etcd again")
+        more = int(member.call("/v3/kv/put", {"key": b64("k/more"), "value": b64("2")})["header"]["revision"])
+        expected = member.told([*revisions, more])
+        member.stop()
+        member.serve(args.mainstay)
+        tally.equal(member.told([*revisions, more]), expected, f"{what}: Mainstay behind etcd")
+        # While it runs.
+        subprocess.run([args.mainstay, "utl", "drop-etcd", "--data-dir", member.data()], check=True, capture_output=True)
+        tally.equal(member.etcds() if os.path.exists(os.path.join(member.data(), "member", "snap")) else {}, {},
+                    f"{what}: etcd's files dropped")
+        member.stop()
+        member.serve(args.mainstay)
+        tally.equal(member.told([*revisions, more]), expected, f"{what}: Mainstay without them")
+    finally:
+        member.stop(signal.SIGKILL)
+
+
+def kills(args, tally, etcd, directory):
+    release = release_of(etcd)
+    member = single_member(directory)
+    member.serve(etcd)
+    try:
+        revisions = fill(member, args.keys * 5)
+        expected = member.told(revisions)
+        member.stop(signal.SIGKILL)
+        left = member.etcds()
+        kept = os.path.join(directory, "kept")
+
+        def restore():
+            shutil.rmtree(member.data())
+            shutil.copytree(kept, member.data())
+
+        shutil.copytree(member.data(), kept)
+        began = time.monotonic()
+        member.serve(args.mainstay)
+        takes = time.monotonic() - began
+        member.stop()
+        restore()
+        behind = 0
+        for n in range(args.kills):
+            what = f"etcd {release}, kill {n} of {args.kills} in {takes:.2f} s"
+            member.start(args.mainstay)
+            time.sleep(takes * (n + 0.5) / args.kills)
+            member.stop(signal.SIGKILL)
+            tally.equal(member.etcds(), left, f"{what}: etcd's files")
+            if os.path.exists(os.path.join(member.wal(), GUARDS[0])):
+                # It was about to serve, and etcd is shut out.
+                behind += 1
+                member.serve(args.mainstay)
+                tally.equal(member.told(revisions), expected, f"{what}: Mainstay goes on")
+                member.stop()
+                restore()
+            elif n % 2:
+                # Mainstay has not served: etcd may go on.
+                member.serve(etcd)
+                tally.equal(member.told(revisions), expected, f"{what}: etcd goes on")
+                put = member.call("/v3/kv/put", {"key": b64(f"k/kill{n}"), "value": b64("1")})
+                revisions.append(int(put["header"]["revision"]))
+                expected = member.told(revisions)
+                member.stop(signal.SIGKILL)
+                left = member.etcds()
+                shutil.rmtree(kept)
+                shutil.copytree(member.data(), kept)
+        member.serve(args.mainstay)
+        tally.equal(member.told(revisions), expected, f"etcd {release}: Mainstay after {args.kills} kills")
+        print(f"  {args.kills} kills over {takes:.2f} s, {behind} of them when etcd was shut out", flush=True)
+    finally:
+        member.stop(signal.SIGKILL)
+
+
+class Writer(threading.Thread):
+    """Writes all the time, each key at one member after the other until it is acknowledged."""
+
+    def __init__(self, ports):
+        super().__init__(daemon=True)
+        self.ports, self.acknowledged, self.longest, self.over = ports, 0, 0.0, threading.Event()
+        self.given_up = None
+
+    def run(self):
+        turn = 0
+        while not self.over.is_set():
+            began = time.monotonic()
+            body = {"key": b64(f"w/{self.acknowledged:08}"), "value": b64(str(self.acknowledged))}
+            while True:
+                turn += 1
+                try:
+                    call(self.ports[turn % len(self.ports)], "/v3/kv/put", body, timeout=3)
+                    break
+                except (OSError, http.client.HTTPException) as error:
+                    if time.monotonic() - began > PATIENCE_SECONDS:
+                        self.given_up = str(error)
+                        return
+                    time.sleep(0.02)
+            self.longest = max(self.longest, time.monotonic() - began)
+            self.acknowledged += 1
+
+
+def cluster(args, tally, etcd, directory):
+    release = release_of(etcd)
+    ports = free_ports(6)
+    names = ",".join(f"m{n}=http://127.0.0.1:{ports[3 + n]}" for n in range(3))
+    # One of them has its log in a directory of its own.
+    members = [Member(directory, f"m{n}", (ports[n], ports[3 + n]), names, apart=n == 1) for n in range(3)]
+
+    def agree(what):
+        """All members come to the same revision and say the same of it, while the writer goes on."""
+        revision = max(int(one.status()["header"]["revision"]) for one in members)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while any(int(one.status()["header"]["revision"]) < revision for one in members):
+            if time.monotonic() > deadline:
+                raise Wrong(f"{what}: they do not all come to revision {revision}")
+            time.sleep(0.05)
+        tally.equal(len({one.hash_kv(revision) for one in members}), 1, f"etcd {release}, {what}: HashKV at {revision}")
+
+    writer = Writer(ports[:3])
+    try:
+        for one in members:
+            one.start(etcd)
+        for one in members:
+            one.wait()
+        revisions = fill(members[0], args.keys)
+        agree("three of etcd")
+        expected = [one.told(revisions) for one in members]
+        back = way_back(args, etcd)
+        # A cluster that is all Mainstay's would rise to its release, and not let etcd of an older one in again.
+        flags = [f"--api-version={release_of(back)}"] if back else []
+        writer.start()
+        took = {"over": [], "back": []}
+        for n, one in enumerate(members):
+            one.stop(signal.SIGKILL if n == 2 else signal.SIGTERM)
+            began = time.monotonic()
+            one.serve(args.mainstay, *flags)
+            took["over"].append(time.monotonic() - began)
+            tally.equal(is_mainstay(one), True, f"etcd {release}: {one.name} is taken over")
+            agree(f"{n + 1} of Mainstay")
+        tally.equal([one.told(revisions) for one in members], expected, f"etcd {release}: three of Mainstay")
+        for n, one in enumerate(members if back else []):
+            one.stop(signal.SIGKILL if n == 0 else signal.SIGTERM)
+            began = time.monotonic()
+            one.export(args.mainstay, release_of(back))
+            one.serve(back)
+            took["back"].append(time.monotonic() - began)
+            agree(f"{n + 1} of etcd again")
+        if back:
+            tally.equal([one.told(revisions) for one in members], expected, f"etcd {release}: three of etcd again")
+        writer.over.set()
+        writer.join(PATIENCE_SECONDS + 10)
+        tally.equal(writer.given_up, None, f"etcd {release}: a write that was never acknowledged")
+        agree("at the end")
+        lost = []
+        for one in members:
+            found = one.call("/v3/kv/range", {"key": b64("w/"), "range_end": b64("w0")}).get("kvs", [])
+            values = {base64.b64decode(kv["key"]).decode(): base64.b64decode(kv["value"]).decode() for kv in found}
+            lost += [n for n in range(writer.acknowledged) if values.get(f"w/{n:08}") != str(n)]
+        tally.equal(lost, [], f"etcd {release}: lost writes")
+        seconds = {key: [round(value, 2) for value in values] for key, values in took.items()}
+        print(f"  {writer.acknowledged} writes, the longest waited {writer.longest:.2f} s; seconds from stop to service: {seconds}",
+              flush=True)
+    finally:
+        writer.over.set()
+        for one in members:
+            one.stop(signal.SIGKILL)
+
+
+def disk(args, tally, etcd, directory):
+    release = release_of(etcd)
+    if os.geteuid() != 0:
+        print("SKIPPED a full disk: a tmpfs is mounted by root only", flush=True)
+        return
+    small = os.path.join(directory, "small")
+    os.mkdir(small)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", small], capture_output=True, text=True)
+    if mounted.returncode:
+        print(f"SKIPPED a full disk: {mounted.stderr.strip()}", flush=True)
+        return
+    try:
+        member = single_member(small)
+        member.serve(etcd)
+        try:
+            revisions = fill(member, args.keys, 2000)
+            expected = member.told(revisions)
+            member.stop()
+            left = member.etcds()
+            for room in (0, 64 << 10, 1 << 20, 8 << 20):
+                filler = os.path.join(small, "filler")
+                free = os.statvfs(small)
+                with open(filler, "wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_frsize - room))
+                member.start(args.mainstay)
+                try:
+                    code = member.process.wait(timeout=PATIENCE_SECONDS)
+                except subprocess.TimeoutExpired:
+                    code = None
+                    member.stop(signal.SIGKILL)
+                said = member.said()
+                tally.equal(code, 1, f"etcd {release}, {room} bytes are free: exit code")
+                tally.equal("whose files are unchanged: the disk has no room" in said, True,
+                            f"etcd {release}, {room} bytes are free: it says so: {said[-600:]}")
+                tally.equal(member.etcds(), left, f"etcd {release}, {room} bytes are free: etcd's files")
+                os.remove(filler)
+                rest = sorted(name for name in os.listdir(os.path.join(member.data(), "member")) if name != "lock")
+                tally.equal(rest, ["snap", "wal"], f"etcd {release}, {room} bytes are free: nothing is left behind")
+            member.serve(etcd)
+            tally.equal(member.told(revisions), expected, f"etcd {release}, on the disk that was full")
+            member.stop()
+            member.serve(args.mainstay)
+            tally.equal(member.told(revisions), expected, f"etcd {release}: Mainstay, once there is room")
+        finally:
+            member.stop(signal.SIGKILL)
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--etcd", action="append", required=True, help="a real etcd, 3.4 to 3.7; may be repeated")
+    parser.add_argument("--etcdctl", required=True)
+    parser.add_argument("--mainstay", required=True)
+    parser.add_argument("--only", default=",".join(PARTS), help="some of: %(default)s")
+    parser.add_argument("--keys", type=int, default=4000)
+    parser.add_argument("--kills", type=int, default=24)
+    parser.add_argument("--keep", action="store_true", help="keep data and logs of what failed")
+    parser.add_argument("--short", action="store_true", help="a part of it, in a minute")
+    args = parser.parse_args()
+    Member.etcdctl = args.etcdctl
+    wanted = args.only.split(",")
+    if unknown := set(wanted) - set(PARTS):
+        parser.error(f"--only is of {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
+    singles = [(signal.SIGTERM, False), (signal.SIGKILL, True)]
+    if args.short:
+        args.keys, args.kills = min(args.keys, 1000), min(args.kills, 8)
+        singles = singles[1:]
+    else:
+        singles += [(signal.SIGKILL, False), (signal.SIGTERM, True)]
+    tally = Tally()
+    runs = []
+    for etcd in args.etcd:
+        if "single" in wanted:
+            runs += [(etcd, "single", lambda *given, how=how, apart=apart: single(*given, how, apart)) for how, apart in singles]
+        runs += [(etcd, part.__name__, part) for part in (kills, cluster, disk) if part.__name__ in wanted]
+    for etcd, name, run in runs:
+        print(f"{name}, etcd {release_of(etcd)}", flush=True)
+        directory, failed = tempfile.mkdtemp(prefix="takeover-"), tally.failed
+        try:
+            run(args, tally, etcd, directory)
+        except (Wrong, OSError, http.client.HTTPException, subprocess.SubprocessError) as error:
+            tally.failed += 1
+            print(f"FAILED {error}", flush=True)
+        if args.keep and tally.failed > failed:
+            print(f"kept {directory}", flush=True)
+        else:
+            shutil.rmtree(directory)
+    print(f"{tally.passed} passed, {tally.failed} failed")
+    sys.exit(1 if tally.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
