@@ -124,6 +124,15 @@ impl Members {
         (!decided.is_empty() && decided != api::MIN_CLUSTER_VERSION).then_some(decided)
     }
 
+    /// Returns true if members may be of etcd 3.4 or before, which end when they apply a request that 3.5 brought, and
+    /// would give a user that has a hashed password an empty one.
+    pub fn are_before_3_5(&self) -> bool {
+        let mut numbers = self.cluster_version.split('.').map(str::parse::<u32>);
+        // Undecided is the beginning of a cluster, whose members are all new.
+        let decided = self.cluster_version != api::MIN_CLUSTER_VERSION;
+        matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if decided && (major, minor) < (3, 5))
+    }
+
     /// The ids with a vote.
     pub fn voters(&self) -> Vec<u64> {
         self.by_id.values().filter(|m| !m.is_learner).map(|m| m.id).collect()
@@ -185,6 +194,15 @@ mod tests {
         assert_eq!(promoted.ok().map(|member| member.id), Some(1));
         assert!(Member::from_json(b"[]").is_err());
         assert!(Member::from_json(b"{}").is_err());
+    }
+
+    #[test]
+    fn a_cluster_tells_what_its_members_know() {
+        let old = |version: &str| {
+            Members { cluster_version: version.to_owned(), ..Members::default() }.are_before_3_5()
+        };
+        assert!(old("3.4.0") && old("3.4") && old("2.3.8") && old("3.1.0"));
+        assert!(!["", "3.0.0", "3.5.0", "3.7.1", "4.0.0", "new"].into_iter().any(old));
     }
 
     #[test]

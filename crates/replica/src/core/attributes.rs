@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use api::etcdserverpb::InternalRaftRequest;
+use api::etcdserverpb::{InternalRaftRequest, LeaseCheckpointRequest};
 use api::membershippb;
 
 /// Makes this member's name and client URLs known, once after each start.
@@ -12,32 +12,62 @@ pub(super) struct Attributes {
     client_urls: Vec<String>,
     /// Time after which a proposal of the attributes counts as lost.
     pause: Duration,
+    /// The member has caught up with what the cluster knew when it was started.
+    caught_up: bool,
+    /// The cluster has heard of them.
     known: bool,
     proposed: Option<Instant>,
+    /// What was proposed last does not say them.
+    says_nothing: bool,
 }
 
 impl Attributes {
     /// Returns the attributes of the member `own`. A lost proposal is repeated after `pause`.
     pub fn new(own: u64, (name, client_urls): (String, Vec<String>), pause: Duration) -> Attributes {
-        Attributes { own, name, client_urls, pause, known: false, proposed: None }
+        Attributes {
+            own,
+            name,
+            client_urls,
+            pause,
+            caught_up: false,
+            known: false,
+            proposed: None,
+            says_nothing: false,
+        }
     }
 
-    /// Returns true if the cluster has heard of them since this member was started.
-    pub fn are_known(&self) -> bool {
-        self.known
+    /// Returns true if a proposal of this member has been applied since it was started: it has caught up that far.
+    pub fn have_caught_up(&self) -> bool {
+        self.caught_up
     }
 
     /// Returns the proposal to make now, if any. `has_leader` says if there is a leader, and this member is in its
     /// configuration. A second proposal does no harm: it changes nothing.
+    ///
+    /// Members of etcd 3.4 end at a request that sets attributes. While there may be some (`are_old`), a request that changes
+    /// nothing is proposed, by which this member catches up; its attributes, should they have changed, follow later.
     pub fn propose(
         &mut self,
         has_leader: impl FnOnce() -> bool,
+        are_old: bool,
         now: Instant,
     ) -> Option<InternalRaftRequest> {
-        if self.known || self.proposed.is_some_and(|at| now < at + self.pause) || !has_leader() {
+        if self.known
+            || are_old && self.caught_up
+            || self.proposed.is_some_and(|at| now < at + self.pause)
+            || !has_leader()
+        {
             return None;
         }
         self.proposed = Some(now);
+        self.says_nothing = are_old;
+        if are_old {
+            let nothing = LeaseCheckpointRequest { checkpoints: Vec::new() };
+            return Some(InternalRaftRequest {
+                lease_checkpoint: Some(nothing),
+                ..InternalRaftRequest::default()
+            });
+        }
         let (name, client_urls) = (self.name.clone(), self.client_urls.clone());
         let set = membershippb::ClusterMemberAttrSetRequest {
             member_id: self.own,
@@ -46,9 +76,13 @@ impl Attributes {
         Some(InternalRaftRequest { cluster_member_attr_set: Some(set), ..InternalRaftRequest::default() })
     }
 
-    /// Notes that the proposal is applied.
-    pub fn applied(&mut self) {
-        self.known = true;
+    /// Notes that the proposal is applied; `known` are the name and the client URLs that the cluster knows now, if this member
+    /// is one of its own.
+    pub fn applied(&mut self, known: Option<(&str, &[String])>) {
+        let unchanged = known.is_none_or(|known| known == (self.name.as_str(), self.client_urls.as_slice()));
+        self.caught_up = true;
+        self.known |= !self.says_nothing || unchanged;
+        self.proposed = None;
     }
 
     /// Notes that the proposal is lost.
@@ -65,14 +99,34 @@ mod tests {
     fn they_are_proposed_until_they_are_known() {
         let (now, pause) = (Instant::now(), Duration::from_secs(1));
         let mut attributes = Attributes::new(7, ("seven".to_owned(), Vec::new()), pause);
-        assert_eq!(attributes.propose(|| false, now), None);
-        let request = attributes.propose(|| true, now).expect("there is a leader");
+        assert_eq!(attributes.propose(|| false, false, now), None);
+        let request = attributes.propose(|| true, false, now).expect("there is a leader");
         assert_eq!(request.cluster_member_attr_set.map(|set| set.member_id), Some(7));
-        assert_eq!(attributes.propose(|| true, now), None, "it is on its way");
-        assert!(attributes.propose(|| true, now + pause).is_some());
+        assert_eq!(attributes.propose(|| true, false, now), None, "it is on its way");
+        assert!(attributes.propose(|| true, false, now + pause).is_some());
         attributes.were_lost();
-        assert!(attributes.propose(|| true, now + pause).is_some());
-        attributes.applied();
-        assert!(attributes.are_known() && attributes.propose(|| true, now + 9 * pause).is_none());
+        assert!(attributes.propose(|| true, false, now + pause).is_some());
+        assert!(!attributes.have_caught_up());
+        attributes.applied(Some(("seven", &[])));
+        assert!(attributes.have_caught_up());
+        assert_eq!(attributes.propose(|| true, false, now + 9 * pause), None);
+    }
+
+    #[test]
+    fn members_of_etcd_3_4_are_not_told_what_ends_them() {
+        let (now, pause) = (Instant::now(), Duration::from_secs(1));
+        for unchanged in [true, false] {
+            let mut attributes = Attributes::new(7, ("seven".to_owned(), Vec::new()), pause);
+            let request = attributes.propose(|| true, true, now).expect("there is a leader");
+            assert!(request.cluster_member_attr_set.is_none() && request.lease_checkpoint.is_some());
+            attributes.applied(Some((if unchanged { "seven" } else { "six" }, &[])));
+            assert!(attributes.have_caught_up(), "it may serve");
+            assert_eq!(attributes.propose(|| true, true, now + 9 * pause), None);
+            // The cluster has left 3.4 behind.
+            let request = attributes.propose(|| true, false, now + 9 * pause);
+            assert_eq!(request.is_none(), unchanged);
+            attributes.applied(Some(("seven", &[])));
+            assert_eq!(attributes.propose(|| true, false, now + 18 * pause), None);
+        }
     }
 }

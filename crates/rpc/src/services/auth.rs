@@ -102,6 +102,10 @@ impl Services {
         };
         // Who may not change users must not keep processors busy with hashes. Apply asks again.
         let principal = self.root()?;
+        // COMPAT-193: only the hash is proposed, and members of etcd 3.4 do not know that field.
+        if self.state().members.are_before_3_5() {
+            return Err(error::NOT_CAPABLE);
+        }
         let (services, call) = (Rc::clone(self), self.at_hand());
         Ok(Unary::Later(Box::pin(async move {
             let address = call.peer.ip();

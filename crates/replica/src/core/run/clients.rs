@@ -491,8 +491,8 @@ impl Core {
                 );
             }
         }
-        // As in etcd, a member serves once the cluster has heard of it: it has caught up that far.
-        if self.attributes.are_known() {
+        // As in etcd, a member serves once its first proposal is applied: it has caught up that far.
+        if self.attributes.have_caught_up() {
             self.serve();
         }
     }

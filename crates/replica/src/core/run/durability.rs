@@ -283,7 +283,10 @@ impl Core {
                 let gone = applied.outcome.is_ok() || applied.outcome == Err(error::LEASE_NOT_FOUND);
                 self.leases.revocation_ended(id, !gone, now);
             }
-            Waiter::Attributes => self.attributes.applied(),
+            Waiter::Attributes => {
+                let own = self.machine.members.by_id.get(&self.shared.identity.member_id);
+                self.attributes.applied(own.map(|own| (own.name.as_str(), own.client_urls.as_slice())));
+            }
             Waiter::Nobody => {}
             waiter => {
                 let revision = self.machine.store.current_revision();

@@ -585,7 +585,7 @@ impl Core {
         let (members, node) = (&self.machine.members, &self.node);
         let own = self.shared.identity.member_id;
         let has_leader = || members.by_id.contains_key(&own) && node.standing().leader.is_some();
-        if let Some(request) = self.attributes.propose(has_leader, now) {
+        if let Some(request) = self.attributes.propose(has_leader, members.are_before_3_5(), now) {
             self.propose_own(request, Waiter::Attributes);
         }
     }
