@@ -9,12 +9,13 @@
 //! <wal-dir>/log.unfinished/log               the log that is being made, with --wal-dir
 //! <data-dir>/member/import                   complete: the rename to this name decides. Its parts are moved from here
 //!     member/log, checkpoint, witness, …       to <data-dir>/member,
-//!     taken-over-from-etcd                     and this one last
+//!     taken-over-from-etcd                     and this one last, once etcd is kept from starting on its old files
+//!     outdated                                 the mark's name from when all of it is being removed
 //! <data-dir>/member/taken-over-from-etcd     the mark: from now on etcd's files are stale
 //! ```
 //!
-//! The files that keep etcd from starting on its old ones are made by the start that follows, before the member
-//! promises anything that etcd's files do not know of.
+//! Where the process was killed before the mark came to its place, etcd may have gone on instead. Then what was made is out of
+//! date, and nobody has served from it: it is removed, and made again.
 
 use std::fs;
 use std::io;
@@ -37,6 +38,8 @@ use crate::target::Target;
 
 /// Directory in which everything is complete, but not in its place yet.
 const COMPLETE: &str = "import";
+/// Name of the mark in [`COMPLETE`] once etcd has gone on behind it, so that all of it goes.
+const OUTDATED: &str = "outdated";
 /// Of the lines that say how far it is, one for each of these many.
 const PERCENT_A_LINE: u64 = 10;
 
@@ -58,11 +61,23 @@ pub struct TakeOver<'t> {
 /// What is wrong with which of etcd's files, or that the disk is full; nothing has changed then.
 pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
     let member_dir = &wanted.config.data_dir.join("member");
+    let is_begun = there(&member_dir.join(COMPLETE))?;
+    let is_wanted = || Ok::<bool, Failure>(wanted.config.import_etcd_data && is_etcds(wanted, member_dir)?);
+    // Nothing is written, not even a lock, into a directory that is left alone.
+    let _lock = if is_begun || is_wanted()? { Some(lock(member_dir)?) } else { None };
+    // Looked at again: another process may have had the lock until now.
     if there(&member_dir.join(COMPLETE))? {
-        let _lock = lock(member_dir)?;
-        finish(member_dir)?;
-        tell(wanted, "finished taking this member over from etcd");
-        return Ok(());
+        let _etcd = lock_etcd(member_dir)?;
+        if is_current(member_dir)? {
+            finish(member_dir)?;
+            tell(wanted, "finished taking this member over from etcd");
+            return Ok(());
+        }
+        wanted.logger.warn(
+            "etcd has run since its data was imported, and Mainstay has not: what was imported is removed",
+            &[("data-dir", Value::Str(&wanted.config.data_dir.display().to_string()))],
+        );
+        discard(member_dir)?;
     }
     if there(&member_dir.join(MARK_NAME))? {
         wanted.logger.info(
@@ -71,15 +86,15 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
         );
         return Ok(());
     }
-    if !wanted.config.import_etcd_data || !is_etcds(wanted, member_dir)? {
+    if !is_wanted()? {
         return Ok(());
     }
-    let _lock = lock(member_dir)?;
     wanted.logger.warn(
         "the data directory was written by etcd: taking this member over; etcd's files are not changed",
         &[("data-dir", Value::Str(&wanted.config.data_dir.display().to_string()))],
     );
-    make(wanted, member_dir)?;
+    // Held until etcd is kept from starting.
+    let _etcd = make(wanted, member_dir)?;
     finish(member_dir)?;
     tell(wanted, "took this member over from etcd");
     Ok(())
@@ -144,8 +159,8 @@ fn cannot(data_dir: &Path, wal_dir: Option<&Path>, why: &str) -> Failure {
     ))
 }
 
-/// Makes everything and gives it the name that decides.
-fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
+/// Makes everything and gives it the name that decides. Returns etcd's files, which are locked.
+fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
     let (data_dir, wal_dir) = (&wanted.config.data_dir, wanted.config.wal_dir.as_deref());
     let failed = |error: &dyn std::fmt::Display| cannot(data_dir, wal_dir, &error.to_string());
     let import = Import::open(data_dir, wal_dir, LeaveOut::default()).map_err(|failure| failed(&failure))?;
@@ -226,18 +241,65 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
         apart.leave()?;
     }
     // Decides.
-    target.finish()
+    target.finish()?;
+    Ok(import)
+}
+
+/// Returns false if etcd has gone on since what is complete was made of its files, or if that is being removed.
+fn is_current(member_dir: &Path) -> Result<bool, Failure> {
+    let complete = member_dir.join(COMPLETE);
+    if there(&complete.join(OUTDATED))? {
+        return Ok(false);
+    }
+    // Behind its last step there is no mark here.
+    let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? else { return Ok(true) };
+    let wal_dir = mark.wal_dir(member_dir);
+    let changed = mark.left.has_changed(&RealDisk, &wal_dir);
+    changed
+        .map(|changed| !changed)
+        .map_err(|error| Failure::error(format!("cannot look into {}: {error}", wal_dir.display())))
+}
+
+/// Removes what was made of files with which etcd has gone on since. Mainstay has never served from it: the mark is not in its
+/// place. May be done again after it was interrupted anywhere.
+fn discard(member_dir: &Path) -> Result<(), Failure> {
+    let complete = member_dir.join(COMPLETE);
+    if !there(&complete.join(OUTDATED))? {
+        rename(&complete.join(MARK_NAME), &complete.join(OUTDATED))?;
+    }
+    if let Some(log_dir) = noted(member_dir)? {
+        remove(&Target::making_of(&log_dir)?)?;
+        remove(&log_dir)?;
+    }
+    for part in ["log", "checkpoint"] {
+        remove(&member_dir.join(part))?;
+    }
+    remove(&complete.join("member"))?;
+    for part in [log::ShutdownRecord::FILE_NAME, log_dir::NOTE_NAME] {
+        let path = member_dir.join(part);
+        if there(&path)? {
+            RealDisk
+                .remove(&path)
+                .map_err(|error| Failure::error(format!("cannot remove {}: {error}", path.display())))?;
+        }
+    }
+    remove(&complete)
+}
+
+/// The directory of the log that was made, if it lies apart.
+fn noted(member_dir: &Path) -> Result<Option<PathBuf>, Failure> {
+    let parts = member_dir.join(COMPLETE).join("member");
+    match log_dir::read_note(&RealDisk, &parts).map_err(Failure::error)? {
+        None => log_dir::read_note(&RealDisk, member_dir).map_err(Failure::error),
+        noted => Ok(noted),
+    }
 }
 
 /// Moves what is complete into its place; may be done again after it was interrupted anywhere.
 fn finish(member_dir: &Path) -> Result<(), Failure> {
     let complete = member_dir.join(COMPLETE);
     let parts = complete.join("member");
-    let mut noted = log_dir::read_note(&RealDisk, &parts).map_err(Failure::error)?;
-    if noted.is_none() {
-        noted = log_dir::read_note(&RealDisk, member_dir).map_err(Failure::error)?;
-    }
-    if let Some(log_dir) = noted {
+    if let Some(log_dir) = noted(member_dir)? {
         let making = Target::making_of(&log_dir)?;
         if there(&making.join("log"))? {
             rename(&making.join("log"), &log_dir)?;
@@ -254,7 +316,8 @@ fn finish(member_dir: &Path) -> Result<(), Failure> {
             }
         }
     }
-    if there(&complete.join(MARK_NAME))? {
+    if let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? {
+        mark.guard(&RealDisk, member_dir).map_err(Failure::error)?;
         rename(&complete.join(MARK_NAME), &member_dir.join(MARK_NAME))?;
     }
     remove(&complete)
@@ -282,6 +345,19 @@ fn there(path: &Path) -> Result<bool, Failure> {
     RealDisk
         .exists(path)
         .map_err(|error| Failure::error(format!("cannot look for {}: {error}", path.display())))
+}
+
+/// Makes sure that etcd does not run on its files, and will not until the lock is dropped. `None` if its database is gone.
+fn lock_etcd(member_dir: &Path) -> Result<Option<disk::Lock>, Failure> {
+    let path = member_dir.join("snap").join("db");
+    match RealDisk.lock_read(&path) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err(Failure::error(format!("{} is locked by another process: stop etcd first", path.display())))
+        }
+        Err(error) => Err(Failure::error(format!("cannot lock {}: {error}", path.display()))),
+    }
 }
 
 /// Makes sure that no member runs on the directory.

@@ -4,6 +4,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use api::raftpb;
+use api::walpb::Record;
 use config::{Format, Level};
 use disk::{Disk, RealDisk};
 use interchange::DataDir;
@@ -13,6 +15,7 @@ use log::HardState;
 use machine::auth::Auth;
 use machine::snapshot::SnapshotVersion;
 use numbers::{Index, LeaseId, MemberId, Revision, Term};
+use prost::Message as _;
 use storage::Identity;
 use storage::kv_hash::HashedKv;
 use storage::restoration::{Restoration, RestoredEntry, RestoredHead};
@@ -27,6 +30,9 @@ use crate::kit::{RELEASES, done, etcd_dir, everything, open, refused, text};
 /// HashKV at the end of all golden directories: revision 40, compacted at 4.
 const HASHED: HashedKv =
     HashedKv { hash: 1_556_182_464, compact_revision: Revision(4), revision: Revision(40) };
+
+/// The type of a record of etcd's log that holds a hard state.
+const STATE: i64 = 3;
 
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -65,7 +71,10 @@ fn start(data_dir: &Path, flags: &[&str]) -> String {
 
 /// etcd's files among these.
 fn etcds(files: &[(PathBuf, u32, Vec<u8>)]) -> Vec<(PathBuf, u32, Vec<u8>)> {
-    let is_etcds = |path: &Path| text(path).contains("/snap") || path.extension().is_some_and(|e| e == "wal");
+    let is_etcds = |path: &Path| {
+        let is_guard = GUARD_NAMES.iter().any(|guard| path.ends_with(guard));
+        !is_guard && (text(path).contains("/snap") || path.extension().is_some_and(|e| e == "wal"))
+    };
     files.iter().filter(|(path, ..)| is_etcds(path)).cloned().collect()
 }
 
@@ -182,6 +191,114 @@ fn a_start_goes_on_wherever_one_before_it_was_killed() {
     }
 }
 
+/// Removes the files that keep etcd from starting.
+fn unguard(wal: &Path) {
+    for name in GUARD_NAMES {
+        std::fs::remove_file(wal.join(name)).expect("is removed");
+    }
+}
+
+/// A log with which etcd has gone on: it has promised to follow a later term.
+fn gone_on(log: &[u8]) -> Vec<u8> {
+    let (mut at, mut crc, mut promised) = (0, 0, raftpb::HardState::default());
+    while let Some(head) = log.get(at..at + 8) {
+        let length = u64::from_le_bytes(head.try_into().expect("eight bytes"));
+        if length == 0 {
+            break;
+        }
+        let (bytes, padding) = ((length & !(0xff << 56)) as usize, (length >> 56 & 7) as usize);
+        let record = Record::decode(&log[at + 8..at + 8 + bytes]).expect("is sound");
+        if record.r#type == Some(STATE) {
+            promised = raftpb::HardState::decode(record.data.unwrap_or_default()).expect("is sound");
+        }
+        crc = record.crc.unwrap_or_default();
+        at += 8 + bytes + padding;
+    }
+    let data = raftpb::HardState { term: Some(promised.term() + 1), ..promised }.encode_to_vec();
+    let crc = crc32c::crc32c_append(crc, &data);
+    let record = Record { r#type: Some(STATE), crc: Some(crc), data: Some(data.into()) }.encode_to_vec();
+    let padding = (8 - record.len() % 8) % 8;
+    let flag = if padding > 0 { 0x80 | padding as u64 } else { 0 };
+    let mut gone_on = log[..at].to_vec();
+    gone_on.extend((record.len() as u64 | flag << 56).to_le_bytes());
+    gone_on.extend(record);
+    gone_on.resize(gone_on.len() + padding, 0);
+    gone_on
+}
+
+#[test]
+fn etcd_may_go_on_until_the_last_step() {
+    for apart in [false, true] {
+        let dir = TempDir::in_memory("takeover-etcd-went-on");
+        let data = etcd_dir(&dir, "3.7");
+        let member = data.join("member");
+        let wal = if apart { dir.join("wal") } else { member.join("wal") };
+        if apart {
+            std::fs::rename(member.join("wal"), &wal).expect("is moved");
+        }
+        let flag = format!("--wal-dir={}", text(&wal));
+        let flags: &[&str] = if apart { &[&flag] } else { &[] };
+        let log = wal.join("0000000000000000-0000000000000000.wal");
+        let earlier = std::fs::read(&log).expect("is there");
+        let later = gone_on(&earlier);
+        let own = if apart { ["checkpoint", "wal-dir", "witness"] } else { ["checkpoint", "log", "witness"] };
+        let mut parts = vec![(member.join(MARK_NAME), member.join("import").join(MARK_NAME))];
+        parts.extend(own.map(|part| (member.join(part), member.join("import/member").join(part))));
+        if apart {
+            parts.push((wal.join("log"), wal.join("log.unfinished/log")));
+        }
+        for undone in 1..=parts.len() {
+            for killed in 0..3 {
+                std::fs::write(&log, &earlier).expect("is written");
+                start(&data, flags);
+                assert!(GUARD_NAMES.iter().all(|name| wal.join(name).exists()), "etcd cannot start any more");
+                std::fs::create_dir_all(member.join("import/member")).expect("is made");
+                for (from, to) in &parts[..undone] {
+                    std::fs::create_dir_all(to.parent().expect("has one")).expect("is made");
+                    std::fs::rename(from, to).expect("is moved back");
+                }
+                // Somebody wants etcd back, which goes on where it was.
+                unguard(&wal);
+                std::fs::write(&log, &later).expect("is written");
+                // Killed while it removes what is out of date, too.
+                if killed > 0 {
+                    let import = member.join("import");
+                    std::fs::rename(import.join(MARK_NAME), import.join("outdated")).expect("is renamed");
+                }
+                if killed > 1 {
+                    let gone = ["log", "checkpoint", "import/member"].map(|gone| member.join(gone));
+                    for gone in gone.into_iter().chain([wal.join("log"), wal.join("log.unfinished")]) {
+                        let _ = std::fs::remove_dir_all(gone);
+                    }
+                }
+                let served = RealDisk.lock(&member.join("snap/db")).expect("is free");
+                let (_, outcome) = start_with(&data, flags, false);
+                assert!(outcome.is_err_and(|why| why.contains("stop etcd first")), "{undone}");
+                drop(served);
+                let said = start(&data, flags);
+                assert!(
+                    said.contains("etcd has run since") && said.contains("took this member over"),
+                    "{said}"
+                );
+                let mut made = open(&data);
+                assert_eq!(
+                    made.hard_state.term,
+                    Term(3),
+                    "{undone}, {killed}: it is what etcd promised last"
+                );
+                assert_eq!(made.hash_kv(Revision(0)), Ok(HASHED), "{undone}, {killed}");
+                drop(made);
+                assert!(!member.join("import").exists() && !wal.join("log.unfinished").exists());
+                for gone in ["log", "checkpoint", "witness", "wal-dir", MARK_NAME] {
+                    let path = if apart && gone == "log" { wal.join(gone) } else { member.join(gone) };
+                    let _ = std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path));
+                }
+                unguard(&wal);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_start_that_is_stopped_or_not_wanted_leaves_etcds_files_only() {
     let dir = TempDir::new("takeover-stopped");
@@ -248,9 +365,7 @@ fn files_that_etcd_went_on_with_are_not_chosen_from() {
     let dir = TempDir::new("takeover-twice");
     let data = etcd_dir(&dir, "3.7");
     start(&data, &[]);
-    // The guards, which a start of the member makes.
     let mark = TakenOver::read(&RealDisk, &data.join("member")).expect("is read").expect("is there");
-    mark.guard(&RealDisk, &data.join("member")).expect("are made");
     for name in GUARD_NAMES {
         assert!(data.join("member/wal").join(name).exists(), "{name}");
     }
