@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api::raftpb::{ConfState, Entry, Message, MessageType, Snapshot, SnapshotMetadata};
 use bytes::Bytes;
-use peer::{BoxError, Handler, Options, fuzzing};
+use peer::{BoxError, Handler, Options, SnapshotForm, fuzzing};
 use prost::Message as _;
 
 use crate::script::{Scribe, Script, pieces};
@@ -126,6 +126,7 @@ impl Handler for Hole {
     fn receive_snapshot(
         &self,
         message: Message,
+        _: SnapshotForm,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), BoxError> {
         assert_eq!(message.r#type, Some(MessageType::MsgSnap as i32));

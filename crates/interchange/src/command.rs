@@ -153,6 +153,22 @@ impl OldRequest {
     }
 }
 
+/// The data of a normal entry in today's words, if it is a request to the old store, as members that run 3.5 make them to tell of
+/// their names and 3.4 of the cluster's version too. Nothing is left of a request that means nothing today. `None` if it is no such
+/// request, or one that is malformed.
+pub fn in_todays_words(data: &Bytes) -> Option<Bytes> {
+    // All of them begin with their ids, and others with something else: this is asked of every entry.
+    const ID_TAG: u8 = 1 << 3;
+    if data.first() != Some(&ID_TAG) {
+        return None;
+    }
+    let old = OldRequest::find(data).ok().flatten()?;
+    match old.command().ok()? {
+        Command::Request(request) => Some(request),
+        _ => Some(Bytes::new()),
+    }
+}
+
 /// The text of bytes. The old store takes any bytes, and has U+FFFD in place of each byte that is not UTF-8 in what it answers
 /// and in its images.
 fn text(bytes: &[u8]) -> String {
@@ -172,4 +188,47 @@ fn attributes(text: &str) -> Option<Attributes> {
     };
     let name = value.get("name").and_then(serde_json::Value::as_str).unwrap_or_default();
     Some(Attributes { name: name.to_owned(), client_urls: urls? })
+}
+
+#[cfg(test)]
+mod tests {
+    use api::wire::{put_bytes, put_number};
+
+    use super::*;
+
+    fn old(method: &str, path: &str, value: &str) -> Bytes {
+        let mut data = Vec::new();
+        put_number(&mut data, 1, 77);
+        put_bytes(&mut data, 2, method.as_bytes());
+        put_bytes(&mut data, 3, path.as_bytes());
+        put_bytes(&mut data, 4, value.as_bytes());
+        data.into()
+    }
+
+    #[test]
+    fn what_members_of_3_5_tell_of_themselves_is_put_into_todays_words() {
+        let path = "/0/members/ab/attributes";
+        let told = old("PUT", path, r#"{"name":"one","clientURLs":["http://a:1"]}"#);
+        let request = in_todays_words(&told).and_then(|data| InternalRaftRequest::decode(data).ok());
+        let set = request.and_then(|request| request.cluster_member_attr_set).expect("is such a request");
+        let attributes = set.member_attributes.expect("has some");
+        assert_eq!((set.member_id, attributes.name.as_str()), (0xab, "one"));
+        assert_eq!(attributes.client_urls, ["http://a:1"]);
+        let version = in_todays_words(&old("PUT", "/0/version", "3.5.0"));
+        let version = version.and_then(|data| InternalRaftRequest::decode(data).ok());
+        assert_eq!(
+            version.and_then(|request| request.cluster_version_set).map(|set| set.ver),
+            Some("3.5.0".into())
+        );
+        for nothing in [old("PUT", "/1/a", "v"), old("SYNC", "", ""), old("DELETE", "/1/a", "")] {
+            assert_eq!(in_todays_words(&nothing), Some(Bytes::new()));
+        }
+        assert_eq!(in_todays_words(&old("PUT", path, "{")), None);
+        let today = InternalRaftRequest { id: 9, ..InternalRaftRequest::default() }.encode_to_vec();
+        assert_eq!(in_todays_words(&today.into()), None);
+        for len in 0..told.len() {
+            // Whatever is cut off, nothing panics.
+            let _ = in_todays_words(&told.slice(..len));
+        }
+    }
 }

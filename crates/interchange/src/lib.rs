@@ -39,7 +39,7 @@ mod v2_tree;
 pub mod wal;
 mod wire;
 
-pub use command::{Command, Malformed};
+pub use command::{Command, Malformed, in_todays_words};
 pub use data_dir::DataDir;
 pub use error::{Damage, Error, WriteError};
 pub use fingerprint::Fingerprint;
@@ -48,5 +48,5 @@ pub use new_data_dir::{NewDataDir, NewMember};
 pub use sink::FileSink;
 pub use source::Source;
 pub use status::Status;
-pub use v2_store::OldStore;
+pub use v2_store::{OldStore, members_image, members_of_image};
 pub use v2_tree::{V2Node, V2Tree};

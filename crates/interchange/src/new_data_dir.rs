@@ -122,7 +122,7 @@ impl<'d> NewDataDir<'d> {
         }
         database.finish()?.finish()?;
         let (index, term) = (self.member.index, self.member.term);
-        let image = v2_store::image(membership, index);
+        let image = v2_store::members_image(membership, index);
         let snapshot = api::raftpb::Snapshot {
             data: Some(image.into()),
             metadata: Some(api::raftpb::SnapshotMetadata {

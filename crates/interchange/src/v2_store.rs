@@ -9,7 +9,7 @@ use disk::Disk;
 use prost::Message as _;
 use serde_json::{Map, Value, json};
 
-use crate::backend::Membership;
+use crate::backend::{Member, Membership};
 use crate::error::Error;
 use crate::v2_tree::V2Tree;
 
@@ -199,8 +199,60 @@ fn read_image(framed: &[u8]) -> Result<Image, ImageError> {
     Ok((index, Some(image)))
 }
 
-/// The image of a store that knows the members.
-pub(crate) fn image(membership: &Membership, index: u64) -> String {
+/// Reads the members out of an image of the old store: releases before 3.5 have them there first, and all before 3.8 send an
+/// image with a snapshot.
+///
+/// # Errors
+///
+/// When it is no image, or a member in it is none.
+pub fn members_of_image(image: &[u8]) -> Result<Membership, Error> {
+    let damaged =
+        |what: String| Error::damaged(0, format!("the image of the old store cannot be read: {what}"));
+    let image: Value = serde_json::from_slice(image).map_err(|error| damaged(error.to_string()))?;
+    let cluster = image.pointer("/Root/Children/0/Children");
+    let cluster =
+        cluster.and_then(Value::as_object).ok_or_else(|| damaged("it has no members".to_owned()))?;
+    let children = |name: &str| {
+        cluster
+            .get(name)
+            .and_then(|node| node.get("Children"))
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten()
+    };
+    let id = |name: &str| u64::from_str_radix(name, 16).map_err(|_| damaged(format!("{name:?} is no id")));
+    let mut membership = Membership::default();
+    for (name, node) in children("members") {
+        let parts = |part: &str| {
+            let text = node.pointer(&format!("/Children/{part}/Value")).and_then(Value::as_str);
+            let part: Option<Value> = text.map(serde_json::from_str).transpose().unwrap_or_default();
+            part.filter(Value::is_object)
+        };
+        let raft = parts("raftAttributes").ok_or_else(|| damaged(format!("member {name} has no URLs")))?;
+        // One that has not started yet has none.
+        let attributes = parts("attributes").unwrap_or_default();
+        let urls = |of: &Value, name: &str| -> Vec<String> {
+            let urls = of.get(name).and_then(Value::as_array).into_iter().flatten();
+            urls.filter_map(Value::as_str).map(str::to_owned).collect()
+        };
+        membership.members.push(Member {
+            id: id(name)?,
+            peer_urls: urls(&raft, "peerURLs"),
+            is_learner: raft.get("isLearner").and_then(Value::as_bool).unwrap_or(false),
+            name: attributes.get("name").and_then(Value::as_str).unwrap_or_default().to_owned(),
+            client_urls: urls(&attributes, "clientURLs"),
+        });
+    }
+    for (name, _) in children("removed_members") {
+        membership.removed.insert(id(name)?);
+    }
+    let version = cluster.get("version").and_then(|node| node.get("Value")).and_then(Value::as_str);
+    membership.cluster_version = version.unwrap_or_default().to_owned();
+    Ok(membership)
+}
+
+/// Returns the image of an old store that knows these members and nothing else, as of this entry: JSON.
+pub fn members_image(membership: &Membership, index: u64) -> String {
     let mut members = Map::new();
     for member in &membership.members {
         let mut fields = Map::new();
@@ -252,4 +304,40 @@ fn node(path: &str, value: String, children: Value) -> Value {
         "Value": value,
         "Children": children,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_read_as_they_were_written() {
+        let voter = Member {
+            id: 0x10,
+            peer_urls: vec!["http://a:1".to_owned(), "http://b:1".to_owned()],
+            is_learner: false,
+            name: "<one>".to_owned(),
+            client_urls: vec!["http://a:2".to_owned()],
+        };
+        let learner = Member {
+            id: u64::MAX,
+            peer_urls: vec!["http://c:1".to_owned()],
+            is_learner: true,
+            ..Member::default()
+        };
+        let membership = Membership {
+            members: vec![voter, learner],
+            removed: [7, 0xabc].into(),
+            cluster_version: "3.5.0".to_owned(),
+            downgrade_target: None,
+        };
+        let image = members_image(&membership, 9);
+        assert_eq!(members_of_image(image.as_bytes()).ok(), Some(membership));
+        for at in 0..image.len() {
+            assert!(members_of_image(&image.as_bytes()[..at]).is_err(), "{at}");
+        }
+        for (from, to) in [("\"10\"", "\"x\""), ("raftAttributes", "other"), ("\"0\"", "\"9\"")] {
+            assert!(members_of_image(image.replace(from, to).as_bytes()).is_err(), "{to}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb::{Entry, Message, MessageType};
 use bytes::Bytes;
-use mainstay_peer::{BoxError, Handler, Listener, Log, Options, Peers};
+use mainstay_peer::{BoxError, Handler, Listener, Log, Options, Peers, SnapshotForm};
 use testkit::certificates::{Pair, params_for};
 
 #[derive(Default)]
@@ -55,6 +55,7 @@ impl Handler for Member {
     fn receive_snapshot(
         &self,
         _: Message,
+        _: SnapshotForm,
         _: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), BoxError> {
         Err("none is expected".into())

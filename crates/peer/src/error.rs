@@ -197,6 +197,8 @@ pub(crate) enum PostError {
     Snapshot(StatusCode, String),
     /// The peer left, or was replaced, before the snapshot could be sent.
     Left { member_id: u64 },
+    /// The receiver of a snapshot did not answer what it has of the state.
+    Asking(RequestError),
     /// No member had its id when the snapshot should be sent.
     Unknown,
     /// This member is stopping.
@@ -226,6 +228,7 @@ impl fmt::Display for PostError {
             PostError::Exchange(error) => error.fmt(f),
             PostError::Message(status, text) => write!(f, "{status} to POST /raft: {text}"),
             PostError::Snapshot(status, text) => write!(f, "the receiver answered {status}: {text}"),
+            PostError::Asking(error) => write!(f, "the receiver does not say what it has: {error}"),
             PostError::Left { member_id } => RequestError::UnknownMember(*member_id).fmt(f),
             PostError::Unknown => f.write_str("unknown member"),
             PostError::Stopping => f.write_str("the member is stopping"),
@@ -239,6 +242,7 @@ impl Error for PostError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             PostError::Exchange(error) => error.source(),
+            PostError::Asking(error) => error.source(),
             PostError::Source(error) => error.source(),
             _ => None,
         }

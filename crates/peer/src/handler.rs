@@ -33,8 +33,8 @@ pub trait Handler: Send + Sync + 'static {
     /// A peer says that this member is no longer part of the cluster. Called once.
     fn removed(&self);
 
-    /// A snapshot comes in: its MsgSnap, and the bytes behind it. Called on a thread of its own, may block. A
-    /// connection that breaks gives an error as the last item.
+    /// A snapshot comes in: its MsgSnap, and the bytes behind it, which have this form. Called on a thread of its own, may
+    /// block. A connection that breaks gives an error as the last item.
     ///
     /// # Errors
     ///
@@ -42,6 +42,7 @@ pub trait Handler: Send + Sync + 'static {
     fn receive_snapshot(
         &self,
         message: Message,
+        form: SnapshotForm,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), BoxError>;
 
@@ -57,16 +58,35 @@ pub trait Handler: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = http::Response<Bytes>> + Send>>;
 }
 
+/// The form of a snapshot's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotForm {
+    /// What this program's members send each other.
+    Own,
+    /// A database file of etcd's. The snapshot in the message has data, too.
+    Etcd,
+}
+
+/// A snapshot that can be sent.
+pub struct OpenedSnapshot<'a> {
+    /// The form of the bytes.
+    pub form: SnapshotForm,
+    /// Data of the snapshot in the message; empty for none.
+    pub data: Bytes,
+    /// The bytes.
+    pub pieces: Pieces<'a>,
+}
+
 /// The bytes of a snapshot as pieces in order; the sender chooses their size (tens of KiB are good).
 pub type Pieces<'a> = Box<dyn Iterator<Item = io::Result<Bytes>> + Send + 'a>;
 
 /// The source of a snapshot's bytes.
 pub trait SnapshotSource: Send {
-    /// Opens the snapshot for a receiver that answered `GET /mainstay/snapshot` with these bytes; None when it did
-    /// not answer 200. Called on a thread of its own, may block.
+    /// Opens the snapshot for a receiver that answered `GET /mainstay/snapshot` with these bytes; None when it answered that
+    /// it knows no such page, as a member does that runs etcd. Called on a thread of its own, may block.
     ///
     /// # Errors
     ///
     /// Nothing is sent then, and the snapshot counts as not delivered.
-    fn open(&mut self, receiver: Option<Bytes>) -> Result<Pieces<'_>, BoxError>;
+    fn open(&mut self, receiver: Option<Bytes>) -> Result<OpenedSnapshot<'_>, BoxError>;
 }

@@ -28,7 +28,7 @@ use crate::dialer::Dialer;
 use crate::endpoint::Endpoint;
 use crate::error::{ExchangeError, PostError, RequestError};
 use crate::frame_buffer::FrameBuffer;
-use crate::handler::Handler;
+use crate::handler::{Handler, SnapshotForm};
 use crate::handshakes::{Failure, Handshakes, LOOK_UPS_MAX, Met, Rejected, SharedResolver};
 use crate::identity::{self, Identity, MAINSTAY_SNAPSHOT};
 use crate::inbox::{Arrivals, Command, Inbox};
@@ -308,8 +308,8 @@ impl Hub {
                         drop(permit);
                     });
                 }
-                Command::Snapshot { message, pieces, done } => {
-                    tokio::task::spawn_local(post_snapshot(Rc::clone(self), message, pieces, done));
+                Command::Snapshot { message, form, pieces, done } => {
+                    tokio::task::spawn_local(post_snapshot(Rc::clone(self), message, form, pieces, done));
                 }
             }
         }
@@ -523,13 +523,14 @@ pub(crate) async fn answer_requests(
 async fn post_snapshot(
     hub: Rc<Hub>,
     message: Message,
+    form: SnapshotForm,
     pieces: mpsc::Receiver<Piece>,
     done: oneshot::Sender<Result<(), PostError>>,
 ) {
     let to = message.to.unwrap_or(0);
     let peer = hub.peers.borrow().get(&to).cloned();
     let sent = match peer {
-        Some(peer) => deliver_snapshot(&hub, &peer, message, pieces).await,
+        Some(peer) => deliver_snapshot(&hub, &peer, message, form, pieces).await,
         None => Err(PostError::Left { member_id: to }),
     };
     // Only the snapshot's thread waits for it; it cannot be gone.
@@ -540,6 +541,7 @@ async fn deliver_snapshot(
     hub: &Hub,
     peer: &Peer,
     message: Message,
+    form: SnapshotForm,
     pieces: mpsc::Receiver<Piece>,
 ) -> Result<(), PostError> {
     let endpoint = peer.endpoint()?;
@@ -558,7 +560,9 @@ async fn deliver_snapshot(
     let headers = request.headers_mut();
     hub.identity.stamp(headers);
     headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-    headers.insert(MAINSTAY_SNAPSHOT, HeaderValue::from_static("1"));
+    if form == SnapshotForm::Own {
+        headers.insert(MAINSTAY_SNAPSHOT, HeaderValue::from_static("1"));
+    }
 
     let dialed = client::dial(&hub.client.dialer, &endpoint, hub.write_timeout * SNAPSHOT_TIMEOUTS).await;
     let (mut sender, connection) = dialed.inspect_err(|_| peer.endpoint_failed(&endpoint))?;

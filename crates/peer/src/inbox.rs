@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::account::Account;
 use crate::error::{PostError, RequestError};
+use crate::handler::SnapshotForm;
 use crate::peers::Target;
 use crate::piece::Piece;
 
@@ -58,7 +59,12 @@ pub(crate) enum Command {
         permit: Option<OwnedSemaphorePermit>,
     },
     /// A snapshot whose pieces come from a thread of its own.
-    Snapshot { message: Message, pieces: mpsc::Receiver<Piece>, done: oneshot::Sender<Result<(), PostError>> },
+    Snapshot {
+        message: Message,
+        form: SnapshotForm,
+        pieces: mpsc::Receiver<Piece>,
+        done: oneshot::Sender<Result<(), PostError>>,
+    },
 }
 
 impl Inbox {

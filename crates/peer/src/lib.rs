@@ -24,7 +24,8 @@
 //!   that trickles ends its connection, and when all connections are in use, those of strangers are closed for new ones.
 //!
 //! Own extensions: a snapshot of ours carries `X-Mainstay-Snapshot: 1`, and its sender asks the receiver
-//! `GET /mainstay/snapshot` first. A snapshot without that header is a bbolt file of etcd's: 501.
+//! `GET /mainstay/snapshot` first. A snapshot without that header is a database file of etcd's, and who answers that question
+//! with 404 gets one.
 //!
 //! Tests: beside the code for the framing and the headers; `tests/it` runs members over loopback and speaks to
 //! them with raw sockets. With `MAINSTAY_TEST_ETCD=<etcd binary>` two tests are the other member of that etcd's
@@ -76,6 +77,6 @@ pub use endpoint::check_url;
 pub use error::{BoxError, ExchangeError, RequestError, UrlError, UrlFault};
 pub use fetch::fetch;
 pub use figures::{Figures, Histogram, PeerFigures, SnapshotFigures};
-pub use handler::{Handler, Pieces, SnapshotSource};
+pub use handler::{Handler, OpenedSnapshot, Pieces, SnapshotForm, SnapshotSource};
 pub use options::{Field, Level, Listener, ListenerSocket, Log, Options};
 pub use peers::{Peers, Target};

@@ -99,9 +99,8 @@ pub(crate) const PIPELINED_MAX: usize = 64;
 pub(crate) const PIPELINE_CONNECTIONS: usize = 4;
 /// The largest frame that is read, as in etcd.
 pub(crate) const FRAME_BYTES_MAX: u64 = 512 << 20;
-/// The largest message in front of a snapshot that is read. It names members and an index and has no data, so it needs no
-/// more; etcd reads 64 MiB.
-pub(crate) const ENVELOPE_BYTES_MAX: u64 = 1 << 20;
+/// The largest message in front of a snapshot that is read, as in etcd: it has an image of etcd's old store.
+pub(crate) const ENVELOPE_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of the messages that are being read at once of all who say that they are members.
 pub(crate) const MEMBERS_BODIES_BYTES_MAX: usize = 1 << 30;
 /// Bytes of the messages that are being read at once of all others.

@@ -195,9 +195,26 @@ enum Unread {
 }
 
 /// One body's part of memory that several bodies share.
-struct Share<'a> {
+pub(crate) struct Share<'a> {
     taken: &'a Cell<usize>,
     bytes: usize,
+}
+
+impl<'a> Share<'a> {
+    /// Returns a share of nothing yet, of memory of which this is what is taken.
+    pub(crate) fn new(taken: &'a Cell<usize>) -> Share<'a> {
+        Share { taken, bytes: 0 }
+    }
+
+    /// Takes so many bytes more. Returns false if there are not so many of `bytes_max` left.
+    pub(crate) fn grow(&mut self, bytes: usize, bytes_max: usize) -> bool {
+        if self.taken.get() + bytes > bytes_max {
+            return false;
+        }
+        self.bytes += bytes;
+        self.taken.set(self.taken.get() + bytes);
+        true
+    }
 }
 
 impl Drop for Share<'_> {
@@ -214,7 +231,7 @@ async fn read(
     silence_max: Duration,
     room: (&Cell<usize>, usize),
 ) -> Result<Bytes, Unread> {
-    let mut share = Share { taken: room.0, bytes: 0 };
+    let mut share = Share::new(room.0);
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
     let mut pace = Pace::new(silence_max);
@@ -223,11 +240,9 @@ async fn read(
         if first.len() + all.len() + piece.len() > bytes_max {
             return Err(Unread::TooLong);
         }
-        if room.0.get() + piece.len() > room.1 {
+        if !share.grow(piece.len(), room.1) {
             return Err(Unread::Crowded);
         }
-        share.bytes += piece.len();
-        room.0.set(room.0.get() + piece.len());
         // Most bodies come in one piece, which need not be copied.
         if first.is_empty() && all.is_empty() {
             first = piece;

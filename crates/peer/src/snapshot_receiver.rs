@@ -1,5 +1,5 @@
 //! The receiving end of `POST /raft/snapshot`: [`receive`] reads the message in front, then hands the bytes to the
-//! handler on a thread of its own, piece by piece. It knows nothing of their content.
+//! handler on a thread of its own, piece by piece. It knows nothing of their content but whose form they have.
 
 use std::fmt;
 use std::io;
@@ -20,14 +20,16 @@ use crate::account::Account;
 use crate::body::Body;
 use crate::decoder::{DecodeError, Intake, length_within};
 use crate::error::BoxError;
-use crate::handler::Handler;
+use crate::handler::{Handler, SnapshotForm};
 use crate::hub::Hub;
 use crate::identity::{self, MAINSTAY_SNAPSHOT};
-use crate::options::{ENVELOPE_BYTES_MAX, Level, SNAPSHOT_PIECES_MAX, SNAPSHOT_TIMEOUTS};
+use crate::options::{
+    ENVELOPE_BYTES_MAX, Level, MEMBERS_BODIES_BYTES_MAX, SNAPSHOT_PIECES_MAX, SNAPSHOT_TIMEOUTS,
+};
 use crate::pace::Pace;
 use crate::piece::{self, Piece};
 use crate::places::{Guest, Progress, SnapshotAdmission};
-use crate::routes::{check_sender, refuse, stamp, wrong_method};
+use crate::routes::{Share, check_sender, refuse, stamp, wrong_method};
 
 /// Path of snapshots, at both ends.
 pub(crate) const PATH: &str = "/raft/snapshot";
@@ -35,8 +37,6 @@ pub(crate) const PATH: &str = "/raft/snapshot";
 type Refusal = Box<Response<Body>>;
 
 /// Takes a snapshot: 204 when the handler took it, 500 with its text when it did not.
-///
-/// The bodies of etcd's own members are bbolt files, which the handler cannot take: 501.
 pub(crate) async fn receive(hub: &Rc<Hub>, guest: &Rc<Guest>, request: Request<Incoming>) -> Response<Body> {
     if request.method() != Method::POST {
         return wrong_method("POST");
@@ -82,9 +82,14 @@ async fn take(
         return Err(refuse(StatusCode::FORBIDDEN, text));
     }
     let mut pace = Pace::new(hub.read_timeout * SNAPSHOT_TIMEOUTS);
-    let (message, rest) = read_envelope(body, &mut pace).await.map_err(|error| {
+    let mut share = Share::new(&hub.members_bodies);
+    let (message, rest) = read_envelope(body, &mut pace, &mut share).await.map_err(|error| {
         hub.inbox.count_unknown_snapshot_failure();
-        refuse(StatusCode::BAD_REQUEST, &format!("failed to decode raft message ({error})"))
+        let status = match error {
+            EnvelopeError::Crowded => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        refuse(status, &format!("failed to decode raft message ({error})"))
     })?;
     if message.r#type != Some(MessageType::MsgSnap as i32) {
         return Err(refuse(StatusCode::BAD_REQUEST, "wrong raft message type"));
@@ -94,10 +99,10 @@ async fn take(
         &message,
         "failed to process raft message (cannot process message to mismatch member)",
     )?;
-    if headers.get(MAINSTAY_SNAPSHOT).is_none_or(|value| value != "1") {
-        let text = "failed to save KV snapshot (snapshots in etcd's bbolt format are not supported)";
-        return Err(refuse(StatusCode::NOT_IMPLEMENTED, text));
-    }
+    let form = match headers.get(MAINSTAY_SNAPSHOT).is_some_and(|value| value == "1") {
+        true => SnapshotForm::Own,
+        false => SnapshotForm::Etcd,
+    };
     let from = message.from.unwrap_or(0);
     let Some(account) = hub.inbox.account(from) else {
         return Err(refuse(StatusCode::FORBIDDEN, "failed to process raft message (unknown sender)"));
@@ -118,22 +123,29 @@ async fn take(
         }
     };
     let _ = tokio::time::timeout(hub.read_timeout, ends).await;
-    match hand_over(hub, (&account, &progress), message, rest, (body, pace), taker).await {
+    match hand_over(hub, (&account, &progress), (message, form), rest, (body, pace), taker).await {
         Ok(()) => {
             receiving.delivered = true;
             hub.log(Level::Info, "received and saved database snapshot", from, "");
             Ok(())
         }
         Err(error) => {
-            let text = error.to_string();
+            let mut text = error.to_string();
             hub.log(Level::Error, "failed to save incoming database snapshot", from, &text);
+            if form == SnapshotForm::Etcd {
+                text = format!("failed to save KV snapshot ({text})");
+            }
             Err(refuse(StatusCode::INTERNAL_SERVER_ERROR, &text))
         }
     }
 }
 
 /// The message in front of a snapshot, and what came with it.
-async fn read_envelope(body: &mut Incoming, pace: &mut Pace) -> Result<(Message, Bytes), EnvelopeError> {
+async fn read_envelope(
+    body: &mut Incoming,
+    pace: &mut Pace,
+    share: &mut Share<'_>,
+) -> Result<(Message, Bytes), EnvelopeError> {
     let mut intake = Intake::default();
     let mut len = None;
     loop {
@@ -152,6 +164,9 @@ async fn read_envelope(body: &mut Incoming, pace: &mut Pace) -> Result<(Message,
             }
         }
         match pace.next(body).await {
+            Some(Ok(piece)) if !share.grow(piece.len(), MEMBERS_BODIES_BYTES_MAX) => {
+                return Err(EnvelopeError::Crowded);
+            }
             Some(Ok(piece)) => intake.feed(piece),
             Some(Err(error)) => return Err(EnvelopeError::Broken(error)),
             None => return Err(EnvelopeError::Ended),
@@ -170,6 +185,8 @@ enum EnvelopeError {
     Broken(io::Error),
     /// The request ended before the message did.
     Ended,
+    /// Other messages take all the memory that there is for those of members.
+    Crowded,
 }
 
 impl fmt::Display for EnvelopeError {
@@ -179,6 +196,7 @@ impl fmt::Display for EnvelopeError {
             EnvelopeError::Message(error) => error.fmt(f),
             EnvelopeError::Broken(error) => error.fmt(f),
             EnvelopeError::Ended => f.write_str("unexpected EOF"),
+            EnvelopeError::Crowded => f.write_str("too many bytes are being read"),
         }
     }
 }
@@ -212,7 +230,7 @@ impl std::error::Error for ReceiveError {}
 async fn hand_over(
     hub: &Hub,
     (account, progress): (&Arc<Account>, &Progress),
-    message: Message,
+    (message, form): (Message, SnapshotForm),
     rest: Bytes,
     (body, mut pace): (&mut Incoming, Pace),
     taker: oneshot::Sender<()>,
@@ -222,7 +240,7 @@ async fn hand_over(
     let handler: Arc<dyn Handler> = Arc::clone(&hub.handler);
     let work = move || {
         let mut pieces = piece::Incoming::new(pieces);
-        let result = handler.receive_snapshot(message, &mut pieces);
+        let result = handler.receive_snapshot(message, form, &mut pieces);
         drop(taker);
         // The request may be gone.
         let _ = done.send(result);

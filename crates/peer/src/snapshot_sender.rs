@@ -6,7 +6,7 @@ use api::raftpb::Message;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::PostError;
-use crate::handler::{Handler, SnapshotSource};
+use crate::handler::{Handler, OpenedSnapshot, SnapshotForm, SnapshotSource};
 use crate::inbox::{Command, Inbox};
 use crate::options::{Field, Level, Log, SNAPSHOT_PIECES_MAX, SNAPSHOTS_SENT_MAX};
 use crate::peers::Target;
@@ -71,7 +71,7 @@ impl SnapshotSender {
     }
 }
 
-fn send(inbox: &Inbox, message: Message, mut source: Box<dyn SnapshotSource>) -> Result<(), PostError> {
+fn send(inbox: &Inbox, mut message: Message, mut source: Box<dyn SnapshotSource>) -> Result<(), PostError> {
     let to = message.to.unwrap_or(0);
     let account = inbox.account(to).ok_or(PostError::Unknown)?;
     let counters = &account.counters.snapshots_sent;
@@ -84,12 +84,26 @@ fn send(inbox: &Inbox, message: Message, mut source: Box<dyn SnapshotSource>) ->
         let target = Target::Member(to);
         inbox.push(Command::Request { target, request, timeout: RECEIVER_TIMEOUT, answer, permit: None });
         let answered = answered.blocking_recv().map_err(|_| PostError::Stopping)?;
-        let receiver = answered.ok().filter(|answer| answer.status() == http::StatusCode::OK);
-
-        let opened = source.open(receiver.map(http::Response::into_body)).map_err(PostError::Source)?;
+        let receiver = match answered {
+            Ok(answer) if answer.status() == http::StatusCode::OK => Some(answer.into_body()),
+            Ok(answer) if answer.status() == http::StatusCode::NOT_FOUND => None,
+            // One that is only busy is not taken for a member that runs etcd.
+            Ok(answer) => {
+                let text = String::from_utf8_lossy(answer.body()).trim_end().to_owned();
+                return Err(PostError::Snapshot(answer.status(), text));
+            }
+            Err(error) => return Err(PostError::Asking(error)),
+        };
+        let OpenedSnapshot { form, data, pieces: opened } =
+            source.open(receiver).map_err(PostError::Source)?;
+        if form == SnapshotForm::Etcd
+            && let Some(snapshot) = &mut message.snapshot
+        {
+            snapshot.data = Some(data);
+        }
         let (give, pieces) = mpsc::channel(SNAPSHOT_PIECES_MAX);
         let (done, sent) = oneshot::channel();
-        inbox.push(Command::Snapshot { message, pieces, done });
+        inbox.push(Command::Snapshot { message, form, pieces, done });
         let mut failure = None;
         let pieces = opened.map(Some).chain([None]);
         for piece in pieces {

@@ -22,6 +22,7 @@ mod leadership;
 mod leases;
 mod membership;
 mod meters;
+mod outgoing;
 mod parked;
 mod proposals;
 mod quota_warning;
@@ -165,6 +166,13 @@ pub enum PeerRequest {
     Unreachable(MemberId),
     /// The process of this member, which was the leader, has ended: its address refuses connections.
     LeaderEnded(MemberId),
+    /// The state at this entry goes to a member as a database, since the member runs etcd.
+    DatabaseOpened {
+        /// Id of the receiving member.
+        to: MemberId,
+        /// The last entry in the state.
+        index: Index,
+    },
     /// A snapshot was delivered to a member, or its sending failed.
     SnapshotSent {
         /// Id of the receiving member.

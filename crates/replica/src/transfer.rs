@@ -2,27 +2,37 @@
 //!
 //! The receiver says what it has ([`Held`]), the sender sends what lies behind that. What breaks off is kept for a
 //! while, and the next stream goes on behind it.
+//!
+//! Members that run etcd send and take the whole state as a database file: [`database`].
 
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::{Status, raftpb};
 use bytes::Bytes;
+use disk::Disk;
 use http::{Request, Response, StatusCode};
 use machine::image::{Head, RestoreError};
+use machine::snapshot::SnapshotVersion;
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
 use machine::{AsOf, Machine, Malformed, Overtaken, Rules, StateTrail};
 use mvcc::Location;
 use numbers::{Index, MemberId, Revision, Term};
 use tokio::sync::oneshot;
 
-use crate::core::{PeerRequest, ReplyBody, SnapshotAttempt};
+use crate::core::{CoreRequest, PeerRequest, ReplyBody, SnapshotAttempt};
+use crate::inbox::Inbox;
 use crate::shared::Shared;
 use storage::values::LogValues;
+
+pub mod database;
+
+use database::{DatabaseError, Spool};
 
 /// Path under which a sender asks what the receiver already has.
 pub const PATH: &str = "/mainstay/snapshot";
@@ -47,51 +57,54 @@ pub struct Received {
 
 /// The state of a moment, to be sent.
 pub struct Source {
+    to: MemberId,
     head: Option<Head>,
     state: Option<AsOf>,
     /// The hashes of this member's state after its last entries.
     trail: StateTrail,
     values: log::Values,
+    core: Arc<Inbox<CoreRequest>>,
 }
 
 impl Source {
-    /// Returns a source of this state: everything that is physically there, its head, and the hashes of the state after
-    /// the last entries.
-    pub fn new(head: Head, trail: StateTrail, state: AsOf, shared: &Shared) -> Source {
-        Source { head: Some(head), state: Some(state), trail, values: shared.values.clone() }
+    /// Returns a source of this state for a member: everything that is physically there, its head, and the hashes of the
+    /// state after the last entries.
+    pub fn new(to: MemberId, head: Head, trail: StateTrail, state: AsOf, shared: &Shared) -> Source {
+        let (values, core) = (shared.values.clone(), Arc::clone(&shared.core));
+        Source { to, head: Some(head), state: Some(state), trail, values, core }
     }
 }
 
 impl peer::SnapshotSource for Source {
-    fn open(&mut self, receiver: Option<Bytes>) -> Result<peer::Pieces<'_>, peer::BoxError> {
+    fn open(&mut self, receiver: Option<Bytes>) -> Result<peer::OpenedSnapshot<'_>, peer::BoxError> {
+        let head = self.head.take().ok_or(SourceError::SentBefore)?;
+        let state = self.state.take().ok_or(SourceError::SentBefore)?;
+        let values = LogValues::new(self.values.clone());
         let Some(held) = receiver else {
-            return Err(SourceError::NotThisProgram.into());
+            self.core.send(PeerRequest::DatabaseOpened { to: self.to, index: head.applied_index });
+            return Ok(database::open(head, state, values)?);
         };
         let held = Held::from_bytes(&held).map_err(SourceError::Malformed)?;
-        let head = self.head.take().ok_or(SourceError::SentBefore)?;
         let from = head.transfer_from(Some(&held), &self.trail);
-        let state = self.state.take().ok_or(SourceError::SentBefore)?;
         // Who has nothing needs no deletions.
         let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let mut writer = TransferWriter::new(state, head, from);
-        let values = LogValues::new(self.values.clone());
         let mut ended = false;
-        Ok(Box::new(std::iter::from_fn(move || {
+        let pieces = Box::new(std::iter::from_fn(move || {
             if ended {
                 return None;
             }
             let chunk = writer.next_chunk(&values).map_err(io::Error::other).transpose();
             ended = matches!(chunk, Some(Err(_)) | None);
             chunk
-        })))
+        }));
+        Ok(peer::OpenedSnapshot { form: peer::SnapshotForm::Own, data: Bytes::new(), pieces })
     }
 }
 
 /// Why a state is not sent.
 #[derive(Debug)]
 pub enum SourceError {
-    /// The receiver runs etcd, which needs another form of snapshot.
-    NotThisProgram,
     /// The receiver's description of what it has cannot be decoded.
     Malformed(Malformed),
     /// The source was used before: it serves one attempt.
@@ -101,10 +114,6 @@ pub enum SourceError {
 impl fmt::Display for SourceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SourceError::NotThisProgram => f.write_str(
-                "the receiver does not say what it has, as only this program does: a member that runs etcd needs \
-                 another form of snapshot",
-            ),
             SourceError::Malformed(error) => write!(f, "the receiver says that it has {}", error.0),
             SourceError::SentBefore => f.write_str("a snapshot is sent once"),
         }
@@ -115,7 +124,7 @@ impl std::error::Error for SourceError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             SourceError::Malformed(error) => Some(error),
-            SourceError::NotThisProgram | SourceError::SentBefore => None,
+            SourceError::SentBefore => None,
         }
     }
 }
@@ -137,6 +146,14 @@ pub enum ReceiveError {
     Lost,
     /// The received parts make no state.
     Assemble(RestoreError<Overtaken>),
+    /// The database of a member that runs etcd cannot be taken.
+    Database(Box<DatabaseError>),
+}
+
+impl From<DatabaseError> for ReceiveError {
+    fn from(error: DatabaseError) -> ReceiveError {
+        ReceiveError::Database(Box::new(error))
+    }
 }
 
 impl fmt::Display for ReceiveError {
@@ -150,6 +167,7 @@ impl fmt::Display for ReceiveError {
             ReceiveError::LogFull => f.write_str("the log takes no values now"),
             ReceiveError::Lost => f.write_str("the log lost a value"),
             ReceiveError::Assemble(error) => error.fmt(f),
+            ReceiveError::Database(error) => error.fmt(f),
         }
     }
 }
@@ -160,6 +178,7 @@ impl std::error::Error for ReceiveError {
             ReceiveError::Read(error) => std::error::Error::source(error),
             ReceiveError::NotNow(status) => status.as_ref().map(|status| status as _),
             ReceiveError::Assemble(error) => std::error::Error::source(error),
+            ReceiveError::Database(error) => std::error::Error::source(error),
             _ => None,
         }
     }
@@ -173,6 +192,36 @@ struct Broken {
     base_applied: Index,
 }
 
+/// Versions that go to the log and into an assembly together.
+#[derive(Default)]
+struct Portion {
+    versions: Vec<ReceivedVersion>,
+    values: Vec<log::Value>,
+    bytes: usize,
+}
+
+impl Portion {
+    /// Takes a version that has arrived.
+    ///
+    /// # Errors
+    ///
+    /// When its value is too long.
+    fn take(&mut self, version: &SnapshotVersion<'_>) -> Result<(), Malformed> {
+        let noted = ReceivedVersion::of(version)?;
+        if noted.value_len() > 0 {
+            let id = log::ValueId { main: version.main.0, sub: i64::from(version.sub) };
+            self.values.push(log::Value { id, data: Bytes::copy_from_slice(version.value) });
+            self.bytes += version.value.len();
+        }
+        self.versions.push(noted);
+        Ok(())
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes >= PORTION_BYTES || self.versions.len() >= PORTION_VERSIONS
+    }
+}
+
 /// Returns the attempt that this message announces, under this number.
 fn attempt(claim: u64, message: &raftpb::Message) -> SnapshotAttempt {
     SnapshotAttempt { claim, from: MemberId(message.from()), term: Term(message.term()) }
@@ -182,14 +231,16 @@ fn attempt(claim: u64, message: &raftpb::Message) -> SnapshotAttempt {
 pub struct Receiver {
     shared: Arc<Shared>,
     rules: Rules,
+    spool: Spool,
     broken: Arc<Mutex<Option<Broken>>>,
     claims: AtomicU64,
 }
 
 impl Receiver {
-    /// Returns the receiver of this member.
-    pub fn new(shared: Arc<Shared>, rules: Rules) -> Receiver {
-        Receiver { shared, rules, broken: Arc::default(), claims: AtomicU64::new(0) }
+    /// Returns the receiver of this member, whose directory is `member_dir`.
+    pub fn new(shared: Arc<Shared>, rules: Rules, disk: Arc<dyn Disk>, member_dir: &Path) -> Receiver {
+        let spool = Spool::new(disk, member_dir);
+        Receiver { shared, rules, spool, broken: Arc::default(), claims: AtomicU64::new(0) }
     }
 
     /// Returns true if a part of a state is kept whose stream broke off.
@@ -319,23 +370,16 @@ impl Receiver {
     {
         let (claim, assembly) = (partial.claim, &mut partial.assembly);
         assembly.begin(reader.head()).map_err(ReceiveError::Malformed)?;
-        let (mut versions, mut values, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let mut portion = Portion::default();
         loop {
             let next = reader.next().map_err(ReceiveError::Read);
             if let Ok(Some(version)) = &next {
-                let noted = ReceivedVersion::of(version).map_err(ReceiveError::Malformed)?;
-                if noted.value_len() > 0 {
-                    let id = log::ValueId { main: version.main.0, sub: i64::from(version.sub) };
-                    values.push(log::Value { id, data: Bytes::copy_from_slice(version.value) });
-                    bytes += version.value.len();
-                }
-                versions.push(noted);
+                portion.take(version).map_err(ReceiveError::Malformed)?;
             }
             // What came before a break is good.
             let last = !matches!(next, Ok(Some(_)));
-            if last || bytes >= PORTION_BYTES || versions.len() >= PORTION_VERSIONS {
-                self.place(claim, assembly, &mut versions, &mut values).await?;
-                bytes = 0;
+            if last || portion.is_full() {
+                self.place(claim, assembly, &mut portion).await?;
             }
             match next {
                 Ok(Some(_)) => {}
@@ -350,9 +394,10 @@ impl Receiver {
         &self,
         claim: u64,
         assembly: &mut Assembly,
-        versions: &mut Vec<ReceivedVersion>,
-        values: &mut Vec<log::Value>,
+        portion: &mut Portion,
     ) -> Result<(), ReceiveError> {
+        let Portion { versions, values, bytes } = portion;
+        *bytes = 0;
         let ids: Vec<log::ValueId> = values.iter().map(|value| value.id).collect();
         let mut places = Vec::new();
         if !values.is_empty() {

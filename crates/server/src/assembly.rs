@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, UNIX_EPOCH};
 
 use consensus::{Fetch, Node};
+use disk::Disk;
 use machine::Machine;
 use numbers::{Index, Seconds};
 
@@ -35,6 +36,7 @@ const ORDERS_MAX: usize = 4;
 /// The parts of a member beside its data directory.
 pub(crate) struct Setting {
     pub config: Config,
+    pub disk: Arc<dyn Disk>,
     pub logger: Arc<Logger>,
     pub inbox: Arc<Inbox<CoreRequest>>,
     pub clock: Clock,
@@ -66,7 +68,7 @@ pub(crate) struct Assembled {
 
 /// Puts a member together. Before it runs, it needs its links to the others, see [`Shared::set_peers`].
 pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
-    let Setting { config, logger, inbox, clock, shards, threads, thresholds, credentials } = setting;
+    let Setting { config, disk, logger, inbox, clock, shards, threads, thresholds, credentials } = setting;
     let Opened {
         identity,
         mut machine,
@@ -114,7 +116,8 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let (hash_jobs, hash_queue) = sync_channel(compaction_hash::JOBS_MAX);
     let (fetches, fetch_queue) = sync_channel(FETCHES_MAX);
     let entries = log.entries();
-    let receiver = transfer::Receiver::new(Arc::clone(&shared), rules(&config));
+    let member_dir = config.data_dir.join("member");
+    let receiver = transfer::Receiver::new(Arc::clone(&shared), rules(&config), disk, &member_dir);
     let peering = Arc::new(Peering::new(Arc::clone(&shared), Arc::clone(&logger), receiver));
     let (ready_sender, ready) = sync_channel(1);
     let attributes =

@@ -108,7 +108,8 @@ pub fn start(
     opened.report(&logger, began.elapsed());
     let shards = processors();
     let thresholds = Thresholds::of(config.snapshot_count, opened.log.segment_bytes());
-    let setting = Setting { config, logger, inbox, clock, shards, threads: true, thresholds, credentials };
+    let setting =
+        Setting { config, disk, logger, inbox, clock, shards, threads: true, thresholds, credentials };
     let watching_logger = Arc::clone(&setting.logger);
     let assembled = assemble(setting, opened);
     if let Some(files) = key_files {

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use machine::Member;
 use numbers::{LeaseId, MemberId, Seconds};
-use peer::BoxError;
+use peer::{BoxError, SnapshotForm};
 use prost::Message as _;
 use serde_json::json;
 
@@ -31,6 +31,9 @@ const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/protobuf";
 /// etcd's limit for a body that asks about a lease.
 const LEASE_BODY_BYTES_MAX: usize = 64 << 10;
+
+/// Bytes of a body that asks for a hash: a revision in JSON.
+const HASH_BODY_BYTES_MAX: usize = 4 << 10;
 
 /// The core's side of the room that talks to other members.
 pub struct Peering {
@@ -62,6 +65,23 @@ impl Peering {
     ) -> Result<(), ReceiveError> {
         self.receiver.receive(message, body).await.inspect_err(|error| {
             self.logger.warn("could not receive a snapshot", &[("error", Value::Str(&error.to_string()))]);
+        })
+    }
+
+    /// Takes the database of a member that runs etcd, as [`peer::Handler::receive_snapshot`] does, without blocking but where
+    /// `body` and the disk do.
+    ///
+    /// # Errors
+    ///
+    /// What was wrong with the database, or why this member cannot take it now.
+    pub async fn take_database(
+        &self,
+        message: raftpb::Message,
+        body: &mut dyn Iterator<Item = io::Result<Bytes>>,
+    ) -> Result<(), ReceiveError> {
+        self.receiver.receive_database(message, body).await.inspect_err(|error| {
+            let error = error.to_string();
+            self.logger.warn("could not receive a database of etcd's", &[("error", Value::Str(&error))]);
         })
     }
 }
@@ -248,15 +268,21 @@ impl peer::Handler for Peering {
     fn receive_snapshot(
         &self,
         message: raftpb::Message,
+        form: SnapshotForm,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), BoxError> {
-        Ok(block_on(self.take_snapshot(message, body))?)
+        let taken = match form {
+            SnapshotForm::Own => block_on(self.take_snapshot(message, body)),
+            SnapshotForm::Etcd => block_on(self.take_database(message, body)),
+        };
+        Ok(taken?)
     }
 
     fn body_bytes_max(&self, head: &http::request::Parts) -> usize {
         match (&head.method, head.uri.path()) {
             // One byte more, so that what is too long is told so.
             (&Method::POST, "/leases" | "/leases/internal") => LEASE_BODY_BYTES_MAX + 1,
+            (&Method::GET, consistency::comparison::HASH_KV) => HASH_BODY_BYTES_MAX,
             _ => 0,
         }
     }

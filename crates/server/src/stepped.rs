@@ -198,6 +198,7 @@ impl Stepped {
         };
         let setting = Setting {
             config,
+            disk,
             logger: Arc::clone(&logger),
             inbox,
             clock: Clock::by_hand(&clock),
@@ -535,6 +536,19 @@ impl Stepped {
         let mut pieces = VecDeque::from(pieces);
         Box::pin(async move {
             peering.take_snapshot(message, &mut std::iter::from_fn(|| pieces.pop_front())).await
+        })
+    }
+
+    /// Takes the database of a member that runs etcd, as [`Stepped::receive_snapshot`] takes a state of this program's.
+    pub fn receive_database(
+        &self,
+        message: raftpb::Message,
+        pieces: Vec<io::Result<Bytes>>,
+    ) -> LocalBoxFuture<Result<(), ReceiveError>> {
+        let peering = Arc::clone(&self.peering);
+        let mut pieces = VecDeque::from(pieces);
+        Box::pin(async move {
+            peering.take_database(message, &mut std::iter::from_fn(|| pieces.pop_front())).await
         })
     }
 

@@ -269,13 +269,13 @@ impl Future for Once {
 }
 
 impl Pieces {
-    /// Opens a source for a receiver that says what it has.
+    /// Opens a source for a receiver that says what it has, if it does.
     pub fn open(mut source: Box<dyn SnapshotSource>, receiver: Option<Bytes>) -> Pieces {
         let next = Rc::new(RefCell::new(None));
         let out = Rc::clone(&next);
         let future = Box::pin(async move {
-            let pieces = source.open(receiver)?;
-            for piece in pieces {
+            let Some(receiver) = receiver else { return Err("the receiver does not say what it has".into()) };
+            for piece in source.open(Some(receiver))?.pieces {
                 *out.borrow_mut() = Some(piece);
                 Once(false).await;
             }

@@ -8,16 +8,18 @@ use std::io::Write;
 
 use api::etcdserverpb::AlarmMember;
 use bytes::BytesMut;
-use interchange::WriteError;
 use interchange::backend::{
-    Auth, BackendLayout, BackendWriter, Change, ChangeHead, ConfState, Member, Membership, Meta, Release,
+    Auth, Backend, BackendLayout, BackendWriter, Change, ChangeHead, ConfState, Member, Membership, Meta,
+    Release,
 };
 use interchange::bolt::Plan;
+use interchange::{Source, WriteError};
 use machine::image::Head;
 use machine::key_value::read_version;
-use machine::{AsOf, Members, Overtaken, ReadError, Values};
+use machine::snapshot::SnapshotVersion;
+use machine::{AsOf, GrantedLease, Members, Overtaken, ReadError, Values};
 use mvcc::Version;
-use numbers::{ChangeId, LeaseId, Revision};
+use numbers::{ChangeId, LeaseId, Revision, Seconds};
 
 /// A state, and the words it gets about its members and itself.
 pub struct EtcdDatabase {
@@ -83,6 +85,15 @@ impl std::fmt::Display for EtcdDatabaseError {
     }
 }
 
+impl std::error::Error for EtcdDatabaseError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            EtcdDatabaseError::Read(error) => Some(error),
+            EtcdDatabaseError::Write(error) => Some(error),
+        }
+    }
+}
+
 /// A member in the words of etcd's database.
 fn member(member: &machine::Member) -> Member {
     Member {
@@ -140,6 +151,84 @@ pub fn members(membership: &Membership) -> Members {
     }
 }
 
+/// The leases of etcd's database, as a machine takes them.
+///
+/// # Errors
+///
+/// When they cannot be read.
+pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<GrantedLease>, interchange::Error> {
+    let mut leases = Vec::new();
+    let mut walk = from.leases()?;
+    while let Some(lease) = walk.step()? {
+        // etcd takes a rest that is longer than the lease for the lease's own time.
+        let remaining = Seconds(lease.remaining_ttl.clamp(0, lease.ttl.max(0)));
+        leases.push(GrantedLease { id: LeaseId(lease.id), ttl: Seconds(lease.ttl), remaining });
+    }
+    Ok(leases)
+}
+
+/// A revision of a database that has more changes than a machine can count: 2^32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyChanges(pub Revision);
+
+impl std::fmt::Display for TooManyChanges {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "revision {} has more than 2^32 changes", self.0)
+    }
+}
+
+impl std::error::Error for TooManyChanges {}
+
+/// A change of etcd's database as a version in the machine's words.
+///
+/// # Errors
+///
+/// Its number within its revision has more than 32 bits.
+pub fn version<'c>(change: &Change<'c>) -> Result<SnapshotVersion<'c>, TooManyChanges> {
+    let head = &change.head;
+    let main = head.revision.main;
+    Ok(SnapshotVersion {
+        key: head.key,
+        main,
+        sub: u32::try_from(head.revision.sub).map_err(|_| TooManyChanges(main))?,
+        create_revision: if head.is_tombstone { Revision(0) } else { head.create_revision },
+        version: if head.is_tombstone { 0 } else { head.version },
+        lease: if head.is_tombstone { LeaseId::NONE } else { head.lease },
+        value: change.value,
+    })
+}
+
+/// The version of a state that is newer than this program knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownVersion(pub String);
+
+impl std::fmt::Display for UnknownVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the state is of version {}, and this program knows up to {}", self.0, api::CLUSTER_VERSION)
+    }
+}
+
+impl std::error::Error for UnknownVersion {}
+
+/// Refuses a state of a release that this program does not know, by the version for which it was stored and that of the cluster.
+///
+/// # Errors
+///
+/// It is newer, or none.
+pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<(), UnknownVersion> {
+    let minor = |version: &str| -> Option<(u32, u32)> {
+        let mut parts = version.split('.');
+        Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    };
+    let known = minor(api::API_VERSION);
+    for version in [storage.unwrap_or_default(), membership.cluster_version.as_str()] {
+        if !version.is_empty() && minor(version).is_none_or(|version| Some(version) > known) {
+            return Err(UnknownVersion(version.to_owned()));
+        }
+    }
+    Ok(())
+}
+
 impl EtcdDatabase {
     /// The state that is written.
     pub fn state(&self) -> &AsOf {
@@ -151,6 +240,15 @@ impl EtcdDatabase {
     /// It says nothing of a cluster's version: one that etcd finds may be too new for it, and a cluster that is
     /// restored agrees on its own.
     pub fn new(state: impl Into<AsOf>, head: &Head, release: Release) -> EtcdDatabase {
+        let mut database = EtcdDatabase::of_cluster(state, head, release);
+        database.membership.cluster_version.clear();
+        database.membership.downgrade_target = None;
+        database
+    }
+
+    /// A state as a leader sends it to another member of its cluster, with all that they agreed on; head and state are of one
+    /// moment.
+    pub fn of_cluster(state: impl Into<AsOf>, head: &Head, release: Release) -> EtcdDatabase {
         let compacted = (head.compact_revision >= Revision(0)).then_some(head.compact_revision);
         let conf_state = ConfState { voters: head.members.voters(), learners: head.members.learners() };
         let meta = Meta {
@@ -171,9 +269,6 @@ impl EtcdDatabase {
             })
             .collect();
         leases.sort_unstable_by_key(|lease| lease.id as u64);
-        let mut membership = membership(&head.members);
-        membership.cluster_version.clear();
-        membership.downgrade_target = None;
         EtcdDatabase {
             state: state.into(),
             compact_revision: head.compact_revision,
@@ -181,7 +276,7 @@ impl EtcdDatabase {
             alarms: head.alarms.list(0, 0),
             auth: auth(&head.auth),
             meta,
-            membership,
+            membership: membership(&head.members),
             release,
         }
     }

@@ -108,8 +108,12 @@ impl Stopped {
                 uncommitted.push(entry.clone());
                 continue;
             }
-            let command =
-                Command { index: entry.index, term: entry.term, data: &entry.data, location: place.location };
+            let todays = match entry.kind {
+                EntryKind::Normal => interchange::in_todays_words(&entry.data),
+                EntryKind::ConfChange => None,
+            };
+            let data = todays.as_ref().unwrap_or(&entry.data);
+            let command = Command { index: entry.index, term: entry.term, data, location: place.location };
             let applied = match entry.kind {
                 EntryKind::Normal => machine.apply(command, &values, false).map(drop),
                 EntryKind::ConfChange => machine.apply_conf_change(command).map(drop),

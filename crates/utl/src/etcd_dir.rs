@@ -7,8 +7,7 @@ use interchange::Source;
 use interchange::backend::{Backend, Membership};
 use machine::GrantedLease;
 use machine::auth::Auth;
-use machine::snapshot::SnapshotVersion;
-use numbers::{LeaseId, Revision, Seconds};
+use numbers::LeaseId;
 use storage::etcd_database;
 use storage::restoration::Filling;
 
@@ -24,33 +23,12 @@ pub fn users<S: Source>(from: &Backend<S>, without: bool) -> Result<Auth, Failur
 
 /// Refuses a state of a release that this version does not know.
 pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<(), Failure> {
-    let known = minor(api::API_VERSION);
-    for version in [storage.unwrap_or_default(), membership.cluster_version.as_str()] {
-        if !version.is_empty() && minor(version).is_none_or(|version| Some(version) > known) {
-            return Err(Failure::error(format!(
-                "the state is of version {version}, and this program knows up to {}",
-                api::CLUSTER_VERSION
-            )));
-        }
-    }
-    Ok(())
-}
-
-fn minor(version: &str) -> Option<(u32, u32)> {
-    let mut parts = version.split('.');
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    etcd_database::check_versions(storage, membership).map_err(Failure::error)
 }
 
 /// The leases, as a machine takes them.
 pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<GrantedLease>, Failure> {
-    let mut leases = Vec::new();
-    let mut walk = from.leases().map_err(Failure::error)?;
-    while let Some(lease) = walk.step().map_err(Failure::error)? {
-        // etcd takes a rest that is longer than the lease for the lease's own time.
-        let remaining = Seconds(lease.remaining_ttl.clamp(0, lease.ttl.max(0)));
-        leases.push(GrantedLease { id: LeaseId(lease.id), ttl: Seconds(lease.ttl), remaining });
-    }
-    Ok(leases)
+    etcd_database::leases(from).map_err(Failure::error)
 }
 
 /// Live keys whose lease does not exist; etcd serves them without a lease, and logs an error at each start.
@@ -91,22 +69,11 @@ pub fn take_history<S: Source>(
     let mut without = WithoutLease::default();
     while let Some(change) = history.step().map_err(Failure::error)? {
         let head = &change.head;
-        let main = head.revision.main;
         if head.is_bump() {
-            filling.raise(main);
+            filling.raise(head.revision.main);
             continue;
         }
-        let sub = u32::try_from(head.revision.sub)
-            .map_err(|_| Failure::error(format!("revision {main} has more than 2^32 changes")))?;
-        let version = SnapshotVersion {
-            key: head.key,
-            main,
-            sub,
-            create_revision: if head.is_tombstone { Revision(0) } else { head.create_revision },
-            version: if head.is_tombstone { 0 } else { head.version },
-            lease: if head.is_tombstone { LeaseId::NONE } else { head.lease },
-            value: change.value,
-        };
+        let version = etcd_database::version(&change).map_err(Failure::error)?;
         filling.push(&version).map_err(Failure::error)?;
         if version.lease != LeaseId::NONE && !leases.contains(&version.lease) {
             without.0.insert(head.key.to_vec(), version.lease);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb::{Entry, Message, MessageType};
 use bytes::Bytes;
-use mainstay_peer::{BoxError, Handler, Listener, Log, Options, Peers};
+use mainstay_peer::{BoxError, Handler, Listener, Log, Options, Peers, SnapshotForm};
 
 pub const CLUSTER: u64 = 0xc1;
 pub const DEADLINE: Duration = testkit::TIMEOUT;
@@ -28,8 +28,12 @@ pub struct Heard {
     pub lines: Vec<String>,
     /// What GET /mainstay/snapshot answers, if it does.
     pub receiver: Option<Bytes>,
+    /// GET /mainstay/snapshot is answered with 503.
+    pub busy: bool,
     /// Data of entries is dropped as it comes, so that a test of bulk holds none.
     pub forgets_data: bool,
+    /// Forms of the snapshots that came.
+    pub forms: Vec<SnapshotForm>,
     pub app_bytes: usize,
 }
 
@@ -108,8 +112,10 @@ impl Handler for Recorder {
     fn receive_snapshot(
         &self,
         message: Message,
+        form: SnapshotForm,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), BoxError> {
+        self.with(|heard| heard.forms.push(form));
         let take = self.take_snapshot.lock().unwrap().clone();
         take.map_or(Err("no snapshot was expected".into()), |take| take(message, body))
     }
@@ -118,9 +124,10 @@ impl Handler for Recorder {
         &self,
         request: http::Request<Bytes>,
     ) -> Pin<Box<dyn Future<Output = http::Response<Bytes>> + Send>> {
-        let receiver = self.heard.lock().unwrap().receiver.clone();
+        let (receiver, busy) = self.with(|heard| (heard.receiver.clone(), heard.busy));
         Box::pin(async move {
             let (status, body) = match (request.uri().path(), receiver) {
+                ("/mainstay/snapshot", _) if busy => (503, Bytes::from_static(b"the member is stopping\n")),
                 ("/mainstay/snapshot", Some(receiver)) => (200, receiver),
                 ("/echo", _) => (200, request.into_body()),
                 _ => (404, Bytes::from_static(b"404 page not found\n")),

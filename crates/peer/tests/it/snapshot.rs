@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::raftpb::{ConfState, Message, MessageType, Snapshot, SnapshotMetadata};
 use bytes::Bytes;
-use mainstay_peer::{BoxError, Pieces, SnapshotSource};
+use mainstay_peer::{BoxError, OpenedSnapshot, SnapshotForm, SnapshotSource};
 use prost::Message as _;
 use testkit::Random;
 
@@ -33,24 +33,29 @@ pub struct Source {
     fails_after: Option<usize>,
     asked: Arc<Mutex<Option<Option<Bytes>>>>,
     pub digest: Arc<Mutex<DefaultHasher>>,
+    /// Data of the snapshot in the message, if the pieces are in etcd's form.
+    data: Option<Bytes>,
     /// Says each piece that was taken.
     progress: Option<mpsc::Sender<usize>>,
 }
 
 impl Source {
     pub fn of(pieces: usize) -> Source {
-        Source { pieces, fails_after: None, asked: Arc::default(), digest: Arc::default(), progress: None }
+        let (asked, digest) = (Arc::default(), Arc::default());
+        Source { pieces, fails_after: None, asked, digest, data: None, progress: None }
     }
 }
 
 impl SnapshotSource for Source {
-    fn open(&mut self, receiver: Option<Bytes>) -> Result<Pieces<'_>, BoxError> {
+    fn open(&mut self, receiver: Option<Bytes>) -> Result<OpenedSnapshot<'_>, BoxError> {
         *self.asked.lock().unwrap() = Some(receiver);
         if self.pieces == 0 {
             return Err("there is no snapshot".into());
         }
         let fails_after = self.fails_after;
-        Ok(Box::new((0..self.pieces).map(move |number| {
+        let form = if self.data.is_some() { SnapshotForm::Etcd } else { SnapshotForm::Own };
+        let data = self.data.clone().unwrap_or_default();
+        let pieces = Box::new((0..self.pieces).map(move |number| {
             if fails_after == Some(number) {
                 return Err(io::Error::other("the disk is gone"));
             }
@@ -60,7 +65,8 @@ impl SnapshotSource for Source {
             let piece = piece(number);
             self.digest.lock().unwrap().write(&piece);
             Ok(piece)
-        })))
+        }));
+        Ok(OpenedSnapshot { form, data, pieces })
     }
 }
 
@@ -136,15 +142,32 @@ fn a_snapshot_of_50_mb_arrives_whole() {
 }
 
 #[test]
-fn a_receiver_that_does_not_answer_the_question_gets_a_snapshot_all_the_same() {
+fn a_receiver_that_does_not_know_the_question_gets_a_database() {
     let (one, two) = two();
     let seen = reads(&two);
-    let source = Source::of(1);
+    let source = Source { data: Some("an image".into()), ..Source::of(1) };
     let asked = Arc::clone(&source.asked);
     one.peers.send_snapshot(metadata(1, 2), Box::new(source));
     one.recorder.wait("sent", |heard| (heard.snapshots_sent == [(2, true)]).then_some(()));
     assert_eq!(asked.lock().unwrap().clone(), Some(None));
-    assert_eq!(seen.lock().unwrap()[0].1.bytes, PIECE_BYTES);
+    assert_eq!(two.recorder.with(|heard| heard.forms.clone()), [SnapshotForm::Etcd]);
+    let (message, bytes) = &seen.lock().unwrap()[0];
+    assert_eq!(bytes.bytes, PIECE_BYTES);
+    assert_eq!(message.snapshot.as_ref().and_then(|snapshot| snapshot.data.clone()), Some("an image".into()));
+}
+
+#[test]
+fn a_receiver_that_is_only_busy_gets_nothing() {
+    let (one, two) = two();
+    let seen = reads(&two);
+    two.recorder.with(|heard| heard.busy = true);
+    let source = Source::of(1);
+    let asked = Arc::clone(&source.asked);
+    one.peers.send_snapshot(metadata(1, 2), Box::new(source));
+    one.recorder.wait("failed", |heard| (heard.snapshots_sent == [(2, false)]).then_some(()));
+    kit::wait_log(&one, "failed to send database snapshot", 2, "the member is stopping");
+    assert_eq!(asked.lock().unwrap().clone(), None);
+    assert!(seen.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -409,12 +432,6 @@ fn snapshots_are_refused_as_etcd_refuses_them() {
             "{\"message\":\"cannot process message from removed member\"}",
         ),
         (ours(), framed(&metadata(8, 1)), 403, "failed to process raft message (unknown sender)\n"),
-        (
-            headers("2"),
-            good.clone(),
-            501,
-            "failed to save KV snapshot (snapshots in etcd's bbolt format are not supported)\n",
-        ),
         (with(ours(), "X-Etcd-Cluster-ID", "c2"), good.clone(), 412, "cluster ID mismatch\n"),
         (with(ours(), "X-Server-Version", ""), good.clone(), 412, "incompatible version\n"),
     ];
@@ -427,6 +444,12 @@ fn snapshots_are_refused_as_etcd_refuses_them() {
     assert_eq!((got.status, got.header("allow")), (405, Some("POST")));
     assert!(seen.lock().unwrap().is_empty());
     assert_eq!(request(&one.url, "POST", "/raft/snapshot", &ours(), &good).status, 204);
-    assert_eq!(seen.lock().unwrap().len(), 1);
+    assert_eq!(request(&one.url, "POST", "/raft/snapshot", &headers("2"), &good).status, 204);
+    assert_eq!(seen.lock().unwrap().len(), 2);
+    assert_eq!(one.recorder.with(|heard| heard.forms.clone()), [SnapshotForm::Own, SnapshotForm::Etcd]);
+    *one.recorder.take_snapshot.lock().unwrap() = None;
+    let answer = request(&one.url, "POST", "/raft/snapshot", &headers("2"), &good);
+    let text = "failed to save KV snapshot (no snapshot was expected)\n";
+    assert_eq!((answer.status, answer.text()), (500, text));
     assert_eq!(one.peers.figures().unknown_snapshot_failures, 5);
 }

@@ -85,6 +85,7 @@ impl Parked {
                 PeerRequest::Messages(..)
                 | PeerRequest::Unreachable(_)
                 | PeerRequest::LeaderEnded(_)
+                | PeerRequest::DatabaseOpened { .. }
                 | PeerRequest::SnapshotSent { .. }
                 | PeerRequest::SnapshotReceived(..)
                 | PeerRequest::SnapshotGivenUp(_)

@@ -35,6 +35,7 @@ use super::leadership::Leadership;
 use super::leases::{LeaseClocks, LeaseRules};
 use super::membership::{MemberRules, Membership};
 use super::meters::Meters;
+use super::outgoing::Outgoing;
 use super::parked::Parked;
 use super::proposals::Proposals;
 use super::quota_warning::QuotaWarning;
@@ -136,6 +137,7 @@ pub struct Core {
     /// Raft messages that ask for a snapshot to be sent to a member.
     snapshots_wanted: Vec<raftpb::Message>,
     install: Install,
+    outgoing: Outgoing,
     answers: Answers,
     /// Committed entries that are not applied yet.
     applying: Applying,
@@ -222,6 +224,7 @@ impl Core {
             leadership: Leadership::new(advances, now),
             snapshots_wanted: Vec::new(),
             install: Install::default(),
+            outgoing: Outgoing::default(),
             answers: Answers::new(shards),
             meters: Meters::new(Arc::clone(&parts.shared.metrics)),
             cpu_pressure: if parts.shared.threads { CpuPressure::here(now) } else { CpuPressure::none(now) },

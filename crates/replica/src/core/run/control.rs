@@ -70,8 +70,10 @@ impl Core {
             PeerRequest::Messages(messages, charge) => self.received(messages, charge, now),
             PeerRequest::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
             PeerRequest::LeaderEnded(id) => self.leader_ended(id)?,
+            PeerRequest::DatabaseOpened { to, index } => self.outgoing.begun(to, index),
             PeerRequest::SnapshotSent { to, delivered } => {
-                self.step(Event::SnapshotReported { to, delivered })?
+                self.outgoing.ended(to, delivered, now);
+                self.step(Event::SnapshotReported { to, delivered })?;
             }
             PeerRequest::Holds(request_id) => {
                 let held = self.machine.held();
@@ -156,6 +158,7 @@ impl Core {
         self.measure_readers(now);
         self.look_at_disk(now);
         self.look_at_install(now);
+        self.outgoing.look(now);
         self.propose_attributes(now);
         let leads = self.leads_now() && self.stopping.is_none();
         if leads {

@@ -177,7 +177,12 @@ impl Core {
 
     fn begin_entry(&mut self, entry: &Entry, now: Instant) -> Result<(), Fatal> {
         let location = self.history.take_location(entry.index)?;
-        let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
+        let todays = match entry.kind {
+            EntryKind::Normal => interchange::in_todays_words(&entry.data),
+            EntryKind::ConfChange => None,
+        };
+        let data = todays.as_ref().unwrap_or(&entry.data);
+        let command = Command { index: entry.index, term: entry.term, data, location };
         // Its bytes count beside what it does.
         let bytes = 1 + entry.data.len() as u64 / 1024;
         match entry.kind {
@@ -475,7 +480,10 @@ impl Core {
             0 | 1 => applied_index,
             // A follower that lags gets the whole state then.
             _ if self.room.is_tight(&self.log) => applied_index,
-            _ => applied_index.saturating_sub(self.config.snapshot_catchup_entries),
+            _ => {
+                let kept = applied_index.saturating_sub(self.config.snapshot_catchup_entries);
+                self.outgoing.kept_behind().map_or(kept, |behind| behind.min(kept))
+            }
         }
     }
 

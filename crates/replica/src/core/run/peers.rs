@@ -885,7 +885,7 @@ impl Core {
                 &[("to", Value::Id(to)), ("index", Value::Uint(head.applied_index.0))],
             );
             let trail = self.machine.state_trail(Index(0));
-            let source = crate::transfer::Source::new(head, trail, state, &self.shared);
+            let source = crate::transfer::Source::new(MemberId(to), head, trail, state, &self.shared);
             peers.send_snapshot(message, Box::new(source));
         }
     }

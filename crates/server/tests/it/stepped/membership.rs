@@ -256,3 +256,34 @@ fn reads_beyond_what_a_leader_can_ask_for_at_once_wait() {
     let leaders: BTreeSet<u64> = world.members().map(|member: &Stepped| member.published().leader).collect();
     assert_eq!(leaders.len(), 1);
 }
+
+#[test]
+fn a_member_that_runs_3_5_tells_its_name() {
+    let mut world = World::started(3, 51, &[]);
+    world.lead(0);
+    let [leader, other] = [0, 1].map(|at| world.places[at].id);
+    // It puts its attributes into its old store, and all members read that.
+    let mut data = Vec::new();
+    api::wire::put_number(&mut data, 1, 9);
+    api::wire::put_bytes(&mut data, 2, b"PUT");
+    api::wire::put_bytes(&mut data, 3, format!("/0/members/{other:x}/attributes").as_bytes());
+    api::wire::put_bytes(&mut data, 4, br#"{"name":"of 3.5","clientURLs":["http://c:1"]}"#);
+    let entry = Entry { data: Some(data.into()), ..Entry::default() };
+    let mut messages = vec![Message {
+        r#type: Some(MessageType::MsgProp as i32),
+        from: Some(other),
+        to: Some(leader),
+        entries: vec![entry],
+        ..Message::default()
+    }];
+    world.member(0).peering().received(&mut messages);
+    world.until("all know its name", |world| {
+        world.members().all(|member| {
+            let members = &member.published().members;
+            members
+                .by_id
+                .get(&other)
+                .is_some_and(|told| told.name == "of 3.5" && told.client_urls == ["http://c:1"])
+        })
+    });
+}

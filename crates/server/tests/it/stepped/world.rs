@@ -19,7 +19,7 @@ use clock::{Clock, HandClock};
 use config::{Config, Invocation, parse};
 use disk::MemDisk;
 use mainstay_server::stepped::{Beginning, Going, Setup, Stepped, Switches, Thresholds};
-use peer::{Figures, Handler as _, RequestError, SnapshotSource, Target};
+use peer::{Figures, Handler as _, RequestError, SnapshotForm, SnapshotSource, Target};
 use prost::Message as _;
 use replica::peer_links::{Answered, PeerLinks};
 use telemetry::logging::{Format, Level, Logger};
@@ -39,6 +39,7 @@ enum Letter {
     Opened {
         message: Message,
         source: Box<dyn SnapshotSource>,
+        /// `None` where it runs etcd.
         held: Option<Bytes>,
     },
     /// The receiver has taken the state, or not.
@@ -57,6 +58,9 @@ enum Letter {
 /// Says of a message that arrives whether it is lost.
 pub type Losing = Box<dyn FnMut(&Message) -> bool + Send>;
 
+/// Changes a snapshot on its way: its message and pieces.
+pub type Spoiling = Box<dyn FnMut(&mut Message, &mut Vec<io::Result<Bytes>>) + Send>;
+
 /// Letters, who is reachable, and all that was sent or said.
 #[derive(Default)]
 pub struct Post {
@@ -65,6 +69,8 @@ pub struct Post {
     up: BTreeMap<u64, Instant>,
     /// How many snapshots are to break off half way.
     pub breaks: u32,
+    /// Whether snapshots go as databases, as from and to members that run etcd, and what becomes of each.
+    pub databases: Option<Spoiling>,
     /// Whether no member knows of another that it is connected, though messages arrive.
     pub strangers: bool,
     /// Says of each message, when it arrives, whether it is lost.
@@ -403,14 +409,23 @@ impl World {
                 let answered = member.peering().http(request);
                 member.spawn(async move {
                     let held = Some(answered.await).filter(|response| response.status() == 200);
-                    let held = held.map(Response::into_body);
+                    let as_database = lock(&post).databases.is_some();
+                    let held = held.map(Response::into_body).filter(|_| !as_database);
                     lock(&post).letters.push_back(Letter::Opened { message, source, held });
                 });
             }
-            Letter::Opened { message, mut source, held } => {
+            Letter::Opened { mut message, mut source, held } => {
                 let (from, to) = (message.from.unwrap_or(0), message.to.unwrap_or(0));
-                let mut pieces: Vec<io::Result<Bytes>> = source.open(held).expect("opens").collect();
+                let opened = source.open(held).expect("opens");
+                let form = opened.form;
+                if let (SnapshotForm::Etcd, Some(snapshot)) = (form, &mut message.snapshot) {
+                    snapshot.data = Some(opened.data);
+                }
+                let mut pieces: Vec<io::Result<Bytes>> = opened.pieces.collect();
                 let mut office = lock(&post);
+                if let Some(spoil) = &mut office.databases {
+                    spoil(&mut message, &mut pieces);
+                }
                 if office.breaks > 0 {
                     office.breaks -= 1;
                     pieces.truncate(pieces.len() / 2);
@@ -421,7 +436,10 @@ impl World {
                     lock(&post).letters.push_back(Letter::Taken { from, to, delivered: false });
                     return;
                 };
-                let taken = member.receive_snapshot(message, pieces);
+                let taken = match form {
+                    SnapshotForm::Own => member.receive_snapshot(message, pieces),
+                    SnapshotForm::Etcd => member.receive_database(message, pieces),
+                };
                 member.spawn(async move {
                     let delivered = taken.await.is_ok();
                     lock(&post).letters.push_back(Letter::Taken { from, to, delivered });

@@ -1,0 +1,401 @@
+//! The state as a database file of etcd's, on its way between a member of this program and one that runs etcd.
+//!
+//! What arrives is written to a file, checked as a whole, and then goes the way that a state of ours goes: values into the log,
+//! the rest into an [`Assembly`]. The file's name is removed as soon as it is open, so that nothing is left of it whatever
+//! happens to the process.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use api::raftpb;
+use bytes::Bytes;
+use disk::{Disk, File};
+use interchange::FileSink;
+use interchange::backend::{Backend, BackendWriter, Membership, Meta, Release};
+use interchange::bolt::Bolt;
+use machine::image::Head;
+use machine::transfer::{Assembly, TransferEnd, TransferHead};
+use machine::{Alarms, AsOf, Leases, Machine};
+use numbers::{ChangeId, Index, Revision, Term};
+use peer::{OpenedSnapshot, SnapshotForm};
+use storage::etcd_database::{self, EtcdDatabase, EtcdDatabaseError, TooManyChanges, UnknownVersion};
+use storage::values::LogValues;
+
+use super::{Portion, ReceiveError, Received, Receiver};
+use crate::core::PeerRequest;
+
+/// Name of the file in the member's directory, which it has for a moment only.
+const SPOOL_NAME: &str = "received.db";
+/// Bytes written between two looks at how much room the disk has left.
+const LOOK_BYTES: u64 = 8 << 20;
+/// Bytes that stay free on the disk for the member's own log, unless an eighth of the disk is less.
+const FREE_BYTES_MIN: u64 = 256 << 20;
+/// Versions measured, and bytes of values written, from one view.
+const MEASURED_AT_ONCE: usize = 2048;
+const WRITTEN_AT_ONCE: usize = 256 << 10;
+/// Room is left for revisions to come.
+const REVISION_MAX: Revision = Revision(i64::MAX / 2);
+
+/// Why the database of a member that runs etcd was not taken.
+#[derive(Debug)]
+pub enum DatabaseError {
+    /// The stream broke off.
+    Stream(io::Error),
+    /// The file for it could not be made or written.
+    Spool {
+        /// The operation that failed.
+        doing: &'static str,
+        /// The path of the file.
+        path: PathBuf,
+        /// The answer of the operating system.
+        error: io::Error,
+    },
+    /// The disk has too little room for it.
+    NoSpace {
+        /// Bytes of the database that were written.
+        written: u64,
+        /// Bytes that have to stay free for the log.
+        free_min: u64,
+    },
+    /// The file cannot be read or is damaged.
+    Read(interchange::Error),
+    /// The database holds the state of another entry than the message says.
+    OtherEntry {
+        /// The entry by the database.
+        file: u64,
+        /// The entry by the message.
+        message: u64,
+    },
+    /// The members in the database are not those that the message names.
+    OtherMembers {
+        /// Ids by the database.
+        file: BTreeSet<u64>,
+        /// Ids by the message.
+        message: BTreeSet<u64>,
+    },
+    /// This member, whose id this is, is not among the members.
+    NotAMember(u64),
+    /// The state is of a version that is not known here.
+    Version(UnknownVersion),
+    /// A revision has too many changes.
+    Changes(TooManyChanges),
+    /// A change came in the wrong order, or its revision is too high.
+    OutOfOrder {
+        /// Main and sub revision of the change.
+        at: ChangeId,
+        /// Main and sub revision of the change before it.
+        last: ChangeId,
+    },
+    /// No state was compacted at this revision.
+    CompactRevision(Revision),
+}
+
+impl From<interchange::Error> for DatabaseError {
+    fn from(error: interchange::Error) -> DatabaseError {
+        DatabaseError::Read(error)
+    }
+}
+
+impl fmt::Display for DatabaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |ids: &BTreeSet<u64>| {
+            let ids: Vec<String> = ids.iter().map(|id| format!("{id:x}")).collect();
+            ids.join(", ")
+        };
+        match self {
+            DatabaseError::Stream(error) => error.fmt(f),
+            DatabaseError::Spool { doing, path, error } => {
+                write!(f, "{doing} {}: {error}", path.display())
+            }
+            DatabaseError::NoSpace { written, free_min } => write!(
+                f,
+                "no space left on device: behind the first {written} bytes of the database there would be less than \
+                 {free_min} bytes left for the log"
+            ),
+            DatabaseError::Read(error) => error.fmt(f),
+            DatabaseError::OtherEntry { file, message } => {
+                write!(
+                    f,
+                    "the database holds the state at entry {file}, and the message is of entry {message}"
+                )
+            }
+            DatabaseError::OtherMembers { file, message } => write!(
+                f,
+                "the members in the database are {}, and those in the message {}",
+                list(file),
+                list(message)
+            ),
+            DatabaseError::NotAMember(id) => write!(f, "member {id:x} is not among its members"),
+            DatabaseError::Version(error) => error.fmt(f),
+            DatabaseError::Changes(error) => error.fmt(f),
+            DatabaseError::OutOfOrder { at, last } => {
+                write!(
+                    f,
+                    "a change at revision {}.{} behind one at {}.{}",
+                    at.main, at.sub, last.main, last.sub
+                )
+            }
+            DatabaseError::CompactRevision(revision) => {
+                write!(f, "a state that was compacted at {revision} cannot be")
+            }
+        }
+    }
+}
+
+impl std::error::Error for DatabaseError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            DatabaseError::Stream(error) | DatabaseError::Spool { error, .. } => Some(error),
+            DatabaseError::Read(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// The place of a database that is being received.
+pub(super) struct Spool {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+}
+
+impl Spool {
+    /// Returns the place in this directory. A file that was left there by a power cut is removed, if it can be.
+    pub(super) fn new(disk: Arc<dyn Disk>, dir: &Path) -> Spool {
+        let spool = Spool { disk, dir: dir.to_path_buf() };
+        // What is in its way then is said when a database comes.
+        let _ = spool.clear();
+        spool
+    }
+
+    fn clear(&self) -> io::Result<()> {
+        let path = self.dir.join(SPOOL_NAME);
+        if self.disk.exists(&path)? { self.disk.remove(&path) } else { Ok(()) }
+    }
+
+    /// Writes what comes to a file, which has no name.
+    fn take(
+        &self,
+        body: &mut dyn Iterator<Item = io::Result<Bytes>>,
+    ) -> Result<Arc<dyn File>, DatabaseError> {
+        let path = self.dir.join(SPOOL_NAME);
+        let failed = |doing| {
+            let path = path.clone();
+            move |error| DatabaseError::Spool { doing, path, error }
+        };
+        self.clear().map_err(failed("remove"))?;
+        let file = self.disk.create(&path).map_err(failed("create"))?;
+        self.disk.remove(&path).map_err(failed("remove"))?;
+        let mut sink = FileSink::new(Arc::clone(&file));
+        let (mut written, mut looked_at) = (0, 0);
+        for piece in body {
+            let piece = piece.map_err(DatabaseError::Stream)?;
+            if written >= looked_at {
+                let space = self.disk.space(&self.dir).map_err(failed("look at"))?;
+                let free_min = FREE_BYTES_MIN.min(space.total_bytes / 8);
+                if space.free_bytes < free_min + LOOK_BYTES {
+                    return Err(DatabaseError::NoSpace { written, free_min });
+                }
+                looked_at = written + LOOK_BYTES;
+            }
+            sink.write_all(&piece).map_err(failed("write"))?;
+            written += piece.len() as u64;
+        }
+        // Nothing needs it after a crash, so it is not synced.
+        sink.flush().map_err(failed("write"))?;
+        Ok(file)
+    }
+}
+
+/// The members of a state: those of the database, except that 3.4 keeps them in the old store, whose image is in the message.
+/// Who of them votes, the message says, by which raft goes: the databases of some releases do not.
+fn members(
+    file: Membership,
+    meta: &Meta,
+    image: &[u8],
+    conf: &raftpb::ConfState,
+) -> Result<Membership, DatabaseError> {
+    let told: BTreeSet<u64> = conf.voters.iter().chain(&conf.learners).copied().collect();
+    let ids = |of: &Membership| -> BTreeSet<u64> { of.members.iter().map(|member| member.id).collect() };
+    let in_image = meta.term.is_none() || ids(&file) != told;
+    let mut members = match in_image && !image.is_empty() {
+        true => interchange::members_of_image(image)?,
+        false => file,
+    };
+    if ids(&members) != told {
+        return Err(DatabaseError::OtherMembers { file: ids(&members), message: told });
+    }
+    for member in &mut members.members {
+        member.is_learner = conf.learners.contains(&member.id);
+    }
+    Ok(members)
+}
+
+impl Receiver {
+    /// Takes a state that a member sends which runs etcd; ends when raft has been asked whether it wants it. Blocks where
+    /// `body` and the disk do.
+    ///
+    /// # Errors
+    ///
+    /// What was wrong with the database, or why this member cannot take it now.
+    pub async fn receive_database(
+        &self,
+        mut message: raftpb::Message,
+        body: &mut dyn Iterator<Item = io::Result<Bytes>>,
+    ) -> Result<(), ReceiveError> {
+        let image = message.snapshot.as_mut().and_then(|snapshot| snapshot.data.take()).unwrap_or_default();
+        // It builds on nothing that is here.
+        let claim = self.begin(&message).await?.claim;
+        match self.convert(claim, &message, &image, body).await {
+            Ok(machine) => {
+                let received = Received { message, machine: Box::new(machine), base_applied: None };
+                self.shared.core.send(PeerRequest::SnapshotReceived(claim, Box::new(received)));
+                Ok(())
+            }
+            Err(why) => {
+                self.shared.core.send(PeerRequest::SnapshotGivenUp(claim));
+                Err(why)
+            }
+        }
+    }
+
+    /// Makes a machine of a database.
+    async fn convert(
+        &self,
+        claim: u64,
+        message: &raftpb::Message,
+        image: &[u8],
+        body: &mut dyn Iterator<Item = io::Result<Bytes>>,
+    ) -> Result<Machine, ReceiveError> {
+        let metadata = message.snapshot.as_ref().and_then(|snapshot| snapshot.metadata.clone());
+        let metadata = metadata.unwrap_or_default();
+        let conf = metadata.conf_state.unwrap_or_default();
+        let (index, term) = (metadata.index.unwrap_or(0), metadata.term.unwrap_or(0));
+        let own = self.shared.identity.member_id;
+        if !conf.voters.contains(&own) && !conf.learners.contains(&own) {
+            return Err(DatabaseError::NotAMember(own).into());
+        }
+        let file = self.spool.take(body)?;
+        let database = opened(file)?;
+        let meta = database.meta().map_err(DatabaseError::Read)?;
+        // etcd before 3.5 does not count entries that change members only.
+        let fits = match meta.term {
+            Some(_) => meta.consistent_index == index,
+            None => meta.consistent_index <= index,
+        };
+        if !fits {
+            return Err(DatabaseError::OtherEntry { file: meta.consistent_index, message: index }.into());
+        }
+        let membership = database.membership().map_err(DatabaseError::Read)?;
+        let membership = members(membership, &meta, image, &conf)?;
+        etcd_database::check_versions(meta.storage_version.as_deref(), &membership)
+            .map_err(DatabaseError::Version)?;
+        let compact_revision = meta.compact_revision().unwrap_or(Revision::NEVER_COMPACTED);
+        if !(Revision::NEVER_COMPACTED..=REVISION_MAX).contains(&compact_revision) {
+            return Err(DatabaseError::CompactRevision(compact_revision).into());
+        }
+        let leases = etcd_database::leases(&database).map_err(DatabaseError::Read)?;
+        let mut head = TransferHead {
+            from: Revision(0),
+            // Known at the end.
+            revision: Revision::FIRST,
+            compact_revision,
+            applied_index: Index(index),
+            applied_term: Term(term),
+            versions_max: 0,
+            state_hash: None,
+            leases: Leases::granted(leases).map_err(ReceiveError::Malformed)?,
+            alarms: Alarms::raised(database.alarms().map_err(DatabaseError::Read)?),
+            members: etcd_database::members(&membership),
+            auth: etcd_database::users(database.auth().map_err(DatabaseError::Read)?),
+        };
+        let mut assembly = Assembly::new(self.rules, None);
+        assembly.begin(&head).map_err(ReceiveError::Malformed)?;
+        let (entries, last) = self.take_history(claim, &database, &mut assembly).await?;
+        head.revision = last.main.max(compact_revision).max(Revision::FIRST);
+        assembly.finish(TransferEnd { head, entries }).map_err(ReceiveError::Assemble)
+    }
+
+    /// Takes all changes over. Returns how many versions they are, and the last revision.
+    async fn take_history(
+        &self,
+        claim: u64,
+        database: &Backend<Arc<dyn File>>,
+        assembly: &mut Assembly,
+    ) -> Result<(u64, ChangeId), ReceiveError> {
+        let mut history = database.history().map_err(DatabaseError::Read)?;
+        let (mut entries, mut last) = (0, ChangeId::end_of(Revision(0)));
+        let mut portion = Portion::default();
+        while let Some(change) = history.step().map_err(DatabaseError::Read)? {
+            let version = etcd_database::version(&change).map_err(DatabaseError::Changes)?;
+            let at = ChangeId { main: version.main, sub: version.sub };
+            if at <= last || version.main > REVISION_MAX {
+                return Err(DatabaseError::OutOfOrder { at, last }.into());
+            }
+            last = at;
+            if change.head.is_bump() {
+                // It raises the revision and holds nothing.
+                continue;
+            }
+            entries += 1;
+            portion.take(&version).map_err(ReceiveError::Malformed)?;
+            if portion.is_full() {
+                self.place(claim, assembly, &mut portion).await?;
+            }
+        }
+        self.place(claim, assembly, &mut portion).await?;
+        Ok((entries, last))
+    }
+}
+
+/// Opens a database that has arrived, and checks each of its pages.
+fn opened(file: Arc<dyn File>) -> Result<Backend<Arc<dyn File>>, DatabaseError> {
+    let database = Bolt::whole(file).and_then(Backend::new)?;
+    database.bolt().check()?;
+    Ok(database)
+}
+
+/// Opens the state as the database that a member running etcd takes, in the form of the release that the cluster has agreed on.
+/// Memory holds a piece of it.
+///
+/// # Errors
+///
+/// The state holds what no database of etcd's can, or was compacted meanwhile.
+pub(super) fn open(
+    head: Head,
+    state: AsOf,
+    values: LogValues,
+) -> Result<OpenedSnapshot<'static>, EtcdDatabaseError> {
+    // Every release from 3.6 on brings what an older one wrote into its own form.
+    let release = Release::of_cluster_version(&head.members.cluster_version).unwrap_or(Release::V3_5);
+    let index = head.applied_index;
+    let database = EtcdDatabase::of_cluster(state.of_what_is_readable(), &head, release);
+    drop(head);
+    let data = interchange::members_image(&database.membership, index.0).into();
+    let mut measuring = database.measure();
+    let plan = loop {
+        if let Some(plan) = measuring.step(&database, MEASURED_AT_ONCE)? {
+            break plan;
+        }
+    };
+    let mut writing = Some(database.write(BackendWriter::new(Vec::new(), plan, release)?)?);
+    let mut next = move || -> Result<Option<Vec<u8>>, EtcdDatabaseError> {
+        while let Some(mut going) = writing.take() {
+            if going.step(&database, &values, WRITTEN_AT_ONCE)? {
+                return Ok(Some(going.into_writer().finish()?));
+            }
+            let piece = std::mem::take(going.output());
+            writing = Some(going);
+            if !piece.is_empty() {
+                return Ok(Some(piece));
+            }
+        }
+        Ok(None)
+    };
+    // An error takes the writer along, so it is the end.
+    let pieces = std::iter::from_fn(move || next().map_err(io::Error::other).transpose());
+    let pieces = Box::new(pieces.map(|piece| piece.map(Bytes::from)));
+    Ok(OpenedSnapshot { form: SnapshotForm::Etcd, data, pieces })
+}

@@ -1,0 +1,293 @@
+//! Snapshots in the form in which members that run etcd send and take them: a database file, here from one of this program's
+//! members to another.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ::http;
+use api::Rpc;
+use api::etcdserverpb::{
+    AuthRoleAddRequest, AuthRoleAddResponse, AuthUserAddRequest, AuthUserAddResponse,
+    AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, CompactionRequest, CompactionResponse,
+    DeleteRangeRequest, DeleteRangeResponse, HashKvRequest, HashKvResponse, LeaseGrantRequest,
+    LeaseGrantResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, PutResponse,
+};
+use api::raftpb::{ConfState, Message, SnapshotMetadata};
+use bytes::Bytes;
+use peer::Handler as _;
+
+use super::world::{Spoiling, World};
+
+const WORN: &[&str] = &["--snapshot-count=20", "--snapshot-catchup-entries=20"];
+const LEASE: i64 = 7777;
+
+/// Three members, of which one is cut off and needs a snapshot: its place and the leader's.
+fn one_lags(seed: u64) -> (World, usize, usize) {
+    let mut world = World::started(3, seed, WORN);
+    let leader = world.leader().expect("somebody leads");
+    let lagging = (leader + 1) % 3;
+    world.cut(lagging, true);
+    let _: LeaseGrantResponse =
+        world.call(leader, Rpc::LeaseGrant, &LeaseGrantRequest { ttl: 600, id: LEASE }).expect("is granted");
+    let put = PutRequest { key: "leased".into(), value: "v".into(), lease: LEASE, ..PutRequest::default() };
+    let _: PutResponse = world.call(leader, Rpc::KvPut, &put).expect("is put");
+    let user = AuthUserAddRequest { name: "bob".into(), password: "p".to_owned(), ..Default::default() };
+    let _: AuthUserAddResponse = world.call(leader, Rpc::AuthUserAdd, &user).expect("is added");
+    let role = AuthRoleAddRequest { name: "reader".into() };
+    let _: AuthRoleAddResponse = world.call(leader, Rpc::AuthRoleAdd, &role).expect("is added");
+    let grant = AuthUserGrantRoleRequest { user: "bob".into(), role: "reader".into() };
+    let _: AuthUserGrantRoleResponse =
+        world.call(leader, Rpc::AuthUserGrantRole, &grant).expect("is granted");
+    go_on(&mut world, leader);
+    let gone = DeleteRangeRequest { key: "b7".into(), ..DeleteRangeRequest::default() };
+    let _: DeleteRangeResponse = world.call(leader, Rpc::KvDeleteRange, &gone).expect("is deleted");
+    world.until("the log lets go of what is needed", |world| has_let_go(world, leader, lagging));
+    (world, leader, lagging)
+}
+
+/// As much as lets the log go.
+fn go_on(world: &mut World, leader: usize) {
+    let write = |world: &mut World| {
+        for n in 0..250 {
+            world.put(leader, &format!("b{}", n % 50), &[n as u8; 500]).expect("two of three are enough");
+        }
+    };
+    write(world);
+    let revision = world.member(leader).probe().revision;
+    let compaction = CompactionRequest { revision: revision.0 - 20, physical: true };
+    let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
+    write(world);
+}
+
+fn has_let_go(world: &World, leader: usize, lagging: usize) -> bool {
+    world.member(lagging).probe().last_index + 1 < world.member(leader).probe().first_index
+}
+
+fn spoil_with(world: &World, spoil: Spoiling) {
+    world.post.lock().expect("nobody panicked").databases = Some(spoil);
+}
+
+fn until_the_same(world: &mut World, one: usize, other: usize) {
+    world.until("they have the same", |world| {
+        let [a, b] = [one, other].map(|at| world.member(at).probe());
+        a.applied == b.applied && b.applied == b.commit && !b.installing
+    });
+}
+
+/// Everything that both have is the same: keys at every revision that can be read, leases, users, members.
+fn assert_same(world: &mut World, one: usize, other: usize) {
+    let newest = world.member(one).probe().revision.0;
+    let compacted = world.member(one).published().view.snapshot().compact_revision().0;
+    assert!(compacted > 200 && newest > compacted + 200, "{compacted} {newest}");
+    // At the compact revision itself one has kept the hash from before the compaction.
+    for revision in (compacted + 1..=newest).rev() {
+        let hashes = [one, other].map(|at| {
+            let hash: Result<HashKvResponse, _> =
+                world.call(at, Rpc::MaintenanceHashKv, &HashKvRequest { revision });
+            hash.map(|hash| (hash.hash, hash.compact_revision))
+        });
+        assert_eq!(hashes[0], hashes[1], "at revision {revision}");
+        assert!(hashes[0].is_ok(), "at revision {revision}: {:?}", hashes[0]);
+    }
+    let ask = LeaseTimeToLiveRequest { id: LEASE, keys: true };
+    let leases = [one, other].map(|at| {
+        let left: LeaseTimeToLiveResponse = world.call(at, Rpc::LeaseTimeToLive, &ask).expect("is answered");
+        (left.granted_ttl, left.keys)
+    });
+    assert_eq!(leases[0], (600, vec![Bytes::from("leased")]));
+    assert_eq!(leases[0], leases[1]);
+    let [a, b] = [one, other].map(|at| world.member(at).published());
+    assert!(a.auth.users().any(|user| user.name == "bob" && user.roles == ["reader"]));
+    assert_eq!((&a.auth, &a.members, &a.alarms), (&b.auth, &b.members, &b.alarms));
+    assert!(!a.members.cluster_version.is_empty(), "it has been agreed upon");
+}
+
+#[test]
+fn a_database_brings_everything_and_its_receiver_can_lead() {
+    let (mut world, leader, lagging) = one_lags(31);
+    spoil_with(&world, Box::new(|_, _| {}));
+    world.cut(lagging, false);
+    until_the_same(&mut world, leader, lagging);
+    assert!(world.text().contains("installed a snapshot"));
+    assert_same(&mut world, leader, lagging);
+    // Nor is anything lost by a power cut, and others follow it.
+    world.crash(lagging);
+    world.start(lagging).expect("starts again");
+    world.until("it is there again", |world| world.member(lagging).is_ready());
+    world.lead(lagging);
+    world.put(lagging, "b1", b"of the new leader").expect("is taken");
+    until_the_same(&mut world, lagging, leader);
+    assert_same(&mut world, lagging, leader);
+}
+
+/// All bytes of a database in one piece.
+fn joined(pieces: &mut Vec<io::Result<Bytes>>) -> Vec<u8> {
+    std::mem::take(pieces).into_iter().flat_map(|piece| piece.expect("is whole")).collect()
+}
+
+fn metadata(message: &mut Message) -> &mut SnapshotMetadata {
+    message.snapshot.as_mut().and_then(|snapshot| snapshot.metadata.as_mut()).expect("a snapshot has some")
+}
+
+fn conf_state(message: &mut Message) -> &mut ConfState {
+    metadata(message).conf_state.as_mut().expect("a snapshot has one")
+}
+
+#[test]
+fn a_database_that_is_none_is_refused_and_nothing_is_lost() {
+    let (mut world, leader, lagging) = one_lags(32);
+    let disk = world.places[lagging].disk.clone();
+    let id = world.places[lagging].id;
+    let attempts: Arc<Mutex<usize>> = Arc::default();
+    let counted = Arc::clone(&attempts);
+    let spoil = move |message: &mut Message, pieces: &mut Vec<io::Result<Bytes>>| {
+        let mut attempt = counted.lock().expect("nobody panicked");
+        *attempt += 1;
+        disk.set_capacity(None);
+        match *attempt {
+            1 => {
+                pieces.truncate(pieces.len() / 2);
+                pieces.push(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            2 => {
+                let mut all = joined(pieces);
+                all.truncate(all.len() / 2);
+                pieces.push(Ok(all.into()));
+            }
+            3 => {
+                let mut all = joined(pieces);
+                all[5 * 4096..][..64].fill(0xff);
+                pieces.push(Ok(all.into()));
+            }
+            4 => {
+                let mut all = joined(pieces);
+                all[..8192].fill(0);
+                pieces.push(Ok(all.into()));
+            }
+            5 => pieces.clear(),
+            6 => *metadata(message).index.as_mut().expect("is there") += 1,
+            7 => conf_state(message).voters.retain(|voter| *voter != id),
+            8 => conf_state(message).learners.push(0x77),
+            9 => disk.set_capacity(Some(disk.used_bytes() + (4 << 20))),
+            _ => {}
+        }
+    };
+    spoil_with(&world, Box::new(spoil));
+    let before = world.member(lagging).probe().applied;
+    world.cut(lagging, false);
+    for nth in 1..=9 {
+        world.until("one more was refused", |world| {
+            world.text().matches("could not receive a database of etcd's").count() >= nth
+        });
+        assert_eq!(world.member(lagging).probe().applied, before, "attempt {nth}");
+    }
+    until_the_same(&mut world, leader, lagging);
+    let text = world.text();
+    for expected in [
+        "connection reset",
+        "the database ends after",
+        "page 5",
+        "no head of a database is valid",
+        "holds the state at entry",
+        "is not among its members",
+        "the members in the database are",
+        "no space left on device",
+    ] {
+        assert!(text.contains(expected), "nobody says {expected:?}");
+    }
+    assert!(attempts.lock().is_ok_and(|attempts| *attempts == 10));
+    let left = world.places[lagging].disk.files();
+    assert!(!left.iter().any(|(path, _)| path.ends_with("received.db")), "{left:?}");
+    assert_same(&mut world, leader, lagging);
+}
+
+#[test]
+fn a_database_that_comes_twice_or_late_changes_nothing() {
+    type Copies = Vec<(Message, Vec<Bytes>)>;
+    let (mut world, leader, lagging) = one_lags(33);
+    let kept: Arc<Mutex<Copies>> = Arc::default();
+    let copies = Arc::clone(&kept);
+    spoil_with(
+        &world,
+        Box::new(move |message, pieces| {
+            let all = joined(pieces);
+            let chunks: Vec<Bytes> = all.chunks(10_000).map(Bytes::copy_from_slice).collect();
+            copies.lock().expect("nobody panicked").push((message.clone(), chunks));
+            // Meanwhile it never comes.
+            pieces.push(Err(io::ErrorKind::ConnectionReset.into()));
+        }),
+    );
+    world.cut(lagging, false);
+    world.until("one was sent", |_| kept.lock().is_ok_and(|kept| !kept.is_empty()));
+    world.until("it has not come", |world| world.text().contains("could not receive a database"));
+    world.until("nothing is under way", |world| !world.member(lagging).says_that_it_takes_a_snapshot());
+    let (message, chunks) = kept.lock().expect("nobody panicked")[0].clone();
+    let pieces = || chunks.iter().cloned().map(Ok).collect::<Vec<_>>();
+    // Of two at once one is taken.
+    let both =
+        [pieces(), pieces()].map(|pieces| world.member(lagging).receive_database(message.clone(), pieces));
+    let outcomes = world.run_all(both.into());
+    let refused: Vec<String> = outcomes.into_iter().filter_map(Result::err).map(|e| e.to_string()).collect();
+    assert_eq!(refused, ["not now: etcdserver: too many requests"]);
+    until_the_same(&mut world, leader, lagging);
+    assert_same(&mut world, leader, lagging);
+    // It is older now than what the member has.
+    let installed = |world: &World| world.text().matches("installed a snapshot").count();
+    let before = installed(&world);
+    let late = world.member(lagging).receive_database(message.clone(), pieces());
+    world.run(late).expect("it is sound");
+    world.until("it is passed over", |world| !world.member(lagging).says_that_it_takes_a_snapshot());
+    assert_eq!(installed(&world), before);
+    world.put(leader, "b1", b"goes on").expect("is taken");
+    until_the_same(&mut world, leader, lagging);
+    assert_same(&mut world, leader, lagging);
+}
+
+#[test]
+fn the_entries_behind_a_database_are_kept_until_its_receiver_has_them() {
+    let (mut world, leader, lagging) = one_lags(36);
+    spoil_with(&world, Box::new(|_, _| {}));
+    let sent = |world: &World| world.text().matches("sending a snapshot").count();
+    world.cut(lagging, false);
+    until_the_same(&mut world, leader, lagging);
+    let before = sent(&world);
+    // It is cut off as soon as it has the database.
+    world.cut(lagging, true);
+    go_on(&mut world, leader);
+    world.settle().expect("all go on");
+    assert!(!has_let_go(&world, leader, lagging));
+    world.cut(lagging, false);
+    until_the_same(&mut world, leader, lagging);
+    assert_eq!(sent(&world), before);
+    // Half a minute later nothing is kept for it.
+    let until = world.places[leader].clock.elapsed() + Duration::from_secs(31);
+    world.until("time has gone by", |world| world.places[leader].clock.elapsed() >= until);
+    world.cut(lagging, true);
+    go_on(&mut world, leader);
+    world.until("the log lets go of what is needed", |world| has_let_go(world, leader, lagging));
+    world.cut(lagging, false);
+    until_the_same(&mut world, leader, lagging);
+    assert_eq!(sent(&world), before + 1);
+}
+
+#[test]
+fn what_a_power_cut_left_of_a_database_is_removed() {
+    let mut world = World::started(1, 34, &[]);
+    let path = Path::new("/m1/member/received.db");
+    let there = |world: &World, path: &Path| world.places[0].disk.contents(path).is_ok();
+    world.kill(0);
+    world.places[0].disk.plant(path, vec![1; 1 << 20]);
+    assert!(there(&world, path));
+    world.start(0).expect("starts");
+    assert!(!there(&world, path));
+}
+
+#[test]
+fn the_question_of_another_member_for_a_hash_is_read() {
+    let world = World::started(1, 35, &[]);
+    let (head, ()) = http::Request::get("/members/hashkv").body(()).expect("is one").into_parts();
+    let question = format!(r#"{{"revision":{}}}"#, i64::MAX);
+    assert!(world.member(0).peering().body_bytes_max(&head) >= question.len());
+}
