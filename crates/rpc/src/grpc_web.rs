@@ -1,19 +1,15 @@
-//! gRPC-Web: calls that a browser makes, which knows no trailers of HTTP/2. Messages and what ends the answer are frames in the
-//! bodies of a plain request and its answer, over HTTP/1 or HTTP/2, as bytes (`application/grpc-web`) or in base64
+//! gRPC-Web: calls that a browser makes, which knows no trailers of HTTP/2. Messages and what ends the answer are frames
+//! ([`frames`]) in the bodies of a plain request and its answer, over HTTP/1 or HTTP/2, as bytes (`application/grpc-web`) or in base64
 //! (`application/grpc-web-text`). A call becomes the same call that a gRPC client makes, in this process.
-//!
-//! ```text
-//! frame   = flags (1 byte: 0 a message, 0x80 the end) length (4 bytes, big endian) bytes
-//! request = messages; one, or as many as a streaming method takes
-//! answer  = messages, then the end: "grpc-status:N\r\n" and, for an error, "grpc-message:TEXT\r\n"
-//! ```
 //!
 //! The status of an answer over HTTP is 200 whatever becomes of the call. A body holds the requests of a stream whole, since
 //! browsers send none that goes on; the answers of a stream come one by one.
 //!
 //! It does not know sockets, which pages may call (`http::browsers`) or what messages mean.
 //!
-//! Tests: beside the code, and `mainstay/tests/it/grpc_web.rs`.
+//! Tests: beside the code of [`frames`], and `mainstay/tests/it/grpc_web.rs`.
+
+pub mod frames;
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -24,26 +20,19 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use ::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use ::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use ::http::{HeaderMap, Method, Response, StatusCode};
 use api::{Code, Status};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use bytes::Bytes;
 use front::{
     Account, Answer, Exchange, First, Head, Kind, NextMessage, PieceSource, ResponseBody, Service as _, Unary,
 };
 
-use crate::gateway::{Counted, LATE, Running, Said, check_len, check_sent_len, read_timeout};
+use self::frames::{Form, Writer, decoded, next_message, only};
+use crate::gateway::{Counted, LATE, Running, Said, check_sent_len, read_timeout};
 use crate::services::Services;
-
-/// What the content types begin with.
-const TYPE: &str = "application/grpc-web";
 
 /// Bytes of a large answer that are taken at once.
 const PIECE_BYTES: usize = 64 * 1024;
-
-const PREFIX_BYTES: usize = 5;
-const END: u8 = 0x80;
 
 /// Error for an answer whose parts are fewer bytes than announced.
 const CUT: Status = Status::new(Code::Internal, "mainstay: an answer ended before its time");
@@ -51,33 +40,6 @@ const CUT: Status = Status::new(Code::Internal, "mainstay: an answer ended befor
 /// Returns true for a request in gRPC-Web.
 pub(crate) fn is_asked(method: &Method, headers: &HeaderMap) -> bool {
     *method == Method::POST && Form::of(headers).is_some()
-}
-
-/// How bodies are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    Bytes,
-    Base64,
-}
-
-impl Form {
-    /// The form of a request's body; `None` if it is none of gRPC-Web with protobuf.
-    fn of(headers: &HeaderMap) -> Option<Form> {
-        let value = headers.get(CONTENT_TYPE)?.to_str().ok()?.to_ascii_lowercase();
-        let kind = value.split(';').next()?.trim().strip_prefix(TYPE)?;
-        match kind.strip_suffix("+proto").unwrap_or(kind) {
-            "" => Some(Form::Bytes),
-            "-text" => Some(Form::Base64),
-            _ => None,
-        }
-    }
-
-    fn content_type(self) -> HeaderValue {
-        HeaderValue::from_static(match self {
-            Form::Bytes => "application/grpc-web+proto",
-            Form::Base64 => "application/grpc-web-text+proto",
-        })
-    }
 }
 
 /// Answers a request for which [`is_asked`] is true.
@@ -196,126 +158,6 @@ fn headed(method: u16, exchange: &Exchange, arrived: Instant) -> Result<(Head, O
     Ok((head, timeout))
 }
 
-/// Takes the next message of a body; `None` at its end.
-fn next_message(body: &mut Bytes, bytes_max: usize) -> Result<Option<Bytes>, Status> {
-    if body.is_empty() {
-        return Ok(None);
-    }
-    let malformed = |why: &'static str| Err(Status::new(Code::Internal, why));
-    if body.len() < PREFIX_BYTES {
-        return malformed("mainstay: the body ends within the prefix of a message");
-    }
-    let (flags, len) = (body.get_u8(), body.get_u32() as usize);
-    check_len(len, bytes_max)?;
-    match flags {
-        0 => {}
-        1 => return malformed("grpc: compressed flag set with identity or empty encoding"),
-        _ => return malformed("mainstay: a frame of the request is no message"),
-    }
-    if len > body.len() {
-        return malformed("mainstay: the body ends within a message");
-    }
-    Ok(Some(body.split_to(len)))
-}
-
-/// The one message of a request.
-fn only(mut body: Bytes, bytes_max: usize) -> Result<Bytes, Status> {
-    let message = next_message(&mut body, bytes_max)?
-        .ok_or(Status::new(Code::Internal, "mainstay: the body holds no message"))?;
-    if !body.is_empty() {
-        return Err(Status::new(Code::Internal, "mainstay: the body holds more than one message"));
-    }
-    Ok(message)
-}
-
-/// Reads base64, of which there may be several pieces, each with its own padding.
-fn decoded(text: &[u8]) -> Result<Bytes, Status> {
-    let mut out = Vec::with_capacity(text.len() / 4 * 3 + 3);
-    let mut rest = text;
-    while !rest.is_empty() {
-        // The padding ends the group of four that it is in.
-        let end = rest.iter().position(|byte| *byte == b'=').map_or(rest.len(), |at| (at / 4 + 1) * 4);
-        let (piece, behind) = rest.split_at(end.min(rest.len()));
-        STANDARD.decode_vec(piece, &mut out).map_err(|error| {
-            Status::with(Code::Internal, format!("mainstay: the body is no base64: {error}"))
-        })?;
-        rest = behind;
-    }
-    // Much padding leaves room that nobody is charged for.
-    out.shrink_to_fit();
-    Ok(out.into())
-}
-
-/// Writes frames in the form of the answer. Base64 is padded only where the client must have all so far.
-struct Writer {
-    form: Form,
-    out: BytesMut,
-    /// Bytes that do not fill a group of base64 yet.
-    rest: Vec<u8>,
-}
-
-impl Writer {
-    fn new(form: Form) -> Writer {
-        Writer { form, out: BytesMut::new(), rest: Vec::new() }
-    }
-
-    fn put(&mut self, mut bytes: &[u8]) {
-        if self.form == Form::Bytes {
-            self.out.put_slice(bytes);
-            return;
-        }
-        if !self.rest.is_empty() {
-            let (first, others) = bytes.split_at((3 - self.rest.len()).min(bytes.len()));
-            self.rest.extend_from_slice(first);
-            bytes = others;
-            if self.rest.len() < 3 {
-                return;
-            }
-            self.out.put_slice(STANDARD.encode(&self.rest).as_bytes());
-            self.rest.clear();
-        }
-        let (whole, rest) = bytes.split_at(bytes.len() / 3 * 3);
-        self.out.put_slice(STANDARD.encode(whole).as_bytes());
-        self.rest.extend_from_slice(rest);
-    }
-
-    /// The head of a message; its bytes have to follow.
-    fn begin_message(&mut self, len: usize) {
-        let mut prefix = [0; PREFIX_BYTES];
-        // No answer is larger: `check_sent_len`.
-        (&mut prefix[1..]).put_u32(u32::try_from(len).unwrap_or(u32::MAX));
-        self.put(&prefix);
-    }
-
-    fn message(&mut self, message: &[u8]) {
-        self.begin_message(message.len());
-        self.put(message);
-    }
-
-    /// The frame that ends the answer.
-    fn end(&mut self, result: &Result<(), Status>) {
-        let mut text = String::new();
-        for (name, value) in &front::trailers(result) {
-            text += name.as_str();
-            text += ":";
-            text += value.to_str().unwrap_or_default();
-            text += "\r\n";
-        }
-        let mut prefix = [END, 0, 0, 0, 0];
-        (&mut prefix[1..]).put_u32(u32::try_from(text.len()).unwrap_or(u32::MAX));
-        self.put(&prefix);
-        self.put(text.as_bytes());
-    }
-
-    /// Takes what is written, whole.
-    fn flush(&mut self) -> Bytes {
-        if !self.rest.is_empty() {
-            self.out.put_slice(STANDARD.encode(std::mem::take(&mut self.rest)).as_bytes());
-        }
-        self.out.split().freeze()
-    }
-}
-
 /// An answer, or the rest of one, that is nothing but its end.
 fn ended(form: Form, result: &Result<(), Status>) -> Bytes {
     let mut writer = Writer::new(form);
@@ -404,7 +246,7 @@ impl Pieces {
             self.writer.put(&piece);
         }
         let (bytes, held) = if self.left > 0 {
-            (self.writer.out.split().freeze(), self.held.get())
+            (self.writer.take(), self.held.get())
         } else {
             self.writer.end(&Ok(()));
             if let Some(counted) = self.counted.take() {
@@ -429,7 +271,7 @@ fn stream(form: Form, mut running: Running, account: Rc<Account>) -> front::Chun
     let mut is_over = false;
     Box::new(move |cx| {
         let _turn = account.begin_turn();
-        while !is_over && writer.out.len() < PIECE_BYTES {
+        while !is_over && writer.len() < PIECE_BYTES {
             match running.poll(cx) {
                 Poll::Pending => break,
                 Poll::Ready(Said::Message(message)) => writer.message(&message),
@@ -452,65 +294,4 @@ fn good(form: Form, body: ResponseBody) -> Response<ResponseBody> {
     let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, form.content_type());
     response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_comes_in_any_pieces() {
-        for (text, bytes) in [
-            ("", &b""[..]),
-            ("QQ==", b"A"),
-            ("QQ==QkM=REVG", b"ABCDEF"),
-            ("QUI=QUI=", b"ABAB"),
-            ("QUJDREVG", b"ABCDEF"),
-        ] {
-            assert_eq!(decoded(text.as_bytes()).as_deref(), Ok(bytes), "{text}");
-        }
-        // The text of single bytes is four times as long; the room for more is given back.
-        let mut padded = decoded("QQ==".repeat(1000).as_bytes()).expect("it is base64").try_into_mut();
-        assert_eq!(padded.as_mut().map(|bytes| (bytes.len(), bytes.capacity())), Ok((1000, 1000)));
-        for text in ["Q", "QQ", "QQ=", "=", "Q===", "QQ==Q", "QQ=Q", "Q\nQQ", "QQ==="] {
-            assert!(decoded(text.as_bytes()).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn what_is_written_piece_by_piece_is_what_was_put() {
-        for step in 1..8 {
-            let mut writer = Writer::new(Form::Base64);
-            let bytes: Vec<u8> = (0..=255).collect();
-            let mut text = Vec::new();
-            writer.begin_message(bytes.len());
-            for (at, piece) in bytes.chunks(step).enumerate() {
-                writer.put(piece);
-                if at % 3 == 0 {
-                    text.extend_from_slice(&writer.out.split());
-                }
-            }
-            assert!(!text.contains(&b'='), "no padding within a message");
-            writer.end(&Err(Status::new(Code::NotFound, "g\u{f6}ne")));
-            text.extend_from_slice(&writer.flush());
-            let mut read = decoded(&text).expect("it is base64");
-            assert_eq!(next_message(&mut read, 300), Ok(Some(bytes.into())), "{step}");
-            assert_eq!(read.split_to(PREFIX_BYTES)[..], [END, 0, 0, 0, 39]);
-            assert_eq!(read, "grpc-status:5\r\ngrpc-message:g%C3%B6ne\r\n");
-        }
-    }
-
-    #[test]
-    fn messages_are_cut_from_a_body_one_by_one() {
-        let mut body = Bytes::from_static(b"\0\0\0\0\x01a\0\0\0\0\0\0\0\0\0\x02bc");
-        for message in [&b"a"[..], b"", b"bc"] {
-            assert_eq!(
-                next_message(&mut body, 2).map(|message| message.map(Vec::from)),
-                Ok(Some(message.to_vec()))
-            );
-        }
-        assert_eq!(next_message(&mut body, 2), Ok(None));
-        let mut large = Bytes::from_static(b"\0\0\0\0\x03abc");
-        assert_eq!(next_message(&mut large, 2).map_err(|status| status.code), Err(Code::ResourceExhausted));
-    }
 }
