@@ -3,7 +3,7 @@
 //! ```text
 //! <data-dir>/member/snap/db                   the state at the entry that its `meta` names
 //! <data-dir>/member/snap/<index>.snap.db      a whole state that was sent by the leader, before it becomes `db`
-//! <data-dir>/member/snap/<term>-<index>.snap  the old store; not needed, since the database has the members too
+//! <data-dir>/member/snap/<term>-<index>.snap  the old store, which up to 3.5 says who the members are
 //! <data-dir>/member/wal/*.wal                 entries, from before that entry on
 //! ```
 
@@ -15,11 +15,12 @@ use std::sync::Arc;
 use api::raftpb::EntryType;
 use disk::{Disk, Lock};
 
-use crate::backend::{Backend, Membership, Meta};
+use crate::backend::{Backend, ConfState, Membership, Meta};
 use crate::bolt::Bolt;
 use crate::command::Command;
 use crate::error::Error;
-use crate::v2_store::{self, OldStore};
+use crate::roster::{Roster, named, sorted};
+use crate::v2_store::{self, Newest, OldStore};
 use crate::v2_tree::V2Tree;
 use crate::wal::Wal;
 
@@ -32,7 +33,8 @@ pub struct DataDir {
     pub base: Backend<SharedFile>,
     /// Content of the bucket `meta` of the state.
     pub meta: Meta,
-    /// The members at that state.
+    /// The members at that state, by what the release of etcd that wrote it goes by itself, and held against raft's
+    /// configuration.
     pub membership: Membership,
     /// The log.
     pub wal: Wal,
@@ -50,7 +52,8 @@ impl DataDir {
     ///
     /// # Errors
     ///
-    /// When a member is running on it, something is missing or damaged, or state and log do not fit together.
+    /// When a member is running on it, something is missing or damaged, state and log do not fit together, or it is not certain
+    /// who the members are.
     pub fn open(disk: &dyn Disk, dir: &Path) -> Result<DataDir, Error> {
         DataDir::open_with(disk, dir, &dir.join("member").join("wal"))
     }
@@ -65,7 +68,7 @@ impl DataDir {
     }
 
     /// Opens as [`DataDir::open_with`] does, to glance at what is there: an image of the old store of more than a few MiB is not
-    /// read, and only its size is known; see [`OldStore::large`].
+    /// read, and only its size is known; see [`OldStore::large`]. Then the members are those of the database, whatever raft says.
     ///
     /// # Errors
     ///
@@ -106,13 +109,34 @@ impl DataDir {
             meta = base.meta()?;
         }
         let membership = base.membership()?;
-        let old_store = v2_store::newest(disk, &snap, image_bytes_max)
-            .map_err(|e| Error::io(format!("reading the old store's image in {}", snap.display()), e))?;
+        let knows_members = meta.storage_version.is_some();
+        // From 3.6 on nothing is in the old store, and nothing is asked of it.
+        let newest = match knows_members {
+            true => Newest::None,
+            false => v2_store::newest(disk, &snap, &wal, image_bytes_max)
+                .map_err(|e| Error::io(format!("reading the old store's image in {}", snap.display()), e))?,
+        };
+        let old_store = OldStore::of_newest(&newest);
         let voters = BTreeSet::new();
         let mut dir =
             DataDir { base, meta, membership, wal, voters, old_store, snap_dir: snap, end: 0, _lock: lock };
-        dir.find_end()?;
-        dir.find_old_write()?;
+        dir.check_log()?;
+        let roster = if knows_members {
+            Some(Roster::of(&dir.membership))
+        } else if dir.old_store.large.is_some() {
+            None
+        } else {
+            Some(dir.find_members(&newest)?)
+        };
+        let is_sure = roster.is_some();
+        let roster = roster.unwrap_or_else(|| Roster::of(&dir.membership));
+        if is_sure {
+            dir.hold_against_raft(&roster, disk, &newest)?;
+        }
+        dir.find_end(roster, is_sure)?;
+        if !knows_members {
+            dir.find_old_write()?;
+        }
         Ok(dir)
     }
 
@@ -155,17 +179,10 @@ impl DataDir {
     ///
     /// When the image or an entry cannot be read, is none that etcd writes, or entries behind the image are missing.
     pub fn old_keys(&self, disk: &dyn Disk) -> Result<V2Tree, Error> {
-        let (index, mut tree) = match v2_store::newest_tree(disk, &self.snap_dir)? {
+        let (index, mut tree) = match v2_store::newest_tree(disk, &self.snap_dir, &self.wal)? {
             Some((index, tree)) => (index, tree),
             None => (0, V2Tree::new()),
         };
-        if index > self.end {
-            let what = format!(
-                "the old store's image is of entry {index}, and the log ends at {}: a part of the log is missing",
-                self.end
-            );
-            return Err(Error::damaged(0, what));
-        }
         for index in index + 1..=self.end {
             let Some(entry) = self.wal.entry(index)? else {
                 let what =
@@ -199,7 +216,8 @@ impl DataDir {
         Ok(())
     }
 
-    fn find_end(&mut self) -> Result<(), Error> {
+    /// Makes sure that the log has what the database needs of it.
+    fn check_log(&self) -> Result<(), Error> {
         let (base, committed) = (self.base_index(), self.committed());
         if base == u64::MAX {
             return Err(Error::damaged(0, "the database names an entry that cannot be").in_file("db"));
@@ -221,36 +239,197 @@ impl DataDir {
                 return Err(missing(self.wal.last() + 1));
             }
         }
-        self.voters = self.membership.conf_state().voters.into_iter().collect();
-        for index in base + 1..=committed {
-            self.follow(index)?;
-        }
-        self.end = committed;
-        let me = self.wal.identity.member_id;
-        while self.voters.len() == 1 && self.voters.contains(&me) && self.wal.term(self.end + 1).is_some() {
-            self.end += 1;
-            self.follow(self.end)?;
-        }
         Ok(())
     }
 
-    /// Applies an entry's change of the voters.
-    fn follow(&mut self, index: u64) -> Result<(), Error> {
-        use api::raftpb::ConfChangeType as Type;
-        if !self.wal.is_conf_change(index) {
+    /// Finds the members at [`DataDir::base_index`] as etcd up to 3.5 does: in an image of the old store and the entries behind
+    /// it. What the database has of them is not asked.
+    fn find_members(&mut self, newest: &Newest) -> Result<Roster, Error> {
+        let (from, mut roster) = match newest {
+            Newest::Image(image) => {
+                let unreadable = |why: String| Error::damaged(0, why).in_file(&image.name);
+                let members = v2_store::members_in(image.json.as_ref().unwrap_or_default());
+                (image.index, Roster::of(&members.map_err(unreadable)?))
+            }
+            _ if self.wal.first() == 1 => (0, Roster::default()),
+            _ => {
+                let why = match newest {
+                    Newest::Unreadable { name, why } => format!(": {name} ({why})"),
+                    _ => String::new(),
+                };
+                return Err(Error::Members(format!(
+                    "nothing says who the members are: no image of the old store that a snapshot mark of the log names can be \
+                     read{why}, and the log begins with entry {} only. Start etcd once more and stop it in order, or restore a \
+                     snapshot",
+                    self.wal.first()
+                )));
+            }
+        };
+        let raft = self
+            .wal
+            .snapshots
+            .iter()
+            .rev()
+            .find(|mark| mark.index == from)
+            .and_then(|mark| mark.conf_state.as_ref());
+        let image = if let Newest::Image(image) = newest { image.conf_state.as_ref() } else { None };
+        for (state, whose) in [(raft, "the log's snapshot mark"), (image, "the image's own head")] {
+            if let Some(state) = state.filter(|_| from > 0) {
+                agree((&roster.conf_state(), "the image of the old store"), (state, whose), from)?;
+            }
+        }
+        self.follow(&mut roster, from, self.base_index(), Following::All)?;
+        self.membership = roster.clone().into_membership(&self.membership);
+        Ok(roster)
+    }
+
+    /// Holds the members against raft's configuration, by which votes are counted: that of each snapshot mark from which the
+    /// log has all entries, and that of the image, with the changes behind it.
+    fn hold_against_raft(&self, roster: &Roster, disk: &dyn Disk, newest: &Newest) -> Result<(), Error> {
+        let base = self.base_index();
+        let mut begins = Vec::new();
+        for mark in &self.wal.snapshots {
+            begins.extend(
+                mark.conf_state.clone().map(|state| (mark.index, state, "a snapshot mark of the log")),
+            );
+        }
+        let mut head = match newest {
+            Newest::Image(image) => image.conf_state.clone().map(|state| (image.index, state)),
+            _ => None,
+        };
+        // 3.4 notes it in the image only, and a member may have gone from there to 3.6 since its last snapshot.
+        let last = self.wal.snapshots.last().filter(|mark| mark.conf_state.is_none() && mark.index > 0);
+        if let (None, Some(_), true) = (&head, last, self.meta.storage_version.is_some()) {
+            let found = v2_store::newest(disk, &self.snap_dir, &self.wal, v2_store::IMAGE_BYTES_MAX)
+                .map_err(|e| Error::io(format!("reading the image in {}", self.snap_dir.display()), e))?;
+            if let Newest::Image(image) = found {
+                head = image.conf_state.map(|state| (image.index, state));
+            }
+        }
+        begins.extend(head.map(|(index, state)| (index, state, "the image of the last snapshot")));
+        if self.wal.first() == 1 {
+            begins.push((0, ConfState::default(), "the log's entries since the first"));
+        }
+        begins.retain(|(index, ..)| *index == base || (*index < base && self.wal.first() <= index + 1));
+        let members = &roster.conf_state();
+        let whose = "the list of members";
+        let mut passed = Vec::new();
+        for (index, state, by) in &begins {
+            let mut raft = Roster::of_conf_state(state, &self.membership);
+            passed.push(raft.conf_state());
+            for next in index + 1..=base {
+                if self.follow(&mut raft, next - 1, next, Following::Changes)? {
+                    passed.push(raft.conf_state());
+                }
+            }
+            agree((members, whose), (&raft.conf_state(), by), base)?;
+        }
+        let Some(noted) = self.meta.conf_state.as_ref().filter(|_| self.meta.storage_version.is_some())
+        else {
+            return match begins.is_empty() {
+                true => Err(Error::Members(
+                    "nothing says who has a vote: neither the log's snapshot marks nor its entries go back far enough. Start \
+                     etcd once more and stop it in order, or restore a snapshot"
+                        .to_owned(),
+                )),
+                false => Ok(()),
+            };
+        };
+        // A start notes the configurations that it passes again, and a change is noted before the database has it.
+        let mut next = roster.clone();
+        let behind = base + 1..=self.committed().min(self.wal.last());
+        let changed = behind.into_iter().find(|index| self.wal.is_conf_change(*index));
+        if let Some(index) = changed {
+            self.follow(&mut next, index - 1, index, Following::Changes)?;
+            passed.push(next.conf_state());
+        }
+        if passed.contains(&sorted(noted)) {
             return Ok(());
         }
-        let entry = self.wal.entry(index)?.ok_or_else(|| missing(index))?;
-        let command = Command::of(&entry)
-            .map_err(|malformed| Error::damaged(0, format!("entry {index}: {}", malformed.what)))?;
-        let Command::ConfChange(change) = command else { return Ok(()) };
-        match change.r#type() {
-            Type::ConfChangeAddNode => self.voters.insert(change.node_id()),
-            Type::ConfChangeRemoveNode => self.voters.remove(&change.node_id()),
-            Type::ConfChangeUpdateNode | Type::ConfChangeAddLearnerNode => false,
-        };
+        agree((members, whose), (noted, "the database's own note"), base)
+    }
+
+    /// Finds the last entry that is committed, and who votes then.
+    fn find_end(&mut self, mut roster: Roster, is_sure: bool) -> Result<(), Error> {
+        let (base, committed) = (self.base_index(), self.committed());
+        self.follow(&mut roster, base, committed, Following::Changes)?;
+        self.end = committed;
+        let me = self.wal.identity.member_id;
+        while roster.conf_state().voters == [me] && self.wal.term(self.end + 1).is_some() {
+            self.follow(&mut roster, self.end, self.end + 1, Following::Changes)?;
+            self.end += 1;
+        }
+        let members = roster.conf_state();
+        if is_sure && !roster.knows(me) {
+            return Err(Error::Members(format!(
+                "this is the log of member {me:x}, which is not one of the members at entry {}: {}. If it was only just added, \
+                 start etcd until it has caught up; otherwise it is the directory of another member or cluster",
+                self.end,
+                named(&members)
+            )));
+        }
+        self.voters = members.voters.into_iter().collect();
         Ok(())
     }
+
+    /// Applies the entries behind `from` up to `to` to the members, or the changes of members among them only. Returns true if
+    /// there was one.
+    fn follow(&self, roster: &mut Roster, from: u64, to: u64, what: Following) -> Result<bool, Error> {
+        let mut has_changed = false;
+        for index in from + 1..=to {
+            if self.wal.term(index).is_none() {
+                return Err(missing(index));
+            }
+            let is_change = self.wal.is_conf_change(index);
+            if what == Following::Changes && !is_change {
+                continue;
+            }
+            let entry = self.wal.entry(index)?.ok_or_else(|| missing(index))?;
+            let wrong = |what| Error::damaged(0, format!("entry {index}: {what}"));
+            let command = match Command::of(&entry) {
+                Ok(command) => command,
+                // What it asks the old store for is looked at elsewhere; it is about no member.
+                Err(_) if !is_change => continue,
+                Err(malformed) => return Err(wrong(malformed.what)),
+            };
+            let is_new = index > self.base_index();
+            let was_taken = |id| {
+                let known = &self.membership;
+                is_new || known.removed.contains(&id) || known.members.iter().any(|member| member.id == id)
+            };
+            roster.apply(command, was_taken).map_err(wrong)?;
+            has_changed |= is_change;
+        }
+        Ok(has_changed)
+    }
+}
+
+/// Which entries are applied to the members.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Following {
+    /// All, so that names and client URLs are known, too.
+    All,
+    /// Changes of the membership.
+    Changes,
+}
+
+/// Refuses two lists of members that are not the same.
+fn agree(
+    (members, whose): (&ConfState, &str),
+    (raft, by): (&ConfState, &str),
+    index: u64,
+) -> Result<(), Error> {
+    if sorted(members) == sorted(raft) {
+        return Ok(());
+    }
+    Err(Error::Members(format!(
+        "it is not certain who the members are: at entry {index}, {whose} has {}, and raft's configuration by {by} has {}. A \
+         member that counts other votes than the rest of its cluster could lead beside their leader. Start the newest etcd of \
+         this release once more on the directory, which mends a promotion that was lost, stop it in order, and try again; or \
+         remove this member from the cluster and add it again",
+        named(members),
+        named(raft)
+    )))
 }
 
 fn missing(index: u64) -> Error {

@@ -15,6 +15,8 @@ pub enum Error {
     },
     /// The file is not what it should be.
     Damaged(Damage),
+    /// It is not certain who the members of the cluster are; the text says what contradicts what.
+    Members(String),
 }
 
 /// Damage of a file: its position and description.
@@ -50,6 +52,7 @@ impl Error {
                 ..damage
             }),
             Error::Io { doing, error } => Error::Io { doing: format!("{doing} ({name})"), error },
+            Error::Members(what) => Error::Members(what),
         }
     }
 }
@@ -59,6 +62,7 @@ impl fmt::Display for Error {
         match self {
             Error::Io { doing, error } => write!(f, "{doing}: {error}"),
             Error::Damaged(damage) => damage.fmt(f),
+            Error::Members(what) => f.write_str(what),
         }
     }
 }
@@ -79,7 +83,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Io { error, .. } => Some(error),
-            Error::Damaged(_) => None,
+            Error::Damaged(_) | Error::Members(_) => None,
         }
     }
 }

@@ -30,6 +30,7 @@ mod error;
 mod fingerprint;
 mod hash_kv;
 mod new_data_dir;
+mod roster;
 mod sink;
 pub mod snapshot;
 mod source;

@@ -9,9 +9,10 @@ use disk::Disk;
 use prost::Message as _;
 use serde_json::{Map, Value, json};
 
-use crate::backend::{Member, Membership};
+use crate::backend::{ConfState, Member, Membership};
 use crate::error::Error;
 use crate::v2_tree::V2Tree;
+use crate::wal::Wal;
 
 /// The content of the old store of a directory, which is not read any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,8 +32,9 @@ pub struct OldStore {
 }
 
 impl OldStore {
-    fn of((index, image): Image) -> Result<OldStore, ImageError> {
-        let Some(image) = image else { return Ok(OldStore { index, ..OldStore::default() }) };
+    fn of(image: &Image) -> Result<OldStore, ImageError> {
+        let index = image.index;
+        let Some(image) = &image.json else { return Ok(OldStore { index, ..OldStore::default() }) };
         if image.pointer("/Root").is_none() {
             return Err(ImageError::NoRoot);
         }
@@ -68,85 +70,157 @@ pub(crate) const IMAGE_BYTES_MAX: u64 = 1 << 30;
 /// Bytes of an image that is read just to say whether there are keys in it. One that knows nothing but members is far smaller.
 pub(crate) const IMAGE_BYTES_GLANCE: u64 = 4 << 20;
 
-/// Reads the newest image of the old store in a directory, unless it has more bytes than this. The image is a `.snap` file, whose name begins with the term
-/// and the index of its last entry in 16 digits each.
+/// What the newest usable image of the old store in a directory is.
+pub(crate) enum Newest {
+    /// There is none, and none is needed: the log has every entry since the first.
+    None,
+    /// An image that a snapshot mark of the log names.
+    Image(Image),
+    /// Nobody knows what was in the store.
+    Unreadable {
+        /// Name of the file.
+        name: String,
+        /// The reason.
+        why: ImageError,
+    },
+}
+
+/// An image that was read.
+pub(crate) struct Image {
+    /// Name of the file.
+    pub name: String,
+    /// The last entry whose effects are in the image.
+    pub index: u64,
+    /// Voters and learners after that entry, by raft.
+    pub conf_state: Option<ConfState>,
+    /// JSON of the image; some leave it out where nothing was ever written.
+    pub json: Option<Value>,
+}
+
+impl OldStore {
+    /// What an image says, which has at most [`IMAGE_BYTES_MAX`] bytes if it was read.
+    pub(crate) fn of_newest(newest: &Newest) -> OldStore {
+        let unreadable = |name: &str, why: &ImageError| OldStore {
+            unreadable: Some(format!("{name} ({why})")),
+            ..OldStore::default()
+        };
+        match newest {
+            Newest::None => OldStore::default(),
+            Newest::Unreadable { why: ImageError::TooLong(bytes), .. } if *bytes <= IMAGE_BYTES_MAX => {
+                OldStore { large: Some(*bytes), ..OldStore::default() }
+            }
+            Newest::Unreadable { name, why } => unreadable(name, why),
+            Newest::Image(image) => OldStore::of(image).unwrap_or_else(|why| unreadable(&image.name, &why)),
+        }
+    }
+}
+
+/// Finds the image of the old store from which etcd would start: the newest `.snap` file that a snapshot mark of the log names
+/// and that can be read, if the log reaches back to it. Its name is the term and the index of its last entry in 16 digits each.
+/// One of more than `bytes_max` bytes is not read.
 ///
 /// # Errors
 ///
-/// The directory or the file cannot be read.
-pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path, bytes_max: u64) -> io::Result<OldStore> {
-    let Some((name, image)) = newest_image(disk, snap_dir, bytes_max)? else {
-        return Ok(OldStore::default());
-    };
-    if let Err(ImageError::TooLong(bytes)) = image
-        && bytes <= IMAGE_BYTES_MAX
-    {
-        return Ok(OldStore { large: Some(bytes), ..OldStore::default() });
+/// The directory cannot be read.
+pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path, wal: &Wal, bytes_max: u64) -> io::Result<Newest> {
+    let mut names = disk.list(snap_dir)?;
+    names.retain(|name| place_of(name).is_some_and(|place| is_marked(wal, place)));
+    names.sort_unstable();
+    let mut torn = None;
+    for name in names.into_iter().rev() {
+        let Some(named) = place_of(&name) else { continue };
+        if wal.first() > named.1.saturating_add(1) {
+            break;
+        }
+        let why = match read(disk, &snap_dir.join(&name), bytes_max) {
+            Ok((place, conf_state, json)) if place == named => {
+                return Ok(Newest::Image(Image { name, index: named.1, conf_state, json }));
+            }
+            Ok(_) => ImageError::OtherEntry,
+            Err(why) => why,
+        };
+        match why {
+            // The end of an interrupted write, or of a disk that lies: etcd takes the one before.
+            ImageError::Protobuf(_) | ImageError::Checksum | ImageError::OtherEntry => {
+                torn.get_or_insert((name, why));
+            }
+            // etcd takes it, or takes none.
+            _ => return Ok(Newest::Unreadable { name, why }),
+        }
     }
-    Ok(image.and_then(OldStore::of).unwrap_or_else(|why| OldStore {
-        unreadable: Some(format!("{name} ({why})")),
-        ..OldStore::default()
-    }))
+    Ok(match torn {
+        Some((name, why)) if wal.first() > 1 => Newest::Unreadable { name, why },
+        _ => Newest::None,
+    })
 }
 
-/// Reads the whole content of the newest image in a directory, and the last entry whose effects are in it.
+/// Term and index that the name of an image says.
+fn place_of(name: &str) -> Option<(u64, u64)> {
+    let (term, index) = name.strip_suffix(".snap")?.split_once('-')?;
+    Some((u64::from_str_radix(term, 16).ok()?, u64::from_str_radix(index, 16).ok()?))
+}
+
+fn is_marked(wal: &Wal, (term, index): (u64, u64)) -> bool {
+    wal.snapshots.iter().any(|mark| (mark.term, mark.index) == (term, index))
+}
+
+/// Reads the whole content of the image that [`newest`] finds, and the last entry whose effects are in it.
 ///
 /// # Errors
 ///
 /// The directory or the image cannot be read, or the image is none of etcd's.
-pub(crate) fn newest_tree(disk: &dyn Disk, snap_dir: &Path) -> Result<Option<(u64, V2Tree)>, Error> {
-    let newest = newest_image(disk, snap_dir, IMAGE_BYTES_MAX)
-        .map_err(|e| Error::io(format!("reading the old store's image in {}", snap_dir.display()), e))?;
-    let Some((name, image)) = newest else { return Ok(None) };
-    let unreadable = |why: String| Error::damaged(0, why).in_file(&name);
-    let damaged = |why: String| {
-        unreadable(format!(
-            "the image of the old store cannot be read: {why}. etcd takes the image before one that it cannot read: move \
-             this file away to have the same, if the log still has the entries behind that"
-        ))
-    };
-    let (index, json) = image.map_err(|why| match why {
-        // The image is sound: without it keys would be lost.
-        ImageError::Depth => unreadable(format!(
-            "the image of the old store is not read: {why}. Start etcd once more, move what lies deeper to shorter paths, stop \
-             etcd, and import again"
-        )),
-        why => damaged(why.to_string()),
-    })?;
-    // Some leave it out where nothing was ever written.
-    let tree = json.map_or_else(|| Ok(V2Tree::new()), |json| V2Tree::of_image(&json)).map_err(damaged)?;
-    Ok(Some((index, tree)))
-}
-
-/// An image: the last entry in it, and its JSON, if there is any.
-type Image = (u64, Option<Value>);
-
-/// The name of the newest image in a directory, and the image, unless it cannot be read or has more bytes than this.
-fn newest_image(
+pub(crate) fn newest_tree(
     disk: &dyn Disk,
     snap_dir: &Path,
-    bytes_max: u64,
-) -> io::Result<Option<(String, Result<Image, ImageError>)>> {
-    let mut names = disk.list(snap_dir)?;
-    names.retain(|name| name.ends_with(".snap"));
-    names.sort_unstable();
-    let Some(name) = names.pop() else { return Ok(None) };
-    let file = disk.open_read(&snap_dir.join(&name))?;
-    let len = file.len()?;
-    let read = || {
-        if len > bytes_max {
-            return Err(ImageError::TooLong(len));
-        }
-        let mut bytes = vec![0; usize::try_from(len).unwrap_or_default()];
-        file.read_exact_at(&mut bytes, 0).map_err(ImageError::Io)?;
-        read_image(&bytes)
+    wal: &Wal,
+) -> Result<Option<(u64, V2Tree)>, Error> {
+    let newest = newest(disk, snap_dir, wal, IMAGE_BYTES_MAX)
+        .map_err(|e| Error::io(format!("reading the old store's image in {}", snap_dir.display()), e))?;
+    let unreadable = |name: &str, why: String| Error::damaged(0, why).in_file(name);
+    let damaged = |name: &str, why: String| {
+        unreadable(
+            name,
+            format!(
+                "the image of the old store cannot be read: {why}. etcd takes the image before one that it cannot read: move \
+                 this file away to have the same, if the log still has the entries behind that"
+            ),
+        )
     };
-    let image = read();
-    Ok(Some((name, image)))
+    match newest {
+        Newest::None => Ok(None),
+        // The image is sound: without it keys would be lost.
+        Newest::Unreadable { name, why: why @ ImageError::Depth } => Err(unreadable(
+            &name,
+            format!(
+                "the image of the old store is not read: {why}. Start etcd once more, move what lies deeper to shorter \
+                 paths, stop etcd, and import again"
+            ),
+        )),
+        Newest::Unreadable { name, why } => Err(damaged(&name, why.to_string())),
+        Newest::Image(Image { name, index, json, .. }) => {
+            // Some leave it out where nothing was ever written.
+            let tree = json.map_or_else(|| Ok(V2Tree::new()), |json| V2Tree::of_image(&json));
+            Ok(Some((index, tree.map_err(|why| damaged(&name, why))?)))
+        }
+    }
+}
+
+/// Term and index of the last entry in an image, the voters and learners then, and the image's JSON, if it has any.
+type Content = ((u64, u64), Option<ConfState>, Option<Value>);
+
+fn read(disk: &dyn Disk, path: &Path, bytes_max: u64) -> Result<Content, ImageError> {
+    let file = disk.open_read(path).map_err(ImageError::Io)?;
+    let len = file.len().map_err(ImageError::Io)?;
+    if len > bytes_max {
+        return Err(ImageError::TooLong(len));
+    }
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or_default()];
+    file.read_exact_at(&mut bytes, 0).map_err(ImageError::Io)?;
+    read_image(&bytes)
 }
 
 /// Why an image of the old store cannot be read.
-enum ImageError {
+pub(crate) enum ImageError {
     /// The image has this many bytes.
     TooLong(u64),
     /// The operating system refuses.
@@ -155,6 +229,8 @@ enum ImageError {
     Protobuf(prost::DecodeError),
     /// The checksum of the image does not match.
     Checksum,
+    /// The image is of another entry than its name says.
+    OtherEntry,
     /// The image is no JSON.
     Json(serde_json::Error),
     /// The image has directories in directories, deeper than JSON is read.
@@ -170,6 +246,7 @@ impl fmt::Display for ImageError {
             ImageError::Io(error) => error.fmt(f),
             ImageError::Protobuf(error) => error.fmt(f),
             ImageError::Checksum => f.write_str("its checksum does not match"),
+            ImageError::OtherEntry => f.write_str("it is of another entry than its name says"),
             ImageError::Json(error) => error.fmt(f),
             ImageError::Depth => {
                 f.write_str("it has a key or directory that is more than some 60 directories deep")
@@ -179,7 +256,7 @@ impl fmt::Display for ImageError {
     }
 }
 
-fn read_image(framed: &[u8]) -> Result<Image, ImageError> {
+fn read_image(framed: &[u8]) -> Result<Content, ImageError> {
     let framed = api::snappb::Snapshot::decode(framed).map_err(ImageError::Protobuf)?;
     let data = framed.data.unwrap_or_default();
     if crc32c::crc32c(&data) != framed.crc.unwrap_or_default() {
@@ -187,16 +264,18 @@ fn read_image(framed: &[u8]) -> Result<Image, ImageError> {
     }
     let snapshot = api::raftpb::Snapshot::decode(data).map_err(ImageError::Protobuf)?;
     let image = snapshot.data.unwrap_or_default();
-    let index = snapshot.metadata.and_then(|metadata| metadata.index).unwrap_or_default();
+    let metadata = snapshot.metadata.unwrap_or_default();
+    let place = (metadata.term.unwrap_or_default(), metadata.index.unwrap_or_default());
+    let conf_state = metadata.conf_state.as_ref().map(ConfState::from);
     if image.is_empty() {
-        return Ok((index, None));
+        return Ok((place, conf_state, None));
     }
     let image: Value = serde_json::from_slice(&image).map_err(|error| {
         // There is nothing else by which this error can be told.
         let is_deep = error.to_string().starts_with("recursion limit exceeded");
         if is_deep { ImageError::Depth } else { ImageError::Json(error) }
     })?;
-    Ok((index, Some(image)))
+    Ok((place, conf_state, Some(image)))
 }
 
 /// Reads the members out of an image of the old store: releases before 3.5 have them there first, and all before 3.8 send an
@@ -209,9 +288,13 @@ pub fn members_of_image(image: &[u8]) -> Result<Membership, Error> {
     let damaged =
         |what: String| Error::damaged(0, format!("the image of the old store cannot be read: {what}"));
     let image: Value = serde_json::from_slice(image).map_err(|error| damaged(error.to_string()))?;
+    members_in(&image).map_err(damaged)
+}
+
+/// Reads the members out of the JSON of an image; the error is a text that says what is wrong with it.
+pub(crate) fn members_in(image: &Value) -> Result<Membership, String> {
     let cluster = image.pointer("/Root/Children/0/Children");
-    let cluster =
-        cluster.and_then(Value::as_object).ok_or_else(|| damaged("it has no members".to_owned()))?;
+    let cluster = cluster.and_then(Value::as_object).ok_or("it has no members")?;
     let children = |name: &str| {
         cluster
             .get(name)
@@ -220,7 +303,7 @@ pub fn members_of_image(image: &[u8]) -> Result<Membership, Error> {
             .into_iter()
             .flatten()
     };
-    let id = |name: &str| u64::from_str_radix(name, 16).map_err(|_| damaged(format!("{name:?} is no id")));
+    let id = |name: &str| u64::from_str_radix(name, 16).map_err(|_| format!("{name:?} is no id"));
     let mut membership = Membership::default();
     for (name, node) in children("members") {
         let parts = |part: &str| {
@@ -228,7 +311,7 @@ pub fn members_of_image(image: &[u8]) -> Result<Membership, Error> {
             let part: Option<Value> = text.map(serde_json::from_str).transpose().unwrap_or_default();
             part.filter(Value::is_object)
         };
-        let raft = parts("raftAttributes").ok_or_else(|| damaged(format!("member {name} has no URLs")))?;
+        let raft = parts("raftAttributes").ok_or_else(|| format!("member {name} has no URLs"))?;
         // One that has not started yet has none.
         let attributes = parts("attributes").unwrap_or_default();
         let urls = |of: &Value, name: &str| -> Vec<String> {

@@ -7,6 +7,7 @@ mod etcd;
 mod golden;
 mod hash;
 mod kit;
+mod members;
 mod old_store;
 mod relog;
 mod server;

@@ -9,20 +9,20 @@ use mainstay_interchange::wal::{HardState, Identity, SegmentStart, SnapshotMark,
 use mainstay_interchange::{DataDir, NewDataDir, NewMember, WriteError};
 use prost::Message as _;
 
-const DIR: &str = "/d/member/wal";
+pub const DIR: &str = "/d/member/wal";
 
-fn identity() -> Identity {
+pub fn identity() -> Identity {
     Identity { member_id: 0x8e9e_05c5_2164_694d, cluster_id: 0xcdf8_181e_3289_0cb2 }
 }
 
 /// Frames, as etcd writes them.
-struct Log {
-    bytes: Vec<u8>,
+pub struct Log {
+    pub bytes: Vec<u8>,
     crc: u32,
 }
 
 impl Log {
-    fn begin(crc: u32) -> Log {
+    pub fn begin(crc: u32) -> Log {
         let mut log = Log { bytes: Vec::new(), crc };
         log.record(4, &[]);
         let Identity { member_id, cluster_id } = identity();
@@ -31,7 +31,7 @@ impl Log {
         log
     }
 
-    fn record(&mut self, kind: i64, data: &[u8]) {
+    pub fn record(&mut self, kind: i64, data: &[u8]) {
         self.crc = crc32c::crc32c_append(self.crc, data);
         let data = (kind != 4).then(|| data.to_vec().into());
         let record = api::walpb::Record { r#type: Some(kind), crc: Some(self.crc), data }.encode_to_vec();
@@ -42,24 +42,34 @@ impl Log {
         self.bytes.extend(vec![0; padding]);
     }
 
-    fn entry(&mut self, index: u64, term: u64) {
+    pub fn entry(&mut self, index: u64, term: u64) {
         self.entry_with(index, term, b"");
     }
 
-    fn entry_with(&mut self, index: u64, term: u64, data: &[u8]) {
+    pub fn entry_with(&mut self, index: u64, term: u64, data: &[u8]) {
         let data = Some(data.to_vec().into());
         let entry = api::raftpb::Entry { r#type: Some(0), term: Some(term), index: Some(index), data };
         self.record(2, &entry.encode_to_vec());
     }
 
-    fn state(&mut self, term: u64, commit: u64) {
+    pub fn state(&mut self, term: u64, commit: u64) {
         let state = api::raftpb::HardState { term: Some(term), vote: Some(1), commit: Some(commit) };
         self.record(3, &state.encode_to_vec());
     }
 
-    fn snapshot(&mut self, index: u64, term: u64) {
-        let snapshot = api::walpb::Snapshot { index: Some(index), term: Some(term), conf_state: None };
+    pub fn snapshot(&mut self, index: u64, term: u64) {
+        self.snapshot_with(index, term, None);
+    }
+
+    pub fn snapshot_with(&mut self, index: u64, term: u64, conf_state: Option<api::raftpb::ConfState>) {
+        let snapshot = api::walpb::Snapshot { index: Some(index), term: Some(term), conf_state };
         self.record(5, &snapshot.encode_to_vec());
+    }
+
+    pub fn change(&mut self, index: u64, term: u64, change: &api::raftpb::ConfChange) {
+        let data = Some(change.encode_to_vec().into());
+        let entry = api::raftpb::Entry { r#type: Some(1), term: Some(term), index: Some(index), data };
+        self.record(2, &entry.encode_to_vec());
     }
 }
 
@@ -76,7 +86,7 @@ fn terms(wal: &Wal) -> Vec<(u64, u64)> {
     (wal.first()..=wal.last()).map(|index| (index, wal.term(index).expect("is there"))).collect()
 }
 
-const FIRST: &str = "0000000000000000-0000000000000000.wal";
+pub const FIRST: &str = "0000000000000000-0000000000000000.wal";
 const SECOND: &str = "0000000000000001-0000000000000004.wal";
 
 #[test]
@@ -222,29 +232,40 @@ fn a_first_file_comes_back() {
 
 /// Makes a directory for the only member.
 fn make(disk: &MemDisk) -> Result<(), WriteError> {
-    let id = identity();
-    let only = Member { id: id.member_id, name: "m".to_owned(), ..Member::default() };
+    let only = Member { id: identity().member_id, name: "m".to_owned(), ..Member::default() };
     let membership = Membership { members: vec![only], ..Membership::default() };
-    let conf_state = membership.conf_state();
-    let (release, vote) = (Release::V3_6, id.member_id);
+    make_with(disk, Release::V3_6, &membership, None)
+}
+
+/// Makes a directory that stands at entry 9 of term 4. Its database has these members, and notes this raft configuration if
+/// it is to note another one.
+pub fn make_with(
+    disk: &MemDisk,
+    release: Release,
+    membership: &Membership,
+    noted: Option<ConfState>,
+) -> Result<(), WriteError> {
+    let id = identity();
     let member = NewMember {
         identity: id,
         index: 9,
         term: 4,
         release,
-        conf_state,
+        conf_state: membership.conf_state(),
         newest_term: 4,
-        vote,
+        vote: id.member_id,
         entries: Vec::new(),
     };
     let new = NewDataDir::begin(disk, Path::new("/d"), member)?;
-    let mut layout = BackendLayout::new(Release::V3_6);
-    layout.meta(&new.meta(None))?;
-    layout.membership(&membership)?;
+    let mut meta = new.meta(None);
+    meta.conf_state = noted.or(meta.conf_state);
+    let mut layout = BackendLayout::new(release);
+    layout.meta(&meta)?;
+    layout.membership(membership)?;
     let mut database = new.database(layout.finish()?)?;
-    database.meta(&new.meta(None))?;
-    database.membership(&membership)?;
-    new.finish(database, &membership)
+    database.meta(&meta)?;
+    database.membership(membership)?;
+    new.finish(database, membership)
 }
 
 #[test]
@@ -311,13 +332,7 @@ fn the_only_voter_has_committed_all_it_has() {
     let add_other = |log: &mut Log| {
         log.entry(10, 4);
         let change = api::raftpb::ConfChange { r#type: Some(0), node_id: Some(77), ..Default::default() };
-        let entry = api::raftpb::Entry {
-            r#type: Some(1),
-            term: Some(4),
-            index: Some(11),
-            data: Some(change.encode_to_vec().into()),
-        };
-        log.record(2, &entry.encode_to_vec());
+        log.change(11, 4, &change);
         log.entry(12, 4);
     };
     assert_eq!(end(&new_dir(add_other)), 11);
@@ -331,10 +346,14 @@ fn the_only_voter_has_committed_all_it_has() {
     );
 }
 
-/// An image of the old store with these keys right below the root, after entry `index`, as etcd frames it.
+/// An image of the old store with these keys right below the root, after entry `index`, as etcd frames it. The only member is
+/// this one.
 fn old_image(keys: &str, index: u64) -> Vec<u8> {
-    let image = format!(r#"{{"Root":{{"Children":{{"0":{{}},"1":{{"Children":{keys}}}}}}}}}"#);
-    let metadata = api::raftpb::SnapshotMetadata { index: Some(index), ..Default::default() };
+    let id = format!("{:x}", identity().member_id);
+    let own = r#"{"Children":{"raftAttributes":{"Value":"{}"}}}"#;
+    let cluster = format!(r#"{{"Children":{{"members":{{"Children":{{"{id}":{own}}}}}}}}}"#);
+    let image = format!(r#"{{"Root":{{"Children":{{"0":{cluster},"1":{{"Children":{keys}}}}}}}}}"#);
+    let metadata = api::raftpb::SnapshotMetadata { index: Some(index), term: Some(4), ..Default::default() };
     let snapshot =
         api::raftpb::Snapshot { data: Some(image.into()), metadata: Some(metadata) }.encode_to_vec();
     let crc = crc32c::crc32c(&snapshot);
@@ -345,14 +364,21 @@ fn old_image(keys: &str, index: u64) -> Vec<u8> {
 fn nothing_of_the_old_store_is_lost_without_a_word() {
     // The database stands at entry 9, and entry 7 wrote to the old store: fields 2, 3 and 4 are its method, path, value.
     let old_put = b"\x12\x03PUT\x1a\x06/1/foo\x22\x01x";
-    let found = |image: Option<Vec<u8>>| {
+    let own = api::raftpb::ConfChange { node_id: Some(identity().member_id), ..Default::default() };
+    let only = Member { id: identity().member_id, ..Member::default() };
+    let membership = Membership { members: vec![only], ..Membership::default() };
+    let found = |image: Option<Vec<u8>>, at: u64, first: u64| {
         let disk = MemDisk::new(1);
-        make(&disk).expect("is made");
+        make_with(&disk, Release::V3_5, &membership, None).expect("is made");
         let mut log = Log::begin(0);
         log.snapshot(0, 0);
-        for index in 1..=9 {
-            log.entry_with(index, 4, if index == 7 { old_put } else { b"" });
+        for index in first..=9 {
+            match index {
+                1 => log.change(1, 4, &own),
+                _ => log.entry_with(index, 4, if index == 7 { old_put } else { b"" }),
+            }
         }
+        log.snapshot(at, 4);
         log.state(4, 9);
         disk.plant(&Path::new(DIR).join(FIRST), log.bytes);
         for name in disk.list(Path::new("/d/member/snap")).expect("is there") {
@@ -361,25 +387,32 @@ fn nothing_of_the_old_store_is_lost_without_a_word() {
             }
         }
         if let Some(image) = image {
-            disk.plant(Path::new("/d/member/snap/0000000000000004-0000000000000005.snap"), image);
+            let name = format!("/d/member/snap/0000000000000004-{at:016x}.snap");
+            disk.plant(Path::new(&name), image);
         }
-        DataDir::open(&disk, Path::new("/d")).expect("is sound").old_store.loss()
+        let opened = DataDir::open(&disk, Path::new("/d"));
+        opened.map(|dir| dir.old_store.loss()).map_err(|error| error.to_string())
     };
-    let says = |image: Option<Vec<u8>>, what: &str| {
-        let loss = found(image).unwrap_or_else(|| panic!("{what}: nothing is said"));
+    let says = |image: Option<Vec<u8>>, at: u64, what: &str| {
+        let loss =
+            found(image, at, 1).expect("is sound").unwrap_or_else(|| panic!("{what}: nothing is said"));
         assert!(loss.contains(what), "{loss}");
     };
-    says(None, "entry 7, which is younger than its newest image, asks for PUT /1/foo");
-    says(Some(old_image("{}", 6)), "entry 7");
-    assert_eq!(found(Some(old_image("{}", 7))), None, "the image has it, and it is gone again");
-    assert_eq!(found(Some(old_image("null", 9))), None);
-    says(Some(old_image(r#"{"foo":{}}"#, 7)), "1 keys or directories");
-    // What cannot be read may hold anything.
-    says(Some(b"not an image".to_vec()), "cannot be read");
+    says(None, 9, "entry 7, which is younger than its newest image, asks for PUT /1/foo");
+    says(Some(old_image("{}", 6)), 6, "entry 7");
+    assert_eq!(found(Some(old_image("{}", 7)), 7, 1), Ok(None), "the image has it, and it is gone again");
+    assert_eq!(found(Some(old_image("null", 9)), 9, 1), Ok(None));
+    says(Some(old_image(r#"{"foo":{}}"#, 7)), 7, "1 keys or directories");
+    // In place of what cannot be read etcd takes what is before it, here the log since its first entry.
     let mut torn = old_image("{}", 9);
     let last = torn.len() - 1;
     torn[last] ^= 1;
-    says(Some(torn), "cannot be read");
+    for unreadable in [b"not an image".to_vec(), Vec::new(), torn, old_image("{}", 6)] {
+        says(Some(unreadable.clone()), 9, "entry 7");
+        // If the log does not reach back to it, what was in there may be anything, members included.
+        let why = found(Some(unreadable), 9, 3).expect_err("is not certain");
+        assert!(why.contains("nothing says who the members are") && why.contains("0009.snap"), "{why}");
+    }
     let deep = format!("{}{{}}{}", r#"{"a":{"Children":"#.repeat(200), "}}".repeat(200));
-    says(Some(old_image(&deep, 9)), "cannot be read");
+    says(Some(old_image(&deep, 9)), 9, "cannot be read");
 }

@@ -200,16 +200,24 @@ fn options_of_a_migration_are_checked() {
     assert!(args(&["--v2-dirs"]).contains("--v2-dirs is for --migrate-v2"));
     assert!(args(&["--migrate-v2", "--v2-ttl=x"]).contains("--v2-ttl is lease, drop or skip, not \"x\""));
     assert!(args(&["--migrate-v2", "--without-old-store"]).contains("give one of them"));
-    // What is torn is named, and nothing is made.
+    // What is torn is named, and nothing is made, if the log does not reach back to what is before it.
     let image = from.join("member/snap/0000000000000002-0000000000000029.snap");
     let mut torn = golden("3.4-v2-snap");
     torn.truncate(5_000);
     std::fs::write(&image, torn).expect("is written");
+    let wal = from.join("member/wal/0000000000000000-0000000000000000.wal");
+    let whole = std::fs::read(&wal).expect("is there");
+    std::fs::write(&wal, relogged(&whole, |entry| entry.index() >= 10)).expect("is written");
     let args = ["import", "--data-dir", text(&from), "--to", text(&to)];
-    assert!(refused(&args, 1).contains("nobody knows what is in it"));
-    let refusal = refused(&[&args[..], &["--migrate-v2"]].concat(), 1);
-    assert!(refusal.contains("29.snap: byte 0: the image of the old store cannot be read"), "{refusal}");
+    for more in [&[][..], &["--migrate-v2"], &["--without-old-store"]] {
+        let refusal = refused(&[&args[..], more].concat(), 1);
+        assert!(
+            refusal.contains("nothing says who the members are") && refusal.contains("29.snap"),
+            "{refusal}"
+        );
+    }
     assert_eq!(names(&dir), ["v2.etcd"]);
+    std::fs::write(&wal, whole).expect("is written");
     // Without the image the log, which is whole, gives the same.
     std::fs::remove_file(&image).expect("is removed");
     let (found, _) = imported(&dir, &from, &["--migrate-v2", "--v2-prefix=/old"]);

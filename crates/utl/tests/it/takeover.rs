@@ -319,6 +319,41 @@ fn a_start_that_is_stopped_or_not_wanted_leaves_etcds_files_only() {
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
 }
 
+#[test]
+fn members_that_raft_does_not_count_are_refused() {
+    use prost::Message as _;
+    for (release, words) in [
+        ("3.4", "which is not one of the members at entry"),
+        ("3.5", "it is not certain who the members are: at entry"),
+        ("3.6", "it is not certain who the members are: at entry"),
+        ("3.7", "it is not certain who the members are: at entry"),
+    ] {
+        let dir = TempDir::new("takeover-members");
+        let data = etcd_dir(&dir, release);
+        // The log adds another member than the database has.
+        edit(&data.join("member/wal/0000000000000000-0000000000000000.wal"), |wal| {
+            *wal = crate::relog::relogged(wal, |entry| {
+                if entry.r#type() == api::raftpb::EntryType::EntryConfChange {
+                    let data = entry.data.take().unwrap_or_default();
+                    let mut change = api::raftpb::ConfChange::decode(data).expect("is one");
+                    change.node_id = Some(0xabc);
+                    entry.data = Some(change.encode_to_vec().into());
+                }
+                true
+            });
+        });
+        let before = etcds(&everything(&data));
+        let (said, outcome) = start_with(&data, &[], false);
+        let why = outcome.expect_err(&said);
+        assert!(why.contains(words) && why.contains("whose files are unchanged"), "{release}: {why}");
+        let to = dir.join("to");
+        let why = refused(&["import", "--data-dir", text(&data), "--to", text(&to)], 1);
+        assert!(why.contains(words), "{release}: {why}");
+        assert!(!to.exists());
+        assert_eq!(etcds(&everything(&data)), before, "{release}");
+    }
+}
+
 /// Changes a file.
 fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     let mut bytes = std::fs::read(path).expect("is read");

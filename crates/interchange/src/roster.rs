@@ -1,0 +1,175 @@
+//! Who the members are at an entry of the log, by what etcd itself goes by.
+//!
+//! Up to 3.5 etcd takes the members from the newest image of the old store that a snapshot mark of the log names, and from the
+//! entries behind it; the bucket `members` of its database is written beside that, and may lack members or have others
+//! (`etcdctl snapshot restore` of 3.4 leaves the bucket as it was). From 3.6 on the bucket counts. In every release raft's own
+//! configuration, which decides who votes, is that of the last snapshot and the entries behind it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::etcdserverpb::InternalRaftRequest;
+use api::raftpb::{ConfChange, ConfChangeType};
+use prost::Message as _;
+use serde_json::Value;
+
+use crate::backend::{ConfState, Member, Membership};
+use crate::command::Command;
+
+/// Learners that etcd lets into a cluster unless an option says otherwise.
+const LEARNERS_MAX: usize = 1;
+
+/// The members at an entry, which follows the entries behind it as etcd does.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Roster {
+    members: BTreeMap<u64, Member>,
+    removed: BTreeSet<u64>,
+    /// Empty if nobody said so yet.
+    cluster_version: String,
+}
+
+impl Roster {
+    /// The members that a bucket or an image has.
+    pub fn of(membership: &Membership) -> Roster {
+        Roster {
+            members: membership.members.iter().map(|member| (member.id, member.clone())).collect(),
+            removed: membership.removed.clone(),
+            cluster_version: membership.cluster_version.clone(),
+        }
+    }
+
+    /// The members of raft's configuration; of those that `known` has, also their URLs.
+    pub fn of_conf_state(state: &ConfState, known: &Membership) -> Roster {
+        let member = |id: u64, is_learner| {
+            let known = known.members.iter().find(|member| member.id == id).cloned().unwrap_or_default();
+            (id, Member { id, is_learner, ..known })
+        };
+        let voters = state.voters.iter().map(|id| member(*id, false));
+        let members = voters.chain(state.learners.iter().map(|id| member(*id, true))).collect();
+        Roster { members, ..Roster::default() }
+    }
+
+    /// The voters and learners, in the order of their ids.
+    pub fn conf_state(&self) -> ConfState {
+        let ids =
+            |learner: bool| self.members.values().filter(move |m| m.is_learner == learner).map(|m| m.id);
+        ConfState { voters: ids(false).collect(), learners: ids(true).collect() }
+    }
+
+    /// Returns true if this is a member, or was one.
+    pub fn knows(&self, id: u64) -> bool {
+        self.members.contains_key(&id) || self.removed.contains(&id)
+    }
+
+    /// The members, with a cluster's version and downgrade as the database has them where the old store says nothing.
+    pub fn into_membership(self, bucket: &Membership) -> Membership {
+        let mut members: Vec<Member> = self.members.into_values().collect();
+        members.sort_by_cached_key(|member| format!("{:x}", member.id));
+        let cluster_version = match self.cluster_version.is_empty() {
+            true => bucket.cluster_version.clone(),
+            false => self.cluster_version,
+        };
+        Membership {
+            members,
+            removed: self.removed,
+            cluster_version,
+            downgrade_target: bucket.downgrade_target.clone(),
+        }
+    }
+
+    /// Does to the members what an entry asks for. A change that etcd refuses when it applies it does nothing.
+    ///
+    /// `was_taken` says whether a member of this id is in the database: only that tells whether one learner more than usual was
+    /// let in.
+    ///
+    /// # Errors
+    ///
+    /// When the change is none that etcd writes.
+    pub fn apply(&mut self, command: Command, was_taken: impl Fn(u64) -> bool) -> Result<(), &'static str> {
+        match command {
+            Command::ConfChange(change) => self.change(&change, was_taken),
+            Command::Request(data) => {
+                let request = InternalRaftRequest::decode(data).map_err(|_| "a request that is none")?;
+                if let Some(set) = request.cluster_version_set {
+                    self.cluster_version = set.ver;
+                }
+                if let Some(set) = request.cluster_member_attr_set
+                    && let Some(member) = self.members.get_mut(&set.member_id)
+                {
+                    let attributes = set.member_attributes.unwrap_or_default();
+                    (member.name, member.client_urls) = (attributes.name, attributes.client_urls);
+                }
+                Ok(())
+            }
+            Command::Nothing | Command::OldWrite { .. } => Ok(()),
+        }
+    }
+
+    fn change(&mut self, change: &ConfChange, was_taken: impl Fn(u64) -> bool) -> Result<(), &'static str> {
+        let id = change.node_id();
+        if self.removed.contains(&id) {
+            return Ok(());
+        }
+        if change.r#type() == ConfChangeType::ConfChangeRemoveNode {
+            if self.members.remove(&id).is_some() {
+                self.removed.insert(id);
+            }
+            return Ok(());
+        }
+        let context: Value = match change.context.as_deref().unwrap_or_default() {
+            [] => Value::Null,
+            json => serde_json::from_slice(json).map_err(|_| "a change of members whose member is none")?,
+        };
+        let wanted = member_of(id, &context);
+        let urls = &wanted.peer_urls;
+        let is_url_taken = self
+            .members
+            .values()
+            .any(|other| other.id != id && other.peer_urls.iter().any(|url| urls.contains(url)));
+        let learners = self.members.values().filter(|member| member.is_learner).count();
+        let promotes = context.get("isPromote").and_then(Value::as_bool).unwrap_or_default();
+        match (self.members.get_mut(&id), change.r#type()) {
+            (Some(member), ConfChangeType::ConfChangeUpdateNode) if !is_url_taken => {
+                member.peer_urls = wanted.peer_urls;
+            }
+            (_, ConfChangeType::ConfChangeUpdateNode) => {}
+            (Some(member), _) if promotes => member.is_learner = false,
+            (None, kind) if !promotes && !is_url_taken => {
+                let is_learner = kind == ConfChangeType::ConfChangeAddLearnerNode;
+                if !is_learner || learners < LEARNERS_MAX || was_taken(id) {
+                    self.members.insert(id, Member { is_learner, ..wanted });
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// A member as a change or an image has it.
+fn member_of(id: u64, attributes: &Value) -> Member {
+    let texts = |name: &str| {
+        let texts = attributes.get(name).and_then(Value::as_array).into_iter().flatten();
+        texts.filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    Member {
+        id,
+        peer_urls: texts("peerURLs"),
+        is_learner: attributes.get("isLearner").and_then(Value::as_bool).unwrap_or_default(),
+        name: attributes.get("name").and_then(Value::as_str).unwrap_or_default().to_owned(),
+        client_urls: texts("clientURLs"),
+    }
+}
+
+/// Names members for an operator: ids in hex, learners marked.
+pub(crate) fn named(state: &ConfState) -> String {
+    let voters = state.voters.iter().map(|id| format!("{id:x}"));
+    let learners = state.learners.iter().map(|id| format!("{id:x} (learner)"));
+    let names: Vec<String> = voters.chain(learners).collect();
+    if names.is_empty() { "nobody".to_owned() } else { names.join(", ") }
+}
+
+/// The same members, in the order of their ids.
+pub(crate) fn sorted(state: &ConfState) -> ConfState {
+    let ids = |ids: &[u64]| ids.iter().copied().collect::<BTreeSet<u64>>().into_iter().collect();
+    ConfState { voters: ids(&state.voters), learners: ids(&state.learners) }
+}
