@@ -41,6 +41,15 @@ impl Fingerprint {
         })
     }
 
+    /// Returns true if there is a file of etcd's log in a directory, which need not exist. The guards do not count.
+    ///
+    /// # Errors
+    ///
+    /// When the directory cannot be listed.
+    pub fn has_log(disk: &dyn Disk, wal_dir: &Path) -> io::Result<bool> {
+        Ok(disk.exists(wal_dir)? && !log_names(disk, wal_dir)?.is_empty())
+    }
+
     /// Returns true if etcd has appended to the log since. A log that is gone does not count: nobody can start etcd on what
     /// it left without it.
     ///
@@ -48,7 +57,7 @@ impl Fingerprint {
     ///
     /// When a file cannot be read.
     pub fn has_changed(&self, disk: &dyn Disk, wal_dir: &Path) -> io::Result<bool> {
-        if !disk.exists(wal_dir)? || log_names(disk, wal_dir)?.is_empty() {
+        if !Fingerprint::has_log(disk, wal_dir)? {
             return Ok(false);
         }
         match Fingerprint::of(disk, wal_dir, self.end.clone()) {

@@ -322,8 +322,8 @@ impl fmt::Display for DataDirError {
                  the member has promised and acknowledged. If this is a member of a cluster, replace it: `mainstay rebuild` \
                  with its flags. If it is the only one, decide which to keep: to go on with Mainstay's, remove \
                  {data}/member/snap and the files in {wal} that end in .wal; to go on with etcd's, remove \
-                 {data}/member/{mark} and Mainstay's {data}/member/log, checkpoint and witness (and {wal}/log, if it is \
-                 there), and it is taken over again",
+                 {data}/member/{mark} and Mainstay's {data}/member/log, checkpoint, witness, wal-dir and nospace (and {wal}/log), as far \
+                 as they are there, and it is taken over again",
                 data = data_dir.display(),
                 wal = wal_dir.display(),
                 mark = crate::taken_over::MARK_NAME

@@ -1,9 +1,10 @@
 //! The mark of a member that was taken over from etcd in place: Mainstay's files lie beside those of etcd, which nothing
-//! changes until they are dropped.
+//! changes until they are dropped. The mark stays behind that.
 //!
 //! What etcd left is older than what the member has promised and acknowledged since. If etcd ran on it again, the member
 //! could vote twice in one term, and would lack entries that it was counted for. So two empty files beside etcd's log
-//! keep etcd from starting, and if it ran all the same, Mainstay refuses: neither set of files has everything then.
+//! keep etcd from starting, and if it ran all the same, Mainstay refuses: neither set of files has everything then. The two
+//! stay when etcd's files are dropped: etcd would begin an empty member of the same id in their place.
 
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use crate::error::DataDirError;
 /// ```text
 /// 0   magic        8   "MNSTETC\n"
 /// 8   version      4   1
-/// 12  state        4   0 etcd's files are kept, 1 they are being dropped
+/// 12  state        4   0 etcd's files are kept, 1 they are being dropped, 2 they were dropped
 /// 16  names        4   CRC-32C of the names of the files of etcd's log, see `interchange::Fingerprint`
 /// 20  tail         4   CRC-32C of what is behind the end of etcd's log
 /// 24  offset       8   end of etcd's log in its last file
@@ -37,6 +38,17 @@ const HEAD_BYTES: usize = 36;
 /// The longest mark: a name and a path are no longer than Linux takes.
 const BYTES_MAX: usize = HEAD_BYTES + 255 + 4096 + 4;
 
+/// What became of etcd's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Files {
+    /// All are there.
+    Kept = 0,
+    /// They are being deleted: some may be missing.
+    BeingDropped = 1,
+    /// None are there, except the two that keep etcd from starting.
+    Dropped = 2,
+}
+
 /// Content of the mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TakenOver {
@@ -44,8 +56,8 @@ pub struct TakenOver {
     pub wal_apart: Option<PathBuf>,
     /// What etcd left.
     pub left: Fingerprint,
-    /// True if etcd's files are being deleted, so that some may be missing.
-    pub is_dropping: bool,
+    /// What became of etcd's files since.
+    pub files: Files,
 }
 
 impl TakenOver {
@@ -105,19 +117,26 @@ impl TakenOver {
     ///
     /// When it has, or a file cannot be read.
     pub fn check(&self, disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
-        if self.is_dropping {
-            return Ok(());
-        }
         let data_dir = member_dir.parent().unwrap_or(member_dir);
         let wal_dir = self.wal_dir(member_dir);
-        match self.left.has_changed(disk, &wal_dir) {
+        let changed = match self.files {
+            Files::Kept => self.left.has_changed(disk, &wal_dir),
+            // The guards were there before the first file was deleted, and with them etcd writes nothing.
+            Files::BeingDropped => has_both_guards(disk, &wal_dir).and_then(|guarded| match guarded {
+                true => Ok(false),
+                false => Fingerprint::has_log(disk, &wal_dir),
+            }),
+            Files::Dropped => Fingerprint::has_log(disk, &wal_dir),
+        };
+        match changed {
             Ok(false) => Ok(()),
             Ok(true) => Err(DataDirError::EtcdRanAgain { data_dir: data_dir.to_path_buf(), wal_dir }),
             Err(error) => Err(OpenError::Io { doing: "look into", path: wal_dir, error }.into()),
         }
     }
 
-    /// Puts the guards beside etcd's log, so that etcd does not start on it, unless they are there or etcd's files are not.
+    /// Puts the guards into the directory of etcd's log, also if no log is left there, so that etcd neither starts on it nor
+    /// begins an empty member. The caller has checked that etcd has not run.
     ///
     /// # Errors
     ///
@@ -125,9 +144,10 @@ impl TakenOver {
     pub fn guard(&self, disk: &dyn Disk, member_dir: &Path) -> Result<(), OpenError> {
         let wal_dir = self.wal_dir(member_dir);
         let io = |path: &Path, error| OpenError::Io { doing: "create", path: path.to_path_buf(), error };
-        let last = wal_dir.join(&self.left.end.file);
-        if self.is_dropping || !disk.exists(&last).map_err(|error| io(&last, error))? {
-            return Ok(());
+        if !disk.exists(&wal_dir).map_err(|error| io(&wal_dir, error))? {
+            disk.create_dir_all(&wal_dir).map_err(|error| io(&wal_dir, error))?;
+            let above = wal_dir.parent().unwrap_or(member_dir);
+            disk.sync_dir(above).map_err(|error| io(above, error))?;
         }
         for name in GUARD_NAMES {
             let path = wal_dir.join(name);
@@ -143,7 +163,7 @@ impl TakenOver {
         let dir = self.wal_apart.as_ref().map_or(&[][..], |dir| dir.as_os_str().as_bytes());
         let name = end.file.as_bytes();
         let mut bytes = MAGIC.to_vec();
-        for number in [VERSION, u32::from(self.is_dropping), *names, *tail] {
+        for number in [VERSION, self.files as u32, *names, *tail] {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
         bytes.extend_from_slice(&end.offset.to_le_bytes());
@@ -154,6 +174,15 @@ impl TakenOver {
         bytes.extend_from_slice(&crc.to_le_bytes());
         (bytes.len() <= BYTES_MAX).then_some(bytes)
     }
+}
+
+fn has_both_guards(disk: &dyn Disk, wal_dir: &Path) -> std::io::Result<bool> {
+    for name in GUARD_NAMES {
+        if !disk.exists(&wal_dir.join(name))? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn decode(bytes: &[u8]) -> Result<TakenOver, &'static str> {
@@ -174,9 +203,10 @@ fn decode(bytes: &[u8]) -> Result<TakenOver, &'static str> {
     let number = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
     let wrong = "a length or a state is wrong";
     let name = usize::try_from(number(32)).ok().and_then(|len| rest.get(..len)).ok_or(wrong)?;
-    let is_dropping = match number(12) {
-        0 => false,
-        1 => true,
+    let files = match number(12) {
+        0 => Files::Kept,
+        1 => Files::BeingDropped,
+        2 => Files::Dropped,
         _ => return Err(wrong),
     };
     let left = Fingerprint {
@@ -189,7 +219,7 @@ fn decode(bytes: &[u8]) -> Result<TakenOver, &'static str> {
     };
     let dir = &rest[name.len()..];
     let wal_apart = (!dir.is_empty()).then(|| std::ffi::OsString::from_vec(dir.to_vec()).into());
-    Ok(TakenOver { wal_apart, left, is_dropping })
+    Ok(TakenOver { wal_apart, left, files })
 }
 
 #[cfg(test)]
@@ -203,7 +233,7 @@ mod tests {
         TakenOver {
             wal_apart: Some("/wal of etcd".into()),
             left: Fingerprint { names: 1, end, tail: 2 },
-            is_dropping: false,
+            files: Files::Kept,
         }
     }
 
@@ -225,9 +255,9 @@ mod tests {
         let (disk, dir) = (MemDisk::new(1), Path::new("/d/member"));
         disk.create_dir_all(dir).expect("a directory");
         assert_eq!(TakenOver::read(&disk, dir).expect("is read"), None);
-        for is_dropping in [false, true] {
-            let wal_apart = mark().wal_apart.filter(|_| is_dropping);
-            let mark = TakenOver { is_dropping, wal_apart, ..mark() };
+        for files in [Files::Kept, Files::BeingDropped, Files::Dropped] {
+            let wal_apart = mark().wal_apart.filter(|_| files != Files::Kept);
+            let mark = TakenOver { files, wal_apart, ..mark() };
             mark.write(&disk, dir).expect("is written");
             assert_eq!(TakenOver::read(&disk, dir).expect("is read"), Some(mark));
         }

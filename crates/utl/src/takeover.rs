@@ -29,7 +29,7 @@ use storage::log_dir;
 use storage::opening::rules;
 use storage::restoration::Restoration;
 use storage::stopped::Stopped;
-use storage::taken_over::{MARK_NAME, TakenOver};
+use storage::taken_over::{Files, MARK_NAME, TakenOver};
 use telemetry::logging::{Logger, Value};
 
 use crate::import::{Import, LeaveOut, Passed};
@@ -79,11 +79,13 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
         );
         discard(member_dir)?;
     }
-    if there(&member_dir.join(MARK_NAME))? {
-        wanted.logger.info(
-            "etcd's files are kept beside Mainstay's; `mainstay utl drop-etcd` deletes them",
-            &[("data-dir", Value::Str(&wanted.config.data_dir.display().to_string()))],
-        );
+    if let Some(mark) = TakenOver::read(&RealDisk, member_dir).map_err(Failure::error)? {
+        if mark.files != Files::Dropped {
+            wanted.logger.info(
+                "etcd's files are kept beside Mainstay's; `mainstay utl drop-etcd` deletes them",
+                &[("data-dir", Value::Str(&wanted.config.data_dir.display().to_string()))],
+            );
+        }
         return Ok(());
     }
     if !is_wanted()? {
@@ -232,7 +234,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
     drop(made);
     let left = interchange::Fingerprint::of(&RealDisk, &etcd_log, source.wal.end.clone())
         .map_err(|error| failed(&error))?;
-    let mark = TakenOver { wal_apart: wal_dir.map(|_| etcd_log), left, is_dropping: false };
+    let mark = TakenOver { wal_apart: wal_dir.map(|_| etcd_log), left, files: Files::Kept };
     mark.write(&RealDisk, target.making()).map_err(|error| failed(&error))?;
     if let (Some(apart), Some(wal_dir)) = (apart, wal_dir) {
         let named = log_dir::beside_etcd(wal_dir).map_err(Failure::error)?;

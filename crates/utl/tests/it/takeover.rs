@@ -20,7 +20,7 @@ use storage::Identity;
 use storage::kv_hash::HashedKv;
 use storage::restoration::{Restoration, RestoredEntry, RestoredHead};
 use storage::stopped::Stopped;
-use storage::taken_over::{MARK_NAME, TakenOver};
+use storage::taken_over::{Files, MARK_NAME, TakenOver};
 use telemetry::logging::Logger;
 use testkit::TempDir;
 use utl::{TakeOver, take_over};
@@ -132,6 +132,9 @@ fn a_log_of_its_own_stays_on_its_disk() {
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
     done(&["drop-etcd", "--data-dir", text(&data)]);
     assert_eq!((etcds(&everything(&data)), etcds(&everything(&wal))), (vec![], vec![]));
+    for name in GUARD_NAMES {
+        assert!(wal.join(name).exists(), "{name}: etcd would begin an empty member");
+    }
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
 }
 
@@ -354,6 +357,47 @@ fn members_that_raft_does_not_count_are_refused() {
     }
 }
 
+#[test]
+fn etcd_begins_no_empty_member_where_its_files_were_dropped() {
+    let dir = TempDir::new("takeover-dropped");
+    let data = etcd_dir(&dir, "3.6");
+    let member = data.join("member");
+    // Both lie on other disks.
+    for name in ["wal", "snap"] {
+        std::fs::rename(member.join(name), dir.join(name)).expect("is moved");
+        std::os::unix::fs::symlink(dir.join(name), member.join(name)).expect("is linked");
+    }
+    start(&data, &[]);
+    let refused_drop = || refused(&["drop-etcd", "--data-dir", text(&data)], 1);
+    // A kill in the middle: nothing but the log's files are left, and the guards are there.
+    let mark = TakenOver::read(&RealDisk, &member).expect("is read").expect("is there");
+    let dropping = TakenOver { files: Files::BeingDropped, ..mark.clone() };
+    dropping.write(&RealDisk, &member).expect("is written");
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+    // Somebody removes the guards, and etcd begins with nothing.
+    for name in GUARD_NAMES {
+        std::fs::remove_file(dir.join("wal").join(name)).expect("is removed");
+    }
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let why = Stopped::open(&disk, &data).err().expect("is refused").to_string();
+    // The note of a log apart, too: with it the member would not be taken over again.
+    assert!(why.contains("etcd has run on") && why.contains("witness, wal-dir and nospace"), "{why}");
+    assert!(refused_drop().contains("etcd has run on"));
+    mark.write(&RealDisk, &member).expect("is written");
+    done(&["drop-etcd", "--data-dir", text(&data)]);
+    assert_eq!(RealDisk.list(&dir.join("snap")).expect("is there"), Vec::<String>::new());
+    assert_eq!(RealDisk.list(&dir.join("wal")).expect("is there"), GUARD_NAMES);
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+    assert!(refused_drop().contains("were dropped before"));
+    // etcd's writes of an empty member are not deleted, and not passed over.
+    let begun = dir.join("wal/0000000000000000-0000000000000000.wal");
+    std::fs::write(&begun, "").expect("is written");
+    let why = Stopped::open(&disk, &data).err().expect("is refused").to_string();
+    assert!(why.contains("etcd has run on"), "{why}");
+    let _ = refused_drop();
+    assert!(begun.exists());
+}
+
 /// Changes a file.
 fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     let mut bytes = std::fs::read(path).expect("is read");
@@ -429,9 +473,8 @@ fn files_that_etcd_went_on_with_are_not_chosen_from() {
     std::fs::remove_file(data.join("member/wal/0000000000000001-00000000000000ff.wal")).expect("is removed");
 
     done(&["drop-etcd", "--data-dir", text(&data)]);
-    for gone in ["snap", "wal", MARK_NAME] {
-        assert!(!data.join("member").join(gone).exists(), "{gone}");
-    }
+    assert!(!data.join("member/snap").exists());
+    assert_eq!(RealDisk.list(&data.join("member/wal")).expect("is there"), GUARD_NAMES);
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
     assert!(refused(&["drop-etcd", "--data-dir", text(&data)], 1).contains("were dropped before"));
     assert!(start(&data, &[]).is_empty());
