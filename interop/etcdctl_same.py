@@ -38,7 +38,7 @@ EXPECTED = {
     "member list bad": "real etcdctl shows the value of the flag of `get`",
     "usage: ambiguous": "the same three commands, by name instead of in the order they are registered",
     "help: completion": "ours gives an example where the real tool gives instructions",
-    "help: make-mirror": "ours has --progress-key",
+    "help: make-mirror": "ours has --progress-key, --keep-revisions and --cut-over",
     "version": "ours tells the version of the API that it speaks",
     "env endpoint conflict": "real etcdctl says it in its log",
 }

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use cli::{Command, Failure, Flag, Progress};
 use client::{Client, TlsFiles, WatchUpdate, Watcher};
 
-use super::{Run, UTILITY};
+use super::{Run, UTILITY, mirror_revisions};
 use crate::call::Call;
 use crate::globals::{Login, connected};
 use crate::ranges::{OPEN_END, prefix_end};
@@ -59,13 +59,26 @@ const PROGRESS_KEY: Flag<String> = Flag::text(
     "key in the destination cluster that keeps how far the mirror is, to go on from there (not in etcd's etcdctl)",
 );
 
+const KEEP_REVISIONS: Flag<bool> = Flag::bool(
+    "keep-revisions",
+    "take the destination, empty or restored from a snapshot of the source, through every revision of the source (not in \
+     etcd's etcdctl)",
+);
+const CUT_OVER: Flag<bool> = Flag::bool(
+    "cut-over",
+    "with --keep-revisions: when the destination has come up, stop writes at the source by its CORRUPT alarm, compare, and \
+     end (not in etcd's etcdctl)",
+);
+
 pub(super) const MAKE_MIRROR: Command<Run> = Command {
     name: "make-mirror",
     usage: "make-mirror [options] <destination>",
     about: "Makes a mirror at the destination etcd cluster",
     example: "  etcdctl make-mirror 10.1.0.1:2379 --prefix /config/\n\n  \
               # Goes on where it stopped, after a crash or a restart\n  \
-              etcdctl make-mirror 10.1.0.1:2379 --prefix /config/ --progress-key /mirror/config",
+              etcdctl make-mirror 10.1.0.1:2379 --prefix /config/ --progress-key /mirror/config\n\n  \
+              # Moves everything to a cluster restored from a snapshot, with all revisions since\n  \
+              etcdctl make-mirror 10.1.0.1:2379 --keep-revisions --cut-over",
     flags: &[
         PREFIX.row(),
         REV.row(),
@@ -79,6 +92,8 @@ pub(super) const MAKE_MIRROR: Command<Run> = Command {
         DEST_USER.row(),
         DEST_PASSWORD.row(),
         PROGRESS_KEY.row(),
+        KEEP_REVISIONS.row(),
+        CUT_OVER.row(),
     ],
     group: UTILITY,
     run: Some(Run::asking(|call| Box::pin(make_mirror(call)))),
@@ -86,13 +101,13 @@ pub(super) const MAKE_MIRROR: Command<Run> = Command {
 };
 
 /// Keys read at once.
-const PAGE_KEYS: i64 = 1000;
+pub(super) const PAGE_KEYS: i64 = 1000;
 
 /// Bytes of keys and values after which a transaction is sent before it is full: servers take 1.5 MiB.
 const TXN_BYTES_MAX: usize = 1024 * 1024;
 
-/// Interval at which the number of mirrored keys is printed.
-const REPORT_INTERVAL: Duration = Duration::from_secs(30);
+/// Interval at which it is printed how far the mirror is.
+pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
 pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     let [destination] = call.args() else {
@@ -100,6 +115,17 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     };
     let matches = &call.matches;
     let names = Names::read(call)?;
+    let (keeps_revisions, cuts_over) = (matches.get(KEEP_REVISIONS), matches.get(CUT_OVER));
+    if cuts_over && !keeps_revisions {
+        return Err(Failure::bad_args("`--cut-over` needs `--keep-revisions`"));
+    }
+    let is_partial = names != Names::default() || matches.get(NO_DEST_PREFIX) || matches.get(REV) != 0;
+    if keeps_revisions && (is_partial || !matches.get(PROGRESS_KEY).is_empty()) {
+        return Err(Failure::bad_args(
+            "`--keep-revisions` mirrors all keys under their names and goes on where the destination is: it cannot be used \
+             with `--prefix`, `--dest-prefix`, `--no-dest-prefix`, `--rev` and `--progress-key`",
+        ));
+    }
     let globals = call.globals().await?;
     let path = |flag: Flag<String>| Some(matches.get(flag)).filter(|p| !p.is_empty()).map(Into::into);
     let files = TlsFiles {
@@ -114,11 +140,15 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     let insecure = matches.get(DEST_INSECURE_TRANSPORT);
     let target = connected(globals.settings_of(endpoints, &files, insecure, &login)?).await?;
     let source = call.connect().await?;
+    let operations_max = usize::try_from(matches.get(MAX_TXN_OPS)).unwrap_or(usize::MAX).max(1);
+    if keeps_revisions {
+        return mirror_revisions::replay(call, source, target, operations_max, cuts_over).await;
+    }
     let mirror = Mirror {
         source,
         target,
         names,
-        operations_max: usize::try_from(matches.get(MAX_TXN_OPS)).unwrap_or(usize::MAX).max(1),
+        operations_max,
         progress_key: Bytes::copy_from_slice(matches.get(PROGRESS_KEY).as_bytes()),
         total: Arc::default(),
     };
@@ -136,7 +166,7 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
 }
 
 /// The names of keys at the source and at the destination.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Names {
     prefix: Vec<u8>,
     target_prefix: Vec<u8>,

@@ -19,6 +19,7 @@ mod lease;
 mod lock;
 mod member;
 mod mirror;
+mod mirror_revisions;
 mod move_leader;
 mod options;
 mod put;

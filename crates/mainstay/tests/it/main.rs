@@ -31,6 +31,7 @@ mod input;
 mod locks;
 mod member;
 mod memory;
+mod mirror_revisions;
 mod network;
 mod profiles;
 mod proxy;
