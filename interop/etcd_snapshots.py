@@ -436,10 +436,14 @@ def mainstay_leads(world):
     first.start(world.members, "existing")
     first.ready()
     world.same("an etcd that was restarted")
-    for number, member in enumerate(old, 2):
-        world.remove(member)
-        if number <= 3:
-            world.add(f"e{number}", world.etcd, learner=False).ready()
+    # There have to be writes: an etcd that got a snapshot of an index beyond 5,000, and whose first try to publish itself was
+    # lost while it exchanged its connections, refuses its own tries ("too many requests") until the next entry comes. Behind
+    # a leader of etcd's own it does so, too.
+    with Load(world.members):
+        for number, member in enumerate(old, 2):
+            world.remove(member)
+            if number <= 3:
+                world.add(f"e{number}", world.etcd, learner=False).ready()
     for member in world.members:
         member.ends()
     for member in world.members:
