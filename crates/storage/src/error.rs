@@ -37,6 +37,11 @@ pub enum DataDirError {
         /// What it says about keys of API version 2, if it has any.
         old_store: Option<String>,
     },
+    /// etcd, or one of its tools, has its database open.
+    EtcdRuns {
+        /// The database, which is locked.
+        path: PathBuf,
+    },
     /// etcd has run again on what it left when this member was taken over.
     EtcdRanAgain {
         /// The data directory.
@@ -315,6 +320,9 @@ impl fmt::Display for DataDirError {
                          which moves keys to version 3, or --without-old-store"
                     )
                 })
+            }
+            DataDirError::EtcdRuns { path } => {
+                write!(f, "{} is locked by another process: stop etcd first", path.display())
             }
             DataDirError::EtcdRanAgain { data_dir, wal_dir } => write!(
                 f,

@@ -24,7 +24,7 @@ use crate::error::{DataDirError, FirstEntriesError, Inconsistency, Lacking};
 use crate::identity::Identity;
 use crate::log_dir::{self, Beside, LogDir};
 use crate::nospace::{Cause, Note};
-use crate::taken_over::TakenOver;
+use crate::taken_over::{self, TakenOver};
 use crate::terms::Terms;
 use config::Config;
 use telemetry::logging::{Logger, Value};
@@ -143,9 +143,6 @@ fn refused(doing: &'static str, path: &Path, error: std::io::Error) -> DataDirEr
 }
 
 fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<(), DataDirError> {
-    if let Some(taken_over) = TakenOver::read(disk, member_dir)? {
-        return taken_over.check(disk, member_dir);
-    }
     for theirs in ["wal", "snap"] {
         let path = member_dir.join(theirs);
         if disk.exists(&path).map_err(|error| refused("look for", &path, error))? {
@@ -172,15 +169,34 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) ->
 }
 
 /// Makes sure that nobody else serves from this directory, and that it is none of etcd's, unless the member was taken over
-/// from etcd and etcd has not run since. `wal_dir` is the directory that
-/// `--wal-dir` names.
+/// from etcd and etcd neither runs nor has run since. `wal_dir` is the directory that `--wal-dir` names. Until the lock is
+/// dropped, etcd cannot open what it left there, too.
 ///
 /// # Errors
 ///
 /// When one of the two is so, or the operating system refuses.
 pub fn lock(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<Lock, DataDirError> {
+    if TakenOver::read(disk, member_dir)?.is_some() {
+        let lock = lock_member(disk, member_dir)?;
+        // Before its log is looked at: an etcd that runs may not have written yet.
+        let etcd = taken_over::lock_database(disk, member_dir)?;
+        // What was read without the lock may have changed since.
+        if let Some(mark) = TakenOver::read(disk, member_dir)? {
+            mark.check(disk, member_dir)?;
+        }
+        return Ok(lock.and(etcd));
+    }
     refuse_foreign(disk, member_dir, wal_dir)?;
     disk.create_dir_all(member_dir).map_err(|error| refused("create", member_dir, error))?;
+    lock_member(disk, member_dir)
+}
+
+/// Makes sure that no member of Mainstay runs on a directory, and that no other command works on it.
+///
+/// # Errors
+///
+/// [`DataDirError::Locked`] if one does, or the answer of the operating system.
+pub fn lock_member(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, DataDirError> {
     let lock_path = member_dir.join("lock");
     disk.lock(&lock_path).map_err(|e| {
         if e.kind() == std::io::ErrorKind::WouldBlock {

@@ -3,13 +3,14 @@
 //!
 //! What etcd left is older than what the member has promised and acknowledged since. If etcd ran on it again, the member
 //! could vote twice in one term, and would lack entries that it was counted for. So two empty files beside etcd's log
-//! keep etcd from starting, and if it ran all the same, Mainstay refuses: neither set of files has everything then. The two
+//! keep etcd from starting, a member of Mainstay that runs holds the lock of etcd's database, and if etcd ran all the same, Mainstay refuses: neither set of files has everything then. The two
 //! stay when etcd's files are dropped: etcd would begin an empty member of the same id in their place.
 
+use std::io::ErrorKind;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
-use disk::Disk;
+use disk::{Disk, Lock};
 use interchange::Fingerprint;
 use interchange::wal::{GUARD_NAMES, WalEnd};
 use log::OpenError;
@@ -96,7 +97,7 @@ impl TakenOver {
         let io = |error| OpenError::Io { doing: "write", path: path.clone(), error };
         let bytes = self
             .encode()
-            .ok_or_else(|| io(std::io::Error::new(std::io::ErrorKind::InvalidInput, "a path is too long")))?;
+            .ok_or_else(|| io(std::io::Error::new(ErrorKind::InvalidInput, "a path is too long")))?;
         if disk.exists(&making).map_err(io)? {
             disk.remove(&making).map_err(io)?;
         }
@@ -173,6 +174,22 @@ impl TakenOver {
         let crc = crc32c::crc32c(&bytes);
         bytes.extend_from_slice(&crc.to_le_bytes());
         (bytes.len() <= BYTES_MAX).then_some(bytes)
+    }
+}
+
+/// Locks the database that etcd left, if it is still there: no etcd runs on it, and none gets further than its first step
+/// until the lock is dropped.
+///
+/// # Errors
+///
+/// [`DataDirError::EtcdRuns`] if one has it, or the answer of the operating system.
+pub fn lock_database(disk: &dyn Disk, member_dir: &Path) -> Result<Option<Lock>, DataDirError> {
+    let path = member_dir.join("snap").join("db");
+    match disk.lock_read(&path) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Err(DataDirError::EtcdRuns { path }),
+        Err(error) => Err(OpenError::Io { doing: "lock", path, error }.into()),
     }
 }
 

@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use cli::{Command, Failure, Flag};
 use disk::{Disk as _, RealDisk};
 use interchange::wal::GUARD_NAMES;
-use storage::taken_over::{Files, TakenOver};
+use storage::DataDirError;
+use storage::opening::lock_member;
+use storage::taken_over::{Files, TakenOver, lock_database};
 
 use crate::Session;
 use crate::commands::{Run, required};
@@ -41,6 +44,12 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
             "{} holds no member that was taken over from etcd, or etcd's files were dropped before",
             data_dir.display()
         )));
+    };
+    // A member of Mainstay that runs has both locks. Without one, etcd may run that has not written yet.
+    let _locks = match lock_member(&RealDisk, &member_dir) {
+        Ok(lock) => Some(lock.and(lock_database(&RealDisk, &member_dir).map_err(Failure::error)?)),
+        Err(DataDirError::Locked { .. }) => None,
+        Err(error) => return Err(Failure::error(error)),
     };
     mark.check(&RealDisk, &member_dir).map_err(Failure::error)?;
     // Whatever ends this, etcd starts neither on what is left nor with nothing.
@@ -83,6 +92,7 @@ fn empty(dir: &Path, is_etcds: impl Fn(&str) -> bool) -> Result<usize, Failure> 
     let mut files = 0;
     for name in names.iter().filter(|name| is_etcds(name)) {
         let path = dir.join(name);
+        free(&path);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(Failure::error(format!("cannot remove {}: {error}", path.display())));
@@ -92,6 +102,14 @@ fn empty(dir: &Path, is_etcds: impl Fn(&str) -> bool) -> Result<usize, Failure> 
     }
     RealDisk.sync_dir(dir).map_err(|error| unsure(dir, &error))?;
     Ok(files)
+}
+
+/// Gives back what a file takes on the disk, although a member that runs has it open. If that fails, the rest is given back
+/// when the member stops. What has another name, too, is left as it is.
+fn free(path: &Path) {
+    if fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.nlink() == 1) {
+        let _ = fs::OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(0));
+    }
 }
 
 fn unsure(dir: &Path, error: &io::Error) -> Failure {

@@ -26,10 +26,10 @@ use cli::Failure;
 use config::Config;
 use disk::{Disk, RealDisk};
 use storage::log_dir;
-use storage::opening::rules;
+use storage::opening::{lock_member, rules};
 use storage::restoration::Restoration;
 use storage::stopped::Stopped;
-use storage::taken_over::{Files, MARK_NAME, TakenOver};
+use storage::taken_over::{Files, MARK_NAME, TakenOver, lock_database};
 use telemetry::logging::{Logger, Value};
 
 use crate::import::{Import, LeaveOut, Passed};
@@ -64,10 +64,14 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
     let is_begun = there(&member_dir.join(COMPLETE))?;
     let is_wanted = || Ok::<bool, Failure>(wanted.config.import_etcd_data && is_etcds(wanted, member_dir)?);
     // Nothing is written, not even a lock, into a directory that is left alone.
-    let _lock = if is_begun || is_wanted()? { Some(lock(member_dir)?) } else { None };
+    let _lock = if is_begun || is_wanted()? {
+        Some(lock_member(&RealDisk, member_dir).map_err(Failure::error)?)
+    } else {
+        None
+    };
     // Looked at again: another process may have had the lock until now.
     if there(&member_dir.join(COMPLETE))? {
-        let _etcd = lock_etcd(member_dir)?;
+        let _etcd = lock_database(&RealDisk, member_dir).map_err(Failure::error)?;
         if is_current(member_dir)? {
             finish(member_dir)?;
             tell(wanted, "finished taking this member over from etcd");
@@ -347,29 +351,4 @@ fn there(path: &Path) -> Result<bool, Failure> {
     RealDisk
         .exists(path)
         .map_err(|error| Failure::error(format!("cannot look for {}: {error}", path.display())))
-}
-
-/// Makes sure that etcd does not run on its files, and will not until the lock is dropped. `None` if its database is gone.
-fn lock_etcd(member_dir: &Path) -> Result<Option<disk::Lock>, Failure> {
-    let path = member_dir.join("snap").join("db");
-    match RealDisk.lock_read(&path) {
-        Ok(lock) => Ok(Some(lock)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            Err(Failure::error(format!("{} is locked by another process: stop etcd first", path.display())))
-        }
-        Err(error) => Err(Failure::error(format!("cannot lock {}: {error}", path.display()))),
-    }
-}
-
-/// Makes sure that no member runs on the directory.
-fn lock(member_dir: &Path) -> Result<disk::Lock, Failure> {
-    let path: PathBuf = member_dir.join("lock");
-    RealDisk.lock(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => Failure::error(format!(
-            "{} is locked: another process serves this data directory",
-            path.display()
-        )),
-        _ => Failure::error(format!("cannot lock {}: {error}", path.display())),
-    })
 }

@@ -3,6 +3,7 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use disk::{Disk as _, RealDisk};
 use interchange::wal::GUARD_NAMES;
 use testkit::TempDir;
 
@@ -75,6 +76,26 @@ fn a_member_of_etcd_goes_on_and_survives_kills() {
         assert_eq!(revision(&member), 41, "{release}");
         member.stop();
     }
+}
+
+#[test]
+fn a_member_and_etcd_do_not_run_at_once() {
+    let dir = TempDir::in_memory("takeover-both");
+    let setup = Setup::new(dir.path());
+    etcd_left(&setup, "3.6");
+    let db = setup.data_dir.join("member/snap/db");
+    let member = setup.start();
+    assert!(RealDisk.lock_read(&db).is_err(), "etcd would open its database");
+    member.stop();
+    // Somebody removed what shuts etcd out, and it runs, but has nobody to write for.
+    for name in GUARD_NAMES {
+        std::fs::remove_file(setup.data_dir.join("member/wal").join(name)).expect("is removed");
+    }
+    let served = RealDisk.lock_read(&db).expect("is free");
+    let said = setup.refused();
+    assert!(said.contains("is locked by another process: stop etcd first"), "{said}");
+    drop(served);
+    setup.start().stop();
 }
 
 #[test]

@@ -303,6 +303,35 @@ fn etcd_may_go_on_until_the_last_step() {
 }
 
 #[test]
+fn etcd_and_mainstay_are_never_at_work_on_one_directory() {
+    let dir = TempDir::new("takeover-both");
+    let data = etcd_dir(&dir, "3.6");
+    start(&data, &[]);
+    // etcd runs, and has nobody to write for.
+    unguard(&data.join("member/wal"));
+    let db = data.join("member/snap/db");
+    let served = RealDisk.lock_read(&db).expect("is free");
+    let before = everything(&data);
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let why = Stopped::open(&disk, &data).err().expect("is refused").to_string();
+    assert!(why.contains("snap/db is locked by another process: stop etcd first"), "{why}");
+    assert!(refused(&["drop-etcd", "--data-dir", text(&data)], 1).contains("stop etcd first"));
+    assert_eq!(everything(&data), before);
+    drop(served);
+    let member = open(&data);
+    assert!(RealDisk.lock_read(&db).is_err(), "etcd opens nothing while Mainstay is there");
+    // What the member has open takes no room on the disk any more once it is dropped; a copy with its own name stays.
+    let (copied, served) = (dir.join("copy.db"), std::fs::File::open(&db).expect("is there"));
+    let wal = data.join("member/wal/0000000000000000-0000000000000000.wal");
+    std::fs::hard_link(&wal, &copied).expect("is linked");
+    done(&["drop-etcd", "--data-dir", text(&data)]);
+    assert_eq!(served.metadata().expect("is open").len(), 0);
+    assert!(std::fs::metadata(&copied).expect("is there").len() > 0);
+    drop(member);
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+}
+
+#[test]
 fn a_start_that_is_stopped_or_not_wanted_leaves_etcds_files_only() {
     let dir = TempDir::new("takeover-stopped");
     let data = etcd_dir(&dir, "3.6");
