@@ -9,7 +9,7 @@ use disk::{Disk, RealDisk};
 use interchange::backend::Release;
 use interchange::wal::Identity;
 use interchange::{NewDataDir, NewMember};
-use machine::{Machine, Values};
+use machine::{Machine, Members, Values};
 use numbers::Revision;
 use storage::etcd_database::{self, EtcdDatabase};
 use storage::kv_hash::HashedKv;
@@ -33,8 +33,10 @@ pub(crate) const EXPORT: Command<Run> = Command {
     long: "Makes a data directory for etcd 3.5 to 3.7 of that of a stopped member.
 
 Member, cluster, term, vote and index stay, and so do entries that are not known to be committed: the member goes on where
-Mainstay stopped, alone or among the others of its cluster. Only one of the two directories may be used from then on: a
-member that is started on the older one has forgotten what it promised and acknowledged.
+Mainstay stopped, alone or among the others of its cluster. So does the cluster's version: a member of several is refused if
+--release is below it, unless the cluster is being taken down to that release (etcdctl downgrade). Only one of the two
+directories may be used from then on: a member that is started on the older one has forgotten what it promised and
+acknowledged.
 ",
     example: "  etcdutl export --data-dir default.mainstay --to default.etcd && etcd --data-dir default.etcd",
     flags: &[
@@ -73,6 +75,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let mut stopped = Stopped::open(&disk, &from).map_err(Failure::error)?;
     let (id, members) = (stopped.identity.member_id, &stopped.machine.members);
+    let agreed = Agreed::of(members, release, given.get(RELEASE))?;
     let (index, term) = (stopped.machine.applied_index, stopped.machine.applied_term);
     let promised = stopped.hard_state;
     let uncommitted = std::mem::take(&mut stopped.uncommitted);
@@ -80,7 +83,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         identity: Identity { member_id: id, cluster_id: stopped.identity.cluster_id },
         index: index.0,
         term: term.0,
-        release,
+        release: agreed.form,
         conf_state: etcd_database::membership(members).conf_state(),
         newest_term: promised.term.max(term).0,
         vote: if promised.term < term { 0 } else { promised.vote.0 },
@@ -91,8 +94,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let mut progress = Progress::of_bytes("exporting", None);
     let new = NewDataDir::begin(&RealDisk, target.making(), member).map_err(Failure::error)?;
     let values = stopped.values();
-    let version = format!("{}.0", given.get(RELEASE));
-    let bytes = write(&mut stopped.machine, &values, new, release, &version, &mut progress)?;
+    let cluster_version = agreed.version.clone();
+    let bytes = write(&mut stopped.machine, &values, new, agreed, &mut progress)?;
     target.finish()?;
     progress.finish();
     let HashedKv { hash, compact_revision, revision } =
@@ -103,6 +106,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
             ("member-id", format!("{id:x}").into()),
             ("cluster-id", format!("{:x}", stopped.identity.cluster_id).into()),
             ("members", member_count.into()),
+            ("cluster-version", cluster_version.into()),
             ("index", index.0.into()),
             ("last-index", (index.0 + uncommitted.len() as u64).into()),
             ("term", newest_term.into()),
@@ -114,6 +118,51 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         ],
     );
     Ok(())
+}
+
+/// What the members of a cluster have agreed on, as an etcd of some release finds it in its directory.
+pub(crate) struct Agreed {
+    /// The cluster version; empty if none is decided.
+    pub version: String,
+    /// The version that a downgrade goes to, while one is under way.
+    pub downgrade_target: Option<String>,
+    /// The release in whose form the database is, which follows the cluster version.
+    pub form: Release,
+}
+
+impl Agreed {
+    /// What a member of these members finds that will be served by `release`, whose name is `named`.
+    ///
+    /// # Errors
+    ///
+    /// When etcd of that release would end: it is below the cluster version, and no downgrade to it is under way, or another
+    /// downgrade is. For the only member of its cluster the version is that of the release, since nobody else goes by it.
+    fn of(members: &Members, release: Release, named: &str) -> Result<Agreed, Failure> {
+        let lowered = format!("{named}.0");
+        if members.by_id.len() == 1 {
+            return Ok(Agreed { version: lowered, downgrade_target: None, form: release });
+        }
+        let version = members.cluster_version.as_str();
+        let decided = Release::of_cluster_version(version);
+        let downgrade_target = members.downgrade_target.clone();
+        let target = downgrade_target.as_deref();
+        let goes_to_release = target.and_then(Release::of_cluster_version) == Some(release);
+        let is_below = decided.is_some_and(|decided| release < decided);
+        // 3.5 starts in a downgrade to itself only.
+        let is_other = release < Release::V3_6 && target.is_some() && !goes_to_release;
+        if is_other || is_below && !goes_to_release {
+            let under_way = target.map_or(String::new(), |target| format!(", and goes down to {target}"));
+            return Err(Failure::error(format!(
+                "the cluster is of version {version}{under_way}, as far as this member knows what is committed, and etcd \
+                 {named} does not start in it. Start the member again, have the cluster go down with `etcdctl downgrade enable \
+                 {named}`, one version at a time, until `etcdctl endpoint status` says so of every member, and export again; \
+                 or name another --release"
+            )));
+        }
+        let form = decided.map_or(release, |decided| decided.min(release).max(Release::V3_5));
+        let version = if is_below { lowered } else { version.to_owned() };
+        Ok(Agreed { version, downgrade_target, form })
+    }
 }
 
 /// Returns an entry as etcd's log has it.
@@ -135,13 +184,13 @@ pub(crate) fn write(
     machine: &mut Machine,
     values: &dyn Values,
     new: NewDataDir<'_>,
-    release: Release,
-    cluster_version: &str,
+    agreed: Agreed,
     progress: &mut Progress,
 ) -> Result<u64, Failure> {
     let view = machine.store.publish();
-    let mut database = EtcdDatabase::new(view, &machine.head(), release);
-    database.membership.cluster_version = cluster_version.to_owned();
+    let mut database = EtcdDatabase::new(view, &machine.head(), agreed.form);
+    database.membership.cluster_version = agreed.version;
+    database.membership.downgrade_target = agreed.downgrade_target;
     let compacted = database.meta.compact_revision();
     database.meta = new.meta(compacted);
     let mut measuring = database.measure();

@@ -18,6 +18,7 @@ use storage::restoration::{Restoration, RestorationError, RestoredHead, bumped};
 use crate::cluster::{ClusterOptions, NewCluster};
 use crate::commands::Run;
 use crate::etcd_dir::WithoutLease;
+use crate::export::Agreed;
 use crate::snapshot_file::{SnapshotFile, stat};
 use crate::target::{Target, is_taken};
 use crate::wal_dir::{self, WalDir};
@@ -422,7 +423,9 @@ fn own_to_etcd(
     let begun = begin(options, &between, None)?;
     let ((restoration, _), mut machine) = read_own(options, from, bytes, begun, progress)?;
     let (new, wal) = begin_etcd(options, target.making(), Release::V3_6)?;
-    export::write(&mut machine, &restoration.values(), new, Release::V3_6, "", progress)?;
+    // A new cluster agrees on a version of its own.
+    let agreed = Agreed { version: String::new(), downgrade_target: None, form: Release::V3_6 };
+    export::write(&mut machine, &restoration.values(), new, agreed, progress)?;
     let done = Done {
         revision: machine.store.current_revision(),
         compact_revision: machine.store.compact_revision(),

@@ -511,11 +511,15 @@ fn files_that_etcd_went_on_with_are_not_chosen_from() {
 
 /// A member of three that has voted for another one, and has acknowledged two entries that may not be committed.
 fn one_of_three(data: &Path) {
+    let members = [7, 8, 9].map(|id| Member { id, ..Member::default() }).to_vec();
+    member_of(data, Membership { members, ..Membership::default() });
+}
+
+/// A member like that of other members, and what they agreed on.
+fn member_of(data: &Path, membership: Membership) {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let identity = Identity { member_id: 7, cluster_id: 9 };
     let mut restoration = Restoration::begin(&disk, data, identity).expect("begins");
-    let members = [7, 8, 9].map(|id| Member { id, ..Member::default() }).to_vec();
-    let membership = Membership { members, ..Membership::default() };
     let mut filling = restoration
         .fill(RestoredHead {
             compact_revision: Revision::NEVER_COMPACTED,
@@ -581,5 +585,60 @@ fn votes_and_acknowledged_entries_come_over_in_both_directions() {
         std::fs::remove_dir_all(&ours).expect("is removed");
         std::fs::rename(&etcds, &ours).expect("is moved");
         done(&["drop-etcd", "--data-dir", text(&ours)]);
+    }
+}
+
+#[test]
+fn the_clusters_version_goes_with_a_member_and_never_above_its_release() {
+    // The version, the target of a downgrade, how many members there are, the release; what etcd finds then.
+    type Found = (&'static str, Option<&'static str>, Option<&'static str>);
+    type Case = (&'static str, Option<&'static str>, u64, &'static str, Result<Found, &'static str>);
+    let cases: [Case; 13] = [
+        ("3.6.0", None, 3, "3.7", Ok(("3.6.0", None, Some("3.6.0")))),
+        ("3.6.0", None, 3, "3.6", Ok(("3.6.0", None, Some("3.6.0")))),
+        ("3.7.0", None, 3, "3.7", Ok(("3.7.0", None, Some("3.7.0")))),
+        ("3.5.0", None, 3, "3.6", Ok(("3.5.0", None, None))),
+        ("", None, 3, "3.6", Ok(("", None, Some("3.6.0")))),
+        ("3.0.0", None, 3, "3.7", Ok(("3.0.0", None, Some("3.7.0")))),
+        ("3.6.0", None, 3, "3.5", Err("the cluster is of version 3.6.0, as far as")),
+        ("3.7.0", Some("3.6.0"), 3, "3.5", Err("of version 3.7.0, and goes down to 3.6.0, as far")),
+        // Going down to it, before and after the cluster's version has followed.
+        ("3.7.0", Some("3.6.0"), 3, "3.6", Ok(("3.6.0", Some("3.6.0"), Some("3.6.0")))),
+        ("3.5.0", Some("3.5.0"), 3, "3.5", Ok(("3.5.0", Some("3.5.0"), None))),
+        // 3.5 ends in any other downgrade.
+        ("3.5.0", Some("3.4.0"), 3, "3.5", Err("goes down to 3.4.0")),
+        // Nobody else goes by it.
+        ("3.7.0", None, 1, "3.5", Ok(("3.5.0", None, None))),
+        ("3.6.0", Some("3.5.0"), 1, "3.7", Ok(("3.7.0", None, Some("3.7.0")))),
+    ];
+    for (version, target, count, release, expected) in cases {
+        let dir = TempDir::in_memory("cluster-version");
+        let (ours, etcds) = (dir.join("m"), dir.join("etcd"));
+        let members = (7..7 + count).map(|id| Member { id, ..Member::default() }).collect();
+        member_of(
+            &ours,
+            Membership {
+                members,
+                cluster_version: version.to_owned(),
+                downgrade_target: target.map(str::to_owned),
+                ..Membership::default()
+            },
+        );
+        let args = ["export", "--data-dir", text(&ours), "--to", text(&etcds), "--release", release];
+        let what = format!("{version} {target:?} {count} {release}");
+        let (version, target, storage) = match expected {
+            Ok(found) => found,
+            Err(words) => {
+                let why = refused(&args, 1);
+                assert!(why.contains(words) && why.contains("etcdctl downgrade enable"), "{what}: {why}");
+                assert!(!etcds.exists(), "{what}");
+                continue;
+            }
+        };
+        done(&args);
+        let exported = DataDir::open(&RealDisk, &etcds).expect("is sound");
+        assert_eq!(exported.membership.cluster_version, version, "{what}");
+        assert_eq!(exported.membership.downgrade_target.as_deref(), target, "{what}");
+        assert_eq!(exported.meta.storage_version.as_deref(), storage, "{what}");
     }
 }
