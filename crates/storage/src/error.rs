@@ -3,8 +3,9 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use interchange::wal::GUARD_NAMES;
 use machine::image::RestoreError;
 use numbers::Index;
 
@@ -48,6 +49,8 @@ pub enum DataDirError {
         data_dir: PathBuf,
         /// The directory of etcd's log.
         wal_dir: PathBuf,
+        /// The directory of Mainstay's log.
+        log_dir: PathBuf,
     },
     /// The directory holds no member.
     Empty {
@@ -324,18 +327,32 @@ impl fmt::Display for DataDirError {
             DataDirError::EtcdRuns { path } => {
                 write!(f, "{} is locked by another process: stop etcd first", path.display())
             }
-            DataDirError::EtcdRanAgain { data_dir, wal_dir } => write!(
-                f,
-                "etcd has run on {data} since Mainstay took this member over, and neither set of files has everything that \
-                 the member has promised and acknowledged. If this is a member of a cluster, replace it: `mainstay rebuild` \
-                 with its flags. If it is the only one, decide which to keep: to go on with Mainstay's, remove \
-                 {data}/member/snap and the files in {wal} that end in .wal; to go on with etcd's, remove \
-                 {data}/member/{mark} and Mainstay's {data}/member/log, checkpoint, witness, wal-dir and nospace (and {wal}/log), as far \
-                 as they are there, and it is taken over again",
-                data = data_dir.display(),
-                wal = wal_dir.display(),
-                mark = crate::taken_over::MARK_NAME
-            ),
+            DataDirError::EtcdRanAgain { data_dir, wal_dir, log_dir } => {
+                let member = data_dir.join("member");
+                let guards = GUARD_NAMES.map(|name| wal_dir.join(name));
+                let own = ["checkpoint", log::ShutdownRecord::FILE_NAME];
+                let own = own.into_iter().chain([crate::nospace::FILE_NAME, crate::log_dir::NOTE_NAME]);
+                let own = own.map(|name| member.join(name)).chain(guards).chain([log_dir.clone()]);
+                // The mark last: without it nobody says this again if the command is interrupted.
+                let own = own.chain([member.join(crate::taken_over::MARK_NAME)]);
+                let own: Vec<String> = own.map(|path| in_shell(&path)).collect();
+                write!(
+                    f,
+                    "etcd has run on {data} since Mainstay took this member over, and neither set of files has everything \
+                     that the member has promised and acknowledged. If this is a member of a cluster, replace it: `mainstay \
+                     rebuild` with its flags. If it is the only one, copy {data}{apart}, and decide which to keep. To go on \
+                     with Mainstay's: `rm -rf {snap} {wal}/*.wal`. To go on with etcd's, so that it is taken over again: \
+                     `rm -rf {own}`",
+                    data = data_dir.display(),
+                    apart = match wal_dir.starts_with(data_dir) {
+                        true => String::new(),
+                        false => format!(" and {}", wal_dir.display()),
+                    },
+                    snap = in_shell(&member.join("snap")),
+                    wal = in_shell(wal_dir),
+                    own = own.join(" ")
+                )
+            }
             DataDirError::Empty { path, lacks } => write!(f, "{} holds no {lacks}", path.display()),
             DataDirError::Removed { member_id, data_dir } => write!(
                 f,
@@ -370,6 +387,13 @@ impl fmt::Display for DataDirError {
             DataDirError::LogThreadPanicked => f.write_str("the thread that opens the log panicked"),
         }
     }
+}
+
+/// A path as a shell takes it.
+fn in_shell(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:,@%".contains(c);
+    if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 impl Error for DataDirError {

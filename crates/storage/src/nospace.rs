@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use disk::Disk;
 
+/// Name of the note in a member's directory.
+pub const FILE_NAME: &str = "nospace";
+
 /// The cause of this member's NOSPACE alarm. The alarm itself is replicated state and does not hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
@@ -60,7 +63,7 @@ pub struct Note {
 impl Note {
     /// Opens the note in this directory, and makes it if it is missing and the disk has room for it.
     pub fn open(disk: &Arc<dyn Disk>, member_dir: &Path) -> (Note, Cause) {
-        let note = Note { disk: Arc::clone(disk), path: member_dir.join("nospace") };
+        let note = Note { disk: Arc::clone(disk), path: member_dir.join(FILE_NAME) };
         let cause = note.read();
         if cause.is_none() {
             // Without it an alarm that the disk raises stays until it is disarmed, if the member is restarted meanwhile.

@@ -16,6 +16,7 @@ use interchange::wal::{GUARD_NAMES, WalEnd};
 use log::OpenError;
 
 use crate::error::DataDirError;
+use crate::log_dir;
 
 /// Name of the mark in a member's directory.
 ///
@@ -118,7 +119,6 @@ impl TakenOver {
     ///
     /// When it has, or a file cannot be read.
     pub fn check(&self, disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
-        let data_dir = member_dir.parent().unwrap_or(member_dir);
         let wal_dir = self.wal_dir(member_dir);
         let changed = match self.files {
             Files::Kept => self.left.has_changed(disk, &wal_dir),
@@ -131,7 +131,15 @@ impl TakenOver {
         };
         match changed {
             Ok(false) => Ok(()),
-            Ok(true) => Err(DataDirError::EtcdRanAgain { data_dir: data_dir.to_path_buf(), wal_dir }),
+            Ok(true) => {
+                let whole = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+                let noted = log_dir::read_note(disk, member_dir).unwrap_or_default();
+                Err(DataDirError::EtcdRanAgain {
+                    data_dir: whole(member_dir.parent().unwrap_or(member_dir)),
+                    wal_dir: whole(&wal_dir),
+                    log_dir: whole(&noted.unwrap_or_else(|| member_dir.join("log"))),
+                })
+            }
             Err(error) => Err(OpenError::Io { doing: "look into", path: wal_dir, error }.into()),
         }
     }
