@@ -28,8 +28,10 @@ const APPENDS_IN_FLIGHT_MAX: usize = 512;
 const PENDING_READS_MAX: usize = 4096;
 /// Membership changes that others forwarded and that wait for an earlier one.
 const EARLY_CHANGES_MAX: usize = 64;
-/// Forwarded proposals that wait for a leader in a node that speaks as etcd's.
+/// Forwarded proposals that wait until it is settled who leads.
 const LEADERLESS_MAX: usize = 1024;
+/// Bytes of the entries of forwarded proposals that wait until it is settled who leads.
+const LEADERLESS_BYTES_MAX: usize = 16 << 20;
 
 /// In the heartbeats by which a leader that was removed tells that its removal is committed, and in their answers.
 const FAREWELL: &[u8] = b"mainstay farewell";
@@ -91,8 +93,13 @@ pub struct Node {
     /// Reads that came before this leader had committed anything in its term.
     early_reads: Vec<eraftpb::Message>,
     disk_stalled: bool,
-    /// Proposals that wait for a leader, in a node that speaks as etcd's.
+    /// Forwarded proposals that wait until it is settled who leads, for two election timeouts at most: those of etcd's members.
+    /// In a node that speaks as etcd's, all proposals, for as long as it takes.
     leaderless: Vec<eraftpb::Message>,
+    /// Bytes of the entries in `leaderless`.
+    leaderless_bytes: usize,
+    /// The tick in which the first of them came.
+    leaderless_since: u64,
     /// Membership changes that others forwarded to this leader while an earlier one may not be applied yet.
     early_changes: Vec<eraftpb::Message>,
     leaving: Option<Leaving>,
@@ -216,6 +223,8 @@ impl Node {
             early_reads: Vec::new(),
             disk_stalled: false,
             leaderless: Vec::new(),
+            leaderless_bytes: 0,
+            leaderless_since: 0,
             early_changes: Vec::new(),
             leaving: None,
             stands_anew: false,
@@ -574,10 +583,18 @@ impl Node {
             MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
             MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
             MessageType::MsgReadIndex => return self.read(message),
-            MessageType::MsgPropose if self.transferring().is_some() => return Err(Refused::Transferring),
+            // Who names a term hears of a new leader and proposes again. etcd's members do not: each client would wait in vain
+            // until its time is up.
+            MessageType::MsgPropose if self.transferring().is_some() => {
+                let is_kept = wire::bound_term(&message).is_none() && self.wait_for_leader(message);
+                return if is_kept { Ok(()) } else { Err(Refused::Transferring) };
+            }
             MessageType::MsgPropose if self.config.speaks_as_etcd => return self.pass_on(message),
             MessageType::MsgPropose if self.is_for_another_term(&message) => {
                 return Err(Refused::NoLeader);
+            }
+            MessageType::MsgPropose if self.raw.raft.leader_id == 0 => {
+                return if self.wait_for_leader(message) { Ok(()) } else { Err(Refused::NoLeader) };
             }
             // The raft crate would put an empty entry in its place.
             MessageType::MsgPropose if self.is_early_change(&message) => {
@@ -625,19 +642,41 @@ impl Node {
     /// Takes a forwarded proposal as etcd's members do: as if it were this member's own, by whatever way and in
     /// whatever term it gets to a leader.
     fn pass_on(&mut self, mut message: eraftpb::Message) -> Result<(), Refused> {
-        message.from = self.config.id.0;
         message.context = Bytes::new();
         if self.raw.raft.leader_id == 0 {
-            if self.leaderless.len() < LEADERLESS_MAX {
-                self.leaderless.push(message);
-            }
+            self.wait_for_leader(message);
             return Ok(());
         }
+        message.from = self.config.id.0;
         self.raw.raft.step(message).map_err(other)
     }
 
+    /// Keeps a forwarded proposal until it is settled who leads. Returns false if there is no room for it.
+    fn wait_for_leader(&mut self, mut message: eraftpb::Message) -> bool {
+        let bytes: usize = message.entries.iter().map(|entry| entry.data.len()).sum();
+        let fits =
+            self.leaderless.len() < LEADERLESS_MAX && self.leaderless_bytes + bytes <= LEADERLESS_BYTES_MAX;
+        if fits {
+            if self.leaderless.is_empty() {
+                self.leaderless_since = self.ticks;
+            }
+            message.from = self.config.id.0;
+            self.leaderless_bytes += bytes;
+            self.leaderless.push(message);
+        }
+        fits
+    }
+
     fn settle_leaderless(&mut self) {
-        if !self.leaderless.is_empty() && self.raw.raft.leader_id != 0 {
+        if self.leaderless.is_empty() {
+            return;
+        }
+        let waited = self.ticks - self.leaderless_since;
+        if waited > 2 * self.config.election_ticks as u64 && !self.config.speaks_as_etcd {
+            self.leaderless.clear();
+            self.leaderless_bytes = 0;
+        } else if self.raw.raft.leader_id != 0 && self.transferring().is_none() {
+            self.leaderless_bytes = 0;
             for message in std::mem::take(&mut self.leaderless) {
                 // What is dropped now is lost, as in etcd.
                 let _ = self.raw.raft.step(message);
@@ -986,6 +1025,11 @@ impl Node {
             StateRole::Leader => self.raw.raft.lead_transferee.map(MemberId),
             _ => None,
         }
+    }
+
+    /// Returns true if forwarded proposals wait until it is settled who leads.
+    pub fn keeps_proposals(&self) -> bool {
+        !self.leaderless.is_empty()
     }
 
     /// The term of an entry that is in the log, or right before its first one.

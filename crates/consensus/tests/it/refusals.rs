@@ -439,8 +439,13 @@ fn proposals_wait_while_leadership_is_handed_over() {
     assert_eq!(node.transferring(), Some(MemberId(2)));
     let command = || vec![Bytes::from_static(b"z")];
     assert_eq!(node.request(Request::Propose(command())), Err(Refused::Transferring));
-    let forwarded = raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, 0) };
-    assert_eq!(node.request(Request::Receive(forwarded)), Err(Refused::Transferring));
+    let last = node.standing().last;
+    // A member that names a term proposes again; one of etcd's does not.
+    let forwarded =
+        |term| raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, term) };
+    assert_eq!(node.request(Request::Receive(forwarded(4))), Err(Refused::Transferring));
+    node.request(Request::Receive(forwarded(0))).expect("kept");
+    assert_eq!(node.standing().last, last);
     for _ in 0..10 {
         node.step(Event::Ticked).expect("taken");
         // Somebody else keeps it in office.
@@ -448,7 +453,61 @@ fn proposals_wait_while_leadership_is_handed_over() {
         node.request(Request::Receive(answer)).expect("taken");
     }
     assert_eq!(node.transferring(), None);
+    assert_eq!(node.standing().last, Index(last.0 + 1), "what was kept is proposed");
     node.request(Request::Propose(command())).expect("taken");
+}
+
+/// Member 2 asks for a vote, for term 5, since leadership is handed over to it.
+fn vote_of_transferee() -> raftpb::Message {
+    raftpb::Message {
+        from: Some(2),
+        index: Some(99),
+        log_term: Some(4),
+        context: Some(Bytes::from_static(b"CampaignTransfer")),
+        ..message(MessageType::MsgVote, 5)
+    }
+}
+
+#[test]
+fn what_members_of_etcd_forward_while_leadership_is_handed_over_goes_to_the_next_leader() {
+    let mut node = leader();
+    node.request(Request::Transfer(MemberId(2))).expect("taken");
+    let big = || raftpb::Entry { data: Some(Bytes::from(vec![0; 1 << 20])), ..entry(0, 0) };
+    let forwarded = || raftpb::Message { entries: vec![big()], ..message(MessageType::MsgProp, 0) };
+    for _ in 0..16 {
+        node.request(Request::Receive(forwarded())).expect("kept");
+    }
+    assert_eq!(
+        node.request(Request::Receive(forwarded())),
+        Err(Refused::Transferring),
+        "16 MiB are kept at most"
+    );
+    drain(&mut node);
+    // It votes for another, and does not yet know who leads.
+    node.request(Request::Receive(vote_of_transferee())).expect("taken");
+    assert!(node.transferring().is_none() && node.keeps_proposals());
+    let next = raftpb::Message { from: Some(2), ..message(MessageType::MsgHeartbeat, 5) };
+    node.request(Request::Receive(next)).expect("taken");
+    let sent = drain(&mut node);
+    let passed: Vec<_> = sent.iter().filter(|sent| sent.r#type() == MessageType::MsgProp).collect();
+    assert_eq!(passed.len(), 16);
+    assert!(
+        passed.iter().all(|one| one.to() == 2 && one.term() == 0 && one.entries[0].data().len() == 1 << 20)
+    );
+}
+
+#[test]
+fn what_members_of_etcd_forward_is_not_proposed_long_after() {
+    let mut node = leader();
+    node.request(Request::Receive(vote_of_transferee())).expect("taken");
+    let forwarded = raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, 0) };
+    node.request(Request::Receive(forwarded)).expect("kept");
+    for _ in 0..21 {
+        assert!(node.keeps_proposals());
+        node.step(Event::Ticked).expect("taken");
+        drain(&mut node);
+    }
+    assert!(!node.keeps_proposals(), "two election timeouts have passed");
 }
 
 /// Messages with every field at or next to a bound, in no sense: none ends the process, whatever it makes of the node.

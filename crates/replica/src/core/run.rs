@@ -20,7 +20,7 @@ use consensus::{Fetch, Node};
 use log::{EntryPlace, Log};
 use machine::auth::Auth;
 use machine::{Alarms, Machine};
-use numbers::{Index, Revision};
+use numbers::{Index, MemberId, Revision};
 
 use super::alarms::NospaceAlarm;
 use super::answers::Answers;
@@ -119,6 +119,8 @@ pub struct Core {
     leases: LeaseClocks,
     /// True if this member, which is to stop, has handed leadership over or has nobody to hand it to.
     handed_over: bool,
+    /// True if it led when it was to stop.
+    resigned: bool,
     config: Config,
     node: Node,
     log: Log,
@@ -207,6 +209,7 @@ impl Core {
             logger: parts.logger,
             leases: LeaseClocks::new(rules, Arc::clone(&parts.shared.metrics), now),
             handed_over: false,
+            resigned: false,
             compactor: Compactor::new(parts.config.auto_compaction, now),
             quota_warning: QuotaWarning::default(),
             alarms: Arc::new(parts.machine.alarms.clone()),
@@ -350,7 +353,13 @@ impl Core {
             return Ok(true);
         }
         Ok(self.stopping.is_some_and(|since| {
-            let idle = self.proposals.open() == 0 && self.handed_over && self.node.transferring().is_none();
+            // Who has handed over passes on what members of etcd go on sending, until there is another leader.
+            let succeeded = !self.resigned || self.node.standing().leader != MemberId::NONE;
+            let idle = self.proposals.open() == 0
+                && self.handed_over
+                && succeeded
+                && self.node.transferring().is_none()
+                && !self.node.keeps_proposals();
             idle || now.saturating_duration_since(since) > STOP_TIMEOUT
         }))
     }

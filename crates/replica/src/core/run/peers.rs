@@ -293,6 +293,7 @@ impl Core {
         }
         let Some(to) = self.successor() else { return };
         self.logger.info("handing leadership over before stopping", &[("to", Value::Id(to.0))]);
+        self.resigned = true;
         self.transfer_to(to);
     }
 
