@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -38,6 +40,7 @@ func runHistory(ctx context.Context, args []string) int {
 	rate := f.Int("rate", 300, "operations per second over all clients, at most")
 	timeout := f.Duration("timeout", 2*time.Second, "time limit of one operation")
 	seed := f.Uint64("seed", 0, "seed of operations and faults; 0 takes one at random")
+	migrate := f.String("migrate", "", "path of Mainstay's binary: the faults in-place and replacement turn members of --server, an etcd, into its, and back")
 	verbose := f.Bool("v", false, "print each fault")
 	f.parse(args, false)
 	names, err := parseFaults(*list)
@@ -61,6 +64,13 @@ func runHistory(ctx context.Context, args []string) int {
 			fmt.Printf("%7.2f s "+format+"\n", append([]any{time.Since(run.load.started).Seconds()}, args...)...)
 		}
 	}}
+	if *migrate != "" {
+		if run.faults.migration, err = newMigration(c, f.servers[0].path, *migrate); err != nil {
+			return cannotRun("history", err)
+		}
+	} else if slices.ContainsFunc(names, isStep) {
+		return cannotRun("history", errors.New("the faults in-place and replacement need --migrate"))
+	}
 	fmt.Printf("%s, %d members, %d clients, %d s, seed %d\n", f.servers[0].name, f.members, *clients, *seconds, *seed)
 	run.work(ctx, time.Duration(*seconds)*time.Second, *clients, *seed)
 	if ctx.Err() != nil {
@@ -121,6 +131,9 @@ func (r *historyRun) collect(ctx context.Context) (*history.History, []history.V
 	}
 	for _, problem := range r.faults.problems {
 		broken("not recovered", "%s", problem)
+	}
+	if g := r.faults.migration; g != nil && len(g.done.n) == 0 {
+		broken("nothing done", "no member was migrated")
 	}
 	h := &history.History{Ops: r.load.ops}
 	recoverCtx, cancel := context.WithTimeout(ctx, 60*time.Second)
@@ -314,6 +327,9 @@ func (r *historyRun) summary(h *history.History, checked time.Duration) {
 	fmt.Printf("            %d unknown, of which %d were writes that happened; %d refused\n", unknown, resolved, refused)
 	fmt.Printf("failures    %s\n", sortedCounts(r.load.failures.n))
 	fmt.Printf("faults      %s\n", sortedCounts(r.faults.injected.n))
+	if r.faults.migration != nil {
+		r.faults.migration.summary()
+	}
 	if all := r.faults.recoveries; len(all) > 0 {
 		fmt.Printf("end of a fault to all members healthy: median %v, worst %v, of %d\n", cluster.Median(all).Round(time.Millisecond), cluster.Worst(all).Round(time.Millisecond), len(all))
 	}

@@ -26,6 +26,8 @@ var faultNames = map[string]string{
 	"partition":   "cut one member off from all others in both directions, the leader every other time; packets vanish, or connections are reset",
 	"oneway":      "let nothing through from one member to another, or to all others, while the other direction works",
 	"replace":     "kill -9 some member, the leader every other time, and lose its disk; remove it and add a new one with its addresses",
+	"in-place":    "let the next member go on from the other binary (--migrate), on its data",
+	"replacement": "replace the next member by one of the other binary (--migrate), with an empty disk",
 	"slow":        "delay what members say to each other by up to 80 ms, and limit the rate of one direction",
 }
 
@@ -37,6 +39,8 @@ type faults struct {
 	rng      *rand.Rand
 	say      func(format string, args ...any)
 	injected counts
+	// migration is what the steps in-place and replacement go on with; nil without --migrate.
+	migration *migration
 
 	mu sync.Mutex
 	// leaderKills are the moments at which a leader was killed.
@@ -191,7 +195,11 @@ func (f *faults) inject(ctx context.Context, name string) error {
 			return err
 		}
 		f.say("replaced %s", m.Name)
-		return f.replace(m)
+		return f.replaceBy(m, func() {})
+	case "in-place":
+		return f.inPlace(ctx)
+	case "replacement":
+		return f.replacement(ctx)
 	case "restart":
 		m := f.any()
 		if err := m.Terminate(30 * time.Second); err != nil {
@@ -265,9 +273,13 @@ func (f *faults) inject(ctx context.Context, name string) error {
 	return nil
 }
 
-// replace does what an operator does after a disk is lost. It is carried to its
+// changeLimit is how long one try to change the membership may take: etcd waits for as long as its client does for a change that
+// got lost on the way to a leader that has died.
+const changeLimit = 10 * time.Second
+
+// replaceBy does what an operator does after a disk is lost; `before` is called before the new member starts. It is carried to its
 // end also when the run is over meanwhile.
-func (f *faults) replace(m *cluster.Member) error {
+func (f *faults) replaceBy(m *cluster.Member, before func()) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	status, err := m.Status(ctx)
@@ -281,7 +293,11 @@ func (f *faults) replace(m *cluster.Member) error {
 	}
 	defer c.Close()
 	for {
-		_, err = whenHealthy(ctx, func() (*clientv3.MemberRemoveResponse, error) { return c.MemberRemove(ctx, status.Header.MemberId) })
+		attempt, cancel := context.WithTimeout(ctx, changeLimit)
+		_, err = whenHealthy(attempt, func() (*clientv3.MemberRemoveResponse, error) {
+			return c.MemberRemove(attempt, status.Header.MemberId)
+		})
+		cancel()
 		// After an answer that got lost, the member is gone already.
 		if err == nil || errors.Is(err, rpctypes.ErrMemberNotFound) {
 			break
@@ -291,7 +307,9 @@ func (f *faults) replace(m *cluster.Member) error {
 		}
 	}
 	for {
-		_, err = whenHealthy(ctx, func() (*clientv3.MemberAddResponse, error) { return c.MemberAdd(ctx, []string{m.PeerURL}) })
+		attempt, cancel := context.WithTimeout(ctx, changeLimit)
+		_, err = whenHealthy(attempt, func() (*clientv3.MemberAddResponse, error) { return c.MemberAdd(attempt, []string{m.PeerURL}) })
+		cancel()
 		if err == nil || errors.Is(err, rpctypes.ErrPeerURLExist) {
 			break
 		}
@@ -302,5 +320,6 @@ func (f *faults) replace(m *cluster.Member) error {
 	if err := f.cluster.Rejoin(m); err != nil {
 		return err
 	}
+	before()
 	return m.Start()
 }

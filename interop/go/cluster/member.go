@@ -27,6 +27,8 @@ type Member struct {
 	PeerURL string
 	// Server is the binary that the next start takes; empty for the cluster's.
 	Server string
+	// Flags are given to this member's next start after those of the cluster.
+	Flags []string
 	// Gone says that the member was removed for good and is not to be started.
 	Gone bool
 
@@ -92,7 +94,7 @@ func (m *Member) flags() []string {
 		"--initial-cluster", m.initial, "--initial-cluster-token", m.cluster.Token,
 		"--initial-cluster-state", m.state, "--log-level", "warn",
 	}
-	return append(flags, m.cluster.Flags...)
+	return append(append(flags, m.cluster.Flags...), m.Flags...)
 }
 
 // reap waits for the end of a process and notes an end that nobody asked for.
