@@ -3,11 +3,12 @@
 
     kube_apiserver.py --build DIR                         builds kube-apiserver and kubectl from the Go module proxy into DIR
     kube_apiserver.py --programs DIR --server mainstay=PATH --server etcd=PATH --etcdctl PATH [--members 3]
-                      [--auth limited|root] [--no-watch-cache] [--objects 2000] [--only NAME,...]
+                      [--auth limited|root] [--no-watch-cache] [--objects 2000] [--only NAME,...] [--migrate PATH]
 
 Each server is started with TLS for clients (client-cert-auth) and members. With --auth its authentication is enabled and
 kube-apiserver is the user that its certificate names, who may use /registry/ and compact_rev_key, or everything. Between the checks a member is
-killed with SIGKILL, certificates are replaced, and kube-apiserver compacts every five seconds.
+killed with SIGKILL, certificates are replaced, and kube-apiserver compacts every five seconds. With --migrate the members, of an etcd, become
+those of the Mainstay at PATH one after the other, on their data, and etcd's again, beside a rolling restart of etcd's own.
 
 Ends with "N passed, M failed", and exit code 1 if M is not 0. Python 3, standard library only; openssl; Go for --build.
 """
@@ -103,6 +104,8 @@ class Store:
         self.names = [f"m{number}" for number in range(members)]
         self.ports = {name: (free_port(), free_port()) for name in self.names}
         self.processes = {}
+        # The programs, with more flags, of members that do not run the store's own.
+        self.others = {}
         for name in self.names:
             self.authority.issue(f"{name}-server", f"/CN={name}")
             self.peers.issue(f"{name}-peer", f"/CN={name}")
@@ -121,7 +124,7 @@ class Store:
         cluster = ",".join(f"{other}=https://127.0.0.1:{self.ports[other][1]}" for other in self.names)
         with open(f"{self.directory}/{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen([
-                *self.program, "--name", name, "--data-dir", f"{self.directory}/{name}",
+                *self.others.get(name, self.program), "--name", name, "--data-dir", f"{self.directory}/{name}",
                 "--listen-client-urls", client, "--advertise-client-urls", client,
                 "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster,
                 "--cert-file", f"{self.directory}/{name}-server.crt", "--key-file", f"{self.directory}/{name}-server.key",
@@ -133,6 +136,28 @@ class Store:
     def kill(self, name):
         self.processes[name].send_signal(signal.SIGKILL)
         self.processes[name].wait()
+
+    def terminate(self, name):
+        self.processes[name].terminate()
+        self.processes[name].wait(60)
+
+    def serves(self, name):
+        wait_for(f"{name} serves", lambda: self.ctl("endpoint", "health", endpoint=name))
+
+    def leader_last(self):
+        """The members in the order in which an operator restarts them."""
+        def leads(name):
+            status = json.loads(self.ctl("endpoint", "status", "-w", "json", endpoint=name))[0]["Status"]
+            return status["leader"] == status["header"]["member_id"]
+        return sorted(self.names, key=leads)
+
+    def export(self, name, mainstay, release):
+        """Puts a directory of etcd's in the place of a stopped member's of Mainstay."""
+        data = f"{self.directory}/{name}"
+        subprocess.run([*mainstay, "utl", "export", "--data-dir", data, "--to", f"{data}.made", "--release", release],
+                       check=True, capture_output=True)
+        shutil.rmtree(data)
+        os.rename(f"{data}.made", data)
 
     def ctl(self, *arguments, endpoint=None, check=True):
         certificate, key = self.administrator
@@ -580,7 +605,7 @@ class Checks:
                 if len(store.names) > 1:
                     self.more_than(acknowledged, 50)
                 store.start(name)
-                wait_for(f"{name} serves", lambda name=name: store.ctl("endpoint", "health", endpoint=name))
+                store.serves(name)
             self.more_than(acknowledged, 50)
 
         count, errors = self.writing(self.namespace("killed"), during)
@@ -610,14 +635,133 @@ class Checks:
                 wait_for("the new certificate is shown", lambda name=name: serial(name) != before[name], 30)
             self.more_than(acknowledged, 20)
             for name in store.names:
-                store.processes[name].terminate()
-                store.processes[name].wait(30)
+                store.terminate(name)
                 store.start(name)
-                wait_for(f"{name} serves", lambda name=name: store.ctl("endpoint", "health", endpoint=name))
+                store.serves(name)
                 self.more_than(acknowledged, 20)
 
         count, errors = self.writing(self.namespace("rotated"), during)
         return f"{count} acknowledged, {len(errors)} not"
+
+    def rolled(self, label, step):
+        """Each member is stopped and started again, by `step`, while clients of all kinds go on. Whatever was acknowledged is there, and
+        watches have seen it once. Says how many requests failed, and the longest time without a success, by kind."""
+        kube, store, home, over = self.kube, self.store, self.namespace(label), threading.Event()
+        leases = f"/apis/coordination.k8s.io/v1/namespaces/{label}/leases"
+        renewed = {"spec": {"holderIdentity": "n", "leaseDurationSeconds": 40}}
+        kube.expect(201, "POST", leases, {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "node"}, **renewed})
+        begin = kube.expect(200, "GET", f"{home}/configmaps")["metadata"]["resourceVersion"]
+        done, failed, longest = collections.Counter(), collections.defaultdict(collections.Counter), collections.Counter()
+        created, seen, resumed = [], [[], []], collections.Counter()
+
+        def repeat(kind, wanted, request):
+            last, n = time.monotonic(), 0
+            while not over.is_set():
+                n += 1
+                try:
+                    status, body = request(n)
+                    why = f"{status} {body.get('message', '') if isinstance(body, dict) else body}"
+                except (OSError, http.client.HTTPException) as error:
+                    status, why = None, str(error)
+                now = time.monotonic()
+                if status == wanted:
+                    done[kind] += 1
+                    longest[kind] = max(longest[kind], now - last)
+                    last = now
+                else:
+                    failed[kind][why[:90]] += 1
+                    time.sleep(0.02)
+            longest[kind] = max(longest[kind], time.monotonic() - last)
+
+        def create(number):
+            def request(n):
+                status, body = kube.call("POST", f"{home}/configmaps", config_map(f"{number}-{n:05}", {"n": str(n)}))
+                if status == 201:
+                    created.append(f"{number}-{n:05}")
+                return status, body
+            return request
+
+        def watch(number):
+            at, ended = begin, False
+            while not ended:
+                connection = kube.connection()
+                try:
+                    connection.request("GET", f"{home}/configmaps?watch=true&resourceVersion={at}&allowWatchBookmarks=true")
+                    answer = connection.getresponse()
+                    assert answer.status == 200, answer.status
+                    for line in answer:
+                        event = json.loads(line)
+                        assert event["type"] != "ERROR", event
+                        at = event["object"]["metadata"]["resourceVersion"]
+                        if event["type"] == "ADDED":
+                            seen[number].append(event["object"]["metadata"]["name"])
+                            ended = seen[number][-1] == "the-end"
+                            if ended:
+                                break
+                except (OSError, http.client.HTTPException):
+                    pass
+                finally:
+                    connection.close()
+                resumed["times"] += not ended
+
+        jobs = [self.threads.submit(repeat, "create", 201, create(number)) for number in range(2)]
+        jobs.append(self.threads.submit(repeat, "list", 200, lambda _: kube.call("GET", f"{home}/configmaps?limit=50")))
+        jobs.append(self.threads.submit(repeat, "get", 200, lambda _: kube.call("GET", f"{leases}/node")))
+        jobs.append(self.threads.submit(repeat, "renew", 200, lambda n: kube.call(
+            "PATCH", f"{leases}/node", {"metadata": {"annotations": {"n": str(n)}}}, kind="application/merge-patch+json")))
+        watches = [self.threads.submit(watch, number) for number in range(2)]
+        try:
+            for name in store.leader_last():
+                step(name)
+                store.serves(name)
+                self.more_than(created, 30)
+        finally:
+            over.set()
+            for job in jobs:
+                job.result()
+        kube.wait_ready()
+        kube.expect(201, "POST", f"{home}/configmaps", config_map("the-end", {}))
+        for one in watches:
+            one.result(120)
+        there = {item["metadata"]["name"] for item in kube.expect(200, "GET", f"{home}/configmaps")["items"]}
+        assert set(created) <= there, f"{len(set(created) - there)} acknowledged objects are gone"
+        for events in seen:
+            assert len(events) == len(set(events)) and set(events) == there, (len(events), len(there))
+        revision = str(json.loads(store.ctl("get", "none", "-w", "json"))["header"]["revision"])
+        hashes = {store.ctl("endpoint", "hashkv", "--rev", revision, "-w", "fields", endpoint=name).split('"Hash"')[-1]
+                  for name in store.names}
+        assert len(hashes) == 1, hashes
+        said = [f"{kind} {done[kind]}, {sum(failed[kind].values())} failed, longest {longest[kind]:.2f} s" for kind in sorted(done)]
+        why = collections.Counter()
+        for reasons in failed.values():
+            why.update(reasons)
+        return f"{label}: {'; '.join(said)}; watches resumed {resumed['times']} times {dict(why) or ''}"
+
+    def rolling(self):
+        """A rolling restart, with the same binary."""
+        def step(name):
+            self.store.terminate(name)
+            self.store.start(name)
+        return self.rolled("rolling", step)
+
+    def migrated(self):
+        """Every member becomes Mainstay's on etcd's data, and etcd's again."""
+        store, mainstay = self.store, [os.path.abspath(self.options.migrate)]
+        version = subprocess.run([*store.program, "--version"], check=True, capture_output=True, text=True).stdout.split()[2]
+        release = ".".join(version.split(".")[:2])
+
+        def over(name):
+            store.terminate(name)
+            store.others[name] = [*mainstay, f"--api-version={release}"]
+            store.start(name)
+
+        def back(name):
+            store.terminate(name)
+            store.export(name, mainstay, release)
+            del store.others[name]
+            store.start(name)
+        return "\n        ".join(["", self.rolled("to-mainstay", over), self.rolled("restarted-mainstay", lambda name: (
+            store.terminate(name), store.start(name))), self.rolled("to-etcd", back)])
 
     def restart(self):
         """A new kube-apiserver finds what the old one had stored."""
@@ -691,7 +835,7 @@ def run(name, program, options):
             store.enable_auth(options.auth)
         kubernetes = Kubernetes(options.programs, store, directory, options.watch_cache)
         checks = Checks(kubernetes, store, options)
-        for check in ALL:
+        for check in ALL + (["rolling", "migrated"] if options.migrate else []):
             if options.only and check not in options.only:
                 continue
             began = time.monotonic()
@@ -729,6 +873,7 @@ def main():
     parser.add_argument("--no-watch-cache", dest="watch_cache", action="store_false")
     parser.add_argument("--objects", type=int, default=2000)
     parser.add_argument("--only", type=lambda text: text.split(","))
+    parser.add_argument("--migrate", metavar="PATH", help="Mainstay's binary, which members of an etcd become and leave again")
     parser.add_argument("--keep", action="store_true", help="keeps data and logs")
     options = parser.parse_args()
     if options.build:
