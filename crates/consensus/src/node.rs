@@ -678,6 +678,10 @@ impl Node {
         } else if self.raw.raft.leader_id != 0 && self.transferring().is_none() {
             self.leaderless_bytes = 0;
             for message in std::mem::take(&mut self.leaderless) {
+                if self.is_early_change(&message) && self.early_changes.len() < EARLY_CHANGES_MAX {
+                    self.early_changes.push(message);
+                    continue;
+                }
                 // What is dropped now is lost, as in etcd.
                 let _ = self.raw.raft.step(message);
             }

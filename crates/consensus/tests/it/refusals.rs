@@ -497,6 +497,27 @@ fn what_members_of_etcd_forward_while_leadership_is_handed_over_goes_to_the_next
 }
 
 #[test]
+fn a_membership_change_that_was_kept_waits_for_the_one_before_it() {
+    let mut node = leader();
+    let change = ConfChange { kind: ConfChangeKind::AddLearner, node: MemberId(9) };
+    let data = conf_change(change);
+    // Its own first entry is not applied, so there might be a change among those before it.
+    let last = node.standing().last;
+    node.request(Request::Transfer(MemberId(2))).expect("taken");
+    let next =
+        raftpb::Entry { r#type: Some(EntryType::EntryConfChange as i32), data: Some(data), ..entry(0, 0) };
+    let forwarded = raftpb::Message { entries: vec![next], ..message(MessageType::MsgProp, 0) };
+    node.request(Request::Receive(forwarded)).expect("kept");
+    while node.transferring().is_some() {
+        node.step(Event::Ticked).expect("taken");
+        let answer = raftpb::Message { from: Some(3), ..message(MessageType::MsgHeartbeatResp, 4) };
+        node.request(Request::Receive(answer)).expect("taken");
+    }
+    assert!(!node.keeps_proposals());
+    assert_eq!(node.standing().last, last, "raft would put an empty entry in its place");
+}
+
+#[test]
 fn what_members_of_etcd_forward_is_not_proposed_long_after() {
     let mut node = leader();
     node.request(Request::Receive(vote_of_transferee())).expect("taken");
