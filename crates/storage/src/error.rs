@@ -52,6 +52,13 @@ pub enum DataDirError {
         /// The directory of Mainstay's log.
         log_dir: PathBuf,
     },
+    /// The member was exported to a data directory of etcd.
+    Exported {
+        /// The file that says so.
+        mark: PathBuf,
+        /// The data directory that was made for etcd.
+        to: PathBuf,
+    },
     /// The directory holds no member.
     Empty {
         /// The directory that was looked into.
@@ -353,6 +360,15 @@ impl fmt::Display for DataDirError {
                     own = own.join(" ")
                 )
             }
+            DataDirError::Exported { mark, to } => write!(
+                f,
+                "this member was exported to {to}, with which etcd goes on. If etcd was started on that, or on where it was \
+                 moved, this directory is out of date: a member that is started on it has forgotten what it promised and \
+                 acknowledged since, so remove it. If not, remove {to} to be sure that it never will be, and go on here: \
+                 `rm {mark}`",
+                to = to.display(),
+                mark = in_shell(mark)
+            ),
             DataDirError::Empty { path, lacks } => write!(f, "{} holds no {lacks}", path.display()),
             DataDirError::Removed { member_id, data_dir } => write!(
                 f,

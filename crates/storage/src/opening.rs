@@ -21,6 +21,7 @@ use crate::catch_up::entry_of;
 use crate::checkpointer::Level;
 use crate::clean_shutdown::CleanShutdown;
 use crate::error::{DataDirError, FirstEntriesError, Inconsistency, Lacking};
+use crate::exported;
 use crate::identity::Identity;
 use crate::log_dir::{self, Beside, LogDir};
 use crate::nospace::{Cause, Note};
@@ -253,6 +254,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let Opening { config, disk, .. } = *opening;
     let member_dir = &config.data_dir.join("member");
     let lock = lock(&**disk, member_dir, config.wal_dir.as_deref())?;
+    exported::refuse(&**disk, member_dir)?;
     if let Some(taken_over) = TakenOver::read(&**disk, member_dir)? {
         // Before anything is promised that etcd's files do not know of.
         taken_over.guard(&**disk, member_dir)?;

@@ -12,6 +12,7 @@ use interchange::{NewDataDir, NewMember};
 use machine::{Machine, Members, Values};
 use numbers::Revision;
 use storage::etcd_database::{self, EtcdDatabase};
+use storage::exported;
 use storage::kv_hash::HashedKv;
 use storage::stopped::Stopped;
 
@@ -36,7 +37,8 @@ Member, cluster, term, vote and index stay, and so do entries that are not known
 Mainstay stopped, alone or among the others of its cluster. So does the cluster's version: a member of several is refused if
 --release is below it, unless the cluster is being taken down to that release (etcdctl downgrade). Only one of the two
 directories may be used from then on: a member that is started on the older one has forgotten what it promised and
-acknowledged.
+acknowledged. So Mainstay does not start on its directory again, as a file in it (member/exported) says, which may be removed
+if etcd never starts on the output.
 ",
     example: "  etcdutl export --data-dir default.mainstay --to default.etcd && etcd --data-dir default.etcd",
     flags: &[
@@ -96,6 +98,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let values = stopped.values();
     let cluster_version = agreed.version.clone();
     let bytes = write(&mut stopped.machine, &values, new, agreed, &mut progress)?;
+    // Before there is anything that etcd can start on.
+    exported::mark(&RealDisk, &from.join("member"), &to).map_err(Failure::error)?;
     target.finish()?;
     progress.finish();
     let HashedKv { hash, compact_revision, revision } =

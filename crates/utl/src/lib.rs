@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //! - What is read is never changed, but for `defrag` and `migrate`, whose work that is, and `export`, which cuts off
-//!   what an interrupted write left at the end of a log, as a start would (test `import`, with a directory that takes
+//!   what an interrupted write left at the end of a log, as a start would, and marks the member as exported (test `import`, with a directory that takes
 //!   no writes).
 //! - A directory is there whole or not at all, whatever kills the process; nothing that is there is overwritten
 //!   (tests `restore`, `damage`).

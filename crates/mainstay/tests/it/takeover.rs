@@ -9,6 +9,7 @@ use testkit::TempDir;
 
 use crate::member::{Member, Setup};
 use crate::run;
+use crate::wal_dir::tool;
 
 /// A data directory that real etcd left.
 fn etcd_left(setup: &Setup, release: &str) {
@@ -108,4 +109,30 @@ fn a_member_that_etcd_went_on_with_is_refused() {
     std::fs::copy(&last, wal.join("0000000000000001-0000000000000100.wal")).expect("is copied");
     let said = setup.refused();
     assert!(said.contains("etcd has run on") && said.contains("mainstay rebuild"), "{said}");
+}
+
+#[test]
+fn a_member_that_was_exported_is_started_again_only_if_somebody_says_so() {
+    let dir = TempDir::in_memory("exported");
+    let setup = Setup::new(dir.path());
+    let member = setup.start();
+    put(&member);
+    member.stop();
+    let (data, to) = (setup.data_dir.display().to_string(), dir.join("etcd").display().to_string());
+    // A second export is as good as the first.
+    for _ in 0..2 {
+        let _ = std::fs::remove_dir_all(&to);
+        tool("utl", &["export", "--data-dir", &data, "--to", &to]);
+        let said = setup.refused();
+        assert!(
+            said.contains(&format!("this member was exported to {to}, with which etcd goes on")),
+            "{said}"
+        );
+    }
+    let mark = setup.data_dir.join("member/exported");
+    assert!(setup.refused().contains(&format!("`rm {}`", mark.display())));
+    std::fs::remove_file(mark).expect("is there");
+    let member = setup.start();
+    assert_eq!(revision(&member), 2);
+    member.stop();
 }

@@ -158,7 +158,8 @@ fn tools_find_a_log_of_its_own() {
     member.kill();
 }
 
-fn tool(name: &str, args: &[&str]) {
+/// Runs a tool of the program, which has to succeed.
+pub fn tool(name: &str, args: &[&str]) {
     let output =
         std::process::Command::new(crate::member::binary()).arg(name).args(args).output().expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -352,6 +352,31 @@ fn a_start_that_is_stopped_or_not_wanted_leaves_etcds_files_only() {
 }
 
 #[test]
+fn etcd_goes_on_where_mainstay_has_never_run() {
+    for apart in [false, true] {
+        let dir = TempDir::new("takeover-never-ran");
+        let data = etcd_dir(&dir, "3.4");
+        let (member, wal) = (data.join("member"), dir.join("wal"));
+        if apart {
+            std::fs::rename(member.join("wal"), &wal).expect("is moved");
+        }
+        let flag = format!("--wal-dir={}", text(&wal));
+        let before = everything(dir.path());
+        let flags: &[&str] = if apart { &[&flag] } else { &[] };
+        start(&data, flags);
+        // What docs/migration.md names.
+        let named = "checkpoint witness nospace wal-dir log taken-over-from-etcd";
+        let guards = if apart { wal.clone() } else { member.join("wal") };
+        for path in named.split(' ').map(|name| member.join(name)).chain([wal.join("log")]) {
+            let _ = std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path));
+        }
+        unguard(&guards);
+        std::fs::remove_file(member.join("lock")).expect("is there");
+        assert_eq!(everything(dir.path()), before, "{apart}");
+    }
+}
+
+#[test]
 fn members_that_raft_does_not_count_are_refused() {
     use prost::Message as _;
     for (release, words) in [

@@ -1,0 +1,58 @@
+//! The mark of a member that was exported to a data directory of etcd: from when etcd starts there, this one is out of date.
+//!
+//! A member that was started on it would have forgotten what it promised and acknowledged since, and the cluster would only
+//! notice once a leader has spoken with it; it may vote before that. So a start refuses.
+
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+
+use disk::Disk;
+use log::OpenError;
+
+use crate::error::DataDirError;
+
+/// Name of the mark in a member's directory. It holds the absolute path of the directory that was made for etcd, and nothing
+/// else; that it is there is what counts.
+pub const MARK_NAME: &str = "exported";
+
+/// Bytes that are read of the mark: a path is no longer than Linux takes.
+const BYTES_MAX: usize = 4096;
+
+/// Marks a member as exported to `to`, durably.
+///
+/// # Errors
+///
+/// When the operating system refuses.
+pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenError> {
+    let path = member_dir.join(MARK_NAME);
+    let making = member_dir.join(format!("{MARK_NAME}.tmp"));
+    let write = || {
+        if disk.exists(&making)? {
+            disk.remove(&making)?;
+        }
+        let file = disk.create(&making)?;
+        file.write_at(std::path::absolute(to)?.as_os_str().as_bytes(), 0)?;
+        file.sync_all()?;
+        disk.rename(&making, &path)?;
+        disk.sync_dir(member_dir)
+    };
+    write().map_err(|error| OpenError::Io { doing: "write", path: path.clone(), error })
+}
+
+/// Refuses to start a member that was exported.
+///
+/// # Errors
+///
+/// [`DataDirError::Exported`] if it was, or the answer of the operating system.
+pub fn refuse(disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
+    let mark = member_dir.join(MARK_NAME);
+    let io = |error| OpenError::Io { doing: "read", path: mark.clone(), error };
+    if !disk.exists(&mark).map_err(io)? {
+        return Ok(());
+    }
+    let mut bytes = vec![0; BYTES_MAX];
+    let read = disk.open_read(&mark).and_then(|file| file.read_at(&mut bytes, 0)).map_err(io)?;
+    bytes.truncate(read);
+    let to = PathBuf::from(std::ffi::OsString::from_vec(bytes));
+    Err(DataDirError::Exported { mark, to })
+}
