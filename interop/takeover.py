@@ -469,6 +469,8 @@ def disk(args, tally, etcd, directory):
         return
     try:
         member = single_member(small)
+        # What it says has room.
+        member.log_path = os.path.join(directory, "m0.log")
         member.serve(etcd)
         try:
             revisions = fill(member, args.keys, 2000)
