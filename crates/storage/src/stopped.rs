@@ -8,7 +8,7 @@ use consensus::{Entry, EntryKind};
 use disk::{Disk, Lock};
 use log::checkpoint::CheckpointStore;
 use log::{HardState, Log};
-use machine::{Command, Machine};
+use machine::{Command, Machine, Rules};
 use mvcc::HashWalk;
 use numbers::Revision;
 
@@ -40,18 +40,18 @@ pub struct Stopped {
 }
 
 impl Stopped {
-    /// Reads a data directory.
+    /// Reads a data directory, whose entries are applied as by a member without options.
     ///
     /// # Errors
     ///
     /// What is wrong with which file, with what to do in the text; or that a member is running on it, or that nothing
     /// of a member is there.
     pub fn open(disk: &Arc<dyn Disk>, data_dir: &Path) -> Result<Stopped, DataDirError> {
-        Stopped::open_with(disk, data_dir, None)
+        Stopped::open_with(disk, data_dir, None, RULES)
     }
 
-    /// Reads a data directory whose log is in `log_dir`, although it notes another place: one that is being made, and that
-    /// nobody else works on.
+    /// Reads a data directory, whose entries are applied by the rules of its member's options. With a `log_dir`, its log is
+    /// there, although it notes another place: it is being made, and nobody else works on it.
     ///
     /// # Errors
     ///
@@ -60,6 +60,7 @@ impl Stopped {
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
         log_dir: Option<&Path>,
+        rules: Rules,
     ) -> Result<Stopped, DataDirError> {
         let member_dir = &data_dir.join("member");
         let there = |path: &Path| {
@@ -81,7 +82,7 @@ impl Stopped {
         };
         let identity = Identity::of(owner);
         let record = log::ShutdownRecord::read(&**disk, &member_dir.join(log::ShutdownRecord::FILE_NAME))?;
-        let (mut machine, _) = restore(RULES, &checkpoints, manifest.as_ref(), member_dir, &identity)?;
+        let (mut machine, _) = restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity)?;
         let mut options = log::Options::new(&log_dir, owner.cluster_id, owner.member_id);
         options.by_hand = true;
         options.closed_at = record.and_then(|record| record.end);

@@ -19,6 +19,7 @@ use storage::stopped::Stopped;
 use crate::Session;
 use crate::commands::Run;
 use crate::commands::required;
+use crate::max_learners;
 use crate::target::{Target, is_taken};
 
 const DATA_DIR: Flag<String> = Flag::text("data-dir", "", "Required. Path to the data directory, not in use");
@@ -43,6 +44,7 @@ if etcd never starts on the output.
     example: "  etcdutl export --data-dir default.mainstay --to default.etcd && etcd --data-dir default.etcd",
     flags: &[
         DATA_DIR.row(),
+        max_learners::FLAG.row(),
         RELEASE.row(),
         TO.row(),
     ],
@@ -75,7 +77,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         &[("data-dir", from.display().to_string().into()), ("to", to.display().to_string().into())],
     );
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-    let mut stopped = Stopped::open(&disk, &from).map_err(Failure::error)?;
+    let rules = max_learners::rules(given);
+    let mut stopped = Stopped::open_with(&disk, &from, None, rules).map_err(Failure::error)?;
     let (id, members) = (stopped.identity.member_id, &stopped.machine.members);
     let agreed = Agreed::of(members, release, given.get(RELEASE))?;
     let (index, term) = (stopped.machine.applied_index, stopped.machine.applied_term);

@@ -26,6 +26,7 @@ use storage::terms::Terms;
 
 use crate::commands::Run;
 use crate::commands::required;
+use crate::max_learners;
 use crate::notice::Notices;
 use crate::old_store::{self, Migration};
 use crate::snapshot_file::stat;
@@ -68,6 +69,7 @@ Keys of the old store (API version 2, --enable-v2 of 3.4 and 3.5) are refused un
     example: "  etcdutl import --data-dir default.etcd --to default.mainstay && mainstay --data-dir default.mainstay",
     flags: &[
         DATA_DIR.row(),
+        max_learners::FLAG.row(),
         old_store::MIGRATE.row(),
         TO.row(),
         TO_WAL_DIR.row(),
@@ -99,7 +101,10 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         None => None,
     };
     let target = Target::begin(&to)?;
-    let (restoration, wal) = wal_dir::begin(target.making(), &to, to_wal_dir.as_ref(), import.identity())?;
+    let rules = max_learners::rules(session.matches);
+    let (mut restoration, wal) =
+        wal_dir::begin(target.making(), &to, to_wal_dir.as_ref(), import.identity())?;
+    restoration.set_rules(rules);
     let left_out = {
         let mut bytes = Progress::of_bytes("importing", Some(source.base.bolt().size_bytes()));
         let mut entries = Progress::of_things("entries", None);
@@ -124,7 +129,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         (_, Some(wal)) => Some(wal.making().to_path_buf()),
         _ => None,
     };
-    let mut made = Stopped::open_with(&disk, target.making(), log_dir.as_deref()).map_err(Failure::error)?;
+    let mut made =
+        Stopped::open_with(&disk, target.making(), log_dir.as_deref(), rules).map_err(Failure::error)?;
     let HashedKv { hash, compact_revision, revision } =
         made.hash_kv(Revision(0)).map_err(|status| Failure::error(status.message))?;
     let members = made.machine.members.by_id.len();

@@ -32,6 +32,7 @@ mod etcd_dir;
 mod export;
 mod hash_kv;
 mod import;
+mod max_learners;
 mod migrate;
 mod notice;
 mod old_store;

@@ -218,7 +218,8 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
         })
         .map_err(|error| failed(&error))?;
     // Read it back, as a start would.
-    let made = Stopped::open(&disk, target.making()).map_err(|error| failed(&error))?;
+    let made = Stopped::open_with(&disk, target.making(), None, rules(wanted.config));
+    let made = made.map_err(|error| failed(&error))?;
     let source = &import.source;
     let hard_state = made.hard_state;
     wanted.logger.info(

@@ -604,6 +604,12 @@ fn one_of_three(data: &Path) {
 
 /// A member like that of other members, and what they agreed on.
 fn member_of(data: &Path, membership: Membership) {
+    member_with(data, membership, &[(12, 0, Vec::new()), (13, 0, Vec::new())], Index(11));
+}
+
+/// A member like that with other entries behind entry 11, their indices, raft types and data, of which it knows that those up to
+/// `commit` are committed.
+fn member_with(data: &Path, membership: Membership, behind: &[(u64, u8, Vec<u8>)], commit: Index) {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let identity = Identity { member_id: 7, cluster_id: 9 };
     let mut restoration = Restoration::begin(&disk, data, identity).expect("begins");
@@ -630,12 +636,16 @@ fn member_of(data: &Path, membership: Membership) {
     };
     filling.push(&version).expect("is a version");
     let mut machine = filling.finish(None).expect("is a state");
-    let entries = [(11, 3, true), (12, 3, false), (13, 4, false)].map(|(index, term, applies)| {
-        let entry =
-            log::Entry { term: Term(term), index: Index(index), entry_type: 0, data: bytes::Bytes::new() };
-        Ok(RestoredEntry { applies, entry })
-    });
-    let promised = HardState { term: Term(6), vote: MemberId(8), commit: Index(11) };
+    let mut entries = vec![Ok(RestoredEntry {
+        applies: true,
+        entry: log::Entry { term: Term(3), index: Index(11), entry_type: 0, data: bytes::Bytes::new() },
+    })];
+    entries.extend(behind.iter().map(|(index, entry_type, data)| {
+        let (term, index) = (Term(if *index > 12 { 4 } else { 3 }), Index(*index));
+        let entry = log::Entry { term, index, entry_type: *entry_type, data: data.clone().into() };
+        Ok(RestoredEntry { applies: false, entry })
+    }));
+    let promised = HardState { term: Term(6), vote: MemberId(8), commit };
     let terms = restoration.follow(&mut machine, promised, None, &mut entries.into_iter()).expect("follow");
     restoration.finish(machine, &terms).expect("is durable");
 }
@@ -672,6 +682,26 @@ fn votes_and_acknowledged_entries_come_over_in_both_directions() {
         std::fs::remove_dir_all(&ours).expect("is removed");
         std::fs::rename(&etcds, &ours).expect("is moved");
         done(&["drop-etcd", "--data-dir", text(&ours)]);
+    }
+}
+
+#[test]
+fn learners_that_the_cluster_has_are_exported() {
+    let change = |id: u64| {
+        let member = machine::Member { id, peer_urls: vec![format!("http://h{id}:1")], ..Default::default() };
+        let context = Some(member.to_json().into_bytes().into());
+        let kind = raftpb::ConfChangeType::ConfChangeAddLearnerNode;
+        raftpb::ConfChange { id: None, r#type: Some(kind.into()), node_id: Some(id), context }.encode_to_vec()
+    };
+    for (flags, learners) in [(&[][..], &[21][..]), (&["--max-learners=2"], &[21, 22])] {
+        let dir = TempDir::in_memory("learners");
+        let (ours, etcds) = (dir.join("m"), dir.join("etcd"));
+        let members = [7, 8, 9].map(|id| Member { id, ..Member::default() }).to_vec();
+        let entries = [(12, 1, change(21)), (13, 1, change(22))];
+        member_with(&ours, Membership { members, ..Membership::default() }, &entries, Index(13));
+        done(&[&["export", "--data-dir", text(&ours), "--to", text(&etcds)], flags].concat());
+        let exported = DataDir::open(&RealDisk, &etcds).expect("is sound");
+        assert_eq!(exported.membership.conf_state().learners, learners, "{flags:?}");
     }
 }
 
