@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use tokio::sync::watch;
 
-/// The signals that end a command that waits.
-const ENDING: [libc::c_int; 2] = [libc::SIGINT, libc::SIGTERM];
+/// The signals that end a command that waits. The last is sent where the terminal goes away, unless `nohup` has it ignored.
+const ENDING: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 /// While this lives, the terminal at standard input does not show what is typed.
 pub struct EchoOff {
@@ -44,7 +44,7 @@ impl Drop for EchoOff {
     }
 }
 
-/// Tells of SIGINT and SIGTERM, which from now on do not end the process by themselves.
+/// Tells of SIGINT, SIGTERM and SIGHUP, which from now on do not end the process by themselves.
 #[derive(Clone)]
 pub struct Interruption(watch::Receiver<bool>);
 
@@ -87,6 +87,22 @@ impl Interruption {
             std::future::pending::<()>().await;
         }
     }
+
+    /// Waits for another signal than the one that [`Interruption::came`] has told of.
+    pub async fn came_again(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Returns true if the process was started with this signal ignored.
+fn is_ignored(signal: libc::c_int) -> bool {
+    // SAFETY: sigaction is plain data; with no new action, the call fills in the present one, or fails, which is asked.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
+    }
 }
 
 fn ending() -> libc::sigset_t {
@@ -94,7 +110,8 @@ fn ending() -> libc::sigset_t {
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
-        for signal in ENDING {
+        // One that is ignored would be delivered once it is blocked.
+        for signal in ENDING.into_iter().filter(|signal| *signal != libc::SIGHUP || !is_ignored(*signal)) {
             libc::sigaddset(&mut set, signal);
         }
         set
