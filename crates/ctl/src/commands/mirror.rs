@@ -70,6 +70,13 @@ const CUT_OVER: Flag<bool> = Flag::bool(
      end (not in etcd's etcdctl)",
 );
 
+const STOP_TIMEOUT: Flag<Duration> = Flag::duration(
+    "stop-timeout",
+    "10s",
+    "with --cut-over: longest time that the source takes no writes; then they go on, and the destination has not taken its \
+     place (not in etcd's etcdctl)",
+);
+
 pub(super) const MAKE_MIRROR: Command<Run> = Command {
     name: "make-mirror",
     usage: "make-mirror [options] <destination>",
@@ -94,6 +101,7 @@ pub(super) const MAKE_MIRROR: Command<Run> = Command {
         PROGRESS_KEY.row(),
         KEEP_REVISIONS.row(),
         CUT_OVER.row(),
+        STOP_TIMEOUT.row(),
     ],
     group: UTILITY,
     run: Some(Run::asking(|call| Box::pin(make_mirror(call)))),
@@ -101,10 +109,10 @@ pub(super) const MAKE_MIRROR: Command<Run> = Command {
 };
 
 /// Keys read at once.
-pub(super) const PAGE_KEYS: i64 = 1000;
+const PAGE_KEYS: i64 = 1000;
 
 /// Bytes of keys and values after which a transaction is sent before it is full: servers take 1.5 MiB.
-const TXN_BYTES_MAX: usize = 1024 * 1024;
+pub(super) const TXN_BYTES_MAX: usize = 1024 * 1024;
 
 /// Interval at which it is printed how far the mirror is.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(30);
@@ -118,6 +126,13 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     let (keeps_revisions, cuts_over) = (matches.get(KEEP_REVISIONS), matches.get(CUT_OVER));
     if cuts_over && !keeps_revisions {
         return Err(Failure::bad_args("`--cut-over` needs `--keep-revisions`"));
+    }
+    if matches.is_given(STOP_TIMEOUT) && !cuts_over {
+        return Err(Failure::bad_args("`--stop-timeout` needs `--cut-over`"));
+    }
+    let stop_limit = cuts_over.then(|| matches.get(STOP_TIMEOUT));
+    if stop_limit.is_some_and(|limit| limit.is_zero()) {
+        return Err(Failure::bad_args("`--stop-timeout` must be longer than 0"));
     }
     let is_partial = names != Names::default() || matches.get(NO_DEST_PREFIX) || matches.get(REV) != 0;
     if keeps_revisions && (is_partial || !matches.get(PROGRESS_KEY).is_empty()) {
@@ -138,11 +153,15 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     let login = Login::of_user(user, password, "Destination Password: ", &call.io)?;
     let endpoints = vec![crate::call::utf8(destination)?];
     let insecure = matches.get(DEST_INSECURE_TRANSPORT);
+    if cuts_over {
+        // The signals are taken before a connection starts threads for names.
+        call.interruption();
+    }
     let target = connected(globals.settings_of(endpoints, &files, insecure, &login)?).await?;
     let source = call.connect().await?;
     let operations_max = usize::try_from(matches.get(MAX_TXN_OPS)).unwrap_or(usize::MAX).max(1);
     if keeps_revisions {
-        return mirror_revisions::replay(call, source, target, operations_max, cuts_over).await;
+        return mirror_revisions::replay(call, source, target, operations_max, stop_limit).await;
     }
     let mirror = Mirror {
         source,

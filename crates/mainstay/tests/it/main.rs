@@ -24,6 +24,7 @@ mod damage_table;
 mod dashboards;
 mod diagnosis;
 mod discovery;
+mod forwarder;
 mod gateway;
 mod grpc_web;
 mod history;

@@ -1,14 +1,23 @@
 //! `make-mirror --keep-revisions`: a second cluster that goes through the history of the first, and takes its place.
 
+use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use api::Rpc;
-use api::etcdserverpb::{DeleteRangeRequest, DeleteRangeResponse, TxnRequest, TxnResponse};
+use api::etcdserverpb::alarm_request::AlarmAction;
+use api::etcdserverpb::{
+    AlarmRequest, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse,
+    LeaseLeasesResponse, RangeRequest, TxnRequest, TxnResponse,
+};
+use api::{Code, Rpc, Status};
+use prost::Message as _;
 use testkit::{TIMEOUT, TempDir};
+use tokio::sync::watch;
 
 use crate::client::{Client, delete_op, put_op};
+use crate::forwarder::{Asked, Forwarder, Verdict};
 use crate::member::{Member, Setup, binary};
 use crate::run;
 
@@ -32,10 +41,14 @@ impl Side {
 }
 
 fn mirror(source: &Side, target: &Side, flags: &[&str]) -> Command {
+    between(&source.url, &target.url, flags)
+}
+
+fn between(source: &str, target: &str, flags: &[&str]) -> Command {
     let mut command = Command::new(binary());
     command
         .env_clear()
-        .args(["ctl", "make-mirror", "--endpoints", &source.url, "--keep-revisions", &target.url])
+        .args(["ctl", "make-mirror", "--endpoints", source, "--keep-revisions", target])
         .args(flags)
         .stdin(Stdio::null());
     command
@@ -144,6 +157,9 @@ fn a_mirror_goes_through_every_revision_and_takes_the_place_of_its_source() {
         let life = new.time_to_live(lease, true).await.expect("a lease");
         assert_eq!((life.granted_ttl, life.keys), (77, vec!["kept".into()]));
         assert!(life.ttl >= 70, "it was renewed: {}", life.ttl);
+        // One that begins once more leaves the source as it is.
+        new.put("first", "v").await.expect("takes writes");
+        refused(&run_mirror(&source, &target, &["--cut-over"]), "the source has a CORRUPT alarm already");
         // The source still refuses, also deletions, until an operator says otherwise.
         assert_eq!(client.delete("kept").await, Err(api::error::CORRUPT));
         client.disarm().await.expect("is disarmed");
@@ -229,4 +245,305 @@ fn a_destination_that_is_no_copy_is_told_and_the_source_goes_on() {
     });
     let words = run_mirror(&source, &target, &["--prefix=a"]);
     assert_eq!(words.status.code(), Some(128), "{}", String::from_utf8_lossy(&words.stderr));
+}
+
+/// What an alarm request asks for.
+fn alarm_action(asked: &Asked) -> Option<AlarmAction> {
+    if asked.path != Rpc::MaintenanceAlarm.path() {
+        return None;
+    }
+    let request = AlarmRequest::decode(asked.message.clone()).expect("a request");
+    AlarmAction::try_from(request.action).ok()
+}
+
+/// Runs a mirror without stopping the runtime.
+async fn ended(mut command: Command) -> Output {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let running = tokio::task::spawn_blocking(move || command.output().expect("the binary runs"));
+    running.await.expect("no panic")
+}
+
+/// A signal that comes with the first request of this kind, and a rule that gives it.
+fn seen(action: AlarmAction) -> (watch::Receiver<bool>, impl Fn(&Asked)) {
+    let (sender, receiver) = watch::channel(false);
+    (receiver, move |asked: &Asked| {
+        if alarm_action(asked) == Some(action) {
+            sender.send_replace(true);
+        }
+    })
+}
+
+fn succeeded(output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn no_side_reads_more_than_what_has_changed_while_writes_are_stopped() {
+    let dir = TempDir::in_memory("mirror-cheap");
+    let (source, target) = (Side::new(dir.path(), "one"), Side::new(dir.path(), "two"));
+    let (here, there) = (source.setup.start(), target.setup.start());
+    run(async {
+        history(&here.client().await).await;
+        let (stopped, see) = seen(AlarmAction::Activate);
+        let left = Forwarder::start(here.client_address(), move |asked| {
+            see(asked);
+            Verdict::Pass
+        })
+        .await;
+        // What the destination is asked from then on.
+        let while_stopped = stopped.clone();
+        let right = Forwarder::start(there.client_address(), move |asked| {
+            if *while_stopped.borrow() && asked.path == Rpc::KvRange.path() {
+                let range = RangeRequest::decode(asked.message.clone()).expect("a request");
+                if !range.range_end.is_empty() && !range.count_only {
+                    return Verdict::Fail(Status::new(Code::Internal, "a whole range"));
+                }
+            }
+            Verdict::Pass
+        })
+        .await;
+        succeeded(&ended(between(&left.url, &right.url, &["--cut-over"])).await);
+        for asked in left.asked() {
+            if asked.path == Rpc::KvRange.path() {
+                let range = RangeRequest::decode(asked.message).expect("a request");
+                assert_eq!(range.min_mod_revision, 0, "etcd reads everything for this, whatever the limit");
+            } else if asked.path == Rpc::Watch.path() {
+                assert!(asked.requires_leader, "a member that is cut off from the others says nothing more");
+            }
+        }
+    });
+}
+
+#[test]
+fn writes_go_on_when_the_destination_does_not_come_up_in_time() {
+    let dir = TempDir::in_memory("mirror-bounded");
+    let (source, target) = (Side::new(dir.path(), "one"), Side::new(dir.path(), "two"));
+    let (here, there) = (source.setup.start(), target.setup.start());
+    run(async {
+        let client = here.client().await;
+        history(&client).await;
+        let (stopped, see) = seen(AlarmAction::Activate);
+        let failures = AtomicU32::new(0);
+        let left = Forwarder::start(here.client_address(), move |asked| {
+            see(asked);
+            let is_first = || failures.fetch_add(1, Ordering::Relaxed) < 2;
+            if alarm_action(asked) == Some(AlarmAction::Deactivate) && is_first() {
+                return Verdict::Fail(api::error::TIMEOUT);
+            }
+            Verdict::Pass
+        })
+        .await;
+        let (_never, silence) = watch::channel(false);
+        let right = Forwarder::start(there.client_address(), move |_| {
+            if *stopped.borrow() { Verdict::When(silence.clone()) } else { Verdict::Pass }
+        })
+        .await;
+        let flags = ["--cut-over", "--stop-timeout=2s"];
+        let output = ended(between(&left.url, &right.url, &flags)).await;
+        refused(&output, "within 2s of --stop-timeout; the source takes writes again");
+        assert_eq!(client.alarms().await.expect("alarms"), []);
+        client.put("goes", "on").await.expect("is put");
+    });
+}
+
+#[test]
+fn writes_are_not_stopped_while_that_would_take_too_long() {
+    let dir = TempDir::in_memory("mirror-rehearsed");
+    let (source, target) = (Side::new(dir.path(), "one"), Side::new(dir.path(), "two"));
+    let (here, _there) = (source.setup.start(), target.setup.start());
+    run(async {
+        let client = here.client().await;
+        history(&client).await;
+        let flags = ["--cut-over", "--stop-timeout=1us"];
+        let child = mirror(&source, &target, &flags).stdout(Stdio::piped()).spawn();
+        let mut running = Running(child.expect("the binary runs"));
+        let mut lines = BufReader::new(running.0.stdout.take().expect("is piped")).lines();
+        let told = tokio::task::spawn_blocking(move || {
+            lines.any(|line| line.is_ok_and(|line| line.contains("not stopping writes yet")))
+        });
+        assert!(told.await.expect("no panic"));
+        assert_eq!(client.alarms().await.expect("alarms"), []);
+        client.put("goes", "on").await.expect("is put");
+    });
+    for flags in [&["--stop-timeout=5s"][..], &["--cut-over", "--stop-timeout=0s"]] {
+        let output = run_mirror(&source, &target, flags);
+        assert_eq!(output.status.code(), Some(128), "{output:?}");
+    }
+}
+
+#[test]
+fn a_closed_terminal_ends_a_cut_over_and_another_signal_ends_its_end() {
+    let dir = TempDir::in_memory("mirror-signals");
+    let (source, target) = (Side::new(dir.path(), "one"), Side::new(dir.path(), "two"));
+    let (here, there) = (source.setup.start(), target.setup.start());
+    run(async {
+        let client = here.client().await;
+        client.put("k", "v").await.expect("is put");
+        let (mut stopped, see_stop) = seen(AlarmAction::Activate);
+        let (mut taken_back, see_end) = seen(AlarmAction::Deactivate);
+        let (_never, silence) = watch::channel(false);
+        let no_answer = silence.clone();
+        let left = Forwarder::start(here.client_address(), move |asked| {
+            see_stop(asked);
+            see_end(asked);
+            match alarm_action(asked) {
+                Some(AlarmAction::Deactivate) => Verdict::When(no_answer.clone()),
+                _ => Verdict::Pass,
+            }
+        })
+        .await;
+        let is_stopped = stopped.clone();
+        let right = Forwarder::start(there.client_address(), move |_| {
+            if *is_stopped.borrow() { Verdict::When(silence.clone()) } else { Verdict::Pass }
+        })
+        .await;
+        let mut command = between(&left.url, &right.url, &["--cut-over", "--stop-timeout=60s"]);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        let pid = libc::pid_t::try_from(child.id()).expect("a pid");
+        // SAFETY: plain system calls; the process is a child that was not waited for yet.
+        let signal = |signal| assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+        stopped.wait_for(|is_so| *is_so).await.expect("comes");
+        // The mirror has heard that writes are stopped when it asks for the revision.
+        let is_next = |asked: &[Asked]| {
+            let mut behind =
+                asked.iter().skip_while(|asked| alarm_action(asked) != Some(AlarmAction::Activate));
+            behind.any(|asked| asked.path == Rpc::KvRange.path())
+        };
+        while !is_next(&left.asked()) {
+            tokio::task::yield_now().await;
+        }
+        signal(libc::SIGHUP);
+        taken_back.wait_for(|is_so| *is_so).await.expect("comes");
+        signal(libc::SIGTERM);
+        let output = tokio::task::spawn_blocking(|| child.wait_with_output().expect("it ends"));
+        let output = output.await.expect("no panic");
+        refused(&output, "interrupted; the source takes no writes");
+        refused(&output, "(interrupted again): run `alarm disarm`");
+    });
+}
+
+#[test]
+fn a_cut_over_stays_done_whoever_reads_of_it() {
+    let dir = TempDir::in_memory("mirror-unread");
+    let (source, target) = (Side::new(dir.path(), "one"), Side::new(dir.path(), "two"));
+    let (here, _there) = (source.setup.start(), target.setup.start());
+    run(async {
+        let client = here.client().await;
+        client.put("k", "v").await.expect("is put");
+        let (go_on, signal) = watch::channel(false);
+        let left = Forwarder::start(here.client_address(), move |asked| match alarm_action(asked) {
+            Some(AlarmAction::Activate) => Verdict::When(signal.clone()),
+            _ => Verdict::Pass,
+        })
+        .await;
+        let mut command = between(&left.url, &target.url, &["--cut-over"]);
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        let stdout = child.stdout.take().expect("is piped");
+        let read = tokio::task::spawn_blocking(move || {
+            let mut lines = BufReader::new(stdout).lines();
+            lines.any(|line| line.is_ok_and(|line| line.contains("stopping writes")))
+        });
+        assert!(read.await.expect("no panic"));
+        // Nobody reads on.
+        go_on.send_replace(true);
+        let output = tokio::task::spawn_blocking(|| child.wait_with_output().expect("it ends"));
+        succeeded(&output.await.expect("no panic"));
+        assert_eq!(client.put("k", "w").await, Err(api::error::CORRUPT));
+    });
+}
+
+#[test]
+fn a_source_that_refuses_the_alarm_is_not_said_to_be_stopped() {
+    let dir = TempDir::in_memory("mirror-no-alarm");
+    let (source, target) = (Side::new(dir.path(), "one"), Side::new(dir.path(), "two"));
+    let (here, _there) = (source.setup.start(), target.setup.start());
+    run(async {
+        here.client().await.put("k", "v").await.expect("is put");
+        let left = Forwarder::start(here.client_address(), |asked| match alarm_action(asked) {
+            Some(AlarmAction::Activate) => Verdict::Fail(api::error::PERMISSION_DENIED),
+            _ => Verdict::Pass,
+        })
+        .await;
+        let output = ended(between(&left.url, &target.url, &["--cut-over"])).await;
+        refused(&output, "the source refuses to stop writes, and goes on: etcdserver: permission denied");
+        assert!(!String::from_utf8_lossy(&output.stderr).contains("takes no writes"), "{output:?}");
+    });
+}
+
+#[test]
+fn leases_are_those_of_the_source_when_the_destination_takes_its_place() {
+    let dir = TempDir::in_memory("mirror-leases");
+    let (source, target) = (Side::new(dir.path(), "one"), Side::new(dir.path(), "two"));
+    let (here, there) = (source.setup.start(), target.setup.start());
+    run(async {
+        let (client, new) = (here.client().await, there.client().await);
+        let grant = async |client: &Client, id, ttl| {
+            let request = LeaseGrantRequest { ttl, id };
+            let _: LeaseGrantResponse = client.call(Rpc::LeaseGrant, &request).await.expect("is granted");
+        };
+        // Ids that were granted again meanwhile, with other times to live.
+        for (id, before, now) in [(7, 3600, 50), (8, 50, 3600)] {
+            grant(&new, id, before).await;
+            grant(&client, id, now).await;
+        }
+        for id in 100..110 {
+            grant(&client, id, 600).await;
+            grant(&new, id, 600).await;
+        }
+        // Renewals that are answered only once all of them were asked for.
+        let renewals = AtomicU32::new(0);
+        let right = Forwarder::start(there.client_address(), move |asked| {
+            let is_renewal = asked.path == Rpc::LeaseKeepAlive.path();
+            if is_renewal && renewals.fetch_add(1, Ordering::Relaxed) < 11 {
+                Verdict::Keep
+            } else {
+                Verdict::Pass
+            }
+        })
+        .await;
+        succeeded(&ended(between(&source.url, &right.url, &["--cut-over"])).await);
+        for (id, ttl) in [(7, 50), (8, 3600), (100, 600), (109, 600)] {
+            assert_eq!(new.time_to_live(id, false).await.expect("a lease").granted_ttl, ttl, "lease {id}");
+        }
+    });
+}
+
+#[test]
+fn a_lease_that_a_member_does_not_list_yet_is_kept() {
+    let dir = TempDir::in_memory("mirror-unlisted");
+    let (source, target) = (Side::new(dir.path(), "one"), Side::new(dir.path(), "two"));
+    let (here, there) = (source.setup.start(), target.setup.start());
+    run(async {
+        let (client, new) = (here.client().await, there.client().await);
+        for side in [&client, &new] {
+            let request = LeaseGrantRequest { ttl: 600, id: 7 };
+            let _: LeaseGrantResponse = side.call(Rpc::LeaseGrant, &request).await.expect("is granted");
+        }
+        let left = Forwarder::start(here.client_address(), |asked| {
+            if asked.path != Rpc::LeaseLeases.path() {
+                return Verdict::Pass;
+            }
+            Verdict::Answer(LeaseLeasesResponse::default().encode_to_vec())
+        })
+        .await;
+        succeeded(&ended(between(&left.url, &target.url, &["--cut-over"])).await);
+        assert_eq!(new.leases().await.expect("leases"), [7]);
+    });
+}
+
+#[test]
+fn a_deletion_of_keys_that_are_too_long_for_one_request_is_mirrored() {
+    let dir = TempDir::in_memory("mirror-long-keys");
+    let (source, target) = (Side::new(dir.path(), "one"), Side::new(dir.path(), "two"));
+    let (here, there) = (source.setup.start(), target.setup.start());
+    run(async {
+        let client = here.client().await;
+        for n in 0..120 {
+            client.put(format!("k/{n:03}/{}", "x".repeat(14_000)), "v").await.expect("is put");
+        }
+        assert_eq!(delete_range(&client, "k/", "k0").await, 120);
+        succeeded(&ended(mirror(&source, &target, &["--cut-over"])).await);
+        assert_eq!(hash(&here).await, hash(&there).await);
+    });
 }

@@ -1,0 +1,264 @@
+//! Comparisons of a mirror's two sides at a revision: of all keys, or of those that were replayed since.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use api::etcdserverpb as pb;
+use api::mvccpb::KeyValue;
+use api::{Code, Rpc, Status, error};
+use bytes::Bytes;
+use cli::Failure;
+use client::Client;
+
+use super::{after, each};
+use crate::ranges::OPEN_END;
+
+/// Keys of the first page of a comparison, and of the largest.
+const PAGE_KEYS: (i64, i64) = (16, 256);
+/// Bytes that a page should have.
+const PAGE_BYTES: usize = 4 * 1024 * 1024;
+/// Bytes of keys that are kept to be compared again. If more change, everything is compared again.
+const CHANGED_BYTES_MAX: usize = 256 * 1024 * 1024;
+/// What a key that is kept costs besides its bytes.
+const CHANGED_KEY_BYTES: usize = 64;
+
+/// The keys that were replayed since both sides were compared.
+#[derive(Debug, Default)]
+pub(super) struct Changed {
+    keys: BTreeSet<Bytes>,
+    bytes: usize,
+    /// True if there were more than can be kept, or nothing to compare with.
+    is_too_much: bool,
+}
+
+impl Changed {
+    /// Keeps nothing: nothing was compared yet.
+    pub(super) fn unknown() -> Changed {
+        Changed { is_too_much: true, ..Changed::default() }
+    }
+
+    pub(super) fn add(&mut self, key: &[u8]) {
+        if self.is_too_much || self.keys.contains(key) {
+            return;
+        }
+        self.bytes += key.len() + CHANGED_KEY_BYTES;
+        if self.bytes > CHANGED_BYTES_MAX {
+            *self = Changed::unknown();
+            return;
+        }
+        // A copy: the key of an event keeps the whole message that it came in.
+        self.keys.insert(Bytes::copy_from_slice(key));
+    }
+
+    /// Returns the keys, and keeps none; `None` if there were more than can be kept.
+    pub(super) fn take(&mut self) -> Option<BTreeSet<Bytes>> {
+        let taken = std::mem::take(self);
+        (!taken.is_too_much).then_some(taken.keys)
+    }
+}
+
+/// The keys of a range at a revision, a page at a time. Pages have so many keys that their bytes stay within bounds.
+pub(super) struct Pages {
+    client: Client,
+    request: pb::RangeRequest,
+    page: VecDeque<KeyValue>,
+    is_over: bool,
+}
+
+impl Pages {
+    /// Keys from `key` to before `range_end`, at `revision` (0: now).
+    fn new(client: Client, key: Bytes, range_end: Bytes, revision: i64) -> Pages {
+        let request = pb::RangeRequest { key, range_end, revision, limit: PAGE_KEYS.0, ..Default::default() };
+        Pages { client, request, page: VecDeque::new(), is_over: false }
+    }
+
+    /// What there is now, without values.
+    pub(super) fn of_keys(client: &Client, key: Bytes, range_end: Bytes) -> Pages {
+        let mut pages = Pages::new(client.clone(), key, range_end, 0);
+        pages.request.keys_only = true;
+        pages
+    }
+
+    /// Returns the next key; `None` behind the last.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub(super) async fn next(&mut self) -> Result<Option<KeyValue>, Status> {
+        while self.page.is_empty() && !self.is_over {
+            let answer: pb::RangeResponse = match self.client.call(Rpc::KvRange, &self.request).await {
+                // Larger than an answer may be.
+                Err(status) if status.code == Code::ResourceExhausted && self.request.limit > 1 => {
+                    self.request.limit = 1;
+                    continue;
+                }
+                answer => answer?,
+            };
+            self.is_over = !answer.more;
+            if let Some(last) = answer.kvs.last() {
+                self.request.key = after(&last.key);
+            }
+            let bytes = answer.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
+            self.request.limit = next_limit(self.request.limit, bytes);
+            self.page = answer.kvs.into();
+        }
+        Ok(self.page.pop_front())
+    }
+}
+
+/// Keys to ask for behind a page of `limit` keys that had so many bytes: at most twice as many.
+fn next_limit(limit: i64, bytes: usize) -> i64 {
+    let fitting = PAGE_BYTES.saturating_mul(usize::try_from(limit).unwrap_or(1)) / bytes.max(1);
+    i64::try_from(fitting).unwrap_or(i64::MAX).clamp(1, PAGE_KEYS.1.min(limit * 2))
+}
+
+/// What a comparison of two clusters has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Difference {
+    /// Keys compared.
+    pub(super) keys: u64,
+    /// Keys that differ in anything, or are on one side only.
+    differing: u64,
+    first: Option<Bytes>,
+    /// Numbers of keys at the source and at the destination.
+    counts: (i64, i64),
+}
+
+impl Difference {
+    fn add(&mut self, differing: Option<Bytes>) {
+        self.keys += 1;
+        if let Some(key) = differing {
+            self.differing += 1;
+            self.first.get_or_insert(key);
+        }
+    }
+
+    async fn of_counts(source: &Client, target: &Client, revision: i64) -> Result<Difference, Status> {
+        let counts = (count(source, revision).await?, count(target, revision).await?);
+        Ok(Difference { counts, ..Difference::default() })
+    }
+}
+
+async fn count(client: &Client, revision: i64) -> Result<i64, Status> {
+    let all = Bytes::from(OPEN_END);
+    let request = pb::RangeRequest {
+        key: all.clone(),
+        range_end: all,
+        revision,
+        count_only: true,
+        ..Default::default()
+    };
+    let answer: pb::RangeResponse = client.call(Rpc::KvRange, &request).await?;
+    Ok(answer.count)
+}
+
+/// Compares all keys at a revision: value, revisions, version, lease; and their number.
+///
+/// # Errors
+/// As [`Client::call`].
+pub(super) async fn differences(source: Client, target: Client, revision: i64) -> Result<Difference, Status> {
+    let mut found = Difference::of_counts(&source, &target, revision).await?;
+    let pages = |client| Pages::new(client, OPEN_END.into(), OPEN_END.into(), revision);
+    let (mut here, mut there) = (pages(source), pages(target));
+    let (mut left, mut right) = (here.next().await?, there.next().await?);
+    loop {
+        let (step_left, step_right, key) = match (&left, &right) {
+            (None, None) => return Ok(found),
+            (Some(a), Some(b)) if a == b => (true, true, None),
+            (Some(a), Some(b)) => (a.key <= b.key, b.key <= a.key, Some(a.key.clone().min(b.key.clone()))),
+            (Some(a), None) => (true, false, Some(a.key.clone())),
+            (None, Some(b)) => (false, true, Some(b.key.clone())),
+        };
+        found.add(key);
+        if step_left {
+            left = here.next().await?;
+        }
+        if step_right {
+            right = there.next().await?;
+        }
+    }
+}
+
+/// Compares these keys at a revision, and the number of all keys. Each is read for itself: a range of those that were modified
+/// since a revision has etcd read all of its keys and values, whatever the limit.
+///
+/// # Errors
+/// As [`Client::call`].
+pub(super) async fn differences_of(
+    keys: BTreeSet<Bytes>,
+    source: &Client,
+    target: &Client,
+    revision: i64,
+) -> Result<Difference, Status> {
+    let mut found = Difference::of_counts(source, target, revision).await?;
+    let compared = each(keys, |key| {
+        let (source, target) = (source.clone(), target.clone());
+        async move {
+            let request = pb::RangeRequest { key: key.clone(), revision, ..Default::default() };
+            let here: pb::RangeResponse = source.call(Rpc::KvRange, &request).await?;
+            let there: pb::RangeResponse = target.call(Rpc::KvRange, &request).await?;
+            Ok((here.kvs != there.kvs).then_some(key))
+        }
+    });
+    compared.await?.into_iter().for_each(|differing| found.add(differing));
+    Ok(found)
+}
+
+/// A comparison that found no difference, or why the mirror cannot be made.
+///
+/// # Errors
+/// There is a difference, or there was no comparison.
+pub(super) fn told(found: Result<Difference, Status>, revision: i64) -> Result<Difference, Failure> {
+    let found = match found {
+        Err(status) if status.message == error::COMPACTED.message => {
+            return Err(Failure::error(format!(
+                "{} (one of the two sides no longer has revision {revision}, at which they were to be compared: have neither \
+                 compacted while a mirror begins or cuts over, and restore the destination from a newer snapshot of the \
+                 source if this comes again)",
+                status.message
+            )));
+        }
+        found => found?,
+    };
+    if let Some(first) = &found.first {
+        return Err(Failure::error(format!(
+            "the destination is no copy of the source: at revision {revision} {} of {} keys differ, the first is {}",
+            found.differing,
+            found.keys,
+            cli::go::quote(first)
+        )));
+    }
+    if found.counts.0 != found.counts.1 {
+        return Err(Failure::error(format!(
+            "the destination is no copy of the source: at revision {revision} it has {} keys, and the source {}",
+            found.counts.1, found.counts.0
+        )));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_large_values_have_few_keys() {
+        assert_eq!(next_limit(16, 16 * 200), 32, "small ones grow, and no faster");
+        assert_eq!(next_limit(256, 256 * 200), 256);
+        assert_eq!(next_limit(256, 256 * 1_500_000), 2);
+        assert_eq!(next_limit(2, 2 * 100_000_000), 1);
+        assert_eq!(next_limit(1, 0), 2);
+    }
+
+    #[test]
+    fn more_changed_keys_than_can_be_kept_are_told() {
+        let mut changed = Changed::default();
+        changed.add(b"a");
+        changed.add(b"a");
+        assert_eq!(changed.take(), Some(BTreeSet::from(["a".into()])));
+        assert_eq!(changed.take(), Some(BTreeSet::new()));
+        let large = vec![b'x'; CHANGED_BYTES_MAX];
+        changed.add(&large);
+        changed.add(b"a");
+        assert_eq!((changed.take(), changed.bytes), (None, 0));
+        assert_eq!(changed.take(), Some(BTreeSet::new()), "it begins again");
+    }
+}

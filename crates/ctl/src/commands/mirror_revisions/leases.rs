@@ -1,0 +1,304 @@
+//! The leases of a mirror's destination: those of the source with its times to live, kept alive until the source ends them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use api::etcdserverpb as pb;
+use api::{Code, Rpc, Status, error};
+use cli::Failure;
+use client::{Client, Stream, lease};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Now, each, locked};
+
+/// Interval at which it is looked which leases of the destination are due to be renewed.
+const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
+/// How long a stream of renewals may give no answer. Another one, of another member perhaps, goes on.
+const RENEWAL_PATIENCE: Duration = Duration::from_secs(2);
+/// Renewals that are asked for over a stream before the first is answered.
+const RENEWALS_AHEAD: usize = 64;
+/// Streams of renewals at once: a member of etcd that does not lead asks its leader for one lease of a stream at a time.
+const STREAMS_MAX: usize = 16;
+/// How long one endpoint may take to list its leases.
+const LIST_PATIENCE: Duration = Duration::from_secs(5);
+/// Seconds that a lease gets at the destination if the source has ended it already; the end of its keys is on its way.
+const GONE_TTL_SECONDS: i64 = 600;
+
+/// A lease of the destination.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// Seconds that it was granted for by this mirror. The destination may have granted more: no less than its election timeout
+    /// asks for.
+    asked_seconds: Option<i64>,
+    /// Seconds that it lives without a renewal; `None` until a renewal has told.
+    granted_seconds: Option<i64>,
+    due: Instant,
+}
+
+/// What a comparison of the leases has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Matched {
+    /// Number of leases of the source.
+    pub(super) leases: usize,
+    /// A lease with another time to live at the destination, where it has keys: its id was used again, and perhaps the end of
+    /// these keys is still on its way.
+    pub(super) reused: Option<i64>,
+}
+
+/// The leases of the destination. Clones share them.
+#[derive(Clone)]
+pub(super) struct Leases {
+    held: Arc<Mutex<HashMap<i64, Held>>>,
+    source: Client,
+    target: Client,
+}
+
+impl Leases {
+    /// Takes the leases that the destination has, and renews them.
+    ///
+    /// # Errors
+    /// The destination does not list them.
+    pub(super) async fn learn(source: Client, target: Client) -> Result<Leases, Status> {
+        let leases = Leases { held: Arc::default(), source, target };
+        let due = Instant::now();
+        for id in listed(&leases.target).await? {
+            leases.held().insert(id, Held { asked_seconds: None, granted_seconds: None, due });
+        }
+        leases.renew_all().await;
+        Ok(leases)
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<i64, Held>> {
+        locked(&self.held)
+    }
+
+    /// Takes a lease for one that the destination does not have.
+    pub(super) fn forget(&self, id: i64) {
+        self.held().remove(&id);
+    }
+
+    /// Has the destination grant a lease of the source, unless it has it.
+    ///
+    /// # Errors
+    /// One of the two refuses, or cannot be reached.
+    pub(super) async fn ensure(&self, id: i64) -> Result<(), Status> {
+        if self.held().contains_key(&id) {
+            return Ok(());
+        }
+        let ttl_seconds = match granted_seconds(&self.source, id).await? {
+            seconds if seconds > 0 => seconds,
+            _ => GONE_TTL_SECONDS,
+        };
+        self.grant(id, ttl_seconds).await
+    }
+
+    async fn grant(&self, id: i64, ttl_seconds: i64) -> Result<(), Status> {
+        let now = Instant::now();
+        let held = match lease::grant(&self.target, ttl_seconds, id).await {
+            Ok(answer) => Held {
+                asked_seconds: Some(ttl_seconds),
+                granted_seconds: Some(answer.ttl),
+                due: now + third(answer.ttl),
+            },
+            Err(status) if status.message == error::LEASE_EXIST.message => {
+                Held { asked_seconds: None, granted_seconds: None, due: now }
+            }
+            Err(status) => return Err(status),
+        };
+        self.held().insert(id, held);
+        Ok(())
+    }
+
+    /// Gives the destination all leases that the source has, with their times to live, and ends those that the source has ended
+    /// once their keys are gone.
+    ///
+    /// # Errors
+    /// One of the two refuses, or cannot be reached.
+    pub(super) async fn match_source(&self) -> Result<Matched, Failure> {
+        let ids: BTreeSet<i64> = listed(&self.source).await?.into_iter().collect();
+        let leases = ids.len();
+        let gone: Vec<i64> = self.held().keys().filter(|id| !ids.contains(id)).copied().collect();
+        let alike = each(ids, |id| {
+            let leases = self.clone();
+            async move { Ok::<_, Failure>((id, leases.make_alike(id).await?)) }
+        });
+        let reused = alike.await?.into_iter().find(|(_, is_alike)| !is_alike).map(|(id, _)| id);
+        each(gone, |id| {
+            let leases = self.clone();
+            async move { leases.end(id).await }
+        })
+        .await?;
+        Ok(Matched { leases, reused })
+    }
+
+    /// Gives the destination this lease with the source's time to live. Returns false if it has another one there, with keys.
+    async fn make_alike(&self, id: i64) -> Result<bool, Failure> {
+        let Some(held) = self.held().get(&id).copied() else {
+            self.ensure(id).await?;
+            return Ok(true);
+        };
+        let wanted = granted_seconds(&self.source, id).await?;
+        let has = match held.granted_seconds {
+            Some(seconds) => seconds,
+            None => granted_seconds(&self.target, id).await?,
+        };
+        // One that has ended since it was listed is ended at the next look.
+        if wanted <= 0 || has == wanted || held.asked_seconds == Some(wanted) {
+            return Ok(true);
+        }
+        let request = pb::LeaseTimeToLiveRequest { id, keys: true };
+        let answer: pb::LeaseTimeToLiveResponse = self.target.call(Rpc::LeaseTimeToLive, &request).await?;
+        if answer.keys.is_empty() {
+            self.revoke(id).await?;
+            self.grant(id, wanted).await?;
+            return Ok(true);
+        }
+        // The shortest time that the destination grants is longer, perhaps.
+        let probe = lease::grant(&self.target, 1, 0).await?;
+        lease::revoke(&self.target, probe.id).await?;
+        let is_shortest = wanted < has && has == probe.ttl;
+        if is_shortest && let Some(held) = self.held().get_mut(&id) {
+            held.asked_seconds = Some(wanted);
+        }
+        Ok(is_shortest)
+    }
+
+    /// Ends a lease that the source does not list, if it has no keys.
+    async fn end(&self, id: i64) -> Result<(), Failure> {
+        // The leader says whether it is there; the list is of one member.
+        if granted_seconds(&self.source, id).await? > 0 {
+            return Ok(());
+        }
+        let request = pb::LeaseTimeToLiveRequest { id, keys: true };
+        let answer: pb::LeaseTimeToLiveResponse = self.target.call(Rpc::LeaseTimeToLive, &request).await?;
+        if answer.keys.is_empty() {
+            self.revoke(id).await?;
+        }
+        Ok(())
+    }
+
+    async fn revoke(&self, id: i64) -> Result<(), Status> {
+        self.forget(id);
+        match lease::revoke(&self.target, id).await {
+            Ok(_) => Ok(()),
+            Err(status) if status.message == error::LEASE_NOT_FOUND.message => Ok(()),
+            Err(status) => Err(status),
+        }
+    }
+
+    /// Renews leases for ever, each after a third of its time. What fails is tried again: if a lease ends all the same, the
+    /// destination is at a revision that the source does not have, which is noticed there.
+    pub(super) async fn keep(self) {
+        loop {
+            sleep(RENEWAL_INTERVAL).await;
+            let now = Instant::now();
+            let due = self.held().iter().filter(|(_, held)| held.due <= now).map(|(id, _)| *id).collect();
+            self.renew(due).await;
+        }
+    }
+
+    /// Renews all leases, as far as that succeeds.
+    pub(super) async fn renew_all(&self) {
+        let all = self.held().keys().copied().collect();
+        self.renew(all).await;
+    }
+
+    /// Renews these leases over several streams, the most urgent first.
+    async fn renew(&self, mut ids: Vec<i64>) {
+        {
+            let held = self.held();
+            ids.sort_by_key(|id| held.get(id).map(|held| held.due));
+        }
+        let streams = ids.len().div_ceil(RENEWALS_AHEAD).clamp(1, STREAMS_MAX);
+        let mut parts = vec![Vec::new(); streams];
+        for (part, id) in (0..streams).cycle().zip(ids) {
+            parts[part].push(id);
+        }
+        let mut renewals = JoinSet::new();
+        for part in parts.into_iter().filter(|part| !part.is_empty()) {
+            let leases = self.clone();
+            renewals.spawn(async move { leases.renew_over_one_stream(&part).await });
+        }
+        while renewals.join_next().await.is_some() {}
+    }
+
+    /// Renews these leases until one fails; it comes behind the others the next time.
+    async fn renew_over_one_stream(&self, ids: &[i64]) {
+        let opened =
+            timeout(RENEWAL_PATIENCE, self.target.open::<_, pb::LeaseKeepAliveResponse>(Rpc::LeaseKeepAlive));
+        let Ok(Ok(mut stream)) = opened.await else { return };
+        for part in ids.chunks(RENEWALS_AHEAD) {
+            let began = Instant::now();
+            for id in part {
+                if stream.send(&pb::LeaseKeepAliveRequest { id: *id }).await.is_err() {
+                    return;
+                }
+            }
+            for id in part {
+                if !self.take_renewal(&mut stream, began).await {
+                    if let Some(held) = self.held().get_mut(id) {
+                        held.due = held.due.max(began + RENEWAL_INTERVAL);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes an answer to a renewal that was asked for at `began` or later. Returns false if the stream gives none.
+    async fn take_renewal(
+        &self,
+        stream: &mut Stream<pb::LeaseKeepAliveRequest, pb::LeaseKeepAliveResponse>,
+        began: Instant,
+    ) -> bool {
+        let Ok(Ok(Some(answer))) = timeout(RENEWAL_PATIENCE, stream.next()).await else { return false };
+        let mut held = self.held();
+        if answer.ttl > 0 {
+            if let Some(held) = held.get_mut(&answer.id) {
+                held.granted_seconds = Some(answer.ttl);
+                held.due = Instant::now() + third(answer.ttl);
+            }
+        } else if held.get(&answer.id).is_some_and(|held| held.due <= began) {
+            // One that is due later was perhaps granted again meanwhile.
+            held.remove(&answer.id);
+        }
+        true
+    }
+}
+
+fn third(ttl_seconds: i64) -> Duration {
+    Duration::from_secs(ttl_seconds.max(1).unsigned_abs()) / 3
+}
+
+/// Lists the leases that a cluster has now. A member lists those that it knows of, and may be behind: so each endpoint is asked
+/// right behind a linearizable read of its own, and the first answer counts.
+async fn listed(client: &Client) -> Result<Vec<i64>, Status> {
+    let mut asked = JoinSet::new();
+    for endpoint in client.endpoints() {
+        let one = client.at(&endpoint).within(LIST_PATIENCE);
+        asked.spawn(async move {
+            Now::of(&one).await?;
+            let answer: pb::LeaseLeasesResponse =
+                one.call(Rpc::LeaseLeases, &pb::LeaseLeasesRequest {}).await?;
+            Ok(answer.leases.into_iter().map(|lease| lease.id).collect())
+        });
+    }
+    let mut last = Status::new(Code::Unavailable, "no endpoint lists the leases");
+    while let Some(answer) = asked.join_next().await {
+        match answer {
+            Ok(Ok(ids)) => return Ok(ids),
+            Ok(Err(status)) => last = status,
+            Err(error) => last = Status::with(Code::Internal, error.to_string()),
+        }
+    }
+    Err(last)
+}
+
+/// Returns the seconds for which a lease was granted; not above 0 if it is not there.
+async fn granted_seconds(client: &Client, id: i64) -> Result<i64, Status> {
+    let request = pb::LeaseTimeToLiveRequest { id, keys: false };
+    let answer: pb::LeaseTimeToLiveResponse = client.call(Rpc::LeaseTimeToLive, &request).await?;
+    Ok(answer.granted_ttl)
+}
