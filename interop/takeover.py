@@ -9,6 +9,8 @@ The binary is changed, and nothing else: Mainstay is started with etcd's flags o
            time etcd goes on in between, and writes
   cluster  three members while a client writes all the time: one after the other becomes Mainstay's, then one after the other
            etcd's again. No write that was acknowledged may be lost
+  doctor   `mainstay doctor migrate` before the first step and after each, over and back, while a client writes: it has to name
+           planted problems (a member that is stopped, NOSPACE, too little disk) and nothing else, and its steps are those taken
   disk     the disk is too small for both. Mainstay says so and ends, etcd's files are as they were, and etcd goes on
            (a tmpfs is mounted, so this needs root)
 
@@ -38,7 +40,7 @@ import time
 
 PATIENCE_SECONDS = 60
 GUARDS = ("fffffffffffffff0-ffffffffffffffff.wal", "ffffffffffffffff-ffffffffffffffff.wal")
-PARTS = ("single", "kills", "cluster", "disk")
+PARTS = ("single", "kills", "cluster", "doctor", "disk")
 
 
 def b64(text):
@@ -456,6 +458,139 @@ def cluster(args, tally, etcd, directory):
             one.stop(signal.SIGKILL)
 
 
+class Doctor:
+    """What `mainstay doctor migrate` says of a cluster."""
+
+    def __init__(self, mainstay, port):
+        self.mainstay, self.port = mainstay, port
+
+    def ask(self, to, *flags, port=None):
+        """The exit code, and the report."""
+        done = subprocess.run([self.mainstay, "doctor", "migrate", f"--endpoints=127.0.0.1:{port or self.port}", f"--to={to}", "--json",
+                               *flags], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+        try:
+            report = json.loads(done.stdout)
+        except ValueError:
+            raise Wrong(f"doctor migrate ended with {done.returncode}: {done.stdout} {done.stderr}") from None
+        report["names"] = sorted(finding["name"] for finding in report["findings"])
+        return done.returncode, report
+
+    def ready(self, to, *flags):
+        """The first report by which the cluster is ready and knows its version: a member that just started has to catch up."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            code, report = self.ask(to, *flags)
+            if code == 0 and "cluster-version" not in report["names"]:
+                return report
+            if time.monotonic() > deadline:
+                raise Wrong(f"doctor migrate --to={to} is not content: {report}")
+            time.sleep(0.1)
+
+
+def doctor(args, tally, etcd, directory):
+    release = release_of(etcd)
+    ports = free_ports(6)
+    names = ",".join(f"m{n}=http://127.0.0.1:{ports[3 + n]}" for n in range(3))
+    members = {f"m{n}": Member(directory, f"m{n}", (ports[n], ports[3 + n]), names) for n in range(3)}
+    asked = Doctor(args.mainstay, ports[0])
+    writer = Writer(ports[:3])
+
+    def runs(report):
+        return sorted(member["runs"] for member in report["members"])
+
+    def planted(what, name, *flags):
+        code, report = asked.ask("mainstay", *flags)
+        tally.equal((code, name in report["names"]), (1, True), f"etcd {release}, {what}: {name} in {report['names']}")
+        tally.equal(report["next"], None, f"etcd {release}, {what}: no step")
+
+    def step(to, serve):
+        """Takes the step that the doctor names, once it names one."""
+        report = asked.ready(to)
+        tally.equal(report["names"], [], f"etcd {release}, to {to}, {runs(report)}")
+        tally.equal(report["hash_kv"] is not None, True, f"etcd {release}, to {to}, {runs(report)}: HashKV")
+        named, commands = report["next"]["member"].split(" ")[0], report["next"]["commands"]
+        if report["next"]["is_leader"]:
+            tally.equal(runs(report).count(to), 2, f"etcd {release}, to {to}: the leader comes last")
+            subprocess.run([args.mainstay, *commands.pop(0).split()[1:]], check=True, capture_output=True)
+        serve(members[named], commands)
+
+    def to_mainstay(member, commands):
+        member.stop()
+        member.serve(args.mainstay, *[word for word in commands[-1].split() if word.startswith("--")])
+
+    def to_etcd(member, commands):
+        member.stop()
+        member.export(args.mainstay, commands[1].split("--release ")[1])
+        member.serve(back)
+
+    try:
+        for one in members.values():
+            one.start(etcd)
+        for one in members.values():
+            one.wait()
+        fill(members["m0"], args.keys)
+        before = asked.ready("mainstay", f"--data-dir={members['m0'].data()}")
+        tally.equal((before["names"], runs(before)), ([], ["etcd"] * 3), f"etcd {release}: nothing found")
+        tally.equal([one["name"] for one in before["not_looked_at"]], ["old-keys", "settings"], f"etcd {release}: not looked at")
+        follower = members[before["next"]["member"].split(" ")[0]]
+
+        follower.stop()
+        if follower.port != asked.port:
+            planted("a member is stopped", "unreachable")
+        code, stopped = asked.ask("mainstay", f"--data-dir={follower.data()}", port=next(
+            one.port for one in members.values() if one is not follower))
+        tally.equal((code, stopped["names"]), (1, ["unreachable"]), f"etcd {release}: of a stopped member's directory, nothing")
+        small = os.path.join(directory, "small")
+        is_mounted = os.geteuid() == 0 and mount_small(small)
+        if is_mounted:
+            shutil.copytree(follower.data(), os.path.join(small, "data"))
+        follower.serve(etcd, "--quota-backend-bytes=100000")
+        try:
+            follower.call("/v3/kv/put", {"key": b64("k/more"), "value": b64("1")})
+        except OSError:
+            pass
+        planted("a quota is used up", "alarm-nospace")
+        follower.stop()
+        follower.serve(etcd)
+        alarm = int(follower.status()["header"]["member_id"])
+        follower.call("/v3/maintenance/alarm", {"action": "DEACTIVATE", "memberID": alarm, "alarm": "NOSPACE"})
+        if is_mounted:
+            try:
+                flag, filler = f"--data-dir={os.path.join(small, 'data')}", os.path.join(small, "filler")
+                tally.equal(asked.ready("mainstay", flag)["names"], [], f"etcd {release}: there is space")
+                free = os.statvfs(small)
+                with open(filler, "wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - (8 << 20))
+                planted("the disk is full", "disk-space", flag)
+            finally:
+                subprocess.run(["umount", small], check=True)
+        else:
+            print("SKIPPED a disk with too little space: a tmpfs is mounted by root only", flush=True)
+
+        writer.start()
+        for _ in members:
+            step("mainstay", to_mainstay)
+        tally.equal(asked.ready("mainstay")["done"], True, f"etcd {release}: all are Mainstay's")
+        back = way_back(args, etcd)
+        for _ in members if back else []:
+            step("etcd", to_etcd)
+        if back:
+            tally.equal(asked.ready("etcd")["done"], True, f"etcd {release}: all are etcd's again")
+        writer.over.set()
+        writer.join(PATIENCE_SECONDS + 10)
+        tally.equal(writer.given_up, None, f"etcd {release}: a write that was never acknowledged")
+    finally:
+        writer.over.set()
+        for one in members.values():
+            one.stop(signal.SIGKILL)
+
+
+def mount_small(path):
+    """Mounts a tmpfs in which a member with few keys has space, and Mainstay's files beside it just so."""
+    os.mkdir(path)
+    return subprocess.run(["mount", "-t", "tmpfs", "-o", "size=320m", "tmpfs", path], capture_output=True).returncode == 0
+
+
 def disk(args, tally, etcd, directory):
     release = release_of(etcd)
     if os.geteuid() != 0:
@@ -533,7 +668,7 @@ def main():
     for etcd in args.etcd:
         if "single" in wanted:
             runs += [(etcd, "single", lambda *given, how=how, apart=apart: single(*given, how, apart)) for how, apart in singles]
-        runs += [(etcd, part.__name__, part) for part in (kills, cluster, disk) if part.__name__ in wanted]
+        runs += [(etcd, part.__name__, part) for part in (kills, cluster, doctor, disk) if part.__name__ in wanted]
     for etcd, name, run in runs:
         print(f"{name}, etcd {release_of(etcd)}", flush=True)
         directory, failed = tempfile.mkdtemp(prefix="takeover-"), tally.failed

@@ -26,7 +26,9 @@ pub(crate) const PROGRAM: Program<Run> = Program {
 
 /// Returns what shells complete for `doctor` and for `check`.
 pub fn completion() -> [Tree; 2] {
-    [Tree::of(&crate::doctor::PROGRAM), Tree::of(&PROGRAM)]
+    let mut doctor = Tree::of(&crate::doctor::PROGRAM);
+    doctor.below.push(Tree { name: "migrate", ..Tree::of(&crate::migrate::PROGRAM) });
+    [doctor, Tree::of(&PROGRAM)]
 }
 
 /// Refuses words that are neither a command nor a flag.

@@ -209,7 +209,7 @@ async fn status_of(client: &Client) -> Result<(Status, u64), Unseen> {
     Ok((status, header.member_id))
 }
 
-async fn list_alarms(client: &Client) -> Result<Vec<Alarm>, Unseen> {
+pub(crate) async fn list_alarms(client: &Client) -> Result<Vec<Alarm>, Unseen> {
     let answer: AlarmResponse = client
         .call(Rpc::MaintenanceAlarm, &AlarmRequest::default())
         .await

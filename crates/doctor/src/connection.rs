@@ -32,6 +32,9 @@ const WRITE_OUT: Flag<String> =
     Flag::text("write-out", "simple", "set the output format (simple, json)").short('w');
 const JSON: Flag<bool> = Flag::bool("json", "short for --write-out=json");
 
+/// Bytes of an answer at most: a list of some millions of leases.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
 /// The flags, named as etcdctl's.
 pub(crate) const FLAGS: &[FlagRow] = &[
     ENDPOINTS.row(),
@@ -97,6 +100,7 @@ impl Connection {
         };
         let mut settings = Settings::of(endpoints);
         settings.dial_timeout = Some(matches.get(DIAL_TIMEOUT));
+        settings.receive_bytes_max = ANSWER_BYTES_MAX;
         settings.secure(&files, matches.get(INSECURE_TRANSPORT)).map_err(Failure::error)?;
         let user = matches.get(USER);
         if !user.is_empty() {
@@ -114,6 +118,7 @@ impl Connection {
         let transport = Transport {
             tls: settings.tls.clone(),
             dial_timeout: settings.dial_timeout,
+            receive_bytes_max: settings.receive_bytes_max,
             ..Transport::default()
         };
         let within = matches.get(COMMAND_TIMEOUT).max(Duration::from_millis(1));

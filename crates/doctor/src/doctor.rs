@@ -9,9 +9,11 @@ use cli::{Command, Failure, Flag, FlagRow, Invocation, Io, Matches, Program};
 
 use crate::collect::Plan;
 use crate::connection::{self, Connection, wants_json};
+use crate::evidence::Evidence;
 use crate::finding::Severity;
 use crate::findings::RULES;
 use crate::limits::{self, Limits};
+use crate::migrate;
 use crate::report::Report;
 use crate::rule::Rule;
 
@@ -22,13 +24,16 @@ const ERRORS: u8 = 5;
 /// Only warnings were found.
 const WARNINGS: u8 = 6;
 
+/// The word for [`migrate`], which has flags of its own.
+const MIGRATE: &str = "migrate";
+
 /// Rates need a time between two looks.
 const WINDOW_MIN: Duration = Duration::from_millis(10);
 
 const FOR: Flag<Duration> = Flag::duration("for", "10s", "how long to watch rates; the longer, the surer");
 const CLUSTER: Flag<bool> =
     Flag::on("cluster", "look at all members of the cluster, not only at --endpoints");
-const METRICS_ENDPOINTS: Flag<Vec<String>> = Flag::list(
+pub(crate) const METRICS_ENDPOINTS: Flag<Vec<String>> = Flag::list(
     "metrics-endpoints",
     "",
     "where the metrics of each of --endpoints are, in their order, if elsewhere",
@@ -49,6 +54,8 @@ const LONG: &str = "\
 Looks at a running cluster, Mainstay's or etcd's, and says why it is slow or about to fail: each finding with the figures
 and the member it is about, what it leads to, and what to do. What cannot be looked at is said too, with the reason.
 The cluster is only read, with a few small requests a second.
+
+mainstay doctor migrate says whether a cluster can be taken from etcd to Mainstay, or back, and which step is next.
 
 Exit codes: 0 nothing was found; 1 nothing could be looked at; 5 errors were found; 6 only warnings were found.";
 
@@ -106,7 +113,10 @@ pub fn run(args: &[OsString]) -> ExitCode {
 
 /// Runs as [`run`] does, with any streams and environment. Returns the exit code.
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
-    launch(&PROGRAM, args, io)
+    match args.split_first() {
+        Some((word, rest)) if word == MIGRATE => launch(&migrate::PROGRAM, rest, io),
+        _ => launch(&PROGRAM, args, io),
+    }
 }
 
 /// Reads the command line, and runs the command to its end in a runtime of one thread. Returns the exit code.
@@ -148,6 +158,11 @@ pub(crate) fn concluded(io: &Io, output: &str, code: u8) -> Result<(), Failure> 
 
 async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     if let Some(extra) = matches.arg_text(0) {
+        if extra == MIGRATE {
+            return Err(Failure::error(
+                "migrate comes before the flags: mainstay doctor migrate --endpoints=...",
+            ));
+        }
         let extra = cli::go::quote(extra);
         return Err(Failure::error(format!("unknown argument {extra}: endpoints go behind --endpoints")));
     }
@@ -159,10 +174,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     let is_json = wants_json(matches)?;
     let rules = chosen(matches)?;
     let connection = Connection::of(matches).await?;
-    let metrics_endpoints = matches.get(METRICS_ENDPOINTS).to_vec();
-    if !metrics_endpoints.is_empty() && metrics_endpoints.len() != connection.settings.endpoints.len() {
-        return Err(Failure::error("--metrics-endpoints has to name one for each of --endpoints"));
-    }
+    let metrics_endpoints = metrics_endpoints(matches, &connection)?;
     let sample_keys =
         usize::try_from(matches.get(SAMPLE)).map_err(|_| Failure::error("--sample is below zero"))?;
     let window = matches.get(FOR);
@@ -177,12 +189,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     // A certificate may say enough by itself.
     let is_told = report.findings.iter().any(|finding| finding.name != "unreachable");
     if !is_told && evidence.members.iter().all(|member| member.reached.is_err()) {
-        let whys: Vec<String> = evidence
-            .members
-            .iter()
-            .filter_map(|member| Some(format!("{}: {}", member.label(), member.reached.as_ref().err()?)))
-            .collect();
-        return Err(Failure::error(format!("no member can be reached: {}", whys.join("; "))));
+        return Err(no_member_answers(&evidence));
     }
     let code = match report.severity() {
         None => 0,
@@ -190,6 +197,28 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
         Some(Severity::Warning) => WARNINGS,
     };
     concluded(io, &if is_json { report.json() } else { report.text() }, code)
+}
+
+/// Where the metrics of each endpoint are, in their order; none: the endpoints themselves.
+///
+/// # Errors
+/// The two lists have different lengths.
+pub(crate) fn metrics_endpoints(matches: &Matches, connection: &Connection) -> Result<Vec<String>, Failure> {
+    let given = matches.get(METRICS_ENDPOINTS).to_vec();
+    if !given.is_empty() && given.len() != connection.settings.endpoints.len() {
+        return Err(Failure::error("--metrics-endpoints has to name one for each of --endpoints"));
+    }
+    Ok(given)
+}
+
+/// The failure to reach any member, with the reasons.
+pub(crate) fn no_member_answers(evidence: &Evidence) -> Failure {
+    let whys: Vec<String> = evidence
+        .members
+        .iter()
+        .filter_map(|member| Some(format!("{}: {}", member.label(), member.reached.as_ref().err()?)))
+        .collect();
+    Failure::error(format!("no member can be reached: {}", whys.join("; ")))
 }
 
 /// The rules that `--only` and `--skip` leave.

@@ -155,7 +155,7 @@ pub struct Alarm {
 }
 
 /// Etcd's alarms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AlarmKind {
     /// The quota is used up.
     NoSpace,

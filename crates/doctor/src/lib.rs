@@ -1,4 +1,5 @@
-//! Looks at running clusters, and at what they run on: `mainstay doctor`, `mainstay check disk`, `mainstay check network`.
+//! Looks at running clusters, and at what they run on: `mainstay doctor`, `mainstay check disk`, `mainstay check network`, and
+//! `mainstay doctor migrate`, which follows a cluster on its way from etcd to Mainstay, or back.
 //!
 //! What it is: [`Plan::collect`] looks at a cluster of Mainstay or etcd and writes down an [`Evidence`], plain data; each
 //! [`Rule`] judges it, without looking at anything else, and may give a [`Finding`]; a [`Report`] prints them.
@@ -6,7 +7,7 @@
 //! What it does not know: how the members work; it sees what any client sees, and Mainstay's own page where there is one.
 //!
 //! Invariants:
-//! * The cluster is only read, and never by an expensive request.
+//! * The cluster is only read, and never by an expensive request but HashKV, which `doctor migrate` is for.
 //! * What could not be looked at is told, with the reason; it never counts as well.
 //! * Nothing that a server sends ends the program or grows without bound.
 //!
@@ -28,6 +29,7 @@ mod fixture;
 mod histogram;
 mod http1;
 mod limits;
+mod migrate;
 mod network_trial;
 mod page;
 mod quantiles;
@@ -52,6 +54,10 @@ pub use finding::{Fact, Finding, Severity};
 pub use findings::RULES;
 pub use histogram::Histogram;
 pub use limits::Limits;
+pub use migrate::{
+    Directory, Hashed, Hashes, Leases, Listed, MIGRATION_RULES, MigrationPlan, MigrationRule, NextStep,
+    OldKeys, Product, Row, Settings, Survey, Verdict, View, next_step,
+};
 pub use network_trial::{NetworkResult, NetworkTrial};
 pub use page::{ClientUse, ExpensiveRange, FsyncStall, LargeValue, Page};
 pub use quantiles::Quantiles;

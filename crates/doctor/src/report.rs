@@ -62,18 +62,23 @@ impl Report {
 
     /// For people.
     pub fn text(&self) -> String {
+        let members = counted(self.members.len(), "member");
+        let mut out = format!("Looked at {members} for {:.0} s:\n", self.seconds);
+        for (label, about) in &self.members {
+            out.push_str(&folded(&format!("{label}: {about}"), "  ", "    "));
+            out.push('\n');
+        }
+        out.push_str(&self.body());
+        out
+    }
+
+    /// The findings, and what could not be looked at, for people.
+    pub(crate) fn body(&self) -> String {
         let mut out = String::new();
         let put = |out: &mut String, text: &str| {
             out.push_str(text);
             out.push('\n');
         };
-        put(
-            &mut out,
-            &format!("Looked at {} for {:.0} s:", counted(self.members.len(), "member"), self.seconds),
-        );
-        for (label, about) in &self.members {
-            put(&mut out, &folded(&format!("{label}: {about}"), "  ", "    "));
-        }
         let of = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
         let summary = match (of(Severity::Error), of(Severity::Warning)) {
             (0, 0) => "Nothing found".to_owned(),
@@ -125,10 +130,6 @@ impl Report {
 
     /// For machines: one object on one line.
     pub fn json(&self) -> String {
-        let strings = |texts: &[String]| {
-            let quoted: Vec<String> = texts.iter().map(json::string).collect();
-            format!("[{}]", quoted.join(","))
-        };
         let mut out = format!(
             "{{\"healthy\":{},\"seconds\":{:.3},\"rules\":{},\"members\":[",
             self.findings.is_empty(),
@@ -143,7 +144,20 @@ impl Report {
             let (label, about) = (json::string(label), json::string(about));
             write(&mut out, format_args!("{comma}{{\"member\":{label},\"about\":{about}}}"));
         }
-        out.push_str("],\"findings\":[");
+        write(&mut out, format_args!("],{}}}\n", self.json_body()));
+        out
+    }
+
+    /// The members `findings` and `not_looked_at` of an object.
+    pub(crate) fn json_body(&self) -> String {
+        let strings = |texts: &[String]| {
+            let quoted: Vec<String> = texts.iter().map(json::string).collect();
+            format!("[{}]", quoted.join(","))
+        };
+        let write = |out: &mut String, text: std::fmt::Arguments<'_>| {
+            out.write_fmt(text).expect("strings take everything");
+        };
+        let mut out = "\"findings\":[".to_owned();
         for (at, finding) in self.findings.iter().enumerate() {
             let comma = if at > 0 { "," } else { "" };
             write(
@@ -176,17 +190,18 @@ impl Report {
                 format_args!("{comma}{{\"name\":{name},\"members\":{members},\"because\":{because}}}"),
             );
         }
-        out.push_str("]}\n");
+        out.push(']');
         out
     }
 }
 
-fn counted(number: usize, what: &str) -> String {
+/// A number of things, with an s behind the word for many.
+pub(crate) fn counted(number: usize, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
 /// Breaks a text into lines, the first one behind `first`, the others behind `next`.
-fn folded(text: &str, first: &str, next: &str) -> String {
+pub(crate) fn folded(text: &str, first: &str, next: &str) -> String {
     let mut out = first.to_owned();
     let mut column = first.chars().count();
     let mut is_first = true;

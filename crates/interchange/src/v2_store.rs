@@ -98,6 +98,28 @@ pub(crate) struct Image {
 }
 
 impl OldStore {
+    /// Reads the newest image in a member's `snap` directory, whatever the log says of it: all that can be known of a member that
+    /// runs, whose log is being written. An image of more than a few MiB is not read, and only its size is known; see
+    /// [`OldStore::large`].
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be read.
+    pub fn glance(disk: &dyn Disk, snap_dir: &Path) -> io::Result<OldStore> {
+        let names = disk.list(snap_dir)?.into_iter();
+        let newest = names.filter_map(|name| Some((place_of(&name)?, name))).max();
+        let Some((place, name)) = newest else { return Ok(OldStore::default()) };
+        Ok(OldStore::of_newest(&match read(disk, &snap_dir.join(&name), IMAGE_BYTES_GLANCE) {
+            Ok((read, conf_state, json)) if read == place => {
+                Newest::Image(Image { name, index: place.1, conf_state, json })
+            }
+            Ok(_) => Newest::Unreadable { name, why: ImageError::OtherEntry },
+            // The member has removed it since the directory was listed, and has a newer one.
+            Err(ImageError::Io(error)) => return Err(error),
+            Err(why) => Newest::Unreadable { name, why },
+        }))
+    }
+
     /// What an image says, which has at most [`IMAGE_BYTES_MAX`] bytes if it was read.
     pub(crate) fn of_newest(newest: &Newest) -> OldStore {
         let unreadable = |name: &str, why: &ImageError| OldStore {

@@ -109,6 +109,7 @@ fn help_tells_everything() {
         }
     };
     expect("help.txt", &text(&["--help"]));
+    expect("help-migrate.txt", &text(&["migrate", "--help"]));
     expect("list.txt", &text(&["--list"]));
     expect("help-disk.txt", &text(&["check", "disk", "--help"]));
     expect("help-network.txt", &text(&["check", "network", "--help"]));
@@ -128,16 +129,26 @@ fn what_cannot_be_done_is_refused() {
     );
     assert!(refused(&["--nonsense"]).starts_with("Error: unknown flag: --nonsense\n"));
     assert!(refused(&["10.0.0.1:2379"]).contains("endpoints go behind --endpoints"));
+    assert_eq!(
+        refused(&["--json", "migrate"]),
+        "Error: migrate comes before the flags: mainstay doctor migrate --endpoints=...\n"
+    );
+    assert_eq!(refused(&["migrate", "--to=consul"]), "Error: --to is mainstay or etcd, not \"consul\"\n");
+    assert_eq!(refused(&["migrate", "--wal-dir=/w"]), "Error: --wal-dir goes with --data-dir\n");
+    assert!(refused(&["migrate", "10.0.0.1:2379"]).contains("unknown argument"));
+    assert!(refused(&["migrate", "--for=1s"]).starts_with("Error: unknown flag: --for\n"));
+    assert!(refused(&["migrate", "--metrics-endpoints=a:1,b:2"]).contains("one for each of --endpoints"));
     assert!(refused(&["--user=root"]).contains("a password is missing"));
     assert!(refused(&["-w", "table"]).contains("unknown output format \"table\""));
     assert!(refused(&["--metrics-endpoints=a:1,b:2"]).contains("one for each of --endpoints"));
     assert_eq!(refused(&["--for=0s"]), "Error: --for is at least 10ms\n");
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let error = refused(&[&format!("--endpoints={gone}")]);
-    assert_eq!(
-        error,
-        format!("Error: no member can be reached: {gone}: dial tcp {gone}: connect: connection refused\n")
-    );
+    for words in [&[][..], &["migrate"]] {
+        let endpoints = format!("--endpoints={gone}");
+        let error = refused(&[words, &[&endpoints]].concat());
+        let why = format!("{gone}: dial tcp {gone}: connect: connection refused");
+        assert_eq!(error, format!("Error: no member can be reached: {why}\n"));
+    }
 }
 
 #[test]

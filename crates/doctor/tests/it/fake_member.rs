@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use api::etcdserverpb::{
-    AlarmMember, AlarmResponse, AlarmType, Member, MemberListResponse, RangeRequest, RangeResponse,
+    AlarmMember, AlarmResponse, AlarmType, AuthUserListResponse, HashKvRequest, HashKvResponse,
+    LeaseLeasesResponse, LeaseStatus, Member, MemberListResponse, RangeRequest, RangeResponse,
     ResponseHeader, StatusResponse,
 };
 use api::mvccpb::KeyValue;
@@ -21,10 +22,19 @@ pub struct Script {
     pub members: Vec<Member>,
     pub alarms: Vec<AlarmMember>,
     pub keys: Vec<(&'static str, usize)>,
+    /// Ids of leases.
+    pub leases: Vec<i64>,
+    pub users: Vec<String>,
+    /// Hash and compacted revision at each question in turn, the last one again and again; `None`: the revision was compacted.
+    pub hashes: Vec<Option<(u32, i64)>>,
+    /// Calls that are never answered.
+    pub silent: Vec<&'static str>,
     /// The first and all later pages of metrics, as whole HTTP answers.
     pub metrics: [Vec<u8>; 2],
     pub page: Vec<u8>,
     pub version: Vec<u8>,
+    /// The page of API version 2, or nothing where that is not served.
+    pub old_keys: Option<Vec<u8>>,
 }
 
 /// It runs until it is dropped.
@@ -71,10 +81,18 @@ pub fn no_space(member_id: u64) -> AlarmMember {
 impl FakeMember {
     /// Listens first, so that the script may name the address.
     pub async fn start(script: impl FnOnce(SocketAddr) -> Script) -> FakeMember {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let script = script(listener.local_addr().unwrap());
+        FakeMember::on(listener, script)
+    }
+
+    /// Serves at a socket that others may have been told of before.
+    pub fn on(listener: std::net::TcpListener, script: Script) -> FakeMember {
+        listener.set_nonblocking(true).unwrap();
+        let listener = TcpListener::from_std(listener).unwrap();
         let address = listener.local_addr().unwrap();
-        let script = Arc::new(script(address));
-        let asked = Arc::new(AtomicUsize::new(0));
+        let script = Arc::new(script);
+        let asked = Arc::new(Asked::default());
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 tokio::spawn(serve(stream, script.clone(), asked.clone()));
@@ -84,7 +102,14 @@ impl FakeMember {
     }
 }
 
-async fn serve(mut stream: TcpStream, script: Arc<Script>, asked: Arc<AtomicUsize>) {
+/// How often something was asked for that changes.
+#[derive(Default)]
+struct Asked {
+    metrics: AtomicUsize,
+    hashes: AtomicUsize,
+}
+
+async fn serve(mut stream: TcpStream, script: Arc<Script>, asked: Arc<Asked>) {
     let mut first = [0; 3];
     // The kernel may deliver less at first; three bytes come in one piece on loopback.
     if stream.peek(&mut first).await.is_err() {
@@ -93,7 +118,7 @@ async fn serve(mut stream: TcpStream, script: Arc<Script>, asked: Arc<AtomicUsiz
     if &first == b"PRI" {
         let Ok(mut connection) = h2::server::handshake(stream).await else { return };
         while let Some(Ok((request, respond))) = connection.accept().await {
-            tokio::spawn(call(request, respond, script.clone()));
+            tokio::spawn(call(request, respond, script.clone(), asked.clone()));
         }
         return;
     }
@@ -105,9 +130,10 @@ async fn serve(mut stream: TcpStream, script: Arc<Script>, asked: Arc<AtomicUsiz
     }
     let line = String::from_utf8_lossy(&request).into_owned();
     let answer = match line.split(' ').nth(1) {
-        Some("/metrics") => script.metrics[asked.fetch_add(1, Ordering::Relaxed).min(1)].clone(),
+        Some("/metrics") => script.metrics[asked.metrics.fetch_add(1, Ordering::Relaxed).min(1)].clone(),
         Some("/debug/mainstay") => script.page.clone(),
         Some("/version") => script.version.clone(),
+        Some("/v2/keys") => script.old_keys.clone().unwrap_or_else(|| status(404)),
         _ => status(404),
     };
     // Its reader may have had enough.
@@ -119,6 +145,7 @@ async fn call(
     request: http::Request<h2::RecvStream>,
     mut respond: h2::server::SendResponse<Bytes>,
     script: Arc<Script>,
+    asked: Arc<Asked>,
 ) {
     let path = request.uri().path().to_owned();
     let mut body = request.into_body();
@@ -127,7 +154,32 @@ async fn call(
         let _ = body.flow_control().release_capacity(part.len());
         message.extend_from_slice(&part);
     }
+    if script.silent.contains(&path.rsplit('/').next().unwrap_or_default()) {
+        std::future::pending::<()>().await;
+    }
+    let refused = |code: &'static str, text: &'static str| {
+        let head = http::Response::builder().header("content-type", "application/grpc");
+        head.header("grpc-status", code).header("grpc-message", text).body(()).unwrap()
+    };
     let answer = match path.as_str() {
+        "/etcdserverpb.Maintenance/HashKV" => {
+            let revision = HashKvRequest::decode(&message[5..]).unwrap().revision;
+            assert!(revision > 0, "a revision that all members have");
+            let turn = asked.hashes.fetch_add(1, Ordering::Relaxed);
+            let Some((hash, compact_revision)) = script.hashes[turn.min(script.hashes.len() - 1)] else {
+                let text = "etcdserver: mvcc: required revision has been compacted";
+                let _ = respond.send_response(refused("11", text), true);
+                return;
+            };
+            HashKvResponse { header: None, hash, compact_revision, hash_revision: revision }.encode_to_vec()
+        }
+        "/etcdserverpb.Lease/LeaseLeases" => {
+            let leases = script.leases.iter().map(|id| LeaseStatus { id: *id }).collect();
+            LeaseLeasesResponse { header: None, leases }.encode_to_vec()
+        }
+        "/etcdserverpb.Auth/UserList" => {
+            AuthUserListResponse { header: None, users: script.users.clone() }.encode_to_vec()
+        }
         "/etcdserverpb.Maintenance/Status" => script.status.encode_to_vec(),
         "/etcdserverpb.Maintenance/Alarm" => {
             AlarmResponse { header: None, alarms: script.alarms.clone() }.encode_to_vec()
@@ -137,10 +189,7 @@ async fn call(
         }
         "/etcdserverpb.KV/Range" => range(&script, &message[5..]).encode_to_vec(),
         _ => {
-            let head = http::Response::builder()
-                .header("content-type", "application/grpc")
-                .header("grpc-status", "12");
-            let _ = respond.send_response(head.body(()).unwrap(), true);
+            let _ = respond.send_response(refused("12", "unknown method"), true);
             return;
         }
     };
@@ -158,7 +207,7 @@ async fn call(
 
 fn range(script: &Script, message: &[u8]) -> RangeResponse {
     let request = RangeRequest::decode(message).unwrap();
-    assert!(request.serializable && request.limit > 0, "a careful reader");
+    assert!(request.limit > 0 && (request.serializable || &request.key[..] == b"health"), "a careful reader");
     let behind = script.keys.iter().filter(|(key, _)| key.as_bytes() >= &request.key[..]);
     let kvs: Vec<KeyValue> = behind
         .clone()

@@ -69,6 +69,7 @@ fn everything_that_is_there_is_seen() {
                 r#"{"version":"0.1.0","clients":[{"address":"10.1.1.1","connections":1,"watches":9000}]}"#,
             ),
             version: ok("", r#"{"etcdserver":"3.7.1","etcdcluster":"3.6.0"}"#),
+            ..Script::default()
         })
         .await;
         let evidence = plan(vec![fake.address.to_string()]).collect().await.unwrap();

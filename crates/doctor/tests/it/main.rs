@@ -4,5 +4,6 @@ mod certificates;
 mod commands;
 mod fake_member;
 mod looking;
+mod migrating;
 mod output;
 mod pages;

@@ -1,0 +1,178 @@
+//! A look into the data directory of a member on this machine, which may be running. Nothing is changed.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use disk::{Disk, DiskSpace, RealDisk};
+use interchange::{DataDir, OldStore};
+
+use super::survey::Product;
+use crate::evidence::Unseen;
+
+/// What is in a data directory, and how much space there is beside it.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    /// The directory.
+    pub path: PathBuf,
+    /// The directory of the log, if it is apart.
+    pub wal_dir: Option<PathBuf>,
+    /// The product whose member it is.
+    pub of: Product,
+    /// Bytes of etcd's database file; 0 for a directory of Mainstay.
+    pub database_bytes: u64,
+    /// Keys of API version 2; `Ok(None)` if there are none.
+    pub old_keys: Result<Option<OldKeys>, Unseen>,
+    /// The reason for which the member could not be taken over; known only if it is stopped.
+    pub refusal: Option<String>,
+    /// True if a member runs on it.
+    pub is_running: bool,
+    /// Space where the data directory is.
+    pub space: DiskSpace,
+    /// Space where the log is; `None` if that is the same file system.
+    pub wal_space: Option<DiskSpace>,
+}
+
+/// What is known of keys of API version 2.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OldKeys {
+    /// What there is, in words.
+    pub what: String,
+}
+
+/// Name of the mark that a member which was taken over leaves.
+const TAKEN_OVER: &str = "taken-over-from-etcd";
+
+impl Directory {
+    /// Looks.
+    ///
+    /// # Errors
+    /// It is no member's data directory, or it cannot be read.
+    pub fn look(path: &Path, wal_dir: Option<&Path>) -> Result<Directory, Unseen> {
+        let disk = RealDisk;
+        let member = path.join("member");
+        let there = |path: &Path| {
+            disk.exists(path).map_err(|error| Unseen::because(format!("{}: {error}", path.display())))
+        };
+        let database = member.join("snap").join("db");
+        let of = if there(&member.join(TAKEN_OVER))? || there(&member.join("checkpoint"))? {
+            Product::Mainstay
+        } else if there(&database)? {
+            Product::Etcd
+        } else {
+            let why = format!("{} holds no member: there is no member/snap/db in it", path.display());
+            return Err(why.into());
+        };
+        let space = space(path)?;
+        let wal_space = match wal_dir {
+            Some(wal_dir) if !is_on_one_disk(path, wal_dir)? => Some(self::space(wal_dir)?),
+            _ => None,
+        };
+        let mut directory = Directory {
+            path: path.to_owned(),
+            wal_dir: wal_dir.map(Path::to_owned),
+            of,
+            database_bytes: 0,
+            old_keys: Ok(None),
+            refusal: None,
+            is_running: false,
+            space,
+            wal_space,
+        };
+        if of == Product::Etcd {
+            directory.look_at_etcd(&database)?;
+        }
+        Ok(directory)
+    }
+
+    fn look_at_etcd(&mut self, database: &Path) -> Result<(), Unseen> {
+        let disk = RealDisk;
+        let failed = |error: io::Error| Unseen::because(format!("{}: {error}", database.display()));
+        self.database_bytes = disk.open_read(database).and_then(|file| file.len()).map_err(failed)?;
+        self.is_running = match disk.lock_read(database) {
+            Ok(_) => false,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
+            Err(error) => return Err(failed(error)),
+        };
+        let kept = |store: &OldStore| store.loss().map(|what| OldKeys { what });
+        let snap = self.path.join("member").join("snap");
+        if self.is_running {
+            // The log is being written: only what it does not change can be read.
+            self.old_keys = OldStore::glance(&disk, &snap)
+                .map(|store| kept(&store))
+                .map_err(|error| Unseen::because(format!("{}: {error}", snap.display())));
+            return Ok(());
+        }
+        let wal_dir = self.wal_dir.clone().unwrap_or_else(|| self.path.join("member").join("wal"));
+        match DataDir::glance(&disk, &self.path, &wal_dir) {
+            Ok(stopped) => self.old_keys = Ok(kept(&stopped.old_store)),
+            Err(error) => {
+                self.old_keys = Err(Unseen::because(&error));
+                self.refusal = Some(error.to_string());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn space(path: &Path) -> Result<DiskSpace, Unseen> {
+    RealDisk.space(path).map_err(|error| Unseen::because(format!("{}: {error}", path.display())))
+}
+
+fn is_on_one_disk(one: &Path, other: &Path) -> Result<bool, Unseen> {
+    use std::os::unix::fs::MetadataExt as _;
+    let device = |path: &Path| {
+        let found = std::fs::metadata(path).map(|found| found.dev());
+        found.map_err(|error| Unseen::because(format!("{}: {error}", path.display())))
+    };
+    Ok(device(one)? == device(other)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_that_holds_no_member_is_told() {
+        let dir = TempDir::new("migrate-directory");
+        let told = |path: &Path| Directory::look(path, None).unwrap_err().to_string();
+        assert!(told(dir.path()).ends_with("holds no member: there is no member/snap/db in it"));
+        assert!(told(&dir.path().join("none")).contains("holds no member"));
+    }
+
+    #[test]
+    fn a_member_of_mainstay_and_garbage_in_the_place_of_etcds() {
+        let dir = TempDir::new("migrate-directory");
+        let snap = dir.path().join("member").join("snap");
+        std::fs::create_dir_all(&snap).unwrap();
+        std::fs::write(snap.join("db"), vec![7; 5000]).unwrap();
+        let seen = Directory::look(dir.path(), None).unwrap();
+        assert_eq!((seen.of, seen.database_bytes, seen.is_running), (Product::Etcd, 5000, false));
+        assert!(seen.refusal.is_some() && seen.old_keys.is_err());
+        assert!(seen.space.total_bytes > 0 && seen.wal_space.is_none());
+        std::fs::write(dir.path().join("member").join(TAKEN_OVER), "").unwrap();
+        let seen = Directory::look(dir.path(), Some(&snap)).unwrap();
+        assert_eq!((seen.of, seen.refusal, seen.wal_space), (Product::Mainstay, None, None));
+        let gone = Directory::look(dir.path(), Some(&dir.path().join("gone"))).unwrap_err();
+        assert!(gone.to_string().contains("gone: No such file"), "{gone}");
+    }
+
+    #[test]
+    fn a_running_member_is_told_from_a_stopped_one() {
+        let dir = TempDir::new("migrate-directory");
+        let snap = dir.path().join("member").join("snap");
+        std::fs::create_dir_all(&snap).unwrap();
+        std::fs::write(snap.join("db"), b"x").unwrap();
+        let held = RealDisk.lock_read(&snap.join("db")).unwrap();
+        let seen = Directory::look(dir.path(), None).unwrap();
+        assert!(seen.is_running && seen.refusal.is_none());
+        assert_eq!(seen.old_keys, Ok(None));
+        // An image that nobody can read.
+        std::fs::write(snap.join("0000000000000002-0000000000000007.snap"), b"\xff").unwrap();
+        let seen = Directory::look(dir.path(), None).unwrap();
+        let what = seen.old_keys.unwrap().unwrap().what;
+        assert!(what.contains("0000000000000002-0000000000000007.snap"), "{what}");
+        drop(held);
+    }
+}

@@ -1,0 +1,76 @@
+//! What stands against a migration: one file each with the judgement, a planted case and its near miss.
+
+mod apart;
+mod caught_up;
+mod cluster_version;
+mod directory;
+mod disk_space;
+mod downgrade;
+mod etcd_quota;
+mod hash;
+mod old_keys;
+mod passwords;
+mod read;
+mod releases;
+mod settings;
+mod unknown_product;
+mod way_back;
+
+use super::survey::Survey;
+use crate::finding::Finding;
+
+/// One sort of finding about a cluster that is to be migrated.
+pub struct MigrationRule {
+    /// Name of the rule.
+    pub name: &'static str,
+    /// What the rule looks for, in a line.
+    pub about: &'static str,
+    /// The judgement. A finding of severity error forbids the next step.
+    pub judge: fn(&Survey) -> Option<Finding>,
+}
+
+/// All rules, what stops a cluster first.
+pub const MIGRATION_RULES: &[MigrationRule] = &[
+    unknown_product::RULE,
+    releases::RULE,
+    cluster_version::RULE,
+    downgrade::RULE,
+    caught_up::RULE,
+    read::RULE,
+    hash::RULE,
+    apart::RULE,
+    old_keys::RULE,
+    directory::RULE,
+    disk_space::RULE,
+    etcd_quota::RULE,
+    settings::RULE,
+    passwords::RULE,
+    way_back::RULE,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::{all_mainstay, etcds, judged, mixed};
+    use super::super::survey::Product;
+    use super::MIGRATION_RULES;
+
+    #[test]
+    fn a_healthy_cluster_has_nothing_at_any_step() {
+        for to in [Product::Etcd, Product::Mainstay] {
+            for mut survey in [etcds("3.6.5"), mixed(), all_mainstay()] {
+                survey.to = to;
+                for rule in MIGRATION_RULES {
+                    assert_eq!(judged(rule, &survey), None, "{} to {to:?}", rule.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_no_other_rules() {
+        for (at, rule) in MIGRATION_RULES.iter().enumerate() {
+            assert!(MIGRATION_RULES[..at].iter().all(|other| other.name != rule.name), "{}", rule.name);
+            assert!(crate::RULES.iter().all(|other| other.name != rule.name), "{}", rule.name);
+        }
+    }
+}

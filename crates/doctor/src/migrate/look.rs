@@ -1,0 +1,309 @@
+//! Looks at a cluster that is to be migrated. Nothing is written: keys, leases and members stay as they are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use api::etcdserverpb::{
+    AuthUserListRequest, AuthUserListResponse, HashKvRequest, HashKvResponse, LeaseLeasesRequest,
+    LeaseLeasesResponse, MemberListRequest, MemberListResponse, RangeRequest, RangeResponse, StatusRequest,
+    StatusResponse,
+};
+use api::{Code, Rpc};
+use bytes::Bytes;
+use client::{Client, Endpoint, shown};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use super::directory::Directory;
+use super::settings::Settings;
+use super::survey::{Hashed, Hashes, Leases, Listed, Product, Survey, View, release_of};
+use crate::collect::{Plan, list_alarms};
+use crate::evidence::{Alarm, Unseen};
+use crate::http1::get;
+
+/// The parameters of a look.
+#[derive(Clone, Debug)]
+pub struct MigrationPlan {
+    /// What the doctor looks at in any cluster.
+    pub plan: Plan,
+    /// The product to which the cluster is to come.
+    pub to: Product,
+    /// Data directory of a member on this machine.
+    pub data_dir: Option<PathBuf>,
+    /// Directory of that member's log, if it is apart.
+    pub wal_dir: Option<PathBuf>,
+    /// Configuration file of a member.
+    pub config_file: Option<String>,
+}
+
+/// Looks at most at views and hashes before differences count: members are not asked at the same moment.
+const TRIES: usize = 5;
+/// Time between two such looks.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Time in all that members have for their hashes, in multiples of the time of one request.
+const HASHES_WITHIN: u32 = 12;
+
+/// One member's answers, which change while the cluster is used.
+struct Told {
+    members: Result<BTreeSet<Listed>, Unseen>,
+    alarms: Result<Vec<Alarm>, Unseen>,
+    leases: Result<BTreeSet<i64>, Unseen>,
+}
+
+impl MigrationPlan {
+    /// Looks.
+    ///
+    /// # Errors
+    /// Nothing can be looked at, and why.
+    pub async fn collect(&self) -> Result<Survey, Unseen> {
+        let evidence = self.plan.collect().await?;
+        let connection = &self.plan.connection;
+        let client = Client::new(connection.settings.clone()).map_err(Unseen::because)?;
+        let client = client.within(connection.within);
+        let mut survey = Survey {
+            to: self.to,
+            views: evidence.members.iter().map(|_| View::unseen("it does not say how it is")).collect(),
+            evidence,
+            leases: Err("no member answers".into()),
+            hashes: Err("no member answers".into()),
+            has_users: Err("no member answers".into()),
+            directory: None,
+            settings: self.config_file.as_deref().map(Settings::of_file),
+        };
+        let wal_dir = self.wal_dir.as_deref();
+        survey.directory = self.data_dir.as_deref().map(|path| Directory::look(path, wal_dir));
+        let places = survey.evidence.members.iter().enumerate();
+        let clients: Vec<(usize, Client)> = places
+            .filter(|(_, member)| member.status.is_ok())
+            .map(|(at, member)| (at, client.at(&member.endpoint)))
+            .collect();
+        let (learners, voters): (Vec<_>, Vec<_>) =
+            clients.into_iter().partition(|(at, _)| survey.is_learner(*at));
+        for (at, learner) in &learners {
+            survey.views[*at] = View::unseen("a learner answers no such call");
+            survey.views[*at].members = listed(learner).await;
+        }
+        self.look_at_views(&mut survey, &voters).await;
+        if !voters.is_empty() {
+            survey.hashes = hashes(&voters, connection.within).await;
+            survey.has_users = has_users(&voters[0].1).await;
+        }
+        Ok(survey)
+    }
+
+    /// Asks the voting members for what they have to agree on, until they do or were asked often enough.
+    async fn look_at_views(&self, survey: &mut Survey, voters: &[(usize, Client)]) {
+        let mut rounds: Vec<Vec<(usize, BTreeSet<i64>)>> = Vec::new();
+        for turn in 1..=TRIES {
+            let asked: Vec<(usize, JoinHandle<Told>)> = voters
+                .iter()
+                .map(|(at, voter)| {
+                    let voter = voter.clone();
+                    (*at, tokio::spawn(async move { told(&voter).await }))
+                })
+                .collect();
+            let mut leases = Vec::new();
+            let mut unseen = None;
+            for (at, told) in asked {
+                let Ok(told) = told.await else { continue };
+                survey.views[at].members = told.members;
+                survey.views[at].alarms = told.alarms;
+                match told.leases {
+                    Ok(ids) => leases.push((at, ids)),
+                    Err(why) => {
+                        let label = survey.evidence.members[at].label();
+                        unseen.get_or_insert(Unseen::because(format!("{label}: {why}")));
+                    }
+                }
+            }
+            rounds.push(leases);
+            survey.leases = match unseen {
+                None => Ok(compared(&rounds)),
+                Some(why) => Err(why),
+            };
+            if turn == TRIES || agree(survey, voters) {
+                break;
+            }
+            sleep(PAUSE).await;
+        }
+        for (at, voter) in voters {
+            survey.views[*at].read = read(voter).await;
+            let member = &survey.evidence.members[*at];
+            let version = member.status.as_ref().ok().and_then(|status| release_of(&status.version));
+            // Later ones serve no API version 2.
+            if Product::of(member) == Some(Product::Etcd) && version.is_some_and(|version| version < (3, 6)) {
+                survey.views[*at].old_keys = self.old_keys(&member.endpoint).await;
+            }
+        }
+    }
+
+    /// Number of keys and directories below the root of API version 2; `None` where that is not served.
+    async fn old_keys(&self, endpoint: &str) -> Option<usize> {
+        let connection = &self.plan.connection;
+        let answer =
+            get(&Endpoint::new(endpoint), &connection.transport, "/v2/keys", connection.within).await.ok()?;
+        let page: serde_json::Value = serde_json::from_slice(&answer.body).ok()?;
+        let root = page.get("node")?;
+        Some(root.get("nodes").and_then(serde_json::Value::as_array).map_or(0, Vec::len))
+    }
+}
+
+/// Returns true if those that were asked say the same.
+fn agree(survey: &Survey, voters: &[(usize, Client)]) -> bool {
+    let views: Vec<&View> = voters.iter().map(|(at, _)| &survey.views[*at]).collect();
+    let same = views.windows(2).all(|two| {
+        let members = match (&two[0].members, &two[1].members) {
+            (Ok(one), Ok(other)) => one == other,
+            _ => true,
+        };
+        let alarms = match (&two[0].alarms, &two[1].alarms) {
+            (Ok(one), Ok(other)) => one == other,
+            _ => true,
+        };
+        members && alarms
+    });
+    same && survey.leases.as_ref().map_or(true, |leases| leases.missing.is_empty())
+}
+
+/// The leases that a member had at no look, while others had them at every one: leases come and go in between.
+fn compared(rounds: &[Vec<(usize, BTreeSet<i64>)>]) -> Leases {
+    let mut missing: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
+    let mut count = 0;
+    for (number, round) in rounds.iter().enumerate() {
+        let all: BTreeSet<i64> = round.iter().flat_map(|(_, ids)| ids.iter().copied()).collect();
+        count = all.len();
+        for (at, ids) in round {
+            let lacking = all.difference(ids).copied().collect();
+            match missing.get_mut(at) {
+                None if number == 0 => drop(missing.insert(*at, lacking)),
+                None => {}
+                Some(before) => *before = before.intersection(&lacking).copied().collect(),
+            }
+        }
+        // One that did not answer this time may have had them.
+        missing.retain(|at, _| round.iter().any(|(asked, _)| asked == at));
+    }
+    let missing = missing.into_iter().filter_map(|(at, ids)| Some((at, ids.len(), *ids.first()?)));
+    Leases { count, missing: missing.collect() }
+}
+
+async fn told(client: &Client) -> Told {
+    let alarms = list_alarms(client).await.map(|mut alarms| {
+        alarms.sort_by_key(|alarm| (alarm.member_id, alarm.kind));
+        alarms
+    });
+    let leases: Result<LeaseLeasesResponse, _> =
+        client.call(Rpc::LeaseLeases, &LeaseLeasesRequest::default()).await;
+    Told {
+        members: listed(client).await,
+        alarms,
+        leases: leases
+            .map(|answer| answer.leases.into_iter().map(|lease| lease.id).collect())
+            .map_err(|status| Unseen::because(shown(&status))),
+    }
+}
+
+async fn listed(client: &Client) -> Result<BTreeSet<Listed>, Unseen> {
+    let request = MemberListRequest { linearizable: false };
+    let answer: MemberListResponse = client
+        .call(Rpc::ClusterMemberList, &request)
+        .await
+        .map_err(|status| Unseen::because(shown(&status)))?;
+    let members = answer.members.into_iter().map(|mut member| {
+        member.peer_urls.sort();
+        Listed {
+            id: member.id,
+            name: member.name,
+            peer_urls: member.peer_urls,
+            is_learner: member.is_learner,
+        }
+    });
+    Ok(members.collect())
+}
+
+/// Reads a key that is most likely not there, by consensus. A permission that is missing was refused by consensus, too.
+async fn read(client: &Client) -> Result<(), Unseen> {
+    let request = RangeRequest { key: Bytes::from_static(b"health"), limit: 1, ..RangeRequest::default() };
+    let answer: Result<RangeResponse, _> = client.call(Rpc::KvRange, &request).await;
+    match answer {
+        Ok(_) => Ok(()),
+        Err(status) if status.code == Code::PermissionDenied => Ok(()),
+        Err(status) => Err(Unseen::because(shown(&status))),
+    }
+}
+
+async fn has_users(client: &Client) -> Result<bool, Unseen> {
+    let answer: Result<AuthUserListResponse, _> =
+        client.call(Rpc::AuthUserList, &AuthUserListRequest {}).await;
+    match answer {
+        Ok(answer) => Ok(!answer.users.is_empty()),
+        // Only where authentication is on.
+        Err(status) if status.code == Code::PermissionDenied => Ok(true),
+        Err(status) => Err(Unseen::because(shown(&status))),
+    }
+}
+
+/// Asks the members, one after the other, for the hash of their histories at one revision; again at a newer one where a
+/// compaction came in between.
+async fn hashes(voters: &[(usize, Client)], within: Duration) -> Result<Hashes, Unseen> {
+    let end = Instant::now() + within * HASHES_WITHIN;
+    let mut turn = 1;
+    loop {
+        let mut revision = i64::MAX;
+        for (_, voter) in voters {
+            let answer: StatusResponse = voter
+                .call(Rpc::MaintenanceStatus, &StatusRequest::default())
+                .await
+                .map_err(|status| Unseen::because(shown(&status)))?;
+            revision = revision.min(answer.header.unwrap_or_default().revision);
+        }
+        if revision <= 0 {
+            return Err(Unseen::because(format!("a member says that it is at revision {revision}")));
+        }
+        let mut found = Hashes { revision, of: Vec::new() };
+        let mut is_overtaken = false;
+        for (at, voter) in voters {
+            if Instant::now() > end {
+                found.of.push((*at, Err("not asked: the others took too long".into())));
+                continue;
+            }
+            let answer: Result<HashKvResponse, _> =
+                voter.call(Rpc::MaintenanceHashKv, &HashKvRequest { revision }).await;
+            let hashed =
+                answer.map(|answer| Hashed { hash: answer.hash, compacted: answer.compact_revision.max(0) });
+            is_overtaken |= hashed.as_ref().is_err_and(|status| status.code == Code::OutOfRange);
+            found.of.push((*at, hashed.map_err(|status| Unseen::because(shown(&status)))));
+        }
+        // A compaction reaches the members one after the other.
+        is_overtaken |= !found.begin_together();
+        if !is_overtaken || turn == TRIES || Instant::now() > end {
+            return Ok(found);
+        }
+        turn += 1;
+        sleep(PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_that_come_and_go_are_not_missing() {
+        let set = |ids: &[i64]| ids.iter().copied().collect::<BTreeSet<i64>>();
+        // 3 was granted between two questions, 9 is missing at the second member at all times.
+        let first = vec![(0, set(&[1, 9])), (4, set(&[1, 3]))];
+        assert_eq!(
+            compared(std::slice::from_ref(&first)),
+            Leases { count: 3, missing: vec![(0, 1, 3), (4, 1, 9)] }
+        );
+        let second = vec![(0, set(&[1, 3, 9])), (4, set(&[1, 3]))];
+        assert_eq!(compared(&[first.clone(), second.clone()]), Leases { count: 3, missing: vec![(4, 1, 9)] });
+        assert_eq!(
+            compared(&[first, second, vec![(0, set(&[1]))]]),
+            Leases { count: 1, missing: Vec::new() }
+        );
+        assert_eq!(compared(&[]), Leases::default());
+    }
+}

@@ -1,0 +1,187 @@
+//! The step to take next, as commands.
+
+use super::survey::{Product, RELEASES, Survey, shown};
+use crate::evidence::{Evidence, Member, Status};
+
+/// One member that is to run the other product.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NextStep {
+    /// The member.
+    pub member: String,
+    /// True if it leads: the others come first.
+    pub is_leader: bool,
+    /// The commands, in their order. Words in capitals are for the operator to fill in.
+    pub commands: Vec<String>,
+    /// What to know of them.
+    pub notes: Vec<String>,
+}
+
+/// Returns the next step: followers come first and the leader last, so that leadership moves once. `None` if all members that
+/// can be seen run the wanted product.
+pub fn next_step(survey: &Survey) -> Option<NextStep> {
+    let leader = leader(&survey.evidence);
+    let left = survey.running().filter(|(.., runs)| runs.is_some_and(|runs| runs != survey.to));
+    let (member, status, _) = left.min_by_key(|(member, ..)| (is_leading(member, leader), member.label()))?;
+    let is_leader = is_leading(member, leader);
+    let mut step = NextStep { member: member.label(), is_leader, commands: Vec::new(), notes: Vec::new() };
+    if is_leader && let Some((successor, _)) = successor(survey, member) {
+        let endpoint = word(&member.endpoint);
+        step.commands.push(format!("mainstay ctl --endpoints={endpoint} move-leader {:x}", successor.id));
+        step.notes.push(format!(
+            "{} takes the lead; etcdctl has the same command. Then this member is a follower like the others.",
+            successor.label()
+        ));
+    }
+    let back = survey.way_back();
+    match survey.to {
+        Product::Mainstay => to_mainstay(&mut step, back),
+        Product::Etcd => to_etcd(&mut step, back),
+    }
+    let voters = survey.evidence.statuses().filter(|(_, status)| !status.is_learner).count();
+    if voters < 3 && !status.is_learner {
+        step.notes.push(
+            "The cluster serves nobody while this member is away: it has too few voting members to go on without one."
+                .to_owned(),
+        );
+    }
+    Some(step)
+}
+
+fn to_mainstay(step: &mut NextStep, back: Option<(u32, u32)>) {
+    step.commands.push("systemctl stop etcd".to_owned());
+    let back = back.filter(|back| *back < RELEASES.1);
+    let api_version = back.map(|back| format!(" --api-version={}", shown(back))).unwrap_or_default();
+    step.commands.push(format!("mainstay FLAGS{api_version}"));
+    step.notes.push(
+        "On that member's machine; what matters is that etcd gets SIGTERM and ends. FLAGS are etcd's, with the same data directory."
+            .to_owned(),
+    );
+    if let Some(back) = back {
+        let back = shown(back);
+        step.notes.push(format!(
+            "--api-version keeps the way back to etcd {back} open; leave it out if nobody will go back."
+        ));
+    }
+}
+
+fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>) {
+    let release = back.map_or_else(|| "RELEASE".to_owned(), shown);
+    step.commands.push("systemctl stop mainstay".to_owned());
+    step.commands.push(format!("mainstay utl export --data-dir DIR --to DIR.etcd --release {release}"));
+    step.commands.push("mv DIR DIR.mainstay && mv DIR.etcd DIR".to_owned());
+    step.commands.push("etcd FLAGS".to_owned());
+    step.notes.push(format!(
+        "On that member's machine; DIR is its data directory. etcd {release} and later can be started, with the flags as before; an \
+         older one only after a downgrade (mainstay ctl downgrade)."
+    ));
+    step.notes.push(
+        "With --wal-dir=W, before etcd: mv W W.mainstay && mv DIR/member/wal W. Never start Mainstay on DIR.mainstay again."
+            .to_owned(),
+    );
+}
+
+/// The leader's id, as those say who are in the newest term.
+fn leader(evidence: &Evidence) -> u64 {
+    let told = evidence.statuses().filter(|(_, status)| status.leader != 0);
+    told.max_by_key(|(_, status)| status.term).map_or(0, |(_, status)| status.leader)
+}
+
+fn is_leading(member: &Member, leader: u64) -> bool {
+    member.id != 0 && member.id == leader
+}
+
+/// Returns true if a member leads.
+pub(crate) fn is_leader(evidence: &Evidence, member: &Member) -> bool {
+    is_leading(member, leader(evidence))
+}
+
+/// A voting member to lead in the place of this one, best one that has gone the way already.
+fn successor<'s>(survey: &'s Survey, leader: &Member) -> Option<(&'s Member, &'s Status)> {
+    let others = survey.evidence.statuses().filter(|(member, _)| member.id != leader.id && member.id != 0);
+    let voters = others.filter(|(_, status)| !status.is_learner);
+    voters.min_by_key(|(member, _)| (Product::of(member) != Some(survey.to), member.label()))
+}
+
+/// Returns a text as one word of a shell's: members advertise what they like.
+fn word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || ":/.-_[]%".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::migrate::fixture::{all_mainstay, etcds, mixed, run_etcd, run_mainstay};
+
+    #[test]
+    fn followers_come_first_and_the_leader_last() {
+        let mut survey = etcds("3.6.5");
+        let first = next_step(&survey).unwrap();
+        assert_eq!((&*first.member, first.is_leader), ("m2 (10.0.0.2:2379)", false));
+        assert_eq!(first.commands, ["systemctl stop etcd", "mainstay FLAGS --api-version=3.6"]);
+        run_mainstay(&mut survey, 1, "3.6.0");
+        assert_eq!(next_step(&survey).unwrap().member, "m3 (10.0.0.3:2379)");
+        run_mainstay(&mut survey, 2, "3.6.0");
+        let last = next_step(&survey).unwrap();
+        assert_eq!((&*last.member, last.is_leader), ("m1 (10.0.0.1:2379)", true));
+        assert_eq!(last.commands[0], "mainstay ctl --endpoints=10.0.0.1:2379 move-leader 2");
+        run_mainstay(&mut survey, 0, "3.6.0");
+        assert_eq!(next_step(&survey), None);
+    }
+
+    #[test]
+    fn the_way_back() {
+        let mut survey = all_mainstay();
+        survey.to = Product::Etcd;
+        let step = next_step(&survey).unwrap();
+        assert_eq!(
+            step.commands,
+            [
+                "systemctl stop mainstay",
+                "mainstay utl export --data-dir DIR --to DIR.etcd --release 3.6",
+                "mv DIR DIR.mainstay && mv DIR.etcd DIR",
+                "etcd FLAGS"
+            ]
+        );
+        run_etcd(&mut survey, 1, "3.6.5");
+        run_etcd(&mut survey, 2, "3.6.5");
+        let step = next_step(&survey).unwrap();
+        assert_eq!(
+            (step.is_leader, &*step.commands[0]),
+            (true, "mainstay ctl --endpoints=10.0.0.1:2379 move-leader 2")
+        );
+    }
+
+    #[test]
+    fn few_voters_and_learners() {
+        let mut survey = mixed();
+        survey.evidence.members.truncate(1);
+        let step = next_step(&survey).unwrap();
+        assert!(step.is_leader && !step.commands[0].contains("move-leader"));
+        assert!(step.notes.last().unwrap().starts_with("The cluster serves nobody"));
+        let mut survey = mixed();
+        survey.evidence.members[1].status.as_mut().unwrap().is_learner = true;
+        survey.evidence.members[2].page = Ok(crate::page::Page::default());
+        let step = next_step(&survey).unwrap();
+        assert_eq!(
+            step.commands[0], "mainstay ctl --endpoints=10.0.0.1:2379 move-leader 3",
+            "a learner leads nobody"
+        );
+    }
+
+    #[test]
+    fn nothing_that_a_member_says_becomes_a_command() {
+        assert_eq!(word("https://[::1]:2379"), "https://[::1]:2379");
+        assert_eq!(word("http://x;rm -rf '/'"), "'http://x;rm -rf '\\''/'\\'''");
+        assert_eq!(word(""), "''");
+    }
+
+    #[test]
+    fn no_flag_is_needed_for_the_newest_release() {
+        assert_eq!(next_step(&etcds("3.7.1")).unwrap().commands[1], "mainstay FLAGS");
+        assert_eq!(next_step(&etcds("3.4.30")).unwrap().commands[1], "mainstay FLAGS --api-version=3.5");
+    }
+}

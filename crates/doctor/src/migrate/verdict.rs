@@ -1,0 +1,341 @@
+//! What `doctor migrate` says, for people and for machines.
+
+use std::fmt::Write as _;
+
+use cli::json;
+
+use super::findings::MIGRATION_RULES;
+use super::next_step::{NextStep, is_leader, next_step};
+use super::survey::{Product, Survey, shown};
+use crate::evidence::Member;
+use crate::finding::Severity;
+use crate::findings::RULES;
+use crate::limits::Limits;
+use crate::report::{Report, counted, folded};
+use crate::rule::{Blind, Rule};
+use crate::show;
+
+/// The doctor's own rules that stand against a migration, too. The others are about speed.
+const SHARED_RULES: [&str; 9] = [
+    "unreachable",
+    "no-leader",
+    "different-clusters",
+    "alarm-corrupt",
+    "alarm-nospace",
+    "quota-near",
+    "certificate-expiry",
+    "tls-files-unusable",
+    "missing-compaction",
+];
+
+/// The judgement of a survey.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// The product to which the cluster is to come.
+    pub to: Product,
+    /// The members that were looked at, and what each runs.
+    pub members: Vec<Row>,
+    /// What is known of the cluster, in short texts.
+    pub facts: Vec<String>,
+    /// The findings, and what could not be looked at.
+    pub report: Report,
+    /// True if all members run the wanted product.
+    pub is_done: bool,
+    /// The next step; `None` if something has to be mended first, or nothing is left to do.
+    pub next: Option<NextStep>,
+    /// Revision and hash that all voting members agree on.
+    pub hash: Option<(i64, u32)>,
+}
+
+/// One member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Name and endpoint.
+    pub label: String,
+    /// What it runs; `None` if that is not known.
+    pub runs: Option<Product>,
+    /// What it is: product, version, part in the cluster, or why nothing is known of it.
+    pub about: String,
+    /// The version it says, or nothing.
+    pub version: String,
+}
+
+impl Verdict {
+    /// Judges.
+    pub fn of(survey: &Survey) -> Verdict {
+        let shared: Vec<&Rule> = RULES.iter().filter(|rule| SHARED_RULES.contains(&rule.name)).collect();
+        let mut report = Report::of(&survey.evidence, &Limits::default(), 0.0, &shared);
+        report.rules += MIGRATION_RULES.len();
+        report.findings.extend(MIGRATION_RULES.iter().filter_map(|rule| (rule.judge)(survey)));
+        report.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        report.blind.extend(not_looked_at(survey));
+        let is_ready = report.severity() != Some(Severity::Error);
+        Verdict {
+            to: survey.to,
+            members: survey.evidence.members.iter().map(|member| row(survey, member)).collect(),
+            facts: facts(survey),
+            report,
+            is_done: survey.is_done(),
+            next: is_ready.then(|| next_step(survey)).flatten(),
+            hash: agreed_hash(survey),
+        }
+    }
+
+    /// Returns true if nothing stands against the next step, or if all is done and well.
+    pub fn is_ready(&self) -> bool {
+        self.report.severity() != Some(Severity::Error)
+    }
+
+    /// The verdict in a line.
+    fn line(&self) -> String {
+        let there = self.members.iter().filter(|row| row.runs == Some(self.to)).count();
+        let (all, name) = (counted(self.members.len(), "member"), self.to.name());
+        let so_far = match (self.is_done, there) {
+            (true, _) => format!("{all}, all of {name}"),
+            (false, 0) => format!("{all}, none of {name} yet"),
+            (false, there) => format!("{there} of {all} of {name}"),
+        };
+        let errors =
+            self.report.findings.iter().filter(|finding| finding.severity == Severity::Error).count();
+        match (self.is_ready(), self.is_done) {
+            (false, true) => format!("not ready: {so_far}, but {} above", counted(errors, "error")),
+            (false, false) => format!("not ready: {so_far}; mend {} first", counted(errors, "error")),
+            (true, true) => format!("ready: done, {so_far}"),
+            (true, false) => format!("ready for the next step: {so_far}"),
+        }
+    }
+
+    /// What is left to do when all members run the wanted product.
+    fn afterwards(&self) -> &'static str {
+        match self.to {
+            Product::Mainstay => {
+                "When nobody will go back: restart the members without --api-version, and delete etcd's files at each with \
+                 mainstay utl drop-etcd --data-dir DIR."
+            }
+            Product::Etcd => {
+                "Mainstay's directories (DIR.mainstay) are out of date: delete them, and never start Mainstay on them again."
+            }
+        }
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        let put = |out: &mut String, text: &str, first: &str, next: &str| {
+            out.push_str(&folded(text, first, next));
+            out.push('\n');
+        };
+        let from = if self.to == Product::Etcd { Product::Mainstay } else { Product::Etcd };
+        put(&mut out, &format!("From {} to {}:", from.name(), self.to.name()), "", "");
+        for row in &self.members {
+            put(&mut out, &format!("{}: {}", row.label, row.about), "  ", "    ");
+        }
+        put(&mut out, &self.facts.join("; "), "  ", "    ");
+        out.push_str(&self.report.body());
+        out.push('\n');
+        put(&mut out, &self.line(), "Verdict: ", "  ");
+        if let Some(step) = &self.next {
+            let part = if step.is_leader { "the leader" } else { "a follower" };
+            put(&mut out, &format!("{}, {part}:", step.member), "Next is ", "  ");
+            for command in &step.commands {
+                // Not folded: it is copied as a whole.
+                out.push_str(&format!("    {}\n", show::clean(command)));
+            }
+            for note in &step.notes {
+                put(&mut out, note, "  ", "  ");
+            }
+            put(&mut out, "Then wait until it serves, and call this command again.", "  ", "  ");
+        } else if self.is_ready() && self.is_done {
+            put(&mut out, self.afterwards(), "  ", "  ");
+        }
+        out
+    }
+
+    /// For machines: one object on one line.
+    pub fn json(&self) -> String {
+        let strings = |texts: &[String]| {
+            let quoted: Vec<String> = texts.iter().map(json::string).collect();
+            format!("[{}]", quoted.join(","))
+        };
+        let runs = |runs: Option<Product>| match runs {
+            Some(Product::Etcd) => "\"etcd\"",
+            Some(Product::Mainstay) => "\"mainstay\"",
+            None => "null",
+        };
+        let mut out = format!(
+            "{{\"ready\":{},\"done\":{},\"to\":{},\"verdict\":{},\"members\":[",
+            self.is_ready(),
+            self.is_done,
+            runs(Some(self.to)),
+            json::string(self.line())
+        );
+        for (at, row) in self.members.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            let (label, about, version) =
+                (json::string(&row.label), json::string(&row.about), json::string(&row.version));
+            write!(
+                out,
+                "{comma}{{\"member\":{label},\"runs\":{},\"version\":{version},\"about\":{about}}}",
+                runs(row.runs)
+            )
+            .expect("strings take everything");
+        }
+        let hash = self.hash.map_or("null".to_owned(), |(revision, hash)| {
+            format!("{{\"revision\":{revision},\"hash\":{hash}}}")
+        });
+        let next = self.next.as_ref().map_or("null".to_owned(), |step| {
+            format!(
+                "{{\"member\":{},\"is_leader\":{},\"commands\":{},\"notes\":{}}}",
+                json::string(&step.member),
+                step.is_leader,
+                strings(&step.commands),
+                strings(&step.notes)
+            )
+        });
+        write!(
+            out,
+            "],\"facts\":{},\"hash_kv\":{hash},\"next\":{next},{}}}\n",
+            strings(&self.facts),
+            self.report.json_body()
+        )
+        .expect("strings take everything");
+        out
+    }
+}
+
+fn row(survey: &Survey, member: &Member) -> Row {
+    let runs = Product::of(member);
+    let (about, version) = match (&member.status, &member.reached) {
+        (Ok(status), _) => {
+            let product = match runs {
+                Some(Product::Etcd) => "etcd ",
+                Some(Product::Mainstay) => "Mainstay, etcd ",
+                None => "etcd or Mainstay, ",
+            };
+            let part = match (is_leader(&survey.evidence, member), status.is_learner) {
+                (true, _) => "leader",
+                (false, true) => "learner",
+                (false, false) => "follower",
+            };
+            (format!("{product}{}, {part}", status.version), status.version.clone())
+        }
+        (Err(why), Ok(())) => (format!("no status: {why}"), String::new()),
+        (Err(_), Err(why)) => (format!("not reached: {why}"), String::new()),
+    };
+    Row { label: member.label(), runs, about, version }
+}
+
+/// Revision and hash, if all voting members were asked and say the same.
+fn agreed_hash(survey: &Survey) -> Option<(i64, u32)> {
+    let hashes = survey.hashes.as_ref().ok().filter(|hashes| hashes.is_comparable())?;
+    let (_, first) = hashes.answers().next()?;
+    hashes.answers().all(|(_, hashed)| hashed == first).then_some((hashes.revision, first.hash))
+}
+
+fn facts(survey: &Survey) -> Vec<String> {
+    let mut facts = Vec::new();
+    if let Some(release) = survey.cluster_release() {
+        facts.push(format!("cluster version {}", shown(release)));
+    }
+    if let Ok(hashes) = &survey.hashes {
+        let compacted = hashes.answers().map(|(_, hashed)| hashed.compacted).max();
+        facts.push(match compacted {
+            Some(1..) => {
+                format!("revision {}, compacted up to {}", hashes.revision, compacted.unwrap_or_default())
+            }
+            _ => format!("revision {}, never compacted", hashes.revision),
+        });
+        if let Some((_, hash)) = agreed_hash(survey) {
+            let voters = counted(hashes.of.len(), "voting member");
+            facts.push(format!("HashKV {hash} at this revision, at {voters}"));
+        }
+    }
+    let size = survey.evidence.statuses().map(|(_, status)| status.db_bytes_in_use).fold(0.0, f64::max);
+    if size > 0.0 {
+        facts.push(format!("{} of data", show::bytes(size)));
+    }
+    if let Ok(leases) = &survey.leases {
+        facts.push(show::counted(leases.count as f64, "lease", "leases"));
+    }
+    if let Ok(alarms) = &survey.evidence.alarms {
+        facts.push(match alarms.len() {
+            0 => "no alarm".to_owned(),
+            count => counted(count, "alarm"),
+        });
+    }
+    facts
+}
+
+fn not_looked_at(survey: &Survey) -> Vec<Blind> {
+    let mut blind = Vec::new();
+    if survey.is_done() {
+        return blind;
+    }
+    let mut tell = |name: &'static str, because: &str| {
+        blind.push(Blind { name, members: Vec::new(), because: because.to_owned() });
+    };
+    match &survey.directory {
+        None => {
+            tell("disk-space", "no --data-dir was given: call this on each member's machine with it, too")
+        }
+        Some(Ok(directory)) if directory.is_running && survey.to == Product::Mainstay => tell(
+            "old-keys",
+            "the member runs: what its log has behind its newest snapshot was not read for keys of API version 2",
+        ),
+        Some(_) => {}
+    }
+    if survey.settings.is_none() && survey.to == Product::Mainstay {
+        tell(
+            "settings",
+            "no --config-file was given; flags and variables of etcd cannot be seen from outside",
+        );
+    }
+    blind
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evidence::Member;
+    use crate::migrate::fixture::{all_mainstay, directory, etcds, mixed};
+
+    #[test]
+    fn the_rules_that_are_shared_are_there() {
+        for name in SHARED_RULES {
+            assert!(RULES.iter().any(|rule| rule.name == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn verdicts() {
+        let line = |survey: &Survey| Verdict::of(survey).line();
+        assert_eq!(line(&etcds("3.6.5")), "ready for the next step: 3 members, none of Mainstay yet");
+        assert_eq!(line(&mixed()), "ready for the next step: 1 of 3 members of Mainstay");
+        assert_eq!(line(&all_mainstay()), "ready: done, 3 members, all of Mainstay");
+        let mut survey = all_mainstay();
+        survey.views[0].read = Err("late".into());
+        assert_eq!(line(&survey), "not ready: 3 members, all of Mainstay, but 1 error above");
+        let mut survey = mixed();
+        survey.evidence.members[2] = Member::unseen("10.0.0.3:2379", "m3", 3, "refused");
+        let verdict = Verdict::of(&survey);
+        assert_eq!(verdict.line(), "not ready: 1 of 3 members of Mainstay; mend 1 error first");
+        assert_eq!((verdict.next.clone(), verdict.is_done), (None, false));
+        assert!(!verdict.text().contains("Next is"));
+    }
+
+    #[test]
+    fn what_was_not_looked_at_is_told() {
+        let names =
+            |survey: &Survey| -> Vec<&str> { not_looked_at(survey).iter().map(|blind| blind.name).collect() };
+        let mut survey = etcds("3.6.5");
+        assert_eq!(names(&survey), ["disk-space", "settings"]);
+        survey.settings = Some(Default::default());
+        survey.directory = Some(Ok(directory(1, 1)));
+        assert_eq!(names(&survey), [""; 0]);
+        survey.directory.as_mut().unwrap().as_mut().unwrap().is_running = true;
+        assert_eq!(names(&survey), ["old-keys"]);
+        survey.to = Product::Etcd;
+        assert_eq!(names(&survey), [""; 0]);
+        assert_eq!(names(&all_mainstay()), [""; 0], "no step is left for which it would matter");
+    }
+}
