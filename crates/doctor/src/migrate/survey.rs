@@ -170,10 +170,13 @@ impl Survey {
         versions.filter_map(|versions| release_of(&versions.cluster)).min()
     }
 
-    /// Returns the release of etcd to which members can go back, and the one that `--api-version` keeps open; `None` if the
-    /// cluster does not say its version.
+    /// Returns the release of etcd to which members can go back, and the one that `--api-version` keeps open: that of the cluster, or
+    /// the one to which it is being downgraded. `None` if the cluster does not say its version.
     pub(crate) fn way_back(&self) -> Option<Release> {
-        Some(self.cluster_release()?.clamp(BACK_FIRST, RELEASES.1))
+        let targets = self.evidence.statuses().filter_map(|(_, status)| status.downgrade_target.as_deref());
+        let target = targets.filter_map(release_of).min();
+        let cluster = self.cluster_release()?;
+        Some(target.unwrap_or(cluster).clamp(BACK_FIRST, RELEASES.1))
     }
 
     /// Returns true if all members that are known run the wanted product.

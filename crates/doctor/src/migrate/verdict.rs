@@ -192,9 +192,9 @@ impl Verdict {
                 strings(&step.notes)
             )
         });
-        write!(
+        writeln!(
             out,
-            "],\"facts\":{},\"hash_kv\":{hash},\"next\":{next},{}}}\n",
+            "],\"facts\":{},\"hash_kv\":{hash},\"next\":{next},{}}}",
             strings(&self.facts),
             self.report.json_body()
         )

@@ -1,15 +1,17 @@
 use crate::finding::{Fact, Facts, Finding, Severity};
 use crate::migrate::findings::MigrationRule;
-use crate::migrate::survey::Survey;
+use crate::migrate::survey::{Product, Survey};
 
 pub const RULE: MigrationRule =
     MigrationRule { name: "downgrade", about: "a downgrade of the cluster that is under way", judge };
 
 fn judge(survey: &Survey) -> Option<Finding> {
     let mut facts = Facts::default();
+    // It may be what leads to an older etcd.
+    let severity = if survey.to == Product::Etcd { Severity::Warning } else { Severity::Error };
     for (member, status) in survey.evidence.statuses() {
         if let Some(target) = &status.downgrade_target {
-            facts.add(Severity::Error, Fact::of(member, format!("a downgrade to {target} is under way")));
+            facts.add(severity, Fact::of(member, format!("a downgrade to {target} is under way")));
         }
     }
     facts.found(
@@ -38,5 +40,8 @@ mod tests {
             facts(&RULE, &survey),
             (Severity::Error, vec!["m2 (10.0.0.2:2379): a downgrade to 3.6.0 is under way".to_owned()])
         );
+        survey.to = Product::Etcd;
+        assert_eq!(facts(&RULE, &survey).0, Severity::Warning);
+        assert_eq!(survey.way_back(), Some((3, 6)));
     }
 }
