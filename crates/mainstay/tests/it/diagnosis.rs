@@ -56,7 +56,9 @@ fn who_calls_and_what_was_expensive() {
         let told = page(member.client_address());
         assert_eq!(told["name"], "m");
         assert!(told["clock_unix_ns"].as_u64().expect("a time") > 1_600_000_000_000_000_000);
-        assert_eq!(told["fsync_stalls"].as_array().map(Vec::is_empty), Some(true), "{told}");
+        // A busy disk may have some.
+        let stalls = told["fsync_stalls"].as_array().expect("a list");
+        assert!(stalls.iter().all(|stall| stall["seconds"].as_f64() >= Some(0.1)), "{told}");
         let ranges = told["expensive_ranges"].as_array().expect("a list");
         assert_eq!(ranges.len(), 1, "{told}");
         let range = &ranges[0];
