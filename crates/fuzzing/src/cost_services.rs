@@ -55,6 +55,10 @@ impl PeerLinks for Nobody {
         None
     }
 
+    fn release(&self, _id: u64) -> Option<(u32, u32)> {
+        None
+    }
+
     fn request(&self, _: Target, _: http::Request<Bytes>, _: Duration) -> Answered {
         Box::pin(async { Err(RequestError::Stopping) })
     }

@@ -124,11 +124,10 @@ impl Members {
         (!decided.is_empty() && decided != api::MIN_CLUSTER_VERSION).then_some(decided)
     }
 
-    /// Returns true if members may be of etcd 3.4 or before, which end when they apply a request that 3.5 brought, and
+    /// Returns true if the version that the cluster has decided is before 3.5: members may be of etcd 3.4 or before, which end when they apply a request that 3.5 brought, and
     /// would give a user that has a hashed password an empty one.
     pub fn are_before_3_5(&self) -> bool {
         let mut numbers = self.cluster_version.split('.').map(str::parse::<u32>);
-        // Undecided is the beginning of a cluster, whose members are all new.
         let decided = self.cluster_version != api::MIN_CLUSTER_VERSION;
         matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if decided && (major, minor) < (3, 5))
     }

@@ -1,13 +1,14 @@
 //! The facts about a peer that every thread may use: [`Account`] bounds the messages that wait for it by number and
 //! bytes, and says if it is active. It queues nothing itself.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use api::raftpb::{Message, MessageType};
 
 use crate::figures::{Counters, PeerFigures};
+use crate::identity;
 use crate::options::{QUEUED_APP_BYTES_MAX, QUEUED_MESSAGES_MAX, QUEUED_OTHER_BYTES_MAX};
 
 /// Memory of a message besides its bytes.
@@ -57,6 +58,8 @@ pub(crate) struct Account {
     /// A member.
     pub(crate) known: AtomicBool,
     active_since: Mutex<Option<Instant>>,
+    /// The release that the peer told last: its major number above 32 bits of its minor number; 0 if it told none.
+    release: AtomicU64,
     apps: Allowance,
     others: Allowance,
 }
@@ -69,8 +72,22 @@ impl Account {
             reachable: AtomicBool::new(false),
             known: AtomicBool::new(false),
             active_since: Mutex::new(None),
+            release: AtomicU64::new(0),
             apps: Allowance::new(QUEUED_APP_BYTES_MAX),
             others: Allowance::new(QUEUED_OTHER_BYTES_MAX),
+        }
+    }
+
+    /// The release that the peer told last, if it told one.
+    pub(crate) fn release(&self) -> Option<(u32, u32)> {
+        let release = self.release.load(Ordering::Relaxed);
+        (release != 0).then_some(((release >> 32) as u32, release as u32))
+    }
+
+    /// Notes the release in the headers of the peer's request or answer.
+    pub(crate) fn told(&self, headers: &http::HeaderMap) {
+        if let Some((major, minor)) = identity::release(headers) {
+            self.release.store(u64::from(major) << 32 | u64::from(minor), Ordering::Relaxed);
         }
     }
 

@@ -107,6 +107,12 @@ impl Identity {
     }
 }
 
+/// Returns the major and minor number of the release that the sender of a request or an answer tells, if it tells one.
+pub(crate) fn release(headers: &HeaderMap) -> Option<(u32, u32)> {
+    let Version { major, minor } = Version::parse(headers.get(SERVER_VERSION)?.to_str().ok()?)?;
+    Some((u32::try_from(major).ok()?, u32::try_from(minor).ok()?))
+}
+
 /// An id as headers and paths carry it: lowercase hex without leading zeros.
 pub(crate) fn hex(id: u64) -> HeaderValue {
     // Digits are always a value.

@@ -82,6 +82,12 @@ impl Peers {
         self.inbox.account(id)?.active_since()
     }
 
+    /// Returns the major and minor number of the release that a peer told last, in the headers of its requests and streams;
+    /// `None` if it has told none.
+    pub fn release(&self, id: u64) -> Option<(u32, u32)> {
+        self.inbox.account(id)?.release()
+    }
+
     /// Sends a request outside of raft to a member or URL; `request`'s URI is a path and query. Any status is an
     /// answer. Works on any executor; at most 1024 at once, bodies of answers up to 16 MiB.
     ///

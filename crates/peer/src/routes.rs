@@ -103,6 +103,7 @@ fn accept_stream(
     if headers.get(RAFT_TO) != Some(&hub.identity.local_hex) {
         return Err(refuse(StatusCode::PRECONDITION_FAILED, "to field mismatch"));
     }
+    peer.account.told(headers);
     Ok(StreamWriter::attach(Rc::clone(hub), peer, kind))
 }
 
@@ -137,7 +138,12 @@ async fn accept_message(
     }
     let room = match hub.known_sender(headers) {
         0 => (&hub.strangers_bodies, STRANGERS_BODIES_BYTES_MAX),
-        _ => (&hub.members_bodies, MEMBERS_BODIES_BYTES_MAX),
+        from => {
+            if let Some(peer) = hub.member(from) {
+                peer.account.told(headers);
+            }
+            (&hub.members_bodies, MEMBERS_BODIES_BYTES_MAX)
+        }
     };
     let body =
         read(body, FRAME_BYTES_MAX as usize, hub.read_timeout, room).await.map_err(|why| match why {

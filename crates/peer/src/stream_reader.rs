@@ -188,6 +188,7 @@ async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) ->
     };
     let status = answer.status();
     if status == StatusCode::OK {
+        peer.account.told(answer.headers());
         peer.was_reached_at(kind, address);
         let connection = (!ended).then_some(connection);
         return Ok(Stream { connection, body: answer.into_body() });

@@ -29,6 +29,10 @@ pub trait PeerLinks: Send + Sync + 'static {
     /// not.
     fn active_since(&self, id: u64) -> Option<Instant>;
 
+    /// Returns the major and minor number of the release that a member told last, at latest before its first message; `None` if
+    /// it has told none.
+    fn release(&self, id: u64) -> Option<(u32, u32)>;
+
     /// Sends a request outside of raft. Any status is an answer; there is an error when `timeout` is over.
     fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> Answered;
 
@@ -54,6 +58,10 @@ impl PeerLinks for Peers {
 
     fn active_since(&self, id: u64) -> Option<Instant> {
         Peers::active_since(self, id)
+    }
+
+    fn release(&self, id: u64) -> Option<(u32, u32)> {
+        Peers::release(self, id)
     }
 
     fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> Answered {

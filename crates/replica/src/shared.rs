@@ -335,6 +335,21 @@ impl Shared {
         }
     }
 
+    /// Returns true if members may be of etcd 3.4 or before, see [`Members::are_before_3_5`]: by the version of the cluster, or
+    /// while none is decided, by the releases that the members themselves have told.
+    pub fn may_be_before_3_5(&self, members: &Members) -> bool {
+        match members.storage_version() {
+            Some(_) => members.are_before_3_5(),
+            None => self.has_told_before_3_5(members),
+        }
+    }
+
+    /// Returns true if a member has told a release before 3.5.
+    pub fn has_told_before_3_5(&self, members: &Members) -> bool {
+        let release = |id: &u64| self.peers().and_then(|peers| peers.release(*id));
+        members.by_id.keys().any(|id| release(id).is_some_and(|release| release < (3, 5)))
+    }
+
     /// Returns etcd's error for a proposal that was not answered in time; the text depends on whether a leader was lost
     /// meanwhile.
     pub fn timed_out(&self, since: Instant) -> Status {

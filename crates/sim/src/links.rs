@@ -142,6 +142,10 @@ impl PeerLinks for Links {
         self.state().active.get(&id).copied()
     }
 
+    fn release(&self, _id: u64) -> Option<(u32, u32)> {
+        None
+    }
+
     fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> Answered {
         let (answer, answered) = oneshot::channel();
         let mut state = self.state();

@@ -209,6 +209,7 @@ fn is_elected_and_replicates(secured: Option<&Secured>) {
         .follow("a leader that commits", |seen| seen.commit >= 3 && seen.counts.contains_key("MsgHeartbeat"));
     assert!(follower.counts.contains_key("MsgPreVote") && follower.counts.contains_key("MsgVote"));
     assert!(member.peers.active_since(leader).is_some());
+    assert!(member.peers.release(leader).is_some_and(|release| release >= (3, 4)));
 
     // Writes of a client arrive: small ones, and one that spans many reads. etcd sends them in the short form.
     let large = "x".repeat(1_000_000);

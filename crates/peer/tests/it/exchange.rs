@@ -25,6 +25,7 @@ fn two_members_exchange_messages_in_order() {
     assert_eq!(one.recorder.wait_messages(votes.len()), votes);
     assert_eq!(one.recorder.with(|heard| heard.unreachable.clone()), [0; 0]);
     assert!(one.peers.active_since(2).is_some() && one.peers.active_since(3).is_none());
+    assert_eq!((one.peers.release(2), one.peers.release(3)), (Some((3, 7)), None));
 }
 
 #[test]

@@ -103,7 +103,7 @@ impl Services {
         // Who may not change users must not keep processors busy with hashes. Apply asks again.
         let principal = self.root()?;
         // COMPAT-193: only the hash is proposed, and members of etcd 3.4 do not know that field.
-        if self.state().members.are_before_3_5() {
+        if self.shared.may_be_before_3_5(&self.state().members) {
             return Err(error::NOT_CAPABLE);
         }
         let (services, call) = (Rc::clone(self), self.at_hand());

@@ -585,8 +585,9 @@ impl Core {
     pub(super) fn propose_attributes(&mut self, now: Instant) {
         let (members, node) = (&self.machine.members, &self.node);
         let own = self.shared.identity.member_id;
+        let are_old = self.shared.may_be_before_3_5(members);
         let has_leader = || members.by_id.contains_key(&own) && node.standing().leader.is_some();
-        if let Some(request) = self.attributes.propose(has_leader, members.are_before_3_5(), now) {
+        if let Some(request) = self.attributes.propose(has_leader, are_old, now) {
             self.propose_own(request, Waiter::Attributes);
         }
     }
@@ -596,6 +597,8 @@ impl Core {
         if !self.leadership.leads()
             || !self.leadership.has_settled()
             || self.machine.members.cluster_version == version
+            // The entry would end them. COMPAT-195: the version stays undecided until one of them leads.
+            || self.shared.has_told_before_3_5(&self.machine.members)
         {
             return;
         }

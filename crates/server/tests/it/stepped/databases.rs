@@ -273,6 +273,30 @@ fn the_entries_behind_a_database_are_kept_until_its_receiver_has_them() {
 }
 
 #[test]
+fn what_ends_members_of_etcd_3_4_is_not_proposed_while_no_version_is_decided() {
+    let mut world = World::new(3, 39, &[]);
+    for at in 0..3 {
+        world.start(at).expect("starts");
+    }
+    let old = world.places[1].id;
+    world.post.lock().expect("nobody panicked").releases.insert(old, (3, 4));
+    world.start_all();
+    let leader = world.leader().expect("somebody leads");
+    world.put(leader, "k", b"v").expect("is taken");
+    let later = world.places[0].clock.elapsed() + Duration::from_secs(20);
+    world.until("time has gone by", |world| world.places[0].clock.elapsed() >= later);
+    let members = Arc::clone(&world.member(0).published().members);
+    assert!(members.cluster_version.is_empty(), "{}", members.cluster_version);
+    assert!(members.by_id.values().all(|member| member.client_urls.is_empty()), "{members:?}");
+    world.post.lock().expect("nobody panicked").releases.insert(old, (3, 5));
+    world.until("a version is decided, and all are known", |world| {
+        let members = &world.member(0).published().members;
+        !members.cluster_version.is_empty()
+            && members.by_id.values().all(|member| !member.client_urls.is_empty())
+    });
+}
+
+#[test]
 fn what_a_power_cut_left_of_a_database_is_removed() {
     let mut world = World::started(1, 34, &[]);
     let path = Path::new("/m1/member/received.db");

@@ -73,8 +73,12 @@ pub struct Post {
     pub databases: Option<Spoiling>,
     /// Whether no member knows of another that it is connected, though messages arrive.
     pub strangers: bool,
+    /// The releases that members tell, by member id.
+    pub releases: BTreeMap<u64, (u32, u32)>,
     /// Says of each message, when it arrives, whether it is lost.
     pub loses: Option<Losing>,
+    /// Why states that were sent were not taken, one after the other.
+    pub refused: Vec<String>,
     pub trace: Vec<String>,
 }
 
@@ -114,6 +118,10 @@ impl PeerLinks for Links {
         let post = lock(&self.post);
         let own = post.up.get(&self.id.load(Ordering::Relaxed)).filter(|_| !post.strangers)?;
         post.up.get(&id).map(|other| *other.max(own))
+    }
+
+    fn release(&self, id: u64) -> Option<(u32, u32)> {
+        lock(&self.post).releases.get(&id).copied()
     }
 
     fn request(&self, target: Target, request: Request<Bytes>, _timeout: Duration) -> Answered {
