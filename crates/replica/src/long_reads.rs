@@ -26,8 +26,11 @@ pub enum Reader {
     Range,
     /// HashKV, Hash, a comparison with another member, or the hash of a compaction.
     Hash,
-    /// A snapshot for a client, a state on its way to another member, or one that this member receives.
+    /// A snapshot for a client, or the state on which one builds that this member receives.
     Snapshot,
+    /// The state on its way to another member. Its patience counts from its last slice: a database is sent whole each time, so
+    /// one that takes longer than any fixed time would never arrive.
+    Transfer,
     /// A checkpoint.
     Checkpoint,
     /// A synced watch that could not be told everything at once.
@@ -36,13 +39,13 @@ pub enum Reader {
 
 impl Reader {
     /// Returns the time for which a reader of this kind may delay the removal of compacted versions, counted from its
-    /// beginning (COMPAT-79, COMPAT-80).
+    /// beginning, or for [`Reader::Transfer`] from its last slice (COMPAT-79, COMPAT-80).
     pub fn patience(self) -> Duration {
         Duration::from_secs(match self {
             Reader::Watch => 60,
             Reader::Range => 5 * 60,
             Reader::Hash => 10 * 60,
-            Reader::Snapshot | Reader::Checkpoint => 30 * 60,
+            Reader::Snapshot | Reader::Transfer | Reader::Checkpoint => 30 * 60,
         })
     }
 }
@@ -78,6 +81,8 @@ impl Open {
 struct Entry {
     reader: Reader,
     since: Instant,
+    /// Time from which its patience counts.
+    patient_since: Instant,
     /// The reader allows the removal of what a compaction at this revision removes.
     keeps: Revision,
 }
@@ -85,7 +90,7 @@ struct Entry {
 impl Entry {
     /// Returns the time from which the reader may be ended.
     fn due(&self) -> Instant {
-        self.since + self.reader.patience()
+        self.patient_since + self.reader.patience()
     }
 }
 
@@ -108,7 +113,7 @@ impl LongReads {
         let mut open = self.open();
         open.next += 1;
         let number = open.next;
-        let entry = Entry { reader, since, keeps: Revision::MIN };
+        let entry = Entry { reader, since, patient_since: since, keeps: Revision::MIN };
         open.due = Some(open.due.map_or(entry.due(), |due| due.min(entry.due())));
         open.readers.insert(number, entry);
         open.by_keeps.insert((Revision::MIN, number));
@@ -123,6 +128,15 @@ impl LongReads {
         by_keeps.insert((keeps, number));
         entry.keeps = keeps;
         true
+    }
+
+    /// Notes that a reader has come on by a slice.
+    fn came_on(&self, number: u64, now: Instant) {
+        if let Some(entry) = self.open().readers.get_mut(&number)
+            && entry.reader == Reader::Transfer
+        {
+            entry.patient_since = now;
+        }
     }
 
     /// Registers a reader with the state that `load` returns and the moment that it needs. If all readers were ended
@@ -197,7 +211,9 @@ struct Registered {
 
 impl Newest for Registered {
     fn view(&self) -> Option<Arc<View>> {
-        self.shared.upgrade().map(|shared| Arc::clone(&shared.state.load().view))
+        let shared = self.shared.upgrade()?;
+        self.reads.came_on(self.number, shared.clock.now());
+        Some(Arc::clone(&shared.state.load().view))
     }
 
     fn needs(&self, moment: &Moment) {
@@ -291,6 +307,30 @@ mod tests {
         assert_eq!(removable(520, 300), (520, 500));
         assert_eq!(removable(2000, 300), (2000, 500));
         assert_eq!((reads.figures(), reads.open().by_keeps.len()), ((0, None), 0));
+    }
+
+    #[test]
+    fn a_transfer_has_time_as_long_as_it_comes_on() {
+        let reads = LongReads::default();
+        let start = Instant::now();
+        let minutes = |minutes: u64| start + Duration::from_secs(60 * minutes);
+        let [transfer, snapshot] =
+            [Reader::Transfer, Reader::Snapshot].map(|reader| reads.begin(reader, start));
+        assert!(reads.needs(transfer, Revision(50)) && reads.needs(snapshot, Revision(40)));
+        for at in [20, 40, 60, 80] {
+            reads.came_on(transfer, minutes(at));
+            reads.came_on(snapshot, minutes(at));
+            let through = Revision(if at < 30 { 40 } else { 50 });
+            assert_eq!(reads.removable(Revision(100), minutes(at)).through, through, "after {at} minutes");
+        }
+        assert_eq!(reads.removable(Revision(100), minutes(109)).through, Revision(50));
+        assert_eq!(
+            reads.removable(Revision(100), minutes(110)),
+            Removable { through: Revision(100), overtaken: 1 }
+        );
+        // Nothing comes of one that was ended.
+        reads.came_on(transfer, minutes(111));
+        assert!(!reads.needs(transfer, Revision(50)));
     }
 
     #[test]

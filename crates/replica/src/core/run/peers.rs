@@ -872,7 +872,7 @@ impl Core {
             }
             let Some(peers) = self.shared.peers() else { return };
             let head = self.machine.head();
-            let state = self.shared.read_long_at(Reader::Snapshot, view.moment_of_everything());
+            let state = self.shared.read_long_at(Reader::Transfer, view.moment_of_everything());
             let metadata = api::raftpb::SnapshotMetadata {
                 conf_state: Some(api::raftpb::ConfState {
                     voters: self.node.voters().into_iter().map(|id| id.0).collect(),
