@@ -156,6 +156,30 @@ pub struct SnapshotAttempt {
     pub from: MemberId,
     /// Term in which the sending member leads.
     pub term: Term,
+    /// Bytes that the state takes on the log's disk as far as they are known, if all of it comes; `None` if only what this
+    /// member lacks does.
+    pub whole_bytes: Option<u64>,
+}
+
+/// Too little room on the log's disk for another member's whole state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// Bytes that are free; 0 if the log itself has found a shortage.
+    pub free_bytes: u64,
+    /// Bytes that have to be free.
+    pub wanted_bytes: u64,
+}
+
+/// Values of a state that is being received, for the log.
+pub struct Placement {
+    /// Number of the attempt in which they came.
+    pub claim: u64,
+    /// The values.
+    pub values: Vec<log::Value>,
+    /// True if all of the state comes, not only what this member lacks.
+    pub is_whole: bool,
+    /// Gets the locations of the values, or why there is no room for them; is dropped if they cannot be taken now.
+    pub done: oneshot::Sender<Result<Vec<(log::ValueId, log::Location)>, Shortage>>,
 }
 
 /// A message or request of another member, or an event on the way to or from one.
@@ -182,6 +206,8 @@ pub enum PeerRequest {
     },
     /// Return what this member already has of the state, so that the sender of a snapshot leaves it out.
     Holds(RequestId),
+    /// Another member offers all of its state, which does not build on the present one; tell if it would be taken now.
+    OfferSnapshot(RequestId, SnapshotAttempt),
     /// Another member begins to send its state; return the present state, on which the received one builds.
     ReceiveSnapshot(RequestId, SnapshotAttempt),
     /// The stream of this attempt broke off; the attempt may be resumed.
@@ -193,7 +219,7 @@ pub enum PeerRequest {
     /// This attempt to receive a state is given up.
     SnapshotGivenUp(u64),
     /// Write these values of the state that this attempt receives to the log, and send back their locations.
-    Place(u64, Vec<log::Value>, oneshot::Sender<Vec<(log::ValueId, log::Location)>>),
+    Place(Placement),
     /// Return the hashes of the state after each entry from this index on.
     StateTrail(RequestId, Index),
     /// Another member reports that this member was removed from the cluster.
@@ -299,6 +325,8 @@ pub enum ReplyBody {
     StateTrail(StateTrail),
     /// The whole state: leases, alarms and members, and a moment of keys and values.
     Image(Box<Head>, Box<AsOf>),
+    /// There is too little room for the state that a member wants to send.
+    Shortage(Shortage),
 }
 
 impl storage::opening::LogEvents for crate::inbox::Inbox<CoreRequest> {

@@ -12,6 +12,7 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use api::{Status, raftpb};
 use bytes::Bytes;
@@ -25,14 +26,16 @@ use mvcc::Location;
 use numbers::{Index, MemberId, Revision, Term};
 use tokio::sync::oneshot;
 
-use crate::core::{CoreRequest, PeerRequest, ReplyBody, SnapshotAttempt};
+use crate::core::{CoreRequest, PeerRequest, Placement, ReplyBody, Shortage, SnapshotAttempt};
 use crate::inbox::Inbox;
 use crate::shared::Shared;
 use storage::values::LogValues;
 
 pub mod database;
+mod refusals;
 
 use database::{DatabaseError, Spool};
+use refusals::Refusals;
 
 /// Path under which a sender asks what the receiver already has.
 pub const PATH: &str = "/mainstay/snapshot";
@@ -142,6 +145,15 @@ pub enum ReceiveError {
     NotNow(Option<Status>),
     /// The log takes no values now.
     LogFull,
+    /// The log's disk has too little room for the whole state.
+    NoRoom(Shortage),
+    /// An attempt shortly before was refused for a reason that lasts.
+    RefusedBefore {
+        /// The reason of that attempt, in words.
+        reason: String,
+        /// Time until another attempt is looked at.
+        left: Duration,
+    },
     /// The log did not say where a value lies, which is a bug.
     Lost,
     /// The received parts make no state.
@@ -164,6 +176,18 @@ impl fmt::Display for ReceiveError {
             ReceiveError::OtherEntry => f.write_str("the message and the state are not of the same entry"),
             ReceiveError::NotNow(Some(status)) => write!(f, "not now: {}", status.message),
             ReceiveError::NotNow(None) => f.write_str("not now"),
+            ReceiveError::NoRoom(Shortage { free_bytes, wanted_bytes }) => write!(
+                f,
+                "no space left on device: the state and what has to stay free behind it take {wanted_bytes} bytes on the \
+                 disk of the log, and {free_bytes} are free"
+            ),
+            ReceiveError::RefusedBefore { reason, left } => {
+                write!(
+                    f,
+                    "refused before ({reason}); the next attempt is looked at in {} s",
+                    left.as_secs() + 1
+                )
+            }
             ReceiveError::LogFull => f.write_str("the log takes no values now"),
             ReceiveError::Lost => f.write_str("the log lost a value"),
             ReceiveError::Assemble(error) => error.fmt(f),
@@ -180,6 +204,23 @@ impl std::error::Error for ReceiveError {
             ReceiveError::Assemble(error) => std::error::Error::source(error),
             ReceiveError::Database(error) => std::error::Error::source(error),
             _ => None,
+        }
+    }
+}
+
+impl ReceiveError {
+    /// Returns the kind of a reason that the next attempt most likely meets again, since it lies in the state that is sent or
+    /// in the disk here; `None` for what passes by itself.
+    pub fn lasting_kind(&self) -> Option<&'static str> {
+        match self {
+            ReceiveError::NotNow(_)
+            | ReceiveError::LogFull
+            | ReceiveError::Lost
+            | ReceiveError::RefusedBefore { .. } => None,
+            ReceiveError::NoRoom(_) => Some("room"),
+            ReceiveError::Database(error) => error.lasting_kind(),
+            ReceiveError::Read(_) | ReceiveError::Assemble(_) | ReceiveError::Malformed(_) => Some("state"),
+            ReceiveError::OtherEntry => Some("entry"),
         }
     }
 }
@@ -222,9 +263,10 @@ impl Portion {
     }
 }
 
-/// Returns the attempt that this message announces, under this number.
-fn attempt(claim: u64, message: &raftpb::Message) -> SnapshotAttempt {
-    SnapshotAttempt { claim, from: MemberId(message.from()), term: Term(message.term()) }
+/// Returns the attempt that this message announces, under this number. `whole_bytes` are those that the state takes, as far as
+/// known, if all of it comes.
+fn attempt(claim: u64, message: &raftpb::Message, whole_bytes: Option<u64>) -> SnapshotAttempt {
+    SnapshotAttempt { claim, from: MemberId(message.from()), term: Term(message.term()), whole_bytes }
 }
 
 /// Takes states that other members send, one at a time.
@@ -232,6 +274,10 @@ pub struct Receiver {
     shared: Arc<Shared>,
     rules: Rules,
     spool: Spool,
+    /// Refusals of states in this program's own form.
+    refusals: Refusals,
+    /// Refusals of databases.
+    database_refusals: Refusals,
     broken: Arc<Mutex<Option<Broken>>>,
     claims: AtomicU64,
 }
@@ -240,7 +286,15 @@ impl Receiver {
     /// Returns the receiver of this member, whose directory is `member_dir`.
     pub fn new(shared: Arc<Shared>, rules: Rules, disk: Arc<dyn Disk>, member_dir: &Path) -> Receiver {
         let spool = Spool::new(disk, member_dir);
-        Receiver { shared, rules, spool, broken: Arc::default(), claims: AtomicU64::new(0) }
+        Receiver {
+            shared,
+            rules,
+            spool,
+            refusals: Refusals::default(),
+            database_refusals: Refusals::default(),
+            broken: Arc::default(),
+            claims: AtomicU64::new(0),
+        }
     }
 
     /// Returns true if a part of a state is kept whose stream broke off.
@@ -291,11 +345,23 @@ impl Receiver {
         if told != Some((reader.head().applied_index.0, reader.head().applied_term.0)) {
             return Err(ReceiveError::OtherEntry);
         }
+        let is_whole = reader.head().from == Revision(0);
+        if is_whole {
+            self.refusals.check(self.shared.clock.now())?;
+        }
         let mut partial = match self.resume(&message, reader.head().from).await {
             Some(broken) => broken,
-            None => self.begin(&message).await?,
+            None => self.begin(&message, is_whole.then_some(0)).await.inspect_err(|why| self.note(why))?,
         };
         let filled = self.fill(&mut partial, &mut reader).await;
+        if let Err(why) = &filled
+            && matches!(why, ReceiveError::NoRoom(_))
+        {
+            // What is kept would keep the room that is lacking.
+            self.shared.core.send(PeerRequest::SnapshotGivenUp(partial.claim));
+            self.note(why);
+            return filled;
+        }
         if let Err(why) = filled {
             partial.held = partial.assembly.pause();
             let claim = partial.claim;
@@ -316,7 +382,15 @@ impl Receiver {
         })?;
         let received = Received { message, machine: Box::new(machine), base_applied };
         self.shared.core.send(PeerRequest::SnapshotReceived(partial.claim, Box::new(received)));
+        self.refusals.note(Ok(()), self.shared.clock.now());
         Ok(())
+    }
+
+    /// Notes that the disk has no room for a state of this program's own form; other errors of it are those of one attempt.
+    fn note(&self, why: &ReceiveError) {
+        if let ReceiveError::NoRoom(_) = why {
+            self.refusals.note(Err(why), self.shared.clock.now());
+        }
     }
 
     /// Keeps what has arrived before a break, unless a part of a later attempt is there.
@@ -334,7 +408,7 @@ impl Receiver {
     async fn resume(&self, message: &raftpb::Message, behind: Revision) -> Option<Broken> {
         let kept = self.broken().as_ref().map(|broken| (broken.claim, broken.held.revision));
         let (claim, _) = kept.filter(|(_, revision)| *revision == behind)?;
-        let attempt = attempt(claim, message);
+        let attempt = attempt(claim, message, None);
         let reply =
             self.shared.ask(move |request_id| PeerRequest::ResumeSnapshot(request_id, attempt)).await.ok()?;
         if !matches!(reply.body, ReplyBody::Readable(_)) {
@@ -347,9 +421,14 @@ impl Receiver {
         broken
     }
 
-    async fn begin(&self, message: &raftpb::Message) -> Result<Broken, ReceiveError> {
+    /// Begins an attempt. `whole_bytes` are those that the state takes, as far as known, if all of it comes.
+    async fn begin(
+        &self,
+        message: &raftpb::Message,
+        whole_bytes: Option<u64>,
+    ) -> Result<Broken, ReceiveError> {
         let claim = self.claims.fetch_add(1, Ordering::Relaxed) + 1;
-        let attempt = attempt(claim, message);
+        let attempt = attempt(claim, message, whole_bytes);
         let reply =
             self.shared.ask(move |request_id| PeerRequest::ReceiveSnapshot(request_id, attempt)).await;
         match reply.map(|reply| reply.body) {
@@ -360,6 +439,7 @@ impl Receiver {
                 Ok(Broken { assembly: Assembly::new(self.rules, base), held, claim, base_applied })
             }
             Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => Err(ReceiveError::NotNow(Some(status))),
+            Ok(ReplyBody::Shortage(shortage)) => Err(ReceiveError::NoRoom(shortage)),
             Ok(_) => Err(ReceiveError::NotNow(None)),
         }
     }
@@ -368,7 +448,8 @@ impl Receiver {
     where
         I: Iterator<Item = io::Result<Bytes>>,
     {
-        let (claim, assembly) = (partial.claim, &mut partial.assembly);
+        let (claim, is_whole) = (partial.claim, reader.head().from == Revision(0));
+        let assembly = &mut partial.assembly;
         assembly.begin(reader.head()).map_err(ReceiveError::Malformed)?;
         let mut portion = Portion::default();
         loop {
@@ -379,7 +460,7 @@ impl Receiver {
             // What came before a break is good.
             let last = !matches!(next, Ok(Some(_)));
             if last || portion.is_full() {
-                self.place(claim, assembly, &mut portion).await?;
+                self.place((claim, is_whole), assembly, &mut portion).await?;
             }
             match next {
                 Ok(Some(_)) => {}
@@ -392,7 +473,7 @@ impl Receiver {
     /// Writes values to the log, and gives the versions on with their places.
     async fn place(
         &self,
-        claim: u64,
+        (claim, is_whole): (u64, bool),
         assembly: &mut Assembly,
         portion: &mut Portion,
     ) -> Result<(), ReceiveError> {
@@ -402,8 +483,10 @@ impl Receiver {
         let mut places = Vec::new();
         if !values.is_empty() {
             let (done, placed) = oneshot::channel();
-            self.shared.core.send(PeerRequest::Place(claim, std::mem::take(values), done));
-            places = placed.await.map_err(|_| ReceiveError::LogFull)?;
+            let placement = Placement { claim, values: std::mem::take(values), is_whole, done };
+            self.shared.core.send(PeerRequest::Place(placement));
+            let placed = placed.await.map_err(|_| ReceiveError::LogFull)?;
+            places = placed.map_err(ReceiveError::NoRoom)?;
         }
         let places: HashMap<log::ValueId, Location> = places.into_iter().collect();
         let mut places = ids.into_iter().map(|id| places.get(&id).copied());

@@ -64,7 +64,7 @@ impl Peering {
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), ReceiveError> {
         self.receiver.receive(message, body).await.inspect_err(|error| {
-            self.logger.warn("could not receive a snapshot", &[("error", Value::Str(&error.to_string()))]);
+            self.tell("could not receive a snapshot", error);
         })
     }
 
@@ -80,9 +80,19 @@ impl Peering {
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), ReceiveError> {
         self.receiver.receive_database(message, body).await.inspect_err(|error| {
-            let error = error.to_string();
-            self.logger.warn("could not receive a database of etcd's", &[("error", Value::Str(&error))]);
+            self.tell("could not receive a database of etcd's", error);
         })
+    }
+
+    /// Logs why another member's state was not taken: as an error if somebody has to do something about it.
+    fn tell(&self, what: &'static str, error: &ReceiveError) {
+        let fields = [("error", Value::Str(&error.to_string()))];
+        match error {
+            // The attempt that was looked at was told of.
+            ReceiveError::RefusedBefore { .. } => self.logger.debug(what, &fields),
+            _ if error.lasting_kind().is_some() => self.logger.error(what, &fields),
+            _ => self.logger.warn(what, &fields),
+        }
     }
 }
 

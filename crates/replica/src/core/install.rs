@@ -17,6 +17,7 @@ use numbers::Index;
 use planted::Bug;
 use tokio::sync::oneshot;
 
+use super::Shortage;
 use crate::transfer::Received;
 
 /// Time for which the received part of a state is kept after its stream broke off.
@@ -40,8 +41,11 @@ enum Stage {
 /// Locations of values in the log.
 type Places = Vec<(ValueId, Location)>;
 
+/// The receiver of where values lie.
+type Placed = oneshot::Sender<Result<Places, Shortage>>;
+
 /// Values on their way to the log: its ticket, where they lie as far as known, and who waits.
-type Placing = (u64, Places, oneshot::Sender<Places>);
+type Placing = (u64, Places, Placed);
 
 /// Progress of installing another member's state.
 ///
@@ -88,6 +92,11 @@ impl Discarded {
 impl Install {
     pub fn is_receiving(&self) -> bool {
         matches!(self.stage, Stage::Receiving { .. })
+    }
+
+    /// Returns true if a stream is coming in, or a state takes its place.
+    pub fn is_under_way(&self) -> bool {
+        !matches!(self.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. })
     }
 
     pub fn is_busy(&self) -> bool {
@@ -177,7 +186,7 @@ impl Install {
     }
 
     /// Values of the attempt go to the log as the batch with this number; `done` gets their locations.
-    pub fn place(&mut self, ticket: u64, done: oneshot::Sender<Places>) {
+    pub fn place(&mut self, ticket: u64, done: Placed) {
         self.placing = Some((ticket, Vec::new(), done));
     }
 
@@ -189,7 +198,7 @@ impl Install {
             && let Some((_, places, done)) = self.placing.take()
         {
             // The receiver may have given up.
-            let _ = done.send(places);
+            let _ = done.send(Ok(places));
         }
     }
 
@@ -362,7 +371,7 @@ mod tests {
         install.placed(6, &[value(1)]);
         assert!(placed.try_recv().is_err());
         install.placed(7, &[value(2)]);
-        assert_eq!(placed.try_recv().map(|places| places.len()), Ok(2));
+        assert_eq!(placed.try_recv().map(|places| places.map(|places| places.len())), Ok(Ok(2)));
         assert!(install.may_place(1));
     }
 

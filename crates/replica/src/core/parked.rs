@@ -73,6 +73,7 @@ impl Parked {
             CoreRequest::Client(request) => self.respond_to_client(request),
             CoreRequest::Peer(
                 PeerRequest::Holds(request_id)
+                | PeerRequest::OfferSnapshot(request_id, ..)
                 | PeerRequest::ReceiveSnapshot(request_id, ..)
                 | PeerRequest::ResumeSnapshot(request_id, ..)
                 | PeerRequest::StateTrail(request_id, _),

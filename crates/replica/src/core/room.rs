@@ -22,7 +22,7 @@ use bytes::Bytes;
 use log::{Batch, Log, Refusal, Space};
 use prost::Message as _;
 
-use super::Fatal;
+use super::{Fatal, Shortage};
 
 /// Pause before a shortage has another checkpoint made.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
@@ -32,6 +32,9 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const PLENTY_BYTES: u64 = 1 << 30;
 /// Bytes of values that are moved at once, at most.
 const PORTION_BYTES: usize = 1 << 20;
+/// Segments for which the disk has room behind another member's whole state. The log raises the alarm when it cannot prepare
+/// one; two may be in preparation when the disk is looked at.
+const STATE_SEGMENTS_FREE: u64 = 4;
 /// Bytes that may wait in the log to be synced before the core holds proposals back.
 const LOG_QUEUE_BYTES: usize = 64 << 20;
 /// Bytes waiting for the log beyond which entries of other members are dropped, as if lost on the way.
@@ -245,6 +248,17 @@ impl Room {
         }
         // A record has a head, a hard state comes behind it, and it does not begin where a segment cannot hold all of it.
         self.left(log, purpose) >= bytes as u64 + 128 + Room::kept_for_others(log, purpose)
+    }
+
+    /// Looks if the disk has room for this many bytes of another member's whole state, and how much is lacking. A state takes
+    /// nothing of what is kept for shortages, and leaves so much free that the log finds none: the state comes beside the
+    /// present one, so it is not what clients have written that would raise the alarm, and refuse the whole cluster's writes.
+    pub fn shortage_of_state(&mut self, log: &Log, bytes: u64) -> Option<Shortage> {
+        // Gigabytes may come between two looks.
+        self.free_bytes = log.free_bytes().unwrap_or(u64::MAX / 2);
+        let free_bytes = if self.is_ample(log) { self.free_bytes } else { 0 };
+        let wanted_bytes = bytes.saturating_add(STATE_SEGMENTS_FREE * u64::from(log.segment_bytes()));
+        (free_bytes < wanted_bytes).then_some(Shortage { free_bytes, wanted_bytes })
     }
 
     /// Bytes of values that are moved at once: where room is short, few, so that each portion is held against it.

@@ -9,8 +9,9 @@ use std::fmt;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use api::raftpb;
+use api::{error, raftpb};
 use bytes::Bytes;
 use disk::{Disk, File};
 use interchange::FileSink;
@@ -24,8 +25,8 @@ use peer::{OpenedSnapshot, SnapshotForm};
 use storage::etcd_database::{self, EtcdDatabase, EtcdDatabaseError, TooManyChanges, UnknownVersion};
 use storage::values::LogValues;
 
-use super::{Portion, ReceiveError, Received, Receiver};
-use crate::core::PeerRequest;
+use super::{Portion, ReceiveError, Received, Receiver, attempt};
+use crate::core::{PeerRequest, ReplyBody};
 
 /// Name of the file in the member's directory, which it has for a moment only.
 const SPOOL_NAME: &str = "received.db";
@@ -33,6 +34,8 @@ const SPOOL_NAME: &str = "received.db";
 const LOOK_BYTES: u64 = 8 << 20;
 /// Bytes that stay free on the disk for the member's own log, unless an eighth of the disk is less.
 const FREE_BYTES_MIN: u64 = 256 << 20;
+/// Bytes that a change takes in the log and in a checkpoint beside its key and value.
+const CHANGE_BYTES: u64 = 192;
 /// Versions measured, and bytes of values written, from one view.
 const MEASURED_AT_ONCE: usize = 2048;
 const WRITTEN_AT_ONCE: usize = 256 << 10;
@@ -44,6 +47,8 @@ const REVISION_MAX: Revision = Revision(i64::MAX / 2);
 pub enum DatabaseError {
     /// The stream broke off.
     Stream(io::Error),
+    /// Another member leads by now than the one that sends.
+    OtherLeader,
     /// The file for it could not be made or written.
     Spool {
         /// The operation that failed.
@@ -107,6 +112,7 @@ impl fmt::Display for DatabaseError {
         };
         match self {
             DatabaseError::Stream(error) => error.fmt(f),
+            DatabaseError::OtherLeader => f.write_str("another member leads by now"),
             DatabaseError::Spool { doing, path, error } => {
                 write!(f, "{doing} {}: {error}", path.display())
             }
@@ -145,6 +151,24 @@ impl fmt::Display for DatabaseError {
     }
 }
 
+impl DatabaseError {
+    /// Returns the kind of a reason that the next attempt most likely meets again; `None` for what passes by itself.
+    pub fn lasting_kind(&self) -> Option<&'static str> {
+        match self {
+            DatabaseError::Stream(_) | DatabaseError::Spool { .. } | DatabaseError::OtherLeader => None,
+            DatabaseError::NoSpace { .. } => Some("spool"),
+            DatabaseError::Read(_) => Some("damage"),
+            DatabaseError::OtherEntry { .. } => Some("other entry"),
+            DatabaseError::OtherMembers { .. } => Some("other members"),
+            DatabaseError::NotAMember(_) => Some("no member"),
+            DatabaseError::Version(_) => Some("version"),
+            DatabaseError::Changes(_)
+            | DatabaseError::OutOfOrder { .. }
+            | DatabaseError::CompactRevision(_) => Some("history"),
+        }
+    }
+}
+
 impl std::error::Error for DatabaseError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
@@ -155,16 +179,26 @@ impl std::error::Error for DatabaseError {
     }
 }
 
-/// The place of a database that is being received.
+/// The place of a database that is being received: one at a time, since each may fill the disk.
 pub(super) struct Spool {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
+    is_taken: AtomicBool,
+}
+
+/// The right to use the spool; it ends when this is dropped.
+struct Turn<'a>(&'a Spool);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.is_taken.store(false, Ordering::Release);
+    }
 }
 
 impl Spool {
     /// Returns the place in this directory. A file that was left there by a power cut is removed, if it can be.
     pub(super) fn new(disk: Arc<dyn Disk>, dir: &Path) -> Spool {
-        let spool = Spool { disk, dir: dir.to_path_buf() };
+        let spool = Spool { disk, dir: dir.to_path_buf(), is_taken: AtomicBool::new(false) };
         // What is in its way then is said when a database comes.
         let _ = spool.clear();
         spool
@@ -175,25 +209,39 @@ impl Spool {
         if self.disk.exists(&path)? { self.disk.remove(&path) } else { Ok(()) }
     }
 
-    /// Writes what comes to a file, which has no name.
+    /// Returns the right to use the spool, unless another has it.
+    fn turn(&self) -> Option<Turn<'_>> {
+        let is_free =
+            self.is_taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        is_free.then(|| Turn(self))
+    }
+}
+
+impl Turn<'_> {
+    /// Writes what comes to a file, which has no name, as long as `is_wanted`.
     fn take(
         &self,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
+        is_wanted: impl Fn() -> bool,
     ) -> Result<Arc<dyn File>, DatabaseError> {
-        let path = self.dir.join(SPOOL_NAME);
+        let Turn(spool) = self;
+        let path = spool.dir.join(SPOOL_NAME);
         let failed = |doing| {
             let path = path.clone();
             move |error| DatabaseError::Spool { doing, path, error }
         };
-        self.clear().map_err(failed("remove"))?;
-        let file = self.disk.create(&path).map_err(failed("create"))?;
-        self.disk.remove(&path).map_err(failed("remove"))?;
+        spool.clear().map_err(failed("remove"))?;
+        let file = spool.disk.create(&path).map_err(failed("create"))?;
+        spool.disk.remove(&path).map_err(failed("remove"))?;
         let mut sink = FileSink::new(Arc::clone(&file));
         let (mut written, mut looked_at) = (0, 0);
         for piece in body {
             let piece = piece.map_err(DatabaseError::Stream)?;
+            if !is_wanted() {
+                return Err(DatabaseError::OtherLeader);
+            }
             if written >= looked_at {
-                let space = self.disk.space(&self.dir).map_err(failed("look at"))?;
+                let space = spool.disk.space(&spool.dir).map_err(failed("look at"))?;
                 let free_min = FREE_BYTES_MIN.min(space.total_bytes / 8);
                 if space.free_bytes < free_min + LOOK_BYTES {
                     return Err(DatabaseError::NoSpace { written, free_min });
@@ -246,9 +294,48 @@ impl Receiver {
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), ReceiveError> {
         let image = message.snapshot.as_mut().and_then(|snapshot| snapshot.data.take()).unwrap_or_default();
+        self.database_refusals.check(self.shared.clock.now())?;
+        let taken = self.take_database(message, &image, body).await;
+        self.database_refusals.note(taken.as_ref().copied(), self.shared.clock.now());
+        taken
+    }
+
+    /// Takes a state that is looked at. Until the database is there and sound, this member goes on as without it: only then an
+    /// attempt begins, during which it takes no checkpoints and gives no disk space back.
+    async fn take_database(
+        &self,
+        message: raftpb::Message,
+        image: &[u8],
+        body: &mut dyn Iterator<Item = io::Result<Bytes>>,
+    ) -> Result<(), ReceiveError> {
+        self.check_front(&message, image)?;
+        let offered = attempt(0, &message, None);
+        let reply = self.shared.ask(move |request_id| PeerRequest::OfferSnapshot(request_id, offered)).await;
+        match reply.map(|reply| reply.body) {
+            Ok(ReplyBody::Readable(_)) => {}
+            Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => {
+                return Err(ReceiveError::NotNow(Some(status)));
+            }
+            Ok(_) => return Err(ReceiveError::NotNow(None)),
+        }
+        let Some(turn) = self.spool.turn() else {
+            return Err(ReceiveError::NotNow(Some(error::TOO_MANY_REQUESTS)));
+        };
+        // Without a leader this member may hear of the same one again.
+        let from = message.from();
+        let is_wanted = || [0, from].contains(&self.shared.state.load().leader);
+        let database = opened(turn.take(body, is_wanted)?)?;
+        let (head, database) = self.judge(&message, image, database)?;
         // It builds on nothing that is here.
-        let claim = self.begin(&message).await?.claim;
-        match self.convert(claim, &message, &image, body).await {
+        let bound = database.bound_bytes;
+        let claim = match self.begin(&message, Some(bound)).await {
+            Err(ReceiveError::NoRoom(_)) => {
+                let exact = needed_bytes(&database.backend)?;
+                self.begin(&message, Some(exact)).await?.claim
+            }
+            begun => begun?.claim,
+        };
+        match self.convert(claim, head, &database.backend).await {
             Ok(machine) => {
                 let received = Received { message, machine: Box::new(machine), base_applied: None };
                 self.shared.core.send(PeerRequest::SnapshotReceived(claim, Box::new(received)));
@@ -261,25 +348,36 @@ impl Receiver {
         }
     }
 
-    /// Makes a machine of a database.
-    async fn convert(
+    /// Judges what is there before the body: the members, and the version in the image of the old store.
+    fn check_front(&self, message: &raftpb::Message, image: &[u8]) -> Result<(), DatabaseError> {
+        let metadata = message.snapshot.as_ref().and_then(|snapshot| snapshot.metadata.as_ref());
+        let conf = metadata.and_then(|metadata| metadata.conf_state.as_ref());
+        let own = self.shared.identity.member_id;
+        if conf.is_none_or(|conf| !conf.voters.contains(&own) && !conf.learners.contains(&own)) {
+            return Err(DatabaseError::NotAMember(own));
+        }
+        // An image that says nothing, or cannot be read, is judged with the database, which may need none.
+        match interchange::members_of_image(image) {
+            Ok(membership) => {
+                etcd_database::check_versions(None, &membership).map_err(DatabaseError::Version)
+            }
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Judges all of a database but its history, of which the head that this returns knows nothing yet.
+    fn judge(
         &self,
-        claim: u64,
         message: &raftpb::Message,
         image: &[u8],
-        body: &mut dyn Iterator<Item = io::Result<Bytes>>,
-    ) -> Result<Machine, ReceiveError> {
+        database: Opened,
+    ) -> Result<(TransferHead, Opened), ReceiveError> {
         let metadata = message.snapshot.as_ref().and_then(|snapshot| snapshot.metadata.clone());
         let metadata = metadata.unwrap_or_default();
         let conf = metadata.conf_state.unwrap_or_default();
         let (index, term) = (metadata.index.unwrap_or(0), metadata.term.unwrap_or(0));
-        let own = self.shared.identity.member_id;
-        if !conf.voters.contains(&own) && !conf.learners.contains(&own) {
-            return Err(DatabaseError::NotAMember(own).into());
-        }
-        let file = self.spool.take(body)?;
-        let database = opened(file)?;
-        let meta = database.meta().map_err(DatabaseError::Read)?;
+        let backend = &database.backend;
+        let meta = backend.meta().map_err(DatabaseError::Read)?;
         // etcd before 3.5 does not count entries that change members only.
         let fits = match meta.term {
             Some(_) => meta.consistent_index == index,
@@ -288,7 +386,7 @@ impl Receiver {
         if !fits {
             return Err(DatabaseError::OtherEntry { file: meta.consistent_index, message: index }.into());
         }
-        let membership = database.membership().map_err(DatabaseError::Read)?;
+        let membership = backend.membership().map_err(DatabaseError::Read)?;
         let membership = members(membership, &meta, image, &conf)?;
         etcd_database::check_versions(meta.storage_version.as_deref(), &membership)
             .map_err(DatabaseError::Version)?;
@@ -296,8 +394,8 @@ impl Receiver {
         if !(Revision::NEVER_COMPACTED..=REVISION_MAX).contains(&compact_revision) {
             return Err(DatabaseError::CompactRevision(compact_revision).into());
         }
-        let leases = etcd_database::leases(&database).map_err(DatabaseError::Read)?;
-        let mut head = TransferHead {
+        let leases = etcd_database::leases(backend).map_err(DatabaseError::Read)?;
+        let head = TransferHead {
             from: Revision(0),
             // Known at the end.
             revision: Revision::FIRST,
@@ -307,14 +405,24 @@ impl Receiver {
             versions_max: 0,
             state_hash: None,
             leases: Leases::granted(leases).map_err(ReceiveError::Malformed)?,
-            alarms: Alarms::raised(database.alarms().map_err(DatabaseError::Read)?),
+            alarms: Alarms::raised(backend.alarms().map_err(DatabaseError::Read)?),
             members: etcd_database::members(&membership),
-            auth: etcd_database::users(database.auth().map_err(DatabaseError::Read)?),
+            auth: etcd_database::users(backend.auth().map_err(DatabaseError::Read)?),
         };
+        Ok((head, database))
+    }
+
+    /// Makes a machine of a database.
+    async fn convert(
+        &self,
+        claim: u64,
+        mut head: TransferHead,
+        database: &Backend<Arc<dyn File>>,
+    ) -> Result<Machine, ReceiveError> {
         let mut assembly = Assembly::new(self.rules, None);
         assembly.begin(&head).map_err(ReceiveError::Malformed)?;
-        let (entries, last) = self.take_history(claim, &database, &mut assembly).await?;
-        head.revision = last.main.max(compact_revision).max(Revision::FIRST);
+        let (entries, last) = self.take_history(claim, database, &mut assembly).await?;
+        head.revision = last.main.max(head.compact_revision).max(Revision::FIRST);
         assembly.finish(TransferEnd { head, entries }).map_err(ReceiveError::Assemble)
     }
 
@@ -342,19 +450,38 @@ impl Receiver {
             entries += 1;
             portion.take(&version).map_err(ReceiveError::Malformed)?;
             if portion.is_full() {
-                self.place(claim, assembly, &mut portion).await?;
+                self.place((claim, true), assembly, &mut portion).await?;
             }
         }
-        self.place(claim, assembly, &mut portion).await?;
+        self.place((claim, true), assembly, &mut portion).await?;
         Ok((entries, last))
     }
 }
 
+/// A database that has arrived.
+struct Opened {
+    backend: Backend<Arc<dyn File>>,
+    /// Bytes that its history takes in the log and in a checkpoint at most.
+    bound_bytes: u64,
+}
+
 /// Opens a database that has arrived, and checks each of its pages.
-fn opened(file: Arc<dyn File>) -> Result<Backend<Arc<dyn File>>, DatabaseError> {
-    let database = Bolt::whole(file).and_then(Backend::new)?;
-    database.bolt().check()?;
-    Ok(database)
+fn opened(file: Arc<dyn File>) -> Result<Opened, DatabaseError> {
+    let bolt = Bolt::whole(file)?;
+    let checked = bolt.check()?;
+    let page_bytes = u64::from(bolt.meta().page_bytes);
+    let bound_bytes = checked.used_pages * page_bytes + checked.keys * CHANGE_BYTES;
+    Ok(Opened { backend: Backend::new(bolt)?, bound_bytes })
+}
+
+/// Returns the bytes that the history of a database takes in the log and in a checkpoint.
+fn needed_bytes(database: &Backend<Arc<dyn File>>) -> Result<u64, DatabaseError> {
+    let mut history = database.history()?;
+    let mut bytes = 0;
+    while let Some(change) = history.step()? {
+        bytes += (change.head.key.len() + change.value.len()) as u64 + CHANGE_BYTES;
+    }
+    Ok(bytes)
 }
 
 /// Opens the state as the database that a member running etcd takes, in the form of the release that the cluster has agreed on.

@@ -79,12 +79,13 @@ impl Core {
                 let held = self.machine.held();
                 self.reply(request_id, ReplyBody::Holds(held, self.machine.applied_index));
             }
+            PeerRequest::OfferSnapshot(request_id, attempt) => self.look_at_offer(request_id, attempt),
             PeerRequest::ReceiveSnapshot(request_id, attempt) => self.begin_install(request_id, attempt),
             PeerRequest::SnapshotBroken(claim, forget) => self.install.pause(claim, forget, now),
             PeerRequest::ResumeSnapshot(request_id, attempt) => self.resume_install(request_id, attempt),
             PeerRequest::SnapshotReceived(claim, received) => self.snapshot_received(claim, received, now)?,
             PeerRequest::SnapshotGivenUp(claim) => self.give_up_install(claim),
-            PeerRequest::Place(claim, values, done) => self.place(claim, values, done, now),
+            PeerRequest::Place(placement) => self.place(placement, now),
             PeerRequest::StateTrail(request_id, from) => {
                 let trail = self.machine.newest_state_trail(from, crate::core::STATE_TRAIL_POINTS_MAX);
                 self.reply(request_id, ReplyBody::StateTrail(trail));

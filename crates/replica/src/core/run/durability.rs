@@ -39,6 +39,8 @@ impl Core {
                 self.logger.info("the disk has room for the log again", &[]);
                 Ok(())
             }
+            // What fills the disk goes again if the state is not taken; otherwise the next look raises the alarm.
+            LogEvent::SpaceChanged(_) if self.install.is_receiving() => Ok(()),
             LogEvent::SpaceChanged(space) => {
                 self.logger.warn(
                     "the disk has no room for more log: raising the NOSPACE alarm",
@@ -81,7 +83,7 @@ impl Core {
         if look.wants_reserve && self.orders.try_send(Order::Reserve).is_ok() {
             self.room.reserved();
         }
-        if look.is_short {
+        if look.is_short && !self.install.is_receiving() {
             self.raise_no_space(Cause::Disk, now);
         }
         let within = self.shared.limits.quota_bytes.is_none_or(|quota| self.machine.in_use_bytes() < quota);

@@ -19,7 +19,6 @@ use planted::Bug;
 use storage::catch_up::Fetched;
 use storage::checkpointer::Order;
 use telemetry::logging::Value;
-use tokio::sync::oneshot;
 
 use super::Core;
 use super::clients::step_received;
@@ -28,7 +27,7 @@ use crate::core::leadership::Leaves;
 use crate::core::membership::{MemberChange, Membership, Told};
 use crate::core::proposals::Waiter;
 use crate::core::room::{Purpose, Room};
-use crate::core::{Fatal, ReplyBody, RequestId, SnapshotAttempt, membership};
+use crate::core::{Fatal, Placement, ReplyBody, RequestId, SnapshotAttempt, membership};
 use crate::long_reads::Reader;
 use crate::shared::Shared;
 use crate::transfer::Received;
@@ -691,12 +690,29 @@ impl Core {
 
 /// Taking over another member's state, and giving this one's.
 impl Core {
+    /// Tells if a whole state that is offered would be taken now: its sender leads, and no other one is being received.
+    pub(super) fn look_at_offer(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
+        let standing = self.node.standing();
+        if (standing.leader, standing.term) != (attempt.from, attempt.term) {
+            self.refuse(request_id, error::NOT_LEADER);
+        } else if self.install.is_under_way() || self.stopping.is_some() {
+            self.refuse(request_id, error::TOO_MANY_REQUESTS);
+        } else {
+            self.reply(request_id, ReplyBody::Readable(None));
+        }
+    }
+
     /// Begins to receive another member's state. Refused while values of the present one are being moved.
     pub(super) fn begin_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
         // Nothing is held for who does not lead. A leader that this member has not heard of yet tries again.
         let standing = self.node.standing();
         if (standing.leader, standing.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
+            return;
+        }
+        let shortage = attempt.whole_bytes.and_then(|bytes| self.room.shortage_of_state(&self.log, bytes));
+        if let Some(shortage) = shortage {
+            self.reply(request_id, ReplyBody::Shortage(shortage));
             return;
         }
         let busy = self.moves.are_under_way() || self.checkpoints.is_busy() || self.stopping.is_some();
@@ -723,19 +739,19 @@ impl Core {
     }
 
     /// Writes values of a snapshot to the log.
-    pub(super) fn place(
-        &mut self,
-        claim: u64,
-        values: Vec<log::Value>,
-        done: oneshot::Sender<Vec<(log::ValueId, log::Location)>>,
-        now: Instant,
-    ) {
+    pub(super) fn place(&mut self, placement: Placement, now: Instant) {
+        let Placement { claim, values, is_whole, done } = placement;
         // Dropping the sender tells who receives that it cannot go on.
         if !self.install.may_place(claim) || values.is_empty() {
             return;
         }
         // What a full disk cannot take must not stand in the log's queue before the member's own entries.
         let bytes = values.iter().map(|value| value.data.len() + 128).sum();
+        if is_whole && let Some(shortage) = self.room.shortage_of_state(&self.log, bytes as u64) {
+            // The receiver may have given up.
+            let _ = done.send(Err(shortage));
+            return;
+        }
         if !self.room.has(&self.log, bytes, Purpose::Frees) || self.room.is_full() {
             return;
         }

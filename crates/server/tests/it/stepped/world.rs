@@ -449,7 +449,9 @@ impl World {
                     SnapshotForm::Etcd => member.receive_database(message, pieces),
                 };
                 member.spawn(async move {
-                    let delivered = taken.await.is_ok();
+                    let taken = taken.await;
+                    let delivered = taken.is_ok();
+                    lock(&post).refused.extend(taken.err().map(|error| error.to_string()));
                     lock(&post).letters.push_back(Letter::Taken { from, to, delivered });
                 });
             }
