@@ -30,8 +30,12 @@ const PENDING_READS_MAX: usize = 4096;
 const EARLY_CHANGES_MAX: usize = 64;
 /// Forwarded proposals that wait until it is settled who leads.
 const LEADERLESS_MAX: usize = 1024;
-/// Bytes of the entries of forwarded proposals that wait until it is settled who leads.
-const LEADERLESS_BYTES_MAX: usize = 16 << 20;
+/// Bytes of forwarded proposals that wait until it is settled who leads: they are sent at once, and half of what may wait for
+/// a member is left to others.
+const LEADERLESS_BYTES_MAX: usize = 8 << 20;
+
+/// Memory of an entry besides its bytes.
+const ENTRY_BYTES: usize = 64;
 
 /// In the heartbeats by which a leader that was removed tells that its removal is committed, and in their answers.
 const FAREWELL: &[u8] = b"mainstay farewell";
@@ -96,7 +100,7 @@ pub struct Node {
     /// Forwarded proposals that wait until it is settled who leads, for two election timeouts at most: those of etcd's members.
     /// In a node that speaks as etcd's, all proposals, for as long as it takes.
     leaderless: Vec<eraftpb::Message>,
-    /// Bytes of the entries in `leaderless`.
+    /// Bytes of `leaderless`.
     leaderless_bytes: usize,
     /// The tick in which the first of them came.
     leaderless_since: u64,
@@ -653,7 +657,8 @@ impl Node {
 
     /// Keeps a forwarded proposal until it is settled who leads. Returns false if there is no room for it.
     fn wait_for_leader(&mut self, mut message: eraftpb::Message) -> bool {
-        let bytes: usize = message.entries.iter().map(|entry| entry.data.len()).sum();
+        let bytes: usize =
+            message.entries.iter().map(|entry| entry.data.len() + entry.context.len() + ENTRY_BYTES).sum();
         let fits =
             self.leaderless.len() < LEADERLESS_MAX && self.leaderless_bytes + bytes <= LEADERLESS_BYTES_MAX;
         if fits {
@@ -675,7 +680,7 @@ impl Node {
         if waited > 2 * self.config.election_ticks as u64 && !self.config.speaks_as_etcd {
             self.leaderless.clear();
             self.leaderless_bytes = 0;
-        } else if self.raw.raft.leader_id != 0 && self.transferring().is_none() {
+        } else if self.raw.raft.leader_id != 0 && self.transferring().is_none() && self.leaving.is_none() {
             self.leaderless_bytes = 0;
             for message in std::mem::take(&mut self.leaderless) {
                 if self.is_early_change(&message) && self.early_changes.len() < EARLY_CHANGES_MAX {
@@ -1031,9 +1036,9 @@ impl Node {
         }
     }
 
-    /// Returns true if forwarded proposals wait until it is settled who leads.
+    /// Returns true if forwarded proposals wait until it is settled who leads, or until this member's own vote is on disk.
     pub fn keeps_proposals(&self) -> bool {
-        !self.leaderless.is_empty()
+        !self.leaderless.is_empty() || self.outbox.holds_proposals()
     }
 
     /// The term of an entry that is in the log, or right before its first one.

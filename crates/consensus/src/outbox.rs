@@ -101,6 +101,12 @@ impl Outbox {
         self.waiting.push_back((need, message));
     }
 
+    /// Returns true if a proposal for another member has not gone yet.
+    pub fn holds_proposals(&self) -> bool {
+        let mut all = self.ready.iter().chain(self.waiting.iter().map(|(_, message)| message));
+        all.any(|message| message.get_msg_type() == MessageType::MsgPropose)
+    }
+
     pub fn is_empty(&self) -> bool {
         self.ready.is_empty()
     }

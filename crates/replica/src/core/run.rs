@@ -354,13 +354,17 @@ impl Core {
         }
         Ok(self.stopping.is_some_and(|since| {
             // Who has handed over passes on what members of etcd go on sending, until there is another leader.
-            let succeeded = !self.resigned || self.node.standing().leader != MemberId::NONE;
+            let waited = now.saturating_duration_since(since);
+            let succeeded = !self.resigned
+                || self.node.standing().leader != MemberId::NONE
+                || waited > 2 * self.shared.limits.election_timeout;
             let idle = self.proposals.open() == 0
+                && !self.proposals.has_gathered()
                 && self.handed_over
                 && succeeded
                 && self.node.transferring().is_none()
                 && !self.node.keeps_proposals();
-            idle || now.saturating_duration_since(since) > STOP_TIMEOUT
+            idle || waited > STOP_TIMEOUT
         }))
     }
 
