@@ -480,7 +480,7 @@ def cluster(args, tally, etcd, directory):
                 subprocess.run([args.mainstay, *commands.pop(0).split()[1:]], check=True, capture_output=True)
             one.stop(signal.SIGKILL if n == 0 else signal.SIGTERM)
             began = time.monotonic()
-            one.export(args.mainstay, commands[1].split("--release ")[1])
+            one.export(args.mainstay, commands[0].split("--release ")[1].split()[0])
             one.serve(back)
             took["back"].append(time.monotonic() - began)
             agree(f"{n + 1} of etcd again")

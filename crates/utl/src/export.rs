@@ -70,7 +70,11 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     };
     let (from, to) = (PathBuf::from(given.get(DATA_DIR)), PathBuf::from(given.get(TO)));
     if is_taken(&to).unwrap_or(true) {
-        return Err(Failure::error(format!("{} is there already, and not empty", to.display())));
+        return Err(Failure::error(format!(
+            "{} is there already, and not empty; if it is an earlier export, do not use it but remove it: what the member did since is not \
+             in it",
+            to.display()
+        )));
     }
     session.notices.info(
         "exporting",

@@ -66,16 +66,21 @@ fn to_mainstay(step: &mut NextStep, back: Option<(u32, u32)>) {
 
 fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>) {
     let release = back.map_or_else(|| "RELEASE".to_owned(), shown);
-    step.commands.push("systemctl stop mainstay".to_owned());
-    step.commands.push(format!("mainstay utl export --data-dir DIR --to DIR.etcd --release {release}"));
-    step.commands.push("mv DIR DIR.mainstay && mv DIR.etcd DIR".to_owned());
-    step.commands.push("etcd FLAGS".to_owned());
+    // One chain: where an export fails, etcd must neither begin with nothing under this member's id nor with an older export.
+    let export = format!("mainstay utl export --data-dir DIR --to DIR.etcd --release {release}");
+    let stopped = format!("systemctl stop mainstay && {export}");
+    step.commands.push(format!("{stopped} && mv DIR DIR.mainstay && mv DIR.etcd DIR && etcd FLAGS"));
     step.notes.push(format!(
         "On that member's machine; DIR is its data directory. etcd {release} and later can be started, with the flags as before; an \
          older one only after a downgrade (mainstay ctl downgrade)."
     ));
     step.notes.push(
-        "With --wal-dir=W, before etcd: mv W W.mainstay && mv DIR/member/wal W. Never start Mainstay on DIR.mainstay again."
+        "With --wal-dir=W, the last part is: mv W W.mainstay && mv DIR/member/wal W && etcd FLAGS."
+            .to_owned(),
+    );
+    step.notes.push(
+        "If a part fails, start nothing but Mainstay, as before. Never start Mainstay on DIR.mainstay again, and use no export that was \
+         made before Mainstay last ran."
             .to_owned(),
     );
 }
@@ -140,10 +145,8 @@ mod tests {
         assert_eq!(
             step.commands,
             [
-                "systemctl stop mainstay",
-                "mainstay utl export --data-dir DIR --to DIR.etcd --release 3.6",
-                "mv DIR DIR.mainstay && mv DIR.etcd DIR",
-                "etcd FLAGS"
+                "systemctl stop mainstay && mainstay utl export --data-dir DIR --to DIR.etcd --release 3.6 && mv DIR DIR.mainstay && \
+                 mv DIR.etcd DIR && etcd FLAGS"
             ]
         );
         run_etcd(&mut survey, 1, "3.6.5");
