@@ -1,7 +1,7 @@
 //! `doctor migrate`: whether a cluster can be taken from etcd to Mainstay, or back, and which step is next.
 //!
 //! It is the doctor's look with a few more questions ([`survey`]), judged by some of its rules and by those of [`findings`].
-//! The command is the same before the first step and after each: [`next_step`] goes by which members run what.
+//! The command is the same before the first step and after each: [`next_step()`] goes by which members run what.
 
 mod command;
 mod directory;
