@@ -141,6 +141,10 @@ class Store:
         self.processes[name].terminate()
         self.processes[name].wait(60)
 
+    def restart(self, name):
+        self.terminate(name)
+        self.start(name)
+
     def serves(self, name):
         wait_for(f"{name} serves", lambda: self.ctl("endpoint", "health", endpoint=name))
 
@@ -635,8 +639,7 @@ class Checks:
                 wait_for("the new certificate is shown", lambda name=name: serial(name) != before[name], 30)
             self.more_than(acknowledged, 20)
             for name in store.names:
-                store.terminate(name)
-                store.start(name)
+                store.restart(name)
                 store.serves(name)
                 self.more_than(acknowledged, 20)
 
@@ -739,10 +742,7 @@ class Checks:
 
     def rolling(self):
         """A rolling restart, with the same binary."""
-        def step(name):
-            self.store.terminate(name)
-            self.store.start(name)
-        return self.rolled("rolling", step)
+        return self.rolled("rolling", self.store.restart)
 
     def migrated(self):
         """Every member becomes Mainstay's on etcd's data, and etcd's again."""
@@ -760,8 +760,8 @@ class Checks:
             store.export(name, mainstay, release)
             del store.others[name]
             store.start(name)
-        return "\n        ".join(["", self.rolled("to-mainstay", over), self.rolled("restarted-mainstay", lambda name: (
-            store.terminate(name), store.start(name))), self.rolled("to-etcd", back)])
+        steps = [("to-mainstay", over), ("restarted-mainstay", store.restart), ("to-etcd", back)]
+        return "\n        ".join(["", *(self.rolled(label, step) for label, step in steps)])
 
     def restart(self):
         """A new kube-apiserver finds what the old one had stored."""

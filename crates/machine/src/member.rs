@@ -124,8 +124,8 @@ impl Members {
         (!decided.is_empty() && decided != api::MIN_CLUSTER_VERSION).then_some(decided)
     }
 
-    /// Returns true if the version that the cluster has decided is before 3.5: members may be of etcd 3.4 or before, which end when they apply a request that 3.5 brought, and
-    /// would give a user that has a hashed password an empty one.
+    /// Returns true if the version that the cluster has decided is before 3.5: members may be of etcd 3.4 or before, which end
+    /// when they apply a request that 3.5 brought, and would give a user that has a hashed password an empty one.
     pub fn are_before_3_5(&self) -> bool {
         let mut numbers = self.cluster_version.split('.').map(str::parse::<u32>);
         let decided = self.cluster_version != api::MIN_CLUSTER_VERSION;

@@ -138,18 +138,26 @@ fn a_log_of_its_own_stays_on_its_disk() {
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
 }
 
+/// The directory of a member's log, moved out of the data directory if it is to lie apart, and the flag that names it then.
+fn log_of(dir: &TempDir, member: &Path, apart: bool) -> (PathBuf, Option<String>) {
+    let inside = member.join("wal");
+    if !apart {
+        return (inside, None);
+    }
+    let wal = dir.join("wal");
+    std::fs::rename(inside, &wal).expect("is moved");
+    let flag = format!("--wal-dir={}", text(&wal));
+    (wal, Some(flag))
+}
+
 #[test]
 fn a_start_goes_on_wherever_one_before_it_was_killed() {
     for apart in [false, true] {
         let dir = TempDir::new("takeover-killed");
         let data = etcd_dir(&dir, "3.7");
         let member = data.join("member");
-        let wal = if apart { dir.join("wal") } else { member.join("wal") };
-        if apart {
-            std::fs::rename(member.join("wal"), &wal).expect("is moved");
-        }
-        let flag = format!("--wal-dir={}", text(&wal));
-        let flags: &[&str] = if apart { &[&flag] } else { &[] };
+        let (wal, flag) = log_of(&dir, &member, apart);
+        let flags: &[&str] = &flag.iter().map(String::as_str).collect::<Vec<_>>();
         // Killed while it was made: there is a part of a log, and the mark of the program.
         for begun in [member.join("import.unfinished"), wal.join("log.unfinished")] {
             use std::os::unix::fs::DirBuilderExt as _;
@@ -235,12 +243,8 @@ fn etcd_may_go_on_until_the_last_step() {
         let dir = TempDir::in_memory("takeover-etcd-went-on");
         let data = etcd_dir(&dir, "3.7");
         let member = data.join("member");
-        let wal = if apart { dir.join("wal") } else { member.join("wal") };
-        if apart {
-            std::fs::rename(member.join("wal"), &wal).expect("is moved");
-        }
-        let flag = format!("--wal-dir={}", text(&wal));
-        let flags: &[&str] = if apart { &[&flag] } else { &[] };
+        let (wal, flag) = log_of(&dir, &member, apart);
+        let flags: &[&str] = &flag.iter().map(String::as_str).collect::<Vec<_>>();
         let log = wal.join("0000000000000000-0000000000000000.wal");
         let earlier = std::fs::read(&log).expect("is there");
         let later = gone_on(&earlier);
@@ -572,12 +576,8 @@ fn what_is_advised_where_etcd_ran_again_can_be_done_as_it_stands() {
         let dir = TempDir::new("takeover it's twice");
         let data = etcd_dir(&dir, "3.6");
         let member = data.join("member");
-        let wal = if apart { dir.join("wal") } else { member.join("wal") };
-        if apart {
-            std::fs::rename(member.join("wal"), &wal).expect("is moved");
-        }
-        let flag = format!("--wal-dir={}", text(&wal));
-        let flags: &[&str] = if apart { &[&flag] } else { &[] };
+        let (wal, flag) = log_of(&dir, &member, apart);
+        let flags: &[&str] = &flag.iter().map(String::as_str).collect::<Vec<_>>();
         start(&data, flags);
         std::fs::write(member.join("nospace"), "").expect("is written");
         edit(&wal.join("0000000000000000-0000000000000000.wal"), |log| *log = gone_on(log));
