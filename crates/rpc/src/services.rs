@@ -834,13 +834,8 @@ impl Services {
             Rpc::KvRangeStream => Box::pin(async move {
                 let principal = services.identified(&head).await;
                 let mut call = services.begin_stream_audit(rpc, &head, &principal);
-                let result = match principal {
-                    Ok(principal) => {
-                        let asked_by = (head.peer.ip(), call.as_mut());
-                        services.range_stream(&principal, asked_by, inbound, outbound, spans).await
-                    }
-                    Err(status) => Err(status),
-                };
+                let asked_by = (head.peer.ip(), call.as_mut());
+                let result = services.range_stream(principal, asked_by, inbound, outbound, spans).await;
                 call.into_iter().for_each(|call| call.ended(&result));
                 result
             }),

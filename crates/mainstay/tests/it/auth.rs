@@ -118,6 +118,20 @@ fn nobody_gets_in_who_should_not() {
             let got = client.with_token(forged).get("b").await.map(drop);
             assert_eq!(got, Err(error::INVALID_AUTH_TOKEN), "{forged:?}");
         }
+        // What cannot be asked for is refused first, as in etcd.
+        let plain = RangeRequest { key: "b".into(), ..RangeRequest::default() };
+        let sorted = RangeRequest { sort_order: range_request::SortOrder::Descend as i32, ..plain.clone() };
+        for (request, code) in [
+            (RangeRequest::default(), Code::InvalidArgument),
+            (sorted, Code::Unimplemented),
+            (plain, Code::Unauthenticated),
+        ] {
+            let (mut sender, mut receiver) =
+                client.with_token("x").open(Rpc::KvRangeStream).await.expect("opens");
+            sender.send(Bytes::from(request.encode_to_vec())).await.expect("is taken");
+            let refused = receiver.next().await.map(drop).expect_err("is refused");
+            assert_eq!(refused.code, code, "{request:?}: {refused:?}");
+        }
     });
 }
 

@@ -700,10 +700,11 @@ impl Services {
         Ok((chosen, more, count, kvs))
     }
 
-    /// Streams a range in pieces, each a `RangeResponse` that clients merge.
+    /// Streams a range in pieces, each a `RangeResponse` that clients merge. What no RangeStream can ask for is refused before
+    /// a token that is not taken.
     pub(super) async fn range_stream(
         self: Rc<Self>,
-        principal: &Principal,
+        principal: Result<Principal, Status>,
         (client, call): (IpAddr, Option<&mut audit::Call>),
         mut inbound: Inbound,
         mut outbound: Outbound,
@@ -715,6 +716,7 @@ impl Services {
         let _span = spans.map(|spans| spans.begin("range_streaming", told_of_range_stream(&request)));
         check::range(&request)?;
         check_stream(&request)?;
+        let principal = &principal?;
         self.expense(principal, client, |now| check::range_is_expensive(&request, now).into())?;
         self.wait_readable(request.serializable).await?;
         let state = self.state();
