@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use disk::{Disk, Lock};
 use interchange::Fingerprint;
-use interchange::wal::{GUARD_NAMES, WalEnd};
+use interchange::wal::{GUARD_NAMES, STALE_MARK_NAME, WalEnd};
 use log::OpenError;
 
 use crate::error::DataDirError;
@@ -32,7 +32,7 @@ use crate::log_dir;
 ///     directory    …   of etcd's log, absolute; nothing if it is `wal` in the member's directory
 ///     crc32c       4   of all bytes before
 /// ```
-pub const MARK_NAME: &str = "taken-over-from-etcd";
+pub const MARK_NAME: &str = STALE_MARK_NAME;
 
 const MAGIC: [u8; 8] = *b"MNSTETC\n";
 const VERSION: u32 = 1;

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use disk::{Disk, DiskSpace, RealDisk};
+use interchange::wal::STALE_MARK_NAME;
 use interchange::{DataDir, OldStore};
 
 use super::survey::Product;
@@ -39,9 +40,6 @@ pub struct OldKeys {
     pub what: String,
 }
 
-/// Name of the mark that a member which was taken over leaves.
-const TAKEN_OVER: &str = "taken-over-from-etcd";
-
 impl Directory {
     /// Looks.
     ///
@@ -54,7 +52,7 @@ impl Directory {
             disk.exists(path).map_err(|error| Unseen::because(format!("{}: {error}", path.display())))
         };
         let database = member.join("snap").join("db");
-        let of = if there(&member.join(TAKEN_OVER))? || there(&member.join("checkpoint"))? {
+        let of = if there(&member.join(STALE_MARK_NAME))? || there(&member.join("checkpoint"))? {
             Product::Mainstay
         } else if there(&database)? {
             Product::Etcd
@@ -151,7 +149,7 @@ mod tests {
         assert_eq!((seen.of, seen.database_bytes, seen.is_running), (Product::Etcd, 5000, false));
         assert!(seen.refusal.is_some() && seen.old_keys.is_err());
         assert!(seen.space.total_bytes > 0 && seen.wal_space.is_none());
-        std::fs::write(dir.path().join("member").join(TAKEN_OVER), "").unwrap();
+        std::fs::write(dir.path().join("member").join(STALE_MARK_NAME), "").unwrap();
         let seen = Directory::look(dir.path(), Some(&snap)).unwrap();
         assert_eq!((seen.of, seen.refusal, seen.wal_space), (Product::Mainstay, None, None));
         let gone = Directory::look(dir.path(), Some(&dir.path().join("gone"))).unwrap_err();

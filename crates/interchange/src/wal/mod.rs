@@ -40,6 +40,10 @@ pub use writer::{SegmentStart, segment};
 pub const GUARD_NAMES: [&str; 2] =
     ["fffffffffffffff0-ffffffffffffffff.wal", "ffffffffffffffff-ffffffffffffffff.wal"];
 
+/// Name of the file in a member's directory which says that what etcd left there is out of date: another program goes on from
+/// it.
+pub const STALE_MARK_NAME: &str = "taken-over-from-etcd";
+
 pub(crate) const METADATA: u64 = 1;
 pub(crate) const ENTRY: u64 = 2;
 pub(crate) const STATE: u64 = 3;
