@@ -45,6 +45,16 @@ const MEMBERS_MAX: usize = 100;
 /// Seconds that a server's `Date` may be late, beyond the second it is cut to: some write it once a second.
 const DATE_LATE_SECONDS: f64 = 1.0;
 
+/// The members of a cluster.
+struct Targets {
+    /// Those to look at.
+    seen: Vec<Target>,
+    /// Those that are known only by name.
+    unseen: Vec<Member>,
+    /// `Ok` if there are no others; otherwise why there may be.
+    complete: Result<(), Unseen>,
+}
+
 /// A member to look at.
 #[derive(Clone, Debug)]
 struct Target {
@@ -62,10 +72,14 @@ impl Plan {
     pub async fn collect(&self) -> Result<Evidence, Unseen> {
         let client = Client::new(self.connection.settings.clone()).map_err(Unseen::because)?;
         let client = client.within(self.connection.within);
-        let (targets, unseen) = self.targets(&client).await;
-        let looking: Vec<JoinHandle<Member>> = targets
+        let Targets { mut seen, unseen, mut complete } = self.targets(&client).await;
+        if seen.len() > MEMBERS_MAX {
+            let all = seen.len();
+            complete = Err(format!("there are {all} members, of which {MEMBERS_MAX} are looked at").into());
+            seen.truncate(MEMBERS_MAX);
+        }
+        let looking: Vec<JoinHandle<Member>> = seen
             .into_iter()
-            .take(MEMBERS_MAX)
             .map(|target| tokio::spawn(look(self.clone(), client.at(&target.endpoint), target)))
             .collect();
         let mut members = Vec::new();
@@ -85,7 +99,7 @@ impl Plan {
             alarms = list_alarms(&client).await;
             sample = self.sample(&client, &members).await;
         }
-        Ok(Evidence { taken_unix: unix_now(), members, alarms, sample })
+        Ok(Evidence { taken_unix: unix_now(), members, complete, alarms, sample })
     }
 
     async fn sample(&self, client: &Client, members: &[Member]) -> Result<crate::evidence::Sample, Unseen> {
@@ -103,8 +117,8 @@ impl Plan {
         sampling::sample(client, self.sample_keys).await
     }
 
-    /// The members to look at, and those that are known only by name.
-    async fn targets(&self, client: &Client) -> (Vec<Target>, Vec<Member>) {
+    /// The members that the endpoints lead to, and those that the cluster lists.
+    async fn targets(&self, client: &Client) -> Targets {
         let endpoints = &self.connection.settings.endpoints;
         let mut asked = Vec::new();
         for endpoint in endpoints {
@@ -130,12 +144,28 @@ impl Plan {
             is_new
         });
         let mut unseen = Vec::new();
+        // The list is needed for names alone where nobody else is to be looked at.
+        let incomplete = |why: String| match self.whole_cluster {
+            true => Err(Unseen::from(why)),
+            false => Ok(()),
+        };
         if targets.iter().all(|target| target.id == 0) {
-            return (targets, unseen);
+            let complete = incomplete(
+                "no endpoint says whose it is, so that no member was asked for the list of members"
+                    .to_owned(),
+            );
+            return Targets { seen: targets, unseen, complete };
         }
         let request = MemberListRequest { linearizable: false };
         let list: Result<MemberListResponse, _> = client.call(Rpc::ClusterMemberList, &request).await;
-        for listed in list.map(|list| list.members).unwrap_or_default() {
+        let (list, complete) = match list {
+            Ok(list) => (list.members, Ok(())),
+            Err(status) => {
+                let why = format!("the list of members was not to be had: {}", shown(&status));
+                (Vec::new(), incomplete(why))
+            }
+        };
+        for listed in list {
             let is_at =
                 |target: &Target| listed.client_urls.iter().any(|url| same_place(url, &target.endpoint));
             let by_id = targets.iter().position(|target| target.id == listed.id);
@@ -157,7 +187,7 @@ impl Plan {
                 });
             }
         }
-        (targets, unseen)
+        Targets { seen: targets, unseen, complete }
     }
 }
 

@@ -45,6 +45,8 @@ pub struct Evidence {
     pub taken_unix: f64,
     /// Facts about each member.
     pub members: Vec<Member>,
+    /// `Ok` if all members that were to be looked at are in `members`; otherwise why some may be missing.
+    pub complete: Result<(), Unseen>,
     /// Alarms raised.
     pub alarms: Result<Vec<Alarm>, Unseen>,
     /// Some keys with their sizes.

@@ -37,6 +37,7 @@ pub fn healthy() -> Evidence {
     Evidence {
         taken_unix: NOW,
         members: (1..=3).map(member).collect(),
+        complete: Ok(()),
         alarms: Ok(Vec::new()),
         sample: Ok(Sample::default()),
     }

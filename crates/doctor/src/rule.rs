@@ -94,16 +94,13 @@ impl Rule {
     }
 }
 
-/// The members that were not reached: no rule could look at them.
+/// The members that were not reached, or are not known: no rule could look at them.
 pub fn out_of_sight(evidence: &Evidence) -> Vec<Blind> {
+    let at = |member: String, because: String| Blind { name: "everything", members: vec![member], because };
     let unreached = evidence.members.iter().filter(|member| member.reached.is_err());
-    unreached
-        .map(|member| Blind {
-            name: "everything",
-            members: vec![member.label()],
-            because: "it was not reached".to_owned(),
-        })
-        .collect()
+    let unreached = unreached.map(|member| at(member.label(), "it was not reached".to_owned()));
+    let unknown = evidence.complete.as_ref().err();
+    unreached.chain(unknown.map(|why| at("other members".to_owned(), why.to_string()))).collect()
 }
 
 impl Need {

@@ -10,14 +10,18 @@ mod etcd_quota;
 mod hash;
 mod old_keys;
 mod passwords;
+mod peer_links;
 mod read;
 mod releases;
+mod seen_once;
 mod settings;
 mod unknown_product;
 mod way_back;
 
 use super::survey::Survey;
 use crate::finding::Finding;
+
+pub(super) use peer_links::unseen_links;
 
 /// One sort of finding about a cluster that is to be migrated.
 pub struct MigrationRule {
@@ -31,11 +35,13 @@ pub struct MigrationRule {
 
 /// All rules, what stops a cluster first.
 pub const MIGRATION_RULES: &[MigrationRule] = &[
+    seen_once::RULE,
     unknown_product::RULE,
     releases::RULE,
     cluster_version::RULE,
     downgrade::RULE,
     caught_up::RULE,
+    peer_links::RULE,
     read::RULE,
     hash::RULE,
     apart::RULE,

@@ -16,7 +16,12 @@ use crate::fixture::healthy;
 pub fn run_etcd(survey: &mut Survey, at: usize, version: &str) {
     let member = &mut survey.evidence.members[at];
     member.page = Err("this server has none".into());
-    member.metrics = Ok(Metrics::of("", "etcd_server_go_version{server_go_version=\"go1.23\"} 1\n", 1.0));
+    let links = (1..=3)
+        .filter(|other| *other != member.id)
+        .map(|other| format!("etcd_network_active_peers{{Local=\"{}\",Remote=\"{other}\"}} 1\n", member.id));
+    let page =
+        format!("etcd_server_go_version{{server_go_version=\"go1.23\"}} 1\n{}", links.collect::<String>());
+    member.metrics = Ok(Metrics::of("", &page, 1.0));
     member.status.as_mut().expect("healthy members have one").version = version.to_owned();
 }
 

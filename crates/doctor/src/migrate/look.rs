@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use api::etcdserverpb::{
     AuthUserListRequest, AuthUserListResponse, HashKvRequest, HashKvResponse, LeaseLeasesRequest,
-    LeaseLeasesResponse, MemberListRequest, MemberListResponse, RangeRequest, RangeResponse, StatusRequest,
-    StatusResponse,
+    LeaseLeasesResponse, MemberListRequest, MemberListResponse, RangeRequest, RangeResponse, ResponseHeader,
+    StatusRequest, StatusResponse,
 };
 use api::{Code, Rpc};
 use bytes::Bytes;
@@ -44,6 +44,30 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Time in all that members have for their hashes, in multiples of the time of one request.
 const HASHES_WITHIN: u32 = 12;
 
+/// A member that is asked.
+#[derive(Clone)]
+struct Asked {
+    /// Its place in the evidence.
+    at: usize,
+    /// Id of the member: an endpoint may lead to another one each time.
+    id: u64,
+    /// The way to it.
+    client: Client,
+}
+
+impl Asked {
+    /// Returns an error if another member has answered.
+    fn is_by(&self, header: Option<&ResponseHeader>) -> Result<(), Unseen> {
+        let by = header.map_or(0, |header| header.member_id);
+        match by == self.id || by == 0 {
+            true => Ok(()),
+            false => Err(Unseen::from(format!(
+                "another member, {by:x}, answered in its place: the endpoint leads to several"
+            ))),
+        }
+    }
+}
+
 /// One member's answers, which change while the cluster is used.
 struct Told {
     members: Result<BTreeSet<Listed>, Unseen>,
@@ -74,33 +98,35 @@ impl MigrationPlan {
         let wal_dir = self.wal_dir.as_deref();
         survey.directory = self.data_dir.as_deref().map(|path| Directory::look(path, wal_dir));
         let places = survey.evidence.members.iter().enumerate();
-        let clients: Vec<(usize, Client)> = places
+        let (learners, voters): (Vec<Asked>, Vec<Asked>) = places
             .filter(|(_, member)| member.status.is_ok())
-            .map(|(at, member)| (at, client.at(&member.endpoint)))
-            .collect();
-        let (learners, voters): (Vec<_>, Vec<_>) =
-            clients.into_iter().partition(|(at, _)| survey.is_learner(*at));
-        for (at, learner) in &learners {
-            survey.views[*at] = View::unseen("a learner answers no such call");
-            survey.views[*at].members = listed(learner).await;
+            .map(|(at, member)| Asked { at, id: member.id, client: client.at(&member.endpoint) })
+            .partition(|asked| survey.is_learner(asked.at));
+        for learner in &learners {
+            survey.views[learner.at] = View::unseen("a learner answers no such call");
+            survey.views[learner.at].members = listed(learner).await;
         }
         self.look_at_views(&mut survey, &voters).await;
-        if !voters.is_empty() {
+        if !survey.listed().is_empty() {
+            // The finding about members that were not looked at goes by these lists, and names them.
+            survey.evidence.complete = Ok(());
+        }
+        if let Some(voter) = voters.first() {
             survey.hashes = hashes(&voters, connection.within).await;
-            survey.has_users = has_users(&voters[0].1).await;
+            survey.has_users = has_users(&voter.client).await;
         }
         Ok(survey)
     }
 
     /// Asks the voting members for what they have to agree on, until they do or were asked often enough.
-    async fn look_at_views(&self, survey: &mut Survey, voters: &[(usize, Client)]) {
+    async fn look_at_views(&self, survey: &mut Survey, voters: &[Asked]) {
         let mut rounds: Vec<Vec<(usize, BTreeSet<i64>)>> = Vec::new();
         for turn in 1..=TRIES {
             let asked: Vec<(usize, JoinHandle<Told>)> = voters
                 .iter()
-                .map(|(at, voter)| {
+                .map(|voter| {
                     let voter = voter.clone();
-                    (*at, tokio::spawn(async move { told(&voter).await }))
+                    (voter.at, tokio::spawn(async move { told(&voter).await }))
                 })
                 .collect();
             let mut leases = Vec::new();
@@ -127,13 +153,13 @@ impl MigrationPlan {
             }
             sleep(PAUSE).await;
         }
-        for (at, voter) in voters {
-            survey.views[*at].read = read(voter).await;
-            let member = &survey.evidence.members[*at];
+        for voter in voters {
+            survey.views[voter.at].read = read(&voter.client).await;
+            let member = &survey.evidence.members[voter.at];
             let version = member.status.as_ref().ok().and_then(|status| release_of(&status.version));
             // Later ones serve no API version 2.
             if Product::of(member) == Some(Product::Etcd) && version.is_some_and(|version| version < (3, 6)) {
-                survey.views[*at].old_keys = self.old_keys(&member.endpoint).await;
+                survey.views[voter.at].old_keys = self.old_keys(&member.endpoint).await;
             }
         }
     }
@@ -150,8 +176,8 @@ impl MigrationPlan {
 }
 
 /// Returns true if those that were asked say the same.
-fn agree(survey: &Survey, voters: &[(usize, Client)]) -> bool {
-    let views: Vec<&View> = voters.iter().map(|(at, _)| &survey.views[*at]).collect();
+fn agree(survey: &Survey, voters: &[Asked]) -> bool {
+    let views: Vec<&View> = voters.iter().map(|voter| &survey.views[voter.at]).collect();
     let same = views.windows(2).all(|two| {
         let members = match (&two[0].members, &two[1].members) {
             (Ok(one), Ok(other)) => one == other,
@@ -188,7 +214,8 @@ fn compared(rounds: &[Vec<(usize, BTreeSet<i64>)>]) -> Leases {
     Leases { count, missing: missing.collect() }
 }
 
-async fn told(client: &Client) -> Told {
+async fn told(asked: &Asked) -> Told {
+    let client = &asked.client;
     let alarms = list_alarms(client).await.map(|mut alarms| {
         alarms.sort_by_key(|alarm| (alarm.member_id, alarm.kind));
         alarms
@@ -196,7 +223,7 @@ async fn told(client: &Client) -> Told {
     let leases: Result<LeaseLeasesResponse, _> =
         client.call(Rpc::LeaseLeases, &LeaseLeasesRequest::default()).await;
     Told {
-        members: listed(client).await,
+        members: listed(asked).await,
         alarms,
         leases: leases
             .map(|answer| answer.leases.into_iter().map(|lease| lease.id).collect())
@@ -204,12 +231,14 @@ async fn told(client: &Client) -> Told {
     }
 }
 
-async fn listed(client: &Client) -> Result<BTreeSet<Listed>, Unseen> {
+async fn listed(asked: &Asked) -> Result<BTreeSet<Listed>, Unseen> {
     let request = MemberListRequest { linearizable: false };
-    let answer: MemberListResponse = client
+    let answer: MemberListResponse = asked
+        .client
         .call(Rpc::ClusterMemberList, &request)
         .await
         .map_err(|status| Unseen::because(shown(&status)))?;
+    asked.is_by(answer.header.as_ref())?;
     let members = answer.members.into_iter().map(|mut member| {
         member.peer_urls.sort();
         Listed {
@@ -246,13 +275,14 @@ async fn has_users(client: &Client) -> Result<bool, Unseen> {
 
 /// Asks the members, one after the other, for the hash of their histories at one revision; again at a newer one where a
 /// compaction came in between.
-async fn hashes(voters: &[(usize, Client)], within: Duration) -> Result<Hashes, Unseen> {
+async fn hashes(voters: &[Asked], within: Duration) -> Result<Hashes, Unseen> {
     let end = Instant::now() + within * HASHES_WITHIN;
     let mut turn = 1;
     loop {
         let mut revision = i64::MAX;
-        for (_, voter) in voters {
+        for voter in voters {
             let answer: StatusResponse = voter
+                .client
                 .call(Rpc::MaintenanceStatus, &StatusRequest::default())
                 .await
                 .map_err(|status| Unseen::because(shown(&status)))?;
@@ -263,17 +293,19 @@ async fn hashes(voters: &[(usize, Client)], within: Duration) -> Result<Hashes, 
         }
         let mut found = Hashes { revision, of: Vec::new() };
         let mut is_overtaken = false;
-        for (at, voter) in voters {
+        for voter in voters {
             if Instant::now() > end {
-                found.of.push((*at, Err("not asked: the others took too long".into())));
+                found.of.push((voter.at, Err("not asked: the others took too long".into())));
                 continue;
             }
             let answer: Result<HashKvResponse, _> =
-                voter.call(Rpc::MaintenanceHashKv, &HashKvRequest { revision }).await;
-            let hashed =
-                answer.map(|answer| Hashed { hash: answer.hash, compacted: answer.compact_revision.max(0) });
-            is_overtaken |= hashed.as_ref().is_err_and(|status| status.code == Code::OutOfRange);
-            found.of.push((*at, hashed.map_err(|status| Unseen::because(shown(&status)))));
+                voter.client.call(Rpc::MaintenanceHashKv, &HashKvRequest { revision }).await;
+            is_overtaken |= answer.as_ref().is_err_and(|status| status.code == Code::OutOfRange);
+            let hashed = answer.map_err(|status| Unseen::because(shown(&status))).and_then(|answer| {
+                voter.is_by(answer.header.as_ref())?;
+                Ok(Hashed { hash: answer.hash, compacted: answer.compact_revision.max(0) })
+            });
+            found.of.push((voter.at, hashed));
         }
         // A compaction reaches the members one after the other.
         is_overtaken |= !found.begin_together();

@@ -28,14 +28,15 @@ pub fn next_step(survey: &Survey) -> Option<NextStep> {
         let endpoint = word(&member.endpoint);
         step.commands.push(format!("mainstay ctl --endpoints={endpoint} move-leader {:x}", successor.id));
         step.notes.push(format!(
-            "{} takes the lead; etcdctl has the same command. Then this member is a follower like the others.",
+            "{} takes the lead; etcdctl has the same command, and either needs the flags for certificates and users that were given \
+             here. Then this member is a follower like the others.",
             successor.label()
         ));
     }
     let back = survey.way_back();
     match survey.to {
         Product::Mainstay => to_mainstay(&mut step, back),
-        Product::Etcd => to_etcd(&mut step, back),
+        Product::Etcd => to_etcd(&mut step, back, survey.learners().len()),
     }
     let voters = survey.evidence.statuses().filter(|(_, status)| !status.is_learner).count();
     if voters < 3 && !status.is_learner {
@@ -64,16 +65,23 @@ fn to_mainstay(step: &mut NextStep, back: Option<(u32, u32)>) {
     }
 }
 
-fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>) {
+fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>, learners: usize) {
     let release = back.map_or_else(|| "RELEASE".to_owned(), shown);
+    // With one learner at most the export needs no limit, or says that it does.
+    let limit = if learners > 1 { " --max-learners MAX" } else { "" };
     // One chain: where an export fails, etcd must neither begin with nothing under this member's id nor with an older export.
-    let export = format!("mainstay utl export --data-dir DIR --to DIR.etcd --release {release}");
+    let export = format!("mainstay utl export --data-dir DIR --to DIR.etcd --release {release}{limit}");
     let stopped = format!("systemctl stop mainstay && {export}");
     step.commands.push(format!("{stopped} && mv DIR DIR.mainstay && mv DIR.etcd DIR && etcd FLAGS"));
     step.notes.push(format!(
         "On that member's machine; DIR is its data directory. etcd {release} and later can be started, with the flags as before; an \
          older one only after a downgrade (mainstay ctl downgrade)."
     ));
+    if learners > 1 {
+        step.notes.push(format!(
+            "MAX is the member's own --max-learners: the cluster has {learners} learners, and etcd needs the option, too."
+        ));
+    }
     step.notes.push(
         "With --wal-dir=W, the last part is: mv W W.mainstay && mv DIR/member/wal W && etcd FLAGS."
             .to_owned(),
@@ -120,6 +128,7 @@ fn word(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::migrate::fixture::{all_mainstay, etcds, mixed, run_etcd, run_mainstay};
+    use crate::migrate::survey::Listed;
 
     #[test]
     fn followers_come_first_and_the_leader_last() {
@@ -149,6 +158,20 @@ mod tests {
                  mv DIR.etcd DIR && etcd FLAGS"
             ]
         );
+        let mut with_learners = survey.clone();
+        for (id, is_one_too_many) in [(8, false), (9, true)] {
+            let (name, peer_urls) = (format!("l{id}"), Vec::new());
+            let view = with_learners.views[0].members.as_mut().unwrap();
+            view.insert(Listed { id, name, peer_urls, is_learner: true });
+            let step = next_step(&with_learners).unwrap();
+            assert_eq!(
+                (
+                    step.commands[0].contains("--release 3.6 --max-learners MAX && mv"),
+                    step.notes.iter().any(|note| note.contains("the cluster has 2 learners"))
+                ),
+                (is_one_too_many, is_one_too_many)
+            );
+        }
         run_etcd(&mut survey, 1, "3.6.5");
         run_etcd(&mut survey, 2, "3.6.5");
         let step = next_step(&survey).unwrap();

@@ -179,6 +179,21 @@ impl Survey {
         Some(target.unwrap_or(cluster).clamp(BACK_FIRST, RELEASES.1))
     }
 
+    /// Returns the members that any member lists, once for each way in which one is listed.
+    pub(crate) fn listed(&self) -> BTreeSet<&Listed> {
+        self.views.iter().filter_map(|view| view.members.as_ref().ok()).flatten().collect()
+    }
+
+    /// Returns the ids of the members that some member lists as voting.
+    pub(crate) fn voters(&self) -> BTreeSet<u64> {
+        self.listed().into_iter().filter(|listed| !listed.is_learner).map(|listed| listed.id).collect()
+    }
+
+    /// Returns the ids of the members that some member lists as learners.
+    pub(crate) fn learners(&self) -> BTreeSet<u64> {
+        self.listed().into_iter().filter(|listed| listed.is_learner).map(|listed| listed.id).collect()
+    }
+
     /// Returns true if all members that are known run the wanted product.
     pub(crate) fn is_done(&self) -> bool {
         let mut members = self.evidence.members.iter();

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use cli::json;
 
-use super::findings::MIGRATION_RULES;
+use super::findings::{MIGRATION_RULES, unseen_links};
 use super::next_step::{NextStep, is_leader, next_step};
 use super::survey::{Product, Survey, shown};
 use crate::evidence::Member;
@@ -267,7 +267,7 @@ fn facts(survey: &Survey) -> Vec<String> {
 }
 
 fn not_looked_at(survey: &Survey) -> Vec<Blind> {
-    let mut blind = Vec::new();
+    let mut blind = unseen_links(survey);
     if survey.is_done() {
         return blind;
     }
@@ -337,5 +337,8 @@ mod tests {
         survey.to = Product::Etcd;
         assert_eq!(names(&survey), [""; 0]);
         assert_eq!(names(&all_mainstay()), [""; 0], "no step is left for which it would matter");
+        let mut survey = all_mainstay();
+        survey.evidence.members[1].metrics = Err("HTTP status 404".into());
+        assert_eq!(names(&survey), ["broken-peer-links"]);
     }
 }

@@ -27,6 +27,10 @@ pub struct Script {
     pub users: Vec<String>,
     /// Hash and compacted revision at each question in turn, the last one again and again; `None`: the revision was compacted.
     pub hashes: Vec<Option<(u32, i64)>>,
+    /// How many times the list of members is refused before it is given.
+    pub lists_refused: usize,
+    /// The member that answers for the list of members and HashKV, if it is another one.
+    pub answered_by: Option<u64>,
     /// Calls that are never answered.
     pub silent: Vec<&'static str>,
     /// The first and all later pages of metrics, as whole HTTP answers.
@@ -35,6 +39,14 @@ pub struct Script {
     pub version: Vec<u8>,
     /// The page of API version 2, or nothing where that is not served.
     pub old_keys: Option<Vec<u8>>,
+}
+
+impl Script {
+    /// The header of answers, which says whose they are.
+    fn header(&self) -> Option<ResponseHeader> {
+        let own = self.status.header?;
+        Some(ResponseHeader { member_id: self.answered_by.unwrap_or(own.member_id), ..own })
+    }
 }
 
 /// It runs until it is dropped.
@@ -107,6 +119,7 @@ impl FakeMember {
 struct Asked {
     metrics: AtomicUsize,
     hashes: AtomicUsize,
+    lists: AtomicUsize,
 }
 
 async fn serve(mut stream: TcpStream, script: Arc<Script>, asked: Arc<Asked>) {
@@ -171,7 +184,8 @@ async fn call(
                 let _ = respond.send_response(refused("11", text), true);
                 return;
             };
-            HashKvResponse { header: None, hash, compact_revision, hash_revision: revision }.encode_to_vec()
+            let header = script.header();
+            HashKvResponse { header, hash, compact_revision, hash_revision: revision }.encode_to_vec()
         }
         "/etcdserverpb.Lease/LeaseLeases" => {
             let leases = script.leases.iter().map(|id| LeaseStatus { id: *id }).collect();
@@ -185,7 +199,11 @@ async fn call(
             AlarmResponse { header: None, alarms: script.alarms.clone() }.encode_to_vec()
         }
         "/etcdserverpb.Cluster/MemberList" => {
-            MemberListResponse { header: None, members: script.members.clone() }.encode_to_vec()
+            if asked.lists.fetch_add(1, Ordering::Relaxed) < script.lists_refused {
+                let _ = respond.send_response(refused("8", "etcdserver: too many requests"), true);
+                return;
+            }
+            MemberListResponse { header: script.header(), members: script.members.clone() }.encode_to_vec()
         }
         "/etcdserverpb.KV/Range" => range(&script, &message[5..]).encode_to_vec(),
         _ => {

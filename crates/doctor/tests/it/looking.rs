@@ -140,12 +140,63 @@ fn members_that_no_endpoint_names_are_found_and_lost_ones_told() {
         );
         assert_eq!(names(&evidence), ["unreachable"]);
 
+        assert_eq!(evidence.complete, Ok(()));
+
         let mut alone = plan(endpoints);
         alone.whole_cluster = false;
         alone.sample_keys = 0;
         let evidence = alone.collect().await.unwrap();
-        assert_eq!(evidence.members.len(), 1);
+        assert_eq!((evidence.members.len(), evidence.complete), (1, Ok(())));
         assert_eq!(evidence.sample, Err("switched off by --sample=0".into()));
+    });
+}
+
+#[test]
+fn a_list_of_members_that_is_not_given_is_told() {
+    run(async {
+        let fake = FakeMember::start(|address| Script {
+            status: status_of(0xa, "3.7.1", 0xa),
+            members: vec![
+                member(0xa, "m1", format!("http://{address}")),
+                member(0xb, "m2", "http://x".to_owned()),
+            ],
+            lists_refused: usize::MAX,
+            metrics: [ok("", METRICS), ok("", METRICS)],
+            page: status(404),
+            version: status(404),
+            ..Script::default()
+        })
+        .await;
+        let mut plan = plan(vec![fake.address.to_string()]);
+        let evidence = plan.collect().await.unwrap();
+        assert_eq!(evidence.members.len(), 1);
+        let report = Report::of(&evidence, &patient(), 0.1, &[]);
+        let told = "everything at other members, because the list of members was not to be had: etcdserver: too many requests";
+        assert!(report.text().replace("\n    ", " ").contains(told), "{}", report.text());
+        // Nobody else is to be looked at.
+        plan.whole_cluster = false;
+        assert_eq!(plan.collect().await.unwrap().complete, Ok(()));
+    });
+}
+
+#[test]
+fn more_members_than_are_looked_at_are_told() {
+    run(async {
+        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let fake = FakeMember::start(|address| Script {
+            status: status_of(1, "3.7.1", 1),
+            members: (1..=101)
+                .map(|id| member(id, "m", format!("http://{}", if id == 1 { address } else { gone })))
+                .collect(),
+            metrics: [ok("", METRICS), ok("", METRICS)],
+            page: status(404),
+            version: status(404),
+            ..Script::default()
+        })
+        .await;
+        let evidence = plan(vec![fake.address.to_string()]).collect().await.unwrap();
+        let why = "there are 101 members, of which 100 are looked at";
+        assert_eq!((evidence.members.len(), evidence.complete), (100, Err(why.into())));
     });
 }
 

@@ -9,9 +9,19 @@ use crate::commands::{Outcome, outcome};
 use crate::fake_member::{FakeMember, Script, no_space, ok, status, status_of};
 use crate::output::expect;
 
+/// A page of metrics of etcd, without those of each member.
 const ETCD: &str = "etcd_server_has_leader 1\netcd_server_go_version{server_go_version=\"go1.23\"} 1\n\
                     etcd_mvcc_db_total_size_in_bytes 100000\netcd_server_quota_backend_bytes 2000000000\n\
                     etcd_debugging_mvcc_current_revision 5\netcd_debugging_mvcc_compact_revision 2\n";
+
+/// The page of the member with this id, which has a connection to these others.
+fn metrics_of(id: u64, others: &[(u64, u8)]) -> [Vec<u8>; 2] {
+    let links = others.iter().map(|(other, works)| {
+        format!("etcd_network_active_peers{{Local=\"{id:x}\",Remote=\"{other:x}\"}} {works}\n")
+    });
+    let page = ok("", &format!("{ETCD}{}", links.collect::<String>()));
+    [page.clone(), page]
+}
 
 /// Three members of etcd 3.6, changed, and asked with these flags beside the endpoint of the first.
 fn migrate(change: impl FnOnce(&mut [Script; 3]), flags: &[&str]) -> Outcome {
@@ -33,7 +43,14 @@ fn migrate(change: impl FnOnce(&mut [Script; 3]), flags: &[&str]) -> Outcome {
         members: members.clone(),
         leases: vec![7, 9],
         hashes: vec![Some((77, 2))],
-        metrics: [ok("", ETCD), ok("", ETCD)],
+        metrics: metrics_of(
+            id,
+            &[1, 2, 3]
+                .map(|other| (other, 1))
+                .into_iter()
+                .filter(|(other, _)| *other != id)
+                .collect::<Vec<_>>(),
+        ),
         page: status(404),
         version: ok("", r#"{"etcdserver":"3.6.5","etcdcluster":"3.6.0"}"#),
         ..Script::default()
@@ -129,11 +146,56 @@ fn what_stands_against_a_step_is_named() {
         ["downgrade"]
     );
     assert_eq!(named(|scripts| scripts[1].metrics = [status(404), status(404)]), ["unknown-product"]);
+    assert_eq!(
+        named(|scripts| {
+            scripts[1].metrics = metrics_of(2, &[(1, 1), (3, 0)]);
+            scripts[2].metrics = metrics_of(3, &[(1, 1), (2, 0)]);
+        }),
+        ["broken-peer-links"]
+    );
+    // The second endpoint leads to the first's member.
+    assert_eq!(
+        named(|scripts| scripts[0].members[2].client_urls = scripts[0].members[1].client_urls.clone()),
+        ["not-each-once"]
+    );
+    assert_eq!(named(|scripts| scripts[0].lists_refused = 1), ["not-each-once"]);
+    assert_eq!(named(|scripts| scripts[1].answered_by = Some(3)), ["hash-kv", "members-disagree"]);
     let gone = migrate(
         |scripts| scripts[0].members[2].client_urls = vec!["http://127.0.0.1:1".to_owned()],
         &["--json"],
     );
     assert_eq!((gone.code, found(&gone)), (1, vec!["unreachable".to_owned()]));
+}
+
+#[test]
+fn connections_that_cannot_be_seen_are_told() {
+    let outcome = migrate(|scripts| scripts[1].metrics = metrics_of(2, &[]), &[]);
+    assert_eq!(outcome.code, 0, "{}", outcome.output);
+    let told = "broken-peer-links at m2 (http://10.0.0.2:2379), because its metrics have no etcd_network_active_peers";
+    assert!(outcome.output.replace("\n    ", " ").contains(told), "{}", outcome.output);
+}
+
+#[test]
+fn the_way_back_waits_for_a_downgrade() {
+    let back = |cluster: &'static str| {
+        migrate(
+            |scripts| {
+                for script in scripts {
+                    mainstay(script);
+                    let target_version = "3.5.0".to_owned();
+                    script.status.downgrade_info = Some(DowngradeInfo { enabled: true, target_version });
+                    script.version =
+                        ok("", &format!(r#"{{"etcdserver":"3.6.5","etcdcluster":"{cluster}"}}"#));
+                }
+            },
+            &["--to=etcd", "--json"],
+        )
+    };
+    let early = back("3.6.0");
+    assert_eq!((early.code, found(&early)), (1, vec!["downgrade".to_owned()]));
+    let ready = back("3.5.0");
+    assert_eq!((ready.code, found(&ready)), (0, vec!["downgrade".to_owned()]));
+    assert!(ready.output.contains("--release 3.5 "), "{}", ready.output);
 }
 
 #[test]

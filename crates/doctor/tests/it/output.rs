@@ -85,6 +85,7 @@ fn a_sick_cluster() {
             etcd,
             Member::unseen("10.0.0.3:2379", "m3", 3, "dial tcp 10.0.0.3:2379: i/o timeout"),
         ],
+        complete: Ok(()),
         alarms: Ok(vec![Alarm { member_id: 2, kind: AlarmKind::NoSpace }]),
         sample: Err("there are 2,000,000 keys, and with so many even a page of them is dear".into()),
     };
@@ -101,6 +102,7 @@ fn a_healthy_cluster() {
     let evidence = Evidence {
         taken_unix: NOW,
         members: (1..=3).map(member).collect(),
+        complete: Ok(()),
         alarms: Ok(Vec::new()),
         sample: Ok(Sample::default()),
     };

@@ -34,7 +34,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
                     format!("the cluster's version is {}, a member's {}", shown(release), shown(lowest));
                 facts.add(Severity::Error, Fact::of(member, text));
             }
-            (Some(release), Some(lowest)) if release < lowest => {
+            (Some(release), Some(lowest)) if release < lowest && !is_downgraded => {
                 let text = format!(
                     "the cluster's version is {}, no member's is below {}",
                     shown(release),
@@ -77,6 +77,8 @@ mod tests {
             member.status.as_mut().unwrap().downgrade_target = Some("3.6.0".to_owned());
         }
         assert_eq!(judged(&RULE, &survey), None, "a downgrade is told elsewhere");
+        cluster_version(&mut survey, "3.5.0");
+        assert_eq!(judged(&RULE, &survey), None, "it has come down before its members");
     }
 
     #[test]

@@ -1,6 +1,7 @@
+use crate::evidence::{Member, Status};
 use crate::finding::{Fact, Facts, Finding, Severity};
 use crate::migrate::findings::MigrationRule;
-use crate::migrate::survey::{Product, Survey};
+use crate::migrate::survey::{BACK_FIRST, Product, Survey, release_of, shown};
 
 pub const RULE: MigrationRule =
     MigrationRule { name: "downgrade", about: "a downgrade of the cluster that is under way", judge };
@@ -14,34 +15,127 @@ fn judge(survey: &Survey) -> Option<Finding> {
             facts.add(severity, Fact::of(member, format!("a downgrade to {target} is under way")));
         }
     }
+    if survey.to == Product::Etcd {
+        not_there_yet(survey, &mut facts);
+    }
     facts.found(
         RULE.name,
         "a downgrade is under way",
         "Until it is over, the cluster's version and the form of what members store change, and with them which binary may \
          be started where.",
         &[
+            "right after the start of a downgrade: wait some seconds, until the cluster's version is the target, and look again",
             "finish it: restart the members with the older release (Mainstay: with --api-version) until it is over",
             "or take it back: mainstay ctl downgrade cancel",
         ],
     )
 }
 
+/// What has to be waited for before a member may come back as etcd of the release to which the cluster goes down: all that
+/// stand above it know of it, and the cluster's version, by which its leader says that nothing newer is proposed any more, has
+/// come down. etcd's leader looks every few seconds.
+fn not_there_yet(survey: &Survey, facts: &mut Facts) {
+    let targets = survey.evidence.statuses().filter_map(|(_, status)| status.downgrade_target.as_deref());
+    let Some(target) = targets.filter_map(release_of).min() else { return };
+    if target < BACK_FIRST {
+        let text = format!("nothing leads back to etcd {}", shown(target));
+        facts.add(Severity::Error, Fact::all(text));
+        return;
+    }
+    let above = |status: &Status| release_of(&status.version).is_none_or(|release| release > target);
+    for (member, status) in survey.evidence.statuses().filter(|(_, status)| above(status)) {
+        let own = status.downgrade_target.as_deref();
+        if own.and_then(release_of) != Some(target) {
+            let knows = own.map_or_else(|| "no downgrade".to_owned(), |own| format!("one to {own}"));
+            let text = format!("it knows of {knows}, others of one to {}", shown(target));
+            facts.add(Severity::Error, Fact::of(member, text));
+        }
+    }
+    if !survey.running_this(Product::Mainstay).any(|(_, status)| above(status)) {
+        return;
+    }
+    let has_come_down = |member: &Member| {
+        let versions = member.versions.as_ref().ok();
+        versions.and_then(|versions| release_of(&versions.cluster)) == Some(target)
+    };
+    for (member, _) in survey.evidence.statuses().filter(|(member, _)| !has_come_down(member)) {
+        let text = match &member.versions {
+            Ok(versions) => format!(
+                "the cluster's version is {} there, and has to come down to {} first",
+                cli::go::quote(&versions.cluster),
+                shown(target)
+            ),
+            Err(why) => format!("whether the cluster's version has come down is not known: {why}"),
+        };
+        facts.add(Severity::Error, Fact::of(member, text));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::migrate::fixture::{etcds, facts, judged};
+    use crate::migrate::fixture::{all_mainstay, cluster_version, etcds, facts, judged, run_etcd};
+
+    fn goes_down(survey: &mut Survey, members: &[usize], target: &str) {
+        for at in members {
+            let status = survey.evidence.members[*at].status.as_mut().unwrap();
+            status.downgrade_target = Some(target.to_owned());
+        }
+    }
 
     #[test]
     fn a_downgrade() {
         let mut survey = etcds("3.7.1");
         assert_eq!(judged(&RULE, &survey), None);
-        survey.evidence.members[1].status.as_mut().unwrap().downgrade_target = Some("3.6.0".to_owned());
+        goes_down(&mut survey, &[1], "3.6.0");
         assert_eq!(
             facts(&RULE, &survey),
             (Severity::Error, vec!["m2 (10.0.0.2:2379): a downgrade to 3.6.0 is under way".to_owned()])
         );
+    }
+
+    #[test]
+    fn the_way_back_waits_until_the_cluster_has_come_down() {
+        let mut survey = all_mainstay();
         survey.to = Product::Etcd;
+        goes_down(&mut survey, &[0, 1], "3.5.0");
+        let (severity, found) = facts(&RULE, &survey);
+        assert_eq!((severity, found.len()), (Severity::Error, 6));
+        assert_eq!(
+            found[2..4],
+            [
+                "m3 (10.0.0.3:2379): it knows of no downgrade, others of one to 3.5",
+                "m1 (10.0.0.1:2379): the cluster's version is \"3.6.0\" there, and has to come down to 3.5 first"
+            ]
+        );
+        goes_down(&mut survey, &[2], "3.5.0");
+        assert_eq!(
+            facts(&RULE, &survey).0,
+            Severity::Error,
+            "all know of it, and the version is what it was"
+        );
+        cluster_version(&mut survey, "3.5.0");
+        let (severity, found) = facts(&RULE, &survey);
+        assert_eq!((severity, found.len(), survey.way_back()), (Severity::Warning, 3, Some((3, 5))));
+        // etcd 3.5 says nothing of downgrades, and stands where the cluster goes.
+        run_etcd(&mut survey, 1, "3.5.21");
+        survey.evidence.members[1].status.as_mut().unwrap().downgrade_target = None;
         assert_eq!(facts(&RULE, &survey).0, Severity::Warning);
-        assert_eq!(survey.way_back(), Some((3, 6)));
+        survey.evidence.members[2].versions = Err("late".into());
+        assert_eq!(facts(&RULE, &survey).0, Severity::Error);
+        for at in 0..3 {
+            run_etcd(&mut survey, at, "3.6.5");
+        }
+        goes_down(&mut survey, &[0, 1, 2], "3.5.0");
+        cluster_version(&mut survey, "3.6.0");
+        assert_eq!(facts(&RULE, &survey).0, Severity::Warning, "no member is left to export");
+    }
+
+    #[test]
+    fn nothing_leads_back_to_34() {
+        let mut survey = all_mainstay();
+        survey.to = Product::Etcd;
+        goes_down(&mut survey, &[0, 1, 2], "3.4.0");
+        assert_eq!(facts(&RULE, &survey).1[3], "nothing leads back to etcd 3.4");
     }
 }

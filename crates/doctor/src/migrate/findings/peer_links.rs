@@ -1,0 +1,156 @@
+use std::collections::BTreeSet;
+
+use crate::evidence::{Member, Metrics};
+use crate::finding::{Fact, Facts, Finding, Severity};
+use crate::migrate::findings::MigrationRule;
+use crate::migrate::survey::Survey;
+use crate::rule::Blind;
+
+pub const RULE: MigrationRule = MigrationRule {
+    name: "broken-peer-links",
+    about: "voting members that have no working connection to each other",
+    judge,
+};
+
+/// 1 for each other member to which a connection works. Ids are in hex, without leading zeros.
+const ACTIVE: &str = "etcd_network_active_peers";
+
+/// A connection of a member to another.
+pub(super) struct Link {
+    /// Id of the member whose metrics say it.
+    pub local: u64,
+    /// Id of the other member.
+    pub remote: u64,
+    /// True if it works.
+    pub is_active: bool,
+}
+
+/// Returns the connections that a page of metrics tells of.
+pub(super) fn links(metrics: &Metrics) -> impl Iterator<Item = Link> + '_ {
+    metrics.after.samples(ACTIVE).iter().filter_map(|sample| {
+        let id = |label: &str| u64::from_str_radix(sample.label(label)?, 16).ok();
+        Some(Link { local: id("Local")?, remote: id("Remote")?, is_active: sample.value >= 1.0 })
+    })
+}
+
+/// Returns the voters to which a member has a working connection, and those to which it had one before; `None` if its page of
+/// metrics does not tell of any.
+fn links_of(id: u64, metrics: &Metrics) -> Option<(BTreeSet<u64>, BTreeSet<u64>)> {
+    let own = || links(metrics).filter(move |link| link.local == id);
+    own().next()?;
+    let (active, known) = (own().filter(|link| link.is_active), own());
+    Some((active.map(|link| link.remote).collect(), known.map(|link| link.remote).collect()))
+}
+
+fn judge(survey: &Survey) -> Option<Finding> {
+    let mut facts = Facts::default();
+    let voters = survey.voters();
+    for (member, metrics) in survey.evidence.metrics().filter(|(member, _)| voters.contains(&member.id)) {
+        let Some((active, known)) = links_of(member.id, metrics) else { continue };
+        for other in voters.iter().filter(|other| **other != member.id && !active.contains(*other)) {
+            let name = survey.evidence.name_of(*other);
+            let text = match known.contains(other) {
+                true => format!("no connection to {name} works"),
+                false => format!("no connection to {name} has worked since it was started"),
+            };
+            facts.add(Severity::Error, Fact::of(member, text));
+        }
+    }
+    facts.found(
+        RULE.name,
+        "voting members do not reach each other",
+        "As long as the leader reaches both, such members are up to date and answer. When the leader stops, they cannot elect \
+         another one: the step would take the majority.",
+        &[
+            "look again: a member that was just started needs a moment to connect",
+            "see what both members log of each other: a firewall, a wrong peer URL (mainstay ctl member update), a peer \
+             certificate that the other one does not take",
+        ],
+    )
+}
+
+/// Returns the voting members whose connections could not be seen, and why.
+pub(in crate::migrate) fn unseen_links(survey: &Survey) -> Vec<Blind> {
+    let voters = survey.voters();
+    let why = |member: &Member| match &member.metrics {
+        Err(why) => Some(format!("no metrics: {why}")),
+        Ok(metrics) if links_of(member.id, metrics).is_none() => {
+            Some(format!("its metrics have no {ACTIVE}"))
+        }
+        Ok(_) => None,
+    };
+    let reached = survey.evidence.members.iter().filter(|member| member.reached.is_ok());
+    let asked = reached.filter(|member| voters.len() > 1 && voters.contains(&member.id));
+    let blind = asked.filter_map(|member| {
+        Some(Blind { name: RULE.name, members: vec![member.label()], because: why(member)? })
+    });
+    blind.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::migrate::fixture::{etcds, facts, judged};
+
+    /// What the member at this place of the evidence says of its connections.
+    fn says(survey: &mut Survey, at: usize, page: &str) {
+        survey.evidence.members[at].metrics = Ok(Metrics::of("", page, 1.0));
+    }
+
+    #[test]
+    fn followers_that_do_not_reach_each_other() {
+        let mut survey = etcds("3.6.5");
+        says(
+            &mut survey,
+            1,
+            "etcd_network_active_peers{Local=\"2\",Remote=\"1\"} 1\netcd_network_active_peers{Local=\"2\",Remote=\"3\"} 0\n",
+        );
+        says(&mut survey, 2, "etcd_network_active_peers{Local=\"3\",Remote=\"1\"} 1\n");
+        assert_eq!(
+            facts(&RULE, &survey),
+            (
+                Severity::Error,
+                vec![
+                    "m2 (10.0.0.2:2379): no connection to m3 works".to_owned(),
+                    "m3 (10.0.0.3:2379): no connection to m2 has worked since it was started".to_owned()
+                ]
+            )
+        );
+        assert_eq!(unseen_links(&survey), []);
+        // Members that left, and learners, do not count.
+        for view in &mut survey.views {
+            let list = view.members.as_mut().unwrap();
+            let mut last = list.pop_last().unwrap();
+            last.is_learner = true;
+            list.insert(last);
+        }
+        assert_eq!(judged(&RULE, &survey), None);
+    }
+
+    #[test]
+    fn connections_that_cannot_be_seen() {
+        let mut survey = etcds("3.6.5");
+        says(&mut survey, 1, "etcd_server_has_leader 1\n");
+        survey.evidence.members[2].metrics = Err("HTTP status 404".into());
+        assert_eq!(judged(&RULE, &survey), None);
+        let blind = |at: usize, because: &str| Blind {
+            name: "broken-peer-links",
+            members: vec![survey.evidence.members[at].label()],
+            because: because.to_owned(),
+        };
+        assert_eq!(
+            unseen_links(&survey),
+            [
+                blind(1, "its metrics have no etcd_network_active_peers"),
+                blind(2, "no metrics: HTTP status 404")
+            ]
+        );
+        // One that is not reached is another matter, and who is alone has no connections.
+        survey.evidence.members[1].reached = Err("refused".into());
+        assert_eq!(unseen_links(&survey).len(), 1);
+        for view in &mut survey.views {
+            view.members.as_mut().unwrap().retain(|listed| listed.id == 3);
+        }
+        assert_eq!(unseen_links(&survey), []);
+    }
+}

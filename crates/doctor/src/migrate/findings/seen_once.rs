@@ -1,0 +1,124 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::evidence::Member;
+use crate::finding::{Fact, Facts, Finding, Severity};
+use crate::migrate::findings::{MigrationRule, peer_links};
+use crate::migrate::survey::Survey;
+
+pub const RULE: MigrationRule = MigrationRule {
+    name: "not-each-once",
+    about: "members of the cluster that were not looked at, or more than once",
+    judge,
+};
+
+fn judge(survey: &Survey) -> Option<Finding> {
+    let mut facts = Facts::default();
+    let mut seen: BTreeMap<u64, Vec<&Member>> = BTreeMap::new();
+    // Without an id it was not reached, which is told elsewhere.
+    for member in survey.evidence.members.iter().filter(|member| member.id != 0) {
+        seen.entry(member.id).or_default().push(member);
+    }
+    let listed: BTreeMap<u64, &str> =
+        survey.listed().into_iter().map(|listed| (listed.id, listed.name.as_str())).collect();
+    for (id, name) in &listed {
+        if !seen.contains_key(id) {
+            let text = format!("member {id:x} ({name}) is listed, and was not looked at");
+            facts.add(Severity::Error, Fact::all(text));
+        }
+    }
+    for (id, members) in &seen {
+        if members.len() > 1 {
+            for member in members {
+                let text = format!("leads to member {id:x}, as does another endpoint");
+                facts.add(Severity::Error, Fact::of(member, text));
+            }
+        } else if !listed.is_empty() && !listed.contains_key(id) {
+            for member in members {
+                let text = format!("is member {id:x}, which no member lists");
+                facts.add(Severity::Error, Fact::of(member, text));
+            }
+        }
+    }
+    for (member, metrics) in survey.evidence.metrics().filter(|(member, _)| member.id != 0) {
+        let told: BTreeSet<u64> = peer_links::links(metrics).map(|link| link.local).collect();
+        if let (Some(other), false) = (told.first(), told.contains(&member.id)) {
+            let text = format!("its metrics are those of member {other:x}");
+            facts.add(Severity::Error, Fact::of(member, text));
+        }
+    }
+    facts.found(
+        RULE.name,
+        "not every member was looked at once",
+        "A member that was not looked at may be down, behind or of another version. The next step may then take the majority.",
+        &[
+            "look again: a member may not have answered when it was asked for the list of members",
+            "a load balancer or a name of several addresses in --endpoints: give the client URL of each member instead",
+            "likewise --metrics-endpoints: those of each member, in the order of --endpoints",
+        ],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evidence::Metrics;
+    use crate::migrate::fixture::{etcds, facts, judged};
+
+    #[test]
+    fn a_member_that_was_not_looked_at() {
+        let mut survey = etcds("3.6.5");
+        survey.evidence.members.remove(1);
+        survey.views.remove(1);
+        assert_eq!(
+            facts(&RULE, &survey),
+            (Severity::Error, vec!["member 2 (m2) is listed, and was not looked at".to_owned()])
+        );
+        // One that is known by name alone was.
+        let mut survey = etcds("3.6.5");
+        survey.evidence.members[1] = Member::unseen("10.0.0.2:2379", "m2", 2, "refused");
+        assert_eq!(judged(&RULE, &survey), None);
+        // It suffices that one member lists it.
+        let mut survey = etcds("3.6.5");
+        survey.evidence.members.remove(2);
+        survey.views.remove(2);
+        survey.views[0].members.as_mut().unwrap().pop_last();
+        assert_eq!(facts(&RULE, &survey).1, ["member 3 (m3) is listed, and was not looked at"]);
+    }
+
+    #[test]
+    fn endpoints_that_lead_to_one_member() {
+        let mut survey = etcds("3.6.5");
+        survey.evidence.members[2].id = 2;
+        survey.evidence.members[2].metrics = survey.evidence.members[1].metrics.clone();
+        assert_eq!(
+            facts(&RULE, &survey).1,
+            [
+                "member 3 (m3) is listed, and was not looked at",
+                "m2 (10.0.0.2:2379): leads to member 2, as does another endpoint",
+                "m3 (10.0.0.3:2379): leads to member 2, as does another endpoint"
+            ]
+        );
+        let mut survey = etcds("3.6.5");
+        survey.evidence.members[2].metrics = survey.evidence.members[1].metrics.clone();
+        assert_eq!(facts(&RULE, &survey).1, ["m3 (10.0.0.3:2379): its metrics are those of member 2"]);
+    }
+
+    #[test]
+    fn members_that_nobody_lists() {
+        let mut survey = etcds("3.6.5");
+        for view in &mut survey.views {
+            view.members.as_mut().unwrap().pop_last();
+        }
+        assert_eq!(facts(&RULE, &survey).1, ["m3 (10.0.0.3:2379): is member 3, which no member lists"]);
+        for view in &mut survey.views {
+            view.members = Err("late".into());
+        }
+        assert_eq!(judged(&RULE, &survey), None, "that there is no list is told elsewhere");
+        // Embedded, several members have one page.
+        let mut survey = etcds("3.6.5");
+        let page = "etcd_network_active_peers{Local=\"2\",Remote=\"3\"} 1\n\
+                    etcd_network_active_peers{Local=\"3\",Remote=\"2\"} 1\n";
+        survey.evidence.members[2].metrics = Ok(Metrics::of("", page, 1.0));
+        assert_eq!(judged(&RULE, &survey), None);
+    }
+}
