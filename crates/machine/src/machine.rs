@@ -748,6 +748,14 @@ impl Machine {
         }
     }
 
+    /// Returns true if the membership change of an entry, applied now, would be refused for the number of learners alone, by
+    /// [`Rules::learners_max`]: members with a higher limit carry it out. False for bytes that are no change of members.
+    pub fn is_refused_by_learners_max(&self, data: &Bytes) -> bool {
+        let limit = self.rules.learners_max;
+        raftpb::ConfChange::decode(data.clone())
+            .is_ok_and(|change| reconfiguration::is_refused_by_learners_max(&self.members, &change, limit))
+    }
+
     /// Applies a committed membership change. One that the members there no longer allow changes nothing and is
     /// answered as etcd does; raft then has to be told that nothing changed.
     ///

@@ -246,6 +246,17 @@ pub fn validate(members: &Members, change: &raftpb::ConfChange, learners_max: us
     read(change)?.check(members, learners_max)
 }
 
+/// Returns true if applying this membership change is refused for the number of learners alone, by a limit that the change does
+/// not carry: a member whose option allows more carries it out.
+pub(crate) fn is_refused_by_learners_max(
+    members: &Members,
+    change: &raftpb::ConfChange,
+    learners_max: usize,
+) -> bool {
+    validate(members, change, learners_max) == Err(error::TOO_MANY_LEARNERS)
+        && validate(members, change, usize::MAX).is_ok()
+}
+
 /// Reads a membership change.
 pub(crate) fn read(change: &raftpb::ConfChange) -> Result<Reconfiguration, Status> {
     Reconfiguration::of(change)

@@ -216,6 +216,7 @@ pub struct Restoration {
     log_dir: PathBuf,
     identity: Identity,
     rules: Rules,
+    refused_learner: Option<Index>,
     log: Log,
     events: Receiver<LogEvent>,
 }
@@ -309,7 +310,16 @@ impl Restoration {
         let on_event = Box::new(move |event| drop(sender.send(event)));
         let (log, _) = Log::open(options, Arc::clone(disk), Index(1), &mut |_| {}, on_event)?;
         let disk = Arc::clone(disk);
-        Ok(Restoration { disk, member_dir, log_dir, identity, rules: RULES, log, events })
+        Ok(Restoration {
+            disk,
+            member_dir,
+            log_dir,
+            identity,
+            rules: RULES,
+            refused_learner: None,
+            log,
+            events,
+        })
     }
 
     /// A reader of the values that were written.
@@ -412,6 +422,12 @@ impl Restoration {
         self.rules = rules;
     }
 
+    /// Returns the first of the applied entries that was refused for the number of learners alone, by the rules that were set: by
+    /// those of the member itself it may have added one.
+    pub fn refused_learner(&self) -> Option<Index> {
+        self.refused_learner
+    }
+
     /// Begins the log behind the machine's last entry, or behind an earlier one, and lets entries follow. Those that apply
     /// are applied to the machine. Gives the terms of all entries from there on, for [`Restoration::finish`].
     ///
@@ -494,7 +510,12 @@ impl Restoration {
                 let command = Command { index, term, data: &entry.data, location };
                 let applied = match entry.entry_type {
                     0 => machine.apply(command, &values, false).map(drop),
-                    _ => machine.apply_conf_change(command).map(drop),
+                    _ => {
+                        if self.refused_learner.is_none() && machine.is_refused_by_learners_max(&entry.data) {
+                            self.refused_learner = Some(index);
+                        }
+                        machine.apply_conf_change(command).map(drop)
+                    }
                 };
                 applied?;
                 terms.push(EntryId { index, term });

@@ -10,7 +10,7 @@ use log::checkpoint::CheckpointStore;
 use log::{HardState, Log};
 use machine::{Command, Machine, Rules};
 use mvcc::HashWalk;
-use numbers::Revision;
+use numbers::{Index, Revision};
 
 use crate::error::{DataDirError, Inconsistency};
 use crate::identity::Identity;
@@ -35,6 +35,9 @@ pub struct Stopped {
     /// Entries in the log that are not known to be committed, and so are not in the state; the member may have
     /// acknowledged them. None if the member alone has a vote: then all in its log is committed.
     pub uncommitted: Vec<Entry>,
+    /// The first of the applied entries that was refused for the number of learners alone, by the rules that were given: by
+    /// those of the member itself it may have added one. `None` if there is none.
+    pub refused_learner: Option<Index>,
     log: Log,
     _lock: Lock,
 }
@@ -103,6 +106,7 @@ impl Stopped {
         let hard_state = replayed.recovered.hard_state;
         let values = LogValues::new(replayed.log.values());
         let mut uncommitted = Vec::new();
+        let mut refused_learner = None;
         for (entry, place) in replayed.entries.iter().zip(&replayed.locations) {
             let alone = machine.members.voters() == [identity.member_id];
             if entry.index > hard_state.commit && !alone {
@@ -117,7 +121,12 @@ impl Stopped {
             let command = Command { index: entry.index, term: entry.term, data, location: place.location };
             let applied = match entry.kind {
                 EntryKind::Normal => machine.apply(command, &values, false).map(drop),
-                EntryKind::ConfChange => machine.apply_conf_change(command).map(drop),
+                EntryKind::ConfChange => {
+                    if refused_learner.is_none() && machine.is_refused_by_learners_max(data) {
+                        refused_learner = Some(entry.index);
+                    }
+                    machine.apply_conf_change(command).map(drop)
+                }
             };
             applied?;
         }
@@ -126,6 +135,7 @@ impl Stopped {
             machine,
             hard_state,
             uncommitted,
+            refused_learner,
             log: replayed.log,
             _lock: lock.and(log_lock),
         })

@@ -105,7 +105,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let (mut restoration, wal) =
         wal_dir::begin(target.making(), &to, to_wal_dir.as_ref(), import.identity())?;
     restoration.set_rules(rules);
-    let left_out = {
+    let Filled { left_out, refused_learner } = {
         let mut bytes = Progress::of_bytes("importing", Some(source.base.bolt().size_bytes()));
         let mut entries = Progress::of_things("entries", None);
         let mut keys = Progress::of_things("keys of the old store", None);
@@ -122,6 +122,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
             Ok(())
         })?
     };
+    max_learners::check(session.matches, refused_learner)?;
     // Read it back, as a start would.
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let log_dir = match (&to_wal_dir, &wal) {
@@ -214,6 +215,14 @@ pub(crate) struct LeaveOut {
     pub old_store: bool,
 }
 
+/// What an import did not take over.
+pub(crate) struct Filled {
+    /// Number of entries that were left out since they change users, roles or authentication.
+    pub left_out: u64,
+    /// The first entry that was refused for the number of learners alone, by the rules that were set.
+    pub refused_learner: Option<Index>,
+}
+
 /// How far an import has come.
 #[derive(Clone, Copy)]
 pub(crate) enum Passed {
@@ -273,14 +282,14 @@ impl Import {
     }
 
     /// Writes Mainstay's directory: first etcd's database, then the entries of its log and the hard state, then the keys of
-    /// the old store. Returns how many entries were left out since they change users, roles or authentication.
+    /// the old store.
     pub fn fill(
         &self,
         mut restoration: Restoration,
         notices: &mut Notices,
         migration: Option<&mut Migration>,
         watching: &mut Watching<'_>,
-    ) -> Result<u64, Failure> {
+    ) -> Result<Filled, Failure> {
         let source = &self.source;
         let index = source.base_index();
         let term = source
@@ -314,8 +323,9 @@ impl Import {
             let last = (hard_state, source.wal.last().max(index));
             move_old_store(&mut restoration, &mut machine, last, (migration, &mut terms), watching)?;
         }
+        let refused_learner = restoration.refused_learner();
         restoration.finish(machine, &terms).map_err(Failure::error)?;
-        Ok(left_out)
+        Ok(Filled { left_out, refused_learner })
     }
 
     /// Takes the state that etcd's database holds, of the entry `base_index` in this raft term. Returns the ids of its leases,

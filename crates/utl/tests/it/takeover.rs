@@ -211,6 +211,11 @@ fn unguard(wal: &Path) {
 
 /// A log with which etcd has gone on: it has promised to follow a later term.
 fn gone_on(log: &[u8]) -> Vec<u8> {
+    with_state(log, |last| raftpb::HardState { term: Some(last.term() + 1), ..last })
+}
+
+/// A log behind which a further hard state stands, made of the last one in it.
+fn with_state(log: &[u8], next: impl FnOnce(raftpb::HardState) -> raftpb::HardState) -> Vec<u8> {
     let (mut at, mut crc, mut promised) = (0, 0, raftpb::HardState::default());
     while let Some(head) = log.get(at..at + 8) {
         let length = u64::from_le_bytes(head.try_into().expect("eight bytes"));
@@ -225,7 +230,7 @@ fn gone_on(log: &[u8]) -> Vec<u8> {
         crc = record.crc.unwrap_or_default();
         at += 8 + bytes + padding;
     }
-    let data = raftpb::HardState { term: Some(promised.term() + 1), ..promised }.encode_to_vec();
+    let data = next(promised).encode_to_vec();
     let crc = crc32c::crc32c_append(crc, &data);
     let record = Record { r#type: Some(STATE), crc: Some(crc), data: Some(data.into()) }.encode_to_vec();
     let padding = (8 - record.len() % 8) % 8;
@@ -685,24 +690,57 @@ fn votes_and_acknowledged_entries_come_over_in_both_directions() {
     }
 }
 
-#[test]
-fn learners_that_the_cluster_has_are_exported() {
+/// A member of three behind whose state two learners are added, as by etcd's members; it knows that what is up to `commit` is
+/// committed.
+fn with_learners(data: &Path, commit: Index) {
     let change = |id: u64| {
         let member = machine::Member { id, peer_urls: vec![format!("http://h{id}:1")], ..Default::default() };
         let context = Some(member.to_json().into_bytes().into());
         let kind = raftpb::ConfChangeType::ConfChangeAddLearnerNode;
         raftpb::ConfChange { id: None, r#type: Some(kind.into()), node_id: Some(id), context }.encode_to_vec()
     };
-    for (flags, learners) in [(&[][..], &[21][..]), (&["--max-learners=2"], &[21, 22])] {
-        let dir = TempDir::in_memory("learners");
+    let members = [7, 8, 9].map(|id| Member { id, ..Member::default() }).to_vec();
+    let entries = [(12, 1, change(21)), (13, 1, change(22))];
+    member_with(data, Membership { members, ..Membership::default() }, &entries, commit);
+}
+
+#[test]
+fn learners_that_the_cluster_has_are_exported() {
+    for limit in ["", "1", "2"] {
+        let dir = TempDir::in_memory("learners-exported");
         let (ours, etcds) = (dir.join("m"), dir.join("etcd"));
-        let members = [7, 8, 9].map(|id| Member { id, ..Member::default() }).to_vec();
-        let entries = [(12, 1, change(21)), (13, 1, change(22))];
-        member_with(&ours, Membership { members, ..Membership::default() }, &entries, Index(13));
-        done(&[&["export", "--data-dir", text(&ours), "--to", text(&etcds)], flags].concat());
+        with_learners(&ours, Index(13));
+        let args = ["export", "--data-dir", text(&ours), "--to", text(&etcds)];
+        if limit.is_empty() {
+            let why = refused(&args, 1);
+            assert!(why.contains("entry 13 adds a learner") && why.contains("give --max-learners"), "{why}");
+            assert!(!etcds.exists() && !ours.join("member/exported").exists());
+            continue;
+        }
+        done(&[&args[..], &["--max-learners", limit]].concat());
         let exported = DataDir::open(&RealDisk, &etcds).expect("is sound");
-        assert_eq!(exported.membership.conf_state().learners, learners, "{flags:?}");
+        let learners: &[u64] = if limit == "1" { &[21] } else { &[21, 22] };
+        assert_eq!(exported.membership.conf_state().learners, learners, "{limit}");
     }
+}
+
+#[test]
+fn learners_that_the_cluster_has_are_imported() {
+    let dir = TempDir::in_memory("learners-imported");
+    let (ours, etcds, to) = (dir.join("m"), dir.join("etcd"), dir.join("to"));
+    with_learners(&ours, Index(11));
+    done(&["export", "--data-dir", text(&ours), "--to", text(&etcds)]);
+    let logs: Vec<_> = std::fs::read_dir(etcds.join("member/wal")).expect("is there").flatten().collect();
+    assert_eq!(logs.len(), 1);
+    edit(&logs[0].path(), |log| {
+        *log = with_state(log, |last| raftpb::HardState { commit: Some(13), ..last });
+    });
+    let args = ["import", "--data-dir", text(&etcds), "--to", text(&to)];
+    let why = refused(&args, 1);
+    assert!(why.contains("entry 13 adds a learner") && why.contains("give --max-learners"), "{why}");
+    assert!(!to.exists());
+    done(&[&args[..], &["--max-learners=2"]].concat());
+    assert_eq!(open(&to).machine.members.learners(), [21, 22]);
 }
 
 #[test]
