@@ -40,7 +40,11 @@ pub(crate) enum Verdict {
     Authenticate,
 }
 
-/// Source: clientv3's `retry_interceptor.go`.
+/// The words of etcd 3.4 and 3.5, in maintenance calls, for [`error::INVALID_AUTH_TOKEN`].
+const UNKNOWN_TOKEN: &str = "auth: invalid auth token";
+
+/// Source: clientv3's `retry_interceptor.go`. It takes [`UNKNOWN_TOKEN`] for final, so that with several endpoints such a call
+/// fails where another member issued the token and this one does not know it.
 pub(crate) fn verdict(rpc: Rpc, failure: &Failure, endpoints: usize, credentials: Credentials) -> Verdict {
     let status = &failure.status;
     if matches!(status.code, Code::DeadlineExceeded | Code::Canceled) {
@@ -51,7 +55,9 @@ pub(crate) fn verdict(rpc: Rpc, failure: &Failure, endpoints: usize, credentials
         Credentials::User if is(&error::USER_EMPTY) => return Verdict::Authenticate,
         // A call without a user hears of an old revision when others change users: it only has to come again.
         Credentials::User | Credentials::None
-            if is(&error::INVALID_AUTH_TOKEN) || is(&error::AUTH_OLD_REVISION) =>
+            if is(&error::INVALID_AUTH_TOKEN)
+                || is(&error::AUTH_OLD_REVISION)
+                || status.message == UNKNOWN_TOKEN =>
         {
             return Verdict::Authenticate;
         }
@@ -115,6 +121,9 @@ mod tests {
         let stale = || Failure::sent(error::INVALID_AUTH_TOKEN);
         assert_eq!(verdict(Rpc::KvPut, &stale(), 1, Credentials::User), Verdict::Authenticate);
         assert_eq!(verdict(Rpc::KvPut, &stale(), 1, Credentials::Token), Verdict::Final);
+        let unknown = Failure::sent(Status::new(Code::Unknown, UNKNOWN_TOKEN));
+        assert_eq!(verdict(Rpc::MaintenanceHashKv, &unknown, 1, Credentials::User), Verdict::Authenticate);
+        assert_eq!(verdict(Rpc::MaintenanceHashKv, &unknown, 1, Credentials::Token), Verdict::Final);
         let old = Failure::sent(error::AUTH_OLD_REVISION);
         assert_eq!(verdict(Rpc::KvPut, &old, 1, Credentials::User), Verdict::Authenticate);
         let empty = || Failure::sent(error::USER_EMPTY);
