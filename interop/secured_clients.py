@@ -40,20 +40,29 @@ def free_port():
         return one.getsockname()[1]
 
 
+def certificates(directory, names, days, nameless=()):
+    """Makes an authority, ca.crt, and certificates for clients and servers on this machine, NAME.crt and NAME.key, of these common
+    names, and further ones that have none."""
+    def path(name):
+        return os.path.join(directory, name)
+
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    openssl("req", "-x509", *curve, "-days", str(days), "-subj", "/CN=authority", "-out", path("ca.crt"), "-keyout", path("ca.key"))
+    with open(path("extensions"), "w", encoding="ascii") as file:
+        file.write("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n")
+    for name in [*names, *nameless]:
+        subject = f"/O={name}" if name in nameless else f"/CN={name}"
+        openssl("req", "-new", *curve, "-subj", subject, "-out", path("request"), "-keyout", path(f"{name}.key"))
+        openssl("x509", "-req", "-in", path("request"), "-CA", path("ca.crt"), "-CAkey", path("ca.key"), "-CAcreateserial",
+                "-days", str(days), "-extfile", path("extensions"), "-out", path(f"{name}.crt"))
+
+
 class Server:
     """One member with TLS and users."""
 
     def __init__(self, program, way, etcdctl):
         self.directory, self.etcdctl, self.way = tempfile.mkdtemp(prefix="secured-clients-"), etcdctl, way
-        curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        openssl("req", "-x509", *curve, "-days", "3", "-subj", "/CN=authority", "-out", self.path("ca.crt"), "-keyout",
-                self.path("ca.key"))
-        with open(self.path("extensions"), "w", encoding="ascii") as file:
-            file.write("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n")
-        for name in ["server", "root", "alice"]:
-            openssl("req", "-new", *curve, "-subj", f"/CN={name}", "-out", self.path("request"), "-keyout", self.path(f"{name}.key"))
-            openssl("x509", "-req", "-in", self.path("request"), "-CA", self.path("ca.crt"), "-CAkey", self.path("ca.key"),
-                    "-CAcreateserial", "-days", "3", "-extfile", self.path("extensions"), "-out", self.path(f"{name}.crt"))
+        certificates(self.directory, ["server", "root", "alice"], 3)
         self.endpoint, peer = f"127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
         url = f"https://{self.endpoint}"
         more = []

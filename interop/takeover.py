@@ -10,7 +10,9 @@ The binary is changed, and nothing else: Mainstay is started with etcd's flags o
   cluster  three members while a client writes all the time: one after the other becomes Mainstay's, then one after the other
            etcd's again, each step as `mainstay doctor migrate` names it, which may find nothing wrong. No write that was
            acknowledged may be lost
-  doctor   what `mainstay doctor migrate` has to name before the first step: a member that is stopped, NOSPACE, too little disk
+  doctor   three members with TLS for clients and members, certificates of both, and users. What `mainstay doctor migrate` has to name
+           before the first step: a member that is stopped, two that do not reach each other, NOSPACE, too little disk, a call without
+           the user root. Then, without --short, one member becomes Mainstay's, and etcd's again, by the commands that it names
   disk     the disk is too small for both. Mainstay says so and ends, etcd's files are as they were, and etcd goes on
            (a tmpfs is mounted, so this needs root)
 
@@ -19,7 +21,7 @@ Of 3.4, the way back leads to the oldest etcd given that is newer.
 
     interop/takeover.py --etcd PATH [--etcd PATH ...] --etcdctl PATH --mainstay PATH [--only single,kills] [--short]
 
-Python 3.9+, standard library only.
+Python 3.9+, standard library only; openssl.
 """
 
 import argparse
@@ -32,11 +34,14 @@ import random
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+
+from secured_clients import certificates
 
 PATIENCE_SECONDS = 60
 GUARDS = ("fffffffffffffff0-ffffffffffffffff.wal", "ffffffffffffffff-ffffffffffffffff.wal")
@@ -89,11 +94,14 @@ class Tally:
             print(f"FAILED {what}\n  expected {expected}\n  found    {found}", flush=True)
 
 
-def call(port, path, body, timeout=5):
+def call(port, path, body, timeout=5, tls=None, headers=None):
     """One call of the JSON gateway."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    if tls:
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=tls)
+    else:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
-        connection.request("POST", path, json.dumps(body))
+        connection.request("POST", path, json.dumps(body), headers or {})
         answer = connection.getresponse()
         text = answer.read()
     finally:
@@ -103,21 +111,68 @@ def call(port, path, body, timeout=5):
     return json.loads(text)
 
 
+class Security:
+    """TLS with certificates of clients and of members, each of its own name, and the user root once it is added."""
+
+    USER = {"name": "root", "password": "wonderland"}
+
+    def __init__(self, directory, members):
+        self.directory, self.has_users, self.tokens = directory, False, {}
+        # etcd's JSON gateway takes no certificate with a common name, which is a user elsewhere.
+        certificates(directory, members, 300, ["client"])
+        self.tls = ssl.create_default_context(cafile=self.path("ca.crt"))
+        self.tls.load_cert_chain(self.path("client.crt"), self.path("client.key"))
+        self.files = [f"--cacert={self.path('ca.crt')}", f"--cert={self.path('client.crt')}", f"--key={self.path('client.key')}"]
+        self.user = [f"--user={self.USER['name']}:{self.USER['password']}"]
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def flags(self, name):
+        """Those of a member."""
+        own, authority = (self.path(f"{name}.crt"), self.path(f"{name}.key")), self.path("ca.crt")
+        return [f"--cert-file={own[0]}", f"--key-file={own[1]}", f"--trusted-ca-file={authority}", "--client-cert-auth",
+                f"--peer-cert-file={own[0]}", f"--peer-key-file={own[1]}", f"--peer-trusted-ca-file={authority}",
+                "--peer-client-cert-auth", "--bcrypt-cost=4"]
+
+    def add_users(self, member):
+        for path, body in [("user/add", self.USER), ("role/add", {"name": "root"}), ("user/grant", {"user": "root", "role": "root"}),
+                           ("enable", {})]:
+            member.call(f"/v3/auth/{path}", body)
+        self.has_users = True
+
+    def call(self, port, path, body):
+        """A call as root, once there are users. A member knows no token from before it was started."""
+        if not self.has_users:
+            return call(port, path, body, tls=self.tls)
+        if token := self.tokens.get(port):
+            try:
+                return call(port, path, body, tls=self.tls, headers={"Authorization": token})
+            except OSError as error:
+                if "invalid auth token" not in str(error):
+                    raise
+        self.tokens[port] = call(port, "/v3/auth/authenticate", self.USER, tls=self.tls)["token"]
+        return call(port, path, body, tls=self.tls, headers={"Authorization": self.tokens[port]})
+
+
 class Member:
     """One member, run by etcd or by Mainstay on the same directory with the same flags."""
 
     etcdctl = None
 
-    def __init__(self, directory, name, ports, cluster, apart=False):
-        self.directory, self.name, self.apart = directory, name, apart
+    def __init__(self, directory, name, ports, cluster, apart=False, security=None):
+        self.directory, self.name, self.apart, self.security = directory, name, apart, security
         self.port, peer = ports
         self.log_path = os.path.join(directory, f"{name}.log")
-        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{peer}"
+        scheme = "https" if security else "http"
+        client, peer = f"{scheme}://127.0.0.1:{self.port}", f"{scheme}://127.0.0.1:{peer}"
         self.flags = [f"--name={name}", f"--data-dir={self.data()}", f"--listen-client-urls={client}",
                       f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}",
                       f"--initial-advertise-peer-urls={peer}", f"--initial-cluster={cluster}"]
         if apart:
             self.flags.append(f"--wal-dir={self.wal()}")
+        if security:
+            self.flags += security.flags(name)
         self.process = None
 
     def data(self):
@@ -142,7 +197,7 @@ class Member:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                call(self.port, "/v3/kv/range", {"key": b64("x")})
+                self.call("/v3/kv/range", {"key": b64("x")})
                 return
             except (OSError, http.client.HTTPException):
                 pass
@@ -160,7 +215,7 @@ class Member:
             self.process.wait(timeout=PATIENCE_SECONDS)
 
     def call(self, path, body):
-        return call(self.port, path, body)
+        return self.security.call(self.port, path, body) if self.security else call(self.port, path, body)
 
     def status(self):
         return self.call("/v3/maintenance/status", {})
@@ -386,13 +441,13 @@ class Writer(threading.Thread):
 class Doctor:
     """What `mainstay doctor migrate` says of a cluster."""
 
-    def __init__(self, mainstay, port):
-        self.mainstay, self.port = mainstay, port
+    def __init__(self, mainstay, port, flags=()):
+        self.mainstay, self.port, self.flags = mainstay, port, flags
 
     def ask(self, to, *flags, port=None):
         """The exit code, and the report."""
         done = subprocess.run([self.mainstay, "doctor", "migrate", f"--endpoints=127.0.0.1:{port or self.port}", f"--to={to}", "--json",
-                               *flags], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+                               *self.flags, *flags], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
         try:
             report = json.loads(done.stdout)
         except ValueError:
@@ -509,12 +564,15 @@ def cluster(args, tally, etcd, directory):
 def doctor(args, tally, etcd, directory):
     release = release_of(etcd)
     ports = free_ports(6)
-    names = ",".join(f"m{n}=http://127.0.0.1:{ports[3 + n]}" for n in range(3))
-    members = {f"m{n}": Member(directory, f"m{n}", (ports[n], ports[3 + n]), names) for n in range(3)}
-    asked = Doctor(args.mainstay, ports[0])
+    names = [f"m{n}" for n in range(3)]
+    cluster = ",".join(f"{name}=https://127.0.0.1:{port}" for name, port in zip(names, ports[3:]))
+    security = Security(directory, names)
+    members = {name: Member(directory, name, each, cluster, security=security)
+               for name, each in zip(names, zip(ports, ports[3:]))}
+    asked = Doctor(args.mainstay, ports[0], [*security.files, *security.user])
 
-    def planted(what, name, *flags, port=None):
-        code, report = asked.ask("mainstay", *flags, port=port)
+    def planted(what, name, *flags, port=None, by=asked):
+        code, report = by.ask("mainstay", *flags, port=port)
         tally.equal((code, name in report["names"]), (1, True), f"etcd {release}, {what}: {name} in {report['names']}")
         tally.equal(report["next"], None, f"etcd {release}, {what}: no step")
 
@@ -524,20 +582,31 @@ def doctor(args, tally, etcd, directory):
         for one in members.values():
             one.wait()
         fill(members["m0"], args.keys)
+        security.add_users(members["m0"])
         before = asked.ready("mainstay", f"--data-dir={members['m0'].data()}")
         runs = [member["runs"] for member in before["members"]]
-        tally.equal((before["names"], runs), ([], ["etcd"] * 3), f"etcd {release}: nothing found")
+        # Passwords cannot be changed while members of 3.4 and of Mainstay are together.
+        expected = ["passwords-while-mixed"] if number(release) < (3, 5) else []
+        tally.equal((before["names"], runs), (expected, ["etcd"] * 3), f"etcd {release}: nothing found")
         tally.equal([one["name"] for one in before["not_looked_at"]], ["old-keys", "settings"], f"etcd {release}: not looked at")
-        follower = members[before["next"]["member"].split(" ")[0]]
+        planted("nobody is named", "hash-kv", by=Doctor(args.mainstay, ports[0], security.files))
+        leader = next(one for one in members.values() if one.status()["leader"] == one.status()["header"]["member_id"])
+        follower, other = (one for one in members.values() if one is not leader)
 
+        # They take no connection but the leader's, so that the leader brings both up to date, and neither could follow the other.
+        for one in follower, other:
+            one.stop()
+            one.serve(etcd, f"--peer-cert-allowed-cn={leader.name}")
+        planted("followers do not reach each other", "broken-peer-links", port=leader.port)
         follower.stop()
-        other = next(one for one in members.values() if one is not follower)
         planted("a member is stopped", "unreachable", f"--data-dir={follower.data()}", port=other.port)
         small = os.path.join(directory, "small")
         is_mounted = os.geteuid() == 0 and mount_small(small)
         if is_mounted:
             shutil.copytree(follower.data(), os.path.join(small, "data"))
         follower.serve(etcd, "--quota-backend-bytes=100000")
+        other.stop()
+        other.serve(etcd)
         try:
             follower.call("/v3/kv/put", {"key": b64("k/more"), "value": b64("1")})
         except OSError:
@@ -550,7 +619,7 @@ def doctor(args, tally, etcd, directory):
         if is_mounted:
             try:
                 flag, filler = f"--data-dir={os.path.join(small, 'data')}", os.path.join(small, "filler")
-                tally.equal(asked.ready("mainstay", flag)["names"], [], f"etcd {release}: there is space")
+                tally.equal(asked.ready("mainstay", flag)["names"], expected, f"etcd {release}: there is space")
                 free = os.statvfs(small)
                 with open(filler, "wb") as file:
                     os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - (8 << 20))
@@ -559,6 +628,24 @@ def doctor(args, tally, etcd, directory):
                 subprocess.run(["umount", small], check=True)
         else:
             print("SKIPPED a disk with too little space: a tmpfs is mounted by root only", flush=True)
+
+        if args.short:
+            return
+        back = way_back(args, etcd)
+        step = asked.ready("mainstay")["next"]
+        one = members[step["member"].split(" ")[0]]
+        one.stop()
+        one.serve(args.mainstay, *[word for word in step["commands"][-1].split() if word.startswith("--")])
+        mixed = asked.ready("mainstay")
+        tally.equal((mixed["names"], sorted(member["runs"] for member in mixed["members"])),
+                    (expected, ["etcd", "etcd", "mainstay"]), f"etcd {release}: one of Mainstay")
+        if back:
+            step = asked.ready("etcd")["next"]
+            tally.equal(step["member"].split(" ")[0], one.name, f"etcd {release}: the one that goes back")
+            one.stop()
+            one.export(args.mainstay, step["commands"][-1].split("--release ")[1].split()[0])
+            one.serve(back)
+            tally.equal(asked.ready("etcd")["done"], True, f"etcd {release}: three of etcd again")
     finally:
         for one in members.values():
             one.stop(signal.SIGKILL)
