@@ -50,7 +50,8 @@ pub trait Disk: Send + Sync {
     /// Locks `path` (created if missing) against every other process and every other caller; fails with
     /// `WouldBlock` when it is taken. Held until the [`Lock`] is dropped.
     fn lock(&self, path: &Path) -> io::Result<Lock>;
-    /// Locks a file as [`Disk::lock`] does; the file must exist and may be on a read-only medium.
+    /// Locks a file as [`Disk::lock`] does; the file must exist and may be on a read-only medium. It is opened for writing where
+    /// that is allowed, as NFS and CIFS want it, and not changed.
     fn lock_read(&self, path: &Path) -> io::Result<Lock>;
     /// Returns true if two paths lead to the same file or directory. Paths that do not exist are the same if their texts are.
     fn is_same(&self, one: &Path, other: &Path) -> io::Result<bool> {

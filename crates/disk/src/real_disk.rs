@@ -98,7 +98,9 @@ impl Disk for RealDisk {
     }
 
     fn lock_read(&self, path: &Path) -> io::Result<Lock> {
-        hold(fs::File::open(path)?)
+        // Network file systems give a lock that shuts all others out only to who may write.
+        let file = OpenOptions::new().read(true).write(true).open(path).or_else(|_| fs::File::open(path))?;
+        hold(file)
     }
 
     fn is_same(&self, one: &Path, other: &Path) -> io::Result<bool> {

@@ -25,7 +25,7 @@ use crate::exported;
 use crate::identity::Identity;
 use crate::log_dir::{self, Beside, LogDir};
 use crate::nospace::{Cause, Note};
-use crate::taken_over::{self, TakenOver};
+use crate::taken_over::TakenOver;
 use crate::terms::Terms;
 use config::Config;
 use telemetry::logging::{Logger, Value};
@@ -171,21 +171,29 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) ->
 
 /// Makes sure that nobody else serves from this directory, and that it is none of etcd's, unless the member was taken over
 /// from etcd and etcd neither runs nor has run since. `wal_dir` is the directory that `--wal-dir` names. Until the lock is
-/// dropped, etcd cannot open what it left there, too.
+/// dropped, etcd cannot open what it left there, too; if its database cannot be opened, that is said to `warn`.
 ///
 /// # Errors
 ///
 /// When one of the two is so, or the operating system refuses.
-pub fn lock(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<Lock, DataDirError> {
-    if TakenOver::read(disk, member_dir)?.is_some() {
+pub fn lock(
+    disk: &dyn Disk,
+    member_dir: &Path,
+    wal_dir: Option<&Path>,
+    warn: &dyn Fn(&log::OpenError),
+) -> Result<Lock, DataDirError> {
+    if let Some(mark) = TakenOver::read(disk, member_dir)? {
         let lock = lock_member(disk, member_dir)?;
         // Before its log is looked at: an etcd that runs may not have written yet.
-        let etcd = taken_over::lock_database(disk, member_dir)?;
+        let etcd = mark.shut_out(disk, member_dir)?;
+        if let Some(why) = &etcd.unlocked {
+            warn(why);
+        }
         // What was read without the lock may have changed since.
         if let Some(mark) = TakenOver::read(disk, member_dir)? {
             mark.check(disk, member_dir)?;
         }
-        return Ok(lock.and(etcd));
+        return Ok(lock.and(etcd.lock));
     }
     refuse_foreign(disk, member_dir, wal_dir)?;
     disk.create_dir_all(member_dir).map_err(|error| refused("create", member_dir, error))?;
@@ -253,7 +261,12 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
 fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let Opening { config, disk, .. } = *opening;
     let member_dir = &config.data_dir.join("member");
-    let lock = lock(&**disk, member_dir, config.wal_dir.as_deref())?;
+    let lock = lock(&**disk, member_dir, config.wal_dir.as_deref(), &|why| {
+        opening.logger.warn(
+            "etcd's database cannot be locked; the files beside etcd's log keep etcd from starting",
+            &[("error", Value::Str(&why.to_string()))],
+        );
+    })?;
     exported::refuse(&**disk, member_dir)?;
     if let Some(taken_over) = TakenOver::read(&**disk, member_dir)? {
         // Before anything is promised that etcd's files do not know of.

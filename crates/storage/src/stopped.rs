@@ -73,7 +73,8 @@ impl Stopped {
             let path = data_dir.to_path_buf();
             return Err(DataDirError::Empty { path, lacks: "data of a member of Mainstay" });
         }
-        let lock = lock(&**disk, member_dir, None)?;
+        // That etcd's database cannot be opened is said when the member starts.
+        let lock = lock(&**disk, member_dir, None, &|_| {})?;
         let (log_dir, log_lock) = match log_dir {
             Some(log_dir) => (log_dir.to_path_buf(), None),
             None => LogDir::noted(disk, member_dir)?,

@@ -167,6 +167,24 @@ impl TakenOver {
         disk.sync_dir(&wal_dir).map_err(|error| io(&wal_dir, error))
     }
 
+    /// Locks the database that etcd left, as [`lock_database`] does. If it cannot be opened or locked at all, returns why instead,
+    /// provided that the guards keep etcd from starting: nothing else needs that file.
+    ///
+    /// # Errors
+    ///
+    /// [`DataDirError::EtcdRuns`], or the answer of the operating system where the guards are missing.
+    pub fn shut_out(&self, disk: &dyn Disk, member_dir: &Path) -> Result<ShutOut, DataDirError> {
+        match lock_database(disk, member_dir) {
+            Ok(lock) => Ok(ShutOut { lock, unlocked: None }),
+            Err(DataDirError::Files(why))
+                if has_both_guards(disk, &self.wal_dir(member_dir)).unwrap_or(false) =>
+            {
+                Ok(ShutOut { lock: None, unlocked: Some(why) })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn encode(&self) -> Option<Vec<u8>> {
         let Fingerprint { names, end, tail } = &self.left;
         let dir = self.wal_apart.as_ref().map_or(&[][..], |dir| dir.as_os_str().as_bytes());
@@ -183,6 +201,14 @@ impl TakenOver {
         bytes.extend_from_slice(&crc.to_le_bytes());
         (bytes.len() <= BYTES_MAX).then_some(bytes)
     }
+}
+
+/// How etcd is kept from what it left, while a member of Mainstay has the directory.
+pub struct ShutOut {
+    /// The lock of etcd's database, if it is there.
+    pub lock: Option<Lock>,
+    /// Why there is no lock although the database may be there. The guards beside etcd's log are there then.
+    pub unlocked: Option<OpenError>,
 }
 
 /// Locks the database that etcd left, if it is still there: no etcd runs on it, and none gets further than its first step

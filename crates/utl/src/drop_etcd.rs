@@ -10,7 +10,7 @@ use disk::{Disk as _, RealDisk};
 use interchange::wal::GUARD_NAMES;
 use storage::DataDirError;
 use storage::opening::lock_member;
-use storage::taken_over::{Files, TakenOver, lock_database};
+use storage::taken_over::{Files, TakenOver};
 
 use crate::Session;
 use crate::commands::{Run, required};
@@ -47,7 +47,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     };
     // A member of Mainstay that runs has both locks. Without one, etcd may run that has not written yet.
     let _locks = match lock_member(&RealDisk, &member_dir) {
-        Ok(lock) => Some(lock.and(lock_database(&RealDisk, &member_dir).map_err(Failure::error)?)),
+        Ok(lock) => Some(lock.and(mark.shut_out(&RealDisk, &member_dir).map_err(Failure::error)?.lock)),
         Err(DataDirError::Locked { .. }) => None,
         Err(error) => return Err(Failure::error(error)),
     };

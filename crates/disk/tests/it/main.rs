@@ -55,6 +55,35 @@ fn next_data_never_skips_what_was_written() {
     });
 }
 
+/// Linux' `O_ACCMODE` and `O_RDWR`.
+const ACCESS_MODE: u32 = 3;
+const READ_WRITE: u32 = 2;
+
+#[test]
+fn a_file_is_locked_as_network_file_systems_want_it() {
+    let dir = TempDir::new("disk-lock");
+    let path = dir.join("db");
+    std::fs::write(&path, "content").unwrap();
+    let _lock = RealDisk.lock_read(&path).unwrap();
+    let mut modes = Vec::new();
+    for descriptor in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let descriptor = descriptor.unwrap();
+        // Another test may have closed it meanwhile.
+        if std::fs::read_link(descriptor.path()).is_ok_and(|to| to == path) {
+            let info = Path::new("/proc/self/fdinfo").join(descriptor.file_name());
+            let info = std::fs::read_to_string(info).unwrap();
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap();
+            modes.push(u32::from_str_radix(flags.trim(), 8).unwrap() & ACCESS_MODE);
+        }
+    }
+    assert_eq!(modes, [READ_WRITE], "NFS answers EBADF to an exclusive lock by a descriptor for reading");
+    // A program that runs cannot be opened for writing, whoever asks.
+    let program = std::env::current_exe().unwrap();
+    assert!(std::fs::OpenOptions::new().write(true).open(&program).is_err());
+    RealDisk.lock_read(&program).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), b"content");
+}
+
 #[test]
 fn a_lock_is_held_once() {
     over_both(|disk, root| {

@@ -136,3 +136,30 @@ fn a_member_that_was_exported_is_started_again_only_if_somebody_says_so() {
     assert_eq!(revision(&member), 2);
     member.stop();
 }
+
+#[test]
+fn a_member_starts_though_etcds_database_cannot_be_opened() {
+    let dir = TempDir::in_memory("takeover-unreadable");
+    let setup = Setup::new(dir.path());
+    etcd_left(&setup, "3.6");
+    setup.start().stop();
+    // What nobody can open, not even root.
+    let db = setup.data_dir.join("member/snap/db");
+    std::fs::remove_file(&db).expect("is there");
+    std::os::unix::fs::symlink("db", &db).expect("is made");
+    let member = setup.start();
+    member.wait_for("etcd's database cannot be locked");
+    assert_eq!(revision(&member), 40);
+    member.stop();
+    // Without what keeps etcd from starting nobody knows whether it runs.
+    let guard = setup.data_dir.join("member/wal").join(GUARD_NAMES[1]);
+    std::fs::remove_file(&guard).expect("is there");
+    let said = setup.refused();
+    assert!(said.contains("cannot lock") && said.contains("snap/db"), "{said}");
+    std::fs::write(guard, "").expect("is written");
+    let data = setup.data_dir.display().to_string();
+    tool("utl", &["drop-etcd", "--data-dir", &data]);
+    let member = setup.start();
+    assert_eq!(revision(&member), 40);
+    member.stop();
+}

@@ -228,7 +228,8 @@ fn options_of_a_migration_are_checked() {
 fn a_start_on_such_a_directory_names_the_flag() {
     let dir = TempDir::new("v2-start");
     let from = v2_dir(&dir);
-    let lock = |from: &Path| storage::opening::lock(&disk::RealDisk, &from.join("member"), None).err();
+    let lock =
+        |from: &Path| storage::opening::lock(&disk::RealDisk, &from.join("member"), None, &|_| {}).err();
     let said = lock(&from).expect("is refused").to_string();
     assert!(said.contains("was written by etcd") && said.contains("--migrate-v2"), "{said}");
     assert!(said.contains("it has 9 keys or directories right below its root"), "{said}");
