@@ -117,8 +117,11 @@ func (g *migration) step() string {
 func (g *migration) export(m *cluster.Member, killAfter []time.Duration) error {
 	made := m.DataDir() + ".made"
 	for attempt := 0; ; attempt++ {
-		if err := os.RemoveAll(made); err != nil {
-			return err
+		// With what an earlier attempt has made goes its mark.
+		for _, path := range []string{made, filepath.Join(m.DataDir(), "member", "exported")} {
+			if err := os.RemoveAll(path); err != nil {
+				return err
+			}
 		}
 		cmd := exec.Command(g.mainstay, "utl", "export", "--data-dir", m.DataDir(), "--to", made, "--release", g.release)
 		var said strings.Builder

@@ -59,6 +59,13 @@ pub enum DataDirError {
         /// The data directory that was made for etcd.
         to: PathBuf,
     },
+    /// The member was exported to a data directory of etcd, and is to be exported again.
+    ExportedBefore {
+        /// The file that says so.
+        mark: PathBuf,
+        /// The data directory that was made for etcd.
+        to: PathBuf,
+    },
     /// The directory holds no member.
     Empty {
         /// The directory that was looked into.
@@ -366,6 +373,14 @@ impl fmt::Display for DataDirError {
                  moved, this directory is out of date: a member that is started on it has forgotten what it promised and \
                  acknowledged since, so remove it. If not, remove {to} to be sure that it never will be, and go on here: \
                  `rm {mark}`",
+                to = to.display(),
+                mark = in_shell(mark)
+            ),
+            DataDirError::ExportedBefore { mark, to } => write!(
+                f,
+                "this member was exported before, to {to}. If etcd was started on that, or on where it was moved, another export \
+                 would be out of date: go on with etcd's directory. If not, remove {to} to be sure that it never will be, and \
+                 export again behind `rm {mark}`",
                 to = to.display(),
                 mark = in_shell(mark)
             ),

@@ -45,14 +45,33 @@ pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenErr
 ///
 /// [`DataDirError::Exported`] if it was, or the answer of the operating system.
 pub fn refuse(disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
+    match read(disk, member_dir)? {
+        None => Ok(()),
+        Some((mark, to)) => Err(DataDirError::Exported { mark, to }),
+    }
+}
+
+/// Refuses to export a member a second time: once etcd has run on the first export, another one is out of date.
+///
+/// # Errors
+///
+/// [`DataDirError::ExportedBefore`] if it was exported, or the answer of the operating system.
+pub fn refuse_again(disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
+    match read(disk, member_dir)? {
+        None => Ok(()),
+        Some((mark, to)) => Err(DataDirError::ExportedBefore { mark, to }),
+    }
+}
+
+/// Returns the mark's path and the directory that it names, if it is there.
+fn read(disk: &dyn Disk, member_dir: &Path) -> Result<Option<(PathBuf, PathBuf)>, OpenError> {
     let mark = member_dir.join(MARK_NAME);
     let io = |error| OpenError::Io { doing: "read", path: mark.clone(), error };
     if !disk.exists(&mark).map_err(io)? {
-        return Ok(());
+        return Ok(None);
     }
     let mut bytes = vec![0; BYTES_MAX];
     let read = disk.open_read(&mark).and_then(|file| file.read_at(&mut bytes, 0)).map_err(io)?;
     bytes.truncate(read);
-    let to = PathBuf::from(std::ffi::OsString::from_vec(bytes));
-    Err(DataDirError::Exported { mark, to })
+    Ok(Some((mark, PathBuf::from(std::ffi::OsString::from_vec(bytes)))))
 }

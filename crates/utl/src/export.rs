@@ -38,8 +38,8 @@ Member, cluster, term, vote and index stay, and so do entries that are not known
 Mainstay stopped, alone or among the others of its cluster. So does the cluster's version: a member of several is refused if
 --release is below it, unless the cluster is being taken down to that release (etcdctl downgrade). Only one of the two
 directories may be used from then on: a member that is started on the older one has forgotten what it promised and
-acknowledged. So Mainstay does not start on its directory again, as a file in it (member/exported) says, which may be removed
-if etcd never starts on the output.
+acknowledged. So Mainstay does not start on its directory again, nor is it exported again, as a file in it (member/exported)
+says, which may be removed if etcd never starts on the output.
 ",
     example: "  etcdutl export --data-dir default.mainstay --to default.etcd && etcd --data-dir default.etcd",
     flags: &[
@@ -82,7 +82,12 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     );
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let rules = max_learners::rules(given);
+    let refuse_again = || exported::refuse_again(&RealDisk, &from.join("member"));
+    // Where the way back was gone, the log may have moved, which would be said first.
+    refuse_again().map_err(Failure::error)?;
     let mut stopped = Stopped::open_with(&disk, &from, None, rules).map_err(Failure::error)?;
+    // Another export may have ended while this one waited for nothing but the disk.
+    refuse_again().map_err(Failure::error)?;
     max_learners::check(given, stopped.refused_learner)?;
     let (id, members) = (stopped.identity.member_id, &stopped.machine.members);
     let agreed = Agreed::of(members, release, given.get(RELEASE))?;

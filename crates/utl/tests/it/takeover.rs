@@ -373,8 +373,11 @@ fn etcd_goes_on_where_mainstay_has_never_run() {
         let before = everything(dir.path());
         let flags: &[&str] = if apart { &[&flag] } else { &[] };
         start(&data, flags);
+        let exported = dir.join("exported");
+        done(&["export", "--data-dir", text(&data), "--to", text(&exported)]);
+        std::fs::remove_dir_all(&exported).expect("is thrown away");
         // What docs/migration.md names.
-        let named = "checkpoint witness nospace wal-dir log taken-over-from-etcd";
+        let named = "checkpoint witness nospace wal-dir log taken-over-from-etcd exported";
         let guards = if apart { wal.clone() } else { member.join("wal") };
         for path in named.split(' ').map(|name| member.join(name)).chain([wal.join("log")]) {
             let _ = std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path));
@@ -688,6 +691,29 @@ fn votes_and_acknowledged_entries_come_over_in_both_directions() {
         std::fs::rename(&etcds, &ours).expect("is moved");
         done(&["drop-etcd", "--data-dir", text(&ours)]);
     }
+}
+
+#[test]
+fn a_member_is_exported_once() {
+    let dir = TempDir::new("exported-twice");
+    let (ours, first, second) = (dir.join("m"), dir.join("one"), dir.join("two"));
+    one_of_three(&ours);
+    done(&["export", "--data-dir", text(&ours), "--to", text(&first)]);
+    // As where etcd goes on with it.
+    std::fs::rename(&first, dir.join("moved")).expect("is moved");
+    let mark = ours.join("member/exported");
+    let says = format!("this member was exported before, to {}", first.display());
+    for to in [&first, &second] {
+        let refused = refused(&["export", "--data-dir", text(&ours), "--to", text(to)], 1);
+        assert!(
+            refused.contains(&says) && refused.contains(&format!("`rm {}`", mark.display())),
+            "{refused}"
+        );
+        assert!(!to.exists());
+        assert_eq!(std::fs::read(&mark).expect("is there"), text(&first).as_bytes());
+    }
+    std::fs::remove_file(&mark).expect("is there");
+    done(&["export", "--data-dir", text(&ours), "--to", text(&second)]);
 }
 
 /// A member of three behind whose state two learners are added, as by etcd's members; it knows that what is up to `commit` is
