@@ -5,11 +5,12 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{
-    AlarmRequest, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse,
-    LeaseLeasesResponse, RangeRequest, TxnRequest, TxnResponse,
+    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, DeleteRangeRequest, DeleteRangeResponse,
+    LeaseGrantRequest, LeaseGrantResponse, LeaseLeasesResponse, RangeRequest, TxnRequest, TxnResponse,
 };
 use api::{Code, Rpc, Status};
 use prost::Message as _;
@@ -369,6 +370,70 @@ fn writes_are_not_stopped_while_that_would_take_too_long() {
         let output = run_mirror(&source, &target, flags);
         assert_eq!(output.status.code(), Some(128), "{output:?}");
     }
+}
+
+#[test]
+fn rehearsals_leave_the_source_time() {
+    let dir = TempDir::in_memory("mirror-pauses");
+    let (source, target) = (Side::new(dir.path(), "one"), Side::new(dir.path(), "two"));
+    let (here, _there) = (source.setup.start(), target.setup.start());
+    run(async {
+        here.client().await.put("k", "v").await.expect("is put");
+        let (times, mut listed) = watch::channel(Vec::new());
+        let left = Forwarder::start(here.client_address(), move |asked| {
+            // Each rehearsal asks once.
+            if asked.path == Rpc::LeaseLeases.path() {
+                times.send_modify(|times| times.push(Instant::now()));
+            }
+            Verdict::Pass
+        })
+        .await;
+        let mut command = between(&left.url, &target.url, &["--cut-over", "--stop-timeout=1us"]);
+        let _running = Running(command.stdout(Stdio::null()).spawn().expect("the binary runs"));
+        let times = listed.wait_for(|times| times.len() >= 8).await.expect("comes").clone();
+        // The first two may be from before the rehearsals.
+        assert!(times[7] - times[2] >= 5 * Duration::from_millis(100), "{times:?}");
+    });
+}
+
+#[test]
+fn one_of_two_cut_overs_at_once_gives_way() {
+    let dir = TempDir::in_memory("mirror-two");
+    let (source, target) = (Side::new(dir.path(), "one"), Side::new(dir.path(), "two"));
+    let (here, there) = (source.setup.start(), target.setup.start());
+    run(async {
+        let client = here.client().await;
+        client.put("k", "v").await.expect("is put");
+        let (mut stopping, see) = seen(AlarmAction::Activate);
+        let (go_on, signal) = watch::channel(false);
+        let left = Forwarder::start(here.client_address(), move |asked| {
+            see(asked);
+            match alarm_action(asked) {
+                Some(AlarmAction::Activate) => Verdict::When(signal.clone()),
+                _ => Verdict::Pass,
+            }
+        })
+        .await;
+        let cut_over = tokio::spawn(ended(between(&left.url, &target.url, &["--cut-over"])));
+        stopping.wait_for(|is_so| *is_so).await.expect("comes");
+        // It has found no alarm. Now another one raises its own, and comes first.
+        let other = 0x77;
+        let alarm = AlarmType::Corrupt as i32;
+        let request = AlarmRequest { action: AlarmAction::Activate as i32, member_id: other, alarm };
+        let _: AlarmResponse = client.call(Rpc::MaintenanceAlarm, &request).await.expect("is raised");
+        go_on.send_replace(true);
+        let output = cut_over.await.expect("no panic");
+        refused(
+            &output,
+            "the source has another CORRUPT alarm (77), perhaps of a cut-over to another destination",
+        );
+        assert!(
+            !String::from_utf8_lossy(&output.stdout).contains("has taken the source's place"),
+            "{output:?}"
+        );
+        assert_eq!(client.alarms().await.expect("alarms"), [AlarmMember { member_id: other, alarm }]);
+        there.client().await.put("goes", "on").await.expect("is put");
+    });
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
+use std::pin::pin;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -126,10 +127,14 @@ fn is_refused(status: &Status) -> bool {
     )
 }
 
+/// The CORRUPT alarms that a cluster has.
+async fn raised(client: &Client) -> Result<Vec<pb::AlarmMember>, Status> {
+    Ok(alarm(client, AlarmAction::Get, 0).await?.alarms)
+}
+
 /// A source that another cut-over has left must stay as it is, even if this one fails.
 async fn refuse_if_left(source: &Client) -> Result<(), Failure> {
-    let raised = alarm(source, AlarmAction::Get, 0).await?.alarms;
-    if raised.is_empty() {
+    if raised(source).await?.is_empty() {
         return Ok(());
     }
     Err(Failure::error(
@@ -230,6 +235,21 @@ impl Replay<'_> {
                     cli::go::duration(limit / 2)
                 ))?;
             }
+            if took > limit / 2 {
+                // Each asks for every lease: the source is not to be kept busy with it.
+                self.follow_for(took.max(PAUSE)).await?;
+            }
+        }
+    }
+
+    /// Follows the source for this long, so that the destination does not fall behind meanwhile.
+    async fn follow_for(&mut self, time: Duration) -> Result<(), Failure> {
+        let mut over = pin!(sleep(time));
+        loop {
+            match race(&mut over, self.next()).await {
+                First::Left(()) => return Ok(()),
+                First::Right(update) => self.take(update?).await?,
+            }
         }
     }
 
@@ -260,6 +280,13 @@ impl Replay<'_> {
             return Err(status.into());
         }
         *locked(stopped) = Some(Stopped { id, is_certain: true });
+        // Another one may have raised its own since they were asked for, and neither knows of the other's destination.
+        if let Some(other) = raised(&self.source).await?.into_iter().find(|other| other.member_id != id) {
+            return Err(Failure::error(format!(
+                "the source has another CORRUPT alarm ({:x}), perhaps of a cut-over to another destination that is under way",
+                other.member_id
+            )));
+        }
         let end = Now::of(&self.source).await?.revision;
         self.reach(end).await?;
         let Some(after) = self.compare_changed().await? else {
