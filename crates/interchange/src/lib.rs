@@ -29,6 +29,7 @@ mod data_dir;
 mod error;
 mod fingerprint;
 mod hash_kv;
+mod json_scan;
 mod new_data_dir;
 mod roster;
 mod sink;

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::backend::{ConfState, Member, Membership};
 use crate::error::Error;
+use crate::json_scan;
 use crate::v2_tree::V2Tree;
 use crate::wal::Wal;
 
@@ -69,6 +70,9 @@ impl OldStore {
 pub(crate) const IMAGE_BYTES_MAX: u64 = 1 << 30;
 /// Bytes of an image that is read just to say whether there are keys in it. One that knows nothing but members is far smaller.
 pub(crate) const IMAGE_BYTES_GLANCE: u64 = 4 << 20;
+
+/// Bytes of what an image that another member sends says about members, at most: some 20,000 members that were removed.
+const MEMBERS_BYTES_MAX: u64 = 4 << 20;
 
 /// What the newest usable image of the old store in a directory is.
 pub(crate) enum Newest {
@@ -309,14 +313,24 @@ fn read_image(framed: &[u8]) -> Result<Content, ImageError> {
 pub fn members_of_image(image: &[u8]) -> Result<Membership, Error> {
     let damaged =
         |what: String| Error::damaged(0, format!("the image of the old store cannot be read: {what}"));
-    let image: Value = serde_json::from_slice(image).map_err(|error| damaged(error.to_string()))?;
-    members_in(&image).map_err(damaged)
+    // Who sends an image decides how long it is, and read, JSON takes many times its bytes: only what counts is read.
+    let cluster =
+        json_scan::member_at(image, &["Root", "Children", "0"]).map_err(|why| damaged(why.to_owned()))?;
+    if cluster.len() as u64 > MEMBERS_BYTES_MAX {
+        return Err(damaged(format!("what it says about members has {} bytes", cluster.len())));
+    }
+    let cluster: Value = serde_json::from_slice(cluster).map_err(|error| damaged(error.to_string()))?;
+    members_of_cluster(&cluster).map_err(damaged)
 }
 
 /// Reads the members out of the JSON of an image; the error is a text that says what is wrong with it.
 pub(crate) fn members_in(image: &Value) -> Result<Membership, String> {
-    let cluster = image.pointer("/Root/Children/0/Children");
-    let cluster = cluster.and_then(Value::as_object).ok_or("it has no members")?;
+    members_of_cluster(image.pointer("/Root/Children/0").unwrap_or(&Value::Null))
+}
+
+/// Reads the members out of an image's directory of the cluster.
+fn members_of_cluster(directory: &Value) -> Result<Membership, String> {
+    let cluster = directory.get("Children").and_then(Value::as_object).ok_or("it has no members")?;
     let children = |name: &str| {
         cluster
             .get(name)
@@ -441,6 +455,15 @@ mod tests {
         for at in 0..image.len() {
             assert!(members_of_image(&image.as_bytes()[..at]).is_err(), "{at}");
         }
+        let members_end = image.find(r#","1":"#).expect("is there");
+        for rest in ["1".repeat(1 << 20), format!("[{}0]", "0,".repeat(1 << 20))] {
+            let large = format!(r#"{},"2":{rest}{}"#, &image[..members_end], &image[members_end..]);
+            assert!(members_of_image(large.as_bytes()).is_ok(), "keys of users are passed over");
+        }
+        let many = format!(r#"{{"{}":"#, "x".repeat(MEMBERS_BYTES_MAX as usize));
+        let large = image.replacen(r#"{"members":"#, &format!(r#"{many}0,"members":"#), 1);
+        let refused = members_of_image(large.as_bytes()).expect_err("is too long").to_string();
+        assert!(refused.contains("what it says about members has 4"), "{refused}");
         for (from, to) in [("\"10\"", "\"x\""), ("raftAttributes", "other"), ("\"0\"", "\"9\"")] {
             assert!(members_of_image(image.replace(from, to).as_bytes()).is_err(), "{to}");
         }

@@ -10,6 +10,10 @@ use crate::bolt::page::Page;
 use crate::error::Error;
 use crate::source::Source;
 
+/// Bytes of a page and those that overflow from it, at most: they are in memory at once. The longest value that Mainstay takes
+/// has less than 1 GiB, and its key and its neighbours need little.
+const PAGE_RUN_BYTES_MAX: u64 = (1 << 30) + (1 << 20);
+
 /// A bbolt file, read page by page: no more is held in memory than a path from the root to a leaf.
 ///
 /// What it gives has been checked as far as the format allows: every page is what it should be, keys ascend, nothing
@@ -136,6 +140,12 @@ impl<S: Source> Bolt<S> {
         let pages = 1 + u64::from(u32_at(&bytes, 12));
         if pages > self.meta.high_water - id {
             return Err(Error::page(id, offset + 12, "the page overflows beyond the end"));
+        }
+        if pages > PAGE_RUN_BYTES_MAX / page_bytes as u64 {
+            let what = format!(
+                "the page and what overflows from it have {pages} x {page_bytes} bytes, and at most {PAGE_RUN_BYTES_MAX} are read"
+            );
+            return Err(Error::page(id, offset + 12, what));
         }
         if pages > 1 {
             // The file is known to be that long, so a claim alone does not make anybody allocate.

@@ -1,6 +1,7 @@
 //! Databases that we write, read again.
 
 use std::collections::BTreeMap;
+use std::io;
 
 use mainstay_interchange::bolt::{Bolt, Checked, Cursor, Layout, Plan, Writer};
 use mainstay_interchange::{Error, Source, WriteError};
@@ -174,4 +175,43 @@ fn a_database_comes_page_by_page() {
     }
     taken.extend(writer.finish().expect("is what was measured"));
     assert!(taken == write(&contents));
+}
+
+/// A file with a hole at its end.
+struct Sparse {
+    begin: Vec<u8>,
+    len: u64,
+}
+
+impl Source for Sparse {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let there = self.begin.get(offset as usize..).unwrap_or_default();
+        let (from_there, hole) = buf.split_at_mut(buf.len().min(there.len()));
+        from_there.copy_from_slice(&there[..from_there.len()]);
+        hole.fill(0);
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.len)
+    }
+}
+
+#[test]
+fn a_page_that_takes_most_of_a_large_file_is_not_read() {
+    let mut begin = write(&[(b"key".to_vec(), [(b"k".to_vec(), b"v".to_vec())].into())].into());
+    let pages: u64 = 1 << 22;
+    for page in begin.chunks_mut(4096).take(2) {
+        page[16 + 40..16 + 48].copy_from_slice(&pages.to_le_bytes());
+        let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        let checksum = page[16..72].iter().fold(0xcbf2_9ce4_8422_2325, fold);
+        page[72..80].copy_from_slice(&checksum.to_le_bytes());
+    }
+    for page in begin.chunks_mut(4096).skip(2) {
+        page[12..16].copy_from_slice(&(1_u32 << 21).to_le_bytes());
+    }
+    let bolt = Bolt::whole(Sparse { begin, len: pages * 4096 }).expect("opens");
+    let refused = bolt.bucket(b"key").expect_err("is too large").to_string();
+    assert!(refused.contains("2097153 x 4096 bytes, and at most 1074790400 are read"), "{refused}");
+    assert!(bolt.check().is_err_and(|error| error.to_string().contains("at most 1074790400 are read")));
 }
