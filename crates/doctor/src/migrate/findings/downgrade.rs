@@ -54,20 +54,29 @@ fn not_there_yet(survey: &Survey, facts: &mut Facts) {
     if !survey.running_this(Product::Mainstay).any(|(_, status)| above(status)) {
         return;
     }
-    let has_come_down = |member: &Member| {
-        let versions = member.versions.as_ref().ok();
-        versions.and_then(|versions| release_of(&versions.cluster)) == Some(target)
+    let version = |member: &Member| release_of(&member.versions.as_ref().ok()?.cluster);
+    let mut known = survey.evidence.statuses().filter_map(|(member, _)| version(member)).peekable();
+    // It is the cluster's, and comes down at all of them behind each other: who does not tell it is no reason to wait for ever.
+    let elsewhere = if known.peek().is_some() && known.all(|known| known == target) {
+        Severity::Warning
+    } else {
+        Severity::Error
     };
-    for (member, _) in survey.evidence.statuses().filter(|(member, _)| !has_come_down(member)) {
-        let text = match &member.versions {
-            Ok(versions) => format!(
-                "the cluster's version is {} there, and has to come down to {} first",
-                cli::go::quote(&versions.cluster),
-                shown(target)
-            ),
-            Err(why) => format!("whether the cluster's version has come down is not known: {why}"),
-        };
-        facts.add(Severity::Error, Fact::of(member, text));
+    for (member, _) in survey.evidence.statuses().filter(|(member, _)| version(member) != Some(target)) {
+        match &member.versions {
+            Ok(versions) => {
+                let text = format!(
+                    "the cluster's version is {} there, and has to come down to {} first",
+                    cli::go::quote(&versions.cluster),
+                    shown(target)
+                );
+                facts.add(Severity::Error, Fact::of(member, text));
+            }
+            Err(why) => {
+                let text = format!("whether the cluster's version has come down is not known: {why}");
+                facts.add(elsewhere, Fact::of(member, text));
+            }
+        }
     }
 }
 
@@ -121,8 +130,13 @@ mod tests {
         run_etcd(&mut survey, 1, "3.5.21");
         survey.evidence.members[1].status.as_mut().unwrap().downgrade_target = None;
         assert_eq!(facts(&RULE, &survey).0, Severity::Warning);
+        let known = survey.clone();
         survey.evidence.members[2].versions = Err("late".into());
-        assert_eq!(facts(&RULE, &survey).0, Severity::Error);
+        assert_eq!(facts(&RULE, &survey).0, Severity::Warning, "the version is the cluster's");
+        survey.evidence.members[0].versions = Err("late".into());
+        survey.evidence.members[1].versions = Err("late".into());
+        assert_eq!(facts(&RULE, &survey).0, Severity::Error, "nobody says it");
+        survey = known;
         for at in 0..3 {
             run_etcd(&mut survey, at, "3.6.5");
         }

@@ -45,15 +45,27 @@ fn links_of(id: u64, metrics: &Metrics) -> Option<(BTreeSet<u64>, BTreeSet<u64>)
 fn judge(survey: &Survey) -> Option<Finding> {
     let mut facts = Facts::default();
     let voters = survey.voters();
-    for (member, metrics) in survey.evidence.metrics().filter(|(member, _)| voters.contains(&member.id)) {
-        let Some((active, known)) = links_of(member.id, metrics) else { continue };
+    let told = |member: &Member| links_of(member.id, member.metrics.as_ref().ok()?);
+    let has_active = |from: u64, to: u64| {
+        let from = survey.evidence.members.iter().find(|member| member.id == from);
+        from.and_then(told).is_some_and(|(active, _)| active.contains(&to))
+    };
+    for member in survey.evidence.members.iter().filter(|member| voters.contains(&member.id)) {
+        let Some((active, known)) = told(member) else { continue };
         for other in voters.iter().filter(|other| **other != member.id && !active.contains(*other)) {
             let name = survey.evidence.name_of(*other);
             let text = match known.contains(other) {
                 true => format!("no connection to {name} works"),
                 false => format!("no connection to {name} has worked since it was started"),
             };
-            facts.add(Severity::Error, Fact::of(member, text));
+            // A request that fails late makes etcd say so until it connects again, although its streams work.
+            match has_active(*other, member.id) {
+                true => facts.add(
+                    Severity::Warning,
+                    Fact::of(member, format!("{text}, though {name} says that its own works")),
+                ),
+                false => facts.add(Severity::Error, Fact::of(member, text)),
+            }
         }
     }
     facts.found(
@@ -63,6 +75,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
          another one: the step would take the majority.",
         &[
             "look again: a member that was just started needs a moment to connect",
+            "if only one of the two says so for long, and neither logs anything of it: restart that one",
             "see what both members log of each other: a firewall, a wrong peer URL (mainstay ctl member update), a peer \
              certificate that the other one does not take",
         ],
@@ -117,6 +130,12 @@ mod tests {
             )
         );
         assert_eq!(unseen_links(&survey), []);
+        // Where the other one says that it works, it may be what was the case once.
+        let both = "etcd_network_active_peers{Local=\"3\",Remote=\"1\"} 1\netcd_network_active_peers{Local=\"3\",Remote=\"2\"} 1\n";
+        says(&mut survey, 2, both);
+        let told =
+            "m2 (10.0.0.2:2379): no connection to m3 works, though m3 says that its own works".to_owned();
+        assert_eq!(facts(&RULE, &survey), (Severity::Warning, vec![told]));
         // Members that left, and learners, do not count.
         for view in &mut survey.views {
             let list = view.members.as_mut().unwrap();
