@@ -4,15 +4,20 @@ use std::io;
 
 use crate::bolt::cursor::Cursor;
 use crate::bolt::format::{
-    BUCKET_BYTES, META_BYTES, Meta, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PAGE_HEADER_BYTES, u32_at, u64_at,
+    BRANCH, BUCKET_BYTES, META_BYTES, Meta, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PAGE_HEADER_BYTES, u16_at,
+    u32_at, u64_at,
 };
 use crate::bolt::page::Page;
 use crate::error::Error;
 use crate::source::Source;
 
-/// Bytes of a page and those that overflow from it, at most: they are in memory at once. The longest value that Mainstay takes
-/// has less than 1 GiB, and its key and its neighbours need little.
-const PAGE_RUN_BYTES_MAX: u64 = (1 << 30) + (1 << 20);
+/// Bytes of a leaf and the pages that overflow from it, at most: they are in memory at once, and one walk has one leaf. bbolt
+/// keeps up to four items together, however long; the longest value that Mainstay takes has less than 1 GiB.
+const LEAF_RUN_BYTES_MAX: u64 = (1 << 30) + (1 << 20);
+
+/// The same of a branch, and of a leaf that holds buckets, of which a walk has as many as the tree is deep. bbolt writes no
+/// longer one than for four keys, of 32 KiB at most.
+pub(super) const INNER_RUN_BYTES_MAX: u64 = 1 << 20;
 
 /// A bbolt file, read page by page: no more is held in memory than a path from the root to a leaf.
 ///
@@ -141,9 +146,10 @@ impl<S: Source> Bolt<S> {
         if pages > self.meta.high_water - id {
             return Err(Error::page(id, offset + 12, "the page overflows beyond the end"));
         }
-        if pages > PAGE_RUN_BYTES_MAX / page_bytes as u64 {
+        let most = if u16_at(&bytes, 8) == BRANCH { INNER_RUN_BYTES_MAX } else { LEAF_RUN_BYTES_MAX };
+        if pages > most / page_bytes as u64 {
             let what = format!(
-                "the page and what overflows from it have {pages} x {page_bytes} bytes, and at most {PAGE_RUN_BYTES_MAX} are read"
+                "the page and what overflows from it have {pages} x {page_bytes} bytes, and at most {most} are read"
             );
             return Err(Error::page(id, offset + 12, what));
         }

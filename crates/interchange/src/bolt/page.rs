@@ -1,5 +1,6 @@
 //! One page of a database, checked when it is read.
 
+use crate::bolt::database::INNER_RUN_BYTES_MAX;
 use crate::bolt::format::{
     BRANCH, ELEMENT_BYTES, IS_BUCKET, KEY_BYTES_MAX, LEAF, PAGE_HEADER_BYTES, u16_at, u32_at, u64_at,
 };
@@ -86,6 +87,12 @@ impl Page {
                 }
             }
             elements.push(element);
+        }
+        // A walk into a bucket keeps the page where it was found.
+        let has_bucket =
+            || is_leaf && elements.iter().any(|element| element.word & u64::from(IS_BUCKET) != 0);
+        if bytes.len() as u64 > INNER_RUN_BYTES_MAX && has_bucket() {
+            return Err(wrong(12, "a page with buckets is longer than such pages can be"));
         }
         Ok(Page { id, pages, is_leaf, bytes, elements })
     }

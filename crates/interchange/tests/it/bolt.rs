@@ -197,8 +197,8 @@ impl Source for Sparse {
     }
 }
 
-#[test]
-fn a_page_that_takes_most_of_a_large_file_is_not_read() {
+/// A small database in a file of 16 GiB, whose pages are said to overflow into as many more, with flags if they are given.
+fn overflowing(more: u32, flags: Option<u16>) -> Bolt<Sparse> {
     let mut begin = write(&[(b"key".to_vec(), [(b"k".to_vec(), b"v".to_vec())].into())].into());
     let pages: u64 = 1 << 22;
     for page in begin.chunks_mut(4096).take(2) {
@@ -208,10 +208,28 @@ fn a_page_that_takes_most_of_a_large_file_is_not_read() {
         page[72..80].copy_from_slice(&checksum.to_le_bytes());
     }
     for page in begin.chunks_mut(4096).skip(2) {
-        page[12..16].copy_from_slice(&(1_u32 << 21).to_le_bytes());
+        page[12..16].copy_from_slice(&more.to_le_bytes());
+        if let Some(flags) = flags {
+            page[8..10].copy_from_slice(&flags.to_le_bytes());
+        }
     }
-    let bolt = Bolt::whole(Sparse { begin, len: pages * 4096 }).expect("opens");
+    Bolt::whole(Sparse { begin, len: pages * 4096 }).expect("opens")
+}
+
+#[test]
+fn a_page_that_takes_most_of_a_large_file_is_not_read() {
+    let bolt = overflowing(1 << 21, None);
     let refused = bolt.bucket(b"key").expect_err("is too large").to_string();
     assert!(refused.contains("2097153 x 4096 bytes, and at most 1074790400 are read"), "{refused}");
     assert!(bolt.check().is_err_and(|error| error.to_string().contains("at most 1074790400 are read")));
+}
+
+#[test]
+fn pages_that_a_walk_keeps_are_not_large() {
+    // A branch; there may be as many as the tree is deep.
+    let refused = overflowing(256, Some(1)).bucket(b"key").expect_err("is too large").to_string();
+    assert!(refused.contains("257 x 4096 bytes, and at most 1048576 are read"), "{refused}");
+    // A leaf with buckets, into each of which another walk may go.
+    let refused = overflowing(256, None).bucket(b"key").expect_err("is too large").to_string();
+    assert!(refused.contains("a page with buckets is longer than such pages can be"), "{refused}");
 }
