@@ -22,6 +22,7 @@ const ORDER: &[&str] = &[
     "cli",
     "config",
     "identity",
+    "http2",
     "front",
     "peer",
     "telemetry",

@@ -1,0 +1,354 @@
+//! Buffers for bytes on their way: [`Input`] for what was read and not looked at yet, [`Output`] for what is to be written.
+//! A connection that has neither holds no buffer.
+//!
+//! Spare buffers belong to the thread, not to a connection: a few of them, in the processor's cache, serve all connections of
+//! a shard in turn. The alternative, a pool that every connection refers to, would keep connections from moving to other
+//! threads.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use bytes::{Buf, Bytes};
+
+use crate::frame::{self, HEAD_BYTES};
+
+/// Bytes of a buffer for input: two frames of the largest size that is taken.
+const INPUT_BYTES: usize = 2 * (frame::PAYLOAD_BYTES_MAX + HEAD_BYTES);
+/// Bytes of a buffer for output, and so the most that is written into one piece.
+pub(crate) const OUTPUT_BYTES: usize = 16 * 1024;
+/// Spare buffers of each kind that a thread keeps.
+const SPARE_MAX: usize = 64;
+/// Bodies that are shorter are copied behind the head of their frame: it costs less than a piece of their own in the write.
+const COPIED_BYTES_MAX: usize = 2 * 1024;
+
+thread_local! {
+    static SPARE: RefCell<Spare> = const { RefCell::new(Spare { inputs: Vec::new(), outputs: Vec::new() }) };
+}
+
+struct Spare {
+    inputs: Vec<Box<[u8]>>,
+    outputs: Vec<Vec<u8>>,
+}
+
+fn with_spare<T>(take: impl FnOnce(&mut Spare) -> T) -> Option<T> {
+    // Absent while the thread ends.
+    SPARE.try_with(|spare| take(&mut spare.borrow_mut())).ok()
+}
+
+fn take_input() -> Box<[u8]> {
+    with_spare(|spare| spare.inputs.pop()).flatten().unwrap_or_else(|| vec![0; INPUT_BYTES].into_boxed_slice())
+}
+
+fn give_input(buffer: Box<[u8]>) {
+    with_spare(|spare| {
+        if spare.inputs.len() < SPARE_MAX {
+            spare.inputs.push(buffer);
+        }
+    });
+}
+
+fn take_output() -> Vec<u8> {
+    with_spare(|spare| spare.outputs.pop()).flatten().unwrap_or_else(|| Vec::with_capacity(OUTPUT_BYTES))
+}
+
+fn give_output(mut buffer: Vec<u8>) {
+    buffer.clear();
+    with_spare(|spare| {
+        if spare.outputs.len() < SPARE_MAX {
+            spare.outputs.push(buffer);
+        }
+    });
+}
+
+/// Bytes that were read from the other end and not taken by [`crate::Connection::next`] yet. It has a buffer only while it
+/// holds any.
+///
+/// ```text
+/// let n = stream.read(input.space())?;      // any place that is free, at least one frame
+/// input.filled(n);
+/// let mut at = 0;
+/// while let Some(event) = connection.next(input.unread(), &mut at)? { ... }
+/// input.consume(at);                        // an empty one gives its buffer back
+/// ```
+#[derive(Debug, Default)]
+pub struct Input {
+    buffer: Option<Box<[u8]>>,
+    at: u32,
+    end: u32,
+}
+
+impl Input {
+    /// Returns the space behind the bytes that are held. It is never empty if everything that [`crate::Connection::next`]
+    /// could take was consumed: what is left then is less than a frame. Call [`Input::consume`] when nothing was read.
+    pub fn space(&mut self) -> &mut [u8] {
+        let buffer = self.buffer.get_or_insert_with(take_input);
+        let (at, end) = (self.at as usize, self.end as usize);
+        // A frame that has begun is moved to the front once it would not fit.
+        if at > 0 && buffer.len() - at < frame::PAYLOAD_BYTES_MAX + HEAD_BYTES {
+            buffer.copy_within(at..end, 0);
+            (self.at, self.end) = (0, (end - at) as u32);
+        }
+        &mut buffer[self.end as usize..]
+    }
+
+    /// Notes that so many bytes were written to the beginning of the space.
+    ///
+    /// # Panics
+    ///
+    /// If the space is not that large.
+    pub fn filled(&mut self, bytes: usize) {
+        let len = self.buffer.as_ref().map_or(0, |buffer| buffer.len());
+        let end = self.end as usize + bytes;
+        assert!(end <= len, "a buffer of {len} bytes is filled up to {end}");
+        self.end = end as u32;
+    }
+
+    /// Returns the bytes that are held.
+    pub fn unread(&self) -> &[u8] {
+        self.buffer.as_ref().map_or(&[], |buffer| &buffer[self.at as usize..self.end as usize])
+    }
+
+    /// Drops so many of the oldest bytes. If none are left, the buffer is given back.
+    ///
+    /// # Panics
+    ///
+    /// If fewer are held.
+    pub fn consume(&mut self, bytes: usize) {
+        let held = (self.end - self.at) as usize;
+        assert!(bytes <= held, "{bytes} of {held} bytes are consumed");
+        self.at += bytes as u32;
+        if self.at == self.end {
+            (self.at, self.end) = (0, 0);
+            self.buffer.take().into_iter().for_each(give_input);
+        }
+    }
+
+    /// Returns true if no byte is held: the other end has not begun a frame.
+    pub fn is_empty(&self) -> bool {
+        self.at == self.end
+    }
+
+    /// Bytes of the buffer that is held.
+    pub fn heap_bytes(&self) -> usize {
+        self.buffer.as_ref().map_or(0, |buffer| buffer.len())
+    }
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        self.buffer.take().into_iter().for_each(give_input);
+    }
+}
+
+#[derive(Debug)]
+enum Segment {
+    /// Frames that were written here; bytes before `at` are gone.
+    Own { bytes: Vec<u8>, at: u32 },
+    /// A body that belongs to others, too.
+    Shared(Bytes),
+}
+
+impl Segment {
+    fn left(&self) -> &[u8] {
+        match self {
+            Segment::Own { bytes, at } => &bytes[*at as usize..],
+            Segment::Shared(bytes) => bytes,
+        }
+    }
+}
+
+/// Bytes to be written to the other end, in pieces: frames lie in pooled buffers, long bodies are referred to and not
+/// copied. One vectored write takes many pieces.
+///
+/// ```text
+/// let mut slices = [IoSlice::new(&[]); 64];
+/// let count = output.slices(&mut slices);
+/// let n = stream.write_vectored(&slices[..count])?;
+/// output.advance(n);
+/// ```
+#[derive(Debug, Default)]
+pub struct Output {
+    segments: VecDeque<Segment>,
+    len: usize,
+    written: u64,
+}
+
+impl Output {
+    /// Bytes that wait.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns true if nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes ever taken by [`Output::advance`].
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Fills in the first pieces, and returns their number. Fewer than there are places means that these are all.
+    pub fn slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
+        let mut count = 0;
+        for (slice, segment) in into.iter_mut().zip(&self.segments) {
+            *slice = IoSlice::new(segment.left());
+            count += 1;
+        }
+        count
+    }
+
+    /// Drops so many of the first bytes, which were written. Buffers that are empty are given back.
+    ///
+    /// # Panics
+    ///
+    /// If fewer wait.
+    pub fn advance(&mut self, bytes: usize) {
+        assert!(bytes <= self.len, "{bytes} of {} bytes were written", self.len);
+        self.len -= bytes;
+        self.written += bytes as u64;
+        let mut rest = bytes;
+        while let Some(first) = self.segments.front_mut() {
+            let left = first.left().len();
+            if rest < left {
+                match first {
+                    Segment::Own { at, .. } => *at += rest as u32,
+                    Segment::Shared(bytes) => bytes.advance(rest),
+                }
+                return;
+            }
+            rest -= left;
+            if let Some(Segment::Own { bytes, .. }) = self.segments.pop_front() {
+                give_output(bytes);
+            }
+        }
+    }
+
+    /// Bytes of buffers that are held; bodies of others do not count.
+    pub fn heap_bytes(&self) -> usize {
+        let own = self.segments.iter().filter(|segment| matches!(segment, Segment::Own { .. })).count();
+        own * OUTPUT_BYTES + self.segments.capacity() * size_of::<Segment>()
+    }
+
+    /// Gives back memory that only makes the next write cheaper.
+    pub(crate) fn rest(&mut self) {
+        self.segments.shrink_to_fit();
+    }
+
+    /// Appends what `write` writes: `bytes_max` bytes at most, which is [`OUTPUT_BYTES`] at most. Returns what `write` does.
+    pub(crate) fn write<T>(&mut self, bytes_max: usize, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        debug_assert!(bytes_max <= OUTPUT_BYTES, "{bytes_max} bytes are more than a buffer has");
+        let fits = |segment: &Segment| match segment {
+            Segment::Own { bytes, .. } => bytes.capacity() - bytes.len() >= bytes_max,
+            Segment::Shared(_) => false,
+        };
+        if !self.segments.back().is_some_and(fits) {
+            self.segments.push_back(Segment::Own { bytes: take_output(), at: 0 });
+        }
+        let Some(Segment::Own { bytes, .. }) = self.segments.back_mut() else {
+            unreachable!("the last piece was just seen or made to be a buffer")
+        };
+        let before = bytes.len();
+        let result = write(bytes);
+        self.len += bytes.len() - before;
+        result
+    }
+
+    /// Appends a frame's head and body.
+    pub(crate) fn frame(&mut self, kind: u8, flags: u8, stream: u32, body: &[u8]) {
+        self.write(HEAD_BYTES + body.len(), |out| {
+            frame::put_head(out, body.len(), kind, flags, stream);
+            out.extend_from_slice(body);
+        });
+    }
+
+    /// Appends a DATA frame whose payload is `head` and then `body`.
+    pub(crate) fn data(&mut self, flags: u8, stream: u32, head: &[u8], body: Bytes) {
+        let len = head.len() + body.len();
+        let copied = if body.len() <= COPIED_BYTES_MAX { body.len() } else { 0 };
+        self.write(HEAD_BYTES + head.len() + copied, |out| {
+            frame::put_head(out, len, frame::kind::DATA, flags, stream);
+            out.extend_from_slice(head);
+            out.extend_from_slice(&body[..copied]);
+        });
+        if copied < body.len() {
+            self.len += body.len();
+            self.segments.push_back(Segment::Shared(body));
+        }
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        for segment in self.segments.drain(..) {
+            if let Segment::Own { bytes, .. } = segment {
+                give_output(bytes);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(output: &Output) -> Vec<u8> {
+        let mut slices = [IoSlice::new(&[]); 100];
+        let count = output.slices(&mut slices);
+        slices[..count].concat()
+    }
+
+    #[test]
+    fn output_is_what_was_written_however_it_is_taken() {
+        let mut output = Output::default();
+        let body = Bytes::from(vec![7; 10_000]);
+        for stream in 1..20 {
+            output.frame(frame::kind::PING, 0, stream, &[1; 8]);
+            output.data(0, stream, b"head", body.slice(..(stream as usize) * 500));
+        }
+        let mut whole = all(&output);
+        assert_eq!(whole.len(), output.len());
+        // Long bodies are not copied.
+        assert!(output.heap_bytes() < 2 * OUTPUT_BYTES + 64 * size_of::<Segment>());
+        let mut step = 1;
+        while !output.is_empty() {
+            let n = step.min(output.len());
+            output.advance(n);
+            whole.drain(..n);
+            assert_eq!(all(&output), whole);
+            step = step * 3 % 7_919;
+        }
+        assert_eq!(output.len(), 0);
+        output.rest();
+        assert_eq!(output.heap_bytes(), 0);
+    }
+
+    #[test]
+    fn input_holds_a_buffer_only_while_it_holds_bytes() {
+        let mut input = Input::default();
+        assert_eq!((input.heap_bytes(), input.unread()), (0, &[][..]));
+        let mut next = 0_u8;
+        let mut expected = VecDeque::new();
+        for round in 0..1_000 {
+            let space = input.space();
+            assert!(!space.is_empty());
+            let n = (round * 37 % 20_000).min(space.len());
+            for byte in &mut space[..n] {
+                *byte = next;
+                expected.push_back(next);
+                next = next.wrapping_add(1);
+            }
+            input.filled(n);
+            assert!(input.unread().iter().eq(&expected));
+            // Less than a frame may stay.
+            let stays = (round * 13 % frame::PAYLOAD_BYTES_MAX).min(expected.len());
+            let consumed = expected.len() - stays;
+            input.consume(consumed);
+            expected.drain(..consumed);
+        }
+        input.consume(expected.len());
+        assert_eq!(input.heap_bytes(), 0);
+    }
+}

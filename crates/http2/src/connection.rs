@@ -1,0 +1,531 @@
+//! [`Connection`]: what both directions share, and how a connection begins and ends.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::buffers::Output;
+use crate::flow::{self, Growth};
+use crate::frame::{self, PREFACE, STREAM_MAX, WINDOW_BYTES, WINDOW_BYTES_MAX, flag, kind, setting};
+use crate::hpack::{Decoder, Encoder};
+use crate::options::{Bucket, Options};
+use crate::reason::{ConnectionError, Limit, Reason};
+use crate::receive::Assembly;
+use crate::stream::{Key, Stream, Streams};
+
+/// Which end of a connection this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Takes requests.
+    Server,
+    /// Makes requests.
+    Client,
+}
+
+/// What pings of the connection's own are recognised by when they are answered.
+pub(crate) const SHUTDOWN_PING: u64 = 0x4d53_5348_5554_444f;
+pub(crate) const GROWTH_PING: u64 = 0x4d53_4752_4f57_5448;
+
+/// Streams that were reset here and are remembered, since frames that were on their way may still come for them.
+const RESETS_MAX: usize = 64;
+/// Streams that ended otherwise and are remembered, to tell a frame that comes too late from one that never may.
+const ENDED_MAX: usize = 4;
+
+/// How a stream that is gone came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gone {
+    /// This end reset it: frames that were on their way are no mistake.
+    ResetHere,
+    /// Both ends were done, or the other end reset it: nothing may follow.
+    Ended,
+    /// It is so long ago that it is not known, or it was never used.
+    Unknown,
+}
+
+/// Streams that are gone, as far as they are remembered.
+#[derive(Default)]
+struct Closed {
+    ended: [u32; ENDED_MAX],
+    resets: Vec<u32>,
+    next_ended: u8,
+    next_reset: u8,
+}
+
+impl Closed {
+    fn add_ended(&mut self, id: u32) {
+        self.ended[usize::from(self.next_ended)] = id;
+        self.next_ended = (self.next_ended + 1) % ENDED_MAX as u8;
+    }
+
+    fn add_reset(&mut self, id: u32) {
+        if self.resets.len() < RESETS_MAX {
+            self.resets.push(id);
+        } else {
+            self.resets[usize::from(self.next_reset)] = id;
+            self.next_reset = (self.next_reset + 1) % RESETS_MAX as u8;
+        }
+    }
+
+    fn find(&self, id: u32) -> Gone {
+        if self.resets.contains(&id) {
+            Gone::ResetHere
+        } else if self.ended.contains(&id) {
+            Gone::Ended
+        } else {
+            Gone::Unknown
+        }
+    }
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The client's preface has to come.
+    Preface,
+    /// The other end's first SETTINGS have to come.
+    FirstSettings,
+    Open,
+    /// GOAWAY was sent that ends everything.
+    Over,
+}
+
+/// How far a graceful shutdown of this end is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    No,
+    /// The other end was told, and a ping tells when it must have heard.
+    Announced,
+    /// The last stream that is taken was told.
+    Final,
+}
+
+/// Rates that are counted.
+#[derive(Default)]
+pub(crate) struct Buckets {
+    pub(crate) early_resets: Bucket,
+    pub(crate) provoked_resets: Bucket,
+    pub(crate) settings: Bucket,
+    pub(crate) pings: Bucket,
+    pub(crate) empty_data: Bucket,
+}
+
+/// One HTTP/2 connection as seen from one end.
+///
+/// What it is: the state of the protocol (RFC 9113) with its streams, header tables and windows. What drives it: its owner,
+/// in turns. A turn tells the time ([`Connection::begin_turn`]), hands over what was read ([`Connection::next`]), answers
+/// events by commands, lets streams that wait send ([`Connection::gather`]), and writes [`Connection::output`].
+///
+/// What it trades: bodies are handed over where they were read, so the owner copies what it keeps, once and into memory of
+/// the right size; a buffer for input is free again at the end of the turn. The alternative, slices that share the buffer,
+/// saves that copy but lets five bytes keep 32 KiB alive, and needs a counter for each slice.
+pub struct Connection {
+    pub(crate) role: Role,
+    pub(crate) phase: Phase,
+    pub(crate) leaving: Leaving,
+    pub(crate) options: Arc<Options>,
+    /// Time at which the clock of milliseconds began.
+    epoch: Instant,
+    /// Milliseconds since then; they wrap.
+    pub(crate) now: u32,
+    pub(crate) turn: u32,
+    /// Why the connection is over, if the other end caused it.
+    pub(crate) error: Option<ConnectionError>,
+    pub(crate) output: Output,
+    pub(crate) decoder: Decoder,
+    pub(crate) encoder: Encoder,
+    pub(crate) streams: Streams,
+    closed: Closed,
+    /// A header block whose frames have not all come.
+    pub(crate) assembly: Option<Box<Assembly>>,
+    /// Streams that have something to send, in the order of their turns. Some may be over.
+    pub(crate) ready: VecDeque<Key>,
+    /// Streams of which the caller wants to know that there is room, and there is.
+    pub(crate) writable: Vec<Key>,
+    /// Streams that GOAWAY ended, which the caller has to be told.
+    pub(crate) cut_off: Vec<Key>,
+    /// Bytes of bodies that wait in streams.
+    pub(crate) queued: usize,
+    /// Highest stream that the other end opened.
+    pub(crate) last_peer_stream: u32,
+    /// Next stream that this end opens; above [`STREAM_MAX`] if there are none left.
+    pub(crate) next_stream: u32,
+    /// Streams that the other end allows at once.
+    pub(crate) peer_streams_max: u32,
+    /// Largest payload that is sent.
+    pub(crate) payload_bytes_max: u32,
+    /// Initial send window of streams.
+    pub(crate) initial_window: u32,
+    /// Highest value that a stream's `window_change` may have by now.
+    pub(crate) window_change_max: i64,
+    /// Bytes that this end may still send on all streams.
+    pub(crate) may_send: i32,
+    /// Bytes that the other end may still send on all streams.
+    pub(crate) may_receive: i32,
+    /// Bytes that were handed to the consumer and not released yet.
+    pub(crate) unreleased: u64,
+    pub(crate) growth: Growth,
+    /// Receive window of new streams.
+    pub(crate) receive_initial: u32,
+    /// When the settings were sent that are not acknowledged yet.
+    pub(crate) settings_sent: Option<u32>,
+    /// The other end said that it takes no more streams.
+    pub(crate) peer_is_leaving: bool,
+    pub(crate) buckets: Buckets,
+}
+
+impl Connection {
+    /// Begins a connection at this end. Its first bytes are in the output: the settings, and before them a client's preface.
+    pub fn new(role: Role, options: &Arc<Options>, now: Instant) -> Connection {
+        let window = options.stream_window();
+        let mut connection = Connection {
+            role,
+            phase: if role == Role::Server { Phase::Preface } else { Phase::FirstSettings },
+            leaving: Leaving::No,
+            options: options.clone(),
+            epoch: now,
+            now: 0,
+            turn: 0,
+            error: None,
+            output: Output::default(),
+            decoder: Decoder::new(options.header_list_bytes_max),
+            encoder: Encoder::new(),
+            streams: Streams::default(),
+            closed: Closed::default(),
+            assembly: None,
+            ready: VecDeque::new(),
+            writable: Vec::new(),
+            cut_off: Vec::new(),
+            queued: 0,
+            last_peer_stream: 0,
+            next_stream: if role == Role::Client { 1 } else { 2 },
+            peer_streams_max: u32::MAX,
+            payload_bytes_max: frame::PAYLOAD_BYTES_MAX as u32,
+            initial_window: WINDOW_BYTES,
+            window_change_max: 0,
+            may_send: WINDOW_BYTES as i32,
+            may_receive: WINDOW_BYTES as i32,
+            unreleased: 0,
+            growth: Growth::new(window, options.stream_window_bytes_max),
+            // Until the other end has seen the settings, it may go by the usual window (section 6.9.3).
+            receive_initial: window.max(WINDOW_BYTES),
+            settings_sent: Some(0),
+            peer_is_leaving: false,
+            buckets: Buckets::default(),
+        };
+        connection.greet();
+        connection
+    }
+
+    fn greet(&mut self) {
+        let options = self.options.clone();
+        let mut settings = Vec::with_capacity(4);
+        settings.push((setting::INITIAL_WINDOW_SIZE, options.stream_window()));
+        settings.push((setting::MAX_HEADER_LIST_SIZE, options.header_list_bytes_max));
+        match self.role {
+            Role::Client => settings.push((setting::ENABLE_PUSH, 0)),
+            Role::Server if options.streams_max < u32::MAX => {
+                settings.push((setting::MAX_CONCURRENT_STREAMS, options.streams_max));
+            }
+            Role::Server => {}
+        }
+        let is_client = self.role == Role::Client;
+        self.output.write(128, |out| {
+            if is_client {
+                out.extend_from_slice(PREFACE);
+            }
+            frame::put_head(out, settings.len() * 6, kind::SETTINGS, 0, 0);
+            for (name, value) in settings {
+                out.extend_from_slice(&name.to_be_bytes());
+                out.extend_from_slice(&value.to_be_bytes());
+            }
+        });
+        let more = options.connection_window().max(self.growth.target) - WINDOW_BYTES;
+        if more > 0 {
+            self.may_receive += more as i32;
+            self.put_window_update(0, more);
+        }
+    }
+
+    /// Which end this is.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Begins a turn: time passes, for limits that are rates and for what is measured.
+    pub fn begin_turn(&mut self, now: Instant) {
+        // It wraps after 49 days, which all that compare it bear.
+        self.now = now.saturating_duration_since(self.epoch).as_millis() as u32;
+        self.turn = self.turn.wrapping_add(1);
+    }
+
+    /// Bytes to write. Bodies that wait in their streams come into it by [`Connection::gather`].
+    pub fn output(&mut self) -> &mut Output {
+        &mut self.output
+    }
+
+    /// Returns true if nothing is taken from the other end until it takes some of the output: it would cause answers that
+    /// nobody reads. The owner should not read from the network either.
+    pub fn is_blocked(&self) -> bool {
+        self.output.len() >= 2 * self.options.output_bytes_max
+    }
+
+    /// Returns true if the connection has ended: what is in the output is the last.
+    pub fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+
+    /// Number of open streams.
+    pub fn open_streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Keys of all open streams, in no order.
+    pub fn keys(&self) -> impl Iterator<Item = Key> {
+        self.streams.iter().map(|(key, _)| key)
+    }
+
+    /// Bytes of bodies that wait in streams for windows or their turn.
+    pub fn queued_bytes(&self) -> usize {
+        self.queued
+    }
+
+    /// Bytes that were handed over as data, of all open streams, and not released yet.
+    pub fn unreleased_bytes(&self) -> u64 {
+        self.unreleased
+    }
+
+    /// Bytes of memory that the connection holds on the heap, besides bodies and buffers of its input.
+    pub fn heap_bytes(&self) -> usize {
+        let keys = self.ready.capacity() + self.writable.capacity() + self.cut_off.capacity();
+        self.output.heap_bytes()
+            + self.decoder.heap_bytes()
+            + self.encoder.heap_bytes()
+            + self.streams.heap_bytes()
+            + keys * size_of::<Key>()
+            + self.closed.resets.capacity() * size_of::<u32>()
+            + self.assembly.as_ref().map_or(0, |assembly| size_of::<Assembly>() + assembly.heap_bytes())
+    }
+
+    /// Gives back memory that only makes what follows cheaper. To be called when a connection was idle for a while.
+    pub fn rest(&mut self) {
+        self.output.rest();
+        self.decoder.rest();
+        self.encoder.rest();
+        self.streams.rest();
+        self.ready.shrink_to_fit();
+        self.writable.shrink_to_fit();
+        self.cut_off.shrink_to_fit();
+        if self.streams.len() == 0 {
+            // What was on its way for streams that were reset has come.
+            self.closed.resets = Vec::new();
+            self.closed.next_reset = 0;
+        }
+    }
+
+    /// Says when [`Connection::tick`] is to be called, if it is.
+    pub fn deadline(&self) -> Option<Instant> {
+        let sent = self.settings_sent?;
+        Some(self.epoch + Duration::from_millis(u64::from(sent)) + self.options.settings_timeout)
+    }
+
+    /// Does what is due at the time of this turn.
+    ///
+    /// # Errors
+    ///
+    /// SETTINGS_TIMEOUT if the other end has not acknowledged the settings in time.
+    pub fn tick(&mut self) -> Result<(), ConnectionError> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        let timeout = self.options.settings_timeout.as_millis();
+        let is_late = |sent: u32| u128::from(self.now.wrapping_sub(sent)) >= timeout;
+        if self.phase != Phase::Over && self.settings_sent.is_some_and(is_late) {
+            let what = "the settings were not acknowledged in time";
+            return Err(self.fail(ConnectionError::violation(Reason::SETTINGS_TIMEOUT, what)));
+        }
+        Ok(())
+    }
+
+    /// Sends a PING; its answer comes as [`crate::Event::Pong`] with the same number.
+    pub fn ping(&mut self, number: u64) {
+        if self.phase != Phase::Over {
+            self.output.frame(kind::PING, 0, 0, &number.to_be_bytes());
+        }
+    }
+
+    /// Begins a graceful shutdown in two steps (RFC 9113, section 6.8): the other end is told that it should open no more
+    /// streams; those that it opened before it heard that are still taken. When it must have heard, as the answer to a ping
+    /// shows, it is told the last stream that is taken. [`Connection::open_streams`] falls to 0 at the end.
+    pub fn shut_down(&mut self) {
+        if self.phase == Phase::Over || self.leaving != Leaving::No {
+            return;
+        }
+        self.leaving = Leaving::Announced;
+        self.put_goaway(STREAM_MAX, Reason::NO_ERROR, b"");
+        self.ping(SHUTDOWN_PING);
+    }
+
+    /// Returns true if a shutdown was begun and the other end knows which streams are the last.
+    pub fn has_said_last_stream(&self) -> bool {
+        self.leaving == Leaving::Final
+    }
+
+    /// The second step of a shutdown.
+    pub(crate) fn say_last_stream(&mut self) {
+        self.leaving = Leaving::Final;
+        self.put_goaway(self.last_peer_stream, Reason::NO_ERROR, b"");
+    }
+
+    /// Ends the connection at once: all streams are over, and the other end is told why by GOAWAY.
+    pub fn close(&mut self, reason: Reason, debug: &[u8]) {
+        if self.phase != Phase::Over {
+            self.put_goaway(self.last_peer_stream, reason, &debug[..debug.len().min(1024)]);
+            self.end();
+        }
+    }
+
+    /// Ends the connection for a mistake of the other end.
+    #[cold]
+    pub(crate) fn fail(&mut self, error: ConnectionError) -> ConnectionError {
+        self.put_goaway(self.last_peer_stream, error.reason, error.text().as_bytes());
+        self.error = Some(error);
+        self.end();
+        error
+    }
+
+    fn end(&mut self) {
+        self.phase = Phase::Over;
+        self.streams = Streams::default();
+        self.assembly = None;
+        self.ready = VecDeque::new();
+        self.writable = Vec::new();
+        self.cut_off = Vec::new();
+        (self.queued, self.unreleased) = (0, 0);
+        self.settings_sent = None;
+    }
+
+    fn put_goaway(&mut self, last: u32, reason: Reason, debug: &[u8]) {
+        self.output.write(frame::HEAD_BYTES + 8 + debug.len(), |out| {
+            frame::put_head(out, 8 + debug.len(), kind::GOAWAY, 0, 0);
+            out.extend_from_slice(&last.to_be_bytes());
+            out.extend_from_slice(&reason.0.to_be_bytes());
+            out.extend_from_slice(debug);
+        });
+    }
+
+    /// Counts one against a limit.
+    pub(crate) fn count(&mut self, limit: Limit) -> Result<(), ConnectionError> {
+        let (limits, buckets) = (&self.options.limits, &mut self.buckets);
+        let (bucket, rate) = match limit {
+            Limit::EarlyResets => (&mut buckets.early_resets, limits.early_resets),
+            Limit::ProvokedResets => (&mut buckets.provoked_resets, limits.provoked_resets),
+            Limit::Settings => (&mut buckets.settings, limits.settings),
+            Limit::Pings => (&mut buckets.pings, limits.pings),
+            Limit::EmptyData => (&mut buckets.empty_data, limits.empty_data),
+            Limit::Continuations | Limit::HeaderBlock => return Err(ConnectionError::limit(limit)),
+        };
+        if bucket.take(rate, self.now) { Ok(()) } else { Err(ConnectionError::limit(limit)) }
+    }
+
+    /// Adds a stream.
+    pub(crate) fn add_stream(&mut self, id: u32) -> Key {
+        self.streams.insert(Stream {
+            id,
+            turn: self.turn,
+            // At most 2^31-1.
+            may_receive: self.receive_initial as i32,
+            unreleased: 0,
+            window_change: 0,
+            queued: 0,
+            queue: VecDeque::new(),
+            content_left: None,
+            received_end: false,
+            sent_end: false,
+            received_head: false,
+            sent_head: false,
+            is_ready: false,
+            wants_room: false,
+            is_head: false,
+        })
+    }
+
+    /// Forgets a stream, and gives what it held back to the connection's window.
+    pub(crate) fn remove_stream(&mut self, key: Key, how: Gone) {
+        let Some(stream) = self.streams.remove(key) else { return };
+        match how {
+            Gone::ResetHere => self.closed.add_reset(key.id),
+            Gone::Ended | Gone::Unknown => self.closed.add_ended(key.id),
+        }
+        self.queued -= stream.queued;
+        if stream.unreleased > 0 {
+            self.unreleased -= u64::from(stream.unreleased);
+            self.update_window();
+        }
+        if self.streams.len() == 0 {
+            self.window_change_max = 0;
+            self.ready.clear();
+        }
+    }
+
+    pub(crate) fn note_closed(&mut self, id: u32, how: Gone) {
+        match how {
+            Gone::ResetHere => self.closed.add_reset(id),
+            Gone::Ended | Gone::Unknown => self.closed.add_ended(id),
+        }
+    }
+
+    pub(crate) fn how_gone(&self, id: u32) -> Gone {
+        self.closed.find(id)
+    }
+
+    /// Returns true if a stream of this number was never opened.
+    pub(crate) fn is_idle(&self, id: u32) -> bool {
+        let is_peers = id.is_multiple_of(2) == (self.role == Role::Client);
+        if is_peers { id > self.last_peer_stream } else { id >= self.next_stream }
+    }
+
+    /// Sends RST_STREAM.
+    pub(crate) fn put_reset(&mut self, id: u32, reason: Reason) {
+        self.output.frame(kind::RST_STREAM, 0, id, &reason.0.to_be_bytes());
+    }
+
+    /// Gives the other end more of the connection's window, if it is worth a frame.
+    pub(crate) fn update_window(&mut self) {
+        let target = self.options.connection_window().max(self.growth.target);
+        let more = flow::update(target, self.may_receive.into(), self.unreleased);
+        if more > 0 {
+            let more = more.min(WINDOW_BYTES_MAX - self.may_receive.max(0) as u32);
+            self.may_receive += more as i32;
+            self.put_window_update(0, more);
+        }
+    }
+
+    pub(crate) fn put_window_update(&mut self, stream: u32, more: u32) {
+        self.output.frame(kind::WINDOW_UPDATE, 0, stream, &more.to_be_bytes());
+    }
+
+    /// Gives back so many bytes of a stream's data that the consumer is done with: the other end may send as many more, in
+    /// time. Nothing happens for a stream that is over, whose bytes were given back when it ended.
+    pub fn release(&mut self, stream: Key, bytes: usize) {
+        let target = self.growth.target;
+        let Some(state) = self.streams.get_mut(stream) else { return };
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(state.unreleased);
+        state.unreleased -= bytes;
+        self.unreleased -= u64::from(bytes);
+        if !state.received_end {
+            let more = flow::update(target, state.may_receive.into(), state.unreleased.into());
+            if more > 0 {
+                let more = more.min(WINDOW_BYTES_MAX - state.may_receive.max(0) as u32);
+                // Negative windows are small, positive ones were just bounded.
+                state.may_receive = (i64::from(state.may_receive) + i64::from(more)) as i32;
+                self.put_window_update(stream.id, more);
+            }
+        }
+        self.update_window();
+    }
+
+    /// Bytes of a stream's data that were handed over and not released.
+    pub fn stream_unreleased_bytes(&self, stream: Key) -> usize {
+        self.streams.get(stream).map_or(0, |stream| stream.unreleased as usize)
+    }
+}

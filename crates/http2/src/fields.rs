@@ -1,0 +1,409 @@
+//! Header lists: [`Fields`] is one that was received, checked as RFC 9113, section 8 demands.
+
+use std::fmt;
+
+/// What a field's name means to HTTP/2. It is kept beside each entry of the header tables, so that a name is looked at
+/// once and not with each request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// A field without a meaning here.
+    Regular,
+    /// A pseudo-header field; the number is its place in [`Fields`].
+    Pseudo(Pseudo),
+    /// `te`, which may only say `trailers`.
+    Te,
+    /// `content-length`
+    ContentLength,
+    /// A name that must not occur in HTTP/2: it is malformed, it concerns one connection of HTTP/1, or it is a pseudo-header
+    /// field that is not known.
+    Forbidden,
+}
+
+/// The pseudo-header fields (RFC 9113, sections 8.3.1 and 8.3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pseudo {
+    Method = 0,
+    Scheme = 1,
+    Authority = 2,
+    Path = 3,
+    Status = 4,
+}
+
+const PSEUDOS: usize = 5;
+
+impl Class {
+    pub(crate) const fn of(name: &[u8]) -> Class {
+        match name {
+            b":method" => Class::Pseudo(Pseudo::Method),
+            b":scheme" => Class::Pseudo(Pseudo::Scheme),
+            b":authority" => Class::Pseudo(Pseudo::Authority),
+            b":path" => Class::Pseudo(Pseudo::Path),
+            b":status" => Class::Pseudo(Pseudo::Status),
+            b"te" => Class::Te,
+            b"content-length" => Class::ContentLength,
+            b"connection" | b"proxy-connection" | b"keep-alive" | b"transfer-encoding" | b"upgrade" => {
+                Class::Forbidden
+            }
+            _ if is_name(name) => Class::Regular,
+            _ => Class::Forbidden,
+        }
+    }
+}
+
+/// Characters of field names: those of a token (RFC 9110, section 5.6.2) without capital letters.
+const NAME: [bool; 256] = {
+    let allowed = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz";
+    let mut table = [false; 256];
+    let mut at = 0;
+    while at < allowed.len() {
+        table[allowed[at] as usize] = true;
+        at += 1;
+    }
+    table
+};
+
+/// Returns true for a name that a field may have in HTTP/2 (RFC 9113, section 8.2.1). Names of pseudo-header fields are not
+/// among them.
+pub(crate) const fn is_name(name: &[u8]) -> bool {
+    let mut at = 0;
+    while at < name.len() {
+        if !NAME[name[at] as usize] {
+            return false;
+        }
+        at += 1;
+    }
+    !name.is_empty()
+}
+
+/// Returns true for a value that a field may have: no control characters but tabs, and no white space at either end (RFC
+/// 9113, section 8.2.1; RFC 9110, section 5.5).
+pub(crate) fn is_value(value: &[u8]) -> bool {
+    let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t');
+    value.iter().all(|byte| *byte >= b' ' && *byte != 0x7f || *byte == b'\t')
+        && !value.first().is_some_and(is_blank)
+        && !value.last().is_some_and(is_blank)
+}
+
+/// What a header list is for, which decides the fields that it must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Request,
+    Response,
+    Trailers,
+}
+
+/// Ends of a field's name and value in the text. The name begins where the value before ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    name_end: u32,
+    value_end: u32,
+}
+
+/// A header list that was received: pseudo-header fields first, the others in the order in which they came. It is well
+/// formed: names are lower case, values have no control characters, and the pseudo-header fields are complete.
+///
+/// One text holds all names and values, so a list takes two pieces of memory however long it is.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Fields {
+    text: Vec<u8>,
+    spans: Vec<Span>,
+    /// Places of the pseudo-header fields among the spans, from 1; 0 for none.
+    pseudo: [u8; PSEUDOS],
+    content_length: Option<u64>,
+}
+
+impl Fields {
+    /// All fields in order, as name and value.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        (0..self.spans.len()).map(|at| self.at(at))
+    }
+
+    /// All fields but the pseudo-header fields.
+    pub fn regular(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let pseudos = self.pseudo.iter().filter(|place| **place > 0).count();
+        (pseudos..self.spans.len()).map(|at| self.at(at))
+    }
+
+    /// Number of fields, with pseudo-header fields.
+    pub fn len(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// Returns true if there is no field.
+    pub fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// Bytes of memory that the list takes on the heap.
+    pub fn heap_bytes(&self) -> usize {
+        self.text.capacity() + self.spans.capacity() * size_of::<Span>()
+    }
+
+    /// The first value under this (lower case) name.
+    pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
+        self.regular().find(|(its, _)| *its == name).map(|(_, value)| value)
+    }
+
+    /// `:method`; empty in responses and trailers.
+    pub fn method(&self) -> &[u8] {
+        self.pseudo(Pseudo::Method).unwrap_or_default()
+    }
+
+    /// `:path`; empty in responses and trailers, and for CONNECT.
+    pub fn path(&self) -> &[u8] {
+        self.pseudo(Pseudo::Path).unwrap_or_default()
+    }
+
+    /// `:scheme`
+    pub fn scheme(&self) -> Option<&[u8]> {
+        self.pseudo(Pseudo::Scheme)
+    }
+
+    /// `:authority`
+    pub fn authority(&self) -> Option<&[u8]> {
+        self.pseudo(Pseudo::Authority)
+    }
+
+    /// `:status`: a number of three digits; `None` in requests and trailers.
+    pub fn status(&self) -> Option<u16> {
+        let digits = self.pseudo(Pseudo::Status)?;
+        Some(digits.iter().fold(0, |number, digit| number * 10 + u16::from(digit - b'0')))
+    }
+
+    /// `content-length`, in bytes.
+    pub fn content_length(&self) -> Option<u64> {
+        self.content_length
+    }
+
+    fn pseudo(&self, which: Pseudo) -> Option<&[u8]> {
+        let place = usize::from(self.pseudo[which as usize]).checked_sub(1)?;
+        Some(self.at(place).1)
+    }
+
+    fn at(&self, at: usize) -> (&[u8], &[u8]) {
+        let start = if at == 0 { 0 } else { self.spans[at - 1].value_end as usize };
+        let Span { name_end, value_end } = self.spans[at];
+        let (name_end, value_end) = (name_end as usize, value_end as usize);
+        (&self.text[start..name_end], &self.text[name_end..value_end])
+    }
+}
+
+impl fmt::Debug for Fields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |text: &[u8]| String::from_utf8_lossy(text).into_owned();
+        f.debug_map().entries(self.iter().map(|(name, value)| (shown(name), shown(value)))).finish()
+    }
+}
+
+/// Why a header list was not taken; the connection goes on, its stream does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// It is malformed (RFC 9113, section 8.1.1).
+    Malformed(&'static str),
+    /// It is larger than [`crate::Options::header_list_bytes_max`].
+    TooLarge,
+}
+
+/// Gathers a header list while its block is decoded. A list that is refused takes no more memory, but its block is decoded
+/// to its end, since the tables of both ends must stay the same.
+pub(crate) struct Gathering {
+    fields: Fields,
+    /// Size as RFC 9113, section 6.5.2 counts it: names, values, and 32 bytes for each field.
+    bytes: usize,
+    bytes_max: usize,
+    seen_regular: bool,
+    refused: Option<Refused>,
+}
+
+impl Gathering {
+    pub(crate) fn new(bytes_max: usize) -> Gathering {
+        Gathering { fields: Fields::default(), bytes: 0, bytes_max, seen_regular: false, refused: None }
+    }
+
+    /// Makes room for a list of this many bytes and fields, as far as they are likely.
+    pub(crate) fn reserve(&mut self, bytes: usize, fields: usize) {
+        self.fields.text.reserve(bytes.min(self.bytes_max));
+        self.fields.spans.reserve(fields);
+    }
+
+    pub(crate) fn add(&mut self, name: &[u8], value: &[u8], class: Class, value_is_good: bool) {
+        // Each field counts at least 32 bytes, so what comes of a short block cannot overflow.
+        self.bytes = self.bytes.saturating_add(name.len() + value.len() + 32);
+        if self.refused.is_some() {
+            return;
+        }
+        if self.bytes > self.bytes_max {
+            return self.refuse(Refused::TooLarge);
+        }
+        if !value_is_good {
+            return self.refuse(Refused::Malformed("a field value has characters that are not allowed"));
+        }
+        match class {
+            Class::Regular => self.seen_regular = true,
+            Class::Pseudo(which) => {
+                if self.seen_regular {
+                    return self.refuse(Refused::Malformed("a pseudo-header field follows a regular one"));
+                }
+                let place = &mut self.fields.pseudo[which as usize];
+                if *place != 0 {
+                    return self.refuse(Refused::Malformed("a pseudo-header field occurs twice"));
+                }
+                // There are five of them, each occurs once, and nothing comes before them.
+                *place = self.fields.spans.len() as u8 + 1;
+            }
+            Class::Te => {
+                self.seen_regular = true;
+                if value != b"trailers" {
+                    return self.refuse(Refused::Malformed("TE says something else than trailers"));
+                }
+            }
+            Class::ContentLength => {
+                self.seen_regular = true;
+                let length = decimal(value);
+                if length.is_none() || self.fields.content_length.is_some_and(|known| Some(known) != length) {
+                    return self.refuse(Refused::Malformed("content-length is no number, or two"));
+                }
+                self.fields.content_length = length;
+            }
+            Class::Forbidden => {
+                return self.refuse(Refused::Malformed("a field name is not allowed in HTTP/2"));
+            }
+        }
+        let text = &mut self.fields.text;
+        text.extend_from_slice(name);
+        let name_end = text.len() as u32;
+        text.extend_from_slice(value);
+        self.fields.spans.push(Span { name_end, value_end: text.len() as u32 });
+    }
+
+    #[cold]
+    fn refuse(&mut self, why: Refused) {
+        self.refused = Some(why);
+        self.fields = Fields::default();
+    }
+
+    /// Returns the list if it is well formed for its use.
+    pub(crate) fn finish(self, what_for: Use) -> Result<Fields, Refused> {
+        if let Some(refused) = self.refused {
+            return Err(refused);
+        }
+        let fields = self.fields;
+        let has = |which: Pseudo| fields.pseudo[which as usize] != 0;
+        let wrong = match what_for {
+            Use::Trailers => fields.pseudo.iter().any(|place| *place != 0),
+            Use::Response => {
+                let of_request = [Pseudo::Method, Pseudo::Scheme, Pseudo::Authority, Pseudo::Path];
+                let status = fields.pseudo(Pseudo::Status).unwrap_or_default();
+                of_request.into_iter().any(has) || status.len() != 3 || !status.iter().all(u8::is_ascii_digit)
+            }
+            Use::Request if has(Pseudo::Status) => true,
+            // RFC 9113, section 8.5: the target is the authority, and there is neither scheme nor path.
+            Use::Request if fields.method() == b"CONNECT" => {
+                has(Pseudo::Scheme) || has(Pseudo::Path) || fields.authority().is_none_or(<[u8]>::is_empty)
+            }
+            Use::Request => {
+                fields.method().is_empty()
+                    || fields.scheme().is_none_or(<[u8]>::is_empty)
+                    || fields.path().is_empty()
+            }
+        };
+        if wrong {
+            return Err(Refused::Malformed("the pseudo-header fields are not those of the message"));
+        }
+        Ok(fields)
+    }
+}
+
+fn decimal(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    digits.iter().try_fold(0_u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gathered(list: &[(&str, &str)], what_for: Use) -> Result<Fields, Refused> {
+        let mut gathering = Gathering::new(1024);
+        for (name, value) in list {
+            let (name, value) = (name.as_bytes(), value.as_bytes());
+            gathering.add(name, value, Class::of(name), is_value(value));
+        }
+        gathering.finish(what_for)
+    }
+
+    const GET: [(&str, &str); 3] = [(":method", "GET"), (":scheme", "http"), (":path", "/")];
+
+    fn get_with(more: &[(&str, &str)]) -> Result<Fields, Refused> {
+        gathered(&[&GET, more].concat(), Use::Request)
+    }
+
+    #[test]
+    fn what_a_request_says_is_read_back() {
+        let fields = get_with(&[(":authority", "a:1"), ("x", "1"), ("content-length", "12"), ("x", "2")]).unwrap();
+        assert_eq!((fields.method(), fields.path()), (&b"GET"[..], &b"/"[..]));
+        assert_eq!((fields.scheme(), fields.authority()), (Some(&b"http"[..]), Some(&b"a:1"[..])));
+        assert_eq!((fields.get(b"x"), fields.get(b"y")), (Some(&b"1"[..]), None));
+        assert_eq!((fields.status(), fields.content_length()), (None, Some(12)));
+        let regular: Vec<_> = fields.regular().collect();
+        assert_eq!(regular, [(&b"x"[..], &b"1"[..]), (b"content-length", b"12"), (b"x", b"2")]);
+        assert_eq!((fields.len(), fields.iter().count()), (7, 7));
+        let response = gathered(&[(":status", "204"), ("server", "x")], Use::Response).unwrap();
+        assert_eq!(response.status(), Some(204));
+    }
+
+    #[test]
+    fn malformed_lists_are_refused() {
+        let cases: &[&[(&str, &str)]] = &[
+            &[("X-capital", "1")],
+            &[("", "1")],
+            &[("with space", "1")],
+            &[("x", "line\r\nbreak")],
+            &[("x", "nul\0")],
+            &[("x", " blank before")],
+            &[("x", "blank behind\t")],
+            &[("connection", "close")],
+            &[("transfer-encoding", "chunked")],
+            &[("te", "gzip")],
+            &[(":unknown", "1")],
+            &[(":status", "200")],
+            &[(":path", "/again")],
+            &[("x", "1"), (":authority", "late")],
+            &[("content-length", "1"), ("content-length", "2")],
+            &[("content-length", "-1")],
+            &[("content-length", "99999999999999999999")],
+        ];
+        for more in cases {
+            assert!(matches!(get_with(more), Err(Refused::Malformed(_))), "{more:?}");
+        }
+        for at in 0..GET.len() {
+            let mut list = GET.to_vec();
+            list.remove(at);
+            assert!(gathered(&list, Use::Request).is_err());
+            list.insert(at, (GET[at].0, ""));
+            assert!(gathered(&list, Use::Request).is_err());
+        }
+        assert!(get_with(&[("te", "trailers"), ("content-length", "7"), ("content-length", "7")]).is_ok());
+        assert!(gathered(&[(":method", "CONNECT"), (":authority", "a:1")], Use::Request).is_ok());
+        assert!(gathered(&[(":method", "CONNECT")], Use::Request).is_err());
+        for status in ["20", "2000", "abc", ""] {
+            assert!(gathered(&[(":status", status)], Use::Response).is_err());
+        }
+        assert!(gathered(&[(":status", "200"), (":path", "/")], Use::Response).is_err());
+        assert!(gathered(&[("grpc-status", "0")], Use::Response).is_err());
+        assert!(gathered(&[("grpc-status", "0")], Use::Trailers).is_ok());
+        assert!(gathered(&[(":status", "200")], Use::Trailers).is_err());
+    }
+
+    #[test]
+    fn a_list_over_the_bound_holds_nothing() {
+        let mut gathering = Gathering::new(1000);
+        for _ in 0..1_000_000 {
+            gathering.add(b"name", &[b'v'; 64], Class::Regular, true);
+            assert!(gathering.fields.heap_bytes() < 4_000);
+        }
+        assert_eq!(gathering.finish(Use::Trailers), Err(Refused::TooLarge));
+    }
+}

@@ -1,0 +1,119 @@
+//! Windows (RFC 9113, section 5.2): how much more may be received, and how far receive windows grow.
+
+use crate::frame::WINDOW_BYTES_MAX;
+
+/// Milliseconds until the next measurement after one that did not let the window grow.
+const PAUSE_MS: u32 = 1000;
+
+/// How many bytes to add to a receive window, given what it should be, what the other end may still send, and what the
+/// consumer holds; 0 if it is not worth a frame yet. Updates are sent for half a window, so they cost little and come
+/// before the sender has to stop.
+pub(crate) fn update(target: u32, may_receive: i64, unreleased: u64) -> u32 {
+    let missing = i64::from(target) - may_receive - unreleased as i64;
+    if missing > 0 && missing >= i64::from(target / 2).max(1) {
+        // It exceeds the target by no more than what was allowed too much before.
+        u32::try_from(missing).unwrap_or(WINDOW_BYTES_MAX).min(WINDOW_BYTES_MAX)
+    } else {
+        0
+    }
+}
+
+/// Lets receive windows grow to what the network's delay times its throughput demands.
+///
+/// What comes between a ping and its answer is what fits into a round trip. If that is nearly the window, the window is the
+/// bound, and is doubled. An example with a window of 64 KiB, a delay of 50 ms and a sender that could send 10 MiB/s:
+///
+/// ```text
+/// ping; 64 KiB come; answer    64 KiB in a round trip, as many as the window: 128 KiB
+/// ping; 128 KiB come; answer   256 KiB, and then 512 KiB
+/// ping; 512 KiB come; answer   1 MiB
+/// ping; 512 KiB come; answer   half of the window: it stays, and is measured again after a second
+/// ```
+///
+/// Measurements begin only when a window was used by half, so short requests cause none.
+#[derive(Debug)]
+pub(crate) struct Growth {
+    /// Receive window of each stream that sends, in bytes.
+    pub(crate) target: u32,
+    max: u32,
+    /// Bytes since the ping that is not answered yet.
+    came: Option<u32>,
+    /// Time of the next measurement.
+    next: u32,
+}
+
+impl Growth {
+    pub(crate) fn new(target: u32, max: u32) -> Growth {
+        Growth { target, max: max.min(WINDOW_BYTES_MAX), came: None, next: 0 }
+    }
+
+    /// Notes that a DATA frame of so many bytes came, after which the stream may send `may_receive` more. Returns true if a
+    /// ping is to be sent now.
+    pub(crate) fn received(&mut self, bytes: u32, may_receive: i64, now: u32) -> bool {
+        if let Some(came) = &mut self.came {
+            *came = came.saturating_add(bytes);
+            return false;
+        }
+        let is_due = now.wrapping_sub(self.next) as i32 >= 0;
+        if self.target >= self.max || may_receive > i64::from(self.target / 2) || !is_due {
+            return false;
+        }
+        self.came = Some(bytes);
+        true
+    }
+
+    /// The ping is answered.
+    pub(crate) fn measured(&mut self, now: u32) {
+        let Some(came) = self.came.take() else { return };
+        if u64::from(came) * 3 / 2 >= u64::from(self.target) {
+            self.target = self.target.saturating_mul(2).min(self.max);
+        } else {
+            self.next = now.wrapping_add(PAUSE_MS);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn updates_come_for_half_a_window_and_wait_for_the_consumer() {
+        assert_eq!(update(1000, 1000, 0), 0);
+        assert_eq!(update(1000, 501, 0), 0);
+        assert_eq!(update(1000, 500, 0), 500);
+        assert_eq!(update(1000, 0, 1000), 0);
+        assert_eq!(update(1000, 0, 400), 600);
+        // The window has grown, or was too large before.
+        assert_eq!(update(2000, 0, 0), 2000);
+        assert_eq!(update(1000, -500, 0), 1500);
+        assert_eq!(update(1000, 3000, 0), 0);
+        assert_eq!(update(0, 0, 0), 0);
+        assert_eq!(update(1, 0, 0), 1);
+    }
+
+    #[test]
+    fn a_window_grows_while_it_is_the_bound() {
+        let mut growth = Growth::new(64 << 10, 1 << 20);
+        // Little of the window is used.
+        assert!(!growth.received(1000, 60_000, 0));
+        let mut now = 0;
+        while growth.target < 512 << 10 {
+            let before = growth.target;
+            assert!(growth.received(before / 2, i64::from(before / 2), now));
+            assert!(!growth.received(before / 2, 0, now));
+            now += 50;
+            growth.measured(now);
+            assert_eq!(growth.target, 2 * before);
+        }
+        assert!(growth.received(1, 0, now));
+        growth.received(100_000, 0, now);
+        growth.measured(now);
+        assert_eq!(growth.target, 512 << 10);
+        assert!(!growth.received(1, 0, now + PAUSE_MS - 1));
+        assert!(growth.received(1 << 20, 0, now + PAUSE_MS));
+        growth.measured(now);
+        assert_eq!(growth.target, 1 << 20);
+        assert!(!growth.received(1, 0, now + 2 * PAUSE_MS));
+    }
+}

@@ -1,0 +1,272 @@
+//! The receiving side of header compression: blocks in, [`Fields`] out.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::{Damaged, ENTRY_BYTES, TABLE_BYTES, huffman, number, static_table};
+use crate::fields::{Class, Fields, Gathering, Refused, Use, is_value};
+
+/// Blocks that are remembered of a connection: a client uses one for each method that it calls.
+const MEMOS_MAX: usize = 4;
+/// The longest block that is remembered. Those of clients that put what repeats into the table have a dozen bytes.
+const MEMO_BYTES_MAX: usize = 256;
+
+/// An entry of the dynamic table.
+struct Entry {
+    /// Place of the name in the table's text; the value follows it. It counts all texts that ever were in the table.
+    at: u32,
+    name_len: u16,
+    value_len: u16,
+    class: Class,
+    value_is_good: bool,
+}
+
+impl Entry {
+    fn text_len(&self) -> usize {
+        usize::from(self.name_len) + usize::from(self.value_len)
+    }
+
+    fn size(&self) -> usize {
+        self.text_len() + ENTRY_BYTES
+    }
+}
+
+/// The dynamic table (RFC 7541, section 2.3.2). Entries leave in the order in which they came, so their texts lie behind
+/// each other in one piece of memory, and no entry has memory of its own.
+#[derive(Default)]
+struct Table {
+    /// Newest last.
+    entries: VecDeque<Entry>,
+    text: Vec<u8>,
+    /// Place of the text's first byte, as [`Entry::at`] counts.
+    base: u32,
+    /// Bytes of the text that belong to entries which have left.
+    dead: usize,
+    /// Size as RFC 7541, section 4.1 counts it, and its bound.
+    size: usize,
+    limit: usize,
+}
+
+impl Table {
+    fn get(&self, at: usize) -> Option<(&[u8], &[u8], &Entry)> {
+        let place = self.entries.len().checked_sub(at + 1)?;
+        let entry = self.entries.get(place)?;
+        let start = entry.at.wrapping_sub(self.base) as usize;
+        let name_end = start + usize::from(entry.name_len);
+        let value_end = name_end + usize::from(entry.value_len);
+        Some((&self.text[start..name_end], &self.text[name_end..value_end], entry))
+    }
+
+    fn insert(&mut self, name: &[u8], value: &[u8], class: Class, value_is_good: bool) {
+        let size = name.len() + value.len() + ENTRY_BYTES;
+        self.shrink_to(self.limit.saturating_sub(size));
+        // An entry that is larger than the table empties it, and is not kept (RFC 7541, section 4.4).
+        if size > self.limit {
+            return;
+        }
+        if self.dead > TABLE_BYTES / 4 && self.dead > self.text.len() / 2 {
+            self.compact();
+        }
+        let at = self.base.wrapping_add(self.text.len() as u32);
+        self.text.extend_from_slice(name);
+        self.text.extend_from_slice(value);
+        self.size += size;
+        // The limit is below 2^16.
+        let (name_len, value_len) = (name.len() as u16, value.len() as u16);
+        self.entries.push_back(Entry { at, name_len, value_len, class, value_is_good });
+    }
+
+    fn compact(&mut self) {
+        self.text.drain(..self.dead);
+        self.base = self.base.wrapping_add(self.dead as u32);
+        self.dead = 0;
+    }
+
+    /// Lets the oldest entries leave until the others take at most so much.
+    fn shrink_to(&mut self, size: usize) {
+        while self.size > size {
+            let Some(oldest) = self.entries.pop_front() else { break };
+            self.size -= oldest.size();
+            self.dead += oldest.text_len();
+        }
+    }
+}
+
+/// A block that was decoded without changing the table, and what it said.
+struct Memo {
+    block: Box<[u8]>,
+    /// [`Decoder::changes`] when it was decoded: with another table the same bytes may say something else.
+    changes: u64,
+    what_for: Use,
+    fields: Arc<Fields>,
+}
+
+/// Decodes the header blocks of one direction of a connection, in order.
+///
+/// # Blocks that repeat
+///
+/// A client sends the same few blocks again and again. One that only refers to tables and leaves them as they are is kept
+/// with what it said; the same bytes then cost a comparison. An example of bytes in hexadecimal:
+///
+/// ```text
+/// 83 86 44 04 2f 6b 65 79 ...   the first request: `:path: /key` goes into the table   changes = 1, not kept
+/// 83 86 be ...                  the second: refers to entry 62                         changes = 1, kept
+/// 83 86 be ...                  the third: the same bytes, changes is 1 still          found
+/// 40 01 78 01 31                a request that puts `x: 1` into the table              changes = 2
+/// 83 86 be ...                  entry 62 is `x: 1` now: not found, decoded again
+/// ```
+pub(crate) struct Decoder {
+    table: Table,
+    /// Counts changes of the table.
+    changes: u64,
+    memos: Vec<Memo>,
+    next_memo: u8,
+    /// Largest list that is taken, as [`Gathering::new`] has it.
+    list_bytes_max: u32,
+}
+
+impl Decoder {
+    pub(crate) fn new(list_bytes_max: u32) -> Decoder {
+        let table = Table { limit: TABLE_BYTES, ..Table::default() };
+        Decoder { table, changes: 0, memos: Vec::new(), next_memo: 0, list_bytes_max }
+    }
+
+    /// Gives back memory that only makes the next block cheaper.
+    pub(crate) fn rest(&mut self) {
+        self.memos = Vec::new();
+        self.table.compact();
+        self.table.text.shrink_to_fit();
+        self.table.entries.shrink_to_fit();
+    }
+
+    /// Bytes held on the heap.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let memo = |memo: &Memo| memo.block.len() + memo.fields.heap_bytes() + size_of::<Fields>();
+        self.table.text.capacity()
+            + self.table.entries.capacity() * size_of::<Entry>()
+            + self.memos.capacity() * size_of::<Memo>()
+            + self.memos.iter().map(memo).sum::<usize>()
+    }
+
+    /// Decodes a whole block. The outer error ends the connection, the inner one the stream.
+    pub(crate) fn decode(
+        &mut self,
+        block: &[u8],
+        what_for: Use,
+    ) -> Result<Result<Arc<Fields>, Refused>, Damaged> {
+        let known =
+            |memo: &&Memo| memo.changes == self.changes && *memo.block == *block && memo.what_for == what_for;
+        if let Some(memo) = self.memos.iter().find(known) {
+            return Ok(Ok(memo.fields.clone()));
+        }
+        let before = self.changes;
+        let mut gathering = Gathering::new(self.list_bytes_max as usize);
+        gathering.reserve(block.len() + 256, 12);
+        self.decode_into(block, &mut gathering)?;
+        let fields = match gathering.finish(what_for) {
+            Ok(fields) => Arc::new(fields),
+            Err(refused) => return Ok(Err(refused)),
+        };
+        if self.changes == before && block.len() <= MEMO_BYTES_MAX {
+            self.remember(block, what_for, &fields);
+        }
+        Ok(Ok(fields))
+    }
+
+    fn remember(&mut self, block: &[u8], what_for: Use, fields: &Arc<Fields>) {
+        let memo = Memo { block: block.into(), changes: self.changes, what_for, fields: fields.clone() };
+        if self.memos.len() < MEMOS_MAX {
+            self.memos.push(memo);
+        } else {
+            self.memos[usize::from(self.next_memo)] = memo;
+            self.next_memo = (self.next_memo + 1) % MEMOS_MAX as u8;
+        }
+    }
+
+    fn decode_into(&mut self, mut block: &[u8], gathering: &mut Gathering) -> Result<(), Damaged> {
+        let mut is_start = true;
+        let (mut name_text, mut value_text) = (Vec::new(), Vec::new());
+        while let Some(&first) = block.first() {
+            if first & 0x80 != 0 {
+                // Indexed (section 6.1).
+                let index = number(&mut block, 7)?;
+                if let Some((name, value, class)) = static_table::get(index) {
+                    gathering.add(name, value, class, true);
+                } else {
+                    let (name, value, entry) = self.dynamic(index)?;
+                    gathering.add(name, value, entry.class, entry.value_is_good);
+                }
+                is_start = false;
+                continue;
+            }
+            if first & 0xe0 == 0x20 {
+                // A change of the table's size (section 6.3), which comes before all fields (section 4.2).
+                let limit = number(&mut block, 5)?;
+                if limit > TABLE_BYTES || !is_start {
+                    return Err(Damaged);
+                }
+                self.table.limit = limit;
+                self.table.shrink_to(limit);
+                self.changes += 1;
+                continue;
+            }
+            is_start = false;
+            // Literal with a name that is indexed or not; with indexing (section 6.2.1), without (6.2.2) or never (6.2.3).
+            let keeps = first & 0x40 != 0;
+            let index = number(&mut block, if keeps { 6 } else { 4 })?;
+            let name_literal = if index == 0 { Some(text(&mut block, &mut name_text)?) } else { None };
+            let value = text(&mut block, &mut value_text)?;
+            let value_is_good = is_value(value);
+            let (name, class) = match name_literal {
+                Some(name) => (name, Class::of(name)),
+                None => match static_table::get(index) {
+                    Some((name, _, class)) => (name, class),
+                    None => {
+                        let (name, _, entry) = self.dynamic(index)?;
+                        let class = entry.class;
+                        // Copied, since it may be in the entry that leaves for the new one.
+                        name_text.clear();
+                        name_text.extend_from_slice(name);
+                        (&name_text[..], class)
+                    }
+                },
+            };
+            gathering.add(name, value, class, value_is_good);
+            if keeps {
+                self.changes += 1;
+                self.table.insert(name, value, class, value_is_good);
+            }
+        }
+        Ok(())
+    }
+
+    fn dynamic(&self, index: usize) -> Result<(&[u8], &[u8], &Entry), Damaged> {
+        // An index of 0 is none (section 6.1).
+        let at = index.checked_sub(static_table::LEN + 1).ok_or(Damaged)?;
+        self.table.get(at).ok_or(Damaged)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.table.size
+    }
+
+    #[cfg(test)]
+    pub(crate) fn memos(&self) -> usize {
+        self.memos.iter().filter(|memo| memo.changes == self.changes).count()
+    }
+}
+
+/// Reads a text (RFC 7541, section 5.2): in place if it is plain, decoded into `out` if it is Huffman-coded.
+fn text<'a, 'b: 'a>(block: &mut &'b [u8], out: &'a mut Vec<u8>) -> Result<&'a [u8], Damaged> {
+    let is_huffman = block.first().ok_or(Damaged)? & 0x80 != 0;
+    let length = number(block, 7)?;
+    let (bytes, rest) = block.split_at_checked(length).ok_or(Damaged)?;
+    *block = rest;
+    if !is_huffman {
+        return Ok(bytes);
+    }
+    out.clear();
+    huffman::decode(bytes, out)?;
+    Ok(out)
+}

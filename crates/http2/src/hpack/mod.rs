@@ -1,0 +1,66 @@
+//! Header blocks (RFC 7541): [`Decoder`] for one direction of a connection, [`Encoder`] for the other.
+
+mod decoder;
+mod encoder;
+mod huffman;
+mod static_table;
+
+pub(crate) use decoder::Decoder;
+pub(crate) use encoder::{Encoder, OwnedBlock, check_all};
+pub use encoder::{InvalidField, Template};
+
+/// The size of a dynamic table where nothing else was agreed, in bytes as RFC 7541, section 4.1 counts them. Neither
+/// direction ever uses more here, whatever the other end offers.
+pub(crate) const TABLE_BYTES: usize = 4096;
+
+/// Bytes that an entry of a dynamic table counts besides its texts (RFC 7541, section 4.1).
+pub(crate) const ENTRY_BYTES: usize = 32;
+
+/// A header block that cannot be decoded: the tables of both ends differ from here on, and the connection cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Damaged;
+
+/// Reads a number with a prefix of so many bits (RFC 7541, section 5.1).
+fn number(block: &mut &[u8], bits: u32) -> Result<usize, Damaged> {
+    let (first, mut rest) = block.split_first().ok_or(Damaged)?;
+    let mask = (1_usize << bits) - 1;
+    let mut value = usize::from(*first) & mask;
+    if value == mask {
+        let mut shift = 0;
+        loop {
+            let (byte, more) = rest.split_first().ok_or(Damaged)?;
+            rest = more;
+            // No length and no index of a block that is taken comes near 2^28. Zeros behind a number are refused too: they
+            // could go on for ever.
+            if shift > 21 {
+                return Err(Damaged);
+            }
+            value += (usize::from(*byte) & 0x7f) << shift;
+            shift += 7;
+            if byte & 0x80 == 0 {
+                break;
+            }
+        }
+    }
+    *block = rest;
+    Ok(value)
+}
+
+/// Appends a number; `pattern` has the bits above the prefix.
+fn put_number(out: &mut Vec<u8>, pattern: u8, bits: u32, mut value: usize) {
+    let mask = (1_usize << bits) - 1;
+    if value < mask {
+        out.push(pattern | value as u8);
+        return;
+    }
+    out.push(pattern | mask as u8);
+    value -= mask;
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,627 @@
+//! The receiving direction: [`Connection::next`] takes frames and returns what they mean.
+
+use std::sync::{Arc, LazyLock};
+
+use crate::connection::{Connection, GROWTH_PING, Gone, Leaving, Phase, Role, SHUTDOWN_PING};
+use crate::event::Event;
+use crate::fields::{Fields, Refused, Use};
+use crate::flow;
+use crate::frame::{
+    self, HEAD_BYTES, Head, PAYLOAD_BYTES_MAX, PREFACE, STREAM_MAX, WINDOW_BYTES_MAX, flag, kind, setting,
+};
+use crate::hpack::Template;
+use crate::reason::{ConnectionError, Limit, Reason};
+use crate::stream::Key;
+
+/// A header block whose frames have not all come (RFC 9113, section 4.3).
+pub(crate) struct Assembly {
+    stream: u32,
+    ends_stream: bool,
+    /// The frame says that the stream depends on itself.
+    depends_on_itself: bool,
+    continuations: u32,
+    block: Vec<u8>,
+}
+
+impl Assembly {
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.block.capacity()
+    }
+}
+
+type Taken<'a> = Result<Option<Event<'a>>, ConnectionError>;
+
+const fn protocol(what: &'static str) -> ConnectionError {
+    ConnectionError::violation(Reason::PROTOCOL_ERROR, what)
+}
+
+const fn frame_size(what: &'static str) -> ConnectionError {
+    ConnectionError::violation(Reason::FRAME_SIZE_ERROR, what)
+}
+
+const fn flow_control(what: &'static str) -> ConnectionError {
+    ConnectionError::violation(Reason::FLOW_CONTROL_ERROR, what)
+}
+
+const fn stream_closed(what: &'static str) -> ConnectionError {
+    ConnectionError::violation(Reason::STREAM_CLOSED, what)
+}
+
+impl Connection {
+    /// Takes the next event out of bytes that were read. `at` is how far they were taken, and moves on. `None` means that
+    /// what is left is less than a frame and has to be given again in front of what is read next, or that the connection
+    /// [is blocked](Connection::is_blocked) or [over](Connection::is_over).
+    ///
+    /// # Errors
+    ///
+    /// When the other end violates the protocol or exceeds a limit. GOAWAY is in the output then, all streams are over, and
+    /// further calls return the same error.
+    ///
+    /// # Panics
+    ///
+    /// If `at` is not within the bytes.
+    pub fn next<'a>(&mut self, input: &'a [u8], at: &mut usize) -> Taken<'a> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        loop {
+            if let Some(stream) = self.cut_off.pop() {
+                if self.streams.get(stream).is_none() {
+                    continue;
+                }
+                self.remove_stream(stream, Gone::ResetHere);
+                return Ok(Some(Event::Reset { stream, reason: Reason::REFUSED_STREAM, by_peer: true }));
+            }
+            if self.phase == Phase::Over || self.is_blocked() {
+                return Ok(None);
+            }
+            let rest = &input[*at..];
+            if self.phase == Phase::Preface {
+                let seen = rest.len().min(PREFACE.len());
+                if rest[..seen] != PREFACE[..seen] {
+                    return Err(self.fail(protocol("the client's preface is not that of HTTP/2")));
+                }
+                if seen < PREFACE.len() {
+                    return Ok(None);
+                }
+                *at += PREFACE.len();
+                self.phase = Phase::FirstSettings;
+                continue;
+            }
+            let Some(head) = Head::read(rest) else { return Ok(None) };
+            if head.length > PAYLOAD_BYTES_MAX {
+                return Err(self.fail(frame_size("a frame is larger than was allowed")));
+            }
+            let Some(payload) = rest.get(HEAD_BYTES..HEAD_BYTES + head.length) else { return Ok(None) };
+            *at += HEAD_BYTES + head.length;
+            match self.frame(head, payload) {
+                Ok(None) => {}
+                Ok(event) => return Ok(event),
+                Err(error) => return Err(self.fail(error)),
+            }
+        }
+    }
+
+    fn frame<'a>(&mut self, head: Head, payload: &'a [u8]) -> Taken<'a> {
+        if self.phase == Phase::FirstSettings {
+            if head.kind != kind::SETTINGS || head.has(flag::ACK) {
+                return Err(protocol("the first frame is not SETTINGS"));
+            }
+            self.phase = Phase::Open;
+        }
+        if let Some(assembly) = &self.assembly
+            && (head.kind != kind::CONTINUATION || head.stream != assembly.stream)
+        {
+            return Err(protocol("a header block is not continued at once"));
+        }
+        match head.kind {
+            kind::DATA => self.data(head, payload),
+            kind::HEADERS => self.headers(head, payload),
+            kind::PRIORITY => self.priority(head, payload),
+            kind::RST_STREAM => self.reset_came(head, payload),
+            kind::SETTINGS => self.settings(head, payload),
+            kind::PUSH_PROMISE => Err(protocol("a push that nobody allowed")),
+            kind::PING => self.ping_came(head, payload),
+            kind::GOAWAY => self.goaway(head, payload),
+            kind::WINDOW_UPDATE => self.window_update(head, payload),
+            kind::CONTINUATION => self.continuation(head, payload),
+            // Section 4.1: what is not known is passed over.
+            _ => Ok(None),
+        }
+    }
+
+    fn data<'a>(&mut self, head: Head, payload: &'a [u8]) -> Taken<'a> {
+        if head.stream == 0 {
+            return Err(protocol("DATA for no stream"));
+        }
+        let Some(bytes) = frame::unpadded(head, payload) else {
+            return Err(protocol("padding is not shorter than its frame"));
+        };
+        // Padding counts (section 6.1).
+        let length = head.length as i32;
+        if length > self.may_receive {
+            return Err(flow_control("more data than the connection's window allows"));
+        }
+        let Some(key) = self.streams.find(head.stream) else {
+            if self.is_idle(head.stream) {
+                return Err(protocol("DATA for a stream that was not opened"));
+            }
+            self.may_receive -= length;
+            self.update_window();
+            return match self.how_gone(head.stream) {
+                // Data may have been on its way when the stream was reset, or was reset so long ago that it is forgotten.
+                Gone::ResetHere | Gone::Unknown => Ok(None),
+                Gone::Ended => {
+                    self.count(Limit::ProvokedResets)?;
+                    self.put_reset(head.stream, Reason::STREAM_CLOSED);
+                    self.note_closed(head.stream, Gone::ResetHere);
+                    Ok(None)
+                }
+            };
+        };
+        self.may_receive -= length;
+        let now = self.now;
+        let end = head.has(flag::END_STREAM);
+        let Some(stream) = self.streams.get_mut(key) else {
+            unreachable!("a stream that was found is there")
+        };
+        let wrong = if stream.received_end {
+            Some(Reason::STREAM_CLOSED)
+        } else if length > stream.may_receive {
+            Some(Reason::FLOW_CONTROL_ERROR)
+        } else if !stream.received_head {
+            Some(Reason::PROTOCOL_ERROR)
+        } else if let Some(left) = &mut stream.content_left {
+            let left_now = left.checked_sub(bytes.len() as u64);
+            *left = left_now.unwrap_or(0);
+            (left_now.is_none() || end && *left > 0).then_some(Reason::PROTOCOL_ERROR)
+        } else {
+            None
+        };
+        if let Some(reason) = wrong {
+            self.update_window();
+            return self.stream_error(key, reason);
+        }
+        stream.may_receive -= length;
+        stream.unreleased += bytes.len() as u32;
+        let may_receive = i64::from(stream.may_receive);
+        let padding = head.length - bytes.len();
+        if padding > 0 && !end {
+            // Nobody else gives it back.
+            let more = flow::update(self.growth.target, may_receive, stream.unreleased.into());
+            if more > 0 {
+                stream.may_receive = (may_receive + i64::from(more)).min(WINDOW_BYTES_MAX.into()) as i32;
+                self.put_window_update(head.stream, more);
+            }
+        }
+        self.unreleased += bytes.len() as u64;
+        if padding > 0 {
+            self.update_window();
+        }
+        if self.growth.received(length as u32, may_receive, now) {
+            self.ping(GROWTH_PING);
+        }
+        if end {
+            self.receive_end(key);
+        } else if bytes.is_empty() {
+            self.count(Limit::EmptyData)?;
+            return Ok(None);
+        }
+        Ok(Some(Event::Data { stream: key, bytes, end }))
+    }
+
+    /// The other end is done with a stream, which is over if this end is, too.
+    fn receive_end(&mut self, key: Key) {
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.received_end = true;
+            if stream.sent_end {
+                self.remove_stream(key, Gone::Ended);
+            }
+        }
+    }
+
+    fn headers<'a>(&mut self, head: Head, payload: &'a [u8]) -> Taken<'a> {
+        if head.stream == 0 {
+            return Err(protocol("HEADERS for no stream"));
+        }
+        if self.role == Role::Server && head.stream.is_multiple_of(2) {
+            return Err(protocol("a client opened a stream with an even number"));
+        }
+        let Some(mut block) = frame::unpadded(head, payload) else {
+            return Err(protocol("padding is not shorter than its frame"));
+        };
+        let mut depends_on_itself = false;
+        if head.has(flag::PRIORITY) {
+            let Some((priority, rest)) = block.split_at_checked(5) else {
+                return Err(frame_size("HEADERS is too short for its priority"));
+            };
+            depends_on_itself =
+                frame::read_u32(priority).is_some_and(|parent| parent & STREAM_MAX == head.stream);
+            block = rest;
+        }
+        let ends_stream = head.has(flag::END_STREAM);
+        if head.has(flag::END_HEADERS) {
+            return self.header_block(head.stream, ends_stream, depends_on_itself, block);
+        }
+        self.assembly = Some(Box::new(Assembly {
+            stream: head.stream,
+            ends_stream,
+            depends_on_itself,
+            continuations: 0,
+            block: block.to_vec(),
+        }));
+        Ok(None)
+    }
+
+    fn continuation<'a>(&mut self, head: Head, payload: &'a [u8]) -> Taken<'a> {
+        let Some(mut assembly) = self.assembly.take() else {
+            return Err(protocol("CONTINUATION of nothing"));
+        };
+        assembly.continuations += 1;
+        let limits = &self.options.limits;
+        if assembly.continuations > limits.continuations_max {
+            return Err(ConnectionError::limit(Limit::Continuations));
+        }
+        if assembly.block.len() + payload.len() > limits.block_bytes_max as usize {
+            return Err(ConnectionError::limit(Limit::HeaderBlock));
+        }
+        assembly.block.extend_from_slice(payload);
+        if !head.has(flag::END_HEADERS) {
+            self.assembly = Some(assembly);
+            return Ok(None);
+        }
+        let Assembly { stream, ends_stream, depends_on_itself, block, .. } = *assembly;
+        self.header_block(stream, ends_stream, depends_on_itself, &block)
+    }
+
+    fn decode(&mut self, block: &[u8], what_for: Use) -> Result<Result<Arc<Fields>, Refused>, ConnectionError> {
+        self.decoder.decode(block, what_for).map_err(|_| {
+            ConnectionError::violation(Reason::COMPRESSION_ERROR, "a header block cannot be decoded")
+        })
+    }
+
+    /// A whole header block. It is decoded whatever becomes of its stream, since both ends' tables have to stay the same.
+    fn header_block<'a>(
+        &mut self,
+        id: u32,
+        end: bool,
+        depends_on_itself: bool,
+        block: &[u8],
+    ) -> Taken<'a> {
+        if let Some(key) = self.streams.find(id) {
+            let is_trailers = self.streams.get(key).is_some_and(|stream| stream.received_head);
+            let what_for = if is_trailers { Use::Trailers } else { Use::Response };
+            let decoded = self.decode(block, what_for)?;
+            if depends_on_itself {
+                return self.stream_error(key, Reason::PROTOCOL_ERROR);
+            }
+            return if is_trailers { self.trailers(key, end, decoded) } else { self.response(key, end, decoded) };
+        }
+        if self.role == Role::Server && self.is_idle(id) {
+            return self.request(id, end, depends_on_itself, block);
+        }
+        // Whatever it says, it has no meaning any more.
+        let _ = self.decode(block, Use::Trailers)?;
+        if self.is_idle(id) || id.is_multiple_of(2) {
+            return Err(protocol("HEADERS for a stream that was not opened"));
+        }
+        match self.how_gone(id) {
+            Gone::ResetHere => Ok(None),
+            // Answers to calls that were cancelled a while ago may still come.
+            Gone::Unknown if self.role == Role::Client => Ok(None),
+            Gone::Ended => Err(stream_closed("HEADERS for a stream that is closed")),
+            Gone::Unknown => Err(protocol("a stream has a lower number than one before")),
+        }
+    }
+
+    fn request<'a>(&mut self, id: u32, end: bool, depends_on_itself: bool, block: &[u8]) -> Taken<'a> {
+        let decoded = self.decode(block, Use::Request)?;
+        self.last_peer_stream = if self.leaving == Leaving::Final { self.last_peer_stream } else { id };
+        if self.leaving == Leaving::Final {
+            // Section 6.8: what comes after the last stream that was told is passed over. It was never looked at.
+            self.count(Limit::ProvokedResets)?;
+            self.put_reset(id, Reason::REFUSED_STREAM);
+            return Ok(None);
+        }
+        let refusal = if depends_on_itself {
+            Some(Reason::PROTOCOL_ERROR)
+        } else if self.streams.len() >= self.options.streams_max as usize {
+            Some(Reason::REFUSED_STREAM)
+        } else {
+            None
+        };
+        let fields = match (refusal, decoded) {
+            (Some(reason), _) => return self.refuse(id, reason),
+            (None, Err(Refused::Malformed(_))) => return self.refuse(id, Reason::PROTOCOL_ERROR),
+            (None, Err(Refused::TooLarge)) => return self.refuse_large(id, end),
+            (None, Ok(fields)) => fields,
+        };
+        let content = fields.content_length();
+        if end && content.is_some_and(|length| length > 0) {
+            return self.refuse(id, Reason::PROTOCOL_ERROR);
+        }
+        let key = self.add_stream(id);
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.received_head = true;
+            stream.received_end = end;
+            stream.content_left = content;
+        }
+        Ok(Some(Event::Head { stream: key, fields, end }))
+    }
+
+    /// Resets a stream of the other end that the caller never saw.
+    fn refuse<'a>(&mut self, id: u32, reason: Reason) -> Taken<'a> {
+        self.count(Limit::ProvokedResets)?;
+        self.put_reset(id, reason);
+        self.note_closed(id, Gone::ResetHere);
+        Ok(None)
+    }
+
+    /// Answers a request whose header list is too large (RFC 9113, section 10.5.1).
+    fn refuse_large<'a>(&mut self, id: u32, end: bool) -> Taken<'a> {
+        static NOTHING: LazyLock<Option<Template>> =
+            LazyLock::new(|| Template::new(std::iter::empty::<(&str, &str)>()).ok());
+        self.count(Limit::ProvokedResets)?;
+        if let Some(nothing) = &*NOTHING {
+            self.put_headers(id, true, nothing, &[(b":status", b"431")]);
+        }
+        if !end {
+            self.put_reset(id, Reason::NO_ERROR);
+        }
+        self.note_closed(id, Gone::ResetHere);
+        Ok(None)
+    }
+
+    fn response<'a>(&mut self, key: Key, end: bool, decoded: Result<Arc<Fields>, Refused>) -> Taken<'a> {
+        let fields = match decoded {
+            Ok(fields) => fields,
+            Err(Refused::Malformed(_)) => return self.stream_error(key, Reason::PROTOCOL_ERROR),
+            Err(Refused::TooLarge) => return self.stream_error(key, Reason::ENHANCE_YOUR_CALM),
+        };
+        let status = fields.status().unwrap_or(0);
+        if (100..200).contains(&status) {
+            // Section 8.1; and there is nothing to switch to (section 8.6).
+            if end || status == 101 {
+                return self.stream_error(key, Reason::PROTOCOL_ERROR);
+            }
+            return Ok(Some(Event::Informational { stream: key, fields }));
+        }
+        let Some(stream) = self.streams.get_mut(key) else {
+            unreachable!("a stream that was found is there")
+        };
+        stream.received_head = true;
+        let has_content = !stream.is_head && status != 204 && status != 304;
+        stream.content_left = if has_content { fields.content_length() } else { Some(0) };
+        if end && stream.content_left.is_some_and(|left| left > 0) {
+            return self.stream_error(key, Reason::PROTOCOL_ERROR);
+        }
+        if end {
+            self.receive_end(key);
+        }
+        Ok(Some(Event::Head { stream: key, fields, end }))
+    }
+
+    fn trailers<'a>(&mut self, key: Key, end: bool, decoded: Result<Arc<Fields>, Refused>) -> Taken<'a> {
+        let Some(stream) = self.streams.get(key) else {
+            unreachable!("a stream that was found is there")
+        };
+        if stream.received_end {
+            return self.stream_error(key, Reason::STREAM_CLOSED);
+        }
+        let is_short = stream.content_left.is_some_and(|left| left > 0);
+        let fields = match decoded {
+            Ok(fields) if end && !is_short => fields,
+            Err(Refused::TooLarge) => return self.stream_error(key, Reason::ENHANCE_YOUR_CALM),
+            Ok(_) | Err(Refused::Malformed(_)) => return self.stream_error(key, Reason::PROTOCOL_ERROR),
+        };
+        self.receive_end(key);
+        Ok(Some(Event::Trailers { stream: key, fields }))
+    }
+
+    /// Ends a stream for a mistake of the other end (RFC 9113, section 5.4.2).
+    #[cold]
+    fn stream_error<'a>(&mut self, stream: Key, reason: Reason) -> Taken<'a> {
+        self.count(Limit::ProvokedResets)?;
+        self.put_reset(stream.id, reason);
+        self.remove_stream(stream, Gone::ResetHere);
+        Ok(Some(Event::Reset { stream, reason, by_peer: false }))
+    }
+
+    fn priority<'a>(&mut self, head: Head, payload: &[u8]) -> Taken<'a> {
+        if head.stream == 0 {
+            return Err(protocol("PRIORITY for no stream"));
+        }
+        let depends_on_itself =
+            frame::read_u32(payload).is_some_and(|parent| parent & STREAM_MAX == head.stream);
+        let reason = match (payload.len(), depends_on_itself) {
+            (5, false) => return Ok(None),
+            (5, true) => Reason::PROTOCOL_ERROR,
+            _ => Reason::FRAME_SIZE_ERROR,
+        };
+        match self.streams.find(head.stream) {
+            Some(key) => self.stream_error(key, reason),
+            // A stream that is not there cannot be reset (section 6.4).
+            None if self.is_idle(head.stream) => {
+                Err(ConnectionError::violation(reason, "PRIORITY is malformed"))
+            }
+            None => self.refuse(head.stream, reason),
+        }
+    }
+
+    fn reset_came<'a>(&mut self, head: Head, payload: &[u8]) -> Taken<'a> {
+        let reason = match frame::read_u32(payload) {
+            Some(code) if payload.len() == 4 => Reason(code),
+            _ => return Err(frame_size("RST_STREAM has not four bytes")),
+        };
+        if head.stream == 0 {
+            return Err(protocol("RST_STREAM for no stream"));
+        }
+        let Some(key) = self.streams.find(head.stream) else {
+            if self.is_idle(head.stream) {
+                return Err(protocol("RST_STREAM for a stream that was not opened"));
+            }
+            return Ok(None);
+        };
+        let is_early = self.streams.get(key).is_some_and(|stream| stream.turn == self.turn);
+        if is_early && self.role == Role::Server {
+            self.count(Limit::EarlyResets)?;
+        }
+        self.remove_stream(key, Gone::Ended);
+        Ok(Some(Event::Reset { stream: key, reason, by_peer: true }))
+    }
+
+    fn settings<'a>(&mut self, head: Head, payload: &[u8]) -> Taken<'a> {
+        if head.stream != 0 {
+            return Err(protocol("SETTINGS for a stream"));
+        }
+        if head.has(flag::ACK) {
+            if !payload.is_empty() {
+                return Err(frame_size("an acknowledgement of SETTINGS has a payload"));
+            }
+            self.settings_acknowledged();
+            return Ok(None);
+        }
+        self.count(Limit::Settings)?;
+        let (pairs, []) = payload.as_chunks::<6>() else {
+            return Err(frame_size("SETTINGS has not six bytes for each"));
+        };
+        for pair in pairs {
+            let [a, b, c, d, e, f] = *pair;
+            self.setting(u16::from_be_bytes([a, b]), u32::from_be_bytes([c, d, e, f]))?;
+        }
+        self.output.frame(kind::SETTINGS, flag::ACK, 0, &[]);
+        Ok(Some(Event::Settings))
+    }
+
+    fn setting(&mut self, name: u16, value: u32) -> Result<(), ConnectionError> {
+        match name {
+            setting::HEADER_TABLE_SIZE => self.encoder.set_limit(value),
+            setting::ENABLE_PUSH if value > 1 || value == 1 && self.role == Role::Client => {
+                return Err(protocol("SETTINGS_ENABLE_PUSH has a value that is not allowed"));
+            }
+            setting::MAX_CONCURRENT_STREAMS => self.peer_streams_max = value,
+            setting::INITIAL_WINDOW_SIZE => self.set_initial_window(value)?,
+            setting::MAX_FRAME_SIZE => {
+                if !(PAYLOAD_BYTES_MAX as u32..1 << 24).contains(&value) {
+                    return Err(protocol("SETTINGS_MAX_FRAME_SIZE has a value that is not allowed"));
+                }
+                self.payload_bytes_max = value.min(crate::send::PAYLOAD_BYTES_MAX);
+            }
+            // A bound that the other end recommends, and what is not known (section 6.5.2).
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn set_initial_window(&mut self, value: u32) -> Result<(), ConnectionError> {
+        const TOO_LARGE: ConnectionError = flow_control("SETTINGS_INITIAL_WINDOW_SIZE is too large");
+        if value > WINDOW_BYTES_MAX {
+            return Err(TOO_LARGE);
+        }
+        let max = i64::from(WINDOW_BYTES_MAX);
+        if i64::from(value) + self.window_change_max > max {
+            // It is the highest that there ever was: what counts are the streams that are open.
+            let changes = self.streams.iter().map(|(_, stream)| i64::from(stream.window_change));
+            self.window_change_max = changes.max().unwrap_or(0).max(0);
+            if i64::from(value) + self.window_change_max > max {
+                return Err(TOO_LARGE);
+            }
+        }
+        let grows = value > self.initial_window;
+        self.initial_window = value;
+        if grows {
+            self.wake_all();
+        }
+        Ok(())
+    }
+
+    /// The settings of this end are in force.
+    fn settings_acknowledged(&mut self) {
+        if self.settings_sent.take().is_none() {
+            return;
+        }
+        let window = self.options.stream_window();
+        let less = self.receive_initial as i32 - window as i32;
+        self.receive_initial = window;
+        if less > 0 {
+            for (_, stream) in self.streams.iter_mut() {
+                stream.may_receive -= less;
+            }
+        }
+    }
+
+    fn ping_came<'a>(&mut self, head: Head, payload: &[u8]) -> Taken<'a> {
+        if head.stream != 0 {
+            return Err(protocol("PING for a stream"));
+        }
+        let Ok(eight) = <[u8; 8]>::try_from(payload) else {
+            return Err(frame_size("PING has not eight bytes"));
+        };
+        if !head.has(flag::ACK) {
+            self.count(Limit::Pings)?;
+            self.output.frame(kind::PING, flag::ACK, 0, &eight);
+            return Ok(Some(Event::Pinged));
+        }
+        match u64::from_be_bytes(eight) {
+            SHUTDOWN_PING if self.leaving == Leaving::Announced => self.say_last_stream(),
+            GROWTH_PING => self.growth.measured(self.now),
+            number => return Ok(Some(Event::Pong(number))),
+        }
+        Ok(None)
+    }
+
+    fn goaway<'a>(&mut self, head: Head, payload: &'a [u8]) -> Taken<'a> {
+        if head.stream != 0 {
+            return Err(protocol("GOAWAY for a stream"));
+        }
+        let (Some(last), Some(reason)) =
+            (frame::read_u32(payload), payload.get(4..).and_then(frame::read_u32))
+        else {
+            return Err(frame_size("GOAWAY has not eight bytes"));
+        };
+        let last = last & STREAM_MAX;
+        self.peer_is_leaving = true;
+        let own = u32::from(self.role == Role::Client);
+        let is_cut = |key: &Key| key.id > last && key.id % 2 == own;
+        self.cut_off = self.streams.iter().map(|(key, _)| key).filter(is_cut).collect();
+        Ok(Some(Event::GoAway { last, reason: Reason(reason), debug: &payload[8..] }))
+    }
+
+    fn window_update<'a>(&mut self, head: Head, payload: &[u8]) -> Taken<'a> {
+        let more = match frame::read_u32(payload) {
+            Some(more) if payload.len() == 4 => more & WINDOW_BYTES_MAX,
+            _ => return Err(frame_size("WINDOW_UPDATE has not four bytes")),
+        };
+        if head.stream == 0 {
+            if more == 0 {
+                return Err(protocol("WINDOW_UPDATE of nothing"));
+            }
+            // Both are at most 2^31-1, and the sum is a window again.
+            self.may_send = i32::try_from(i64::from(self.may_send) + i64::from(more))
+                .map_err(|_| flow_control("the connection's window is larger than 2^31-1"))?;
+            return Ok(None);
+        }
+        let Some(key) = self.streams.find(head.stream) else {
+            if self.is_idle(head.stream) {
+                return Err(protocol("WINDOW_UPDATE for a stream that was not opened"));
+            }
+            return Ok(None);
+        };
+        if more == 0 {
+            return self.stream_error(key, Reason::PROTOCOL_ERROR);
+        }
+        let initial = i64::from(self.initial_window);
+        let Some(stream) = self.streams.get_mut(key) else {
+            unreachable!("a stream that was found is there")
+        };
+        let change = i64::from(stream.window_change) + i64::from(more);
+        if initial + change > i64::from(WINDOW_BYTES_MAX) {
+            return self.stream_error(key, Reason::FLOW_CONTROL_ERROR);
+        }
+        // At most 2^31-1, as was just seen, and it has become larger.
+        stream.window_change = change as i32;
+        self.window_change_max = self.window_change_max.max(change);
+        self.wake(key);
+        Ok(None)
+    }
+}

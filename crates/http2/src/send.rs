@@ -1,0 +1,466 @@
+//! The sending direction: heads, bodies and trailers, and whose turn it is.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use bytes::Bytes;
+
+use crate::buffers::OUTPUT_BYTES;
+use crate::connection::{Connection, Gone, Leaving, Phase, Role};
+use crate::frame::{self, HEAD_BYTES, STREAM_MAX, flag, kind};
+use crate::hpack::{Encoder, InvalidField, OwnedBlock, Template, check_all};
+use crate::reason::Reason;
+use crate::stream::{Key, Payload, Piece, prefix};
+
+/// Largest payload that is sent, if the other end takes it. Larger ones would let one stream keep the others waiting.
+pub(crate) const PAYLOAD_BYTES_MAX: u32 = 64 * 1024;
+
+/// Why nothing was sent on a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SendError {
+    /// The stream is over: it was reset, the connection has ended, or this end has sent its end.
+    Closed,
+    /// A field beside the template cannot be sent.
+    Invalid(InvalidField),
+}
+
+impl fmt::Display for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SendError::Closed => f.write_str("the stream is closed"),
+            SendError::Invalid(field) => field.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for SendError {}
+
+/// Why a client cannot open a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpenError {
+    /// As many are open as the server allows: one may be opened when another ends.
+    TooMany,
+    /// The server takes no more on this connection, the connection has ended, or its stream identifiers are used up:
+    /// another connection is needed.
+    Leaving,
+    /// A field beside the template cannot be sent.
+    Invalid(InvalidField),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::TooMany => f.write_str("the server allows no more streams at once"),
+            OpenError::Leaving => f.write_str("the connection takes no more streams"),
+            OpenError::Invalid(field) => field.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl Connection {
+    /// Opens a stream with a request: the template's fields, then `more`, whose names are lower case. `end` says that no
+    /// body follows.
+    ///
+    /// # Errors
+    ///
+    /// If the server takes no more streams, or none at present; if a field of `more` cannot be sent.
+    ///
+    /// # Panics
+    ///
+    /// At a server.
+    pub fn open(
+        &mut self,
+        head: &Template,
+        more: &[(&[u8], &[u8])],
+        end: bool,
+    ) -> Result<Key, OpenError> {
+        assert_eq!(self.role, Role::Client, "only clients open streams");
+        check_all(more).map_err(OpenError::Invalid)?;
+        let id = self.next_stream;
+        if self.phase == Phase::Over || self.peer_is_leaving || self.leaving != Leaving::No || id > STREAM_MAX {
+            return Err(OpenError::Leaving);
+        }
+        if self.streams.len() >= self.peer_streams_max as usize {
+            return Err(OpenError::TooMany);
+        }
+        self.next_stream += 2;
+        let key = self.add_stream(id);
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.sent_head = true;
+            stream.sent_end = end;
+            stream.is_head = head.get(b":method") == Some(b"HEAD");
+        }
+        self.put_headers(id, end, head, more);
+        Ok(key)
+    }
+
+    /// Returns true if a client can open another stream now.
+    pub fn may_open(&self) -> bool {
+        self.phase != Phase::Over
+            && !self.peer_is_leaving
+            && self.leaving == Leaving::No
+            && self.next_stream <= STREAM_MAX
+            && self.streams.len() < self.peer_streams_max as usize
+    }
+
+    /// Sends the head of a response: the template's fields, then `more`, whose names are lower case. `end` says that neither
+    /// a body nor trailers follow. Heads with a status from 100 to 199 may come before.
+    ///
+    /// # Errors
+    ///
+    /// If the stream is over, or a field of `more` cannot be sent.
+    pub fn send_head(
+        &mut self,
+        stream: Key,
+        head: &Template,
+        more: &[(&[u8], &[u8])],
+        end: bool,
+    ) -> Result<(), SendError> {
+        check_all(more).map_err(SendError::Invalid)?;
+        let state = self.streams.get_mut(stream).filter(|state| !state.sent_end).ok_or(SendError::Closed)?;
+        state.sent_head = true;
+        self.put_headers(stream.id, end, head, more);
+        if end {
+            self.send_end(stream);
+        }
+        Ok(())
+    }
+
+    /// Sends a part of a body, as far as the windows and others' turns allow; what is left waits. `end` says that it is the
+    /// last, and that no trailers follow. It may be empty.
+    ///
+    /// # Errors
+    ///
+    /// If the stream is over.
+    pub fn send_data(&mut self, stream: Key, payload: Payload, end: bool) -> Result<(), SendError> {
+        if !self.is_free(stream, payload.len())? {
+            self.push(stream, Piece::Data { payload, end });
+            return Ok(());
+        }
+        if !payload.is_empty() || end {
+            self.put_data(stream, payload, end);
+            self.after_data(stream, end);
+        }
+        Ok(())
+    }
+
+    /// Sends a gRPC message of `len` bytes that `write` appends to the buffer that it is given, in most cases the one that is
+    /// written to the network: the message is encoded where it is sent from. `end` as in [`Connection::send_data`].
+    ///
+    /// # Errors
+    ///
+    /// If the stream is over; `write` is not called then.
+    ///
+    /// # Panics
+    ///
+    /// If `write` does not append `len` bytes, or if these are 4 GiB or more.
+    pub fn send_message(
+        &mut self,
+        stream: Key,
+        len: usize,
+        end: bool,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), SendError> {
+        let prefix = prefix(len, false);
+        let all = prefix.len() + len;
+        if all + HEAD_BYTES > OUTPUT_BYTES || !self.is_free(stream, all)? {
+            let mut message = Vec::with_capacity(len);
+            self.streams.get(stream).filter(|state| !state.sent_end).ok_or(SendError::Closed)?;
+            write(&mut message);
+            assert_eq!(message.len(), len, "a message was announced with another length");
+            return self.send_data(stream, Payload::message(Bytes::from(message), false), end);
+        }
+        let flags = if end { flag::END_STREAM } else { 0 };
+        self.output.write(HEAD_BYTES + all, |out| {
+            frame::put_head(out, all, kind::DATA, flags, stream.id);
+            out.extend_from_slice(&prefix);
+            let start = out.len();
+            write(out);
+            assert_eq!(out.len() - start, len, "a message was announced with another length");
+        });
+        self.use_windows(stream, all);
+        self.after_data(stream, end);
+        Ok(())
+    }
+
+    /// Ends a body with trailers, behind what waits of it: the template's fields, then `more`, whose names are lower case.
+    ///
+    /// # Errors
+    ///
+    /// If the stream is over, or a field of `more` cannot be sent.
+    pub fn send_trailers(
+        &mut self,
+        stream: Key,
+        trailers: &Template,
+        more: &[(&[u8], &[u8])],
+    ) -> Result<(), SendError> {
+        check_all(more).map_err(SendError::Invalid)?;
+        // No data: the windows do not matter, only what waits.
+        if !self.is_free(stream, 0)? {
+            let owned = |(name, value): &(&[u8], &[u8])| ((*name).into(), (*value).into());
+            let block = OwnedBlock { template: trailers.clone(), more: more.iter().map(owned).collect() };
+            self.push(stream, Piece::Trailers(Box::new(block)));
+            return Ok(());
+        }
+        self.put_headers(stream.id, true, trailers, more);
+        self.send_end(stream);
+        Ok(())
+    }
+
+    /// Ends a stream at once, in both directions, and drops what waits of it. Nothing happens if it is over.
+    pub fn reset(&mut self, stream: Key, reason: Reason) {
+        if self.streams.get(stream).is_some() {
+            self.put_reset(stream.id, reason);
+            self.remove_stream(stream, Gone::ResetHere);
+        }
+    }
+
+    /// Returns true if the stream is not over.
+    pub fn is_open(&self, stream: Key) -> bool {
+        self.streams.get(stream).is_some()
+    }
+
+    /// Bytes of a stream's body that wait for windows or their turn.
+    pub fn stream_queued_bytes(&self, stream: Key) -> usize {
+        self.streams.get(stream).map_or(0, |stream| stream.queued)
+    }
+
+    /// Bytes that could be sent on a stream now: what both windows and the output have room for, without what waits.
+    pub fn room(&self, stream: Key) -> usize {
+        let Some(state) = self.streams.get(stream) else { return 0 };
+        let window = self.window(state.window_change).min(self.may_send.into()).max(0) as usize;
+        let output = self.options.output_bytes_max.saturating_sub(self.output.len());
+        window.min(output).saturating_sub(state.queued)
+    }
+
+    /// Asks for the stream to be returned by [`Connection::next_writable`], once, when nothing of it waits and its turn to
+    /// send comes with a window that is open.
+    pub fn want_room(&mut self, stream: Key) {
+        if let Some(state) = self.streams.get_mut(stream)
+            && !state.sent_end
+        {
+            state.wants_room = true;
+            self.wake(stream);
+        }
+    }
+
+    /// Returns the next stream for which there is room, as [`Connection::gather`] found. It may be over meanwhile.
+    pub fn next_writable(&mut self) -> Option<Key> {
+        self.writable.pop()
+    }
+
+    /// Lets streams that wait send, a frame each in turn, until windows or [`crate::Options::output_bytes_max`] bound it. To be
+    /// called before the output is written, and again as it is.
+    pub fn gather(&mut self) {
+        while self.output.len() < self.options.output_bytes_max
+            && let Some(key) = self.ready.pop_front()
+        {
+            if !self.take_turn(key) {
+                self.ready.push_front(key);
+                break;
+            }
+        }
+    }
+
+    /// One stream sends a frame; false if nobody can, because the connection's window is shut.
+    fn take_turn(&mut self, key: Key) -> bool {
+        let initial = i64::from(self.initial_window);
+        // It may be over.
+        let Some(stream) = self.streams.get_mut(key) else { return true };
+        let window = initial + i64::from(stream.window_change);
+        let allowed = window.min(self.may_send.into()).min(self.payload_bytes_max.into()).max(0) as usize;
+        match stream.queue.front_mut() {
+            None if !stream.wants_room => stream.is_ready = false,
+            Some(Piece::Data { payload, .. }) if allowed == 0 && !payload.is_empty() => {
+                if window > 0 {
+                    return false;
+                }
+                // It comes back when its window opens.
+                stream.is_ready = false;
+            }
+            None if allowed == 0 => {
+                if window > 0 {
+                    return false;
+                }
+                stream.is_ready = false;
+            }
+            None => {
+                (stream.is_ready, stream.wants_room) = (false, false);
+                self.writable.push(key);
+            }
+            Some(Piece::Trailers(_)) => self.pop_trailers(key),
+            Some(Piece::Data { payload, end }) => {
+                let is_whole = payload.len() <= allowed;
+                let (part, end) = if is_whole {
+                    let part = std::mem::replace(payload, Payload::from(Bytes::new()));
+                    let end = *end;
+                    stream.queue.pop_front();
+                    (part, end)
+                } else {
+                    (payload.split_to(allowed), false)
+                };
+                stream.queued -= part.len();
+                self.queued -= part.len();
+                let trailers_follow =
+                    is_whole && matches!(stream.queue.front(), Some(Piece::Trailers(_)));
+                if stream.queue.is_empty() {
+                    stream.queue = VecDeque::new();
+                }
+                let goes_on = !stream.queue.is_empty() || stream.wants_room;
+                stream.is_ready = goes_on;
+                self.put_data(key, part, end);
+                if trailers_follow {
+                    self.pop_trailers(key);
+                } else if end {
+                    self.send_end(key);
+                } else if goes_on {
+                    self.ready.push_back(key);
+                }
+            }
+        }
+        true
+    }
+
+    fn pop_trailers(&mut self, key: Key) {
+        let piece = self.streams.get_mut(key).and_then(|stream| stream.queue.pop_front());
+        if let Some(Piece::Trailers(block)) = piece {
+            let more: Vec<(&[u8], &[u8])> = block.more.iter().map(|(name, value)| (&**name, &**value)).collect();
+            self.put_headers(key.id, true, &block.template, &more);
+            self.send_end(key);
+        }
+    }
+
+    /// Returns true if so many bytes of a stream can be sent at once, without overtaking any that wait.
+    fn is_free(&self, key: Key, bytes: usize) -> Result<bool, SendError> {
+        let stream = self.streams.get(key).filter(|stream| !stream.sent_end).ok_or(SendError::Closed)?;
+        if matches!(stream.queue.back(), Some(Piece::Trailers(_) | Piece::Data { end: true, .. })) {
+            return Err(SendError::Closed);
+        }
+        let window = self.window(stream.window_change).min(self.may_send.into());
+        Ok(stream.queue.is_empty()
+            && (bytes == 0
+                || self.ready.is_empty()
+                    && bytes <= self.payload_bytes_max as usize
+                    && bytes as i64 <= window
+                    && self.output.len() < self.options.output_bytes_max))
+    }
+
+    /// The send window of a stream.
+    fn window(&self, change: i32) -> i64 {
+        i64::from(self.initial_window) + i64::from(change)
+    }
+
+    fn push(&mut self, key: Key, piece: Piece) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        if let Piece::Data { payload, end } = &piece {
+            if payload.is_empty() && !*end {
+                return;
+            }
+            stream.queued += payload.len();
+            self.queued += payload.len();
+        }
+        stream.queue.push_back(piece);
+        self.wake(key);
+    }
+
+    /// Gives a stream its turn, if it has anything to do with it.
+    pub(crate) fn wake(&mut self, key: Key) {
+        let initial = i64::from(self.initial_window);
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        let is_open = initial + i64::from(stream.window_change) > 0;
+        let needs_window = !matches!(stream.queue.front(), Some(Piece::Trailers(_)));
+        let has_work = !stream.queue.is_empty() || stream.wants_room;
+        if stream.is_ready || !has_work || needs_window && !is_open {
+            return;
+        }
+        stream.is_ready = true;
+        self.ready.push_back(key);
+        // Those that are over leave it when their turn comes, which may be never.
+        if self.ready.len() > 2 * self.streams.len() + 64 {
+            let streams = &self.streams;
+            self.ready.retain(|key| streams.get(*key).is_some());
+        }
+    }
+
+    /// Gives all streams their turn that waited for the initial window.
+    pub(crate) fn wake_all(&mut self) {
+        let waits = |(key, stream): (Key, &crate::stream::Stream)| {
+            (!stream.is_ready && (!stream.queue.is_empty() || stream.wants_room)).then_some(key)
+        };
+        let keys: Vec<Key> = self.streams.iter().filter_map(waits).collect();
+        keys.into_iter().for_each(|key| self.wake(key));
+    }
+
+    fn put_data(&mut self, key: Key, payload: Payload, end: bool) {
+        let flags = if end { flag::END_STREAM } else { 0 };
+        let len = payload.len();
+        let (prefix, body) = payload.parts();
+        self.output.data(flags, key.id, prefix, body.clone());
+        self.use_windows(key, len);
+    }
+
+    fn use_windows(&mut self, key: Key, bytes: usize) {
+        // A frame's payload has 24 bits, and was allowed by both windows.
+        self.may_send -= bytes as i32;
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.window_change -= bytes as i32;
+        }
+    }
+
+    fn after_data(&mut self, key: Key, end: bool) {
+        if end {
+            self.send_end(key);
+        }
+    }
+
+    /// This end is done with a stream, which is over if the other end is, too.
+    fn send_end(&mut self, key: Key) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        stream.sent_end = true;
+        stream.wants_room = false;
+        let received_end = stream.received_end;
+        if self.role == Role::Server {
+            self.buckets.early_resets.give_back();
+        }
+        if received_end {
+            self.remove_stream(key, Gone::Ended);
+        } else if self.role == Role::Server {
+            // Section 8.1: the rest of the request is not needed.
+            self.put_reset(key.id, Reason::NO_ERROR);
+            self.remove_stream(key, Gone::ResetHere);
+        }
+    }
+
+    /// Sends a header block in as many frames as it takes.
+    pub(crate) fn put_headers(&mut self, id: u32, end: bool, template: &Template, more: &[(&[u8], &[u8])]) {
+        let flags = if end { flag::END_STREAM } else { 0 };
+        let fields = || more.iter().copied();
+        let bytes_max = HEAD_BYTES + Encoder::bytes_max(template, fields());
+        let encoder = &mut self.encoder;
+        if bytes_max <= OUTPUT_BYTES {
+            self.output.write(bytes_max, |out| {
+                let start = out.len();
+                out.extend_from_slice(&[0; HEAD_BYTES]);
+                encoder.encode(template, fields(), out);
+                let head =
+                    frame::head(out.len() - start - HEAD_BYTES, kind::HEADERS, flags | flag::END_HEADERS, id);
+                out[start..start + HEAD_BYTES].copy_from_slice(&head);
+            });
+            return;
+        }
+        let mut block = Vec::with_capacity(bytes_max);
+        encoder.encode(template, fields(), &mut block);
+        // Every end takes payloads that fit into a buffer.
+        let mut parts = block.chunks(OUTPUT_BYTES - HEAD_BYTES).peekable();
+        let (mut kind, mut flags) = (kind::HEADERS, flags);
+        while let Some(part) = parts.next() {
+            if parts.peek().is_none() {
+                flags |= flag::END_HEADERS;
+            }
+            self.output.frame(kind, flags, id, part);
+            (kind, flags) = (kind::CONTINUATION, 0);
+        }
+    }
+}

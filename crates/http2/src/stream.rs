@@ -1,0 +1,278 @@
+//! The streams of one connection: [`Streams`] finds them, [`Stream`] is what is known of one.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use bytes::{Buf, Bytes};
+use slab::Slab;
+
+use crate::hpack::OwnedBlock;
+
+/// Names a stream of one connection. It stays unique when the stream is over: commands with the key of such a stream fail
+/// or do nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    pub(crate) slot: u32,
+    pub(crate) id: u32,
+}
+
+impl Key {
+    /// A small number that no other open stream of the connection has; numbers are used again. A caller can keep what it
+    /// knows of a stream in a table with these numbers, beside [`Key::id`] to tell streams apart that used the same one.
+    pub fn slot(self) -> usize {
+        self.slot as usize
+    }
+
+    /// The stream's identifier on the wire.
+    pub fn id(self) -> u32 {
+        self.id
+    }
+}
+
+/// Bytes of gRPC's prefix: one byte that says whether the message is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+
+/// A part of a body that is to be sent: bytes, or a gRPC message whose prefix is not in one piece with it.
+#[derive(Clone, Debug)]
+pub struct Payload {
+    prefix: [u8; PREFIX_BYTES],
+    /// Bytes of the prefix that are gone, or were never there.
+    at: u8,
+    body: Bytes,
+}
+
+impl Payload {
+    /// A gRPC message: the five bytes of its prefix, then the message.
+    ///
+    /// # Panics
+    ///
+    /// If the message is 4 GiB or longer.
+    pub fn message(body: Bytes, compressed: bool) -> Payload {
+        Payload::message_start(body.len(), body, compressed)
+    }
+
+    /// The first bytes of a gRPC message of `len` bytes; the others follow as plain bytes.
+    ///
+    /// # Panics
+    ///
+    /// If `len` is 4 GiB or more.
+    pub fn message_start(len: usize, body: Bytes, compressed: bool) -> Payload {
+        Payload { prefix: prefix(len, compressed), at: 0, body }
+    }
+
+    /// Returns the number of bytes, with the prefix.
+    pub fn len(&self) -> usize {
+        PREFIX_BYTES - usize::from(self.at) + self.body.len()
+    }
+
+    /// Returns true if there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What is left of the prefix, and the body.
+    pub(crate) fn parts(&self) -> (&[u8], &Bytes) {
+        (&self.prefix[usize::from(self.at)..], &self.body)
+    }
+
+    /// Takes so many bytes off the front. Both parts share their memory with the whole.
+    pub(crate) fn split_to(&mut self, bytes: usize) -> Payload {
+        let of_prefix = bytes.min(PREFIX_BYTES - usize::from(self.at));
+        let end = self.at + of_prefix as u8;
+        // The front has its bytes of the prefix at the end of its own array.
+        let mut first = Payload { prefix: [0; PREFIX_BYTES], at: (PREFIX_BYTES - of_prefix) as u8, body: Bytes::new() };
+        let from = usize::from(first.at);
+        first.prefix[from..].copy_from_slice(&self.prefix[usize::from(self.at)..usize::from(end)]);
+        self.at = end;
+        first.body = self.body.split_to(bytes - of_prefix);
+        first
+    }
+}
+
+/// Returns the prefix of a gRPC message of so many bytes.
+pub(crate) fn prefix(len: usize, compressed: bool) -> [u8; PREFIX_BYTES] {
+    let len = u32::try_from(len).unwrap_or_else(|_| panic!("a message of {len} bytes has no prefix"));
+    let [a, b, c, d] = len.to_be_bytes();
+    [u8::from(compressed), a, b, c, d]
+}
+
+impl From<Bytes> for Payload {
+    /// Bytes without a prefix.
+    fn from(body: Bytes) -> Payload {
+        Payload { prefix: [0; PREFIX_BYTES], at: PREFIX_BYTES as u8, body }
+    }
+}
+
+impl Buf for Payload {
+    fn remaining(&self) -> usize {
+        self.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        if usize::from(self.at) < PREFIX_BYTES { &self.prefix[usize::from(self.at)..] } else { &self.body }
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        let _gone = self.split_to(bytes);
+    }
+}
+
+/// What waits to be sent on a stream.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    Data { payload: Payload, end: bool },
+    Trailers(Box<OwnedBlock>),
+}
+
+/// What is known of a stream that is not closed (RFC 9113, section 5.1).
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) id: u32,
+    /// Turn in which it was opened.
+    pub(crate) turn: u32,
+    /// Bytes that the other end may still send. Negative after it was allowed more than the settings say.
+    pub(crate) may_receive: i32,
+    /// Bytes that were handed to the consumer and not released yet.
+    pub(crate) unreleased: u32,
+    /// What the send window differs from the initial one of the other end's settings: so a change of those settings
+    /// touches no stream.
+    pub(crate) window_change: i32,
+    /// Bytes in `queue`.
+    pub(crate) queued: usize,
+    pub(crate) queue: VecDeque<Piece>,
+    /// Bytes that have to come according to `content-length`.
+    pub(crate) content_left: Option<u64>,
+    /// The other end sends nothing more.
+    pub(crate) received_end: bool,
+    /// This end sends nothing more.
+    pub(crate) sent_end: bool,
+    /// The message that comes has begun: its head was handed over.
+    pub(crate) received_head: bool,
+    /// The message that goes has begun: its head was sent.
+    pub(crate) sent_head: bool,
+    /// It is among those whose turn to send comes.
+    pub(crate) is_ready: bool,
+    /// The caller wants to know when there is room.
+    pub(crate) wants_room: bool,
+    /// A response without content whatever `content-length` says (RFC 9110, section 8.6).
+    pub(crate) is_head: bool,
+}
+
+/// Stream identifiers are dense: mixing them a little is enough. The other end chooses identifiers, but each is larger than
+/// the one before, and those that collide cost it a stream each.
+#[derive(Default)]
+pub(crate) struct Mixer(u64);
+
+impl Hasher for Mixer {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u32(u32::from(*byte));
+        }
+    }
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(20);
+    }
+}
+
+/// The open streams of a connection.
+#[derive(Default)]
+pub(crate) struct Streams {
+    slots: Slab<Stream>,
+    by_id: HashMap<u32, u32, BuildHasherDefault<Mixer>>,
+    /// The stream that was found last: frames of one stream follow each other.
+    last: Option<Key>,
+}
+
+impl Streams {
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn insert(&mut self, stream: Stream) -> Key {
+        let id = stream.id;
+        let slot = self.slots.insert(stream) as u32;
+        self.by_id.insert(id, slot);
+        let key = Key { slot, id };
+        self.last = Some(key);
+        key
+    }
+
+    pub(crate) fn find(&mut self, id: u32) -> Option<Key> {
+        if let Some(last) = self.last
+            && last.id == id
+        {
+            return Some(last);
+        }
+        let key = self.by_id.get(&id).map(|slot| Key { slot: *slot, id })?;
+        self.last = Some(key);
+        Some(key)
+    }
+
+    pub(crate) fn get(&self, key: Key) -> Option<&Stream> {
+        self.slots.get(key.slot as usize).filter(|stream| stream.id == key.id)
+    }
+
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Stream> {
+        self.slots.get_mut(key.slot as usize).filter(|stream| stream.id == key.id)
+    }
+
+    pub(crate) fn remove(&mut self, key: Key) -> Option<Stream> {
+        self.get(key)?;
+        if self.last == Some(key) {
+            self.last = None;
+        }
+        self.by_id.remove(&key.id);
+        Some(self.slots.remove(key.slot as usize))
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Key, &mut Stream)> {
+        self.slots.iter_mut().map(|(slot, stream)| (Key { slot: slot as u32, id: stream.id }, stream))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &Stream)> {
+        self.slots.iter().map(|(slot, stream)| (Key { slot: slot as u32, id: stream.id }, stream))
+    }
+
+    /// Gives back memory that streams had which are gone.
+    pub(crate) fn rest(&mut self) {
+        self.slots.shrink_to_fit();
+        self.by_id.shrink_to_fit();
+    }
+
+    /// Bytes held on the heap, without what streams have to send.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        // A slot of the slab has a word beside the stream, one of the map a byte.
+        self.slots.capacity() * (size_of::<Stream>() + size_of::<usize>())
+            + self.by_id.capacity() * (size_of::<(u32, u32)>() + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_payload_splits_anywhere() {
+        let whole = Payload::message(Bytes::from_static(b"abcdef"), true);
+        let mut bytes = whole.clone();
+        let bytes = bytes.copy_to_bytes(bytes.remaining());
+        assert_eq!(&bytes[..], b"\x01\0\0\0\x06abcdef");
+        for first in 0..=bytes.len() {
+            for second in 0..=bytes.len() - first {
+                let mut rest = whole.clone();
+                let (one, two) = (rest.split_to(first), rest.split_to(second));
+                assert_eq!((one.len(), two.len()), (first, second));
+                let mut all = Vec::new();
+                for part in [&one, &two, &rest] {
+                    let (prefix, body) = part.parts();
+                    all.extend_from_slice(prefix);
+                    all.extend_from_slice(body);
+                }
+                assert_eq!(all, bytes);
+            }
+        }
+    }
+}
