@@ -147,6 +147,8 @@ pub struct Connection {
     pub(crate) queued: usize,
     /// Highest stream that the other end opened.
     pub(crate) last_peer_stream: u32,
+    /// Highest stream of the other end that is taken, as it was told.
+    last_taken: u32,
     /// Next stream that this end opens; above [`STREAM_MAX`] if there are none left.
     pub(crate) next_stream: u32,
     /// Streams that the other end allows at once.
@@ -197,6 +199,7 @@ impl Connection {
             cut_off: Vec::new(),
             queued: 0,
             last_peer_stream: 0,
+            last_taken: STREAM_MAX,
             next_stream: if role == Role::Client { 1 } else { 2 },
             peer_streams_max: u32::MAX,
             payload_bytes_max: frame::PAYLOAD_BYTES_MAX as u32,
@@ -373,13 +376,15 @@ impl Connection {
     /// The second step of a shutdown.
     pub(crate) fn say_last_stream(&mut self) {
         self.leaving = Leaving::Final;
-        self.put_goaway(self.last_peer_stream, Reason::NO_ERROR, b"");
+        self.last_taken = self.last_peer_stream;
+        self.put_goaway(self.last_taken, Reason::NO_ERROR, b"");
     }
 
     /// Ends the connection at once: all streams are over, and the other end is told why by GOAWAY.
     pub fn close(&mut self, reason: Reason, debug: &[u8]) {
         if self.phase != Phase::Over {
-            self.put_goaway(self.last_peer_stream, reason, &debug[..debug.len().min(1024)]);
+            // What was told once does not grow again (section 6.8).
+            self.put_goaway(self.last_peer_stream.min(self.last_taken), reason, &debug[..debug.len().min(1024)]);
             self.end();
         }
     }
@@ -387,7 +392,7 @@ impl Connection {
     /// Ends the connection for a mistake of the other end.
     #[cold]
     pub(crate) fn fail(&mut self, error: ConnectionError) -> ConnectionError {
-        self.put_goaway(self.last_peer_stream, error.reason, error.text().as_bytes());
+        self.put_goaway(self.last_peer_stream.min(self.last_taken), error.reason, error.text().as_bytes());
         self.error = Some(error);
         self.end();
         error

@@ -316,15 +316,12 @@ impl Connection {
 
     fn request<'a>(&mut self, id: u32, end: bool, depends_on_itself: bool, block: &[u8]) -> Taken<'a> {
         let decoded = self.decode(block, Use::Request)?;
-        self.last_peer_stream = if self.leaving == Leaving::Final { self.last_peer_stream } else { id };
-        if self.leaving == Leaving::Final {
-            // Section 6.8: what comes after the last stream that was told is passed over. It was never looked at.
-            self.count(Limit::ProvokedResets)?;
-            self.put_reset(id, Reason::REFUSED_STREAM);
-            return Ok(None);
-        }
+        self.last_peer_stream = id;
         let refusal = if depends_on_itself {
             Some(Reason::PROTOCOL_ERROR)
+        } else if self.leaving == Leaving::Final {
+            // It comes after the last stream that was told (section 6.8).
+            Some(Reason::REFUSED_STREAM)
         } else if self.streams.len() >= self.options.streams_max as usize {
             Some(Reason::REFUSED_STREAM)
         } else {

@@ -134,6 +134,10 @@ impl Connection {
     /// # Errors
     ///
     /// If the stream is over.
+    ///
+    /// # Panics
+    ///
+    /// If a server has not sent the head.
     pub fn send_data(&mut self, stream: Key, payload: Payload, end: bool) -> Result<(), SendError> {
         if !self.is_free(stream, payload.len())? {
             self.push(stream, Piece::Data { payload, end });
@@ -335,6 +339,7 @@ impl Connection {
     /// Returns true if so many bytes of a stream can be sent at once, without overtaking any that wait.
     fn is_free(&self, key: Key, bytes: usize) -> Result<bool, SendError> {
         let stream = self.streams.get(key).filter(|stream| !stream.sent_end).ok_or(SendError::Closed)?;
+        assert!(stream.sent_head, "a body is sent before its head");
         if matches!(stream.queue.back(), Some(Piece::Trailers(_) | Piece::Data { end: true, .. })) {
             return Err(SendError::Closed);
         }
