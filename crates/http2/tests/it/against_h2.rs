@@ -1,0 +1,289 @@
+//! Against the crate `h2`, in both roles: each understands the other, whatever is sent.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http2::{Connection, Event, Input, Key, Options, Payload, Role, Template};
+use testkit::Random;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+use crate::ends::{REQUEST, RESPONSE, TRAILERS};
+
+const CALLS: usize = 60;
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, async {
+        tokio::time::timeout(testkit::TIMEOUT, test).await.expect("the two do not come to an end");
+    });
+}
+
+/// Runs one end until the other is gone or nothing is left to do.
+async fn drive(
+    connection: &mut Connection,
+    stream: &mut DuplexStream,
+    mut take: impl FnMut(&mut Connection, Event<'_>),
+    is_done: impl Fn(&Connection) -> bool,
+) {
+    let mut input = Input::default();
+    loop {
+        connection.begin_turn(Instant::now());
+        loop {
+            connection.gather();
+            let output = connection.output();
+            if output.is_empty() {
+                break;
+            }
+            let mut slices = [IoSlice::new(&[]); 16];
+            let count = output.slices(&mut slices);
+            let Ok(n) = stream.write_vectored(&slices[..count]).await else { return };
+            output.advance(n);
+        }
+        if is_done(connection) || connection.is_over() {
+            return;
+        }
+        let n = stream.read(input.space()).await.unwrap_or(0);
+        if n == 0 {
+            return;
+        }
+        input.filled(n);
+        let mut at = 0;
+        while let Some(event) = connection.next(input.unread(), &mut at).expect("h2 makes no mistakes") {
+            take(connection, event);
+        }
+        input.consume(at);
+    }
+}
+
+fn bodies(seed: u64) -> Vec<Vec<u8>> {
+    let mut random = Random::new(seed);
+    let mut body = |_| {
+        let len = [0, 1, 50, 5_000, 70_000, 300_000][random.index(6)];
+        random.bytes(len)
+    };
+    (0..CALLS).map(&mut body).collect()
+}
+
+fn options(seed: u64) -> Options {
+    match seed % 3 {
+        0 => Options::default(),
+        1 => Options { stream_window_bytes: 1_000, stream_window_bytes_max: 0, streams_max: 7, ..Options::default() },
+        _ => Options { stream_window_bytes: 1 << 20, output_bytes_max: 1_000, ..Options::default() },
+    }
+}
+
+/// Sends a body as the windows of h2 open.
+async fn send_all(mut send: h2::SendStream<Bytes>, mut body: Bytes, trailers: Option<http::HeaderMap>) {
+    while !body.is_empty() {
+        send.reserve_capacity(body.len());
+        let granted = poll_fn(|cx| send.poll_capacity(cx)).await.unwrap().unwrap().min(body.len());
+        let part = body.split_to(granted);
+        send.send_data(part, false).unwrap();
+    }
+    match trailers {
+        Some(trailers) => send.send_trailers(trailers).unwrap(),
+        None => send.send_data(Bytes::new(), true).unwrap(),
+    }
+}
+
+async fn receive_all(body: &mut h2::RecvStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    while let Some(part) = body.data().await {
+        let part = part.unwrap();
+        body.flow_control().release_capacity(part.len()).unwrap();
+        all.extend(part);
+    }
+    all
+}
+
+async fn client_of_h2(stream: DuplexStream, seed: u64) {
+    let mut builder = h2::client::Builder::new();
+    if seed % 2 == 1 {
+        builder.initial_window_size(2_000).header_table_size(200).max_frame_size(20_000);
+    }
+    let (send, connection) = builder.handshake::<_, Bytes>(stream).await.unwrap();
+    tokio::task::spawn_local(async move { connection.await.unwrap() });
+    let mut calls = Vec::new();
+    for (number, body) in bodies(seed).into_iter().enumerate() {
+        let send = send.clone();
+        calls.push(tokio::task::spawn_local(async move {
+            let mut send = send.ready().await.unwrap();
+            let request = http::Request::post("http://localhost/path")
+                .header("number", number)
+                .header("te", "trailers")
+                .header(if number % 2 == 0 { "even" } else { "odd" }, "x".repeat(number))
+                .body(())
+                .unwrap();
+            let (response, sender) = send.send_request(request, false).unwrap();
+            tokio::task::spawn_local(send_all(sender, Bytes::from(body.clone()), None));
+            let response = response.await.unwrap();
+            assert_eq!(response.status(), 200);
+            assert_eq!(response.headers()["number"], number.to_string());
+            let mut answer = response.into_body();
+            assert!(receive_all(&mut answer).await == body, "call {number}");
+            assert_eq!(answer.trailers().await.unwrap().unwrap()["grpc-status"], "0");
+        }));
+    }
+    for call in calls {
+        call.await.unwrap();
+    }
+}
+
+#[test]
+fn a_client_of_h2() {
+    for seed in 0..6 {
+        run(async {
+            let (theirs, mut ours) = tokio::io::duplex(20_000);
+            let client = tokio::task::spawn_local(client_of_h2(theirs, seed));
+            let mut server = Connection::new(Role::Server, &Arc::new(options(seed)), Instant::now());
+            let mut calls = 0;
+            let echo = |server: &mut Connection, event: Event<'_>| match event {
+                Event::Head { stream, fields, end } => {
+                    calls += 1;
+                    assert_eq!((fields.method(), fields.path(), end), (&b"POST"[..], &b"/path"[..], false));
+                    let number = fields.get(b"number").unwrap();
+                    server.send_head(stream, &RESPONSE, &[(b"number", number)], false).unwrap();
+                }
+                Event::Data { stream, bytes, end } => {
+                    let part = Payload::from(Bytes::copy_from_slice(bytes));
+                    server.send_data(stream, part, false).unwrap();
+                    server.release(stream, bytes.len());
+                    if end {
+                        server.send_trailers(stream, &TRAILERS, &[]).unwrap();
+                    }
+                }
+                Event::Settings | Event::GoAway { .. } | Event::Pinged | Event::Pong(_) => {}
+                other => panic!("{other:?}"),
+            };
+            drive(&mut server, &mut ours, echo, |_| false).await;
+            assert_eq!((server.open_streams(), server.unreleased_bytes(), calls), (0, 0, CALLS));
+            client.await.unwrap();
+        });
+    }
+}
+
+async fn server_of_h2(stream: DuplexStream, seed: u64) {
+    let mut builder = h2::server::Builder::new();
+    if seed % 2 == 1 {
+        builder.initial_window_size(2_000).max_concurrent_streams(5).max_frame_size(30_000);
+    }
+    let mut connection = builder.handshake::<_, Bytes>(stream).await.unwrap();
+    while let Some(call) = connection.accept().await {
+        let (request, mut respond) = call.unwrap();
+        tokio::task::spawn_local(async move {
+            let number = request.headers()["number"].clone();
+            let mut body = request.into_body();
+            let body = receive_all(&mut body).await;
+            let response = http::Response::builder().header("number", &number).body(()).unwrap();
+            let send = respond.send_response(response, false).unwrap();
+            let trailers = [("grpc-status", "0"), ("number", number.to_str().unwrap())];
+            let trailers = trailers.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+            send_all(send, Bytes::from(body), Some(http::HeaderMap::from_iter(trailers))).await;
+        });
+    }
+}
+
+#[derive(Default)]
+struct Call {
+    number: usize,
+    came: Vec<u8>,
+    trailers: usize,
+}
+
+#[test]
+fn a_server_of_h2() {
+    for seed in 0..6 {
+        run(async {
+            let (theirs, mut ours) = tokio::io::duplex(20_000);
+            tokio::task::spawn_local(server_of_h2(theirs, seed));
+            let mut client = Connection::new(Role::Client, &Arc::new(options(seed)), Instant::now());
+            let bodies = bodies(seed);
+            let mut next = 0;
+            let mut open: HashMap<Key, Call> = HashMap::new();
+            let mut done = 0;
+            let mut fill = |client: &mut Connection, open: &mut HashMap<Key, Call>| {
+                while next < CALLS && client.may_open() {
+                    let number = next.to_string();
+                    let other = Template::new([(":method", "PUT"), (":scheme", "http"), (":path", "/other"), ("x", "y")]);
+                    let other = other.unwrap();
+                    let template = if next % 3 == 0 { &other } else { &*REQUEST };
+                    let key = client.open(template, &[(b"number", number.as_bytes())], false).unwrap();
+                    let body = Bytes::from(bodies[next].clone());
+                    client.send_data(key, Payload::from(body), next % 2 == 0).unwrap();
+                    if next % 2 == 1 {
+                        client.send_trailers(key, &TRAILERS, &[]).unwrap();
+                    }
+                    open.insert(key, Call { number: next, ..Call::default() });
+                    next += 1;
+                }
+            };
+            fill(&mut client, &mut open);
+            let finished = std::cell::Cell::new(0);
+            let take = |client: &mut Connection, event: Event<'_>| {
+                match event {
+                    Event::Head { stream, fields, .. } => {
+                        assert_eq!(fields.status(), Some(200));
+                        assert_eq!(fields.get(b"number"), Some(open[&stream].number.to_string().as_bytes()));
+                    }
+                    Event::Data { stream, bytes, .. } => {
+                        open.get_mut(&stream).unwrap().came.extend(bytes);
+                        client.release(stream, bytes.len());
+                    }
+                    Event::Trailers { stream, fields } => {
+                        assert_eq!(fields.get(b"grpc-status"), Some(&b"0"[..]));
+                        let mut call = open.remove(&stream).unwrap();
+                        call.trailers += 1;
+                        assert_eq!(fields.get(b"number"), Some(call.number.to_string().as_bytes()));
+                        assert!(call.came == bodies[call.number], "call {}", call.number);
+                        done += 1;
+                        finished.set(done);
+                    }
+                    Event::Settings | Event::Pinged | Event::Pong(_) => {}
+                    other => panic!("{other:?}"),
+                }
+                fill(client, &mut open);
+            };
+            drive(&mut client, &mut ours, take, |_| finished.get() == CALLS).await;
+            assert_eq!((finished.get(), client.open_streams(), client.unreleased_bytes()), (CALLS, 0, 0));
+        });
+    }
+}
+
+/// What is wrong for one is wrong for the other: requests that `h2` refuses are refused.
+#[test]
+fn both_refuse_the_same_requests() {
+    use crate::ends::{End, Seen};
+    use crate::frames::*;
+    let mut random = Random::new(17);
+    let names = [":method", ":path", ":scheme", ":authority", "x", "te", "connection", "X", "content-length", "host"];
+    let values = ["GET", "/", "http", "trailers", "7", "", "a b", "localhost"];
+    let mut refused = 0;
+    for _ in 0..300 {
+        let mut block = if random.percent(70) { GET.to_vec() } else { GET[random.index(3)..].to_vec() };
+        for _ in 0..random.index(3) {
+            block.extend(field(random.pick(&names), random.pick(&values)));
+        }
+        let mut server = End::greeted(&Options::default());
+        let ours = server.take(&frame(HEADERS, END_HEADERS, 1, &block)).unwrap();
+        let ours = matches!(ours[..], [Seen::Head(..)]);
+        let theirs = std::rc::Rc::new(std::cell::Cell::new(false));
+        let seen = theirs.clone();
+        run(async move {
+            let (mut client, server) = tokio::io::duplex(20_000);
+            client.write_all(&[greeting(), frame(HEADERS, END_HEADERS, 1, &block)].concat()).await.unwrap();
+            client.shutdown().await.unwrap();
+            let mut server = h2::server::handshake(server).await.unwrap();
+            seen.set(matches!(server.accept().await, Some(Ok(_))));
+        });
+        refused += usize::from(!ours);
+        if ours != theirs.get() {
+            panic!("ours: {ours}, h2's: {}", theirs.get());
+        }
+    }
+    assert!((50..250).contains(&refused), "{refused}");
+}

@@ -1,0 +1,305 @@
+//! Flow control: consumers that stop senders, windows that grow, and turns.
+
+use bytes::Bytes;
+use http2::{Options, Payload, Reason, Role, SendError};
+use testkit::Random;
+
+use crate::ends::{End, RESPONSE, Seen, TRAILERS, call, exchange, pair};
+use crate::frames::*;
+
+fn body(len: usize) -> Payload {
+    Payload::from(Bytes::from(vec![b'x'; len]))
+}
+
+fn data_bytes(seen: &[Seen]) -> usize {
+    seen.iter().map(|seen| if let Seen::Data(_, bytes, _) = seen { bytes.len() } else { 0 }).sum()
+}
+
+#[test]
+fn a_consumer_that_releases_nothing_stops_the_sender() {
+    for (stream, connection) in [(10_000, 1 << 20), (100_000, 65_535), (0, 100_000)] {
+        let options =
+            Options { stream_window_bytes: stream, connection_window_bytes: connection, ..Options::default() };
+        let (mut client, mut server) = pair(&Options::default(), &options);
+        server.releases = false;
+        let (at_client, at_server) = call(&mut client, &mut server, false);
+        client.connection.send_data(at_client, body(1 << 20), true).unwrap();
+        let (_, seen) = exchange(&mut client, &mut server);
+        let window = stream.min(connection) as usize;
+        assert_eq!(data_bytes(&seen), window);
+        assert_eq!(client.connection.queued_bytes(), (1 << 20) - window);
+        assert_eq!(server.connection.unreleased_bytes(), window as u64);
+        assert_eq!(server.connection.stream_unreleased_bytes(at_server), window);
+        // Less than half of the window is not worth a frame; the rest is.
+        server.connection.release(at_server, window / 3);
+        assert_eq!(data_bytes(&exchange(&mut client, &mut server).1), 0);
+        server.connection.release(at_server, window);
+        assert_eq!(data_bytes(&exchange(&mut client, &mut server).1), window);
+        assert_eq!(server.connection.unreleased_bytes(), window as u64);
+    }
+}
+
+#[test]
+fn what_a_stream_held_is_given_back_when_it_is_over() {
+    let options = Options { connection_window_bytes: 65_535, ..Options::default() };
+    let (mut client, mut server) = pair(&Options::default(), &options);
+    server.releases = false;
+    for round in 0..20 {
+        let (at_client, at_server) = call(&mut client, &mut server, false);
+        client.connection.send_data(at_client, body(60_000), round % 3 == 0).unwrap();
+        assert_eq!(data_bytes(&exchange(&mut client, &mut server).1), 60_000);
+        match round % 3 {
+            0 => server.connection.send_head(at_server, &RESPONSE, &[], true).unwrap(),
+            1 => server.connection.reset(at_server, Reason::CANCEL),
+            _ => client.connection.reset(at_client, Reason::CANCEL),
+        }
+        exchange(&mut client, &mut server);
+        assert_eq!((client.connection.open_streams(), server.connection.open_streams()), (0, 0));
+        assert_eq!(server.connection.unreleased_bytes(), 0);
+        // Too late, and for nothing.
+        server.connection.release(at_server, 60_000);
+        assert_eq!(server.sent(), []);
+    }
+}
+
+#[test]
+fn data_that_comes_for_streams_that_were_reset_is_given_back() {
+    let mut server = End::greeted(&Options::default());
+    for count in 0..1_000 {
+        let id = 2 * count + 1;
+        let seen = server.take(&frame(HEADERS, END_HEADERS, id, GET)).unwrap();
+        server.connection.reset(seen[0].stream().unwrap(), Reason::CANCEL);
+        assert_eq!(server.take(&frame(DATA, 0, id, &[0; 16_000])).unwrap(), []);
+    }
+    let given = |frame: &Frame| if frame.kind == WINDOW_UPDATE { u64::from(frame.number()) } else { 0 };
+    let sum: u64 = server.sent_frames().iter().map(given).sum();
+    assert!(sum > 16_000_000 - (1 << 20), "{sum}");
+}
+
+#[test]
+fn padding_is_given_back_by_itself() {
+    let options = Options { stream_window_bytes: 20_000, ..Options::default() };
+    let mut server = End::greeted(&options);
+    server.releases = false;
+    server.take(&frame(SETTINGS, ACK, 0, &[])).unwrap();
+    server.take(&frame(HEADERS, END_HEADERS, 1, GET)).unwrap();
+    let mut padded = vec![255, b'x'];
+    padded.extend([0; 255]);
+    let mut allowed = 20_000_i64;
+    for _ in 0..5_000 {
+        allowed -= padded.len() as i64;
+        assert!(allowed >= 0);
+        assert_eq!(data_bytes(&server.take(&frame(DATA, PADDED, 1, &padded)).unwrap()), 1);
+        for frame in server.sent_frames().iter().filter(|frame| frame.kind == WINDOW_UPDATE && frame.stream == 1) {
+            allowed += i64::from(frame.number());
+        }
+    }
+    assert_eq!(server.connection.unreleased_bytes(), 5_000);
+}
+
+#[test]
+fn a_window_grows_while_the_delay_is_the_bound() {
+    let options = Options { stream_window_bytes_max: 1 << 20, ..Options::default() };
+    let (mut client, mut server) = pair(&Options::default(), &options);
+    let (at_client, _) = call(&mut client, &mut server, false);
+    client.connection.send_data(at_client, body(20 << 20), true).unwrap();
+    let (mut rounds, mut came, mut most) = (0, 0, 0);
+    while client.connection.open_streams() > 0 && came < 20 << 20 {
+        // A round trip of 50 ms: what one says is heard when all of it is said.
+        rounds += 1;
+        client.turn(rounds * 50);
+        server.turn(rounds * 50);
+        let said = client.sent();
+        let now = data_bytes(&server.take(&said).unwrap());
+        (came, most) = (came + now, most.max(now));
+        client.take(&server.sent()).unwrap();
+    }
+    assert_eq!(came, 20 << 20);
+    // 64 KiB each time would be 320 of them.
+    assert!(most > 500_000 && rounds < 60, "{most} {rounds}");
+}
+
+#[test]
+fn a_window_does_not_grow_for_a_slow_consumer() {
+    let (mut client, mut server) = pair(&Options::default(), &Options::default());
+    server.releases = false;
+    let (at_client, at_server) = call(&mut client, &mut server, false);
+    client.connection.send_data(at_client, body(20 << 20), true).unwrap();
+    for round in 0..200 {
+        server.turn(round * 50);
+        let (_, seen) = exchange(&mut client, &mut server);
+        assert!(data_bytes(&seen) < 200_000);
+        // A tenth of a window in each round trip.
+        server.connection.release(at_server, 6_000);
+    }
+    assert!(server.connection.unreleased_bytes() < 200_000, "{}", server.connection.unreleased_bytes());
+}
+
+#[test]
+fn streams_take_turns() {
+    let (mut client, mut server) = pair(&Options::default(), &Options::default());
+    let calls: Vec<_> = (0..5).map(|_| call(&mut client, &mut server, true).1).collect();
+    for key in &calls {
+        server.connection.send_head(*key, &RESPONSE, &[], false).unwrap();
+        server.connection.send_data(*key, body(200_000), false).unwrap();
+        server.connection.send_trailers(*key, &TRAILERS, &[]).unwrap();
+    }
+    let mut order = Vec::new();
+    let mut ended = 0;
+    while ended < calls.len() {
+        let said = server.sent();
+        order.extend(frames(&said).into_iter().filter(|frame| frame.kind == DATA));
+        ended += client.take(&said).unwrap().iter().filter(|seen| matches!(seen, Seen::Trailers(..))).count();
+        server.take(&client.sent()).unwrap();
+    }
+    // At no time is one two frames ahead of another, as long as the windows let all go on.
+    let mut sent = vec![0; calls.len()];
+    for frame in &order[..15] {
+        sent[(frame.stream as usize - 1) / 2] += 1;
+        assert!(sent.iter().max().unwrap() - sent.iter().min().unwrap() <= 1, "{sent:?}");
+    }
+    assert_eq!(order.iter().map(|frame| frame.payload.len()).sum::<usize>(), 1_000_000);
+    assert_eq!((server.connection.queued_bytes(), server.connection.open_streams()), (0, 0));
+}
+
+#[test]
+fn a_stream_whose_window_is_shut_keeps_nobody_waiting() {
+    let (mut client, mut server) = pair(&Options::default(), &Options::default());
+    client.releases = false;
+    let (_, shut) = call(&mut client, &mut server, true);
+    server.connection.send_head(shut, &RESPONSE, &[], false).unwrap();
+    server.connection.send_data(shut, body(300_000), true).unwrap();
+    assert_eq!(data_bytes(&exchange(&mut client, &mut server).0), 65_535);
+    for _ in 0..10 {
+        let (at_client, other) = call(&mut client, &mut server, true);
+        server.connection.send_head(other, &RESPONSE, &[], false).unwrap();
+        server.connection.send_data(other, body(60_000), false).unwrap();
+        server.connection.send_trailers(other, &TRAILERS, &[]).unwrap();
+        let (seen, _) = exchange(&mut client, &mut server);
+        assert_eq!(data_bytes(&seen), 60_000);
+        assert!(matches!(seen.last(), Some(Seen::Trailers(key, _)) if *key == at_client));
+    }
+    assert_eq!(server.connection.stream_queued_bytes(shut), 300_000 - 65_535);
+}
+
+#[test]
+fn a_change_of_the_initial_window_is_for_streams_that_are_open() {
+    let window = |bytes: u32| frame(SETTINGS, 0, 0, &[&[0, 4], &bytes.to_be_bytes()[..]].concat());
+    let sent = |server: &mut End| -> usize {
+        server.sent_frames().iter().filter(|frame| frame.kind == DATA).map(|frame| frame.payload.len()).sum()
+    };
+    let mut server = End::greeted(&Options::default());
+    server.take(&window(100)).unwrap();
+    let key = server.take(&frame(HEADERS, END_HEADERS | END_STREAM, 1, GET)).unwrap()[0].stream().unwrap();
+    server.connection.send_head(key, &RESPONSE, &[], false).unwrap();
+    server.connection.send_data(key, body(10_000), true).unwrap();
+    assert_eq!(sent(&mut server), 100);
+    // Negative (RFC 9113, section 6.9.2): 40 less than nothing, and 30 more are not enough.
+    server.take(&window(60)).unwrap();
+    server.take(&frame(WINDOW_UPDATE, 0, 1, &30_u32.to_be_bytes())).unwrap();
+    assert_eq!(sent(&mut server), 0);
+    server.take(&frame(WINDOW_UPDATE, 0, 1, &15_u32.to_be_bytes())).unwrap();
+    assert_eq!(sent(&mut server), 5);
+    server.take(&window(1_000)).unwrap();
+    assert_eq!(sent(&mut server), 940);
+    server.take(&window(100_000)).unwrap();
+    assert_eq!(sent(&mut server), 10_000 - 100 - 5 - 940);
+    assert_eq!(server.connection.open_streams(), 0);
+}
+
+#[test]
+fn a_window_beyond_the_largest_is_an_error() {
+    let mut server = End::greeted(&Options::default());
+    server.take(&frame(HEADERS, END_HEADERS, 1, GET)).unwrap();
+    server.take(&frame(WINDOW_UPDATE, 0, 1, &(0x7fff_ffff_u32 - 65_535).to_be_bytes())).unwrap();
+    // A stream that was given as much and is over does not count.
+    let more = |bytes: u32| frame(SETTINGS, 0, 0, &[&[0, 4], &bytes.to_be_bytes()[..]].concat());
+    assert_eq!(server.take(&more(65_535)), Ok(vec![Seen::Settings]));
+    assert_eq!(server.take(&more(65_536)).unwrap_err().reason, Reason::FLOW_CONTROL_ERROR);
+    let mut server = End::greeted(&Options::default());
+    server.take(&frame(HEADERS, END_HEADERS, 1, GET)).unwrap();
+    server.take(&frame(HEADERS, END_HEADERS, 3, GET)).unwrap();
+    server.take(&frame(WINDOW_UPDATE, 0, 1, &(0x7fff_ffff_u32 - 65_535).to_be_bytes())).unwrap();
+    server.take(&frame(RST_STREAM, 0, 1, &[0, 0, 0, 8])).unwrap();
+    assert_eq!(server.take(&more(0x7fff_ffff)), Ok(vec![Seen::Settings]));
+}
+
+#[test]
+fn who_wants_room_is_told_once_when_there_is_some() {
+    let (mut client, mut server) = pair(&Options::default(), &Options::default());
+    client.releases = false;
+    let (at_client, key) = call(&mut client, &mut server, true);
+    server.connection.send_head(key, &RESPONSE, &[], false).unwrap();
+    assert_eq!(server.connection.room(key), 65_535);
+    server.connection.want_room(key);
+    server.connection.gather();
+    assert_eq!((server.connection.next_writable(), server.connection.next_writable()), (Some(key), None));
+    server.connection.send_data(key, body(100_000), false).unwrap();
+    server.connection.want_room(key);
+    exchange(&mut client, &mut server);
+    assert_eq!((server.connection.next_writable(), server.connection.room(key)), (None, 0));
+    // The window opens: first for what waits.
+    client.connection.release(at_client, 40_000);
+    let (seen, _) = exchange(&mut client, &mut server);
+    assert_eq!(data_bytes(&seen), 100_000 - 65_535);
+    assert_eq!(server.connection.next_writable(), Some(key));
+    assert_eq!(server.connection.room(key), 40_000 - (100_000 - 65_535));
+    // Who is over is not told.
+    server.connection.want_room(key);
+    client.connection.reset(at_client, Reason::CANCEL);
+    exchange(&mut client, &mut server);
+    assert_eq!(server.connection.send_data(key, body(1), false), Err(SendError::Closed));
+}
+
+#[test]
+fn a_message_is_the_same_however_it_is_sent() {
+    let mut random = Random::new(5);
+    for len in [0, 1, 5, 2_000, 2_100, 16_300, 16_384, 40_000, 200_000] {
+        let message = random.bytes(len);
+        let (mut client, mut server) = pair(&Options::default(), &Options::default());
+        for how in 0..3 {
+            let (at_client, key) = call(&mut client, &mut server, true);
+            server.connection.send_head(key, &RESPONSE, &[], false).unwrap();
+            match how {
+                0 => server.connection.send_message(key, len, false, |out| out.extend(&message)).unwrap(),
+                1 => {
+                    let payload = Payload::message(Bytes::from(message.clone()), false);
+                    server.connection.send_data(key, payload, false).unwrap();
+                }
+                _ => {
+                    let (first, second) = message.split_at(len / 3);
+                    let first = Payload::message_start(len, Bytes::copy_from_slice(first), false);
+                    server.connection.send_data(key, first, false).unwrap();
+                    server.connection.send_data(key, Bytes::copy_from_slice(second).into(), false).unwrap();
+                }
+            }
+            server.connection.send_trailers(key, &TRAILERS, &[]).unwrap();
+            let (seen, _) = exchange(&mut client, &mut server);
+            let mut came = Vec::new();
+            for seen in &seen {
+                if let Seen::Data(_, bytes, _) = seen {
+                    came.extend(bytes);
+                }
+            }
+            assert_eq!(came, [&[0], &(len as u32).to_be_bytes()[..], &message].concat());
+            assert_eq!(seen.last().and_then(Seen::stream), Some(at_client));
+        }
+    }
+}
+
+#[test]
+fn the_output_is_bounded_and_bodies_are_referred_to() {
+    let options = Options { output_bytes_max: 50_000, ..Options::default() };
+    let mut server = End::new(Role::Server, &options);
+    server.take(&greeting()).unwrap();
+    server.take(&frame(SETTINGS, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff])).unwrap();
+    server.take(&frame(WINDOW_UPDATE, 0, 0, &(1_u32 << 30).to_be_bytes())).unwrap();
+    let key = server.take(&frame(HEADERS, END_HEADERS | END_STREAM, 1, GET)).unwrap()[0].stream().unwrap();
+    server.connection.send_head(key, &RESPONSE, &[], false).unwrap();
+    server.connection.send_data(key, body(10 << 20), true).unwrap();
+    server.connection.gather();
+    let len = server.connection.output().len();
+    assert!((50_000..50_000 + 17_000).contains(&len), "{len}");
+    assert!(server.connection.output().heap_bytes() < 40_000);
+    assert_eq!(frames(&server.sent()).iter().filter(|frame| frame.kind == DATA).count(), 640);
+}
