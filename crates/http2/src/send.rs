@@ -221,6 +221,11 @@ impl Connection {
         }
     }
 
+    /// Returns true if the stream is not over, and this end has sent its head.
+    pub fn has_begun(&self, stream: Key) -> bool {
+        self.streams.get(stream).is_some_and(|state| state.sent_head)
+    }
+
     /// Returns true if the stream is not over.
     pub fn is_open(&self, stream: Key) -> bool {
         self.streams.get(stream).is_some()
