@@ -34,6 +34,7 @@ pub mod cost_watches;
 pub mod front_port;
 pub mod gateway_json;
 pub mod grpc_web;
+pub mod http2_ends;
 pub mod index;
 pub mod journal;
 pub mod journal_files;
@@ -90,6 +91,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "front_http2", run: front_port::run_http2, seeds: front_port::seeds_http2 },
     Target { name: "gateway", run: gateway_json::run, seeds: gateway_json::seeds },
     Target { name: "grpc_web", run: grpc_web::run, seeds: grpc_web::seeds },
+    Target { name: "http2_ends", run: http2_ends::run, seeds: http2_ends::seeds },
     Target { name: "image", run: restore::run_image, seeds: restore::seeds_image },
     Target { name: "log_damage", run: journal_files::run_damage, seeds: journal_files::seeds_damage },
     Target { name: "log_files", run: journal_files::run_files, seeds: journal_files::seeds_files },
