@@ -172,6 +172,8 @@ pub struct Output {
     segments: VecDeque<Segment>,
     len: usize,
     written: u64,
+    /// Bytes ever appended up to the end of the last frame of a call.
+    calls_end: u64,
 }
 
 impl Output {
@@ -188,6 +190,12 @@ impl Output {
     /// Bytes ever taken by [`Output::advance`].
     pub fn written(&self) -> u64 {
         self.written
+    }
+
+    /// Bytes ever taken by [`Output::advance`], up to the last frame of a call (HEADERS, CONTINUATION, DATA): it moves only
+    /// while the other end takes those. Acknowledgements and window updates behind it do not count.
+    pub fn written_of_calls(&self) -> u64 {
+        self.written.min(self.calls_end)
     }
 
     /// Fills in the first pieces, and returns their number. Fewer than there are places means that these are all.
@@ -256,6 +264,11 @@ impl Output {
         result
     }
 
+    /// Notes that what was appended last is a frame of a call.
+    pub(crate) fn note_call(&mut self) {
+        self.calls_end = self.written + self.len as u64;
+    }
+
     /// Appends a frame's head and body.
     pub(crate) fn frame(&mut self, kind: u8, flags: u8, stream: u32, body: &[u8]) {
         self.write(HEAD_BYTES + body.len(), |out| {
@@ -277,6 +290,7 @@ impl Output {
             self.len += body.len();
             self.segments.push_back(Segment::Shared(body));
         }
+        self.note_call();
     }
 }
 

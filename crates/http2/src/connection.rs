@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::buffers::Output;
 use crate::flow::{self, Growth};
-use crate::frame::{self, PREFACE, STREAM_MAX, WINDOW_BYTES, WINDOW_BYTES_MAX, flag, kind, setting};
+use crate::frame::{self, PREFACE, STREAM_MAX, WINDOW_BYTES, WINDOW_BYTES_MAX, kind, setting};
 use crate::hpack::{Decoder, Encoder};
 use crate::options::{Bucket, Options};
 use crate::reason::{ConnectionError, Limit, Reason};
@@ -441,6 +441,7 @@ impl Connection {
             may_receive: self.receive_initial as i32,
             unreleased: 0,
             window_change: 0,
+            sent: 0,
             queued: 0,
             queue: VecDeque::new(),
             content_left: None,

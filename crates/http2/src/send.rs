@@ -145,7 +145,9 @@ impl Connection {
         }
         if !payload.is_empty() || end {
             self.put_data(stream, payload, end);
-            self.after_data(stream, end);
+            if end {
+                self.send_end(stream);
+            }
         }
         Ok(())
     }
@@ -184,8 +186,11 @@ impl Connection {
             write(out);
             assert_eq!(out.len() - start, len, "a message was announced with another length");
         });
+        self.output.note_call();
         self.use_windows(stream, all);
-        self.after_data(stream, end);
+        if end {
+            self.send_end(stream);
+        }
         Ok(())
     }
 
@@ -234,6 +239,11 @@ impl Connection {
     /// Bytes of a stream's body that wait for windows or their turn.
     pub fn stream_queued_bytes(&self, stream: Key) -> usize {
         self.streams.get(stream).map_or(0, |stream| stream.queued)
+    }
+
+    /// Bytes of a stream's body that were sent, as far as this end knows: they left for the output.
+    pub fn stream_sent_bytes(&self, stream: Key) -> u64 {
+        self.streams.get(stream).map_or(0, |stream| stream.sent)
     }
 
     /// Bytes that could be sent on a stream now: what both windows and the output have room for, without what waits.
@@ -416,12 +426,7 @@ impl Connection {
         self.may_send -= bytes as i32;
         if let Some(stream) = self.streams.get_mut(key) {
             stream.window_change -= bytes as i32;
-        }
-    }
-
-    fn after_data(&mut self, key: Key, end: bool) {
-        if end {
-            self.send_end(key);
+            stream.sent += bytes as u64;
         }
     }
 
@@ -458,19 +463,21 @@ impl Connection {
                     frame::head(out.len() - start - HEAD_BYTES, kind::HEADERS, flags | flag::END_HEADERS, id);
                 out[start..start + HEAD_BYTES].copy_from_slice(&head);
             });
+            self.output.note_call();
             return;
         }
         let mut block = Vec::with_capacity(bytes_max);
         encoder.encode(template, fields(), &mut block);
         // Every end takes payloads that fit into a buffer.
         let mut parts = block.chunks(OUTPUT_BYTES - HEAD_BYTES).peekable();
-        let (mut kind, mut flags) = (kind::HEADERS, flags);
+        let (mut of_frame, mut flags) = (kind::HEADERS, flags);
         while let Some(part) = parts.next() {
             if parts.peek().is_none() {
                 flags |= flag::END_HEADERS;
             }
-            self.output.frame(kind, flags, id, part);
-            (kind, flags) = (kind::CONTINUATION, 0);
+            self.output.frame(of_frame, flags, id, part);
+            (of_frame, flags) = (kind::CONTINUATION, 0);
         }
+        self.output.note_call();
     }
 }

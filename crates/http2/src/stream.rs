@@ -137,6 +137,8 @@ pub(crate) struct Stream {
     /// What the send window differs from the initial one of the other end's settings: so a change of those settings
     /// touches no stream.
     pub(crate) window_change: i32,
+    /// Bytes of bodies that were put into frames.
+    pub(crate) sent: u64,
     /// Bytes in `queue`.
     pub(crate) queued: usize,
     pub(crate) queue: VecDeque<Piece>,

@@ -303,3 +303,24 @@ fn the_output_is_bounded_and_bodies_are_referred_to() {
     assert!(server.connection.output().heap_bytes() < 40_000);
     assert_eq!(frames(&server.sent()).iter().filter(|frame| frame.kind == DATA).count(), 640);
 }
+
+/// What a stalled client is known by: acknowledgements go out, and answers do not.
+#[test]
+fn what_is_taken_of_calls_is_told_apart() {
+    let (mut client, mut server) = pair(&Options::default(), &Options::default());
+    let (_, key) = call(&mut client, &mut server, true);
+    let before = server.connection.output().written_of_calls();
+    server.connection.ping(1);
+    server.sent();
+    assert_eq!(server.connection.output().written_of_calls(), before);
+    server.connection.send_head(key, &RESPONSE, &[], false).unwrap();
+    server.connection.send_data(key, body(10), false).unwrap();
+    server.connection.ping(2);
+    let len = server.connection.output().len();
+    server.connection.output().advance(len - 17);
+    let after = server.connection.output().written_of_calls();
+    assert_eq!(server.connection.output().written(), after);
+    server.sent();
+    assert_eq!(server.connection.output().written_of_calls(), after);
+    assert_eq!(server.connection.stream_sent_bytes(key), 10);
+}
