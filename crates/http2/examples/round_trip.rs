@@ -167,7 +167,7 @@ fn theirs() -> Result<(Duration, Duration), Failure> {
     let at_server = Pipe { from: other, to: one };
     let mut cx = Context::from_waker(Waker::noop());
     let (mut greeting, mut greeted) =
-        (pin!(h2::client::handshake(at_client)), pin!(h2::server::handshake::<_, Bytes>(at_server)));
+        (pin!(h2::client::handshake(at_client)), pin!(h2::server::handshake(at_server)));
     let (mut client, mut server) = (None, None);
     while client.is_none() || server.is_none() {
         if client.is_none()

@@ -141,21 +141,13 @@ impl Drop for Input {
     }
 }
 
+/// A piece of the output.
 #[derive(Debug)]
 enum Segment {
-    /// Frames that were written here; bytes before `at` are gone.
-    Own { bytes: Vec<u8>, at: u32 },
+    /// Bytes of a buffer, which is named by its number. They lie in the buffers in the order in which they are sent.
+    Own { buffer: u32, start: u16, end: u16 },
     /// A body that belongs to others, too.
     Shared(Bytes),
-}
-
-impl Segment {
-    fn left(&self) -> &[u8] {
-        match self {
-            Segment::Own { bytes, at } => &bytes[*at as usize..],
-            Segment::Shared(bytes) => bytes,
-        }
-    }
 }
 
 /// Bytes to be written to the other end, in pieces: frames lie in pooled buffers, long bodies are referred to and not
@@ -170,6 +162,10 @@ impl Segment {
 #[derive(Debug, Default)]
 pub struct Output {
     segments: VecDeque<Segment>,
+    /// Frames that were written here. Many pieces lie in one buffer: bodies of others come between them.
+    buffers: VecDeque<Vec<u8>>,
+    /// Number of the first buffer; they wrap.
+    first_buffer: u32,
     len: usize,
     written: u64,
     /// Bytes ever appended up to the end of the last frame of a call.
@@ -202,10 +198,20 @@ impl Output {
     pub fn slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
         let mut count = 0;
         for (slice, segment) in into.iter_mut().zip(&self.segments) {
-            *slice = IoSlice::new(segment.left());
+            *slice = IoSlice::new(self.bytes_of(segment));
             count += 1;
         }
         count
+    }
+
+    fn bytes_of<'a>(&'a self, segment: &'a Segment) -> &'a [u8] {
+        match segment {
+            Segment::Own { buffer, start, end } => {
+                let place = buffer.wrapping_sub(self.first_buffer) as usize;
+                &self.buffers[place][usize::from(*start)..usize::from(*end)]
+            }
+            Segment::Shared(bytes) => bytes,
+        }
     }
 
     /// Drops so many of the first bytes, which were written. Buffers that are empty are given back.
@@ -219,48 +225,72 @@ impl Output {
         self.written += bytes as u64;
         let mut rest = bytes;
         while let Some(first) = self.segments.front_mut() {
-            let left = first.left().len();
+            let left = match first {
+                Segment::Own { start, end, .. } => usize::from(*end - *start),
+                Segment::Shared(bytes) => bytes.len(),
+            };
             if rest < left {
                 match first {
-                    Segment::Own { at, .. } => *at += rest as u32,
+                    Segment::Own { start, .. } => *start += rest as u16,
                     Segment::Shared(bytes) => bytes.advance(rest),
                 }
                 return;
             }
             rest -= left;
-            if let Some(Segment::Own { bytes, .. }) = self.segments.pop_front() {
-                give_output(bytes);
+            if let Some(Segment::Own { buffer, end, .. }) = self.segments.pop_front() {
+                // All of those before were given back.
+                let is_done = self.buffers.len() > 1 || self.buffers.front().is_some_and(|own| own.len() == end.into());
+                if is_done && !self.is_used(buffer) {
+                    self.buffers.pop_front().into_iter().for_each(give_output);
+                    self.first_buffer = self.first_buffer.wrapping_add(1);
+                }
             }
         }
     }
 
+    /// Returns true if a piece that waits lies in this buffer.
+    fn is_used(&self, buffer: u32) -> bool {
+        // Between two pieces of buffers there is at most one of others for each that was ever appended in between; the next of
+        // a buffer is near.
+        let next = self.segments.iter().find_map(|segment| match segment {
+            Segment::Own { buffer, .. } => Some(*buffer),
+            Segment::Shared(_) => None,
+        });
+        next == Some(buffer)
+    }
+
     /// Bytes of buffers that are held; bodies of others do not count.
     pub fn heap_bytes(&self) -> usize {
-        let own = self.segments.iter().filter(|segment| matches!(segment, Segment::Own { .. })).count();
-        own * OUTPUT_BYTES + self.segments.capacity() * size_of::<Segment>()
+        self.buffers.len() * OUTPUT_BYTES
+            + self.buffers.capacity() * size_of::<Vec<u8>>()
+            + self.segments.capacity() * size_of::<Segment>()
     }
 
     /// Gives back memory that only makes the next write cheaper.
     pub(crate) fn rest(&mut self) {
         self.segments.shrink_to_fit();
+        self.buffers.shrink_to_fit();
     }
 
     /// Appends what `write` writes: `bytes_max` bytes at most, which is [`OUTPUT_BYTES`] at most. Returns what `write` does.
     pub(crate) fn write<T>(&mut self, bytes_max: usize, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         debug_assert!(bytes_max <= OUTPUT_BYTES, "{bytes_max} bytes are more than a buffer has");
-        let fits = |segment: &Segment| match segment {
-            Segment::Own { bytes, .. } => bytes.capacity() - bytes.len() >= bytes_max,
-            Segment::Shared(_) => false,
-        };
-        if !self.segments.back().is_some_and(fits) {
-            self.segments.push_back(Segment::Own { bytes: take_output(), at: 0 });
+        if !self.buffers.back().is_some_and(|own| own.capacity() - own.len() >= bytes_max) {
+            self.buffers.push_back(take_output());
         }
-        let Some(Segment::Own { bytes, .. }) = self.segments.back_mut() else {
-            unreachable!("the last piece was just seen or made to be a buffer")
+        let last = self.first_buffer.wrapping_add(self.buffers.len() as u32 - 1);
+        let Some(bytes) = self.buffers.back_mut() else {
+            unreachable!("the last buffer was just seen or made")
         };
         let before = bytes.len();
         let result = write(bytes);
         self.len += bytes.len() - before;
+        // A buffer never grows beyond what was asked for.
+        let after = bytes.len() as u16;
+        match self.segments.back_mut() {
+            Some(Segment::Own { buffer, end, .. }) if *buffer == last => *end = after,
+            _ => self.segments.push_back(Segment::Own { buffer: last, start: before as u16, end: after }),
+        }
         result
     }
 
@@ -296,11 +326,7 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        for segment in self.segments.drain(..) {
-            if let Segment::Own { bytes, .. } = segment {
-                give_output(bytes);
-            }
-        }
+        self.buffers.drain(..).for_each(give_output);
     }
 }
 
@@ -311,7 +337,7 @@ mod tests {
     fn all(output: &Output) -> Vec<u8> {
         let mut slices = [IoSlice::new(&[]); 100];
         let count = output.slices(&mut slices);
-        slices[..count].concat()
+        slices[..count].iter().flat_map(|slice| slice.to_vec()).collect()
     }
 
     #[test]
@@ -325,7 +351,7 @@ mod tests {
         let mut whole = all(&output);
         assert_eq!(whole.len(), output.len());
         // Long bodies are not copied.
-        assert!(output.heap_bytes() < 2 * OUTPUT_BYTES + 64 * size_of::<Segment>());
+        assert!(output.heap_bytes() < OUTPUT_BYTES + 4_000, "{}", output.heap_bytes());
         let mut step = 1;
         while !output.is_empty() {
             let n = step.min(output.len());

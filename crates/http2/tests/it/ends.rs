@@ -150,7 +150,7 @@ impl End {
             }
             let mut slices = [IoSlice::new(&[]); 7];
             let count = output.slices(&mut slices);
-            let part = slices[..count].concat();
+            let part: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect();
             output.advance(part.len());
             all.extend(part);
         }

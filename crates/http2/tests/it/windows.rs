@@ -275,7 +275,7 @@ fn a_message_is_the_same_however_it_is_sent() {
             }
             server.connection.send_trailers(key, &TRAILERS, &[]).unwrap();
             let (seen, _) = exchange(&mut client, &mut server);
-            let mut came = Vec::new();
+            let mut came = Vec::<u8>::new();
             for seen in &seen {
                 if let Seen::Data(_, bytes, _) = seen {
                     came.extend(bytes);
