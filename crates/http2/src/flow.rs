@@ -47,9 +47,9 @@ impl Growth {
         Growth { target, max: max.min(WINDOW_BYTES_MAX), came: None, next: 0 }
     }
 
-    /// Notes that a DATA frame of so many bytes came, after which the stream may send `may_receive` more. Returns true if a
-    /// ping is to be sent now.
-    pub(crate) fn received(&mut self, bytes: u32, may_receive: i64, now: u32) -> bool {
+    /// Notes that a DATA frame of so many bytes came, after which the stream may send `may_receive` more, while the consumer
+    /// holds `unreleased`. Returns true if a ping is to be sent now.
+    pub(crate) fn received(&mut self, bytes: u32, may_receive: i64, unreleased: u32, now: u32) -> bool {
         if let Some(came) = &mut self.came {
             *came = came.saturating_add(bytes);
             return false;
@@ -58,7 +58,9 @@ impl Growth {
         if self.target >= self.max || may_receive > i64::from(self.target / 2) || !is_due {
             return false;
         }
-        self.came = Some(bytes);
+        // What came before belongs to the same burst, unless it waits for the consumer.
+        let before = i64::from(self.target) - may_receive - i64::from(unreleased);
+        self.came = Some(u32::try_from(before.max(0)).map_or(u32::MAX, |before| before.saturating_add(bytes)));
         true
     }
 
@@ -96,24 +98,26 @@ mod tests {
     fn a_window_grows_while_it_is_the_bound() {
         let mut growth = Growth::new(64 << 10, 1 << 20);
         // Little of the window is used.
-        assert!(!growth.received(1000, 60_000, 0));
+        assert!(!growth.received(1000, 60_000, 1000, 0));
         let mut now = 0;
         while growth.target < 512 << 10 {
             let before = growth.target;
-            assert!(growth.received(before / 2, i64::from(before / 2), now));
-            assert!(!growth.received(before / 2, 0, now));
+            // A consumer that is done at once: half of the window came, the last of it in this frame, and then the rest.
+            assert!(growth.received(1000, i64::from(before / 2), 1000, now));
+            assert!(!growth.received(before / 2, 0, 0, now));
             now += 50;
             growth.measured(now);
             assert_eq!(growth.target, 2 * before);
         }
-        assert!(growth.received(1, 0, now));
-        growth.received(100_000, 0, now);
+        // A consumer that holds all that came.
+        assert!(growth.received(1000, 0, 512 << 10, now));
+        growth.received(100_000, 0, 512 << 10, now);
         growth.measured(now);
         assert_eq!(growth.target, 512 << 10);
-        assert!(!growth.received(1, 0, now + PAUSE_MS - 1));
-        assert!(growth.received(1 << 20, 0, now + PAUSE_MS));
+        assert!(!growth.received(1, 0, 0, now + PAUSE_MS - 1));
+        assert!(growth.received(1 << 20, 0, 0, now + PAUSE_MS));
         growth.measured(now);
         assert_eq!(growth.target, 1 << 20);
-        assert!(!growth.received(1, 0, now + 2 * PAUSE_MS));
+        assert!(!growth.received(1, 0, 0, now + 2 * PAUSE_MS));
     }
 }

@@ -184,11 +184,11 @@ impl Connection {
         }
         stream.may_receive -= length;
         stream.unreleased += bytes.len() as u32;
-        let may_receive = i64::from(stream.may_receive);
+        let (may_receive, unreleased) = (i64::from(stream.may_receive), stream.unreleased);
         let padding = head.length - bytes.len();
         if padding > 0 && !end {
             // Nobody else gives it back.
-            let more = flow::update(self.growth.target, may_receive, stream.unreleased.into());
+            let more = flow::update(self.growth.target, may_receive, unreleased.into());
             if more > 0 {
                 stream.may_receive = (may_receive + i64::from(more)).min(WINDOW_BYTES_MAX.into()) as i32;
                 self.put_window_update(head.stream, more);
@@ -198,7 +198,7 @@ impl Connection {
         if padding > 0 {
             self.update_window();
         }
-        if self.growth.received(length as u32, may_receive, now) {
+        if self.growth.received(length as u32, may_receive, unreleased, now) {
             self.ping(GROWTH_PING);
         }
         if end {

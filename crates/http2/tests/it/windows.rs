@@ -18,8 +18,12 @@ fn data_bytes(seen: &[Seen]) -> usize {
 #[test]
 fn a_consumer_that_releases_nothing_stops_the_sender() {
     for (stream, connection) in [(10_000, 1 << 20), (100_000, 65_535), (0, 100_000)] {
-        let options =
-            Options { stream_window_bytes: stream, connection_window_bytes: connection, ..Options::default() };
+        let options = Options {
+            stream_window_bytes: stream,
+            stream_window_bytes_max: 0,
+            connection_window_bytes: connection,
+            ..Options::default()
+        };
         let (mut client, mut server) = pair(&Options::default(), &options);
         server.releases = false;
         let (at_client, at_server) = call(&mut client, &mut server, false);
@@ -226,7 +230,8 @@ fn a_window_beyond_the_largest_is_an_error() {
 
 #[test]
 fn who_wants_room_is_told_once_when_there_is_some() {
-    let (mut client, mut server) = pair(&Options::default(), &Options::default());
+    let options = Options { stream_window_bytes_max: 0, ..Options::default() };
+    let (mut client, mut server) = pair(&options, &options);
     client.releases = false;
     let (at_client, key) = call(&mut client, &mut server, true);
     server.connection.send_head(key, &RESPONSE, &[], false).unwrap();
