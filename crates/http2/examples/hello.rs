@@ -41,18 +41,21 @@ fn main() -> io::Result<()> {
 fn serve(mut stream: TcpStream, options: &Arc<Options>, answers: &Answers) -> io::Result<()> {
     let mut connection = Connection::new(Role::Server, options, Instant::now());
     let mut input = Input::default();
+    let mut was_blocked = false;
     loop {
         send(&mut connection, &mut stream)?;
         let timeout = connection.deadline().map(|due| due.saturating_duration_since(Instant::now()));
         stream.set_read_timeout(timeout.map(|timeout| timeout.max(Duration::from_millis(1))))?;
-        let read = stream.read(input.space());
-        connection.begin_turn(Instant::now());
-        match read {
-            Ok(0) => return Ok(()),
-            Ok(n) => input.filled(n),
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
-            Err(error) => return Err(error),
+        // What was left when the connection was blocked comes before what is read.
+        if !was_blocked {
+            match stream.read(input.space()) {
+                Ok(0) => return Ok(()),
+                Ok(n) => input.filled(n),
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+                Err(error) => return Err(error),
+            }
         }
+        connection.begin_turn(Instant::now());
         let mut at = 0;
         let result = loop {
             match connection.next(input.unread(), &mut at) {
@@ -62,6 +65,7 @@ fn serve(mut stream: TcpStream, options: &Arc<Options>, answers: &Answers) -> io
                 Err(error) => break Err(error),
             }
         };
+        was_blocked = connection.is_blocked();
         input.consume(at);
         if let Err(error) = result {
             eprintln!("{error}");

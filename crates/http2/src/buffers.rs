@@ -65,8 +65,10 @@ fn give_output(mut buffer: Vec<u8>) {
 /// holds any.
 ///
 /// ```text
-/// let n = stream.read(input.space())?;      // any place that is free, at least one frame
-/// input.filled(n);
+/// if !connection.is_blocked() {             // if it was, whole frames may be left: they come before what is read
+///     let n = stream.read(input.space())?;
+///     input.filled(n);
+/// }
 /// let mut at = 0;
 /// while let Some(event) = connection.next(input.unread(), &mut at)? { ... }
 /// input.consume(at);                        // an empty one gives its buffer back
@@ -79,8 +81,9 @@ pub struct Input {
 }
 
 impl Input {
-    /// Returns the space behind the bytes that are held. It is never empty if everything that [`crate::Connection::next`]
-    /// could take was consumed: what is left then is less than a frame. Call [`Input::consume`] when nothing was read.
+    /// Returns the space behind the bytes that are held. It is never empty if everything was consumed that
+    /// [`crate::Connection::next`] takes: what is left then is less than a frame. While the connection is blocked
+    /// ([`crate::Connection::is_blocked`]) it may be empty. Call [`Input::consume`] when nothing was read.
     pub fn space(&mut self) -> &mut [u8] {
         let buffer = self.buffer.get_or_insert_with(take_input);
         let (at, end) = (self.at as usize, self.end as usize);

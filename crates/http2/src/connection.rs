@@ -267,7 +267,8 @@ impl Connection {
     }
 
     /// Returns true if nothing is taken from the other end until it takes some of the output: it would cause answers that
-    /// nobody reads. The owner should not read from the network either.
+    /// nobody reads. The owner should not read from the network either, and once it is not blocked any more, whole frames
+    /// may be left of what was read before.
     pub fn is_blocked(&self) -> bool {
         self.output.len() >= 2 * self.options.output_bytes_max
     }

@@ -61,7 +61,8 @@ impl std::error::Error for OpenError {}
 
 impl Connection {
     /// Opens a stream with a request: the template's fields, then `more`, whose names are lower case. `end` says that no
-    /// body follows.
+    /// body follows. Before the first [`crate::Event::Settings`] the server has not said how many streams it takes, and may
+    /// refuse those that are too many.
     ///
     /// # Errors
     ///

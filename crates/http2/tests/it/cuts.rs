@@ -100,7 +100,7 @@ fn damaged_conversations_in_any_cuts() {
         let mut random = Random::new(seed);
         for (role, bytes, opened) in [(Role::Server, said, 0), (Role::Client, answered, calls)] {
             let mut bytes = bytes;
-            for _ in 0..=random.index(4) {
+            for _ in 0..=random.index(60) {
                 let at = random.index(bytes.len());
                 bytes[at] ^= 1 << random.index(8);
             }

@@ -78,14 +78,3 @@ pub fn frames(bytes: &[u8]) -> Vec<Frame> {
     assert!(rest.is_empty(), "the output ends with a part of a frame");
     frames
 }
-
-pub fn frames_of(bytes: &[u8]) -> Vec<String> {
-    let mut rest = bytes.strip_prefix(http2::PREFACE).unwrap_or(bytes);
-    let mut frames = Vec::new();
-    while let Some((head, behind)) = rest.split_at_checked(9) {
-        let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
-        frames.push(format!("{head:?} {:x?}", &behind[..length.min(behind.len()).min(40)]));
-        rest = &behind[length.min(behind.len())..];
-    }
-    frames
-}
