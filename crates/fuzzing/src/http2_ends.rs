@@ -123,7 +123,11 @@ impl End {
     }
 
     /// Takes all of a connection's bytes.
-    fn run(mut self, pieces: impl Iterator<Item = impl AsRef<[u8]>>, start: Instant) -> (Vec<String>, Vec<u8>) {
+    fn run(
+        mut self,
+        pieces: impl Iterator<Item = impl AsRef<[u8]>>,
+        start: Instant,
+    ) -> (Vec<String>, Vec<u8>) {
         self.connection.begin_turn(start + Duration::from_millis(1));
         let mut input = Input::default();
         'all: for piece in pieces {
@@ -190,7 +194,8 @@ pub fn run(data: &[u8]) {
 
 /// The connections of `front_http2` with commands, in both roles.
 pub fn seeds() -> Vec<Vec<u8>> {
-    let commands: Vec<u8> = (0..=255).map(|number: u8| number.wrapping_mul(7).wrapping_add(number >> 3)).collect();
+    let commands: Vec<u8> =
+        (0..=255).map(|number: u8| number.wrapping_mul(7).wrapping_add(number >> 3)).collect();
     let status = |stream: u8, flags: u8| {
         Scribe::default().u8(1).u8(flags).u8(stream).run(b"\x88\x40\x0bgrpc-status\x010").done()
     };
@@ -200,7 +205,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         let begin = Scribe::default().u8(0).u8(number as u8 / 2).run(commands).done();
         seeds.push([begin, frames].concat());
     }
-    let mut answers = Scribe::default().u8(1).u8(0).run(&commands).u8(1).u8(17).u8(4).u8(0).u8(0).run(&[]).done();
+    let mut answers =
+        Scribe::default().u8(1).u8(0).run(&commands).u8(1).u8(17).u8(4).u8(0).u8(0).run(&[]).done();
     for stream in [1, 3, 5, 7] {
         answers.extend(status(stream, 4));
         answers.extend(Scribe::default().u8(0x10).u8(0).u8(stream).run(b"an answer").done());

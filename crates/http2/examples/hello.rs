@@ -24,7 +24,8 @@ fn main() -> io::Result<()> {
     println!("listening on {}", listener.local_addr()?);
     let options = Arc::new(Options { streams_max: 100, ..Options::default() });
     let answers = Arc::new(Answers {
-        head: Template::new([(":status", "200"), ("content-type", "text/plain")]).map_err(io::Error::other)?,
+        head: Template::new([(":status", "200"), ("content-type", "text/plain")])
+            .map_err(io::Error::other)?,
         trailers: Template::new([("grpc-status", "0")]).map_err(io::Error::other)?,
     });
     for stream in listener.incoming() {
@@ -51,7 +52,8 @@ fn serve(mut stream: TcpStream, options: &Arc<Options>, answers: &Answers) -> io
             match stream.read(input.space()) {
                 Ok(0) => return Ok(()),
                 Ok(n) => input.filled(n),
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                }
                 Err(error) => return Err(error),
             }
         }

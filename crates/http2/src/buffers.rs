@@ -37,7 +37,9 @@ fn with_spare<T>(take: impl FnOnce(&mut Spare) -> T) -> Option<T> {
 }
 
 fn take_input() -> Box<[u8]> {
-    with_spare(|spare| spare.inputs.pop()).flatten().unwrap_or_else(|| vec![0; INPUT_BYTES].into_boxed_slice())
+    with_spare(|spare| spare.inputs.pop())
+        .flatten()
+        .unwrap_or_else(|| vec![0; INPUT_BYTES].into_boxed_slice())
 }
 
 fn give_input(buffer: Box<[u8]>) {
@@ -242,7 +244,8 @@ impl Output {
             rest -= left;
             if let Some(Segment::Own { buffer, end, .. }) = self.segments.pop_front() {
                 // All of those before were given back.
-                let is_done = self.buffers.len() > 1 || self.buffers.front().is_some_and(|own| own.len() == end.into());
+                let is_done =
+                    self.buffers.len() > 1 || self.buffers.front().is_some_and(|own| own.len() == end.into());
                 if is_done && !self.is_used(buffer) {
                     self.buffers.pop_front().into_iter().for_each(give_output);
                     self.first_buffer = self.first_buffer.wrapping_add(1);

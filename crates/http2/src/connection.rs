@@ -385,7 +385,11 @@ impl Connection {
     pub fn close(&mut self, reason: Reason, debug: &[u8]) {
         if self.phase != Phase::Over {
             // What was told once does not grow again (section 6.8).
-            self.put_goaway(self.last_peer_stream.min(self.last_taken), reason, &debug[..debug.len().min(1024)]);
+            self.put_goaway(
+                self.last_peer_stream.min(self.last_taken),
+                reason,
+                &debug[..debug.len().min(1024)],
+            );
             self.end();
         }
     }

@@ -318,7 +318,9 @@ fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    digits.iter().try_fold(0_u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))
+    digits
+        .iter()
+        .try_fold(0_u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))
 }
 
 #[cfg(test)]
@@ -342,7 +344,8 @@ mod tests {
 
     #[test]
     fn what_a_request_says_is_read_back() {
-        let fields = get_with(&[(":authority", "a:1"), ("x", "1"), ("content-length", "12"), ("x", "2")]).unwrap();
+        let fields =
+            get_with(&[(":authority", "a:1"), ("x", "1"), ("content-length", "12"), ("x", "2")]).unwrap();
         assert_eq!((fields.method(), fields.path()), (&b"GET"[..], &b"/"[..]));
         assert_eq!((fields.scheme(), fields.authority()), (Some(&b"http"[..]), Some(&b"a:1"[..])));
         assert_eq!((fields.get(b"x"), fields.get(b"y")), (Some(&b"1"[..]), None));

@@ -60,7 +60,8 @@ impl Growth {
         }
         // What came before belongs to the same burst, unless it waits for the consumer.
         let before = i64::from(self.target) - may_receive - i64::from(unreleased);
-        self.came = Some(u32::try_from(before.max(0)).map_or(u32::MAX, |before| before.saturating_add(bytes)));
+        self.came =
+            Some(u32::try_from(before.max(0)).map_or(u32::MAX, |before| before.saturating_add(bytes)));
         true
     }
 

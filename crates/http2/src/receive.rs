@@ -274,20 +274,18 @@ impl Connection {
         self.header_block(stream, ends_stream, depends_on_itself, &block)
     }
 
-    fn decode(&mut self, block: &[u8], what_for: Use) -> Result<Result<Arc<Fields>, Refused>, ConnectionError> {
+    fn decode(
+        &mut self,
+        block: &[u8],
+        what_for: Use,
+    ) -> Result<Result<Arc<Fields>, Refused>, ConnectionError> {
         self.decoder.decode(block, what_for).map_err(|_| {
             ConnectionError::violation(Reason::COMPRESSION_ERROR, "a header block cannot be decoded")
         })
     }
 
     /// A whole header block. It is decoded whatever becomes of its stream, since both ends' tables have to stay the same.
-    fn header_block<'a>(
-        &mut self,
-        id: u32,
-        end: bool,
-        depends_on_itself: bool,
-        block: &[u8],
-    ) -> Taken<'a> {
+    fn header_block<'a>(&mut self, id: u32, end: bool, depends_on_itself: bool, block: &[u8]) -> Taken<'a> {
         if let Some(key) = self.streams.find(id) {
             let is_trailers = self.streams.get(key).is_some_and(|stream| stream.received_head);
             let what_for = if is_trailers { Use::Trailers } else { Use::Response };
@@ -295,7 +293,11 @@ impl Connection {
             if depends_on_itself {
                 return self.stream_error(key, Reason::PROTOCOL_ERROR);
             }
-            return if is_trailers { self.trailers(key, end, decoded) } else { self.response(key, end, decoded) };
+            return if is_trailers {
+                self.trailers(key, end, decoded)
+            } else {
+                self.response(key, end, decoded)
+            };
         }
         if self.role == Role::Server && self.is_idle(id) {
             return self.request(id, end, depends_on_itself, block);
@@ -399,9 +401,7 @@ impl Connection {
     }
 
     fn trailers<'a>(&mut self, key: Key, end: bool, decoded: Result<Arc<Fields>, Refused>) -> Taken<'a> {
-        let Some(stream) = self.streams.get(key) else {
-            unreachable!("a stream that was found is there")
-        };
+        let Some(stream) = self.streams.get(key) else { unreachable!("a stream that was found is there") };
         if stream.received_end {
             return self.stream_error(key, Reason::STREAM_CLOSED);
         }

@@ -71,16 +71,12 @@ impl Connection {
     /// # Panics
     ///
     /// At a server.
-    pub fn open(
-        &mut self,
-        head: &Template,
-        more: &[(&[u8], &[u8])],
-        end: bool,
-    ) -> Result<Key, OpenError> {
+    pub fn open(&mut self, head: &Template, more: &[(&[u8], &[u8])], end: bool) -> Result<Key, OpenError> {
         assert_eq!(self.role, Role::Client, "only clients open streams");
         check_all(more).map_err(OpenError::Invalid)?;
         let id = self.next_stream;
-        if self.phase == Phase::Over || self.peer_is_leaving || self.leaving != Leaving::No || id > STREAM_MAX {
+        if self.phase == Phase::Over || self.peer_is_leaving || self.leaving != Leaving::No || id > STREAM_MAX
+        {
             return Err(OpenError::Leaving);
         }
         if self.streams.len() >= self.peer_streams_max as usize {
@@ -323,8 +319,7 @@ impl Connection {
                 };
                 stream.queued -= part.len();
                 self.queued -= part.len();
-                let trailers_follow =
-                    is_whole && matches!(stream.queue.front(), Some(Piece::Trailers(_)));
+                let trailers_follow = is_whole && matches!(stream.queue.front(), Some(Piece::Trailers(_)));
                 if stream.queue.is_empty() {
                     stream.queue = VecDeque::new();
                 }
@@ -346,7 +341,8 @@ impl Connection {
     fn pop_trailers(&mut self, key: Key) {
         let piece = self.streams.get_mut(key).and_then(|stream| stream.queue.pop_front());
         if let Some(Piece::Trailers(block)) = piece {
-            let more: Vec<(&[u8], &[u8])> = block.more.iter().map(|(name, value)| (&**name, &**value)).collect();
+            let more: Vec<(&[u8], &[u8])> =
+                block.more.iter().map(|(name, value)| (&**name, &**value)).collect();
             self.put_headers(key.id, true, &block.template, &more);
             self.send_end(key);
         }

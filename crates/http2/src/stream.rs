@@ -80,7 +80,8 @@ impl Payload {
         let of_prefix = bytes.min(PREFIX_BYTES - usize::from(self.at));
         let end = self.at + of_prefix as u8;
         // The front has its bytes of the prefix at the end of its own array.
-        let mut first = Payload { prefix: [0; PREFIX_BYTES], at: (PREFIX_BYTES - of_prefix) as u8, body: Bytes::new() };
+        let mut first =
+            Payload { prefix: [0; PREFIX_BYTES], at: (PREFIX_BYTES - of_prefix) as u8, body: Bytes::new() };
         let from = usize::from(first.at);
         first.prefix[from..].copy_from_slice(&self.prefix[usize::from(self.at)..usize::from(end)]);
         self.at = end;

@@ -208,7 +208,9 @@ impl Encoder {
         more: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     ) -> usize {
         let announcements = 12;
-        announcements + template.0.bytes_max + more.map(|(name, value)| literal_bytes_max(name, value)).sum::<usize>()
+        announcements
+            + template.0.bytes_max
+            + more.map(|(name, value)| literal_bytes_max(name, value)).sum::<usize>()
     }
 
     /// Appends a block: the template's fields, then further ones.
@@ -256,7 +258,8 @@ impl Encoder {
                 put_number(out, 0x80, 7, static_table::LEN + self.known.len() - place);
                 continue;
             }
-            let keeps = self.size as usize + field.size() <= self.limit as usize && at <= usize::from(u16::MAX);
+            let keeps =
+                self.size as usize + field.size() <= self.limit as usize && at <= usize::from(u16::MAX);
             let (pattern, bits) = if keeps { (0x40, 6) } else { (0, 4) };
             put_literal(out, pattern, bits, field.named.into(), &field.name, &field.value);
             if keeps {

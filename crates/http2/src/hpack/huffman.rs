@@ -135,7 +135,8 @@ mod tests {
         for length in 1..=30 {
             let row = CODES.rows[length];
             for at in 0..row.count {
-                codes[usize::from(CODES.symbols[(row.start + at) as usize])] = (row.first + at, length as u32);
+                codes[usize::from(CODES.symbols[(row.start + at) as usize])] =
+                    (row.first + at, length as u32);
             }
         }
         codes
@@ -194,7 +195,9 @@ mod tests {
         // "0" is five bits of zero; then padding.
         assert_eq!(decode(&[0b0000_0111], &mut out), Ok(()));
         assert_eq!(out, b"0");
-        for wrong in [&[0b0000_0110][..], &[0b0000_0111, 0xff], &[0xff], &[0xff; 4], &[0xff, 0xff, 0xff, 0xfc]] {
+        for wrong in
+            [&[0b0000_0110][..], &[0b0000_0111, 0xff], &[0xff], &[0xff; 4], &[0xff, 0xff, 0xff, 0xfc]]
+        {
             assert_eq!(decode(wrong, &mut out), Err(Damaged), "{wrong:?}");
         }
     }

@@ -104,4 +104,3 @@ const STATIC: [(&str, &str); 61] = [
     ("via", ""),
     ("www-authenticate", ""),
 ];
-

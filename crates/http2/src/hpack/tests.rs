@@ -49,13 +49,17 @@ fn numbers_of_the_rfc() {
 #[test]
 fn fields_of_the_rfc() {
     let mut decoder = decoder();
-    let custom = read(&mut decoder, Use::Trailers, "400a 6375 7374 6f6d 2d6b 6579 0d63 7573 746f 6d2d 6865 6164 6572");
+    let custom =
+        read(&mut decoder, Use::Trailers, "400a 6375 7374 6f6d 2d6b 6579 0d63 7573 746f 6d2d 6865 6164 6572");
     assert_eq!((custom, decoder.table_bytes()), (vec!["custom-key: custom-header".to_owned()], 55));
     let mut decoder = self::decoder();
     // `:path` is no trailer, but the block is sound.
     let path = decoder.decode(&hex("040c 2f73 616d 706c 652f 7061 7468"), Use::Trailers).unwrap();
     assert!(matches!(path, Err(Refused::Malformed(_))));
-    assert_eq!(read(&mut decoder, Use::Trailers, "1008 7061 7373 776f 7264 0673 6563 7265 74"), ["password: secret"]);
+    assert_eq!(
+        read(&mut decoder, Use::Trailers, "1008 7061 7373 776f 7264 0673 6563 7265 74"),
+        ["password: secret"]
+    );
     assert_eq!(decoder.table_bytes(), 0);
 }
 
@@ -155,7 +159,8 @@ fn damaged_blocks_are_refused() {
 #[test]
 fn a_block_that_repeats_is_the_same_list_while_the_table_allows_it() {
     let mut decoder = decoder();
-    let decode = |decoder: &mut Decoder, text: &str| decoder.decode(&hex(text), Use::Request).unwrap().unwrap();
+    let decode =
+        |decoder: &mut Decoder, text: &str| decoder.decode(&hex(text), Use::Request).unwrap().unwrap();
     // `:path: /key` goes into the table: not remembered, since decoding it again would change the table again.
     let first = decode(&mut decoder, "8386 4404 2f6b 6579");
     assert_eq!((first.path(), decoder.memos()), (&b"/key"[..], 0));
@@ -253,7 +258,10 @@ fn what_repeats_is_a_byte_each_from_the_second_time_on() {
     for round in 0..4 {
         let block = encoded(&mut encoder, &head, &List::new());
         assert_eq!(block.len() == 2, round > 0, "{block:x?}");
-        assert_eq!(shown(&decoder.decode(&block, Use::Response).unwrap().unwrap())[1], "content-type: application/grpc");
+        assert_eq!(
+            shown(&decoder.decode(&block, Use::Response).unwrap().unwrap())[1],
+            "content-type: application/grpc"
+        );
         let block = encoded(&mut encoder, &trailers, &List::new());
         assert_eq!(block.len() == 1, round > 0, "{block:x?}");
         assert_eq!(shown(&decoder.decode(&block, Use::Trailers).unwrap().unwrap()), ["grpc-status: 0"]);
@@ -304,7 +312,8 @@ fn what_the_encoder_writes_the_decoder_reads() {
         };
         let templates: Vec<(Template, List)> = (0..12)
             .map(|_| {
-                let mut fields = list(&[[("grpc-status", "0")], [("content-type", "application/grpc")]][random.index(2)]);
+                let mut fields =
+                    list(&[[("grpc-status", "0")], [("content-type", "application/grpc")]][random.index(2)]);
                 for _ in 0..random.index(6) {
                     let most = [10, 10, 400][random.index(3)];
                     fields.push((format!("x{}", text(&mut random, 8)), text(&mut random, most)));
@@ -334,7 +343,8 @@ fn what_the_encoder_writes_the_decoder_reads() {
 
 #[test]
 fn fields_that_cannot_be_sent_are_refused() {
-    for (name, value) in [("Name", "v"), ("na me", "v"), ("", "v"), ("x", "a\r\nb"), ("x", " v"), ("x", "\0")] {
+    for (name, value) in [("Name", "v"), ("na me", "v"), ("", "v"), ("x", "a\r\nb"), ("x", " v"), ("x", "\0")]
+    {
         assert_eq!(Template::new([(name, value)]).unwrap_err().name, name);
     }
 }

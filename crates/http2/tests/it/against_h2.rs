@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io::IoSlice;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
@@ -10,7 +11,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http2::{Connection, Event, Input, Key, Options, Payload, Role, Template};
 use testkit::Random;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
 use crate::ends::{REQUEST, RESPONSE, TRAILERS};
 
@@ -35,27 +36,43 @@ async fn drive(
     let mut was_blocked = false;
     loop {
         connection.begin_turn(Instant::now());
-        loop {
-            connection.gather();
-            let output = connection.output();
-            if output.is_empty() {
-                break;
+        // Both at once: who only writes while the other only writes waits for ever.
+        let is_open = poll_fn(|cx| {
+            let mut moved = false;
+            loop {
+                connection.gather();
+                let output = connection.output();
+                let mut slices = [IoSlice::new(&[]); 16];
+                let count = output.slices(&mut slices);
+                if count == 0 {
+                    break;
+                }
+                match Pin::new(&mut *stream).poll_write_vectored(cx, &slices[..count]) {
+                    Poll::Ready(Ok(n)) => output.advance(n),
+                    Poll::Ready(Err(_)) => return Poll::Ready(false),
+                    Poll::Pending => break,
+                }
+                moved = true;
             }
-            let mut slices = [IoSlice::new(&[]); 16];
-            let count = output.slices(&mut slices);
-            let Ok(n) = stream.write_vectored(&slices[..count]).await else { return };
-            output.advance(n);
-        }
-        if is_done(connection) || connection.is_over() {
+            if is_done(connection) || connection.is_over() {
+                return Poll::Ready(false);
+            }
+            moved |= was_blocked && !connection.is_blocked();
+            // What was left when the connection was blocked comes before what is read.
+            if !connection.is_blocked() && !moved {
+                let mut space = ReadBuf::new(input.space());
+                if Pin::new(&mut *stream).poll_read(cx, &mut space).is_ready() {
+                    let n = space.filled().len();
+                    input.filled(n);
+                    return Poll::Ready(n > 0);
+                }
+                input.consume(0);
+            }
+            if moved { Poll::Ready(true) } else { Poll::Pending }
+        })
+        .await;
+        if !is_open {
             return;
-        }
-        // What was left when the connection was blocked comes before what is read.
-        if !std::mem::take(&mut was_blocked) {
-            let n = stream.read(input.space()).await.unwrap_or(0);
-            if n == 0 {
-                return;
-            }
-            input.filled(n);
         }
         let mut at = 0;
         while let Some(event) = connection.next(input.unread(), &mut at).expect("h2 makes no mistakes") {
@@ -78,7 +95,12 @@ fn bodies(seed: u64) -> Vec<Vec<u8>> {
 fn options(seed: u64) -> Options {
     match seed % 3 {
         0 => Options::default(),
-        1 => Options { stream_window_bytes: 1_000, stream_window_bytes_max: 0, streams_max: 7, ..Options::default() },
+        1 => Options {
+            stream_window_bytes: 1_000,
+            stream_window_bytes_max: 0,
+            streams_max: 7,
+            ..Options::default()
+        },
         _ => Options { stream_window_bytes: 1 << 20, output_bytes_max: 1_000, ..Options::default() },
     }
 }
@@ -215,7 +237,12 @@ fn a_server_of_h2() {
             let mut fill = |client: &mut Connection, open: &mut HashMap<Key, Call>| {
                 while next < CALLS && client.may_open() {
                     let number = next.to_string();
-                    let other = Template::new([(":method", "PUT"), (":scheme", "http"), (":path", "/other"), ("x", "y")]);
+                    let other = Template::new([
+                        (":method", "PUT"),
+                        (":scheme", "http"),
+                        (":path", "/other"),
+                        ("x", "y"),
+                    ]);
                     let other = other.unwrap();
                     let template = if next % 3 == 0 { &other } else { &*REQUEST };
                     let key = client.open(template, &[(b"number", number.as_bytes())], false).unwrap();

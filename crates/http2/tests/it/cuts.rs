@@ -108,7 +108,12 @@ fn damaged_conversations_in_any_cuts() {
             failed += usize::from(whole.1.is_err());
             for most in [3, 3_000] {
                 let cut = replay(role, &bytes, opened, || random.index(most) + 1);
-                assert!(cut == whole, "seed {seed}, {role:?}, cuts up to {most}:\n{:?}\n{:?}", cut.1, whole.1);
+                assert!(
+                    cut == whole,
+                    "seed {seed}, {role:?}, cuts up to {most}:\n{:?}\n{:?}",
+                    cut.1,
+                    whole.1
+                );
             }
         }
     }

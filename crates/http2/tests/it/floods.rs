@@ -7,7 +7,11 @@ use crate::ends::{End, RESPONSE, Seen};
 use crate::frames::*;
 
 /// Sends a frame again and again until the connection ends; returns how many times it was sent, and why.
-fn flood(server: &mut End, most: usize, mut next: impl FnMut(usize) -> Vec<u8>) -> (usize, Option<ConnectionError>) {
+fn flood(
+    server: &mut End,
+    most: usize,
+    mut next: impl FnMut(usize) -> Vec<u8>,
+) -> (usize, Option<ConnectionError>) {
     for count in 0..most {
         if let Err(error) = server.take(&next(count)) {
             let frames = server.sent_frames();

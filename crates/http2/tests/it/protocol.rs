@@ -135,7 +135,10 @@ fn violations_that_end_the_connection() {
         Reason::COMPRESSION_ERROR,
         vec![
             case("4.3 a block that is damaged", [headers(WHOLE, 1, &[0x80])]),
-            case("4.3 of a stream that is over", [headers(OPEN, 1, GET), number(RST_STREAM, 1, 8), headers(WHOLE, 1, &[0xff])]),
+            case(
+                "4.3 of a stream that is over",
+                [headers(OPEN, 1, GET), number(RST_STREAM, 1, 8), headers(WHOLE, 1, &[0xff])],
+            ),
         ],
     );
     let closed = [headers(OPEN, 1, GET), number(RST_STREAM, 1, 8), headers(WHOLE, 1, GET)];
@@ -167,19 +170,24 @@ fn violations_that_end_a_stream() {
     ends_stream(
         Reason::PROTOCOL_ERROR,
         vec![
-            case("5.3.1 a stream that depends on itself", [headers(
-                WHOLE | WITH_PRIORITY,
-                1,
-                &[&[0, 0, 0, 1, 0], GET].concat(),
-            )]),
+            case(
+                "5.3.1 a stream that depends on itself",
+                [headers(WHOLE | WITH_PRIORITY, 1, &[&[0, 0, 0, 1, 0], GET].concat())],
+            ),
             case("5.3.1 PRIORITY", [headers(OPEN, 1, GET), frame(PRIORITY, 0, 1, &[0, 0, 0, 1, 0])]),
             case("6.9 WINDOW_UPDATE of nothing", [headers(OPEN, 1, GET), number(WINDOW_UPDATE, 1, 0)]),
             case("8.1 trailers that do not end", [headers(OPEN, 1, GET), headers(OPEN, 1, &field("x", "y"))]),
-            case("8.1 trailers with a pseudo-header field", [headers(OPEN, 1, GET), headers(WHOLE, 1, &[0x82])]),
+            case(
+                "8.1 trailers with a pseudo-header field",
+                [headers(OPEN, 1, GET), headers(WHOLE, 1, &[0x82])],
+            ),
             case("8.1.1 less content", [headers(OPEN, 1, &length("2")), frame(DATA, END_STREAM, 1, b"x")]),
             case("8.1.1 more content", [headers(OPEN, 1, &length("2")), frame(DATA, 0, 1, b"xyz")]),
             case("8.1.1 no content", [headers(WHOLE, 1, &length("1"))]),
-            case("8.1.1 less before trailers", [headers(OPEN, 1, &length("1")), headers(WHOLE, 1, &field("x", "y"))]),
+            case(
+                "8.1.1 less before trailers",
+                [headers(OPEN, 1, &length("1")), headers(WHOLE, 1, &field("x", "y"))],
+            ),
             case("8.2.1 capitals", [get_with("X", "y")]),
             case("8.2.1 characters of names", [get_with("x y", "z")]),
             case("8.2.1 characters of values", [get_with("x", "a\nb")]),
@@ -192,7 +200,10 @@ fn violations_that_end_a_stream() {
             case("8.3.1 no method", [headers(WHOLE, 1, &GET[1..])]),
             case("8.3.1 no scheme", [headers(WHOLE, 1, &GET[..2])]),
             case("8.3.1 no path", [headers(WHOLE, 1, &[0x82, 0x86])]),
-            case("8.3.1 an empty path", [headers(WHOLE, 1, &[&[0x82, 0x86][..], &field(":path", "")].concat())]),
+            case(
+                "8.3.1 an empty path",
+                [headers(WHOLE, 1, &[&[0x82, 0x86][..], &field(":path", "")].concat())],
+            ),
         ],
     );
     ends_stream(
@@ -200,12 +211,18 @@ fn violations_that_end_a_stream() {
         vec![
             case("5.1 DATA behind the end", [headers(WHOLE, 1, GET), frame(DATA, 0, 1, b"x")]),
             case("5.1 HEADERS behind the end", [headers(WHOLE, 1, GET), headers(WHOLE, 1, &field("x", "y"))]),
-            case("5.1 DATA behind RST_STREAM", [headers(OPEN, 1, GET), number(RST_STREAM, 1, 8), frame(DATA, 0, 1, b"x")]),
+            case(
+                "5.1 DATA behind RST_STREAM",
+                [headers(OPEN, 1, GET), number(RST_STREAM, 1, 8), frame(DATA, 0, 1, b"x")],
+            ),
         ],
     );
     let over = number(WINDOW_UPDATE, 1, 0x7fff_ffff);
     ends_stream(Reason::FLOW_CONTROL_ERROR, vec![case("6.9.1", [headers(OPEN, 1, GET), over])]);
-    ends_stream(Reason::FRAME_SIZE_ERROR, vec![case("6.3", [headers(OPEN, 1, GET), frame(PRIORITY, 0, 1, &[0; 6])])]);
+    ends_stream(
+        Reason::FRAME_SIZE_ERROR,
+        vec![case("6.3", [headers(OPEN, 1, GET), frame(PRIORITY, 0, 1, &[0; 6])])],
+    );
 }
 
 #[test]
@@ -247,7 +264,13 @@ fn what_is_allowed_is_taken() {
         frame(GOAWAY, 0, 0, b"\0\0\0\0\0\0\0\x02text"),
     ];
     let seen = server.take(&all.concat()).unwrap();
-    let [Seen::Settings, Seen::Head(one, fields, false), Seen::Data(_, data, false), Seen::Head(..), rest @ ..] = &seen[..]
+    let [
+        Seen::Settings,
+        Seen::Head(one, fields, false),
+        Seen::Data(_, data, false),
+        Seen::Head(..),
+        rest @ ..,
+    ] = &seen[..]
     else {
         panic!("{seen:?}")
     };
@@ -278,7 +301,8 @@ fn responses() {
         headers(WHOLE, 1, &response("200", &[("content-length", "1")])),
         frame(DATA, 0, 1, b"early"),
         [headers(OPEN, 1, &response("204", &[])), frame(DATA, 0, 1, b"x")].concat(),
-        [headers(OPEN, 1, &response("200", &[("content-length", "1")])), frame(DATA, END_STREAM, 1, b"")].concat(),
+        [headers(OPEN, 1, &response("200", &[("content-length", "1")])), frame(DATA, END_STREAM, 1, b"")]
+            .concat(),
     ];
     for frames in wrong {
         let (mut client, _) = pair(&Options::default(), &Options::default());

@@ -20,7 +20,9 @@ fn a_shutdown_takes_what_was_on_its_way_and_nothing_after() {
     assert_eq!(client.take(&said).unwrap(), [Seen::GoAway(0x7fff_ffff, 0, vec![]), Seen::Pinged]);
     assert_eq!(client.connection.open(&REQUEST, &[], true), Err(OpenError::Leaving));
     assert!(!client.connection.may_open());
-    assert!(matches!(server.take(&on_its_way).unwrap()[..], [Seen::Head(key, _, true)] if key.id() == second.id()));
+    assert!(
+        matches!(server.take(&on_its_way).unwrap()[..], [Seen::Head(key, _, true)] if key.id() == second.id())
+    );
     // The answer to the ping: nothing else can be on its way.
     server.take(&client.sent()).unwrap();
     assert!(server.connection.has_said_last_stream());
@@ -65,7 +67,10 @@ fn streams_above_the_last_one_were_never_looked_at() {
 fn commands_for_what_is_over_fail() {
     let (mut client, mut server) = pair(&Options::default(), &Options::default());
     let (at_client, at_server) = call(&mut client, &mut server, true);
-    assert_eq!(client.connection.send_data(at_client, bytes::Bytes::from("x").into(), false), Err(SendError::Closed));
+    assert_eq!(
+        client.connection.send_data(at_client, bytes::Bytes::from("x").into(), false),
+        Err(SendError::Closed)
+    );
     server.connection.send_head(at_server, &RESPONSE, &[], true).unwrap();
     assert_eq!(server.connection.send_head(at_server, &RESPONSE, &[], true), Err(SendError::Closed));
     assert_eq!(server.connection.send_trailers(at_server, &TRAILERS, &[]), Err(SendError::Closed));
@@ -87,7 +92,10 @@ fn fields_that_cannot_be_sent_leave_everything_as_it_was() {
         Err(OpenError::Invalid(invalid)) if invalid.name == "x"
     ));
     let (_, key) = call(&mut client, &mut server, true);
-    assert!(matches!(server.connection.send_head(key, &RESPONSE, &[(b"X", b"")], true), Err(SendError::Invalid(_))));
+    assert!(matches!(
+        server.connection.send_head(key, &RESPONSE, &[(b"X", b"")], true),
+        Err(SendError::Invalid(_))
+    ));
     server.connection.send_head(key, &RESPONSE, &[], true).unwrap();
     exchange(&mut client, &mut server);
     assert_eq!(client.connection.open_streams(), 0);

@@ -95,7 +95,9 @@ fn padding_is_given_back_by_itself() {
         allowed -= padded.len() as i64;
         assert!(allowed >= 0);
         assert_eq!(data_bytes(&server.take(&frame(DATA, PADDED, 1, &padded)).unwrap()), 1);
-        for frame in server.sent_frames().iter().filter(|frame| frame.kind == WINDOW_UPDATE && frame.stream == 1) {
+        for frame in
+            server.sent_frames().iter().filter(|frame| frame.kind == WINDOW_UPDATE && frame.stream == 1)
+        {
             allowed += i64::from(frame.number());
         }
     }
