@@ -256,8 +256,7 @@ impl Output {
 
     /// Returns true if a piece that waits lies in this buffer.
     fn is_used(&self, buffer: u32) -> bool {
-        // Between two pieces of buffers there is at most one of others for each that was ever appended in between; the next of
-        // a buffer is near.
+        // Before each body of others lies the head of its frame, so the next piece of a buffer is near.
         let next = self.segments.iter().find_map(|segment| match segment {
             Segment::Own { buffer, .. } => Some(*buffer),
             Segment::Shared(_) => None,
@@ -281,7 +280,7 @@ impl Output {
     /// Appends what `write` writes: `bytes_max` bytes at most, which is [`OUTPUT_BYTES`] at most. Returns what `write` does.
     pub(crate) fn write<T>(&mut self, bytes_max: usize, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         debug_assert!(bytes_max <= OUTPUT_BYTES, "{bytes_max} bytes are more than a buffer has");
-        if !self.buffers.back().is_some_and(|own| own.capacity() - own.len() >= bytes_max) {
+        if self.buffers.back().is_none_or(|own| own.capacity() - own.len() < bytes_max) {
             self.buffers.push_back(take_output());
         }
         let last = self.first_buffer.wrapping_add(self.buffers.len() as u32 - 1);

@@ -381,11 +381,11 @@ mod tests {
         for more in cases {
             assert!(matches!(get_with(more), Err(Refused::Malformed(_))), "{more:?}");
         }
-        for at in 0..GET.len() {
+        for (at, (name, _)) in GET.into_iter().enumerate() {
             let mut list = GET.to_vec();
             list.remove(at);
             assert!(gathered(&list, Use::Request).is_err());
-            list.insert(at, (GET[at].0, ""));
+            list.insert(at, (name, ""));
             assert!(gathered(&list, Use::Request).is_err());
         }
         assert!(get_with(&[("te", "trailers"), ("content-length", "7"), ("content-length", "7")]).is_ok());

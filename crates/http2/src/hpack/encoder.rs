@@ -124,8 +124,11 @@ fn literal_bytes_max(name: &[u8], value: &[u8]) -> usize {
 #[derive(Debug)]
 pub(crate) struct OwnedBlock {
     pub(crate) template: Template,
-    pub(crate) more: Vec<(Box<[u8]>, Box<[u8]>)>,
+    pub(crate) more: Vec<OwnedField>,
 }
+
+/// Name and value.
+type OwnedField = (Box<[u8]>, Box<[u8]>);
 
 /// An entry of the other end's table: the field of a template.
 struct Entry {
