@@ -199,6 +199,11 @@ impl Output {
         self.written.min(self.calls_end)
     }
 
+    /// Bytes ever appended, up to the last frame of a call.
+    pub(crate) fn appended_of_calls(&self) -> u64 {
+        self.calls_end
+    }
+
     /// Fills in the first pieces, and returns their number. Fewer than there are places means that these are all.
     pub fn slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
         let mut count = 0;

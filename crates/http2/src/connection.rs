@@ -173,6 +173,8 @@ pub struct Connection {
     /// The other end said that it takes no more streams.
     pub(crate) peer_is_leaving: bool,
     pub(crate) buckets: Buckets,
+    /// What had been sent of calls when the last PING came.
+    pub(crate) sent_before_ping: u64,
 }
 
 impl Connection {
@@ -214,6 +216,7 @@ impl Connection {
             settings_sent: Some(0),
             peer_is_leaving: false,
             buckets: Buckets::default(),
+            sent_before_ping: 0,
         };
         connection.greet();
         connection

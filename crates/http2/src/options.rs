@@ -36,7 +36,8 @@ pub struct Limits {
     pub provoked_resets: Rate,
     /// SETTINGS frames, acknowledgements not counted (CVE-2019-9515).
     pub settings: Rate,
-    /// PING frames, acknowledgements not counted (CVE-2019-9512).
+    /// PING frames, acknowledgements not counted (CVE-2019-9512). What is sent of calls makes up for all before it: clients of
+    /// gRPC measure the network with a ping for each answer.
     pub pings: Rate,
     /// DATA frames without data that do not end their stream (CVE-2019-9518).
     pub empty_data: Rate,

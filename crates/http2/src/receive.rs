@@ -10,6 +10,7 @@ use crate::frame::{
     self, HEAD_BYTES, Head, PAYLOAD_BYTES_MAX, PREFACE, STREAM_MAX, WINDOW_BYTES_MAX, flag, kind, setting,
 };
 use crate::hpack::Template;
+use crate::options::Bucket;
 use crate::reason::{ConnectionError, Limit, Reason};
 use crate::stream::Key;
 
@@ -555,6 +556,10 @@ impl Connection {
             return Err(frame_size("PING has not eight bytes"));
         };
         if !head.has(flag::ACK) {
+            let sent = self.output.appended_of_calls();
+            if std::mem::replace(&mut self.sent_before_ping, sent) != sent {
+                self.buckets.pings = Bucket::default();
+            }
             self.count(Limit::Pings)?;
             self.output.frame(kind::PING, flag::ACK, 0, &eight);
             return Ok(Some(Event::Pinged));

@@ -131,6 +131,22 @@ fn settings_and_pings_and_empty_data_are_counted() {
     assert_eq!(result, (1001, limited(Limit::EmptyData)));
 }
 
+/// As clients of gRPC do that measure the network while a large answer comes.
+#[test]
+fn pings_between_answers_are_not_counted() {
+    let mut server = End::greeted(&Options::default());
+    let key = server.take(&frame(HEADERS, END_HEADERS, 1, GET)).unwrap()[0].stream().unwrap();
+    server.connection.send_head(key, &RESPONSE, &[], false).unwrap();
+    for count in 0..10_000 {
+        if count % 900 == 0 {
+            server.connection.send_data(key, Payload::from(Bytes::from_static(b"a part")), false).unwrap();
+        }
+        server.take(&frame(PING, 0, 0, &[1; 8])).unwrap();
+        server.sent();
+    }
+    assert_eq!(flood(&mut server, 10_000, |_| frame(PING, 0, 0, &[1; 8])).1, limited(Limit::Pings));
+}
+
 #[test]
 fn what_means_nothing_leaves_nothing() {
     let mut server = End::greeted(&Options::default());
