@@ -1,5 +1,5 @@
 //! Answers every request with a few bytes, or with as many as its path says (`/bytes/100000`), and echoes what is sent to
-//! `/echo`: a server for tools that judge HTTP/2 servers, such as `h2spec`, `nghttp`, `h2load` and `curl
+//! `/echo` or comes as gRPC: a server for tools that judge HTTP/2 servers, such as `h2spec`, `nghttp`, `h2load` and `curl
 //! --http2-prior-knowledge`.
 //!
 //! `cargo run --release -p mainstay-http2 --example hello -- 127.0.0.1:8080`
@@ -15,6 +15,7 @@ use http2::{Connection, Event, Input, Key, Options, Payload, Role, SendError, Te
 
 struct Answers {
     head: Template,
+    grpc: Template,
     trailers: Template,
 }
 
@@ -25,6 +26,8 @@ fn main() -> io::Result<()> {
     let options = Arc::new(Options { streams_max: 100, ..Options::default() });
     let answers = Arc::new(Answers {
         head: Template::new([(":status", "200"), ("content-type", "text/plain")])
+            .map_err(io::Error::other)?,
+        grpc: Template::new([(":status", "200"), ("content-type", "application/grpc")])
             .map_err(io::Error::other)?,
         trailers: Template::new([("grpc-status", "0")]).map_err(io::Error::other)?,
     });
@@ -100,7 +103,12 @@ fn answer(connection: &mut Connection, answers: &Answers, event: Event<'_>) -> R
         Event::Head { stream, fields, end } => {
             let path = fields.path();
             let digits = path.strip_prefix(b"/bytes/").and_then(|digits| std::str::from_utf8(digits).ok());
-            if path == b"/echo" {
+            if fields.get(b"content-type").is_some_and(|kind| kind.starts_with(b"application/grpc")) {
+                connection.send_head(stream, &answers.grpc, &[], false)?;
+                if end {
+                    finish(connection, answers, stream)?;
+                }
+            } else if path == b"/echo" {
                 connection.send_head(stream, &answers.head, &[], end)?;
             } else if let Some(len) = digits.and_then(|digits| digits.parse::<usize>().ok()) {
                 connection.send_head(stream, &answers.head, &[], false)?;

@@ -273,7 +273,7 @@ impl Connection {
     /// nobody reads. The owner should not read from the network either, and once it is not blocked any more, whole frames
     /// may be left of what was read before.
     pub fn is_blocked(&self) -> bool {
-        self.output.len() >= 2 * self.options.output_bytes_max
+        self.output.len() >= self.options.output_bytes_max.saturating_mul(2)
     }
 
     /// Returns true if the connection has ended: what is in the output is the last.

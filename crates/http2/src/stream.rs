@@ -1,7 +1,8 @@
 //! The streams of one connection: [`Streams`] finds them, [`Stream`] is what is known of one.
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
+use std::sync::LazyLock;
 
 use bytes::{Buf, Bytes};
 use slab::Slab;
@@ -161,10 +162,13 @@ pub(crate) struct Stream {
     pub(crate) is_head: bool,
 }
 
-/// Stream identifiers are dense: mixing them a little is enough. The other end chooses identifiers, but each is larger than
-/// the one before, and those that collide cost it a stream each.
+/// Stream identifiers are odd numbers that rise, but the other end chooses which it leaves out. So they are multiplied with a
+/// number that it does not know: of identifiers that were chosen without it, few meet in one place.
 #[derive(Default)]
 pub(crate) struct Mixer(u64);
+
+/// What identifiers are multiplied with, in all connections of the process.
+static SECRET: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("stream identifiers") | 1);
 
 impl Hasher for Mixer {
     fn finish(&self) -> u64 {
@@ -176,7 +180,8 @@ impl Hasher for Mixer {
         }
     }
     fn write_u32(&mut self, number: u32) {
-        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(20);
+        // The upper bits of the product depend on all bits of the number; the map looks at the lowest and at the highest.
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(*SECRET).rotate_left(20);
     }
 }
 

@@ -155,3 +155,13 @@ fn pings_are_answered_and_told() {
     assert_eq!((at_client, at_server), (vec![Seen::Pong(7)], vec![Seen::Pinged]));
     assert_eq!(client.connection.role(), Role::Client);
 }
+
+/// A client may move its connection to another thread.
+#[test]
+fn a_connection_may_move_to_another_thread() {
+    let (mut client, mut server) = pair(&Options::default(), &Options::default());
+    client.connection.ping(1);
+    let said = client.sent();
+    let seen = std::thread::spawn(move || server.take(&said)).join().unwrap();
+    assert_eq!(seen, Ok(vec![Seen::Pinged]));
+}
