@@ -588,9 +588,10 @@ impl Node {
             MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
             MessageType::MsgReadIndex => return self.read(message),
             // Who names a term hears of a new leader and proposes again. etcd's members do not: each client would wait in vain
-            // until its time is up.
+            // until its time is up, as it does where etcd leads.
             MessageType::MsgPropose if self.transferring().is_some() => {
-                let is_kept = wire::bound_term(&message).is_none() && self.wait_for_leader(message);
+                let may_keep = !self.config.speaks_as_etcd && wire::bound_term(&message).is_none();
+                let is_kept = may_keep && self.wait_for_leader(message);
                 return if is_kept { Ok(()) } else { Err(Refused::Transferring) };
             }
             MessageType::MsgPropose if self.config.speaks_as_etcd => return self.pass_on(message),

@@ -34,14 +34,21 @@ fn restored() -> Restored {
 }
 
 fn follower() -> Node {
-    let mut node = Node::new(Config { id: MemberId(1), ..Config::default() }, restored()).expect("starts");
+    follower_with(Config::default())
+}
+
+fn follower_with(config: Config) -> Node {
+    let mut node = Node::new(Config { id: MemberId(1), ..config }, restored()).expect("starts");
     drain(&mut node);
     node
 }
 
 /// Leader of term 4, with entries up to 11.
 fn leader() -> Node {
-    let mut node = follower();
+    elected(follower())
+}
+
+fn elected(mut node: Node) -> Node {
     node.request(Request::Campaign).expect("taken");
     drain(&mut node);
     node.request(Request::Receive(message(MessageType::MsgPreVoteResp, 4))).expect("taken");
@@ -496,6 +503,15 @@ fn what_members_of_etcd_forward_while_leadership_is_handed_over_goes_to_the_next
     assert!(
         passed.iter().all(|one| one.to() == 2 && one.term() == 0 && one.entries[0].data().len() == 1 << 20)
     );
+    assert!(!node.keeps_proposals());
+}
+
+#[test]
+fn a_leader_that_speaks_as_etcd_drops_what_is_forwarded_while_it_hands_over() {
+    let mut node = elected(follower_with(Config { speaks_as_etcd: true, ..Config::default() }));
+    node.request(Request::Transfer(MemberId(2))).expect("taken");
+    let forwarded = raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, 0) };
+    assert_eq!(node.request(Request::Receive(forwarded)), Err(Refused::Transferring));
     assert!(!node.keeps_proposals());
 }
 
