@@ -154,6 +154,27 @@ class Security:
         self.tokens[port] = call(port, "/v3/auth/authenticate", self.USER, tls=self.tls)["token"]
         return call(port, path, body, tls=self.tls, headers={"Authorization": self.tokens[port]})
 
+    def unknown_tokens(self, ports):
+        """Which members do not know the token that another one gives out: pairs of ports."""
+        unknown = []
+        for port in ports:
+            headers = {"Authorization": call(port, "/v3/auth/authenticate", self.USER, tls=self.tls)["token"]}
+            for other in ports:
+                # etcd may look for it before it has applied the entry that made it.
+                deadline = time.monotonic() + PATIENCE_SECONDS / 6
+                while True:
+                    try:
+                        call(other, "/v3/kv/range", {"key": b64("k")}, tls=self.tls, headers=headers)
+                        break
+                    except OSError as error:
+                        if "invalid auth token" not in str(error):
+                            raise
+                    if time.monotonic() > deadline:
+                        unknown.append((port, other))
+                        break
+                    time.sleep(0.1)
+        return unknown
+
 
 class Member:
     """One member, run by etcd or by Mainstay on the same directory with the same flags."""
@@ -639,6 +660,7 @@ def doctor(args, tally, etcd, directory):
         mixed = asked.ready("mainstay")
         tally.equal((mixed["names"], sorted(member["runs"] for member in mixed["members"])),
                     (expected, ["etcd", "etcd", "mainstay"]), f"etcd {release}: one of Mainstay")
+        tally.equal(security.unknown_tokens(ports[:3]), [], f"etcd {release}: tokens count at all members")
         if back:
             step = asked.ready("etcd")["next"]
             tally.equal(step["member"].split(" ")[0], one.name, f"etcd {release}: the one that goes back")

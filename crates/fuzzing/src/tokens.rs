@@ -127,11 +127,14 @@ fn simple(token: &[u8], applied: u64) {
         .expect("no keys");
     tokens.enable();
     tokens.assign("alice", "AbCdEfGhIjKlMnOp", Index(77), now().at);
-    let given = tokens.issue("alice", "AbCdEfGhIjKlMnOp", Index(77), 3, now()).expect("a token");
+    // The text of etcd 3.4, and that of later ones.
+    let given = [77, 76].map(|number| {
+        tokens.issue("alice", "AbCdEfGhIjKlMnOp", Index(number), 3, now()).expect("a token").into_bytes()
+    });
     let session: Result<Session, _> = tokens.check(token, Index(applied), now());
     match session {
         Ok(session) => {
-            assert_eq!(token, given.as_bytes());
+            assert!(given.iter().any(|given| given == token));
             assert_eq!(&**session.holder().user(), "alice");
             assert!(session.renew(token, now()).is_some());
             assert!(session.renew(b"other", now()).is_none());
@@ -140,7 +143,7 @@ fn simple(token: &[u8], applied: u64) {
             let later = Now { at: now().at + Duration::from_secs(1), ..now() };
             assert!(tokens.check(token, Index(applied), later).is_err());
         }
-        Err(_) => assert_ne!(token, given.as_bytes()),
+        Err(_) => assert!(given.iter().all(|given| given != token)),
     }
 }
 

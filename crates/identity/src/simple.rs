@@ -35,9 +35,15 @@ pub fn draw_prefix(entropy: &mut Entropy) -> String {
     prefix
 }
 
+/// The number of a token that the entry at `index` made, by which members of etcd know it: up to 3.4 that is the index, from 3.5
+/// on the one before it.
+pub fn number(index: Index, is_before_3_5: bool) -> Index {
+    if is_before_3_5 { index } else { Index(index.0.saturating_sub(1)) }
+}
+
 /// The text of a token, as the member that was asked answers it.
-pub fn text(prefix: &str, index: Index) -> String {
-    format!("{prefix}.{index}")
+pub fn text(prefix: &str, number: Index) -> String {
+    format!("{prefix}.{number}")
 }
 
 /// Bounds of a [`Store`].
@@ -183,20 +189,23 @@ impl Store {
         });
     }
 
-    /// Whose token this is. Renews it. `applied` is the index that this member has applied and published, read before.
+    /// Whose token this is, by either [`number`]: members of a cluster may have seen another version of it. Renews it.
+    /// `applied` is the index that this member has applied and published, read before.
     ///
     /// # Errors
     /// It is no token of this store, or one of an entry that this member has not applied.
     pub fn check(&self, token: &[u8], applied: Index, now: Now) -> Result<Arc<Holder>, Refused> {
-        let index = index_of(token).ok_or(Refused::Invalid)?;
-        let tag = self.key.tag(token);
+        let (prefix, number) = parts_of(token).ok_or(Refused::Invalid)?;
+        // Up to etcd 3.4, and from 3.5 on.
+        let entries = [number, Index(number.0.saturating_add(1))];
+        let tags = entries.map(|index| self.key.tag(text(prefix, index).as_bytes()));
         let found = {
             let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-            state.tokens.get(tag).cloned()
+            tags.into_iter().find_map(|tag| state.tokens.get(tag).cloned())
         };
         match found {
             Some(holder) if holder.renew(now) => Ok(holder),
-            None if index > applied => Err(Refused::NotYet(index)),
+            None if entries[1] > applied => Err(Refused::NotYet(entries[1])),
             _ => Err(Refused::Invalid),
         }
     }
@@ -268,21 +277,22 @@ impl fmt::Debug for Store {
     }
 }
 
-/// The index in a token that may be one of a store's: letters, a dot and digits.
-fn index_of(token: &[u8]) -> Option<Index> {
+/// Prefix and number of a token that may be one of a store's: letters, a dot and digits.
+fn parts_of(token: &[u8]) -> Option<(&str, Index)> {
     if token.len() > TOKEN_BYTES_MAX {
         return None;
     }
     let (prefix, digits) = token.split_at_checked(PREFIX_LETTERS)?;
     let digits = digits.strip_prefix(b".")?;
-    if !prefix.iter().all(u8::is_ascii_alphabetic) || digits.is_empty() {
+    let is_padded = digits.len() > 1 && digits.starts_with(b"0");
+    if !prefix.iter().all(u8::is_ascii_alphabetic) || digits.is_empty() || is_padded {
         return None;
     }
-    let index = digits.iter().try_fold(0_u64, |number, digit| {
+    let number = digits.iter().try_fold(0_u64, |number, digit| {
         let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
         number.checked_mul(10)?.checked_add(digit)
     });
-    index.map(Index)
+    Some((std::str::from_utf8(prefix).ok()?, Index(number?)))
 }
 
 #[cfg(test)]
@@ -306,15 +316,16 @@ mod tests {
 
     #[test]
     fn only_letters_dot_and_digits_are_tokens() {
-        let token = |text: &str| index_of(text.as_bytes());
+        let token = |text: &str| parts_of(text.as_bytes()).map(|(_, number)| number);
         assert_eq!(token("abcdefghijklmnop.7"), Some(Index(7)));
         assert_eq!(token("abcdefghijklmnoP.18446744073709551615"), Some(Index(u64::MAX)));
-        assert_eq!(token("abcdefghijklmnop.007"), Some(Index(7)));
+        assert_eq!(parts_of(b"abcdefghijklmnop.0"), Some(("abcdefghijklmnop", Index(0))));
         for wrong in [
             "",
             ".",
             "abcdefghijklmnop",
             "abcdefghijklmnop.",
+            "abcdefghijklmnop.007",
             "abcdefghijklmnop.-1",
             "abcdefghijklmnop.+1",
             "abcdefghijklmnop.1_0",

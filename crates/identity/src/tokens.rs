@@ -146,8 +146,8 @@ impl Tokens {
         }
     }
 
-    /// The token to answer with, at the member that was asked, of the entry at `index`; `revision` is that of users and roles
-    /// when it was applied. Signing takes up to 2 ms of processor time, so not on the thread that applies.
+    /// The token to answer with, at the member that was asked; `number` is that of a simple one ([`simple::number`]), `revision`
+    /// that of users and roles when its entry was applied. Signing takes up to 2 ms of processor time, so not on the thread that applies.
     ///
     /// # Errors
     /// There are no tokens, or only a public key.
@@ -155,13 +155,13 @@ impl Tokens {
         &self,
         user: &str,
         prefix: &str,
-        index: Index,
+        number: Index,
         revision: u64,
         now: Now,
     ) -> Result<String, IssueError> {
         match self {
             Tokens::None => Err(IssueError::NoTokens),
-            Tokens::Simple(_) => Ok(simple::text(prefix, index)),
+            Tokens::Simple(_) => Ok(simple::text(prefix, number)),
             Tokens::Jwt(jwt) => jwt.sign(user, revision, now).map_err(IssueError::Sign),
         }
     }

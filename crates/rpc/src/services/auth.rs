@@ -272,12 +272,16 @@ impl Services {
                 ..InternalAuthenticateRequest::default()
             };
             let (index, header) = self.authenticated(&asked).await?;
-            let now = self.shared.state.load().auth.revision();
+            let (now, number) = {
+                let state = self.shared.state.load();
+                let is_before_3_5 = self.shared.may_be_before_3_5(&state.members);
+                (state.auth.revision(), identity::simple::number(index, is_before_3_5))
+            };
             if now != auth.revision() {
                 // The password may have been changed between being checked and the entry.
                 continue;
             }
-            let token = credentials.issue(address, name, &prefix, index, now).await?;
+            let token = credentials.issue(address, name, &prefix, number, now).await?;
             return Ok(whole(&AuthenticateResponse { header: Some(header), token }));
         }
         Err(error::AUTH_OLD_REVISION)
