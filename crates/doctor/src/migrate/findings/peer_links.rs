@@ -58,14 +58,13 @@ fn judge(survey: &Survey) -> Option<Finding> {
                 true => format!("no connection to {name} works"),
                 false => format!("no connection to {name} has worked since it was started"),
             };
-            // A request that fails late makes etcd say so until it connects again, although its streams work.
-            match has_active(*other, member.id) {
-                true => facts.add(
-                    Severity::Warning,
-                    Fact::of(member, format!("{text}, though {name} says that its own works")),
-                ),
-                false => facts.add(Severity::Error, Fact::of(member, text)),
-            }
+            // It may be a connection that only the other one can make, or what etcd says since a request failed late, until it
+            // connects again.
+            let text = match has_active(*other, member.id) {
+                true => format!("{text}, though {name} says that its own works"),
+                false => text,
+            };
+            facts.add(Severity::Error, Fact::of(member, text));
         }
     }
     facts.found(
@@ -130,12 +129,12 @@ mod tests {
             )
         );
         assert_eq!(unseen_links(&survey), []);
-        // Where the other one says that it works, it may be what was the case once.
+        // One direction is not enough.
         let both = "etcd_network_active_peers{Local=\"3\",Remote=\"1\"} 1\netcd_network_active_peers{Local=\"3\",Remote=\"2\"} 1\n";
         says(&mut survey, 2, both);
         let told =
             "m2 (10.0.0.2:2379): no connection to m3 works, though m3 says that its own works".to_owned();
-        assert_eq!(facts(&RULE, &survey), (Severity::Warning, vec![told]));
+        assert_eq!(facts(&RULE, &survey), (Severity::Error, vec![told]));
         // Members that left, and learners, do not count.
         for view in &mut survey.views {
             let list = view.members.as_mut().unwrap();
