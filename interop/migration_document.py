@@ -18,9 +18,9 @@ Document and program cannot drift apart. It is a failure if
   a way in which a table fills in a command does not fit the command any more
 
     interop/migration_document.py --list
-    interop/migration_document.py --etcd PATH [--etcd PATH ...] --etcdctl PATH --mainstay PATH [--only back,mirror]
+    interop/migration_document.py --etcd PATH [--etcd PATH ...] [--also PATH] --etcdctl PATH --mainstay PATH [--only back_apart,mirror]
 
-Where the release matters, a situation is run with each etcd given. `systemctl`, which `mainstay doctor migrate` names, is a script
+Where the release matters, a situation is run with each --etcd. `systemctl`, which `mainstay doctor migrate` names, is a script
 of this program's own that ends the member's process by its id and waits for it. What needs a program that is not here, or an etcd
 that is not given, is named in a line that begins with SKIPPED. Python 3.9+, bash; standard library only.
 """
@@ -652,7 +652,7 @@ def goes_back(run, members, older, revisions, expected, what):
     """The first member, which is stopped, goes back to an etcd of a release; if none is given, up to its start."""
     first = members[0]
     chain = way_back(run, first, older)
-    etcd = next((etcd for etcd in run.args.etcd if release_of(etcd) == older), None)
+    etcd = next((etcd for etcd in [*run.args.etcd, *run.args.also] if release_of(etcd) == older), None)
     if not etcd:
         moves, _, last = chain.rpartition("&&")
         run.equal(last.split()[0], "etcd", f"the last part of {chain}")
@@ -894,6 +894,7 @@ def old_store(run):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--etcd", action="append", help="a real etcd, 3.4 to 3.7; may be repeated")
+    parser.add_argument("--also", action="append", default=[], help="another release, to which members only go back")
     parser.add_argument("--etcdctl", help="an etcdctl of 3.6 or later")
     parser.add_argument("--mainstay")
     parser.add_argument("--document", default=DOCUMENT)

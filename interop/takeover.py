@@ -26,6 +26,7 @@ Python 3.9+, standard library only; openssl.
 
 import argparse
 import base64
+import contextlib
 import hashlib
 import http.client
 import json
@@ -213,7 +214,7 @@ class Member:
             log.seek(self.began_at)
             return log.read().decode(errors="replace")
 
-    def wait(self):
+    def wait(self, meanwhile=lambda: None):
         """Waits until the member serves and knows a leader."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -224,11 +225,22 @@ class Member:
                 pass
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise Wrong(f"{self.name} does not serve: {self.said()[-1500:]}")
+            meanwhile()
             time.sleep(0.05)
 
     def serve(self, program, *more):
         self.start(program, *more)
         self.wait()
+
+    def lead(self, others):
+        """Has the others move the lead here, if one of them has it."""
+        for other in others:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                status = self.status()
+                own = status["header"]["member_id"]
+                if status.get("leader") in (None, own):
+                    return
+                other.call("/v3/maintenance/transfer-leadership", {"targetID": own})
 
     def stop(self, how=signal.SIGTERM):
         if self.process and self.process.poll() is None:
@@ -615,9 +627,13 @@ def doctor(args, tally, etcd, directory):
         follower, other = (one for one in members.values() if one is not leader)
 
         # They take no connection but the leader's, so that the leader brings both up to date, and neither could follow the other.
+        # A slow machine may elect another one meanwhile, whom they could not hear.
+        keep = lambda: leader.lead((follower, other))
         for one in follower, other:
             one.stop()
-            one.serve(etcd, f"--peer-cert-allowed-cn={leader.name}")
+            one.start(etcd, f"--peer-cert-allowed-cn={leader.name}")
+            one.wait(keep)
+        keep()
         planted("followers do not reach each other", "broken-peer-links", port=leader.port)
         follower.stop()
         planted("a member is stopped", "unreachable", f"--data-dir={follower.data()}", port=other.port)
@@ -625,7 +641,8 @@ def doctor(args, tally, etcd, directory):
         is_mounted = os.geteuid() == 0 and mount_small(small)
         if is_mounted:
             shutil.copytree(follower.data(), os.path.join(small, "data"))
-        follower.serve(etcd, "--quota-backend-bytes=100000")
+        follower.start(etcd, "--quota-backend-bytes=100000")
+        follower.wait(keep)
         other.stop()
         other.serve(etcd)
         try:
