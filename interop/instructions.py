@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """How many instructions a server spends on a put and on a range.
 
-    interop/instructions.py --server NAME=PATH [--server ...] [--runs 2] [--functions 30]
+    interop/instructions.py --server NAME=PATH [--server ...] [--runs 2] [--functions 30] [--most put=N --most range=N]
 
 Each server runs under valgrind's callgrind, fresh for each figure: 200 puts, then 1,000 requests to warm up, then 4,000
 that are counted (user space, all threads), by h2load on four connections with ten streams each. A put writes 1 KiB to one
 key, a range reads it. Unlike times, the figures hardly depend on what else the machine does: two runs differ by some tens.
 Builds are comparable only if they have the same profile. With --functions N also prints the N functions that differ
-most between the first server and each other one, in instructions per request of their own.
+most between the first server and each other one, in instructions per request of their own. With --most it fails if a server
+needs more than so many, in the best of its runs.
 Needs valgrind and h2load (Debian: valgrind, nghttp2-client).
 """
 
@@ -126,24 +127,35 @@ def main():
     parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--functions", type=int, default=0)
+    parser.add_argument("--most", action="append", default=[], metavar="METHOD=N", help="put or range, and its limit")
     parser.add_argument("--port", type=int, default=23790)
     args = parser.parse_args()
+    limits = {method: int(most) for method, most in (limit.split("=", 1) for limit in args.most)}
+    if unknown := limits.keys() - set(METHODS):
+        parser.error(f"--most: there is no figure for {', '.join(sorted(unknown))}")
+    beyond = []
     servers = dict(server.split("=", 1) for server in args.server)
     last = {}
     print("| server |" + "".join(f" {method} |" for method in METHODS for _ in range(args.runs)))
     print("|---|" + "---|" * (len(METHODS) * args.runs))
     for name, path in servers.items():
-        figures = []
+        line = ""
         for method in METHODS:
+            figures = []
             for _ in range(args.runs):
                 last[name, method] = measure(path, method, args.port)
-                figures.append(f" {total(last[name, method]):.0f} |")
-        print(f"| {name} |" + "".join(figures), flush=True)
+                figures.append(total(last[name, method]))
+                line += f" {figures[-1]:.0f} |"
+            if method in limits and min(figures) > limits[method]:
+                beyond.append(f"{name}: {min(figures):.0f} instructions for a {method}, of {limits[method]} that it may take")
+        print(f"| {name} |{line}", flush=True)
     first, *others = servers
     for other in others if args.functions else ():
         for method in METHODS:
             print(f"\n{method}: {other} against {first}")
             differences(by_function(last[first, method]), by_function(last[other, method]), args.functions)
+    if beyond:
+        sys.exit("\n".join(beyond))
 
 
 if __name__ == "__main__":
