@@ -44,7 +44,8 @@ import urllib.error
 import urllib.request
 
 from document_commands import Document, Seen, filled, ways
-from takeover import GUARDS, PATIENCE_SECONDS, Doctor, Member, Tally, Wrong, b64, fill, free_ports, number, release_of
+from takeover import (GUARDS, PATIENCE_SECONDS, Doctor, Member, Tally, Wrong, b64, fill, free_ports, number, release_of,
+                      until)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DOCUMENT = os.path.join(HERE, "..", "docs", "migration.md")
@@ -228,22 +229,6 @@ def servers(directory, count, apart=()):
     ports = free_ports(2 * count)
     names = ",".join(f"m{n}=http://127.0.0.1:{ports[count + n]}" for n in range(count))
     return [Server(directory, f"m{n}", (ports[n], ports[count + n]), names, apart=n in apart) for n in range(count)]
-
-
-def until(what, is_so, ended=lambda: None):
-    """Waits until a condition holds. `ended` says why it no longer can."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    last = None
-    while True:
-        try:
-            if is_so():
-                return
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            last = error
-        if (why := ended()) is not None or time.monotonic() > deadline:
-            why = why or last
-            raise Wrong(f"waited in vain until {what}{f': {why}' if why else ''}")
-        time.sleep(0.05)
 
 
 def comes_to(member, release):

@@ -83,6 +83,22 @@ class Wrong(Exception):
     """What was expected is not so."""
 
 
+def until(what, is_so, ended=lambda: None, seen=lambda: None):
+    """Waits until a condition holds. `ended` says why it no longer can, and `seen` what there is instead when time is up."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    last = None
+    while True:
+        try:
+            if is_so():
+                return
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            last = error
+        if (why := ended()) is not None or time.monotonic() > deadline:
+            why = why or seen() or last
+            raise Wrong(f"waited in vain until {what}{f': {why}' if why else ''}")
+        time.sleep(0.05)
+
+
 class Tally:
     def __init__(self):
         self.passed = self.failed = 0
@@ -216,17 +232,18 @@ class Member:
 
     def wait(self, meanwhile=lambda: None):
         """Waits until the member serves and knows a leader."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
+        def serves():
             try:
                 self.call("/v3/kv/range", {"key": b64("x")})
-                return
+                return True
             except (OSError, http.client.HTTPException):
-                pass
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise Wrong(f"{self.name} does not serve: {self.said()[-1500:]}")
-            meanwhile()
-            time.sleep(0.05)
+                meanwhile()
+                return False
+
+        def said():
+            return self.said()[-1500:]
+
+        until(f"{self.name} serves", serves, lambda: None if self.process.poll() is None else said(), said)
 
     def serve(self, program, *more):
         self.start(program, *more)
@@ -500,14 +517,15 @@ class Doctor:
 
     def ready(self, to, *flags):
         """The first report by which the cluster is ready and knows its version: a member that just started has to catch up."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
+        report = None
+
+        def is_content():
+            nonlocal report
             code, report = self.ask(to, *flags)
-            if code == 0 and "cluster-version" not in report["names"]:
-                return report
-            if time.monotonic() > deadline:
-                raise Wrong(f"doctor migrate --to={to} is not content: {report}")
-            time.sleep(0.1)
+            return code == 0 and "cluster-version" not in report["names"]
+
+        until(f"doctor migrate --to={to} is content", is_content, seen=lambda: report)
+        return report
 
 
 def cluster(args, tally, etcd, directory):
@@ -520,11 +538,8 @@ def cluster(args, tally, etcd, directory):
     def agree(what):
         """All members come to the same revision and say the same of it, while the writer goes on."""
         revision = max(int(one.status()["header"]["revision"]) for one in members)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while any(int(one.status()["header"]["revision"]) < revision for one in members):
-            if time.monotonic() > deadline:
-                raise Wrong(f"{what}: they do not all come to revision {revision}")
-            time.sleep(0.05)
+        until(f"all come to revision {revision}, {what}",
+              lambda: all(int(one.status()["header"]["revision"]) >= revision for one in members))
         tally.equal(len({one.hash_kv(revision) for one in members}), 1, f"etcd {release}, {what}: HashKV at {revision}")
 
     writer = Writer(ports[:3])
