@@ -1,7 +1,7 @@
 use crate::evidence::{Member, Status};
 use crate::finding::{Fact, Facts, Finding, Severity};
 use crate::migrate::findings::MigrationRule;
-use crate::migrate::survey::{BACK_FIRST, Product, Survey, release_of, shown};
+use crate::migrate::survey::{BACK_FIRST, Product, Release, Survey, release_of, shown};
 
 pub const RULE: MigrationRule =
     MigrationRule { name: "downgrade", about: "a downgrade of the cluster that is under way", judge };
@@ -16,7 +16,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
         }
     }
     if survey.to == Product::Etcd {
-        not_there_yet(survey, &mut facts);
+        judge_way_back(survey, &mut facts);
     }
     facts.found(
         RULE.name,
@@ -31,10 +31,8 @@ fn judge(survey: &Survey) -> Option<Finding> {
     )
 }
 
-/// What has to be waited for before a member may come back as etcd of the release to which the cluster goes down: all that
-/// stand above it know of it, and the cluster's version, by which its leader says that nothing newer is proposed any more, has
-/// come down. etcd's leader looks every few seconds.
-fn not_there_yet(survey: &Survey, facts: &mut Facts) {
+/// What has to be waited for before a member may come back as etcd of the release to which the cluster goes down.
+fn judge_way_back(survey: &Survey, facts: &mut Facts) {
     let targets = survey.evidence.statuses().filter_map(|(_, status)| status.downgrade_target.as_deref());
     let Some(target) = targets.filter_map(release_of).min() else { return };
     if target < BACK_FIRST {
@@ -42,8 +40,20 @@ fn not_there_yet(survey: &Survey, facts: &mut Facts) {
         facts.add(Severity::Error, Fact::all(text));
         return;
     }
-    let above = |status: &Status| release_of(&status.version).is_none_or(|release| release > target);
-    for (member, status) in survey.evidence.statuses().filter(|(_, status)| above(status)) {
+    unaware(survey, target, facts);
+    if survey.running_this(Product::Mainstay).any(|(_, status)| is_above(status, target)) {
+        not_come_down(survey, target, facts);
+    }
+}
+
+/// Returns true if a member's own release is above this one, or not known.
+fn is_above(status: &Status, target: Release) -> bool {
+    release_of(&status.version).is_none_or(|release| release > target)
+}
+
+/// The members above the target that do not know of it.
+fn unaware(survey: &Survey, target: Release, facts: &mut Facts) {
+    for (member, status) in survey.evidence.statuses().filter(|(_, status)| is_above(status, target)) {
         let own = status.downgrade_target.as_deref();
         if own.and_then(release_of) != Some(target) {
             let knows = own.map_or_else(|| "no downgrade".to_owned(), |own| format!("one to {own}"));
@@ -51,17 +61,16 @@ fn not_there_yet(survey: &Survey, facts: &mut Facts) {
             facts.add(Severity::Error, Fact::of(member, text));
         }
     }
-    if !survey.running_this(Product::Mainstay).any(|(_, status)| above(status)) {
-        return;
-    }
+}
+
+/// The members that do not say that the cluster's version has come down. By it the leader says that nothing newer is proposed any
+/// more; etcd's looks every few seconds.
+fn not_come_down(survey: &Survey, target: Release, facts: &mut Facts) {
     let version = |member: &Member| release_of(&member.versions.as_ref().ok()?.cluster);
-    let mut known = survey.evidence.statuses().filter_map(|(member, _)| version(member)).peekable();
+    let known: Vec<Release> = survey.evidence.statuses().filter_map(|(member, _)| version(member)).collect();
     // It is the cluster's, and comes down at all of them behind each other: who does not tell it is no reason to wait for ever.
-    let elsewhere = if known.peek().is_some() && known.all(|known| known == target) {
-        Severity::Warning
-    } else {
-        Severity::Error
-    };
+    let is_known = !known.is_empty() && known.iter().all(|known| *known == target);
+    let elsewhere = if is_known { Severity::Warning } else { Severity::Error };
     for (member, _) in survey.evidence.statuses().filter(|(member, _)| version(member) != Some(target)) {
         match &member.versions {
             Ok(versions) => {

@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::evidence::{Member, Metrics};
 use crate::finding::{Fact, Facts, Finding, Severity};
@@ -45,13 +45,14 @@ fn links_of(id: u64, metrics: &Metrics) -> Option<(BTreeSet<u64>, BTreeSet<u64>)
 fn judge(survey: &Survey) -> Option<Finding> {
     let mut facts = Facts::default();
     let voters = survey.voters();
-    let told = |member: &Member| links_of(member.id, member.metrics.as_ref().ok()?);
-    let has_active = |from: u64, to: u64| {
-        let from = survey.evidence.members.iter().find(|member| member.id == from);
-        from.and_then(told).is_some_and(|(active, _)| active.contains(&to))
-    };
-    for member in survey.evidence.members.iter().filter(|member| voters.contains(&member.id)) {
-        let Some((active, known)) = told(member) else { continue };
+    let members = survey.evidence.members.iter();
+    let told: BTreeMap<u64, (BTreeSet<u64>, BTreeSet<u64>)> = members
+        .clone()
+        .filter_map(|member| Some((member.id, links_of(member.id, member.metrics.as_ref().ok()?)?)))
+        .collect();
+    let has_active = |from: u64, to: u64| told.get(&from).is_some_and(|(active, _)| active.contains(&to));
+    for member in members.filter(|member| voters.contains(&member.id)) {
+        let Some((active, known)) = told.get(&member.id) else { continue };
         for other in voters.iter().filter(|other| **other != member.id && !active.contains(*other)) {
             let name = survey.evidence.name_of(*other);
             let text = match known.contains(other) {
