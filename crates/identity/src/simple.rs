@@ -198,11 +198,11 @@ impl Store {
         let (prefix, number) = parts_of(token).ok_or(Refused::Invalid)?;
         // Up to etcd 3.4, and from 3.5 on.
         let entries = [number, Index(number.0.saturating_add(1))];
-        let tags = entries.map(|index| self.key.tag(text(prefix, index).as_bytes()));
-        let found = {
+        let found = entries.into_iter().find_map(|index| {
+            let tag = self.key.tag(text(prefix, index).as_bytes());
             let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-            tags.into_iter().find_map(|tag| state.tokens.get(tag).cloned())
-        };
+            state.tokens.get(tag).cloned()
+        });
         match found {
             Some(holder) if holder.renew(now) => Ok(holder),
             None if entries[1] > applied => Err(Refused::NotYet(entries[1])),
