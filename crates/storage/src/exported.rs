@@ -39,6 +39,22 @@ pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenErr
     write().map_err(|error| OpenError::Io { doing: "write", path: path.clone(), error })
 }
 
+/// Removes the mark of an export that made nothing that etcd can start on, durably. It may not be there.
+///
+/// # Errors
+///
+/// When the operating system refuses.
+pub fn unmark(disk: &dyn Disk, member_dir: &Path) -> Result<(), OpenError> {
+    let path = member_dir.join(MARK_NAME);
+    let remove = || {
+        if disk.exists(&path)? {
+            disk.remove(&path)?;
+        }
+        disk.sync_dir(member_dir)
+    };
+    remove().map_err(|error| OpenError::Io { doing: "remove", path: path.clone(), error })
+}
+
 /// Refuses to start a member that was exported.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! `export`: a data directory for etcd of one of Mainstay.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cli::{Command, Failure, Flag, Progress};
@@ -105,14 +105,13 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         entries: uncommitted.iter().map(entry).collect(),
     };
     let (member_count, newest_term, vote) = (members.by_id.len(), member.newest_term, member.vote);
-    let target = Target::begin(&to)?;
+    let mut target = Target::begin(&to)?;
     let mut progress = Progress::of_bytes("exporting", None);
     let new = NewDataDir::begin(&RealDisk, target.making(), member).map_err(Failure::error)?;
     let values = stopped.values();
     let cluster_version = agreed.version.clone();
     let bytes = write(&mut stopped.machine, &values, new, agreed, &mut progress)?;
-    // Before there is anything that etcd can start on.
-    exported::mark(&RealDisk, &from.join("member"), &to).map_err(Failure::error)?;
+    place(&mut target, &from.join("member"), &to)?;
     target.finish()?;
     progress.finish();
     let HashedKv { hash, compact_revision, revision } =
@@ -135,6 +134,23 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         ],
     );
     Ok(())
+}
+
+/// Puts the directory in its place. The member is marked before there is anything that etcd can start on, so that a process
+/// that is killed in between leaves at most one of the two that starts; and it is not marked if there is nothing.
+fn place(target: &mut Target, member_dir: &Path, to: &Path) -> Result<(), Failure> {
+    let marked = exported::mark(&RealDisk, member_dir, to).map_err(Failure::error);
+    let Err(failure) = marked.and_then(|()| target.place()) else { return Ok(()) };
+    if target.is_in_place() {
+        return Err(failure);
+    }
+    Err(match exported::unmark(&RealDisk, member_dir) {
+        Ok(()) => failure,
+        Err(error) => {
+            let text = failure.text.unwrap_or_default();
+            Failure::error(format!("{text}; and {error}: remove that file before this member is used again"))
+        }
+    })
 }
 
 /// What the members of a cluster have agreed on, as an etcd of some release finds it in its directory.

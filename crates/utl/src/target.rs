@@ -123,26 +123,50 @@ impl Target {
         Ok(())
     }
 
-    /// Gives the directory its name, once all in it is durable.
+    /// Gives the directory its name, once all in it is durable. From then on a member may start on it, though
+    /// [`Target::finish`] was not called.
     ///
     /// # Errors
     ///
-    /// When something has taken its place meanwhile, or the operating system refuses.
-    pub fn finish(mut self) -> Result<(), Failure> {
-        let failed = |e: io::Error| {
-            Failure::error(format!("cannot rename {} to {}: {e}", self.making.display(), self.path.display()))
+    /// When something has taken its place meanwhile, or the operating system refuses. [`Target::is_in_place`] says if it has its
+    /// name all the same.
+    pub fn place(&mut self) -> Result<(), Failure> {
+        RealDisk.sync_dir(&self.making).map_err(|error| self.failed(error))?;
+        // All of a data directory is in the one below, so it is there whole or not at all.
+        let (from, to) = match self.is_inside {
+            true => (self.making.join("member"), self.path.join("member")),
+            false => (self.making.clone(), self.path.clone()),
         };
-        RealDisk.sync_dir(&self.making).map_err(failed)?;
+        let renamed = RealDisk.rename(&from, &to);
+        // A network file system may have lost the answer: what is not there any more has its new name.
+        self.finished = renamed.is_ok() || !from.try_exists().unwrap_or(false);
+        renamed.map_err(|error| self.failed(error))
+    }
+
+    /// Returns true if the directory has its name, or may have it.
+    pub fn is_in_place(&self) -> bool {
+        self.finished
+    }
+
+    fn failed(&self, error: io::Error) -> Failure {
+        Failure::error(format!("cannot rename {} to {}: {error}", self.making.display(), self.path.display()))
+    }
+
+    /// Gives the directory its name as [`Target::place`] does, if it has none yet, and makes that durable.
+    ///
+    /// # Errors
+    ///
+    /// As [`Target::place`].
+    pub fn finish(mut self) -> Result<(), Failure> {
+        if !self.finished {
+            self.place()?;
+        }
+        let failed = |error| self.failed(error);
         if !self.is_inside {
-            RealDisk.rename(&self.making, &self.path).map_err(failed)?;
-            self.finished = true;
             RealDisk.sync_dir(parent(&self.path)).map_err(failed)?;
             fs::remove_file(self.path.join(MARK)).map_err(failed)?;
             return RealDisk.sync_dir(&self.path).map_err(failed);
         }
-        // All of a data directory is in this one, so it is there whole or not at all.
-        RealDisk.rename(&self.making.join("member"), &self.path.join("member")).map_err(failed)?;
-        self.finished = true;
         fs::remove_file(self.making.join(MARK)).map_err(failed)?;
         fs::remove_dir(&self.making).map_err(failed)?;
         RealDisk.sync_dir(&self.path).map_err(failed)

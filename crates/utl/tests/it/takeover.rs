@@ -716,6 +716,22 @@ fn a_member_is_exported_once() {
     done(&["export", "--data-dir", text(&ours), "--to", text(&second)]);
 }
 
+#[test]
+fn an_export_that_cannot_be_put_in_its_place_leaves_no_mark() {
+    let dir = TempDir::new("export-not-placed");
+    let ours = dir.join("m");
+    one_of_three(&ours);
+    // A link that leads nowhere is not there until something is to get its name.
+    let link = dir.join("link");
+    std::os::unix::fs::symlink(dir.join("nowhere"), &link).expect("is made");
+    let refused = refused(&["export", "--data-dir", text(&ours), "--to", text(&link)], 1);
+    assert!(refused.contains("cannot rename"), "{refused}");
+    assert!(!ours.join("member/exported").exists() && !dir.join("link.unfinished").exists());
+    let etcds = dir.join("etcd");
+    done(&["export", "--data-dir", text(&ours), "--to", text(&etcds)]);
+    assert_eq!(std::fs::read(ours.join("member/exported")).expect("is there"), text(&etcds).as_bytes());
+}
+
 /// A member of three behind whose state two learners are added, as by etcd's members; it knows that what is up to `commit` is
 /// committed.
 fn with_learners(data: &Path, commit: Index) {
