@@ -53,6 +53,10 @@ pub trait Disk: Send + Sync {
     /// Locks a file as [`Disk::lock`] does; the file must exist and may be on a read-only medium. It is opened for writing where
     /// that is allowed, as NFS and CIFS want it, and not changed.
     fn lock_read(&self, path: &Path) -> io::Result<Lock>;
+    /// Locks a file, which must exist, against everybody who locks it alone, with [`Disk::lock`] or [`Disk::lock_read`]; others may
+    /// hold it as this one does. Fails with `WouldBlock` when somebody holds it alone. It is opened for reading only, which is
+    /// enough for NFS and CIFS, too, and leaves the lower layer of an overlay in use.
+    fn lock_shared(&self, path: &Path) -> io::Result<Lock>;
     /// Returns true if two paths lead to the same file or directory. Paths that do not exist are the same if their texts are.
     fn is_same(&self, one: &Path, other: &Path) -> io::Result<bool> {
         Ok(one == other)

@@ -70,7 +70,8 @@ struct State {
     names_durable: BTreeMap<PathBuf, u64>,
     names_pending: Vec<NameChange>,
     dirs: BTreeSet<PathBuf>,
-    locks: BTreeSet<PathBuf>,
+    /// Number of those who share a lock; 0 if one holds it alone.
+    locks: BTreeMap<PathBuf, usize>,
     ops: u64,
     reads: u64,
     /// Of 1000 reads of cached data, the number that miss; and the randomness that decides.
@@ -123,7 +124,7 @@ impl MemDisk {
                 names_durable: BTreeMap::new(),
                 names_pending: Vec::new(),
                 dirs: BTreeSet::new(),
-                locks: BTreeSet::new(),
+                locks: BTreeMap::new(),
                 ops: 0,
                 reads: 0,
                 misses: (0, Random::new(seed)),
@@ -647,15 +648,27 @@ impl Disk for MemDisk {
     fn lock(&self, path: &Path) -> io::Result<Lock> {
         let mut state = self.state();
         state.alive()?;
-        if !state.locks.insert(path.to_path_buf()) {
+        if state.locks.contains_key(path) {
             return Err(io::Error::new(io::ErrorKind::WouldBlock, "locked by another process"));
         }
+        state.locks.insert(path.to_path_buf(), 0);
         Ok(Lock::new(MemLock { disk: self.clone(), path: path.to_path_buf(), epoch: state.epoch }))
     }
 
     fn lock_read(&self, path: &Path) -> io::Result<Lock> {
         self.state().lookup(path)?;
         self.lock(path)
+    }
+
+    fn lock_shared(&self, path: &Path) -> io::Result<Lock> {
+        let mut state = self.state();
+        state.alive()?;
+        state.lookup(path)?;
+        if state.locks.get(path) == Some(&0) {
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, "locked by another process"));
+        }
+        *state.locks.entry(path.to_path_buf()).or_default() += 1;
+        Ok(Lock::new(MemLock { disk: self.clone(), path: path.to_path_buf(), epoch: state.epoch }))
     }
 
     fn space(&self, path: &Path) -> io::Result<DiskSpace> {
@@ -675,8 +688,14 @@ struct MemLock {
 impl Drop for MemLock {
     fn drop(&mut self) {
         let mut state = self.disk.state();
-        if state.epoch == self.epoch {
-            state.locks.remove(&self.path);
+        if state.epoch != self.epoch {
+            return;
+        }
+        match state.locks.get_mut(&self.path) {
+            Some(sharing) if *sharing > 1 => *sharing -= 1,
+            _ => {
+                state.locks.remove(&self.path);
+            }
         }
     }
 }

@@ -94,13 +94,17 @@ impl Disk for RealDisk {
             let mut options = OpenOptions::new();
             options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE).open(path)?
         };
-        hold(file)
+        hold(file, fs::File::try_lock)
     }
 
     fn lock_read(&self, path: &Path) -> io::Result<Lock> {
         // Network file systems give a lock that shuts all others out only to who may write.
         let file = OpenOptions::new().read(true).write(true).open(path).or_else(|_| fs::File::open(path))?;
-        hold(file)
+        hold(file, fs::File::try_lock)
+    }
+
+    fn lock_shared(&self, path: &Path) -> io::Result<Lock> {
+        hold(fs::File::open(path)?, fs::File::try_lock_shared)
     }
 
     fn is_same(&self, one: &Path, other: &Path) -> io::Result<bool> {
@@ -132,8 +136,8 @@ impl Disk for RealDisk {
     }
 }
 
-fn hold(file: fs::File) -> io::Result<Lock> {
-    file.try_lock().map_err(|error| match error {
+fn hold(file: fs::File, lock: impl FnOnce(&fs::File) -> Result<(), fs::TryLockError>) -> io::Result<Lock> {
+    lock(&file).map_err(|error| match error {
         fs::TryLockError::WouldBlock => {
             io::Error::new(io::ErrorKind::WouldBlock, "locked by another process")
         }

@@ -64,17 +64,18 @@ impl DataDir {
     ///
     /// As [`DataDir::open`].
     pub fn open_with(disk: &dyn Disk, dir: &Path, wal_dir: &Path) -> Result<DataDir, Error> {
-        DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_MAX)
+        DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_MAX, |path| disk.lock_read(path))
     }
 
     /// Opens as [`DataDir::open_with`] does, to glance at what is there: an image of the old store of more than a few MiB is not
     /// read, and only its size is known; see [`OldStore::large`]. Then the members are those of the database, whatever raft says.
+    /// Nothing is opened for writing, and others may read the database meanwhile.
     ///
     /// # Errors
     ///
     /// As [`DataDir::open`].
     pub fn glance(disk: &dyn Disk, dir: &Path, wal_dir: &Path) -> Result<DataDir, Error> {
-        DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_GLANCE)
+        DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_GLANCE, |path| disk.lock_shared(path))
     }
 
     fn open_bounded(
@@ -82,6 +83,7 @@ impl DataDir {
         dir: &Path,
         wal_dir: &Path,
         image_bytes_max: u64,
+        lock: impl FnOnce(&Path) -> io::Result<Lock>,
     ) -> Result<DataDir, Error> {
         let snap = dir.join("member").join("snap");
         let path = snap.join("db");
@@ -89,7 +91,7 @@ impl DataDir {
         if !disk.exists(&path).map_err(found)? {
             return Err(found(io::ErrorKind::NotFound.into()));
         }
-        let lock = disk.lock_read(&path).map_err(|e| Error::io(format!("locking {}", path.display()), e))?;
+        let lock = lock(&path).map_err(|e| Error::io(format!("locking {}", path.display()), e))?;
         let wal = Wal::open(disk, wal_dir)?;
         let mut base = open_database(disk, &path)?;
         let mut meta = base.meta()?;

@@ -1,9 +1,9 @@
 //! One body over both disks: what the log and the checkpoints rely on.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::path::Path;
 
-use mainstay_disk::{Disk, MemDisk, RealDisk};
+use mainstay_disk::{Disk, Lock, MemDisk, RealDisk};
 use testkit::TempDir;
 
 fn over_both(body: impl Fn(&dyn Disk, &Path)) {
@@ -55,16 +55,13 @@ fn next_data_never_skips_what_was_written() {
     });
 }
 
-/// Linux' `O_ACCMODE` and `O_RDWR`.
+/// Linux' `O_ACCMODE`, `O_RDONLY` and `O_RDWR`.
 const ACCESS_MODE: u32 = 3;
+const READ_ONLY: u32 = 0;
 const READ_WRITE: u32 = 2;
 
-#[test]
-fn a_file_is_locked_as_network_file_systems_want_it() {
-    let dir = TempDir::new("disk-lock");
-    let path = dir.join("db");
-    std::fs::write(&path, "content").unwrap();
-    let _lock = RealDisk.lock_read(&path).unwrap();
+/// The access modes of this process' descriptors of a file.
+fn access_modes(path: &Path) -> Vec<u32> {
     let mut modes = Vec::new();
     for descriptor in std::fs::read_dir("/proc/self/fd").unwrap() {
         let descriptor = descriptor.unwrap();
@@ -76,7 +73,20 @@ fn a_file_is_locked_as_network_file_systems_want_it() {
             modes.push(u32::from_str_radix(flags.trim(), 8).unwrap() & ACCESS_MODE);
         }
     }
-    assert_eq!(modes, [READ_WRITE], "NFS answers EBADF to an exclusive lock by a descriptor for reading");
+    modes
+}
+
+#[test]
+fn a_file_is_locked_as_network_file_systems_want_it() {
+    let dir = TempDir::new("disk-lock");
+    let path = dir.join("db");
+    std::fs::write(&path, "content").unwrap();
+    let _lock = RealDisk.lock_read(&path).unwrap();
+    assert_eq!(
+        access_modes(&path),
+        [READ_WRITE],
+        "NFS answers EBADF to an exclusive lock by a descriptor for reading"
+    );
     // A program that runs cannot be opened for writing, whoever asks.
     let program = std::env::current_exe().unwrap();
     assert!(std::fs::OpenOptions::new().write(true).open(&program).is_err());
@@ -95,4 +105,29 @@ fn a_lock_is_held_once() {
         disk.lock(&root.join("lock")).unwrap();
         assert!(disk.space(root).unwrap().total_bytes > 0);
     });
+}
+
+#[test]
+fn a_lock_is_shared_by_those_who_only_read() {
+    over_both(|disk, root| {
+        disk.create_dir_all(root).unwrap();
+        let path = root.join("db");
+        let is_taken =
+            |lock: io::Result<Lock>| lock.err().is_some_and(|e| e.kind() == io::ErrorKind::WouldBlock);
+        assert_eq!(disk.lock_shared(&path).err().map(|e| e.kind()), Some(io::ErrorKind::NotFound));
+        disk.create(&path).unwrap();
+        let (one, other) = (disk.lock_shared(&path).unwrap(), disk.lock_shared(&path).unwrap());
+        drop(one);
+        assert!(is_taken(disk.lock_read(&path)) && is_taken(disk.lock(&path)));
+        drop(other);
+        let alone = disk.lock_read(&path).unwrap();
+        assert!(is_taken(disk.lock_shared(&path)));
+        drop(alone);
+        disk.lock_shared(&path).unwrap();
+    });
+    let dir = TempDir::new("disk-shared");
+    let path = dir.join("db");
+    std::fs::write(&path, "content").unwrap();
+    let _lock = RealDisk.lock_shared(&path).unwrap();
+    assert_eq!(access_modes(&path), [READ_ONLY]);
 }

@@ -86,7 +86,7 @@ impl Directory {
         let disk = RealDisk;
         let failed = |error: io::Error| Unseen::because(format!("{}: {error}", database.display()));
         self.database_bytes = disk.open_read(database).and_then(|file| file.len()).map_err(failed)?;
-        self.is_running = match disk.lock_read(database) {
+        self.is_running = match disk.lock_shared(database) {
             Ok(_) => false,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
             Err(error) => return Err(failed(error)),
@@ -172,5 +172,10 @@ mod tests {
         let what = seen.old_keys.unwrap().unwrap().what;
         assert!(what.contains("0000000000000002-0000000000000007.snap"), "{what}");
         drop(held);
+        // Who only reads the database, as this does, is no member.
+        let _read = RealDisk.lock_shared(&snap.join("db")).unwrap();
+        let seen = Directory::look(dir.path(), None).unwrap();
+        let refusal = seen.refusal.unwrap();
+        assert!(!seen.is_running && !refusal.contains("lock"), "{refusal}");
     }
 }
