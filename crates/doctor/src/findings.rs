@@ -4,7 +4,7 @@ mod alarm_corrupt;
 mod alarm_no_space;
 mod authentication;
 mod behind;
-mod certificate;
+pub(crate) mod certificate;
 mod clock_drift;
 mod cpu;
 mod crowded;

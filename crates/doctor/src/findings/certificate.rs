@@ -1,3 +1,5 @@
+use stdx::calendar::Utc;
+
 use crate::evidence::Evidence;
 use crate::finding::{Fact, Facts, Finding, Severity};
 use crate::limits::Limits;
@@ -8,24 +10,36 @@ pub const RULE: Rule = Rule {
     name: "certificate-expiry",
     about: "certificates that end soon: those that members show, and at Mainstay all that they use",
     needs: &[&[Need::Certificate]],
-    judge,
+    judge: |evidence, limits| judge(evidence, limits, URGENT_SECONDS),
 };
+
+/// The rule for the steps of a migration, which change nothing of certificates: only what ends while one may be under way
+/// stands against it.
+pub const RULE_FOR_STEPS: Rule =
+    Rule { judge: |evidence, limits| judge(evidence, limits, STEP_SECONDS), ..RULE };
 
 /// Too short to put it off.
 const URGENT_SECONDS: f64 = 7.0 * 86400.0;
 
+/// The time that is left to steps of a migration.
+const STEP_SECONDS: f64 = 86400.0;
+
 /// What Mainstay says of all certificates that it uses: those for members, too, which cannot be seen from here.
 const NOT_AFTER: &str = "mainstay_tls_certificate_not_after_seconds";
 
-fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
+/// Judges; what ends within `urgent_seconds`, or has ended, is an error.
+fn judge(evidence: &Evidence, limits: &Limits, urgent_seconds: f64) -> Option<Finding> {
     let judged = |not_after: f64| {
         let left = not_after - evidence.taken_unix;
+        // One that ended before 1970 did so long ago.
+        let date = Utc::from_unix(not_after as u64);
         if left <= 0.0 {
-            return Some((Severity::Error, format!("ended {} ago", show::seconds(-left))));
+            return Some((Severity::Error, format!("ended {} ago, at {date}Z", show::seconds(-left))));
         }
         let severity =
-            if left <= URGENT_SECONDS.min(limits.certificate) { Severity::Error } else { Severity::Warning };
-        (left <= limits.certificate).then(|| (severity, format!("ends in {}", show::seconds(left))))
+            if left <= urgent_seconds.min(limits.certificate) { Severity::Error } else { Severity::Warning };
+        (left <= limits.certificate)
+            .then(|| (severity, format!("ends in {}, at {date}Z", show::seconds(left))))
     };
     let mut facts = Facts::default();
     for member in &evidence.members {
@@ -87,10 +101,24 @@ mod tests {
         assert_eq!(judged(&RULE, &ending_in(30.0 * 86400.0 + 1.0)), None);
         assert_eq!(
             facts(&RULE, &ending_in(30.0 * 86400.0)),
-            (Severity::Warning, vec!["m1 (10.0.0.1:2379): ends in 30 days".to_owned()])
+            (
+                Severity::Warning,
+                vec!["m1 (10.0.0.1:2379): ends in 30 days, at 2027-02-14T08:00:00Z".to_owned()]
+            )
         );
         assert_eq!(facts(&RULE, &ending_in(6.0 * 86400.0)).0, Severity::Error);
-        assert_eq!(facts(&RULE, &ending_in(-3600.0)).1, ["m1 (10.0.0.1:2379): ended 60 min ago"]);
+        assert_eq!(
+            facts(&RULE, &ending_in(-3600.0)).1,
+            ["m1 (10.0.0.1:2379): ended 60 min ago, at 2027-01-15T07:00:00Z"]
+        );
+        // A step of a migration does not wait for new ones, unless they are needed meanwhile.
+        let of_step = |seconds: f64| facts(&RULE_FOR_STEPS, &ending_in(seconds));
+        assert_eq!(
+            of_step(86401.0),
+            (Severity::Warning, vec!["m1 (10.0.0.1:2379): ends in 24 h, at 2027-01-16T08:00:01Z".to_owned()])
+        );
+        assert_eq!(of_step(86400.0).0, Severity::Error);
+        assert_eq!(of_step(-3600.0), facts(&RULE, &ending_in(-3600.0)));
     }
 
     #[test]
@@ -102,7 +130,12 @@ mod tests {
         };
         assert_eq!(
             facts(&RULE, &ending_in("peer", "server", 86400.0)),
-            (Severity::Error, vec!["m1 (10.0.0.1:2379): --peer-cert-file: ends in 24 h".to_owned()])
+            (
+                Severity::Error,
+                vec![
+                    "m1 (10.0.0.1:2379): --peer-cert-file: ends in 24 h, at 2027-01-16T08:00:00Z".to_owned()
+                ]
+            )
         );
         assert_eq!(judged(&RULE, &ending_in("peer", "authority", 31.0 * 86400.0)), None);
         assert_eq!(judged(&RULE, &ending_in("client", "server", 86400.0)), None, "it was seen itself");

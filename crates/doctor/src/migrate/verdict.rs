@@ -9,21 +9,20 @@ use super::next_step::{NextStep, is_leader, next_step};
 use super::survey::{Product, Survey, shown};
 use crate::evidence::Member;
 use crate::finding::Severity;
-use crate::findings::RULES;
+use crate::findings::{RULES, certificate};
 use crate::limits::Limits;
 use crate::report::{Report, counted, folded};
 use crate::rule::{Blind, Rule};
 use crate::show;
 
-/// The doctor's own rules that stand against a migration, too. The others are about speed.
-const SHARED_RULES: [&str; 9] = [
+/// The doctor's own rules that stand against a migration, too, beside [`certificate::RULE_FOR_STEPS`]. The others are about speed.
+const SHARED_RULES: [&str; 8] = [
     "unreachable",
     "no-leader",
     "different-clusters",
     "alarm-corrupt",
     "alarm-nospace",
     "quota-near",
-    "certificate-expiry",
     "tls-files-unusable",
     "missing-compaction",
 ];
@@ -63,7 +62,8 @@ pub struct Row {
 impl Verdict {
     /// Judges.
     pub fn of(survey: &Survey) -> Verdict {
-        let shared: Vec<&Rule> = RULES.iter().filter(|rule| SHARED_RULES.contains(&rule.name)).collect();
+        let shared = RULES.iter().filter(|rule| SHARED_RULES.contains(&rule.name));
+        let shared: Vec<&Rule> = shared.chain([&certificate::RULE_FOR_STEPS]).collect();
         let mut report = Report::of(&survey.evidence, &Limits::default(), 0.0, &shared);
         report.rules += MIGRATION_RULES.len();
         report.findings.extend(MIGRATION_RULES.iter().filter_map(|rule| (rule.judge)(survey)));
@@ -296,7 +296,7 @@ fn not_looked_at(survey: &Survey) -> Vec<Blind> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evidence::Member;
+    use crate::evidence::{Certificate, Member};
     use crate::migrate::fixture::{all_mainstay, directory, etcds, mixed};
 
     #[test]
@@ -321,6 +321,25 @@ mod tests {
         assert_eq!(verdict.line(), "not ready: 1 of 3 members of Mainstay; mend 1 error first");
         assert_eq!((verdict.next.clone(), verdict.is_done), (None, false));
         assert!(!verdict.text().contains("Next is"));
+    }
+
+    #[test]
+    fn a_certificate_that_ends_in_some_days_stops_no_step() {
+        let mut survey = etcds("3.6.5");
+        let ends_in = |survey: &mut Survey, seconds: f64| {
+            let not_after_unix = survey.evidence.taken_unix + seconds;
+            survey.evidence.members[1].certificate = Ok(Some(Certificate { not_after_unix }));
+            let verdict = Verdict::of(survey);
+            let found: Vec<_> = verdict.report.findings.iter().map(|f| (f.name, f.severity)).collect();
+            (verdict.next.is_some(), found)
+        };
+        let name = "certificate-expiry";
+        assert_eq!(ends_in(&mut survey, 3.0 * 86400.0), (true, vec![(name, Severity::Warning)]));
+        assert_eq!(ends_in(&mut survey, 3600.0), (false, vec![(name, Severity::Error)]));
+        assert_eq!(ends_in(&mut survey, -3600.0), (false, vec![(name, Severity::Error)]));
+        // What cannot be seen is told, as for the rules that are shared as they are.
+        survey.evidence.members[1].certificate = Err("late".into());
+        assert!(Verdict::of(&survey).report.blind.iter().any(|blind| blind.name == name));
     }
 
     #[test]
