@@ -295,6 +295,14 @@ impl MemDisk {
         self.state().used_bytes()
     }
 
+    /// Sum of the lengths of all files that are open and have no name.
+    pub fn unnamed_bytes(&self) -> u64 {
+        let state = self.state();
+        let named: BTreeSet<u64> = state.names.values().copied().collect();
+        let open = state.nodes.iter().filter(|(id, node)| node.handles > 0 && !named.contains(id));
+        open.map(|(_, node)| node.data.len() as u64).sum()
+    }
+
     /// A file's contents as they would be read now.
     pub fn contents(&self, path: &Path) -> io::Result<Vec<u8>> {
         let state = self.state();

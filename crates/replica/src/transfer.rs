@@ -56,6 +56,23 @@ pub struct Received {
     pub machine: Box<Machine>,
     /// Applied index of the receiver's own state on which this one was built; `None` if it was built from nothing.
     pub base_applied: Option<Index>,
+    /// Is told once what becomes of the state, if somebody waits for that. Dropped without a word only with the core.
+    pub told: Option<oneshot::Sender<Outcome>>,
+}
+
+/// What becomes of a state that has arrived whole.
+#[derive(Debug)]
+pub enum Outcome {
+    /// A checkpoint of the state is durable at this member.
+    Durable,
+    /// Raft has passed the state over, since this member has what it holds.
+    NotWanted,
+    /// Raft refused the message that it came with, for this reason.
+    Refused(String),
+    /// The state is in place, and its first checkpoint failed for this reason. Another one is tried.
+    NotSaved(String),
+    /// The attempt was over when the state had arrived, or the member went out of service before it was durable.
+    GivenUp(Status),
 }
 
 /// The state of a moment, to be sent.
@@ -156,6 +173,10 @@ pub enum ReceiveError {
     },
     /// The log did not say where a value lies, which is a bug.
     Lost,
+    /// Raft refused the message that the state came with, for this reason.
+    Refused(String),
+    /// The state is in place, but its first checkpoint failed for this reason.
+    NotSaved(String),
     /// The received parts make no state.
     Assemble(RestoreError<Overtaken>),
     /// The database of a member that runs etcd cannot be taken.
@@ -190,6 +211,8 @@ impl fmt::Display for ReceiveError {
             }
             ReceiveError::LogFull => f.write_str("the log takes no values now"),
             ReceiveError::Lost => f.write_str("the log lost a value"),
+            ReceiveError::Refused(reason) => write!(f, "refused: {reason}"),
+            ReceiveError::NotSaved(reason) => write!(f, "the state is not durable yet: {reason}"),
             ReceiveError::Assemble(error) => error.fmt(f),
             ReceiveError::Database(error) => error.fmt(f),
         }
@@ -216,11 +239,13 @@ impl ReceiveError {
             ReceiveError::NotNow(_)
             | ReceiveError::LogFull
             | ReceiveError::Lost
+            | ReceiveError::NotSaved(_)
             | ReceiveError::RefusedBefore { .. } => None,
             ReceiveError::NoRoom(_) => Some("room"),
             ReceiveError::Database(error) => error.lasting_kind(),
             ReceiveError::Read(_) | ReceiveError::Assemble(_) | ReceiveError::Malformed(_) => Some("state"),
             ReceiveError::OtherEntry => Some("entry"),
+            ReceiveError::Refused(_) => Some("message"),
         }
     }
 }
@@ -380,7 +405,7 @@ impl Receiver {
             self.shared.core.send(PeerRequest::SnapshotGivenUp(partial.claim));
             ReceiveError::Assemble(e)
         })?;
-        let received = Received { message, machine: Box::new(machine), base_applied };
+        let received = Received { message, machine: Box::new(machine), base_applied, told: None };
         self.shared.core.send(PeerRequest::SnapshotReceived(partial.claim, Box::new(received)));
         self.refusals.note(Ok(()), self.shared.clock.now());
         Ok(())

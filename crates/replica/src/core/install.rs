@@ -5,11 +5,14 @@
 //! has accepted the snapshot, the new state replaces the present one atomically. From then on nothing goes to the log until a
 //! checkpoint of the new state is durable; then the log restarts behind it, and only then is the sender told that
 //! this member has it. After a crash before the checkpoint the member has the old state, after a later one the new.
+//! Raft's answer goes to the leader then; to a sender that runs etcd the answer to its request does, or an error when the first
+//! checkpoint fails: it keeps its log until it is answered.
 
 use std::any::Any;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use api::{Status, error};
 use consensus::Append;
 use log::{Location, Reset, ValueId};
 use machine::Machine;
@@ -18,7 +21,7 @@ use planted::Bug;
 use tokio::sync::oneshot;
 
 use super::Shortage;
-use crate::transfer::Received;
+use crate::transfer::{Outcome, Received};
 
 /// Time for which the received part of a state is kept after its stream broke off.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
@@ -56,6 +59,8 @@ pub(super) struct Install {
     stage: Stage,
     /// The received state, until raft accepts or passes it over.
     received: Option<Box<Received>>,
+    /// Is told what becomes of the received state.
+    told: Option<oneshot::Sender<Outcome>>,
     /// Batches that go to the log once the checkpoint of the installed state is durable.
     held: Vec<Append>,
     placing: Option<Placing>,
@@ -125,8 +130,17 @@ impl Install {
             if let Some(received) = self.received.take() {
                 self.discard(received.machine);
             }
+            self.tell(Outcome::NotWanted);
             self.placing = None;
             self.forget_part();
+        }
+    }
+
+    /// Tells who waits for the received state what has become of it, unless that was told before.
+    pub fn tell(&mut self, outcome: Outcome) {
+        if let Some(told) = self.told.take() {
+            // Whoever sent the state may have gone.
+            let _ = told.send(outcome);
         }
     }
 
@@ -204,14 +218,26 @@ impl Install {
 
     /// A whole state has arrived, for raft to accept or pass over. Returns true if it is of the attempt that is under
     /// way; otherwise it is dropped.
-    pub fn receive(&mut self, of: u64, received: Box<Received>) -> bool {
+    pub fn receive(&mut self, of: u64, mut received: Box<Received>) -> bool {
         let takes = self.takes(of);
         if takes {
+            self.told = received.told.take();
             self.received = Some(received);
         } else {
-            self.discard(received.machine);
+            // Only another leader or term cuts an attempt off whose stream has not broken.
+            self.turn_away(received, error::LEADER_CHANGED);
         }
         takes
+    }
+
+    /// A whole state has arrived that is of no use, for this reason.
+    pub fn turn_away(&mut self, received: Box<Received>, why: Status) {
+        let Received { machine, told, .. } = *received;
+        self.discard(machine);
+        if let Some(told) = told {
+            // Whoever sent the state may have gone.
+            let _ = told.send(Outcome::GivenUp(why));
+        }
     }
 
     /// Takes out the state that raft has accepted.
@@ -241,6 +267,7 @@ impl Install {
             return None;
         }
         self.stage = Stage::Idle;
+        self.tell(Outcome::Durable);
         Some((reset, std::mem::take(&mut self.held)))
     }
 
@@ -301,8 +328,17 @@ impl Install {
         matches!(self.stage, Stage::Receiving { until: Some(until), .. } if now >= until)
     }
 
-    /// The checkpoint could not be written; it is ordered again.
-    pub fn retry(&mut self) {
+    /// The checkpoint could not be written, for this reason; it is ordered again. Whoever sent the state is told: it would
+    /// keep its log, and wait, for as long as checkpoints fail here.
+    pub fn failed(&mut self, why: &str) {
+        if let Stage::Saving(_) = self.stage {
+            self.retry();
+            self.tell(Outcome::NotSaved(why.to_owned()));
+        }
+    }
+
+    /// A checkpoint of the installed state is ordered again.
+    fn retry(&mut self) {
         if let Stage::Saving(reset) = self.stage {
             self.stage = Stage::Installed(reset);
         }
@@ -373,6 +409,62 @@ mod tests {
         install.placed(7, &[value(2)]);
         assert_eq!(placed.try_recv().map(|places| places.map(|places| places.len())), Ok(Ok(2)));
         assert!(install.may_place(1));
+    }
+
+    /// A state that has arrived, and what its receiver is told.
+    fn arrived() -> (Box<Received>, oneshot::Receiver<Outcome>) {
+        let (told, outcome) = oneshot::channel();
+        let machine = Box::new(Machine::new(machine::Rules { learners_max: 1 }));
+        (
+            Box::new(Received { message: Default::default(), machine, base_applied: None, told: Some(told) }),
+            outcome,
+        )
+    }
+
+    #[test]
+    fn who_waits_for_a_state_is_told_at_each_end_that_it_can_come_to() {
+        let received = || {
+            let mut install = Install::default();
+            install.begin(1, false);
+            let (state, outcome) = arrived();
+            assert!(install.receive(1, state));
+            (install, outcome)
+        };
+        let installed = || {
+            let (mut install, mut outcome) = received();
+            let replaced = install.take_received().expect("has arrived").machine;
+            install.installed(Reset { index: Index(9), term: Term(2) }, *replaced);
+            install.give_up();
+            install.saving();
+            assert!(install.saved(Index(8)).is_none());
+            install.saving();
+            assert!(outcome.try_recv().is_err(), "it is neither durable nor given up");
+            (install, outcome)
+        };
+        let (mut install, mut outcome) = received();
+        install.give_up();
+        assert!(matches!(outcome.try_recv(), Ok(Outcome::NotWanted)));
+        let (mut install, mut outcome) = received();
+        install.tell(Outcome::Refused("it is garbage".to_owned()));
+        install.give_up();
+        assert!(matches!(outcome.try_recv(), Ok(Outcome::Refused(why)) if why == "it is garbage"));
+        let (mut install, mut outcome) = installed();
+        assert!(install.saved(Index(9)).is_some());
+        assert!(matches!(outcome.try_recv(), Ok(Outcome::Durable)));
+        let (mut install, mut outcome) = installed();
+        install.failed("the disk is full");
+        assert!(install.wants_checkpoint());
+        assert!(matches!(outcome.try_recv(), Ok(Outcome::NotSaved(why)) if why == "the disk is full"));
+        // One that comes when its attempt is over.
+        for ends in [|install: &mut Install| install.cut_off(Instant::now()), Install::give_up] {
+            let mut install = Install::default();
+            install.begin(1, false);
+            ends(&mut install);
+            let (late, mut outcome) = arrived();
+            assert!(!install.receive(1, late));
+            assert!(matches!(outcome.try_recv(), Ok(Outcome::GivenUp(why)) if why == error::LEADER_CHANGED));
+            assert_eq!(install.discarded(), 1);
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use super::{
     ClientRequest, ControlRequest, CoreRequest, Forget, PeerRequest, Reply, RequestId, StorageRequest,
 };
+use crate::transfer::Received;
 
 /// Pause between two turns that nothing asks for.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
@@ -38,6 +39,8 @@ pub(super) enum Response {
     Outside(oneshot::Sender<Reply>, Asks),
     /// It discards the received part of a snapshot.
     Discard(Forget),
+    /// It turns away a snapshot that has arrived whole.
+    TurnAway(Box<Received>),
     /// The log has failed, so the member ends.
     Failed(log::Fatal),
 }
@@ -79,6 +82,7 @@ impl Parked {
                 | PeerRequest::StateTrail(request_id, _),
             ) => Response::Refuse(request_id, None),
             CoreRequest::Peer(PeerRequest::SnapshotBroken(_, forget)) => Response::Discard(forget),
+            CoreRequest::Peer(PeerRequest::SnapshotReceived(_, received)) => Response::TurnAway(received),
             CoreRequest::Storage(StorageRequest::Log(LogEvent::Failed(fatal))) => Response::Failed(fatal),
             CoreRequest::Control(ControlRequest::Stop) => Response::Stop,
             CoreRequest::Outside(sender, ask) => Response::Outside(sender, ask),
@@ -88,7 +92,6 @@ impl Parked {
                 | PeerRequest::LeaderEnded(_)
                 | PeerRequest::DatabaseOpened { .. }
                 | PeerRequest::SnapshotSent { .. }
-                | PeerRequest::SnapshotReceived(..)
                 | PeerRequest::SnapshotGivenUp(_)
                 | PeerRequest::Place(..)
                 | PeerRequest::Removed,
@@ -158,6 +161,12 @@ mod tests {
         };
         assert!(matches!(behind.respond(propose.into()), Response::Refuse(_, Some(4))));
         assert!(matches!(behind.respond(PeerRequest::Removed.into()), Response::Nothing));
+        let machine = Box::new(machine::Machine::new(machine::Rules { learners_max: 1 }));
+        let received = Received { message: Default::default(), machine, base_applied: None, told: None };
+        assert!(matches!(
+            behind.respond(PeerRequest::SnapshotReceived(1, Box::new(received)).into()),
+            Response::TurnAway(_)
+        ));
         assert!(matches!(behind.respond(ControlRequest::Stop.into()), Response::Stop));
     }
 }

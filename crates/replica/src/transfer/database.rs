@@ -24,8 +24,9 @@ use numbers::{ChangeId, Index, Revision, Term};
 use peer::{OpenedSnapshot, SnapshotForm};
 use storage::etcd_database::{self, EtcdDatabase, EtcdDatabaseError, TooManyChanges, UnknownVersion};
 use storage::values::LogValues;
+use tokio::sync::oneshot;
 
-use super::{Portion, ReceiveError, Received, Receiver, attempt};
+use super::{Outcome, Portion, ReceiveError, Received, Receiver, attempt};
 use crate::core::{PeerRequest, ReplyBody};
 
 /// Name of the file in the member's directory, which it has for a moment only.
@@ -282,12 +283,13 @@ fn members(
 }
 
 impl Receiver {
-    /// Takes a state that a member sends which runs etcd; ends when raft has been asked whether it wants it. Blocks where
-    /// `body` and the disk do.
+    /// Takes a state that a member sends which runs etcd; ends when it is durable here, or raft does not want it. From the
+    /// answer on, the sender keeps the entries behind the state for half a minute only, and until then for as long as it
+    /// takes. Blocks where `body` and the disk do.
     ///
     /// # Errors
     ///
-    /// What was wrong with the database, or why this member cannot take it now.
+    /// What was wrong with the database, why this member cannot take it now, or why it is not durable at the first attempt.
     pub async fn receive_database(
         &self,
         mut message: raftpb::Message,
@@ -295,7 +297,7 @@ impl Receiver {
     ) -> Result<(), ReceiveError> {
         let image = message.snapshot.as_mut().and_then(|snapshot| snapshot.data.take()).unwrap_or_default();
         self.database_refusals.check(self.shared.clock.now())?;
-        let taken = self.take_database(message, &image, body).await;
+        let taken = self.take_database(message, image, body).await;
         self.database_refusals.note(taken.as_ref().copied(), self.shared.clock.now());
         taken
     }
@@ -305,10 +307,10 @@ impl Receiver {
     async fn take_database(
         &self,
         message: raftpb::Message,
-        image: &[u8],
+        image: Bytes,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), ReceiveError> {
-        self.check_front(&message, image)?;
+        self.check_front(&message, &image)?;
         let offered = attempt(0, &message, None);
         let reply = self.shared.ask(move |request_id| PeerRequest::OfferSnapshot(request_id, offered)).await;
         match reply.map(|reply| reply.body) {
@@ -318,6 +320,28 @@ impl Receiver {
             }
             Ok(_) => return Err(ReceiveError::NotNow(None)),
         }
+        let (claim, machine) = self.read_database(&message, image, body).await?;
+        let (told, outcome) = oneshot::channel();
+        let received = Received { message, machine: Box::new(machine), base_applied: None, told: Some(told) };
+        self.shared.core.send(PeerRequest::SnapshotReceived(claim, Box::new(received)));
+        match outcome.await {
+            // Who sends what this member has is behind, and answered as by etcd.
+            Ok(Outcome::Durable | Outcome::NotWanted) => Ok(()),
+            Ok(Outcome::Refused(reason)) => Err(ReceiveError::Refused(reason)),
+            Ok(Outcome::NotSaved(reason)) => Err(ReceiveError::NotSaved(reason)),
+            Ok(Outcome::GivenUp(status)) => Err(ReceiveError::NotNow(Some(status))),
+            // The core has ended, or is out of service.
+            Err(_) => Err(ReceiveError::NotNow(Some(error::STOPPED))),
+        }
+    }
+
+    /// Makes a machine of a database, in the attempt that this returns. The file and the image are gone at the end.
+    async fn read_database(
+        &self,
+        message: &raftpb::Message,
+        image: Bytes,
+        body: &mut dyn Iterator<Item = io::Result<Bytes>>,
+    ) -> Result<(u64, Machine), ReceiveError> {
         let Some(turn) = self.spool.turn() else {
             return Err(ReceiveError::NotNow(Some(error::TOO_MANY_REQUESTS)));
         };
@@ -325,22 +349,18 @@ impl Receiver {
         let from = message.from();
         let is_wanted = || [0, from].contains(&self.shared.state.load().leader);
         let database = opened(turn.take(body, is_wanted)?)?;
-        let (head, database) = self.judge(&message, image, database)?;
+        let (head, database) = self.judge(message, &image, database)?;
         // It builds on nothing that is here.
         let bound = database.bound_bytes;
-        let claim = match self.begin(&message, Some(bound)).await {
+        let claim = match self.begin(message, Some(bound)).await {
             Err(ReceiveError::NoRoom(_)) => {
                 let exact = needed_bytes(&database.backend)?;
-                self.begin(&message, Some(exact)).await?.claim
+                self.begin(message, Some(exact)).await?.claim
             }
             begun => begun?.claim,
         };
         match self.convert(claim, head, &database.backend).await {
-            Ok(machine) => {
-                let received = Received { message, machine: Box::new(machine), base_applied: None };
-                self.shared.core.send(PeerRequest::SnapshotReceived(claim, Box::new(received)));
-                Ok(())
-            }
+            Ok(machine) => Ok((claim, machine)),
             Err(why) => {
                 self.shared.core.send(PeerRequest::SnapshotGivenUp(claim));
                 Err(why)

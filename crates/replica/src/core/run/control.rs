@@ -15,6 +15,7 @@ use crate::core::reads::Want;
 use crate::core::{
     ClientRequest, ControlRequest, CoreRequest, Fatal, PeerRequest, ReplyBody, StorageRequest,
 };
+use crate::transfer::Outcome;
 
 /// Dispatch of requests to the core.
 impl Core {
@@ -211,7 +212,8 @@ impl Core {
             }
         }
         self.applying.clear();
-        // Nobody would notice any more that it does not go on.
+        // Nobody would notice any more that it does not go on, nor that it is saved.
+        self.install.tell(Outcome::GivenUp(parked.why()));
         self.end_install();
         self.removal.stop();
         // So that what was applied before is published, and that there is no leader to be told of.
@@ -261,6 +263,10 @@ impl Core {
             Response::Outside(sender, ask) => {
                 let request_id = self.answers.id_for(sender);
                 self.take_parked(ask(request_id), stops)?;
+            }
+            Response::TurnAway(received) => {
+                let why = parked.why();
+                self.install.turn_away(received, why);
             }
             Response::Discard(forget) => self.install.discard_part(forget),
             Response::Failed(fatal) => return Err(fatal.into()),

@@ -511,8 +511,8 @@ impl Core {
             }
             Err(error) => {
                 self.checkpoints.failed(now);
-                self.install.retry();
                 let why = error.to_string();
+                self.install.failed(&why);
                 self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
                 if error.is_full() {
                     // `look_at_disk` raises the alarm; the next one that is saved ends the shortage.

@@ -30,7 +30,7 @@ use crate::core::room::{Purpose, Room};
 use crate::core::{Fatal, Placement, ReplyBody, RequestId, SnapshotAttempt, membership};
 use crate::long_reads::Reader;
 use crate::shared::Shared;
-use crate::transfer::Received;
+use crate::transfer::{Outcome, Received};
 
 /// Bytes of entries kept in memory for followers at most; older ones are read from the log.
 const TAIL_BYTES: usize = 64 << 20;
@@ -775,7 +775,9 @@ impl Core {
             return Ok(());
         }
         if current && let Err(why) = self.node.request(Request::Receive(message)) {
-            self.logger.warn("refused a snapshot", &[("reason", Value::Str(&why.to_string()))]);
+            let why = why.to_string();
+            self.logger.warn("refused a snapshot", &[("reason", Value::Str(&why))]);
+            self.install.tell(Outcome::Refused(why));
         }
         self.carry_out(now)?;
         self.end_install();

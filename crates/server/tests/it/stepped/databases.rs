@@ -4,6 +4,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use ::http;
@@ -16,12 +17,16 @@ use api::etcdserverpb::{
 };
 use api::raftpb::{ConfState, Message, SnapshotMetadata};
 use bytes::Bytes;
+use disk::{Fault, Operation};
+use front::LocalBoxFuture;
 use peer::Handler as _;
+use replica::transfer::ReceiveError;
 
 use super::world::{Spoiling, World};
 
 const WORN: &[&str] = &["--snapshot-count=20", "--snapshot-catchup-entries=20"];
 const LEASE: i64 = 7777;
+const EIO: i32 = 5;
 
 /// Three members, of which one is cut off and needs a snapshot: its place and the leader's.
 fn one_lags(seed: u64) -> (World, usize, usize) {
@@ -247,14 +252,128 @@ fn a_database_that_comes_twice_or_late_changes_nothing() {
     assert_eq!(refused, ["not now: etcdserver: too many requests"]);
     until_the_same(&mut world, leader, lagging);
     assert_same(&mut world, leader, lagging);
-    // It is older now than what the member has.
+    // It is older now than what the member has, which needs no checkpoint.
+    world.places[lagging].checkpointer_held = true;
     let installed = |world: &World| world.text().matches("installed a snapshot").count();
     let before = installed(&world);
     let late = world.member(lagging).receive_database(message.clone(), pieces());
     world.run(late).expect("it is sound");
     world.until("it is passed over", |world| !world.member(lagging).says_that_it_takes_a_snapshot());
     assert_eq!(installed(&world), before);
+    world.places[lagging].checkpointer_held = false;
     world.put(leader, "b1", b"goes on").expect("is taken");
+    until_the_same(&mut world, leader, lagging);
+    assert_same(&mut world, leader, lagging);
+}
+
+type Taken = Result<(), ReceiveError>;
+
+/// A database on its way into a member, and how that ended.
+struct Taking {
+    coming: LocalBoxFuture<Taken>,
+    taken: Option<Taken>,
+}
+
+impl Taking {
+    /// Goes on as far as it can. Returns true if the sender has its answer.
+    fn is_answered(&mut self) -> bool {
+        if self.taken.is_none()
+            && let Poll::Ready(taken) = self.coming.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        {
+            self.taken = Some(taken);
+        }
+        self.taken.is_some()
+    }
+
+    fn answer(self) -> Result<(), String> {
+        self.taken.expect("was answered").map_err(|error| error.to_string())
+    }
+}
+
+/// Three members, of which one lags and is sent a database whose checkpoint it does not get to: its place, the leader's, the
+/// entry of the database, its bytes, and what its sender hears. It is cut off.
+fn one_holds_what_is_not_durable(seed: u64) -> (World, usize, usize, u64, u64, Taking) {
+    type Sent = Option<(Message, Vec<u8>)>;
+    let (mut world, leader, lagging) = one_lags(seed);
+    let kept: Arc<Mutex<Sent>> = Arc::default();
+    let copy = Arc::clone(&kept);
+    spoil_with(
+        &world,
+        Box::new(move |message, pieces| {
+            *copy.lock().expect("nobody panicked") = Some((message.clone(), joined(pieces)));
+            pieces.push(Err(io::ErrorKind::ConnectionReset.into()));
+        }),
+    );
+    world.cut(lagging, false);
+    world.until("one was sent", |_| kept.lock().is_ok_and(|kept| kept.is_some()));
+    world.until("it has not come", |world| !refusals(world, "").is_empty());
+    world.cut(lagging, true);
+    world.until("nothing is under way", |world| !world.member(lagging).says_that_it_takes_a_snapshot());
+    world.settle().expect("all go on");
+    let (mut message, bytes) = kept.lock().expect("nobody panicked").clone().expect("was sent");
+    let (index, len) = (metadata(&mut message).index(), bytes.len() as u64);
+    world.places[lagging].checkpointer_held = true;
+    let coming = world.member(lagging).receive_database(message, vec![Ok(bytes.into())]);
+    let mut taking = Taking { coming, taken: None };
+    world.until("it is in its place", |world| {
+        taking.is_answered() || world.member(lagging).probe().applied.0 >= index
+    });
+    world.settle().expect("all go on");
+    assert!(!taking.is_answered(), "{:?}", taking.answer());
+    spoil_with(&world, Box::new(|_, _| {}));
+    (world, leader, lagging, index, len, taking)
+}
+
+#[test]
+fn the_sender_of_a_database_is_answered_once_it_is_durable() {
+    let (mut world, leader, lagging, index, len, mut taking) = one_holds_what_is_not_durable(40);
+    let left = world.places[lagging].disk.unnamed_bytes();
+    assert!(left < len, "the file that came takes no room while its sender waits: {left} of {len} bytes");
+    world.places[lagging].checkpointer_held = false;
+    world.until("it is answered", |_| taking.is_answered());
+    assert_eq!(taking.answer(), Ok(()));
+    // Whatever ends the member now, it has the state.
+    world.crash(lagging);
+    world.start(lagging).expect("starts");
+    assert!(world.member(lagging).probe().applied.0 >= index);
+    world.cut(lagging, false);
+    until_the_same(&mut world, leader, lagging);
+    assert_same(&mut world, leader, lagging);
+}
+
+#[test]
+fn the_sender_of_a_database_hears_of_the_first_checkpoint_that_fails() {
+    let (mut world, leader, lagging, index, _, mut taking) = one_holds_what_is_not_durable(41);
+    let disk = world.places[lagging].disk.clone();
+    disk.fail_next(Operation::Change, 1, Fault::Once(EIO));
+    world.places[lagging].checkpointer_held = false;
+    world.until("it is answered", |_| taking.is_answered());
+    let refused = taking.answer().expect_err("it is not durable");
+    assert!(
+        refused.starts_with("the state is not durable yet: ") && refused.contains("os error 5"),
+        "{refused}"
+    );
+    // The next one does not, and nothing has to be sent again.
+    world.until("it is durable", |world| !world.member(lagging).probe().installing);
+    world.crash(lagging);
+    world.start(lagging).expect("starts");
+    assert!(world.member(lagging).probe().applied.0 >= index);
+    world.cut(lagging, false);
+    until_the_same(&mut world, leader, lagging);
+    assert_same(&mut world, leader, lagging);
+}
+
+#[test]
+fn the_sender_of_a_database_does_not_wait_for_a_member_that_stops() {
+    let (mut world, leader, lagging, _, _, mut taking) = one_holds_what_is_not_durable(42);
+    world.member(lagging).stop();
+    world.until("it has stopped", |world| world.places[lagging].member.is_none());
+    assert!(taking.is_answered());
+    assert_eq!(taking.answer(), Err("not now: etcdserver: server stopped".to_owned()));
+    // It has what it had, and takes the state again.
+    world.places[lagging].checkpointer_held = false;
+    world.start(lagging).expect("starts");
+    world.cut(lagging, false);
     until_the_same(&mut world, leader, lagging);
     assert_same(&mut world, leader, lagging);
 }
