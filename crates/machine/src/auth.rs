@@ -17,6 +17,7 @@
 
 mod entries;
 mod gate;
+mod interval_tree;
 mod key_ranges;
 mod rights;
 

@@ -4,7 +4,6 @@
 use api::Status;
 use api::error;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
-use api::etcdserverpb::range_request::SortTarget;
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{Compare, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use bytes::BytesMut;
@@ -455,11 +454,9 @@ pub(crate) fn check_op(snapshot: &Snapshot<'_>, leases: &Leases, op: &RequestOp)
     }
 }
 
-/// Refuses what would fail amid the transaction, and only on members that gather the answer.
+/// Refuses what would fail amid the transaction, and only on members that gather the answer. How the answer is sorted is not
+/// looked at: etcd 3.5 neither refuses nor obeys an order that it does not know, so that a member of it may propose one.
 fn check_range(snapshot: &Snapshot<'_>, request: &RangeRequest) -> Result<(), Status> {
-    if SortTarget::try_from(request.sort_target).is_err() {
-        return Err(error::INVALID_SORT_OPTION);
-    }
     if request.revision == 0 {
         Ok(())
     } else if Revision(request.revision) > snapshot.current_revision() {

@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 
+use super::interval_tree::{Interval, IntervalTree};
+
 /// Keys from `start` on, before `end`; without an end all keys behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Span {
@@ -52,22 +54,37 @@ pub(crate) fn is_valid(key: &[u8], range_end: &[u8]) -> bool {
 /// ```text
 /// [a, c)  [b, e)  f  [f\0, g)   become   [a, e)  [f, g)
 /// ```
+///
+/// A range without keys in it, as `[n, a)`, is asked for in etcd's own tree. What etcd says of such ones follows from the
+/// shape of that tree, and has to be said here as well: a transaction with one of them is applied by all members or by none,
+/// whatever they run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KeyRanges(Vec<Span>);
+pub struct KeyRanges {
+    spans: Vec<Span>,
+    tree: IntervalTree,
+}
 
 impl KeyRanges {
-    /// The union of these ranges, each a key and a range end as in requests. Those that etcd would not take are left out:
-    /// in the data of old versions they may be found, and allow nothing there either.
-    pub fn union<'a>(ranges: impl IntoIterator<Item = (&'a [u8], &'a [u8])>) -> KeyRanges {
+    /// The union of these ranges, each a key and a range end as in requests, in the order in which etcd goes through them.
+    /// Those that etcd would not take allow nothing, as in etcd: they may be found in the data of old versions.
+    pub fn union<'a>(ranges: impl Iterator<Item = (&'a Bytes, &'a Bytes)> + Clone) -> KeyRanges {
+        let tree = IntervalTree::of(ranges.clone().map(|(key, range_end)| {
+            let end = match Extent::of(key, range_end) {
+                Extent::Key(key) => behind(key),
+                Extent::From(_) => Bytes::new(),
+                Extent::Between(..) => range_end.clone(),
+            };
+            (key.clone(), end)
+        }));
         let mut spans: Vec<Span> = ranges
-            .into_iter()
             .filter(|(key, range_end)| is_valid(key, range_end))
-            .map(|(key, range_end)| match Extent::of(key, range_end) {
-                Extent::Key(key) => Span { start: Bytes::copy_from_slice(key), end: Some(behind(key)) },
-                Extent::From(key) => Span { start: Bytes::copy_from_slice(key), end: None },
-                Extent::Between(start, end) => {
-                    Span { start: Bytes::copy_from_slice(start), end: Some(Bytes::copy_from_slice(end)) }
-                }
+            .map(|(key, range_end)| {
+                let end = match Extent::of(key, range_end) {
+                    Extent::Key(key) => Some(behind(key)),
+                    Extent::From(_) => None,
+                    Extent::Between(..) => Some(range_end.clone()),
+                };
+                Span { start: key.clone(), end }
             })
             .collect();
         spans.sort_by(|a, b| a.start.cmp(&b.start));
@@ -82,12 +99,12 @@ impl KeyRanges {
                 _ => union.push(span),
             }
         }
-        KeyRanges(union)
+        KeyRanges { spans: union, tree }
     }
 
     /// The last span that begins at or before this key.
     fn at_or_before(&self, key: &[u8]) -> Option<&Span> {
-        self.0.get(self.0.partition_point(|span| span.start.as_ref() <= key).checked_sub(1)?)
+        self.spans.get(self.spans.partition_point(|span| span.start.as_ref() <= key).checked_sub(1)?)
     }
 
     /// Whether this key is in the set.
@@ -96,7 +113,7 @@ impl KeyRanges {
     }
 
     /// Whether all keys that a request with this key and range end is about are in the set. Of a range without any key in
-    /// it, whose end is not behind its beginning, the beginning has to be, as in etcd.
+    /// it, whose end is not behind its beginning, etcd's tree has to find the beginning in the set.
     pub fn covers(&self, key: &[u8], range_end: &[u8]) -> bool {
         match Extent::of(key, range_end) {
             Extent::Key(key) => self.contains(key),
@@ -104,7 +121,7 @@ impl KeyRanges {
             Extent::Between(start, end) if start < end => {
                 self.at_or_before(start).is_some_and(|span| span.reaches(Some(end)))
             }
-            Extent::Between(start, _) => self.contains(start),
+            Extent::Between(begin, end) => self.tree.covers(Interval { begin, end }),
         }
     }
 
@@ -128,13 +145,19 @@ mod tests {
     use super::*;
 
     fn union(ranges: &[(&str, &str)]) -> KeyRanges {
-        KeyRanges::union(ranges.iter().map(|(key, end)| (key.as_bytes(), end.as_bytes())))
+        let ranges: Vec<(Bytes, Bytes)> =
+            ranges.iter().map(|(key, end)| (own(key.as_bytes()), own(end.as_bytes()))).collect();
+        KeyRanges::union(ranges.iter().map(|(key, end)| (key, end)))
+    }
+
+    fn own(bytes: &[u8]) -> Bytes {
+        Bytes::copy_from_slice(bytes)
     }
 
     #[test]
     fn what_touches_is_one_span() {
         let set = union(&[("b", "e"), ("a", "c"), ("f", ""), ("f\0", "g")]);
-        assert_eq!(set.0.len(), 2);
+        assert_eq!(set.spans.len(), 2);
         assert!(set.covers(b"a", b"e") && set.covers(b"f", b"g") && set.covers(b"f", b""));
         assert!(!set.covers(b"a", b"f") && !set.covers(b"d", b"g") && !set.contains(b"e"));
     }
@@ -156,15 +179,67 @@ mod tests {
 
     #[test]
     fn ranges_that_etcd_would_not_take_allow_nothing() {
-        assert_eq!(union(&[("", ""), ("", "\0"), ("c", "b"), ("c", "c")]), KeyRanges::default());
+        let set = union(&[("", ""), ("", "\0"), ("c", "b"), ("c", "c")]);
+        assert!(set.spans.is_empty());
+        let keys = ["a", "b", "c", "d"].map(str::as_bytes);
+        for (key, end) in keys.into_iter().flat_map(|key| keys.map(|end| (key, end))) {
+            assert!(
+                !set.contains(key) && !set.covers(key, b"\0") && !set.covers(key, end),
+                "{key:?} {end:?}"
+            );
+        }
     }
 
+    /// What etcd's tree (3.5.21 to 3.7.3) says of ranges without keys in them, `[c, a)` as `ca`. Each line has permissions in the
+    /// order in which they are inserted (`ce` is [c, e), `c` one key, `c*` all from c on), and behind the colon those of the
+    /// ranges over a to h that are allowed.
+    const OF_ETCD: &str = include_str!("backward_ranges.txt");
+
     #[test]
-    fn an_empty_range_has_to_begin_within_the_set() {
-        let set = union(&[("b", "d"), ("f", "h")]);
-        assert!(set.covers(b"c", b"b"));
-        assert!(set.covers(b"c", b"a") && set.covers(b"g", b"e"));
-        assert!(!set.covers(b"e", b"a") && !set.covers(b"d", b"c"));
+    fn ranges_without_keys_are_allowed_where_etcd_allows_them() {
+        let (mut allowed, mut refused) = (0, 0);
+        for line in OF_ETCD.lines() {
+            let (permissions, wanted) = line.split_once(':').unwrap();
+            let permissions: Vec<(&str, &str)> = permissions
+                .split(' ')
+                .map(|permission| (&permission[..1], permission[1..].trim_start_matches('*')))
+                .zip(permissions.split(' '))
+                .map(|((key, end), given)| (key, if given.ends_with('*') { "\0" } else { end }))
+                .collect();
+            let set = union(&permissions);
+            for (start, end) in (b'a'..=b'h').flat_map(|start| (b'a'..=start).map(move |end| (start, end))) {
+                let asked = String::from_utf8(vec![start, end]).unwrap();
+                let is_allowed = wanted.split(' ').any(|range| range == asked);
+                assert_eq!(set.covers(&[start], &[end]), is_allowed, "{asked} in {line}");
+                // The set has the key of whatever is allowed, but not all of them are allowed.
+                assert!(set.contains(&[start]) || !is_allowed, "{asked} in {line}");
+                allowed += usize::from(is_allowed);
+                refused += usize::from(set.contains(&[start]) && !is_allowed);
+            }
+        }
+        assert!(allowed > 500 && refused > 50, "{allowed} {refused}");
+    }
+
+    /// In etcd the tree is asked for ranges with keys as well.
+    #[test]
+    fn the_tree_and_the_spans_agree_on_ranges_with_keys() {
+        let mut random = testkit::Random::new(89);
+        let mut key = || own(&[b'a' + random.below(12) as u8]);
+        for _ in 0..500 {
+            let mut ranges: Vec<(Bytes, Bytes)> = (0..20).map(|_| (key(), key())).collect();
+            ranges.push((key(), Bytes::new()));
+            let set = KeyRanges::union(ranges.iter().map(|(key, end)| (key, end)));
+            for (begin, end) in
+                (b'a'..=b'l').flat_map(|begin| (begin + 1..=b'm').map(move |end| (begin, end)))
+            {
+                let asked = Interval { begin: &[begin], end: &[end] };
+                assert_eq!(
+                    set.tree.covers(asked),
+                    set.covers(&[begin], &[end]),
+                    "{begin} {end} in {ranges:?}"
+                );
+            }
+        }
     }
 
     /// Against the plain definition, over all ranges of an alphabet.
@@ -182,7 +257,8 @@ mod tests {
                 (key, end)
             };
             let ranges: Vec<(Vec<u8>, Vec<u8>)> = (0..3).map(|_| one(&[b"", b"\0"])).collect();
-            let set = KeyRanges::union(ranges.iter().map(|(key, end)| (key.as_slice(), end.as_slice())));
+            let owned: Vec<(Bytes, Bytes)> = ranges.iter().map(|(key, end)| (own(key), own(end))).collect();
+            let set = KeyRanges::union(owned.iter().map(|(key, end)| (key, end)));
             let within = |key: &[u8], (start, end): &(Vec<u8>, Vec<u8>)| match end.as_slice() {
                 [] => key == start,
                 [0] => key >= start.as_slice(),

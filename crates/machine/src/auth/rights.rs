@@ -44,7 +44,7 @@ impl Auth {
                 let granted = permission.perm_type;
                 granted == kind as i32 || granted == permission::Type::Readwrite as i32
             };
-            KeyRanges::union(granted().filter(allows).map(|p| (p.key.as_ref(), p.range_end.as_ref())))
+            KeyRanges::union(granted().filter(allows).map(|p| (&p.key, &p.range_end)))
         };
         Some(Rights {
             is_root: roles.iter().any(|role| role == ROOT),

@@ -1,7 +1,9 @@
 //! Applying: against the model, twice, and all or nothing.
 
 use api::etcdserverpb::request_op::Request;
-use api::etcdserverpb::{InternalRaftRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
+use api::etcdserverpb::{
+    DowngradeVersionTestRequest, InternalRaftRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+};
 use api::{Status, error};
 use bytes::Bytes;
 use mainstay_machine::range::{self, Failure};
@@ -185,19 +187,18 @@ fn a_transaction_that_fails_changes_nothing() {
         let put = PutRequest { key: key.to_owned().into(), lease, ignore_value, ..PutRequest::default() };
         op(Request::RequestPut(put))
     };
-    let read = |revision, sort_target| {
-        let range = RangeRequest { key: "a".into(), revision, sort_target, ..RangeRequest::default() };
+    let read = |revision| {
+        let range = RangeRequest { key: "a".into(), revision, ..RangeRequest::default() };
         op(Request::RequestRange(range))
     };
     let nested = |success| op(Request::RequestTxn(TxnRequest { success, ..TxnRequest::default() }));
     let cases = [
         (put("b", 99, false), error::LEASE_NOT_FOUND),
         (put("b", 0, true), error::KEY_NOT_FOUND),
-        (read(1000, 0), error::FUTURE_REV),
-        (read(1, 0), error::COMPACTED),
-        (read(0, 9), error::INVALID_SORT_OPTION),
+        (read(1000), error::FUTURE_REV),
+        (read(1), error::COMPACTED),
         (RequestOp { request: None }, error::KEY_NOT_FOUND),
-        (nested(vec![put("c", 0, false), read(1000, 0)]), error::FUTURE_REV),
+        (nested(vec![put("c", 0, false), read(1000)]), error::FUTURE_REV),
     ];
     for answer_wanted in [true, false] {
         for (last, expected) in &cases {
@@ -220,6 +221,43 @@ fn a_transaction_that_fails_changes_nothing() {
             assert_eq!((machine.in_use_bytes(), machine.store.stats().versions), (bytes, versions));
         }
     }
+}
+
+/// Applies what members that run etcd may propose and Mainstay's own refuse to, in an empty state. Returns the revision behind it.
+fn revision_behind(request: &InternalRaftRequest, answer_wanted: bool) -> Revision {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let data = Bytes::from(request.encode_to_vec());
+    let placed = Placed { location: journal.append(&data), data, conf: false };
+    match apply(&mut machine, &placed, &journal, answer_wanted) {
+        Effect::Applied(Ok(applied)) => assert!(applied.outcome.is_ok(), "{applied:?}"),
+        other => panic!("{other:?}"),
+    }
+    machine.store.current_revision()
+}
+
+#[test]
+fn an_order_that_nobody_knows_does_not_keep_a_transaction_from_being_applied() {
+    let range = RangeRequest { key: "a".into(), sort_order: 7, sort_target: 9, ..RangeRequest::default() };
+    let put = PutRequest { key: "a".into(), ..PutRequest::default() };
+    let success = vec![op(Request::RequestPut(put)), op(Request::RequestRange(range))];
+    for nested in [false, true] {
+        let mut txn = TxnRequest { success: success.clone(), ..TxnRequest::default() };
+        if nested {
+            txn = TxnRequest { success: vec![op(Request::RequestTxn(txn))], ..TxnRequest::default() };
+        }
+        let request = InternalRaftRequest { txn: Some(txn), ..InternalRaftRequest::default() };
+        for answer_wanted in [true, false] {
+            assert_eq!(revision_behind(&request, answer_wanted), Revision(2), "{nested} {answer_wanted}");
+        }
+    }
+}
+
+#[test]
+fn the_test_of_a_downgrade_does_nothing() {
+    let test = DowngradeVersionTestRequest { ver: "3.6.0".to_owned() };
+    let request =
+        InternalRaftRequest { downgrade_version_test: Some(test), ..InternalRaftRequest::default() };
+    assert_eq!(revision_behind(&request, false), Revision(1));
 }
 
 #[test]
