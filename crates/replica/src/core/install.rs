@@ -25,6 +25,9 @@ use crate::transfer::{Outcome, Received};
 
 /// Time for which the received part of a state is kept after its stream broke off.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Pause before a checkpoint of an installed state that failed is tried again.
+const SAVE_PAUSE: Duration = Duration::from_secs(1);
 /// States, and parts of some, that wait to be dropped by the checkpointer while another may be received.
 const DISCARDED_MAX: usize = 2;
 
@@ -61,6 +64,8 @@ pub(super) struct Install {
     received: Option<Box<Received>>,
     /// Is told what becomes of the received state.
     told: Option<oneshot::Sender<Outcome>>,
+    /// Time from which a checkpoint of the installed state is tried again after one that failed.
+    save_at: Option<Instant>,
     /// Batches that go to the log once the checkpoint of the installed state is durable.
     held: Vec<Append>,
     placing: Option<Placing>,
@@ -108,8 +113,9 @@ impl Install {
         !matches!(self.stage, Stage::Idle)
     }
 
-    pub fn wants_checkpoint(&self) -> bool {
-        matches!(self.stage, Stage::Installed(_))
+    /// Returns true if a checkpoint of the installed state is to be ordered. After one that failed this takes a while.
+    pub fn wants_checkpoint(&self, now: Instant) -> bool {
+        matches!(self.stage, Stage::Installed(_)) && self.save_at.is_none_or(|at| now >= at)
     }
 
     /// Gives an append back, unless the log has to wait.
@@ -249,6 +255,7 @@ impl Install {
     pub fn installed(&mut self, reset: Reset, replaced: Machine) {
         self.discard(Box::new(replaced));
         self.stage = Stage::Installed(reset);
+        self.save_at = None;
     }
 
     /// The checkpoint of the new state is being written.
@@ -328,11 +335,12 @@ impl Install {
         matches!(self.stage, Stage::Receiving { until: Some(until), .. } if now >= until)
     }
 
-    /// The checkpoint could not be written, for this reason; it is ordered again. Whoever sent the state is told: it would
-    /// keep its log, and wait, for as long as checkpoints fail here.
-    pub fn failed(&mut self, why: &str) {
+    /// The checkpoint could not be written, for this reason; it is ordered again after a pause, since the whole state is
+    /// written each time. Whoever sent the state is told: it would keep its log, and wait, for as long as checkpoints fail here.
+    pub fn failed(&mut self, why: &str, now: Instant) {
         if let Stage::Saving(_) = self.stage {
             self.retry();
+            self.save_at = Some(now + SAVE_PAUSE);
             self.tell(Outcome::NotSaved(why.to_owned()));
         }
     }
@@ -452,8 +460,9 @@ mod tests {
         assert!(install.saved(Index(9)).is_some());
         assert!(matches!(outcome.try_recv(), Ok(Outcome::Durable)));
         let (mut install, mut outcome) = installed();
-        install.failed("the disk is full");
-        assert!(install.wants_checkpoint());
+        let now = Instant::now();
+        install.failed("the disk is full", now);
+        assert!(!install.wants_checkpoint(now) && install.wants_checkpoint(now + SAVE_PAUSE));
         assert!(matches!(outcome.try_recv(), Ok(Outcome::NotSaved(why)) if why == "the disk is full"));
         // One that comes when its attempt is over.
         for ends in [|install: &mut Install| install.cut_off(Instant::now()), Install::give_up] {
@@ -475,10 +484,11 @@ mod tests {
         install.begin(1, false);
         assert!(install.hold(append(1)).is_some());
         install.installed(Reset { index: Index(9), term: Term(2) }, machine());
-        assert!(install.wants_checkpoint() && install.hold(append(2)).is_none());
+        let now = Instant::now();
+        assert!(install.wants_checkpoint(now) && install.hold(append(2)).is_none());
         install.saving();
-        assert!(!install.wants_checkpoint() && install.saved(Index(8)).is_none());
-        assert!(install.wants_checkpoint(), "it is ordered again");
+        assert!(!install.wants_checkpoint(now) && install.saved(Index(8)).is_none());
+        assert!(install.wants_checkpoint(now), "it is ordered again");
         install.saving();
         let (reset, held) = install.saved(Index(9)).expect("it is the one");
         assert_eq!((reset.index, held.len(), install.is_busy()), (Index(9), 1, false));

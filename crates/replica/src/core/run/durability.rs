@@ -438,7 +438,7 @@ impl Core {
         if self.checkpoints.is_busy() || self.install.is_receiving() || !self.machine.is_whole() {
             return;
         }
-        if self.install.wants_checkpoint() {
+        if self.install.wants_checkpoint(now) {
             self.order_install(now);
             return;
         }
@@ -512,7 +512,7 @@ impl Core {
             Err(error) => {
                 self.checkpoints.failed(now);
                 let why = error.to_string();
-                self.install.failed(&why);
+                self.install.failed(&why, now);
                 self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
                 if error.is_full() {
                     // `look_at_disk` raises the alarm; the next one that is saved ends the shortage.
