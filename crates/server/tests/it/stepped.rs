@@ -24,8 +24,7 @@ use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{
     self as pb, CompactionRequest, CompactionResponse, Compare, LeaseGrantRequest, LeaseGrantResponse,
     MemberAddRequest, MemberAddResponse, MemberPromoteRequest, MemberPromoteResponse, RangeRequest,
-    RangeResponse, RequestOp, StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchCreateRequest,
-    WatchRequest, compare, request_op,
+    RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, compare, request_op,
 };
 use disk::Fault;
 use numbers::{Index, LeaseId, Seconds};
@@ -271,15 +270,6 @@ fn script(seed: u64) -> World {
     let found: RangeResponse = world.call(leader, Rpc::KvRange, &all_keys()).expect("is answered");
     assert_eq!(found.count, 80);
     world
-}
-
-#[test]
-fn a_new_member_says_how_large_it_is_as_soon_as_it_serves() {
-    let mut world = World::new(1, 8, &[]);
-    world.start(0).expect("starts");
-    world.until("it serves", |world| world.member(0).is_ready());
-    let status: StatusResponse = world.call(0, Rpc::MaintenanceStatus, &StatusRequest {}).expect("answers");
-    assert!(status.db_size > 0, "{status:?}");
 }
 
 #[test]

@@ -500,8 +500,6 @@ impl Core {
     /// Signals that clients may be served, once.
     pub(super) fn serve(&mut self) {
         if let Some(ready) = self.ready.take() {
-            // What is measured from time to time was not measured since the first entry.
-            self.measure_disk();
             // Boot waits for it; if it has given up, the member is about to stop.
             let _ = ready.try_send(());
         }
