@@ -6,6 +6,17 @@ use numbers::{Index, MemberId, Term};
 use crate::entry::{Entry, HardState};
 use crate::event::Fetch;
 
+/// What a leader knows of the programs that the other members, learners among them, run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Others {
+    /// All have answered this leader in its term, and none of them runs etcd; or there are no others.
+    Mainstay,
+    /// Some have not answered it, and none of the rest runs etcd.
+    Unheard,
+    /// One at least runs etcd.
+    SomeEtcd,
+}
+
 /// A node's part in its term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {

@@ -36,7 +36,7 @@ mod validate;
 mod window;
 mod wire;
 
-pub use effects::{Append, ConfirmedRead, Effects, Progress, ProgressState, Restore, Role, Standing};
+pub use effects::{Append, ConfirmedRead, Effects, Others, Progress, ProgressState, Restore, Role, Standing};
 pub use entry::{ConfChange, ConfChangeKind, Entry, EntryKind, HardState};
 pub use event::{Broken, Config, Event, Fetch, Refused, Request, Restored};
 pub use node::Node;

@@ -10,7 +10,9 @@ use planted::Bug;
 use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
 
-use crate::effects::{Append, ConfirmedRead, Effects, Progress, ProgressState, Restore, Role, Standing};
+use crate::effects::{
+    Append, ConfirmedRead, Effects, Others, Progress, ProgressState, Restore, Role, Standing,
+};
 use crate::entry::{ConfChange, ConfChangeKind, Entry, HardState};
 use crate::event::{Broken, Config, Event, Fetch, Refused, Request, Restored};
 use crate::outbox::Outbox;
@@ -18,7 +20,7 @@ use crate::tail::Tail;
 use crate::terms::Terms;
 use crate::validate;
 use crate::window::Window;
-use crate::wire::{self, BINDS_PROPOSALS};
+use crate::wire::{self, BINDS_AND_NO_ETCD, BINDS_PROPOSALS, RUNS_MAINSTAY};
 
 /// Payload bytes of one append, and of what is read back from the log for a follower at a time.
 const APPEND_BYTES_MAX: u64 = 1024 * 1024;
@@ -111,6 +113,14 @@ pub struct Node {
     stands_anew: bool,
     /// The term whose leader has said that it binds proposals to their term.
     bound_term: u64,
+    /// The term whose leader's last heartbeat has said that no voter runs etcd.
+    no_etcd_term: u64,
+    /// True if a leader that runs etcd was followed, see [`Node::take_followed_etcd`].
+    followed_etcd: bool,
+    /// By member: whether its last answer has said that it does not run etcd. Only while leading.
+    runs_mainstay: BTreeMap<u64, bool>,
+    /// The term that these answers belong to.
+    answers_term: u64,
 }
 
 /// A snapshot that was given out to be restored and is not synced yet.
@@ -233,6 +243,10 @@ impl Node {
             leaving: None,
             stands_anew: false,
             bound_term: 0,
+            no_etcd_term: 0,
+            followed_etcd: false,
+            runs_mainstay: BTreeMap::new(),
+            answers_term: 0,
         };
         node.settle_timeout();
         Ok(node)
@@ -498,6 +512,60 @@ impl Node {
             || planted::is(Bug::ProposedAgainAfterEtcd)
     }
 
+    /// Returns what the other members run, as far as they have answered this leader in its term; a member that is down counts
+    /// by its last answer. [`Others::Unheard`] on other members.
+    pub fn others(&self) -> Others {
+        if self.raw.raft.state != StateRole::Leader || self.config.speaks_as_etcd {
+            return Others::Unheard;
+        }
+        let others = self.raw.raft.prs().iter().filter(|(id, _)| **id != self.config.id.0);
+        others.fold(Others::Mainstay, |all, (id, _)| match self.runs_mainstay(*id) {
+            Some(true) => all,
+            Some(false) => Others::SomeEtcd,
+            None if all == Others::SomeEtcd => all,
+            None => Others::Unheard,
+        })
+    }
+
+    /// Returns true if every other voter is known not to run etcd, and no learner is known to: from their answers to this
+    /// leader in its term, or from the last heartbeat of the leader that this member follows.
+    pub fn has_no_etcd(&self) -> bool {
+        let raft = &self.raw.raft;
+        if raft.state != StateRole::Leader {
+            return self.no_etcd_term == raft.term;
+        }
+        let voters = raft.prs().conf().voters();
+        raft.prs().iter().filter(|(id, _)| **id != self.config.id.0).all(|(id, _)| {
+            // A learner that was only just added may not have been started.
+            self.runs_mainstay(*id).unwrap_or(!voters.contains(*id))
+        })
+    }
+
+    /// Returns true if this member has followed a leader that runs etcd since it was started, or since the last call.
+    pub fn take_followed_etcd(&mut self) -> bool {
+        std::mem::take(&mut self.followed_etcd)
+    }
+
+    /// Returns whether this member's last answer to this leader has said that it does not run etcd; `None` if none has come
+    /// in its term.
+    fn runs_mainstay(&self, id: u64) -> Option<bool> {
+        let answers = self.answers_term == self.raw.raft.term;
+        self.runs_mainstay.get(&id).copied().filter(|_| answers)
+    }
+
+    /// Remembers what a member's answer to this leader says of its program.
+    fn note_answer(&mut self, from: u64, term: u64, hint: u64) {
+        let raft = &self.raw.raft;
+        if raft.state != StateRole::Leader || raft.term != term || raft.prs().get(from).is_none() {
+            return;
+        }
+        if self.answers_term != term {
+            self.answers_term = term;
+            self.runs_mainstay.clear();
+        }
+        self.runs_mainstay.insert(from, hint == RUNS_MAINSTAY);
+    }
+
     fn propose_conf_change(&mut self, change: crate::ConfChange, data: Bytes) -> Result<(), Refused> {
         // The raft crate would put an empty entry in its place, and nobody would hear of it.
         if self.raw.raft.state == StateRole::Leader && self.raw.raft.has_pending_conf() {
@@ -566,9 +634,16 @@ impl Node {
         }
         validate::check(&message, &self.raw)?;
         let (kind, from, term) = (message.get_msg_type(), message.from, message.term);
-        let binds = message.reject_hint == BINDS_PROPOSALS
+        let hint = message.reject_hint;
+        let no_etcd = kind == MessageType::MsgHeartbeat && hint == BINDS_AND_NO_ETCD;
+        let binds = (hint == BINDS_PROPOSALS || no_etcd)
             && matches!(kind, MessageType::MsgAppend | MessageType::MsgHeartbeat)
             && !self.config.speaks_as_etcd;
+        match kind {
+            MessageType::MsgHeartbeatResponse => self.note_answer(from, term, hint),
+            MessageType::MsgAppendResponse if !message.reject => self.note_answer(from, term, hint),
+            _ => {}
+        }
         if let Some(leaving) = &mut self.leaving {
             match kind {
                 MessageType::MsgPropose | MessageType::MsgReadIndex | MessageType::MsgTransferLeader => {
@@ -620,8 +695,14 @@ impl Node {
             Err(raft::Error::ProposalDropped) => return Err(Refused::NoLeader),
             Err(e) => return Err(other(e)),
         }
-        if binds && self.raw.raft.leader_id == from && self.raw.raft.term == term {
-            self.bound_term = term;
+        if self.raw.raft.leader_id == from && self.raw.raft.term == term {
+            if binds {
+                self.bound_term = term;
+            }
+            if kind == MessageType::MsgHeartbeat {
+                self.no_etcd_term = if no_etcd { term } else { 0 };
+                self.followed_etcd |= !binds && !self.config.speaks_as_etcd;
+            }
         }
         if kind == MessageType::MsgHeartbeatResponse
             && let Some(window) = self.windows.get_mut(&from)
@@ -880,7 +961,23 @@ impl Node {
 
     fn outgoing(&mut self) -> Vec<raftpb::Message> {
         let mut messages = self.outbox.take();
-        if self.raw.raft.state == StateRole::Leader && !self.config.speaks_as_etcd {
+        if self.config.speaks_as_etcd {
+            return messages.into_iter().map(wire::message_from_raft).collect();
+        }
+        for message in &mut messages {
+            let answers = match message.get_msg_type() {
+                MessageType::MsgHeartbeatResponse => true,
+                MessageType::MsgAppendResponse => !message.reject,
+                _ => false,
+            };
+            if answers {
+                message.reject_hint = RUNS_MAINSTAY;
+            }
+        }
+        if self.raw.raft.state == StateRole::Leader {
+            let is_heartbeat =
+                |message: &eraftpb::Message| message.get_msg_type() == MessageType::MsgHeartbeat;
+            let no_etcd = messages.iter().any(is_heartbeat) && self.has_no_etcd();
             for message in &mut messages {
                 let tells = match message.get_msg_type() {
                     MessageType::MsgHeartbeat => true,
@@ -892,7 +989,8 @@ impl Node {
                     _ => false,
                 };
                 if tells && message.term == self.raw.raft.term {
-                    message.reject_hint = BINDS_PROPOSALS;
+                    let says_so = no_etcd && is_heartbeat(message);
+                    message.reject_hint = if says_so { BINDS_AND_NO_ETCD } else { BINDS_PROPOSALS };
                 }
             }
         }

@@ -20,6 +20,14 @@ pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 /// that it names or not at all, and never passes it on. etcd's members leave the field 0 there and do not read it.
 pub(crate) const BINDS_PROPOSALS: u64 = 0x4d41_494e_5354;
 
+/// As [`BINDS_PROPOSALS`], in a leader's `MsgHeartbeat` only; and every other voter has answered this leader with
+/// [`RUNS_MAINSTAY`], and no member without it.
+pub(crate) const BINDS_AND_NO_ETCD: u64 = BINDS_PROPOSALS + 1;
+
+/// In the field `rejectHint` of a `MsgHeartbeatResp`, or of a `MsgAppResp` that rejects nothing: the sender is not etcd.
+/// etcd's members leave the field 0 there and do not read it.
+pub(crate) const RUNS_MAINSTAY: u64 = BINDS_PROPOSALS;
+
 /// The raft crate's name of a message type; `None` for those that never come from a peer.
 fn to_raft_type(wire: raftpb::MessageType) -> Option<eraftpb::MessageType> {
     use eraftpb::MessageType as R;

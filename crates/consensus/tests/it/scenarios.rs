@@ -1,7 +1,7 @@
 //! What a cluster must be able to do, one thing at a time.
 
 use api::raftpb::MessageType;
-use consensus::{ConfChangeKind, Event, ProgressState, Refused, Request, Role};
+use consensus::{ConfChangeKind, Event, Others, ProgressState, Refused, Request, Role};
 use mainstay_consensus as consensus;
 use numbers::{Index, MemberId, Term};
 
@@ -477,6 +477,26 @@ fn a_leader_says_in_its_first_message_that_it_binds_proposals() {
     sim.crash(3, 0);
     sim.start(3);
     assert!(!sim.node(3).binds_proposals());
+}
+
+#[test]
+fn members_say_that_they_do_not_run_etcd_and_hear_it_of_the_others() {
+    let mut sim = led(3);
+    (0..2).for_each(|_| sim.tick(1));
+    sim.rest();
+    assert_eq!(sim.node(1).others(), Others::Mainstay);
+    (0..2).for_each(|_| sim.tick(1));
+    sim.rest();
+    assert!((1..=3).all(|id| sim.node(id).has_no_etcd()));
+    assert_eq!(sim.node(2).others(), Others::Unheard, "it does not lead");
+    // What was said in an earlier term may be out of date.
+    sim.isolate(&[3]);
+    sim.must_take(1, Request::Transfer(MemberId(2)));
+    sim.rest();
+    (0..2).for_each(|_| sim.tick(2));
+    sim.rest();
+    assert_eq!((sim.leader(), sim.node(2).others()), (Some(2), Others::Unheard));
+    assert!(!sim.node(1).has_no_etcd() && !sim.node(2).has_no_etcd());
 }
 
 #[test]
