@@ -23,6 +23,8 @@ const REMOVED_PAUSE: Duration = Duration::from_secs(1);
 const LEAVING_TIMEOUTS: u32 = 10;
 /// Election timeouts that a leader tries to hand over before its own removal is proposed anyway.
 const DEPARTURE_TIMEOUTS: u32 = 2;
+/// The most learners that every etcd allows.
+const ETCD_LEARNERS_MAX: u64 = 1;
 /// Changes that may wait for the one under way.
 const CHANGES_MAX: usize = 64;
 
@@ -87,7 +89,7 @@ pub(super) struct MemberRules {
     pub own: u64,
     /// True if a change that endangers the quorum is refused (`--strict-reconfig-check`).
     pub strict: bool,
-    /// The most learners.
+    /// The most learners, where no member runs etcd.
     pub learners_max: u64,
     /// The election timeout.
     pub election_timeout: Duration,
@@ -211,11 +213,23 @@ impl Membership {
         if let MemberChange::Promote(id) = change {
             is_caught_up(id, present)?;
         }
-        let (_, wire) = change.to_raft(0, self.rules.learners_max);
-        let learners_max = usize::try_from(self.rules.learners_max).unwrap_or(usize::MAX);
+        let learners_max = self.learners_max(present.node);
+        let (_, wire) = change.to_raft(0, learners_max);
+        let learners_max = usize::try_from(learners_max).unwrap_or(usize::MAX);
         machine::validate(present.members, &wire, learners_max)?;
         self.changes.push_back((request_id, change, now));
         Ok(())
+    }
+
+    /// The most learners that a change proposed now may lead to. Where a member may run etcd, one (COMPAT-177): members of etcd
+    /// 3.5 allow no more, and later ones do not by default. They would refuse the entry that this member carries out, and end
+    /// when that learner tells its name.
+    fn learners_max(&self, node: &Node) -> u64 {
+        if node.has_no_etcd() {
+            self.rules.learners_max
+        } else {
+            self.rules.learners_max.min(ETCD_LEARNERS_MAX)
+        }
     }
 
     fn connected_since(&self, id: u64, since: Instant, present: Present<'_>) -> bool {
@@ -387,9 +401,9 @@ impl Membership {
     }
 
     /// The next change as raft has it and as the log has it, with this id in it.
-    pub fn encode_next(&self, id: u64) -> Option<(ConfChange, Bytes)> {
+    pub fn encode_next(&self, id: u64, node: &Node) -> Option<(ConfChange, Bytes)> {
         let (_, change, _) = self.changes.front()?;
-        let (raft, wire) = change.to_raft(id, self.rules.learners_max);
+        let (raft, wire) = change.to_raft(id, self.learners_max(node));
         Some((raft, Bytes::from(wire.encode_to_vec())))
     }
 
@@ -589,7 +603,7 @@ mod tests {
         ));
         // Now another one leads.
         assert!(matches!(membership.next_change(present(false), start + 3 * TIMEOUT), Step::ProposeNext));
-        let (change, _) = membership.encode_next(5).expect("one waits");
+        let (change, _) = membership.encode_next(5, &node).expect("one waits");
         assert_eq!(change, ConfChange { kind: ConfChangeKind::Remove, node: MemberId(1) });
         let wanted = membership.take_next(Some(5)).expect("one waits");
         assert!(!membership.has_next());

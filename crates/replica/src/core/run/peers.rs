@@ -482,7 +482,7 @@ impl Core {
 
     fn propose_next_change(&mut self) {
         let id = self.shared.command_id();
-        let Some((raft, data)) = self.membership.encode_next(id) else { return };
+        let Some((raft, data)) = self.membership.encode_next(id, &self.node) else { return };
         // A follower's own disk has nothing to do with what it forwards.
         if self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Mends) {
             if let Some((request_id, ..)) = self.membership.take_next(None) {

@@ -8,7 +8,8 @@ use std::task::{Context, Waker};
 use api::Rpc;
 use api::error;
 use api::etcdserverpb::{
-    MemberRemoveRequest, MemberRemoveResponse, MoveLeaderRequest, PutRequest, RangeRequest, RangeResponse,
+    MemberAddRequest, MemberAddResponse, MemberRemoveRequest, MemberRemoveResponse, MoveLeaderRequest,
+    PutRequest, RangeRequest, RangeResponse,
 };
 use api::raftpb::{Entry, EntryType, Message, MessageType};
 use mainstay_server::stepped::Stepped;
@@ -286,4 +287,32 @@ fn a_member_that_runs_3_5_tells_its_name() {
                 .is_some_and(|told| told.name == "of 3.5" && told.client_urls == ["http://c:1"])
         })
     });
+}
+
+#[test]
+fn a_second_learner_is_refused_while_a_member_may_run_etcd() {
+    for (etcd, allowed) in [(true, false), (false, true)] {
+        let mut world = World::new(3, 25, &[LAX, "--max-learners=5"]);
+        world.places[1].switches.speaks_as_etcd = etcd;
+        world.start_all();
+        world.lead(0);
+        // Followers hear of it with a heartbeat.
+        let until = world.places[0].clock.elapsed() + std::time::Duration::from_secs(2);
+        world.until("time has gone by", |world| world.places[0].clock.elapsed() >= until);
+        let add = |world: &mut World, at: usize, number: usize| {
+            let peer_urls = vec![format!("http://10.0.1.{number}:2380")];
+            let request = MemberAddRequest { peer_urls, is_learner: true };
+            world.call::<_, MemberAddResponse>(at, Rpc::ClusterMemberAdd, &request)
+        };
+        add(&mut world, 0, 1).expect("every etcd allows one");
+        for at in [0, 2] {
+            match add(&mut world, at, 2 + at) {
+                Ok(_) => assert!(allowed, "member {at}"),
+                Err(status) => {
+                    assert!(!allowed, "member {at}: {status:?}");
+                    assert_eq!(status, error::TOO_MANY_LEARNERS);
+                }
+            }
+        }
+    }
 }
