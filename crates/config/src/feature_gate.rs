@@ -41,8 +41,7 @@ pub const ALL_ALPHA: &str = "AllAlpha";
 /// The gate that sets all beta gates not named themselves.
 pub const ALL_BETA: &str = "AllBeta";
 
-const LEASES_NOTED: &str =
-    "the leader always notes the remaining times of leases in the log, and every member keeps them";
+const LEASES_NOTED: &str = "while no member may run etcd, the leader notes the remaining times of leases in the log, and every member keeps them";
 
 /// All feature gates, sorted by name.
 pub const FEATURE_GATES: &[FeatureGate] = &[

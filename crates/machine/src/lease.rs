@@ -165,16 +165,14 @@ impl Leases {
         self.bytes = self.bytes.saturating_sub(attached_bytes(key));
     }
 
-    /// Notes the time left, in seconds; 0 takes the note back. Gives what is noted, if that is something else now.
-    pub(crate) fn checkpoint(&mut self, id: LeaseId, remaining: Seconds) -> Option<Seconds> {
-        let lease = self.table.get(&id)?;
+    /// Notes the time left of a lease, if it exists, in seconds; 0 takes the note back.
+    pub(crate) fn checkpoint(&mut self, id: LeaseId, remaining: Seconds) {
         // Not bounded by the TTL: of an older version's checkpoint, that may depend on the member.
         let remaining = remaining.clamp(Seconds::ZERO, TTL_MAX);
-        if lease.remaining == remaining {
-            return None;
+        let differs = self.table.get(&id).is_some_and(|lease| lease.remaining != remaining);
+        if differs && let Some(lease) = self.table.get_mut(&id) {
+            Arc::make_mut(lease).remaining = remaining;
         }
-        Arc::make_mut(self.table.get_mut(&id)?).remaining = remaining;
-        Some(remaining)
     }
 
     /// A key was put: moves it from one lease to another; 0 stands for none.

@@ -573,9 +573,7 @@ impl Machine {
     /// Notes the time left of leases that still exist.
     fn lease_checkpoint(&mut self, checkpoint: &LeaseCheckpointRequest) -> Outcome {
         for lease in &checkpoint.checkpoints {
-            if let Some(remaining) = self.leases.checkpoint(LeaseId(lease.id), Seconds(lease.remaining_ttl)) {
-                self.hash.mix(Effect::LeaseCheckpointed, &[lease.id as u64, remaining.0 as u64]);
-            }
+            self.leases.checkpoint(LeaseId(lease.id), Seconds(lease.remaining_ttl));
         }
         Outcome::LeaseCheckpointed
     }

@@ -83,6 +83,8 @@ struct Starting {
     ttl_min: Seconds,
     /// Time that each lease gets in addition to its noted remaining time or its TTL.
     grace: Duration,
+    /// False if each lease gets its whole TTL, whatever is noted.
+    by_notes: bool,
 }
 
 /// The time left of a lease as of the last note, or its whole TTL; no TTL is shorter than `ttl_min` seconds.
@@ -96,7 +98,9 @@ impl Starting {
     /// The time that a lease gets whose turn has not come, and its TTL.
     fn left(&self, id: LeaseId) -> Option<(Duration, Duration)> {
         let lease = self.leases.get(id).filter(|_| self.behind.is_none_or(|behind| behind < id))?;
-        Some((noted_or_granted(lease, self.ttl_min) + self.grace, lease.ttl.max(self.ttl_min).duration()))
+        let ttl = lease.ttl.max(self.ttl_min).duration();
+        let left = if self.by_notes { noted_or_granted(lease, self.ttl_min) } else { ttl };
+        Some((left + self.grace, ttl))
     }
 }
 
@@ -106,10 +110,10 @@ impl Expiry {
         Expiry { epoch: now, timers: BTreeMap::new(), queue: BTreeSet::new(), starting: None }
     }
 
-    /// Begins with these leases: each has the time left as of its last note, or its whole TTL, and `grace` on top. See
-    /// [`Expiry::start_some`].
-    pub fn of(leases: Leases, ttl_min: Seconds, grace: Duration, now: Instant) -> Expiry {
-        let starting = Some(Starting { leases, behind: None, since: now, ttl_min, grace });
+    /// Begins with these leases: each has the time left as of its last note, if it goes `by_notes`, or its whole TTL, and
+    /// `grace` on top. See [`Expiry::start_some`].
+    pub fn of(leases: Leases, by_notes: bool, ttl_min: Seconds, grace: Duration, now: Instant) -> Expiry {
+        let starting = Some(Starting { leases, behind: None, since: now, ttl_min, grace, by_notes });
         Expiry { starting, ..Expiry::new(now) }
     }
 
@@ -427,7 +431,7 @@ mod tests {
             }))
             .expect("can be granted")
         };
-        let mut expiry = Expiry::of(leases(1..1001), Seconds(2), 5 * SECOND, start);
+        let mut expiry = Expiry::of(leases(1..1001), true, Seconds(2), 5 * SECOND, start);
         let now = start + SECOND;
         let check = |expiry: &Expiry| {
             assert_eq!(expiry.left(LeaseId(998), now), Some(64 * SECOND));

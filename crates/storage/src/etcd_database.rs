@@ -262,11 +262,8 @@ impl EtcdDatabase {
         let mut leases: Vec<_> = head
             .leases
             .iter()
-            .map(|(id, lease)| api::leasepb::Lease {
-                id: id.0,
-                ttl: lease.ttl.0,
-                remaining_ttl: lease.remaining.0,
-            })
+            // COMPAT-175: no renewal at a member that runs etcd would take a noted time back.
+            .map(|(id, lease)| api::leasepb::Lease { id: id.0, ttl: lease.ttl.0, remaining_ttl: 0 })
             .collect();
         leases.sort_unstable_by_key(|lease| lease.id as u64);
         EtcdDatabase {

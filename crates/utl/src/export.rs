@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::etcdserverpb::InternalRaftRequest;
+use bytes::Bytes;
 use cli::{Command, Failure, Flag, Progress};
 use consensus::{Entry, EntryKind};
 use disk::{Disk, RealDisk};
@@ -11,6 +13,7 @@ use interchange::wal::Identity;
 use interchange::{NewDataDir, NewMember};
 use machine::{Machine, Members, Values};
 use numbers::Revision;
+use prost::Message as _;
 use storage::etcd_database::{self, EtcdDatabase};
 use storage::exported;
 use storage::kv_hash::HashedKv;
@@ -198,7 +201,8 @@ impl Agreed {
     }
 }
 
-/// Returns an entry as etcd's log has it.
+/// Returns an entry as etcd's log has it. One that notes times left of leases takes the notes back instead (COMPAT-175): if it
+/// comes to be committed, etcd gives no lease more than that from then on.
 fn entry(entry: &Entry) -> api::raftpb::Entry {
     let kind = match entry.kind {
         EntryKind::Normal => api::raftpb::EntryType::EntryNormal,
@@ -208,8 +212,20 @@ fn entry(entry: &Entry) -> api::raftpb::Entry {
         r#type: Some(kind.into()),
         term: Some(entry.term.0),
         index: Some(entry.index.0),
-        data: Some(entry.data.clone()),
+        data: Some(without_notes(entry).unwrap_or_else(|| entry.data.clone())),
     }
+}
+
+/// Returns the data of an entry that notes times left of leases, with all of them taken back; `None` for other entries.
+fn without_notes(entry: &Entry) -> Option<Bytes> {
+    if entry.kind != EntryKind::Normal {
+        return None;
+    }
+    let mut request = InternalRaftRequest::decode(entry.data.clone()).ok()?;
+    for lease in &mut request.lease_checkpoint.as_mut()?.checkpoints {
+        lease.remaining_ttl = 0;
+    }
+    Some(request.encode_to_vec().into())
 }
 
 /// Writes a machine's state and finishes the directory; gives the bytes of the database.

@@ -16,14 +16,27 @@
 //!
 //! So only committed revocations end a lease, and a new leader never shortens what an old one promised. Long leases would be
 //! extended by a whole TTL at each change; therefore the leader notes the time left in the log from time to time, and the
-//! next leader begins with that instead of the TTL.
+//! next leader begins with that instead of the TTL. A renewal takes the note back.
+//!
+//! # Where members run etcd
+//!
+//! etcd's members keep such notes, too, but by default no renewal takes them back when one of them leads: from then on each
+//! renewal gives the lease no more than the time noted. So nothing is noted before all other members have told this leader
+//! that they do not run etcd, and where one does, all notes are taken back:
+//!
+//! ```text
+//! lease 7, TTL 60 s, renewed each 40 s
+//! 35 s  member 1, which runs Mainstay, notes 25 s and hands over to member 2, which runs etcd
+//! 40 s  the renewal is answered with a TTL of 60 s; it lets the lease live until 40 + 25 = 65 s
+//! 65 s  member 2 revokes the lease, 15 s before the next renewal
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::LeaseCheckpoint;
-use consensus::Node;
+use consensus::{Node, Others};
 use machine::request::granted_lease;
 use machine::{Lease, Leases, SharedMap};
 use numbers::{Index, LeaseId, Seconds};
@@ -43,6 +56,8 @@ const NOTES_PER_ENTRY: usize = 1000;
 const LEASES_PER_TURN: usize = 4096;
 /// Pause before a revocation that failed is tried again.
 const REVOKE_PAUSE: Duration = Duration::from_secs(1);
+/// A leader that stops notes the time left of every lease that has used up this much of its TTL.
+const STOP_NOTES_USED: Duration = Duration::from_secs(1);
 /// Time after a start when remaining times are first noted.
 const FIRST_NOTE: Duration = Duration::from_secs(60);
 /// Entries of the log that are not applied and that a note may be proposed behind: they are all looked at.
@@ -93,6 +108,12 @@ struct Noting {
     looked_through: Index,
 }
 
+/// The notes of all leases being taken back, slice by slice.
+struct TakingBack {
+    /// The lease that was looked at last.
+    behind: Option<LeaseId>,
+}
+
 /// The options that concern leases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeaseRules {
@@ -132,8 +153,16 @@ pub(super) struct LeaseClocks {
     revokes_open: usize,
     /// Number of leases that may still be revoked before the next tick.
     revokes_allowed: usize,
+    /// What the other members run, as of the last tick.
+    others: Others,
     /// Times left that are being noted.
     noting: Option<Noting>,
+    /// Notes that are being taken back.
+    taking_back: Option<TakingBack>,
+    /// The last log entry in which this leader noted times left.
+    noted_through: Index,
+    /// The last entry that is applied.
+    applied: Index,
     next_note: Instant,
     /// Renewals of expired leases, which wait for the revocation, by lease id, with the time when each came.
     renewals_of_expired: BTreeMap<LeaseId, Vec<(RequestId, Instant)>>,
@@ -150,7 +179,11 @@ impl LeaseClocks {
             forgotten: Vec::new(),
             revokes_open: 0,
             revokes_allowed: 0,
+            others: Others::Unheard,
             noting: None,
+            taking_back: None,
+            noted_through: Index(0),
+            applied: Index(0),
             next_note: now + FIRST_NOTE,
             renewals_of_expired: BTreeMap::new(),
         }
@@ -162,13 +195,18 @@ impl LeaseClocks {
     }
 
     /// Starts the clocks of a leader that has just settled: every lease gets its noted remaining time, or its whole TTL,
-    /// from now on.
-    pub fn start(&mut self, leases: &Leases, now: Instant) {
+    /// from now on. Notes are `doubted` where a leader that runs etcd may have renewed leases since: then every lease gets
+    /// its whole TTL, and the notes are taken back.
+    pub fn start(&mut self, leases: &Leases, doubted: bool, now: Instant) {
         if planted::is(Bug::OldLeaseDeadlines) && self.expiry.after(None, now).next().is_some() {
             return;
         }
         // The time it took to elect this leader is not held against anybody.
-        self.replace(Expiry::of(leases.clone(), self.rules.ttl_min, self.rules.grace, now));
+        let expiry = Expiry::of(leases.clone(), !doubted, self.rules.ttl_min, self.rules.grace, now);
+        self.replace(expiry);
+        if doubted {
+            self.take_back();
+        }
     }
 
     fn replace(&mut self, expiry: Expiry) {
@@ -181,7 +219,9 @@ impl LeaseClocks {
         if !planted::is(Bug::OldLeaseDeadlines) {
             self.replace(Expiry::new(now));
         }
-        self.noting = None;
+        (self.noting, self.taking_back, self.others) = (None, None, Others::Unheard);
+        // The entry may be overwritten. A leader that has settled has applied all that were noted before.
+        self.noted_through = Index(0);
         let waiting = std::mem::take(&mut self.renewals_of_expired);
         waiting.into_values().flatten().map(|(request_id, _)| request_id).collect()
     }
@@ -231,6 +271,7 @@ impl LeaseClocks {
 
     /// Updates the time by which leases expire; called after every turn with the applied and the commit index.
     pub fn look(&mut self, applied: Index, commit: Index, now: Instant) {
+        self.applied = applied;
         self.time.look(applied, commit, now);
     }
 
@@ -266,9 +307,14 @@ impl LeaseClocks {
         if noted || under_way { Renewal::TakesBack(ttl) } else { Renewal::Answered(ttl) }
     }
 
-    /// The entry at this index notes the time left of this lease, or takes it back.
-    pub fn noted(&mut self, id: LeaseId, index: Index) {
-        self.expiry.noted(id, index);
+    /// The entry at this index notes these times left of leases, or takes notes back.
+    pub fn noted(&mut self, checkpoints: &[LeaseCheckpoint], index: Index) {
+        for checkpoint in checkpoints {
+            self.expiry.noted(LeaseId(checkpoint.id), index);
+            if checkpoint.remaining_ttl > 0 {
+                self.noted_through = index;
+            }
+        }
     }
 
     /// Gives up renewals whose clients were told that they took too long; returns them.
@@ -355,7 +401,9 @@ impl LeaseClocks {
     /// Returns true if the leader can do something at once: start clocks or, if they are let to, revoke and note.
     pub fn has_to_do(&self, may_revoke: bool, may_note: impl FnOnce() -> bool) -> bool {
         let revoke = may_revoke && self.revokes_room() > 0 && self.expiry.is_due(self.time.as_of);
-        let note = self.noting.is_some() && may_note();
+        let goes_on =
+            self.noting.is_some() || self.taking_back.is_some() && self.applied >= self.noted_through;
+        let note = goes_on && may_note();
         self.expiry.is_starting() || revoke || note
     }
 
@@ -390,31 +438,62 @@ impl LeaseClocks {
         }
     }
 
+    /// This is what the other members of the present leader run; called at each tick and before it stops. Once a member is
+    /// known to run etcd, all notes are taken back at once.
+    pub fn others_are(&mut self, others: Others) {
+        let before = std::mem::replace(&mut self.others, others);
+        if others != Others::Mainstay {
+            self.noting = None;
+        }
+        if others == Others::SomeEtcd && before != others {
+            self.take_back();
+        }
+    }
+
     /// Now and then: begins to note the time left of leases that have not been renewed lately, so that it survives a
-    /// restart.
+    /// restart. Where a member runs etcd, takes back what is noted all the same, say by a leader that runs etcd.
     pub fn note_if_due(&mut self, now: Instant) {
         if now < self.next_note {
             return;
         }
         self.next_note = now + self.rules.note_interval;
-        if self.noting.is_none() {
+        if !self.is_noting() {
             self.note_below(self.rules.note_interval);
         }
     }
 
-    /// Begins to note the time left of every lease that has used up at least `used` of its TTL.
-    pub fn note_below(&mut self, used: Duration) {
-        self.noting = Some(Noting { behind: None, used, granted: BTreeSet::new(), looked_through: Index(0) });
+    /// The member stops: begins to note the time left of all leases, so that it goes on where they stand now.
+    pub fn note_before_stop(&mut self) {
+        self.note_below(STOP_NOTES_USED);
     }
 
-    /// Returns true if times left are being noted.
+    /// Begins to note the time left of every lease that has used up at least `used` of its TTL; or, where a member runs etcd,
+    /// to take notes back. While some members have not told what they run, it does neither.
+    fn note_below(&mut self, used: Duration) {
+        match self.others {
+            Others::SomeEtcd => self.take_back(),
+            Others::Unheard => {}
+            Others::Mainstay => {
+                self.noting =
+                    Some(Noting { behind: None, used, granted: BTreeSet::new(), looked_through: Index(0) });
+            }
+        }
+    }
+
+    /// Begins to take back the notes of all leases.
+    fn take_back(&mut self) {
+        self.noting = None;
+        self.taking_back = Some(TakingBack { behind: None });
+    }
+
+    /// Returns true if times left are being noted, or taken back.
     pub fn is_noting(&self) -> bool {
-        self.noting.is_some()
+        self.noting.is_some() || self.taking_back.is_some()
     }
 
     /// Ends the notes: this member leads no more.
     pub fn end_noting(&mut self) {
-        self.noting = None;
+        (self.noting, self.taking_back) = (None, None);
     }
 
     /// Returns true if so few entries of this log are not applied that they can be looked at before times left are noted.
@@ -422,8 +501,8 @@ impl LeaseClocks {
         last - applied <= NOTED_BEHIND_MAX
     }
 
-    /// The next times left to be noted, for one entry at most; `None` if there are none now. `has_room` says whether the log
-    /// takes more.
+    /// The next times left to be noted, or notes to be taken back, for one entry at most; `None` if there are none now.
+    /// `has_room` says whether the log takes more.
     pub fn note_some(
         &mut self,
         node: &Node,
@@ -435,6 +514,9 @@ impl LeaseClocks {
         if !has_room || !LeaseClocks::can_note(last, applied) || self.expiry.is_starting() {
             // A lease whose clock is still to be started would go by the note, as if it was from before.
             return None;
+        }
+        if self.taking_back.is_some() {
+            return self.take_some_back(leases, applied);
         }
         let noting = self.noting.as_mut()?;
         // What is noted behind an entry that grants a lease is taken for the time left of that one; if another with its id
@@ -464,6 +546,28 @@ impl LeaseClocks {
         }
         if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
             self.noting = None;
+        }
+        (!notes.is_empty()).then_some(notes)
+    }
+
+    /// The next notes to be taken back, for one entry at most. The state has to have all notes first: one that is under way
+    /// would stay.
+    fn take_some_back(&mut self, leases: &Leases, applied: Index) -> Option<Vec<LeaseCheckpoint>> {
+        let taking = self.taking_back.as_mut().filter(|_| applied >= self.noted_through)?;
+        let mut notes = Vec::new();
+        let mut looked = 0;
+        for (id, lease) in leases.after(taking.behind).take(LEASES_PER_TURN) {
+            looked += 1;
+            taking.behind = Some(id);
+            if lease.remaining > Seconds::ZERO {
+                notes.push(LeaseCheckpoint { id: id.0, remaining_ttl: 0 });
+                if notes.len() == NOTES_PER_ENTRY {
+                    break;
+                }
+            }
+        }
+        if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
+            self.taking_back = None;
         }
         (!notes.is_empty()).then_some(notes)
     }
@@ -548,7 +652,7 @@ mod tests {
         };
         assert_eq!(renew(&mut clocks, Seconds(0), Index(1)), Renewal::Answered(Seconds(10)));
         assert_eq!(renew(&mut clocks, Seconds(3), Index(1)), Renewal::TakesBack(Seconds(10)));
-        clocks.noted(LeaseId(5), Index(9));
+        clocks.noted(&[LeaseCheckpoint { id: 5, remaining_ttl: 3 }], Index(9));
         assert_eq!(renew(&mut clocks, Seconds(0), Index(8)), Renewal::TakesBack(Seconds(10)));
         assert_eq!(renew(&mut clocks, Seconds(0), Index(9)), Renewal::Answered(Seconds(10)));
     }

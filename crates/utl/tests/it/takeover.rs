@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use api::etcdserverpb::{InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest};
 use api::raftpb;
 use api::walpb::Record;
 use config::{Format, Level};
@@ -12,9 +13,10 @@ use interchange::DataDir;
 use interchange::backend::{Member, Membership};
 use interchange::wal::GUARD_NAMES;
 use log::HardState;
+use machine::GrantedLease;
 use machine::auth::Auth;
 use machine::snapshot::SnapshotVersion;
-use numbers::{Index, LeaseId, MemberId, Revision, Term};
+use numbers::{Index, LeaseId, MemberId, Revision, Seconds, Term};
 use prost::Message as _;
 use storage::Identity;
 use storage::kv_hash::HashedKv;
@@ -626,7 +628,7 @@ fn member_with(data: &Path, membership: Membership, behind: &[(u64, u8, Vec<u8>)
             compact_revision: Revision::NEVER_COMPACTED,
             index: Index(10),
             term: Term(3),
-            leases: Vec::new(),
+            leases: vec![GrantedLease { id: LeaseId(5), ttl: Seconds(60), remaining: Seconds(25) }],
             alarms: Vec::new(),
             members: storage::etcd_database::members(&membership),
             auth: Auth::default(),
@@ -691,6 +693,32 @@ fn votes_and_acknowledged_entries_come_over_in_both_directions() {
         std::fs::rename(&etcds, &ours).expect("is moved");
         done(&["drop-etcd", "--data-dir", text(&ours)]);
     }
+}
+
+#[test]
+fn noted_times_of_leases_do_not_go_to_etcd() {
+    let dir = TempDir::new("notes");
+    let (ours, etcds) = (dir.join("m"), dir.join("etcd"));
+    let note = |remaining_ttl| {
+        let checkpoints = [5, 6].map(|id| LeaseCheckpoint { id, remaining_ttl }).to_vec();
+        let lease_checkpoint = Some(LeaseCheckpointRequest { checkpoints });
+        InternalRaftRequest { lease_checkpoint, ..InternalRaftRequest::default() }
+    };
+    let members = [7, 8, 9].map(|id| Member { id, ..Member::default() }).to_vec();
+    let membership = Membership { members, ..Membership::default() };
+    // One is in the state, another behind what is known to be committed.
+    member_with(&ours, membership, &[(12, 0, note(17).encode_to_vec()), (13, 0, Vec::new())], Index(11));
+    assert_eq!(open(&ours).machine.leases.get(LeaseId(5)).expect("is there").remaining, Seconds(25));
+    done(&["export", "--data-dir", text(&ours), "--to", text(&etcds), "--release", "3.6"]);
+    let exported = DataDir::open(&RealDisk, &etcds).expect("is sound");
+    let mut leases = exported.base.leases().expect("are there");
+    let lease = leases.step().expect("is sound").expect("is there");
+    assert_eq!((lease.id, lease.ttl, lease.remaining_ttl), (5, 60, 0));
+    let entry = exported.wal.entry(12).expect("can be read").expect("is there");
+    let request = InternalRaftRequest::decode(entry.data.expect("is a request")).expect("is one");
+    assert_eq!(request, note(0));
+    let entry = exported.wal.entry(13).expect("can be read").expect("is there");
+    assert!(entry.data.unwrap_or_default().is_empty());
 }
 
 #[test]

@@ -152,7 +152,7 @@ impl Core {
             self.give_up(waiter, error::NOT_PRIMARY_LESSOR);
             return;
         }
-        let ids: Vec<LeaseId> = checkpoints.iter().map(|checkpoint| LeaseId(checkpoint.id)).collect();
+        let noted = checkpoints.clone();
         let before = self.node.standing().last;
         let request = InternalRaftRequest {
             lease_checkpoint: Some(LeaseCheckpointRequest { checkpoints }),
@@ -161,9 +161,7 @@ impl Core {
         self.propose_own(request, waiter);
         let last = self.node.standing().last;
         if last > before {
-            for id in ids {
-                self.leases.noted(id, last);
-            }
+            self.leases.noted(&noted, last);
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the core is asked and told, what is due by time, and a member out of service.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use api::etcdserverpb::{CompactionRequest, InternalRaftRequest};
 use consensus::Event;
@@ -125,7 +125,8 @@ impl Core {
                 if self.stopping.is_none() {
                     // So that a restart goes on where the leases stand now.
                     if self.leads_now() {
-                        self.leases.note_below(Duration::from_secs(1));
+                        self.leases.others_are(self.node.others());
+                        self.leases.note_before_stop();
                     }
                     self.stopping = Some(now);
                     self.lease_slices(now);
@@ -162,6 +163,9 @@ impl Core {
         self.look_at_install(now);
         self.outgoing.look(now);
         self.propose_attributes(now);
+        if self.leads_now() {
+            self.leases.others_are(self.node.others());
+        }
         let leads = self.leads_now() && self.stopping.is_none();
         if leads {
             self.leases.allow_revokes();

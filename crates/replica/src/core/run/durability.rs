@@ -7,7 +7,7 @@ use std::time::Instant;
 use api::error;
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
-use consensus::{Entry, EntryKind, Event};
+use consensus::{Entry, EntryKind, Event, Others};
 use log::{LogEvent, Space, Synced};
 use machine::auth::AuthChange;
 use machine::{Applied, AsOf, Change, Command, Outcome, Progress, Raised};
@@ -305,7 +305,8 @@ impl Core {
         }
         if self.leadership.applied(begun.term, self.node.standing()) {
             // Times left that were noted in earlier terms are all known only now.
-            self.leases.start(&self.machine.leases, now);
+            let doubted = self.node.take_followed_etcd() || self.node.others() == Others::SomeEtcd;
+            self.leases.start(&self.machine.leases, doubted, now);
         }
     }
 

@@ -294,3 +294,101 @@ fn long_lists_are_whole_and_in_order() {
     let left = time_to_live(&mut world, now, 2999).ttl;
     assert!(left >= ttl_of(2999).expect("is granted"), "{left}");
 }
+
+/// Gives the TTL that a lease has under the next leader, once the leader at `at` has stopped, or crashed.
+fn left_behind(world: &mut World, at: usize, crashes: bool, id: i64) -> i64 {
+    if crashes {
+        world.crash(at);
+    } else {
+        world.member(at).stop();
+    }
+    world.until("another leads", |world| world.leader().is_some_and(|leader| leader != at));
+    let leader = world.leader().expect("somebody leads");
+    time_to_live(world, leader, id).ttl
+}
+
+#[test]
+fn no_time_is_noted_while_a_member_runs_etcd() {
+    for crashes in [false, true] {
+        let mut world = World::new(3, 21, &[]);
+        world.places[1].switches.speaks_as_etcd = true;
+        world.start_all();
+        world.lead(0);
+        let lease = grant(&mut world, 0, 400);
+        pass(&mut world, Duration::from_secs(130));
+        let left = left_behind(&mut world, 0, crashes, lease);
+        assert!(left > 390, "etcd would give it no more from then on: {left} s");
+    }
+}
+
+#[test]
+fn no_time_is_noted_before_all_members_were_heard_of() {
+    let mut world = World::started(3, 22, &[]);
+    world.lead(1);
+    world.kill(2);
+    world.lead(0);
+    let lease = grant(&mut world, 0, 400);
+    pass(&mut world, Duration::from_secs(130));
+    world.cut(0, true);
+    world.start(2).expect("starts");
+    world.until("another leads", |world| [1, 2].iter().any(|at| world.member(*at).probe().settled));
+    let leader = [1, 2].into_iter().find(|at| world.member(*at).probe().settled).expect("one leads");
+    let left = time_to_live(&mut world, leader, lease).ttl;
+    assert!(left > 390, "the member that was away might have run etcd: {left} s");
+}
+
+#[test]
+fn notes_are_taken_back_once_a_member_runs_etcd() {
+    for crashes in [false, true] {
+        let mut world = World::started(3, 23, &[]);
+        world.lead(0);
+        // More than one entry takes back.
+        let leases: Vec<i64> = (0..1_200).map(|_| grant(&mut world, 0, 400)).collect();
+        pass(&mut world, Duration::from_secs(130));
+        world.kill(2);
+        world.places[2].switches.speaks_as_etcd = true;
+        world.start(2).expect("starts");
+        world.until("it has caught up", |world| {
+            let committed = world.member(0).probe().commit;
+            world.members().all(|member| member.probe().applied == committed)
+        });
+        pass(&mut world, Duration::from_secs(2));
+        let left = left_behind(&mut world, 0, crashes, leases[0]);
+        assert!(left > 390, "{left} s");
+        let leader = world.leader().expect("somebody leads");
+        assert!(time_to_live(&mut world, leader, leases[1_199]).ttl > 390);
+    }
+}
+
+#[test]
+fn a_leader_behind_one_that_runs_etcd_gives_leases_their_whole_time() {
+    let mut world = World::new(3, 24, &[]);
+    world.places[1].switches.speaks_as_etcd = true;
+    world.start_all();
+    world.lead(1);
+    let lease = grant(&mut world, 1, 400);
+    // A note from when no member ran etcd: renewals since then have not taken it back.
+    let checkpoints = vec![pb::LeaseCheckpoint { id: lease, remaining_ttl: 30 }];
+    let lease_checkpoint = Some(pb::LeaseCheckpointRequest { checkpoints });
+    let header = Some(pb::RequestHeader { id: 9, ..Default::default() });
+    let request = pb::InternalRaftRequest { header, lease_checkpoint, ..Default::default() };
+    let entry = Entry { data: Some(request.encode_to_vec().into()), ..Default::default() };
+    let mut messages = vec![Message {
+        r#type: Some(MessageType::MsgProp as i32),
+        from: Some(world.places[0].id),
+        to: Some(world.places[1].id),
+        entries: vec![entry],
+        ..Default::default()
+    }];
+    let before = world.member(1).probe().applied;
+    world.member(1).peering().received(&mut messages);
+    world.until("all have it", |world| world.members().all(|member| member.probe().applied > before));
+    world.lead(0);
+    let left = time_to_live(&mut world, 0, lease).ttl;
+    assert!(left > 390, "{left} s");
+    // And the note is gone: a member that runs etcd would go by it.
+    pass(&mut world, Duration::from_secs(2));
+    world.lead(1);
+    let left = time_to_live(&mut world, 1, lease).ttl;
+    assert!(left > 390, "{left} s");
+}
