@@ -199,8 +199,8 @@ impl Output {
         self.written.min(self.calls_end)
     }
 
-    /// Bytes ever appended, up to the last frame of a call.
-    pub(crate) fn appended_of_calls(&self) -> u64 {
+    /// Bytes ever appended, up to the last frame of a call: it moves when HEADERS, CONTINUATION or DATA are sent.
+    pub fn appended_of_calls(&self) -> u64 {
         self.calls_end
     }
 

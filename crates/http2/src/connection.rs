@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::buffers::Output;
 use crate::flow::{self, Growth};
 use crate::frame::{self, PREFACE, STREAM_MAX, WINDOW_BYTES, WINDOW_BYTES_MAX, kind, setting};
-use crate::hpack::{Decoder, Encoder};
+use crate::hpack::{Decoder, Encoder, TABLE_BYTES};
 use crate::options::{Bucket, Options};
 use crate::reason::{ConnectionError, Limit, Reason};
 use crate::receive::Assembly;
@@ -25,6 +25,10 @@ pub enum Role {
 /// What pings of the connection's own are recognised by when they are answered.
 pub(crate) const SHUTDOWN_PING: u64 = 0x4d53_5348_5554_444f;
 pub(crate) const GROWTH_PING: u64 = 0x4d53_4752_4f57_5448;
+
+/// Windows of streams for which the connection's has room once they have grown: a consumer that stops holds one of them, and
+/// the other streams go on with the rest.
+const GROWN_STREAMS: u32 = 4;
 
 /// Streams that were reset here and are remembered, since frames that were on their way may still come for them.
 const RESETS_MAX: usize = 64;
@@ -107,6 +111,7 @@ pub(crate) struct Buckets {
     pub(crate) settings: Bucket,
     pub(crate) pings: Bucket,
     pub(crate) empty_data: Bucket,
+    pub(crate) goaways: Bucket,
 }
 
 /// One HTTP/2 connection as seen from one end.
@@ -145,6 +150,10 @@ pub struct Connection {
     pub(crate) cut_off: Vec<Key>,
     /// Bytes of bodies that wait in streams.
     pub(crate) queued: usize,
+    /// Of these, bytes that others send too.
+    pub(crate) queued_shared: usize,
+    /// Pieces of bodies and trailers that wait in streams.
+    pub(crate) pieces: usize,
     /// Highest stream that the other end opened.
     pub(crate) last_peer_stream: u32,
     /// Highest stream of the other end that is taken, as it was told.
@@ -172,6 +181,8 @@ pub struct Connection {
     pub(crate) settings_sent: Option<u32>,
     /// The other end said that it takes no more streams.
     pub(crate) peer_is_leaving: bool,
+    /// Highest stream of this end that the other end takes, as it told last.
+    pub(crate) peer_last_taken: u32,
     pub(crate) buckets: Buckets,
     /// What had been sent of calls when the last PING came.
     pub(crate) sent_before_ping: u64,
@@ -200,6 +211,8 @@ impl Connection {
             writable: Vec::new(),
             cut_off: Vec::new(),
             queued: 0,
+            queued_shared: 0,
+            pieces: 0,
             last_peer_stream: 0,
             last_taken: STREAM_MAX,
             next_stream: if role == Role::Client { 1 } else { 2 },
@@ -215,6 +228,7 @@ impl Connection {
             receive_initial: window.max(WINDOW_BYTES),
             settings_sent: Some(0),
             peer_is_leaving: false,
+            peer_last_taken: STREAM_MAX,
             buckets: Buckets::default(),
             sent_before_ping: 0,
         };
@@ -224,7 +238,7 @@ impl Connection {
 
     fn greet(&mut self) {
         let options = self.options.clone();
-        let mut settings = Vec::with_capacity(4);
+        let mut settings = Vec::with_capacity(5);
         settings.push((setting::INITIAL_WINDOW_SIZE, options.stream_window()));
         settings.push((setting::MAX_HEADER_LIST_SIZE, options.header_list_bytes_max));
         match self.role {
@@ -233,6 +247,9 @@ impl Connection {
                 settings.push((setting::MAX_CONCURRENT_STREAMS, options.streams_max));
             }
             Role::Server => {}
+        }
+        if options.header_table_bytes < TABLE_BYTES as u32 {
+            settings.push((setting::HEADER_TABLE_SIZE, options.header_table_bytes));
         }
         let is_client = self.role == Role::Client;
         self.output.write(128, |out| {
@@ -245,7 +262,7 @@ impl Connection {
                 out.extend_from_slice(&value.to_be_bytes());
             }
         });
-        let more = options.connection_window().max(self.growth.target) - WINDOW_BYTES;
+        let more = self.connection_target() - WINDOW_BYTES;
         if more > 0 {
             self.may_receive += more as i32;
             self.put_window_update(0, more);
@@ -294,6 +311,21 @@ impl Connection {
     /// Bytes of bodies that wait in streams for windows or their turn.
     pub fn queued_bytes(&self) -> usize {
         self.queued
+    }
+
+    /// Of [`Connection::queued_bytes`], those of payloads that others send too ([`crate::Payload::shared`]).
+    pub fn queued_shared_bytes(&self) -> usize {
+        self.queued_shared
+    }
+
+    /// Pieces of bodies, and trailers, that wait in streams. Each takes some 60 bytes of memory besides its own.
+    pub fn queued_pieces(&self) -> usize {
+        self.pieces
+    }
+
+    /// Returns true if the other end has begun a header block and not ended it.
+    pub fn is_amid_header_block(&self) -> bool {
+        self.assembly.is_some()
     }
 
     /// Bytes that were handed over as data, of all open streams, and not released yet.
@@ -413,7 +445,7 @@ impl Connection {
         self.ready = VecDeque::new();
         self.writable = Vec::new();
         self.cut_off = Vec::new();
-        (self.queued, self.unreleased) = (0, 0);
+        (self.queued, self.queued_shared, self.pieces, self.unreleased) = (0, 0, 0, 0);
         self.settings_sent = None;
     }
 
@@ -435,7 +467,10 @@ impl Connection {
             Limit::Settings => (&mut buckets.settings, limits.settings),
             Limit::Pings => (&mut buckets.pings, limits.pings),
             Limit::EmptyData => (&mut buckets.empty_data, limits.empty_data),
-            Limit::Continuations | Limit::HeaderBlock => return Err(ConnectionError::limit(limit)),
+            Limit::GoAways => (&mut buckets.goaways, limits.goaways),
+            Limit::Continuations | Limit::HeaderBlock | Limit::HeaderList => {
+                return Err(ConnectionError::limit(limit));
+            }
         };
         if bucket.take(rate, self.now) { Ok(()) } else { Err(ConnectionError::limit(limit)) }
     }
@@ -451,6 +486,7 @@ impl Connection {
             window_change: 0,
             sent: 0,
             queued: 0,
+            queued_shared: 0,
             queue: VecDeque::new(),
             content_left: None,
             received_end: false,
@@ -471,6 +507,8 @@ impl Connection {
             Gone::Ended | Gone::Unknown => self.closed.add_ended(key.id),
         }
         self.queued -= stream.queued;
+        self.queued_shared -= stream.queued_shared;
+        self.pieces -= stream.queue.len();
         if stream.unreleased > 0 {
             self.unreleased -= u64::from(stream.unreleased);
             self.update_window();
@@ -503,9 +541,16 @@ impl Connection {
         self.output.frame(kind::RST_STREAM, 0, id, &reason.0.to_be_bytes());
     }
 
+    /// What the connection's receive window should be.
+    fn connection_target(&self) -> u32 {
+        let stream = self.growth.target;
+        let streams = if stream > self.options.stream_window() { GROWN_STREAMS } else { 1 };
+        stream.saturating_mul(streams).min(WINDOW_BYTES_MAX).max(self.options.connection_window())
+    }
+
     /// Gives the other end more of the connection's window, if it is worth a frame.
     pub(crate) fn update_window(&mut self) {
-        let target = self.options.connection_window().max(self.growth.target);
+        let target = self.connection_target();
         let more = flow::update(target, self.may_receive.into(), self.unreleased);
         if more > 0 {
             let more = more.min(WINDOW_BYTES_MAX - self.may_receive.max(0) as u32);

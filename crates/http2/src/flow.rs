@@ -6,13 +6,23 @@ use crate::frame::WINDOW_BYTES_MAX;
 const PAUSE_MS: u32 = 1000;
 
 /// How many bytes to add to a receive window, given what it should be, what the other end may still send, and what the
-/// consumer holds; 0 if it is not worth a frame yet. Updates are sent for half a window, so they cost little and come
-/// before the sender has to stop.
+/// consumer holds; 0 if it is not worth a frame yet.
+///
+/// Updates are sent when half of what the consumer does not hold is used up, so they cost little and come before the sender
+/// has to stop. What the consumer holds does not count for that half: otherwise nothing would be given back once it holds
+/// more than half of the window, and a sender that has used up the rest would wait for ever. An example with a window of 1,000 bytes,
+/// of which 600 are held by one call, and another call whose bytes are released at once:
+///
+/// ```text
+/// may send 400, nothing is missing      no update
+/// 150 come and go: may send 250         150 are missing: less than half of 400
+/// 60 come and go: may send 190          210 are missing: update, may send 400
+/// ```
 pub(crate) fn update(target: u32, may_receive: i64, unreleased: u64) -> u32 {
-    let missing = i64::from(target) - may_receive - unreleased as i64;
-    if missing > 0 && missing >= i64::from(target / 2).max(1) {
+    let free = i64::from(target) - unreleased as i64;
+    if free > 0 && may_receive <= free / 2 {
         // It exceeds the target by no more than what was allowed too much before.
-        u32::try_from(missing).unwrap_or(WINDOW_BYTES_MAX).min(WINDOW_BYTES_MAX)
+        u32::try_from(free - may_receive).unwrap_or(WINDOW_BYTES_MAX).min(WINDOW_BYTES_MAX)
     } else {
         0
     }
@@ -38,13 +48,13 @@ pub(crate) struct Growth {
     max: u32,
     /// Bytes since the ping that is not answered yet.
     came: Option<u32>,
-    /// Time of the next measurement.
-    next: u32,
+    /// Time since which there is a pause after a measurement.
+    paused: Option<u32>,
 }
 
 impl Growth {
     pub(crate) fn new(target: u32, max: u32) -> Growth {
-        Growth { target, max: max.min(WINDOW_BYTES_MAX), came: None, next: 0 }
+        Growth { target, max: max.min(WINDOW_BYTES_MAX), came: None, paused: None }
     }
 
     /// Notes that a DATA frame of so many bytes came, after which the stream may send `may_receive` more, while the consumer
@@ -54,7 +64,7 @@ impl Growth {
             *came = came.saturating_add(bytes);
             return false;
         }
-        let is_due = now.wrapping_sub(self.next) as i32 >= 0;
+        let is_due = self.paused.is_none_or(|since| now.wrapping_sub(since) >= PAUSE_MS);
         if self.target >= self.max || may_receive > i64::from(self.target / 2) || !is_due {
             return false;
         }
@@ -71,7 +81,7 @@ impl Growth {
         if u64::from(came) * 3 / 2 >= u64::from(self.target) {
             self.target = self.target.saturating_mul(2).min(self.max);
         } else {
-            self.next = now.wrapping_add(PAUSE_MS);
+            self.paused = Some(now);
         }
     }
 }
@@ -87,6 +97,12 @@ mod tests {
         assert_eq!(update(1000, 500, 0), 500);
         assert_eq!(update(1000, 0, 1000), 0);
         assert_eq!(update(1000, 0, 400), 600);
+        // More than half is held.
+        assert_eq!(update(1000, 0, 999), 1);
+        assert_eq!(update(1000, 250, 600), 0);
+        assert_eq!(update(1000, 190, 600), 210);
+        // The consumer holds more than the window should be: the sender could not go on anyway.
+        assert_eq!(update(1000, -500, 1200), 0);
         // The window has grown, or was too large before.
         assert_eq!(update(2000, 0, 0), 2000);
         assert_eq!(update(1000, -500, 0), 1500);
@@ -120,5 +136,18 @@ mod tests {
         growth.measured(now);
         assert_eq!(growth.target, 1 << 20);
         assert!(!growth.received(1, 0, 0, now + 2 * PAUSE_MS));
+    }
+
+    /// Times wrap after 49 days, and connections may be silent for as long.
+    #[test]
+    fn a_connection_that_was_silent_for_weeks_is_measured() {
+        for weeks in [4, 5, 6] {
+            let now = weeks * 7 * 24 * 3_600_000;
+            let mut growth = Growth::new(64 << 10, 1 << 20);
+            assert!(growth.received(1000, 0, 64 << 10, now), "{weeks}");
+            growth.measured(now);
+            assert!(!growth.received(1000, 0, 64 << 10, now.wrapping_add(PAUSE_MS - 1)), "{weeks}");
+            assert!(growth.received(1000, 0, 64 << 10, now.wrapping_add(now)), "{weeks}");
+        }
     }
 }

@@ -12,7 +12,8 @@
 //! Invariants:
 //! * The events are the same however the bytes are cut (`tests/it/cuts.rs`).
 //! * Whatever the other end sends, memory is bounded: by windows for bodies, by [`Options::header_list_bytes_max`] and
-//!   [`Limits`] for headers, by [`Options::output_bytes_max`] for answers to frames (`tests/it/floods.rs`).
+//!   [`Limits`] for headers, by [`Options::output_bytes_max`] for answers to frames (`tests/it/floods.rs`). A stream that is
+//!   over gives all that it held back to the connection's window: what its consumer keeps is for the owner to count.
 //! * A consumer that does not release what it was given stops the sender (`tests/it/windows.rs`).
 //! * Streams that have something to send take turns, a frame each (`tests/it/windows.rs`).
 //! * A connection without streams holds no buffers, and after [`Connection::rest`] only what its header tables hold

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::frame::{WINDOW_BYTES, WINDOW_BYTES_MAX};
+use crate::hpack::TABLE_BYTES;
 
 /// How often something may happen: so many times at once, and so many more each second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +25,8 @@ impl Rate {
 /// ENHANCE_YOUR_CALM and the name of the limit ([`crate::Limit::name`]).
 ///
 /// What is bounded in other ways needs no limit here: frames that are answered, such as PING, are not read while the other
-/// end does not take the answers ([`Options::output_bytes_max`]); changes of the initial window cost the same however many
-/// streams are open; header blocks that unpack to megabytes are not unpacked ([`Options::header_list_bytes_max`]); PRIORITY
+/// end does not take the answers ([`Options::output_bytes_max`]); a SETTINGS frame looks at the open streams at most twice,
+/// however often it changes the initial window; header blocks that unpack to megabytes are not unpacked, and end the connection ([`Options::header_list_bytes_max`]); PRIORITY
 /// and unknown frames leave nothing behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -41,6 +42,8 @@ pub struct Limits {
     pub pings: Rate,
     /// DATA frames without data that do not end their stream (CVE-2019-9518).
     pub empty_data: Rate,
+    /// GOAWAY frames. An end that leaves sends two, and one more if it then finds an error.
+    pub goaways: Rate,
     /// CONTINUATION frames of one header block (CVE-2024-27316).
     pub continuations_max: u32,
     /// Bytes of one header block as it is sent, over all its frames. A block of one frame is always taken.
@@ -55,6 +58,7 @@ impl Default for Limits {
             settings: Rate::new(100, 1),
             pings: Rate::new(1000, 100),
             empty_data: Rate::new(1000, 100),
+            goaways: Rate::new(12, 1),
             continuations_max: 16,
             block_bytes_max: 80 * 1024,
         }
@@ -70,16 +74,25 @@ pub struct Options {
     /// Bytes up to which receive windows of streams grow when the network's delay makes the window the bound (as measured
     /// by pings). A value that is not larger than [`Options::stream_window_bytes`] switches this off.
     pub stream_window_bytes_max: u32,
-    /// Receive window of the connection in bytes, from 65,535 to 2^31-1. It grows with those of streams, so that it is at
-    /// least as large as one of them.
+    /// Receive window of the connection in bytes, from 65,535 to 2^31-1. It is never smaller than that of one stream, and
+    /// once those have grown, never smaller than four of them.
+    ///
+    /// A stream whose consumer stops keeps its own window of this one, and what is left is for all others: it should be
+    /// several times [`Options::stream_window_bytes`].
     pub connection_window_bytes: u32,
     /// Streams that the other end may have open at once; `u32::MAX` for no bound. A client allows none in any case.
     pub streams_max: u32,
     /// Largest header list that is taken, in bytes as RFC 9113, section 6.5.2 counts them: 32 for each field besides its
-    /// texts. A request with a larger one is answered with status 431, a response with a larger one is reset.
+    /// texts. A request with a larger one is answered with status 431, a response with a larger one is reset; one that is more
+    /// than four times as large ends the connection ([`crate::Limit::HeaderList`]), and so does one whose block exceeds
+    /// [`Limits::block_bytes_max`].
     pub header_list_bytes_max: u32,
+    /// Size of the table for header blocks that the other end is asked to keep to, in bytes as RFC 7541, section 4.1 counts
+    /// them. At most 4,096 are ever used: those are what holds until the other end has heard of this.
+    pub header_table_bytes: u32,
     /// Output in bytes beyond which bodies wait in their streams, and beyond twice of which nothing is taken from the other
-    /// end ([`crate::Connection::is_blocked`]).
+    /// end ([`crate::Connection::is_blocked`]). Answers to PING wait behind it: with much more, a client on a slow network that
+    /// takes a large answer would think that nobody is there.
     pub output_bytes_max: usize,
     /// Time for the other end to acknowledge the settings.
     pub settings_timeout: Duration,
@@ -95,7 +108,8 @@ impl Default for Options {
             connection_window_bytes: 1 << 20,
             streams_max: u32::MAX,
             header_list_bytes_max: 64 * 1024,
-            output_bytes_max: 256 * 1024,
+            header_table_bytes: TABLE_BYTES as u32,
+            output_bytes_max: 64 * 1024,
             settings_timeout: Duration::from_secs(20),
             limits: Limits::default(),
         }

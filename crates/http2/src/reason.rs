@@ -81,10 +81,14 @@ pub enum Limit {
     Pings,
     /// [`crate::Limits::empty_data`]
     EmptyData,
+    /// [`crate::Limits::goaways`]
+    GoAways,
     /// [`crate::Limits::continuations_max`]
     Continuations,
     /// [`crate::Limits::block_bytes_max`]
     HeaderBlock,
+    /// A header list of more than four times [`crate::Options::header_list_bytes_max`]
+    HeaderList,
 }
 
 impl Limit {
@@ -97,8 +101,10 @@ impl Limit {
             Limit::Settings => "too_many_settings",
             Limit::Pings => "too_many_pings",
             Limit::EmptyData => "too_many_empty_data_frames",
+            Limit::GoAways => "too_many_goaways",
             Limit::Continuations => "too_many_continuations",
             Limit::HeaderBlock => "header_block_too_large",
+            Limit::HeaderList => "header_list_too_large",
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::flow;
 use crate::frame::{
     self, HEAD_BYTES, Head, PAYLOAD_BYTES_MAX, PREFACE, STREAM_MAX, WINDOW_BYTES_MAX, flag, kind, setting,
 };
-use crate::hpack::Template;
+use crate::hpack::{Template, Undecoded};
 use crate::options::Bucket;
 use crate::reason::{ConnectionError, Limit, Reason};
 use crate::stream::Key;
@@ -47,6 +47,17 @@ const fn flow_control(what: &'static str) -> ConnectionError {
 const fn stream_closed(what: &'static str) -> ConnectionError {
     ConnectionError::violation(Reason::STREAM_CLOSED, what)
 }
+
+fn undecoded(why: Undecoded) -> ConnectionError {
+    match why {
+        Undecoded::Damaged => {
+            ConnectionError::violation(Reason::COMPRESSION_ERROR, "a header block cannot be decoded")
+        }
+        Undecoded::Excessive => ConnectionError::limit(Limit::HeaderList),
+    }
+}
+
+const WINDOW_TOO_LARGE: ConnectionError = flow_control("SETTINGS_INITIAL_WINDOW_SIZE is too large");
 
 impl Connection {
     /// Takes the next event out of bytes that were read. `at` is how far they were taken, and moves on. `None` means that
@@ -186,9 +197,9 @@ impl Connection {
         stream.may_receive -= length;
         stream.unreleased += bytes.len() as u32;
         let (may_receive, unreleased) = (i64::from(stream.may_receive), stream.unreleased);
-        let padding = head.length - bytes.len();
-        if padding > 0 && !end {
-            // Nobody else gives it back.
+        if !end {
+            // Padding, which nobody else gives back, and what was released before and was not worth a frame: the consumer may
+            // wait for the rest of a message before it releases more.
             let more = flow::update(self.growth.target, may_receive, unreleased.into());
             if more > 0 {
                 stream.may_receive = (may_receive + i64::from(more)).min(WINDOW_BYTES_MAX.into()) as i32;
@@ -196,9 +207,7 @@ impl Connection {
             }
         }
         self.unreleased += bytes.len() as u64;
-        if padding > 0 {
-            self.update_window();
-        }
+        self.update_window();
         if self.growth.received(length as u32, may_receive, unreleased, now) {
             self.ping(GROWTH_PING);
         }
@@ -280,9 +289,7 @@ impl Connection {
         block: &[u8],
         what_for: Use,
     ) -> Result<Result<Arc<Fields>, Refused>, ConnectionError> {
-        self.decoder.decode(block, what_for).map_err(|_| {
-            ConnectionError::violation(Reason::COMPRESSION_ERROR, "a header block cannot be decoded")
-        })
+        self.decoder.decode(block, what_for).map_err(undecoded)
     }
 
     /// A whole header block. It is decoded whatever becomes of its stream, since both ends' tables have to stay the same.
@@ -304,9 +311,13 @@ impl Connection {
             return self.request(id, end, depends_on_itself, block);
         }
         // Whatever it says, it has no meaning any more.
-        let _ = self.decode(block, Use::Trailers)?;
+        let is_small = self.decoder.pass_over(block).map_err(undecoded)?;
         if self.is_idle(id) || id.is_multiple_of(2) {
             return Err(protocol("HEADERS for a stream that was not opened"));
+        }
+        if !is_small {
+            // One of an open stream would have ended it.
+            self.count(Limit::ProvokedResets)?;
         }
         match self.how_gone(id) {
             Gone::ResetHere => Ok(None),
@@ -483,9 +494,28 @@ impl Connection {
         let (pairs, []) = payload.as_chunks::<6>() else {
             return Err(frame_size("SETTINGS has not six bytes for each"));
         };
+        // A frame may name a setting a thousand times, and to change the initial window is to look at all streams: of each
+        // setting, only the last value is applied.
+        let (mut smallest_table, mut last_table, mut window) = (u32::MAX, None, None);
         for pair in pairs {
             let [a, b, c, d, e, f] = *pair;
-            self.setting(u16::from_be_bytes([a, b]), u32::from_be_bytes([c, d, e, f]))?;
+            let value = u32::from_be_bytes([c, d, e, f]);
+            match u16::from_be_bytes([a, b]) {
+                setting::HEADER_TABLE_SIZE => {
+                    (smallest_table, last_table) = (smallest_table.min(value), Some(value));
+                }
+                setting::INITIAL_WINDOW_SIZE if value > WINDOW_BYTES_MAX => return Err(WINDOW_TOO_LARGE),
+                setting::INITIAL_WINDOW_SIZE => window = Some(value),
+                name => self.setting(name, value)?,
+            }
+        }
+        if let Some(last) = last_table {
+            // The next block has to announce the smallest, too (RFC 7541, section 4.2).
+            self.encoder.set_limit(smallest_table);
+            self.encoder.set_limit(last);
+        }
+        if let Some(value) = window {
+            self.set_initial_window(value)?;
         }
         self.output.frame(kind::SETTINGS, flag::ACK, 0, &[]);
         Ok(Some(Event::Settings))
@@ -493,12 +523,10 @@ impl Connection {
 
     fn setting(&mut self, name: u16, value: u32) -> Result<(), ConnectionError> {
         match name {
-            setting::HEADER_TABLE_SIZE => self.encoder.set_limit(value),
             setting::ENABLE_PUSH if value > 1 || value == 1 && self.role == Role::Client => {
                 return Err(protocol("SETTINGS_ENABLE_PUSH has a value that is not allowed"));
             }
             setting::MAX_CONCURRENT_STREAMS => self.peer_streams_max = value,
-            setting::INITIAL_WINDOW_SIZE => self.set_initial_window(value)?,
             setting::MAX_FRAME_SIZE => {
                 if !(PAYLOAD_BYTES_MAX as u32..1 << 24).contains(&value) {
                     return Err(protocol("SETTINGS_MAX_FRAME_SIZE has a value that is not allowed"));
@@ -512,17 +540,13 @@ impl Connection {
     }
 
     fn set_initial_window(&mut self, value: u32) -> Result<(), ConnectionError> {
-        const TOO_LARGE: ConnectionError = flow_control("SETTINGS_INITIAL_WINDOW_SIZE is too large");
-        if value > WINDOW_BYTES_MAX {
-            return Err(TOO_LARGE);
-        }
         let max = i64::from(WINDOW_BYTES_MAX);
         if i64::from(value) + self.window_change_max > max {
             // It is the highest that there ever was: what counts are the streams that are open.
             let changes = self.streams.iter().map(|(_, stream)| i64::from(stream.window_change));
             self.window_change_max = changes.max().unwrap_or(0).max(0);
             if i64::from(value) + self.window_change_max > max {
-                return Err(TOO_LARGE);
+                return Err(WINDOW_TOO_LARGE);
             }
         }
         let grows = value > self.initial_window;
@@ -541,9 +565,21 @@ impl Connection {
         let window = self.options.stream_window();
         let less = self.receive_initial as i32 - window as i32;
         self.receive_initial = window;
-        if less > 0 {
-            for (_, stream) in self.streams.iter_mut() {
-                stream.may_receive -= less;
+        if less <= 0 {
+            return;
+        }
+        // A stream whose window is shut by this and whose consumer has released everything would hear of no other occasion.
+        let (target, output) = (self.growth.target, &mut self.output);
+        for (key, stream) in self.streams.iter_mut() {
+            stream.may_receive -= less;
+            if stream.received_end {
+                continue;
+            }
+            let more = flow::update(target, stream.may_receive.into(), stream.unreleased.into());
+            if more > 0 {
+                // With it, the window is what the consumer does not hold of `target`.
+                stream.may_receive = (i64::from(stream.may_receive) + i64::from(more)) as i32;
+                output.frame(kind::WINDOW_UPDATE, 0, key.id, &more.to_be_bytes());
             }
         }
     }
@@ -581,11 +617,19 @@ impl Connection {
         else {
             return Err(frame_size("GOAWAY has not eight bytes"));
         };
+        self.count(Limit::GoAways)?;
         let last = last & STREAM_MAX;
         self.peer_is_leaving = true;
-        let own = u32::from(self.role == Role::Client);
-        let is_cut = |key: &Key| key.id > last && key.id % 2 == own;
-        self.cut_off = self.streams.iter().map(|(key, _)| key).filter(is_cut).collect();
+        // A server opens no streams, so there is none that a client could have passed over.
+        if self.role == Role::Client {
+            if last > self.peer_last_taken {
+                return Err(protocol("GOAWAY names a higher stream than one before"));
+            }
+            if last < self.peer_last_taken {
+                self.peer_last_taken = last;
+                self.cut_off = self.streams.iter().map(|(key, _)| key).filter(|key| key.id > last).collect();
+            }
+        }
         Ok(Some(Event::GoAway { last, reason: Reason(reason), debug: &payload[8..] }))
     }
 
@@ -625,5 +669,58 @@ impl Connection {
         self.window_change_max = self.window_change_max.max(change);
         self.wake(key);
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::options::{Options, Rate};
+
+    /// A server with so many open streams, without a limit for frames.
+    fn server(streams: u32) -> Connection {
+        let mut options = Options::default();
+        (options.limits.settings, options.limits.goaways) = (Rate::new(u32::MAX, 0), Rate::new(u32::MAX, 0));
+        let mut server = Connection::new(Role::Server, &Arc::new(options), Instant::now());
+        let settings = frame::head(0, kind::SETTINGS, 0, 0);
+        take(&mut server, &[&PREFACE[..], &settings].concat());
+        for count in 0..streams {
+            let head = frame::head(3, kind::HEADERS, flag::END_HEADERS, 2 * count + 1);
+            take(&mut server, &[&head[..], &[0x82, 0x84, 0x86]].concat());
+        }
+        assert_eq!(server.open_streams(), streams as usize);
+        server
+    }
+
+    fn take(connection: &mut Connection, bytes: &[u8]) {
+        let mut at = 0;
+        while connection.next(bytes, &mut at).unwrap().is_some() {}
+        assert_eq!(at, bytes.len());
+        let output = connection.output();
+        output.advance(output.len());
+    }
+
+    #[test]
+    fn goaway_looks_at_no_stream_of_a_server() {
+        let mut server = server(1_000);
+        let before = server.streams.looks();
+        for _ in 0..100 {
+            take(&mut server, &[&frame::head(8, kind::GOAWAY, 0, 0)[..], &[0; 8]].concat());
+        }
+        assert_eq!(server.streams.looks(), before);
+    }
+
+    #[test]
+    fn a_frame_that_changes_the_window_again_and_again_looks_at_each_stream_once() {
+        let mut server = server(1_000);
+        let before = server.streams.looks();
+        let values: Vec<u8> = (0..2_730_u32)
+            .flat_map(|count| [&[0, 4], &(100_000 + count % 2).to_be_bytes()[..]].concat())
+            .collect();
+        take(&mut server, &[&frame::head(values.len(), kind::SETTINGS, 0, 0)[..], &values].concat());
+        assert_eq!(server.initial_window, 100_001);
+        assert!(server.streams.looks() - before <= 2 * 1_024, "{}", server.streams.looks() - before);
     }
 }

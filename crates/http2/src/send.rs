@@ -1,6 +1,5 @@
 //! The sending direction: heads, bodies and trailers, and whose turn it is.
 
-use std::collections::VecDeque;
 use std::fmt;
 
 use bytes::Bytes;
@@ -10,10 +9,13 @@ use crate::connection::{Connection, Gone, Leaving, Phase, Role};
 use crate::frame::{self, HEAD_BYTES, STREAM_MAX, flag, kind};
 use crate::hpack::{Encoder, InvalidField, OwnedBlock, Template, check_all};
 use crate::reason::Reason;
-use crate::stream::{Key, Payload, Piece, prefix};
+use crate::stream::{Key, Payload, Piece, Stream, prefix};
 
 /// Largest payload that is sent, if the other end takes it. Larger ones would let one stream keep the others waiting.
 pub(crate) const PAYLOAD_BYTES_MAX: u32 = 64 * 1024;
+
+/// Places of a stream's queue that are kept, however few of them are used.
+const PLACES_KEPT: usize = 64;
 
 /// Why nothing was sent on a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub enum SendError {
     Closed,
     /// A field beside the template cannot be sent.
     Invalid(InvalidField),
+    /// The response has no head yet. The stream was reset with INTERNAL_ERROR.
+    NoHead,
 }
 
 impl fmt::Display for SendError {
@@ -29,6 +33,7 @@ impl fmt::Display for SendError {
         match self {
             SendError::Closed => f.write_str("the stream is closed"),
             SendError::Invalid(field) => field.fmt(f),
+            SendError::NoHead => f.write_str("a body was sent before its head"),
         }
     }
 }
@@ -73,7 +78,7 @@ impl Connection {
     /// At a server.
     pub fn open(&mut self, head: &Template, more: &[(&[u8], &[u8])], end: bool) -> Result<Key, OpenError> {
         assert_eq!(self.role, Role::Client, "only clients open streams");
-        check_all(more).map_err(OpenError::Invalid)?;
+        check_all(head, more).map_err(OpenError::Invalid)?;
         let id = self.next_stream;
         if self.phase == Phase::Over || self.peer_is_leaving || self.leaving != Leaving::No || id > STREAM_MAX
         {
@@ -115,7 +120,7 @@ impl Connection {
         more: &[(&[u8], &[u8])],
         end: bool,
     ) -> Result<(), SendError> {
-        check_all(more).map_err(SendError::Invalid)?;
+        check_all(head, more).map_err(SendError::Invalid)?;
         let state = self.streams.get_mut(stream).filter(|state| !state.sent_end).ok_or(SendError::Closed)?;
         state.sent_head = true;
         self.put_headers(stream.id, end, head, more);
@@ -130,11 +135,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If the stream is over.
-    ///
-    /// # Panics
-    ///
-    /// If a server has not sent the head.
+    /// If the stream is over, or a server has not sent its head: the stream is reset then.
     pub fn send_data(&mut self, stream: Key, payload: Payload, end: bool) -> Result<(), SendError> {
         if !self.is_free(stream, payload.len())? {
             self.push(stream, Piece::Data { payload, end });
@@ -154,7 +155,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If the stream is over; `write` is not called then.
+    /// If the stream is over, or a server has not sent its head: the stream is reset then. `write` is not called.
     ///
     /// # Panics
     ///
@@ -168,9 +169,8 @@ impl Connection {
     ) -> Result<(), SendError> {
         let prefix = prefix(len, false);
         let all = prefix.len() + len;
-        if all + HEAD_BYTES > OUTPUT_BYTES || !self.is_free(stream, all)? {
+        if !self.is_free(stream, all)? || all + HEAD_BYTES > OUTPUT_BYTES {
             let mut message = Vec::with_capacity(len);
-            self.streams.get(stream).filter(|state| !state.sent_end).ok_or(SendError::Closed)?;
             write(&mut message);
             assert_eq!(message.len(), len, "a message was announced with another length");
             return self.send_data(stream, Payload::message(Bytes::from(message), false), end);
@@ -195,14 +195,15 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If the stream is over, or a field of `more` cannot be sent.
+    /// If the stream is over, if a server has not sent its head (the stream is reset then), or if a field of `more` cannot be
+    /// sent.
     pub fn send_trailers(
         &mut self,
         stream: Key,
         trailers: &Template,
         more: &[(&[u8], &[u8])],
     ) -> Result<(), SendError> {
-        check_all(more).map_err(SendError::Invalid)?;
+        check_all(trailers, more).map_err(SendError::Invalid)?;
         // No data: the windows do not matter, only what waits.
         if !self.is_free(stream, 0)? {
             let owned = |(name, value): &(&[u8], &[u8])| ((*name).into(), (*value).into());
@@ -249,6 +250,11 @@ impl Connection {
         let window = self.window(state.window_change).min(self.may_send.into()).max(0) as usize;
         let output = self.options.output_bytes_max.saturating_sub(self.output.len());
         window.min(output).saturating_sub(state.queued)
+    }
+
+    /// Returns true if so many bytes of a stream would go to the output at once, and none of them would wait.
+    pub fn sends_at_once(&self, stream: Key, bytes: usize) -> bool {
+        self.streams.get(stream).is_some_and(|state| self.has_turn(state, bytes))
     }
 
     /// Asks for the stream to be returned by [`Connection::next_writable`], once, when nothing of it waits and its turn to
@@ -313,15 +319,20 @@ impl Connection {
                     let part = std::mem::replace(payload, Payload::from(Bytes::new()));
                     let end = *end;
                     stream.queue.pop_front();
+                    self.pieces -= 1;
                     (part, end)
                 } else {
                     (payload.split_to(allowed), false)
                 };
                 stream.queued -= part.len();
                 self.queued -= part.len();
+                stream.queued_shared -= part.shared_len();
+                self.queued_shared -= part.shared_len();
                 let trailers_follow = is_whole && matches!(stream.queue.front(), Some(Piece::Trailers(_)));
-                if stream.queue.is_empty() {
-                    stream.queue = VecDeque::new();
+                // What was long once and is short now gives its memory back.
+                let (len, places) = (stream.queue.len(), stream.queue.capacity());
+                if len == 0 || places > PLACES_KEPT && len < places / 4 {
+                    stream.queue.shrink_to(2 * len);
                 }
                 let goes_on = !stream.queue.is_empty() || stream.wants_room;
                 stream.is_ready = goes_on;
@@ -341,6 +352,7 @@ impl Connection {
     fn pop_trailers(&mut self, key: Key) {
         let piece = self.streams.get_mut(key).and_then(|stream| stream.queue.pop_front());
         if let Some(Piece::Trailers(block)) = piece {
+            self.pieces -= 1;
             let more: Vec<(&[u8], &[u8])> =
                 block.more.iter().map(|(name, value)| (&**name, &**value)).collect();
             self.put_headers(key.id, true, &block.template, &more);
@@ -349,19 +361,27 @@ impl Connection {
     }
 
     /// Returns true if so many bytes of a stream can be sent at once, without overtaking any that wait.
-    fn is_free(&self, key: Key, bytes: usize) -> Result<bool, SendError> {
+    fn is_free(&mut self, key: Key, bytes: usize) -> Result<bool, SendError> {
         let stream = self.streams.get(key).filter(|stream| !stream.sent_end).ok_or(SendError::Closed)?;
-        assert!(stream.sent_head, "a body is sent before its head");
+        if !stream.sent_head {
+            // A mistake of this end costs the call, and not the other connections of the process.
+            self.reset(key, Reason::INTERNAL_ERROR);
+            return Err(SendError::NoHead);
+        }
         if matches!(stream.queue.back(), Some(Piece::Trailers(_) | Piece::Data { end: true, .. })) {
             return Err(SendError::Closed);
         }
+        Ok(self.has_turn(stream, bytes))
+    }
+
+    fn has_turn(&self, stream: &Stream, bytes: usize) -> bool {
         let window = self.window(stream.window_change).min(self.may_send.into());
-        Ok(stream.queue.is_empty()
+        stream.queue.is_empty()
             && (bytes == 0
                 || self.ready.is_empty()
                     && bytes <= self.payload_bytes_max as usize
                     && bytes as i64 <= window
-                    && self.output.len() < self.options.output_bytes_max))
+                    && self.output.len() < self.options.output_bytes_max)
     }
 
     /// The send window of a stream.
@@ -372,13 +392,23 @@ impl Connection {
     fn push(&mut self, key: Key, piece: Piece) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         if let Piece::Data { payload, end } = &piece {
-            if payload.is_empty() && !*end {
-                return;
+            if payload.is_empty() {
+                // An end without data needs no window (RFC 9113, section 6.9.1): it goes along with the last data.
+                if let (true, Some(Piece::Data { end: last, .. })) = (*end, stream.queue.back_mut()) {
+                    *last = true;
+                    return;
+                }
+                if !*end {
+                    return;
+                }
             }
             stream.queued += payload.len();
             self.queued += payload.len();
+            stream.queued_shared += payload.shared_len();
+            self.queued_shared += payload.shared_len();
         }
         stream.queue.push_back(piece);
+        self.pieces += 1;
         self.wake(key);
     }
 

@@ -39,6 +39,7 @@ pub struct Payload {
     prefix: [u8; PREFIX_BYTES],
     /// Bytes of the prefix that are gone, or were never there.
     at: u8,
+    is_shared: bool,
     body: Bytes,
 }
 
@@ -58,7 +59,19 @@ impl Payload {
     ///
     /// If `len` is 4 GiB or more.
     pub fn message_start(len: usize, body: Bytes, compressed: bool) -> Payload {
-        Payload { prefix: prefix(len, compressed), at: 0, body }
+        Payload { prefix: prefix(len, compressed), at: 0, is_shared: false, body }
+    }
+
+    /// The same bytes, which others send too: while they wait they are counted apart
+    /// ([`crate::Connection::queued_shared_bytes`]).
+    #[must_use]
+    pub fn shared(self) -> Payload {
+        Payload { is_shared: true, ..self }
+    }
+
+    /// Returns the number of bytes if others send them too, else 0.
+    pub(crate) fn shared_len(&self) -> usize {
+        if self.is_shared { self.len() } else { 0 }
     }
 
     /// Returns the number of bytes, with the prefix.
@@ -81,8 +94,12 @@ impl Payload {
         let of_prefix = bytes.min(PREFIX_BYTES - usize::from(self.at));
         let end = self.at + of_prefix as u8;
         // The front has its bytes of the prefix at the end of its own array.
-        let mut first =
-            Payload { prefix: [0; PREFIX_BYTES], at: (PREFIX_BYTES - of_prefix) as u8, body: Bytes::new() };
+        let mut first = Payload {
+            prefix: [0; PREFIX_BYTES],
+            at: (PREFIX_BYTES - of_prefix) as u8,
+            is_shared: self.is_shared,
+            body: Bytes::new(),
+        };
         let from = usize::from(first.at);
         first.prefix[from..].copy_from_slice(&self.prefix[usize::from(self.at)..usize::from(end)]);
         self.at = end;
@@ -101,7 +118,7 @@ pub(crate) fn prefix(len: usize, compressed: bool) -> [u8; PREFIX_BYTES] {
 impl From<Bytes> for Payload {
     /// Bytes without a prefix.
     fn from(body: Bytes) -> Payload {
-        Payload { prefix: [0; PREFIX_BYTES], at: PREFIX_BYTES as u8, body }
+        Payload { prefix: [0; PREFIX_BYTES], at: PREFIX_BYTES as u8, is_shared: false, body }
     }
 }
 
@@ -143,6 +160,8 @@ pub(crate) struct Stream {
     pub(crate) sent: u64,
     /// Bytes in `queue`.
     pub(crate) queued: usize,
+    /// Of these, bytes that others send too.
+    pub(crate) queued_shared: usize,
     pub(crate) queue: VecDeque<Piece>,
     /// Bytes that have to come according to `content-length`.
     pub(crate) content_left: Option<u64>,
@@ -192,6 +211,9 @@ pub(crate) struct Streams {
     by_id: HashMap<u32, u32, BuildHasherDefault<Mixer>>,
     /// The stream that was found last: frames of one stream follow each other.
     last: Option<Key>,
+    /// Places that were looked at by those who look at all streams.
+    #[cfg(test)]
+    looks: std::cell::Cell<usize>,
 }
 
 impl Streams {
@@ -241,7 +263,15 @@ impl Streams {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &Stream)> {
+        // It passes over places that are free, too.
+        #[cfg(test)]
+        self.looks.set(self.looks.get() + self.slots.capacity());
         self.slots.iter().map(|(slot, stream)| (Key { slot: slot as u32, id: stream.id }, stream))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn looks(&self) -> usize {
+        self.looks.get()
     }
 
     /// Gives back memory that streams had which are gone.

@@ -3,13 +3,19 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::{Damaged, ENTRY_BYTES, TABLE_BYTES, huffman, number, static_table};
-use crate::fields::{Class, Fields, Gathering, Refused, Use, is_value};
+use super::{Damaged, ENTRY_BYTES, TABLE_BYTES, Undecoded, huffman, number, static_table};
+use crate::fields::{Class, Fields, Gathering, Refused, Use, is_taken_value};
 
 /// Blocks that are remembered of a connection: a client uses one for each method that it calls.
 const MEMOS_MAX: usize = 4;
 /// The longest block that is remembered. Those of clients that put what repeats into the table have a dozen bytes.
 const MEMO_BYTES_MAX: usize = 256;
+/// Memory of the largest list that is remembered. What a short block says can be as large as a list may be.
+const MEMO_LIST_BYTES_MAX: usize = 2048;
+
+/// Times that a block may say more than the largest list that is taken, before it ends the connection: a byte of a block can
+/// name four kilobytes of the table, and to pass them over costs time, too.
+const EXCESS_MAX: usize = 4;
 
 /// An entry of the dynamic table.
 struct Entry {
@@ -58,22 +64,46 @@ impl Table {
     }
 
     fn insert(&mut self, name: &[u8], value: &[u8], class: Class, value_is_good: bool) {
-        let size = name.len() + value.len() + ENTRY_BYTES;
-        self.shrink_to(self.limit.saturating_sub(size));
-        // An entry that is larger than the table empties it, and is not kept (RFC 7541, section 4.4).
-        if size > self.limit {
-            return;
+        if self.make_room(name.len() + value.len()) {
+            let at = self.text.len();
+            self.text.extend_from_slice(name);
+            self.push(at, value, class, value_is_good);
         }
+    }
+
+    /// Inserts an entry with the name of the one at this place, which is there. That one may leave for it.
+    fn insert_named(&mut self, named: usize, value: &[u8], value_is_good: bool) {
+        let place = self.entries.len() - 1 - named;
+        let Entry { at, name_len, class, .. } = self.entries[place];
+        if self.make_room(usize::from(name_len) + value.len()) {
+            // The texts of entries that have left are there until the table is compacted.
+            let name = at.wrapping_sub(self.base) as usize;
+            let at = self.text.len();
+            self.text.extend_from_within(name..name + usize::from(name_len));
+            self.push(at, value, class, value_is_good);
+        }
+    }
+
+    /// Lets entries leave for one with so much text; false if it is larger than the table, which is empty then (RFC 7541,
+    /// section 4.4).
+    fn make_room(&mut self, text_len: usize) -> bool {
+        let size = text_len + ENTRY_BYTES;
+        self.shrink_to(self.limit.saturating_sub(size));
+        size <= self.limit
+    }
+
+    /// Adds the entry whose name lies at this place, at the end of the text.
+    fn push(&mut self, at: usize, value: &[u8], class: Class, value_is_good: bool) {
+        // The limit is below 2^16.
+        let (name_len, value_len) = ((self.text.len() - at) as u16, value.len() as u16);
+        self.text.extend_from_slice(value);
+        let at = self.base.wrapping_add(at as u32);
+        let entry = Entry { at, name_len, value_len, class, value_is_good };
+        self.size += entry.size();
+        self.entries.push_back(entry);
         if self.dead > TABLE_BYTES / 4 && self.dead > self.text.len() / 2 {
             self.compact();
         }
-        let at = self.base.wrapping_add(self.text.len() as u32);
-        self.text.extend_from_slice(name);
-        self.text.extend_from_slice(value);
-        self.size += size;
-        // The limit is below 2^16.
-        let (name_len, value_len) = (name.len() as u16, value.len() as u16);
-        self.entries.push_back(Entry { at, name_len, value_len, class, value_is_good });
     }
 
     fn compact(&mut self) {
@@ -148,12 +178,20 @@ impl Decoder {
             + self.memos.iter().map(memo).sum::<usize>()
     }
 
+    /// Decodes a block that has no meaning any more, only for what it does to the table. Returns false if it says more than
+    /// the largest list that is taken.
+    pub(crate) fn pass_over(&mut self, block: &[u8]) -> Result<bool, Undecoded> {
+        let mut gathering = Gathering::of_nothing(self.list_bytes_max as usize);
+        self.decode_into(block, &mut gathering)?;
+        Ok(!gathering.exceeds(1))
+    }
+
     /// Decodes a whole block. The outer error ends the connection, the inner one the stream.
     pub(crate) fn decode(
         &mut self,
         block: &[u8],
         what_for: Use,
-    ) -> Result<Result<Arc<Fields>, Refused>, Damaged> {
+    ) -> Result<Result<Arc<Fields>, Refused>, Undecoded> {
         let known =
             |memo: &&Memo| memo.changes == self.changes && *memo.block == *block && memo.what_for == what_for;
         if let Some(memo) = self.memos.iter().find(known) {
@@ -167,7 +205,8 @@ impl Decoder {
             Ok(fields) => Arc::new(fields),
             Err(refused) => return Ok(Err(refused)),
         };
-        if self.changes == before && block.len() <= MEMO_BYTES_MAX {
+        let is_short = block.len() <= MEMO_BYTES_MAX && fields.heap_bytes() <= MEMO_LIST_BYTES_MAX;
+        if self.changes == before && is_short {
             self.remember(block, what_for, &fields);
         }
         Ok(Ok(fields))
@@ -183,10 +222,13 @@ impl Decoder {
         }
     }
 
-    fn decode_into(&mut self, mut block: &[u8], gathering: &mut Gathering) -> Result<(), Damaged> {
+    fn decode_into(&mut self, mut block: &[u8], gathering: &mut Gathering) -> Result<(), Undecoded> {
         let mut is_start = true;
         let (mut name_text, mut value_text) = (Vec::new(), Vec::new());
         while let Some(&first) = block.first() {
+            if gathering.exceeds(EXCESS_MAX) {
+                return Err(Undecoded::Excessive);
+            }
             if first & 0x80 != 0 {
                 // Indexed (section 6.1).
                 let index = number(&mut block, 7)?;
@@ -203,11 +245,13 @@ impl Decoder {
                 // A change of the table's size (section 6.3), which comes before all fields (section 4.2).
                 let limit = number(&mut block, 5)?;
                 if limit > TABLE_BYTES || !is_start {
-                    return Err(Damaged);
+                    return Err(Undecoded::Damaged);
                 }
-                self.table.limit = limit;
-                self.table.shrink_to(limit);
-                self.changes += 1;
+                if limit != self.table.limit {
+                    self.table.limit = limit;
+                    self.table.shrink_to(limit);
+                    self.changes += 1;
+                }
                 continue;
             }
             is_start = false;
@@ -216,18 +260,19 @@ impl Decoder {
             let index = number(&mut block, if keeps { 6 } else { 4 })?;
             let name_literal = if index == 0 { Some(text(&mut block, &mut name_text)?) } else { None };
             let value = text(&mut block, &mut value_text)?;
-            let value_is_good = is_value(value);
+            let value_is_good = is_taken_value(value);
             let (name, class) = match name_literal {
                 Some(name) => (name, Class::of(name)),
                 None => match static_table::get(index) {
                     Some((name, _, class)) => (name, class),
                     None => {
                         let (name, _, entry) = self.dynamic(index)?;
-                        let class = entry.class;
-                        // Copied, since it may be in the entry that leaves for the new one.
-                        name_text.clear();
-                        name_text.extend_from_slice(name);
-                        (&name_text[..], class)
+                        gathering.add(name, value, entry.class, value_is_good);
+                        if keeps {
+                            self.changes += 1;
+                            self.table.insert_named(index - static_table::LEN - 1, value, value_is_good);
+                        }
+                        continue;
                     }
                 },
             };
@@ -249,6 +294,12 @@ impl Decoder {
     #[cfg(test)]
     pub(crate) fn table_bytes(&self) -> usize {
         self.table.size
+    }
+
+    /// Name and value of an entry of the dynamic table, counted from the newest.
+    #[cfg(test)]
+    pub(crate) fn entry(&self, at: usize) -> Option<(&[u8], &[u8])> {
+        self.table.get(at).map(|(name, value, _)| (name, value))
     }
 
     #[cfg(test)]

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{ENTRY_BYTES, TABLE_BYTES, put_number, static_table};
-use crate::fields::{is_name, is_value};
+use crate::fields::{Class, is_value};
 
 /// Encoded templates that are remembered of a connection.
 const MEMOS_MAX: usize = 8;
 /// Bytes of the longest encoded template that is remembered. A field that is in a table takes one or two.
 const MEMO_BYTES: usize = 22;
 
-/// A field that cannot be sent: the name is not lower case or has characters that names do not have, or the value has
-/// control characters or white space at an end (RFC 9113, section 8.2.1).
+/// A field that cannot be sent: the name is not lower case or has characters that names do not have, the value has control
+/// characters or white space at an end (RFC 9113, section 8.2.1), the field concerns a connection of HTTP/1 (section 8.2.2), or
+/// it is a pseudo-header field that is not known or follows another field (section 8.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidField {
     /// The name, as text.
@@ -50,6 +51,8 @@ struct List {
     fields: Vec<Prepared>,
     /// Most bytes that it takes encoded.
     bytes_max: usize,
+    /// It has fields besides pseudo-header fields.
+    has_regular: bool,
 }
 
 /// A header list that is sent often, such as the head of every answer. Its fields go into the table of the connection the
@@ -70,9 +73,10 @@ impl Template {
     ) -> Result<Template, InvalidField> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut prepared = Vec::new();
+        let mut has_regular = false;
         for (name, value) in fields {
             let (name, value) = (name.as_ref(), value.as_ref());
-            check(name, value)?;
+            check(name, value, &mut has_regular)?;
             let (whole, named) = static_table::find(name, value);
             prepared.push(Prepared {
                 name: name.into(),
@@ -83,7 +87,12 @@ impl Template {
             });
         }
         let bytes_max = prepared.iter().map(|field| literal_bytes_max(&field.name, &field.value)).sum();
-        Ok(Template(Arc::new(List { id: NEXT.fetch_add(1, Relaxed), fields: prepared, bytes_max })))
+        Ok(Template(Arc::new(List {
+            id: NEXT.fetch_add(1, Relaxed),
+            fields: prepared,
+            bytes_max,
+            has_regular,
+        })))
     }
 
     /// The value of a field.
@@ -100,12 +109,19 @@ impl fmt::Debug for Template {
     }
 }
 
-fn check(name: &[u8], value: &[u8]) -> Result<(), InvalidField> {
-    let bare = name.strip_prefix(b":").unwrap_or(name);
-    if is_name(bare) && is_value(value) {
-        return Ok(());
+/// Checks the next field of a list; `has_regular` says whether a field came that is no pseudo-header field.
+fn check(name: &[u8], value: &[u8], has_regular: &mut bool) -> Result<(), InvalidField> {
+    let is_good = match Class::of(name) {
+        Class::Pseudo(_) => !*has_regular,
+        Class::Regular | Class::ContentLength => true,
+        Class::Te => value == b"trailers",
+        Class::Forbidden => false,
+    };
+    if !is_good || !is_value(value) {
+        return Err(InvalidField { name: String::from_utf8_lossy(name).into_owned() });
     }
-    Err(InvalidField { name: String::from_utf8_lossy(name).into_owned() })
+    *has_regular |= !name.starts_with(b":");
+    Ok(())
 }
 
 /// FNV-1a over name and value. Equal hashes are compared in full.
@@ -303,7 +319,8 @@ fn put_literal(out: &mut Vec<u8>, pattern: u8, bits: u32, named: usize, name: &[
     out.extend_from_slice(value);
 }
 
-/// Checks fields that are to be sent beside a template.
-pub(crate) fn check_all(more: &[(&[u8], &[u8])]) -> Result<(), InvalidField> {
-    more.iter().try_for_each(|(name, value)| check(name, value))
+/// Checks fields that are to be sent behind those of a template.
+pub(crate) fn check_all(template: &Template, more: &[(&[u8], &[u8])]) -> Result<(), InvalidField> {
+    let mut has_regular = template.0.has_regular;
+    more.iter().try_for_each(|(name, value)| check(name, value, &mut has_regular))
 }

@@ -20,6 +20,20 @@ pub(crate) const ENTRY_BYTES: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Damaged;
 
+/// Why a block was not decoded to its end. Either ends the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Undecoded {
+    Damaged,
+    /// What it says is several times the largest list that is taken.
+    Excessive,
+}
+
+impl From<Damaged> for Undecoded {
+    fn from(Damaged: Damaged) -> Undecoded {
+        Undecoded::Damaged
+    }
+}
+
 /// Reads a number with a prefix of so many bits (RFC 7541, section 5.1).
 fn number(block: &mut &[u8], bits: u32) -> Result<usize, Damaged> {
     let (first, mut rest) = block.split_first().ok_or(Damaged)?;

@@ -1,3 +1,4 @@
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use testkit::Random;
@@ -150,7 +151,7 @@ fn damaged_blocks_are_refused() {
         &[0x7f, 0x00],       // the name of an entry of a table that is empty
     ];
     for block in cases {
-        assert_eq!(decoder().decode(block, Use::Trailers), Err(Damaged), "{block:x?}");
+        assert_eq!(decoder().decode(block, Use::Trailers), Err(Undecoded::Damaged), "{block:x?}");
     }
     // As large as allowed, and twice.
     assert!(decoder().decode(&[0x20, 0x3f, 0xe1, 0x1f], Use::Trailers).unwrap().is_ok());
@@ -172,7 +173,7 @@ fn a_block_that_repeats_is_the_same_list_while_the_table_allows_it() {
     let fourth = decode(&mut decoder, "8386 be");
     assert_eq!((fourth.path(), second.path()), (&b"/other"[..], &b"/key"[..]));
     // So does a table that was emptied.
-    assert_eq!(decoder.decode(&hex("20 8386 be"), Use::Request), Err(Damaged));
+    assert_eq!(decoder.decode(&hex("20 8386 be"), Use::Request), Err(Undecoded::Damaged));
     // A list that is refused is not remembered, nor is one for another use.
     let mut decoder = self::decoder();
     for _ in 0..2 {
@@ -206,19 +207,85 @@ fn memory_of_a_decoder_is_bounded() {
     assert!(decoder.heap_bytes() < 2 * TABLE_BYTES, "{}", decoder.heap_bytes());
 }
 
+/// Short blocks that say much, and are the same again and again.
+#[test]
+fn large_lists_are_not_remembered() {
+    let mut decoder = decoder();
+    assert!(decoder.decode(&large_entry(), Use::Trailers).unwrap().is_ok());
+    let held = decoder.heap_bytes();
+    for count in 0..8 {
+        assert!(decoder.decode(&[0xbe; 4][count % 4..], Use::Trailers).unwrap().is_ok());
+    }
+    assert_eq!((decoder.heap_bytes(), decoder.memos()), (held, 0));
+}
+
 #[test]
 fn a_bomb_is_decoded_and_not_unpacked() {
     let mut decoder = decoder();
-    // An entry of nearly 4 KiB, and a block that names it sixteen thousand times: 64 MiB.
-    let mut block = vec![0x40, 1, b'x'];
-    put_number(&mut block, 0, 7, 4_000);
-    block.extend(vec![b'v'; 4_000]);
-    assert!(decoder.decode(&block, Use::Trailers).unwrap().is_ok());
+    // An entry of nearly 4 KiB, and blocks that name it again and again.
+    assert!(decoder.decode(&large_entry(), Use::Trailers).unwrap().is_ok());
     let held = decoder.heap_bytes();
-    assert_eq!(decoder.decode(&vec![0xbe; 16_000], Use::Trailers).unwrap(), Err(Refused::TooLarge));
-    assert_eq!(decoder.heap_bytes(), held);
+    assert_eq!(decoder.decode(&[0xbe; 15], Use::Trailers).unwrap(), Err(Refused::TooLarge));
+    assert_eq!((decoder.pass_over(&[0xbe; 4]), decoder.pass_over(&[0xbe; 5])), (Ok(true), Ok(false)));
+    assert_eq!((decoder.heap_bytes(), decoder.memos()), (held, 0));
     // The table is as before.
     assert_eq!(decoder.decode(&[0xbe], Use::Trailers).unwrap().unwrap().len(), 1);
+    // Four times the largest list that is taken, and more.
+    for block in [&[0xbe; 18][..], &[0xbe; 16_000], &[0x7e, 0].repeat(8_000)] {
+        let mut decoder = self::decoder();
+        assert!(decoder.decode(&large_entry(), Use::Trailers).unwrap().is_ok());
+        assert_eq!(decoder.decode(block, Use::Trailers), Err(Undecoded::Excessive));
+        assert_eq!(decoder.pass_over(block), Err(Undecoded::Excessive));
+    }
+}
+
+/// A block that puts an entry of 4,000 bytes into the table.
+fn large_entry() -> Vec<u8> {
+    let mut block = vec![0x40, 1, b'x'];
+    put_number(&mut block, 0, 7, 4_000);
+    block.extend([b'v'; 4_000]);
+    block
+}
+
+/// The name may be that of the entry which leaves for the new one, and the table may be compacted for it.
+#[test]
+fn an_entry_takes_its_name_from_one_that_leaves() {
+    let mut random = Random::new(17);
+    let mut decoder = decoder();
+    let mut model: VecDeque<(String, String)> = VecDeque::new();
+    for _ in 0..5_000 {
+        let value: String =
+            (0..random.index(900)).map(|_| char::from(b'a' + random.below(26) as u8)).collect();
+        let mut block = Vec::new();
+        let name = if model.is_empty() || random.one_in(4) {
+            let len = random.index(3_500) + 1;
+            let name: String = (0..len).map(|_| char::from(b'0' + random.below(10) as u8)).collect();
+            block.push(0x40);
+            put_number(&mut block, 0, 7, name.len());
+            block.extend(name.as_bytes());
+            name
+        } else {
+            let at = random.index(model.len());
+            put_number(&mut block, 0x40, 6, static_table::LEN + 1 + at);
+            model[at].0.clone()
+        };
+        put_number(&mut block, 0, 7, value.len());
+        block.extend(value.as_bytes());
+        let read = decoder.decode(&block, Use::Trailers).unwrap().unwrap();
+        assert_eq!(shown(&read), [format!("{name}: {value}")]);
+        model.push_front((name, value));
+        let size = |model: &VecDeque<(String, String)>| -> usize {
+            model.iter().map(|(name, value)| name.len() + value.len() + ENTRY_BYTES).sum()
+        };
+        while size(&model) > TABLE_BYTES {
+            model.pop_back();
+        }
+        assert_eq!(decoder.table_bytes(), size(&model));
+        assert!(decoder.heap_bytes() < 12 * TABLE_BYTES, "{}", decoder.heap_bytes());
+        for (at, (name, value)) in model.iter().enumerate() {
+            assert_eq!(decoder.entry(at), Some((name.as_bytes(), value.as_bytes())));
+        }
+    }
 }
 
 /// Any bytes at all: refused or read, never more than the table may hold, never a panic.
@@ -347,4 +414,18 @@ fn fields_that_cannot_be_sent_are_refused() {
     {
         assert_eq!(Template::new([(name, value)]).unwrap_err().name, name);
     }
+    // RFC 9113, sections 8.2.2 and 8.3.
+    let head = Template::new([(":method", "GET"), ("te", "trailers"), ("content-length", "5")]).unwrap();
+    let nothing = Template::new(std::iter::empty::<(&str, &str)>()).unwrap();
+    for (name, value) in
+        [("connection", "close"), ("transfer-encoding", "chunked"), ("te", "gzip"), (":unknown", "x")]
+    {
+        assert_eq!(Template::new([(name, value)]).unwrap_err().name, name);
+        assert!(check_all(&nothing, &[(name.as_bytes(), value.as_bytes())]).is_err());
+    }
+    assert_eq!(Template::new([("x", "y"), (":path", "/")]).unwrap_err().name, ":path");
+    assert!(check_all(&head, &[(b":path", b"/")]).is_err());
+    assert!(check_all(&nothing, &[(b"x", b"y"), (b":path", b"/")]).is_err());
+    assert!(check_all(&nothing, &[(b":path", b"/"), (b"x", b"y")]).is_ok());
+    assert!(check_all(&head, &[(b"x", b"y")]).is_ok());
 }

@@ -131,6 +131,14 @@ fn settings_and_pings_and_empty_data_are_counted() {
     assert_eq!(result, (1001, limited(Limit::EmptyData)));
 }
 
+#[test]
+fn goaways_are_counted() {
+    let mut server = End::greeted(&Options::default());
+    server.take(&frame(HEADERS, END_HEADERS, 1, GET)).unwrap();
+    let result = flood(&mut server, 10_000, |_| frame(GOAWAY, 0, 0, &[0; 8]));
+    assert_eq!(result, (13, limited(Limit::GoAways)));
+}
+
 /// As clients of gRPC do that measure the network while a large answer comes.
 #[test]
 fn pings_between_answers_are_not_counted() {
@@ -190,11 +198,11 @@ fn a_client_that_takes_no_answers_is_not_listened_to() {
 fn a_list_that_is_too_large_is_answered_and_the_tables_stay() {
     let options = Options { header_list_bytes_max: 8_000, ..Options::default() };
     let mut server = End::greeted(&options);
-    // An entry of 4,000 bytes, named 10,000 times: 40 MB.
+    // An entry of 4,000 bytes, named seven times: 28 KB.
     let mut block = [GET, &[0x40, 1, b'x', 127, 0xa1, 0x1e][..], &[b'v'; 4_000]].concat();
     assert!(matches!(server.take(&frame(HEADERS, END_HEADERS, 1, &block)).unwrap()[..], [Seen::Head(..)]));
     let held = server.connection.heap_bytes();
-    block = [GET, &[0xbe; 10_000][..]].concat();
+    block = [GET, &[0xbe; 7][..]].concat();
     assert_eq!(server.take(&frame(HEADERS, END_HEADERS | END_STREAM, 3, &block)).unwrap(), []);
     let frames = server.sent_frames();
     assert_eq!(frames.len(), 1);
@@ -208,6 +216,28 @@ fn a_list_that_is_too_large_is_answered_and_the_tables_stay() {
     assert!(server.connection.heap_bytes() <= held + 1_000);
     block.truncate(4);
     assert!(matches!(server.take(&frame(HEADERS, END_HEADERS, 7, &block)).unwrap()[..], [Seen::Head(..)]));
+    // 40 MB.
+    block = [GET, &[0xbe; 10_000][..]].concat();
+    let error = server.take(&frame(HEADERS, END_HEADERS, 9, &block)).unwrap_err();
+    assert_eq!(Some(error), limited(Limit::HeaderList));
+}
+
+/// Blocks of streams that were reset here: what they say is not made, and who makes them large is counted.
+#[test]
+fn large_blocks_of_streams_that_are_over_are_counted() {
+    let mut server = End::greeted(&Options::default());
+    let block = [GET, &[0x40, 1, b'x', 127, 0xa1, 0x1e][..], &[b'v'; 4_000]].concat();
+    let key = server.take(&frame(HEADERS, END_HEADERS, 1, &block)).unwrap()[0].stream().unwrap();
+    server.connection.reset(key, Reason::CANCEL);
+    server.sent();
+    let held = server.connection.heap_bytes();
+    for count in 0..10_000 {
+        let block = [0xbe; 16];
+        server.take(&frame(HEADERS, END_HEADERS, 1, &block[..1 + count % 15])).unwrap();
+        assert_eq!(server.connection.heap_bytes(), held);
+    }
+    let result = flood(&mut server, 10_000, |_| frame(HEADERS, END_HEADERS, 1, &[0xbe; 17]));
+    assert_eq!(result, (1025, limited(Limit::ProvokedResets)));
 }
 
 /// Answers of streams that were reset, again and again, while the window stays shut.

@@ -63,6 +63,20 @@ fn streams_above_the_last_one_were_never_looked_at() {
     assert!(matches!(seen[1], Seen::Trailers(key, _) if key == keys[0]));
 }
 
+/// RFC 9113, section 6.8: what was told once does not grow again.
+#[test]
+fn a_last_stream_that_rises_is_an_error() {
+    let (mut client, _) = pair(&Options::default(), &Options::default());
+    let keys: Vec<_> = (0..3).map(|_| client.connection.open(&REQUEST, &[], false).unwrap()).collect();
+    let goaway = |last: u8| frame(GOAWAY, 0, 0, &[0, 0, 0, last, 0, 0, 0, 0]);
+    for _ in 0..2 {
+        assert_eq!(client.take(&goaway(5)).unwrap(), [Seen::GoAway(5, 0, vec![])]);
+    }
+    let seen = client.take(&goaway(3)).unwrap();
+    assert_eq!(seen, [Seen::GoAway(3, 0, vec![]), Seen::Reset(keys[2], 7, true)]);
+    assert_eq!(client.take(&goaway(5)).unwrap_err().reason, Reason::PROTOCOL_ERROR);
+}
+
 #[test]
 fn commands_for_what_is_over_fail() {
     let (mut client, mut server) = pair(&Options::default(), &Options::default());
@@ -82,6 +96,25 @@ fn commands_for_what_is_over_fail() {
     assert_eq!(server.take(&frame(PING, 0, 0, &[0; 8])), Ok(vec![]));
     client.connection.close(Reason::NO_ERROR, b"");
     assert_eq!(client.connection.open(&REQUEST, &[], true), Err(OpenError::Leaving));
+}
+
+/// A mistake of the caller costs the call, and nothing else.
+#[test]
+fn a_body_before_its_head_resets_the_stream() {
+    for how in 0..3 {
+        let (mut client, mut server) = pair(&Options::default(), &Options::default());
+        let (at_client, key) = call(&mut client, &mut server, true);
+        let sent = match how {
+            0 => server.connection.send_data(key, bytes::Bytes::from("x").into(), false),
+            1 => server.connection.send_message(key, 1, true, |_| panic!("the message is not asked for")),
+            _ => server.connection.send_trailers(key, &TRAILERS, &[]),
+        };
+        assert_eq!(sent, Err(SendError::NoHead));
+        let (seen, _) = exchange(&mut client, &mut server);
+        assert_eq!(seen, [Seen::Reset(at_client, Reason::INTERNAL_ERROR.0, true)]);
+        assert_eq!(server.connection.open_streams(), 0);
+        call(&mut client, &mut server, true);
+    }
 }
 
 #[test]

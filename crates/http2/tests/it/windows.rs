@@ -35,13 +35,48 @@ fn a_consumer_that_releases_nothing_stops_the_sender() {
         assert_eq!(client.connection.queued_bytes(), (1 << 20) - window);
         assert_eq!(server.connection.unreleased_bytes(), window as u64);
         assert_eq!(server.connection.stream_unreleased_bytes(at_server), window);
-        // Less than half of the window is not worth a frame; the rest is.
+        // The sender can do nothing without it: a third is worth a frame.
         server.connection.release(at_server, window / 3);
-        assert_eq!(data_bytes(&exchange(&mut client, &mut server).1), 0);
+        assert_eq!(data_bytes(&exchange(&mut client, &mut server).1), window / 3);
         server.connection.release(at_server, window);
         assert_eq!(data_bytes(&exchange(&mut client, &mut server).1), window);
         assert_eq!(server.connection.unreleased_bytes(), window as u64);
     }
+}
+
+/// A few calls hold more than half of the connection's window; the others go on with the rest, whatever they send.
+#[test]
+fn what_some_calls_hold_keeps_no_others_from_using_the_rest() {
+    let options = Options { stream_window_bytes_max: 0, ..Options::default() };
+    let (mut client, mut server) = pair(&Options::default(), &options);
+    server.releases = false;
+    for _ in 0..9 {
+        let (at_client, _) = call(&mut client, &mut server, false);
+        client.connection.send_data(at_client, body(65_535), false).unwrap();
+        assert_eq!(data_bytes(&exchange(&mut client, &mut server).1), 65_535);
+    }
+    server.releases = true;
+    for _ in 0..2_000 {
+        let (at_client, at_server) = call(&mut client, &mut server, false);
+        client.connection.send_data(at_client, body(1_000), true).unwrap();
+        assert_eq!(data_bytes(&exchange(&mut client, &mut server).1), 1_000);
+        server.connection.send_head(at_server, &RESPONSE, &[], true).unwrap();
+        exchange(&mut client, &mut server);
+    }
+    assert_eq!(server.connection.unreleased_bytes(), 9 * 65_535);
+}
+
+/// A message that fits into the window comes whole, to a consumer that releases nothing of it before.
+#[test]
+fn a_message_of_nearly_a_window_comes_behind_another() {
+    let options = Options { stream_window_bytes_max: 0, ..Options::default() };
+    let (mut client, mut server) = pair(&Options::default(), &options);
+    let (at_client, _) = call(&mut client, &mut server, false);
+    client.connection.send_data(at_client, body(30_000), false).unwrap();
+    exchange(&mut client, &mut server);
+    server.releases = false;
+    client.connection.send_data(at_client, body(60_000), true).unwrap();
+    assert_eq!(data_bytes(&exchange(&mut client, &mut server).1), 60_000);
 }
 
 #[test]
@@ -126,6 +161,31 @@ fn a_window_grows_while_the_delay_is_the_bound() {
     assert!(most > 500_000 && rounds < 60, "{most} {rounds}");
 }
 
+/// A window that has grown, and a consumer that stops: it holds its own, and others go on.
+#[test]
+fn a_stream_whose_window_has_grown_holds_not_all_of_the_connections() {
+    let options =
+        Options { stream_window_bytes_max: 1 << 20, connection_window_bytes: 65_535, ..Options::default() };
+    let (mut client, mut server) = pair(&Options::default(), &options);
+    let (at_client, at_server) = call(&mut client, &mut server, false);
+    client.connection.send_data(at_client, body(50 << 20), false).unwrap();
+    for round in 1..40 {
+        client.turn(round * 50);
+        server.turn(round * 50);
+        let said = client.sent();
+        server.take(&said).unwrap();
+        client.take(&server.sent()).unwrap();
+    }
+    // It has grown, and its consumer takes nothing more.
+    server.releases = false;
+    exchange(&mut client, &mut server);
+    assert_eq!(server.connection.stream_unreleased_bytes(at_server), 1 << 20);
+    assert!(client.connection.stream_queued_bytes(at_client) > 0);
+    let (at_client, _) = call(&mut client, &mut server, false);
+    client.connection.send_data(at_client, body(60_000), true).unwrap();
+    assert_eq!(data_bytes(&exchange(&mut client, &mut server).1), 60_000);
+}
+
 #[test]
 fn a_window_does_not_grow_for_a_slow_consumer() {
     let (mut client, mut server) = pair(&Options::default(), &Options::default());
@@ -189,6 +249,32 @@ fn a_stream_whose_window_is_shut_keeps_nobody_waiting() {
     assert_eq!(server.connection.stream_queued_bytes(shut), 300_000 - 65_535);
 }
 
+/// RFC 9113, section 6.9.1: a frame without data needs no window.
+#[test]
+fn an_end_behind_data_waits_for_no_window_of_its_own() {
+    let mut server = End::greeted(&Options::default());
+    server.take(&frame(SETTINGS, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff])).unwrap();
+    let keys: Vec<_> = (0..2)
+        .map(|count| {
+            let seen = server.take(&frame(HEADERS, END_HEADERS | END_STREAM, 2 * count + 1, GET)).unwrap();
+            let key = seen[0].stream().unwrap();
+            server.connection.send_head(key, &RESPONSE, &[], false).unwrap();
+            key
+        })
+        .collect();
+    // The window of the connection is used up.
+    server.connection.send_data(keys[0], body(65_535 + 1_000), false).unwrap();
+    server.sent();
+    server.connection.send_data(keys[1], body(100), false).unwrap();
+    server.connection.send_data(keys[1], body(0), true).unwrap();
+    // It opens for a frame of the first, and for what the second has.
+    server.take(&frame(WINDOW_UPDATE, 0, 0, &1_100_u32.to_be_bytes())).unwrap();
+    let sent: Vec<_> =
+        server.sent_frames().iter().map(|frame| (frame.stream, frame.payload.len(), frame.flags)).collect();
+    assert_eq!(sent, [(1, 1_000, 0), (3, 100, END_STREAM)]);
+    assert!(!server.connection.is_open(keys[1]));
+}
+
 #[test]
 fn a_change_of_the_initial_window_is_for_streams_that_are_open() {
     let window = |bytes: u32| frame(SETTINGS, 0, 0, &[&[0, 4], &bytes.to_be_bytes()[..]].concat());
@@ -215,6 +301,20 @@ fn a_change_of_the_initial_window_is_for_streams_that_are_open() {
 }
 
 #[test]
+fn of_a_setting_that_occurs_twice_the_last_counts_and_each_is_checked() {
+    let settings = |values: &[u32]| {
+        let entries = values.iter().flat_map(|value| [&[0, 4], &value.to_be_bytes()[..]].concat());
+        frame(SETTINGS, 0, 0, &entries.collect::<Vec<u8>>())
+    };
+    let mut server = End::greeted(&Options::default());
+    server.take(&settings(&[70_000, 0, 100])).unwrap();
+    let key = server.take(&frame(HEADERS, END_HEADERS | END_STREAM, 1, GET)).unwrap()[0].stream().unwrap();
+    assert_eq!(server.connection.room(key), 100);
+    let error = server.take(&settings(&[100, 1 << 31, 100])).unwrap_err();
+    assert_eq!(error.reason, Reason::FLOW_CONTROL_ERROR);
+}
+
+#[test]
 fn a_window_beyond_the_largest_is_an_error() {
     let mut server = End::greeted(&Options::default());
     server.take(&frame(HEADERS, END_HEADERS, 1, GET)).unwrap();
@@ -233,7 +333,8 @@ fn a_window_beyond_the_largest_is_an_error() {
 
 #[test]
 fn who_wants_room_is_told_once_when_there_is_some() {
-    let options = Options { stream_window_bytes_max: 0, ..Options::default() };
+    // What has room in the windows has room in the output.
+    let options = Options { stream_window_bytes_max: 0, output_bytes_max: 1 << 20, ..Options::default() };
     let (mut client, mut server) = pair(&options, &options);
     client.releases = false;
     let (at_client, key) = call(&mut client, &mut server, true);
@@ -257,6 +358,30 @@ fn who_wants_room_is_told_once_when_there_is_some() {
     client.connection.reset(at_client, Reason::CANCEL);
     exchange(&mut client, &mut server);
     assert_eq!(server.connection.send_data(key, body(1), false), Err(SendError::Closed));
+}
+
+/// RFC 9113, section 6.9.3: the sender went by the usual window until it heard of a smaller one.
+#[test]
+fn what_was_sent_before_the_settings_were_heard_does_not_stop_a_stream() {
+    for sent in [16_000, 58_000, 65_535] {
+        let options =
+            Options { stream_window_bytes: 10_000, stream_window_bytes_max: 0, ..Options::default() };
+        let mut server = End::greeted(&options);
+        let body = vec![b'x'; sent];
+        server.take(&frame(HEADERS, END_HEADERS, 1, GET)).unwrap();
+        for part in body.chunks(16_384) {
+            server.take(&frame(DATA, 0, 1, part)).unwrap();
+        }
+        server.take(&frame(SETTINGS, ACK, 0, &[])).unwrap();
+        let given: i64 = server
+            .sent_frames()
+            .iter()
+            .filter(|frame| frame.kind == WINDOW_UPDATE && frame.stream == 1)
+            .map(|frame| i64::from(frame.number()))
+            .sum();
+        // The client's window, once it has applied the settings.
+        assert_eq!(10_000 - sent as i64 + given, 10_000, "{sent}");
+    }
 }
 
 #[test]
@@ -331,4 +456,75 @@ fn what_is_taken_of_calls_is_told_apart() {
     server.sent();
     assert_eq!(server.connection.output().written_of_calls(), after);
     assert_eq!(server.connection.stream_sent_bytes(key), 10);
+}
+
+/// A client that takes a large answer over a slow network asks whether anybody is there, and should hear it soon.
+#[test]
+fn the_answer_to_a_ping_is_not_far_behind_a_large_body() {
+    let wide =
+        Options { stream_window_bytes: 16 << 20, connection_window_bytes: 16 << 20, ..Options::default() };
+    let (mut client, mut server) = pair(&wide, &Options::default());
+    let (_, at_server) = call(&mut client, &mut server, true);
+    server.connection.send_head(at_server, &RESPONSE, &[], false).unwrap();
+    server.connection.send_data(at_server, body(10 << 20), true).unwrap();
+    server.connection.gather();
+    client.connection.ping(7);
+    let asked = client.sent();
+    server.take(&asked).unwrap();
+    server.connection.gather();
+    let before = server.connection.output().len();
+    assert!((16 << 10..=128 << 10).contains(&before), "{before} bytes are before the answer or behind it");
+    exchange(&mut client, &mut server);
+}
+
+/// What waits is counted in bytes and pieces until it is sent or its stream is over, and whether it would wait is known before.
+#[test]
+fn what_waits_is_counted() {
+    let (mut client, mut server) = pair(&Options::default(), &Options::default());
+    server.releases = false;
+    let calls = [(); 2].map(|()| call(&mut client, &mut server, false).0);
+    let window = 65_535;
+    for key in calls {
+        let sender = &client.connection;
+        assert!(sender.sends_at_once(key, 16_384) && !sender.sends_at_once(key, 16_385));
+    }
+    for key in calls {
+        let sender = &mut client.connection;
+        sender.send_data(key, body(window), false).unwrap();
+        sender.send_data(key, body(100), false).unwrap();
+        assert!(!sender.sends_at_once(key, 1));
+    }
+    assert_eq!(
+        (client.connection.queued_bytes(), client.connection.queued_pieces()),
+        (2 * (window + 100), 4)
+    );
+    exchange(&mut client, &mut server);
+    assert_eq!((client.connection.queued_bytes(), client.connection.queued_pieces()), (200, 2));
+    client.connection.reset(calls[0], Reason::CANCEL);
+    assert_eq!((client.connection.queued_bytes(), client.connection.queued_pieces()), (100, 1));
+    client.connection.close(Reason::NO_ERROR, b"");
+    assert_eq!((client.connection.queued_bytes(), client.connection.queued_pieces()), (0, 0));
+}
+
+/// Bytes that several streams send are counted apart while they wait, and only while they wait.
+#[test]
+fn what_waits_of_shared_payloads_is_counted_apart() {
+    let (mut client, mut server) = pair(&Options::default(), &Options::default());
+    server.releases = false;
+    let (key, at_server) = call(&mut client, &mut server, false);
+    client.connection.send_data(key, body(100_000).shared(), false).unwrap();
+    client.connection.send_data(key, body(1_000), false).unwrap();
+    let counted = |client: &End| (client.connection.queued_bytes(), client.connection.queued_shared_bytes());
+    assert_eq!(counted(&client), (101_000, 100_000));
+    exchange(&mut client, &mut server);
+    let left = 100_000 - 65_535;
+    assert_eq!(counted(&client), (left + 1_000, left));
+    server.releases = true;
+    server.connection.release(at_server, 65_535);
+    exchange(&mut client, &mut server);
+    assert_eq!(counted(&client), (0, 0));
+    client.connection.send_data(key, body(200_000).shared(), false).unwrap();
+    assert!(counted(&client).1 > 0);
+    client.connection.reset(key, Reason::CANCEL);
+    assert_eq!(counted(&client), (0, 0));
 }
