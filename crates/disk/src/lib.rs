@@ -85,6 +85,10 @@ pub trait File: Send + Sync {
     /// Where the system cannot tell, it returns false, unless the file system has no device to wait for.
     fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool>;
 
+    /// Returns false once [`File::read_cached_at`] has found that the system cannot tell what is in memory: then that returns false
+    /// every time.
+    fn tells_cached(&self) -> bool;
+
     /// Writes all of `buf` at `offset`.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
     /// Writes all the pieces, one after the other, from `offset` on. The slice of pieces is used up.

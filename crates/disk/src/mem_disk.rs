@@ -76,6 +76,8 @@ struct State {
     reads: u64,
     /// Of 1000 reads of cached data, the number that miss; and the randomness that decides.
     misses: (u64, Random),
+    /// False as on a file system that cannot tell what is cached: all of these reads miss.
+    tells_cached: bool,
     fault: Option<(u64, Fault)>,
     planned: Vec<Planned>,
     /// Power went, and the disk has not come back.
@@ -128,6 +130,7 @@ impl MemDisk {
                 ops: 0,
                 reads: 0,
                 misses: (0, Random::new(seed)),
+                tells_cached: true,
                 fault: None,
                 planned: Vec::new(),
                 dark: false,
@@ -267,6 +270,12 @@ impl MemDisk {
     /// file is cached.
     pub fn set_misses_per_mille(&self, misses: u64) {
         self.state().misses.0 = misses;
+    }
+
+    /// Sets if the disk tells what is cached ([`File::tells_cached`]), as it does at first. Without that every read of cached
+    /// data misses.
+    pub fn set_tells_cached(&self, tells: bool) {
+        self.state().tells_cached = tells;
     }
 
     /// Reads so far, since the disk was made.
@@ -756,14 +765,20 @@ impl File for MemFile {
 
     fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
         let missed = {
-            let (per_mille, random) = &mut self.state()?.misses;
+            let mut state = self.state()?;
+            let tells_cached = state.tells_cached;
+            let (per_mille, random) = &mut state.misses;
             // Nothing is drawn where nothing is missed: the runs of old seeds stay as they are.
-            *per_mille > 0 && random.number() % 1000 < *per_mille
+            !tells_cached || (*per_mille > 0 && random.number() % 1000 < *per_mille)
         };
         if missed {
             return Ok(false);
         }
         self.read_at(buf, offset).map(|read| read == buf.len())
+    }
+
+    fn tells_cached(&self) -> bool {
+        self.state().is_ok_and(|state| state.tells_cached)
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {

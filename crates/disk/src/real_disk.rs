@@ -226,6 +226,10 @@ impl File for RealFile {
         }
     }
 
+    fn tells_cached(&self) -> bool {
+        self.cached_reads.load(Ordering::Relaxed) != NEVER
+    }
+
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.file.write_all_at(buf, offset)
     }
@@ -319,6 +323,27 @@ impl File for RealFile {
                 Ok(if offset < self.len()? { Some(offset) } else { None })
             }
             _ => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn a_file_says_so_if_nobody_can_tell_what_of_it_is_cached() {
+        let dir = TempDir::new("disk-cached");
+        let path = dir.join("file");
+        fs::write(&path, b"abcd").expect("is written");
+        for (state, is_told, reads) in [(READ, true, true), (NEVER, false, false)] {
+            let file = fs::File::open(&path).expect("is there");
+            let file = RealFile { file, cached_reads: AtomicU8::new(state) };
+            let mut bytes = [0; 4];
+            assert_eq!(file.read_cached_at(&mut bytes, 0).expect("is read"), reads);
+            assert_eq!((&bytes == b"abcd", file.tells_cached()), (reads, is_told));
         }
     }
 }

@@ -98,6 +98,74 @@ impl Values {
         if self.shared.segment(location.segment).is_none() { Err(ReadError::Moved) } else { Err(failed) }
     }
 
+    /// Fills `into` with the bytes of a value of `len` bytes from its byte `from` on, waiting for a disk if `waits` says so.
+    /// Without that, returns false if it would have to wait; `into` then holds anything.
+    ///
+    /// The checksum is that of the whole value: the caller has to add up those of all parts. Only one thing is certain of a
+    /// part by itself: that its segment was not released, and used again, before the part was read.
+    ///
+    /// # Errors
+    ///
+    /// See [`Values::read`].
+    pub fn read_part(
+        &self,
+        location: Location,
+        len: u32,
+        from: usize,
+        into: &mut [u8],
+        waits: bool,
+    ) -> Result<bool, ReadError> {
+        assert!(from + into.len() <= len as usize, "a part lies inside its value");
+        let segment = self.shared.segment(location.segment).ok_or(ReadError::Moved)?;
+        let offset = place_in(&segment, location, len)? + from as u64;
+        let read = if waits {
+            segment.file.read_exact_at(into, offset).map(|()| true)
+        } else {
+            segment.file.read_cached_at(into, offset)
+        };
+        if self.shared.segment(location.segment).is_none() {
+            return Err(ReadError::Moved);
+        }
+        read.map_err(|error| ReadError::Io { path: segment.path.clone(), error })
+    }
+
+    /// Returns false if the system cannot tell what of the file that holds `location` is in memory: then reads that must not wait
+    /// always return false. Known once such a read was tried.
+    pub fn tells_cached(&self, location: Location) -> bool {
+        self.shared.segment(location.segment).is_none_or(|segment| segment.file.tells_cached())
+    }
+
+    /// Checks a value against its crc32c as [`Values::read`] does, without holding more of it than `buffer` takes.
+    /// Waits for a disk if `waits` says so; otherwise returns false if it would have to wait.
+    ///
+    /// # Errors
+    ///
+    /// See [`Values::read`].
+    pub fn check(
+        &self,
+        location: Location,
+        len: u32,
+        crc: u32,
+        buffer: &mut [u8],
+        waits: bool,
+    ) -> Result<bool, ReadError> {
+        let (mut at, mut sum) = (0, 0);
+        while at < len as usize {
+            let n = buffer.len().min(len as usize - at);
+            let part = &mut buffer[..n];
+            if !self.read_part(location, len, at, part, waits)? {
+                return Ok(false);
+            }
+            sum = crc32c::crc32c_append(sum, part);
+            at += n;
+        }
+        if sum == crc {
+            return Ok(true);
+        }
+        let segment = self.shared.segment(location.segment).ok_or(ReadError::Moved)?;
+        Err(damaged(&segment, u64::from(location.offset), MISMATCH))
+    }
+
     /// Reads values that lie close to each other (see [`runs`]) at once. Each has an outcome of its own, as
     /// [`Values::read`] would have it.
     pub fn read_run(&self, run: &[Wanted], mut each: impl FnMut(Wanted, Result<Bytes, ReadError>)) {

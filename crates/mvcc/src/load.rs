@@ -201,7 +201,7 @@ impl Loader {
         self.store.keys = self.keys.finish(&self.store.epochs);
         let mut revisions = TreeBuilder::<ByRevision>::new();
         for &(main, slot) in &self.records {
-            revisions.push(slot, Some(ByRevision::head(ChangeId::first_of(main), 0)), &self.store.epochs);
+            revisions.push(slot, Some(ChangeId::first_of(main)), &self.store.epochs);
             if !slot.is_live() {
                 self.store.tombstones.push(slot);
             }
@@ -246,6 +246,8 @@ struct Built<K: Order> {
 struct TreeBuilder<K: Order> {
     /// The leaf being filled, and the finished ones before it.
     leaf: Leaf,
+    /// What the entries of that leaf are searched by, where it is known without looking at records.
+    known: Vec<K::Query<'static>>,
     separator: K::Separator,
     built: Vec<Built<K>>,
     len: u64,
@@ -256,11 +258,18 @@ const INNER_FILL: usize = INNER - INNER / 8;
 
 impl<K: Order> TreeBuilder<K> {
     fn new() -> TreeBuilder<K> {
-        TreeBuilder { leaf: Leaf::new(0), separator: K::no_separator(), built: Vec::new(), len: 0 }
+        TreeBuilder {
+            leaf: Leaf::new(0),
+            known: Vec::new(),
+            separator: K::no_separator(),
+            built: Vec::new(),
+            len: 0,
+        }
     }
 
-    /// Appends an entry, whose record is alive and above all before. `head` spares looking it up.
-    fn push(&mut self, slot: Slot, head: Option<u64>, epochs: &Epochs) {
+    /// Appends an entry, whose record is alive and above all before. `known` has the same heads as the record, and spares
+    /// looking at it.
+    fn push(&mut self, slot: Slot, known: Option<K::Query<'static>>, epochs: &Epochs) {
         // SAFETY: the caller holds the record.
         let version: Version<'_> = unsafe { slot.version() };
         let len = self.leaf.len();
@@ -271,7 +280,7 @@ impl<K: Order> TreeBuilder<K> {
         } else {
             len
         };
-        self.leaf.heads[at] = head.unwrap_or_else(|| K::head(K::query(version), 0));
+        self.known.extend(known);
         self.leaf.slots[at] = slot;
         self.leaf.node.len += 1;
         self.len += 1;
@@ -282,7 +291,12 @@ impl<K: Order> TreeBuilder<K> {
         let prefix = shared::<K>(low, next);
         let mut leaf = std::mem::replace(&mut self.leaf, Leaf::new(0));
         leaf.node.epoch = epochs.batch();
-        if prefix != 0 {
+        if self.known.len() == leaf.len() {
+            leaf.node.prefix = prefix;
+            for (head, query) in leaf.heads.iter_mut().zip(self.known.drain(..)) {
+                *head = K::head(query, prefix);
+            }
+        } else {
             leaf.set_prefix::<K>(prefix);
         }
         let weight = leaf.weight();
@@ -347,9 +361,7 @@ impl<K: Order> TreeBuilder<K> {
 
 /// The prefix shared by everything between two separators.
 fn shared<K: Order>(low: Option<K::Separator>, high: Option<K::Separator>) -> u32 {
-    match (low, high) {
-        // SAFETY: separators of a tree being built are alive.
-        (Some(low), Some(high)) => unsafe { K::shared(K::separator_query(low), K::separator_query(high)) },
-        _ => 0,
-    }
+    // SAFETY: separators of a tree being built are alive.
+    let query = |separator| unsafe { K::separator_query(separator) };
+    K::shared(low.map(query), high.map(query))
 }

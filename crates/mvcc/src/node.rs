@@ -1,9 +1,10 @@
 //! The nodes of the copy-on-write B+tree, and the two orders in which it is used.
 //!
-//! Every entry of a node carries a *head*: eight bytes of its key, taken behind the prefix that all keys of the
+//! Every entry of a node carries a *head*: four bytes of its key, taken behind a prefix that all keys of the
 //! node share. A search compares heads, which lie side by side, and looks at a record only when they tie. The
-//! shared prefix is that of the separators to the left and right of the node, so every key that is routed into
-//! the node has it, and no insertion can break it; it is recomputed when those separators move.
+//! prefix is one of what the separators to the left and right of the node share, so every key that is routed into
+//! the node has it, and no insertion can break it; when those separators move it may have to become shorter.
+//! A revision counts as a key of eight bytes, the highest first.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cmp::Ordering;
@@ -14,8 +15,8 @@ use numbers::ChangeId;
 use crate::epoch::{Census, Epochs, Kind, Retired};
 use crate::version::{Header, Version, prefetch};
 
-/// Entries of a leaf. With its 16 bytes of head matter a leaf is exactly 1 KiB.
-pub(crate) const LEAF: usize = 63;
+/// Entries of a leaf. A leaf has 768 bytes, which is a size that allocators have.
+pub(crate) const LEAF: usize = 62;
 /// Children of an inner node.
 pub(crate) const INNER: usize = 31;
 /// Most levels above the leaves: a non-root node has at least a quarter of its children.
@@ -66,9 +67,9 @@ pub(crate) trait Order: Sized + 'static {
     /// The separator must be alive for `'t`.
     unsafe fn separator_query<'t>(separator: Self::Separator) -> Self::Query<'t>;
     fn compare(a: Self::Query<'_>, b: Self::Query<'_>) -> Ordering;
-    fn head(query: Self::Query<'_>, prefix: u32) -> u64;
-    /// Length of the prefix shared by everything between the two.
-    fn shared(a: Self::Query<'_>, b: Self::Query<'_>) -> u32;
+    fn head(query: Self::Query<'_>, prefix: u32) -> u32;
+    /// Length of the prefix shared by everything between the two, where `None` means that nothing bounds it there.
+    fn shared(low: Option<Self::Query<'_>>, high: Option<Self::Query<'_>>) -> u32;
     /// Makes a separator above `left` and not above `right`.
     fn separate(left: Self::Query<'_>, right: Self::Query<'_>, epochs: &Epochs) -> Self::Separator;
     fn retire_separator(separator: Self::Separator, epochs: &mut Epochs);
@@ -144,23 +145,26 @@ impl Order for ByKey {
         a.cmp(b)
     }
 
-    fn head(query: &[u8], prefix: u32) -> u64 {
+    fn head(query: &[u8], prefix: u32) -> u32 {
         let tail = query.get(prefix as usize..).unwrap_or_default();
-        if let Some(eight) = tail.first_chunk::<8>() {
-            return u64::from_be_bytes(*eight);
+        if let Some(four) = tail.first_chunk::<4>() {
+            return u32::from_be_bytes(*four);
         }
-        let mut eight = [0; 8];
-        eight[..tail.len()].copy_from_slice(tail);
-        u64::from_be_bytes(eight)
+        let mut four = [0; 4];
+        four[..tail.len()].copy_from_slice(tail);
+        u32::from_be_bytes(four)
     }
 
-    fn shared(a: &[u8], b: &[u8]) -> u32 {
-        a.iter().zip(b).take_while(|(x, y)| x == y).count() as u32
+    fn shared(low: Option<&[u8]>, high: Option<&[u8]>) -> u32 {
+        match (low, high) {
+            (Some(low), Some(high)) => common(low, high) as u32,
+            _ => 0,
+        }
     }
 
     fn separate(left: &[u8], right: &[u8], epochs: &Epochs) -> KeySeparator {
         assert!(left < right, "keys of a leaf are out of order");
-        let bytes = &right[..=Self::shared(left, right) as usize];
+        let bytes = &right[..=common(left, right)];
         epochs.census().separator_created(separator_layout(bytes.len()).size());
         KeySeparator::create(bytes)
     }
@@ -177,6 +181,11 @@ impl Order for ByKey {
     fn no_separator() -> KeySeparator {
         KeySeparator(std::ptr::null_mut())
     }
+}
+
+/// Number of bytes with which both begin.
+fn common(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
 
 /// Order by main and sub revision.
@@ -201,13 +210,15 @@ impl Order for ByRevision {
         a.cmp(&b)
     }
 
-    fn head(query: ChangeId, _prefix: u32) -> u64 {
-        // Flipping the sign bit orders negative numbers, which only occur as bounds of a search, first.
-        (query.main.0 as u64) ^ (1 << 63)
+    fn head(query: ChangeId, prefix: u32) -> u32 {
+        ((revision_bytes(query) << (8 * prefix)) >> 32) as u32
     }
 
-    fn shared(_a: ChangeId, _b: ChangeId) -> u32 {
-        0
+    fn shared(low: Option<ChangeId>, high: Option<ChangeId>) -> u32 {
+        // No revision in the tree is negative.
+        let low = low.map_or(0, revision_bytes);
+        // With all eight bytes shared, seven will do.
+        high.map_or(0, |high| ((revision_bytes(high) ^ low).leading_zeros() / 8).min(7))
     }
 
     fn separate(left: ChangeId, right: ChangeId, _epochs: &Epochs) -> ChangeId {
@@ -224,13 +235,18 @@ impl Order for ByRevision {
     }
 }
 
+/// A main revision as the bytes of a key. Negative ones only occur as bounds of a search, and are below all others.
+fn revision_bytes(id: ChangeId) -> u64 {
+    id.main.0.max(0) as u64
+}
+
 /// The header of every node.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct NodeHead {
     /// Batch in which the node was made: the writer changes nodes of its current batch in place.
     pub(crate) epoch: u64,
-    /// Bytes shared by all keys of the node; heads begin behind them.
+    /// Bytes that all keys of the node share, or some of them; heads begin behind them.
     pub(crate) prefix: u32,
     /// Entries of a leaf, or children of an inner node.
     pub(crate) len: u16,
@@ -244,22 +260,23 @@ pub(crate) type NodePtr = *mut NodeHead;
 #[repr(C)]
 pub(crate) struct Leaf {
     pub(crate) node: NodeHead,
-    pub(crate) heads: [u64; LEAF],
+    pub(crate) heads: [u32; LEAF],
     pub(crate) slots: [Slot; LEAF],
+    unused: u64,
 }
 
 #[repr(C)]
 pub(crate) struct Inner<K: Order> {
     pub(crate) node: NodeHead,
     /// Entry 0 of `heads` and `separators` is unused: separator i stands between child i-1 and child i.
-    pub(crate) heads: [u64; INNER],
+    pub(crate) heads: [u32; INNER],
     pub(crate) separators: [K::Separator; INNER],
     pub(crate) children: [NodePtr; INNER],
     /// Live entries below each child.
     pub(crate) counts: [u64; INNER],
 }
 
-const _: () = assert!(size_of::<Leaf>() == 1024);
+const _: () = assert!(size_of::<Leaf>() == 768 && size_of::<Inner<ByKey>>() <= 896);
 
 /// A node that is alive and unchanged for `'t`.
 pub(crate) enum Node<'t, K: Order> {
@@ -303,16 +320,17 @@ pub(crate) fn prefetch_leaf(leaf: NodePtr) {
 
 /// Index range of `heads` whose entries equal `head`. Counts without branches: the cache misses of a cold node
 /// then overlap, where those of a binary search would follow one another.
-fn ties(heads: &[u64], head: u64) -> (usize, usize) {
-    let low = heads.iter().map(|&other| usize::from(other < head)).sum();
-    let equal = heads[low..].iter().take_while(|&&other| other == head).count();
-    (low, low + equal)
+fn ties(heads: &[u32], head: u32) -> (usize, usize) {
+    // In the width of a head, so that the compiler makes vectors of it.
+    let low: u32 = heads.iter().map(|&other| u32::from(other < head)).sum();
+    let high: u32 = heads.iter().map(|&other| u32::from(other <= head)).sum();
+    (low as usize, high as usize)
 }
 
 impl Leaf {
     pub(crate) fn new(epoch: u64) -> Leaf {
         let node = NodeHead { epoch, prefix: 0, len: 0, level: 0 };
-        Leaf { node, heads: [0; LEAF], slots: [Slot::EMPTY; LEAF] }
+        Leaf { node, heads: [0; LEAF], slots: [Slot::EMPTY; LEAF], unused: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -335,6 +353,14 @@ impl Leaf {
     /// Returns the position of the entry, or the one at which it would be inserted.
     pub(crate) fn find<K: Order>(&self, query: K::Query<'_>) -> Result<usize, usize> {
         let (mut low, mut high) = ties(&self.heads[..self.len()], K::head(query, self.node.prefix));
+        if low < high && high == self.len() {
+            // What is appended belongs behind the last entry, which alone is then looked at.
+            match K::compare(self.query::<K>(high - 1), query) {
+                Ordering::Less => return Err(high),
+                Ordering::Equal => return Ok(high - 1),
+                Ordering::Greater => high -= 1,
+            }
+        }
         while low < high {
             let middle = low.midpoint(high);
             match K::compare(self.query::<K>(middle), query) {
@@ -400,8 +426,13 @@ impl Leaf {
     /// Computes all heads again for another shared prefix.
     pub(crate) fn set_prefix<K: Order>(&mut self, prefix: u32) {
         self.node.prefix = prefix;
-        for at in 0..self.len() {
-            self.heads[at] = K::head(self.query::<K>(at), prefix);
+        self.set_heads::<K>(0..self.len());
+    }
+
+    /// Computes these heads again, which were those of another leaf.
+    pub(crate) fn set_heads<K: Order>(&mut self, range: std::ops::Range<usize>) {
+        for at in range {
+            self.heads[at] = K::head(self.query::<K>(at), self.node.prefix);
         }
     }
 }
@@ -431,6 +462,13 @@ impl<K: Order> Inner<K> {
     pub(crate) fn route(&self, query: K::Query<'_>) -> usize {
         let (low, high) = ties(&self.heads[1..self.len()], K::head(query, self.node.prefix));
         let (mut low, mut high) = (low + 1, high + 1);
+        if low < high && high == self.len() {
+            // What is appended belongs into the last child.
+            match K::compare(self.separator(high - 1), query) {
+                Ordering::Greater => high -= 1,
+                _ => return high - 1,
+            }
+        }
         while low < high {
             let middle = low.midpoint(high);
             match K::compare(self.separator(middle), query) {

@@ -48,11 +48,8 @@ impl<T: Copy> Stack<T> {
 /// The separators to the left and right of a node, where there are any.
 type Fences<'f, K> = (Option<<K as Order>::Query<'f>>, Option<<K as Order>::Query<'f>>);
 
-fn shared<K: Order>(fences: Fences<'_, K>) -> u32 {
-    match fences {
-        (Some(low), Some(high)) => K::shared(low, high),
-        _ => 0,
-    }
+fn shared<K: Order>((low, high): Fences<'_, K>) -> u32 {
+    K::shared(low, high)
 }
 
 /// One step of a path: the node, which child was taken, and the node's fences.
@@ -153,6 +150,8 @@ impl<K: Order> Tree<K> {
         }
         let mut path: Stack<(*mut Inner<K>, usize)> = Stack::new();
         let mut fences: Fences<'_, K> = (None, None);
+        // Those of the node before.
+        let mut outer_fences = fences;
         // SAFETY: the whole path is made writable from the root down, each copy stored in its parent before the
         // next step, so every pointer used is the current node of the writer's tree and no view can see it.
         // References made from them are short and never overlap for one node.
@@ -175,6 +174,7 @@ impl<K: Order> Tree<K> {
                 let child = writable::<K>((*inner).children[at], epochs);
                 (*inner).children[at] = child;
                 path.push((inner, at));
+                outer_fences = fences;
                 fences = (fence(inner, at).or(fences.0), fence(inner, at + 1).or(fences.1));
                 node = child;
             }
@@ -194,13 +194,18 @@ impl<K: Order> Tree<K> {
                         let parent = self.parent_of(node, &mut path, epochs);
                         let child = path.pop().map_or(0, |(_, at)| at);
                         let append = fences.1.is_none() && at == LEAF;
-                        let right = split_leaf::<K>(parent, child, query, append, fences, epochs);
-                        if (*right).len() == 0 || K::compare(query, (*parent).separator(child + 1)).is_ge() {
-                            leaf = right;
-                            path.push((parent, child + 1));
-                        } else {
-                            path.push((parent, child));
-                        }
+                        let left = match append {
+                            true => None,
+                            false => spill::<K>(parent, child, outer_fences, epochs),
+                        };
+                        let left = left.unwrap_or_else(|| {
+                            split_leaf::<K>(parent, child, query, append, fences, epochs);
+                            child
+                        });
+                        let is_right = K::compare(query, (*parent).separator(left + 1)).is_ge();
+                        let child = left + usize::from(is_right);
+                        leaf = (*parent).children[child].cast::<Leaf>();
+                        path.push((parent, child));
                         let (Ok(place) | Err(place)) = (*leaf).find::<K>(query);
                         at = place;
                     }
@@ -308,8 +313,82 @@ unsafe fn split_inner<K: Order>(parent: *mut Inner<K>, at: usize, fences: Fences
     }
 }
 
-/// Splits the full leaf `at` of `parent` for the insertion of `query`. Returns the right half, which is empty
-/// when `query` belongs behind everything.
+/// Makes space in the full leaf `at` of `parent` by moving entries to the emptier of its neighbours, if that has space for
+/// more than a few. Returns the left one of the two leaves. Leaves are so four fifths full after insertions in random order,
+/// where they would be two thirds full, and more than that after insertions that ascend in many places.
+///
+/// # Safety
+/// As for `split_inner`; `fences` are the parent's.
+unsafe fn spill<K: Order>(
+    parent: *mut Inner<K>,
+    at: usize,
+    fences: Fences<'_, K>,
+    epochs: &mut Epochs,
+) -> Option<usize> {
+    // SAFETY: promised by the caller; a neighbour is made writable and stored before it is changed.
+    unsafe {
+        let len = |at: usize| usize::from((*(*parent).children[at]).len);
+        let lefts = [at.checked_sub(1), (at + 1 < (*parent).len()).then_some(at)];
+        let left = lefts.into_iter().flatten().min_by_key(|&left| len(left) + len(left + 1))?;
+        if len(left) + len(left + 1) > 2 * LEAF - LEAF / 8 {
+            return None;
+        }
+        for at in [left, left + 1] {
+            (*parent).children[at] = writable::<K>((*parent).children[at], epochs);
+        }
+        even_out_leaves::<K>(&mut *parent, left, fences, epochs);
+        Some(left)
+    }
+}
+
+/// Gives the leaf `l` of `parent` and the one to its right equally many entries. `fences` are the parent's.
+///
+/// # Safety
+/// All three are writable nodes of the writer's tree, and the leaves have more than one entry between them.
+unsafe fn even_out_leaves<K: Order>(
+    parent: &mut Inner<K>,
+    l: usize,
+    fences: Fences<'_, K>,
+    epochs: &mut Epochs,
+) {
+    let r = l + 1;
+    // SAFETY: promised by the caller; the leaves are two nodes.
+    unsafe {
+        let left = &mut *parent.children[l].cast::<Leaf>();
+        let right = &mut *parent.children[r].cast::<Leaf>();
+        let half = (left.len() + right.len()) / 2;
+        let (came_left, came_right) = if left.len() > half {
+            let moved = left.len() - half;
+            left.move_tail(half, right, true);
+            (half..half, 0..moved)
+        } else {
+            let before = left.len();
+            right.move_front(half - before, left);
+            (before..half, 0..0)
+        };
+        let separator = K::separate(left.query::<K>(half - 1), right.query::<K>(0), epochs);
+        let middle = Some(K::separator_query(separator));
+        let low = fence(parent, l).or(fences.0);
+        let high = fence(parent, r + 1).or(fences.1);
+        let same_prefix = left.node.prefix == right.node.prefix;
+        for (leaf, came, prefix) in [
+            (&mut *left, came_left, shared::<K>((low, middle))),
+            (&mut *right, came_right, shared::<K>((middle, high))),
+        ] {
+            // A prefix that could be longer is left as it is: that spares looking at all records.
+            if leaf.node.prefix > prefix {
+                leaf.set_prefix::<K>(prefix);
+            } else if !same_prefix {
+                leaf.set_heads::<K>(came);
+            }
+        }
+        (parent.counts[l], parent.counts[r]) = (left.weight(), right.weight());
+        K::retire_separator(parent.replace_separator(r, separator), epochs);
+    }
+}
+
+/// Splits the full leaf `at` of `parent` for the insertion of `query`. The right half is empty when `query` belongs behind
+/// everything.
 ///
 /// # Safety
 /// As for `split_inner`.
@@ -320,7 +399,7 @@ unsafe fn split_leaf<K: Order>(
     append: bool,
     fences: Fences<'_, K>,
     epochs: &Epochs,
-) -> *mut Leaf {
+) {
     // SAFETY: promised by the caller; `right` is new, so the references do not overlap.
     unsafe {
         let left = &mut *(*parent).children[at].cast::<Leaf>();
@@ -344,9 +423,7 @@ unsafe fn split_leaf<K: Order>(
         }
         (*parent).counts[at] = left.weight();
         let weight = right.weight();
-        let right = allocate(right, epochs);
-        (*parent).insert(at + 1, separator, right, weight);
-        right.cast::<Leaf>()
+        (*parent).insert(at + 1, separator, allocate(right, epochs), weight);
     }
 }
 
@@ -371,31 +448,17 @@ unsafe fn rebalance<K: Order>(step: Step<'_, K>, epochs: &mut Epochs) {
             let right = &mut *right_pointer.cast::<Leaf>();
             let total = left.len() + right.len();
             let same_prefix = left.node.prefix == right.node.prefix;
-            let refresh = |leaf: &mut Leaf, fences: Fences<'_, K>| {
-                let prefix = shared::<K>(fences);
-                if !same_prefix || leaf.node.prefix != prefix {
-                    leaf.set_prefix::<K>(prefix);
-                }
-            };
             if total <= LEAF {
                 right.move_tail(0, left, false);
-                refresh(left, (low, high));
+                let prefix = shared::<K>((low, high));
+                if !same_prefix || left.node.prefix != prefix {
+                    left.set_prefix::<K>(prefix);
+                }
                 parent.counts[l] = left.weight();
                 K::retire_separator(parent.remove(r), epochs);
                 epochs.retire_node(right_pointer, Kind::Leaf);
             } else {
-                let half = total / 2;
-                if left.len() > half {
-                    left.move_tail(half, right, true);
-                } else {
-                    right.move_front(half - left.len(), left);
-                }
-                let separator = K::separate(left.query::<K>(half - 1), right.query::<K>(0), epochs);
-                let middle = K::separator_query(separator);
-                refresh(left, (low, Some(middle)));
-                refresh(right, (Some(middle), high));
-                (parent.counts[l], parent.counts[r]) = (left.weight(), right.weight());
-                K::retire_separator(parent.replace_separator(r, separator), epochs);
+                even_out_leaves::<K>(parent, l, step.fences, epochs);
             }
         } else {
             let left = &mut *parent.children[l].cast::<Inner<K>>();

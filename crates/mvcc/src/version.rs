@@ -1,13 +1,19 @@
 //! One immutable record per change of a key, and the handle through which it is read.
 //!
 //! ```text
-//! +------------------ Header, 64 bytes ------------------+-- Link, 40 bytes --+-- key --+
-//! | main create version lease location superseded ...    | only with a        | bytes   |
-//! |                                                      | predecessor        |         |
-//! +------------------------------------------------------+--------------------+---------+
+//!                                                   handle points here
+//!                                                   |
+//! +-- lease --+-- Jump ---+-- Prev --+-- History --+-------- Header, 40 bytes --------+-- key --+
+//! | 8 bytes   | 24 bytes  | 16 bytes | 16 bytes    | main location superseded sub ... | bytes   |
+//! +-----------+-----------+----------+-------------+----------------------------------+---------+
 //! ```
 //!
-//! Everything lies in one allocation behind a thin pointer, so that a tree slot is eight bytes and a put
+//! What stands before the header is there only where it is needed. Most keys are put once, without a lease: of those the
+//! header says all. `History` is there when the version is not the first put of its key, `Prev` when the record has a
+//! predecessor, `Jump` when its jump pointer leads further than that. So each part lies at a fixed distance from the
+//! handle, and the key does too.
+//!
+//! //! Everything lies in one allocation behind a thin pointer, so that a tree slot is eight bytes and a put
 //! allocates once. The jump pointers follow E. W. Myers, "An applicative random-access stack" (1983): each
 //! record knows its predecessor and one record further down, at skew-binary distances, so that the newest
 //! version at or below a revision is found in O(log n) steps. The revisions of both targets stand beside the
@@ -53,46 +59,75 @@ pub struct Value {
     pub crc: u32,
 }
 
-const HAS_LINK: u32 = 1 << 31;
+/// Longest key in bytes that a record can hold: a log entry has no space for a longer one.
+pub const KEY_BYTES_MAX: usize = (1 << EXTRA_SHIFT) - 1;
 
-/// Longest key in bytes that a record can hold; far above what a request may carry.
-pub const KEY_BYTES_MAX: usize = (HAS_LINK - 1) as usize;
+/// The top bits of [`Header::key_len`] say what stands before the header.
+const EXTRA_SHIFT: u32 = 30;
+
+/// What stands before the header, beside a lease.
+const EXTRA_NONE: u32 = 0;
+const EXTRA_HISTORY: u32 = 1;
+const EXTRA_PREV: u32 = 2;
+const EXTRA_JUMP: u32 = 3;
+
+/// The top bit of [`Header::main`]: a lease stands before the header. Revisions are positive.
+const LEASED: u64 = 1 << 63;
 
 #[repr(C)]
 pub(crate) struct Header {
-    main: i64,
-    create_revision: i64,
-    version: i64,
-    lease: i64,
+    main: u64,
     location: AtomicU64,
     /// Main revision of the next version of the same key; 0 while there is none. Set once, by the writer.
     superseded: AtomicI64,
     sub: u32,
-    /// Length of the key; the top bit says that a `Link` stands between header and key.
     key_len: u32,
     value_len: u32,
     value_crc: u32,
 }
 
+/// What is not the same for all first puts. A tombstone has zeros here.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct History {
+    create_revision: i64,
+    version: i64,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Link {
-    prev: NonNull<Header>,
-    prev_main: i64,
-    jump: NonNull<Header>,
-    jump_main: i64,
-    /// Number of versions that `jump` lies below this one.
-    jump_distance: u64,
+struct Prev {
+    record: NonNull<Header>,
+    main: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Jump {
+    record: NonNull<Header>,
+    main: i64,
+    /// Number of versions that `record` lies below this one.
+    distance: u64,
 }
 
 const HEADER_BYTES: usize = size_of::<Header>();
-const LINK_BYTES: usize = size_of::<Link>();
-const _: () =
-    assert!(HEADER_BYTES == 64 && LINK_BYTES == 40 && align_of::<Header>() == 8 && align_of::<Link>() == 8);
+/// How far before the header each part begins.
+const HISTORY_BEFORE: usize = size_of::<History>();
+const PREV_BEFORE: usize = HISTORY_BEFORE + size_of::<Prev>();
+const JUMP_BEFORE: usize = PREV_BEFORE + size_of::<Jump>();
+const LEASE_BYTES: usize = size_of::<i64>();
+const _: () = assert!(HEADER_BYTES == 40 && HISTORY_BEFORE == 16 && PREV_BEFORE == 32 && JUMP_BEFORE == 56);
+const _: () = assert!(align_of::<Header>() == 8 && align_of::<Prev>() == 8 && align_of::<Jump>() == 8);
 
-fn layout(linked: bool, key_len: usize) -> Layout {
-    let bytes = HEADER_BYTES + if linked { LINK_BYTES } else { 0 } + key_len;
-    Layout::from_size_align(bytes, align_of::<Header>()).expect("the key length is bounded")
+/// Bytes before the header; with a lease, it comes first.
+fn before(extra: u32, leased: bool) -> usize {
+    let extra = [0, HISTORY_BEFORE, PREV_BEFORE, JUMP_BEFORE][(extra & 3) as usize];
+    extra + if leased { LEASE_BYTES } else { 0 }
+}
+
+fn layout(before: usize, key_len: usize) -> Layout {
+    Layout::from_size_align(before + HEADER_BYTES + key_len, align_of::<Header>())
+        .expect("the key length is bounded")
 }
 
 /// One version of a key: what one change left behind. A copyable handle, valid as long as the snapshot, view or
@@ -138,31 +173,59 @@ impl<'a> Version<'a> {
         unsafe { self.record.as_ref() }
     }
 
-    fn link(self) -> Option<&'a Link> {
-        if self.header().key_len & HAS_LINK == 0 {
-            return None;
+    fn extra(self) -> u32 {
+        self.header().key_len >> EXTRA_SHIFT
+    }
+
+    fn is_leased(self) -> bool {
+        self.header().main & LEASED != 0
+    }
+
+    /// The part that begins so far before the header.
+    ///
+    /// # Safety
+    /// `create` wrote a `T` there.
+    unsafe fn part<T: Copy>(self, before: usize) -> T {
+        // SAFETY: promised by the caller; parts never change, and lie in the allocation of the record, aligned as all
+        // sizes are multiples of eight.
+        unsafe { self.record.cast::<u8>().sub(before).cast::<T>().read() }
+    }
+
+    fn history(self) -> History {
+        if self.extra() == EXTRA_NONE {
+            return History { create_revision: self.main().0, version: 1 };
         }
-        // SAFETY: the flag says that an initialised Link follows the header in the same allocation, aligned as
-        // the header's size is a multiple of eight.
-        Some(unsafe { self.record.add(1).cast::<Link>().as_ref() })
+        // SAFETY: the flags say that there is one.
+        unsafe { self.part(HISTORY_BEFORE) }
+    }
+
+    fn prev(self) -> Option<Prev> {
+        // SAFETY: the flags say that there is one.
+        (self.extra() >= EXTRA_PREV).then(|| unsafe { self.part(PREV_BEFORE) })
+    }
+
+    /// The jump pointer, given the pointer to the predecessor, to which it leads where there is no other.
+    fn jump(self, prev: Prev) -> Jump {
+        if self.extra() < EXTRA_JUMP {
+            return Jump { record: prev.record, main: prev.main, distance: 1 };
+        }
+        // SAFETY: the flags say that there is one.
+        unsafe { self.part(JUMP_BEFORE) }
     }
 
     fn key_len(self) -> usize {
-        (self.header().key_len & !HAS_LINK) as usize
+        self.header().key_len as usize & KEY_BYTES_MAX
     }
 
     /// The key.
     pub fn key(self) -> &'a [u8] {
-        let skip = if self.header().key_len & HAS_LINK == 0 { 0 } else { LINK_BYTES };
-        // SAFETY: `create` wrote `key_len` bytes at this offset of the allocation; they never change.
-        unsafe {
-            std::slice::from_raw_parts(self.record.add(1).cast::<u8>().add(skip).as_ptr(), self.key_len())
-        }
+        // SAFETY: `create` wrote `key_len` bytes behind the header; they never change.
+        unsafe { std::slice::from_raw_parts(self.record.add(1).cast::<u8>().as_ptr(), self.key_len()) }
     }
 
     /// Main revision of the change: etcd's mod_revision.
     pub fn main(self) -> Revision {
-        Revision(self.header().main)
+        Revision((self.header().main & !LEASED) as i64)
     }
 
     /// Number of the change inside its transaction, from 0.
@@ -177,22 +240,26 @@ impl<'a> Version<'a> {
 
     /// Returns true if this change deleted the key.
     pub fn is_tombstone(self) -> bool {
-        self.header().version == 0
+        self.extra() != EXTRA_NONE && self.history().version == 0
     }
 
     /// Main revision that created the key; 0 for a tombstone.
     pub fn create_revision(self) -> Revision {
-        Revision(self.header().create_revision)
+        Revision(self.history().create_revision)
     }
 
     /// Returns the number of puts of the key since its creation, from 1; 0 for a tombstone.
     pub fn version(self) -> i64 {
-        self.header().version
+        self.history().version
     }
 
     /// Lease the key was attached to; 0 for none.
     pub fn lease(self) -> LeaseId {
-        LeaseId(self.header().lease)
+        if !self.is_leased() {
+            return LeaseId::NONE;
+        }
+        // SAFETY: the flags say that there is one, before all else.
+        LeaseId(unsafe { self.part(before(self.extra(), true)) })
     }
 
     /// Length of the value in bytes.
@@ -248,17 +315,18 @@ impl<'a> Version<'a> {
 
     /// One step of the search for `rev`, from a version above it.
     fn step_down(self, rev: Revision) -> Option<Version<'a>> {
-        let link = self.link()?;
-        let next = if link.jump_main > rev.0 {
-            link.jump
-        } else if link.prev_main > rev.0 {
-            link.prev
+        let prev = self.prev()?;
+        let jump = self.jump(prev);
+        let next = if jump.main > rev.0 {
+            jump.record
+        } else if prev.main > rev.0 {
+            prev.record
         } else if self.version() == 1 {
             // What precedes the first version of a generation is a tombstone, which compaction may have freed:
             // the answer is known without looking.
             return None;
         } else {
-            link.prev
+            prev.record
         };
         // SAFETY: a record with a main revision above `rev` is above the compact revision and so not freed; one
         // at or below it is looked at only as the newest there, and not a tombstone: it is kept too.
@@ -281,10 +349,10 @@ impl<'a> Version<'a> {
 
     /// The version before this one, if a snapshot with this compact revision still logically holds it.
     pub(crate) fn predecessor(self, compacted: Revision) -> Option<Version<'a>> {
-        let link = self.link()?;
+        let prev = self.prev()?;
         let held = match self.version() {
             // It follows a tombstone, which stays while it does not lie below the compact revision.
-            1 => link.prev_main >= compacted.0,
+            1 => prev.main >= compacted.0,
             _ => self.main() > compacted,
         };
         if !held {
@@ -293,7 +361,7 @@ impl<'a> Version<'a> {
         // SAFETY: of a first version the predecessor is a tombstone, and those at or above the compact revision are
         // not freed. Any other one lies above the compact revision here, so its predecessor is above it too or is
         // the newest below, and no tombstone.
-        Some(unsafe { Version::from_record(link.prev) })
+        Some(unsafe { Version::from_record(prev.record) })
     }
 
     /// The live version of this key just before `change`, given the newest of all. The change
@@ -306,14 +374,10 @@ impl<'a> Version<'a> {
         Some(version).filter(|version| !version.is_tombstone())
     }
 
-    fn has_link(self) -> bool {
-        self.link().is_some()
-    }
-
     /// Asks the processor to fetch the record while other work goes on.
     pub(crate) fn prefetch(self) {
         prefetch(self.record.as_ptr().cast::<u8>());
-        // Where the key is, of a record without a link.
+        // Where the key is.
         prefetch(self.record.as_ptr().wrapping_add(1).cast::<u8>());
     }
 
@@ -329,7 +393,7 @@ impl<'a> Version<'a> {
 
     /// Bytes the record takes, without what the allocator adds.
     pub(crate) fn bytes(self) -> usize {
-        layout(self.has_link(), self.key_len()).size()
+        layout(before(self.extra(), self.is_leased()), self.key_len()).size()
     }
 }
 
@@ -363,64 +427,69 @@ pub(crate) fn create(
     compacted: Revision,
 ) -> NonNull<Header> {
     assert!(key.len() <= KEY_BYTES_MAX, "key of {} bytes", key.len());
-    let link = prev.map(|prev| link_to(prev, compacted));
-    let layout = layout(link.is_some(), key.len());
-    // SAFETY: the layout is never empty.
-    let Some(record) = NonNull::new(unsafe { alloc(layout) }.cast::<Header>()) else {
-        handle_alloc_error(layout)
+    assert!(content.id.main >= Revision(0), "revision {}", content.id.main);
+    let history = History { create_revision: content.create_revision.0, version: content.version };
+    let links = prev.map(|prev| links_to(prev, compacted));
+    let extra = match links {
+        Some((_, jump)) if jump.distance > 1 => EXTRA_JUMP,
+        Some(_) => EXTRA_PREV,
+        None if history != (History { create_revision: content.id.main.0, version: 1 }) => EXTRA_HISTORY,
+        None => EXTRA_NONE,
     };
-    let flag = if link.is_some() { HAS_LINK } else { 0 };
-    // SAFETY: the allocation has room for header, link if there is one, and key, in this order.
+    let leased = content.lease != LeaseId::NONE;
+    let before = before(extra, leased);
+    let layout = layout(before, key.len());
+    // SAFETY: the layout is never empty.
+    let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
+    // SAFETY: the allocation holds the header this far behind its beginning, the parts that `extra` and `leased` stand
+    // for before it, and the key behind it.
     unsafe {
+        let record = start.add(before).cast::<Header>();
         record.write(Header {
-            main: content.id.main.0,
-            create_revision: content.create_revision.0,
-            version: content.version,
-            lease: content.lease.0,
+            main: content.id.main.0 as u64 | if leased { LEASED } else { 0 },
             location: AtomicU64::new(pack(content.value.location)),
             superseded: AtomicI64::new(0),
             sub: content.id.sub,
-            key_len: key.len() as u32 | flag,
+            key_len: key.len() as u32 | extra << EXTRA_SHIFT,
             value_len: content.value.len,
             value_crc: content.value.crc,
         });
-        let mut tail = record.add(1).cast::<u8>();
-        if let Some(link) = link {
-            tail.cast::<Link>().write(link);
-            tail = tail.add(LINK_BYTES);
+        let part = |before: usize| record.cast::<u8>().sub(before);
+        if extra >= EXTRA_HISTORY {
+            part(HISTORY_BEFORE).cast::<History>().write(history);
         }
-        tail.copy_from_nonoverlapping(NonNull::from(key).cast::<u8>(), key.len());
+        if let Some((prev, jump)) = links {
+            part(PREV_BEFORE).cast::<Prev>().write(prev);
+            if extra == EXTRA_JUMP {
+                part(JUMP_BEFORE).cast::<Jump>().write(jump);
+            }
+        }
+        if leased {
+            part(before).cast::<i64>().write(content.lease.0);
+        }
+        record.add(1).cast::<u8>().copy_from_nonoverlapping(NonNull::from(key).cast::<u8>(), key.len());
+        if let Some(prev) = prev {
+            prev.header().superseded.store(content.id.main.0, Ordering::Relaxed);
+        }
+        record
     }
-    if let Some(prev) = prev {
-        prev.header().superseded.store(content.id.main.0, Ordering::Relaxed);
-    }
-    record
 }
 
-fn link_to(prev: Version<'_>, compacted: Revision) -> Link {
-    let direct = Link {
-        prev: prev.record,
-        prev_main: prev.main().0,
-        jump: prev.record,
-        jump_main: prev.main().0,
-        jump_distance: 1,
-    };
-    let Some(below) = prev.link() else { return direct };
-    if below.jump_main <= compacted.0 {
+fn links_to(prev: Version<'_>, compacted: Revision) -> (Prev, Jump) {
+    let to = Prev { record: prev.record, main: prev.main().0 };
+    let direct = (to, Jump { record: to.record, main: to.main, distance: 1 });
+    let Some(below) = prev.prev().map(|below| prev.jump(below)) else { return direct };
+    if below.main <= compacted.0 {
         // The target may be gone; nobody will ever search there, so the stack restarts on top of `prev`.
         return direct;
     }
     // SAFETY: a version above the compact revision is never freed.
-    let Some(target) = (unsafe { Version::from_record(below.jump) }).link() else { return direct };
-    if target.jump_distance != below.jump_distance {
+    let target: Version<'_> = unsafe { Version::from_record(below.record) };
+    let Some(further) = target.prev().map(|prev| target.jump(prev)) else { return direct };
+    if further.distance != below.distance {
         return direct;
     }
-    Link {
-        jump: target.jump,
-        jump_main: target.jump_main,
-        jump_distance: 1 + below.jump_distance + target.jump_distance,
-        ..direct
-    }
+    (to, Jump { distance: 1 + below.distance + further.distance, ..further })
 }
 
 /// Frees a record.
@@ -431,14 +500,66 @@ pub(crate) unsafe fn free(record: NonNull<Header>) {
     // SAFETY: the record is alive until the dealloc below, which repeats the layout of `create`.
     unsafe {
         let version = Version::from_record(record);
-        let layout = layout(version.has_link(), version.key_len());
-        dealloc(record.as_ptr().cast::<u8>(), layout);
+        let before = before(version.extra(), version.is_leased());
+        let layout = layout(before, version.key_len());
+        dealloc(record.cast::<u8>().sub(before).as_ptr(), layout);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// All that can stand before a header, with keys of many lengths.
+    #[test]
+    fn a_record_says_what_it_was_made_of() {
+        let mut contents = Vec::new();
+        for lease in [LeaseId::NONE, LeaseId(-7), LeaseId(i64::MAX)] {
+            for (create_revision, version) in [(9, 1), (4, 1), (4, 3), (0, 0), (i64::MAX / 2, i64::MAX / 2)] {
+                contents.push(Content {
+                    id: ChangeId { main: Revision(9), sub: u32::MAX },
+                    create_revision: Revision(create_revision),
+                    version,
+                    lease,
+                    value: Value { location: Location { segment: 3, offset: 5 }, len: u32::MAX, crc: 7 },
+                });
+            }
+        }
+        for content in &contents {
+            for key_len in 0..20 {
+                let key = &b"abcdefghijklmnopqrstuvwxyz"[..key_len];
+                // As many predecessors as it takes for a jump.
+                let mut records: Vec<NonNull<Header>> = Vec::new();
+                for before in 0..4 {
+                    // SAFETY: all records live to the end of the round.
+                    let prev = records.last().map(|&record| unsafe { Version::from_record(record) });
+                    let record = create(key, content, prev, Revision::NEVER_COMPACTED);
+                    records.push(record);
+                    // SAFETY: as above.
+                    let version: Version<'_> = unsafe { Version::from_record(record) };
+                    assert_eq!(version.extra() == EXTRA_JUMP, before == 3);
+                    assert_eq!(
+                        (version.key(), version.id(), version.create_revision(), version.version()),
+                        (key, content.id, content.create_revision, content.version)
+                    );
+                    assert_eq!((version.lease(), version.value()), (content.lease, content.value));
+                    assert_eq!(version.is_tombstone(), content.version == 0);
+                    assert_eq!(version.superseded(), Revision(0));
+                    if let Some(prev) = prev {
+                        assert_eq!(prev.superseded(), content.id.main);
+                        assert!(version.prev().is_some_and(|to| to.record == prev.record()));
+                    }
+                    let moved = Location { segment: before, offset: 1 };
+                    version.set_location(moved);
+                    assert_eq!(version.location(), moved);
+                }
+                for record in records {
+                    // SAFETY: nobody holds a handle any more.
+                    unsafe { free(record) };
+                }
+            }
+        }
+    }
 
     /// Writes a long history of one key, with the compact revision following at many different distances, and
     /// counts the steps of searches. Nothing is freed meanwhile, so that the chain can be walked in full.

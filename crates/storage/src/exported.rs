@@ -39,7 +39,8 @@ pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenErr
     write().map_err(|error| OpenError::Io { doing: "write", path: path.clone(), error })
 }
 
-/// Removes the mark of an export that made nothing that etcd can start on, durably. It may not be there.
+/// Removes the mark of an export that made nothing that etcd can start on, durably, and what a failed [`mark`] left of it. Neither
+/// has to be there.
 ///
 /// # Errors
 ///
@@ -47,8 +48,10 @@ pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenErr
 pub fn unmark(disk: &dyn Disk, member_dir: &Path) -> Result<(), OpenError> {
     let path = member_dir.join(MARK_NAME);
     let remove = || {
-        if disk.exists(&path)? {
-            disk.remove(&path)?;
+        for path in [member_dir.join(format!("{MARK_NAME}.tmp")), path.clone()] {
+            if disk.exists(&path)? {
+                disk.remove(&path)?;
+            }
         }
         disk.sync_dir(member_dir)
     };
@@ -90,4 +93,32 @@ fn read(disk: &dyn Disk, member_dir: &Path) -> Result<Option<(PathBuf, PathBuf)>
     let read = disk.open_read(&mark).and_then(|file| file.read_at(&mut bytes, 0)).map_err(io)?;
     bytes.truncate(read);
     Ok(Some((mark, PathBuf::from(std::ffi::OsString::from_vec(bytes)))))
+}
+
+#[cfg(test)]
+mod tests {
+    use disk::{Fault, MemDisk};
+
+    use super::*;
+
+    #[test]
+    fn a_mark_that_failed_at_any_step_leaves_nothing_once_it_is_removed() {
+        const EIO: i32 = 5;
+        let member = Path::new("/m");
+        let mut failed = 0;
+        for nth in 1.. {
+            let disk = MemDisk::new(nth);
+            disk.create_dir_all(member).expect("is made");
+            disk.fail_at(disk.ops() + nth, Fault::Once(EIO));
+            let marked = mark(&disk, member, Path::new("/to"));
+            disk.heal();
+            if marked.is_ok() {
+                break;
+            }
+            failed += 1;
+            unmark(&disk, member).expect("can be removed");
+            assert_eq!(disk.files(), [], "operation {nth} failed");
+        }
+        assert!(failed >= 4, "{failed}");
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! * [`opening`] finds out what the checkpoint and the log hold; [`beginning`] is what a member has when there is nothing.
 //! * [`checkpointer`] writes checkpoints and finds values that have to move out of old segments; [`terms`] are kept beside.
-//! * [`values`] reads values that are in memory; [`readers`] are the threads that wait for a disk in place of others, and
+//! * [`values`] reads values that are in memory, large ones in parts through [`buffers`]; [`readers`] are the threads that wait for a disk in place of others, and
 //!   [`block_on`] is for threads that may wait themselves. [`catch_up`] reads entries for followers that lag.
 //! * [`restoration`] makes a data directory of a state from elsewhere; [`stopped`] reads one without starting a member.
 //! * [`taken_over`] is the mark of a directory that etcd's files are in as well, [`exported`] that of one that was exported to etcd. [`etcd_database`] is the state in etcd's form. [`kv_hash`] and [`compaction_hash`] are etcd's hashes of it.
@@ -15,6 +15,7 @@
 
 pub mod beginning;
 pub mod block_on;
+pub mod buffers;
 pub mod catch_up;
 pub mod checkpointer;
 pub mod clean_shutdown;

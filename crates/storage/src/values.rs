@@ -17,12 +17,15 @@ use front::{Account, Charge, Held};
 use machine::{ReadError, Values};
 use mvcc::Value;
 
+use crate::buffers::{BUFFER_BYTES_MAX, Buffer};
 use crate::readers::{Arrived, Readers, Reading, place_of};
 
 /// Places in the cache; a power of two.
 const SLOTS: usize = 4096;
 /// Larger values are not kept: copying them costs as much as reading them.
 const CACHED_BYTES_MAX: u32 = 2048;
+/// Places of large values that were checked, which are remembered; a power of two.
+const CHECKED_SLOTS: usize = 1024;
 /// After this many values of a pass that are not at hand, the others are not tried one by one: the readers find out.
 const MISSES_PER_PASS: usize = 16;
 /// After this many passes every value is fetched, so that pages which the system evicts between two passes do not lead to
@@ -47,6 +50,8 @@ pub struct LogValues {
     /// Threads that fetch values which are not at hand; without them this thread waits for the disk itself.
     readers: Option<Arc<Readers>>,
     cache: RefCell<Vec<Cached>>,
+    /// Places of large values that were whole when they were read, see [`Attempt::check`].
+    checked: RefCell<Vec<u64>>,
 }
 
 #[derive(Clone, Default)]
@@ -59,7 +64,12 @@ struct Cached {
 impl LogValues {
     /// A reader of its own for this thread, which may wait for a disk.
     pub fn new(log: log::Values) -> LogValues {
-        LogValues { log, readers: None, cache: RefCell::new(vec![Cached::default(); SLOTS]) }
+        LogValues {
+            log,
+            readers: None,
+            cache: RefCell::new(vec![Cached::default(); SLOTS]),
+            checked: RefCell::new(vec![0; CHECKED_SLOTS]),
+        }
     }
 
     /// A reader of its own for a thread that must not wait for a disk, when it reads by [`Attempt`].
@@ -79,10 +89,7 @@ impl LogValues {
         } else {
             self.log.read_cached_into(location, value.len, value.crc, out)
         };
-        read.map_err(|error| match error {
-            log::ReadError::Moved => ReadError::Moved,
-            other => ReadError::Failed(other.to_string()),
-        })
+        read.map_err(read_error)
     }
 
     fn read(&self, value: Value, out: &mut BytesMut, waits: bool) -> Result<bool, ReadError> {
@@ -95,9 +102,7 @@ impl LogValues {
         }
         let place = place_of(value);
         let mut cache = self.cache.borrow_mut();
-        // Fibonacci hashing: the top bits of the product spread neighbouring places.
-        let slot =
-            &mut cache[(place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SLOTS.trailing_zeros())) as usize];
+        let slot = &mut cache[slot_of(place, SLOTS)];
         if slot.place == place
             && let Some(bytes) = &slot.bytes
             && bytes.len() == value.len as usize
@@ -112,6 +117,19 @@ impl LogValues {
         slot.bytes = (slot.place == place).then(|| Bytes::copy_from_slice(&out[start..]));
         slot.place = place;
         Ok(true)
+    }
+}
+
+/// The slot of a place in a table of so many.
+fn slot_of(place: u64, slots: usize) -> usize {
+    // Fibonacci hashing: the top bits of the product spread neighbouring places.
+    (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - slots.trailing_zeros())) as usize
+}
+
+fn read_error(error: log::ReadError) -> ReadError {
+    match error {
+        log::ReadError::Moved => ReadError::Moved,
+        other => ReadError::Failed(other.to_string()),
     }
 }
 
@@ -131,6 +149,41 @@ pub trait Source {
     /// See [`ReadError`].
     fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError>;
 
+    /// Checks the bytes of a value against its checksum, if they are at hand. `false` if they have to be fetched.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReadError`].
+    fn check_at_hand(&self, value: Value) -> Result<bool, ReadError> {
+        self.read_at_hand(value, &mut BytesMut::new())
+    }
+
+    /// Takes note that a value was found whole, so that [`Source::check_at_hand`] need not read it for some time.
+    fn trust(&self, _value: Value) {}
+
+    /// Has the value checked by its bytes the next time, whatever is remembered of it.
+    fn distrust(&self, _value: Value) {}
+
+    /// Returns false if a value that was found not to be at hand never will be, even right after it was fetched.
+    fn tells_at_hand(&self, _value: Value) -> bool {
+        true
+    }
+
+    /// Fills `part` with the bytes of a value from its byte `from` on, unchecked, if they are at hand. `false`, and `part`
+    /// holds anything, if they have to be fetched.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReadError`].
+    fn read_part_at_hand(&self, value: Value, from: usize, part: &mut [u8]) -> Result<bool, ReadError> {
+        let mut whole = BytesMut::new();
+        let is_at_hand = self.read_at_hand(value, &mut whole)?;
+        if is_at_hand {
+            part.copy_from_slice(&whole[from..from + part.len()]);
+        }
+        Ok(is_at_hand)
+    }
+
     /// Fetches values that are not at hand; `None` if there are none such here.
     fn fetch(&self, values: &[Value]) -> Option<Reading>;
 }
@@ -138,6 +191,42 @@ pub trait Source {
 impl Source for LogValues {
     fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError> {
         self.read(value, out, self.readers.is_none())
+    }
+
+    fn check_at_hand(&self, value: Value) -> Result<bool, ReadError> {
+        let place = place_of(value);
+        if self.checked.borrow()[slot_of(place, CHECKED_SLOTS)] == place {
+            return Ok(true);
+        }
+        if let Some(account) = Account::of_turn() {
+            account.looked_at(value.len as usize);
+        }
+        let mut buffer = Buffer::take(BUFFER_BYTES_MAX);
+        let (location, waits) = (value.location, self.readers.is_none());
+        let is_whole =
+            self.log.check(location, value.len, value.crc, buffer.bytes_mut(), waits).map_err(read_error)?;
+        if is_whole {
+            self.trust(value);
+        }
+        Ok(is_whole)
+    }
+
+    fn trust(&self, value: Value) {
+        let place = place_of(value);
+        self.checked.borrow_mut()[slot_of(place, CHECKED_SLOTS)] = place;
+    }
+
+    fn distrust(&self, value: Value) {
+        self.checked.borrow_mut()[slot_of(place_of(value), CHECKED_SLOTS)] = 0;
+    }
+
+    fn tells_at_hand(&self, value: Value) -> bool {
+        self.log.tells_cached(value.location)
+    }
+
+    fn read_part_at_hand(&self, value: Value, from: usize, part: &mut [u8]) -> Result<bool, ReadError> {
+        let (location, waits) = (value.location, self.readers.is_none());
+        self.log.read_part(location, value.len, from, part, waits).map_err(read_error)
     }
 
     fn fetch(&self, values: &[Value]) -> Option<Reading> {
@@ -188,6 +277,81 @@ impl Attempt {
     pub fn piece_bytes(&self, wanted: usize) -> usize {
         let fetches = !self.arrived.is_empty() || !self.missing.borrow().is_empty();
         if fetches { wanted.max(FETCHED_PIECE_BYTES) } else { wanted }
+    }
+
+    /// Returns true if a value is whole, or was when it was read last: that is remembered for some time, and says nothing of
+    /// where its bytes are now. Returns false, and the value is noted as missing, if it has to be fetched to be checked.
+    ///
+    /// # Errors
+    ///
+    /// When it is damaged, moved or cannot be read.
+    pub fn check(&self, value: Value) -> Result<bool, ReadError> {
+        match self.fetched_value(value) {
+            Some(arrived) => {
+                self.noted(value, arrived)?;
+                // Readers check what they fetch.
+                self.source.trust(value);
+                Ok(true)
+            }
+            None => self.unless_missing(value, || self.source.check_at_hand(value)),
+        }
+    }
+
+    /// Returns true if a value was fetched and is held.
+    pub fn has_fetched(&self, value: Value) -> bool {
+        self.fetched_value(value).is_some()
+    }
+
+    /// Returns false if a value that was fetched will not be at hand once [`Attempt::forget`] drops it, however soon it is asked for.
+    pub fn tells_at_hand(&self, value: Value) -> bool {
+        self.source.tells_at_hand(value)
+    }
+
+    /// Has the next [`Attempt::check`] of a value look at its bytes.
+    pub fn distrust(&self, value: Value) {
+        self.source.distrust(value);
+    }
+
+    /// Fills `part` with the bytes of a value from its byte `from` on; false, and the value is noted as missing, if it has to
+    /// be fetched. They are not checked: the checksum is that of the whole.
+    ///
+    /// # Errors
+    ///
+    /// When the value is moved or cannot be read.
+    pub fn read_part(&self, value: Value, from: usize, part: &mut [u8]) -> Result<bool, ReadError> {
+        match self.fetched_value(value) {
+            Some(arrived) => {
+                part.copy_from_slice(&self.noted(value, arrived)?[from..from + part.len()]);
+                Ok(true)
+            }
+            None => self.unless_missing(value, || self.source.read_part_at_hand(value, from, part)),
+        }
+    }
+
+    /// What was fetched of a value.
+    fn fetched_value(&self, value: Value) -> Option<Result<&Bytes, ReadError>> {
+        let at = self.arrived.binary_search_by_key(&place_of(value), |(place, _)| *place).ok()?;
+        self.arrived.get(at).map(|(_, read)| read.as_ref().map_err(Clone::clone))
+    }
+
+    /// Takes note that a value which may be remembered as whole could not be fetched.
+    fn noted<T>(&self, value: Value, fetched: Result<T, ReadError>) -> Result<T, ReadError> {
+        if fetched.is_err() {
+            self.source.distrust(value);
+        }
+        fetched
+    }
+
+    fn unless_missing(
+        &self,
+        value: Value,
+        look: impl FnOnce() -> Result<bool, ReadError>,
+    ) -> Result<bool, ReadError> {
+        if self.passes < PASSES_WITH_QUESTIONS && look()? {
+            return Ok(true);
+        }
+        self.missing.borrow_mut().push(value);
+        Ok(false)
     }
 
     /// Returns the number of values that were missing in this pass.
@@ -287,9 +451,9 @@ impl Values for Attempt {
             return Ok(());
         }
         if !self.arrived.is_empty()
-            && let Ok(at) = self.arrived.binary_search_by_key(&place_of(value), |(place, _)| *place)
+            && let Some(arrived) = self.fetched_value(value)
         {
-            out.put_slice(self.arrived[at].1.as_ref().map_err(Clone::clone)?);
+            out.put_slice(arrived?);
             return Ok(());
         }
         if self.misses.get() < MISSES_PER_PASS && self.passes < PASSES_WITH_QUESTIONS {

@@ -48,7 +48,7 @@ fn a_loaded_store_agrees_with_the_model_and_goes_on() {
 
 #[test]
 fn a_large_image_has_all_levels() {
-    for keys in [0_i64, 1, 2, 56, 57, 58, 63, 64, 1539, 1540, 50_000] {
+    for keys in [0_i64, 1, 2, 56, 57, 58, 61, 62, 63, 1568, 1569, 50_000] {
         let mut loader = Loader::new(0);
         let name = |number: i64| format!("/registry/configmaps/{number:010}").into_bytes();
         for number in 0..keys {
@@ -193,4 +193,56 @@ fn what_is_sent_is_in_the_order_of_writing_without_unreadable_puts() {
     assert_eq!(sent(&store, 0, 0), deletions_and_newest);
     while !store.compact_step(2, |_| ()).done {}
     assert_eq!(sent(&store, 0, 0), [change(8, 0)], "deletions are there as long as compaction leaves them");
+}
+
+/// Nodes of the tree of revisions remember four bytes of each, behind those that all of them share.
+#[test]
+fn revisions_are_found_wherever_their_bytes_carry_over() {
+    for before in [1_i64, 0xff00, 0xffff_ff00, 0xffff_ffff_ff00, i64::MAX / 2 - 1000] {
+        let mut loader = Loader::new(1);
+        let key = 0_u64.to_be_bytes();
+        loader
+            .push(&LoadedVersion {
+                key: &key,
+                main: Revision(before),
+                sub: 0,
+                create_revision: Revision(before),
+                version: 1,
+                lease: LeaseId::NONE,
+                value: Value::default(),
+            })
+            .unwrap();
+        let mut store = loader.finish(Revision(before), Revision::NEVER_COMPACTED).unwrap();
+        for number in 1..=600_u64 {
+            let mut writer = store.begin();
+            for part in 0..1 + number % 2 {
+                writer.put(&(number % 10 + 10 * part).to_be_bytes(), Value::default(), LeaseId::NONE);
+            }
+            writer.finish();
+            if number % 7 == 0 {
+                store.publish();
+            }
+        }
+        for store in [&store, &reloaded(&store.snapshot())] {
+            let snapshot = store.snapshot();
+            for number in 0..=600 {
+                let main = Revision(before + number);
+                let first = snapshot.version_at(ChangeId::first_of(main));
+                assert_eq!(first.map(|version| version.main()), Some(main));
+                assert!(snapshot.version_at(ChangeId { main, sub: 2 }).is_none());
+                // Every odd revision has two.
+                let odd = (601 - number + number % 2) / 2;
+                let changes = snapshot.written(main, Revision(before + 600));
+                assert_eq!(changes.count() as i64, 601 - number + odd);
+            }
+            assert_eq!(
+                snapshot.written(Revision::MIN, snapshot.current_revision()).count() as u64,
+                snapshot.versions()
+            );
+        }
+        assert_eq!(
+            store.snapshot().get(&1_u64.to_be_bytes(), Revision(before + 1)).unwrap().unwrap().version(),
+            1
+        );
+    }
 }
