@@ -7,16 +7,16 @@
 //! A run is one head block, any number of key blocks, and one end block:
 //!
 //! ```text
-//! head   01 | format (varint, 3) | from | revision | compact revision (zigzag) | applied index | applied term
+//! head   01 | format (varint, 4) | from | revision | compact revision (zigzag) | applied index | applied term
 //!        | versions (a hint, for reserving memory)
 //!        | leases:  count, each id (zigzag), ttl (zigzag), time left (zigzag); ids ascending
 //!        | alarms:  count, each type (zigzag), member
 //!        | members: count, each its JSON with its length; count of removed ids, each id;
 //!                   cluster version with its length; downgrading (0 or 1), its target with its length
-//!        | state hash: known (0 or 1), if so 8 bytes, little-endian; format 1 ends before it
+//!        | state hash: known (0 or 1), if so 8 bytes, little-endian; format 1 ends before it. In formats 2 and 3 it
+//!          is of another function, and counts as unknown
 //!        | auth: required (0 or 1), auth revision; count of users, each an authpb.User with its length; count of
-//!          roles, each an authpb.Role with its length; format 2, which is written when nothing of it was ever set,
-//!          ends before it
+//!          roles, each an authpb.Role with its length; format 2 ends before it
 //! keys   02 | entries until the end of the block
 //! end    03 | entries in all key blocks of this run
 //!
@@ -66,9 +66,9 @@ pub(crate) use restore::{Intake, RunReader};
 pub(crate) use run::Walk;
 
 /// The format this version writes.
-pub(crate) const FORMAT: u64 = 3;
-/// The format without users and roles, which is written when there never were any.
-pub(crate) const FORMAT_WITHOUT_AUTH: u64 = 2;
+pub(crate) const FORMAT: u64 = 4;
+/// The first format whose state hash can be gone on with. It rises with every change of what the hash is of.
+pub(crate) const FORMAT_HASHED: u64 = 4;
 /// First byte of a head block.
 pub(crate) const HEAD: u8 = 1;
 /// First byte of a block of keys.

@@ -233,16 +233,41 @@ pub fn put_kv(
     Ok(())
 }
 
+/// Appends the part of a version's `KeyValue` that precedes the bytes of its value.
+pub fn put_kv_before_value(version: Version<'_>, projection: Projection, out: &mut BytesMut) {
+    Fields::of_version(version, projection).put_before_value(out);
+}
+
+/// Appends the part of a version's `KeyValue` behind the bytes of its value, which is no longer than [`AFTER_VALUE_BYTES_MAX`].
+pub fn put_kv_after_value(version: Version<'_>, projection: Projection, out: &mut BytesMut) {
+    Fields::of_version(version, projection).put_after_value(out);
+}
+
+/// The most bytes of a `KeyValue` behind its value: a tag and a varint.
+pub const AFTER_VALUE_BYTES_MAX: usize = 11;
+
 /// Appends the value of a version, wherever it has been moved meanwhile.
 ///
 /// # Errors
 ///
 /// When the disk fails.
 pub fn read_version(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
+    read_where_it_is(version, |value| values.read_into(value, out))
+}
+
+/// Reads of the value of a version with `read`, again with its new place if it has been moved meanwhile.
+///
+/// # Errors
+///
+/// Those of `read` but [`ReadError::Moved`]; [`ReadError::Failed`] if the value is nowhere.
+pub fn read_where_it_is<T>(
+    version: Version<'_>,
+    mut read: impl FnMut(Value) -> Result<T, ReadError>,
+) -> Result<T, ReadError> {
     // A value moves rarely and its new place is published before the old one goes, so the second look finds it
     // unless it moved again in between.
     for _ in 0..8 {
-        match values.read_into(version.value(), out) {
+        match read(version.value()) {
             Err(ReadError::Moved) => {}
             other => return other,
         }

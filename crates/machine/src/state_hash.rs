@@ -34,23 +34,29 @@ pub struct StatePoint {
     pub hash: u64,
 }
 
-/// Effects that are about something other than a key.
+/// Effects that are about something other than a key. Their numbers are part of the hash: none ever changes, and a new
+/// effect gets a new one. 4 stood for notes of times left, which are in no hash any more.
+///
+/// Whatever changes the hash of some entry makes another function of it. Hashes of both must never meet: neither in
+/// comparisons (the algorithm's number on the page that members ask each other for), nor in a state that one version wrote
+/// and another goes on from (`image::FORMAT_HASHED`). The hash of a restored cluster goes on from a digest of what it was made of
+/// (`storage::restoration`), which every member makes for itself: that function never changes either.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub(crate) enum Effect {
     Compacted = 1,
-    LeaseGranted,
-    LeaseRevoked,
-    AlarmRaised,
-    AlarmCleared,
-    MemberAdded,
-    MemberPromoted,
-    MemberRemoved,
-    MemberUpdated,
-    MemberAttributes,
-    ClusterVersion,
-    Downgrade,
-    AuthChanged,
+    LeaseGranted = 2,
+    LeaseRevoked = 3,
+    AlarmRaised = 5,
+    AlarmCleared = 6,
+    MemberAdded = 7,
+    MemberPromoted = 8,
+    MemberRemoved = 9,
+    MemberUpdated = 10,
+    MemberAttributes = 11,
+    ClusterVersion = 12,
+    Downgrade = 13,
+    AuthChanged = 14,
 }
 
 /// The hash at the present moment and those before it.

@@ -5,7 +5,7 @@ use numbers::{Index, Revision, Term};
 use crate::alarm::Alarms;
 use crate::auth::Auth;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
-use crate::image::{FORMAT, FORMAT_WITHOUT_AUTH, HEAD};
+use crate::image::{FORMAT, FORMAT_HASHED, HEAD};
 use crate::lease::Leases;
 use crate::machine::Machine;
 use crate::member::Members;
@@ -70,9 +70,7 @@ impl Head {
     /// Returns the head block of a run from revision `from` (0 for a base) with at most `versions` versions.
     pub(crate) fn encode(&self, from: Revision, versions: u64) -> Vec<u8> {
         let mut out = vec![HEAD];
-        // Versions of this program that know no users read what has none.
-        let has_auth = self.auth != Auth::default();
-        put_u64(&mut out, if has_auth { FORMAT } else { FORMAT_WITHOUT_AUTH });
+        put_u64(&mut out, FORMAT);
         put_u64(&mut out, from.0 as u64);
         put_u64(&mut out, self.revision.0 as u64);
         put_i64(&mut out, self.compact_revision.0);
@@ -83,9 +81,7 @@ impl Head {
         self.alarms.encode(&mut out);
         self.members.encode(&mut out);
         state_hash::encode(self.state_hash, &mut out);
-        if has_auth {
-            self.auth.encode(&mut out);
-        }
+        self.auth.encode(&mut out);
         out
     }
 }
@@ -131,7 +127,8 @@ impl SavedHead {
             auth: Auth::default(),
         };
         if format >= 2 {
-            head.state_hash = state_hash::decode(&mut input)?;
+            let hash = state_hash::decode(&mut input)?;
+            head.state_hash = hash.filter(|_| format >= FORMAT_HASHED);
         }
         if format >= 3 {
             head.auth = Auth::decode(&mut input)?;

@@ -201,12 +201,3 @@ fn users_come_back_from_a_checkpoint() {
     assert_eq!(restored.auth, world.machine.auth);
     assert!(restored.auth.is_enabled());
 }
-
-#[test]
-fn without_users_checkpoints_are_those_of_versions_that_knew_none() {
-    let mut machine = Machine::new(RULES);
-    let base = run(&mut machine, Revision(0));
-    assert_eq!(base[0][1], 2, "the format");
-    let base = run(&mut World::new().machine, Revision(0));
-    assert_eq!(base[0][1], 3);
-}

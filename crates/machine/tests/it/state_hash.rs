@@ -1,8 +1,8 @@
 //! The rolling hash: the same where the state is, and another from the first entry on that touches a difference.
 
 use api::etcdserverpb::{
-    AlarmRequest, CompactionRequest, InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest,
-    LeaseRevokeRequest, RangeRequest,
+    AlarmRequest, AuthRoleAddRequest, CompactionRequest, InternalRaftRequest, LeaseCheckpoint,
+    LeaseCheckpointRequest, LeaseRevokeRequest, RangeRequest,
 };
 use api::{membershippb, raftpb};
 use bytes::Bytes;
@@ -13,6 +13,29 @@ use prost::Message as _;
 use crate::commands::Commands;
 use crate::image::{Blocks, RULES, delete, execute, grant, put, restored, run};
 use crate::journal::{Journal, Placed, apply};
+
+/// What each entry of [`the_hashes_of_fixed_entries_never_change`] leaves behind.
+const PINNED: [&str; 19] = [
+    "grant c15f67ef6a921bd8",
+    "put a8757fc96a666b6e",
+    "put again 4be404be9c7a2e8f",
+    "delete 856823a3a6c5de54",
+    "compact 0b4c49cf105b1f51",
+    "put with a lease e99ccd19c2496443",
+    "note e99ccd19c2496443",
+    "revoke c59561f5bbb91135",
+    "raise 413c56ec68249eaa",
+    "clear 52f256046f6835e4",
+    "add a member 938d80fda1eda200",
+    "add a learner 7d65e3a2d00a0d59",
+    "promote 453f5c61a59afe73",
+    "update 9e6cc25465dd5820",
+    "attributes 819ebbfdff14f7cd",
+    "remove a2b1b466e18e5ae2",
+    "version 470efd7fa5353ccc",
+    "downgrade 6746856b78e459ba",
+    "role ca61e575cae7e672",
+];
 
 #[test]
 fn the_same_entries_make_the_same_hashes() {
@@ -142,6 +165,99 @@ fn only_what_changes_something_changes_the_hash() {
         apply(&mut machine, &placed, &journal, true);
         assert_eq!(seen.insert(machine.state_hash()), changes);
     }
+}
+
+/// Members of two builds apply the same entries, and a member goes on from the hash that an older build wrote. So no value here
+/// ever changes: who has to change what the hash is of also changes the algorithm's number in `consistency` and
+/// `FORMAT_HASHED`, and only then these. There is one effect of each kind, so that one that moves shows.
+#[test]
+fn the_hashes_of_fixed_entries_never_change() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let request = |change: &dyn Fn(&mut InternalRaftRequest)| {
+        let mut request = InternalRaftRequest::default();
+        change(&mut request);
+        request
+    };
+    let alarm = |action| request(&|r| r.alarm = Some(AlarmRequest { action, member_id: 9, alarm: 1 }));
+    let normal = |request: InternalRaftRequest| (request.encode_to_vec(), false);
+    let member = |id: u64, url: &str, is_learner| {
+        Member { id, peer_urls: vec![url.to_owned()], is_learner, ..Member::default() }.to_json()
+    };
+    let conf = |kind, node_id, context: Option<String>| {
+        let change = raftpb::ConfChange {
+            id: Some(1),
+            r#type: Some(kind),
+            node_id: Some(node_id),
+            context: context.map(Bytes::from),
+        };
+        (change.encode_to_vec(), true)
+    };
+    let promotion = member(9, "http://a", false);
+    let promotion = promotion.replacen('{', "{\"isPromote\":true,", 1);
+    let entries = [
+        ("grant", normal(grant(5, 60))),
+        ("put", normal(put("k", "v", 5))),
+        ("put again", normal(put("k", "w", 0))),
+        ("delete", normal(delete("k"))),
+        (
+            "compact",
+            normal(request(&|r| r.compaction = Some(CompactionRequest { revision: 3, physical: false }))),
+        ),
+        ("put with a lease", normal(put("l", "v", 5))),
+        (
+            "note",
+            normal(request(&|r| {
+                let checkpoints = vec![LeaseCheckpoint { id: 5, remaining_ttl: 30 }];
+                r.lease_checkpoint = Some(LeaseCheckpointRequest { checkpoints });
+            })),
+        ),
+        ("revoke", normal(request(&|r| r.lease_revoke = Some(LeaseRevokeRequest { id: 5 })))),
+        ("raise", normal(alarm(1))),
+        ("clear", normal(alarm(2))),
+        ("add a member", conf(0, 8, Some(member(8, "http://b", false)))),
+        ("add a learner", conf(3, 9, Some(member(9, "http://a", true)))),
+        ("promote", conf(0, 9, Some(promotion))),
+        ("update", conf(2, 9, Some(member(9, "http://c", false)))),
+        (
+            "attributes",
+            normal(request(&|r| {
+                let attributes = membershippb::Attributes {
+                    name: "n".to_owned(),
+                    client_urls: vec!["http://d".to_owned()],
+                };
+                r.cluster_member_attr_set = Some(membershippb::ClusterMemberAttrSetRequest {
+                    member_id: 9,
+                    member_attributes: Some(attributes),
+                });
+            })),
+        ),
+        ("remove", conf(1, 9, None)),
+        (
+            "version",
+            normal(request(&|r| {
+                let ver = "3.7.0".to_owned();
+                r.cluster_version_set = Some(membershippb::ClusterVersionSetRequest { ver });
+            })),
+        ),
+        (
+            "downgrade",
+            normal(request(&|r| {
+                let ver = "3.6.0".to_owned();
+                r.downgrade_info_set = Some(membershippb::DowngradeInfoSetRequest { enabled: true, ver });
+            })),
+        ),
+        ("role", normal(request(&|r| r.auth_role_add = Some(AuthRoleAddRequest { name: "r".to_owned() })))),
+    ];
+    let mut hashes = Vec::new();
+    for (name, (data, conf)) in entries {
+        let before = machine.state_hash();
+        let data = Bytes::from(data);
+        apply(&mut machine, &Placed { location: journal.append(&data), data, conf }, &journal, true);
+        let hash = machine.state_hash().expect("is known");
+        assert_eq!(before != Some(hash), name != "note", "{name}");
+        hashes.push(format!("{name} {hash:016x}"));
+    }
+    assert_eq!(hashes, PINNED);
 }
 
 /// A machine that has the keys of one and the head, so the hash, of another.
