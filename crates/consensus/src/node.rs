@@ -974,27 +974,28 @@ impl Node {
                 message.reject_hint = RUNS_MAINSTAY;
             }
         }
-        if self.raw.raft.state == StateRole::Leader {
-            let is_heartbeat =
-                |message: &eraftpb::Message| message.get_msg_type() == MessageType::MsgHeartbeat;
-            let no_etcd = messages.iter().any(is_heartbeat) && self.has_no_etcd();
-            for message in &mut messages {
-                let tells = match message.get_msg_type() {
-                    MessageType::MsgHeartbeat => true,
-                    // The first of a term; later ones are many.
-                    MessageType::MsgAppend => {
-                        let progress = self.raw.raft.prs().get(message.to);
-                        progress.is_some_and(|progress| progress.state == raft::ProgressState::Probe)
-                    }
-                    _ => false,
-                };
-                if tells && message.term == self.raw.raft.term {
-                    let says_so = no_etcd && is_heartbeat(message);
-                    message.reject_hint = if says_so { BINDS_AND_NO_ETCD } else { BINDS_PROPOSALS };
-                }
-            }
+        let (leads, term) = (self.raw.raft.state == StateRole::Leader, self.raw.raft.term);
+        let is_heartbeat = |message: &eraftpb::Message| message.get_msg_type() == MessageType::MsgHeartbeat;
+        let no_etcd = leads && messages.iter().any(is_heartbeat) && self.has_no_etcd();
+        for message in &mut messages {
+            let of_this_term = leads && message.term == term;
+            message.reject_hint = match message.get_msg_type() {
+                MessageType::MsgHeartbeat if no_etcd && of_this_term => BINDS_AND_NO_ETCD,
+                // Also one that leaves after this leader was deposed: members that have not heard of that would take it for
+                // one of etcd.
+                MessageType::MsgHeartbeat => BINDS_PROPOSALS,
+                // The first of a term; later ones are many.
+                MessageType::MsgAppend if of_this_term && self.is_probed(message.to) => BINDS_PROPOSALS,
+                _ => continue,
+            };
         }
         messages.into_iter().map(wire::message_from_raft).collect()
+    }
+
+    /// Returns true if this leader does not know yet what the member has.
+    fn is_probed(&self, id: u64) -> bool {
+        let progress = self.raw.raft.prs().get(id);
+        progress.is_some_and(|progress| progress.state == raft::ProgressState::Probe)
     }
 
     fn post(&mut self, messages: Vec<eraftpb::Message>) {

@@ -33,6 +33,10 @@ pub(crate) struct Tail {
     pub wanted: RefCell<Vec<u64>>,
 }
 
+/// Entries that there may be space for beyond those that are kept. A member that starts reads 100,000 entries or more, and one
+/// that runs keeps a few thousand at most.
+const SPACE_MAX: usize = 4096;
+
 pub(crate) fn payload_bytes(entry: &eraftpb::Entry) -> usize {
     entry.data.len() + entry.context.len()
 }
@@ -86,6 +90,11 @@ impl Tail {
             self.before_index = gone.index;
             self.terms.push(EntryId { index: Index(gone.index), term: Term(gone.term) });
             self.bytes -= payload_bytes(&gone);
+        }
+        // Rare enough that moving the entries that are left costs little for each that has gone.
+        let len = self.entries.len();
+        if self.entries.capacity() > 8 * len + SPACE_MAX {
+            self.entries.shrink_to(2 * len + SPACE_MAX / 2);
         }
     }
 
@@ -185,5 +194,29 @@ impl Storage for Tail {
             }
             _ => Err(StorageError::SnapshotTemporarilyUnavailable.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn space_for_entries_that_are_forgotten_is_given_back() {
+        let mut tail = Tail::default();
+        let entries: Vec<_> =
+            (1..=100_000).map(|index| eraftpb::Entry { index, ..eraftpb::Entry::default() }).collect();
+        tail.append(&entries);
+        tail.forget(10);
+        assert!(tail.entries.capacity() >= 99_990);
+        tail.forget(99_000);
+        assert!(tail.entries.capacity() <= 1000 * 8 + SPACE_MAX, "space for {}", tail.entries.capacity());
+        assert_eq!(
+            tail.between(0, 100_000).map(|entry| entry.index).collect::<Vec<_>>(),
+            Vec::from_iter(99_001..=100_000)
+        );
+        tail.forget(100_000);
+        assert!(tail.entries.capacity() <= SPACE_MAX, "space for {}", tail.entries.capacity());
+        assert_eq!((tail.last(), tail.bytes), (100_000, 0));
     }
 }

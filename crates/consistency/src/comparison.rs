@@ -28,8 +28,8 @@ pub const HASH_KV: &str = "/members/hashkv";
 /// Path under which a member returns the hashes of its state after its last entries.
 pub const STATE_HASHES: &str = "/mainstay/state-hashes";
 
-/// Version of the state hash: hashes of different versions are not compared.
-const ALGORITHM: u64 = 1;
+/// Version of the state hash: hashes of different versions are not compared. Times left of leases were in the first.
+const ALGORITHM: u64 = 2;
 /// Versions hashed at a time.
 const HASHED_PER_SLICE: usize = 4096;
 
@@ -432,8 +432,8 @@ mod tests {
 
         let text = write_trail(&trail);
         for (part, other) in [
-            ("\"algorithm\":1", "\"algorithm\":2"),
-            ("\"algorithm\":1,", ""),
+            ("\"algorithm\":2", "\"algorithm\":1"),
+            ("\"algorithm\":2,", ""),
             ("[3,6,", "[8,6,"),
             ("[3,6,", "[3,"),
             ("[3,6,", "[-3,6,"),

@@ -16,6 +16,7 @@ use stdx::{First, race};
 
 use api::raftpb::Message;
 use bytes::Bytes;
+use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use tls::{PeerNames, ServerTls, SystemResolver};
@@ -387,7 +388,9 @@ impl Hub {
                 answered.map_err(|error| RequestError::Failed { to: url.clone(), error })
             }
             Target::Member(id) => {
-                let peer = self.peers.borrow().get(id).cloned();
+                // A remote's URL is what somebody said: a client's token is not for it.
+                let has_token = request.headers().contains_key(AUTHORIZATION);
+                let peer = self.peers.borrow().get(id).filter(|peer| !(peer.is_remote && has_token)).cloned();
                 let peer = peer.ok_or(RequestError::UnknownMember(*id))?;
                 let endpoint = peer.endpoint()?;
                 let answered = self.client.exchange(&endpoint, request, timeout).await;

@@ -184,6 +184,11 @@ impl Progress {
         self.until.set(self.until.get() + paused);
     }
 
+    /// All has arrived: what takes time from now on is this member's own work.
+    pub(crate) fn arrived(&self) {
+        self.waits.set(false);
+    }
+
     fn is_slow(&self, now: Instant) -> bool {
         self.waits.get() && now >= self.until.get()
     }

@@ -263,7 +263,10 @@ async fn hand_over(
                     Piece::Bytes(bytes)
                 }
                 Some(Err(error)) => Piece::Failed(error),
-                None => Piece::End,
+                None => {
+                    progress.arrived();
+                    Piece::End
+                }
             };
             let is_last = !matches!(piece, Piece::Bytes(_));
             let given = Instant::now();

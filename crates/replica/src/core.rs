@@ -119,8 +119,9 @@ pub enum ClientRequest {
     },
     /// Reply once the newest published state is new enough for a linearizable read.
     Read(RequestId),
-    /// Change the membership.
-    ChangeMembers(RequestId, MemberChange),
+    /// Change the membership. With `true`, what is refused for the members that there are ([`MemberChange::is_of_members`]) is
+    /// asked once more when this member has heard of all changes before, so that it is neither counted nor logged.
+    ChangeMembers(RequestId, MemberChange, bool),
     /// Hand leadership over to the member with this id.
     MoveLeader(RequestId, MemberId),
     /// Renew the lease with this id.

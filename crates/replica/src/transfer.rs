@@ -212,7 +212,11 @@ impl fmt::Display for ReceiveError {
             ReceiveError::LogFull => f.write_str("the log takes no values now"),
             ReceiveError::Lost => f.write_str("the log lost a value"),
             ReceiveError::Refused(reason) => write!(f, "refused: {reason}"),
-            ReceiveError::NotSaved(reason) => write!(f, "the state is not durable yet: {reason}"),
+            ReceiveError::NotSaved(reason) => write!(
+                f,
+                "the state is in place and not durable yet ({reason}): its checkpoint is tried again, and nothing has to be \
+                 rebuilt"
+            ),
             ReceiveError::Assemble(error) => error.fmt(f),
             ReceiveError::Database(error) => error.fmt(f),
         }

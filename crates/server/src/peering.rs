@@ -3,6 +3,8 @@
 //!
 //! Paths, statuses and bodies are etcd's. Paths under `/mainstay/` are ours; a real etcd answers them with 404.
 
+mod root;
+
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -73,14 +75,18 @@ impl Peering {
     ///
     /// # Errors
     ///
-    /// What was wrong with the database, or why this member cannot take it now.
+    /// What was wrong with the database, why this member cannot take it now, or why it is not durable yet.
     pub async fn take_database(
         &self,
         message: raftpb::Message,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), ReceiveError> {
         self.receiver.receive_database(message, body).await.inspect_err(|error| {
-            self.tell("could not receive a database of etcd's", error);
+            let what = match error {
+                ReceiveError::NotSaved(_) => "received a database of etcd's that is not durable yet",
+                _ => "could not receive a database of etcd's",
+            };
+            self.tell(what, error);
         })
     }
 
@@ -117,14 +123,22 @@ fn members(shared: &Shared) -> Response<Bytes> {
     response
 }
 
-async fn promote(shared: &Shared, id: &str) -> Response<Bytes> {
+/// Promotes a learner for a client of another member, if `is_root` tells that the client is root.
+async fn promote(
+    shared: &Shared,
+    id: &str,
+    is_root: impl Future<Output = Result<(), Status>>,
+) -> Response<Bytes> {
     let Ok(id) = id.parse::<u64>() else {
         return refused(StatusCode::NOT_FOUND, &format!("member {id} not found in cluster"));
     };
-    let reply = shared
-        .ask(move |request_id| ClientRequest::ChangeMembers(request_id, MemberChange::Promote(id)))
-        .await;
-    let status = match reply.map(|reply| reply.body) {
+    let promotion = async {
+        is_root.await?;
+        shared
+            .ask(move |request_id| ClientRequest::ChangeMembers(request_id, MemberChange::Promote(id), false))
+            .await
+    };
+    let status = match promotion.await.map(|reply| reply.body) {
         Ok(ReplyBody::MembersChanged) => {
             let state = shared.state.load_full();
             return answer(StatusCode::OK, JSON, members_json(state.members.by_id.values()));
@@ -132,14 +146,16 @@ async fn promote(shared: &Shared, id: &str) -> Response<Bytes> {
         Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => status,
         Ok(_) => error::STOPPED,
     };
-    let code = match &status {
-        s if *s == error::MEMBER_NOT_FOUND => StatusCode::NOT_FOUND,
-        s if *s == error::MEMBER_NOT_LEARNER || *s == error::LEARNER_NOT_READY => {
-            StatusCode::PRECONDITION_FAILED
+    // etcd's members go by these texts, which are not those that clients get.
+    let (code, text) = match &status {
+        s if *s == error::MEMBER_NOT_FOUND => (StatusCode::NOT_FOUND, "membership: ID not found"),
+        s if *s == error::MEMBER_NOT_LEARNER => {
+            (StatusCode::PRECONDITION_FAILED, "membership: can only promote a learner member")
         }
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
+        s if *s == error::LEARNER_NOT_READY => (StatusCode::PRECONDITION_FAILED, &*s.message),
+        s => (StatusCode::INTERNAL_SERVER_ERROR, &*s.message),
     };
-    refused(code, &status.message)
+    refused(code, text)
 }
 
 /// The text of a refusal about a lease, with etcd's status for it.
@@ -209,7 +225,12 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
     }
 }
 
-async fn route(shared: Arc<Shared>, receiver: Arc<Receiver>, request: Request<Bytes>) -> Response<Bytes> {
+async fn route(
+    shared: Arc<Shared>,
+    logger: Arc<Logger>,
+    receiver: Arc<Receiver>,
+    request: Request<Bytes>,
+) -> Response<Bytes> {
     let path = request.uri().path().to_owned();
     match (request.method(), path.as_str()) {
         (&Method::GET, "/members") => members(&shared),
@@ -234,7 +255,10 @@ async fn route(shared: Arc<Shared>, receiver: Arc<Receiver>, request: Request<By
             consistency::comparison::state_hashes(&shared, &request).await
         }
         (method, path) => match path.strip_prefix("/members/promote/") {
-            Some(id) if method == Method::POST => promote(&shared, id).await,
+            Some(id) if method == Method::POST => {
+                let is_root = root::is_root(&shared, &logger, request.headers());
+                promote(&shared, id, is_root).await
+            }
             Some(_) => not_allowed("POST"),
             None => refused(StatusCode::NOT_FOUND, "404 page not found"),
         },
@@ -298,6 +322,7 @@ impl peer::Handler for Peering {
     }
 
     fn http(&self, request: Request<Bytes>) -> Pin<Box<dyn Future<Output = Response<Bytes>> + Send>> {
-        Box::pin(route(Arc::clone(&self.shared), Arc::clone(&self.receiver), request))
+        let (shared, logger) = (Arc::clone(&self.shared), Arc::clone(&self.logger));
+        Box::pin(route(shared, logger, Arc::clone(&self.receiver), request))
     }
 }

@@ -152,7 +152,7 @@ impl World {
         process.calls.push((caller, operation));
         let head = |stepped: &Stepped, rpc| {
             let mut head = stepped.head(rpc);
-            if let Some(token) = token.as_ref().and_then(|token| token.parse().ok()) {
+            if let Some(token) = token.as_ref() {
                 head.metadata.insert("authorization", token);
             }
             head
@@ -306,7 +306,7 @@ impl World {
         let done = Rc::clone(&process.done);
         let mut head = process.stepped.head(Rpc::Watch);
         head.requires_leader = needs_leader;
-        if let Some(token) = token.and_then(|token| token.parse().ok()) {
+        if let Some(token) = token {
             head.metadata.insert("authorization", token);
         }
         let future = process.stepped.watch_by(

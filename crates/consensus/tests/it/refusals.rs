@@ -3,8 +3,8 @@
 use api::raftpb::{self, EntryType, MessageType};
 use bytes::Bytes;
 use consensus::{
-    Broken, ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, Refused, Request,
-    Restored, Role,
+    Broken, ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, Others, Refused,
+    Request, Restored, Role,
 };
 use mainstay_consensus as consensus;
 use numbers::{EntryId, Index, MemberId, Term};
@@ -504,6 +504,64 @@ fn what_members_of_etcd_forward_while_leadership_is_handed_over_goes_to_the_next
         passed.iter().all(|one| one.to() == 2 && one.term() == 0 && one.entries[0].data().len() == 1 << 20)
     );
     assert!(!node.keeps_proposals());
+}
+
+/// What members of Mainstay say in answers and heartbeats, and leaders in heartbeats if no member runs etcd.
+const HINTS: [u64; 2] = [0x4d41_494e_5354, 0x4d41_494e_5355];
+
+#[test]
+fn heartbeats_of_a_leader_that_was_deposed_are_not_taken_for_those_of_etcd() {
+    let mut node = leader();
+    let read = raftpb::Entry { data: Some(Bytes::from_static(b"read")), ..Default::default() };
+    let answer = raftpb::Message { index: Some(11), ..message(MessageType::MsgAppResp, 4) };
+    node.request(Request::Receive(answer)).expect("taken");
+    drain(&mut node);
+    // The heartbeats for a read are made, and have not left when another leads.
+    let ask = raftpb::Message { entries: vec![read], ..message(MessageType::MsgReadIndex, 0) };
+    node.request(Request::Receive(ask)).expect("taken");
+    node.request(Request::Receive(message(MessageType::MsgHeartbeat, 5))).expect("taken");
+    assert_eq!(node.standing().role, Role::Follower);
+    let sent = drain(&mut node);
+    let hints: Vec<u64> = sent
+        .iter()
+        .filter(|message| message.r#type() == MessageType::MsgHeartbeat && message.term() == 4)
+        .map(|message| message.reject_hint())
+        .collect();
+    assert!(!hints.is_empty() && hints.iter().all(|hint| *hint == HINTS[0]), "{hints:x?}");
+}
+
+#[test]
+fn a_learner_that_runs_etcd_counts_and_one_that_was_not_started_does_not() {
+    let mut node = leader();
+    let answer = |from, hint| raftpb::Message {
+        from: Some(from),
+        reject_hint: Some(hint),
+        ..message(MessageType::MsgHeartbeatResp, 4)
+    };
+    // 4 is the learner.
+    for (from, hint, expected) in [
+        (2, HINTS[0], (false, Others::Unheard)),
+        (3, HINTS[0], (true, Others::Unheard)),
+        (4, 0, (false, Others::SomeEtcd)),
+        (4, HINTS[0], (true, Others::Mainstay)),
+        (3, 0, (false, Others::SomeEtcd)),
+    ] {
+        node.request(Request::Receive(answer(from, hint))).expect("taken");
+        drain(&mut node);
+        assert_eq!((node.has_no_etcd(), node.others()), expected, "{from} {hint:x}");
+    }
+}
+
+#[test]
+fn a_follower_goes_by_the_last_heartbeat() {
+    let mut node = follower();
+    for (hint, no_etcd, etcd_leads) in [(HINTS[1], true, false), (HINTS[0], false, false), (0, false, true)] {
+        for hint in [hint, HINTS[1], hint] {
+            let beat = raftpb::Message { reject_hint: Some(hint), ..message(MessageType::MsgHeartbeat, 4) };
+            node.request(Request::Receive(beat)).expect("taken");
+        }
+        assert_eq!((node.has_no_etcd(), node.take_followed_etcd()), (no_etcd, etcd_leads), "{hint:x}");
+    }
 }
 
 #[test]

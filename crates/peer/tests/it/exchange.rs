@@ -3,6 +3,9 @@ use std::time::{Duration, Instant};
 
 use api::raftpb::{Message, MessageType};
 use bytes::Bytes;
+use http::Request;
+use http::header::AUTHORIZATION;
+use mainstay_peer::{RequestError, Target};
 
 use crate::kit::{self, CLUSTER, Timeouts, app, heartbeat, introduce, message, pair};
 use crate::raw;
@@ -107,6 +110,17 @@ fn the_pipeline_carries_messages_while_the_peer_dials_no_stream() {
     assert_eq!(one.recorder.wait_messages(1), [message(MessageType::MsgVoteResp, 2, 1, 10)]);
     assert!(!two.peers.figures().peers[&1].known);
 
+    // What carries a client's token is for members only: a remote's URL is what somebody said.
+    let asks = |token: Option<&str>| {
+        let request = Request::post("/echo");
+        let request = token.into_iter().fold(request, |request, token| request.header(AUTHORIZATION, token));
+        let request = request.body("hello".into()).unwrap();
+        let answered = two.peers.request(Target::Member(1), request, Duration::from_secs(5));
+        kit::block_on(answered).map(|answer| answer.status().as_u16())
+    };
+    assert_eq!(asks(None).unwrap(), 200);
+    assert!(matches!(asks(Some("root's")), Err(RequestError::UnknownMember(1))));
+
     // Dials go on failing, but the pipeline works: it has been active all the time.
     assert_eq!(one.peers.active_since(2), Some(since));
 
@@ -114,6 +128,7 @@ fn the_pipeline_carries_messages_while_the_peer_dials_no_stream() {
     two.peers.set_members(vec![(1, vec![one.url.clone()])]);
     kit::wait_streams(&one, &two);
     assert!(two.peers.figures().peers[&1].known);
+    assert_eq!(asks(Some("root's")).unwrap(), 200);
 }
 
 #[test]

@@ -315,6 +315,56 @@ fn slow_snapshots_from_a_members_own_address_make_way_for_its_own() {
 }
 
 #[test]
+fn a_snapshot_that_has_arrived_is_not_slow_while_its_receiver_works() {
+    let timeouts = Timeouts { read: Duration::from_millis(150), ..kit::TIMEOUTS };
+    let members = [1, 2].map(|id| {
+        let (listener, url) = kit::listen();
+        kit::member_at(id, kit::CLUSTER, listener, &url, timeouts)
+    });
+    let [one, two] = &members;
+    introduce(&[one, two]);
+    kit::wait_streams(one, two);
+    let (end, ended) = mpsc::channel();
+    let (work, worked) = mpsc::channel::<()>();
+    // The one that comes first keeps its receiver at work, until the test lets that go.
+    let worked = Mutex::new(Some(worked));
+    *two.recorder.take_snapshot.lock().unwrap() = Some(Arc::new(Box::new(move |_, body| {
+        let error = body.filter_map(Result::err).next();
+        let work = worked.lock().unwrap().take();
+        end.send(error.as_ref().map(ToString::to_string)).unwrap();
+        // It ends with an error: nothing is ever sent.
+        let _ = work.map(|work| work.recv());
+        error.map_or(Ok(()), |error| Err(error.into()))
+    })));
+    let headers = with(with(headers("1"), "X-Mainstay-Snapshot", "1"), "Transfer-Encoding", "chunked");
+    let envelope = metadata(1, 2).encode_to_vec();
+    let mut body = (envelope.len() as u64).to_be_bytes().to_vec();
+    body.extend(&envelope);
+    let begin = |rest: &[u8]| {
+        let mut stream = raw::connect(&two.url);
+        stream.write_all(&raw::head("POST", "/raft/snapshot", &headers)).unwrap();
+        stream.write_all(&raw::chunk(&body)).unwrap();
+        stream.write_all(rest).unwrap();
+        stream
+    };
+    let mut whole = begin(b"0\r\n\r\n");
+    assert_eq!(ended.recv(), Ok(None), "all of it has arrived");
+    // When a second one has been silent for as long as one may be, the first has lasted longer.
+    let silent = begin(b"");
+    let broken = ended.recv().unwrap().expect("breaks off");
+    assert!(broken.contains("silent"), "{broken}");
+    drop(silent);
+    // The next in its name does not end it.
+    one.peers.send_snapshot(metadata(1, 2), Box::new(Source::of(4)));
+    assert_eq!(ended.recv(), Ok(None));
+    one.recorder.wait("sent", |heard| (heard.snapshots_sent == [(2, true)]).then_some(()));
+    drop(work);
+    let mut answer = [0; 12];
+    whole.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 204");
+}
+
+#[test]
 fn a_snapshot_is_broken_off_when_its_receiver_stops() {
     let (one, two) = two();
     let (reading, begun) = mpsc::channel();

@@ -12,6 +12,8 @@ use super::Fatal;
 
 /// Interval at which the log is asked for its first entry.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Locations that there may be space for beyond those that are there: a start brings 100,000 or more.
+const SPACE_MAX: usize = 4096;
 
 /// Locations of the entries that are not applied yet, and the terms of those that are.
 pub(super) struct History {
@@ -61,16 +63,24 @@ impl History {
     /// It is not on disk: our own bug.
     pub fn take_location(&mut self, index: Index) -> Result<Location, Fatal> {
         while let Some(&EntryPlace { index: at, location }) = self.locations.front() {
-            if at == index {
-                self.locations.pop_front();
-                return Ok(location);
-            }
             if at > index {
                 break;
             }
             self.locations.pop_front();
+            if at == index {
+                self.give_space_back();
+                return Ok(location);
+            }
         }
         Err(Fatal::Unlocated { index })
+    }
+
+    fn give_space_back(&mut self) {
+        let len = self.locations.len();
+        // Rare enough that moving what is left costs little for each location that was taken.
+        if self.locations.capacity() > 8 * len + SPACE_MAX {
+            self.locations.shrink_to(2 * len + SPACE_MAX / 2);
+        }
     }
 
     /// An entry of this term is applied. Returns true if the term is newer than those before.
@@ -143,6 +153,21 @@ mod tests {
         history.located(vec![place(4, 4)]);
         assert_eq!(history.take_location(Index(4)).expect("it is known").offset, 4);
         assert!(history.take_location(Index(5)).is_err(), "it was replaced");
+    }
+
+    #[test]
+    fn space_for_locations_that_were_taken_is_given_back() {
+        let mut history = history(Instant::now());
+        history.located((4..=100_000).map(|index| place(index, 1)).collect());
+        assert!(history.take_location(Index(10)).is_ok() && history.locations.capacity() >= 99_990);
+        assert!(history.take_location(Index(99_000)).is_ok());
+        assert!(history.locations.capacity() <= 8 * 1000 + SPACE_MAX, "{}", history.locations.capacity());
+        assert_eq!(
+            history.locations.iter().map(|at| at.index.0).collect::<Vec<_>>(),
+            Vec::from_iter(99_001..=100_000)
+        );
+        assert!(history.take_location(Index(100_000)).is_ok());
+        assert!(history.locations.capacity() <= SPACE_MAX, "{}", history.locations.capacity());
     }
 
     #[test]

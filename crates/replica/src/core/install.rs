@@ -20,7 +20,7 @@ use numbers::Index;
 use planted::Bug;
 use tokio::sync::oneshot;
 
-use super::Shortage;
+use super::{RequestId, Shortage};
 use crate::transfer::{Outcome, Received};
 
 /// Time for which the received part of a state is kept after its stream broke off.
@@ -28,6 +28,11 @@ const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause before a checkpoint of an installed state that failed is tried again.
 const SAVE_PAUSE: Duration = Duration::from_secs(1);
+/// The longest time that the offer of another state waits for the installed one to be saved. A leader that runs etcd makes its
+/// whole snapshot again at the next heartbeat after it was refused.
+const OFFER_PATIENCE: Duration = Duration::from_secs(10);
+/// Offers that wait at once; further ones are refused.
+const OFFERS_MAX: usize = 4;
 /// States, and parts of some, that wait to be dropped by the checkpointer while another may be received.
 const DISCARDED_MAX: usize = 2;
 
@@ -66,6 +71,8 @@ pub(super) struct Install {
     told: Option<oneshot::Sender<Outcome>>,
     /// Time from which a checkpoint of the installed state is tried again after one that failed.
     save_at: Option<Instant>,
+    /// Offers of other states that wait for the installed one to be saved, and until when.
+    offers: Vec<(RequestId, Instant)>,
     /// Batches that go to the log once the checkpoint of the installed state is durable.
     held: Vec<Append>,
     placing: Option<Placing>,
@@ -113,20 +120,47 @@ impl Install {
         !matches!(self.stage, Stage::Idle)
     }
 
+    /// Returns true if a state is installed of which no checkpoint is durable or being written.
+    pub fn is_unsaved(&self) -> bool {
+        matches!(self.stage, Stage::Installed(_))
+    }
+
     /// Returns true if a checkpoint of the installed state is to be ordered. After one that failed this takes a while.
     pub fn wants_checkpoint(&self, now: Instant) -> bool {
-        matches!(self.stage, Stage::Installed(_)) && self.save_at.is_none_or(|at| now >= at)
+        self.is_unsaved() && self.save_at.is_none_or(|at| now >= at)
+    }
+
+    /// Makes the offer of another state wait while the installed one is saved, for a while. Returns false if it does not wait.
+    pub fn hold_offer(&mut self, request_id: RequestId, now: Instant) -> bool {
+        let waits = self.is_being_saved() && self.offers.len() < OFFERS_MAX;
+        if waits {
+            self.offers.push((request_id, now + OFFER_PATIENCE));
+        }
+        waits
+    }
+
+    /// Takes out the offers that wait no longer: all once the installed state is saved.
+    pub fn offers_over(&mut self, now: Instant) -> Vec<RequestId> {
+        let waits = self.is_being_saved();
+        self.offers.extract_if(.., |(_, until)| !waits || now >= *until).map(|(id, _)| id).collect()
+    }
+
+    /// Takes out all offers that wait.
+    pub fn take_offers(&mut self) -> Vec<RequestId> {
+        self.offers.drain(..).map(|(id, _)| id).collect()
+    }
+
+    fn is_being_saved(&self) -> bool {
+        matches!(self.stage, Stage::Installed(_) | Stage::Saving(_))
     }
 
     /// Gives an append back, unless the log has to wait.
     pub fn hold(&mut self, append: Append) -> Option<Append> {
-        match self.stage {
-            Stage::Installed(_) | Stage::Saving(_) => {
-                self.held.push(append);
-                None
-            }
-            Stage::Idle | Stage::Receiving { .. } => Some(append),
+        if !self.is_being_saved() {
+            return Some(append);
         }
+        self.held.push(append);
+        None
     }
 
     /// The sender broke off, or what it sent could not be used.
@@ -474,6 +508,27 @@ mod tests {
             assert!(matches!(outcome.try_recv(), Ok(Outcome::GivenUp(why)) if why == error::LEADER_CHANGED));
             assert_eq!(install.discarded(), 1);
         }
+    }
+
+    #[test]
+    fn offers_wait_for_the_installed_state_and_not_for_ever() {
+        let now = Instant::now();
+        let id = |slot| RequestId { shard: 0, slot, generation: 0 };
+        let mut install = Install::default();
+        install.begin(1, false);
+        assert!(!install.hold_offer(id(0), now), "nothing is being saved");
+        let replaced = Machine::new(machine::Rules { learners_max: 1 });
+        install.installed(Reset { index: Index(9), term: Term(2) }, replaced);
+        assert!(install.hold_offer(id(1), now));
+        install.saving();
+        let later = now + OFFER_PATIENCE / 2;
+        assert!(install.hold_offer(id(2), later) && install.offers_over(later).is_empty());
+        assert_eq!(install.offers_over(now + OFFER_PATIENCE), [id(1)]);
+        assert!((3..6).all(|slot| install.hold_offer(id(slot), later)));
+        assert!(!install.hold_offer(id(6), later), "so many wait");
+        assert!(install.saved(Index(9)).is_some());
+        assert_eq!(install.offers_over(later), [2, 3, 4, 5].map(id));
+        assert!(install.take_offers().is_empty() && !install.hold_offer(id(7), later));
     }
 
     #[test]

@@ -30,8 +30,13 @@
 //! 40 s  the renewal is answered with a TTL of 60 s; it lets the lease live until 40 + 25 = 65 s
 //! 65 s  member 2 revokes the lease, 15 s before the next renewal
 //! ```
+//!
+//! A leader that has followed one that runs etcd, or hears of a member that does, is in doubt about all notes: by no note it
+//! can tell what renewals have promised since. It takes back those of all leases, not only those that it has itself: members'
+//! notes may differ, since none goes to etcd and none comes back from there. The doubt ends when all of that is applied, and
+//! outlives the loss of leadership until then.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,6 +57,8 @@ const REVOKES_PER_TICK: usize = 1000;
 const REVOKES_OPEN_MAX: usize = 10_000;
 /// Leases in one entry that notes times left.
 const NOTES_PER_ENTRY: usize = 1000;
+/// Entries that take notes back and are not applied yet, at most: a pass over all leases waits for the disks.
+const TAKEN_BACK_AHEAD: usize = 4;
 /// Leases looked at in one turn, whatever for: their clocks are started, notes are due, or they are forgotten.
 const LEASES_PER_TURN: usize = 4096;
 /// Pause before a revocation that failed is tried again.
@@ -108,10 +115,13 @@ struct Noting {
     looked_through: Index,
 }
 
-/// The notes of all leases being taken back, slice by slice.
+/// Notes being taken back, slice by slice.
+#[derive(Clone, Copy)]
 struct TakingBack {
     /// The lease that was looked at last.
     behind: Option<LeaseId>,
+    /// True if they are taken back for every lease; otherwise for those with a note in this member's state.
+    of_all: bool,
 }
 
 /// The options that concern leases.
@@ -159,10 +169,19 @@ pub(super) struct LeaseClocks {
     noting: Option<Noting>,
     /// Notes that are being taken back.
     taking_back: Option<TakingBack>,
-    /// The last log entry in which this leader noted times left.
-    noted_through: Index,
-    /// The last entry that is applied.
-    applied: Index,
+    /// The pass of taking back as it was before its last slice, until that slice is in the log.
+    slice_began: Option<TakingBack>,
+    /// True if a slice was refused since the last tick.
+    slice_refused: bool,
+    /// The entries of slices that take notes back, as long as they are not applied.
+    slices: VecDeque<Index>,
+    /// True if notes may be in some member's state that do not know of renewals at a leader that ran etcd. Stays, whoever
+    /// leads, until this member as a leader has taken all notes back.
+    doubt: bool,
+    /// The entry with which the notes of all leases are taken back, once all of that is in the log.
+    doubt_ends: Option<Index>,
+    /// True if this leader has taken all notes back and begun to make none since.
+    none_noted: bool,
     next_note: Instant,
     /// Renewals of expired leases, which wait for the revocation, by lease id, with the time when each came.
     renewals_of_expired: BTreeMap<LeaseId, Vec<(RequestId, Instant)>>,
@@ -182,8 +201,12 @@ impl LeaseClocks {
             others: Others::Unheard,
             noting: None,
             taking_back: None,
-            noted_through: Index(0),
-            applied: Index(0),
+            slice_began: None,
+            slice_refused: false,
+            slices: VecDeque::new(),
+            doubt: false,
+            doubt_ends: None,
+            none_noted: false,
             next_note: now + FIRST_NOTE,
             renewals_of_expired: BTreeMap::new(),
         }
@@ -195,17 +218,18 @@ impl LeaseClocks {
     }
 
     /// Starts the clocks of a leader that has just settled: every lease gets its noted remaining time, or its whole TTL,
-    /// from now on. Notes are `doubted` where a leader that runs etcd may have renewed leases since: then every lease gets
-    /// its whole TTL, and the notes are taken back.
+    /// from now on. Notes are `doubted` where a leader that runs etcd may have renewed leases since: then, and while such a
+    /// doubt of before lasts, every lease gets its whole TTL, and all notes are taken back.
     pub fn start(&mut self, leases: &Leases, doubted: bool, now: Instant) {
         if planted::is(Bug::OldLeaseDeadlines) && self.expiry.after(None, now).next().is_some() {
             return;
         }
+        self.doubt |= doubted;
         // The time it took to elect this leader is not held against anybody.
-        let expiry = Expiry::of(leases.clone(), !doubted, self.rules.ttl_min, self.rules.grace, now);
+        let expiry = Expiry::of(leases.clone(), !self.doubt, self.rules.ttl_min, self.rules.grace, now);
         self.replace(expiry);
-        if doubted {
-            self.take_back();
+        if self.doubt {
+            self.take_back(true);
         }
     }
 
@@ -219,9 +243,8 @@ impl LeaseClocks {
         if !planted::is(Bug::OldLeaseDeadlines) {
             self.replace(Expiry::new(now));
         }
-        (self.noting, self.taking_back, self.others) = (None, None, Others::Unheard);
-        // The entry may be overwritten. A leader that has settled has applied all that were noted before.
-        self.noted_through = Index(0);
+        self.end_noting();
+        (self.others, self.doubt_ends, self.none_noted) = (Others::Unheard, None, false);
         let waiting = std::mem::take(&mut self.renewals_of_expired);
         waiting.into_values().flatten().map(|(request_id, _)| request_id).collect()
     }
@@ -271,13 +294,19 @@ impl LeaseClocks {
 
     /// Updates the time by which leases expire; called after every turn with the applied and the commit index.
     pub fn look(&mut self, applied: Index, commit: Index, now: Instant) {
-        self.applied = applied;
+        if self.doubt_ends.take_if(|index| *index <= applied).is_some() {
+            (self.doubt, self.none_noted) = (false, true);
+        }
+        while self.slices.front().is_some_and(|index| *index <= applied) {
+            self.slices.pop_front();
+        }
         self.time.look(applied, commit, now);
     }
 
     /// Renews a lease, which the state has as `lease`, for a request that came at `since`. A noted remaining time has to
     /// be taken back first, or the next leader would use it; the same holds for a note that is still on its way into the
-    /// log, and for an entry that takes one back.
+    /// log, for an entry that takes one back, and for one that another member may have as long as there is doubt: unless
+    /// this leader has had an entry for the lease applied, behind which all members have what this one has.
     ///
     /// As in etcd, a renewal of an expired lease waits until its revocation is committed.
     pub fn renew(
@@ -304,16 +333,14 @@ impl LeaseClocks {
         };
         self.metrics.lease.renewed.inc();
         let under_way = noted_by > applied && !planted::is(Bug::NoteOverRenewal);
-        if noted || under_way { Renewal::TakesBack(ttl) } else { Renewal::Answered(ttl) }
+        let in_doubt = self.doubt && noted_by == Index(0);
+        if noted || under_way || in_doubt { Renewal::TakesBack(ttl) } else { Renewal::Answered(ttl) }
     }
 
     /// The entry at this index notes these times left of leases, or takes notes back.
     pub fn noted(&mut self, checkpoints: &[LeaseCheckpoint], index: Index) {
         for checkpoint in checkpoints {
             self.expiry.noted(LeaseId(checkpoint.id), index);
-            if checkpoint.remaining_ttl > 0 {
-                self.noted_through = index;
-            }
         }
     }
 
@@ -398,13 +425,26 @@ impl LeaseClocks {
         !self.forgotten.is_empty()
     }
 
-    /// Returns true if the leader can do something at once: start clocks or, if they are let to, revoke and note.
-    pub fn has_to_do(&self, may_revoke: bool, may_note: impl FnOnce() -> bool) -> bool {
+    /// Returns true if the leader can do something at once: start clocks, revoke if it may, or note, where `has_room` says that
+    /// the log takes more behind its last entry, `last`.
+    pub fn has_to_do(
+        &self,
+        may_revoke: bool,
+        has_room: impl FnOnce() -> bool,
+        (last, applied): (Index, Index),
+    ) -> bool {
         let revoke = may_revoke && self.revokes_room() > 0 && self.expiry.is_due(self.time.as_of);
-        let goes_on =
-            self.noting.is_some() || self.taking_back.is_some() && self.applied >= self.noted_through;
-        let note = goes_on && may_note();
-        self.expiry.is_starting() || revoke || note
+        let note = match self.taking_back {
+            Some(_) => self.may_take_back(),
+            None => self.noting.is_some() && LeaseClocks::can_note(last, applied),
+        };
+        self.expiry.is_starting() || revoke || note && has_room()
+    }
+
+    /// Returns true if the next notes may be taken back: none were refused since the last tick, and few are under way. More
+    /// would only wait for the disk in a row, and be what makes it seem to stall.
+    fn may_take_back(&self) -> bool {
+        !self.slice_refused && self.slices.len() < TAKEN_BACK_AHEAD
     }
 
     /// Returns the number of lease revocations that may be proposed now.
@@ -441,12 +481,15 @@ impl LeaseClocks {
     /// This is what the other members of the present leader run; called at each tick and before it stops. Once a member is
     /// known to run etcd, all notes are taken back at once.
     pub fn others_are(&mut self, others: Others) {
+        self.slice_refused = false;
         let before = std::mem::replace(&mut self.others, others);
         if others != Others::Mainstay {
             self.noting = None;
         }
-        if others == Others::SomeEtcd && before != others {
-            self.take_back();
+        // In doubt they are being taken back already, and no leader makes new ones.
+        if others == Others::SomeEtcd && before != others && !self.doubt && !self.none_noted {
+            self.doubt = true;
+            self.take_back(true);
         }
     }
 
@@ -468,22 +511,27 @@ impl LeaseClocks {
     }
 
     /// Begins to note the time left of every lease that has used up at least `used` of its TTL; or, where a member runs etcd,
-    /// to take notes back. While some members have not told what they run, it does neither.
+    /// to take notes back. While some members have not told what they run, it does neither; in doubt, all notes are being taken
+    /// back already.
     fn note_below(&mut self, used: Duration) {
+        if self.doubt {
+            return;
+        }
         match self.others {
-            Others::SomeEtcd => self.take_back(),
+            Others::SomeEtcd => self.take_back(false),
             Others::Unheard => {}
             Others::Mainstay => {
+                self.none_noted = false;
                 self.noting =
                     Some(Noting { behind: None, used, granted: BTreeSet::new(), looked_through: Index(0) });
             }
         }
     }
 
-    /// Begins to take back the notes of all leases.
-    fn take_back(&mut self) {
+    /// Begins to take back the notes of all leases, or of those that have one in this member's state.
+    fn take_back(&mut self, of_all: bool) {
         self.noting = None;
-        self.taking_back = Some(TakingBack { behind: None });
+        self.taking_back = Some(TakingBack { behind: None, of_all });
     }
 
     /// Returns true if times left are being noted, or taken back.
@@ -493,11 +541,23 @@ impl LeaseClocks {
 
     /// Ends the notes: this member leads no more.
     pub fn end_noting(&mut self) {
-        (self.noting, self.taking_back) = (None, None);
+        (self.noting, self.taking_back, self.slice_began) = (None, None, None);
+        self.slice_refused = false;
+        self.slices.clear();
+    }
+
+    /// The slice that [`LeaseClocks::note_some`] gave out last has got into the log, with this index, or not: notes that are not
+    /// taken back are tried again at the next tick.
+    pub fn proposed(&mut self, taken: Option<Index>) {
+        let Some(began) = self.slice_began.take() else { return };
+        match taken {
+            Some(index) => self.slices.push_back(index),
+            None => (self.taking_back, self.slice_refused) = (Some(began), true),
+        }
     }
 
     /// Returns true if so few entries of this log are not applied that they can be looked at before times left are noted.
-    pub fn can_note(last: Index, applied: Index) -> bool {
+    fn can_note(last: Index, applied: Index) -> bool {
         last - applied <= NOTED_BEHIND_MAX
     }
 
@@ -511,12 +571,15 @@ impl LeaseClocks {
         now: Instant,
     ) -> Option<Vec<LeaseCheckpoint>> {
         let last = node.standing().last;
-        if !has_room || !LeaseClocks::can_note(last, applied) || self.expiry.is_starting() {
+        if !has_room || self.expiry.is_starting() {
             // A lease whose clock is still to be started would go by the note, as if it was from before.
             return None;
         }
         if self.taking_back.is_some() {
-            return self.take_some_back(leases, applied);
+            return self.take_some_back(leases, last);
+        }
+        if !LeaseClocks::can_note(last, applied) {
+            return None;
         }
         let noting = self.noting.as_mut()?;
         // What is noted behind an entry that grants a lease is taken for the time left of that one; if another with its id
@@ -550,32 +613,43 @@ impl LeaseClocks {
         (!notes.is_empty()).then_some(notes)
     }
 
-    /// The next notes to be taken back, for one entry at most. The state has to have all notes first: one that is under way
-    /// would stay.
-    fn take_some_back(&mut self, leases: &Leases, applied: Index) -> Option<Vec<LeaseCheckpoint>> {
-        let taking = self.taking_back.as_mut().filter(|_| applied >= self.noted_through)?;
+    /// The next notes to be taken back, for one entry at most; `last` is the last entry of the log. No note is under way that
+    /// they would miss: a pass over all leases comes behind every note in the log, and one over those noted in the state is
+    /// begun where no leader of Mainstay makes any.
+    fn take_some_back(&mut self, leases: &Leases, last: Index) -> Option<Vec<LeaseCheckpoint>> {
+        let began = self.taking_back.filter(|_| self.may_take_back())?;
+        let mut taking = began;
         let mut notes = Vec::new();
         let mut looked = 0;
-        for (id, lease) in leases.after(taking.behind).take(LEASES_PER_TURN) {
+        for (id, lease) in leases.after(began.behind).take(LEASES_PER_TURN) {
             looked += 1;
             taking.behind = Some(id);
-            if lease.remaining > Seconds::ZERO {
+            if began.of_all || lease.remaining > Seconds::ZERO {
                 notes.push(LeaseCheckpoint { id: id.0, remaining_ttl: 0 });
                 if notes.len() == NOTES_PER_ENTRY {
                     break;
                 }
             }
         }
-        if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
-            self.taking_back = None;
+        if !notes.is_empty() {
+            // The slice behind the last one is empty and ends the pass.
+            (self.taking_back, self.slice_began) = (Some(taking), Some(began));
+            return Some(notes);
         }
-        (!notes.is_empty()).then_some(notes)
+        self.taking_back = (looked == LEASES_PER_TURN).then_some(taking);
+        if self.taking_back.is_none() && began.of_all {
+            self.doubt_ends = Some(last);
+        }
+        None
     }
 }
 
 #[cfg(test)]
 mod tests {
     use config::MetricsDetail;
+    use consensus::HardState;
+    use machine::GrantedLease;
+    use numbers::{MemberId, Term};
 
     use super::*;
 
@@ -586,6 +660,8 @@ mod tests {
         note_interval: Duration::from_secs(60),
     };
     const REQUEST: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
+    /// The last entry of a log, and the last one that is applied.
+    const REACH: (Index, Index) = (Index(0), Index(0));
 
     fn lease(ttl: Seconds, remaining: Seconds) -> Lease {
         Lease { ttl, remaining, keys: SharedMap::default() }
@@ -612,7 +688,7 @@ mod tests {
         assert!(clocks.take_expired().is_empty());
         let late = start + seconds(11);
         clocks.look(Index(1), Index(1), late);
-        assert!(clocks.has_to_do(true, || false) && !clocks.has_to_do(false, || false));
+        assert!(clocks.has_to_do(true, || false, REACH) && !clocks.has_to_do(false, || false, REACH));
         assert_eq!(clocks.take_expired(), [5].map(LeaseId));
         assert!(clocks.take_expired().is_empty());
         let renewal =
@@ -655,6 +731,227 @@ mod tests {
         clocks.noted(&[LeaseCheckpoint { id: 5, remaining_ttl: 3 }], Index(9));
         assert_eq!(renew(&mut clocks, Seconds(0), Index(8)), Renewal::TakesBack(Seconds(10)));
         assert_eq!(renew(&mut clocks, Seconds(0), Index(9)), Renewal::Answered(Seconds(10)));
+    }
+
+    /// A node whose log has so many entries, none of which can be read.
+    fn node(last: Index) -> Node {
+        let config = consensus::Config { id: MemberId(1), ..consensus::Config::default() };
+        let restored = consensus::Restored {
+            hard_state: HardState { term: Term(1), commit: last, ..HardState::default() },
+            voters: vec![MemberId(1)],
+            applied: last,
+            applied_term: Term(1),
+            ..consensus::Restored::default()
+        };
+        let node = Node::new(config, restored).expect("starts");
+        assert_eq!(node.standing().last, last);
+        node
+    }
+
+    /// So many leases of 60 s, of which those with the ids that `noted` says have 25 s left by their notes.
+    fn leases(count: i64, noted: impl Fn(i64) -> bool) -> Leases {
+        let granted = (1..=count).map(|id| GrantedLease {
+            id: LeaseId(id),
+            ttl: Seconds(60),
+            remaining: Seconds(if noted(id) { 25 } else { 0 }),
+        });
+        Leases::granted(granted).expect("are sound")
+    }
+
+    /// Starts the clocks of a leader, all of them.
+    fn lead(clocks: &mut LeaseClocks, leases: &Leases, doubted: bool, now: Instant) {
+        clocks.start(leases, doubted, now);
+        while clocks.expiry.is_starting() {
+            clocks.start_some(leases);
+        }
+    }
+
+    /// Takes the next slice of notes as if it got into the log, or was refused; gives the leases that it takes back.
+    fn slice(clocks: &mut LeaseClocks, leases: &Leases, is_taken: bool, now: Instant) -> Vec<i64> {
+        let notes = clocks.note_some(&node(Index(0)), (leases, Index(0)), true, now).unwrap_or_default();
+        clocks.proposed(is_taken.then_some(Index(0)));
+        assert!(notes.iter().all(|note| note.remaining_ttl == 0));
+        notes.iter().map(|note| note.id).collect()
+    }
+
+    /// What is left of the lease with the id 1, in seconds, with the grace of a new leader.
+    fn left(clocks: &LeaseClocks, now: Instant) -> u64 {
+        clocks.expiry.left(LeaseId(1), now).expect("has a clock").as_secs()
+    }
+
+    #[test]
+    fn in_doubt_the_notes_of_all_leases_are_taken_back() {
+        let start = Instant::now();
+        // Another member may have notes that this one has not.
+        let leases = leases(2_500, |id| id == 7);
+        for heard in [false, true] {
+            let mut clocks = clocks(start);
+            lead(&mut clocks, &leases, !heard, start);
+            if heard {
+                clocks.others_are(Others::Mainstay);
+                clocks.others_are(Others::SomeEtcd);
+            }
+            let mut all = Vec::new();
+            while clocks.is_noting() {
+                assert!(clocks.has_to_do(false, || true, REACH));
+                all.append(&mut slice(&mut clocks, &leases, true, start));
+            }
+            assert!(all.iter().copied().eq(1..=2_500));
+            assert!(!clocks.has_to_do(false, || true, REACH));
+            // From time to time after that, only what is noted all the same.
+            clocks.look(Index(0), Index(0), start);
+            clocks.others_are(Others::SomeEtcd);
+            clocks.note_if_due(start + seconds(61));
+            assert_eq!(slice(&mut clocks, &leases, true, start), [7]);
+        }
+    }
+
+    #[test]
+    fn doubt_outlives_leadership_until_all_notes_are_taken_back() {
+        let start = Instant::now();
+        let leases = leases(10, |_| true);
+        let mut clocks = clocks(start);
+        lead(&mut clocks, &leases, false, start);
+        assert_eq!(left(&clocks, start), 26);
+        clocks.stop(start);
+        lead(&mut clocks, &leases, true, start);
+        assert_eq!(left(&clocks, start), 61);
+        let renewal = (REQUEST, LeaseId(1));
+        let renewed = clocks.renew(renewal, Some(&lease(Seconds(60), Seconds(0))), Index(0), start, start);
+        assert_eq!(renewed, Renewal::TakesBack(Seconds(60)), "another member may have a note");
+        clocks.stop(start);
+        lead(&mut clocks, &leases, false, start);
+        assert_eq!(left(&clocks, start), 61, "it was only begun");
+        assert_eq!(slice(&mut clocks, &leases, true, start).len(), 10);
+        assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
+        clocks.stop(start);
+        clocks.look(Index(0), Index(0), start);
+        lead(&mut clocks, &leases, false, start);
+        assert_eq!(left(&clocks, start), 61, "it was in the log of a leader that is none any more");
+        // Nothing is noted in doubt.
+        clocks.others_are(Others::Mainstay);
+        clocks.note_before_stop();
+        assert_eq!(slice(&mut clocks, &leases, true, start + seconds(2)).len(), 10);
+        assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
+        clocks.look(Index(0), Index(0), start);
+        let renewed = clocks.renew(renewal, Some(&lease(Seconds(60), Seconds(0))), Index(0), start, start);
+        assert_eq!(renewed, Renewal::Answered(Seconds(60)));
+        clocks.stop(start);
+        lead(&mut clocks, &leases, false, start);
+        assert_eq!(left(&clocks, start), 26);
+    }
+
+    #[test]
+    fn a_slice_that_is_refused_is_taken_back_after_the_next_tick() {
+        let start = Instant::now();
+        let leases = leases(1_500, |_| true);
+        let mut clocks = clocks(start);
+        lead(&mut clocks, &leases, true, start);
+        assert_eq!(slice(&mut clocks, &leases, true, start).len(), 1_000);
+        for _ in 0..2 {
+            assert_eq!(slice(&mut clocks, &leases, false, start).first(), Some(&1_001));
+            assert!(clocks.is_noting() && !clocks.has_to_do(false, || true, REACH), "it does not spin");
+            assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
+            clocks.others_are(Others::Unheard);
+            assert!(clocks.has_to_do(false, || true, REACH));
+        }
+        assert_eq!(slice(&mut clocks, &leases, true, start).len(), 500);
+        assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
+        assert!(!clocks.is_noting());
+    }
+
+    #[test]
+    fn few_slices_are_under_way_and_they_go_on_however_far_apply_is_behind() {
+        let start = Instant::now();
+        let leases = leases(6_500, |_| false);
+        let mut clocks = clocks(start);
+        lead(&mut clocks, &leases, true, start);
+        // As many entries as nothing is noted behind.
+        let mut last = Index(NOTED_BEHIND_MAX + 1);
+        let mut applied = Index(0);
+        let mut next = |clocks: &mut LeaseClocks, applied: Index| {
+            let notes = clocks.note_some(&node(last), (&leases, applied), true, start)?;
+            last = Index(last.0 + 1);
+            clocks.proposed(Some(last));
+            Some((notes.len(), last))
+        };
+        for _ in 0..TAKEN_BACK_AHEAD {
+            assert!(clocks.has_to_do(false, || true, (Index(1 << 20), applied)));
+            assert_eq!(next(&mut clocks, applied).map(|(count, _)| count), Some(NOTES_PER_ENTRY));
+        }
+        let first = Index(NOTED_BEHIND_MAX + 2);
+        for (done, count) in [(0, 1_000), (1, 1_000), (2, 500)] {
+            assert!(clocks.is_noting() && !clocks.has_to_do(false, || true, (Index(1 << 20), applied)));
+            assert_eq!(next(&mut clocks, applied), None, "the disk has enough to do");
+            applied = Index(first.0 + done);
+            clocks.look(applied, applied, start);
+            assert!(clocks.has_to_do(false, || true, (Index(1 << 20), applied)));
+            assert_eq!(next(&mut clocks, applied).map(|(count, _)| count), Some(count));
+        }
+        // What was in the log of this leader is not waited for by the next one.
+        clocks.stop(start);
+        lead(&mut clocks, &leases, true, start);
+        assert_eq!(next(&mut clocks, applied).map(|(count, _)| count), Some(NOTES_PER_ENTRY));
+    }
+
+    #[test]
+    fn doubt_ends_with_the_last_entry_and_a_renewal_makes_one_of_its_own_at_most() {
+        let start = Instant::now();
+        let leases = leases(2, |_| false);
+        let mut clocks = clocks(start);
+        lead(&mut clocks, &leases, true, start);
+        let renew = |clocks: &mut LeaseClocks, id, applied| {
+            let lease = lease(Seconds(60), Seconds(0));
+            clocks.renew((REQUEST, LeaseId(id)), Some(&lease), applied, start, start)
+        };
+        let (own, behind) = (Renewal::Answered(Seconds(60)), Renewal::TakesBack(Seconds(60)));
+        assert_eq!(renew(&mut clocks, 1, Index(8)), behind);
+        clocks.noted(&[LeaseCheckpoint { id: 1, remaining_ttl: 0 }], Index(9));
+        assert_eq!(renew(&mut clocks, 1, Index(8)), behind, "its entry is under way");
+        assert_eq!(renew(&mut clocks, 1, Index(9)), own, "its note is taken back");
+        assert_eq!(renew(&mut clocks, 2, Index(9)), behind, "another member may have one of it");
+        // Both are taken back by entry 10, and there is one more behind it.
+        assert_eq!(
+            clocks.note_some(&node(Index(9)), (&leases, Index(9)), true, start).map(|notes| notes.len()),
+            Some(2)
+        );
+        clocks.proposed(Some(Index(10)));
+        assert_eq!(clocks.note_some(&node(Index(11)), (&leases, Index(9)), true, start), None);
+        assert!(!clocks.is_noting());
+        for (applied, renewed) in [(10, behind), (11, own)] {
+            clocks.look(Index(applied), Index(11), start);
+            assert_eq!(renew(&mut clocks, 2, Index(applied)), renewed);
+        }
+    }
+
+    #[test]
+    fn all_notes_are_taken_back_once_more_where_some_were_made_since() {
+        let start = Instant::now();
+        let leases = leases(10, |_| false);
+        let mut clocks = clocks(start);
+        lead(&mut clocks, &leases, false, start);
+        let all_taken_back = |clocks: &mut LeaseClocks| {
+            clocks.others_are(Others::SomeEtcd);
+            let taken_back = slice(clocks, &leases, true, start);
+            while clocks.is_noting() {
+                assert_eq!(slice(clocks, &leases, true, start), [0; 0]);
+            }
+            clocks.look(Index(0), Index(0), start);
+            taken_back.len()
+        };
+        assert_eq!(all_taken_back(&mut clocks), 10);
+        // The member that runs etcd is removed, and added again.
+        clocks.others_are(Others::Mainstay);
+        assert_eq!(all_taken_back(&mut clocks), 0, "none were made");
+        clocks.others_are(Others::Mainstay);
+        clocks.note_if_due(start + seconds(61));
+        assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
+        assert_eq!(all_taken_back(&mut clocks), 10);
+        assert_eq!(all_taken_back(&mut clocks), 0);
+        // Others may have led and noted.
+        clocks.stop(start);
+        lead(&mut clocks, &leases, false, start);
+        assert_eq!(all_taken_back(&mut clocks), 10);
     }
 
     #[test]

@@ -42,6 +42,18 @@ pub enum MemberChange {
 }
 
 impl MemberChange {
+    /// Returns true if a change is refused so for the members that there are: by one who has heard of more it may be taken.
+    pub fn is_of_members(status: &Status) -> bool {
+        [
+            error::MEMBER_EXIST,
+            error::PEER_URL_EXIST,
+            error::MEMBER_NOT_FOUND,
+            error::MEMBER_NOT_LEARNER,
+            error::TOO_MANY_LEARNERS,
+        ]
+        .contains(status)
+    }
+
     /// Returns true if it removes this member.
     pub(super) fn removes(&self, member: u64) -> bool {
         matches!(self, MemberChange::Remove(id) if *id == member)
@@ -134,6 +146,8 @@ pub(super) enum Step {
     HandOver(MemberId),
     /// The next change is to be proposed: [`Membership::encode_next`] and [`Membership::take_next`].
     ProposeNext,
+    /// The next change was taken out: this request is to be refused.
+    Refuse(RequestId, Status),
     /// This proposal of another member to remove this one is to be taken now.
     Take(Box<raftpb::Message>),
     /// Forward these proposals, which remove this member, to the new leader.
@@ -207,18 +221,23 @@ impl Membership {
         if self.changes.len() >= CHANGES_MAX {
             return Err(error::TOO_MANY_REQUESTS);
         }
-        if self.rules.strict {
-            self.is_safe(&change, present, now)?;
-        }
         if let MemberChange::Promote(id) = change {
             is_caught_up(id, present)?;
+        }
+        self.may_be(&change, present, now)?;
+        self.changes.push_back((request_id, change, now));
+        Ok(())
+    }
+
+    /// Checks whether a change may be proposed, by the members as they are and who of them is there.
+    fn may_be(&self, change: &MemberChange, present: Present<'_>, now: Instant) -> Result<(), Status> {
+        if self.rules.strict {
+            self.is_safe(change, present, now)?;
         }
         let learners_max = self.learners_max(present.node);
         let (_, wire) = change.to_raft(0, learners_max);
         let learners_max = usize::try_from(learners_max).unwrap_or(usize::MAX);
-        machine::validate(present.members, &wire, learners_max)?;
-        self.changes.push_back((request_id, change, now));
-        Ok(())
+        machine::validate(present.members, &wire, learners_max)
     }
 
     /// The most learners that a change proposed now may lead to. Where a member may run etcd, one (COMPAT-177): members of etcd
@@ -254,9 +273,9 @@ impl Membership {
                 if !member.is_learner && !restores && !enough(all + 1, started) {
                     return Err(error::MEMBER_NOT_ENOUGH_STARTED);
                 }
-                // Those that never started are counted above; the others have to be there.
-                let mut voters = members.by_id.values().filter(|m| !m.is_learner && !m.name.is_empty());
-                if voters.any(|member| !self.connected_since(member.id, healthy_since, present)) {
+                // Those that are there have to be a quorum without the new one, also of a learner's, which may be promoted.
+                let voters = members.voters().len();
+                if voters > 1 && !enough(voters + 1, self.connected(healthy_since, present)) {
                     return Err(error::UNHEALTHY);
                 }
             }
@@ -397,14 +416,35 @@ impl Membership {
         if !present.leads && present.applied_term != present.node.standing().term {
             return Step::Nothing;
         }
-        Step::ProposeNext
+        // Others may have gone into the log since it was wanted. Members judge an entry by the members that there are, not by
+        // who of them is there; and those that run etcd judge learners by their own limits, not by the one in it.
+        let Some((request_id, change, _)) = self.changes.front() else { return Step::Nothing };
+        let request_id = *request_id;
+        match self.may_be(change, present, now) {
+            Ok(()) => Step::ProposeNext,
+            Err(status) => {
+                self.changes.pop_front();
+                Step::Refuse(request_id, status)
+            }
+        }
     }
 
     /// The next change as raft has it and as the log has it, with this id in it.
     pub fn encode_next(&self, id: u64, node: &Node) -> Option<(ConfChange, Bytes)> {
         let (_, change, _) = self.changes.front()?;
+        let mut change = change.clone();
+        if let MemberChange::Update(member) = &mut change {
+            // Members that run older etcd take from the change of a URL whether the member is a learner; others ignore it.
+            let known = self.members.by_id.get(&member.id);
+            member.is_learner = known.is_some_and(|known| known.is_learner);
+        }
         let (raft, wire) = change.to_raft(id, self.learners_max(node));
         Some((raft, Bytes::from(wire.encode_to_vec())))
+    }
+
+    /// Returns true if this member's own option would allow more learners than it may let be added now (COMPAT-177).
+    pub fn is_held_back(&self, node: &Node) -> bool {
+        self.learners_max(node) < self.rules.learners_max
     }
 
     /// Takes the next change out: it was proposed with this id, or refused.
@@ -523,7 +563,7 @@ fn is_caught_up(id: u64, present: Present<'_>) -> Result<(), Status> {
 
 #[cfg(test)]
 mod tests {
-    use consensus::{Config, Restored};
+    use consensus::{Config, HardState, Restored};
 
     use super::*;
 
@@ -580,6 +620,39 @@ mod tests {
     }
 
     #[test]
+    fn a_member_is_added_where_those_that_are_there_are_a_quorum_without_it() {
+        // As the newest releases of etcd have it. Older ones want all of them to be there.
+        for (voters, away, taken) in [
+            (1, 0, true),
+            (2, 0, true),
+            (2, 1, false),
+            (3, 0, true),
+            (3, 1, false),
+            (4, 1, true),
+            (5, 1, true),
+            (5, 2, false),
+        ] {
+            for is_learner in [false, true] {
+                let ids: Vec<u64> = (1..=voters).collect();
+                let (all, node, now) = (members(&ids), node(&ids), Instant::now());
+                let active_since = |id| (id <= voters - away).then_some(now);
+                let present = Present {
+                    members: &all,
+                    node: &node,
+                    leads: true,
+                    applied_term: Term(0),
+                    active_since: &active_since,
+                    successor: &|| None,
+                };
+                let added = MemberChange::Add(Member { id: 9, is_learner, ..Member::default() });
+                let expected = if taken { Ok(()) } else { Err(error::UNHEALTHY) };
+                let told = membership(&all).want(REQUEST, added, present, now + HEALTHY_FOR);
+                assert_eq!(told, expected, "{away} of {voters} are away");
+            }
+        }
+    }
+
+    #[test]
     fn a_leader_of_two_hands_over_before_it_is_removed_and_pauses_in_between() {
         let (all, node, start) = (members(&[1, 2]), node(&[1, 2]), Instant::now());
         let mut membership = membership(&all);
@@ -617,6 +690,112 @@ mod tests {
         );
         assert!(!membership.has_left(false, start) && membership.has_left(false, start + REMOVED_PAUSE));
         assert!(!membership.has_left(true, start + REMOVED_PAUSE));
+    }
+
+    #[test]
+    fn a_learner_whose_url_changes_stays_one_for_members_of_old_etcd() {
+        for is_learner in [false, true] {
+            let mut all = members(&[1, 2, 3]);
+            all.by_id.insert(3, Member { id: 3, is_learner, ..Member::default() });
+            let (mut membership, node, now) = (membership(&all), node(&[1, 2]), Instant::now());
+            let present = Present {
+                members: &all,
+                node: &node,
+                leads: true,
+                applied_term: Term(0),
+                active_since: &|_| None,
+                successor: &|| None,
+            };
+            let update =
+                Member { id: 3, peer_urls: vec!["http://three:2380".to_owned()], ..Member::default() };
+            assert_eq!(membership.want(REQUEST, MemberChange::Update(update), present, now), Ok(()));
+            let (_, entry) = membership.encode_next(5, &node).expect("one waits");
+            let change = raftpb::ConfChange::decode(entry).expect("was encoded here");
+            let told = Member::from_json(&change.context.unwrap_or_default()).expect("was encoded here");
+            assert_eq!((told.is_learner, told.peer_urls.len()), (is_learner, 1));
+        }
+    }
+
+    #[test]
+    fn a_change_is_judged_again_when_it_is_proposed() {
+        let node = node(&[1]);
+        let start = Instant::now();
+        let later = start + HEALTHY_FOR;
+        // Four voters of which one is down can take one more, and one voter one learner; not two of them.
+        for (voters, is_learner, refused) in
+            [(4, false, error::UNHEALTHY), (1, true, error::TOO_MANY_LEARNERS)]
+        {
+            let mut all = members(&(1..=voters).collect::<Vec<u64>>());
+            let mut membership = membership(&all);
+            let active_since = |id| (id < 4).then_some(start);
+            let ask = |membership: &mut Membership, all: &Members, change| {
+                let present = Present {
+                    members: all,
+                    node: &node,
+                    leads: true,
+                    applied_term: Term(0),
+                    active_since: &active_since,
+                    successor: &|| None,
+                };
+                match change {
+                    Some(change) => {
+                        assert_eq!(membership.want(REQUEST, change, present, later), Ok(()));
+                        Step::Nothing
+                    }
+                    None => membership.next_change(present, later),
+                }
+            };
+            let added = |id| Member {
+                id,
+                is_learner,
+                peer_urls: vec![format!("http://{id}:2380")],
+                ..Member::default()
+            };
+            for id in [7, 8] {
+                ask(&mut membership, &all, Some(MemberChange::Add(added(id))));
+            }
+            assert!(matches!(ask(&mut membership, &all, None), Step::ProposeNext));
+            membership.take_next(Some(5)).expect("one waits");
+            all.by_id.insert(7, Member { name: "m7".to_owned(), ..added(7) });
+            membership.changed(&all);
+            membership.applied(5);
+            assert!(membership.has_next());
+            let step = ask(&mut membership, &all, None);
+            assert!(matches!(&step, Step::Refuse(REQUEST, status) if *status == refused), "{step:?}");
+            assert!(!membership.has_next());
+        }
+    }
+
+    #[test]
+    fn the_entry_carries_the_limit_that_members_of_etcd_have() {
+        // A follower in term 0 has no leader that could run etcd; in term 3 it has heard nothing of its leader.
+        for (term, limit) in [(0, 5), (3, 1)] {
+            let all = members(&[1, 2]);
+            let restored = Restored {
+                voters: vec![MemberId(1), MemberId(2)],
+                hard_state: HardState { term: Term(term), ..HardState::default() },
+                ..Restored::default()
+            };
+            let config = Config { id: MemberId(1), ..Config::default() };
+            let node = Node::new(config, restored).expect("they go together");
+            let mut membership = membership(&all);
+            (membership.rules.learners_max, membership.rules.strict) = (5, false);
+            assert_eq!(membership.is_held_back(&node), limit == 1);
+            let present = Present {
+                members: &all,
+                node: &node,
+                leads: false,
+                applied_term: Term(0),
+                active_since: &|_| None,
+                successor: &|| None,
+            };
+            let learner = Member { id: 7, is_learner: true, ..Member::default() };
+            let add = MemberChange::Add(learner.clone());
+            assert_eq!(membership.want(REQUEST, add, present, Instant::now()), Ok(()));
+            let (_, entry) = membership.encode_next(5, &node).expect("one waits");
+            let change = raftpb::ConfChange::decode(entry).expect("was encoded here");
+            assert_eq!(change.context, Some(machine::learner_json(&learner, limit).into()));
+        }
     }
 
     #[test]

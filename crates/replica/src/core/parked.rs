@@ -118,7 +118,7 @@ impl Parked {
             ClientRequest::Read(request_id) if self.is_complete => Response::Readable(request_id),
             ClientRequest::Image(request_id) => Response::Image(request_id),
             ClientRequest::Read(request_id)
-            | ClientRequest::ChangeMembers(request_id, _)
+            | ClientRequest::ChangeMembers(request_id, _, _)
             | ClientRequest::MoveLeader(request_id, _)
             | ClientRequest::KeepAlive(request_id, _)
             | ClientRequest::TimeToLive(request_id, _, _)

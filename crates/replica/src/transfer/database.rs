@@ -330,7 +330,7 @@ impl Receiver {
             Ok(Outcome::Refused(reason)) => Err(ReceiveError::Refused(reason)),
             Ok(Outcome::NotSaved(reason)) => Err(ReceiveError::NotSaved(reason)),
             Ok(Outcome::GivenUp(status)) => Err(ReceiveError::NotNow(Some(status))),
-            // The core has ended, or is out of service.
+            // The core has ended.
             Err(_) => Err(ReceiveError::NotNow(Some(error::STOPPED))),
         }
     }

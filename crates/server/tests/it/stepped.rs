@@ -6,6 +6,7 @@ mod downgrades;
 mod flags;
 mod forwarding;
 mod full_disk;
+mod large_values;
 mod leases;
 mod locks;
 mod membership;

@@ -11,13 +11,13 @@ use bytes::Bytes;
 use consensus::{Node, Request};
 use log::Space;
 use mvcc::View;
-use numbers::{LeaseId, MemberId, Revision, Seconds, Term};
+use numbers::{Index, LeaseId, MemberId, Revision, Seconds, Term};
 use planted::Bug;
 use prost::Message as _;
 use telemetry::logging::{Logger, Value};
 
 use super::{Core, STOP_TIMEOUT};
-use crate::core::leases::{LeaseClocks, Renewal};
+use crate::core::leases::Renewal;
 use crate::core::membership::Told;
 use crate::core::proposals::{Given, Ground, Proposal, Waiter};
 use crate::core::reads::{Footing, RETRY, Waiting, Want};
@@ -139,18 +139,24 @@ impl Core {
             Renewal::Answered(ttl) => self.reply(request_id, ReplyBody::KeptAlive(ttl)),
             Renewal::TakesBack(ttl) => {
                 let clear = vec![LeaseCheckpoint { id: id.0, remaining_ttl: 0 }];
-                self.propose_note(clear, Waiter::KeepAlive(request_id, ttl));
+                self.propose_note(clear, Purpose::Own, Waiter::KeepAlive(request_id, ttl));
             }
             Renewal::Waits => {}
         }
     }
 
-    /// Proposes an entry that notes the times left of leases, and remembers its index for each lease.
-    fn propose_note(&mut self, checkpoints: Vec<LeaseCheckpoint>, waiter: Waiter) {
+    /// Proposes an entry that notes the times left of leases, and remembers its index for each lease. Returns `None` if it has
+    /// not got into the log, where it may take the space that there is for this `purpose`.
+    fn propose_note(
+        &mut self,
+        checkpoints: Vec<LeaseCheckpoint>,
+        purpose: Purpose,
+        waiter: Waiter,
+    ) -> Option<Index> {
         if !self.leads_now() {
             // Another leader would take what is forwarded to it for its own.
             self.give_up(waiter, error::NOT_PRIMARY_LESSOR);
-            return;
+            return None;
         }
         let noted = checkpoints.clone();
         let before = self.node.standing().last;
@@ -158,11 +164,10 @@ impl Core {
             lease_checkpoint: Some(LeaseCheckpointRequest { checkpoints }),
             ..InternalRaftRequest::default()
         };
-        self.propose_own(request, waiter);
-        let last = self.node.standing().last;
-        if last > before {
-            self.leases.noted(&noted, last);
-        }
+        self.propose_own_for(purpose, request, waiter);
+        let index = Some(self.node.standing().last).filter(|last| *last > before)?;
+        self.leases.noted(&noted, index);
+        Some(index)
     }
 
     /// Stops all clocks of leases, since this member leads no longer or in another term.
@@ -235,13 +240,10 @@ impl Core {
         if self.parked.is_some() {
             return false;
         }
-        let may_note = || Room::takes_more(&self.log) && self.can_note();
+        let has_room = || Room::takes_more(&self.log);
+        let reach = (self.node.standing().last, self.machine.applied_index);
         self.leases.has_to_forget()
-            || self.leads_now() && self.leases.has_to_do(self.stopping.is_none(), may_note)
-    }
-
-    fn can_note(&self) -> bool {
-        LeaseClocks::can_note(self.node.standing().last, self.machine.applied_index)
+            || self.leads_now() && self.leases.has_to_do(self.stopping.is_none(), has_room, reach)
     }
 
     /// Proposes to revoke the leases that have expired.
@@ -266,7 +268,9 @@ impl Core {
         let leases = (&self.machine.leases, self.machine.applied_index);
         let has_room = Room::takes_more(&self.log);
         if let Some(notes) = self.leases.note_some(&self.node, leases, has_room, now) {
-            self.propose_note(notes, Waiter::Nobody);
+            // They can be megabytes, which must not take what is kept for that which mends a shortage.
+            let taken = self.propose_note(notes, Purpose::Frees, Waiter::Nobody);
+            self.leases.proposed(taken);
         }
     }
 }
@@ -381,7 +385,12 @@ impl Core {
     }
 
     /// Proposes a request of the core itself, for `waiter`.
-    pub(super) fn propose_own(&mut self, mut request: InternalRaftRequest, waiter: Waiter) {
+    pub(super) fn propose_own(&mut self, request: InternalRaftRequest, waiter: Waiter) {
+        self.propose_own_for(Purpose::Own, request, waiter);
+    }
+
+    /// Proposes a request of the core itself, which may take the space that there is for this `purpose`.
+    fn propose_own_for(&mut self, purpose: Purpose, mut request: InternalRaftRequest, waiter: Waiter) {
         let id = self.shared.command_id();
         let (mut username, mut auth_revision) = (String::new(), 0);
         if self.machine.auth.is_enabled() {
@@ -391,7 +400,9 @@ impl Core {
         request.header = Some(RequestHeader { id, username, auth_revision });
         let data = Bytes::from(request.encode_to_vec());
         // A follower's own disk has nothing to do with what it forwards.
-        let full = self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Own);
+        // The rest of a segment that cannot hold it is lost; what the last byte may go to is small.
+        let wasted = if purpose == Purpose::Own { 0 } else { data.len() };
+        let full = self.leadership.leads() && !self.room.has(&self.log, data.len() + wasted, purpose);
         let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
         if refused {
             self.give_up(waiter, error::NO_LEADER);

@@ -44,7 +44,9 @@ impl Core {
                 self.proposals.push(proposal, writer, now);
             }
             ClientRequest::Read(request_id) => self.reads.push(Want::Read(request_id), now),
-            ClientRequest::ChangeMembers(request_id, change) => self.change_members(request_id, change, now),
+            ClientRequest::ChangeMembers(request_id, change, asks_again) => {
+                self.change_members(request_id, change, asks_again, now)
+            }
             ClientRequest::MoveLeader(request_id, to) => self.move_leader(request_id, to, now),
             ClientRequest::RaiseNoSpace => self.raise_no_space(Cause::Quota, now),
             ClientRequest::KeepAlive(request_id, id) => self.keep_alive(request_id, id, now),
@@ -80,7 +82,7 @@ impl Core {
                 let held = self.machine.held();
                 self.reply(request_id, ReplyBody::Holds(held, self.machine.applied_index));
             }
-            PeerRequest::OfferSnapshot(request_id, attempt) => self.look_at_offer(request_id, attempt),
+            PeerRequest::OfferSnapshot(request_id, attempt) => self.look_at_offer(request_id, attempt, now),
             PeerRequest::ReceiveSnapshot(request_id, attempt) => self.begin_install(request_id, attempt),
             PeerRequest::SnapshotBroken(claim, forget) => self.install.pause(claim, forget, now),
             PeerRequest::ResumeSnapshot(request_id, attempt) => self.resume_install(request_id, attempt),
@@ -218,6 +220,9 @@ impl Core {
         self.applying.clear();
         // Nobody would notice any more that it does not go on, nor that it is saved.
         self.install.tell(Outcome::GivenUp(parked.why()));
+        for request_id in self.install.take_offers() {
+            self.refuse(request_id, parked.why());
+        }
         self.end_install();
         self.removal.stop();
         // So that what was applied before is published, and that there is no leader to be told of.

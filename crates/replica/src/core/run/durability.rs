@@ -439,8 +439,12 @@ impl Core {
         if self.checkpoints.is_busy() || self.install.is_receiving() || !self.machine.is_whole() {
             return;
         }
-        if self.install.wants_checkpoint(now) {
-            self.order_install(now);
+        // An installed state is saved whole: the runs on disk know nothing of the places of its values. Until it is, also
+        // between two attempts, no other checkpoint is taken, which would build on those runs and free what they name.
+        if self.install.is_unsaved() {
+            if self.install.wants_checkpoint(now) {
+                self.order_install(now);
+            }
             return;
         }
         // On a full disk the entry that settles a leader may wait for what this checkpoint frees.

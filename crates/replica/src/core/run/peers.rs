@@ -7,7 +7,7 @@ use std::time::Instant;
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
 use api::raftpb::MessageType;
-use api::{error, membershippb, raftpb};
+use api::{Status, error, membershippb, raftpb};
 use consensus::{
     ConfChange, ConfChangeKind, Effects, Entry, EntryKind, Event, Fetch, Node, Refused, Request, Restore,
     Role, Standing,
@@ -429,17 +429,37 @@ impl Core {
     }
 
     /// A client wants the members changed: refuses what cannot or should not be, and queues the rest.
-    pub(super) fn change_members(&mut self, request_id: RequestId, change: MemberChange, now: Instant) {
+    /// `asks_again` is as in [`ClientRequest::ChangeMembers`](super::super::ClientRequest::ChangeMembers).
+    pub(super) fn change_members(
+        &mut self,
+        request_id: RequestId,
+        change: MemberChange,
+        asks_again: bool,
+        now: Instant,
+    ) {
         let promotes = matches!(change, MemberChange::Promote(_));
         let wanted =
             self.ask_membership(|membership, present| membership.want(request_id, change, present, now));
         if let Err(status) = wanted {
+            if asks_again && MemberChange::is_of_members(&status) {
+                return self.refuse(request_id, status);
+            }
             if promotes && self.leadership.leads() && status != error::TOO_MANY_REQUESTS {
                 let failures = &self.shared.metrics.server.learner_promote_failures;
                 failures.with(&[&status.message]).inc();
             }
-            self.refuse(request_id, status);
+            self.refuse_change(request_id, status);
         }
+    }
+
+    /// Refuses a change of the members. Why there may be fewer learners than the option says is in the log: etcd's text does not
+    /// tell.
+    fn refuse_change(&mut self, request_id: RequestId, status: Status) {
+        if status == error::TOO_MANY_LEARNERS && self.membership.is_held_back(&self.node) {
+            let reason = "a voter runs etcd or has not been heard of, or a learner runs etcd: --max-learners does not count";
+            self.logger.warn("refused a learner", &[("reason", Value::Str(reason))]);
+        }
+        self.refuse(request_id, status);
     }
 
     /// Does what is due about proposals of other members to remove this one.
@@ -466,6 +486,7 @@ impl Core {
                 self.transfer_to(to);
             }
             membership::Step::ProposeNext => self.propose_next_change(),
+            membership::Step::Refuse(request_id, status) => self.refuse_change(request_id, status),
             membership::Step::Take(message) => self.step_received(*message),
             membership::Step::PassOn(removals) => {
                 let own = ConfChange {
@@ -690,11 +711,14 @@ impl Core {
 
 /// Taking over another member's state, and giving this one's.
 impl Core {
-    /// Tells if a whole state that is offered would be taken now: its sender leads, and no other one is being received.
-    pub(super) fn look_at_offer(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
+    /// Tells if a whole state that is offered would be taken now: its sender leads, and no other one is being received. While
+    /// the one before is being saved, the answer waits.
+    pub(super) fn look_at_offer(&mut self, request_id: RequestId, attempt: SnapshotAttempt, now: Instant) {
         let standing = self.node.standing();
         if (standing.leader, standing.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
+        } else if self.stopping.is_none() && self.install.hold_offer(request_id, now) {
+            // It is answered by a later tick.
         } else if self.install.is_under_way() || self.stopping.is_some() {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
         } else {
@@ -770,11 +794,15 @@ impl Core {
         // What was built on the present state is worth nothing if that has moved on.
         let current = received.base_applied.is_none_or(|applied| applied == self.machine.applied_index);
         let message = received.message.clone();
+        let is_past = self.node.standing().term.0 > message.term();
         if !self.install.receive(claim, received) {
             self.give_up_install(claim);
             return Ok(());
         }
-        if current && let Err(why) = self.node.request(Request::Receive(message)) {
+        if is_past {
+            // Raft would drop it without a word, whatever it holds.
+            self.install.tell(Outcome::GivenUp(error::LEADER_CHANGED));
+        } else if current && let Err(why) = self.node.request(Request::Receive(message)) {
             let why = why.to_string();
             self.logger.warn("refused a snapshot", &[("reason", Value::Str(&why))]);
             self.install.tell(Outcome::Refused(why));
@@ -791,10 +819,14 @@ impl Core {
         }
     }
 
-    /// Gives up what broke off and was not gone on with in time.
+    /// Gives up what broke off and was not gone on with in time, and answers offers that have waited.
     pub(super) fn look_at_install(&mut self, now: Instant) {
         if self.install.is_over(now) {
             self.end_install();
+        }
+        // Even if the state has been saved meanwhile: the leader most likely has what follows it.
+        for request_id in self.install.offers_over(now) {
+            self.refuse(request_id, error::TOO_MANY_REQUESTS);
         }
     }
 

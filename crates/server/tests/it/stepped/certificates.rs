@@ -19,7 +19,7 @@ fn ask(world: &mut World, who: Who<'_>, rpc: Rpc, request: &impl Message) -> Res
     let mut head = world.member(0).head(rpc);
     head.common_name = name.map(Into::into);
     for (key, value) in metadata {
-        head.metadata.insert(*key, http::HeaderValue::from_static(value));
+        head.metadata.insert(key, http::HeaderValue::from_static(value));
     }
     let call = world.member(0).call_as(head, request.encode_to_vec().into());
     world.run(call).map(drop)

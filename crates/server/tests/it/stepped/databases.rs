@@ -14,8 +14,9 @@ use api::etcdserverpb::{
     AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, CompactionRequest, CompactionResponse,
     DeleteRangeRequest, DeleteRangeResponse, HashKvRequest, HashKvResponse, LeaseGrantRequest,
     LeaseGrantResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, PutResponse,
+    RangeRequest, RangeResponse, TxnResponse, compare,
 };
-use api::raftpb::{ConfState, Message, SnapshotMetadata};
+use api::raftpb::{ConfState, Message, MessageType, SnapshotMetadata};
 use bytes::Bytes;
 use disk::{Fault, Operation};
 use front::LocalBoxFuture;
@@ -189,6 +190,7 @@ fn a_database_that_is_none_is_refused_and_nothing_is_lost() {
                 *data = image.replace("3.0.0", "9.0.0").replace("3.7.0", "9.0.0").into();
                 *pieces = vec![Err(io::ErrorKind::ConnectionReset.into())];
             }
+            11 => conf_state(message).auto_leave = Some(true),
             _ => {}
         }
     };
@@ -207,6 +209,7 @@ fn a_database_that_is_none_is_refused_and_nothing_is_lost() {
         (8, "the members in the database are"),
         (9, "no space left on device"),
         (10, "the state is of version 9.0.0"),
+        (11, "refused: a snapshot in the middle of a joint conf change"),
     ] {
         let seen = refusals(&world, "").len();
         *fault.lock().expect("nobody panicked") = nth;
@@ -290,15 +293,14 @@ impl Taking {
     }
 }
 
-/// Three members, of which one lags and is sent a database whose checkpoint it does not get to: its place, the leader's, the
-/// entry of the database, its bytes, and what its sender hears. It is cut off.
-fn one_holds_what_is_not_durable(seed: u64) -> (World, usize, usize, u64, u64, Taking) {
+/// The database that the leader sends to a member that lags, with its message. It does not arrive, and the member is cut off
+/// again.
+fn lost(world: &mut World, lagging: usize) -> (Message, Vec<u8>) {
     type Sent = Option<(Message, Vec<u8>)>;
-    let (mut world, leader, lagging) = one_lags(seed);
     let kept: Arc<Mutex<Sent>> = Arc::default();
     let copy = Arc::clone(&kept);
     spoil_with(
-        &world,
+        world,
         Box::new(move |message, pieces| {
             *copy.lock().expect("nobody panicked") = Some((message.clone(), joined(pieces)));
             pieces.push(Err(io::ErrorKind::ConnectionReset.into()));
@@ -310,7 +312,21 @@ fn one_holds_what_is_not_durable(seed: u64) -> (World, usize, usize, u64, u64, T
     world.cut(lagging, true);
     world.until("nothing is under way", |world| !world.member(lagging).says_that_it_takes_a_snapshot());
     world.settle().expect("all go on");
-    let (mut message, bytes) = kept.lock().expect("nobody panicked").clone().expect("was sent");
+    kept.lock().expect("nobody panicked").take().expect("was sent")
+}
+
+/// Three members, of which one lags and is sent a database whose checkpoint it does not get to: its place, the leader's, the
+/// entry of the database, its bytes, and what its sender hears. It is cut off.
+fn one_holds_what_is_not_durable(seed: u64) -> (World, usize, usize, u64, u64, Taking) {
+    let (mut world, leader, lagging) = one_lags(seed);
+    let (index, len, taking) = hold_what_is_not_durable(&mut world, lagging);
+    (world, leader, lagging, index, len, taking)
+}
+
+/// Has a member that lags take a database and not get to its checkpoint: the entry of the database, its bytes, and what
+/// its sender hears.
+fn hold_what_is_not_durable(world: &mut World, lagging: usize) -> (u64, u64, Taking) {
+    let (mut message, bytes) = lost(world, lagging);
     let (index, len) = (metadata(&mut message).index(), bytes.len() as u64);
     world.places[lagging].checkpointer_held = true;
     let coming = world.member(lagging).receive_database(message, vec![Ok(bytes.into())]);
@@ -320,8 +336,8 @@ fn one_holds_what_is_not_durable(seed: u64) -> (World, usize, usize, u64, u64, T
     });
     world.settle().expect("all go on");
     assert!(!taking.is_answered(), "{:?}", taking.answer());
-    spoil_with(&world, Box::new(|_, _| {}));
-    (world, leader, lagging, index, len, taking)
+    spoil_with(world, Box::new(|_, _| {}));
+    (index, len, taking)
 }
 
 #[test]
@@ -345,14 +361,19 @@ fn the_sender_of_a_database_is_answered_once_it_is_durable() {
 fn the_sender_of_a_database_hears_of_the_first_checkpoint_that_fails() {
     let (mut world, leader, lagging, index, _, mut taking) = one_holds_what_is_not_durable(41);
     let disk = world.places[lagging].disk.clone();
+    let could_not = |world: &World| world.text().matches("could not receive a database").count();
+    let before = could_not(&world);
     disk.fail_next(Operation::Change, 1, Fault::Once(EIO));
     world.places[lagging].checkpointer_held = false;
     world.until("it is answered", |_| taking.is_answered());
     let refused = taking.answer().expect_err("it is not durable");
     assert!(
-        refused.starts_with("the state is not durable yet: ") && refused.contains("os error 5"),
+        refused.starts_with("the state is in place and not durable yet (") && refused.contains("os error 5"),
         "{refused}"
     );
+    // Nobody should think that the member has to be rebuilt.
+    assert_eq!(could_not(&world), before);
+    assert!(world.text().contains("received a database of etcd's that is not durable yet"));
     // The next one does not, and nothing has to be sent again.
     world.until("it is durable", |world| !world.member(lagging).probe().installing);
     world.crash(lagging);
@@ -361,6 +382,53 @@ fn the_sender_of_a_database_hears_of_the_first_checkpoint_that_fails() {
     world.cut(lagging, false);
     until_the_same(&mut world, leader, lagging);
     assert_same(&mut world, leader, lagging);
+}
+
+/// The member had much before the database came, all of which is garbage then, and nothing was compacted: a checkpoint of
+/// what changed would leave the old runs, and free the segments that they name.
+#[test]
+fn between_two_attempts_to_save_an_installed_state_no_other_checkpoint_is_taken() {
+    let mut world = World::started(3, 47, WORN);
+    let leader = world.leader().expect("somebody leads");
+    let lagging = (leader + 1) % 3;
+    let write = |world: &mut World, name: &str, keys: usize, value_bytes: usize| {
+        for n in 0..keys {
+            let value = vec![n as u8; value_bytes];
+            world.put(leader, &format!("{name}{n}"), &value).expect("two of three are enough");
+        }
+    };
+    // Far more than what changes: a run of nothing but that is worth it.
+    write(&mut world, "old", 3000, 500);
+    until_the_same(&mut world, leader, lagging);
+    world.cut(lagging, true);
+    write(&mut world, "new", 45, 2000);
+    world.until("the log lets go of what is needed", |world| has_let_go(world, leader, lagging));
+    let (.., mut taking) = hold_what_is_not_durable(&mut world, lagging);
+    world.places[lagging].disk.fail_next(Operation::Change, 1, Fault::Once(EIO));
+    world.places[lagging].checkpointer_held = false;
+    world.until("it is answered", |_| taking.is_answered());
+    taking.answer().expect_err("it is not durable");
+    // Until shortly before the next attempt, which is due after a second.
+    let until = world.places[lagging].clock.elapsed() + Duration::from_millis(900);
+    world.until("time has gone by", |world| world.places[lagging].clock.elapsed() >= until);
+    assert!(world.member(lagging).probe().installing);
+    world.kill(lagging);
+    world.start(lagging).expect("starts");
+    let values = |world: &mut World, at: usize| {
+        let all = RangeRequest {
+            key: "a".into(),
+            range_end: Bytes::from_static(&[0]),
+            serializable: true,
+            ..Default::default()
+        };
+        let answer: Result<RangeResponse, _> = world.call(at, Rpc::KvRange, &all);
+        answer.expect("every value can be read").kvs
+    };
+    world.until("it is ready", |world| world.member(lagging).is_ready());
+    assert!(values(&mut world, lagging).len() >= 3000);
+    world.cut(lagging, false);
+    until_the_same(&mut world, leader, lagging);
+    assert_eq!(values(&mut world, lagging), values(&mut world, leader));
 }
 
 #[test]
@@ -376,6 +444,100 @@ fn the_sender_of_a_database_does_not_wait_for_a_member_that_stops() {
     world.cut(lagging, false);
     until_the_same(&mut world, leader, lagging);
     assert_same(&mut world, leader, lagging);
+}
+
+#[test]
+fn the_next_database_waits_for_the_checkpoint_of_the_one_before() {
+    let (mut world, leader, lagging, _, _, mut taking) = one_holds_what_is_not_durable(43);
+    let disk = world.places[lagging].disk.clone();
+    disk.fail_next(Operation::Change, 1, Fault::Once(EIO));
+    world.places[lagging].checkpointer_held = false;
+    world.until("it is answered", |_| taking.is_answered());
+    world.places[lagging].checkpointer_held = true;
+    // Its leader sends one again at each heartbeat after it was refused.
+    world.cut(lagging, false);
+    let until = world.places[lagging].clock.elapsed() + Duration::from_secs(25);
+    world.until("time has gone by", |world| world.places[lagging].clock.elapsed() >= until);
+    let crowded = |world: &World| refusals(world, "not now: etcdserver: too many requests").len();
+    assert_eq!(crowded(&world), 2, "one in ten seconds");
+    world.places[lagging].checkpointer_held = false;
+    until_the_same(&mut world, leader, lagging);
+    assert_same(&mut world, leader, lagging);
+}
+
+/// Three members, of which one is sent a database that it does not need, and has taken all of it but for the last step: its
+/// place, the leader's, and what its sender hears. The next committed entries may find a value that its disk has damaged.
+fn one_has_received(seed: u64) -> (World, usize, usize, Taking) {
+    let (mut world, leader, lagging) = one_lags(seed);
+    let (mut message, bytes) = lost(&mut world, lagging);
+    let at = 3 - leader - lagging;
+    super::damage_a_value(&mut world, at);
+    world.settle().expect("all go on");
+    message.to = Some(world.places[at].id);
+    let coming = world.member(at).receive_database(message, vec![Ok(bytes.into())]);
+    let mut taking = Taking { coming, taken: None };
+    // It is offered, an attempt begins, and its values go to the log.
+    for _ in 0..3 {
+        assert!(!taking.is_answered(), "{:?}", taking.answer());
+        world.settle().expect("all go on");
+    }
+    assert!(world.member(at).probe().installing);
+    (world, leader, at, taking)
+}
+
+const OUT_OF_SERVICE: &str = "not now: mainstay: this member is out of service: ";
+
+/// Has the value that is damaged at one member compared.
+fn compare_what_is_damaged(world: &mut World, leader: usize) {
+    let compare = super::compare_and_put(compare::CompareResult::Equal, super::DAMAGED, "read");
+    let answer: TxnResponse = world.call(leader, Rpc::KvTxn, &compare).expect("two of three are enough");
+    assert!(answer.succeeded);
+}
+
+#[test]
+fn the_sender_of_a_database_hears_that_its_receiver_is_out_of_service() {
+    let (mut world, leader, at, mut taking) = one_has_received(44);
+    compare_what_is_damaged(&mut world, leader);
+    world.until("it is out of service", |world| world.text().contains("OUT OF SERVICE"));
+    assert!(!taking.is_answered() && !world.member(at).probe().installing);
+    world.until("it is answered", |_| taking.is_answered());
+    let refused = taking.answer().expect_err("it was not taken");
+    assert!(refused.starts_with(OUT_OF_SERVICE), "{refused}");
+}
+
+#[test]
+fn the_sender_of_a_database_hears_that_its_receiver_goes_out_of_service_as_it_arrives() {
+    let (mut world, leader, at, mut taking) = one_has_received(45);
+    world.places[at].disk.set_misses_per_mille(1000);
+    world.places[at].member.as_mut().expect("runs").hold_reads(true);
+    compare_what_is_damaged(&mut world, leader);
+    world.until("it waits for the value", |world| world.member(at).wants_read());
+    world.settle().expect("all go on");
+    assert!(!world.text().contains("OUT OF SERVICE"));
+    // The core finds both at once: the value that cannot be read, and the state.
+    assert!(world.places[at].member.as_mut().expect("runs").read_step());
+    assert!(!taking.is_answered());
+    world.until("it is answered", |_| taking.is_answered());
+    assert!(world.text().contains("OUT OF SERVICE"));
+    let refused = taking.answer().expect_err("it was not taken");
+    assert!(refused.starts_with(OUT_OF_SERVICE), "{refused}");
+}
+
+#[test]
+fn a_database_that_arrives_with_a_later_term_is_of_no_use() {
+    let (mut world, leader, at, mut taking) = one_has_received(46);
+    let mut later = vec![Message {
+        r#type: Some(MessageType::MsgHeartbeat as i32),
+        from: Some(world.places[leader].id),
+        to: Some(world.places[at].id),
+        term: Some(world.member(at).probe().term.0 + 1),
+        ..Message::default()
+    }];
+    // The core finds both at once.
+    world.member(at).peering().received(&mut later);
+    assert!(!taking.is_answered());
+    world.until("it is answered", |_| taking.is_answered());
+    assert_eq!(taking.answer(), Err("not now: etcdserver: leader changed".to_owned()));
 }
 
 #[test]

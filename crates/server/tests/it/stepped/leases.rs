@@ -295,16 +295,30 @@ fn long_lists_are_whole_and_in_order() {
     assert!(left >= ttl_of(2999).expect("is granted"), "{left}");
 }
 
-/// Gives the TTL that a lease has under the next leader, once the leader at `at` has stopped, or crashed.
-fn left_behind(world: &mut World, at: usize, crashes: bool, id: i64) -> i64 {
+/// Nobody but the member of a place can be elected from now on.
+fn only_leads(world: &World, at: usize) {
+    let id = world.places[at].id;
+    world.lose(Some(Box::new(move |message| match message.r#type() {
+        MessageType::MsgVote | MessageType::MsgPreVote => message.from() != id,
+        MessageType::MsgTimeoutNow => message.to() != id,
+        _ => false,
+    })));
+}
+
+/// Gives the TTL that a lease has under a member that goes by what is noted, as it speaks as etcd: it leads once the leader has
+/// stopped, or crashed.
+fn left_behind(world: &mut World, (before, next): (usize, usize), crashes: bool, id: i64) -> i64 {
+    assert_eq!(world.leader(), Some(before));
+    assert!(world.places[next].switches.speaks_as_etcd);
+    only_leads(world, next);
     if crashes {
-        world.crash(at);
+        world.crash(before);
     } else {
-        world.member(at).stop();
+        world.member(before).stop();
     }
-    world.until("another leads", |world| world.leader().is_some_and(|leader| leader != at));
-    let leader = world.leader().expect("somebody leads");
-    time_to_live(world, leader, id).ttl
+    world.until("the other leads", |world| world.leader() == Some(next));
+    world.lose(None);
+    time_to_live(world, next, id).ttl
 }
 
 #[test]
@@ -316,7 +330,7 @@ fn no_time_is_noted_while_a_member_runs_etcd() {
         world.lead(0);
         let lease = grant(&mut world, 0, 400);
         pass(&mut world, Duration::from_secs(130));
-        let left = left_behind(&mut world, 0, crashes, lease);
+        let left = left_behind(&mut world, (0, 1), crashes, lease);
         assert!(left > 390, "etcd would give it no more from then on: {left} s");
     }
 }
@@ -353,11 +367,29 @@ fn notes_are_taken_back_once_a_member_runs_etcd() {
             world.members().all(|member| member.probe().applied == committed)
         });
         pass(&mut world, Duration::from_secs(2));
-        let left = left_behind(&mut world, 0, crashes, leases[0]);
+        let left = left_behind(&mut world, (0, 2), crashes, leases[0]);
         assert!(left > 390, "{left} s");
-        let leader = world.leader().expect("somebody leads");
-        assert!(time_to_live(&mut world, leader, leases[1_199]).ttl > 390);
+        assert!(time_to_live(&mut world, 2, leases[1_199]).ttl > 390);
     }
+}
+
+/// Has all members apply a note of so many seconds, which one of them proposes to the leader.
+fn note(world: &mut World, (from, leader): (usize, usize), lease: i64, seconds: i64) {
+    let checkpoints = vec![pb::LeaseCheckpoint { id: lease, remaining_ttl: seconds }];
+    let lease_checkpoint = Some(pb::LeaseCheckpointRequest { checkpoints });
+    let header = Some(pb::RequestHeader { id: 9, ..Default::default() });
+    let request = pb::InternalRaftRequest { header, lease_checkpoint, ..Default::default() };
+    let entry = Entry { data: Some(request.encode_to_vec().into()), ..Default::default() };
+    let mut messages = vec![Message {
+        r#type: Some(MessageType::MsgProp as i32),
+        from: Some(world.places[from].id),
+        to: Some(world.places[leader].id),
+        entries: vec![entry],
+        ..Default::default()
+    }];
+    let before = world.member(leader).probe().applied;
+    world.member(leader).peering().received(&mut messages);
+    world.until("all have it", |world| world.members().all(|member| member.probe().applied > before));
 }
 
 #[test]
@@ -368,27 +400,181 @@ fn a_leader_behind_one_that_runs_etcd_gives_leases_their_whole_time() {
     world.lead(1);
     let lease = grant(&mut world, 1, 400);
     // A note from when no member ran etcd: renewals since then have not taken it back.
-    let checkpoints = vec![pb::LeaseCheckpoint { id: lease, remaining_ttl: 30 }];
-    let lease_checkpoint = Some(pb::LeaseCheckpointRequest { checkpoints });
-    let header = Some(pb::RequestHeader { id: 9, ..Default::default() });
-    let request = pb::InternalRaftRequest { header, lease_checkpoint, ..Default::default() };
-    let entry = Entry { data: Some(request.encode_to_vec().into()), ..Default::default() };
-    let mut messages = vec![Message {
-        r#type: Some(MessageType::MsgProp as i32),
-        from: Some(world.places[0].id),
-        to: Some(world.places[1].id),
-        entries: vec![entry],
-        ..Default::default()
-    }];
-    let before = world.member(1).probe().applied;
-    world.member(1).peering().received(&mut messages);
-    world.until("all have it", |world| world.members().all(|member| member.probe().applied > before));
-    world.lead(0);
+    note(&mut world, (0, 1), lease, 30);
+    // A heartbeat tells what the leader runs. Then it is gone, and nobody hears of it.
+    pass(&mut world, Duration::from_secs(2));
+    only_leads(&world, 0);
+    world.kill(1);
+    world.until("another leads", |world| world.leader() == Some(0));
+    world.lose(None);
     let left = time_to_live(&mut world, 0, lease).ttl;
     assert!(left > 390, "{left} s");
     // And the note is gone: a member that runs etcd would go by it.
+    world.start(1).expect("starts");
+    let last = world.member(0).probe().last_index;
+    world.until("it has caught up", |world| world.member(1).probe().applied >= last);
+    world.lead(1);
+    let left = time_to_live(&mut world, 1, lease).ttl;
+    assert!(left > 390, "{left} s");
+}
+
+#[test]
+fn a_leader_that_settles_by_the_answer_of_one_that_runs_etcd_gives_leases_their_whole_time() {
+    let mut world = World::new(3, 27, &[]);
+    world.places[1].switches.speaks_as_etcd = true;
+    world.start_all();
+    world.lead(2);
+    // It has followed nobody that runs etcd since its start.
+    world.kill(0);
+    world.start(0).expect("starts");
+    let lease = grant(&mut world, 0, 400);
+    note(&mut world, (0, 2), lease, 30);
+    let (own, other) = (world.places[0].id, world.places[2].id);
+    world.lose(Some(Box::new(move |message| {
+        let answers = [MessageType::MsgAppResp, MessageType::MsgHeartbeatResp];
+        message.to() == own && message.from() == other && answers.contains(&message.r#type())
+    })));
+    world.lead(0);
+    let left = time_to_live(&mut world, 0, lease).ttl;
+    assert!(left > 390, "{left} s");
+    world.lose(None);
     pass(&mut world, Duration::from_secs(2));
     world.lead(1);
     let left = time_to_live(&mut world, 1, lease).ttl;
+    assert!(left > 390, "{left} s");
+}
+
+#[test]
+fn a_leader_that_could_not_take_notes_back_is_still_in_doubt_when_it_leads_again() {
+    let mut world = World::new(5, 25, &[]);
+    world.places[1].switches.speaks_as_etcd = true;
+    world.start_all();
+    world.lead(1);
+    let lease = grant(&mut world, 1, 400);
+    note(&mut world, (0, 1), lease, 100);
+    // What it takes back gets to nobody.
+    let own = world.places[0].id;
+    world.lose(Some(Box::new(move |message| {
+        let notes = |entry: &Entry| {
+            let request = pb::InternalRaftRequest::decode(entry.data.clone().unwrap_or_default());
+            request.is_ok_and(|request| request.lease_checkpoint.is_some())
+        };
+        message.from() == own && message.entries.iter().any(notes)
+    })));
+    world.lead(0);
+    world.until("it takes notes back", |world| {
+        let probe = world.member(0).probe();
+        probe.last_index > probe.commit
+    });
+    // The others know of no leader that ran etcd, and that one is gone.
+    world.kill(1);
+    world.cut(0, true);
+    for at in 2..5 {
+        world.kill(at);
+        world.start(at).expect("starts");
+    }
+    let others = |world: &World| (2..5).find(|at| world.member(*at).probe().settled);
+    world.until("another leads", |world| others(world).is_some());
+    let next = others(&world).expect("one leads");
+    assert!(time_to_live(&mut world, next, lease).ttl < 110, "it goes by the note");
+    world.cut(0, false);
+    let last = world.member(next).probe().last_index;
+    world.until("it has caught up", |world| world.member(0).probe().applied >= last);
+    world.lose(None);
+    world.lead(0);
+    let left = time_to_live(&mut world, 0, lease).ttl;
+    assert!(left > 390, "{left} s");
+    pass(&mut world, Duration::from_secs(2));
+    world.lead(next);
+    let left = time_to_live(&mut world, next, lease).ttl;
+    assert!(left > 390, "{left} s");
+}
+
+#[test]
+fn notes_are_taken_back_after_a_transfer_that_failed() {
+    let mut world = World::started(3, 26, &[]);
+    world.lead(0);
+    let lease = grant(&mut world, 0, 400);
+    pass(&mut world, Duration::from_secs(130));
+    world.kill(2);
+    world.places[2].switches.speaks_as_etcd = true;
+    world.lose(Some(Box::new(|message| message.r#type() == MessageType::MsgTimeoutNow)));
+    let request = MoveLeaderRequest { target_id: world.places[1].id };
+    let moving = world.member(0).call(Rpc::MaintenanceMoveLeader, request.encode_to_vec().into());
+    // The transfer is under way when the leader hears what the other runs.
+    world.start(2).expect("starts");
+    assert!(world.try_run(moving).expect("the members go on").is_err(), "nobody hears that it is to lead");
+    world.lose(None);
+    assert_eq!(world.leader(), Some(0));
+    pass(&mut world, Duration::from_secs(2));
+    world.lead(2);
+    let left = time_to_live(&mut world, 2, lease).ttl;
+    assert!(left > 390, "{left} s");
+}
+
+/// Grants so many leases of 400 s, all at once.
+fn grant_many(world: &mut World, at: usize, count: i64) {
+    let request = |id| LeaseGrantRequest { ttl: 400, id }.encode_to_vec().into();
+    let granted: Vec<_> = (1..=count).map(|id| world.member(at).call(Rpc::LeaseGrant, request(id))).collect();
+    for one in granted {
+        world.run(one).expect("is granted");
+    }
+}
+
+/// Starts a member anew, as one that speaks as etcd.
+fn becomes_etcd(world: &mut World, at: usize) {
+    world.kill(at);
+    world.places[at].switches.speaks_as_etcd = true;
+    world.start(at).expect("starts");
+}
+
+#[test]
+fn notes_are_taken_back_no_faster_than_the_disks_take_it() {
+    let mut world = World::started(3, 26, &[]);
+    world.lead(0);
+    grant_many(&mut world, 0, 9_500);
+    pass(&mut world, Duration::from_secs(130));
+    becomes_etcd(&mut world, 2);
+    for at in [0, 1] {
+        world.places[at].log_held = true;
+    }
+    let ahead = |world: &World| {
+        let probe = world.member(0).probe();
+        probe.last_index - probe.applied
+    };
+    world.until("some are taken back", |world| ahead(world) >= 4);
+    pass(&mut world, Duration::from_millis(200));
+    // What the member that was started anew says of itself is an entry, too.
+    assert!(ahead(&world) <= 6, "ten would be one write: {}", ahead(&world));
+    for at in [0, 1] {
+        world.places[at].log_held = false;
+    }
+    pass(&mut world, Duration::from_secs(2));
+    let left = left_behind(&mut world, (0, 2), true, 9_500);
+    assert!(left > 390, "{left} s");
+}
+
+#[test]
+fn notes_that_are_taken_back_leave_a_full_disk_the_room_for_deletes() {
+    let mut world = World::started(3, 27, &["--snapshot-count=20", "--snapshot-catchup-entries=20"]);
+    world.lead(0);
+    grant_many(&mut world, 0, 5_000);
+    pass(&mut world, Duration::from_secs(130));
+    let disk = world.places[0].disk.clone();
+    disk.set_capacity(Some(disk.used_bytes() + (128 << 10)));
+    let mut puts = 0;
+    while world.put(0, &format!("k{puts:05}"), &[1; 700]).is_ok() {
+        puts += 1;
+    }
+    becomes_etcd(&mut world, 2);
+    for n in 0..4 {
+        pass(&mut world, Duration::from_millis(500));
+        let request = pb::DeleteRangeRequest { key: format!("k{n:05}").into(), ..Default::default() };
+        let deleted: Result<pb::DeleteRangeResponse, _> = world.call(0, Rpc::KvDeleteRange, &request);
+        assert_eq!(deleted.map(|answer| answer.deleted), Ok(1), "{n} of {puts}");
+    }
+    disk.set_capacity(None);
+    pass(&mut world, Duration::from_secs(3));
+    let left = left_behind(&mut world, (0, 2), true, 5_000);
     assert!(left > 390, "{left} s");
 }

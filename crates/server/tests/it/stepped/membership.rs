@@ -8,8 +8,8 @@ use std::task::{Context, Waker};
 use api::Rpc;
 use api::error;
 use api::etcdserverpb::{
-    MemberAddRequest, MemberAddResponse, MemberRemoveRequest, MemberRemoveResponse, MoveLeaderRequest,
-    PutRequest, RangeRequest, RangeResponse,
+    MemberAddRequest, MemberAddResponse, MemberListRequest, MemberListResponse, MemberRemoveRequest,
+    MemberRemoveResponse, MoveLeaderRequest, PutRequest, RangeRequest, RangeResponse,
 };
 use api::raftpb::{Entry, EntryType, Message, MessageType};
 use mainstay_server::stepped::Stepped;
@@ -114,6 +114,33 @@ fn a_follower_is_removed_and_its_leader_goes_on_alone() {
             world.call(leader, Rpc::ClusterMemberRemove, &MemberRemoveRequest { id }).expect("is removed");
         world.put(leader, "k", b"v").expect("one is enough");
         assert_eq!(world.member(leader).probe().voters, [world.places[leader].id]);
+    }
+}
+
+#[test]
+fn a_member_is_added_again_through_one_that_has_yet_to_hear_of_its_removal() {
+    for times in [1, 3] {
+        let mut world = World::started(3, 6, &[LAX]);
+        let leader = world.leader().expect("somebody leads");
+        let (follower, gone) = ((leader + 1) % 3, (leader + 2) % 3);
+        let id = world.places[gone].id;
+        let list = MemberListRequest { linearizable: true };
+        let listed: MemberListResponse =
+            world.call(leader, Rpc::ClusterMemberList, &list).expect("is listed");
+        let member = listed.members.into_iter().find(|member| member.id == id).expect("is a member");
+        commits_of_changes_get_lost(&world, times);
+        let remove = MemberRemoveRequest { id };
+        let _: MemberRemoveResponse =
+            world.call(leader, Rpc::ClusterMemberRemove, &remove).expect("is removed");
+        assert!(world.member(follower).probe().voters.contains(&id), "it has heard of it already");
+        let add = MemberAddRequest { peer_urls: member.peer_urls, is_learner: false };
+        let added: MemberAddResponse = world.call(follower, Rpc::ClusterMemberAdd, &add).expect("is added");
+        assert_eq!(added.members.len(), 3);
+        let again: Result<MemberAddResponse, _> = world.call(follower, Rpc::ClusterMemberAdd, &add);
+        // Its id is of its URLs and of the second.
+        assert_eq!(again, Err(error::MEMBER_EXIST));
+        let again: Result<MemberRemoveResponse, _> = world.call(follower, Rpc::ClusterMemberRemove, &remove);
+        assert_eq!(again, Err(error::MEMBER_NOT_FOUND));
     }
 }
 
@@ -314,5 +341,7 @@ fn a_second_learner_is_refused_while_a_member_may_run_etcd() {
                 }
             }
         }
+        let reason = "a voter runs etcd or has not been heard of, or a learner runs etcd";
+        assert_eq!(world.text().matches(reason).count(), if etcd { 2 } else { 0 });
     }
 }

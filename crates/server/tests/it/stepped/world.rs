@@ -61,6 +61,9 @@ pub type Losing = Box<dyn FnMut(&Message) -> bool + Send>;
 /// Changes a snapshot on its way: its message and pieces.
 pub type Spoiling = Box<dyn FnMut(&mut Message, &mut Vec<io::Result<Bytes>>) + Send>;
 
+/// Answers a request in place of the member that it is for, or leaves it to that.
+pub type Answering = Box<dyn FnMut(&Request<Bytes>) -> Option<Response<Bytes>> + Send>;
+
 /// Letters, who is reachable, and all that was sent or said.
 #[derive(Default)]
 pub struct Post {
@@ -77,6 +80,8 @@ pub struct Post {
     pub releases: BTreeMap<u64, (u32, u32)>,
     /// Says of each message, when it arrives, whether it is lost.
     pub loses: Option<Losing>,
+    /// Answers requests outside of raft, as a member would that runs etcd.
+    pub answers: Option<Answering>,
     /// Why states that were sent were not taken, one after the other.
     pub refused: Vec<String>,
     pub trace: Vec<String>,
@@ -401,6 +406,11 @@ impl World {
                 }
             }
             Letter::Request { to, request, answer } => {
+                let answered = lock(&post).answers.as_mut().and_then(|answers| answers(&request));
+                if let Some(answered) = answered {
+                    let _ = answer.send(Ok(answered));
+                    return;
+                }
                 let Some(member) = self.reached(to) else { return };
                 let answered = member.peering().http(request);
                 member.spawn(async move {

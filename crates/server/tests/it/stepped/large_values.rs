@@ -1,0 +1,526 @@
+//! Values that are too large for a piece of an answer: they are read in parts, and held whole for a client only if they do not stay
+//! in memory.
+
+use std::path::PathBuf;
+use std::task::{Context, Poll, Waker};
+
+use api::etcdserverpb::range_request::{SortOrder, SortTarget};
+use api::etcdserverpb::{
+    DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, PutRequest, PutResponse,
+    RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse, request_op, response_op,
+};
+use api::{Code, Rpc, Status};
+use front::{Answer, Budget, Unary};
+use prost::Message as _;
+
+use super::world::World;
+use super::{WORN, compact};
+
+const VALUE_BYTES: usize = 400_000;
+const PIECE_BYTES: usize = 64 << 10;
+/// Values up to this length do not come in parts.
+const SMALL_BYTES_MAX: usize = 128 << 10;
+/// A lease whose number takes all of the bytes that one may take behind a value.
+const LEASE: i64 = -1;
+/// What an answer may hold: a part that was made and not taken, and which keys are still to come.
+const HELD_BYTES_MAX: usize = PIECE_BYTES + 4096;
+
+fn value_of(n: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| ((at * 31 + at / 251 + n * 7) % 251) as u8).collect()
+}
+
+/// The lease of a key: the last of all has none.
+fn lease_of(n: usize) -> i64 {
+    if n == 6 { 0 } else { LEASE }
+}
+
+/// A member with values of which some are large. Of the others, those before them are so long that they are a piece of their
+/// own, and so short that they come in a piece with the beginning of a large one.
+fn filled(seed: u64) -> World {
+    let mut world = World::started(1, seed, &[]);
+    let lease = LeaseGrantRequest { ttl: 1_000_000, id: LEASE };
+    let _: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &lease).expect("is granted");
+    for n in 0..8 {
+        let len = [VALUE_BYTES, 9000, 3000][n % 3];
+        let (key, value) = (format!("k{n}").into(), value_of(n, len).into());
+        let put = PutRequest { key, value, lease: lease_of(n), ..PutRequest::default() };
+        let _: PutResponse = world.call(0, Rpc::KvPut, &put).expect("is taken");
+    }
+    world.settle().expect("all goes on");
+    world
+}
+
+fn get(key: &str) -> RangeRequest {
+    RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() }
+}
+
+fn all() -> RangeRequest {
+    RangeRequest { range_end: "l".into(), ..get("k") }
+}
+
+fn begin(world: &mut World, rpc: Rpc, request: &impl prost::Message) -> Answer {
+    let answer = match world.member(0).unary(rpc, request.encode_to_vec().into()) {
+        Unary::Done(answer) => answer,
+        Unary::Later(answer) => world.run(answer),
+    };
+    answer.expect("is answered")
+}
+
+/// Takes an answer to its end, or so many pieces of it, asking for these bytes by turns; what it held at most goes to `held_max`.
+fn take(
+    world: &mut World,
+    answer: &mut Answer,
+    taken: &mut Vec<u8>,
+    wanted: &[usize],
+    pieces: usize,
+    held_max: &mut usize,
+) -> Result<(), Status> {
+    let Answer::Pieces { len, source, held, .. } = answer else {
+        panic!("it is too small to come in pieces")
+    };
+    for wanted in wanted.iter().cycle().take(pieces) {
+        let piece = loop {
+            match source(*wanted, &mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(piece) => break piece?,
+                Poll::Pending => world.settle().expect("all goes on"),
+            }
+        };
+        *held_max = (*held_max).max(held.get());
+        match piece {
+            Some(piece) => {
+                assert!(!piece.is_empty() && piece.len() <= *wanted);
+                taken.extend_from_slice(&piece);
+            }
+            None => break,
+        }
+    }
+    assert!(pieces < usize::MAX || taken.len() == *len, "{} of {len} bytes", taken.len());
+    Ok(())
+}
+
+/// All of an answer, and the most bytes that it held.
+fn taken(world: &mut World, answer: &mut Answer, wanted: &[usize]) -> Result<(Vec<u8>, usize), Status> {
+    let (mut taken, mut held_max) = (Vec::new(), 0);
+    take(world, answer, &mut taken, wanted, usize::MAX, &mut held_max)?;
+    Ok((taken, held_max))
+}
+
+fn op(request: request_op::Request) -> RequestOp {
+    RequestOp { request: Some(request) }
+}
+
+#[test]
+fn an_answer_holds_a_part_of_a_large_value_however_it_is_asked_for() {
+    let by = |target: SortTarget| RangeRequest {
+        sort_target: target as i32,
+        sort_order: SortOrder::Descend as i32,
+        ..all()
+    };
+    let ranges =
+        [get("k3"), all(), RangeRequest { revision: 9, ..all() }, by(SortTarget::Mod), by(SortTarget::Key)];
+    for (seed, per_mille) in [(31, 0), (32, 300), (33, 1000)] {
+        let mut world = filled(seed);
+        for wanted in [&[PIECE_BYTES][..], &[PIECE_BYTES - 5, 30_000, 1, 100, 16 << 10]] {
+            for range in &ranges {
+                let keys = if range.range_end.is_empty() { vec![3] } else { (0..8).collect::<Vec<_>>() };
+                let is_sorted = range.sort_order != SortOrder::None as i32;
+                let keys = keys.iter().map(|n| if is_sorted { 7 - n } else { *n });
+                world.places[0].disk.set_misses_per_mille(per_mille);
+                let mut answer = begin(&mut world, Rpc::KvRange, range);
+                let (bytes, held) = taken(&mut world, &mut answer, wanted).expect("is read");
+                assert!(held <= HELD_BYTES_MAX, "{range:?}: {held}");
+                let ranged = RangeResponse::decode(bytes.as_slice()).expect("decodes");
+                assert_eq!((ranged.kvs.len(), ranged.count), (keys.len(), keys.len() as i64));
+                for (kv, n) in ranged.kvs.iter().zip(keys) {
+                    assert!(kv.key == format!("k{n}") && kv.mod_revision == 2 + n as i64);
+                    assert_eq!(kv.lease, lease_of(n), "{range:?}: {n}");
+                    assert!(kv.value == value_of(n, kv.value.len()), "{range:?}: {n}");
+                }
+                // The same inside a transaction.
+                let txn = vec![op(request_op::Request::RequestRange(range.clone()))];
+                let txn = TxnRequest { success: txn, ..TxnRequest::default() };
+                let mut answer = begin(&mut world, Rpc::KvTxn, &txn);
+                let (bytes, held) = taken(&mut world, &mut answer, wanted).expect("is read");
+                assert!(held <= HELD_BYTES_MAX, "{range:?}: {held}");
+                let txn = TxnResponse::decode(bytes.as_slice()).expect("decodes");
+                let Some(response_op::Response::ResponseRange(inside)) = &txn.responses[0].response else {
+                    panic!("{:?}", txn.responses);
+                };
+                assert_eq!((&inside.kvs, inside.count), (&ranged.kvs, ranged.count));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_writes_give_back_comes_in_parts_too() {
+    for (seed, per_mille) in [(34, 0), (35, 1000)] {
+        let mut world = filled(seed);
+        world.places[0].disk.set_misses_per_mille(per_mille);
+        let put = PutRequest { key: "k0".into(), prev_kv: true, ..PutRequest::default() };
+        let mut answer = begin(&mut world, Rpc::KvPut, &put);
+        let (bytes, held) = taken(&mut world, &mut answer, &[PIECE_BYTES]).expect("is read");
+        assert!(held <= HELD_BYTES_MAX, "{held}");
+        let before = PutResponse::decode(bytes.as_slice()).expect("decodes").prev_kv.expect("there was one");
+        assert!(before.value == value_of(0, VALUE_BYTES) && before.lease == LEASE);
+        let put = PutRequest { key: "k3".into(), prev_kv: true, ..PutRequest::default() };
+        let success = vec![op(request_op::Request::RequestPut(put))];
+        let mut answer = begin(&mut world, Rpc::KvTxn, &TxnRequest { success, ..TxnRequest::default() });
+        let (bytes, held) = taken(&mut world, &mut answer, &[PIECE_BYTES]).expect("is read");
+        assert!(held <= HELD_BYTES_MAX, "{held}");
+        let txn = TxnResponse::decode(bytes.as_slice()).expect("decodes");
+        let Some(response_op::Response::ResponsePut(put)) = &txn.responses[0].response else {
+            panic!("{:?}", txn.responses);
+        };
+        assert!(put.prev_kv.as_ref().is_some_and(|kv| kv.value == value_of(3, VALUE_BYTES)));
+        let delete = DeleteRangeRequest { key: "k".into(), range_end: "l".into(), prev_kv: true };
+        let mut answer = begin(&mut world, Rpc::KvDeleteRange, &delete);
+        let (bytes, held) = taken(&mut world, &mut answer, &[PIECE_BYTES]).expect("is read");
+        assert!(held <= HELD_BYTES_MAX, "{held}");
+        let deleted = DeleteRangeResponse::decode(bytes.as_slice()).expect("decodes");
+        assert_eq!((deleted.deleted, deleted.prev_kvs.len()), (8, 8));
+        assert!(deleted.prev_kvs[6].value == value_of(6, VALUE_BYTES) && deleted.prev_kvs[6].lease == 0);
+        assert!(deleted.prev_kvs[7].value == value_of(7, 9000) && deleted.prev_kvs[7].lease == LEASE);
+    }
+}
+
+#[test]
+fn a_value_that_does_not_stay_in_memory_is_fetched_twice_at_most() {
+    let mut world = filled(36);
+    world.places[0].disk.set_misses_per_mille(1000);
+    let reads = world.places[0].disk.reads();
+    let mut answer = begin(&mut world, Rpc::KvRange, &get("k3"));
+    let (bytes, _) = taken(&mut world, &mut answer, &[16 << 10]).expect("is read");
+    assert!(bytes.len() > VALUE_BYTES);
+    let reads = world.places[0].disk.reads() - reads;
+    assert!(reads <= 2, "{reads} reads");
+    // Nor more often behind others, which are a piece of their own: it is fetched with these first, and checked.
+    let few = RangeRequest { range_end: "k4".into(), ..get("k1") };
+    let reads = world.places[0].disk.reads();
+    let mut answer = begin(&mut world, Rpc::KvRange, &few);
+    let (bytes, _) = taken(&mut world, &mut answer, &[16 << 10]).expect("is read");
+    assert!(bytes.len() > VALUE_BYTES);
+    let reads = world.places[0].disk.reads() - reads;
+    assert!(reads <= 4, "{reads} reads");
+}
+
+#[test]
+fn a_part_ends_where_its_value_does() {
+    let mut world = World::started(1, 41, &[]);
+    let lease = LeaseGrantRequest { ttl: 1_000_000, id: LEASE };
+    let _: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &lease).expect("is granted");
+    let around_a_piece = (3 * PIECE_BYTES - 120)..3 * PIECE_BYTES;
+    let lens = [SMALL_BYTES_MAX - 1, SMALL_BYTES_MAX, SMALL_BYTES_MAX + 1];
+    let (mut shortest, mut longest) = (usize::MAX, 0);
+    for len in lens.into_iter().chain(around_a_piece) {
+        let (key, value) = ("k".into(), value_of(len, len).into());
+        let put = PutRequest { key, value, lease: LEASE, ..PutRequest::default() };
+        let _: PutResponse = world.call(0, Rpc::KvPut, &put).expect("is taken");
+        let mut answer = begin(&mut world, Rpc::KvRange, &get("k"));
+        let (mut bytes, mut held) = (Vec::new(), 0);
+        let Answer::Pieces { len: all, .. } = &answer else { panic!("{len} bytes come in pieces") };
+        let all = *all;
+        loop {
+            let before = bytes.len();
+            take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], 1, &mut held).expect("is read");
+            if bytes.len() == before {
+                break;
+            }
+            // The number of keys comes behind them, in a piece of two bytes.
+            if bytes.len() == all - 2 {
+                shortest = shortest.min(bytes.len() - before);
+                longest = longest.max(bytes.len() - before);
+            }
+        }
+        assert!(bytes.len() == all && held <= SMALL_BYTES_MAX + PIECE_BYTES);
+        let ranged = RangeResponse::decode(bytes.as_slice()).expect("decodes");
+        assert_eq!((ranged.kvs.len(), ranged.count, ranged.kvs[0].lease), (1, 1, LEASE));
+        assert!(ranged.kvs[0].value == value_of(len, len), "{len}");
+    }
+    // What follows a value has eleven bytes here, and leaves with at least one of the value.
+    assert_eq!((shortest, longest), (12, PIECE_BYTES));
+}
+
+#[test]
+fn a_long_key_before_a_large_value_is_a_piece_of_its_own() {
+    let key = format!("k{}", "-".repeat(20_000));
+    let mut world = filled(42);
+    world.put(0, &key, &value_of(5, VALUE_BYTES)).expect("is taken");
+    for per_mille in [0, 300, 1000] {
+        world.places[0].disk.set_misses_per_mille(per_mille);
+        for range in [get(&key), all()] {
+            let mut answer = begin(&mut world, Rpc::KvRange, &range);
+            let (bytes, held) = taken(&mut world, &mut answer, &[16 << 10]).expect("is read");
+            assert!(held <= HELD_BYTES_MAX, "{held}");
+            let ranged = RangeResponse::decode(bytes.as_slice()).expect("decodes");
+            assert_eq!(ranged.kvs.len() as i64, ranged.count);
+            assert!(ranged.kvs[0].key == key && ranged.kvs[0].value == value_of(5, VALUE_BYTES));
+            let txn = vec![op(request_op::Request::RequestRange(range))];
+            let txn = TxnRequest { success: txn, ..TxnRequest::default() };
+            let mut answer = begin(&mut world, Rpc::KvTxn, &txn);
+            let (bytes, _) = taken(&mut world, &mut answer, &[16 << 10]).expect("is read");
+            let txn = TxnResponse::decode(bytes.as_slice()).expect("decodes");
+            let Some(response_op::Response::ResponseRange(inside)) = &txn.responses[0].response else {
+                panic!("{:?}", txn.responses);
+            };
+            assert_eq!(inside.kvs, ranged.kvs);
+        }
+    }
+}
+
+#[test]
+fn a_walk_over_many_keys_goes_on_behind_large_values() {
+    let mut world = filled(47);
+    let value = |n: usize| value_of(n, if n.is_multiple_of(90) { 150_000 } else { 10 + 4 * n });
+    for n in 0..300 {
+        world.put(0, &format!("m{n:03}"), &value(n)).expect("is taken");
+    }
+    let newest = world.member(0).probe().revision.0;
+    let many = RangeRequest { range_end: "n".into(), ..get("k4") };
+    let expected: Vec<(String, Vec<u8>)> = (4..8)
+        .map(|n| (format!("k{n}"), value_of(n, [VALUE_BYTES, 9000, 3000][n % 3])))
+        .chain((0..300).map(|n| (format!("m{n:03}"), value(n))))
+        .collect();
+    let ranges = [
+        many.clone(),
+        RangeRequest { revision: newest, ..many.clone() },
+        RangeRequest { limit: 275, ..many },
+    ];
+    // What is written now is passed over by those that read an older revision.
+    world.put(0, "m", &value_of(1, VALUE_BYTES)).expect("is taken");
+    let delete = DeleteRangeRequest { key: "m".into(), ..DeleteRangeRequest::default() };
+    let _: DeleteRangeResponse = world.call(0, Rpc::KvDeleteRange, &delete).expect("is deleted");
+    for per_mille in [0, 300, 1000] {
+        world.places[0].disk.set_misses_per_mille(per_mille);
+        for wanted in [&[PIECE_BYTES][..], &[PIECE_BYTES - 5, 30_000, 1, 100, 16 << 10]] {
+            for range in &ranges {
+                let keys = if range.limit > 0 { 275 } else { expected.len() };
+                let is_same = |ranged: &RangeResponse| {
+                    assert_eq!((ranged.kvs.len(), ranged.count), (keys, expected.len() as i64));
+                    assert_eq!(ranged.more, keys < expected.len());
+                    let mut pairs = ranged.kvs.iter().zip(&expected);
+                    pairs.all(|(kv, (key, value))| kv.key == key.as_str() && kv.value == value.as_slice())
+                };
+                let mut answer = begin(&mut world, Rpc::KvRange, range);
+                let (bytes, held) = taken(&mut world, &mut answer, wanted).expect("is read");
+                assert!(held <= SMALL_BYTES_MAX, "{held}");
+                assert!(is_same(&RangeResponse::decode(bytes.as_slice()).expect("decodes")), "{range:?}");
+                let txn = vec![op(request_op::Request::RequestRange(range.clone()))];
+                let txn = TxnRequest { success: txn, ..TxnRequest::default() };
+                let mut answer = begin(&mut world, Rpc::KvTxn, &txn);
+                let (bytes, _) = taken(&mut world, &mut answer, wanted).expect("is read");
+                let txn = TxnResponse::decode(bytes.as_slice()).expect("decodes");
+                let Some(response_op::Response::ResponseRange(inside)) = &txn.responses[0].response else {
+                    panic!("{:?}", txn.responses);
+                };
+                assert!(is_same(inside), "{range:?} in a transaction");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_that_was_fetched_is_charged_as_long_as_it_is_held() {
+    let mut world = filled(43);
+    let budget = Budget::new(64 << 20);
+    world.member(0).charge_reads_to(&budget);
+    let idle = budget.held_bytes();
+    world.places[0].disk.set_misses_per_mille(1000);
+    let (mut answer, mut bytes, mut held) = (begin(&mut world, Rpc::KvRange, &get("k3")), Vec::new(), 0);
+    let mut charged = Vec::new();
+    for _ in 0..4 {
+        take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], 1, &mut held).expect("is read");
+        charged.push(budget.held_bytes() - idle);
+    }
+    // The first part is taken from what was fetched for it, and the others should be in the page cache then. They are not: what
+    // is fetched for the second is held.
+    assert_eq!(charged, [0, VALUE_BYTES, VALUE_BYTES, VALUE_BYTES]);
+    take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], usize::MAX, &mut held).expect("is read");
+    assert_eq!(budget.held_bytes(), idle);
+    // Nor is it held for a client that has gone.
+    let (mut answer, mut bytes) = (begin(&mut world, Rpc::KvRange, &get("k3")), Vec::new());
+    take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], 2, &mut held).expect("is read");
+    assert_eq!(budget.held_bytes() - idle, VALUE_BYTES);
+    drop(answer);
+    assert_eq!(budget.held_bytes(), idle);
+}
+
+#[test]
+fn a_value_is_fetched_once_where_the_system_does_not_tell_what_is_in_memory() {
+    let mut world = filled(44);
+    world.places[0].disk.set_tells_cached(false);
+    for range in [get("k3"), all()] {
+        let reads = world.places[0].disk.reads();
+        let mut answer = begin(&mut world, Rpc::KvRange, &range);
+        let (bytes, _) = taken(&mut world, &mut answer, &[16 << 10]).expect("is read");
+        let ranged = RangeResponse::decode(bytes.as_slice()).expect("decodes");
+        let reads = world.places[0].disk.reads() - reads;
+        assert!(reads <= ranged.kvs.len() as u64, "{reads} reads for {} values", ranged.kvs.len());
+    }
+}
+
+#[test]
+fn a_value_that_was_fetched_is_not_checked_again() {
+    let mut world = filled(45);
+    world.places[0].disk.set_misses_per_mille(1000);
+    let mut answer = begin(&mut world, Rpc::KvRange, &get("k3"));
+    taken(&mut world, &mut answer, &[PIECE_BYTES]).expect("is read");
+    world.places[0].disk.set_misses_per_mille(0);
+    let reads = world.places[0].disk.reads();
+    let mut answer = begin(&mut world, Rpc::KvRange, &get("k3"));
+    taken(&mut world, &mut answer, &[PIECE_BYTES]).expect("is read");
+    let reads = world.places[0].disk.reads() - reads;
+    assert_eq!(reads, VALUE_BYTES.div_ceil(PIECE_BYTES) as u64, "those of its parts");
+}
+
+/// Where a value lies.
+fn place_of(world: &World, value: &[u8]) -> (PathBuf, u64) {
+    let disk = &world.places[0].disk;
+    let mut segments =
+        disk.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "seg"));
+    let found = segments.find_map(|(path, _)| {
+        let contents = disk.contents(&path).expect("is there");
+        let at = contents.windows(value.len()).position(|window| window == value)?;
+        Some((path, at as u64))
+    });
+    found.expect("it is somewhere")
+}
+
+#[test]
+fn a_large_value_that_is_damaged_is_refused_before_its_first_byte() {
+    let mut world = filled(37);
+    let (path, offset) = place_of(&world, &value_of(3, VALUE_BYTES));
+    world.places[0].disk.flip_bit(&path, offset + 390_000, 3).expect("is there");
+    let mut told = Vec::new();
+    for per_mille in [0, 1000, 0] {
+        world.places[0].disk.set_misses_per_mille(per_mille);
+        let mut answer = begin(&mut world, Rpc::KvRange, &get("k3"));
+        let (mut bytes, mut held) = (Vec::new(), 0);
+        let refused = take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], usize::MAX, &mut held);
+        let refused = refused.expect_err("it is damaged");
+        assert_eq!((bytes.len(), refused.code), (0, Code::Internal));
+        told.push(refused.message.into_owned());
+        // Others are well.
+        let mut answer = begin(&mut world, Rpc::KvRange, &get("k6"));
+        let (bytes, _) = taken(&mut world, &mut answer, &[PIECE_BYTES]).expect("is read");
+        assert!(
+            RangeResponse::decode(bytes.as_slice()).expect("decodes").kvs[0].value
+                == value_of(6, VALUE_BYTES)
+        );
+    }
+    let name = path.file_name().and_then(|name| name.to_str()).expect("it has a name");
+    assert!(told[0].contains(name) && told.iter().all(|message| *message == told[0]), "{told:?}");
+}
+
+#[test]
+fn a_damaged_value_behind_others_is_refused_before_their_first_byte() {
+    let by_revision = RangeRequest { sort_target: SortTarget::Mod as i32, ..all() };
+    let range = |range| op(request_op::Request::RequestRange(range));
+    let put = |key: &str, prev_kv| {
+        op(request_op::Request::RequestPut(PutRequest {
+            key: key.to_owned().into(),
+            prev_kv,
+            ..PutRequest::default()
+        }))
+    };
+    let txn = |success| TxnRequest { success, ..TxnRequest::default() }.encode_to_vec();
+    let from = |range: RangeRequest| RangeRequest { key: "k1".into(), range_end: "k4".into(), ..range };
+    let delete = DeleteRangeRequest { key: "k1".into(), range_end: "k4".into(), prev_kv: true };
+    let calls = [
+        (Rpc::KvRange, from(all()).encode_to_vec()),
+        (Rpc::KvRange, from(by_revision.clone()).encode_to_vec()),
+        (Rpc::KvTxn, txn(vec![range(from(all()))])),
+        (Rpc::KvTxn, txn(vec![range(from(by_revision))])),
+        (Rpc::KvTxn, txn(vec![put("other", false), range(from(all()))])),
+        (Rpc::KvTxn, txn(vec![put("k1", true), put("k2", true), put("k3", true)])),
+        (Rpc::KvDeleteRange, delete.encode_to_vec()),
+    ];
+    for (rpc, request) in calls {
+        for per_mille in [0, 300, 1000] {
+            let mut world = filled(46);
+            let (path, offset) = place_of(&world, &value_of(3, VALUE_BYTES));
+            world.places[0].disk.flip_bit(&path, offset + 390_000, 3).expect("is there");
+            world.places[0].disk.set_misses_per_mille(per_mille);
+            let answer = match world.member(0).unary(rpc, request.clone().into()) {
+                Unary::Done(answer) => answer,
+                Unary::Later(answer) => world.run(answer),
+            };
+            let (mut answer, mut bytes, mut held) = (answer.expect("is answered"), Vec::new(), 0);
+            let refused = take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], usize::MAX, &mut held);
+            let refused = refused.expect_err("one of them is damaged");
+            assert_eq!(bytes.len(), 0, "{rpc:?}, {per_mille}: {refused:?}");
+            let name = path.file_name().and_then(|name| name.to_str()).expect("it has a name");
+            assert!(refused.message.contains(name), "{refused:?}");
+            let has_written = world.member(0).probe().revision.0 > 9;
+            let code = if has_written { Code::Unavailable } else { Code::Internal };
+            assert_eq!((refused.code, refused.message.contains("was carried out")), (code, has_written));
+        }
+    }
+}
+
+#[test]
+fn a_large_value_that_is_damaged_while_it_is_taken_is_never_taken_whole() {
+    for (seed, per_mille) in [(38, 0), (39, 500)] {
+        let mut world = filled(seed);
+        let (path, offset) = place_of(&world, &value_of(3, VALUE_BYTES));
+        // It is remembered as whole.
+        let mut answer = begin(&mut world, Rpc::KvRange, &get("k3"));
+        let (whole, _) = taken(&mut world, &mut answer, &[PIECE_BYTES]).expect("is read");
+        let (mut answer, mut bytes, mut held) = (begin(&mut world, Rpc::KvRange, &get("k3")), Vec::new(), 0);
+        take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], 2, &mut held).expect("is read");
+        assert!(bytes.len() > PIECE_BYTES && whole.starts_with(&bytes));
+        world.places[0].disk.flip_bit(&path, offset + 300_000, 3).expect("is there");
+        world.places[0].disk.set_misses_per_mille(per_mille);
+        let failed = take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], usize::MAX, &mut held);
+        let failed = failed.expect_err("it is damaged");
+        let name = path.file_name().and_then(|name| name.to_str()).expect("it has a name");
+        assert!(failed.code == Code::Internal && failed.message.contains(name), "{failed:?}");
+        assert!(bytes.len() < whole.len());
+        // That is known now: the next one is refused at once.
+        let (mut answer, mut bytes) = (begin(&mut world, Rpc::KvRange, &get("k3")), Vec::new());
+        let refused = take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], usize::MAX, &mut held);
+        assert_eq!((refused, bytes.len()), (Err(failed), 0));
+    }
+}
+
+#[test]
+fn a_large_value_that_is_moved_while_it_is_taken_is_read_where_it_is() {
+    let mut world = World::started(1, 40, WORN);
+    let value = value_of(9, 150_000);
+    let put = |n: usize, value: &[u8]| {
+        let put =
+            PutRequest { key: format!("k{n}").into(), value: value.to_vec().into(), ..PutRequest::default() };
+        op(request_op::Request::RequestPut(put))
+    };
+    // In one entry with others, of which most become garbage.
+    let success = (0..9).map(|n| put(n, &value)).collect();
+    let txn = TxnRequest { success, ..TxnRequest::default() };
+    let _: TxnResponse = world.call(0, Rpc::KvTxn, &txn).expect("is taken");
+    for n in 0..8 {
+        world.put(0, &format!("k{n}"), b"small").expect("is taken");
+    }
+    let location = |world: &World| {
+        let state = world.member(0).published();
+        let snapshot = state.view.snapshot();
+        let mut large = snapshot.histories().filter(|version| version.key() == b"k8");
+        large.next().expect("is there").location()
+    };
+    for n in 0..100u8 {
+        world.put(0, &format!("busy-{}", n % 3), &[n; 900]).expect("is taken");
+    }
+    compact(&mut world);
+    // Nobody writes: what the reader began with is the newest state all the time.
+    let (mut answer, mut bytes, mut held) = (begin(&mut world, Rpc::KvRange, &get("k8")), Vec::new(), 0);
+    take(&mut world, &mut answer, &mut bytes, &[16 << 10], 2, &mut held).expect("is read");
+    let before = location(&world);
+    world.until("it is moved", |world| location(world) != before);
+    let old = format!("{:016x}.seg", before.segment);
+    let is_there = |world: &World, name: &str| {
+        let files = world.places[0].disk.files();
+        files.iter().any(|(path, _)| path.file_name().and_then(|name| name.to_str()) == Some(name))
+    };
+    world.until("its segment is gone", |world| !is_there(world, &old));
+    take(&mut world, &mut answer, &mut bytes, &[16 << 10], usize::MAX, &mut held).expect("is read");
+    let ranged = RangeResponse::decode(bytes.as_slice()).expect("decodes");
+    assert!(ranged.kvs.len() == 1 && ranged.kvs[0].value == value);
+}
