@@ -74,6 +74,7 @@ impl Service for Echo {
                 let zeros = Bytes::from(vec![0; 64 * 1024]);
                 Unary::Done(Ok(Answer::Pieces {
                     len: 4 << 20,
+                    beginning: Box::default(),
                     held: Rc::default(),
                     source: Box::new(move |wanted, _| {
                         let n = wanted.min(*left.borrow()).min(zeros.len());

@@ -2,100 +2,152 @@
 //! reads the deadline, and makes a call of it. It reads no message.
 
 use std::fmt;
-use std::task::Context;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{Code, Status};
-use h2::RecvStream;
-use h2::server::SendResponse;
-use http::{HeaderMap, HeaderValue, Request, StatusCode};
+use http::StatusCode;
+use http2::Fields;
 
 use crate::assembler::Assembler;
-use crate::call::{ConnectionContext, DEADLINE, Gathering, Step, begin_stream};
-use crate::outgoing::Outgoing;
+use crate::call::{DEADLINE, Gathering, Streaming, begin_stream};
+use crate::context::ConnectionContext;
 use crate::page::Page;
-use crate::{Head, Kind, Origin, Serves, reply};
+use crate::responder::Responder;
+use crate::{Head, Kind, Metadata, Origin, Serves};
 
-/// Looks at a request's head as grpc-go's server does. What it refuses is answered here; what it takes goes on as a call
-/// as far as it can at once. Its time runs from `since`, when it came. Returns what became of it, and its deadline. All in
-/// one, because what makes up a call is large, and moving it costs.
+/// What a request asks for, as its head alone says. Requests with the same head ask for the same.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Asked {
+    /// It is no gRPC call.
+    Page,
+    Call {
+        method: u16,
+        kind: Kind,
+        timeout: Option<Duration>,
+        gzip: bool,
+        requires_leader: bool,
+    },
+}
+
+/// Heads that were looked at lately, with what they ask for. A client sends the same few again and again.
+#[derive(Default)]
+pub(crate) struct Seen {
+    heads: [Option<(Arc<Fields>, Asked)>; 2],
+    next: u8,
+}
+
+impl Seen {
+    fn find(&self, fields: &Arc<Fields>) -> Option<Asked> {
+        let mut known = self.heads.iter().flatten();
+        known.find(|(its, _)| Arc::ptr_eq(its, fields)).map(|(_, asked)| *asked)
+    }
+
+    /// Remembers a head, if the HTTP/2 engine does, too: others come once.
+    fn add(&mut self, fields: &Arc<Fields>, asked: Asked) {
+        if Arc::strong_count(fields) > 1 {
+            self.heads[usize::from(self.next)] = Some((fields.clone(), asked));
+            self.next = (self.next + 1) % self.heads.len() as u8;
+        }
+    }
+}
+
+/// A request that was taken.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most are unary, and answered before they have a place on the heap"
+)]
+pub(crate) enum Begun {
+    /// A unary call whose message comes.
+    Gathering(Gathering),
+    Streaming(Box<Streaming>),
+    Page(Box<Page>),
+}
+
+/// Looks at a request's head as grpc-go's server does. What it refuses is answered here, which gives `None`. Its time runs from
+/// `since`, when it came.
 pub(crate) fn begin(
-    around: &ConnectionContext,
-    request: Request<RecvStream>,
-    mut respond: SendResponse<Outgoing>,
+    around: &Rc<ConnectionContext>,
+    seen: &mut Seen,
+    fields: Arc<Fields>,
+    responder: Responder,
     from: &Origin,
     since: Instant,
     now: Instant,
-    cx: &mut Context<'_>,
-) -> Option<(Step, Option<Instant>)> {
-    if is_page(from, request.headers()) {
-        let method = around.service.page_method(request.uri().path());
-        around.may_wait.set(method.is_some_and(|method| around.shard.turnstile.may_wait(method)));
-        return Some((Page::begin(around, request, respond, from)?.step(around, cx), None));
-    }
-    match examine(around, &request, since, now) {
+) -> Option<Begun> {
+    let asked = match seen.find(&fields) {
+        Some(asked) => Ok(asked),
+        None => examine(around, from, &fields).inspect(|asked| seen.add(&fields, *asked)),
+    };
+    let asked = asked.and_then(|asked| Ok((asked, deadline(asked, since, now)?)));
+    match asked {
         Err((http, status)) => {
-            // An error means that the stream is gone: nobody is left to tell.
-            let _ = respond.send_response(reply::refusal(http, &status), true);
+            responder.refuse(http, &status);
             None
         }
-        Ok(Examined { method, kind, deadline, gzip, requires_leader, client_api_version }) => {
-            let (parts, recv) = request.into_parts();
-            let metadata = parts.headers;
+        Ok((Asked::Page, _)) => {
+            let method = around.service.page_method(&String::from_utf8_lossy(path(&fields)));
+            around.may_wait.set(method.is_some_and(|method| around.shard.turnstile.may_wait(method)));
+            Page::begin(around, &fields, responder, from).map(Begun::Page)
+        }
+        Ok((Asked::Call { method, kind, gzip, requires_leader, .. }, deadline)) => {
             let head = Head {
                 method,
                 peer: from.peer,
                 common_name: from.common_name.clone(),
                 arrived: since,
                 deadline,
-                metadata,
+                metadata: Metadata::from(fields),
                 requires_leader,
-                client_api_version,
             };
             around.may_wait.set(around.shard.turnstile.may_wait(method));
             let assembler = Assembler::new(around.shard.options.message_bytes_max, gzip);
-            let step = match kind {
-                // Most are answered on the spot, so it is not put on the heap yet.
-                Kind::Unary => Gathering::new(head, recv, respond, assembler, gzip).begin(around, cx),
+            match kind {
+                Kind::Unary => Some(Begun::Gathering(Gathering::new(head, responder, assembler, gzip))),
                 Kind::ServerStream | Kind::Bidi => {
-                    begin_stream(around, head, recv, assembler, respond, gzip)?.step(around, cx)
+                    begin_stream(around, head, assembler, responder, gzip).map(Begun::Streaming)
                 }
-            };
-            Some((step, deadline))
+            }
         }
     }
 }
 
-struct Examined {
-    method: u16,
-    kind: Kind,
-    deadline: Option<Instant>,
-    gzip: bool,
-    requires_leader: bool,
-    client_api_version: Option<HeaderValue>,
+/// The path of a request, without what follows a question mark.
+fn path(fields: &Fields) -> &[u8] {
+    let target = fields.path();
+    target.split(|byte| *byte == b'?').next().unwrap_or(target)
 }
 
-/// The metadata that every call is asked for: the first value of each, as a look-up by name would find it.
+fn deadline(asked: Asked, since: Instant, now: Instant) -> Result<Option<Instant>, (StatusCode, Status)> {
+    let Asked::Call { timeout: Some(timeout), .. } = asked else { return Ok(None) };
+    // A time that does not fit the clock counts as none.
+    let deadline = since.checked_add(timeout);
+    if deadline.is_some_and(|deadline| deadline <= now) {
+        return Err((StatusCode::OK, DEADLINE));
+    }
+    Ok(deadline)
+}
+
+/// The metadata that every call is asked for: the first value of each.
 #[derive(Default)]
 struct Known<'a> {
-    content_type: Option<&'a HeaderValue>,
-    timeout: Option<&'a HeaderValue>,
-    encoding: Option<&'a HeaderValue>,
-    has_leader: Option<&'a HeaderValue>,
-    client_api_version: Option<&'a HeaderValue>,
+    content_type: Option<&'a [u8]>,
+    timeout: Option<&'a [u8]>,
+    encoding: Option<&'a [u8]>,
+    has_leader: Option<&'a [u8]>,
 }
 
 impl<'a> Known<'a> {
-    /// One walk over the handful of headers costs less than hashing one name, let alone five.
-    fn of(headers: &'a HeaderMap) -> Known<'a> {
+    /// One walk over the handful of headers costs less than four.
+    fn of(headers: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Known<'a> {
         let mut known = Known::default();
         for (name, value) in headers {
-            let field = match name.as_str() {
-                "content-type" => &mut known.content_type,
-                "grpc-timeout" => &mut known.timeout,
-                "grpc-encoding" => &mut known.encoding,
-                "hasleader" => &mut known.has_leader,
-                "client-api-version" => &mut known.client_api_version,
+            let field = match name {
+                b"content-type" => &mut known.content_type,
+                b"grpc-timeout" => &mut known.timeout,
+                b"grpc-encoding" => &mut known.encoding,
+                b"hasleader" => &mut known.has_leader,
                 _ => continue,
             };
             field.get_or_insert(value);
@@ -106,37 +158,31 @@ impl<'a> Known<'a> {
 
 fn examine(
     around: &ConnectionContext,
-    request: &Request<RecvStream>,
-    since: Instant,
-    now: Instant,
-) -> Result<Examined, (StatusCode, Status)> {
-    let known = Known::of(request.headers());
+    from: &Origin,
+    fields: &Fields,
+) -> Result<Asked, (StatusCode, Status)> {
+    let known = Known::of(fields.regular());
+    if is_page(from, known.content_type) {
+        return Ok(Asked::Page);
+    }
     check_content_type(known.content_type)?;
-    if request.method() != http::Method::POST {
-        let text =
-            format!("Received a HEADERS frame with :method \"{}\" which should be POST", request.method());
+    if fields.method() != b"POST" {
+        let method = String::from_utf8_lossy(fields.method());
+        let text = format!("Received a HEADERS frame with :method \"{method}\" which should be POST");
         return Err((StatusCode::METHOD_NOT_ALLOWED, Status::with(Code::Internal, text)));
     }
-    let deadline = match known.timeout {
+    let timeout = match known.timeout {
         None => None,
-        Some(value) => {
-            let timeout = parse_timeout(value.as_bytes()).map_err(|why| {
-                let text = format!("malformed grpc-timeout: {why}");
-                (StatusCode::BAD_REQUEST, Status::with(Code::Internal, text))
-            })?;
-            // A time that does not fit the clock counts as none.
-            let deadline = since.checked_add(timeout);
-            if deadline.is_some_and(|deadline| deadline <= now) {
-                return Err((StatusCode::OK, DEADLINE));
-            }
-            deadline
-        }
+        Some(value) => Some(parse_timeout(value).map_err(|why| {
+            let text = format!("malformed grpc-timeout: {why}");
+            (StatusCode::BAD_REQUEST, Status::with(Code::Internal, text))
+        })?),
     };
-    let path = request.uri().path();
-    let Some(method) = around.service.method(path) else {
-        return Err((StatusCode::OK, unknown_path(around, path)));
+    let path = String::from_utf8_lossy(path(fields));
+    let Some(method) = around.service.method(&path) else {
+        return Err((StatusCode::OK, unknown_path(around, &path)));
     };
-    let gzip = match known.encoding.map(|value| value.as_bytes()) {
+    let gzip = match known.encoding {
         None | Some(b"identity" | b"") => false,
         Some(b"gzip") => true,
         Some(other) => {
@@ -145,31 +191,24 @@ fn examine(
             return Err((StatusCode::OK, Status::with(Code::Unimplemented, text)));
         }
     };
-    Ok(Examined {
-        method: method.id,
-        kind: method.kind,
-        deadline,
-        gzip,
-        requires_leader: known.has_leader.is_some_and(|value| value == "true"),
-        client_api_version: known.client_api_version.cloned(),
-    })
+    let requires_leader = known.has_leader == Some(b"true");
+    Ok(Asked::Call { method: method.id, kind: method.kind, timeout, gzip, requires_leader })
 }
 
 /// Returns true for a request over HTTP/2 that etcd answers as one over HTTP/1. Without TLS it hands every connection that
 /// speaks HTTP/2 to gRPC.
-fn is_page(from: &Origin, headers: &HeaderMap) -> bool {
+fn is_page(from: &Origin, content_type: Option<&[u8]>) -> bool {
     from.is_tls
         && match from.serves {
             Serves::Grpc => false,
             Serves::Pages => true,
-            Serves::All => !is_grpc(headers),
+            Serves::All => !is_grpc(content_type.unwrap_or_default()),
         }
 }
 
 /// Returns true for the requests that etcd hands to gRPC: on connections that carry pages too, this header decides. A call in
 /// gRPC-Web is a plain request whose body holds what gRPC has in frames and trailers of HTTP/2 (COMPAT-185).
-fn is_grpc(headers: &HeaderMap) -> bool {
-    let content_type = headers.get(http::header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+fn is_grpc(content_type: &[u8]) -> bool {
     content_type.windows(GRPC_TYPE.len()).any(|part| part == GRPC_TYPE)
         && !content_type.starts_with(GRPC_WEB_TYPE)
 }
@@ -177,8 +216,8 @@ fn is_grpc(headers: &HeaderMap) -> bool {
 const GRPC_WEB_TYPE: &[u8] = b"application/grpc-web";
 const GRPC_TYPE: &[u8] = b"application/grpc";
 
-fn check_content_type(value: Option<&HeaderValue>) -> Result<(), (StatusCode, Status)> {
-    let value = value.map_or(&b""[..], |value| value.as_bytes());
+fn check_content_type(value: Option<&[u8]>) -> Result<(), (StatusCode, Status)> {
+    let value = value.unwrap_or_default();
     if let Some(rest) = value.strip_prefix(b"application/grpc")
         && matches!(rest.first(), None | Some(b'+' | b';'))
     {
@@ -255,16 +294,14 @@ mod tests {
 
     #[test]
     fn of_several_values_the_first_counts() {
-        let mut headers = HeaderMap::new();
-        for (name, value) in
-            [("hasleader", "true"), ("te", "trailers"), ("grpc-timeout", "1S"), ("hasleader", "false")]
-        {
-            headers.append(name, HeaderValue::from_static(value));
-        }
-        let known = Known::of(&headers);
-        assert_eq!(known.has_leader, headers.get("hasleader"));
-        assert_eq!(known.timeout, headers.get("grpc-timeout"));
-        assert!(known.has_leader.is_some_and(|value| value == "true"));
+        let fields: [(&[u8], &[u8]); 4] = [
+            (b"hasleader", b"true"),
+            (b"te", b"trailers"),
+            (b"grpc-timeout", b"1S"),
+            (b"hasleader", b"false"),
+        ];
+        let known = Known::of(fields.into_iter());
+        assert_eq!((known.has_leader, known.timeout), (Some(&b"true"[..]), Some(&b"1S"[..])));
         assert!(known.content_type.is_none() && known.encoding.is_none());
     }
 

@@ -5,16 +5,16 @@ use api::{Code, Status};
 use bytes::{Buf, Bytes, BytesMut};
 
 use crate::gzip;
-use crate::outgoing::PREFIX_BYTES;
 
-/// Cuts DATA payloads into messages. A message that lies whole in one payload is a slice of it, not a copy.
+/// Bytes of gRPC's prefix: one flag byte and the length, big-endian.
+pub(crate) const PREFIX_BYTES: usize = 5;
+
+/// Cuts DATA payloads into messages.
 #[derive(Debug)]
 pub(crate) struct Assembler {
     message_bytes_max: usize,
     /// True if `grpc-encoding` announced gzip.
     gzip: bool,
-    /// The payload being cut.
-    current: Bytes,
     /// The beginning of a message that spans payloads, prefix included.
     partial: BytesMut,
 }
@@ -28,18 +28,12 @@ pub(crate) struct Assembled {
 
 impl Assembler {
     pub(crate) fn new(message_bytes_max: usize, gzip: bool) -> Assembler {
-        Assembler { message_bytes_max, gzip, current: Bytes::new(), partial: BytesMut::new() }
-    }
-
-    /// Takes the next payload; the messages of the last one must have been taken out.
-    pub(crate) fn push(&mut self, payload: Bytes) {
-        assert!(self.current.is_empty(), "a payload was pushed before the last one was used up");
-        self.current = payload;
+        Assembler { message_bytes_max, gzip, partial: BytesMut::new() }
     }
 
     /// Returns true if a message has begun and is not whole.
     pub(crate) fn is_mid_message(&self) -> bool {
-        !self.current.is_empty() || !self.partial.is_empty()
+        !self.partial.is_empty()
     }
 
     /// Returns the announced length of the unfinished message, if its prefix has arrived.
@@ -50,40 +44,44 @@ impl Assembler {
         }
     }
 
-    /// The next whole message, or `None` until more payload comes. After an error the stream is of no use.
-    pub(crate) fn next(&mut self) -> Result<Option<Assembled>, Status> {
-        if self.partial.is_empty() {
-            if let Some(len) = self.checked_len(&self.current)?
-                && self.current.len() >= PREFIX_BYTES + len
-            {
-                let packed = self.current[0] == 1;
-                self.current.advance(PREFIX_BYTES);
-                let body = self.current.split_to(len);
-                return self.finished(packed, body).map(Some);
-            }
-            if !self.current.is_empty() {
-                self.partial.extend_from_slice(&self.current);
-                self.current = Bytes::new();
-            }
-            return Ok(None);
+    /// Cuts the next whole message off the front of a payload; `None` takes what is left as the beginning of one, whose rest
+    /// comes with the next payload. A message has memory of its own, just as much as it needs. After an error the stream is
+    /// of no use.
+    pub(crate) fn cut(&mut self, payload: &mut &[u8]) -> Result<Option<Assembled>, Status> {
+        if self.partial.is_empty()
+            && let Some(len) = self.checked_len(payload)?
+            && let Some((whole, rest)) = payload.split_at_checked(PREFIX_BYTES + len)
+        {
+            *payload = rest;
+            let body = &whole[PREFIX_BYTES..];
+            let message = if whole[0] == 1 { self.unpacked(body)? } else { Bytes::copy_from_slice(body) };
+            return Ok(Some(Assembled { message, wire_bytes: len }));
         }
-        if self.partial.len() < PREFIX_BYTES {
-            self.gather(PREFIX_BYTES);
-        }
+        self.gather(PREFIX_BYTES, payload);
         let Some(len) = self.checked_len(&self.partial)? else { return Ok(None) };
-        self.gather(PREFIX_BYTES + len);
+        self.gather(PREFIX_BYTES + len, payload);
         if self.partial.len() < PREFIX_BYTES + len {
             return Ok(None);
         }
-        let packed = self.partial[0] == 1;
-        let mut body = std::mem::take(&mut self.partial).freeze();
-        body.advance(PREFIX_BYTES);
-        self.finished(packed, body).map(Some)
+        let whole = std::mem::take(&mut self.partial);
+        let message = if whole[0] == 1 {
+            self.unpacked(&whole[PREFIX_BYTES..])?
+        } else {
+            let mut body = whole.freeze();
+            body.advance(PREFIX_BYTES);
+            body
+        };
+        Ok(Some(Assembled { message, wire_bytes: len }))
     }
 
-    fn gather(&mut self, until: usize) {
-        let n = until.saturating_sub(self.partial.len()).min(self.current.len());
-        self.partial.extend_from_slice(&self.current.split_to(n));
+    /// Adds to the beginning until it has so many bytes.
+    fn gather(&mut self, until: usize, payload: &mut &[u8]) {
+        let n = until.saturating_sub(self.partial.len()).min(payload.len());
+        if n > 0 {
+            self.partial.reserve(until - self.partial.len());
+            self.partial.extend_from_slice(&payload[..n]);
+            *payload = &payload[n..];
+        }
     }
 
     fn checked_len(&self, bytes: &[u8]) -> Result<Option<usize>, Status> {
@@ -109,10 +107,8 @@ impl Assembler {
         Ok(Some(len))
     }
 
-    fn finished(&self, packed: bool, body: Bytes) -> Result<Assembled, Status> {
-        let wire_bytes = body.len();
-        let message = if packed { gzip::unpack(&body, self.message_bytes_max)? } else { body };
-        Ok(Assembled { message, wire_bytes })
+    fn unpacked(&self, body: &[u8]) -> Result<Bytes, Status> {
+        gzip::unpack(body, self.message_bytes_max)
     }
 }
 
@@ -123,8 +119,8 @@ mod tests {
     fn all(bytes: &[u8], step: usize, max: usize) -> Result<Vec<Bytes>, Status> {
         let (mut assembler, mut messages) = (Assembler::new(max, false), Vec::new());
         for part in bytes.chunks(step) {
-            assembler.push(Bytes::copy_from_slice(part));
-            while let Some(assembled) = assembler.next()? {
+            let mut part = part;
+            while let Some(assembled) = assembler.cut(&mut part)? {
                 messages.push(assembled.message);
             }
         }

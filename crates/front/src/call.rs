@@ -1,6 +1,6 @@
 //! One call, from its first bytes to its last answer, as a state machine that a connection steps: `Call::step`. Here are
 //! the gathering of a unary request, streams, answers in pieces, answers that wait for space, deadlines, and the look for
-//! stalled streams. It knows neither the socket nor HTTP/2 frames beyond `h2`'s streams.
+//! stalled streams. It knows neither the socket nor HTTP/2 beyond the two halves of its stream.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,169 +10,33 @@ use std::time::{Duration, Instant};
 
 use api::{Code, Status};
 use bytes::Bytes;
-use h2::server::SendResponse;
-use h2::{Reason, RecvStream, SendStream};
-use http::{HeaderMap, StatusCode};
+use http::StatusCode;
+use http2::{Fields, Key, Payload, Reason};
 
-use crate::assembler::Assembler;
-use crate::budget::Account;
-use crate::ledger::{Charge, Ledger};
+use crate::assembler::{Assembler, PREFIX_BYTES};
+use crate::context::{ConnectionContext, Stallable};
+use crate::inbox::{Inbox, RequestStream};
+use crate::ledger::Charge;
 use crate::outbound::Sending;
-use crate::outgoing::{Outgoing, check_len};
 use crate::page::Page;
-use crate::shard::ShardState;
-use crate::{Answer, Head, LocalBoxFuture, Options, PieceSource, Service, Unary, gzip, reply};
+use crate::reply::check_len;
+use crate::responder::{Moves, Responder};
+use crate::{Answer, Head, LocalBoxFuture, Options, PieceSource, Unary, gzip};
 
 /// Bytes of a big answer made and queued at once, between two looks at other calls.
 pub(crate) const PIECE_BYTES: usize = 64 * 1024;
 
-/// Answers above this keep a handle, so that one that stalls can be reset alone.
-const TRACKED_ANSWER_BYTES: usize = 16 * 1024;
-
-/// Work of a connection's turn, in bytes: requests unpacked, and answers that were packed, made in pieces, or found no
-/// space.
-#[derive(Debug, Default)]
-pub(crate) struct Made(Cell<usize>);
-
-impl Made {
-    /// Bytes in one turn, after which other connections get theirs.
-    const BYTES_MAX: usize = 1024 * 1024;
-
-    /// Sets the work of the turn to zero.
-    pub(crate) fn reset(&self) {
-        self.0.set(0);
-    }
-
-    pub(crate) fn add(&self, bytes: usize) {
-        self.0.set(self.0.get() + bytes);
-    }
-
-    /// Returns true if it is as much as a turn may make.
-    pub(crate) fn is_enough(&self) -> bool {
-        self.0.get() > Made::BYTES_MAX
-    }
-}
-
 /// The answer to a call that outlived its deadline.
 pub(crate) const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
-
-/// State that the calls of one connection share.
-pub(crate) struct ConnectionContext {
-    pub(crate) shard: Rc<ShardState>,
-    pub(crate) service: Rc<dyn Service>,
-    /// Account of the connection, which is charged to the server's budget.
-    pub(crate) account: Rc<Account>,
-    /// Answer bytes in the transport's queues.
-    pub(crate) answers: Rc<Ledger>,
-    /// Room for requests.
-    pub(crate) requests: Rc<RequestRoom>,
-    /// Calls that wait for the client and may stall.
-    pub(crate) stallable: Rc<Cell<usize>>,
-    /// Work of the connection's turn.
-    pub(crate) made: Rc<Made>,
-    /// The calls that are open, and the last one, may wait a little, see [`Service::may_wait`].
-    pub(crate) may_wait: Cell<bool>,
-}
-
-impl ConnectionContext {
-    pub(crate) fn new(
-        shard: Rc<ShardState>,
-        service: Rc<dyn Service>,
-        account: Rc<Account>,
-    ) -> ConnectionContext {
-        let requests = RequestRoom {
-            ledger: Rc::new(Ledger::of(&account)),
-            account: account.clone(),
-            bytes_max: shard.options.request_bytes_max,
-        };
-        ConnectionContext {
-            answers: Rc::new(Ledger::of(&account)),
-            requests: Rc::new(requests),
-            stallable: Rc::default(),
-            made: Rc::default(),
-            may_wait: Cell::new(false),
-            shard,
-            service,
-            account,
-        }
-    }
-
-    /// Returns true if the answers in the transport's queues leave room for another.
-    pub(crate) fn has_room(&self) -> bool {
-        self.answers.queued() < self.shard.options.answer_bytes_max
-    }
-}
 
 /// Bytes charged for a call in flight besides its message: its future, its stream, its metadata.
 pub(crate) const CALL_BYTES: usize = 4 * 1024;
 /// Metadata that [`CALL_BYTES`] covers.
 const METADATA_BYTES: usize = 1024;
 
-/// Returns the bytes charged for a call with this metadata, besides its message.
-pub(crate) fn call_bytes(metadata: &HeaderMap) -> usize {
-    let bytes: usize = metadata.iter().map(|(name, value)| name.as_str().len() + value.len() + 64).sum();
-    CALL_BYTES + bytes.saturating_sub(METADATA_BYTES)
-}
-
-/// The room for the requests of one connection.
-pub(crate) struct RequestRoom {
-    /// Request bytes in assembly and in unanswered unary calls, answers that wait for room, and something for each call in
-    /// flight.
-    pub(crate) ledger: Rc<Ledger>,
-    account: Rc<Account>,
-    bytes_max: usize,
-}
-
-impl RequestRoom {
-    /// Refuses when the calls in flight hold as much as they may together, or all clients nearly do.
-    pub(crate) fn check(&self) -> Result<(), Status> {
-        if self.ledger.queued() > self.bytes_max || self.account.is_pressed() {
-            return Err(api::error::TOO_MANY_REQUESTS);
-        }
-        Ok(())
-    }
-}
-
-/// Counts a call among those that may stall, until it is dropped.
-pub(crate) struct Stallable(Rc<Cell<usize>>);
-
-impl Stallable {
-    pub(crate) fn new(around: &ConnectionContext) -> Stallable {
-        around.stallable.set(around.stallable.get() + 1);
-        Stallable(around.stallable.clone())
-    }
-}
-
-impl Drop for Stallable {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
-}
-
-/// A stream whose answer is on its way; it is kept to see whether it moves.
-pub(crate) struct Tracked {
-    send: SendStream<Outgoing>,
-    ledger: Rc<Ledger>,
-    progress: StreamProgress,
-}
-
-impl Tracked {
-    pub(crate) fn new(send: SendStream<Outgoing>, ledger: Rc<Ledger>) -> Tracked {
-        Tracked { send, ledger, progress: StreamProgress::default() }
-    }
-
-    pub(crate) fn is_drained(&self) -> bool {
-        self.ledger.queued() == 0
-    }
-
-    /// Resets the stream if it has stood still for too long; then says so.
-    pub(crate) fn reset_if_stalled(&mut self, look: &Look<'_>) -> bool {
-        let stalled = self.progress.is_stalled(&self.ledger, look);
-        if stalled {
-            self.send.send_reset(Reason::CANCEL);
-        }
-        stalled
-    }
+/// Returns the bytes charged for a call with so many bytes of metadata, besides its message.
+pub(crate) fn call_bytes(metadata_bytes: usize) -> usize {
+    CALL_BYTES + metadata_bytes.saturating_sub(METADATA_BYTES)
 }
 
 /// Sees whether a counter moves.
@@ -203,8 +67,10 @@ impl Progress {
 pub(crate) struct Look<'a> {
     pub(crate) now: Instant,
     pub(crate) options: &'a Options,
-    /// Answer bytes in the transport's queues.
-    pub(crate) answers: &'a Ledger,
+    /// Answer bytes of the connection that wait.
+    pub(crate) queued: usize,
+    /// Bytes of calls that the connection ever sent.
+    pub(crate) sent: u64,
     /// The client has taken nothing of any answer for as long as a stream may stand still.
     pub(crate) stands_still: bool,
     /// True if the client was not read from for a time since the last look.
@@ -222,27 +88,24 @@ pub(crate) struct StreamProgress {
 
 impl StreamProgress {
     /// Returns true if the stream has stood still for too long, and its turn had come meanwhile or no stream's does.
-    pub(crate) fn is_stalled(&mut self, stream: &Ledger, look: &Look<'_>) -> bool {
-        let moved = stream.moved();
-        if !self.progress.is_at(moved) {
-            let beside = look.answers.queued().saturating_sub(stream.queued());
-            self.due = look.answers.moved() + beside as u64;
+    pub(crate) fn is_stalled(&mut self, stream: Moves, look: &Look<'_>) -> bool {
+        if !self.progress.is_at(stream.sent) {
+            self.due = look.sent + look.queued.saturating_sub(stream.queued) as u64;
         }
-        self.progress.is_stalled(moved, look.now, look.options.stall_timeout)
-            && (look.stands_still || look.answers.moved() >= self.due)
+        self.progress.is_stalled(stream.sent, look.now, look.options.stall_timeout)
+            && (look.stands_still || look.sent >= self.due)
     }
 }
 
 /// A unary call whose message is not whole yet.
 pub(crate) struct Gathering {
     head: Head,
-    recv: RecvStream,
-    respond: SendResponse<Outgoing>,
+    responder: Responder,
     assembler: Assembler,
     gzip: bool,
     message: Option<Bytes>,
-    /// Bytes of the last payload, whose window is not given back yet.
-    unreleased: usize,
+    /// What came of gathering; the call goes on with the next step.
+    gathered: Option<Result<Bytes, Status>>,
     /// Set once the call has to wait for the client.
     waits: Option<(Charge, Stallable)>,
     /// Bytes of payload that have come.
@@ -253,17 +116,18 @@ pub(crate) struct Gathering {
 /// A unary call whose answer is being made.
 pub(crate) struct Pending {
     future: LocalBoxFuture<Result<Answer, Status>>,
-    respond: SendResponse<Outgoing>,
+    responder: Responder,
     method: u16,
     gzip: bool,
     charge: Charge,
 }
 
-/// A unary call whose answer is made and waits for room among those of its connection. Its future is gone: a state of the
-/// store, or a place among those who read from the disk, must not wait for a client.
+/// A unary call whose answer is made and waits for room among those of its connection. Its future is gone: a place among those who
+/// read from the disk must not wait for a client. An answer that comes in pieces may read from a state of the store, which it loses
+/// if it waits for too long.
 pub(crate) struct Finished {
     made: Answer,
-    respond: SendResponse<Outgoing>,
+    responder: Responder,
     method: u16,
     gzip: bool,
     /// Charge for the call and its answer.
@@ -272,7 +136,7 @@ pub(crate) struct Finished {
 
 /// A big answer that is made while the client's window opens.
 pub(crate) struct Pieces {
-    send: SendStream<Outgoing>,
+    responder: Responder,
     source: PieceSource,
     len: usize,
     left: usize,
@@ -280,7 +144,6 @@ pub(crate) struct Pieces {
     /// The source waits for something that is not the client's doing.
     waits: bool,
     method: u16,
-    ledger: Rc<Ledger>,
     progress: StreamProgress,
     _stallable: Stallable,
     /// Bytes that the source holds.
@@ -292,19 +155,34 @@ pub(crate) struct Pieces {
 
 /// A streaming call.
 pub(crate) struct Streaming {
-    pub(crate) future: LocalBoxFuture<Result<(), Status>>,
+    future: LocalBoxFuture<Result<(), Status>>,
     pub(crate) sending: Rc<Sending>,
+    pub(crate) inbox: Rc<Inbox>,
+    deadline: Option<Instant>,
     progress: StreamProgress,
     _charge: Charge,
 }
 
+/// A request that waits for room among the answers, with what has come of its body.
+pub(crate) struct Waiting {
+    pub(crate) responder: Responder,
+    pub(crate) fields: Arc<Fields>,
+    pub(crate) body: Vec<u8>,
+    /// The client has sent all.
+    pub(crate) is_ended: bool,
+    pub(crate) charge: Charge,
+    /// Time of its arrival, from which its deadline counts.
+    pub(crate) since: Instant,
+}
+
 /// A call that was not answered on the spot.
 pub(crate) enum Call {
+    Waiting(Box<Waiting>),
     Gathering(Box<Gathering>),
     Pending(Pending),
     Finished(Box<Finished>),
     Pieces(Box<Pieces>),
-    Streaming(Streaming),
+    Streaming(Box<Streaming>),
     Page(Box<Page>),
 }
 
@@ -313,13 +191,14 @@ pub(crate) enum Step {
     /// The call waits, in this state.
     Wait(Call),
     /// The call is over; its answer may still be on the way.
-    Over(Option<Tracked>),
+    Over,
 }
 
 impl Call {
     /// Goes on with the call as far as it can.
-    pub(crate) fn step(self, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
+    pub(crate) fn step(self, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         match self {
+            Call::Waiting(_) => Step::Wait(self),
             Call::Gathering(gathering) => gathering.step(around, cx),
             Call::Pending(pending) => pending.step(around, cx),
             Call::Finished(finished) => finished.step(around, cx),
@@ -330,39 +209,19 @@ impl Call {
     }
 
     /// Ends the call because its deadline passed.
-    pub(crate) fn expire(self, around: &ConnectionContext) -> Option<Tracked> {
+    pub(crate) fn expire(self, around: &ConnectionContext) {
         let counters = &around.shard.counters;
+        let begun = self.begun_method();
+        begun.into_iter().for_each(|method| counters.handled(method, DEADLINE.code));
         match self {
-            // It has no deadline.
-            Call::Page(mut page) => {
-                page.reset();
-                None
-            }
-            Call::Gathering(mut gathering) => {
-                let _ = gathering.respond.send_response(reply::refusal(StatusCode::OK, &DEADLINE), true);
-                None
-            }
-            Call::Pending(mut pending) => {
-                counters.handled(pending.method, DEADLINE.code);
-                let _ = pending.respond.send_response(reply::refusal(StatusCode::OK, &DEADLINE), true);
-                None
-            }
-            Call::Finished(mut finished) => {
-                counters.handled(finished.method, DEADLINE.code);
-                let _ = finished.respond.send_response(reply::refusal(StatusCode::OK, &DEADLINE), true);
-                None
-            }
-            Call::Pieces(mut pieces) => {
-                counters.handled(pieces.method, DEADLINE.code);
-                // Inside a message no status can be told.
-                pieces.send.send_reset(Reason::CANCEL);
-                None
-            }
-            Call::Streaming(streaming) => {
-                counters.handled(streaming.sending.method, DEADLINE.code);
-                let ledger = streaming.sending.ledger.clone();
-                streaming.sending.finish(&Err(DEADLINE)).map(|send| Tracked::new(send, ledger))
-            }
+            // They have no deadline yet, or none at all.
+            Call::Waiting(_) | Call::Page(_) => {}
+            Call::Gathering(gathering) => gathering.responder.refuse(StatusCode::OK, &DEADLINE),
+            Call::Pending(pending) => pending.responder.refuse(StatusCode::OK, &DEADLINE),
+            Call::Finished(finished) => finished.responder.refuse(StatusCode::OK, &DEADLINE),
+            // Inside a message no status can be told.
+            Call::Pieces(pieces) => pieces.responder.reset(Reason::CANCEL),
+            Call::Streaming(streaming) => streaming.sending.finish(&Err(DEADLINE)),
         }
     }
 
@@ -371,52 +230,39 @@ impl Call {
         matches!(self, Call::Finished(_))
     }
 
-    /// Resets the call if it holds data without progress; then says so.
-    pub(crate) fn reset_if_stalled(&mut self, look: &Look<'_>) -> bool {
+    /// Returns true if the call must be reset, because it holds data without progress. Its stream is reset when it is dropped.
+    pub(crate) fn is_stalled(&mut self, look: &Look<'_>) -> bool {
         match self {
-            Call::Pending(_) | Call::Finished(_) => false,
-            Call::Page(page) => page.reset_if_stalled(look),
+            Call::Waiting(_) | Call::Pending(_) | Call::Finished(_) => false,
+            Call::Page(page) => page.is_stalled(look),
             Call::Gathering(gathering) => {
                 if look.was_deaf {
                     gathering.progress = Progress::default();
                 }
-                let timeout = look.options.request_timeout;
-                let stalled = gathering.progress.is_stalled(gathering.received, look.now, timeout);
-                if stalled {
-                    gathering.respond.send_reset(Reason::CANCEL);
-                }
-                stalled
+                gathering.progress.is_stalled(gathering.received, look.now, look.options.request_timeout)
             }
             Call::Pieces(pieces) => {
-                if pieces.waits && pieces.ledger.queued() == 0 {
+                let moves = pieces.responder.moves();
+                if pieces.waits && moves.queued == 0 {
                     pieces.progress = StreamProgress::default();
                     return false;
                 }
-                let stalled = pieces.progress.is_stalled(&pieces.ledger, look);
-                if stalled {
-                    pieces.send.send_reset(Reason::CANCEL);
-                }
-                stalled
+                pieces.progress.is_stalled(moves, look)
             }
-            Call::Streaming(streaming) => {
-                let ledger = &streaming.sending.ledger;
-                if ledger.queued() == 0 {
+            Call::Streaming(streaming) => match streaming.sending.moves() {
+                Some(moves) if moves.queued > 0 => streaming.progress.is_stalled(moves, look),
+                _ => {
                     streaming.progress = StreamProgress::default();
-                    return false;
+                    false
                 }
-                let stalled = streaming.progress.is_stalled(ledger, look);
-                if stalled {
-                    streaming.sending.reset(Reason::CANCEL);
-                }
-                stalled
-            }
+            },
         }
     }
 
     /// The method whose counters must count that the call ended with its connection.
     pub(crate) fn begun_method(&self) -> Option<u16> {
         match self {
-            Call::Gathering(_) | Call::Page(_) => None,
+            Call::Waiting(_) | Call::Gathering(_) | Call::Page(_) => None,
             Call::Pending(pending) => Some(pending.method),
             Call::Finished(finished) => Some(finished.method),
             Call::Pieces(pieces) => Some(pieces.method),
@@ -426,158 +272,53 @@ impl Call {
 }
 
 impl Gathering {
-    pub(crate) fn new(
-        head: Head,
-        recv: RecvStream,
-        respond: SendResponse<Outgoing>,
-        assembler: Assembler,
-        gzip: bool,
-    ) -> Gathering {
+    pub(crate) fn new(head: Head, responder: Responder, assembler: Assembler, gzip: bool) -> Gathering {
         Gathering {
             head,
-            recv,
-            respond,
+            responder,
             assembler,
             gzip,
             message: None,
-            unreleased: 0,
+            gathered: None,
             waits: None,
             received: 0,
             progress: Progress::default(),
         }
     }
 
-    /// The first step, before the call has a place on the heap.
-    pub(crate) fn begin(mut self, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
-        match self.gather(around, cx) {
-            Poll::Pending => match self.charge(around) {
-                Ok(()) => Step::Wait(Call::Gathering(Box::new(self))),
-                Err(status) => self.serve(around, Some(Err(status)), cx),
-            },
-            Poll::Ready(gathered) => self.serve(around, gathered, cx),
-        }
+    pub(crate) fn key(&self) -> Key {
+        self.responder.key()
     }
 
-    fn step(mut self: Box<Self>, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
-        match self.gather(around, cx) {
-            Poll::Pending => match self.charge(around) {
-                Ok(()) => Step::Wait(Call::Gathering(self)),
-                Err(status) => self.serve(around, Some(Err(status)), cx),
-            },
-            Poll::Ready(gathered) => self.serve(around, gathered, cx),
-        }
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.head.deadline
     }
 
-    /// Charges what the call holds while it waits for the client. The whole announced length is charged at once: a
-    /// message that was begun can always be finished.
-    fn charge(&mut self, around: &ConnectionContext) -> Result<(), Status> {
-        let message = self.message.as_ref().map_or(0, Bytes::len);
-        let bytes = self.assembler.announced().unwrap_or(0) + message;
-        if let Some((charge, _)) = &mut self.waits {
-            charge.raise_to(CALL_BYTES + bytes);
-        } else {
-            let mut charge = Charge::new(&around.requests.ledger);
-            charge.raise_to(call_bytes(&self.head.metadata) + bytes);
-            self.waits = Some((charge, Stallable::new(around)));
-        }
-        around.requests.check()
+    /// Returns true if the call goes on with its next step.
+    pub(crate) fn is_gathered(&self) -> bool {
+        self.gathered.is_some()
     }
 
-    fn serve(
-        mut self,
-        around: &ConnectionContext,
-        gathered: Option<Result<Bytes, Status>>,
-        cx: &mut Context<'_>,
-    ) -> Step {
-        let message = match gathered {
-            // The client is gone.
-            None => return Step::Over(None),
-            Some(Err(status)) => {
-                // Errors of h2 here and below mean that the stream is gone: nobody is left to tell.
-                let _ = self.respond.send_response(reply::refusal(StatusCode::OK, &status), true);
-                return Step::Over(None);
-            }
-            Some(Ok(message)) => message,
+    /// Takes a part of the request; `end` says that it is the last. Returns true if the call goes on with its next step.
+    pub(crate) fn take(&mut self, around: &ConnectionContext, payload: &[u8], end: bool) -> bool {
+        if self.gathered.is_some() {
+            return true;
+        }
+        self.received += payload.len() as u64;
+        self.gathered = match self.cut(around, payload) {
+            Err(status) => Some(Err(status)),
+            Ok(()) if !end => None,
+            Ok(()) if self.assembler.is_mid_message() => Some(Err(TRUNCATED_CALL)),
+            Ok(()) => Some(self.message.take().ok_or(NO_MESSAGE)),
         };
-        // The library still gives the whole request of a client that has cancelled it meanwhile.
-        if self.waits.is_some() && self.respond.poll_reset(cx).is_ready() {
-            return Step::Over(None);
+        if self.gathered.is_none() && self.waits.is_some() {
+            self.charge_more(around);
         }
-        if let Err(status) = around.requests.check() {
-            let _ = self.respond.send_response(reply::refusal(StatusCode::OK, &status), true);
-            return Step::Over(None);
-        }
-        let (method, bytes) = (self.head.method, message.len());
-        around.shard.counters.started(method);
-        match around.service.clone().unary(self.head, message) {
-            Unary::Done(result) => {
-                let charge = self.waits.map(|(charge, _)| charge);
-                let step = answer(around, self.respond, method, self.gzip, result, charge, bytes, cx);
-                // The window of its last payload goes back with the last handle of the stream. One of an answer on its way is
-                // kept, after the client has taken that, until the next look for what stands still.
-                if !matches!(step, Step::Over(None)) && self.unreleased > 0 {
-                    let _ = self.recv.flow_control().release_capacity(self.unreleased);
-                }
-                step
-            }
-            Unary::Later(future) => {
-                if self.unreleased > 0 {
-                    let _ = self.recv.flow_control().release_capacity(self.unreleased);
-                }
-                drop(self.recv);
-                let charge = self.waits.map(|(charge, _)| charge);
-                let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests.ledger));
-                charge.raise_to(CALL_BYTES + bytes);
-                Pending { future, respond: self.respond, method, gzip: self.gzip, charge }.step(around, cx)
-            }
-        }
+        self.gathered.is_some()
     }
 
-    fn release(&mut self) {
-        let n = std::mem::take(&mut self.unreleased);
-        if n > 0 {
-            // It fails only for a stream that is gone, which the next poll reports.
-            let _ = self.recv.flow_control().release_capacity(n);
-        }
-    }
-
-    /// The whole message, once the client has ended its side; `None` if the client is gone.
-    fn gather(
-        &mut self,
-        around: &ConnectionContext,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Bytes, Status>>> {
-        loop {
-            match self.recv.poll_data(cx) {
-                Poll::Pending => {
-                    self.release();
-                    return Poll::Pending;
-                }
-                Poll::Ready(Some(Err(_))) => return Poll::Ready(None),
-                Poll::Ready(Some(Ok(payload))) => {
-                    self.release();
-                    self.unreleased = payload.len();
-                    self.received += payload.len() as u64;
-                    self.assembler.push(payload);
-                    if let Err(status) = self.cut(around) {
-                        return Poll::Ready(Some(Err(status)));
-                    }
-                }
-                Poll::Ready(None) => {
-                    if self.assembler.is_mid_message() {
-                        return Poll::Ready(Some(Err(TRUNCATED_CALL)));
-                    }
-                    return Poll::Ready(Some(self.message.take().ok_or(NO_MESSAGE)));
-                }
-            }
-            if self.message.is_some() && self.recv.is_end_stream() {
-                return Poll::Ready(self.message.take().map(Ok));
-            }
-        }
-    }
-
-    fn cut(&mut self, around: &ConnectionContext) -> Result<(), Status> {
-        while let Some(assembled) = self.assembler.next()? {
+    fn cut(&mut self, around: &ConnectionContext, mut payload: &[u8]) -> Result<(), Status> {
+        while let Some(assembled) = self.assembler.cut(&mut payload)? {
             if self.message.is_some() {
                 // As grpc-go does, which answers the first and never looks further.
                 continue;
@@ -590,6 +331,63 @@ impl Gathering {
         }
         Ok(())
     }
+
+    /// Lets the call wait for the client, and charges what it holds. Returns true if that is refused, and the call goes on with
+    /// its next step.
+    pub(crate) fn wait(&mut self, around: &Rc<ConnectionContext>) -> bool {
+        if self.waits.is_none() {
+            self.waits = Some((Charge::new(&around.requests), Stallable::new(around)));
+        }
+        self.charge_more(around);
+        self.gathered.is_some()
+    }
+
+    /// Charges what the call holds while it waits for the client. The whole announced length is charged at once: a
+    /// message that was begun can always be finished.
+    fn charge_more(&mut self, around: &ConnectionContext) {
+        let message = self.message.as_ref().map_or(0, Bytes::len);
+        let bytes = self.assembler.announced().unwrap_or(0) + message;
+        if let Some((charge, _)) = &mut self.waits {
+            charge.raise_to(call_bytes(self.head.metadata.heap_bytes()) + bytes);
+        }
+        if let Err(status) = around.check_requests() {
+            self.gathered = Some(Err(status));
+        }
+    }
+
+    fn step(self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+        if self.gathered.is_none() { Step::Wait(Call::Gathering(self)) } else { self.serve(around, cx) }
+    }
+
+    /// Goes on with what came of gathering.
+    pub(crate) fn serve(self, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+        let message = match self.gathered {
+            Some(Ok(message)) => message,
+            Some(Err(status)) => {
+                self.responder.refuse(StatusCode::OK, &status);
+                return Step::Over;
+            }
+            None => unreachable!("it goes on once its message is whole"),
+        };
+        if let Err(status) = around.check_requests() {
+            self.responder.refuse(StatusCode::OK, &status);
+            return Step::Over;
+        }
+        let (method, bytes) = (self.head.method, message.len());
+        around.shard.counters.started(method);
+        let charge = self.waits.map(|(charge, _)| charge);
+        match around.service.clone().unary(self.head, message) {
+            Unary::Done(result) => {
+                answer(around, self.responder, method, self.gzip, result, charge, bytes, cx)
+            }
+            Unary::Later(future) => {
+                let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests));
+                charge.raise_to(CALL_BYTES + bytes);
+                Pending { future, responder: self.responder, method, gzip: self.gzip, charge }
+                    .step(around, cx)
+            }
+        }
+    }
 }
 
 /// A unary call without a message, in grpc-go's words.
@@ -598,14 +396,14 @@ const NO_MESSAGE: Status = Status::new(Code::Unknown, "EOF");
 const TRUNCATED_CALL: Status = Status::new(Code::Unknown, "unexpected EOF");
 
 impl Pending {
-    fn step(mut self, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
+    fn step(mut self, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         match self.future.as_mut().poll(cx) {
             Poll::Ready(result) => {
-                answer(around, self.respond, self.method, self.gzip, result, Some(self.charge), 0, cx)
+                answer(around, self.responder, self.method, self.gzip, result, Some(self.charge), 0, cx)
             }
-            Poll::Pending if self.respond.poll_reset(cx).is_ready() => {
+            Poll::Pending if !self.responder.is_open() => {
                 around.shard.counters.handled(self.method, Code::Canceled);
-                Step::Over(None)
+                Step::Over
             }
             Poll::Pending => Step::Wait(Call::Pending(self)),
         }
@@ -616,7 +414,7 @@ impl Finished {
     /// The first step, once the call is charged with its answer. Beyond what the calls of a connection may hold together
     /// the client is only told that there was an answer, if that takes more than the call did.
     #[cold]
-    fn begin(mut self: Box<Self>, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
+    fn begin(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let bytes = match &self.made {
             Answer::Whole(message) => message.len(),
             Answer::Pieces { held, .. } => held.get(),
@@ -625,26 +423,26 @@ impl Finished {
         let before = self.charge.bytes().max(CALL_BYTES);
         self.charge.set(CALL_BYTES + bytes.saturating_sub(METADATA_BYTES));
         around.made.add(bytes);
-        if self.charge.bytes() > before && around.requests.check().is_err() {
+        if self.charge.bytes() > before && around.check_requests().is_err() {
             let status = around.service.unanswered(self.method);
             around.shard.counters.handled(self.method, status.code);
-            let _ = self.respond.send_response(reply::refusal(StatusCode::OK, &status), true);
-            return Step::Over(None);
+            self.responder.refuse(StatusCode::OK, &status);
+            return Step::Over;
         }
         self.step(around, cx)
     }
 
-    fn step(mut self: Box<Self>, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
-        if self.respond.poll_reset(cx).is_ready() {
+    fn step(self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+        if !self.responder.is_open() {
             around.shard.counters.handled(self.method, Code::Canceled);
-            return Step::Over(None);
+            return Step::Over;
         }
         if !around.has_room() {
             return Step::Wait(Call::Finished(self));
         }
-        let Finished { made, respond, method, gzip, mut charge } = *self;
+        let Finished { made, responder, method, gzip, mut charge } = *self;
         charge.set(CALL_BYTES);
-        answer(around, respond, method, gzip, Ok(made), Some(charge), 0, cx)
+        answer(around, responder, method, gzip, Ok(made), Some(charge), 0, cx)
     }
 }
 
@@ -652,8 +450,8 @@ impl Finished {
 /// with so far, `bytes` the length of its request if that is not in it.
 #[expect(clippy::too_many_arguments, reason = "all of them are moved out of a call that is over")]
 fn answer(
-    around: &ConnectionContext,
-    mut respond: SendResponse<Outgoing>,
+    around: &Rc<ConnectionContext>,
+    responder: Responder,
     method: u16,
     gzip: bool,
     result: Result<Answer, Status>,
@@ -674,12 +472,12 @@ fn answer(
     match result {
         Err(status) => {
             counters.handled(method, status.code);
-            let _ = respond.send_response(reply::refusal(StatusCode::OK, &status), true);
-            Step::Over(None)
+            responder.refuse(StatusCode::OK, &status);
+            Step::Over
         }
         Ok(made) if !around.has_room() => {
-            let charge = charge.unwrap_or_else(|| Charge::new(&around.requests.ledger));
-            Box::new(Finished { made, respond, method, gzip, charge }).begin(around, cx)
+            let charge = charge.unwrap_or_else(|| Charge::new(&around.requests));
+            Box::new(Finished { made, responder, method, gzip, charge }).begin(around, cx)
         }
         Ok(Answer::Whole(message)) => {
             counters.handled(method, Code::Ok);
@@ -692,37 +490,30 @@ fn answer(
             let compressed = packed.is_some();
             let message = packed.unwrap_or(message);
             counters.sent(method, message.len());
-            let tracked = (message.len() > TRACKED_ANSWER_BYTES).then(|| Rc::new(Ledger::default()));
-            let Ok(mut send) = respond.send_response(reply::opening(compressed), false) else {
-                return Step::Over(None);
-            };
-            let out = Outgoing::message(message, compressed, &around.answers, tracked.as_ref());
-            let sent = send.send_data(out, false).and_then(|()| send.send_trailers(reply::trailers(&Ok(()))));
-            Step::Over(tracked.filter(|_| sent.is_ok()).map(|ledger| Tracked::new(send, ledger)))
+            responder.answer(message, compressed);
+            Step::Over
         }
-        Ok(Answer::Pieces { len, source, held }) => {
+        Ok(Answer::Pieces { len, source, held, .. }) => {
             // A client with its window shut can have any number of these wait.
-            let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests.ledger));
+            let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests));
             charge.raise_to(CALL_BYTES + bytes);
             let base = charge.bytes();
             charge.set(base + held.get());
-            let Ok(send) = respond.send_response(reply::opening(false), false) else {
+            if !responder.open(false) {
                 counters.handled(method, Code::Canceled);
-                return Step::Over(None);
-            };
-            let ledger = Rc::new(Ledger::default());
+                return Step::Over;
+            }
             let progress = StreamProgress::default();
             let _stallable = Stallable::new(around);
             let (left, begun, waits) = (len, false, false);
             let pieces = Pieces {
-                send,
+                responder,
                 source,
                 len,
                 left,
                 begun,
                 waits,
                 method,
-                ledger,
                 progress,
                 _stallable,
                 held,
@@ -736,42 +527,33 @@ fn answer(
 
 impl Pieces {
     /// Makes at most one piece, then lets others run.
-    fn step(mut self: Box<Self>, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
+    fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let counters = &around.shard.counters;
-        if self.send.poll_reset(cx).is_ready() {
+        if !self.responder.is_open() {
             counters.handled(self.method, Code::Canceled);
-            return Step::Over(None);
+            return Step::Over;
         }
         // Without room among the connection's answers each stream keeps one piece at a time, however short.
         let queued_max = if around.has_room() { PIECE_BYTES } else { 1 };
-        if self.ledger.queued() >= queued_max {
-            self.ledger.wake_on_release(cx.waker());
+        if self.responder.queued_bytes() >= queued_max {
+            self.responder.want_room();
             return Step::Wait(Call::Pieces(self));
         }
-        // A byte more than the piece is asked for, so that the prefix fits too.
-        self.send.reserve_capacity(self.left.min(PIECE_BYTES) + 5);
-        let capacity = self.send.capacity();
-        let mut wanted = if self.begun { capacity } else { capacity.saturating_sub(5) };
-        if wanted == 0 && self.waits {
+        let room = self.responder.room().min(self.left.min(PIECE_BYTES) + PREFIX_BYTES);
+        let mut wanted = if self.begun { room } else { room.saturating_sub(PREFIX_BYTES) };
+        if wanted == 0 && (self.waits || room > 0) {
             // The client has taken back the window for which the source waits. What was fetched for the source takes room
             // from others until it is taken, and may have to be fetched again; so it is taken, a byte of it waits for the
-            // window, and the client's time runs.
+            // window, and the client's time runs. Likewise where there is less room than a prefix takes: the engine would say
+            // at once, again and again, that there is some.
             wanted = 1;
         }
         if wanted == 0 && self.left > 0 {
-            match self.send.poll_capacity(cx) {
-                Poll::Pending => return Step::Wait(Call::Pieces(self)),
-                Poll::Ready(Some(Ok(_))) => {
-                    cx.waker().wake_by_ref();
-                    return Step::Wait(Call::Pieces(self));
-                }
-                Poll::Ready(_) => {
-                    counters.handled(self.method, Code::Canceled);
-                    return Step::Over(None);
-                }
-            }
+            self.responder.want_room();
+            return Step::Wait(Call::Pieces(self));
         }
         let piece = (self.source)(wanted.min(self.left), cx);
+        around.made.add(around.account.take_looked_at());
         self.charge.set(self.base + self.held.get());
         self.waits = piece.is_pending();
         let piece = match piece {
@@ -779,14 +561,13 @@ impl Pieces {
             Poll::Ready(Ok(piece)) => piece.unwrap_or_default(),
             Poll::Ready(Err(status)) => {
                 counters.handled(self.method, status.code);
-                self.send.reserve_capacity(0);
                 if self.begun {
                     // Inside a message no status can be told.
-                    self.send.send_reset(Reason::INTERNAL_ERROR);
+                    self.responder.reset(Reason::INTERNAL_ERROR);
                 } else {
-                    let _ = self.send.send_trailers(reply::trailers(&Err(status)));
+                    self.responder.finish(&Err(status));
                 }
-                return Step::Over(None);
+                return Step::Over;
             }
         };
         assert!(
@@ -798,16 +579,12 @@ impl Pieces {
         );
         self.left -= piece.len();
         around.made.add(piece.len());
-        let (answers, own) = (&around.answers, Some(&self.ledger));
-        let out = if self.begun {
-            Outgoing::part(piece, answers, own)
-        } else {
-            Outgoing::first_part(self.len, piece, false, answers, own)
-        };
+        let payload =
+            if self.begun { Payload::from(piece) } else { Payload::message_start(self.len, piece, false) };
         self.begun = true;
-        if self.send.send_data(out, false).is_err() {
+        if !self.responder.send(payload) {
             counters.handled(self.method, Code::Canceled);
-            return Step::Over(None);
+            return Step::Over;
         }
         if self.left > 0 {
             cx.waker().wake_by_ref();
@@ -815,55 +592,65 @@ impl Pieces {
         }
         counters.handled(self.method, Code::Ok);
         counters.sent(self.method, self.len);
-        self.send.reserve_capacity(0);
-        let sent = self.send.send_trailers(reply::trailers(&Ok(())));
-        Step::Over(sent.is_ok().then(|| Tracked::new(self.send, self.ledger)))
+        self.responder.finish(&Ok(()));
+        Step::Over
     }
 }
 
 impl Streaming {
-    fn step(mut self, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let counters = &around.shard.counters;
         match self.future.as_mut().poll(cx) {
             Poll::Ready(result) => {
                 let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
                 counters.handled(self.sending.method, code);
-                let tracked = self.sending.finish(&result);
-                Step::Over(tracked.map(|send| Tracked::new(send, self.sending.ledger.clone())))
+                self.sending.finish(&result);
+                Step::Over
             }
-            Poll::Pending if self.sending.poll_gone(cx).is_ready() => {
+            Poll::Pending if self.sending.is_gone() => {
                 counters.handled(self.sending.method, Code::Canceled);
                 self.sending.reset(Reason::CANCEL);
-                Step::Over(None)
+                Step::Over
             }
             Poll::Pending => Step::Wait(Call::Streaming(self)),
         }
     }
 }
 
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        // The service may keep its end.
+        self.sending.reset(Reason::CANCEL);
+    }
+}
+
 /// Begins a streaming call; `None` if it was refused for want of room.
 pub(crate) fn begin_stream(
-    around: &ConnectionContext,
+    around: &Rc<ConnectionContext>,
     head: Head,
-    recv: RecvStream,
     assembler: Assembler,
-    mut respond: SendResponse<Outgoing>,
+    responder: Responder,
     gzip: bool,
-) -> Option<Call> {
-    let mut charge = Charge::new(&around.requests.ledger);
-    if let Err(status) = around.requests.check() {
-        let _ = respond.send_response(reply::refusal(StatusCode::OK, &status), true);
+) -> Option<Box<Streaming>> {
+    if let Err(status) = around.check_requests() {
+        responder.refuse(StatusCode::OK, &status);
         return None;
     }
-    charge.raise_to(call_bytes(&head.metadata));
-    let counters: &Arc<_> = &around.shard.counters;
-    let method = head.method;
-    counters.started(method);
-    let sending = Sending::new(respond, around, gzip, method);
-    let inbound = crate::Inbound::new(recv, assembler, counters.clone(), method, &around.requests);
+    let mut _charge = Charge::new(&around.requests);
+    _charge.raise_to(call_bytes(head.metadata.heap_bytes()));
+    let (method, deadline) = (head.method, head.deadline);
+    around.shard.counters.started(method);
+    let (stream, inbox) = RequestStream::new(around, responder.key());
+    let sending = Sending::new(responder, gzip, method);
+    let inbound = crate::Inbound::new(around, stream, assembler, method);
     let outbound = crate::Outbound::new(sending.clone());
     let future = around.service.clone().stream(head, inbound, outbound);
-    Some(Call::Streaming(Streaming { future, sending, progress: StreamProgress::default(), _charge: charge }))
+    let progress = StreamProgress::default();
+    Some(Box::new(Streaming { future, sending, inbox, deadline, progress, _charge }))
 }
 
 #[cfg(test)]
@@ -873,30 +660,32 @@ mod tests {
     #[test]
     fn a_stream_stands_still_only_once_its_turn_has_come() {
         let (options, start) = (Options::default(), Instant::now());
-        let (connection, stream) = (Ledger::default(), Ledger::default());
         // 100 bytes of it wait, and 1000 of others.
-        connection.charge(1100);
-        stream.charge(100);
+        let (mut connection, mut stream) = (Moves { sent: 0, queued: 1100 }, Moves { sent: 0, queued: 100 });
         let mut progress = StreamProgress::default();
-        let mut is_stalled = |timeouts: u32, stands_still| {
+        let mut is_stalled = |connection: Moves, stream: Moves, timeouts: u32, stands_still| {
             let now = start + timeouts * options.stall_timeout;
-            let (options, answers) = (&options, &connection);
-            progress.is_stalled(&stream, &Look { now, options, answers, stands_still, was_deaf: false })
+            let Moves { sent, queued } = connection;
+            progress.is_stalled(
+                stream,
+                &Look { now, options: &options, queued, sent, stands_still, was_deaf: false },
+            )
         };
-        assert!(!is_stalled(0, false));
+        assert!(!is_stalled(connection, stream, 0, false));
         // The client takes the others slowly, while new ones come.
         for timeouts in 1..10 {
-            connection.release(100);
-            connection.charge(100);
-            assert!(!is_stalled(timeouts, false));
+            connection.sent += 100;
+            assert!(!is_stalled(connection, stream, timeouts, false));
         }
-        connection.release(100);
-        assert!(is_stalled(10, false));
+        connection.sent += 100;
+        assert!(is_stalled(connection, stream, 10, false));
         // One that moves has time again, as long as anything of the others does.
-        connection.release(10);
-        stream.release(10);
-        assert!(!is_stalled(20, false));
-        assert!(!is_stalled(21, false));
-        assert!(is_stalled(21, true));
+        for moves in [&mut connection, &mut stream] {
+            moves.sent += 10;
+            moves.queued -= 10;
+        }
+        assert!(!is_stalled(connection, stream, 20, false));
+        assert!(!is_stalled(connection, stream, 21, false));
+        assert!(is_stalled(connection, stream, 21, true));
     }
 }

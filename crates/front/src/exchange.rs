@@ -13,14 +13,13 @@ use std::task::{Context, Poll};
 
 use api::Status;
 use bytes::{Bytes, BytesMut};
-use h2::RecvStream;
 use http::StatusCode;
 use http::request::Parts;
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 
 use crate::budget::{Account, Held};
 use crate::inbound::NextMessage;
-use crate::ledger::Ledger;
+use crate::inbox::RequestStream;
 use crate::outbound::Sending;
 use crate::shard::ShardState;
 use crate::{Inbound, LocalBoxFuture, Origin, Outbound, ShardCounters};
@@ -122,7 +121,7 @@ impl LocalStream {
 
 impl Drop for LocalStream {
     fn drop(&mut self) {
-        self.sending.close_local();
+        self.sending.close();
     }
 }
 
@@ -173,7 +172,7 @@ impl Phase {
 
 enum Source {
     Http1(Incoming),
-    Http2(RecvStream),
+    Http2(RequestStream),
 }
 
 impl RequestBody {
@@ -183,7 +182,7 @@ impl RequestBody {
         body
     }
 
-    pub(crate) fn http2(body: RecvStream, held: Held, shard: &ShardState) -> RequestBody {
+    pub(crate) fn http2(body: RequestStream, held: Held, shard: &ShardState) -> RequestBody {
         RequestBody::new(Source::Http2(body), held, shard)
     }
 
@@ -208,15 +207,13 @@ impl RequestBody {
                     return Poll::Ready(Some(Ok(data)));
                 }
             },
-            Source::Http2(body) => match std::task::ready!(body.poll_data(cx)) {
-                None => Poll::Ready(None),
-                Some(Err(_)) => Poll::Ready(Some(Err(StatusCode::BAD_REQUEST))),
-                Some(Ok(data)) => {
-                    // It fails only for a stream that is gone, which the next poll reports.
-                    let _ = body.flow_control().release_capacity(data.len());
-                    Poll::Ready(Some(Ok(data)))
+            Source::Http2(body) => {
+                let data = std::task::ready!(body.poll(cx));
+                if let Some(Ok(data)) = &data {
+                    body.release(data.len());
                 }
-            },
+                Poll::Ready(data.map(|data| data.map_err(|_| StatusCode::BAD_REQUEST)))
+            }
         }
     }
 
@@ -355,9 +352,4 @@ fn plain(status: StatusCode) -> http::Response<ResponseBody> {
     let mut response = http::Response::new(ResponseBody::from(Bytes::new()));
     *response.status_mut() = status;
     response
-}
-
-/// The ledger of a local stream's connection.
-pub(crate) fn ledger(account: &Rc<Account>) -> Rc<Ledger> {
-    Rc::new(Ledger::of(account))
 }

@@ -18,7 +18,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 
 use crate::assembler::Assembler;
-use crate::frame_scanner::FrameScanner;
 use crate::handshakes::{Ends, Failure, Quota, READ_BYTES, Shaking};
 use crate::rejections::Rejections;
 use crate::shard::{self, Closing, ShardState};
@@ -26,7 +25,7 @@ use crate::socket::BufferPool;
 use crate::standing::Admission;
 use crate::turnstile::Turnstile;
 use crate::wire::{TlsStream, Wire};
-use crate::{Budget, Options, Origin, Serves, Service, ShardCounters};
+use crate::{Budget, Options, Origin, Serves, Service, ShardCounters, connection};
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -48,6 +47,7 @@ fn state(options: Options) -> Rc<ShardState> {
     let options = Arc::new(options);
     Rc::new(ShardState {
         counters: Arc::new(ShardCounters::new(options.methods)),
+        http2: Arc::new(connection::engine_options(&options)),
         options: options.clone(),
         pool: Rc::new(BufferPool::default()),
         closing: Cell::new(false),
@@ -130,15 +130,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
     }
 }
 
-/// The frames in a stream: kind, flags and stream of each.
-pub fn frames<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Vec<(u8, u8, u32)> {
-    let (mut scanner, mut seen) = (FrameScanner::after(0), Vec::new());
-    for piece in pieces {
-        scanner.scan(piece, |frame| seen.push((frame.kind, frame.flags, frame.stream)));
-    }
-    seen
-}
-
 /// The messages in payloads, and how they end: a refusal, or whether one is left unfinished.
 pub fn messages<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
@@ -147,9 +138,9 @@ pub fn messages<'a>(
 ) -> (Vec<Bytes>, Result<bool, Status>) {
     let (mut assembler, mut messages) = (Assembler::new(bytes_max, gzip), Vec::new());
     for piece in pieces {
-        assembler.push(Bytes::copy_from_slice(piece));
+        let mut piece = piece;
         loop {
-            match assembler.next() {
+            match assembler.cut(&mut piece) {
                 Ok(Some(assembled)) => messages.push(assembled.message),
                 Ok(None) => break,
                 Err(status) => return (messages, Err(status)),

@@ -2,7 +2,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::{HeaderMap, HeaderValue};
+use crate::Metadata;
 
 /// Facts about a call before its first message.
 #[derive(Debug)]
@@ -18,11 +18,15 @@ pub struct Head {
     /// Time when the client stops waiting; the front drops the call then.
     pub deadline: Option<Instant>,
     /// All metadata, without pseudo headers.
-    pub metadata: HeaderMap,
+    pub metadata: Metadata,
     /// True if the client insists on a member that knows a leader (metadata `hasleader: true`).
     pub requires_leader: bool,
-    /// The client's version of the API (metadata `client-api-version`), as it came.
-    pub client_api_version: Option<HeaderValue>,
+}
+
+/// A value that is visible ASCII, spaces and tabs.
+fn text(value: &[u8]) -> Option<&str> {
+    let is_text = value.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\t'));
+    std::str::from_utf8(value).ok().filter(|_| is_text)
 }
 
 impl Head {
@@ -34,14 +38,18 @@ impl Head {
             common_name: None,
             arrived,
             deadline: None,
-            metadata: HeaderMap::new(),
+            metadata: Metadata::default(),
             requires_leader: false,
-            client_api_version: None,
         }
     }
 
     /// The first value under this (lower case) key, if it is text.
     pub fn get(&self, key: &str) -> Option<&str> {
-        self.metadata.get(key).and_then(|value| value.to_str().ok())
+        text(self.metadata.get(key)?)
+    }
+
+    /// The client's version of the API (metadata `client-api-version`), if it says one: `Some(None)` is one that is no text.
+    pub fn client_api_version(&self) -> Option<Option<&str>> {
+        self.metadata.get("client-api-version").map(text)
     }
 }

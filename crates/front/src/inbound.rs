@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use api::{Code, Status};
-use bytes::Bytes;
-use h2::RecvStream;
+use bytes::{Buf as _, Bytes};
 
 use crate::ShardCounters;
 use crate::assembler::Assembler;
-use crate::call::RequestRoom;
+use crate::context::ConnectionContext;
+use crate::inbox::{CutOff, RequestStream};
 use crate::ledger::Charge;
 
 /// The messages that a client sends on a streaming call. A message not taken keeps the client's window shut.
@@ -27,12 +27,13 @@ enum From {
 
 /// Messages from a stream of HTTP/2.
 struct Wire {
-    recv: RecvStream,
+    around: Rc<ConnectionContext>,
+    stream: RequestStream,
+    /// What was taken of the stream and is not cut yet.
+    payload: Bytes,
     assembler: Assembler,
-    counters: Arc<ShardCounters>,
     method: u16,
     ended: bool,
-    room: Rc<RequestRoom>,
     /// Charge for the message that has begun and is not whole.
     charge: Charge,
 }
@@ -44,15 +45,16 @@ pub(crate) const TRUNCATED: Status = Status::new(Code::Internal, "unexpected EOF
 
 impl Inbound {
     pub(crate) fn new(
-        recv: RecvStream,
+        around: &Rc<ConnectionContext>,
+        stream: RequestStream,
         assembler: Assembler,
-        counters: Arc<ShardCounters>,
         method: u16,
-        room: &Rc<RequestRoom>,
     ) -> Inbound {
-        let charge = Charge::new(&room.ledger);
-        let wire = Wire { recv, assembler, counters, method, ended: false, room: room.clone(), charge };
-        Inbound { from: From::Wire(wire) }
+        let charge = Charge::new(&around.requests);
+        let (around, payload) = (around.clone(), Bytes::new());
+        Inbound {
+            from: From::Wire(Wire { around, stream, payload, assembler, method, ended: false, charge }),
+        }
     }
 
     pub(crate) fn local(next: NextMessage, counters: Arc<ShardCounters>, method: u16) -> Inbound {
@@ -92,24 +94,26 @@ impl Wire {
             return Poll::Ready(Ok(None));
         }
         loop {
-            if let Some(assembled) = self.assembler.next().inspect_err(|_| self.ended = true)? {
+            let mut rest = &self.payload[..];
+            let assembled = self.assembler.cut(&mut rest).inspect_err(|_| self.ended = true)?;
+            let cut = self.payload.len() - rest.len();
+            self.payload.advance(cut);
+            if cut > 0 {
+                self.stream.release(cut);
+            }
+            if let Some(assembled) = assembled {
                 self.charge.clear();
-                self.counters.received(self.method, assembled.wire_bytes);
+                self.around.shard.counters.received(self.method, assembled.wire_bytes);
                 return Poll::Ready(Ok(Some(assembled.message)));
             }
             // The whole announced length is charged at once: a message that was begun can always be finished.
             if let Some(len) = self.assembler.announced() {
                 self.charge.raise_to(len);
-                self.room.check().inspect_err(|_| self.ended = true)?;
+                self.around.check_requests().inspect_err(|_| self.ended = true)?;
             }
-            match ready!(self.recv.poll_data(cx)) {
-                Some(Ok(payload)) => {
-                    let n = payload.len();
-                    self.assembler.push(payload);
-                    // It fails only for a stream that is gone, which the next poll reports.
-                    let _ = self.recv.flow_control().release_capacity(n);
-                }
-                Some(Err(_)) => {
+            match ready!(self.stream.poll(cx)) {
+                Some(Ok(payload)) => self.payload = payload,
+                Some(Err(CutOff)) => {
                     self.ended = true;
                     return Poll::Ready(Err(CANCELED));
                 }

@@ -10,16 +10,16 @@ use std::task::{Context, Poll, Waker};
 
 use api::Status;
 use bytes::Bytes;
-use h2::server::SendResponse;
-use h2::{Reason, SendStream};
+use http::StatusCode;
+use http2::{Payload, Reason};
 
 use crate::budget::Account;
-use crate::call::{ConnectionContext, Made};
 use crate::inbound::CANCELED;
-use crate::ledger::Ledger;
-use crate::outgoing::{Outgoing, check_len};
+use crate::ledger::{Charge, Ledger};
+use crate::reply::check_len;
+use crate::responder::{Moves, Responder};
 use crate::shard::ShardState;
-use crate::{ShardCounters, exchange, gzip, reply};
+use crate::{ShardCounters, gzip};
 
 /// Why a message was not taken.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl Outbound {
             return Poll::Ready(Ok(()));
         }
         if self.is_full() {
-            self.sending.ledger.wake_on_release(cx.waker());
+            self.sending.wake_when_empty(cx.waker());
         } else {
             cx.waker().wake_by_ref();
         }
@@ -99,9 +99,9 @@ impl Outbound {
         self.sending.open()
     }
 
-    /// Bytes taken and not yet handed to the socket: what a slow client makes the stream hold.
+    /// Bytes taken that wait for the client: what a slow one makes the stream hold.
     pub fn queued_bytes(&self) -> usize {
-        self.sending.ledger.queued()
+        self.sending.queued_bytes()
     }
 
     /// Returns true if the call is over: cancelled by client, deadline or connection.
@@ -110,105 +110,148 @@ impl Outbound {
     }
 
     fn is_full(&self) -> bool {
-        self.sending.ledger.queued() >= self.sending.bytes_max
+        self.sending.queued_bytes() >= self.sending.bytes_max
     }
 
     /// Returns true if a message can be queued now. One that is to be packed may have to wait for the connection's next turn,
     /// however short it is when packed.
     fn has_room(&self) -> bool {
-        let waits_for_turn = self.sending.gzip && self.sending.made.is_enough();
+        let waits_for_turn = self.sending.gzip && self.sending.has_packed_enough();
         !self.is_full() && !waits_for_turn
     }
 }
 
 enum State {
-    Unopened(SendResponse<Outgoing>),
-    Open(SendStream<Outgoing>),
+    Unopened(Responder),
+    Open(Responder),
     /// The call has no stream of HTTP/2: its messages are taken by [`crate::LocalStream`].
-    Local(VecDeque<Outgoing>, Option<Waker>),
+    Local(Local),
     Closed,
+}
+
+/// Messages that wait for a [`crate::LocalStream`].
+struct Local {
+    queue: VecDeque<(Bytes, Charge)>,
+    ledger: Rc<Ledger>,
+    /// Of whoever takes them.
+    waker: Option<Waker>,
 }
 
 /// The sending side of a streaming call, shared by the service's [`Outbound`] and the connection.
 pub(crate) struct Sending {
     state: RefCell<State>,
-    pub(crate) ledger: Rc<Ledger>,
-    connection: Rc<Ledger>,
+    /// Of whoever waits until the stream holds less.
+    waker: RefCell<Option<Waker>>,
     account: Rc<Account>,
     /// Most bytes held unsent, and of one message.
     bytes_max: usize,
     message_bytes_max: usize,
     gzip: bool,
-    made: Rc<Made>,
     pub(crate) method: u16,
     counters: Arc<ShardCounters>,
 }
 
 impl Sending {
-    pub(crate) fn new(
-        respond: SendResponse<Outgoing>,
-        around: &ConnectionContext,
-        gzip: bool,
-        method: u16,
-    ) -> Rc<Sending> {
-        Rc::new(Sending {
-            state: RefCell::new(State::Unopened(respond)),
-            ledger: Rc::new(Ledger::default()),
-            connection: around.answers.clone(),
-            account: around.account.clone(),
-            bytes_max: around.shard.options.stream_buffer_bytes_max,
-            message_bytes_max: around.shard.options.answer_message_bytes_max,
-            gzip,
-            made: around.made.clone(),
-            method,
-            counters: around.shard.counters.clone(),
-        })
+    pub(crate) fn new(responder: Responder, gzip: bool, method: u16) -> Rc<Sending> {
+        let around = responder.around().clone();
+        Sending::of(State::Unopened(responder), &around.shard, &around.account, gzip, method)
     }
 
     /// The sending side of a call without a stream of HTTP/2.
     pub(crate) fn local(shard: &ShardState, account: &Rc<Account>, method: u16) -> Rc<Sending> {
+        let ledger = Rc::new(Ledger::of(account));
+        let local = Local { queue: VecDeque::new(), ledger, waker: None };
+        Sending::of(State::Local(local), shard, account, false, method)
+    }
+
+    fn of(state: State, shard: &ShardState, account: &Rc<Account>, gzip: bool, method: u16) -> Rc<Sending> {
         Rc::new(Sending {
-            state: RefCell::new(State::Local(VecDeque::new(), None)),
-            ledger: Rc::new(Ledger::default()),
-            connection: exchange::ledger(account),
+            state: RefCell::new(state),
+            waker: RefCell::new(None),
             account: account.clone(),
             bytes_max: shard.options.stream_buffer_bytes_max,
             message_bytes_max: shard.options.answer_message_bytes_max,
-            gzip: false,
-            made: Rc::default(),
+            gzip,
             method,
             counters: shard.counters.clone(),
         })
     }
 
+    /// Bytes taken that wait for the client.
+    fn queued_bytes(&self) -> usize {
+        match &*self.state.borrow() {
+            State::Open(responder) => responder.queued_bytes(),
+            State::Local(local) => local.ledger.queued(),
+            State::Unopened(_) | State::Closed => 0,
+        }
+    }
+
+    /// What was sent and what waits; `None` for a call that sends nothing.
+    pub(crate) fn moves(&self) -> Option<Moves> {
+        match &*self.state.borrow() {
+            State::Open(responder) => Some(responder.moves()),
+            State::Unopened(_) | State::Local(_) | State::Closed => None,
+        }
+    }
+
+    fn has_packed_enough(&self) -> bool {
+        match &*self.state.borrow() {
+            State::Unopened(responder) | State::Open(responder) => responder.around().made.is_enough(),
+            State::Local(_) | State::Closed => false,
+        }
+    }
+
+    fn wake_when_empty(&self, waker: &Waker) {
+        match &*self.state.borrow() {
+            State::Unopened(_) | State::Closed => {}
+            State::Open(responder) => responder.want_room(),
+            State::Local(local) => return local.ledger.wake_on_release(waker),
+        }
+        let mut slot = self.waker.borrow_mut();
+        if !slot.as_ref().is_some_and(|old| old.will_wake(waker)) {
+            *slot = Some(waker.clone());
+        }
+    }
+
+    /// Wakes whoever waits until the stream holds less, or is over.
+    pub(crate) fn wake(&self) {
+        let waker = self.waker.borrow_mut().take();
+        waker.into_iter().for_each(Waker::wake);
+    }
+
     /// Takes the next message of a call without a stream of HTTP/2.
     pub(crate) fn poll_local(&self, cx: &mut Context<'_>) -> Poll<Bytes> {
         let taken = match &mut *self.state.borrow_mut() {
-            State::Local(queue, waker) => {
-                let taken = queue.pop_front();
+            State::Local(local) => {
+                let taken = local.queue.pop_front();
                 if taken.is_none() {
-                    *waker = Some(cx.waker().clone());
+                    local.waker = Some(cx.waker().clone());
                 }
                 taken
             }
             State::Unopened(_) | State::Open(_) | State::Closed => None,
         };
-        // Its bytes are released when it is dropped, which may wake the call.
-        taken.map_or(Poll::Pending, |message| Poll::Ready(message.body()))
+        // Its bytes are released when the charge is dropped, which may wake the call.
+        taken.map_or(Poll::Pending, |(message, _charge)| Poll::Ready(message))
     }
 
-    /// Closes a call without a stream of HTTP/2: whoever sends sees that it is over.
-    pub(crate) fn close_local(&self) {
-        drop(std::mem::replace(&mut *self.state.borrow_mut(), State::Closed));
-        self.ledger.wake();
+    /// Closes the call: whoever sends sees that it is over.
+    pub(crate) fn close(&self) {
+        let before = std::mem::replace(&mut *self.state.borrow_mut(), State::Closed);
+        if let State::Local(local) = &before {
+            local.ledger.wake();
+        }
+        drop(before);
+        self.wake();
     }
 
     fn open(&self) -> Result<(), Status> {
         let mut state = self.state.borrow_mut();
-        if let State::Unopened(respond) = &mut *state {
-            *state = match respond.send_response(reply::opening(self.gzip), false) {
-                Ok(send) => State::Open(send),
-                Err(_) => State::Closed,
+        if let State::Unopened(responder) = &*state {
+            let is_open = responder.open(self.gzip);
+            *state = match std::mem::replace(&mut *state, State::Closed) {
+                State::Unopened(responder) if is_open => State::Open(responder),
+                _ => State::Closed,
             };
         }
         if matches!(*state, State::Closed) { Err(CANCELED) } else { Ok(()) }
@@ -217,30 +260,31 @@ impl Sending {
     fn push(&self, message: Bytes, shared: bool) -> Result<(), TrySend> {
         self.open().map_err(|_| TrySend::Closed)?;
         // Packing into memory does not fail; if it did, an unpacked message is as good.
-        let packed = if self.gzip {
-            self.made.add(message.len());
-            gzip::pack(&message).ok()
-        } else {
-            None
+        let packed = match &*self.state.borrow() {
+            State::Open(responder) if self.gzip => {
+                responder.around().made.add(message.len());
+                gzip::pack(&message).ok()
+            }
+            _ => None,
         };
         let compressed = packed.is_some();
         let message = packed.unwrap_or(message);
         let wire_bytes = message.len();
         check_len(wire_bytes, self.message_bytes_max).map_err(TrySend::TooLong)?;
-        let out = if shared && !compressed {
-            Outgoing::shared_message(message, &self.connection, &self.ledger)
-        } else {
-            Outgoing::message(message, compressed, &self.connection, Some(&self.ledger))
-        };
         let mut state = self.state.borrow_mut();
-        if let State::Local(queue, waker) = &mut *state {
-            queue.push_back(out);
-            waker.take().into_iter().for_each(Waker::wake);
-            self.counters.sent(self.method, wire_bytes);
-            return Ok(());
-        }
-        let State::Open(send) = &mut *state else { return Err(TrySend::Closed) };
-        if send.send_data(out, false).is_err() {
+        let is_sent = match &mut *state {
+            State::Local(local) => {
+                let mut charge = Charge::new(&local.ledger);
+                charge.raise_to(wire_bytes + MESSAGE_BYTES);
+                local.queue.push_back((message, charge));
+                local.waker.take().into_iter().for_each(Waker::wake);
+                true
+            }
+            State::Open(responder) if shared && !compressed => responder.send_shared(message),
+            State::Open(responder) => responder.send(Payload::message(message, compressed)),
+            State::Unopened(_) | State::Closed => false,
+        };
+        if !is_sent {
             *state = State::Closed;
             return Err(TrySend::Closed);
         }
@@ -248,49 +292,39 @@ impl Sending {
         Ok(())
     }
 
-    /// Ready when the client has reset the stream or is gone.
-    pub(crate) fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
-        match &mut *self.state.borrow_mut() {
-            State::Unopened(respond) => respond.poll_reset(cx).map(|_| ()),
-            State::Open(send) => send.poll_reset(cx).map(|_| ()),
-            State::Local(..) => Poll::Pending,
-            State::Closed => Poll::Ready(()),
+    /// Returns true if the client has reset the stream or is gone.
+    pub(crate) fn is_gone(&self) -> bool {
+        match &*self.state.borrow() {
+            State::Unopened(responder) | State::Open(responder) => !responder.is_open(),
+            State::Local(_) => false,
+            State::Closed => true,
         }
     }
 
-    /// Ends the stream with a status. What is queued before it may still drain: then the handle to reset it
-    /// comes back.
-    pub(crate) fn finish(&self, result: &Result<(), Status>) -> Option<SendStream<Outgoing>> {
+    /// Ends the stream with a status. What is queued before it may still drain.
+    pub(crate) fn finish(&self, result: &Result<(), Status>) {
         let state = std::mem::replace(&mut *self.state.borrow_mut(), State::Closed);
-        self.ledger.wake();
-        // Errors of h2 here mean that the stream is gone, so that there is nobody to tell.
-        match state {
-            State::Unopened(mut respond) => match result {
-                Ok(()) => {
-                    let send = respond.send_response(reply::opening(self.gzip), false);
-                    let _ = send.and_then(|mut send| send.send_trailers(reply::trailers(result)));
-                    None
-                }
-                Err(status) => {
-                    let _ = respond.send_response(reply::refusal(http::StatusCode::OK, status), true);
-                    None
-                }
-            },
-            State::Open(mut send) => {
-                let sent = send.send_trailers(reply::trailers(result));
-                (sent.is_ok() && self.ledger.queued() > 0).then_some(send)
+        self.wake();
+        match (state, result) {
+            (State::Unopened(responder), Ok(())) => {
+                responder.open(self.gzip);
+                responder.finish(result);
             }
-            State::Local(..) | State::Closed => None,
+            (State::Unopened(responder), Err(status)) => responder.refuse(StatusCode::OK, status),
+            (State::Open(responder), _) => responder.finish(result),
+            (State::Local(_) | State::Closed, _) => {}
         }
     }
 
     /// Ends the stream with nothing but a reset.
     pub(crate) fn reset(&self, reason: Reason) {
         match std::mem::replace(&mut *self.state.borrow_mut(), State::Closed) {
-            State::Unopened(mut respond) => respond.send_reset(reason),
-            State::Open(mut send) => send.send_reset(reason),
-            State::Local(..) | State::Closed => {}
+            State::Unopened(responder) | State::Open(responder) => responder.reset(reason),
+            State::Local(_) | State::Closed => {}
         }
-        self.ledger.wake();
+        self.wake();
     }
 }
+
+/// Memory that a message takes besides its bytes while it waits for a [`crate::LocalStream`].
+const MESSAGE_BYTES: usize = 128;

@@ -7,24 +7,26 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use h2::server::SendResponse;
-use h2::{Reason, RecvStream, SendStream};
 use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
+use http2::{Fields, Payload, Reason};
 
-use crate::call::{
-    Call, ConnectionContext, Look, PIECE_BYTES, Stallable, Step, StreamProgress, Tracked, call_bytes,
-};
+use crate::call::{Call, Look, PIECE_BYTES, Step, StreamProgress, call_bytes};
+use crate::context::{ConnectionContext, Stallable};
 use crate::exchange::{Exchange, Kept, RequestBody, ResponseBody};
-use crate::ledger::{Charge, Ledger};
-use crate::outgoing::Outgoing;
+use crate::inbox::{Inbox, RequestStream};
+use crate::ledger::Charge;
+use crate::responder::Responder;
 use crate::{LocalBoxFuture, Origin};
 
 /// A request over HTTP/2 that is no gRPC call.
 pub(crate) struct Page {
     state: State,
+    responder: Responder,
+    pub(crate) inbox: Rc<Inbox>,
     is_head: bool,
-    ledger: Rc<Ledger>,
     progress: StreamProgress,
     /// The answer waits for the client to open its window.
     waits_for_window: bool,
@@ -37,39 +39,60 @@ pub(crate) struct Page {
 
 enum State {
     /// The answer is being made.
-    Answering(LocalBoxFuture<Response<ResponseBody>>, SendResponse<Outgoing>),
+    Answering(LocalBoxFuture<Response<ResponseBody>>),
     /// The answer is on its way; bytes that were made and do not fit the client's window yet.
-    Sending(SendStream<Outgoing>, ResponseBody, Bytes),
+    Sending(ResponseBody, Bytes),
+}
+
+/// The request that a header list says, if its method, target and fields are such as HTTP has.
+fn parts(fields: &Fields) -> Option<Parts> {
+    let mut uri = Uri::builder().path_and_query(PathAndQuery::try_from(fields.path()).ok()?);
+    if let Some(authority) = fields.authority().filter(|authority| !authority.is_empty()) {
+        uri = uri.authority(authority).scheme(fields.scheme()?);
+    }
+    let mut request = Request::new(());
+    *request.method_mut() = Method::from_bytes(fields.method()).ok()?;
+    *request.uri_mut() = uri.build().ok()?;
+    *request.version_mut() = Version::HTTP_2;
+    for (name, value) in fields.regular() {
+        let (name, value) = (HeaderName::from_bytes(name).ok()?, HeaderValue::from_bytes(value).ok()?);
+        request.headers_mut().append(name, value);
+    }
+    Some(request.into_parts().0)
 }
 
 impl Page {
-    /// Begins a request; `None` if it was refused for want of room.
+    /// Begins a request; `None` if it was refused.
     pub(crate) fn begin(
-        around: &ConnectionContext,
-        request: Request<RecvStream>,
-        mut respond: SendResponse<Outgoing>,
+        around: &Rc<ConnectionContext>,
+        fields: &Fields,
+        mut responder: Responder,
         from: &Origin,
     ) -> Option<Box<Page>> {
-        if around.requests.check().is_err() {
-            // An error means that the stream is gone: nobody is left to tell.
-            let _ = respond.send_response(empty(StatusCode::SERVICE_UNAVAILABLE), true);
+        if around.check_requests().is_err() {
+            responder.open_page(&empty(StatusCode::SERVICE_UNAVAILABLE), true);
             return None;
         }
-        let mut charge = Charge::new(&around.requests.ledger);
-        let base = call_bytes(request.headers());
+        let Some(head) = parts(fields) else {
+            responder.reset(Reason::PROTOCOL_ERROR);
+            return None;
+        };
+        let mut charge = Charge::new(&around.requests);
+        let base = call_bytes(fields.heap_bytes());
         charge.raise_to(base);
-        let is_head = request.method() == Method::HEAD;
-        let (head, body) = request.into_parts();
-        let body = RequestBody::http2(body, around.account.hold(0), &around.shard);
+        let is_head = head.method == Method::HEAD;
+        let (stream, inbox) = RequestStream::new(around, responder.key());
+        let body = RequestBody::http2(stream, around.account.hold(0), &around.shard);
         // What the service keeps for connections of HTTP/2 is kept already.
         let kept: Kept = Rc::new(RefCell::new(Some(Box::new(()))));
         let (account, shard) = (around.account.clone(), around.shard.clone());
         let exchange = Exchange::new(head, body, from.clone(), account, shard, kept);
         let answering = around.service.clone().exchange(exchange);
         Some(Box::new(Page {
-            state: State::Answering(answering, respond),
+            state: State::Answering(answering),
+            responder,
+            inbox,
             is_head,
-            ledger: Rc::default(),
             progress: StreamProgress::default(),
             waits_for_window: false,
             _stallable: Stallable::new(around),
@@ -78,17 +101,21 @@ impl Page {
         }))
     }
 
-    pub(crate) fn step(mut self: Box<Self>, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
-        if let State::Answering(answering, respond) = &mut self.state {
+    pub(crate) fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+        if let State::Answering(answering) = &mut self.state {
             let answer = match answering.as_mut().poll(cx) {
                 Poll::Ready(answer) => answer,
-                Poll::Pending if respond.poll_reset(cx).is_ready() => return Step::Over(None),
+                Poll::Pending if !self.responder.is_open() => return Step::Over,
                 Poll::Pending => return Step::Wait(Call::Page(self)),
             };
             let (mut head, mut body) = answer.into_parts();
             // HTTP/2 has no such headers.
-            head.headers.remove(CONNECTION);
-            head.headers.remove(TRANSFER_ENCODING);
+            for name in [CONNECTION, TRANSFER_ENCODING] {
+                head.headers.remove(name);
+            }
+            for name in ["keep-alive", "proxy-connection", "upgrade", "te"] {
+                head.headers.remove(name);
+            }
             if let ResponseBody::Whole(bytes) = &body {
                 head.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
             }
@@ -100,46 +127,38 @@ impl Page {
             around.made.add(made.len());
             self.charge.set(self.base + made.len());
             // Beyond what the calls of a connection may hold together the client is only told that there was an answer.
-            if made.len() > self.base && around.requests.check().is_err() {
-                let _ = respond.send_response(empty(StatusCode::SERVICE_UNAVAILABLE), true);
-                return Step::Over(None);
+            if made.len() > self.base && around.check_requests().is_err() {
+                self.responder.open_page(&empty(StatusCode::SERVICE_UNAVAILABLE), true);
+                return Step::Over;
             }
-            let sent = respond.send_response(Response::from_parts(head, ()), is_empty);
-            match sent {
-                Ok(send) if !is_empty => self.state = State::Sending(send, body, made),
-                _ => return Step::Over(None),
+            if !self.responder.open_page(&head, is_empty) || is_empty {
+                return Step::Over;
             }
+            self.state = State::Sending(body, made);
         }
         self.send(around, cx)
     }
 
     fn send(mut self: Box<Self>, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
-        let State::Sending(send, body, made) = &mut self.state else {
+        let responder = &self.responder;
+        let State::Sending(body, made) = &mut self.state else {
             unreachable!("an answer is sent once it is made")
         };
-        if send.poll_reset(cx).is_ready() {
-            return Step::Over(None);
+        if !responder.is_open() {
+            return Step::Over;
         }
         // Without room among the connection's answers each stream keeps one piece at a time.
         let queued_max = if around.has_room() { PIECE_BYTES } else { 1 };
-        if self.ledger.queued() >= queued_max {
-            self.ledger.wake_on_release(cx.waker());
+        if responder.queued_bytes() >= queued_max {
+            responder.want_room();
             return Step::Wait(Call::Page(self));
         }
-        // While nothing is made, a byte of the window is enough to begin: more would be kept from other streams.
-        let wanted = made.len().clamp(1, PIECE_BYTES);
-        send.reserve_capacity(wanted);
-        let room = send.capacity().min(wanted);
+        // While nothing is made, a byte of the window is enough to begin.
+        let room = responder.room().min(made.len().clamp(1, PIECE_BYTES));
         self.waits_for_window = room == 0;
         if room == 0 && !(made.is_empty() && is_over(body)) {
-            match send.poll_capacity(cx) {
-                Poll::Pending => return Step::Wait(Call::Page(self)),
-                Poll::Ready(Some(Ok(_))) => {
-                    cx.waker().wake_by_ref();
-                    return Step::Wait(Call::Page(self));
-                }
-                Poll::Ready(_) => return Step::Over(None),
-            }
+            responder.want_room();
+            return Step::Wait(Call::Page(self));
         }
         if made.is_empty() {
             let next = match body {
@@ -154,17 +173,12 @@ impl Page {
                     *made = bytes;
                 }
                 Poll::Ready(Some(Err(_))) => {
-                    send.send_reset(Reason::INTERNAL_ERROR);
-                    return Step::Over(None);
+                    self.responder.reset(Reason::INTERNAL_ERROR);
+                    return Step::Over;
                 }
                 Poll::Ready(None) => {
-                    send.reserve_capacity(0);
-                    let end = Outgoing::part(Bytes::new(), &around.answers, Some(&self.ledger));
-                    let sent = send.send_data(end, true);
-                    let Page { state: State::Sending(send, ..), ledger, .. } = *self else {
-                        unreachable!("it is being sent")
-                    };
-                    return Step::Over(sent.is_ok().then(|| Tracked::new(send, ledger)));
+                    self.responder.end_page();
+                    return Step::Over;
                 }
             }
             // The window may have room for more of it than for the byte that was asked for.
@@ -173,39 +187,26 @@ impl Page {
         }
         let piece = made.split_to(room);
         let left = made.len();
-        if send.send_data(Outgoing::part(piece, &around.answers, Some(&self.ledger)), false).is_err() {
-            return Step::Over(None);
+        if !responder.send(Payload::from(piece)) {
+            return Step::Over;
         }
         self.charge.set(self.base + left);
         cx.waker().wake_by_ref();
         Step::Wait(Call::Page(self))
     }
 
-    /// Resets the stream if what waits in it does not move; then says so.
-    pub(crate) fn reset_if_stalled(&mut self, look: &Look<'_>) -> bool {
+    /// Returns true if what waits of the answer does not move.
+    pub(crate) fn is_stalled(&mut self, look: &Look<'_>) -> bool {
+        let moves = self.responder.moves();
         let waits = match &self.state {
-            State::Answering(..) => false,
-            State::Sending(_, _, made) => {
-                self.waits_for_window || !made.is_empty() || self.ledger.queued() > 0
-            }
+            State::Answering(_) => false,
+            State::Sending(_, made) => self.waits_for_window || !made.is_empty() || moves.queued > 0,
         };
         if !waits {
             self.progress = StreamProgress::default();
             return false;
         }
-        let stalled = self.progress.is_stalled(&self.ledger, look);
-        if stalled {
-            self.reset();
-        }
-        stalled
-    }
-
-    /// Ends the stream with nothing but a reset.
-    pub(crate) fn reset(&mut self) {
-        match &mut self.state {
-            State::Answering(_, respond) => respond.send_reset(Reason::CANCEL),
-            State::Sending(send, ..) => send.send_reset(Reason::CANCEL),
-        }
+        self.progress.is_stalled(moves, look)
     }
 }
 
@@ -214,8 +215,8 @@ fn is_over(body: &ResponseBody) -> bool {
     matches!(body, ResponseBody::Whole(_))
 }
 
-fn empty(status: StatusCode) -> Response<()> {
+fn empty(status: StatusCode) -> http::response::Parts {
     let mut response = Response::new(());
     *response.status_mut() = status;
-    response
+    response.into_parts().0
 }

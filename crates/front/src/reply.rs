@@ -1,103 +1,133 @@
+//! Header lists of answers: [`Templates`], and the `grpc-message` encoding.
+
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
 use api::{Code, Status};
-use http::header::{CONTENT_TYPE, HeaderName};
-use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http::header::HeaderName;
+use http::{HeaderMap, HeaderValue, StatusCode};
+use http2::Template;
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
-const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
-const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
-const GZIP: HeaderValue = HeaderValue::from_static("gzip");
 
-// A constant would be made, and dropped, whole at each use.
-static NUMBERS: [HeaderValue; Code::ALL.len()] = [
-    HeaderValue::from_static("0"),
-    HeaderValue::from_static("1"),
-    HeaderValue::from_static("2"),
-    HeaderValue::from_static("3"),
-    HeaderValue::from_static("4"),
-    HeaderValue::from_static("5"),
-    HeaderValue::from_static("6"),
-    HeaderValue::from_static("7"),
-    HeaderValue::from_static("8"),
-    HeaderValue::from_static("9"),
-    HeaderValue::from_static("10"),
-    HeaderValue::from_static("11"),
-    HeaderValue::from_static("12"),
-    HeaderValue::from_static("13"),
-    HeaderValue::from_static("14"),
-    HeaderValue::from_static("15"),
-    HeaderValue::from_static("16"),
-];
+/// Header lists that are sent again and again.
+pub(crate) struct Templates {
+    /// The head of an answer that carries messages.
+    pub(crate) opening: Template,
+    /// The same for messages that are packed.
+    pub(crate) opening_packed: Template,
+    /// The trailers of each status, without its message.
+    trailers: Vec<Template>,
+    /// Answers that are nothing but a status, without its message.
+    refusals: Vec<Template>,
+    /// For lists of which nothing is known before.
+    pub(crate) nothing: Template,
+}
 
-/// Entries that a prepared map has places for.
-const PLACES: usize = 12;
-
-/// The headers of an answer that carries messages, and the trailers of one that went well. To copy such a map costs half
-/// of what filling a new one does. They have a few places more than they need: the HTTP/2 library asks each for five headers
-/// that must not be there, which costs more in a crowded map.
-static OPENING: LazyLock<HeaderMap> = LazyLock::new(|| {
-    let mut headers = HeaderMap::with_capacity(PLACES);
-    headers.insert(CONTENT_TYPE, GRPC);
-    headers
-});
-static DONE: LazyLock<HeaderMap> = LazyLock::new(|| {
-    let mut trailers = HeaderMap::with_capacity(PLACES);
-    put_status(&mut trailers, &Ok(()));
-    trailers
+/// The same for all connections: each remembers what it has sent of them.
+pub(crate) static TEMPLATES: LazyLock<Templates> = LazyLock::new(|| {
+    const OPENING: [(&str, &str); 2] = [(":status", "200"), ("content-type", "application/grpc")];
+    let template = |fields: &[(&str, &str)]| {
+        Template::new(fields.iter().copied()).unwrap_or_else(|error| unreachable!("{error}"))
+    };
+    let numbers: Vec<String> = Code::ALL.iter().map(|code| (*code as usize).to_string()).collect();
+    Templates {
+        opening: template(&OPENING),
+        opening_packed: template(&[&OPENING[..], &[("grpc-encoding", "gzip")]].concat()),
+        trailers: numbers.iter().map(|number| template(&[("grpc-status", number)])).collect(),
+        refusals: (numbers.iter().map(|number| [&OPENING[..], &[("grpc-status", number)]].concat()))
+            .map(|fields| template(&fields))
+            .collect(),
+        nothing: template(&[]),
+    }
 });
 
-/// The head of an answer that carries messages.
-pub(crate) fn opening(gzip: bool) -> Response<()> {
-    let mut response = Response::new(());
-    let headers = response.headers_mut();
-    headers.clone_from(&OPENING);
-    if gzip {
-        headers.insert(GRPC_ENCODING, GZIP);
-    }
-    response
-}
+/// A field of a header list.
+pub(crate) type Field<'a> = (&'a [u8], &'a [u8]);
 
-/// The trailers that end an answer: `grpc-status`, and `grpc-message` for an error.
-pub fn trailers(result: &Result<(), Status>) -> HeaderMap {
-    if result.is_ok() {
-        return DONE.clone();
+impl Templates {
+    /// The head of an answer that carries messages.
+    pub(crate) fn opening(&self, packed: bool) -> &Template {
+        if packed { &self.opening_packed } else { &self.opening }
     }
-    let mut trailers = HeaderMap::with_capacity(2);
-    put_status(&mut trailers, result);
-    trailers
-}
 
-/// An answer that is nothing but a status.
-pub(crate) fn refusal(http: StatusCode, status: &Status) -> Response<()> {
-    let mut response = Response::new(());
-    *response.status_mut() = http;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, GRPC);
-    if status.code == Code::Unimplemented {
-        headers.insert(GRPC_ACCEPT_ENCODING, GZIP);
-    }
-    put_status(headers, &Err(status.clone()));
-    response
-}
-
-fn put_status(headers: &mut HeaderMap, result: &Result<(), Status>) {
-    match result {
-        Ok(()) => {
-            headers.insert(GRPC_STATUS, NUMBERS[0].clone());
-        }
-        Err(status) => {
-            headers.insert(GRPC_STATUS, NUMBERS[status.code as usize].clone());
-            // The encoded text is visible ASCII and spaces, which a header value always takes.
-            if let Ok(message) = HeaderValue::from_str(&percent_encoded(&status.message)) {
-                headers.insert(GRPC_MESSAGE, message);
+    /// Gives `send` the trailers that end an answer.
+    pub(crate) fn with_trailers<T>(
+        &self,
+        result: &Result<(), Status>,
+        send: impl FnOnce(&Template, &[Field<'_>]) -> T,
+    ) -> T {
+        match result {
+            Ok(()) => send(&self.trailers[0], &[]),
+            Err(status) => {
+                let message = field_value(&status.message);
+                send(&self.trailers[status.code as usize], &[(b"grpc-message", message.as_bytes())])
             }
         }
     }
+
+    /// Gives `send` the head of an answer that is nothing but a status.
+    pub(crate) fn with_refusal<T>(
+        &self,
+        http: StatusCode,
+        status: &Status,
+        send: impl FnOnce(&Template, &[Field<'_>]) -> T,
+    ) -> T {
+        let message = field_value(&status.message);
+        let message: Field<'_> = (b"grpc-message", message.as_bytes());
+        if http != StatusCode::OK {
+            let number = (status.code as usize).to_string();
+            let content_type: Field<'_> = (b"content-type", b"application/grpc");
+            let status: Field<'_> = (b"grpc-status", number.as_bytes());
+            return send(
+                &self.nothing,
+                &[(b":status", http.as_str().as_bytes()), content_type, status, message],
+            );
+        }
+        let template = &self.refusals[status.code as usize];
+        if status.code == Code::Unimplemented {
+            send(template, &[message, (b"grpc-accept-encoding", b"gzip")])
+        } else {
+            send(template, &[message])
+        }
+    }
+}
+
+/// The trailers that end an answer, for those who send them in another way: `grpc-status`, and `grpc-message` for an error.
+pub fn trailers(result: &Result<(), Status>) -> HeaderMap {
+    let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
+    let mut trailers = HeaderMap::with_capacity(2);
+    trailers.insert(GRPC_STATUS, HeaderValue::from(code as u16));
+    if let Err(status) = result
+        // The encoded text is visible ASCII and spaces, which a header value always takes.
+        && let Ok(message) = HeaderValue::from_str(&percent_encoded(&status.message))
+    {
+        trailers.insert(GRPC_MESSAGE, message);
+    }
+    trailers
+}
+
+/// Refuses a message that is too long to be sent, in grpc-go's words.
+pub(crate) fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
+    if len > bytes_max {
+        let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
+        return Err(Status::with(Code::ResourceExhausted, text));
+    }
+    Ok(())
+}
+
+/// A `grpc-message` as a field of HTTP/2. A space at either end, which such a field cannot have, is encoded, too.
+fn field_value(text: &str) -> Cow<'_, str> {
+    let encoded = percent_encoded(text);
+    if !encoded.starts_with(' ') && !encoded.ends_with(' ') {
+        return encoded;
+    }
+    let inner = encoded.trim_matches(' ');
+    let leading = encoded.len() - encoded.trim_start_matches(' ').len();
+    let trailing = encoded.len() - leading - inner.len();
+    Cow::Owned(["%20".repeat(leading), inner.to_owned(), "%20".repeat(trailing)].concat())
 }
 
 /// The `grpc-message` encoding: everything but visible ASCII, space included and `%` excluded, becomes `%XX`.
@@ -129,9 +159,27 @@ mod tests {
     }
 
     #[test]
+    fn spaces_at_an_end_are_encoded() {
+        assert_eq!(field_value("  two words \n "), "%20%20two words %0A%20");
+        assert_eq!(field_value("  "), "%20%20");
+        assert_eq!((field_value(""), field_value("100%")), ("".into(), "100%25".into()));
+    }
+
+    #[test]
     fn every_code_has_its_number() {
-        for code in Code::ALL {
-            assert_eq!(NUMBERS[code as usize].as_bytes(), (code as usize).to_string().as_bytes());
+        for (place, code) in Code::ALL.into_iter().enumerate() {
+            assert_eq!(place, code as usize);
+            let result = if code == Code::Ok { Ok(()) } else { Err(Status::new(code, "text")) };
+            assert_eq!(trailers(&result)["grpc-status"], (code as usize).to_string());
+            let shown = TEMPLATES.with_trailers(&result, |template, _| format!("{template:?}"));
+            assert_eq!(shown, format!("{{\"grpc-status\": \"{place}\"}}"));
         }
+    }
+
+    #[test]
+    fn a_message_too_long_is_refused_with_the_words_of_grpc() {
+        assert_eq!(check_len(10, 10), Ok(()));
+        let text = "grpc: trying to send message larger than max (11 vs. 10)";
+        assert_eq!(check_len(11, 10), Err(Status::new(Code::ResourceExhausted, text)));
     }
 }

@@ -60,6 +60,9 @@ pub enum Answer {
     Pieces {
         /// Bytes of the whole message.
         len: usize,
+        /// The first bytes of the message, for whoever notes what was answered: some of those that are known before a part is
+        /// made, or none. They are in the parts, too.
+        beginning: Box<[u8]>,
         /// Makes the parts.
         source: PieceSource,
         /// Bytes that the source holds now, besides some hundred. They are charged to the client.

@@ -3,7 +3,7 @@
 //! leaves its thread.
 
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker, ready};
@@ -13,13 +13,14 @@ use slab::Slab;
 use tokio::sync::{mpsc, watch};
 
 use crate::acceptor::{Handed, Met};
+use crate::budget::{Account, Held};
 use crate::front::MakeService;
 use crate::rejections::Rejections;
 use crate::socket::{BufferPool, Socket, Transport};
 use crate::standing::{self, Admission, Admitted, Standing};
 use crate::turnstile::{Pass, Turnstile};
 use crate::wire::{TLS_BYTES, TlsStream, Wire};
-use crate::{Options, Origin, Service, ShardCounters, connection, http1};
+use crate::{LocalBoxFuture, Options, Origin, Service, ShardCounters, connection, http1};
 
 /// The number of a shard, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,6 +72,8 @@ pub struct Shard {
 /// State that the connections of one shard share.
 pub(crate) struct ShardState {
     pub(crate) options: Arc<Options>,
+    /// What HTTP/2 allows clients.
+    pub(crate) http2: Arc<http2::Options>,
     pub(crate) counters: Arc<ShardCounters>,
     pub(crate) pool: Rc<BufferPool>,
     pub(crate) closing: Cell<bool>,
@@ -133,6 +136,7 @@ pub(crate) async fn run(
     let methods = u16::try_from(options.methods).unwrap_or(u16::MAX);
     let may_wait = (0..methods).map(|method| service.may_wait(method)).collect();
     let state = Rc::new(ShardState {
+        http2: Arc::new(connection::engine_options(&options)),
         options,
         counters: counters[shard.id.0].clone(),
         pool: Rc::new(BufferPool::default()),
@@ -149,14 +153,15 @@ pub(crate) async fn run(
     // Connections hold a sender each: the channel ends with the last of them.
     let (open, mut all_closed) = mpsc::channel::<()>(1);
     let serving = async {
-        while let First::Right(Some(Handed { stream, origin, met, slot })) =
-            race(closing.begun(), handed.recv()).await
-        {
+        while let First::Right(Some(handed)) = race(closing.begun(), handed.recv()).await {
+            // On the heap, and moved out of it: the task of an idle connection is small.
+            let handed = Box::new(handed);
             let (state, service, open) = (state.clone(), service.clone(), open.clone());
             let closing = shard.closing.clone();
             // Detached: the connection ends by itself or with the shard.
             drop(tokio::task::spawn_local(async move {
-                Pass::new(origin.peer.ip()).through(&state.turnstile).await;
+                Box::pin(async { Pass::new(handed.origin.peer.ip()).through(&state.turnstile).await }).await;
+                let Handed { stream, origin, met, slot } = *handed;
                 // How a connection ended is the client's affair.
                 if let Ok(stream) = stream.attach() {
                     let (wire, admission) = match met.map(|met| *met) {
@@ -185,14 +190,47 @@ pub(crate) async fn run(
 }
 
 /// Serves a connection, whichever protocol it speaks, until it ends.
-pub(crate) async fn serve<S: Transport + 'static>(
+pub(crate) fn serve<S: Transport + 'static>(
     wire: Wire<S>,
     origin: Origin,
     admission: Option<Admission>,
     state: Rc<ShardState>,
     service: Rc<dyn Service>,
+    closing: Closing,
+) -> impl Future<Output = std::io::Result<()>> {
+    // Each part is on the heap by itself: an idle connection holds little more than its last part.
+    let beginning = Box::pin(begin(wire, origin, admission, state.clone(), closing.clone()));
+    async move {
+        let Some(begun) = beginning.await? else { return Ok(()) };
+        let Begun { socket, speaks_h2, origin, account, admitted, _tls } = begun;
+        let standing = admitted.as_ref().map(|admitted| admitted.standing.clone());
+        let serving: LocalBoxFuture<std::io::Result<()>> = if speaks_h2 {
+            Box::pin(connection::serve(socket, origin, account, standing, state, service))
+        } else {
+            Box::pin(http1::serve(socket, origin, account, standing, state, service, closing))
+        };
+        serving.await
+    }
+}
+
+/// A connection whose first bytes have come.
+struct Begun<S> {
+    socket: Socket<S>,
+    speaks_h2: bool,
+    origin: Origin,
+    account: Rc<Account>,
+    admitted: Option<Admitted>,
+    _tls: Option<Held>,
+}
+
+/// Waits for the first bytes of a connection; `None` if it is over before, or speaks what its listener does not take.
+async fn begin<S: Transport + 'static>(
+    wire: Wire<S>,
+    origin: Origin,
+    admission: Option<Admission>,
+    state: Rc<ShardState>,
     mut closing: Closing,
-) -> std::io::Result<()> {
+) -> std::io::Result<Option<Begun<S>>> {
     let account = state.options.budget.open(origin.peer.ip());
     let admitted = admission.map(|admission| Admitted::new(&state, admission, origin.peer));
     let standing = admitted.as_ref().map(|admitted| admitted.standing.clone());
@@ -216,15 +254,8 @@ pub(crate) async fn serve<S: Transport + 'static>(
         polled
     });
     let first = tokio::time::timeout(state.options.first_bytes_timeout, first);
-    let First::Left(first) = race(first, closing.begun()).await else { return Ok(()) };
+    let First::Left(first) = race(first, closing.begun()).await else { return Ok(None) };
     let speaks_h2 = first.map_err(|_| std::io::ErrorKind::TimedOut)??;
-    if !origin.serves.takes(speaks_h2, origin.is_tls) {
-        return Ok(());
-    }
-    // On the heap only from here on, so that a connection that has said nothing holds little.
-    if speaks_h2 {
-        Box::pin(connection::serve(socket, origin, account, standing, state, service)).await
-    } else {
-        Box::pin(http1::serve(socket, origin, account, standing, state, service, closing)).await
-    }
+    let is_taken = origin.serves.takes(speaks_h2, origin.is_tls);
+    Ok(is_taken.then_some(Begun { socket, speaks_h2, origin, account, admitted, _tls }))
 }

@@ -27,7 +27,7 @@ const CLOSING: Status = Status::new(Code::Canceled, "the client connection is cl
 fn caller_of(head: &Head) -> Arc<Caller> {
     let credential = |name: &'static str| {
         let value = head.metadata.get(name)?;
-        Some((name, Bytes::copy_from_slice(value.as_bytes())))
+        Some((name, Bytes::copy_from_slice(value)))
     };
     Arc::new(Caller {
         credentials: upstream::CREDENTIALS.into_iter().filter_map(credential).collect(),

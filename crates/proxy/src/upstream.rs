@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use api::{Kind, Rpc};
 use client::{CallOptions, Settings, Tls};
 use front::Head;
-use http::HeaderName;
+use http::{HeaderName, HeaderValue};
 
 use crate::ProxyOptions;
 
@@ -40,8 +40,9 @@ pub(crate) fn call_options(rpc: Rpc, head: &Head) -> CallOptions {
         if rpc == Rpc::Authenticate && CREDENTIALS.contains(&name) {
             continue;
         }
-        if let Some(value) = head.metadata.get(name) {
-            options.metadata.push((HeaderName::from_static(name), value.clone()));
+        // What came as a value can be sent as one.
+        if let Some(Ok(value)) = head.metadata.get(name).map(HeaderValue::from_bytes) {
+            options.metadata.push((HeaderName::from_static(name), value));
         }
     }
     let time = head.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

@@ -32,7 +32,7 @@ const LISTABLE_BYTES_MAX: usize = 4 << 20;
 /// The same for a call that was refused.
 const REFUSED_LISTABLE_BYTES_MAX: usize = 64 << 10;
 /// Bytes from the beginning of an answer that are kept: its header, and the number behind it.
-const ANSWER_BYTES: usize = 64;
+pub(crate) const ANSWER_BYTES: usize = 64;
 /// Longest request that is copied, so that nothing of its connection is held while the line waits.
 const COPIED_BYTES_MAX: usize = 4096;
 
@@ -95,11 +95,11 @@ impl Call {
     /// The call was answered.
     pub fn done(mut self, answer: &Result<Answer, Status>) {
         let (result, beginning) = match answer {
-            Ok(Answer::Whole(bytes)) => (Ok(()), &bytes[..bytes.len().min(ANSWER_BYTES)]),
-            Ok(Answer::Pieces { .. }) => (Ok(()), &[][..]),
+            Ok(Answer::Whole(bytes)) => (Ok(()), &bytes[..]),
+            Ok(Answer::Pieces { beginning, .. }) => (Ok(()), &beginning[..]),
             Err(status) => (Err(status.clone()), &[][..]),
         };
-        self.end(result, beginning);
+        self.end(result, &beginning[..beginning.len().min(ANSWER_BYTES)]);
     }
 
     /// The stream has ended.

@@ -103,16 +103,20 @@ fn range(header: &ResponseHeader, ranged: &Ranged, values: &dyn Values) -> Resul
     Ok(out.freeze())
 }
 
-/// Bytes of the keys and values that the answer of a transaction names as they were found when it was applied.
-pub fn named_len(outcome: &TxnOutcome) -> usize {
-    let known = |read: &Read| match read {
+/// Bytes of the keys and values that were found while a request was applied.
+pub fn found_len(read: &Read) -> usize {
+    match read {
         Read::Known { found, .. } => found.iter().map(StoredKeyValue::encoded_len).sum(),
         Read::Past(_) => 0,
-    };
+    }
+}
+
+/// Bytes of the keys and values that the answer of a transaction names as they were found when it was applied.
+pub fn named_len(outcome: &TxnOutcome) -> usize {
     let named = |response: &OpOutcome| match response {
-        OpOutcome::Range(ranged) => known(&ranged.read),
+        OpOutcome::Range(ranged) => found_len(&ranged.read),
         OpOutcome::Put { previous, .. } => previous.as_ref().map_or(0, |found| found.encoded_len()),
-        OpOutcome::DeleteRange(deleted) => known(&deleted.previous),
+        OpOutcome::DeleteRange(deleted) => found_len(&deleted.previous),
         OpOutcome::Txn(nested) => named_len(nested),
     };
     outcome.responses.iter().map(named).sum()

@@ -22,7 +22,7 @@ use base64::{DecodeError, Engine as _};
 use bytes::Bytes;
 use clock::Sleep;
 use front::{
-    Account, Answer, Exchange, First, Head, LocalBoxFuture, LocalStream, NextMessage, PieceSource,
+    Account, Answer, Exchange, First, Head, LocalBoxFuture, LocalStream, Metadata, NextMessage, PieceSource,
     RequestBody, ResponseBody, Service as _, ShardCounters, Unary,
 };
 use gateway::{Next, RangeEncoder, Values};
@@ -164,7 +164,7 @@ impl Call {
                 counted.end(Code::Ok);
                 good(ResponseBody::Whole(json.into()))
             }
-            Ok(Answer::Pieces { len, source, held }) => {
+            Ok(Answer::Pieces { len, source, held, .. }) => {
                 let mut json = Vec::new();
                 let encoder = Some(RangeEncoder::new(self.response, &mut json));
                 let charge = account.hold(held.get());
@@ -492,8 +492,7 @@ fn headed(rpc: Rpc, exchange: &Exchange, arrived: Instant) -> Result<Headed, Sta
         }
     }
     head.requires_leader = metadata.get("hasleader").is_some_and(|value| value == "true");
-    head.client_api_version = metadata.get("client-api-version").cloned();
-    head.metadata = metadata;
+    head.metadata = Metadata::from(&metadata);
     Ok(Headed { head, timeout, unsent })
 }
 

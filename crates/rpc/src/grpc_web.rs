@@ -24,7 +24,8 @@ use ::http::{HeaderMap, Method, Response, StatusCode};
 use api::{Code, Status};
 use bytes::Bytes;
 use front::{
-    Account, Answer, Exchange, First, Head, Kind, NextMessage, PieceSource, ResponseBody, Service as _, Unary,
+    Account, Answer, Exchange, First, Head, Kind, Metadata, NextMessage, PieceSource, ResponseBody,
+    Service as _, Unary,
 };
 
 use self::frames::{Form, Writer, decoded, next_message, only};
@@ -152,9 +153,8 @@ fn headed(method: u16, exchange: &Exchange, arrived: Instant) -> Result<(Head, O
         return Err(Status::with(Code::Unimplemented, text).into());
     }
     let mut head = Head::new(method, exchange.origin.peer, arrived);
-    head.metadata = given.clone();
+    head.metadata = Metadata::from(given);
     head.requires_leader = given.get("hasleader").is_some_and(|value| value == "true");
-    head.client_api_version = given.get("client-api-version").cloned();
     Ok((head, timeout))
 }
 
@@ -192,7 +192,7 @@ async fn unary(
             writer.end(&Ok(()));
             Ok(good(form, ResponseBody::Whole(writer.flush())))
         }
-        Ok(Answer::Pieces { len, source, held }) => {
+        Ok(Answer::Pieces { len, source, held, .. }) => {
             let charge = account.hold(held.get());
             let mut writer = Writer::new(form);
             writer.begin_message(len);

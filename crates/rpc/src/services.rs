@@ -11,6 +11,7 @@ mod cluster;
 mod downgrade;
 mod election;
 mod kv;
+mod large_value;
 mod lease;
 mod lock;
 mod maintenance;
@@ -349,9 +350,9 @@ impl Services {
     }
 
     fn count_client(&self, head: &Head, stream: bool) -> Result<(), Status> {
-        let version = match &head.client_api_version {
+        let version = match head.client_api_version() {
             None => "unknown",
-            Some(value) => value.to_str().map_err(|_| error::INVALID_CLIENT_API_VERSION)?,
+            Some(version) => version.ok_or(error::INVALID_CLIENT_API_VERSION)?,
         };
         let mut client = self.client.borrow_mut();
         if client.0 != version {
@@ -447,7 +448,7 @@ impl Services {
             Rpc::ClusterMemberAdd => self.member_add(message),
             Rpc::ClusterMemberRemove => self.member_remove(message),
             Rpc::ClusterMemberUpdate => self.member_update(message),
-            Rpc::ClusterMemberPromote => self.member_promote(message),
+            Rpc::ClusterMemberPromote => self.member_promote(head, message),
             Rpc::MaintenanceDowngrade => self.downgrade(message),
             Rpc::AuthEnable
             | Rpc::AuthDisable

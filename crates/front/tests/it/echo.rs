@@ -21,7 +21,7 @@ use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 
 /// Methods by name; their place is their id.
-const METHODS: [(&str, Kind); 19] = [
+const METHODS: [(&str, Kind); 20] = [
     ("/test.Echo/Holds", Kind::Unary),
     ("/test.Echo/Unary", Kind::Unary),
     ("/test.Echo/Later", Kind::Unary),
@@ -41,6 +41,7 @@ const METHODS: [(&str, Kind); 19] = [
     ("/test.Echo/WhoAmI", Kind::Unary),
     ("/test.Echo/Patient", Kind::Unary),
     ("/test.Echo/Block", Kind::Unary),
+    ("/test.Echo/Looks", Kind::Unary),
 ];
 
 /// What the service says of a write whose answer there is no room for.
@@ -192,6 +193,7 @@ impl Service for Echo {
                 let (at, mut asked) = (Cell::new(0), 0);
                 Unary::Done(Ok(Answer::Pieces {
                     len,
+                    beginning: Box::default(),
                     held: Rc::new(Cell::new(held)),
                     source: Box::new(move |wanted, context| {
                         let held = Account::of_turn().map_or(0, |account| account.budget().held_bytes());
@@ -214,6 +216,22 @@ impl Service for Echo {
                         let piece: Vec<u8> = (at.get()..at.get() + n).map(|at| at as u8).collect();
                         at.set(at.get() + n);
                         Poll::Ready(Ok((n > 0).then(|| Bytes::from(piece))))
+                    }),
+                }))
+            }
+            // Looks at so many bytes for the one that it gives.
+            "/test.Echo/Looks" => {
+                let seen = self.seen.clone();
+                Unary::Done(Ok(Answer::Pieces {
+                    len: 1,
+                    beginning: Box::default(),
+                    held: Rc::default(),
+                    source: Box::new(move |_, _| {
+                        if let Some(account) = Account::of_turn() {
+                            account.looked_at(number(&message));
+                        }
+                        seen.pieces.fetch_add(1, SeqCst);
+                        Poll::Ready(Ok(Some(Bytes::from_static(b"x"))))
                     }),
                 }))
             }
@@ -285,6 +303,9 @@ impl Service for Echo {
                 "/test.Echo/UntilClosing" => {
                     if head.metadata.contains_key("x-listens") {
                         while inbound.next().await?.is_some() {}
+                    }
+                    if head.metadata.contains_key("x-reads-one") {
+                        inbound.next().await?;
                     }
                     outbound.open()?;
                     closing.begun().await;

@@ -1,5 +1,7 @@
 use std::io;
+use std::rc::Rc;
 use std::sync::Mutex;
+use std::task::Context;
 use std::time::{Duration, UNIX_EPOCH};
 
 use api::authpb::Permission;
@@ -183,6 +185,20 @@ fn all_branches_of_a_transaction_are_there_up_to_a_bound() {
     assert!(lines[1].contains("\"key\":\"p127\"") && !lines[1].contains("\"key\":\"p128\""));
     assert!(lines[1].contains("\"ranges_left_out\":72"));
     assert_eq!(lines.len(), 2);
+}
+
+#[test]
+fn of_an_answer_in_pieces_the_beginning_is_enough() {
+    let book = Book::new(false);
+    let delete = pb::DeleteRangeRequest { key: "a".into(), range_end: "b".into(), prev_kv: true };
+    let deleted = pb::DeleteRangeResponse { header: header(), deleted: 3, prev_kvs: Vec::new() };
+    let beginning = deleted.encode_to_vec().into();
+    let source = Box::new(|_: usize, _: &mut Context<'_>| panic!("no part is made for the log"));
+    let answer = Answer::Pieces { len: 1 << 20, beginning, source, held: Rc::default() };
+    book.begin(Rpc::KvDeleteRange, &delete).done(&Ok(answer));
+    let lines = book.lines();
+    let expected = "etcdserverpb.KV/DeleteRange\",\"key\":\"a\",\"range_end\":\"b\",\"revision\":7,\"deleted\":3,\"code\":\"OK\"";
+    assert_eq!(lines, [expected]);
 }
 
 #[test]

@@ -23,6 +23,7 @@ use mvcc::Version;
 use numbers::{ChangeId, Revision};
 
 use super::choose::{Chooser, Seen, gathered_bytes_max};
+use super::large_value::{self, LargeValue};
 use super::pieces;
 use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, REPLACED, projected, slice};
 use crate::encode;
@@ -238,7 +239,7 @@ impl Evaluation {
         pieces::check_len(len)?;
         rope.parts.reverse();
         let values = Attempt::new(self.values);
-        let mut rest = Pieces { state: self.state, values, parts: rope.parts };
+        let mut rest = Pieces { state: self.state, values, parts: rope.parts, large: None };
         if len <= BYTES_AT_ONCE {
             let mut out = BytesMut::with_capacity(len);
             while let Some(piece) = poll_fn(|context| rest.poll_next(BYTES_AT_ONCE, context)).await? {
@@ -250,9 +251,13 @@ impl Evaluation {
             debug_assert_eq!(out.len(), len);
             return Ok(Answer::Whole(out.freeze()));
         }
+        let beginning = match rest.parts.last() {
+            Some(Part::Bytes(bytes)) => bytes.clone(),
+            _ => Bytes::new(),
+        };
         // What parts were made of goes in the end.
         let kept = rest.parts.iter().map(Part::held_bytes).sum();
-        pieces::answer(len, kept, move |bytes_max, context| {
+        pieces::answer(len, kept, &beginning, move |bytes_max, context| {
             let piece = ready!(rest.poll_next(bytes_max.min(BYTES_AT_ONCE), context))?;
             Poll::Ready(Ok(piece.map(|piece| (piece, kept))))
         })
@@ -264,6 +269,8 @@ struct Pieces {
     state: AsOf,
     values: Attempt,
     parts: Vec<Part>,
+    /// The first key of the next part, if its value is large and was looked at.
+    large: Option<LargeValue>,
 }
 
 impl Pieces {
@@ -280,8 +287,10 @@ impl Pieces {
             if !self.values.is_complete() {
                 continue;
             }
-            self.values.forget();
-            let Some((piece, through)) = made? else { return Poll::Ready(Ok(None)) };
+            let made = made?;
+            self.large = made.as_ref().and_then(|(_, through)| through.large);
+            large_value::forget(&mut self.values, &mut self.large);
+            let Some((piece, through)) = made else { return Poll::Ready(Ok(None)) };
             self.parts.truncate(self.parts.len() - through.parts);
             match self.parts.last_mut() {
                 Some(Part::Kvs(_, _, Keys::Chosen(found))) => found.truncate(found.len() - through.keys),
@@ -308,6 +317,14 @@ impl Pieces {
             through.parts = 1;
             return Ok(Some((bytes.clone(), through)));
         }
+        if let Some(large) = self.large
+            && let Some(Part::Kvs(_, projection, _)) = self.parts.last()
+        {
+            let slice = slice(&self.state)?;
+            let version = slice.snapshot().version_at(large.id()).ok_or(error::COMPACTED)?;
+            let part = large.go_on(version, *projection, &self.values, bytes_max)?;
+            return Ok(Some((through.take(part, version), through)));
+        }
         for part in self.parts.iter().rev() {
             (through.keys, through.behind) = (0, None);
             let (ended, walked) = match part {
@@ -323,6 +340,11 @@ impl Pieces {
                             break;
                         }
                         let version = snapshot.version_at(*change).ok_or(error::COMPACTED)?;
+                        if large_value::is_large(version, *projection) {
+                            let (values, wanted) = (&self.values, bytes_max);
+                            let part = LargeValue::begin(out, *field, version, *projection, values, wanted)?;
+                            return Ok(Some((through.take(part, version), through)));
+                        }
                         put_kv_field(&mut out, *field, version, *projection, &self.values)?;
                         through.keys += 1;
                     }
@@ -337,6 +359,11 @@ impl Pieces {
                         && out.len() < self.values.piece_bytes(bytes_max)
                         && let Some(version) = walk.next()
                     {
+                        if large_value::is_large(version, *projection) {
+                            let (values, wanted) = (&self.values, bytes_max);
+                            let part = LargeValue::begin(out, *field, version, *projection, values, wanted)?;
+                            return Ok(Some((through.take(part, version), through)));
+                        }
                         put_kv_field(&mut out, *field, version, *projection, &self.values)?;
                         last = Some(version.key());
                         through.keys += 1;
@@ -365,6 +392,21 @@ struct Through {
     /// Keys of the part behind them.
     keys: usize,
     behind: Option<Vec<u8>>,
+    /// The key behind those, if its value is large and the piece goes up to it, or ends in it.
+    large: Option<LargeValue>,
+}
+
+impl Through {
+    /// Takes a piece that ends with a large value, or before it, whose version is this one.
+    fn take(&mut self, part: large_value::Part, version: Version<'_>) -> Bytes {
+        self.large = part.rest;
+        // A walk goes on behind the value: as long as that is on its way, its version is found by its id.
+        if self.large.is_none() {
+            self.keys += 1;
+            self.behind = Some(version.key().to_vec());
+        }
+        part.bytes
+    }
 }
 
 /// Numbers of the fields `kvs` of a range's answer, `prev_kv` of a put's and `prev_kvs` of a deletion's.
@@ -511,11 +553,11 @@ fn of_write(status: Status) -> Status {
 /// The answer of a write, which was carried out whatever becomes of its answer.
 pub(super) async fn written(answer: impl Future<Output = Result<Answer, Status>>) -> Result<Answer, Status> {
     match answer.await.map_err(of_write)? {
-        Answer::Pieces { len, mut source, held } => {
+        Answer::Pieces { len, beginning, mut source, held } => {
             let source = Box::new(move |bytes_max: usize, context: &mut Context<'_>| {
                 source(bytes_max, context).map_err(of_write)
             });
-            Ok(Answer::Pieces { len, source, held })
+            Ok(Answer::Pieces { len, beginning, source, held })
         }
         whole => Ok(whole),
     }

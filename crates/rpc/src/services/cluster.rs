@@ -10,10 +10,12 @@ use api::etcdserverpb::{
     MemberUpdateRequest, MemberUpdateResponse, ResponseHeader,
 };
 use bytes::Bytes;
-use front::{Answer, Unary};
+use front::{Answer, Head, Unary};
+use http::HeaderValue;
 use machine::Member;
 use numbers::Revision;
 
+use super::principal::presented;
 use super::{Services, decode, whole};
 use crate::forwarding;
 use config::{Url, identity};
@@ -87,19 +89,37 @@ impl Services {
         what: &'static str,
         answer: impl FnOnce(ResponseHeader, &Published) -> Result<Answer, Status> + 'static,
     ) -> Result<Unary, Status> {
-        self.as_root(move |services, _| {
-            services.ask(
-                |request_id| ClientRequest::ChangeMembers(request_id, change),
-                what,
-                |services, body, header| match body {
-                    ReplyBody::MembersChanged => {
-                        answer(ResponseHeader { revision: 0, ..header }, &services.state())
-                    }
-                    ReplyBody::Outcome(Err(status), _) => Err(status),
-                    _ => Err(error::STOPPED),
+        self.as_root(move |services, _| services.propose_change(change, what, true, answer))
+    }
+
+    /// Proposes it, and once more if it was refused by members that others may have changed already (`is_first`): a member judges
+    /// a change by what it has applied, and its client may have heard of more.
+    fn propose_change(
+        self: &Rc<Self>,
+        change: MemberChange,
+        what: &'static str,
+        is_first: bool,
+        answer: impl FnOnce(ResponseHeader, &Published) -> Result<Answer, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        let again = is_first.then(|| (Rc::clone(self), change.clone()));
+        self.ask_then(
+            |request_id| ClientRequest::ChangeMembers(request_id, change, is_first),
+            what,
+            move |services, body, header| match body {
+                ReplyBody::MembersChanged => {
+                    let header = ResponseHeader { revision: 0, ..header };
+                    Ok(Unary::Done(answer(header, &services.state())))
+                }
+                ReplyBody::Outcome(Err(status), _) => match again
+                    .filter(|_| MemberChange::is_of_members(&status))
+                {
+                    Some((services, change)) => services
+                        .read(false, move |services| services.propose_change(change, what, false, answer)),
+                    None => Err(status),
                 },
-            )
-        })
+                _ => Err(error::STOPPED),
+            },
+        )
     }
 
     pub(super) fn member_add(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
@@ -142,7 +162,7 @@ impl Services {
     }
 
     /// Only the leader knows how far a learner has come, so others hand this on to it.
-    pub(super) fn member_promote(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+    pub(super) fn member_promote(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
         let MemberPromoteRequest { id } = decode(message)?;
         self.root()?;
         let respond = |header, members| whole(&MemberPromoteResponse { header: Some(header), members });
@@ -153,8 +173,10 @@ impl Services {
             });
         }
         let services = Rc::clone(self);
+        let mut token = presented(head).and_then(|token| HeaderValue::from_bytes(token).ok());
+        token.iter_mut().for_each(|token| token.set_sensitive(true));
         Ok(Unary::Later(Box::pin(async move {
-            let members = forwarding::promote(&services.shared, id).await?;
+            let members = forwarding::promote(&services.shared, id, token).await?;
             let header = services.header(Revision(0), &services.state());
             Ok(respond(header, members.iter().map(message_of).collect()))
         })))

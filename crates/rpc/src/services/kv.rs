@@ -131,8 +131,8 @@ impl Services {
                     let answer = encode::put(&header, None, &*services.values);
                     return Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))));
                 };
-                if let Some(answer) = services.at_once(|values| encode::put(&header, Some(&previous), values))
-                {
+                let encode = |values: &Attempt| encode::put(&header, Some(&previous), values);
+                if let Some(answer) = services.at_once(previous.encoded_len(), encode) {
                     return Ok(answer);
                 }
                 let answer = answers::put(*state, Rc::clone(&services.values), header, previous);
@@ -158,9 +158,8 @@ impl Services {
                 let Outcome::DeleteRange(deleted) = outcome else { return Err(error::STOPPED) };
                 let header = ResponseHeader { revision: deleted.revision.0, ..header };
                 // It fails if something is left to be read.
-                if let Some(answer) =
-                    services.at_once(|values| encode::delete_range(&header, &deleted, values))
-                {
+                let encode = |values: &Attempt| encode::delete_range(&header, &deleted, values);
+                if let Some(answer) = services.at_once(encode::found_len(&deleted.previous), encode) {
                     return Ok(answer);
                 }
                 let state = state.ok_or(error::STOPPED)?;
@@ -255,7 +254,15 @@ impl Services {
     }
 
     /// An answer that `encode` makes, if all values that it holds are at hand, and where they were.
-    fn at_once(&self, encode: impl FnOnce(&Attempt) -> Result<Bytes, ReadError>) -> Option<Unary> {
+    /// `None` also if its keys and values, of so many bytes, are more than are answered at once.
+    fn at_once(
+        &self,
+        bytes: usize,
+        encode: impl FnOnce(&Attempt) -> Result<Bytes, ReadError>,
+    ) -> Option<Unary> {
+        if bytes > BYTES_AT_ONCE {
+            return None;
+        }
         let values = Attempt::new(self.values.clone());
         let answer = encode(&values).ok()?;
         values.is_complete().then(|| Unary::Done(Ok(Answer::Whole(answer))))
@@ -263,10 +270,10 @@ impl Services {
 
     /// The answer of a transaction, unless it has ranges to read, or much, or something that is not at hand.
     fn txn_at_once(&self, header: &ResponseHeader, outcome: &TxnOutcome) -> Option<Unary> {
-        if outcome.reads_later() || encode::named_len(outcome) > BYTES_AT_ONCE {
+        if outcome.reads_later() {
             return None;
         }
-        self.at_once(|values| encode::txn(header, outcome, values))
+        self.at_once(encode::named_len(outcome), |values| encode::txn(header, outcome, values))
     }
 
     /// Answers a transaction that only reads.

@@ -74,11 +74,16 @@ impl Drop for Renewed {
 type Keys = SharedMap<Bytes, ()>;
 
 /// An answer of `len` bytes, made by `next`, which gives pieces of about [`PIECE_BYTES`] and in the end an empty one, and
-/// holds `kept` bytes for it.
-fn in_pieces(len: usize, kept: usize, mut next: impl FnMut() -> Bytes + 'static) -> Result<Answer, Status> {
+/// holds `kept` bytes for it. `beginning` is what it begins with.
+fn in_pieces(
+    len: usize,
+    kept: usize,
+    beginning: &[u8],
+    mut next: impl FnMut() -> Bytes + 'static,
+) -> Result<Answer, Status> {
     // Pieces are small, and the rest is held to the end.
     let kept = PIECE_BYTES + kept;
-    pieces::answer(len, kept, move |_, _| {
+    pieces::answer(len, kept, beginning, move |_, _| {
         let piece = next();
         Poll::Ready(Ok((!piece.is_empty()).then_some((piece, kept))))
     })
@@ -90,7 +95,8 @@ async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) 
         response.keys = keys.keys().cloned().collect();
         return Ok(whole(&response));
     }
-    let mut head = Some(Bytes::from(response.encode_to_vec()));
+    let beginning = Bytes::from(response.encode_to_vec());
+    let mut head = Some(beginning.clone());
     let mut len = head.as_ref().map_or(0, Bytes::len);
     let mut behind: Option<Bytes> = None;
     loop {
@@ -105,7 +111,7 @@ async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) 
     }
     let mut behind: Option<Bytes> = None;
     // The list is shared with the state; what changes there is copied.
-    in_pieces(len, len, move || {
+    in_pieces(len, len, &beginning, move || {
         let mut out = BytesMut::with_capacity(PIECE_BYTES + 4096);
         out.extend(head.take());
         let mut last = None;
@@ -303,10 +309,12 @@ impl Services {
             run.sort_unstable();
             runs.extend(run.pop().map(|first| (first, run)));
         }
+        let mut beginning = BytesMut::new();
+        put_header(&mut beginning, &header);
         let mut header = Some(header);
         let kept = leases.len() * size_of::<(Duration, LeaseId)>();
         drop(leases);
-        in_pieces(len, kept, move || {
+        in_pieces(len, kept, &beginning, move || {
             let mut out = BytesMut::with_capacity(PIECE_BYTES + 64);
             if let Some(header) = header.take() {
                 put_header(&mut out, &header);

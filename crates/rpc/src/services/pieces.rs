@@ -8,6 +8,8 @@ use api::{Code, Status};
 use bytes::Bytes;
 use front::Answer;
 
+use crate::audit::ANSWER_BYTES;
+
 /// The longest message gRPC carries.
 const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
@@ -22,7 +24,7 @@ pub(super) fn check_len(len: usize) -> Result<(), Status> {
 
 /// An answer of `len` bytes. `next` makes a piece of it, given about how many bytes are wanted: `None` behind the last,
 /// and an empty one if none of the keys that it looked at was there. With a piece it says how many bytes it holds for
-/// those to come; before the first these are `kept`.
+/// those to come; before the first these are `kept`. `beginning` is what the answer is known to begin with.
 ///
 /// # Errors
 ///
@@ -30,6 +32,7 @@ pub(super) fn check_len(len: usize) -> Result<(), Status> {
 pub(super) fn answer(
     len: usize,
     kept: usize,
+    beginning: &[u8],
     mut next: impl FnMut(usize, &mut Context<'_>) -> Poll<Result<Option<(Bytes, usize)>, Status>> + 'static,
 ) -> Result<Answer, Status> {
     check_len(len)?;
@@ -50,9 +53,10 @@ pub(super) fn answer(
             return Poll::Pending;
         }
         let piece = rest.split_to(rest.len().min(bytes_max));
-        // A value of which only the beginning was taken is here whole.
+        // A piece of which only the beginning was taken is here whole.
         noted.set(kept + if rest.is_empty() { 0 } else { rest.len() + piece.len() });
         Poll::Ready(Ok(Some(piece)))
     };
-    Ok(Answer::Pieces { len, source: Box::new(source), held })
+    let beginning = beginning[..beginning.len().min(ANSWER_BYTES)].into();
+    Ok(Answer::Pieces { len, beginning, source: Box::new(source), held })
 }

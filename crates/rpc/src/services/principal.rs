@@ -15,7 +15,6 @@ use api::etcdserverpb::WatchCreateRequest;
 use api::{Rpc, Status};
 use bytes::Bytes;
 use front::{Head, Unary};
-use http::HeaderValue;
 use identity::{Refused, Session};
 use machine::auth::{Auth, Caller, Gate, RightsCache};
 use machine::check;
@@ -450,7 +449,7 @@ pub(super) fn user_head(head: &Head) -> Head {
     kept.common_name.clone_from(&head.common_name);
     for key in ["token", "authorization", GATEWAY_HEADER] {
         if let Some(value) = head.metadata.get(key) {
-            kept.metadata.insert(key, value.clone());
+            kept.metadata.insert(key, value);
         }
     }
     kept
@@ -479,8 +478,8 @@ pub(super) fn who(head: &Head, principal: &Result<Principal, Status>, needs_user
 }
 
 /// The token that a call presents, if any.
-fn presented(head: &Head) -> Option<&[u8]> {
-    identity::presented(|key| head.metadata.get(key).map(HeaderValue::as_bytes))
+pub(super) fn presented(head: &Head) -> Option<&[u8]> {
+    identity::presented(|key| head.metadata.get(key))
 }
 
 fn principal(holder: &identity::Holder, state: &Published) -> Principal {

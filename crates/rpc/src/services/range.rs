@@ -32,6 +32,7 @@ use mvcc::{KeyRange, Snapshot, Version};
 use prost::Message as _;
 
 use super::choose::{Chooser, Seen, gathered_bytes_max};
+use super::large_value::{self, LargeValue, Part};
 use super::principal::Principal;
 use super::stages::{Begun, Confirmed, Making, Meter, Told, read_stages};
 use super::traced::told_of_range_stream;
@@ -64,13 +65,23 @@ pub(super) fn failed(failure: Failure) -> Status {
     }
 }
 
+/// The number of the field `kvs` of an answer.
+const KVS: u8 = 2;
+
+/// Reserves a piece of so many bytes, once, in one that has nothing but a header.
+fn reserve(out: &mut BytesMut, piece_bytes: usize) {
+    if out.capacity() < piece_bytes {
+        out.reserve(piece_bytes + 4096 - out.len());
+    }
+}
+
 fn put_kv_field(
     out: &mut BytesMut,
     version: Version<'_>,
     projection: Projection,
     values: &dyn Values,
 ) -> Result<(), Status> {
-    put_field_head(out, 2, kv_len(version, projection));
+    put_field_head(out, KVS, kv_len(version, projection));
     put_kv(version, projection, values, out).map_err(|e| unreadable(&e))
 }
 
@@ -100,6 +111,8 @@ struct Rest {
     revision: Revision,
     header: Option<ResponseHeader>,
     keys: Keys,
+    /// The first of the keys, if its value is large and was looked at.
+    large: Option<LargeValue>,
     more: bool,
     count: i64,
     ended: bool,
@@ -166,20 +179,43 @@ struct Opened {
 struct Through {
     keys: u64,
     last: Option<Vec<u8>>,
+    /// The key behind `keys`, if its value is large and the piece goes up to it, or ends in it.
+    large: Option<LargeValue>,
     ended: bool,
+}
+
+impl Through {
+    /// Takes a piece that ends with a large value, or before it, whose version is this one.
+    fn take(&mut self, part: Part, version: Version<'_>) -> Bytes {
+        self.large = part.rest;
+        // A walk goes on behind the value: as long as that is on its way, its version is found by its id.
+        if self.large.is_none() {
+            self.keys += 1;
+            self.last = Some(version.key().to_vec());
+        }
+        part.bytes
+    }
 }
 
 impl Rest {
     /// Returns the next piece and its end; to be made again if values were missing.
     fn piece(&self, bytes_max: usize) -> Result<(Bytes, Through), Status> {
         let bytes_max = bytes_max.min(BYTES_AT_ONCE);
-        let mut out = BytesMut::with_capacity(self.values.piece_bytes(bytes_max) + 4096);
-        if let Some(header) = &self.header {
-            put_header(&mut out, header);
-        }
         let slice = slice(&self.state)?;
         let snapshot = slice.snapshot();
         let mut through = Through::default();
+        if let Some(large) = self.large {
+            let version = snapshot.version_at(large.id()).ok_or(error::COMPACTED)?;
+            let part = large.go_on(version, self.projection, &self.values, bytes_max)?;
+            return Ok((through.take(part, version), through));
+        }
+        let mut out = BytesMut::new();
+        if let Some(header) = &self.header {
+            put_header(&mut out, header);
+        }
+        let begin = |before: BytesMut, version| {
+            LargeValue::begin(before, KVS, version, self.projection, &self.values, bytes_max)
+        };
         match &self.keys {
             Keys::Walk { start, end, behind, left } => {
                 let mut walk = snapshot
@@ -189,6 +225,11 @@ impl Rest {
                 let mut last = None;
                 while through.keys < *left && out.len() < self.values.piece_bytes(bytes_max) {
                     let Some(version) = walk.next() else { break };
+                    if large_value::is_large(version, self.projection) {
+                        let part = begin(out, version)?;
+                        return Ok((through.take(part, version), through));
+                    }
+                    reserve(&mut out, self.values.piece_bytes(bytes_max));
                     put_kv_field(&mut out, version, self.projection, &self.values)?;
                     last = Some(version.key());
                     through.keys += 1;
@@ -201,6 +242,11 @@ impl Rest {
                 while out.len() < self.values.piece_bytes(bytes_max) {
                     let Some(change) = rest.next() else { break };
                     let version = snapshot.version_at(*change).ok_or(error::COMPACTED)?;
+                    if large_value::is_large(version, self.projection) {
+                        let part = begin(out, version)?;
+                        return Ok((through.take(part, version), through));
+                    }
+                    reserve(&mut out, self.values.piece_bytes(bytes_max));
                     put_kv_field(&mut out, version, self.projection, &self.values)?;
                     through.keys += 1;
                 }
@@ -217,6 +263,7 @@ impl Rest {
     fn go_on(&mut self, through: Through) {
         self.header = None;
         self.ended = through.ended;
+        self.large = through.large;
         match &mut self.keys {
             Keys::Walk { behind, left, .. } => {
                 *left -= through.keys;
@@ -244,7 +291,7 @@ impl Rest {
             if self.values.is_complete() {
                 let (piece, through) = made?;
                 self.go_on(through);
-                self.values.forget();
+                large_value::forget(&mut self.values, &mut self.large);
                 return Poll::Ready(Ok(Some(piece)));
             }
         }
@@ -264,7 +311,11 @@ impl Rest {
 
     /// The answer of `len` bytes that this is.
     fn into_answer(mut self, len: usize) -> Result<Answer, Status> {
-        pieces::answer(len, self.kept_bytes(), move |bytes_max, context| {
+        let mut beginning = BytesMut::new();
+        if let Some(header) = &self.header {
+            put_header(&mut beginning, header);
+        }
+        pieces::answer(len, self.kept_bytes(), &beginning, move |bytes_max, context| {
             let piece = ready!(self.poll_piece(bytes_max, context))?;
             Poll::Ready(Ok(piece.map(|piece| (piece, self.kept_bytes()))))
         })
@@ -550,7 +601,8 @@ impl Services {
         let keys = Keys::Chosen(versions.into_iter().rev().map(|v| v.id()).collect());
         let projection = range::projection(request);
         let header = Some(header);
-        Ok((Rest { state, values, projection, revision, header, keys, more, count, ended: false }, len))
+        let (large, ended) = (None, false);
+        Ok((Rest { state, values, projection, revision, header, keys, large, more, count, ended }, len))
     }
 
     /// An answer of `len` bytes from this state at this revision, made piece by piece.
@@ -571,6 +623,7 @@ impl Services {
             revision,
             header: Some(header),
             keys,
+            large: None,
             more,
             count,
             ended: false,

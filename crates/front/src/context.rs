@@ -1,0 +1,136 @@
+//! What the calls of one connection share: [`ConnectionContext`] has the HTTP/2 state that they send with, the accounts that
+//! they charge, and the work of the connection's turn.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use api::Status;
+
+use crate::Service;
+use crate::budget::Account;
+use crate::ledger::Ledger;
+use crate::shard::ShardState;
+
+/// Work of a connection's turn, in bytes: requests unpacked, answers that were packed, made in pieces, or found no space, and
+/// what services looked at for pieces.
+#[derive(Debug, Default)]
+pub(crate) struct Made(Cell<usize>);
+
+impl Made {
+    /// Bytes in one turn, after which other connections get theirs.
+    const BYTES_MAX: usize = 1024 * 1024;
+
+    /// Sets the work of the turn to zero.
+    pub(crate) fn reset(&self) {
+        self.0.set(0);
+    }
+
+    pub(crate) fn add(&self, bytes: usize) {
+        self.0.set(self.0.get() + bytes);
+    }
+
+    /// Returns true if it is as much as a turn may make.
+    pub(crate) fn is_enough(&self) -> bool {
+        self.0.get() > Made::BYTES_MAX
+    }
+}
+
+/// Memory that a piece of an answer, or its trailers, take besides their bytes while they wait: a place in the stream's queue,
+/// and a part of the stream, which stays open for them.
+const PIECE_BYTES: usize = 512;
+
+/// State that the calls of one connection share.
+pub(crate) struct ConnectionContext {
+    /// The connection's HTTP/2. It is borrowed for one command at a time, and never while a call is stepped.
+    pub(crate) http2: RefCell<http2::Connection>,
+    pub(crate) shard: Rc<ShardState>,
+    pub(crate) service: Rc<dyn Service>,
+    /// Account of the connection, which is charged to the server's budget.
+    pub(crate) account: Rc<Account>,
+    /// Request bytes in assembly and in unanswered unary calls, answers that wait for room, and something for each call in
+    /// flight.
+    pub(crate) requests: Rc<Ledger>,
+    /// Bytes charged for what waits in streams, both ways.
+    waiting_charged: Cell<usize>,
+    /// Calls that wait for the client and may stall.
+    pub(crate) stallable: Cell<usize>,
+    /// Work of the connection's turn.
+    pub(crate) made: Made,
+    /// The calls that are open, and the last one, may wait a little, see [`Service::may_wait`].
+    pub(crate) may_wait: Cell<bool>,
+}
+
+impl ConnectionContext {
+    pub(crate) fn new(
+        http2: http2::Connection,
+        shard: Rc<ShardState>,
+        service: Rc<dyn Service>,
+        account: Rc<Account>,
+    ) -> Rc<ConnectionContext> {
+        Rc::new(ConnectionContext {
+            http2: RefCell::new(http2),
+            requests: Rc::new(Ledger::of(&account)),
+            waiting_charged: Cell::new(0),
+            stallable: Cell::new(0),
+            made: Made::default(),
+            may_wait: Cell::new(false),
+            shard,
+            service,
+            account,
+        })
+    }
+
+    /// Bytes of answers that wait in streams for their client, with what they take besides.
+    pub(crate) fn answers_bytes(&self) -> usize {
+        let http2 = self.http2.borrow();
+        http2.queued_bytes() + http2.queued_pieces() * PIECE_BYTES
+    }
+
+    /// Returns true if the answers that wait leave room for another.
+    pub(crate) fn has_room(&self) -> bool {
+        self.answers_bytes() < self.shard.options.answer_bytes_max
+    }
+
+    /// Charges what waits in streams now: answers for the client, and bytes of requests for whoever takes them. To be called
+    /// when either may have changed. Bytes that others wait for too are charged already.
+    pub(crate) fn charge_waiting(&self) {
+        let received = self.http2.borrow().unreleased_bytes() as usize;
+        let now = self.answers_bytes() - self.http2.borrow().queued_shared_bytes() + received;
+        let before = self.waiting_charged.replace(now);
+        if now > before {
+            self.account.charge(now - before);
+        } else if now < before {
+            self.account.release(before - now);
+        }
+    }
+
+    /// Refuses when the calls in flight hold as much as they may together, or all clients nearly do.
+    pub(crate) fn check_requests(&self) -> Result<(), Status> {
+        if self.requests.queued() > self.shard.options.request_bytes_max || self.account.is_pressed() {
+            return Err(api::error::TOO_MANY_REQUESTS);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ConnectionContext {
+    fn drop(&mut self) {
+        self.account.release(self.waiting_charged.get());
+    }
+}
+
+/// Counts a call among those that may stall, until it is dropped.
+pub(crate) struct Stallable(Rc<ConnectionContext>);
+
+impl Stallable {
+    pub(crate) fn new(around: &Rc<ConnectionContext>) -> Stallable {
+        around.stallable.set(around.stallable.get() + 1);
+        Stallable(around.clone())
+    }
+}
+
+impl Drop for Stallable {
+    fn drop(&mut self) {
+        self.0.stallable.set(self.0.stallable.get() - 1);
+    }
+}

@@ -1,0 +1,128 @@
+//! The receiving half of a request's stream: the connection puts what comes into an [`Inbox`], and whoever has the
+//! [`RequestStream`] takes it out. The client's window opens again when what was taken is used. It knows no messages.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::{Bytes, BytesMut};
+use http2::Key;
+
+use crate::context::ConnectionContext;
+
+/// How a request's body ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// The client has sent all.
+    Whole,
+    /// The stream is over before that.
+    Gone,
+}
+
+/// What has come of a body and was not taken out. The windows bound it, since they stay shut for what is in it.
+#[derive(Default)]
+pub(crate) struct Inbox(RefCell<Contents>);
+
+#[derive(Default)]
+struct Contents {
+    bytes: BytesMut,
+    end: Option<End>,
+    waker: Option<Waker>,
+    /// Nobody takes out anything any more.
+    is_closed: bool,
+}
+
+impl Inbox {
+    /// Puts in what came; false if nobody takes it.
+    pub(crate) fn push(&self, bytes: &[u8]) -> bool {
+        let waker = {
+            let mut contents = self.0.borrow_mut();
+            if contents.is_closed {
+                return false;
+            }
+            contents.bytes.extend_from_slice(bytes);
+            contents.waker.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+        true
+    }
+
+    /// The client has sent all.
+    pub(crate) fn end(&self) {
+        self.ends(End::Whole);
+    }
+
+    /// The stream is over before its time, unless the client has sent all before.
+    pub(crate) fn cut_off(&self) {
+        self.ends(End::Gone);
+    }
+
+    fn ends(&self, end: End) {
+        let waker = {
+            let mut contents = self.0.borrow_mut();
+            contents.end.get_or_insert(end);
+            contents.waker.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// The client has reset the stream, or has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CutOff;
+
+/// The receiving half of a request's stream.
+pub(crate) struct RequestStream {
+    inbox: Rc<Inbox>,
+    around: Rc<ConnectionContext>,
+    key: Key,
+    /// Bytes that were taken out and are not used: the client's windows stay shut for them, and they are charged.
+    taken: usize,
+}
+
+impl RequestStream {
+    pub(crate) fn new(around: &Rc<ConnectionContext>, key: Key) -> (RequestStream, Rc<Inbox>) {
+        let inbox = Rc::new(Inbox::default());
+        (RequestStream { inbox: inbox.clone(), around: around.clone(), key, taken: 0 }, inbox)
+    }
+
+    /// Takes out what has come; `None` at the end. The caller says by [`RequestStream::release`] what of it was used.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CutOff>>> {
+        let taken = {
+            let mut contents = self.inbox.0.borrow_mut();
+            if contents.bytes.is_empty() {
+                return match contents.end {
+                    Some(End::Whole) => Poll::Ready(None),
+                    Some(End::Gone) => Poll::Ready(Some(Err(CutOff))),
+                    None => {
+                        let waker = &mut contents.waker;
+                        if !waker.as_ref().is_some_and(|old| old.will_wake(cx.waker())) {
+                            *waker = Some(cx.waker().clone());
+                        }
+                        Poll::Pending
+                    }
+                };
+            }
+            std::mem::take(&mut contents.bytes).freeze()
+        };
+        self.taken += taken.len();
+        Poll::Ready(Some(Ok(taken)))
+    }
+
+    /// So many bytes of what was taken out are used, or charged in another way.
+    pub(crate) fn release(&mut self, bytes: usize) {
+        self.taken -= bytes;
+        self.around.http2.borrow_mut().release(self.key, bytes);
+    }
+}
+
+impl Drop for RequestStream {
+    fn drop(&mut self) {
+        let left = {
+            let mut contents = self.inbox.0.borrow_mut();
+            contents.is_closed = true;
+            std::mem::take(&mut contents.bytes)
+        };
+        self.around.http2.borrow_mut().release(self.key, left.len() + self.taken);
+    }
+}

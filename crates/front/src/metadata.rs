@@ -1,0 +1,80 @@
+use std::fmt;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http2::Fields;
+
+/// The metadata of a call. That of a call over HTTP/2 is the header list as it came, which calls that are alike share; what
+/// does not come from such a call, or is added, is kept beside it.
+#[derive(Clone, Default)]
+pub struct Metadata {
+    received: Option<Arc<Fields>>,
+    own: Vec<(Box<str>, Box<[u8]>)>,
+}
+
+impl Metadata {
+    /// The first value under this (lower case) key.
+    pub fn get(&self, key: &str) -> Option<&[u8]> {
+        let own = self.own.iter().find(|(its, _)| **its == *key).map(|(_, value)| &**value);
+        own.or_else(|| self.received.as_ref()?.get(key.as_bytes()))
+    }
+
+    /// Returns true if there is a value under this (lower case) key.
+    pub fn contains_key(&self, key: &str) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// Puts a value under a (lower case) key, in place of those that are there.
+    pub fn insert(&mut self, key: &str, value: impl AsRef<[u8]>) {
+        self.own.retain(|(its, _)| **its != *key);
+        self.own.push((key.into(), value.as_ref().into()));
+    }
+
+    /// Bytes of memory that it takes.
+    pub fn heap_bytes(&self) -> usize {
+        let own: usize = self.own.iter().map(|(key, value)| key.len() + value.len() + 64).sum();
+        own + self.received.as_ref().map_or(0, |fields| fields.heap_bytes())
+    }
+}
+
+impl From<Arc<Fields>> for Metadata {
+    fn from(fields: Arc<Fields>) -> Metadata {
+        Metadata { received: Some(fields), own: Vec::new() }
+    }
+}
+
+impl From<&HeaderMap> for Metadata {
+    fn from(headers: &HeaderMap) -> Metadata {
+        let own = headers.iter().map(|(name, value)| (name.as_str().into(), value.as_bytes().into()));
+        Metadata { received: None, own: own.collect() }
+    }
+}
+
+impl fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Values may be secrets.
+        let received = self.received.iter().flat_map(|fields| fields.regular().map(|(name, _)| name));
+        let names = self.own.iter().map(|(key, _)| key.as_bytes()).chain(received);
+        f.debug_set().entries(names.map(String::from_utf8_lossy)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn the_first_value_counts_and_one_put_in_replaces_all() {
+        let mut headers = HeaderMap::new();
+        for value in ["1", "2"] {
+            headers.append("token", HeaderValue::from_static(value));
+        }
+        let mut metadata = Metadata::from(&headers);
+        assert_eq!((metadata.get("token"), metadata.contains_key("other")), (Some(&b"1"[..]), false));
+        metadata.insert("token", "3");
+        assert_eq!(metadata.get("token"), Some(&b"3"[..]));
+        assert_eq!(format!("{metadata:?}"), "{\"token\"}");
+    }
+}
