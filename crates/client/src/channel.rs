@@ -8,30 +8,32 @@ use stdx::race;
 
 use api::{Code, Status};
 use bytes::Bytes;
-use h2::client::SendRequest;
-use http::{Request, Uri, uri};
+use http::uri;
 use tokio::net::{TcpStream, ToSocketAddrs};
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::call::{CallOptions, Receiver, Sender};
+use crate::call::{CallOptions, Receiver, Sender, sides};
 use crate::endpoint::Endpoint;
+use crate::session::{Driver, Session};
 use crate::tls::PeerCertificates;
-use crate::transport::{Counted, Received, Transport, Wire, watch_over};
+use crate::transport::{Transport, Wire, watch_over};
 
 /// One connection to a server. Clones share it; it closes when the last clone and call are gone.
 #[derive(Clone)]
 pub struct Channel {
-    requests: SendRequest<Bytes>,
-    scheme: uri::Scheme,
-    authority: uri::Authority,
+    held: Arc<Held>,
     peer: Option<Arc<PeerCertificates>>,
     send_bytes_max: usize,
     receive_bytes_max: usize,
-    /// The weak count is the number of open calls.
-    calls: Arc<()>,
-    /// True if the connection takes no more calls: it is gone, or its server is going away.
-    over: Arc<watch::Sender<bool>>,
+}
+
+/// What keeps a connection open that has no calls.
+struct Held(Arc<Session>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.let_go();
+    }
 }
 
 impl Channel {
@@ -59,7 +61,7 @@ impl Channel {
         stream.set_nodelay(true)?;
         let authority = stream.peer_addr()?.to_string().parse().map_err(io::Error::other)?;
         let transport = Transport { window_bytes, send_bytes_max: usize::MAX, ..Transport::default() };
-        Channel::start(Box::new(stream), authority, None, &transport).await
+        Channel::start(Box::new(stream), authority, None, &transport, window_bytes).await
     }
 
     /// Connects to an endpoint of any kind. Must run in a tokio runtime, which then drives the connection.
@@ -71,7 +73,10 @@ impl Channel {
         let dialled = transport.dial(endpoint).await?;
         let authority = endpoint.host.parse().unwrap_or(uri::Authority::from_static("localhost"));
         let peer = dialled.peer.map(Arc::new);
-        Channel::start(dialled.wire, authority, peer, transport).await.map(|(channel, _)| channel)
+        let window_bytes = transport.connection_window_bytes();
+        Channel::start(dialled.wire, authority, peer, transport, window_bytes)
+            .await
+            .map(|(channel, _)| channel)
     }
 
     pub(crate) async fn start(
@@ -79,36 +84,29 @@ impl Channel {
         authority: uri::Authority,
         peer: Option<Arc<PeerCertificates>>,
         transport: &Transport,
+        connection_window_bytes: u32,
     ) -> io::Result<(Channel, JoinHandle<()>)> {
-        let received = Received::default();
-        let wire = Counted { wire, received: received.clone() };
-        let (requests, mut connection) = h2::client::Builder::new()
-            .initial_window_size(transport.window_bytes)
-            .initial_connection_window_size(transport.window_bytes)
-            .handshake(wire)
-            .await
-            .map_err(io::Error::other)?;
-        let pings = connection.ping_pong().zip(transport.keepalive);
-        let calls = Arc::new(());
-        let counted = calls.clone();
-        let over = Arc::new(watch::Sender::new(false));
-        let told = over.clone();
+        let options = http2::Options {
+            stream_window_bytes: transport.window_bytes,
+            // The window is what the caller said.
+            stream_window_bytes_max: 0,
+            connection_window_bytes,
+            ..http2::Options::default()
+        };
+        let scheme = if peer.is_some() { "https" } else { "http" };
+        let session = Arc::new(Session::new(scheme, authority.to_string(), &Arc::new(options)));
+        let driver = Driver::new(session.clone(), wire);
+        let (watched, keepalive) = (session.clone(), transport.keepalive);
         let driver = tokio::spawn(async move {
             // Every call hears of a broken connection by itself.
-            match pings {
-                None => _ = connection.await,
-                Some((pings, keepalive)) => {
-                    let has_calls = || Arc::weak_count(&counted) > 0;
-                    race(connection, watch_over(pings, keepalive, received, has_calls)).await;
-                }
+            match keepalive {
+                None => driver.await,
+                Some(keepalive) => _ = race(driver, watch_over(&watched, keepalive)).await,
             }
-            told.send_replace(true);
         });
-        let scheme = if peer.is_some() { uri::Scheme::HTTPS } else { uri::Scheme::HTTP };
         let (send_bytes_max, receive_bytes_max) = (transport.send_bytes_max, transport.receive_bytes_max);
-        let channel =
-            Channel { requests, scheme, authority, peer, send_bytes_max, receive_bytes_max, calls, over };
-        Ok((channel, driver))
+        let held = Arc::new(Held(session));
+        Ok((Channel { held, peer, send_bytes_max, receive_bytes_max }, driver))
     }
 
     /// Returns the certificates of the server from the TLS handshake; `None` without TLS.
@@ -118,14 +116,14 @@ impl Channel {
 
     /// Returns true if the connection takes no more calls: it is gone, or a call found its server going away.
     pub fn is_closed(&self) -> bool {
-        *self.over.borrow()
+        *self.held.0.closed().borrow()
     }
 
     /// Returns when the connection takes no more calls. Holds none of it open.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut over = self.over.subscribe();
+        let mut closed = self.held.0.closed().subscribe();
         // An error means that all who could use it are gone.
-        async move { _ = over.wait_for(|over| *over).await }
+        async move { _ = closed.wait_for(|closed| *closed).await }
     }
 
     /// Calls a unary method.
@@ -195,34 +193,18 @@ impl Channel {
     ///
     /// As [`Channel::stream`].
     pub async fn stream_with(&self, path: &str, options: &CallOptions) -> Result<(Sender, Receiver), Status> {
-        let invalid = |error: http::Error| Status::with(Code::InvalidArgument, error.to_string());
-        let uri = Uri::builder()
-            .scheme(self.scheme.clone())
-            .authority(self.authority.clone())
-            .path_and_query(path)
-            .build()
-            .map_err(invalid)?;
-        let mut request = Request::post(uri)
-            .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .header("user-agent", concat!("mainstay-client/", env!("CARGO_PKG_VERSION")));
-        if let Some(timeout) = options.timeout {
-            request = request.header("grpc-timeout", grpc_timeout(timeout));
-        }
-        for (key, value) in &options.metadata {
-            request = request.header(key, value);
-        }
-        let request = request.body(()).map_err(invalid)?;
-        // Calls begun before a server said that it goes away may live on; for new ones the connection is over.
-        let refused = |error| {
-            self.over.send_replace(true);
-            broken(error)
-        };
-        let mut requests = self.requests.clone().ready().await.map_err(refused)?;
-        let (response, send) = requests.send_request(request, false).map_err(refused)?;
+        let timeout = options.timeout.map(grpc_timeout);
+        let timeout = timeout.as_ref().map(|timeout| (&b"grpc-timeout"[..], timeout.as_bytes()));
+        // White space at an end is no part of a value, and HTTP/2 does not carry it.
+        let metadata = options
+            .metadata
+            .iter()
+            .map(|(key, value)| (key.as_str().as_bytes(), value.as_bytes().trim_ascii()));
+        let more: Vec<(&[u8], &[u8])> = timeout.into_iter().chain(metadata).collect();
         let receive_bytes_max = options.message_bytes_max.min(self.receive_bytes_max);
-        let receiver = Receiver::new(response, receive_bytes_max, Arc::downgrade(&self.calls));
-        Ok((Sender::new(send, self.send_bytes_max), receiver))
+        let session = &self.held.0;
+        let place = session.open(path, &more, receive_bytes_max).await?;
+        Ok(sides(session, place, self.send_bytes_max))
     }
 }
 
@@ -242,17 +224,6 @@ impl Failure {
     pub(crate) fn unsent(status: Status) -> Failure {
         Failure { status, unsent: true }
     }
-}
-
-/// Returns the status of a call whose connection failed.
-pub(crate) fn broken(error: h2::Error) -> Status {
-    let code = match error.reason() {
-        Some(h2::Reason::CANCEL) if error.is_reset() => Code::Canceled,
-        Some(h2::Reason::REFUSED_STREAM) => Code::Unavailable,
-        Some(_) if error.is_reset() => Code::Internal,
-        _ => Code::Unavailable,
-    };
-    Status::with(code, format!("connection error: {error}"))
 }
 
 /// The header's form: at most 8 digits and a unit.

@@ -32,6 +32,7 @@ mod link;
 mod messages;
 mod raw;
 mod retry;
+mod session;
 mod settings;
 mod stream;
 mod tls;

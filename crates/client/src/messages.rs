@@ -2,7 +2,7 @@ use api::{Code, Status};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 /// Bytes of gRPC's prefix: one flag byte and the length, big-endian.
-const PREFIX_BYTES: usize = 5;
+pub(crate) const PREFIX_BYTES: usize = 5;
 
 /// A message with its prefix, unless it is larger than these bytes.
 pub(crate) fn framed(message: &[u8], bytes_max: usize) -> Result<Bytes, Status> {

@@ -43,6 +43,9 @@ impl Channel {
         let dialled = transport.bounded(endpoint, securing).await?;
         let authority = endpoint.host.parse().unwrap_or(uri::Authority::from_static("localhost"));
         let peer = dialled.peer.map(std::sync::Arc::new);
-        Channel::start(dialled.wire, authority, peer, transport).await.map(|(channel, _)| channel)
+        let window_bytes = transport.connection_window_bytes();
+        Channel::start(dialled.wire, authority, peer, transport, window_bytes)
+            .await
+            .map(|(channel, _)| channel)
     }
 }

@@ -2,19 +2,16 @@
 //! TLS, within time limits; [`Keepalive`] pings. It knows no HTTP/2 beyond pings.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use h2::{Ping, PingPong};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 
 use crate::endpoint::{Address, Endpoint, Security, split_host_port};
+use crate::session::Session;
 use crate::tls::{PeerCertificates, Tls, TlsFiles};
 
 /// The way to reach a server, and limits of messages.
@@ -30,7 +27,7 @@ pub struct Transport {
     pub send_bytes_max: usize,
     /// Largest message taken, in bytes.
     pub receive_bytes_max: usize,
-    /// Receive window per stream and connection, in bytes.
+    /// Receive window of a stream, in bytes.
     pub window_bytes: u32,
 }
 
@@ -45,6 +42,14 @@ impl Default for Transport {
             receive_bytes_max: i32::MAX as usize,
             window_bytes: 4 * 1024 * 1024,
         }
+    }
+}
+
+impl Transport {
+    /// Receive window of a connection, in bytes. A stream whose receiver takes nothing keeps its own window of it, and what is
+    /// left is for the other calls: there is enough for hundreds.
+    pub(crate) fn connection_window_bytes(&self) -> u32 {
+        self.window_bytes.saturating_mul(512)
     }
 }
 
@@ -194,77 +199,22 @@ fn said(error: &io::Error, tried: &str) -> io::Error {
     io::Error::new(error.kind(), format!("{tried}: {why}"))
 }
 
-/// Counter of received bytes: a ping's answer and any other sign of life increase it.
-#[derive(Clone, Default)]
-pub(crate) struct Received(Arc<AtomicU64>);
-
-/// A wire that counts what comes in.
-pub(crate) struct Counted<W> {
-    pub(crate) wire: W,
-    pub(crate) received: Received,
-}
-
-impl<W: AsyncRead + Unpin> AsyncRead for Counted<W> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut self.wire).poll_read(cx, buf);
-        let came = (buf.filled().len() - before) as u64;
-        self.received.0.fetch_add(came, Ordering::Relaxed);
-        polled
-    }
-}
-
-impl<W: AsyncWrite + Unpin> AsyncWrite for Counted<W> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.wire).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.wire).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.wire.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.wire).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.wire).poll_shutdown(cx)
-    }
-}
-
 /// Returns when the connection has to be given up, since a ping was not answered.
-pub(crate) async fn watch_over(
-    mut pings: PingPong,
-    keepalive: Keepalive,
-    received: Received,
-    has_calls: impl Fn() -> bool,
-) {
-    let mut seen = received.0.load(Ordering::Relaxed);
+pub(crate) async fn watch_over(session: &Session, keepalive: Keepalive) {
+    let mut seen = session.received();
     let mut quiet_since = Instant::now();
     loop {
         sleep(keepalive.time.saturating_sub(quiet_since.elapsed())).await;
-        let now = received.0.load(Ordering::Relaxed);
-        if now != seen || !(keepalive.without_calls || has_calls()) {
+        let now = session.received();
+        if now != seen || !(keepalive.without_calls || session.calls() > 0) {
             seen = now;
             quiet_since = Instant::now();
             continue;
         }
-        if !matches!(timeout(keepalive.timeout, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
+        if timeout(keepalive.timeout, session.ping()).await.is_err() {
             return;
         }
-        seen = received.0.load(Ordering::Relaxed);
+        seen = session.received();
         quiet_since = Instant::now();
     }
 }

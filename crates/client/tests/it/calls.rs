@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use api::etcdserverpb::{MemberListResponse, PutRequest, PutResponse, RangeRequest, RangeResponse};
 use api::{Code, Rpc, Status, error};
-use mainstay_client::{Channel, Client, Endpoint, Keepalive, Settings, SettingsError, Transport, shown};
+use mainstay_client::{
+    CallOptions, Channel, Client, Endpoint, Keepalive, Settings, SettingsError, Transport, shown,
+};
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::run;
@@ -245,7 +247,8 @@ fn metadata_goes_along() {
             async { call.reply(Ok(RangeResponse::default())) }
         })
         .await;
-        let settings = Settings { token: Some("by.hand".to_owned()), ..Settings::of([server.endpoint()]) };
+        // What is around a value is no part of it.
+        let settings = Settings { token: Some(" by.hand ".to_owned()), ..Settings::of([server.endpoint()]) };
         let client = Client::new(settings).unwrap().with_require_leader();
         count(&client).await.unwrap();
         let plain = Client::new(Settings::of([server.endpoint()])).unwrap();
@@ -328,5 +331,103 @@ fn endpoints_come_from_the_member_list() {
         let client = Client::new(Settings::of([server.endpoint()])).unwrap();
         client.sync().await.unwrap();
         assert_eq!(client.endpoints(), ["http://a:1"]);
+    });
+}
+
+/// What they say is more than what the client writes before it reads again, and with some numbers the socket takes all of it
+/// at once.
+#[test]
+fn thousands_of_calls_at_once_are_all_answered() {
+    run(async {
+        let server = Server::start(|mut call: Call| async move {
+            let _ = call.requests.next::<RangeRequest>().await;
+            call.reply(Ok(RangeResponse::default()));
+        })
+        .await;
+        let long = http::HeaderValue::from_str(&"x".repeat(300)).unwrap();
+        let options = CallOptions::default().with(http::HeaderName::from_static("long"), long);
+        for count in [400, 425, 450, 500, 600, 2000] {
+            let channel =
+                Channel::open(&Endpoint::new(server.endpoint()), &Transport::default()).await.unwrap();
+            // The settings of the server have come.
+            channel.unary(RANGE, bytes::Bytes::new()).await.unwrap();
+            let mut calls = tokio::task::JoinSet::new();
+            for _ in 0..count {
+                let (channel, options) = (channel.clone(), options.clone());
+                calls.spawn(async move { channel.unary_with(RANGE, &options, bytes::Bytes::new()).await });
+            }
+            let mut answered = 0;
+            while let Some(answer) = calls.join_next().await {
+                answer.unwrap().unwrap();
+                answered += 1;
+            }
+            assert_eq!(answered, count);
+        }
+    });
+}
+
+/// A client that gives many calls up at once has more to say than it writes before it reads again. Others go on.
+#[test]
+fn calls_that_are_given_up_at_once_silence_no_other() {
+    run(async {
+        let go = Arc::new(tokio::sync::Notify::new());
+        let gone = go.clone();
+        let server = Server::start(move |mut call: Call| {
+            let gone = gone.clone();
+            async move {
+                if call.path == PUT {
+                    gone.notified().await;
+                    call.reply(Ok(PutResponse::default()));
+                } else {
+                    call.cancelled().await;
+                }
+            }
+        })
+        .await;
+        let channel = Channel::open(&Endpoint::new(server.endpoint()), &Transport::default()).await.unwrap();
+        let (mut sender, mut receiver) = channel.stream(PUT).await.unwrap();
+        sender.send_last(bytes::Bytes::new()).await.unwrap();
+        let mut others = Vec::new();
+        for _ in 0..10_500 {
+            others.push(channel.stream(RANGE).await.unwrap());
+        }
+        while server.calls().len() <= others.len() {
+            tokio::task::yield_now().await;
+        }
+        // What the connection has to write for it exceeds what it holds while it reads.
+        drop(others);
+        // Everything that is to be written is, before the server answers.
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+        go.notify_one();
+        assert!(receiver.next().await.unwrap().is_some());
+        assert_eq!(receiver.next().await, Ok(None));
+    });
+}
+
+/// A stream that nobody reads keeps its own window, and not those of all others.
+#[test]
+fn a_receiver_that_takes_nothing_keeps_no_other_call_waiting() {
+    run(async {
+        let server = Server::start(|mut call: Call| async move {
+            if call.path == PUT {
+                let kvs =
+                    vec![api::mvccpb::KeyValue { value: vec![0; 1 << 20].into(), ..Default::default() }];
+                let answer = RangeResponse { kvs, ..RangeResponse::default() };
+                (0..6).for_each(|_| call.send(&answer));
+                call.cancelled().await;
+            } else {
+                call.reply(Ok(RangeResponse::default()));
+            }
+        })
+        .await;
+        let channel = Channel::open(&Endpoint::new(server.endpoint()), &Transport::default()).await.unwrap();
+        let (mut sender, mut receiver) = channel.stream(PUT).await.unwrap();
+        sender.send_last(bytes::Bytes::new()).await.unwrap();
+        assert!(receiver.next().await.unwrap().is_some());
+        for _ in 0..100 {
+            channel.unary(RANGE, bytes::Bytes::new()).await.unwrap();
+        }
     });
 }
