@@ -4,8 +4,9 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use api::Rpc;
+use http2::InvalidField;
 
-use crate::connection::{Connection, Event, Options};
+use crate::connection::{Connection, Event, Options, Violation};
 use crate::poller::{Poller, Ready};
 use crate::socket::{Endpoint, Socket};
 use crate::status::Status;
@@ -55,9 +56,12 @@ struct Link {
     socket: Option<Socket>,
     /// Bytes of a frame that is not whole yet.
     partial: Vec<u8>,
-    sent: usize,
     /// Told to be writable, or nothing has blocked since.
     writable: bool,
+    /// What arrived waits until the server takes some of the output.
+    held_up: bool,
+    /// The server sends nothing behind what there is to read: nobody will say again that there is something.
+    closed: bool,
     dirty: bool,
     retry: Option<Instant>,
     /// Tells events of an earlier socket from those of this one.
@@ -99,16 +103,23 @@ impl Calls {
             lost: 0,
             target,
         };
+        for endpoint in 0..calls.target.endpoints.len() {
+            let invalid =
+                |field: InvalidField| io::Error::new(io::ErrorKind::InvalidInput, field.to_string());
+            calls.options(endpoint).check().map_err(invalid)?;
+        }
+        let now = Instant::now();
         for _ in 0..connections {
             for endpoint in 0..calls.target.endpoints.len() {
-                let connection = Connection::new(calls.options(endpoint));
+                let connection = Connection::new(calls.options(endpoint), now);
                 calls.links.push(Link {
                     endpoint,
                     connection,
                     socket: None,
                     partial: Vec::new(),
-                    sent: 0,
                     writable: true,
+                    held_up: false,
+                    closed: false,
                     dirty: false,
                     retry: None,
                     generation: 0,
@@ -178,9 +189,8 @@ impl Calls {
             let Some(link) = self.links.get_mut(at).filter(|link| link.generation == generation) else {
                 continue;
             };
-            if one.writable {
-                link.writable = true;
-            }
+            link.writable |= one.writable;
+            link.closed |= one.closed;
             if one.readable {
                 self.read(at, handler);
             }
@@ -232,15 +242,23 @@ impl Calls {
 
     fn read<H: Handler>(&mut self, at: usize, handler: &mut H) {
         let mut buffer = std::mem::take(&mut self.buffer);
+        self.links[at].connection.begin_turn(Instant::now());
+        // What was left when the link was held up comes before what is read.
+        let mut was_held_up = std::mem::take(&mut self.links[at].held_up);
         loop {
             let link = &mut self.links[at];
             let Some(socket) = &mut link.socket else { break };
-            let count = match socket.read(&mut buffer) {
-                Ok(0) => {
+            if link.connection.is_blocked() {
+                link.held_up = true;
+                break;
+            }
+            let read = if was_held_up { Ok(None) } else { socket.read(&mut buffer).map(Some) };
+            let bytes = match read {
+                Ok(Some(0)) => {
                     self.lose(at, "the server closed the connection", handler);
                     break;
                 }
-                Ok(count) => count,
+                Ok(read) => &buffer[..read.unwrap_or(0)],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => {
@@ -248,50 +266,51 @@ impl Calls {
                     break;
                 }
             };
-            // Calls are made while the input is read, on this connection too: what is read is not part of it.
-            let mut joined = std::mem::take(&mut link.partial);
-            let generation = link.generation;
-            let input = if joined.is_empty() {
-                &buffer[..count]
-            } else {
-                joined.extend_from_slice(&buffer[..count]);
-                &joined[..]
-            };
-            let mut done = 0;
-            let violation = loop {
-                let link = &mut self.links[at];
-                if link.generation != generation || link.socket.is_none() {
-                    break None;
-                }
-                match link.connection.next(input, &mut done) {
-                    Ok(Some(Event::Message { tag, body })) => handler.message(self, tag, &body),
-                    Ok(Some(Event::Ended { tag, status })) => handler.ended(self, tag, status),
-                    Ok(None) => break None,
-                    Err(violation) => break Some(violation),
-                }
-            };
-            if let Some(violation) = violation {
+            if let Err(violation) = self.take(at, bytes, handler) {
                 self.lose(at, violation.0, handler);
                 break;
             }
-            let link = &mut self.links[at];
-            if joined.is_empty() {
-                link.partial.extend_from_slice(&buffer[done..count]);
-            } else {
-                joined.drain(..done);
-                link.partial = joined;
-            }
-            if link.connection.spent() {
+            if self.links[at].connection.spent() {
                 self.lose(at, "the server is going away", handler);
                 break;
             }
             self.mark(at);
             // Less than there was room for: the socket is empty, and will say when it is not.
-            if count < buffer.len() && self.target.endpoints[self.links[at].endpoint].tls.is_none() {
+            let is_empty = bytes.len() < buffer.len() && !was_held_up && !self.links[at].closed;
+            if is_empty && self.target.endpoints[self.links[at].endpoint].tls.is_none() {
+                self.links[at].held_up = self.links[at].connection.is_blocked();
                 break;
             }
+            was_held_up = false;
         }
         self.buffer = buffer;
+    }
+
+    /// Hands over what arrived at a link: what was left of it, then these bytes.
+    fn take<H: Handler>(&mut self, at: usize, bytes: &[u8], handler: &mut H) -> Result<(), Violation> {
+        let link = &mut self.links[at];
+        // Calls are made while the input is read, on this connection too: what is read is not part of it.
+        let mut joined = std::mem::take(&mut link.partial);
+        let input = if joined.is_empty() {
+            bytes
+        } else {
+            joined.extend_from_slice(bytes);
+            &joined[..]
+        };
+        let mut done = 0;
+        while let Some(event) = self.links[at].connection.next(input, &mut done)? {
+            match event {
+                Event::Message { tag, body } => handler.message(self, tag, &body),
+                Event::Ended { tag, status } => handler.ended(self, tag, status),
+            }
+        }
+        if joined.is_empty() {
+            joined.extend_from_slice(&bytes[done..]);
+        } else {
+            joined.drain(..done);
+        }
+        self.links[at].partial = joined;
+        Ok(())
     }
 
     fn flush_all<H: Handler>(&mut self, handler: &mut H) {
@@ -305,38 +324,23 @@ impl Calls {
         let link = &mut self.links[at];
         link.dirty = false;
         let Some(socket) = &mut link.socket else { return };
-        let lost = loop {
-            if !link.writable {
-                break None;
+        while link.writable {
+            let output = link.connection.output();
+            let is_last = output.is_empty();
+            match socket.send(output) {
+                Ok(()) if is_last => break,
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => link.writable = false,
+                Err(error) => return self.lose(at, &error.to_string(), handler),
             }
-            let unsent = &link.connection.output[link.sent..];
-            let done = if unsent.is_empty() { socket.flush().map(|()| 0) } else { socket.write(unsent) };
-            match done {
-                Ok(_) if unsent.is_empty() => {
-                    link.connection.output.clear();
-                    link.sent = 0;
-                    break None;
-                }
-                Ok(count) => link.sent += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    link.writable = false;
-                    break None;
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => break Some(error.to_string()),
-            }
-        };
-        if link.sent > 1 << 20 {
-            link.connection.output.drain(..link.sent);
-            link.sent = 0;
         }
-        if let Some(why) = lost {
-            self.lose(at, &why, handler);
+        if link.held_up && !link.connection.is_blocked() {
+            self.read(at, handler);
         }
     }
 
     fn lose<H: Handler>(&mut self, at: usize, why: &str, handler: &mut H) {
-        let fresh = Connection::new(self.options(self.links[at].endpoint));
+        let fresh = Connection::new(self.options(self.links[at].endpoint), Instant::now());
         let link = &mut self.links[at];
         if link.socket.take().is_none() {
             return;
@@ -345,7 +349,7 @@ impl Calls {
         self.down += 1;
         link.retry = Some(Instant::now());
         link.partial.clear();
-        link.sent = 0;
+        (link.held_up, link.closed) = (false, false);
         let (over, start) = std::mem::replace(&mut link.connection, fresh).lose(why);
         start(&mut link.connection);
         for (tag, status) in over {

@@ -1,6 +1,6 @@
 //! A load generator for gRPC that costs a fraction of what it measures.
 //!
-//! What it is: an HTTP/2 client that does no IO ([`connection`], with [`frame`] and [`hpack`]), many of them over non-blocking
+//! What it is: a gRPC client that does no IO ([`connection`], on the crate `http2`), many of them over non-blocking
 //! sockets in one thread ([`calls`], [`socket`], [`poller`]); schedules that do not hide stalls ([`drive`]) and what they
 //! measure ([`samples`], [`histogram`]); single calls around a load ([`ask`]); protobuf by hand for the few messages a load is
 //! made of ([`wire`]); and a server that answers every request at once and does nothing ([`responder`]), as the baseline.
@@ -19,9 +19,7 @@ pub mod calls;
 pub mod connection;
 pub mod drive;
 mod error;
-pub mod frame;
 pub mod histogram;
-pub mod hpack;
 pub mod poller;
 pub mod responder;
 pub mod samples;

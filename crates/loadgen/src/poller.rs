@@ -18,6 +18,8 @@ pub struct Ready {
     pub token: u64,
     /// True if there are bytes to read, or the other end is gone.
     pub readable: bool,
+    /// True if the other end is gone, or sends nothing more: behind what there is to read comes the end.
+    pub closed: bool,
     /// True if the socket takes bytes again.
     pub writable: bool,
 }
@@ -100,9 +102,11 @@ impl Poller {
             if token == TIMER {
                 continue;
             }
+            let closed = events & (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) != 0;
             ready.push(Ready {
                 token,
-                readable: events & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) != 0,
+                readable: closed || events & libc::EPOLLIN != 0,
+                closed,
                 writable: events & (libc::EPOLLOUT | libc::EPOLLERR) != 0,
             });
         }

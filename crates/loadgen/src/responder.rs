@@ -7,12 +7,12 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::Rpc;
+use bytes::Bytes;
+use http2::{Event, Key, Payload, Reason, Role, SendError, Template};
 
-use crate::frame::{self, Head, flag, kind, setting};
-use crate::hpack::{Decoder, Encoder, Name};
 use crate::poller::Poller;
 use crate::socket::Socket;
 use crate::wire::{Fields, Message};
@@ -64,6 +64,7 @@ pub struct Responder {
     listener: TcpListener,
     poller: Poller,
     options: Options,
+    protocol: Arc<http2::Options>,
     answers: Answers,
     connections: HashMap<u64, Connection>,
     next: u64,
@@ -74,7 +75,9 @@ const LISTENER: u64 = 0;
 /// Of a message that is not whole yet, on a stream that takes several.
 const PARTIAL_BYTES_MAX: usize = 4 << 20;
 /// Of one connection.
-const STREAMS_MAX: usize = 1 << 20;
+const STREAMS_MAX: u32 = 1 << 20;
+/// Output of a connection beyond which answers wait.
+const OUTPUT_BYTES_MAX: usize = 4 << 20;
 
 impl Responder {
     /// Listens on `HOST:PORT`; port 0 is any free one.
@@ -83,8 +86,18 @@ impl Responder {
         listener.set_nonblocking(true)?;
         let poller = Poller::new()?;
         poller.add(&listener, LISTENER)?;
-        let answers = Answers::new(options.value_bytes);
-        Ok(Self { listener, poller, options, answers, connections: HashMap::new(), next: 1, requests: 0 })
+        let answers = Answers::new(options.value_bytes).map_err(io::Error::other)?;
+        let protocol = Arc::new(http2::Options {
+            stream_window_bytes: options.stream_window,
+            stream_window_bytes_max: 0,
+            connection_window_bytes: options.connection_window,
+            streams_max: if options.streams_max > 0 { options.streams_max } else { STREAMS_MAX },
+            header_table_bytes: options.table_bytes,
+            output_bytes_max: OUTPUT_BYTES_MAX,
+            ..http2::Options::default()
+        });
+        let connections = HashMap::new();
+        Ok(Self { listener, poller, options, protocol, answers, connections, next: 1, requests: 0 })
     }
 
     /// Returns the address on which it listens.
@@ -104,11 +117,9 @@ impl Responder {
                     continue;
                 }
                 let Some(connection) = self.connections.get_mut(&one.token) else { continue };
-                let gone = one.readable
-                    && connection
-                        .read(&mut buffer, &self.answers, &self.options, &mut self.requests)
-                        .is_err();
-                if gone || connection.flush().is_err() {
+                let mut call =
+                    Context { answers: &self.answers, options: &self.options, requests: &mut self.requests };
+                if connection.serve(&mut buffer, &mut call).is_err() {
                     self.connections.remove(&one.token);
                 }
             }
@@ -124,7 +135,7 @@ impl Responder {
                     let token = self.next;
                     self.next += 1;
                     self.poller.add(&socket, token)?;
-                    self.connections.insert(token, Connection::new(socket, &self.options));
+                    self.connections.insert(token, Connection::new(socket, &self.protocol));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -135,13 +146,16 @@ impl Responder {
 }
 
 struct Answers {
-    header_only: Vec<u8>,
-    range: Vec<u8>,
-    range_stream: Vec<u8>,
-    txn: Vec<u8>,
-    grant: Vec<u8>,
-    keep_alive: Vec<u8>,
-    authenticate: Vec<u8>,
+    head: Template,
+    trailers: Template,
+    refusal: Template,
+    header_only: Bytes,
+    range: Bytes,
+    range_stream: Bytes,
+    txn: Bytes,
+    grant: Bytes,
+    keep_alive: Bytes,
+    authenticate: Bytes,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -189,11 +203,11 @@ fn header(message: &mut Message) {
 }
 
 impl Answers {
-    fn new(value_bytes: usize) -> Self {
+    fn new(value_bytes: usize) -> Result<Self, http2::InvalidField> {
         let make = |write: &dyn Fn(&mut Message)| {
             let mut out = Vec::new();
             write(&mut Message(&mut out));
-            out
+            Bytes::from(out)
         };
         let range = make(&|message| {
             header(message);
@@ -203,7 +217,11 @@ impl Answers {
                 })
                 .uint(4, 1);
         });
-        Self {
+        let grpc = [(":status", "200"), ("content-type", "application/grpc")];
+        Ok(Self {
+            head: Template::new(grpc)?,
+            refusal: Template::new(grpc)?,
+            trailers: Template::new([("grpc-status", "0")])?,
             header_only: make(&header),
             range_stream: make(&|message| {
                 message.bytes(1, &range);
@@ -225,37 +243,36 @@ impl Answers {
                 header(message);
                 message.bytes(2, b"token.1");
             }),
-        }
+        })
     }
 }
 
-struct Stream {
+/// A call that is not answered yet.
+struct Call {
+    key: Key,
     kind: Kind,
-    /// A prefix and a message, as far as they came.
+    /// A prefix and a message, as far as they came, of those that take several.
     partial: Vec<u8>,
     watches: u64,
-    window: i64,
-    unsent: Vec<u8>,
-    /// Trailers follow `unsent`.
-    ended: bool,
 }
 
 struct Connection {
     socket: Socket,
-    output: Vec<u8>,
+    http2: http2::Connection,
+    /// What came and is not a whole frame, or waits until the client takes answers.
     input: Vec<u8>,
-    greeted: bool,
-    decoder: Decoder,
-    encoder: Encoder,
-    head_block: Vec<u8>,
-    tail_block: Vec<u8>,
-    window: i64,
-    stream_window: i64,
-    streams: HashMap<u32, Stream>,
-    unacknowledged: u32,
+    held_up: bool,
+    /// By [`Key::slot`].
+    calls: Vec<Option<Call>>,
     requests: u64,
-    last_stream: u32,
-    leaving: bool,
+}
+
+/// What a connection needs of its responder.
+struct Context<'a> {
+    answers: &'a Answers,
+    options: &'a Options,
+    /// Requests over all connections.
+    requests: &'a mut u64,
 }
 
 /// The connection is over.
@@ -268,407 +285,217 @@ impl From<io::Error> for Gone {
 }
 
 impl Connection {
-    fn new(socket: Socket, options: &Options) -> Self {
-        let mut output = Vec::new();
-        let mut settings = vec![(setting::INITIAL_WINDOW_SIZE, options.stream_window)];
-        if options.streams_max > 0 {
-            settings.push((setting::MAX_CONCURRENT_STREAMS, options.streams_max));
-        }
-        if options.table_bytes != 4096 {
-            settings.push((setting::HEADER_TABLE_SIZE, options.table_bytes));
-        }
-        frame::settings(&mut output, &settings);
-        let more = options.connection_window.saturating_sub(frame::WINDOW_BYTES as u32);
-        if more > 0 {
-            frame::window_update(&mut output, 0, more);
-        }
+    fn new(socket: Socket, protocol: &Arc<http2::Options>) -> Self {
         Self {
             socket,
-            output,
+            http2: http2::Connection::new(Role::Server, protocol, Instant::now()),
             input: Vec::new(),
-            greeted: false,
-            decoder: Decoder::default(),
-            encoder: Encoder::default(),
-            head_block: Vec::new(),
-            tail_block: Vec::new(),
-            window: frame::WINDOW_BYTES,
-            stream_window: frame::WINDOW_BYTES,
-            streams: HashMap::new(),
-            unacknowledged: 0,
+            held_up: false,
+            calls: Vec::new(),
             requests: 0,
-            last_stream: 0,
-            leaving: false,
         }
     }
 
-    fn read(
-        &mut self,
-        buffer: &mut [u8],
-        answers: &Answers,
-        options: &Options,
-        requests: &mut u64,
-    ) -> Result<(), Gone> {
+    /// Does all that can be done: reads, answers and sends.
+    fn serve(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Result<(), Gone> {
+        self.http2.begin_turn(Instant::now());
         loop {
-            let count = match self.socket.read(buffer) {
+            let is_sent = self.flush()?;
+            if self.http2.has_said_last_stream() && self.http2.open_streams() == 0 && is_sent {
+                return Err(Gone);
+            }
+            if self.http2.is_blocked() {
+                self.held_up = true;
+                return Ok(());
+            }
+            // What was left when it was held up comes before what is read.
+            if std::mem::take(&mut self.held_up) {
+                self.take(&[], context)?;
+                continue;
+            }
+            match self.socket.read(buffer) {
                 Ok(0) => return Err(Gone),
-                Ok(count) => count,
+                Ok(count) => self.take(&buffer[..count], context)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => return Err(Gone),
-            };
-            let mut joined = std::mem::take(&mut self.input);
-            let input = if joined.is_empty() {
-                &buffer[..count]
-            } else {
-                joined.extend_from_slice(&buffer[..count]);
-                &joined[..]
-            };
-            let mut at = 0;
-            if !self.greeted && input.len() >= frame::PREFACE.len() {
-                if !input.starts_with(frame::PREFACE) {
-                    return Err(Gone);
-                }
-                at = frame::PREFACE.len();
-                self.greeted = true;
-            }
-            while self.greeted {
-                let rest = &input[at..];
-                let Some(head) = Head::read(rest) else { break };
-                if head.length > frame::PAYLOAD_BYTES_MAX {
-                    return Err(Gone);
-                }
-                let Some(payload) = rest.get(frame::HEAD_BYTES..frame::HEAD_BYTES + head.length) else {
-                    break;
-                };
-                self.frame(head, payload, answers, options, requests)?;
-                at += frame::HEAD_BYTES + head.length;
-            }
-            self.input = input[at..].to_vec();
-            self.flush()?;
-            if self.leaving && self.streams.is_empty() && self.output.is_empty() {
-                return Err(Gone);
-            }
-        }
-    }
-
-    fn frame(
-        &mut self,
-        head: Head,
-        payload: &[u8],
-        answers: &Answers,
-        options: &Options,
-        requests: &mut u64,
-    ) -> Result<(), Gone> {
-        match head.kind {
-            kind::HEADERS => self.headers(head, payload, answers, options, requests)?,
-            kind::DATA => self.data(head, payload, answers, options, requests)?,
-            kind::RST_STREAM => {
-                self.streams.remove(&head.stream);
-            }
-            kind::SETTINGS if head.flags & flag::ACK == 0 => self.settings(payload),
-            kind::PING if head.flags & flag::ACK == 0 => {
-                frame::head(&mut self.output, payload.len(), kind::PING, flag::ACK, 0);
-                self.output.extend_from_slice(payload);
-            }
-            kind::WINDOW_UPDATE => self.window_update(head, payload)?,
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Begins a call.
-    fn headers(
-        &mut self,
-        head: Head,
-        payload: &[u8],
-        answers: &Answers,
-        options: &Options,
-        requests: &mut u64,
-    ) -> Result<(), Gone> {
-        // Our own client never needs CONTINUATION, and nobody else is served.
-        if head.flags & flag::END_HEADERS == 0 {
-            return Err(Gone);
-        }
-        let block = frame::unpadded(head, payload).ok_or(Gone)?;
-        let mut kind = Kind::Unknown;
-        self.decoder
-            .decode(block, |name, value| {
-                if name == Name::Path {
-                    kind = Kind::of(value);
-                }
-            })
-            .map_err(|_| Gone)?;
-        if self.leaving {
-            return Ok(());
-        }
-        if self.streams.len() >= STREAMS_MAX {
-            return Err(Gone);
-        }
-        self.last_stream = head.stream;
-        self.streams.insert(
-            head.stream,
-            Stream {
-                kind,
-                partial: Vec::new(),
-                watches: 0,
-                window: self.stream_window,
-                unsent: Vec::new(),
-                ended: false,
-            },
-        );
-        if head.flags & flag::END_STREAM != 0 {
-            self.finish(head.stream, answers, options, requests);
-        }
-        Ok(())
-    }
-
-    /// Takes a piece of a request, and grants the client as much again.
-    fn data(
-        &mut self,
-        head: Head,
-        payload: &[u8],
-        answers: &Answers,
-        options: &Options,
-        requests: &mut u64,
-    ) -> Result<(), Gone> {
-        let body = frame::unpadded(head, payload).ok_or(Gone)?;
-        self.unacknowledged += head.length as u32;
-        if self.unacknowledged > options.connection_window / 2 {
-            frame::window_update(&mut self.output, 0, self.unacknowledged);
-            self.unacknowledged = 0;
-        }
-        let last = head.flags & flag::END_STREAM != 0;
-        let Some(stream) = self.streams.get_mut(&head.stream) else { return Ok(()) };
-        if !last && head.length > 0 {
-            frame::window_update(&mut self.output, head.stream, head.length as u32);
-        }
-        if matches!(stream.kind, Kind::Watch | Kind::KeepAlive) {
-            stream.partial.extend_from_slice(body);
-            self.messages(head.stream, answers);
-            if self.streams.get(&head.stream).is_some_and(|s| s.partial.len() > PARTIAL_BYTES_MAX) {
-                return Err(Gone);
-            }
-        }
-        if last {
-            self.finish(head.stream, answers, options, requests);
-        }
-        Ok(())
-    }
-
-    /// Takes over the client's settings, and acknowledges them.
-    fn settings(&mut self, payload: &[u8]) {
-        for (name, value) in frame::read_settings(payload) {
-            match name {
-                setting::HEADER_TABLE_SIZE => self.encoder.set_limit(value as usize),
-                setting::INITIAL_WINDOW_SIZE => {
-                    let change = i64::from(value) - self.stream_window;
-                    self.stream_window = i64::from(value);
-                    self.streams.values_mut().for_each(|stream| stream.window += change);
-                }
-                _ => {}
-            }
-        }
-        frame::head(&mut self.output, 0, kind::SETTINGS, flag::ACK, 0);
-    }
-
-    /// Sends what a larger window now allows, of one stream or of all.
-    fn window_update(&mut self, head: Head, payload: &[u8]) -> Result<(), Gone> {
-        let more = i64::from(frame::read_u32(payload).ok_or(Gone)?);
-        if head.stream == 0 {
-            self.window += more;
-            let waiting: Vec<u32> =
-                self.streams.iter().filter(|(_, s)| !s.unsent.is_empty()).map(|(id, _)| *id).collect();
-            for id in waiting {
-                self.send(id);
-            }
-        } else if let Some(stream) = self.streams.get_mut(&head.stream) {
-            stream.window += more;
-            self.send(head.stream);
-        }
-        Ok(())
-    }
-
-    /// Answers each whole message of a stream.
-    fn messages(&mut self, id: u32, answers: &Answers) {
-        let Some(stream) = self.streams.get_mut(&id) else { return };
-        let mut out = Vec::new();
-        while let Some(length) = stream.partial.get(1..5).and_then(frame::read_u32) {
-            let Some(message) = stream.partial.get(5..5 + length as usize) else { break };
-            if stream.kind == Kind::KeepAlive {
-                put_message(&mut out, &answers.keep_alive);
-            } else if Fields(message).any(|(field, _)| field == 1) {
-                let mut created = Vec::new();
-                let mut answer = Message(&mut created);
-                header(&mut answer);
-                answer.uint(2, stream.watches).flag(3, true);
-                stream.watches += 1;
-                put_message(&mut out, &created);
-            }
-            stream.partial.drain(..5 + length as usize);
-        }
-        if !out.is_empty() {
-            self.begin(id);
-            if let Some(stream) = self.streams.get_mut(&id) {
-                stream.unsent.extend_from_slice(&out);
-            }
-            self.send(id);
-        }
-    }
-
-    /// The client has said all of a request.
-    fn finish(&mut self, id: u32, answers: &Answers, options: &Options, requests: &mut u64) {
-        *requests += 1;
-        self.requests += 1;
-        if let Some((after, length)) = options.stall
-            && *requests == after
-        {
-            std::thread::sleep(length);
-        }
-        if options.reset_every.is_some_and(|every| requests.is_multiple_of(every)) {
-            self.streams.remove(&id);
-            frame::reset(&mut self.output, id, frame::CANCEL);
-            return;
-        }
-        let Some(stream) = self.streams.get_mut(&id) else { return };
-        let refusal = options.refuse_every.as_ref().filter(|(every, ..)| requests.is_multiple_of(*every));
-        if refusal.is_some() || stream.kind == Kind::Unknown {
-            let (code, text) =
-                refusal.map_or((12, "unknown method"), |(_, code, text)| (*code, text.as_str()));
-            self.streams.remove(&id);
-            let mut block = Vec::new();
-            self.encoder.encode(
-                [
-                    (&b":status"[..], &b"200"[..]),
-                    (b"content-type", b"application/grpc"),
-                    (b"grpc-status", code.to_string().as_bytes()),
-                    (b"grpc-message", text.as_bytes()),
-                ],
-                &mut block,
-            );
-            self.forget_blocks();
-            frame::head(
-                &mut self.output,
-                block.len(),
-                kind::HEADERS,
-                flag::END_HEADERS | flag::END_STREAM,
-                id,
-            );
-            self.output.extend_from_slice(&block);
-            return;
-        }
-        let answer = match stream.kind {
-            Kind::HeaderOnly | Kind::Unknown => &answers.header_only,
-            Kind::Range => &answers.range,
-            Kind::RangeStream => &answers.range_stream,
-            Kind::Txn => &answers.txn,
-            Kind::Grant => &answers.grant,
-            Kind::Authenticate => &answers.authenticate,
-            Kind::KeepAlive | Kind::Watch => {
-                stream.ended = true;
-                self.send(id);
-                return;
-            }
-        };
-        put_message(&mut stream.unsent, answer);
-        stream.ended = true;
-        self.begin(id);
-        self.send(id);
-        if options.goaway_after.is_some_and(|after| self.requests >= after) && !self.leaving {
-            self.leaving = true;
-            frame::head(&mut self.output, 8, kind::GOAWAY, 0, 0);
-            self.output.extend_from_slice(&self.last_stream.to_be_bytes());
-            self.output.extend_from_slice(&0_u32.to_be_bytes());
-        }
-    }
-
-    fn forget_blocks(&mut self) {
-        self.head_block.clear();
-        self.tail_block.clear();
-    }
-
-    /// Sends the headers of an answer.
-    fn begin(&mut self, id: u32) {
-        if self.head_block.is_empty() {
-            // Twice: whatever the first puts into the table moves what is in it, and the second is the short form.
-            for _ in 0..2 {
-                let mut head = Vec::new();
-                let state = self.encoder.state();
-                self.encoder.encode(
-                    [(&b":status"[..], &b"200"[..]), (b"content-type", b"application/grpc")],
-                    &mut head,
-                );
-                if self.encoder.state() != state {
-                    self.tail_block.clear();
-                    frame::head(&mut self.output, head.len(), kind::HEADERS, flag::END_HEADERS, id);
-                    self.output.extend_from_slice(&head);
-                    return;
-                }
-                self.head_block = head;
-            }
-        }
-        frame::head(&mut self.output, self.head_block.len(), kind::HEADERS, flag::END_HEADERS, id);
-        self.output.extend_from_slice(&self.head_block);
-    }
-
-    /// Sends what the windows allow, and the trailers behind it.
-    fn send(&mut self, id: u32) {
-        let Some(stream) = self.streams.get_mut(&id) else { return };
-        let mut sent = 0;
-        while sent < stream.unsent.len() {
-            let room = self.window.min(stream.window).max(0) as usize;
-            let size = (stream.unsent.len() - sent).min(room).min(frame::PAYLOAD_BYTES_MAX);
-            if size == 0 {
-                break;
-            }
-            frame::head(&mut self.output, size, kind::DATA, 0, id);
-            self.output.extend_from_slice(&stream.unsent[sent..sent + size]);
-            sent += size;
-            self.window -= size as i64;
-            stream.window -= size as i64;
-        }
-        if sent < stream.unsent.len() {
-            stream.unsent.drain(..sent);
-            return;
-        }
-        stream.unsent.clear();
-        if !stream.ended {
-            return;
-        }
-        self.streams.remove(&id);
-        let mut block = std::mem::take(&mut self.tail_block);
-        let state = self.encoder.state();
-        if block.is_empty() {
-            self.encoder.encode([(&b"grpc-status"[..], &b"0"[..]), (b"grpc-message", b"")], &mut block);
-        }
-        frame::head(&mut self.output, block.len(), kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, id);
-        self.output.extend_from_slice(&block);
-        if self.encoder.state() == state {
-            self.tail_block = block;
-        } else {
-            self.forget_blocks();
-        }
-    }
-
-    fn flush(&mut self) -> Result<(), Gone> {
-        let mut sent = 0;
-        while sent < self.output.len() {
-            match self.socket.write(&self.output[sent..]) {
-                Ok(count) => sent += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return Err(Gone),
             }
         }
-        self.output.drain(..sent);
-        match self.socket.flush() {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(Gone),
-            _ => Ok(()),
+    }
+
+    /// Answers what is in the bytes that came, behind what was left.
+    fn take(&mut self, bytes: &[u8], context: &mut Context<'_>) -> Result<(), Gone> {
+        let mut joined = std::mem::take(&mut self.input);
+        let input = if joined.is_empty() {
+            bytes
+        } else {
+            joined.extend_from_slice(bytes);
+            &joined[..]
+        };
+        let mut at = 0;
+        while let Some(event) = self.http2.next(input, &mut at).map_err(|_| Gone)? {
+            self.handle(event, context)?;
+        }
+        self.held_up = self.http2.is_blocked();
+        if joined.is_empty() {
+            joined.extend_from_slice(&bytes[at..]);
+        } else {
+            joined.drain(..at);
+        }
+        self.input = joined;
+        Ok(())
+    }
+
+    fn handle(&mut self, event: Event<'_>, context: &mut Context<'_>) -> Result<(), Gone> {
+        match event {
+            Event::Head { stream, fields, end } => {
+                if self.calls.len() <= stream.slot() {
+                    self.calls.resize_with(stream.slot() + 1, || None);
+                }
+                let kind = Kind::of(fields.path());
+                self.calls[stream.slot()] = Some(Call { key: stream, kind, partial: Vec::new(), watches: 0 });
+                if end {
+                    self.finish(stream, context);
+                }
+            }
+            Event::Data { stream, bytes, end } => {
+                self.http2.release(stream, bytes.len());
+                let Some(call) = self.call_of(stream) else { return Ok(()) };
+                if matches!(call.kind, Kind::Watch | Kind::KeepAlive) {
+                    call.partial.extend_from_slice(bytes);
+                    self.messages(stream, context.answers)?;
+                }
+                if end {
+                    self.finish(stream, context);
+                }
+            }
+            Event::Trailers { stream, .. } => self.finish(stream, context),
+            Event::Reset { stream, .. } => drop(self.forget(stream)),
+            Event::Informational { .. }
+            | Event::Pinged
+            | Event::Pong(_)
+            | Event::Settings
+            | Event::GoAway { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn call_of(&mut self, key: Key) -> Option<&mut Call> {
+        self.calls.get_mut(key.slot())?.as_mut().filter(|call| call.key == key)
+    }
+
+    fn forget(&mut self, key: Key) -> Option<Call> {
+        self.calls.get_mut(key.slot())?.take_if(|call| call.key == key)
+    }
+
+    /// Answers each whole message of a stream.
+    fn messages(&mut self, key: Key, answers: &Answers) -> Result<(), Gone> {
+        let Some(call) = self.call_of(key) else { return Ok(()) };
+        let mut out = Vec::new();
+        let mut rest = &call.partial[..];
+        while let Some((prefix, behind)) = rest.split_first_chunk::<5>() {
+            let [_, a, b, c, d] = *prefix;
+            let Some((message, after)) = behind.split_at_checked(u32::from_be_bytes([a, b, c, d]) as usize)
+            else {
+                break;
+            };
+            if call.kind == Kind::KeepAlive {
+                out.push(answers.keep_alive.clone());
+            } else if Fields(message).any(|(field, _)| field == 1) {
+                let mut created = Vec::new();
+                let mut answer = Message(&mut created);
+                header(&mut answer);
+                answer.uint(2, call.watches).flag(3, true);
+                call.watches += 1;
+                out.push(created.into());
+            }
+            rest = after;
+        }
+        let taken = call.partial.len() - rest.len();
+        call.partial.drain(..taken);
+        if call.partial.len() > PARTIAL_BYTES_MAX {
+            return Err(Gone);
+        }
+        for answer in out {
+            // It fails for a stream that is over.
+            let _ = self.answer(key, answers, answer);
+        }
+        Ok(())
+    }
+
+    /// Sends a message of an answer.
+    fn answer(&mut self, key: Key, answers: &Answers, message: Bytes) -> Result<(), SendError> {
+        if !self.http2.has_begun(key) {
+            self.http2.send_head(key, &answers.head, &[], false)?;
+        }
+        self.http2.send_data(key, Payload::message(message, false), false)
+    }
+
+    /// The client has said all of a request.
+    fn finish(&mut self, key: Key, context: &mut Context<'_>) {
+        let Some(call) = self.forget(key) else { return };
+        *context.requests += 1;
+        self.requests += 1;
+        let (requests, options) = (*context.requests, context.options);
+        if let Some((after, length)) = options.stall
+            && requests == after
+        {
+            std::thread::sleep(length);
+        }
+        if options.reset_every.is_some_and(|every| requests.is_multiple_of(every)) {
+            self.http2.reset(key, Reason::CANCEL);
+            return;
+        }
+        // Each fails for a stream that is over.
+        let _ = self.conclude(&call, requests, context);
+        if options.goaway_after.is_some_and(|after| self.requests >= after) {
+            self.http2.shut_down();
         }
     }
-}
 
-fn put_message(out: &mut Vec<u8>, message: &[u8]) {
-    out.push(0);
-    out.extend_from_slice(&(message.len() as u32).to_be_bytes());
-    out.extend_from_slice(message);
+    /// Sends an answer, or what is left of it, and its end.
+    fn conclude(&mut self, call: &Call, requests: u64, context: &Context<'_>) -> Result<(), SendError> {
+        let (key, answers) = (call.key, context.answers);
+        let refused = context.options.refuse_every.as_ref();
+        let refusal = match refused.filter(|(every, ..)| requests.is_multiple_of(*every)) {
+            Some((_, code, text)) => Some((*code, text.as_str())),
+            None => (call.kind == Kind::Unknown).then_some((12, "unknown method")),
+        };
+        if let Some((code, text)) = refusal {
+            let code = code.to_string();
+            let fields: [(&[u8], &[u8]); 2] =
+                [(b"grpc-status", code.as_bytes()), (b"grpc-message", text.as_bytes())];
+            return self.http2.send_head(key, &answers.refusal, &fields, true);
+        }
+        let answer = match call.kind {
+            Kind::HeaderOnly | Kind::Unknown => Some(&answers.header_only),
+            Kind::Range => Some(&answers.range),
+            Kind::RangeStream => Some(&answers.range_stream),
+            Kind::Txn => Some(&answers.txn),
+            Kind::Grant => Some(&answers.grant),
+            Kind::Authenticate => Some(&answers.authenticate),
+            Kind::KeepAlive | Kind::Watch => None,
+        };
+        if let Some(answer) = answer {
+            self.answer(key, answers, answer.clone())?;
+        } else if !self.http2.has_begun(key) {
+            self.http2.send_head(key, &answers.head, &[], false)?;
+        }
+        self.http2.send_trailers(key, &answers.trailers, &[])
+    }
+
+    /// Sends what the client takes; says whether that was all.
+    fn flush(&mut self) -> Result<bool, Gone> {
+        loop {
+            self.http2.gather();
+            let output = self.http2.output();
+            let is_last = output.is_empty();
+            match self.socket.send(output) {
+                Ok(()) if is_last => return Ok(true),
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(_) => return Err(Gone),
+            }
+        }
+    }
 }

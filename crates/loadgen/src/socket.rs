@@ -1,13 +1,18 @@
 //! A stream of bytes that never blocks once it is set up: TCP or a Unix socket, plain or with TLS.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http2::Output;
+
 use crate::EndpointError;
+
+/// Pieces of output that one write takes.
+const PIECES_MAX: usize = 64;
 
 /// The address of a connection.
 #[derive(Clone, Debug)]
@@ -171,25 +176,37 @@ impl Socket {
         }
     }
 
-    /// Writes what there is room for; `WouldBlock` if there is none.
-    pub fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.tls.is_none() {
-            return self.stream.write(bytes);
+    /// Sends all of the output; `WouldBlock` if some of it stays, here or there.
+    pub fn send(&mut self, output: &mut Output) -> io::Result<()> {
+        while !output.is_empty() {
+            match self.send_some(output) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                done => done?,
+            }
         }
+        self.flush()
+    }
+
+    fn send_some(&mut self, output: &mut Output) -> io::Result<()> {
         self.flush()?;
-        let Some(tls) = &mut self.tls else { return Ok(0) };
-        let taken = tls.writer().write(bytes)?;
-        match self.flush() {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            _ => Ok(taken),
-        }
+        let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+        let count = output.slices(&mut pieces);
+        let bytes = match &mut self.tls {
+            None => self.stream.write_vectored(&pieces[..count])?,
+            Some(tls) => tls.writer().write_vectored(&pieces[..count])?,
+        };
+        output.advance(bytes);
+        Ok(())
     }
 
     /// Sends what TLS still holds; `WouldBlock` if some of it stays.
-    pub fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         if let Some(tls) = &mut self.tls {
             while tls.wants_write() {
-                tls.write_tls(&mut self.stream)?;
+                match tls.write_tls(&mut self.stream) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    done => drop(done?),
+                }
             }
         }
         Ok(())
@@ -237,6 +254,13 @@ impl Write for Stream {
         match self {
             Stream::Tcp(stream) => stream.write(bytes),
             Stream::Unix(stream) => stream.write(bytes),
+        }
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.write_vectored(pieces),
+            Stream::Unix(stream) => stream.write_vectored(pieces),
         }
     }
 

@@ -2,18 +2,49 @@
 
 use super::*;
 
+// Types and flags of frames (RFC 9113, section 6).
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const PADDED: u8 = 8;
+
 fn frames(parts: &[(u8, u8, u32, &[u8])]) -> Vec<u8> {
     let mut out = Vec::new();
     for (kind, flags, stream, payload) in parts {
-        frame::head(&mut out, payload.len(), *kind, *flags, *stream);
+        out.extend_from_slice(&(payload.len() as u32).to_be_bytes()[1..]);
+        out.extend_from_slice(&[*kind, *flags]);
+        out.extend_from_slice(&stream.to_be_bytes());
         out.extend_from_slice(payload);
     }
     out
 }
 
+/// A header block of literals without indexing (RFC 7541, section 6.2.2).
+fn block(fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (name, value) in fields {
+        out.push(0);
+        for text in [name, value] {
+            out.push(text.len() as u8);
+            out.extend_from_slice(text.as_bytes());
+        }
+    }
+    out
+}
+
+fn fresh() -> Connection {
+    Connection::new(Options::new("host:1"), Instant::now())
+}
+
 /// A connection with three calls: one that wants its messages, one that does not, one stream.
 fn begun() -> Connection {
-    let mut connection = Connection::new(Options::new("host:1"));
+    let mut connection = fresh();
     connection.call(Rpc::KvRange, b"one", 10, true, true);
     connection.call(Rpc::KvPut, b"two", 20, false, true);
     connection.call(Rpc::Watch, b"three", 30, true, false);
@@ -38,30 +69,27 @@ fn seen(connection: &mut Connection, input: &[u8], piece: usize) -> Result<Vec<S
 }
 
 fn answers() -> Vec<u8> {
-    let (mut encoder, mut head, mut tail) = (Encoder::default(), Vec::new(), Vec::new());
-    encoder.encode([(&b":status"[..], &b"200"[..]), (b"content-type", b"application/grpc")], &mut head);
-    encoder.encode([(&b"grpc-status"[..], &b"0"[..]), (b"grpc-message", b"")], &mut tail);
-    let (mut again, mut refused) = (Vec::new(), Vec::new());
-    encoder.encode([(&b":status"[..], &b"200"[..]), (b"content-type", b"application/grpc")], &mut again);
-    encoder.encode([(&b"grpc-status"[..], &b"5"[..]), (b"grpc-message", b"not%20there%")], &mut refused);
+    let head = block(&[(":status", "200"), ("content-type", "application/grpc")]);
+    let tail = block(&[("grpc-status", "0"), ("grpc-message", "")]);
+    let refused = block(&[(":status", "200"), ("grpc-status", "5"), ("grpc-message", "not%20there%")]);
     let (split, rest) = refused.split_at(3);
     frames(&[
-        (kind::SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 100]),
-        (kind::HEADERS, flag::END_HEADERS, 1, &head),
+        (SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 100]),
+        (HEADERS, END_HEADERS, 1, &head),
         // A message over three frames, the second of them padded; its prefix is cut too.
-        (kind::DATA, 0, 1, &[0, 0, 0]),
-        (kind::DATA, flag::PADDED, 1, &[2, 0, 6, b'a', b'b', 0, 0]),
-        (kind::PING, 0, 0, &[1; 8]),
-        (kind::DATA, 0, 1, b"cdef"),
-        (kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 1, &tail),
-        (kind::HEADERS, flag::END_HEADERS, 5, &again),
+        (DATA, 0, 1, &[0, 0, 0]),
+        (DATA, PADDED, 1, &[2, 0, 6, b'a', b'b', 0, 0]),
+        (PING, 0, 0, &[1; 8]),
+        (DATA, 0, 1, b"cdef"),
+        (HEADERS, END_HEADERS | END_STREAM, 1, &tail),
+        (HEADERS, END_HEADERS, 5, &head),
         // Three messages in one frame, one of them empty.
-        (kind::DATA, 0, 5, &[0, 0, 0, 0, 1, b'x', 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, b'y']),
+        (DATA, 0, 5, &[0, 0, 0, 0, 1, b'x', 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, b'y']),
         // A block that is continued, with trailers only.
-        (kind::HEADERS, flag::END_STREAM, 3, split),
-        (kind::CONTINUATION, flag::END_HEADERS, 3, rest),
+        (HEADERS, END_STREAM, 3, split),
+        (CONTINUATION, END_HEADERS, 3, rest),
         (99, 0, 7, b"nobody knows this frame"),
-        (kind::RST_STREAM, 0, 5, &[0, 0, 0, 2]),
+        (RST_STREAM, 0, 5, &[0, 0, 0, 2]),
     ])
 }
 
@@ -108,7 +136,7 @@ fn a_farewell_ends_what_the_server_did_not_take_and_the_rest_goes_on() {
     let mut connection = begun();
     let mut goaway = [0; 8];
     goaway[3] = 3;
-    let input = frames(&[(kind::GOAWAY, 0, 0, &goaway)]);
+    let input = frames(&[(SETTINGS, 0, 0, &[]), (GOAWAY, 0, 0, &goaway)]);
     let all = seen(&mut connection, &input, 100).unwrap();
     assert_eq!(all, ["30 ended 14 the server is going away (GOAWAY)"]);
     assert!(!connection.spent());
@@ -116,17 +144,44 @@ fn a_farewell_ends_what_the_server_did_not_take_and_the_rest_goes_on() {
     assert_eq!(connection.calls(), 3);
     let (over, start) = connection.lose("the server is going away");
     assert_eq!(over.len(), 2, "the two that were under way");
-    let mut fresh = Connection::new(Options::new("host:1"));
-    start(&mut fresh);
-    assert_eq!(fresh.calls(), 1, "the one that waited is begun anew");
+    let mut next = fresh();
+    start(&mut next);
+    assert_eq!(next.calls(), 1, "the one that waited is begun again");
 }
 
 #[test]
 fn after_the_first_request_headers_are_a_few_bytes() {
     let mut connection = begun();
     connection.call(Rpc::KvPut, b"", 50, false, true);
-    let before = connection.output.len();
+    let before = connection.output().len();
     connection.call(Rpc::KvPut, b"", 60, false, true);
     // Seven headers of a byte or two, two frame heads, an empty message.
-    assert!(connection.output.len() - before <= 9 + 8 + 9 + 5, "{}", connection.output.len() - before);
+    assert!(connection.output().len() - before <= 9 + 8 + 9 + 5, "{}", connection.output().len() - before);
+}
+
+/// A stream whose last bytes have come is over for HTTP/2, and its place is free, before all of its messages were handed
+/// over.
+#[test]
+fn a_call_that_is_begun_meanwhile_takes_nobodys_place() {
+    let mut connection = fresh();
+    connection.call(Rpc::KvRange, b"one", 10, true, true);
+    let head = block(&[(":status", "200"), ("content-type", "application/grpc")]);
+    let input = frames(&[
+        (SETTINGS, 0, 0, &[]),
+        (HEADERS, END_HEADERS, 1, &head),
+        (DATA, END_STREAM, 1, &[0, 0, 0, 0, 1, b'x', 0, 0, 0, 0, 1, b'y']),
+    ]);
+    let (mut at, mut all, mut next) = (0, Vec::new(), 20);
+    while let Some(event) = connection.next(&input, &mut at).unwrap() {
+        all.push(match event {
+            Event::Message { tag, body } => format!("{tag}: {}", String::from_utf8_lossy(&body)),
+            Event::Ended { tag, status } => format!("{tag} ended {}", status.code),
+        });
+        connection.call(Rpc::KvPut, b"two", next, false, true);
+        next += 10;
+    }
+    assert_eq!(all, ["10: x", "10: y", "10 ended 13"]);
+    assert_eq!(connection.calls(), 3);
+    let (over, _) = connection.lose("gone");
+    assert_eq!(over.len(), 3, "all three were begun");
 }
