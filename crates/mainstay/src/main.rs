@@ -4,6 +4,7 @@ mod completion;
 mod discovery;
 mod local_time;
 mod member;
+mod memory;
 mod memory_lock;
 mod open_files;
 mod rebuild;

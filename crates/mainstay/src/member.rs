@@ -13,7 +13,7 @@ use server::systemd::Systemd;
 use telemetry::logging::{Logger, Value};
 
 use crate::rebuild::{self, Rebuild};
-use crate::{discovery, environment, local_time, memory_lock, open_files, signals};
+use crate::{discovery, environment, local_time, memory, memory_lock, open_files, signals};
 
 /// The purpose for which the member is run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -106,6 +106,7 @@ fn take_endpoints(arguments: &[String]) -> (Vec<String>, Vec<String>) {
 
 /// Runs a member until it is told to stop; rebuilds it first if there are endpoints to do so from, which may be none.
 fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> ExitCode {
+    memory::use_small_pages();
     // Before any thread starts, so that none of them takes a signal.
     signals::block();
     open_files::raise_limit();
@@ -188,9 +189,11 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     if greet {
         greeting(&listening, &data_dir);
     }
+    let mut free_pages = memory::FreePages::default();
     while signal.is_none() {
         signal = signals::wait(systemd.patience(Duration::from_millis(500)), &logger);
         systemd.alive(&logger);
+        free_pages.give_back();
         if signal.is_none() && running.ended(Duration::ZERO) {
             break;
         }

@@ -140,19 +140,28 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
 }
 
 /// Puts the directory in its place. The member is marked before there is anything that etcd can start on, so that a process
-/// that is killed in between leaves at most one of the two that starts; and it is not marked if there is nothing.
+/// that is killed in between leaves at most one of the two that starts. If it cannot be put there, the directory goes first,
+/// and then the mark: it stays where the directory does.
 fn place(target: &mut Target, member_dir: &Path, to: &Path) -> Result<(), Failure> {
     let marked = exported::mark(&RealDisk, member_dir, to).map_err(Failure::error);
     let Err(failure) = marked.and_then(|()| target.place()) else { return Ok(()) };
     if target.is_in_place() {
         return Err(failure);
     }
-    Err(match exported::unmark(&RealDisk, member_dir) {
+    let mark = member_dir.join(exported::MARK_NAME);
+    let undone = match target.remove() {
+        Err(error) => Err(format!(
+            "cannot remove {}: {error}: this member may be used again once that directory is gone, and then {}",
+            target.making().display(),
+            mark.display()
+        )),
+        Ok(()) => exported::unmark(&RealDisk, member_dir).map_err(|error| {
+            format!("{error}: this member may be used again once that file is gone for good")
+        }),
+    };
+    Err(match undone {
         Ok(()) => failure,
-        Err(error) => {
-            let text = failure.text.unwrap_or_default();
-            Failure::error(format!("{text}; and {error}: remove that file before this member is used again"))
-        }
+        Err(error) => Failure::error(format!("{}; and {error}", failure.text.unwrap_or_default())),
     })
 }
 
@@ -257,4 +266,29 @@ pub(crate) fn write(
     }
     new.finish(writing.into_writer(), &database.membership).map_err(Failure::error)?;
     Ok(plan.size_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn the_mark_stays_where_the_directory_for_etcd_does() {
+        let dir = TempDir::new("export-not-removed");
+        let (member, to) = (dir.join("m"), dir.join("etcd"));
+        std::fs::create_dir_all(&member).expect("is made");
+        let mut target = Target::begin(&to).expect("begins");
+        // Its name is taken meanwhile, and what was made cannot be removed as a directory.
+        std::fs::create_dir_all(to.join("other")).expect("is made");
+        std::fs::remove_dir_all(target.making()).expect("is removed");
+        std::fs::write(target.making(), "").expect("is written");
+        let failure = place(&mut target, &member, &to).expect_err("cannot be placed");
+        let text = failure.text.expect("says why");
+        let removing = format!("cannot remove {}: ", target.making().display());
+        assert!(text.starts_with("cannot rename ") && text.contains(&removing), "{text}");
+        assert!(text.ends_with(&format!("and then {}", member.join("exported").display())), "{text}");
+        assert!(member.join("exported").exists());
+    }
 }

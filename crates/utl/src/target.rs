@@ -22,6 +22,8 @@ pub struct Target {
     /// Of a directory that is there.
     is_inside: bool,
     finished: bool,
+    /// Its name is free: another process may make a directory under it.
+    is_removed: bool,
     _lock: Lock,
 }
 
@@ -86,7 +88,14 @@ impl Target {
             .open(making.join(MARK));
         mark.and_then(|file| file.sync_all()).map_err(failed)?;
         clear(&making).map_err(failed)?;
-        Ok(Target { path: path.to_path_buf(), making, is_inside, finished: false, _lock: lock })
+        Ok(Target {
+            path: path.to_path_buf(),
+            making,
+            is_inside,
+            finished: false,
+            is_removed: false,
+            _lock: lock,
+        })
     }
 
     /// The name under which a directory is made that is not there yet.
@@ -152,6 +161,22 @@ impl Target {
         Failure::error(format!("cannot rename {} to {}: {error}", self.making.display(), self.path.display()))
     }
 
+    /// Removes durably what was made, and is there still; it has not got its name.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses. What is left may be all of it.
+    pub fn remove(&mut self) -> io::Result<()> {
+        if !self.is_removed {
+            gone(clear(&self.making))?;
+            gone(fs::remove_file(self.making.join(MARK)))?;
+            gone(fs::remove_dir(&self.making))?;
+            // The lock went with the directory: what has its name from now on is another process's.
+            self.is_removed = true;
+        }
+        RealDisk.sync_dir(parent(&self.making))
+    }
+
     /// Gives the directory its name as [`Target::place`] does, if it has none yet, and makes that durable.
     ///
     /// # Errors
@@ -202,6 +227,11 @@ fn clear(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// What is not there any more counts as removed.
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+}
+
 /// The directory that a path is in.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
@@ -209,11 +239,9 @@ fn parent(path: &Path) -> &Path {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        if !self.finished {
+        if !self.finished && !self.is_removed {
             // If it cannot be removed, the next attempt does it: for that the mark goes last.
-            let _ = clear(&self.making)
-                .and_then(|()| fs::remove_file(self.making.join(MARK)))
-                .and_then(|()| fs::remove_dir(&self.making));
+            let _ = self.remove();
         }
     }
 }
@@ -271,6 +299,42 @@ impl Drop for Replacement {
         if !self.finished {
             // If it cannot be removed, the next attempt does it.
             let _ = fs::remove_file(&self.making);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn what_was_removed_is_not_removed_again_under_another_process() {
+        let dir = TempDir::new("target-removed-once");
+        let path = dir.join("data");
+        let mut first = Target::begin(&path).expect("begins");
+        first.remove().expect("is removed");
+        let second = Target::begin(&path).expect("begins");
+        let file = second.making().join("file");
+        fs::write(&file, "").expect("is written");
+        drop(first);
+        assert!(file.exists() && second.making().join(MARK).exists());
+        second.finish().expect("is placed");
+    }
+
+    #[test]
+    fn what_is_not_there_any_more_counts_as_removed() {
+        let dir = TempDir::new("target-gone");
+        for rest in [false, true] {
+            let mut target = Target::begin(&dir.join("data")).expect("begins");
+            if rest {
+                fs::remove_file(target.making().join(MARK)).expect("is removed");
+            } else {
+                fs::remove_dir_all(target.making()).expect("is removed");
+            }
+            target.remove().expect("is gone");
+            assert!(!target.making().exists());
         }
     }
 }

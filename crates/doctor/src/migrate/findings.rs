@@ -10,6 +10,7 @@ mod etcd_quota;
 mod hash;
 mod old_keys;
 mod passwords;
+mod patch_releases;
 mod peer_links;
 mod read;
 mod releases;
@@ -38,6 +39,7 @@ pub const MIGRATION_RULES: &[MigrationRule] = &[
     seen_once::RULE,
     unknown_product::RULE,
     releases::RULE,
+    patch_releases::RULE,
     cluster_version::RULE,
     downgrade::RULE,
     caught_up::RULE,
@@ -63,7 +65,7 @@ mod tests {
     #[test]
     fn a_healthy_cluster_has_nothing_at_any_step() {
         for to in [Product::Etcd, Product::Mainstay] {
-            for mut survey in [etcds("3.6.5"), mixed(), all_mainstay()] {
+            for mut survey in [etcds("3.6.16"), mixed(), all_mainstay()] {
                 survey.to = to;
                 for rule in MIGRATION_RULES {
                     assert_eq!(judged(rule, &survey), None, "{} to {to:?}", rule.name);

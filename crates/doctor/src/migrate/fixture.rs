@@ -80,7 +80,7 @@ pub fn etcds(version: &str) -> Survey {
 
 /// A member of Mainstay, two of etcd 3.6.
 pub fn mixed() -> Survey {
-    let mut survey = etcds("3.6.5");
+    let mut survey = etcds("3.6.16");
     run_mainstay(&mut survey, 1, "3.6.0");
     cluster_version(&mut survey, "3.6.0");
     survey
@@ -88,7 +88,7 @@ pub fn mixed() -> Survey {
 
 /// Three members of Mainstay that keep to etcd 3.6.
 pub fn all_mainstay() -> Survey {
-    let mut survey = etcds("3.6.5");
+    let mut survey = etcds("3.6.16");
     for at in 0..3 {
         run_mainstay(&mut survey, at, "3.6.0");
     }

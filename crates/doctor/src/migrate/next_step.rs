@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn followers_come_first_and_the_leader_last() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         let first = next_step(&survey).unwrap();
         assert_eq!((&*first.member, first.is_leader), ("m2 (10.0.0.2:2379)", false));
         assert_eq!(first.commands, ["systemctl stop etcd", "mainstay FLAGS --api-version=3.6"]);
@@ -172,8 +172,8 @@ mod tests {
                 (is_one_too_many, is_one_too_many)
             );
         }
-        run_etcd(&mut survey, 1, "3.6.5");
-        run_etcd(&mut survey, 2, "3.6.5");
+        run_etcd(&mut survey, 1, "3.6.16");
+        run_etcd(&mut survey, 2, "3.6.16");
         let step = next_step(&survey).unwrap();
         assert_eq!(
             (step.is_leader, &*step.commands[0]),

@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn verdicts() {
         let line = |survey: &Survey| Verdict::of(survey).line();
-        assert_eq!(line(&etcds("3.6.5")), "ready for the next step: 3 members, none of Mainstay yet");
+        assert_eq!(line(&etcds("3.6.16")), "ready for the next step: 3 members, none of Mainstay yet");
         assert_eq!(line(&mixed()), "ready for the next step: 1 of 3 members of Mainstay");
         assert_eq!(line(&all_mainstay()), "ready: done, 3 members, all of Mainstay");
         let mut survey = all_mainstay();
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_certificate_that_ends_in_some_days_stops_no_step() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         let ends_in = |survey: &mut Survey, seconds: f64| {
             let not_after_unix = survey.evidence.taken_unix + seconds;
             survey.evidence.members[1].certificate = Ok(Some(Certificate { not_after_unix }));
@@ -346,7 +346,7 @@ mod tests {
     fn what_was_not_looked_at_is_told() {
         let names =
             |survey: &Survey| -> Vec<&str> { not_looked_at(survey).iter().map(|blind| blind.name).collect() };
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         assert_eq!(names(&survey), ["disk-space", "settings"]);
         survey.settings = Some(Default::default());
         survey.directory = Some(Ok(directory(1, 1)));

@@ -39,7 +39,7 @@ fn migrate(change: impl FnOnce(&mut [Script; 3]), flags: &[&str]) -> Outcome {
         })
         .collect();
     let mut scripts = [1, 2, 3].map(|id| Script {
-        status: status_of(id, "3.6.5", 1),
+        status: status_of(id, "3.6.16", 1),
         members: members.clone(),
         leases: vec![7, 9],
         hashes: vec![Some((77, 2))],
@@ -52,7 +52,7 @@ fn migrate(change: impl FnOnce(&mut [Script; 3]), flags: &[&str]) -> Outcome {
                 .collect::<Vec<_>>(),
         ),
         page: status(404),
-        version: ok("", r#"{"etcdserver":"3.6.5","etcdcluster":"3.6.0"}"#),
+        version: ok("", r#"{"etcdserver":"3.6.16","etcdcluster":"3.6.0"}"#),
         ..Script::default()
     });
     change(&mut scripts);
@@ -185,7 +185,7 @@ fn the_way_back_waits_for_a_downgrade() {
                     let target_version = "3.5.0".to_owned();
                     script.status.downgrade_info = Some(DowngradeInfo { enabled: true, target_version });
                     script.version =
-                        ok("", &format!(r#"{{"etcdserver":"3.6.5","etcdcluster":"{cluster}"}}"#));
+                        ok("", &format!(r#"{{"etcdserver":"3.6.16","etcdcluster":"{cluster}"}}"#));
                 }
             },
             &["--to=etcd", "--json"],
@@ -222,14 +222,14 @@ fn old_keys_and_users_of_34() {
         )
     };
     let none = of_34(|script| script.old_keys = Some(ok("", r#"{"action":"get","node":{"dir":true}}"#)));
-    assert_eq!((none.code, found(&none)), (0, Vec::new()));
+    assert_eq!((none.code, found(&none)), (0, vec!["patch-releases".to_owned()]));
     let some = of_34(|script| {
         script.old_keys = Some(ok("", r#"{"node":{"dir":true,"nodes":[{"key":"/a"},{"key":"/b"}]}}"#));
         script.users = vec!["root".to_owned()];
     });
     assert_eq!(
         (some.code, found(&some)),
-        (1, vec!["old-keys".to_owned(), "passwords-while-mixed".to_owned()])
+        (1, ["old-keys", "patch-releases", "passwords-while-mixed"].map(str::to_owned).to_vec())
     );
 }
 

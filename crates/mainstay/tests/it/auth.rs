@@ -492,6 +492,39 @@ fn the_audit_log_tells_who_did_what() {
 }
 
 #[test]
+fn the_audit_log_has_the_revisions_of_writes_whose_answers_are_large() {
+    let dir = TempDir::new("audit-large");
+    let flags = [format!("--audit-log={}", dir.join("audit.log").display()), "--audit-log-reads".to_owned()];
+    let member = flags.into_iter().fold(Setup::new(dir.path()), Setup::flag).start();
+    run(async {
+        let client = member.client().await;
+        for key in ["put", "txn", "deleted"] {
+            client.put(key, vec![1; 200_000]).await.expect("is written");
+        }
+        let put = |key: &'static str| PutRequest { key: key.into(), prev_kv: true, ..PutRequest::default() };
+        let answer: PutResponse = client.call(Rpc::KvPut, &put("put")).await.expect("is written");
+        assert_eq!(answer.prev_kv.map(|kv| kv.value.len()), Some(200_000));
+        let success = vec![RequestOp { request: Some(request_op::Request::RequestPut(put("txn"))) }];
+        let txn = TxnRequest { success, ..TxnRequest::default() };
+        let _: TxnResponse = client.call(Rpc::KvTxn, &txn).await.expect("is carried out");
+        let _ = client.get("deleted").await.expect("is read");
+        let delete = DeleteRangeRequest { key: "deleted".into(), prev_kv: true, ..Default::default() };
+        let answer: DeleteRangeResponse = client.call(Rpc::KvDeleteRange, &delete).await.expect("is deleted");
+        assert_eq!(answer.prev_kvs.first().map(|kv| kv.value.len()), Some(200_000));
+    });
+    member.stop();
+    let text = std::fs::read_to_string(dir.join("audit.log")).expect("is there");
+    for expected in [
+        "KV/Put\",\"key\":\"put\",\"revision\":5,\"code\":\"OK\"",
+        "KV/Txn\",\"ranges\":[{\"op\":\"put\",\"key\":\"txn\"}],\"revision\":6,\"succeeded\":true,\"code\":\"OK\"",
+        "KV/Range\",\"key\":\"deleted\",\"revision\":6,\"code\":\"OK\"",
+        "KV/DeleteRange\",\"key\":\"deleted\",\"revision\":7,\"deleted\":1,\"code\":\"OK\"",
+    ] {
+        assert!(text.contains(expected), "{expected} is not in {text}");
+    }
+}
+
+#[test]
 fn the_audit_log_has_refused_locks_and_elections_among_the_refused() {
     let dir = TempDir::new("audit-locks");
     let flag = format!("--audit-log={}", dir.join("audit.log").display());

@@ -253,6 +253,39 @@ fn large_answers_are_whole() {
     is_whole(&deleted["response_delete_range"]["prev_kvs"]);
 }
 
+#[test]
+fn what_writes_give_back_is_whole_however_large_it_is() {
+    let dir = TempDir::new("gateway-previous");
+    let member = Setup::new(dir.path()).start();
+    let lease = run(async {
+        let client = member.client().await;
+        let lease = client.grant(1000).await.expect("a lease");
+        client.put_leased("k", vec![7; 300_000], lease).await.expect("is put");
+        lease
+    });
+    let value = "BwcH".repeat(100_000);
+    let before = |mod_revision: &str| {
+        serde_json::json!({
+            "key": "aw==", "create_revision": "2", "mod_revision": mod_revision, "version": "1",
+            "value": value, "lease": lease.to_string(),
+        })
+    };
+    let mut put = large(member.client_address(), "/v3/kv/put", r#"{"key":"aw==","prev_kv":true}"#);
+    assert_eq!(put["prev_kv"].take(), before("2"));
+    assert_eq!(put["header"]["revision"], "3");
+    run(async {
+        let client = member.client().await;
+        client.delete("k").await.expect("is deleted");
+        client.put_leased("k", vec![7; 300_000], lease).await.expect("is put");
+    });
+    let mut deleted =
+        large(member.client_address(), "/v3/kv/deleterange", r#"{"key":"aw==","prev_kv":true}"#);
+    assert_eq!((&deleted["header"]["revision"], &deleted["deleted"]), (&"6".into(), &"1".into()));
+    let mut kv = before("5");
+    kv["create_revision"] = "5".into();
+    assert_eq!(deleted["prev_kvs"].take(), serde_json::json!([kv]));
+}
+
 /// Sends one request over TLS and HTTP/2.
 pub async fn over_h2(
     address: SocketAddr,

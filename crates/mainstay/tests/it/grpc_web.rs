@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{
-    AuthenticateRequest, AuthenticateResponse, PutRequest, PutResponse, RangeRequest, RangeResponse,
-    WatchCreateRequest, WatchRequest, WatchResponse,
+    AuthenticateRequest, AuthenticateResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
+    PutResponse, RangeRequest, RangeResponse, WatchCreateRequest, WatchRequest, WatchResponse,
 };
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -276,6 +276,19 @@ fn large_answers_are_whole_in_both_forms() {
         let answer = RangeResponse::decode(&messages[0][..]).expect("it is a message");
         assert_eq!(answer.kvs.len(), 40);
         assert!((0..).zip(&answer.kvs).all(|(n, kv)| kv.value == vec![n; 300_001]), "{kind}");
+    }
+    for (n, kind) in (0..).zip([BYTES, TEXT]) {
+        let request = PutRequest { prev_kv: true, ..put(&format!("k{n:02}"), "") };
+        let (messages, end) = call(member.client_address(), "KV/Put", kind, &request);
+        assert_eq!((messages.len(), end.as_str()), (1, OK), "{kind}");
+        let answer = PutResponse::decode(&messages[0][..]).expect("it is a message");
+        assert!(answer.prev_kv.is_some_and(|kv| kv.value == vec![n; 300_001]), "{kind}");
+        let delete = DeleteRangeRequest { prev_kv: true, ..DeleteRangeRequest::default() };
+        let delete = DeleteRangeRequest { key: format!("k{:02}", n + 2).into(), ..delete };
+        let (messages, end) = call(member.client_address(), "KV/DeleteRange", kind, &delete);
+        assert_eq!((messages.len(), end.as_str()), (1, OK), "{kind}");
+        let answer = DeleteRangeResponse::decode(&messages[0][..]).expect("it is a message");
+        assert!(answer.deleted == 1 && answer.prev_kvs[0].value == vec![n + 2; 300_001], "{kind}");
     }
 }
 

@@ -9,11 +9,11 @@ use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{RangeRequest, RequestOp, TxnRequest, TxnResponse, range_request};
 use prost::Message as _;
 
-use testkit::TempDir;
+use testkit::{TempDir, eventually};
 
-use testkit::http2::{Connection, END_HEADERS, HEADERS, call, call_block, frame};
+use testkit::http2::{Connection, DATA, END_HEADERS, HEADERS, call, call_block, frame};
 
-use crate::client::put_op;
+use crate::client::{Client, put_op};
 use crate::cluster::PATIENCE;
 use crate::member::{Member, Setup};
 use crate::{filler, run};
@@ -107,6 +107,31 @@ fn answers_that_nobody_takes() {
 }
 
 #[test]
+fn clients_that_take_the_beginning_of_a_large_value() {
+    let dir = TempDir::in_memory("beginnings");
+    let member = Setup::new(dir.path()).start();
+    run(async {
+        member.client().await.put("large", filler(1, 1_400_000)).await.expect("puts are served");
+    });
+    serves_others(&member);
+    let before = member.peak_bytes();
+    let read = RangeRequest { key: "large".into(), ..RangeRequest::default() }.encode_to_vec();
+    let mut open = Vec::new();
+    for _ in 0..200 {
+        // As much as a client of Go lets come of an answer before it is looked at.
+        let mut connection = connect(member.client_address(), 65_535);
+        assert!(connection.send(&call(1, Rpc::KvRange.path(), &read)));
+        open.push(connection);
+    }
+    for connection in &mut open {
+        while connection.next().expect("it is answered").kind != DATA {}
+    }
+    serves_others(&member);
+    let grown = member.peak_bytes().saturating_sub(before);
+    assert!(grown < 64 * MIB, "{} MiB for 200 clients of a value of 1.4 MB", grown / MIB);
+}
+
+#[test]
 fn ranges_in_another_order() {
     let dir = TempDir::in_memory("sorted");
     let member = member(&dir);
@@ -181,5 +206,10 @@ fn bodies_of_http_1() {
         }
         assert!(Instant::now() < deadline, "nobody was told to go: {answer:?}");
     }
+    // So may a client be.
+    run(eventually("others are served", PATIENCE, async || {
+        let client = Client::within(PATIENCE, member.client_address()).await.ok()?;
+        client.put("others", "come").await.ok()
+    }));
     held_its_bound(&member, before, "100 unfinished bodies of 3.9 MB");
 }

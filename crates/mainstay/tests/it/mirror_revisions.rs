@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -463,6 +464,14 @@ fn a_closed_terminal_ends_a_cut_over_and_another_signal_ends_its_end() {
         })
         .await;
         let mut command = between(&left.url, &right.url, &["--cut-over", "--stop-timeout=60s"]);
+        // Tests that run under `nohup` hand on that hang-ups are ignored, which the mirror keeps to.
+        // SAFETY: signal() may be called between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                libc::signal(libc::SIGHUP, libc::SIG_DFL);
+                Ok(())
+            })
+        };
         let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary runs");
         let pid = libc::pid_t::try_from(child.id()).expect("a pid");
         // SAFETY: plain system calls; the process is a child that was not waited for yet.

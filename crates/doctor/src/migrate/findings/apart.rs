@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn lists_that_differ() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         let list = survey.views[2].members.as_mut().unwrap();
         let mut last = list.pop_last().unwrap();
         last.is_learner = true;
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn alarms_and_leases_that_differ() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         let alarm = Alarm { member_id: 1, kind: AlarmKind::NoSpace };
         for view in &mut survey.views {
             view.alarms = Ok(vec![alarm.clone()]);
@@ -116,12 +116,12 @@ mod tests {
 
     #[test]
     fn what_is_not_said() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.views[1].members = Err("permission denied".into());
         survey.views[1].alarms = Err("permission denied".into());
         survey.leases = Err("permission denied".into());
         assert_eq!(facts(&RULE, &survey).1.len(), 3);
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.evidence.members[1].status.as_mut().unwrap().is_learner = true;
         survey.views[1].alarms = Err("a learner".into());
         assert_eq!(judged(&RULE, &survey), None);

@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn members_and_learners_behind() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         let status = |at: usize, survey: &mut Survey| survey.evidence.members[at].status.clone().unwrap();
         let mut behind = status(1, &mut survey);
         // What was committed since the first look is none of this rule's business.

@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn versions_that_do_not_follow() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         cluster_version(&mut survey, "3.5.0");
         let (severity, found) = facts(&RULE, &survey);
         assert_eq!(severity, Severity::Warning);
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn versions_that_nobody_knows() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.evidence.members[0].versions = Err("not JSON".into());
         assert_eq!(
             facts(&RULE, &survey),

@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_used() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.directory = Some(Ok(directory(1, 1 << 40)));
         assert_eq!(judged(&RULE, &survey), None);
         let mut seen = directory(1, 1 << 40);

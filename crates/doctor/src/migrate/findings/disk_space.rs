@@ -80,7 +80,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn of(free_bytes: u64) -> Survey {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         for member in &mut survey.evidence.members {
             member.status.as_mut().unwrap().db_bytes_in_use = (100 * MIB) as f64;
         }

@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(facts(&RULE, &survey).0, Severity::Error, "nobody says it");
         survey = known;
         for at in 0..3 {
-            run_etcd(&mut survey, at, "3.6.5");
+            run_etcd(&mut survey, at, "3.6.16");
         }
         goes_down(&mut survey, &[0, 1, 2], "3.5.0");
         cluster_version(&mut survey, "3.6.0");

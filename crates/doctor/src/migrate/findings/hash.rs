@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn different_data() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         assert_eq!(judged(&RULE, &survey), None);
         survey.hashes.as_mut().unwrap().of[2].1 = Ok(Hashed { hash: 78, compacted: 5 });
         let (severity, found) = facts(&RULE, &survey);
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn what_could_not_be_compared() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.hashes.as_mut().unwrap().of[2].1 = Ok(Hashed { hash: 78, compacted: 6 });
         assert_eq!(judged(&RULE, &survey).unwrap().title, "members' histories could not be compared");
         survey.hashes.as_mut().unwrap().of[2].1 = Err("permission denied".into());

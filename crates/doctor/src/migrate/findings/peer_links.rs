@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn followers_that_do_not_reach_each_other() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         says(
             &mut survey,
             1,
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn connections_that_cannot_be_seen() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         says(&mut survey, 1, "etcd_server_has_leader 1\n");
         survey.evidence.members[2].metrics = Err("HTTP status 404".into());
         assert_eq!(judged(&RULE, &survey), None);

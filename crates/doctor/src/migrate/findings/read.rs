@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn a_member_that_does_not_read() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.views[1].read = Err("etcdserver: request timed out".into());
         assert_eq!(
             facts(&RULE, &survey),

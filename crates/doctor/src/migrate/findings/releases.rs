@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn releases_out_of_range_and_garbage() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         run_etcd(&mut survey, 0, "3.3.27");
         run_etcd(&mut survey, 1, "3.8.0");
         run_etcd(&mut survey, 2, "\u{1b}[2J");
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn mixtures() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         run_etcd(&mut survey, 0, "3.4.30");
         assert_eq!(
             facts(&RULE, &survey),

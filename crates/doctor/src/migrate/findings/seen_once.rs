@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_member_that_was_not_looked_at() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.evidence.members.remove(1);
         survey.views.remove(1);
         assert_eq!(
@@ -74,11 +74,11 @@ mod tests {
             (Severity::Error, vec!["member 2 (m2) is listed, and was not looked at".to_owned()])
         );
         // One that is known by name alone was.
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.evidence.members[1] = Member::unseen("10.0.0.2:2379", "m2", 2, "refused");
         assert_eq!(judged(&RULE, &survey), None);
         // It suffices that one member lists it.
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.evidence.members.remove(2);
         survey.views.remove(2);
         survey.views[0].members.as_mut().unwrap().pop_last();
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn endpoints_that_lead_to_one_member() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.evidence.members[2].id = 2;
         survey.evidence.members[2].metrics = survey.evidence.members[1].metrics.clone();
         assert_eq!(
@@ -98,14 +98,14 @@ mod tests {
                 "m3 (10.0.0.3:2379): leads to member 2, as does another endpoint"
             ]
         );
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.evidence.members[2].metrics = survey.evidence.members[1].metrics.clone();
         assert_eq!(facts(&RULE, &survey).1, ["m3 (10.0.0.3:2379): its metrics are those of member 2"]);
     }
 
     #[test]
     fn members_that_nobody_lists() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         for view in &mut survey.views {
             view.members.as_mut().unwrap().pop_last();
         }
@@ -115,7 +115,7 @@ mod tests {
         }
         assert_eq!(judged(&RULE, &survey), None, "that there is no list is told elsewhere");
         // Embedded, several members have one page.
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         let page = "etcd_network_active_peers{Local=\"2\",Remote=\"3\"} 1\n\
                     etcd_network_active_peers{Local=\"3\",Remote=\"2\"} 1\n";
         survey.evidence.members[2].metrics = Ok(Metrics::of("", page, 1.0));

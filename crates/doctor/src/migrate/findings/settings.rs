@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_refused_or_warned_of() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.settings = Some(Settings { path: "etcd.yaml".to_owned(), ..Settings::default() });
         assert_eq!(judged(&RULE, &survey), None);
         survey.settings.as_mut().unwrap().warnings = vec!["no such key".to_owned()];
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn features_of_etcd() {
         let with = |name: &str, on: u8| {
-            let mut survey = etcds("3.6.5");
+            let mut survey = etcds("3.6.16");
             let page = format!("etcd_server_feature_enabled{{name=\"{name}\",stage=\"ALPHA\"}} {on}\n");
             survey.evidence.members[0].metrics = Ok(Metrics::of("", &page, 1.0));
             survey

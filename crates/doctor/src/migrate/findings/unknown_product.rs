@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn a_member_without_metrics_or_status() {
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.evidence.members[0].metrics = Err("HTTP status 404".into());
         survey.evidence.members[1].status = Err("permission denied".into());
         assert_eq!(
@@ -50,7 +50,7 @@ mod tests {
             )
         );
         // Mainstay's own page says it, too; and one that is not reached is another matter.
-        let mut survey = etcds("3.6.5");
+        let mut survey = etcds("3.6.16");
         survey.evidence.members[0].metrics = Err("HTTP status 404".into());
         survey.evidence.members[0].page = Ok(crate::page::Page::default());
         survey.evidence.members[1].status = Err("late".into());
