@@ -18,6 +18,7 @@ use machine::auth::{Caller, Gate, ROOT, RightsCache};
 use prost::Message as _;
 
 use crate::apply::Twins;
+use crate::permission_tree::PermissionTree;
 use crate::script::Script;
 
 /// Steps of one input at most.
@@ -78,6 +79,15 @@ impl Model {
             .flatten()
             .filter(|(kind, ..)| allows.contains(kind))
             .collect();
+        if !end.is_empty() && end != [0] && key >= end {
+            // What no key is asked for depends on the shape of etcd's tree.
+            return PermissionTree::of(granted.iter().map(|(_, key, end)| match *end {
+                [] => (key.to_vec(), [key, &[0][..]].concat()),
+                [0] => (key.to_vec(), Vec::new()),
+                end => (key.to_vec(), end.to_vec()),
+            }))
+            .covers(key, end);
+        }
         let allowed = |at: &[u8]| granted.iter().any(|(_, key, end)| within(at, key, end));
         let behind = |key: &[u8]| [key, &[0]].concat();
         let ends = granted.iter().flat_map(|(_, key, end)| [key.to_vec(), behind(key), end.to_vec()]);
@@ -207,7 +217,10 @@ impl Model {
                 // whatever its kind.
                 match all.iter_mut().find(|(_, key, _)| *key == granted.1) {
                     Some(first) if first.2 == granted.2 => first.0 = granted.0,
-                    _ => all.push(granted),
+                    _ => {
+                        all.push(granted);
+                        all.sort_by_key(|(_, key, _)| *key);
+                    }
                 }
             }
             Change::Revoke(role, key, end) => {
@@ -336,19 +349,12 @@ fn ask(twins: &Twins, cache: &mut RightsCache, model: &Model, caller: Caller<'_>
     assert_eq!(gate.is_open(), !model.is_enabled);
     for key in KEYS {
         for end in ENDS {
-            // Ranges without keys in them are COMPAT-89.
-            if end.is_empty() || end == [0] || key < end {
-                assert_eq!(
-                    gate.read(key, end),
-                    model.read(caller, key, end),
-                    "{caller:?} reads {key:?} {end:?}"
-                );
-                assert_eq!(
-                    gate.write(key, end),
-                    model.write(caller, key, end),
-                    "{caller:?} writes {key:?} {end:?}"
-                );
-            }
+            assert_eq!(gate.read(key, end), model.read(caller, key, end), "{caller:?} reads {key:?} {end:?}");
+            assert_eq!(
+                gate.write(key, end),
+                model.write(caller, key, end),
+                "{caller:?} writes {key:?} {end:?}"
+            );
         }
     }
 }
@@ -377,14 +383,13 @@ fn write(
         range_end: Bytes::from_static(end),
         prev_kv,
     };
-    let has_keys = is_range(first, end);
     let previous = |key, end| if prev_kv { model.read(caller, key, end) } else { Ok(()) };
     let allowed = match kind {
         0 => {
             request.put = Some(put(first, prev_kv));
             model.write(caller, first, b"").and_then(|()| previous(first, b""))
         }
-        1 if has_keys => {
+        1 => {
             request.delete_range = Some(delete(first, end));
             model.write(caller, first, end).and_then(|()| previous(first, end))
         }
@@ -397,7 +402,7 @@ fn write(
             };
             let range = api::etcdserverpb::RangeRequest {
                 key: Bytes::from_static(first),
-                range_end: Bytes::from_static(if has_keys { end } else { b"" }),
+                range_end: Bytes::from_static(end),
                 ..Default::default()
             };
             // The branch that is not taken is asked for as well.
@@ -407,7 +412,7 @@ fn write(
                 ..TxnRequest::default()
             });
             model
-                .read(caller, first, if has_keys { end } else { b"" })
+                .read(caller, first, end)
                 .and_then(|()| model.write(caller, second, b""))
                 .and_then(|()| model.write(caller, third, b""))
                 .and_then(|()| model.write(caller, second, b""))

@@ -27,7 +27,6 @@ pub fn run_frames(data: &[u8]) {
     let mut script = Script::new(data);
     let (cut, gzip) = (script.u8(), script.flip());
     let bytes = script.rest();
-    assert_eq!(fuzzing::frames(pieces(bytes, 0)), fuzzing::frames(pieces(bytes, cut)));
     let whole = fuzzing::messages(pieces(bytes, 0), MESSAGE_BYTES_MAX, gzip);
     let cut = fuzzing::messages(pieces(bytes, cut), MESSAGE_BYTES_MAX, gzip);
     assert_eq!(whole, cut);
@@ -43,7 +42,6 @@ pub fn seeds_frames() -> Vec<Vec<u8>> {
         b"\x03\0\0\0\0\0\x03abc\0\0\0\0\0\0\0\0\0\x01d".to_vec(),
         [b"\x02\x01".as_slice(), &packed].concat(),
         [b"\x07\x01".as_slice(), &packed, b"\0\0\0\0\x01x"].concat(),
-        b"\x00\x00\0\0\x04\0\0\0\0\0\0\0\x08\x06\0\0\0\0\x0012345678".to_vec(),
     ]
 }
 
@@ -71,7 +69,7 @@ impl Service for Echo {
 
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
         assert!(message.len() <= MESSAGE_BYTES_MAX);
-        let _ = (head.get("token"), head.requires_leader, head.client_api_version.is_some());
+        let _ = (head.get("token"), head.requires_leader, head.client_api_version().is_some());
         match head.method {
             0 => Unary::Done(Ok(Answer::Whole(message))),
             1 => Unary::Later(Box::pin(async move {
@@ -86,7 +84,8 @@ impl Service for Echo {
                     left -= part;
                     Poll::Ready(Ok((part > 0).then(|| Bytes::from(vec![7; part]))))
                 });
-                Unary::Done(Ok(Answer::Pieces { len, source, held: Rc::default() }))
+                let (beginning, held) = (Box::default(), Rc::default());
+                Unary::Done(Ok(Answer::Pieces { len, beginning, source, held }))
             }
         }
     }

@@ -48,6 +48,7 @@ mod naive;
 #[path = "../../mvcc/tests/it/operations.rs"]
 mod operations;
 pub mod peer_port;
+mod permission_tree;
 pub mod raft_node;
 #[allow(dead_code, reason = "it belongs to the tests of mvcc")]
 #[path = "../../mvcc/tests/it/random.rs"]
