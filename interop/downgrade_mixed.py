@@ -6,7 +6,8 @@ older one, waits until every member says that its storage is ready for it, resta
 binary (Mainstay: with the older `--api-version`) while a key is written, waits until the cluster says that it is the older one
 and that no downgrade is under way, and goes up again in the same way. After each step every member is asked for the release of
 the cluster, its storage version, and the downgrade. What real etcd alone says after each step is what every mixture has to
-say. At the end every member has the same HashKV.
+say. At the end every member has the same HashKV. Then authentication is switched on, and every member is asked by root to promote
+a member that is no learner, and one that is not there: those that do not lead hand it on to the one that does, with root's token.
 """
 
 import argparse
@@ -117,6 +118,19 @@ class Cluster:
                 raise RuntimeError(f"member {member} does not take a put after its restart")
             time.sleep(0.2)
 
+    def promotions(self):
+        """What each member says to root's promotions, with authentication on."""
+        for command in (["user", "add", "root:r"], ["role", "add", "root"], ["user", "grant-role", "root", "root"], ["auth", "enable"]):
+            self.ctl(0, *command)
+        voter = json.loads(self.ctl(0, "--user=root:r", "member", "list", "--write-out=json"))["members"][0]["ID"]
+        said = []
+        for member in range(MEMBERS):
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while self.ctl(member, "--user=root:r", "get", "nothing") and time.monotonic() < deadline:
+                time.sleep(0.2)
+            said.append([self.ctl(member, "--user=root:r", "member", "promote", which) for which in (f"{voter:x}", "5")])
+        return said
+
 
 def rehearse(args, kinds, directory):
     """Takes one mixture down and up; a list of what was seen at each step, and the hashes."""
@@ -144,7 +158,7 @@ def rehearse(args, kinds, directory):
             "no downgrade", lambda s: (s["cluster"], s.get("storage"), s.get("target")) == (new, f"{new}.0", "")))
         note("enabled", cluster.ctl(MEMBERS - 1, "downgrade", "enable", f"{old}.0"))
         note("ready", cluster.until(
-            "storage of the older release", lambda s: (s.get("storage"), s.get("target")) == (f"{old}.0", f"{old}.0")))
+            "storage of the older release", lambda s: (s["cluster"], s.get("storage"), s.get("target")) == (old, f"{old}.0", f"{old}.0")))
         for release, step in ((old, "down"), (new, "up")):
             for member in range(MEMBERS):
                 cluster.stop(member)
@@ -155,9 +169,11 @@ def rehearse(args, kinds, directory):
             note(step, cluster.until(
                 f"the cluster is {release}", lambda s: (s["cluster"], s.get("storage"), s.get("target"))
                 == (release, f"{release}.0", "")))
-        return seen, {
-            cluster.ctl(n, "get", "written", "--write-out=simple") for n in range(MEMBERS)
-        }, [json.loads(cluster.ctl(n, "endpoint", "hashkv", "--write-out=json"))[0]["HashKV"]["hash"] for n in range(MEMBERS)]
+        values = {cluster.ctl(n, "get", "written", "--write-out=simple") for n in range(MEMBERS)}
+        hashes = [json.loads(cluster.ctl(n, "endpoint", "hashkv", "--write-out=json"))[0]["HashKV"]["hash"] for n in range(MEMBERS)]
+        for member, said in enumerate(cluster.promotions()):
+            note(f"promotions at {member}", said)
+        return seen, values, hashes
     finally:
         for member in range(MEMBERS):
             cluster.stop(member, signal.SIGKILL)

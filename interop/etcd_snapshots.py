@@ -229,6 +229,12 @@ class World:
         member = Member(self, name, program)
         until("the cluster takes a member", lambda: leader.post(
             "cluster/member/add", peerURLs=[member.peer_url], isLearner=learner))
+        # A new member goes by the list of the first one that answers it, which may not have heard of it yet; then it ends, as an
+        # etcd would.
+        for other in [other for other in self.members if other.process]:
+            until(f"{other.name} has heard of the new member", lambda: any(
+                member.peer_url in one["peerURLs"]
+                for one in other.post("cluster/member/list", linearizable=True)["members"]))
         self.members.append(member)
         member.start(self.members, "existing")
         return member

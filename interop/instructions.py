@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """How many instructions a server spends on a put and on a range.
 
-    interop/instructions.py --server NAME=PATH [--server ...] [--runs 2] [--functions 30] [--most put=N --most range=N]
+    interop/instructions.py --server NAME=PATH [--server ...] [--runs 2] [--top 20] [--functions 30] [--most put=N --most range=N]
 
 Each server runs under valgrind's callgrind, fresh for each figure: 200 puts, then 1,000 requests to warm up, then 4,000
 that are counted (user space, all threads), by h2load on four connections with ten streams each. A put writes 1 KiB to one
 key, a range reads it. Unlike times, the figures hardly depend on what else the machine does: two runs differ by some tens.
-Builds are comparable only if they have the same profile. With --functions N also prints the N functions that differ
+Builds are comparable only if they have the same profile. With --top N also prints the N functions of each server that
+take most of their own. With --functions N also prints the N functions that differ
 most between the first server and each other one, in instructions per request of their own. With --most it fails if a server
 needs more than so many, in the best of its runs.
 Needs valgrind and h2load (Debian: valgrind, nghttp2-client).
@@ -122,10 +123,17 @@ def differences(first, other, count):
         print(f"  {other[name] - first[name]:+9.1f} {first[name]:9.1f} {other[name]:9.1f}  {name[:150]}")
 
 
+def top(figures, count):
+    whole = sum(figures.values())
+    for name, figure in figures.most_common(count):
+        print(f"  {figure:9.1f} {figure / whole:6.1%}  {name[:150]}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
     parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--top", type=int, default=0)
     parser.add_argument("--functions", type=int, default=0)
     parser.add_argument("--most", action="append", default=[], metavar="METHOD=N", help="put or range, and its limit")
     parser.add_argument("--port", type=int, default=23790)
@@ -149,6 +157,10 @@ def main():
             if method in limits and min(figures) > limits[method]:
                 beyond.append(f"{name}: {min(figures):.0f} instructions for a {method}, of {limits[method]} that it may take")
         print(f"| {name} |{line}", flush=True)
+    for name in servers if args.top else ():
+        for method in METHODS:
+            print(f"\n{method}: {name}")
+            top(by_function(last[name, method]), args.top)
     first, *others = servers
     for other in others if args.functions else ():
         for method in METHODS:

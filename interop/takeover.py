@@ -13,6 +13,8 @@ The binary is changed, and nothing else: Mainstay is started with etcd's flags o
   doctor   three members with TLS for clients and members, certificates of both, and users. What `mainstay doctor migrate` has to name
            before the first step: a member that is stopped, two that do not reach each other, NOSPACE, too little disk, a call without
            the user root. Then, without --short, one member becomes Mainstay's, and etcd's again, by the commands that it names
+  leases   a lease whose client renews late is there as long as it is renewed, when three members whose leader is Mainstay's go on with
+           a leader that is etcd's, and, without --short, when one member goes back by `utl export`
   disk     the disk is too small for both. Mainstay says so and ends, etcd's files are as they were, and etcd goes on
            (a tmpfs is mounted, so this needs root)
 
@@ -46,7 +48,7 @@ from secured_clients import certificates
 
 PATIENCE_SECONDS = 60
 GUARDS = ("fffffffffffffff0-ffffffffffffffff.wal", "ffffffffffffffff-ffffffffffffffff.wal")
-PARTS = ("single", "kills", "cluster", "doctor", "disk")
+PARTS = ("single", "kills", "cluster", "doctor", "leases", "disk")
 
 
 def b64(text):
@@ -502,7 +504,9 @@ class Doctor:
             report = json.loads(done.stdout)
         except ValueError:
             raise Wrong(f"doctor migrate ended with {done.returncode}: {done.stdout} {done.stderr}") from None
-        report["names"] = sorted(finding["name"] for finding in report["findings"])
+        # Faults of the release that is tried are not what a cluster is set up for here; the doctor's own tests have that warning.
+        names = {finding["name"] for finding in report["findings"] if finding["severity"] == "error" or finding["name"] != "patch-releases"}
+        report["names"] = sorted(names)
         return done.returncode, report
 
     def next(self, to, flags=()):
@@ -705,6 +709,82 @@ def doctor(args, tally, etcd, directory):
             one.stop(signal.SIGKILL)
 
 
+class Held:
+    """A lease with a key, whose client renews it late: after more than half of its time."""
+
+    TTL_S, LATE_S, ROUNDS = 10, 6, 3
+
+    def __init__(self, member):
+        self.id = int(member.call("/v3/lease/grant", {"TTL": self.TTL_S})["ID"])
+        member.call("/v3/kv/put", {"key": b64("k/held"), "value": b64("1"), "lease": self.id})
+
+    def rest(self):
+        # Time is what a lease is about: nothing else tells that so much of it has passed.
+        time.sleep(self.LATE_S)
+
+    def renew(self, member):
+        """The time that it is given; 0 if it is gone."""
+        return int(member.call("/v3/lease/keepalive", {"ID": self.id})["result"].get("TTL", 0))
+
+    def keep(self, member, tally, what):
+        """It is renewed at once, as by a client that has waited for the step, and then late each time."""
+        given = [self.renew(member)]
+        for _ in range(self.ROUNDS):
+            self.rest()
+            given.append(self.renew(member))
+        tally.equal(given, [self.TTL_S] * (self.ROUNDS + 1), f"{what}: what each renewal gives")
+        count = member.call("/v3/kv/range", {"key": b64("k/held"), "count_only": True}).get("count")
+        tally.equal(count, "1", f"{what}: the key of a lease that is renewed")
+
+
+def leases(args, tally, etcd, directory):
+    release = release_of(etcd)
+    ports = free_ports(6)
+    names = ",".join(f"m{n}=http://127.0.0.1:{ports[3 + n]}" for n in range(3))
+    members = [Member(directory, f"m{n}", (ports[n], ports[3 + n]), names) for n in range(3)]
+    ours, *others = members
+    try:
+        for one in members:
+            one.start(etcd)
+        for one in members:
+            one.wait()
+        ours.stop()
+        ours.serve(args.mainstay)
+
+        def leads():
+            ours.lead(others)
+            status = ours.status()
+            return status.get("leader") == status["header"]["member_id"]
+
+        until("Mainstay leads", leads)
+        held = Held(ours)
+        held.rest()
+        ours.stop()
+        others[0].wait()
+        held.keep(others[0], tally, f"etcd {release}, three members, the lead goes to etcd")
+    finally:
+        for one in members:
+            one.stop(signal.SIGKILL)
+    back = way_back(args, etcd)
+    if args.short or not back:
+        return
+    alone = os.path.join(directory, "alone")
+    os.mkdir(alone)
+    member = single_member(alone)
+    try:
+        member.serve(etcd)
+        member.stop()
+        member.serve(args.mainstay)
+        held = Held(member)
+        held.rest()
+        member.stop()
+        member.export(args.mainstay, release_of(back))
+        member.serve(back)
+        held.keep(member, tally, f"etcd {release}, one member, back by export")
+    finally:
+        member.stop(signal.SIGKILL)
+
+
 def mount_small(path):
     """Mounts a tmpfs in which a member with few keys has space, and Mainstay's files beside it just so."""
     os.mkdir(path)
@@ -788,7 +868,7 @@ def main():
     for etcd in args.etcd:
         if "single" in wanted:
             runs += [(etcd, "single", lambda *given, how=how, apart=apart: single(*given, how, apart)) for how, apart in singles]
-        runs += [(etcd, part.__name__, part) for part in (kills, cluster, doctor, disk) if part.__name__ in wanted]
+        runs += [(etcd, part.__name__, part) for part in (kills, cluster, doctor, leases, disk) if part.__name__ in wanted]
     for etcd, name, run in runs:
         print(f"{name}, etcd {release_of(etcd)}", flush=True)
         directory, failed = tempfile.mkdtemp(prefix="takeover-"), tally.failed

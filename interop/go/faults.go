@@ -140,8 +140,9 @@ func (f *faults) lasting() time.Duration {
 
 func (f *faults) any() *cluster.Member { return f.cluster.Members[f.rng.IntN(len(f.cluster.Members))] }
 
+// leader waits for one also when the run is over meanwhile: a fault that has begun is carried to its end.
 func (f *faults) leader(ctx context.Context) (*cluster.Member, error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
 	return f.cluster.Leader(ctx)
 }
@@ -317,9 +318,36 @@ func (f *faults) replaceBy(m *cluster.Member, before func()) error {
 			return fmt.Errorf("add: %w", err)
 		}
 	}
+	// A new member goes by the list of the first one that answers it, however old that is: with its old id in it, etcd ends as
+	// one that was removed.
+	for _, other := range f.cluster.Alive() {
+		if err := hears(ctx, other); err != nil {
+			return err
+		}
+	}
 	if err := f.cluster.Rejoin(m); err != nil {
 		return err
 	}
 	before()
 	return m.Start()
+}
+
+// hears waits until a member has heard of all that was changed so far.
+func hears(ctx context.Context, m *cluster.Member) error {
+	c, err := cluster.Client(m)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for {
+		attempt, cancel := context.WithTimeout(ctx, changeLimit)
+		_, err := c.MemberList(attempt)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if !retriable(err) || !pause(ctx, 100*time.Millisecond) {
+			return fmt.Errorf("members at %s: %w", m.Name, err)
+		}
+	}
 }

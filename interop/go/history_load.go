@@ -256,6 +256,8 @@ func (l *load) contender(ctx context.Context, number int, m *cluster.Member) err
 		return err
 	}
 	defer c.Close()
+	// A lock that is given up is taken back without a deadline, at a member that does not come back until its client ends.
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(10*time.Second, func() { c.Close() }) })()
 	for ctx.Err() == nil {
 		if err := l.hold(ctx, c, number, m); err != nil && ctx.Err() == nil {
 			l.failures.add("lock: " + errorKind(err))

@@ -213,8 +213,9 @@ func (f *faults) replacement(ctx context.Context) error {
 	return f.stepped(kind, began, disturbed)
 }
 
+// nextMember waits for a leader as [faults.leader] does.
 func (f *faults) nextMember(ctx context.Context) (*cluster.Member, error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
 	return f.migration.next(ctx)
 }
@@ -233,6 +234,10 @@ func (f *faults) moments(limit time.Duration) []time.Duration {
 func (f *faults) disturb(ctx context.Context, m *cluster.Member) error {
 	if others := f.besides(); len(others) > 0 && f.rng.IntN(2) == 0 {
 		name := others[f.rng.IntN(len(others))]
+		// A member without data ends if it reaches nobody who tells it of the others, as etcd does.
+		met, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		m.WaitMet(met)
+		cancel()
 		f.injected.add(name)
 		return f.inject(ctx, name)
 	}

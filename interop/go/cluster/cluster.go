@@ -336,19 +336,37 @@ func (c *Cluster) SaveLogs(dir string) error {
 
 // Healthy asks /health once.
 func (m *Member) Healthy(ctx context.Context) bool {
+	body, err := page(ctx, "http://"+m.Endpoint+"/health")
+	return err == nil && bytes.Contains(body, []byte("true"))
+}
+
+// WaitMet waits until a member serves its peers, which it does once it knows who they are. It is no error if it does not, or
+// ends, in time.
+func (m *Member) WaitMet(ctx context.Context) {
+	for m.Running() {
+		if body, err := page(ctx, m.listenPeer+"/version"); err == nil && bytes.Contains(body, []byte("etcdserver")) {
+			return
+		}
+		if !pause(ctx, 20*time.Millisecond) {
+			return
+		}
+	}
+}
+
+// page is what a member answers over HTTP.
+func page(ctx context.Context, url string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.Endpoint+"/health", nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return false
+		return nil, err
 	}
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
-		return false
+		return nil, err
 	}
 	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	return err == nil && bytes.Contains(body, []byte("true"))
+	return io.ReadAll(answer.Body)
 }
 
 // Status asks the member itself, with no retries.

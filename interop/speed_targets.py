@@ -1,0 +1,332 @@
+#!/usr/bin/env python3
+"""The figures that Mainstay is to reach, beside real etcd and beside what a bare responder and a bare log cost.
+
+    interop/speed_targets.py --benchmark PATH --server etcd-3.6=PATH --server mainstay=target/release/mainstay \\
+        --mainstay target/release/mainstay [--runs 5] [--only bench,idle]
+
+The first server is what the others are compared with. Each load has a fresh server, the servers take turns within each run,
+and the table has the medians, with the goal of each figure and whether it is met. CPU is user and system time of the server's
+process for each request (event, renewal), from /proc. Loads are made by etcd's `benchmark`, by h2load (Debian:
+nghttp2-client), and by `mainstay bench`, whose own cost leaves more of the machine to the servers.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+from side_by_side import Server, frame, loads, measured, varint
+
+KEY = b"side-by-side"
+MILLION = 1_000_000
+
+
+class Load:
+    """What the loads share: the programs, and the address at which each server is started."""
+
+    def __init__(self, args, work):
+        self.args, self.work = args, work
+        self.endpoint = f"127.0.0.1:{args.port}"
+        self.cases = {name: (total, command) for name, total, command in loads(args.benchmark, args.scale, work)}
+
+    def call(self, method, *fields):
+        """A unary call, for what has to be there before a load."""
+        body = frame(os.path.join(self.work, "body"), *fields)
+        subprocess.run(["curl", "-s", "-o", os.devnull, "--http2-prior-knowledge", "-H", "content-type: application/grpc",
+                        "-H", "te: trailers", "--data-binary", f"@{body}", f"http://{self.endpoint}/{method}"], check=True)
+
+    def case(self, server, name):
+        """One of the loads of side_by_side.py."""
+        total, command = self.cases[name]
+        return measured(server, total, command(self.endpoint))
+
+    def bench(self, *words, endpoint=None):
+        """A load of `mainstay bench`, with what it read of the server at the port."""
+        command = [self.args.mainstay, "bench", f"--endpoints={endpoint or self.endpoint}", "--json=-", *words]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=900)
+        if done.returncode:
+            sys.exit(f"{' '.join(command)}:\n{done.stderr}")
+        row = json.loads(done.stdout)["rows"][0]["median"]
+        figures = {"rate": row["rate_per_s"]}
+        figures |= {name: row["latency_ms"][name] for name in ("p50", "p99")}
+        if row["server"]:
+            figures["cpu_us"] = row["server"]["cpu_us_per_operation"]
+        return figures
+
+
+def h2load_put(load, server):
+    return load.case(server, "put 1 KiB, h2load 100x10")
+
+
+def h2load_range(load, server):
+    return load.case(server, "range, h2load 100x10")
+
+
+def benchmark_put(load, server):
+    return load.case(server, "put 1 KiB, 500 clients")
+
+
+def benchmark_range(load, server):
+    return load.case(server, "range l, 1000 clients")
+
+
+def one_put(load, server):
+    figures = load.bench("--conns=1", "--clients=1", "put", "--val-size=1024", "--total=3000")
+    return figures | {"p50_of_bare": figures["p50"] / bare_put_ms(load)}
+
+
+def one_range(load, server):
+    figures = load.bench("--conns=1", "--clients=1", "range", KEY.decode(), "--total=20000")
+    return figures | {"p50_of_bare": figures["p50"] / bare_range_ms(load)}
+
+
+def bare_range_ms(load):
+    """The median of the same reads from a server that does nothing."""
+    command = [load.args.mainstay, "bench", "responder", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as responder:
+        try:
+            words = responder.stdout.readline().split()
+            endpoint = next(word for word in words if word.startswith("127.0.0.1:"))
+            return load.bench("--conns=1", "--clients=1", "range", KEY.decode(), "--total=20000", endpoint=endpoint)["p50"]
+        finally:
+            responder.terminate()
+
+
+def bare_put_ms(load):
+    """The same, and the median of an append of 1 KiB to a file that has its blocks, with fdatasync."""
+    times = []
+    with tempfile.NamedTemporaryFile(dir=load.args.dir, prefix="bare-log-") as file:
+        os.posix_fallocate(file.fileno(), 0, 16 << 20)
+        os.pwrite(file.fileno(), bytes(16 << 20), 0)
+        os.fsync(file.fileno())
+        record = os.urandom(1100)
+        for n in range(2000):
+            began = time.perf_counter()
+            os.pwrite(file.fileno(), record, n * len(record))
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - began)
+    return bare_range_ms(load) + statistics.median(times) * 1e3
+
+
+def large_values(load, server):
+    """Reads of one value of 1 MB by 1000 clients at once."""
+    load.call("etcdserverpb.KV/Put", (1, b"large"), (2, os.urandom(MILLION)))
+    figures = load.bench("--conns=1000", "--clients=1000", "range", "large", "--total=4000")
+    return figures | {"rss_mb": server.rss_mb()}
+
+
+def many_connections(load, server):
+    """Linearizable reads of 1000 connections with one call each at a time."""
+    return load.bench("--conns=1000", "--clients=1000", "range", KEY.decode(), "--total=100000")
+
+
+def fan_out(load, server):
+    """A hundred events for each of a thousand watchers on a hundred connections."""
+    cpu = server.cpu_s()
+    load.bench("--conns=100", "watch", "--streams=100", "--watch-per-stream=10", "--put-total=1000")
+    return {"cpu_us": (server.cpu_s() - cpu) / MILLION * 1e6}
+
+
+def renewals(load, server):
+    return load.bench("--conns=100", "--clients=100", "lease-keepalive", "--total=200000")
+
+
+class Connections:
+    """Connections that stay, each with a message or two on streams that stay open."""
+
+    SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+    ACK = b"\0\0\0\4\1\0\0\0\0"
+
+    def __init__(self, port):
+        self.port, self.sockets = port, []
+
+    @staticmethod
+    def _text(text):
+        # As HPACK has lengths below 127.
+        return bytes([len(text)]) + text.encode()
+
+    def _frames(self, stream, method, message):
+        """HEADERS with literal fields that no table remembers, and DATA, which leaves the stream open if more may follow."""
+        fields = [(":method", "POST"), (":scheme", "http"), (":path", "/" + method), (":authority", "127.0.0.1"),
+                  ("te", "trailers"), ("content-type", "application/grpc"), ("user-agent", "speed-targets")]
+        block = b"".join(b"\0" + self._text(name) + self._text(value) for name, value in fields)
+        body = b"\0" + struct.pack(">I", len(message)) + message
+        end = 0 if method.rsplit("/", 1)[1] in ("Watch", "LeaseKeepAlive") else 1
+        return b"".join(struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+                        for kind, flags, payload in ((1, 4, block), (0, end, body)))
+
+    def open(self, count, *streams):
+        """`streams` has a method for each stream of a connection, and what gives its message for the number of the connection.
+        Returns when each had an answer."""
+        for _ in range(count):
+            connection = socket.create_connection(("127.0.0.1", self.port))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.sockets.append(connection)
+            connection.sendall(self.SETTINGS + self.ACK)
+            buffer = b""
+            for at, (method, message_of) in enumerate(streams):
+                connection.sendall(self._frames(2 * at + 1, method, message_of(len(self.sockets))))
+                buffer = self._until_data(connection, buffer)
+
+    @staticmethod
+    def _until_data(connection, buffer):
+        """Reads until a message came, and returns what came behind it."""
+        while True:
+            while len(buffer) >= 9 and len(buffer) >= (end := 9 + int.from_bytes(buffer[:3], "big")):
+                kind, buffer = buffer[3], buffer[end:]
+                if kind == 0:
+                    return buffer
+            data = connection.recv(65536)
+            if not data:
+                sys.exit("the server closed a connection that was to stay")
+            buffer += data
+
+    def close(self):
+        for connection in self.sockets:
+            connection.close()
+        self.sockets = []
+
+
+def message(*fields):
+    """A message of protocol buffers: bytes are fields of bytes, numbers are integers."""
+    out = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            out += bytes([number << 3]) + varint(value)
+        else:
+            out += bytes([number << 3 | 2]) + varint(len(value)) + value
+    return out
+
+
+def settled_rss_mb(server):
+    """Memory once it no longer changes: servers give buffers back some seconds after their last use."""
+    last, still = server.rss_mb(), 0
+    while still < 5:
+        time.sleep(1)
+        now = server.rss_mb()
+        still = still + 1 if abs(now - last) < 0.3 else 0
+        last = now
+    return last
+
+
+def idle_with(load, server, *streams):
+    connections, count = Connections(load.args.port), load.args.connections
+    try:
+        connections.open(500, *streams)
+        before = settled_rss_mb(server)
+        connections.open(count, *streams)
+        return {"kb_each": (settled_rss_mb(server) - before) * 1024 / count}
+    finally:
+        connections.close()
+
+
+def idle(load, server):
+    """Connections that made a call once."""
+    return idle_with(load, server, ("etcdserverpb.KV/Range", lambda _: message((1, KEY))))
+
+
+def idle_watch(load, server):
+    """Connections with a lease, a watch, and a stream on which the lease was renewed."""
+    return idle_with(load, server, ("etcdserverpb.Lease/LeaseGrant", lambda n: message((1, 3600), (2, n))),
+                     ("etcdserverpb.Watch/Watch", lambda n: message((1, message((1, b"watched/%d" % n))))),
+                     ("etcdserverpb.Lease/LeaseKeepAlive", lambda n: message((1, n))))
+
+
+def million(load, server):
+    """A million keys of 24 bytes with values of 256 bytes: memory after the load and after a restart, which kill -9 begins."""
+    subprocess.run([load.args.benchmark, f"--endpoints={load.endpoint}", "--conns=100", "--clients=1000", "put",
+                    f"--total={MILLION}", "--val-size=256", "--key-size=24", "--sequential-keys", f"--key-space-size={MILLION}"],
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    loaded = settled_rss_mb(server)
+    server.stop(signal.SIGKILL)
+    server.start()
+    return {"rss_mb": loaded, "restart_s": server.ready_s, "rss_mb_restarted": settled_rss_mb(server)}
+
+
+# Each load with its goals: a figure, what it is compared with, and the bound. "of": times the first server's, at most; "times": times
+# the first server's, at least; "at most": as it is.
+LOADS = {
+    "h2load-put": (h2load_put, [("cpu_us", "of", 1 / 13), ("rate", "times", 8)]),
+    "h2load-range": (h2load_range, [("cpu_us", "of", 1 / 18), ("rate", "times", 6)]),
+    "benchmark-put": (benchmark_put, [("cpu_us", "of", 7 / 67.6), ("p99", "of", 0.4)]),
+    "benchmark-range": (benchmark_range, [("cpu_us", "of", 3 / 38.6), ("p99", "of", 0.4)]),
+    "one-put": (one_put, [("p50_of_bare", "at most", 1.3), ("cpu_us", "of", 65 / 250)]),
+    "one-range": (one_range, [("p50_of_bare", "at most", 1.3)]),
+    "large-values": (large_values, [("cpu_us", "of", 1 / 4), ("rss_mb", "at most", 200)]),
+    "many-connections": (many_connections, [("cpu_us", "of", 1 / 5)]),
+    "fan-out": (fan_out, [("cpu_us", "of", 0.8 / 6.9)]),
+    "renewals": (renewals, [("cpu_us", "of", 3 / 28.5)]),
+    "idle": (idle, [("kb_each", "at most", 2)]),
+    "idle-watch": (idle_watch, [("kb_each", "at most", 3)]),
+    "million": (million, [("rss_mb", "at most", 160), ("rss_mb_restarted", "at most", 160), ("restart_s", "at most", 0.3)]),
+}
+
+
+def judged(kind, bound, value, first):
+    """The words of a goal, and whether it is met."""
+    if kind == "at most":
+        return f"at most {bound:g}", value <= bound
+    ratio = value / first
+    if kind == "of":
+        return f"at most {bound:.3f} of it: {ratio:.3f}", ratio <= bound
+    return f"at least {bound:g} times it: {ratio:.1f}", ratio >= bound
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--benchmark", required=True, help="etcd's benchmark tool")
+    parser.add_argument("--mainstay", required=True, help="whose `bench` makes loads")
+    parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
+    parser.add_argument("--port", type=int, default=23790)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="how many requests of etcd's `benchmark` and h2load, as a factor")
+    parser.add_argument("--connections", type=int, default=5000, help="idle ones")
+    parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the bare log is written: on the disk of the servers")
+    parser.add_argument("--only", help="some of: " + ",".join(LOADS))
+    args = parser.parse_args()
+    wanted = (args.only or ",".join(LOADS)).split(",")
+    if unknown := set(wanted) - set(LOADS):
+        parser.error(f"--only is of {', '.join(LOADS)}, not {', '.join(sorted(unknown))}")
+    if any(name.startswith("h2load") for name in wanted) and not shutil.which("h2load"):
+        parser.error("h2load is not installed (Debian: nghttp2-client)")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    servers, results = [pair.split("=", 1) for pair in args.server], {}
+    with tempfile.TemporaryDirectory() as work:
+        load = Load(args, work)
+        for run in range(args.runs):
+            for name in wanted:
+                for server_name, path in servers:
+                    server = Server(server_name, path, args.port)
+                    load.call("etcdserverpb.KV/Put", (1, KEY), (2, b"v" * 1024))
+                    figures = LOADS[name][0](load, server)
+                    server.stop()
+                    server.clean()
+                    results.setdefault((name, server_name), []).append(figures)
+                    words = " ".join(f"{figure} {value:.4g}" for figure, value in figures.items())
+                    print(f"run {run + 1} {name:<16} {server_name:<10} {words}", file=sys.stderr, flush=True)
+    median = lambda name, server, figure: statistics.median(figures[figure] for figures in results[name, server])
+    print("| load | figure | " + " | ".join(name for name, _ in servers) + " | goal | met |")
+    print("|---|---|" + "---|" * len(servers) + "---|---|")
+    for name in wanted:
+        goals = {figure: (kind, bound) for figure, kind, bound in LOADS[name][1]}
+        for figure in results[name, servers[0][0]][0]:
+            values = [median(name, server, figure) for server, _ in servers]
+            goal, met = "", ""
+            if figure in goals:
+                goal, is_met = judged(*goals[figure], values[-1], values[0])
+                met = "yes" if is_met else "**no**"
+            print(f"| {name} | {figure} | " + " | ".join(f"{value:.4g}" for value in values) + f" | {goal} | {met} |")
+
+
+if __name__ == "__main__":
+    main()
