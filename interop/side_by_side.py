@@ -108,7 +108,8 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", text).group(1)) / 1024
 
     def fsyncs(self):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+        url = f"{self.scheme()}://127.0.0.1:{self.port}/metrics"
+        with urllib.request.urlopen(url, timeout=10, context=self.trust()) as answer:
             text = answer.read().decode()
         names = ("etcd_disk_wal_fsync_duration_seconds_count", "etcd_disk_backend_commit_duration_seconds_count")
         return sum(float(re.search(rf"^{name} (\S+)", text, re.M).group(1)) for name in names)

@@ -2,12 +2,13 @@
 """The figures that Mainstay is to reach, beside real etcd and beside what a bare responder and a bare log cost.
 
     interop/speed_targets.py --benchmark PATH --server etcd-3.6=PATH --server mainstay=target/release/mainstay \\
-        --mainstay target/release/mainstay [--runs 5] [--only bench,idle]
+        --mainstay target/release/mainstay [--runs 5] [--only h2load-put,idle] [--tls]
 
 The first server is what the others are compared with. Each load has a fresh server, the servers take turns within each run,
 and the table has the medians, with the goal of each figure and whether it is met. CPU is user and system time of the server's
-process for each request (event, renewal), from /proc. Loads are made by etcd's `benchmark`, by h2load (Debian:
-nghttp2-client), and by `mainstay bench`, whose own cost leaves more of the machine to the servers.
+process (of all three members, where there are three) for each request (event, renewal), from /proc. Loads are made by etcd's
+`benchmark`, by h2load (Debian: nghttp2-client), and by `mainstay bench`, whose own cost leaves more of the machine to the servers.
+With --tls clients come over TLS; the goals are those of plain connections all the same. Needs openssl for that.
 """
 
 import argparse
@@ -17,14 +18,19 @@ import resource
 import shutil
 import signal
 import socket
+import ssl
 import statistics
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
-from side_by_side import Server, frame, loads, measured, varint
+import cluster_side_by_side
+from secured_clients import certificates
+from security_cost import SecureServer
+from side_by_side import frame, loads, measured, varint
 
 KEY = b"side-by-side"
 MILLION = 1_000_000
@@ -35,23 +41,52 @@ class Load:
 
     def __init__(self, args, work):
         self.args, self.work = args, work
-        self.endpoint = f"127.0.0.1:{args.port}"
+        self.endpoint, self.trust, self.certificates = f"127.0.0.1:{args.port}", None, None
+        if args.tls:
+            self.certificates = os.path.join(work, "certificates")
+            os.mkdir(self.certificates)
+            certificates(self.certificates, ["server", "client-root"], 10)
+            self.trust = ssl.create_default_context(cafile=f"{self.certificates}/ca.crt")
+            self.trust.set_alpn_protocols(["h2"])
         self.cases = {name: (total, command) for name, total, command in loads(args.benchmark, args.scale, work)}
 
+    def server(self, name, path):
+        server = SecureServer(name, path, self.args.port, self.certificates)
+        self.call("etcdserverpb.KV/Put", (1, KEY), (2, b"v" * 1024))
+        return server
+
+    def url(self):
+        return f"{'https' if self.certificates else 'http'}://{self.endpoint}"
+
     def call(self, method, *fields):
-        """A unary call, for what has to be there before a load."""
-        body = frame(os.path.join(self.work, "body"), *fields)
-        subprocess.run(["curl", "-s", "-o", os.devnull, "--http2-prior-knowledge", "-H", "content-type: application/grpc",
-                        "-H", "te: trailers", "--data-binary", f"@{body}", f"http://{self.endpoint}/{method}"], check=True)
+        """A unary call."""
+        trust = ["--cacert", f"{self.certificates}/ca.crt"] if self.certificates else ["--http2-prior-knowledge"]
+        body = frame(os.path.join(self.work, f"body-{threading.get_ident()}"), *fields)
+        subprocess.run(["curl", "-sf", "-o", os.devnull, *trust, "-H", "content-type: application/grpc", "-H", "te: trailers",
+                        "--data-binary", f"@{body}", f"{self.url()}/{method}"], check=True)
+
+    def ctl(self):
+        trust = [f"--cacert={self.certificates}/ca.crt"] if self.certificates else []
+        return [self.args.mainstay, "ctl", f"--endpoints={self.url()}", *trust]
+
+    def benchmark(self):
+        trust = [f"--cacert={self.certificates}/ca.crt"] if self.certificates else []
+        return [self.args.benchmark, f"--endpoints={self.url()}", *trust]
 
     def case(self, server, name):
         """One of the loads of side_by_side.py."""
         total, command = self.cases[name]
-        return measured(server, total, command(self.endpoint))
+        words = command(self.endpoint)
+        if self.certificates:
+            words = [word.replace("http://", "https://") for word in words]
+            if words[0] != "h2load":
+                words[:2] = self.benchmark()
+        return measured(server, total, words)
 
     def bench(self, *words, endpoint=None):
-        """A load of `mainstay bench`, with what it read of the server at the port."""
-        command = [self.args.mainstay, "bench", f"--endpoints={endpoint or self.endpoint}", "--json=-", *words]
+        """A load of `mainstay bench`, with what it read of the server at the port. Another endpoint is a plain one."""
+        trust = [f"--cacert={self.certificates}/ca.crt"] if self.certificates and not endpoint else []
+        command = [self.args.mainstay, "bench", f"--endpoints={endpoint or self.url()}", *trust, "--json=-", *words]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=900)
         if done.returncode:
             sys.exit(f"{' '.join(command)}:\n{done.stderr}")
@@ -146,8 +181,8 @@ class Connections:
     SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
     ACK = b"\0\0\0\4\1\0\0\0\0"
 
-    def __init__(self, port):
-        self.port, self.sockets = port, []
+    def __init__(self, port, trust):
+        self.port, self.trust, self.sockets = port, trust, []
 
     @staticmethod
     def _text(text):
@@ -170,6 +205,8 @@ class Connections:
         for _ in range(count):
             connection = socket.create_connection(("127.0.0.1", self.port))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.trust:
+                connection = self.trust.wrap_socket(connection, server_hostname="127.0.0.1")
             self.sockets.append(connection)
             connection.sendall(self.SETTINGS + self.ACK)
             buffer = b""
@@ -219,7 +256,7 @@ def settled_rss_mb(server):
 
 
 def idle_with(load, server, *streams):
-    connections, count = Connections(load.args.port), load.args.connections
+    connections, count = Connections(load.args.port, load.trust), load.args.connections
     try:
         connections.open(500, *streams)
         before = settled_rss_mb(server)
@@ -241,9 +278,89 @@ def idle_watch(load, server):
                      ("etcdserverpb.Lease/LeaseKeepAlive", lambda n: message((1, n))))
 
 
+def paced(load, seconds=8):
+    """The p99 of reads and of writes, in ms, both at held rates that leave most of the machine free, and both at once."""
+    found = {}
+
+    def run(name, *words):
+        found[name] = load.bench("--conns=10", "--clients=50", *words, f"--duration={seconds}s", "--total=0")["p99"]
+
+    writes = threading.Thread(target=run, args=("write", "put", "--val-size=256", "--rate=500"))
+    writes.start()
+    run("read", "range", KEY.decode(), "--rate=2000")
+    writes.join()
+    return found
+
+
+def beside(load, alone, busy):
+    """How much longer p99 is while `busy` is called again and again, and how often it was."""
+    over, times = threading.Event(), 0
+
+    def again():
+        nonlocal times
+        while not over.is_set():
+            busy()
+            times += 1
+
+    other = threading.Thread(target=again)
+    other.start()
+    found = paced(load)
+    over.set()
+    other.join()
+    figures = {f"{name}_p99": found[name] for name in found}
+    return figures | {f"{name}_p99_of_alone": found[name] / alone[name] for name in found} | {"times": times}
+
+
+def fill(load, keys, value_bytes, rounds=1):
+    load.bench("--conns=10", "--clients=500", "put", f"--val-size={value_bytes}", "--sequential-keys",
+               f"--key-space-size={keys}", f"--total={keys * rounds}")
+
+
+def expensive_list(load, server):
+    """Cheap reads and writes while one client reads 20,000 keys of 1 KiB again and again."""
+    fill(load, 20_000, 1024)
+    alone = paced(load)
+    return beside(load, alone, lambda: load.call("etcdserverpb.KV/Range", (1, b"\0"), (2, b"\0")))
+
+
+def maintenance(load, server):
+    """The same while the history of 200,000 keys is compacted, hashed, and sent as a snapshot."""
+    fill(load, 200_000, 256, rounds=3)
+    alone = paced(load)
+    revision = 0
+
+    def busy():
+        nonlocal revision
+        # In parts, so that it goes on all the time that is measured.
+        revision += 20_000 if revision < 600_000 else 100
+        subprocess.run([*load.ctl(), "compact", str(revision), "--physical"], stdout=subprocess.DEVNULL, check=True)
+        load.call("etcdserverpb.Maintenance/HashKV")
+        load.call("etcdserverpb.Maintenance/Snapshot")
+
+    return beside(load, alone, busy)
+
+
+def heartbeats(load, server):
+    """A second's worth of renewals of 20,000 connections that renew every four seconds, as much as 100,000 do that renew every 20:
+    the share of a core that they take."""
+    figures = load.bench("--conns=20000", "--clients=20000", "lease-keepalive", "--rate=5000", "--total=100000")
+    return {"core": figures["cpu_us"] * 5000 / 1e6, "p99": figures["p99"]}
+
+
+def three(name):
+    """A load of cluster_side_by_side.py."""
+    def measure(load, cluster):
+        case = next(each for each in cluster_side_by_side.loads(load.args.scale) if each.name == name)
+        rows = case.measure(load.args.benchmark, cluster).values()
+        return {"cpu_us": next(iter(rows))["cpu_ms_per_1000"], "rate": sum(row["rate"] for row in rows)}
+
+    measure.members = 3
+    return measure
+
+
 def million(load, server):
     """A million keys of 24 bytes with values of 256 bytes: memory after the load and after a restart, which kill -9 begins."""
-    subprocess.run([load.args.benchmark, f"--endpoints={load.endpoint}", "--conns=100", "--clients=1000", "put",
+    subprocess.run([*load.benchmark(), "--conns=100", "--clients=1000", "put",
                     f"--total={MILLION}", "--val-size=256", "--key-size=24", "--sequential-keys", f"--key-space-size={MILLION}"],
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     loaded = settled_rss_mb(server)
@@ -267,6 +384,12 @@ LOADS = {
     "renewals": (renewals, [("cpu_us", "of", 3 / 28.5)]),
     "idle": (idle, [("kb_each", "at most", 2)]),
     "idle-watch": (idle_watch, [("kb_each", "at most", 3)]),
+    "heartbeats": (heartbeats, [("core", "at most", 0.1)]),
+    "list": (expensive_list, [("read_p99_of_alone", "at most", 1.2), ("write_p99_of_alone", "at most", 1.2)]),
+    "maintenance": (maintenance, [("read_p99_of_alone", "at most", 1.2), ("write_p99_of_alone", "at most", 1.2)]),
+    "three-put": (three("put 1 KiB, 500 clients"), [("cpu_us", "of", 14 / 143), ("rate", "times", 4)]),
+    "three-range": (three("range l, 1000 clients"), [("cpu_us", "of", 5 / 41)]),
+    "three-mixed": (three("80 % range l, 20 % put 1 KiB"), [("cpu_us", "of", 10 / 90)]),
     "million": (million, [("rss_mb", "at most", 160), ("rss_mb_restarted", "at most", 160), ("restart_s", "at most", 0.3)]),
 }
 
@@ -290,27 +413,36 @@ def main():
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="how many requests of etcd's `benchmark` and h2load, as a factor")
     parser.add_argument("--connections", type=int, default=5000, help="idle ones")
+    parser.add_argument("--tls", action="store_true", help="clients come over TLS; not for three members")
     parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the bare log is written: on the disk of the servers")
     parser.add_argument("--only", help="some of: " + ",".join(LOADS))
     args = parser.parse_args()
-    wanted = (args.only or ",".join(LOADS)).split(",")
+    members = lambda name: getattr(LOADS[name][0], "members", 1)
+    wanted = (args.only or ",".join(name for name in LOADS if not args.tls or members(name) == 1)).split(",")
     if unknown := set(wanted) - set(LOADS):
         parser.error(f"--only is of {', '.join(LOADS)}, not {', '.join(sorted(unknown))}")
+    if args.tls and any(members(name) > 1 for name in wanted):
+        parser.error("--tls is for one member")
     if any(name.startswith("h2load") for name in wanted) and not shutil.which("h2load"):
         parser.error("h2load is not installed (Debian: nghttp2-client)")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     servers, results = [pair.split("=", 1) for pair in args.server], {}
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory(prefix="speed-targets-") as work:
         load = Load(args, work)
         for run in range(args.runs):
             for name in wanted:
                 for server_name, path in servers:
-                    server = Server(server_name, path, args.port)
-                    load.call("etcdserverpb.KV/Put", (1, KEY), (2, b"v" * 1024))
-                    figures = LOADS[name][0](load, server)
-                    server.stop()
-                    server.clean()
+                    if members(name) > 1:
+                        server = cluster_side_by_side.Cluster(server_name, path, args.port, members(name), [])
+                        cluster_side_by_side.call(server, "Put", (1, KEY), (2, b"v" * 1024))
+                        figures = LOADS[name][0](load, server)
+                        server.stop()
+                    else:
+                        server = load.server(server_name, path)
+                        figures = LOADS[name][0](load, server)
+                        server.stop()
+                        server.clean()
                     results.setdefault((name, server_name), []).append(figures)
                     words = " ".join(f"{figure} {value:.4g}" for figure, value in figures.items())
                     print(f"run {run + 1} {name:<16} {server_name:<10} {words}", file=sys.stderr, flush=True)
