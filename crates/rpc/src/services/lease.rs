@@ -17,7 +17,7 @@ use api::etcdserverpb::{
     LeaseRevokeRequest, LeaseRevokeResponse, LeaseStatus, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
     ResponseHeader,
 };
-use api::wire::{field_len, number_len, put_field, put_field_head, put_number};
+use api::wire::{NumberFields, field_len, number_len, put_field, put_field_head, put_number};
 use api::{Rpc, Status};
 use bytes::{Bytes, BytesMut};
 use front::{Account, Answer, Head, Held, Inbound, Outbound, Unary};
@@ -114,12 +114,17 @@ fn in_pieces(
     })
 }
 
+/// The most that a `LeaseKeepAliveResponse` has besides its header: two fields, each a tag and a varint of up to ten bytes.
+const KEEP_ALIVE_BYTES_MAX: usize = 2 * 11;
+
 /// A `LeaseKeepAliveResponse`.
 fn keep_alive_answer(header: &ResponseHeader, id: LeaseId, ttl: Seconds) -> Bytes {
-    let mut out = BytesMut::with_capacity(header_len(header) + number_len(id.0) + number_len(ttl.0));
+    let mut numbers = NumberFields::<KEEP_ALIVE_BYTES_MAX>::default();
+    numbers.push(2, id.0 as u64);
+    numbers.push(3, ttl.0 as u64);
+    let mut out = BytesMut::with_capacity(header_len(header) + numbers.as_slice().len());
     put_header(&mut out, header);
-    put_number(&mut out, 2, id.0);
-    put_number(&mut out, 3, ttl.0);
+    out.extend_from_slice(numbers.as_slice());
     out.freeze()
 }
 
