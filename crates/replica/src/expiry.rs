@@ -20,6 +20,7 @@
 //! once the revocation is applied. A lease is given out up to 100 ms late and never early.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroI64;
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,17 @@ struct Timer {
     noted_by: Index,
     /// The lease does not expire before this time: a renewal came before its deadline and waits for its round.
     held: Option<Instant>,
+    /// Set if [`Expiry::renew_alone`] may renew the lease.
+    alone: Option<Alone>,
+}
+
+/// A renewal of a lease needs nothing but a new deadline.
+#[derive(Clone, Copy, Debug)]
+struct Alone {
+    /// The TTL in seconds that the client is told. 0 would say that the lease is gone.
+    told: NonZeroI64,
+    /// [`Expiry::looks`] when the core said so. It holds as long as that has not changed.
+    looks: u64,
 }
 
 impl Timer {
@@ -69,6 +81,11 @@ pub struct Expiry {
     /// Slot and lease. A lease never stands behind the slot of its deadline.
     queue: BTreeSet<(u64, LeaseId)>,
     starting: Option<Starting>,
+    /// The latest time at which a lease was renewed. The core's time is that of the beginning of its turn, so its renewals would
+    /// otherwise take back a little of what a shard has just promised.
+    renewed_at: Instant,
+    /// How often the core has said that it has to look at each renewal again.
+    looks: u64,
 }
 
 /// The leases whose clocks are still to be started.
@@ -107,7 +124,14 @@ impl Starting {
 impl Expiry {
     /// Begins with no leases.
     pub fn new(now: Instant) -> Expiry {
-        Expiry { epoch: now, timers: BTreeMap::new(), queue: BTreeSet::new(), starting: None }
+        Expiry {
+            epoch: now,
+            timers: BTreeMap::new(),
+            queue: BTreeSet::new(),
+            starting: None,
+            renewed_at: now,
+            looks: 0,
+        }
     }
 
     /// Begins with these leases: each has the time left as of its last note, if it goes `by_notes`, or its whole TTL, and
@@ -178,7 +202,8 @@ impl Expiry {
         self.stop(id);
         let deadline = later(now, left);
         let slot = self.slot_of(deadline);
-        self.timers.insert(id, Timer { deadline, ttl, slot: Some(slot), noted_by: Index(0), held: None });
+        let timer = Timer { deadline, ttl, slot: Some(slot), noted_by: Index(0), held: None, alone: None };
+        self.timers.insert(id, timer);
         self.queue.insert((slot, id));
     }
 
@@ -213,6 +238,8 @@ impl Expiry {
     /// Renews a lease that exists, from `now` on, unless its time was up as of `as_of`. `held` is until when this renewal
     /// has held it.
     pub fn renew(&mut self, id: LeaseId, held: Instant, as_of: Instant, now: Instant) -> Renewed {
+        self.renewed_at = self.renewed_at.max(now);
+        let now = self.renewed_at;
         match self.timer(id) {
             None => Renewed::Unknown,
             Some(timer) if timer.ends() <= as_of => Renewed::Expired,
@@ -225,10 +252,47 @@ impl Expiry {
         }
     }
 
+    /// Renewals of this lease need nothing but a new deadline from now on, and are answered with the TTL `told`: until a time
+    /// left is noted of it, or [`Expiry::look_again`].
+    pub fn renews_alone(&mut self, id: LeaseId, told: Seconds) {
+        let looks = self.looks;
+        if let Some(timer) = self.timers.get_mut(&id) {
+            timer.alone = NonZeroI64::new(told.0).map(|told| Alone { told, looks });
+        }
+    }
+
+    /// Renews a lease if nothing but a new deadline is needed for it, and its time is not up. Returns the TTL that the client
+    /// is told; `None` if the core has to look at the renewal.
+    pub fn renew_alone(&mut self, id: LeaseId, now: Instant) -> Option<Seconds> {
+        let timer = self.timers.get_mut(&id)?;
+        let told = timer.alone.filter(|alone| alone.looks == self.looks)?.told;
+        let now = now.max(self.renewed_at);
+        // Stricter than the core, by whose time a lease may live on while apply is behind.
+        if timer.ends() <= now {
+            return None;
+        }
+        self.renewed_at = now;
+        timer.deadline = later(now, timer.ttl);
+        Some(Seconds(told.get()))
+    }
+
+    /// A time left of this lease is about to be noted: renewals have to take that back.
+    pub fn about_to_be_noted(&mut self, id: LeaseId) {
+        if let Some(timer) = self.timers.get_mut(&id) {
+            timer.alone = None;
+        }
+    }
+
+    /// The core has to look at the next renewal of each lease.
+    pub fn look_again(&mut self) {
+        self.looks += 1;
+    }
+
     /// The log entry `index` notes a time left of this lease, or takes such a note back.
     pub fn noted(&mut self, id: LeaseId, index: Index) {
         if let Some(timer) = self.timers.get_mut(&id) {
             timer.noted_by = index;
+            timer.alone = None;
         }
     }
 
@@ -338,6 +402,45 @@ mod tests {
         }
         assert_eq!(expiry.left(LeaseId(7), start + SECOND * 50), Some(SECOND));
         assert_eq!(expiry.expired(start + SECOND * 51, 10), [7].map(LeaseId));
+    }
+
+    #[test]
+    fn a_lease_is_renewed_alone_while_nothing_is_noted_of_it_and_its_time_is_not_up() {
+        let start = Instant::now();
+        let at = |seconds: u32| start + SECOND * seconds;
+        let (id, ttl) = (LeaseId(7), Some(Seconds(9)));
+        let mut expiry = Expiry::new(start);
+        expiry.start(id, 10 * SECOND, 10 * SECOND, start);
+        assert_eq!(expiry.renew_alone(id, at(1)), None, "nobody has said so");
+        assert_eq!(expiry.left(id, at(1)), Some(9 * SECOND));
+        expiry.renews_alone(id, Seconds(9));
+        assert_eq!(expiry.renew_alone(id, at(2)), ttl);
+        assert_eq!(expiry.left(id, at(2)), Some(10 * SECOND));
+        // The core's time is that of its turn's beginning: what was promised since stays.
+        assert_eq!(expiry.renew(id, at(1), at(1), at(1)), Renewed::Noted(Index(0)));
+        assert_eq!(expiry.left(id, at(2)), Some(10 * SECOND));
+        type End = fn(&mut Expiry);
+        let ends: [(&str, End); 4] = [
+            ("it is to be noted", |expiry| expiry.about_to_be_noted(LeaseId(7))),
+            ("it was noted", |expiry| expiry.noted(LeaseId(7), Index(3))),
+            ("all are looked at again", Expiry::look_again),
+            ("it was granted again", |expiry| {
+                let now = expiry.renewed_at;
+                expiry.start(LeaseId(7), 10 * SECOND, 10 * SECOND, now);
+            }),
+        ];
+        for (why, end) in ends {
+            end(&mut expiry);
+            assert_eq!(expiry.renew_alone(id, at(3)), None, "{why}");
+            expiry.renews_alone(id, Seconds(9));
+            assert_eq!(expiry.renew_alone(id, at(3)), ttl, "{why}");
+        }
+        assert_eq!(expiry.renew_alone(id, at(13)), None, "its time is up");
+        assert_eq!(expiry.expired(at(13), 10), [id]);
+        assert_eq!(expiry.renew_alone(id, at(13)), None);
+        expiry.stop(id);
+        expiry.renews_alone(id, Seconds(9));
+        assert_eq!(expiry.renew_alone(id, at(13)), None, "it is gone");
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! * [`long_reads`] registers readers of an old state, and what must not be removed for them; `attendance` knows which
 //!   shards serve watches, and what these were told.
 //! * [`transfer`] sends and receives whole states; [`joining`] determines the identity of a member without data; `expiry` keeps
-//!   the deadlines of leases; `arrivals` bounds messages of other members that wait for the core.
+//!   the deadlines of leases, which [`renewals`] shares with the shards; `arrivals` bounds messages of other members that wait for
+//!   the core.
 //! * [`browsers`] and [`expensive`] say which requests of clients are refused: by host and origin, and by how many there are.
 //! * [`peer_links`] are the connections with the other members: real ones, or those of a simulation.
 //!
@@ -27,6 +28,7 @@ pub mod long_reads;
 pub mod peer_answer;
 pub mod peer_links;
 pub mod pending;
+pub mod renewals;
 pub mod shared;
 pub mod stages;
 mod sync;

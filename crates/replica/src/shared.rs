@@ -24,6 +24,7 @@ use crate::expensive::ExpensiveCalls;
 use crate::inbox::{Inbox, Outbox};
 use crate::long_reads::LongReads;
 use crate::peer_links::PeerLinks;
+use crate::renewals::Renewals;
 use crate::stages::Stages;
 use clock::Clock;
 use storage::Identity;
@@ -151,6 +152,8 @@ pub struct Shared {
     pub callers: Callers,
     /// Expensive requests, and who sent them.
     pub slow_requests: SlowRequests,
+    /// Renewals of leases that need no other thread.
+    pub renewals: Arc<Renewals>,
     /// When the last entries passed each stage.
     pub stages: Stages,
     /// Memory that the core holds.
@@ -260,6 +263,7 @@ impl Shared {
             expensive: ExpensiveCalls::default(),
             callers: Callers::default(),
             slow_requests: SlowRequests::default(),
+            renewals: Arc::new(Renewals::new(Instant::now())),
             stages: Stages::default(),
             memory: CoreMemory::default(),
             tracer: OnceLock::new(),

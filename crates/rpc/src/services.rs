@@ -10,6 +10,7 @@ mod choose;
 mod cluster;
 mod downgrade;
 mod election;
+mod ending;
 mod kv;
 mod large_value;
 mod lease;
@@ -44,6 +45,7 @@ use front::{
 use numbers::{LeaseId, Revision, Seconds};
 use prost::Message;
 
+use self::ending::Ending;
 use self::principal::{Known, Principal, Unidentified, UserPermit};
 use self::stages::{Begun, Confirmed, Told};
 use crate::audit::{self, Auditor};
@@ -67,6 +69,8 @@ pub struct Services {
     counters: FrontCounters,
     logger: Arc<Logger>,
     closing: Closing,
+    /// The same for streams, of which there may be many.
+    ending: Rc<Ending>,
     pending: Rc<Pending>,
     values: Rc<LogValues>,
     hub: Rc<Hub>,
@@ -171,6 +175,7 @@ impl Services {
         let services = Rc::new(Services {
             rpcs: Rpc::ALL.into_iter().map(|rpc| (rpc.method().path, rpc)).collect(),
             closing: shard.closing,
+            ending: Rc::default(),
             counters,
             logger,
             pending: Rc::clone(&pending),
@@ -201,6 +206,11 @@ impl Services {
             flushing.poll_flush(context);
             Poll::Pending
         }));
+        let (ending, mut closing) = (Rc::clone(&services.ending), services.closing.clone());
+        tokio::task::spawn_local(async move {
+            closing.begun().await;
+            ending.begin();
+        });
         let (sweeping, clock) = (Rc::clone(&pending), shared.clock.clone());
         tokio::task::spawn_local(async move {
             loop {
@@ -390,6 +400,14 @@ impl Services {
         callers.insert(peer.ip(), Arc::clone(&caller));
         *self.caller.borrow_mut() = Some((peer.ip(), Arc::clone(&caller)));
         caller
+    }
+
+    /// The figures of the client whose call was counted last, without the lock that all shards share.
+    fn caller_just_counted(&self, peer: SocketAddr) -> Arc<Caller> {
+        match &*self.caller.borrow() {
+            Some((address, caller)) if *address == peer.ip() => Arc::clone(caller),
+            _ => self.caller_of(peer),
+        }
     }
 
     fn caller_of(&self, peer: SocketAddr) -> Arc<Caller> {
@@ -829,8 +847,8 @@ impl Services {
                 })
             }
             Rpc::LeaseKeepAlive => {
-                let caller = services.caller_of(head.peer);
-                Box::pin(services.lease_keep_alive(caller, head, inbound, outbound, spans))
+                let caller = services.caller_just_counted(head.peer);
+                Box::pin(services.lease_keep_alive(caller, &head, inbound, outbound, spans))
             }
             Rpc::KvRangeStream => Box::pin(async move {
                 let principal = services.identified(&head).await;

@@ -49,6 +49,7 @@ use planted::Bug;
 
 use super::{ReplyBody, RequestId};
 use crate::expiry::{Expiry, Renewed, noted_or_granted};
+use crate::renewals::Renewals;
 use telemetry::metrics::Metrics;
 
 /// Leases revoked between two ticks.
@@ -156,7 +157,10 @@ pub(super) enum Renewal {
 pub(super) struct LeaseClocks {
     rules: LeaseRules,
     metrics: Arc<Metrics>,
-    expiry: Expiry,
+    /// The clocks, which shards share.
+    renewals: Arc<Renewals>,
+    /// True if shards may renew leases.
+    open_to_shards: bool,
     time: LeaseTime,
     /// Clocks that run no more, to be forgotten in slices.
     forgotten: Vec<Expiry>,
@@ -189,11 +193,19 @@ pub(super) struct LeaseClocks {
 
 impl LeaseClocks {
     /// Returns clocks that do not run.
-    pub fn new(rules: LeaseRules, metrics: Arc<Metrics>, now: Instant) -> LeaseClocks {
+    pub fn new(
+        rules: LeaseRules,
+        renewals: Arc<Renewals>,
+        metrics: Arc<Metrics>,
+        now: Instant,
+    ) -> LeaseClocks {
+        renewals.set_open(false);
+        renewals.with(|expiry| *expiry = Expiry::new(now));
         LeaseClocks {
             rules,
             metrics,
-            expiry: Expiry::new(now),
+            renewals,
+            open_to_shards: false,
             time: LeaseTime::new(now),
             forgotten: Vec::new(),
             revokes_open: 0,
@@ -214,14 +226,22 @@ impl LeaseClocks {
 
     /// Returns the number of running clocks.
     pub fn running(&self) -> usize {
-        self.expiry.clocks()
+        self.renewals.with(|expiry| expiry.clocks())
+    }
+
+    /// Says if shards may renew leases by themselves: only while no other member can lead.
+    pub fn open_to_shards(&mut self, open: bool) {
+        if self.open_to_shards != open {
+            self.open_to_shards = open;
+            self.renewals.set_open(open);
+        }
     }
 
     /// Starts the clocks of a leader that has just settled: every lease gets its noted remaining time, or its whole TTL,
     /// from now on. Notes are `doubted` where a leader that runs etcd may have renewed leases since: then, and while such a
     /// doubt of before lasts, every lease gets its whole TTL, and all notes are taken back.
     pub fn start(&mut self, leases: &Leases, doubted: bool, now: Instant) {
-        if planted::is(Bug::OldLeaseDeadlines) && self.expiry.after(None, now).next().is_some() {
+        if planted::is(Bug::OldLeaseDeadlines) && self.running() > 0 {
             return;
         }
         self.doubt |= doubted;
@@ -234,7 +254,7 @@ impl LeaseClocks {
     }
 
     fn replace(&mut self, expiry: Expiry) {
-        self.forgotten.push(std::mem::replace(&mut self.expiry, expiry));
+        self.forgotten.push(self.renewals.with(|clocks| std::mem::replace(clocks, expiry)));
     }
 
     /// Stops all clocks, since this member leads no longer, or in another term. Returns the requests whose renewals are
@@ -243,6 +263,7 @@ impl LeaseClocks {
         if !planted::is(Bug::OldLeaseDeadlines) {
             self.replace(Expiry::new(now));
         }
+        self.open_to_shards(false);
         self.end_noting();
         (self.others, self.doubt_ends, self.none_noted) = (Others::Unheard, None, false);
         let waiting = std::mem::take(&mut self.renewals_of_expired);
@@ -267,7 +288,7 @@ impl LeaseClocks {
     pub fn granted(&mut self, id: LeaseId, ttl: Seconds, runs: bool, now: Instant) {
         let ttl = self.ttl_granted(ttl);
         if runs || planted::is(Bug::LeaseClocksKept) {
-            self.expiry.start(id, ttl.duration(), ttl.duration(), now);
+            self.renewals.with(|expiry| expiry.start(id, ttl.duration(), ttl.duration(), now));
         }
         self.metrics.lease.granted.inc();
         self.metrics.lease.ttl.observe(ttl.0 as f64);
@@ -275,7 +296,7 @@ impl LeaseClocks {
 
     /// A lease is gone. Returns who is to be told so.
     pub fn revoked(&mut self, id: LeaseId) -> Vec<(RequestId, Instant)> {
-        self.expiry.stop(id);
+        self.renewals.with(|expiry| expiry.stop(id));
         self.metrics.lease.revoked.inc();
         self.renewals_of_expired.remove(&id).unwrap_or_default()
     }
@@ -283,7 +304,7 @@ impl LeaseClocks {
     /// A renewal of this lease has come and is confirmed later: the lease does not expire until then.
     pub fn hold(&mut self, id: LeaseId, now: Instant) {
         if !planted::is(Bug::LeasesExpireBehind) {
-            self.expiry.hold(id, self.time.as_of, self.held_until(now));
+            self.renewals.with(|expiry| expiry.hold(id, self.time.as_of, self.held_until(now)));
         }
     }
 
@@ -318,7 +339,8 @@ impl LeaseClocks {
         now: Instant,
     ) -> Renewal {
         let lease = lease.map(|lease| (self.ttl_told(lease.ttl), lease.remaining > Seconds::ZERO));
-        let renewed = self.expiry.renew(id, self.held_until(since), self.time.as_of, now);
+        let held_until = self.held_until(since);
+        let renewed = self.renewals.with(|expiry| expiry.renew(id, held_until, self.time.as_of, now));
         let Some((ttl, noted)) = lease else { return Renewal::Answered(Seconds::ZERO) };
         let noted_by = match renewed {
             Renewed::Noted(index) => index,
@@ -334,14 +356,23 @@ impl LeaseClocks {
         self.metrics.lease.renewed.inc();
         let under_way = noted_by > applied && !planted::is(Bug::NoteOverRenewal);
         let in_doubt = self.doubt && noted_by == Index(0);
-        if noted || under_way || in_doubt { Renewal::TakesBack(ttl) } else { Renewal::Answered(ttl) }
+        if noted || under_way || in_doubt {
+            return Renewal::TakesBack(ttl);
+        }
+        self.renewals.with(|expiry| expiry.renews_alone(id, ttl));
+        Renewal::Answered(ttl)
     }
 
     /// The entry at this index notes these times left of leases, or takes notes back.
     pub fn noted(&mut self, checkpoints: &[LeaseCheckpoint], index: Index) {
-        for checkpoint in checkpoints {
-            self.expiry.noted(LeaseId(checkpoint.id), index);
-        }
+        self.renewals.with(|expiry| {
+            checkpoints.iter().for_each(|checkpoint| expiry.noted(LeaseId(checkpoint.id), index));
+        });
+    }
+
+    /// An entry that this leader has not proposed, or waits for no more, notes times left of leases.
+    pub fn noted_by_another(&mut self) {
+        self.renewals.with(Expiry::look_again);
     }
 
     /// Gives up renewals whose clients were told that they took too long; returns them.
@@ -363,7 +394,7 @@ impl LeaseClocks {
 
     /// The time of a lease, which the state has as `lease`; with its keys if they are asked for.
     pub fn time_to_live(&self, id: LeaseId, lease: Option<&Lease>, keys: bool, now: Instant) -> ReplyBody {
-        let (Some(lease), Some(left)) = (lease, self.expiry.left(id, now)) else {
+        let (Some(lease), Some(left)) = (lease, self.left(id, now)) else {
             return ReplyBody::TimeToLive {
                 ttl: Seconds(-1),
                 granted: Seconds::ZERO,
@@ -378,9 +409,14 @@ impl LeaseClocks {
         ReplyBody::TimeToLive { ttl, granted, keys }
     }
 
+    /// The time that the clock of a lease has left, if it runs.
+    fn left(&self, id: LeaseId, now: Instant) -> Option<Duration> {
+        self.renewals.with(|expiry| expiry.left(id, now))
+    }
+
     /// Returns the remaining time by which leases are listed. A member that does not lead uses the noted or granted time.
     fn listed_by(&self, id: LeaseId, lease: &Lease, now: Instant) -> Duration {
-        self.expiry.left(id, now).unwrap_or_else(|| noted_or_granted(lease, self.rules.ttl_min))
+        self.left(id, now).unwrap_or_else(|| noted_or_granted(lease, self.rules.ttl_min))
     }
 
     /// Returns all leases of the state: a small number sorted by remaining time, a large number as they are.
@@ -414,10 +450,12 @@ impl LeaseClocks {
 
     /// Starts the next slice of the clocks of a leader that has settled.
     pub fn start_some(&mut self, leases: &Leases) {
-        if self.expiry.is_starting() {
-            let some = if planted::is(Bug::LeasesAllAtOnce) { usize::MAX } else { LEASES_PER_TURN };
-            self.expiry.start_some(some, |id| leases.get(id).is_some());
-        }
+        self.renewals.with(|expiry| {
+            if expiry.is_starting() {
+                let some = if planted::is(Bug::LeasesAllAtOnce) { usize::MAX } else { LEASES_PER_TURN };
+                expiry.start_some(some, |id| leases.get(id).is_some());
+            }
+        });
     }
 
     /// Returns true if another slice of clocks can be forgotten at once.
@@ -433,12 +471,14 @@ impl LeaseClocks {
         has_room: impl FnOnce() -> bool,
         (last, applied): (Index, Index),
     ) -> bool {
-        let revoke = may_revoke && self.revokes_room() > 0 && self.expiry.is_due(self.time.as_of);
+        let may_revoke = may_revoke && self.revokes_room() > 0;
+        let (starts, is_due) =
+            self.renewals.with(|expiry| (expiry.is_starting(), may_revoke && expiry.is_due(self.time.as_of)));
         let note = match self.taking_back {
             Some(_) => self.may_take_back(),
             None => self.noting.is_some() && LeaseClocks::can_note(last, applied),
         };
-        self.expiry.is_starting() || revoke || note && has_room()
+        starts || is_due || note && has_room()
     }
 
     /// Returns true if the next notes may be taken back: none were refused since the last tick, and few are under way. More
@@ -460,10 +500,12 @@ impl LeaseClocks {
     /// The leases that are to be revoked now, their time being up. What had come by then was taken before.
     pub fn take_expired(&mut self) -> Vec<LeaseId> {
         let (room, as_of) = (self.revokes_room(), self.time.as_of);
-        if room == 0 || !self.expiry.is_due(as_of) {
+        if room == 0 {
             return Vec::new();
         }
-        let expired = self.expiry.expired(as_of, room);
+        let expired = self
+            .renewals
+            .with(|expiry| if expiry.is_due(as_of) { expiry.expired(as_of, room) } else { Vec::new() });
         self.metrics.lease.expired.add(expired.len() as u64);
         self.revokes_open += expired.len();
         self.revokes_allowed -= expired.len();
@@ -474,7 +516,7 @@ impl LeaseClocks {
     pub fn revocation_ended(&mut self, id: LeaseId, failed: bool, now: Instant) {
         self.revokes_open = self.revokes_open.saturating_sub(1);
         if failed {
-            self.expiry.retry(id, now, REVOKE_PAUSE);
+            self.renewals.with(|expiry| expiry.retry(id, now, REVOKE_PAUSE));
         }
     }
 
@@ -530,6 +572,10 @@ impl LeaseClocks {
 
     /// Begins to take back the notes of all leases, or of those that have one in this member's state.
     fn take_back(&mut self, of_all: bool) {
+        if of_all {
+            // As long as there is doubt, a renewal may have to take a note back that another member has.
+            self.renewals.with(Expiry::look_again);
+        }
         self.noting = None;
         self.taking_back = Some(TakingBack { behind: None, of_all });
     }
@@ -571,7 +617,7 @@ impl LeaseClocks {
         now: Instant,
     ) -> Option<Vec<LeaseCheckpoint>> {
         let last = node.standing().last;
-        if !has_room || self.expiry.is_starting() {
+        if !has_room || self.renewals.with(|expiry| expiry.is_starting()) {
             // A lease whose clock is still to be started would go by the note, as if it was from before.
             return None;
         }
@@ -591,22 +637,26 @@ impl LeaseClocks {
         }
         let mut notes = Vec::new();
         let mut looked = 0;
-        for (id, left) in self.expiry.after(noting.behind, now).take(LEASES_PER_TURN) {
-            looked += 1;
-            noting.behind = Some(id);
-            let Some(lease) = leases.get(id) else { continue };
-            let left = Seconds::rounded_up(left).max(Seconds(1));
-            let ttl = lease.ttl.max(self.rules.ttl_min).duration();
-            if ttl >= left.duration() + noting.used
-                && lease.remaining != left
-                && !noting.granted.contains(&id)
-            {
-                notes.push(LeaseCheckpoint { id: id.0, remaining_ttl: left.0 });
-                if notes.len() == NOTES_PER_ENTRY {
-                    break;
+        self.renewals.with(|expiry| {
+            for (id, left) in expiry.after(noting.behind, now).take(LEASES_PER_TURN) {
+                looked += 1;
+                noting.behind = Some(id);
+                let Some(lease) = leases.get(id) else { continue };
+                let left = Seconds::rounded_up(left).max(Seconds(1));
+                let ttl = lease.ttl.max(self.rules.ttl_min).duration();
+                if ttl >= left.duration() + noting.used
+                    && lease.remaining != left
+                    && !noting.granted.contains(&id)
+                {
+                    notes.push(LeaseCheckpoint { id: id.0, remaining_ttl: left.0 });
+                    if notes.len() == NOTES_PER_ENTRY {
+                        break;
+                    }
                 }
             }
-        }
+            // Under the lock: a shard must not renew a lease between the look and the note.
+            notes.iter().for_each(|note| expiry.about_to_be_noted(LeaseId(note.id)));
+        });
         if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
             self.noting = None;
         }
@@ -668,7 +718,12 @@ mod tests {
     }
 
     fn clocks(now: Instant) -> LeaseClocks {
-        let mut clocks = LeaseClocks::new(RULES, Arc::new(Metrics::new(&[], MetricsDetail::Basic)), now);
+        let mut clocks = LeaseClocks::new(
+            RULES,
+            Arc::new(Renewals::new(now)),
+            Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
+            now,
+        );
         clocks.allow_revokes();
         clocks
     }
@@ -761,7 +816,7 @@ mod tests {
     /// Starts the clocks of a leader, all of them.
     fn lead(clocks: &mut LeaseClocks, leases: &Leases, doubted: bool, now: Instant) {
         clocks.start(leases, doubted, now);
-        while clocks.expiry.is_starting() {
+        while clocks.renewals.with(|expiry| expiry.is_starting()) {
             clocks.start_some(leases);
         }
     }
@@ -776,7 +831,7 @@ mod tests {
 
     /// What is left of the lease with the id 1, in seconds, with the grace of a new leader.
     fn left(clocks: &LeaseClocks, now: Instant) -> u64 {
-        clocks.expiry.left(LeaseId(1), now).expect("has a clock").as_secs()
+        clocks.left(LeaseId(1), now).expect("has a clock").as_secs()
     }
 
     #[test]
@@ -858,6 +913,72 @@ mod tests {
         assert_eq!(slice(&mut clocks, &leases, true, start).len(), 500);
         assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
         assert!(!clocks.is_noting());
+    }
+
+    /// What a shard answers to a renewal of the lease with the id 1 by itself.
+    fn by_shard(clocks: &LeaseClocks, now: Instant) -> Option<Seconds> {
+        clocks.renewals.renew(LeaseId(1), now)
+    }
+
+    #[test]
+    fn no_shard_renews_a_lease_once_its_time_left_has_been_looked_at_for_a_note() {
+        let start = Instant::now();
+        let leases = leases(1, |_| false);
+        let mut clocks = clocks(start);
+        lead(&mut clocks, &leases, false, start);
+        clocks.open_to_shards(true);
+        clocks.others_are(Others::Mainstay);
+        let renew = |clocks: &mut LeaseClocks, applied, now| {
+            clocks.renew((REQUEST, LeaseId(1)), leases.get(LeaseId(1)), Index(applied), now, now)
+        };
+        let answered = Renewal::Answered(Seconds(60));
+        assert_eq!(by_shard(&clocks, start), None);
+        assert_eq!(renew(&mut clocks, 1, start), answered);
+        assert_eq!(by_shard(&clocks, start + seconds(5)), Some(Seconds(60)));
+        clocks.note_before_stop();
+        let notes = clocks.note_some(&node(Index(0)), (&leases, Index(0)), true, start + seconds(15));
+        assert_eq!(notes, Some(vec![LeaseCheckpoint { id: 1, remaining_ttl: 50 }]));
+        // The note is not even proposed.
+        assert_eq!(by_shard(&clocks, start + seconds(15)), None);
+        clocks.noted(&notes.expect("is noted"), Index(9));
+        assert_eq!(by_shard(&clocks, start + seconds(16)), None);
+        assert_eq!(renew(&mut clocks, 8, start + seconds(17)), Renewal::TakesBack(Seconds(60)));
+        assert_eq!(by_shard(&clocks, start + seconds(18)), None);
+        clocks.noted(&[LeaseCheckpoint { id: 1, remaining_ttl: 0 }], Index(10));
+        assert_eq!(renew(&mut clocks, 10, start + seconds(19)), answered);
+        assert_eq!(by_shard(&clocks, start + seconds(20)), Some(Seconds(60)));
+        // Whatever somebody else notes, a renewal may have to take it back.
+        clocks.noted_by_another();
+        assert_eq!(by_shard(&clocks, start + seconds(20)), None);
+        assert_eq!(renew(&mut clocks, 10, start + seconds(20)), answered);
+        assert_eq!(by_shard(&clocks, start + seconds(20)), Some(Seconds(60)));
+    }
+
+    #[test]
+    fn no_shard_renews_a_lease_in_doubt_or_for_a_member_that_leads_no_more() {
+        let start = Instant::now();
+        let leases = leases(1, |_| false);
+        let mut clocks = clocks(start);
+        lead(&mut clocks, &leases, false, start);
+        clocks.open_to_shards(true);
+        let renew = |clocks: &mut LeaseClocks| {
+            clocks.renew((REQUEST, LeaseId(1)), leases.get(LeaseId(1)), Index(1), start, start)
+        };
+        assert_eq!(renew(&mut clocks), Renewal::Answered(Seconds(60)));
+        assert_eq!(by_shard(&clocks, start), Some(Seconds(60)));
+        clocks.others_are(Others::SomeEtcd);
+        assert_eq!(by_shard(&clocks, start), None, "another member may have a note");
+        assert_eq!(renew(&mut clocks), Renewal::TakesBack(Seconds(60)));
+        assert_eq!(by_shard(&clocks, start), None);
+        clocks.stop(start);
+        lead(&mut clocks, &leases, false, start);
+        clocks.noted(&[LeaseCheckpoint { id: 1, remaining_ttl: 0 }], Index(1));
+        assert_eq!(renew(&mut clocks), Renewal::Answered(Seconds(60)));
+        assert_eq!(by_shard(&clocks, start), None, "nobody has said that no other member can lead");
+        clocks.open_to_shards(true);
+        assert_eq!(by_shard(&clocks, start), Some(Seconds(60)));
+        clocks.stop(start);
+        assert_eq!(by_shard(&clocks, start), None);
     }
 
     #[test]

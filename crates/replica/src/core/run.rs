@@ -207,7 +207,12 @@ impl Core {
             history: History::new(parts.log.entries(), parts.locations, parts.terms, now),
             fetches: parts.fetches,
             logger: parts.logger,
-            leases: LeaseClocks::new(rules, Arc::clone(&parts.shared.metrics), now),
+            leases: LeaseClocks::new(
+                rules,
+                Arc::clone(&parts.shared.renewals),
+                Arc::clone(&parts.shared.metrics),
+                now,
+            ),
             handed_over: false,
             resigned: false,
             compactor: Compactor::new(parts.config.auto_compaction, now),
@@ -271,6 +276,7 @@ impl Core {
                 Err(why) => break Err(why),
             }
         };
+        self.leases.open_to_shards(false);
         let _ = self.orders.send(Order::Stop);
         shared.core.close();
         outcome

@@ -117,7 +117,8 @@ impl Core {
 
     /// Renews a lease for a client, once a round has confirmed that this member still leads. A leader that was stopped or
     /// cut off for a while may have been replaced, and its successor may have let the lease expire. Renewals share rounds
-    /// of ReadIndex with linearizable reads; where one member is all voters, they are answered at once.
+    /// of ReadIndex with linearizable reads; where one member is all voters, they are answered at once, and most do not come here
+    /// (see [`crate::renewals`]).
     ///
     /// A round also waits for this member's own apply: the others may have committed the grant, and told its owner, while
     /// this member's disk is still busy with the entry.
@@ -473,6 +474,8 @@ impl Core {
             view.removed_through()
         );
         let standing = self.node.standing();
+        let reads_local = self.reads_local();
+        self.leases.open_to_shards(reads_local && self.leads_now() && self.parked.is_none());
         self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.segments.open_views() as u64);
         let published = Published {
             view,
@@ -480,7 +483,7 @@ impl Core {
             applied_term: self.machine.applied_term,
             commit_index: standing.commit,
             leader: if self.parked.is_some() { 0 } else { standing.leader.0 },
-            reads_local: if self.parked.is_some() { self.is_parked_complete() } else { self.reads_local() },
+            reads_local: if self.parked.is_some() { self.is_parked_complete() } else { reads_local },
             alarms: Arc::clone(&self.alarms),
             members: Arc::clone(self.membership.members()),
             auth: Arc::clone(&self.auth),

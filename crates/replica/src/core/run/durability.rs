@@ -284,8 +284,11 @@ impl Core {
         if let Some(change) = applied.change {
             self.changed(change, now);
         }
-        let waiter = self.proposals.take(applied.request_id).unwrap_or(Waiter::Nobody);
-        match waiter {
+        let waiter = self.proposals.take(applied.request_id);
+        if waiter.is_none() && applied.outcome == Ok(Outcome::LeaseCheckpointed) {
+            self.leases.noted_by_another();
+        }
+        match waiter.unwrap_or(Waiter::Nobody) {
             Waiter::Expiry(id) => {
                 let gone = applied.outcome.is_ok() || applied.outcome == Err(error::LEASE_NOT_FOUND);
                 self.leases.revocation_ended(id, !gone, now);

@@ -176,6 +176,10 @@ impl Core {
     }
 
     fn follow(&mut self, effects: Effects, now: Instant) -> Result<(), Fatal> {
+        if !self.leads_now() {
+            // Before a vote for another member goes out.
+            self.leases.open_to_shards(false);
+        }
         // First of all: sending and the own disk work at the same time.
         self.send(effects.messages);
         if let Some(standing) = effects.standing {

@@ -8,7 +8,8 @@ use std::time::Duration;
 use api::Rpc;
 use api::etcdserverpb::{
     self as pb, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse,
-    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MoveLeaderRequest,
+    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MemberAddRequest, MemberAddResponse,
+    MemberRemoveRequest, MemberRemoveResponse, MoveLeaderRequest,
 };
 use api::raftpb::{Entry, Message, MessageType};
 use numbers::{LeaseId, Seconds};
@@ -46,6 +47,115 @@ fn within<T>(world: &mut World, time: Duration, future: &mut (impl Future<Output
         }
     }
     None
+}
+
+/// The answer to a renewal if it is there before any other part of the member has had a turn: a shard has answered it by itself.
+fn renewed_at_once(world: &World, at: usize, id: i64) -> Option<Seconds> {
+    let mut renewal = world.member(at).renew(LeaseId(id));
+    match renewal.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(answer) => Some(answer.expect("is renewed")),
+        Poll::Pending => None,
+    }
+}
+
+fn renew(world: &mut World, at: usize, id: i64) -> i64 {
+    let renewal = world.member(at).renew(LeaseId(id));
+    world.run(renewal).expect("is answered").0
+}
+
+#[test]
+fn the_only_voter_renews_a_lease_without_its_core_once_that_has_seen_it() {
+    let mut world = World::started(1, 31, &[]);
+    let lease = grant(&mut world, 0, 60);
+    assert_eq!(renewed_at_once(&world, 0, lease), None, "its core has renewed it never yet");
+    assert_eq!(renew(&mut world, 0, lease), 60);
+    pass(&mut world, Duration::from_secs(40));
+    assert_eq!(renewed_at_once(&world, 0, lease), Some(Seconds(60)));
+    // It counts: nothing but that has kept the lease alive for so long.
+    assert_eq!(time_to_live(&mut world, 0, lease).ttl, 60);
+    pass(&mut world, Duration::from_secs(50));
+    assert_eq!(world.member(0).probe().leases, 1);
+    assert!(time_to_live(&mut world, 0, lease).ttl <= 10);
+    // Whoever had it revoked hears nothing else any more.
+    let _: LeaseRevokeResponse =
+        world.call(0, Rpc::LeaseRevoke, &LeaseRevokeRequest { id: lease }).expect("is revoked");
+    assert_eq!(renewed_at_once(&world, 0, lease), None);
+    assert_eq!(renew(&mut world, 0, lease), 0);
+    // Nor does one that was granted under the same id begin with what was known of the other.
+    let again = LeaseGrantRequest { ttl: 5, id: lease };
+    let _: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &again).expect("is granted");
+    assert_eq!(renewed_at_once(&world, 0, lease), None);
+    assert_eq!(renew(&mut world, 0, lease), 5);
+    // Once its time is up, it is not revived.
+    world.places[0].log_held = true;
+    pass(&mut world, Duration::from_secs(6));
+    assert_eq!(renewed_at_once(&world, 0, lease), None);
+    world.places[0].log_held = false;
+    assert_eq!(renew(&mut world, 0, lease), 0);
+}
+
+#[test]
+fn a_leader_asks_a_quorum_as_soon_as_there_is_another_voter() {
+    let mut world = World::started(2, 32, &["--strict-reconfig-check=false"]);
+    let leader = world.leader().expect("somebody leads");
+    let lease = grant(&mut world, leader, 60);
+    for _ in 0..2 {
+        assert_eq!(renewed_at_once(&world, leader, lease), None, "the other member may lead by now");
+        assert_eq!(renew(&mut world, leader, lease), 60);
+    }
+    let id = world.places[1 - leader].id;
+    let _: MemberRemoveResponse =
+        world.call(leader, Rpc::ClusterMemberRemove, &MemberRemoveRequest { id }).expect("is removed");
+    world.until("it is alone", |world| renewed_at_once(world, leader, lease).is_some());
+    // The new member never starts, so there is no quorum from here on.
+    let peer_urls = vec!["http://10.0.1.9:2380".to_owned()];
+    let add = MemberAddRequest { peer_urls, is_learner: false };
+    let _: MemberAddResponse = world.call(leader, Rpc::ClusterMemberAdd, &add).expect("is added");
+    let mut renewal = Box::pin(world.member(leader).renew(LeaseId(lease)));
+    assert_eq!(within(&mut world, Duration::from_millis(300), &mut renewal), None);
+}
+
+#[test]
+fn a_note_is_taken_back_although_the_renewals_before_it_took_no_core() {
+    let mut world = World::started(1, 33, &[]);
+    let lease = grant(&mut world, 0, 100);
+    assert_eq!(renew(&mut world, 0, lease), 100);
+    pass(&mut world, Duration::from_secs(30));
+    assert_eq!(renewed_at_once(&world, 0, lease), Some(Seconds(100)));
+    pass(&mut world, Duration::from_secs(50));
+    // The time left is noted before the member stops.
+    world.places[0].log_held = true;
+    world.member(0).stop();
+    pass(&mut world, Duration::from_millis(100));
+    assert_eq!(renewed_at_once(&world, 0, lease), None, "the note would outlive it");
+    let mut renewal = Box::pin(world.member(0).renew(LeaseId(lease)));
+    let _ = within(&mut world, Duration::from_millis(200), &mut renewal);
+    world.places[0].log_held = false;
+    world.until("the member has stopped", |world| world.members().count() == 0);
+    world.start(0).expect("starts again");
+    world.until("it is ready", |world| world.member(0).is_ready());
+    assert_eq!(renewed_at_once(&world, 0, lease), None, "another run of it has other clocks");
+    let left = time_to_live(&mut world, 0, lease).ttl;
+    assert!(left > 95, "the renewal counts, not the older note: {left} s");
+}
+
+#[test]
+fn a_note_under_way_ends_renewals_without_the_core_until_it_is_taken_back() {
+    let mut world = World::started(1, 34, &[]);
+    let lease = grant(&mut world, 0, 400);
+    assert_eq!(renew(&mut world, 0, lease), 400);
+    // Notes are made each minute, and this one has used up enough of its time.
+    pass(&mut world, Duration::from_secs(130));
+    assert_eq!(renewed_at_once(&world, 0, lease), None);
+    world.places[0].log_held = true;
+    let mut first = Box::pin(world.member(0).renew(LeaseId(lease)));
+    assert_eq!(within(&mut world, Duration::from_millis(300), &mut first), None);
+    assert_eq!(renewed_at_once(&world, 0, lease), None, "the note is not taken back yet");
+    world.places[0].log_held = false;
+    assert_eq!(world.run(first), Ok(Seconds(400)));
+    // The core has to see once that nothing is noted.
+    assert_eq!(renew(&mut world, 0, lease), 400);
+    assert_eq!(renewed_at_once(&world, 0, lease), Some(Seconds(400)));
 }
 
 #[test]

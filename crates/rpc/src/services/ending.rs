@@ -1,0 +1,127 @@
+//! The server's end, as the open streams of a shard wait for it. [`Ending`] is told of it once; each stream waits with an [`Ended`].
+//!
+//! A stream could wait for [`front::Closing`] itself. But that takes locks which all shards share whenever a stream begins to wait
+//! or ends, and a tenth of a KB of each stream's memory; and a client may open a stream for each renewal of a lease.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use slab::Slab;
+
+/// Whether the server ends, and the streams of one shard that wait for that.
+#[derive(Default)]
+pub(super) struct Ending {
+    has_begun: Cell<bool>,
+    /// There are as many as streams that wait.
+    waiting: RefCell<Slab<Waker>>,
+}
+
+impl Ending {
+    /// The server ends: wakes all that wait.
+    pub fn begin(&self) {
+        self.has_begun.set(true);
+        // Their places stay until they are dropped.
+        let wakers: Vec<Waker> = self.waiting.borrow().iter().map(|(_, waker)| waker.clone()).collect();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Returns a future that resolves when the server ends.
+    pub fn begun(self: &Rc<Self>) -> Ended {
+        Ended { ending: Rc::clone(self), place: None }
+    }
+}
+
+/// Resolves when the server ends.
+pub(super) struct Ended {
+    ending: Rc<Ending>,
+    /// Place of its waker, once it waits.
+    place: Option<usize>,
+}
+
+impl Future for Ended {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.ending.has_begun.get() {
+            return Poll::Ready(());
+        }
+        let replaced = {
+            let mut waiting = self.ending.waiting.borrow_mut();
+            match self.place.map(|place| &mut waiting[place]) {
+                Some(waker) if waker.will_wake(cx.waker()) => None,
+                Some(waker) => Some(std::mem::replace(waker, cx.waker().clone())),
+                None => {
+                    let place = waiting.insert(cx.waker().clone());
+                    drop(waiting);
+                    self.place = Some(place);
+                    None
+                }
+            }
+        };
+        // Not while the table is borrowed: it may be the last that holds a task, whose streams are here too.
+        drop(replaced);
+        Poll::Pending
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            let mut waiting = self.ending.waiting.borrow_mut();
+            let waker = waiting.try_remove(place);
+            if waiting.is_empty() {
+                // What thousands of streams took is given back.
+                waiting.shrink_to_fit();
+            }
+            drop(waiting);
+            // As above.
+            drop(waker);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn all_that_wait_are_woken_and_nothing_is_left_of_them() {
+        let ending = Rc::new(Ending::default());
+        let woken = [(); 3].map(|()| Arc::new(Woken::default()));
+        let mut streams: Vec<Ended> = woken.iter().map(|_| ending.begun()).collect();
+        let poll = |stream: &mut Ended, woken: &Arc<Woken>| {
+            Pin::new(stream).poll(&mut Context::from_waker(&Waker::from(Arc::clone(woken)))).is_ready()
+        };
+        for (stream, woken) in streams.iter_mut().zip(&woken) {
+            assert!(!poll(stream, woken));
+        }
+        // Another task has taken over the first.
+        assert!(!poll(&mut streams[0], &woken[2]));
+        drop(streams.remove(1));
+        assert_eq!(ending.waiting.borrow().len(), 2, "a place each, however often they are polled");
+        ending.begin();
+        let times = woken.each_ref().map(|woken| woken.0.load(Ordering::Relaxed));
+        assert_eq!(times, [0, 0, 2]);
+        assert!(streams.iter_mut().all(|stream| poll(stream, &woken[0])));
+        assert!(poll(&mut ending.begun(), &woken[0]), "it has begun already");
+        drop(streams);
+        assert_eq!((ending.waiting.borrow().len(), ending.waiting.borrow().capacity()), (0, 0));
+        assert!(woken.iter().all(|woken| Arc::strong_count(woken) == 1));
+    }
+}
