@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use disk::Disk;
 use numbers::Index;
@@ -32,9 +32,13 @@ pub struct Log {
     shared: Arc<Shared>,
     queue: Arc<Queue>,
     preparation: Arc<Preparation>,
-    /// Only when driven by hand.
-    worker: Option<Worker>,
+    /// Locked by the log's thread while it works, and by the owner while it writes by itself.
+    worker: Arc<Mutex<Worker>>,
+    /// None when driven by hand.
     threads: Vec<JoinHandle<()>>,
+    by_hand: bool,
+    /// True while what is appended does not wake the log's thread.
+    owner_writes: bool,
     queued_bytes_max: usize,
     segment_bytes: u32,
     next_index: Index,
@@ -138,30 +142,31 @@ impl Log {
             shared,
             queue,
             preparation,
-            worker: None,
+            worker: Arc::new(Mutex::new(worker)),
             threads: Vec::new(),
+            by_hand: options.by_hand,
+            owner_writes: false,
             queued_bytes_max: options.queued_bytes_max,
             segment_bytes: options.segment_bytes,
             next_index,
             next_ticket: 1,
         };
-        if options.by_hand {
-            log.worker = Some(worker);
-        } else {
-            log.spawn(worker).map_err(|error| OpenError::io("start the threads of", &options.dir, error))?;
+        if !options.by_hand {
+            log.spawn().map_err(|error| OpenError::io("start the threads of", &options.dir, error))?;
         }
         Ok((log, opened.recovered))
     }
 
-    fn spawn(&mut self, worker: Worker) -> std::io::Result<()> {
+    fn spawn(&mut self) -> std::io::Result<()> {
         let (preparation, queue) = (self.preparation.clone(), self.queue.clone());
         self.threads.push(
             thread::Builder::new()
                 .name("log-prepare".to_owned())
                 .spawn(move || preparation.run(|| queue.kick()))?,
         );
-        let mut worker = worker;
-        self.threads.push(thread::Builder::new().name("log".to_owned()).spawn(move || worker.run())?);
+        let (worker, queue, shared) = (self.worker.clone(), self.queue.clone(), self.shared.clone());
+        let body = move || run(&worker, &queue, &shared);
+        self.threads.push(thread::Builder::new().name("log".to_owned()).spawn(body)?);
         Ok(())
     }
 
@@ -199,8 +204,34 @@ impl Log {
         waiting.bytes += bytes;
         waiting.requests.push_back(Request::new(ticket, batch, bytes));
         drop(waiting);
-        self.queue.changed.notify_one();
+        if !self.owner_writes {
+            self.queue.changed.notify_one();
+        }
         Ok(ticket)
+    }
+
+    /// Says if the owner will write by itself what it appends from now on, by [`Log::write_here`]. Until then nobody does.
+    pub fn owner_writes(&mut self, owner_writes: bool) {
+        self.owner_writes = owner_writes;
+    }
+
+    /// Writes and syncs what is queued on the caller's thread, and reports it there: for a batch that shares its sync with no
+    /// other this saves two hand-overs between threads. The log's thread does it if it is at work, or a segment is missing.
+    /// Not for a log driven by hand.
+    ///
+    /// Returns the time that it took, or `None` if the log's thread has it.
+    pub fn write_here(&mut self) -> Option<Duration> {
+        self.owner_writes = false;
+        let begun = Instant::now();
+        let done = match self.worker.try_lock() {
+            Ok(mut worker) if worker.requests.is_empty() => !worker.turn(usize::MAX) && !worker.failed,
+            _ => false,
+        };
+        if done {
+            return Some(begun.elapsed());
+        }
+        self.queue.kick();
+        None
     }
 
     /// Makes durable what was written to the segment in use, even if batches are not synced
@@ -327,7 +358,10 @@ impl Log {
     /// Does the work of [`Log::turn`] for a log driven by hand, but with at most `batches_max` of the queued batches, as
     /// a thread does to which the others came while it was writing.
     pub fn turn_of(&mut self, batches_max: usize) {
-        let Some(worker) = &mut self.worker else { return };
+        if !self.by_hand {
+            return;
+        }
+        let mut worker = lock(&self.worker);
         loop {
             while self.preparation.step() == Step::Done {}
             let offered = self.preparation.ready().then(|| self.preparation.next_seq());
@@ -367,46 +401,50 @@ impl Queue {
     }
 }
 
-impl Worker {
-    fn run(&mut self) {
-        let mut starved = false;
-        let mut waits = 0;
+/// The log thread's body.
+fn run(worker: &Mutex<Worker>, queue: &Queue, shared: &Shared) {
+    let mut starved = false;
+    let mut waits = 0;
+    loop {
+        let mut waiting = queue.lock();
         loop {
-            let queue = self.queue.clone();
-            let mut waiting = queue.lock();
-            loop {
-                let work = !waiting.requests.is_empty() && !starved || !waiting.releases.is_empty();
-                if work || waiting.kicked {
-                    break;
-                }
-                // A segment that is just being prepared is worth waiting for, but not for ever.
-                let hopeless = self.shared.space() == Space::Exhausted || waits >= CLOSING_WAITS_MAX;
-                if waiting.closing && (!starved || hopeless) {
-                    return;
-                }
-                waits += u32::from(waiting.closing);
-                if starved {
-                    let (guard, timeout) = queue
-                        .changed
-                        .wait_timeout(waiting, STARVED_WAIT)
-                        .unwrap_or_else(PoisonError::into_inner);
-                    waiting = guard;
-                    if timeout.timed_out() {
-                        break;
-                    }
-                } else {
-                    waiting = queue.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-                }
+            let work = !waiting.requests.is_empty() && !starved || !waiting.releases.is_empty();
+            if work || waiting.kicked {
+                break;
             }
-            waiting.kicked = false;
-            drop(waiting);
-            starved = self.turn(usize::MAX);
-            if self.failed {
+            // A segment that is just being prepared is worth waiting for, but not for ever.
+            let hopeless = shared.space() == Space::Exhausted || waits >= CLOSING_WAITS_MAX;
+            if waiting.closing && (!starved || hopeless) {
                 return;
             }
+            waits += u32::from(waiting.closing);
+            if starved {
+                let (guard, timeout) =
+                    queue.changed.wait_timeout(waiting, STARVED_WAIT).unwrap_or_else(PoisonError::into_inner);
+                waiting = guard;
+                if timeout.timed_out() {
+                    break;
+                }
+            } else {
+                waiting = queue.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        waiting.kicked = false;
+        drop(waiting);
+        let mut worker = lock(worker);
+        starved = worker.turn(usize::MAX);
+        if worker.failed {
+            return;
         }
     }
+}
 
+fn lock(worker: &Mutex<Worker>) -> MutexGuard<'_, Worker> {
+    // Its panic has ended the thread that had it, or the process.
+    worker.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Worker {
     /// Takes at most `batches_max` waiting batches and carries them out. Returns true if a segment is missing to finish.
     fn turn(&mut self, batches_max: usize) -> bool {
         if self.failed {

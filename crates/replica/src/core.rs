@@ -32,6 +32,7 @@ mod room;
 mod run;
 mod segments;
 mod space;
+mod writing;
 
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Full disks, the reserve, released and recycled segments.
 
-use disk::{Disk, MemDisk};
+use disk::{Disk, Fault, MemDisk, Operation};
 use mainstay_log::{Batch, HardState, Log, LogEvent, Options, ReadError, Refusal, ReleaseError, Space};
 use numbers::{Index, MemberId, Term};
 
@@ -192,4 +192,54 @@ fn a_quiet_log_gets_its_next_segment_filled_with_zeros() {
     log.append(entries(2..=30, 1, 1000)).unwrap();
     drop(log);
     assert_eq!(open(&disk).unwrap().recovered.last_index, Index(30));
+}
+
+#[test]
+fn the_owner_writes_by_itself_unless_the_thread_has_to() {
+    let disk = MemDisk::new(1);
+    let (tell, told) = std::sync::mpsc::channel();
+    let on_event = Box::new(move |event| {
+        let _ = tell.send((std::thread::current().id(), event));
+    });
+    let options = Options { by_hand: false, ..options() };
+    let (mut log, _) =
+        Log::open(options, std::sync::Arc::new(disk.clone()), Index(1), &mut |_| (), on_event).unwrap();
+    let own = std::thread::current().id();
+    let next = || told.recv_timeout(testkit::TIMEOUT).expect("an event");
+    // The log's thread makes the first segment.
+    log.append(entries(1..=1, 1, 10)).unwrap();
+    assert!(matches!(next(), (thread, LogEvent::Synced(_)) if thread != own));
+    let mut here = 0;
+    for index in 2..=20 {
+        log.owner_writes(true);
+        log.append(entries(index..=index, 1, 10)).unwrap();
+        assert!(told.try_recv().is_err(), "nobody else writes it");
+        let wrote = log.write_here().is_some();
+        // Reported at once; where the log's thread had not yet let go of the batch before, by that.
+        let (thread, event) = if wrote { told.try_recv().expect("an event") } else { next() };
+        assert_eq!(thread == own, wrote);
+        assert!(matches!(event, LogEvent::Synced(synced) if synced.last_index.0 == index));
+        here += u32::from(wrote);
+    }
+    assert!(here > 0);
+    // More than the segment has room for: its thread goes on with it.
+    log.owner_writes(true);
+    log.append(entries(21..=120, 1, 1000)).unwrap();
+    log.write_here();
+    let mut last = 0;
+    while last < 120 {
+        if let (_, LogEvent::Synced(synced)) = next() {
+            last = synced.last_index.0;
+        }
+    }
+    // Nor does a later batch wait for the owner.
+    log.append(entries(121..=121, 1, 10)).unwrap();
+    assert!(matches!(next(), (thread, LogEvent::Synced(_)) if thread != own));
+    // Of a disk that fails both hear.
+    disk.fail_next(Operation::Sync, 1, Fault::Always(5));
+    log.owner_writes(true);
+    log.append(entries(122..=122, 1, 10)).unwrap();
+    assert_eq!(log.write_here(), None);
+    while !matches!(next(), (_, LogEvent::Failed(_))) {}
+    assert_eq!(log.append(entries(123..=123, 1, 10)).unwrap_err().reason, Refusal::Stopped);
 }

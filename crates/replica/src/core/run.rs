@@ -43,6 +43,7 @@ use super::reads::Reads;
 use super::removal::Removal;
 use super::room::Room;
 use super::segments::{Moves, Segments};
+use super::writing::{Occasion, Writing};
 use super::{ClientRequest, CoreRequest, Fatal};
 use crate::shared::Shared;
 use crate::stages::Positions;
@@ -98,7 +99,7 @@ pub struct Parts {
 ///
 /// **What it is.** A turn takes all requests that have arrived, lets each machine do what is due, carries out raft's
 /// effects, applies what is committed, publishes one view, and only then replies (invariant I3). It never waits for a
-/// disk or a peer: their results come back as requests. Each machine (`Reads`, `Proposals`, `Membership` and so on) owns
+/// peer, and for the disk only where `writing.rs` says: their results come back as requests. Each machine (`Reads`, `Proposals`, `Membership` and so on) owns
 /// its fields, is told what happened and what time it is, and returns what is to be done; it is tested without a core.
 /// The loop does it, in `run/clients.rs`, `peers.rs`, `durability.rs` and `control.rs`, by the source of the request.
 ///
@@ -131,6 +132,7 @@ pub struct Core {
     hash_jobs: SyncSender<Job>,
     attributes: Attributes,
     proposals: Proposals,
+    writing: Writing,
     meters: Meters,
     cpu_pressure: CpuPressure,
     reads: Reads,
@@ -221,6 +223,7 @@ impl Core {
             auth: Arc::new(parts.machine.auth.clone()),
             machine: parts.machine,
             proposals: Proposals::new(now, parts.config.batch_fsync_window),
+            writing: Writing::new(now),
             config: parts.config,
             node: parts.node,
             log: parts.log,
@@ -340,6 +343,8 @@ impl Core {
         self.start_round(now);
         self.tick(now)?;
         self.lease_slices(now);
+        let writes_here = self.writes_here(now);
+        self.log.owner_writes(writes_here);
         self.carry_out(now)?;
         self.finish_rounds(now);
         self.leases.look(self.machine.applied_index, self.node.standing().commit, now);
@@ -348,6 +353,9 @@ impl Core {
         self.publish();
         self.note_stages(now);
         self.answer();
+        if writes_here && let Some(took) = self.log.write_here() {
+            self.writing.took(took, now);
+        }
         if self.parked.is_some() {
             return Ok(false);
         }
@@ -372,6 +380,16 @@ impl Core {
                 && !self.node.keeps_proposals();
             idle || waited > STOP_TIMEOUT
         }))
+    }
+
+    /// Returns true if this turn writes to the log by itself what it appends. What was written comes back as a request, as
+    /// from the log's thread.
+    fn writes_here(&self, now: Instant) -> bool {
+        let is_alone =
+            self.shared.threads && self.stopping.is_none() && self.machine.members.by_id.len() <= 1;
+        let occasion =
+            Occasion { is_alone, proposals: self.proposals.open(), queued_bytes: self.log.queued_bytes() };
+        self.writing.is_for_core(occasion, now)
     }
 
     /// Notes which entries have passed which stage, before the writes among them are answered.

@@ -1,0 +1,84 @@
+//! Who writes a batch to the log: the log's own thread, or the core.
+//!
+//! As a rule the log's thread does, so that the core never waits for a disk. But where one client writes alone, each write is
+//! handed to that thread and back, and the two hand-overs take as much time as the sync, and half of the processor time. So a
+//! member without others, whose core has nothing to do meanwhile, writes a batch of very few proposals by itself.
+//!
+//! The price is a disk that stalls: until it comes back the core answers nothing, neither a renewal nor the refusal of a write
+//! that waits too long. (A member of a cluster, where others wait for its heartbeats, never writes by itself.) So a sync that
+//! took long sends the next ones to the log's thread for a while.
+
+use std::time::{Duration, Instant};
+
+/// Proposals that a batch of the core's may have: more of them share what the hand-overs cost.
+const FEW: usize = 2;
+/// A sync that takes so long is one during which the core might have had other things to do.
+const LONG: Duration = Duration::from_millis(2);
+/// Time for which the log's thread writes after a long sync.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Knows when the core should not write by itself.
+#[derive(Debug)]
+pub(super) struct Writing {
+    not_before: Instant,
+}
+
+/// What is to be written, and by whom it is awaited.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Occasion {
+    /// True if the member has no others, runs with threads, and does not stop.
+    pub is_alone: bool,
+    /// Proposals that are not applied.
+    pub proposals: usize,
+    /// Bytes that the log was given before and has not written.
+    pub queued_bytes: usize,
+}
+
+impl Writing {
+    /// Returns the state in which no sync took long.
+    pub fn new(now: Instant) -> Writing {
+        Writing { not_before: now }
+    }
+
+    /// Returns true if the core should write by itself what it is about to append.
+    pub fn is_for_core(&self, occasion: Occasion, now: Instant) -> bool {
+        occasion.is_alone
+            && (1..=FEW).contains(&occasion.proposals)
+            && occasion.queued_bytes == 0
+            && now >= self.not_before
+    }
+
+    /// Notes how long a write of the core's took, with its sync.
+    pub fn took(&mut self, time: Duration, now: Instant) {
+        if time > LONG {
+            self.not_before = now + time + PAUSE;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_core_writes_little_alone_and_on_a_quick_disk() {
+        let now = Instant::now();
+        let mut writing = Writing::new(now);
+        let alone = Occasion { is_alone: true, proposals: 1, queued_bytes: 0 };
+        assert!(writing.is_for_core(alone, now));
+        for other in [
+            Occasion { is_alone: false, ..alone },
+            Occasion { proposals: 0, ..alone },
+            Occasion { proposals: FEW + 1, ..alone },
+            Occasion { queued_bytes: 1, ..alone },
+        ] {
+            assert!(!writing.is_for_core(other, now), "{other:?}");
+        }
+        writing.took(LONG, now);
+        assert!(writing.is_for_core(alone, now));
+        let (stall, ended) = (Duration::from_secs(3), now + Duration::from_secs(3));
+        writing.took(stall, now);
+        assert!(!writing.is_for_core(alone, ended + PAUSE - Duration::from_millis(1)));
+        assert!(writing.is_for_core(alone, ended + PAUSE));
+    }
+}
