@@ -21,6 +21,7 @@ pub mod go;
 mod help;
 mod io;
 pub mod json;
+pub mod man;
 mod matches;
 mod parser;
 mod progress;

@@ -26,7 +26,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
 }
 
 /// What can follow `mainstay`: the flags of a member, and each tool with its own commands.
-fn tree() -> Tree {
+pub fn tree() -> Tree {
     let endpoints =
         Word { name: "endpoints", short: None, takes_value: true, help: "other members of the cluster" };
     let named = |tree: Tree, name: &'static str, about: &'static str| Tree { name, about, ..tree };
@@ -63,6 +63,7 @@ fn tree() -> Tree {
         flags,
         below: SHELLS.map(shell).into(),
     });
+    below.push(Tree { name: "man", about: "Print a page of the manual", ..Tree::default() });
     Tree { name: "mainstay", about: "", flags: server_flags(), below }
 }
 
@@ -103,7 +104,8 @@ mod tests {
                 "check",
                 "gateway",
                 "grpc-proxy",
-                "completion"
+                "completion",
+                "man"
             ]
         );
         let check = &tree.below[6];

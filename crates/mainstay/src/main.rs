@@ -3,6 +3,7 @@
 mod completion;
 mod discovery;
 mod local_time;
+mod man;
 mod member;
 mod memory;
 mod memory_lock;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Some("bench") => bench::run(rest),
         Some("doctor") => doctor::run(rest),
         Some("completion") => completion::run(rest),
+        Some("man") => man::run(rest),
         Some("gateway" | "grpc-proxy") => {
             proxy(arguments).unwrap_or_else(|| unreachable!("both are subcommands of a proxy"))
         }
@@ -54,7 +56,7 @@ fn main() -> ExitCode {
         Some("check") => doctor::check(rest),
         Some(verb) if !verb.starts_with('-') => {
             eprintln!(
-                "{verb:?} is none of the commands server, rebuild, ctl, utl, bench, check, doctor, completion, gateway, grpc-proxy; to run a \
+                "{verb:?} is none of the commands server, rebuild, ctl, utl, bench, check, doctor, completion, man, gateway, grpc-proxy; to run a \
                  member, give flags only (see --help)"
             );
             ExitCode::from(2)

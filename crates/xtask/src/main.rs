@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod crates;
+mod deb;
 mod dependencies;
 mod proto;
 
@@ -15,6 +16,7 @@ const USAGE: &str = "usage: cargo xtask VERB
   proto --check   say whether they are up to date, and change nothing
   crates          write anew which crate uses which, in ARCHITECTURE.md
   dependencies    say whether all that is taken from others may be used: licences, sources, versions
+  deb [BINARY]    make a Debian package of target/release/mainstay, or of another binary: target/debian/*.deb
   check           form, lints and generated files: .ci/run checks
   ci              all that has to hold before a change goes in: .ci/run
 ";
@@ -27,6 +29,8 @@ fn main() -> ExitCode {
         ["proto", "--check"] => proto::check(),
         ["crates"] => crates::write(),
         ["dependencies"] => dependencies::check(),
+        ["deb"] => deb::make(None),
+        ["deb", binary] => deb::make(Some(binary)),
         ["check"] => ci(&["checks"]),
         ["ci"] => ci(&[]),
         _ => Err(USAGE.to_owned()),

@@ -1,0 +1,163 @@
+//! `cargo xtask deb`: the Debian package of a binary that was built.
+
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Pages of the manual: what `mainstay man` is asked for, the page's name, and its section.
+const PAGES: [(&str, &str, u8); 10] = [
+    ("", "mainstay", 8),
+    ("ctl", "mainstay-ctl", 1),
+    ("utl", "mainstay-utl", 1),
+    ("bench", "mainstay-bench", 1),
+    ("doctor", "mainstay-doctor", 1),
+    ("check", "mainstay-check", 1),
+    ("rebuild", "mainstay-rebuild", 1),
+    ("gateway", "mainstay-gateway", 1),
+    ("grpc-proxy", "mainstay-grpc-proxy", 1),
+    ("completion", "mainstay-completion", 1),
+];
+/// Names of etcd's tools, for those who put this directory into their PATH: Debian's own packages have the names in /usr/bin.
+const TOOLS: [&str; 3] = ["etcd", "etcdctl", "etcdutl"];
+const DESCRIPTION: &str = "distributed key-value store with etcd's API
+ Mainstay serves the API of etcd, version 3, with etcd's flags, tools, protocol
+ between members and semantics. Started on etcd's data directory it goes on as
+ the same member.";
+
+/// Makes the package from `target/release/mainstay`, or from another binary. Returns what was made.
+pub fn make(binary: Option<&str>) -> Result<String, String> {
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().map_err(|e| e.to_string())?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let binary = binary.map_or_else(|| target.join("release/mainstay"), PathBuf::from);
+    if !binary.is_file() {
+        return Err(format!("{} is not there: cargo build --release", binary.display()));
+    }
+    let tree = Tree { root: target.join("debian/tree"), packaging: root.join("packaging") };
+    if tree.root.exists() {
+        fs::remove_dir_all(&tree.root).map_err(|e| format!("{}: {e}", tree.root.display()))?;
+    }
+    tree.put("usr/bin/mainstay", &read(&binary)?, 0o755)?;
+    run("strip", [OsStr::new("--strip-unneeded"), tree.root.join("usr/bin/mainstay").as_os_str()])?;
+    for tool in TOOLS {
+        tree.link(&format!("usr/lib/mainstay/bin/{tool}"), "../../../bin/mainstay")?;
+    }
+    tree.copy("systemd/mainstay.service", "usr/lib/systemd/system/mainstay.service", 0o644)?;
+    tree.copy("debian/default", "etc/default/mainstay", 0o644)?;
+    tree.copy("debian/copyright", "usr/share/doc/mainstay/copyright", 0o644)?;
+    tree.zipped("usr/share/doc/mainstay/changelog.gz", &read(&root.join("CHANGELOG.md"))?)?;
+    for (command, page, section) in PAGES {
+        let words = ["man", command];
+        let text = said(&binary, words.iter().filter(|word| !word.is_empty()))?;
+        tree.zipped(&format!("usr/share/man/man{section}/{page}.{section}.gz"), &text)?;
+    }
+    for (shell, path) in [
+        ("bash", "usr/share/bash-completion/completions/mainstay"),
+        ("zsh", "usr/share/zsh/vendor-completions/_mainstay"),
+        ("fish", "usr/share/fish/vendor_completions.d/mainstay.fish"),
+    ] {
+        tree.put(path, &said(&binary, ["completion", shell])?, 0o644)?;
+    }
+    for script in ["postinst", "prerm", "postrm"] {
+        tree.copy(&format!("debian/{script}"), &format!("DEBIAN/{script}"), 0o755)?;
+    }
+    tree.put("DEBIAN/conffiles", b"/etc/default/mainstay\n", 0o644)?;
+    let architecture = said("dpkg", ["--print-architecture"])?;
+    let architecture = String::from_utf8_lossy(&architecture).trim().to_owned();
+    let version = env!("CARGO_PKG_VERSION");
+    let kib = said("du", [OsStr::new("-sk"), tree.root.as_os_str()])?;
+    let kib: String =
+        kib.iter().take_while(|byte| byte.is_ascii_digit()).map(|byte| char::from(*byte)).collect();
+    let libc = needed_libc(&tree.root.join("usr/bin/mainstay"))?;
+    let control = format!(
+        "Package: mainstay\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: The authors of Mainstay <mainstay@localhost>\n\
+         Installed-Size: {kib}\nDepends: libc6 (>= {libc}), libgcc-s1, adduser\nSection: database\nPriority: optional\n\
+         Description: {DESCRIPTION}\n"
+    );
+    tree.put("DEBIAN/control", control.as_bytes(), 0o644)?;
+    let package = target.join(format!("debian/mainstay_{version}_{architecture}.deb"));
+    run(
+        "dpkg-deb",
+        [OsStr::new("--root-owner-group"), OsStr::new("--build"), tree.root.as_os_str(), package.as_os_str()],
+    )?;
+    Ok(format!("made {}", package.display()))
+}
+
+/// The files of the package.
+struct Tree {
+    root: PathBuf,
+    /// The repository's folder of the same name.
+    packaging: PathBuf,
+}
+
+impl Tree {
+    fn place(&self, path: &str) -> Result<PathBuf, String> {
+        let path = self.root.join(path);
+        let folder = path.parent().unwrap_or(&self.root);
+        fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        Ok(path)
+    }
+
+    fn put(&self, path: &str, content: &[u8], mode: u32) -> Result<(), String> {
+        let path = self.place(path)?;
+        fs::write(&path, content)
+            .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(mode)))
+            .map_err(|e| format!("{}: {e}", path.display()))
+    }
+
+    fn copy(&self, from: &str, to: &str, mode: u32) -> Result<(), String> {
+        self.put(to, &read(&self.packaging.join(from))?, mode)
+    }
+
+    fn link(&self, path: &str, to: &str) -> Result<(), String> {
+        let path = self.place(path)?;
+        symlink(to, &path).map_err(|e| format!("{}: {e}", path.display()))
+    }
+
+    /// Puts a file and packs it, without its name and time: the same content gives the same package.
+    fn zipped(&self, path: &str, content: &[u8]) -> Result<(), String> {
+        let plain = path.trim_end_matches(".gz");
+        self.put(plain, content, 0o644)?;
+        run("gzip", [OsStr::new("-9nf"), self.root.join(plain).as_os_str()])
+    }
+}
+
+/// The oldest release of glibc that a program can run with, by the names of the symbols that it wants.
+fn needed_libc(program: &Path) -> Result<String, String> {
+    let listed = said("objdump", [OsStr::new("-T"), program.as_os_str()])?;
+    let listed = String::from_utf8_lossy(&listed);
+    let versions = listed.split("GLIBC_").skip(1).filter_map(|rest| {
+        let text: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+        let numbers: Option<Vec<u32>> = text.split('.').map(|part| part.parse().ok()).collect();
+        Some((numbers?, text))
+    });
+    versions
+        .max()
+        .map(|(_, text)| text)
+        .ok_or_else(|| format!("{}: it wants no symbol of glibc", program.display()))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// What a program prints.
+fn said<S: AsRef<OsStr>>(
+    program: impl AsRef<OsStr>,
+    words: impl IntoIterator<Item = S>,
+) -> Result<Vec<u8>, String> {
+    let program = program.as_ref();
+    let name = program.to_string_lossy();
+    let done = Command::new(program).args(words).output().map_err(|e| format!("{name}: {e}"))?;
+    if done.status.success() {
+        Ok(done.stdout)
+    } else {
+        Err(format!("{name}: {}: {}", done.status, String::from_utf8_lossy(&done.stderr).trim_end()))
+    }
+}
+
+fn run<S: AsRef<OsStr>>(program: &str, words: impl IntoIterator<Item = S>) -> Result<(), String> {
+    said(program, words).map(drop)
+}
