@@ -332,6 +332,10 @@ impl Expiry {
             }
             if let Some(timer) = self.timers.get_mut(&id) {
                 timer.slot = slot;
+                if slot.is_none() {
+                    // A shard's time may be of before the deadline, if it was held up since it looked at the clock.
+                    timer.alone = None;
+                }
             }
         }
         out
@@ -402,6 +406,18 @@ mod tests {
         }
         assert_eq!(expiry.left(LeaseId(7), start + SECOND * 50), Some(SECOND));
         assert_eq!(expiry.expired(start + SECOND * 51, 10), [7].map(LeaseId));
+    }
+
+    #[test]
+    fn a_lease_that_was_given_out_is_not_renewed_alone_by_a_time_of_before() {
+        let start = Instant::now();
+        let mut expiry = Expiry::new(start);
+        expiry.start(LeaseId(1), SECOND * 10, SECOND * 10, start);
+        expiry.renews_alone(LeaseId(1), Seconds(10));
+        assert_eq!(expiry.expired(start + SECOND * 11, 10), [LeaseId(1)]);
+        assert_eq!(expiry.renew_alone(LeaseId(1), start + SECOND * 9), None, "its revocation is under way");
+        expiry.retry(LeaseId(1), start + SECOND * 11, SECOND);
+        assert_eq!(expiry.renew_alone(LeaseId(1), start + SECOND * 9), None);
     }
 
     #[test]
