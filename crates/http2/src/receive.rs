@@ -73,11 +73,13 @@ impl Connection {
     ///
     /// If `at` is not within the bytes.
     pub fn next<'a>(&mut self, input: &'a [u8], at: &mut usize) -> Taken<'a> {
-        if let Some(error) = self.error {
-            return Err(error);
+        if let Some(error) = &self.error {
+            return Err(**error);
         }
         loop {
-            if let Some(stream) = self.cut_off.pop() {
+            if let Some(notices) = &mut self.notices
+                && let Some(stream) = notices.cut_off.pop()
+            {
                 if self.streams.get(stream).is_none() {
                     continue;
                 }
@@ -594,7 +596,7 @@ impl Connection {
         if !head.has(flag::ACK) {
             let sent = self.output.appended_of_calls();
             if std::mem::replace(&mut self.sent_before_ping, sent) != sent {
-                self.buckets.pings = Bucket::default();
+                self.buckets.get_or_insert_default().pings = Bucket::default();
             }
             self.count(Limit::Pings)?;
             self.output.frame(kind::PING, flag::ACK, 0, &eight);
@@ -627,7 +629,8 @@ impl Connection {
             }
             if last < self.peer_last_taken {
                 self.peer_last_taken = last;
-                self.cut_off = self.streams.iter().map(|(key, _)| key).filter(|key| key.id > last).collect();
+                let cut_off = self.streams.iter().map(|(key, _)| key).filter(|key| key.id > last).collect();
+                self.notices.get_or_insert_default().cut_off = cut_off;
             }
         }
         Ok(Some(Event::GoAway { last, reason: Reason(reason), debug: &payload[8..] }))

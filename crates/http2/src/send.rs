@@ -236,7 +236,7 @@ impl Connection {
 
     /// Bytes of a stream's body that wait for windows or their turn.
     pub fn stream_queued_bytes(&self, stream: Key) -> usize {
-        self.streams.get(stream).map_or(0, |stream| stream.queued)
+        self.streams.get(stream).map_or(0, Stream::queued)
     }
 
     /// Bytes of a stream's body that were sent, as far as this end knows: they left for the output.
@@ -249,7 +249,7 @@ impl Connection {
         let Some(state) = self.streams.get(stream) else { return 0 };
         let window = self.window(state.window_change).min(self.may_send.into()).max(0) as usize;
         let output = self.options.output_bytes_max.saturating_sub(self.output.len());
-        window.min(output).saturating_sub(state.queued)
+        window.min(output).saturating_sub(state.queued())
     }
 
     /// Returns true if so many bytes of a stream would go to the output at once, and none of them would wait.
@@ -270,7 +270,7 @@ impl Connection {
 
     /// Returns the next stream for which there is room, as [`Connection::gather`] found. It may be over meanwhile.
     pub fn next_writable(&mut self) -> Option<Key> {
-        self.writable.pop()
+        self.notices.as_mut()?.writable.pop()
     }
 
     /// Lets streams that wait send, a frame each in turn, until windows or [`crate::Options::output_bytes_max`] bound it. To be
@@ -293,7 +293,8 @@ impl Connection {
         let Some(stream) = self.streams.get_mut(key) else { return true };
         let window = initial + i64::from(stream.window_change);
         let allowed = window.min(self.may_send.into()).min(self.payload_bytes_max.into()).max(0) as usize;
-        match stream.queue.front_mut() {
+        let first = stream.backlog.as_mut().and_then(|backlog| backlog.queue.front_mut());
+        match first {
             None if !stream.wants_room => stream.is_ready = false,
             Some(Piece::Data { payload, .. }) if allowed == 0 && !payload.is_empty() => {
                 if window > 0 {
@@ -310,31 +311,35 @@ impl Connection {
             }
             None => {
                 (stream.is_ready, stream.wants_room) = (false, false);
-                self.writable.push(key);
+                self.notices.get_or_insert_default().writable.push(key);
             }
             Some(Piece::Trailers(_)) => self.pop_trailers(key),
             Some(Piece::Data { payload, end }) => {
                 let is_whole = payload.len() <= allowed;
                 let (part, end) = if is_whole {
-                    let part = std::mem::replace(payload, Payload::from(Bytes::new()));
-                    let end = *end;
-                    stream.queue.pop_front();
-                    self.pieces -= 1;
-                    (part, end)
+                    (std::mem::replace(payload, Payload::from(Bytes::new())), *end)
                 } else {
                     (payload.split_to(allowed), false)
                 };
-                stream.queued -= part.len();
                 self.queued -= part.len();
-                stream.queued_shared -= part.shared_len();
                 self.queued_shared -= part.shared_len();
-                let trailers_follow = is_whole && matches!(stream.queue.front(), Some(Piece::Trailers(_)));
-                // What was long once and is short now gives its memory back.
-                let (len, places) = (stream.queue.len(), stream.queue.capacity());
-                if len == 0 || places > PLACES_KEPT && len < places / 4 {
-                    stream.queue.shrink_to(2 * len);
+                if let Some(backlog) = &mut stream.backlog {
+                    backlog.bytes -= part.len();
+                    backlog.shared_bytes -= part.shared_len();
+                    if is_whole {
+                        backlog.queue.pop_front();
+                        self.pieces -= 1;
+                    }
+                    // What was long once and is short now gives its memory back.
+                    let (len, places) = (backlog.queue.len(), backlog.queue.capacity());
+                    if len == 0 {
+                        stream.backlog = None;
+                    } else if places > PLACES_KEPT && len < places / 4 {
+                        backlog.queue.shrink_to(2 * len);
+                    }
                 }
-                let goes_on = !stream.queue.is_empty() || stream.wants_room;
+                let trailers_follow = is_whole && matches!(stream.first(), Some(Piece::Trailers(_)));
+                let goes_on = !stream.is_empty() || stream.wants_room;
                 stream.is_ready = goes_on;
                 self.put_data(key, part, end);
                 if trailers_follow {
@@ -350,8 +355,9 @@ impl Connection {
     }
 
     fn pop_trailers(&mut self, key: Key) {
-        let piece = self.streams.get_mut(key).and_then(|stream| stream.queue.pop_front());
-        if let Some(Piece::Trailers(block)) = piece {
+        // Nothing comes behind them.
+        let backlog = self.streams.get_mut(key).and_then(|stream| stream.backlog.take());
+        if let Some(Piece::Trailers(block)) = backlog.and_then(|mut backlog| backlog.queue.pop_front()) {
             self.pieces -= 1;
             let more: Vec<(&[u8], &[u8])> =
                 block.more.iter().map(|(name, value)| (&**name, &**value)).collect();
@@ -368,7 +374,7 @@ impl Connection {
             self.reset(key, Reason::INTERNAL_ERROR);
             return Err(SendError::NoHead);
         }
-        if matches!(stream.queue.back(), Some(Piece::Trailers(_) | Piece::Data { end: true, .. })) {
+        if matches!(stream.last(), Some(Piece::Trailers(_) | Piece::Data { end: true, .. })) {
             return Err(SendError::Closed);
         }
         Ok(self.has_turn(stream, bytes))
@@ -376,7 +382,7 @@ impl Connection {
 
     fn has_turn(&self, stream: &Stream, bytes: usize) -> bool {
         let window = self.window(stream.window_change).min(self.may_send.into());
-        stream.queue.is_empty()
+        stream.is_empty()
             && (bytes == 0
                 || self.ready.is_empty()
                     && bytes <= self.payload_bytes_max as usize
@@ -391,23 +397,27 @@ impl Connection {
 
     fn push(&mut self, key: Key, piece: Piece) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        if let Piece::Data { payload, end } = &piece {
-            if payload.is_empty() {
-                // An end without data needs no window (RFC 9113, section 6.9.1): it goes along with the last data.
-                if let (true, Some(Piece::Data { end: last, .. })) = (*end, stream.queue.back_mut()) {
-                    *last = true;
-                    return;
-                }
-                if !*end {
-                    return;
-                }
+        if let Piece::Data { payload, end } = &piece
+            && payload.is_empty()
+        {
+            // An end without data needs no window (RFC 9113, section 6.9.1): it goes along with the last data.
+            let last = stream.backlog.as_mut().and_then(|backlog| backlog.queue.back_mut());
+            if let (true, Some(Piece::Data { end: last, .. })) = (*end, last) {
+                *last = true;
+                return;
             }
-            stream.queued += payload.len();
+            if !*end {
+                return;
+            }
+        }
+        let backlog = stream.backlog.get_or_insert_default();
+        if let Piece::Data { payload, .. } = &piece {
+            backlog.bytes += payload.len();
             self.queued += payload.len();
-            stream.queued_shared += payload.shared_len();
+            backlog.shared_bytes += payload.shared_len();
             self.queued_shared += payload.shared_len();
         }
-        stream.queue.push_back(piece);
+        backlog.queue.push_back(piece);
         self.pieces += 1;
         self.wake(key);
     }
@@ -417,8 +427,8 @@ impl Connection {
         let initial = i64::from(self.initial_window);
         let Some(stream) = self.streams.get_mut(key) else { return };
         let is_open = initial + i64::from(stream.window_change) > 0;
-        let needs_window = !matches!(stream.queue.front(), Some(Piece::Trailers(_)));
-        let has_work = !stream.queue.is_empty() || stream.wants_room;
+        let needs_window = !matches!(stream.first(), Some(Piece::Trailers(_)));
+        let has_work = !stream.is_empty() || stream.wants_room;
         if stream.is_ready || !has_work || needs_window && !is_open {
             return;
         }
@@ -434,7 +444,7 @@ impl Connection {
     /// Gives all streams their turn that waited for the initial window.
     pub(crate) fn wake_all(&mut self) {
         let waits = |(key, stream): (Key, &crate::stream::Stream)| {
-            (!stream.is_ready && (!stream.queue.is_empty() || stream.wants_room)).then_some(key)
+            (!stream.is_ready && (!stream.is_empty() || stream.wants_room)).then_some(key)
         };
         let keys: Vec<Key> = self.streams.iter().filter_map(waits).collect();
         keys.into_iter().for_each(|key| self.wake(key));
@@ -464,7 +474,9 @@ impl Connection {
         stream.wants_room = false;
         let received_end = stream.received_end;
         if self.role == Role::Server {
-            self.buckets.early_resets.give_back();
+            if let Some(buckets) = &mut self.buckets {
+                buckets.early_resets.give_back();
+            }
         }
         if received_end {
             self.remove_stream(key, Gone::Ended);

@@ -143,6 +143,17 @@ pub(crate) enum Piece {
     Trailers(Box<OwnedBlock>),
 }
 
+/// What waits to be sent on a stream. Most streams have nothing that waits, and no memory for it.
+#[derive(Debug, Default)]
+pub(crate) struct Backlog {
+    /// Bytes in `queue`.
+    pub(crate) bytes: usize,
+    /// Of these, bytes that others send too.
+    pub(crate) shared_bytes: usize,
+    /// It is empty only while something is put in or taken out.
+    pub(crate) queue: VecDeque<Piece>,
+}
+
 /// What is known of a stream that is not closed (RFC 9113, section 5.1).
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -158,11 +169,8 @@ pub(crate) struct Stream {
     pub(crate) window_change: i32,
     /// Bytes of bodies that were put into frames.
     pub(crate) sent: u64,
-    /// Bytes in `queue`.
-    pub(crate) queued: usize,
-    /// Of these, bytes that others send too.
-    pub(crate) queued_shared: usize,
-    pub(crate) queue: VecDeque<Piece>,
+    /// What waits to be sent, if anything does.
+    pub(crate) backlog: Option<Box<Backlog>>,
     /// Bytes that have to come according to `content-length`.
     pub(crate) content_left: Option<u64>,
     /// The other end sends nothing more.
@@ -179,6 +187,28 @@ pub(crate) struct Stream {
     pub(crate) wants_room: bool,
     /// A response without content whatever `content-length` says (RFC 9110, section 8.6).
     pub(crate) is_head: bool,
+}
+
+impl Stream {
+    /// Bytes of bodies that wait.
+    pub(crate) fn queued(&self) -> usize {
+        self.backlog.as_ref().map_or(0, |backlog| backlog.bytes)
+    }
+
+    /// What is sent next.
+    pub(crate) fn first(&self) -> Option<&Piece> {
+        self.backlog.as_ref()?.queue.front()
+    }
+
+    /// What is sent last of all that waits.
+    pub(crate) fn last(&self) -> Option<&Piece> {
+        self.backlog.as_ref()?.queue.back()
+    }
+
+    /// Returns true if nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.backlog.is_none()
+    }
 }
 
 /// Stream identifiers are odd numbers that rise, but the other end chooses which it leaves out. So they are multiplied with a

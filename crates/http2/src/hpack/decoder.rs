@@ -131,6 +131,14 @@ struct Memo {
     fields: Arc<Fields>,
 }
 
+/// Blocks that are remembered.
+#[derive(Default)]
+struct Memos {
+    list: Vec<Memo>,
+    /// Place of the next one, once there are as many as may be.
+    next: u8,
+}
+
 /// Decodes the header blocks of one direction of a connection, in order.
 ///
 /// # Blocks that repeat
@@ -149,8 +157,8 @@ pub(crate) struct Decoder {
     table: Table,
     /// Counts changes of the table.
     changes: u64,
-    memos: Vec<Memo>,
-    next_memo: u8,
+    /// Blocks that are remembered, while the connection is used.
+    memos: Option<Box<Memos>>,
     /// Largest list that is taken, as [`Gathering::new`] has it.
     list_bytes_max: u32,
 }
@@ -158,12 +166,12 @@ pub(crate) struct Decoder {
 impl Decoder {
     pub(crate) fn new(list_bytes_max: u32) -> Decoder {
         let table = Table { limit: TABLE_BYTES, ..Table::default() };
-        Decoder { table, changes: 0, memos: Vec::new(), next_memo: 0, list_bytes_max }
+        Decoder { table, changes: 0, memos: None, list_bytes_max }
     }
 
     /// Gives back memory that only makes the next block cheaper.
     pub(crate) fn rest(&mut self) {
-        self.memos = Vec::new();
+        self.memos = None;
         self.table.compact();
         self.table.text.shrink_to_fit();
         self.table.entries.shrink_to_fit();
@@ -174,8 +182,11 @@ impl Decoder {
         let memo = |memo: &Memo| memo.block.len() + memo.fields.heap_bytes() + size_of::<Fields>();
         self.table.text.capacity()
             + self.table.entries.capacity() * size_of::<Entry>()
-            + self.memos.capacity() * size_of::<Memo>()
-            + self.memos.iter().map(memo).sum::<usize>()
+            + self.memos.as_ref().map_or(0, |memos| {
+                size_of::<Memos>()
+                    + memos.list.capacity() * size_of::<Memo>()
+                    + memos.list.iter().map(memo).sum::<usize>()
+            })
     }
 
     /// Decodes a block that has no meaning any more, only for what it does to the table. Returns false if it says more than
@@ -194,7 +205,9 @@ impl Decoder {
     ) -> Result<Result<Arc<Fields>, Refused>, Undecoded> {
         let known =
             |memo: &&Memo| memo.changes == self.changes && *memo.block == *block && memo.what_for == what_for;
-        if let Some(memo) = self.memos.iter().find(known) {
+        if let Some(memos) = &self.memos
+            && let Some(memo) = memos.list.iter().find(known)
+        {
             return Ok(Ok(memo.fields.clone()));
         }
         let before = self.changes;
@@ -214,11 +227,12 @@ impl Decoder {
 
     fn remember(&mut self, block: &[u8], what_for: Use, fields: &Arc<Fields>) {
         let memo = Memo { block: block.into(), changes: self.changes, what_for, fields: fields.clone() };
-        if self.memos.len() < MEMOS_MAX {
-            self.memos.push(memo);
+        let memos = self.memos.get_or_insert_default();
+        if memos.list.len() < MEMOS_MAX {
+            memos.list.push(memo);
         } else {
-            self.memos[usize::from(self.next_memo)] = memo;
-            self.next_memo = (self.next_memo + 1) % MEMOS_MAX as u8;
+            memos.list[usize::from(memos.next)] = memo;
+            memos.next = (memos.next + 1) % MEMOS_MAX as u8;
         }
     }
 
@@ -304,7 +318,8 @@ impl Decoder {
 
     #[cfg(test)]
     pub(crate) fn memos(&self) -> usize {
-        self.memos.iter().filter(|memo| memo.changes == self.changes).count()
+        let memos = self.memos.iter().flat_map(|memos| &memos.list);
+        memos.filter(|memo| memo.changes == self.changes).count()
     }
 }
 

@@ -184,8 +184,16 @@ pub(crate) struct Encoder {
     announce: Option<u32>,
     /// Counts changes of the table, after which an encoded template says something else.
     changes: u32,
-    memos: Vec<Memo>,
-    next_memo: u8,
+    /// Templates as they were encoded, while the connection is used.
+    memos: Option<Box<Memos>>,
+}
+
+/// Templates that are remembered.
+#[derive(Default)]
+struct Memos {
+    list: Vec<Memo>,
+    /// Place of the next one, once there are as many as may be.
+    next: u8,
 }
 
 impl Encoder {
@@ -207,18 +215,19 @@ impl Encoder {
             self.size -= oldest.field().size() as u32;
         }
         self.changes = self.changes.wrapping_add(1);
-        self.memos.clear();
+        self.memos = None;
     }
 
     /// Gives back memory that only makes the next block cheaper.
     pub(crate) fn rest(&mut self) {
-        self.memos = Vec::new();
+        self.memos = None;
         self.known.shrink_to_fit();
     }
 
     /// Bytes held on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.known.capacity() * size_of::<Entry>() + self.memos.capacity() * size_of::<Memo>()
+        let memos = |memos: &Box<Memos>| size_of::<Memos>() + memos.list.capacity() * size_of::<Memo>();
+        self.known.capacity() * size_of::<Entry>() + self.memos.as_ref().map_or(0, memos)
     }
 
     /// Most bytes that [`Encoder::encode`] appends.
@@ -258,8 +267,10 @@ impl Encoder {
 
     fn encode_template(&mut self, template: &Template, out: &mut Vec<u8>) {
         let list = &*template.0;
-        let known = self.memos.iter().find(|memo| memo.template == list.id && memo.changes == self.changes);
-        if let Some(memo) = known {
+        let is_known = |memo: &&Memo| memo.template == list.id && memo.changes == self.changes;
+        if let Some(memos) = &self.memos
+            && let Some(memo) = memos.list.iter().find(is_known)
+        {
             out.extend_from_slice(&memo.bytes[..usize::from(memo.len)]);
             return;
         }
@@ -298,13 +309,14 @@ impl Encoder {
 
     fn remember(&mut self, memo: Memo) {
         let (id, changes) = (memo.template, self.changes);
-        if let Some(old) = self.memos.iter_mut().find(|old| old.template == id || old.changes != changes) {
+        let memos = self.memos.get_or_insert_default();
+        if let Some(old) = memos.list.iter_mut().find(|old| old.template == id || old.changes != changes) {
             *old = memo;
-        } else if self.memos.len() < MEMOS_MAX {
-            self.memos.push(memo);
+        } else if memos.list.len() < MEMOS_MAX {
+            memos.list.push(memo);
         } else {
-            self.memos[usize::from(self.next_memo)] = memo;
-            self.next_memo = (self.next_memo + 1) % MEMOS_MAX as u8;
+            memos.list[usize::from(memos.next)] = memo;
+            memos.next = (memos.next + 1) % MEMOS_MAX as u8;
         }
     }
 }
