@@ -61,7 +61,8 @@ impl Seen {
 pub(crate) enum Begun {
     /// A unary call whose message comes.
     Gathering(Gathering),
-    Streaming(Box<Streaming>),
+    /// A streaming call, and when its client stops waiting.
+    Streaming(Box<Streaming>, Option<Instant>),
     Page(Box<Page>),
 }
 
@@ -106,7 +107,8 @@ pub(crate) fn begin(
             match kind {
                 Kind::Unary => Some(Begun::Gathering(Gathering::new(head, responder, assembler, gzip))),
                 Kind::ServerStream | Kind::Bidi => {
-                    begin_stream(around, head, assembler, responder, gzip).map(Begun::Streaming)
+                    let streaming = begin_stream(around, head, assembler, responder, gzip);
+                    streaming.map(|streaming| Begun::Streaming(streaming, deadline))
                 }
             }
         }

@@ -158,8 +158,8 @@ pub(crate) struct Streaming {
     future: LocalBoxFuture<Result<(), Status>>,
     pub(crate) sending: Rc<Sending>,
     pub(crate) inbox: Rc<Inbox>,
-    deadline: Option<Instant>,
-    progress: StreamProgress,
+    /// While something waits for the client.
+    progress: Option<Box<StreamProgress>>,
     _charge: Charge,
 }
 
@@ -250,9 +250,11 @@ impl Call {
                 pieces.progress.is_stalled(moves, look)
             }
             Call::Streaming(streaming) => match streaming.sending.moves() {
-                Some(moves) if moves.queued > 0 => streaming.progress.is_stalled(moves, look),
+                Some(moves) if moves.queued > 0 => {
+                    streaming.progress.get_or_insert_default().is_stalled(moves, look)
+                }
                 _ => {
-                    streaming.progress = StreamProgress::default();
+                    streaming.progress = None;
                     false
                 }
             },
@@ -598,10 +600,6 @@ impl Pieces {
 }
 
 impl Streaming {
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.deadline
-    }
-
     fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let counters = &around.shard.counters;
         match self.future.as_mut().poll(cx) {
@@ -642,15 +640,14 @@ pub(crate) fn begin_stream(
     }
     let mut _charge = Charge::new(&around.requests);
     _charge.raise_to(call_bytes(head.metadata.heap_bytes()));
-    let (method, deadline) = (head.method, head.deadline);
+    let method = head.method;
     around.shard.counters.started(method);
     let (stream, inbox) = RequestStream::new(around, responder.key());
     let sending = Sending::new(responder, gzip, method);
     let inbound = crate::Inbound::new(around, stream, assembler, method);
     let outbound = crate::Outbound::new(sending.clone());
     let future = around.service.clone().stream(head, inbound, outbound);
-    let progress = StreamProgress::default();
-    Some(Box::new(Streaming { future, sending, inbox, deadline, progress, _charge }))
+    Some(Box::new(Streaming { future, sending, inbox, progress: None, _charge }))
 }
 
 #[cfg(test)]

@@ -14,15 +14,15 @@ pub(crate) struct Calls {
     places: Vec<Option<(Key, Call)>>,
     /// Wakers by place. They are kept and reused by the calls that follow in the same place.
     wakers: Vec<Option<Waker>>,
-    open: usize,
+    open: u32,
     /// Those of them that wait to be begun.
-    waiting: usize,
+    waiting: u32,
 }
 
 impl Calls {
     /// Number of calls that are open.
     pub(crate) fn len(&self) -> usize {
-        self.open
+        self.open as usize
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -31,7 +31,7 @@ impl Calls {
 
     /// Number of calls that wait to be begun.
     pub(crate) fn waiting(&self) -> usize {
-        self.waiting
+        self.waiting as usize
     }
 
     /// Number of places, used or not.
@@ -45,7 +45,7 @@ impl Calls {
             self.places.resize_with(place + 1, || None);
         }
         self.open += 1;
-        self.waiting += usize::from(matches!(call, Call::Waiting(_)));
+        self.waiting += u32::from(matches!(call, Call::Waiting(_)));
         let before = self.places[place].replace((key, call));
         assert!(before.is_none(), "a call is taken out before its stream's place is used again");
     }
@@ -71,7 +71,7 @@ impl Calls {
         }
         let (_, call) = self.places[key.slot()].take()?;
         self.open -= 1;
-        self.waiting -= usize::from(matches!(call, Call::Waiting(_)));
+        self.waiting -= u32::from(matches!(call, Call::Waiting(_)));
         Some(call)
     }
 
@@ -88,10 +88,12 @@ impl Calls {
             .get_or_insert_with(|| Waker::from(Arc::new(SlotWake { turn: turn.clone(), slot: place as u32 })))
     }
 
-    /// Gives back the memory of places that are not used, if no call is open.
+    /// Gives back the memory of places that are not used, behind the last one that is.
     pub(crate) fn rest(&mut self) {
-        if self.is_empty() {
-            *self = Calls::default();
-        }
+        let used = self.places.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        self.places.truncate(used);
+        self.places.shrink_to_fit();
+        self.wakers.truncate(used);
+        self.wakers.shrink_to_fit();
     }
 }

@@ -91,7 +91,7 @@ pub(crate) struct Socket<S> {
     pool: Rc<BufferPool>,
     input: Option<Filled>,
     /// What HTTP/1 has written and was not sent.
-    output: Option<Filled>,
+    output: Option<Box<Filled>>,
     sent_bytes: u64,
     /// True if nothing more can be read in this turn: the stream said so and will wake the connection.
     drained: bool,
@@ -269,7 +269,7 @@ impl<S: Transport> Socket<S> {
         if self.is_full() {
             ready!(self.poll_send(cx))?;
         }
-        let output = self.output.get_or_insert_with(|| Filled { buffer: self.pool.take(), at: 0, end: 0 });
+        let output = self.output.get_or_insert_with(|| Box::new(Filled::new(self.pool.take(), 0)));
         let mut gathered = 0;
         for part in parts {
             let n = part.len().min(output.buffer.len() - output.end);
@@ -333,7 +333,7 @@ impl<S: Transport> Socket<S> {
 
 impl<S> Drop for Socket<S> {
     fn drop(&mut self) {
-        for filled in [self.input.take(), self.output.take()].into_iter().flatten() {
+        for filled in [self.input.take(), self.output.take().map(|output| *output)].into_iter().flatten() {
             self.pool.give(filled.buffer);
         }
     }
