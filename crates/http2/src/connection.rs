@@ -139,9 +139,11 @@ impl Buckets {
     }
 }
 
-/// Streams that the caller has to be told of.
+/// Lists of streams. A connection has them once a stream was in one, until it rests.
 #[derive(Default)]
-pub(crate) struct Notices {
+pub(crate) struct Lists {
+    /// Those that have something to send, in the order of their turns. Some may be over.
+    pub(crate) ready: VecDeque<Key>,
     /// Those of which the caller wants to know that there is room, and there is.
     pub(crate) writable: Vec<Key>,
     /// Those that GOAWAY ended.
@@ -176,10 +178,7 @@ pub struct Connection {
     closed: Closed,
     /// A header block whose frames have not all come.
     pub(crate) assembly: Option<Box<Assembly>>,
-    /// Streams that have something to send, in the order of their turns. Some may be over.
-    pub(crate) ready: VecDeque<Key>,
-    /// Streams that the caller has to be told of, while there are any, and some time longer.
-    pub(crate) notices: Option<Box<Notices>>,
+    pub(crate) lists: Option<Box<Lists>>,
     /// Bytes of bodies that wait in streams.
     pub(crate) queued: usize,
     /// Of these, bytes that others send too.
@@ -239,8 +238,7 @@ impl Connection {
             streams: Streams::default(),
             closed: Closed::default(),
             assembly: None,
-            ready: VecDeque::new(),
-            notices: None,
+            lists: None,
             queued: 0,
             queued_shared: 0,
             pieces: 0,
@@ -366,16 +364,15 @@ impl Connection {
 
     /// Bytes of memory that the connection holds on the heap, besides bodies and buffers of its input.
     pub fn heap_bytes(&self) -> usize {
-        let notices = self.notices.as_ref();
-        let of_notices =
-            notices.map_or(0, |notices| notices.writable.capacity() + notices.cut_off.capacity());
-        let keys = self.ready.capacity() + of_notices;
+        let lists = |lists: &Box<Lists>| {
+            let keys = lists.ready.capacity() + lists.writable.capacity() + lists.cut_off.capacity();
+            size_of::<Lists>() + keys * size_of::<Key>()
+        };
         self.output.heap_bytes()
             + self.decoder.heap_bytes()
             + self.encoder.heap_bytes()
             + self.streams.heap_bytes()
-            + keys * size_of::<Key>()
-            + notices.map_or(0, |_| size_of::<Notices>())
+            + self.lists.as_ref().map_or(0, lists)
             + self.buckets.as_ref().map_or(0, |_| size_of::<Buckets>())
             + self.closed.heap_bytes()
             + self.assembly.as_ref().map_or(0, |assembly| size_of::<Assembly>() + assembly.heap_bytes())
@@ -387,9 +384,11 @@ impl Connection {
         self.decoder.rest();
         self.encoder.rest();
         self.streams.rest();
-        self.ready.shrink_to_fit();
-        if self.notices.as_ref().is_some_and(|told| told.writable.is_empty() && told.cut_off.is_empty()) {
-            self.notices = None;
+        let is_unused = |lists: &Box<Lists>| {
+            lists.ready.is_empty() && lists.writable.is_empty() && lists.cut_off.is_empty()
+        };
+        if self.lists.as_ref().is_some_and(is_unused) {
+            self.lists = None;
         }
         let (limits, now) = (&self.options.limits, self.now);
         if self.buckets.as_ref().is_some_and(|buckets| buckets.are_full(limits, now)) {
@@ -482,8 +481,7 @@ impl Connection {
         self.phase = Phase::Over;
         self.streams = Streams::default();
         self.assembly = None;
-        self.ready = VecDeque::new();
-        self.notices = None;
+        self.lists = None;
         (self.queued, self.queued_shared, self.pieces, self.unreleased) = (0, 0, 0, 0);
         self.settings_sent = None;
     }
@@ -554,7 +552,9 @@ impl Connection {
         }
         if self.streams.len() == 0 {
             self.window_change_max = 0;
-            self.ready.clear();
+            if let Some(lists) = &mut self.lists {
+                lists.ready.clear();
+            }
         }
     }
 

@@ -77,8 +77,8 @@ impl Connection {
             return Err(**error);
         }
         loop {
-            if let Some(notices) = &mut self.notices
-                && let Some(stream) = notices.cut_off.pop()
+            if let Some(lists) = &mut self.lists
+                && let Some(stream) = lists.cut_off.pop()
             {
                 if self.streams.get(stream).is_none() {
                     continue;
@@ -630,7 +630,7 @@ impl Connection {
             if last < self.peer_last_taken {
                 self.peer_last_taken = last;
                 let cut_off = self.streams.iter().map(|(key, _)| key).filter(|key| key.id > last).collect();
-                self.notices.get_or_insert_default().cut_off = cut_off;
+                self.lists.get_or_insert_default().cut_off = cut_off;
             }
         }
         Ok(Some(Event::GoAway { last, reason: Reason(reason), debug: &payload[8..] }))

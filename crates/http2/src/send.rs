@@ -270,17 +270,17 @@ impl Connection {
 
     /// Returns the next stream for which there is room, as [`Connection::gather`] found. It may be over meanwhile.
     pub fn next_writable(&mut self) -> Option<Key> {
-        self.notices.as_mut()?.writable.pop()
+        self.lists.as_mut()?.writable.pop()
     }
 
     /// Lets streams that wait send, a frame each in turn, until windows or [`crate::Options::output_bytes_max`] bound it. To be
     /// called before the output is written, and again as it is.
     pub fn gather(&mut self) {
         while self.output.len() < self.options.output_bytes_max
-            && let Some(key) = self.ready.pop_front()
+            && let Some(key) = self.lists.as_mut().and_then(|lists| lists.ready.pop_front())
         {
             if !self.take_turn(key) {
-                self.ready.push_front(key);
+                self.lists.get_or_insert_default().ready.push_front(key);
                 break;
             }
         }
@@ -311,7 +311,7 @@ impl Connection {
             }
             None => {
                 (stream.is_ready, stream.wants_room) = (false, false);
-                self.notices.get_or_insert_default().writable.push(key);
+                self.lists.get_or_insert_default().writable.push(key);
             }
             Some(Piece::Trailers(_)) => self.pop_trailers(key),
             Some(Piece::Data { payload, end }) => {
@@ -347,7 +347,7 @@ impl Connection {
                 } else if end {
                     self.send_end(key);
                 } else if goes_on {
-                    self.ready.push_back(key);
+                    self.lists.get_or_insert_default().ready.push_back(key);
                 }
             }
         }
@@ -384,7 +384,7 @@ impl Connection {
         let window = self.window(stream.window_change).min(self.may_send.into());
         stream.is_empty()
             && (bytes == 0
-                || self.ready.is_empty()
+                || self.lists.as_ref().is_none_or(|lists| lists.ready.is_empty())
                     && bytes <= self.payload_bytes_max as usize
                     && bytes as i64 <= window
                     && self.output.len() < self.options.output_bytes_max)
@@ -433,11 +433,12 @@ impl Connection {
             return;
         }
         stream.is_ready = true;
-        self.ready.push_back(key);
+        let ready = &mut self.lists.get_or_insert_default().ready;
+        ready.push_back(key);
         // Those that are over leave it when their turn comes, which may be never.
-        if self.ready.len() > 2 * self.streams.len() + 64 {
+        if ready.len() > 2 * self.streams.len() + 64 {
             let streams = &self.streams;
-            self.ready.retain(|key| streams.get(*key).is_some());
+            ready.retain(|key| streams.get(*key).is_some());
         }
     }
 

@@ -237,8 +237,8 @@ impl Hasher for Mixer {
 /// The open streams of a connection.
 #[derive(Default)]
 pub(crate) struct Streams {
-    slots: Slab<Stream>,
-    by_id: HashMap<u32, u32, BuildHasherDefault<Mixer>>,
+    /// A connection has them once a stream was opened, until it rests without one.
+    tables: Option<Box<Tables>>,
     /// The stream that was found last: frames of one stream follow each other.
     last: Option<Key>,
     /// Places that were looked at by those who look at all streams.
@@ -246,15 +246,22 @@ pub(crate) struct Streams {
     looks: std::cell::Cell<usize>,
 }
 
+#[derive(Default)]
+struct Tables {
+    slots: Slab<Stream>,
+    by_id: HashMap<u32, u32, BuildHasherDefault<Mixer>>,
+}
+
 impl Streams {
     pub(crate) fn len(&self) -> usize {
-        self.slots.len()
+        self.tables.as_ref().map_or(0, |tables| tables.slots.len())
     }
 
     pub(crate) fn insert(&mut self, stream: Stream) -> Key {
         let id = stream.id;
-        let slot = self.slots.insert(stream) as u32;
-        self.by_id.insert(id, slot);
+        let tables = self.tables.get_or_insert_default();
+        let slot = tables.slots.insert(stream) as u32;
+        tables.by_id.insert(id, slot);
         let key = Key { slot, id };
         self.last = Some(key);
         key
@@ -266,17 +273,17 @@ impl Streams {
         {
             return Some(last);
         }
-        let key = self.by_id.get(&id).map(|slot| Key { slot: *slot, id })?;
+        let key = self.tables.as_ref()?.by_id.get(&id).map(|slot| Key { slot: *slot, id })?;
         self.last = Some(key);
         Some(key)
     }
 
     pub(crate) fn get(&self, key: Key) -> Option<&Stream> {
-        self.slots.get(key.slot as usize).filter(|stream| stream.id == key.id)
+        self.tables.as_ref()?.slots.get(key.slot as usize).filter(|stream| stream.id == key.id)
     }
 
     pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Stream> {
-        self.slots.get_mut(key.slot as usize).filter(|stream| stream.id == key.id)
+        self.tables.as_mut()?.slots.get_mut(key.slot as usize).filter(|stream| stream.id == key.id)
     }
 
     pub(crate) fn remove(&mut self, key: Key) -> Option<Stream> {
@@ -284,19 +291,22 @@ impl Streams {
         if self.last == Some(key) {
             self.last = None;
         }
-        self.by_id.remove(&key.id);
-        Some(self.slots.remove(key.slot as usize))
+        let tables = self.tables.as_mut()?;
+        tables.by_id.remove(&key.id);
+        Some(tables.slots.remove(key.slot as usize))
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Key, &mut Stream)> {
-        self.slots.iter_mut().map(|(slot, stream)| (Key { slot: slot as u32, id: stream.id }, stream))
+        let slots = self.tables.iter_mut().flat_map(|tables| tables.slots.iter_mut());
+        slots.map(|(slot, stream)| (Key { slot: slot as u32, id: stream.id }, stream))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &Stream)> {
         // It passes over places that are free, too.
         #[cfg(test)]
-        self.looks.set(self.looks.get() + self.slots.capacity());
-        self.slots.iter().map(|(slot, stream)| (Key { slot: slot as u32, id: stream.id }, stream))
+        self.looks.set(self.looks.get() + self.tables.as_ref().map_or(0, |tables| tables.slots.capacity()));
+        let slots = self.tables.iter().flat_map(|tables| tables.slots.iter());
+        slots.map(|(slot, stream)| (Key { slot: slot as u32, id: stream.id }, stream))
     }
 
     #[cfg(test)]
@@ -306,15 +316,21 @@ impl Streams {
 
     /// Gives back memory that streams had which are gone.
     pub(crate) fn rest(&mut self) {
-        self.slots.shrink_to_fit();
-        self.by_id.shrink_to_fit();
+        if self.len() == 0 {
+            self.tables = None;
+        } else if let Some(tables) = &mut self.tables {
+            tables.slots.shrink_to_fit();
+            tables.by_id.shrink_to_fit();
+        }
     }
 
     /// Bytes held on the heap, without what streams have to send.
     pub(crate) fn heap_bytes(&self) -> usize {
+        let Some(tables) = &self.tables else { return 0 };
         // A slot of the slab has a word beside the stream, one of the map a byte.
-        self.slots.capacity() * (size_of::<Stream>() + size_of::<usize>())
-            + self.by_id.capacity() * (size_of::<(u32, u32)>() + 1)
+        size_of::<Tables>()
+            + tables.slots.capacity() * (size_of::<Stream>() + size_of::<usize>())
+            + tables.by_id.capacity() * (size_of::<(u32, u32)>() + 1)
     }
 }
 

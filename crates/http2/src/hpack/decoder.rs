@@ -1,8 +1,10 @@
 //! The receiving side of header compression: blocks in, [`Fields`] out.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
+use super::shared::{Remembered, is_shared, share};
 use super::{Damaged, ENTRY_BYTES, TABLE_BYTES, Undecoded, huffman, number, static_table};
 use crate::fields::{Class, Fields, Gathering, Refused, Use, is_taken_value};
 
@@ -18,6 +20,7 @@ const MEMO_LIST_BYTES_MAX: usize = 2048;
 const EXCESS_MAX: usize = 4;
 
 /// An entry of the dynamic table.
+#[derive(Clone, PartialEq)]
 struct Entry {
     /// Place of the name in the table's text; the value follows it. It counts all texts that ever were in the table.
     at: u32,
@@ -39,7 +42,7 @@ impl Entry {
 
 /// The dynamic table (RFC 7541, section 2.3.2). Entries leave in the order in which they came, so their texts lie behind
 /// each other in one piece of memory, and no entry has memory of its own.
-#[derive(Default)]
+#[derive(Clone, Default, PartialEq)]
 struct Table {
     /// Newest last.
     entries: VecDeque<Entry>,
@@ -51,6 +54,14 @@ struct Table {
     /// Size as RFC 7541, section 4.1 counts it, and its bound.
     size: usize,
     limit: usize,
+}
+
+/// The table of a connection that begins.
+static EMPTY: LazyLock<Arc<Table>> =
+    LazyLock::new(|| Arc::new(Table { limit: TABLE_BYTES, ..Table::default() }));
+
+thread_local! {
+    static REMEMBERED: Remembered<Table> = const { RefCell::new(Vec::new()) };
 }
 
 impl Table {
@@ -154,7 +165,8 @@ struct Memos {
 /// 83 86 be ...                  entry 62 is `x: 1` now: not found, decoded again
 /// ```
 pub(crate) struct Decoder {
-    table: Table,
+    /// Connections that rest share it with others that have the same.
+    table: Arc<Table>,
     /// Counts changes of the table.
     changes: u64,
     /// Blocks that are remembered, while the connection is used.
@@ -165,23 +177,27 @@ pub(crate) struct Decoder {
 
 impl Decoder {
     pub(crate) fn new(list_bytes_max: u32) -> Decoder {
-        let table = Table { limit: TABLE_BYTES, ..Table::default() };
-        Decoder { table, changes: 0, memos: None, list_bytes_max }
+        Decoder { table: EMPTY.clone(), changes: 0, memos: None, list_bytes_max }
     }
 
     /// Gives back memory that only makes the next block cheaper.
     pub(crate) fn rest(&mut self) {
         self.memos = None;
-        self.table.compact();
-        self.table.text.shrink_to_fit();
-        self.table.entries.shrink_to_fit();
+        if let Some(table) = Arc::get_mut(&mut self.table) {
+            table.compact();
+            table.text.shrink_to_fit();
+            table.entries.shrink_to_fit();
+        }
+        share(&mut self.table, &REMEMBERED);
     }
 
     /// Bytes held on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         let memo = |memo: &Memo| memo.block.len() + memo.fields.heap_bytes() + size_of::<Fields>();
-        self.table.text.capacity()
-            + self.table.entries.capacity() * size_of::<Entry>()
+        let (text, entries) = (self.table.text.capacity(), self.table.entries.capacity());
+        let table = size_of::<Table>() + text + entries * size_of::<Entry>();
+        let table = if is_shared(&self.table) { 0 } else { table };
+        table
             + self.memos.as_ref().map_or(0, |memos| {
                 size_of::<Memos>()
                     + memos.list.capacity() * size_of::<Memo>()
@@ -262,8 +278,9 @@ impl Decoder {
                     return Err(Undecoded::Damaged);
                 }
                 if limit != self.table.limit {
-                    self.table.limit = limit;
-                    self.table.shrink_to(limit);
+                    let table = Arc::make_mut(&mut self.table);
+                    table.limit = limit;
+                    table.shrink_to(limit);
                     self.changes += 1;
                 }
                 continue;
@@ -284,7 +301,8 @@ impl Decoder {
                         gathering.add(name, value, entry.class, value_is_good);
                         if keeps {
                             self.changes += 1;
-                            self.table.insert_named(index - static_table::LEN - 1, value, value_is_good);
+                            let named = index - static_table::LEN - 1;
+                            Arc::make_mut(&mut self.table).insert_named(named, value, value_is_good);
                         }
                         continue;
                     }
@@ -293,7 +311,7 @@ impl Decoder {
             gathering.add(name, value, class, value_is_good);
             if keeps {
                 self.changes += 1;
-                self.table.insert(name, value, class, value_is_good);
+                Arc::make_mut(&mut self.table).insert(name, value, class, value_is_good);
             }
         }
         Ok(())

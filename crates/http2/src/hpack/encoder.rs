@@ -1,10 +1,12 @@
 //! The sending side of header compression: [`Template`]s are header lists that are sent again and again.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use super::shared::{Remembered, is_shared, share};
 use super::{ENTRY_BYTES, TABLE_BYTES, put_number, static_table};
 use crate::fields::{Class, is_value};
 
@@ -147,10 +149,21 @@ pub(crate) struct OwnedBlock {
 type OwnedField = (Box<[u8]>, Box<[u8]>);
 
 /// An entry of the other end's table: the field of a template.
+#[derive(Clone)]
 struct Entry {
     template: Template,
     at: u16,
     hash: u32,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Entry) -> bool {
+        self.template.0.id == other.template.0.id && self.at == other.at
+    }
+}
+
+thread_local! {
+    static REMEMBERED: Remembered<VecDeque<Entry>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Entry {
@@ -174,8 +187,8 @@ struct Memo {
 /// most, and then stays. Everything else is a literal.
 #[derive(Default)]
 pub(crate) struct Encoder {
-    /// What the other end's table holds; newest last.
-    known: VecDeque<Entry>,
+    /// What the other end's table holds; newest last. Connections that rest share it with others that have the same.
+    known: Arc<VecDeque<Entry>>,
     size: u32,
     /// Bound of the table: what the other end allows, at most [`TABLE_BYTES`].
     limit: u32,
@@ -211,7 +224,7 @@ impl Encoder {
         self.announce = Some(smallest);
         self.limit = limit;
         while self.size > limit {
-            let Some(oldest) = self.known.pop_front() else { break };
+            let Some(oldest) = Arc::make_mut(&mut self.known).pop_front() else { break };
             self.size -= oldest.field().size() as u32;
         }
         self.changes = self.changes.wrapping_add(1);
@@ -221,13 +234,18 @@ impl Encoder {
     /// Gives back memory that only makes the next block cheaper.
     pub(crate) fn rest(&mut self) {
         self.memos = None;
-        self.known.shrink_to_fit();
+        if let Some(known) = Arc::get_mut(&mut self.known) {
+            known.shrink_to_fit();
+        }
+        share(&mut self.known, &REMEMBERED);
     }
 
     /// Bytes held on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         let memos = |memos: &Box<Memos>| size_of::<Memos>() + memos.list.capacity() * size_of::<Memo>();
-        self.known.capacity() * size_of::<Entry>() + self.memos.as_ref().map_or(0, memos)
+        let known = size_of::<VecDeque<Entry>>() + self.known.capacity() * size_of::<Entry>();
+        let known = if is_shared(&self.known) { 0 } else { known };
+        known + self.memos.as_ref().map_or(0, memos)
     }
 
     /// Most bytes that [`Encoder::encode`] appends.
@@ -294,7 +312,8 @@ impl Encoder {
             put_literal(out, pattern, bits, field.named.into(), &field.name, &field.value);
             if keeps {
                 self.size += field.size() as u32;
-                self.known.push_back(Entry { template: template.clone(), at: at as u16, hash: field.hash });
+                let entry = Entry { template: template.clone(), at: at as u16, hash: field.hash };
+                Arc::make_mut(&mut self.known).push_back(entry);
                 self.changes = self.changes.wrapping_add(1);
             }
         }
