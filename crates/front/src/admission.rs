@@ -73,13 +73,12 @@ pub(crate) fn begin(
     seen: &mut Seen,
     fields: Arc<Fields>,
     responder: Responder,
-    from: &Origin,
     since: Instant,
     now: Instant,
 ) -> Option<Begun> {
     let asked = match seen.find(&fields) {
         Some(asked) => Ok(asked),
-        None => examine(around, from, &fields).inspect(|asked| seen.add(&fields, *asked)),
+        None => examine(around, &fields).inspect(|asked| seen.add(&fields, *asked)),
     };
     let asked = asked.and_then(|asked| Ok((asked, deadline(asked, since, now)?)));
     match asked {
@@ -90,13 +89,13 @@ pub(crate) fn begin(
         Ok((Asked::Page, _)) => {
             let method = around.service.page_method(&String::from_utf8_lossy(path(&fields)));
             around.may_wait.set(method.is_some_and(|method| around.shard.turnstile.may_wait(method)));
-            Page::begin(around, &fields, responder, from).map(Begun::Page)
+            Page::begin(around, &fields, responder).map(Begun::Page)
         }
         Ok((Asked::Call { method, kind, gzip, requires_leader, .. }, deadline)) => {
             let head = Head {
                 method,
-                peer: from.peer,
-                common_name: from.common_name.clone(),
+                peer: around.origin.peer,
+                common_name: around.origin.common_name.clone(),
                 arrived: since,
                 deadline,
                 metadata: Metadata::from(fields),
@@ -158,13 +157,9 @@ impl<'a> Known<'a> {
     }
 }
 
-fn examine(
-    around: &ConnectionContext,
-    from: &Origin,
-    fields: &Fields,
-) -> Result<Asked, (StatusCode, Status)> {
+fn examine(around: &ConnectionContext, fields: &Fields) -> Result<Asked, (StatusCode, Status)> {
     let known = Known::of(fields.regular());
-    if is_page(from, known.content_type) {
+    if is_page(&around.origin, known.content_type) {
         return Ok(Asked::Page);
     }
     check_content_type(known.content_type)?;

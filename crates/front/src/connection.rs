@@ -25,7 +25,6 @@ use crate::ledger::Charge;
 use crate::responder::{Responder, moves};
 use crate::shard::{Begun, Secured, ShardState};
 use crate::socket::{ALLOWANCE_BYTES, Socket, Transport};
-use crate::turn::Turn;
 use crate::turnstile::Pass;
 use crate::{LocalBoxFuture, Options, Origin, Service};
 use http2::{Event, Fields, Key, Limits, Rate, Reason, Role};
@@ -128,6 +127,8 @@ struct Work {
     parked: Vec<Key>,
     deadlines: BinaryHeap<DeadlineEntry>,
     stalls: Option<Box<Stalls>>,
+    /// Time since which nothing has happened, as far as that is known.
+    idle_since: Option<Instant>,
     /// The most calls that were open at once, if they were more than [`PLACES_FREE`], and what their places take.
     places: Option<(usize, Held)>,
 }
@@ -170,24 +171,19 @@ struct Stalls {
 /// a place in any table.
 struct Connection {
     around: Rc<ConnectionContext>,
-    origin: Origin,
     secured: Option<Box<Secured>>,
     pass: Pass,
-    turn: Arc<Turn>,
     transport_waker: Waker,
     calls: Calls,
     /// Given back when the connection rests.
     work: Option<Box<Work>>,
     /// True if the client was not read from for a time since the last look for stalled streams, because it takes nothing.
     was_deaf: bool,
-    ping_policy: PingPolicy,
-    /// What had been sent of calls when the last ping came.
-    sent_before_ping: u64,
+    /// Once the client has pinged.
+    ping_policy: Option<Box<PingPolicy>>,
     heartbeat: Heartbeat,
     /// When the shard's clock wakes the connection. It may be too early.
     alarm: Instant,
-    /// Time since which nothing has happened; `None` if that is not known, or the connection rests already.
-    idle_since: Option<Instant>,
     is_resting: bool,
     is_closing: bool,
     /// Its place among those of its shard.
@@ -252,7 +248,7 @@ async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io:
     // Thousands may end at once. Memory that others need does not wait.
     if !around.account.is_doomed() {
         let pass = std::mem::take(&mut connection.pass);
-        pass.through(&around.shard.turnstile, connection.origin.peer.ip()).await;
+        pass.through(&around.shard.turnstile, around.origin.peer.ip()).await;
     }
     // A client decides how many calls are open.
     let mut from = Some(0);
@@ -294,32 +290,29 @@ impl Connection {
         shard: Rc<ShardState>,
         service: Rc<dyn Service>,
     ) -> Connection {
-        let turn = Turn::new();
-        let transport_waker = Waker::from(turn.clone());
+        let now = Instant::now();
+        let http2 = http2::Connection::new(Role::Server, &shard.http2, now);
+        let around = ConnectionContext::new(http2, origin, shard, service, account);
+        let (account, shard) = (&around.account, &around.shard);
+        let transport_waker = Waker::from(around.turn.clone());
         account.wake_when_doomed(&transport_waker);
         if let Some(secured) = &secured {
             secured.standing().wake_when_over(&transport_waker);
         }
-        let now = Instant::now();
         let alarm = now + shard.options.keepalive_interval;
         let place = shard.connections.borrow_mut().insert(transport_waker.clone()) as u32;
         shard.clock.set(place, None, alarm);
-        let http2 = http2::Connection::new(Role::Server, &shard.http2, now);
         Connection {
-            around: ConnectionContext::new(http2, shard, service, account),
+            around,
             pass: Pass::default(),
-            origin,
             secured,
-            turn,
             transport_waker,
             calls: Calls::default(),
             work: None,
             was_deaf: false,
-            ping_policy: PingPolicy::new(),
-            sent_before_ping: 0,
+            ping_policy: None,
             heartbeat: Heartbeat::new(now),
             alarm,
-            idle_since: None,
             is_resting: false,
             is_closing: false,
             place,
@@ -334,10 +327,10 @@ impl Connection {
     ) -> Poll<io::Result<()>> {
         let around = self.around.clone();
         if around.may_wait.get() && !around.shard.closing.get() {
-            ready!(self.pass.poll(&around.shard.turnstile, self.origin.peer.ip(), cx));
+            ready!(self.pass.poll(&around.shard.turnstile, around.origin.peer.ip(), cx));
         }
         let _turn = around.account.begin_turn();
-        self.turn.begin(cx.waker());
+        self.around.turn.begin(cx.waker());
         socket.begin_turn();
         around.made.reset();
         let now = Instant::now();
@@ -356,7 +349,7 @@ impl Connection {
         let was_blocked = around.http2.borrow().is_blocked();
         let goes_on = self.flush(socket)? || around.has_room() && self.has_waiting();
         if goes_on || was_blocked && !around.http2.borrow().is_blocked() {
-            self.turn.yield_now(cx.waker());
+            self.around.turn.yield_now(cx.waker());
         }
         if self.is_closing && self.has_left() {
             return Poll::Ready(Ok(()));
@@ -387,7 +380,7 @@ impl Connection {
             // In the order in which the client began them, whatever the order of their last bytes.
             work.gathered.sort_unstable_by_key(|key| key.id());
             work.ready.extend(work.gathered.drain(..).map(|key| key.slot() as u32));
-            self.turn.take_ready(&mut work.ready);
+            self.around.turn.take_ready(&mut work.ready);
             let mut ready = std::mem::take(&mut work.ready);
             let mut stepped = 0;
             for place in &ready {
@@ -426,11 +419,11 @@ impl Connection {
             if goes_on || self.has_ready() || around.has_room() && self.has_waiting() {
                 continue;
             }
-            if self.turn.end() {
+            if self.around.turn.end() {
                 return Ok(took);
             }
         }
-        self.turn.yield_now(cx.waker());
+        self.around.turn.yield_now(cx.waker());
         Ok(Took::Share)
     }
 
@@ -461,7 +454,7 @@ impl Connection {
     fn take_input<S: Transport>(&mut self, socket: &mut Socket<S>, now: Instant) -> Took {
         let mut taken = socket.unread().len();
         self.work.get_or_insert_default().begun = 0;
-        self.turn.transport_seen();
+        self.around.turn.transport_seen();
         loop {
             let mut at = 0;
             let next = loop {
@@ -501,7 +494,7 @@ impl Connection {
                 Poll::Ready(Ok(cost)) => {
                     taken += cost;
                     self.heartbeat.received(now);
-                    (self.idle_since, self.is_resting) = (None, false);
+                    self.note_use();
                 }
             }
         }
@@ -519,12 +512,11 @@ impl Connection {
             Event::Reset { stream, .. } => self.receive_reset(stream),
             Event::Pinged => {
                 let sent = self.around.http2.borrow_mut().output().appended_of_calls();
-                if std::mem::replace(&mut self.sent_before_ping, sent) != sent {
-                    self.ping_policy.forgive();
-                }
                 let is_opening = self.work.as_ref().is_some_and(|work| work.opening.is_some());
                 let has_calls = !self.calls.is_empty() || is_opening;
-                if self.ping_policy.is_too_many(now, has_calls, &self.around.shard.options) {
+                let policy = self.ping_policy.get_or_insert_default();
+                policy.note_sent(sent);
+                if policy.is_too_many(now, has_calls, &self.around.shard.options) {
                     counters::add(&self.around.shard.counters.too_many_pings, 1);
                     return Next::TooMuch(b"too_many_pings");
                 }
@@ -600,7 +592,7 @@ impl Connection {
         // Not beside a call that may not, and such a one ends it.
         let can_wait = self.around.may_wait.get() || self.calls.is_empty();
         let seen = &mut self.work.get_or_insert_default().seen;
-        let begun = admission::begin(&self.around, seen, fields, responder, &self.origin, since, now);
+        let begun = admission::begin(&self.around, seen, fields, responder, since, now);
         if !can_wait {
             self.around.may_wait.set(false);
         }
@@ -655,7 +647,7 @@ impl Connection {
     /// Answers a call whose message is whole, or refuses it.
     fn serve(&mut self, gathering: Gathering) {
         let (key, deadline) = (gathering.key(), gathering.deadline());
-        let mut cx = Context::from_waker(self.calls.waker(key.slot(), &self.turn));
+        let mut cx = Context::from_waker(self.calls.waker(key.slot(), &self.around.turn));
         match gathering.serve(&self.around, &mut cx) {
             Step::Over => {}
             Step::Wait(call) => {
@@ -759,13 +751,21 @@ impl Connection {
         }
     }
 
+    /// Something happened that a rest has to wait for.
+    fn note_use(&mut self) {
+        self.is_resting = false;
+        if let Some(work) = &mut self.work {
+            work.idle_since = None;
+        }
+    }
+
     /// Polls the call in a place, if there still is one.
     fn step(&mut self, place: usize) {
         let Some(key) = self.calls.at(place) else { return };
         let Some(call) = self.calls.take(key) else { return };
-        (self.idle_since, self.is_resting) = (None, false);
+        self.note_use();
         let was_finished = call.is_finished();
-        let mut cx = Context::from_waker(self.calls.waker(place, &self.turn));
+        let mut cx = Context::from_waker(self.calls.waker(place, &self.around.turn));
         if let Step::Wait(call) = call.step(&self.around, &mut cx) {
             let is_finished = call.is_finished();
             self.calls.insert(key, call);
@@ -848,7 +848,7 @@ impl Connection {
                     next = next.min(at);
                     self.around.http2.borrow_mut().ping(0);
                     // Another turn sends it.
-                    self.turn.yield_now(cx.waker());
+                    self.around.turn.yield_now(cx.waker());
                 }
             }
             next = next.min(self.check_stalls(socket, now)?.unwrap_or(next));
@@ -872,17 +872,19 @@ impl Connection {
             self.release_work();
             return None;
         }
-        if !self.is_quiet() {
-            self.idle_since = None;
+        let is_quiet = self.is_quiet();
+        let idle_since = &mut self.work.get_or_insert_default().idle_since;
+        if !is_quiet {
+            *idle_since = None;
             return None;
         }
-        let since = *self.idle_since.get_or_insert(now);
+        let since = *idle_since.get_or_insert(now);
         if now < since + REST_AFTER {
             return Some(since + REST_AFTER);
         }
         self.is_resting = true;
         self.around.http2.borrow_mut().rest();
-        self.turn.rest();
+        self.around.turn.rest();
         self.calls.rest();
         self.release_work();
         None
@@ -1096,5 +1098,23 @@ impl Drop for Connection {
         let shard = &self.around.shard;
         shard.clock.clear(self.place, self.alarm);
         shard.connections.borrow_mut().remove(self.place as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::acceptor::OpenSlot;
+    use crate::stream::Stream;
+
+    #[test]
+    fn a_connection_and_its_task_are_small() {
+        // With the 96 bytes of the runtime they are 384, of which it rounds up to a multiple of 128.
+        let serving = size_of::<Serving<Stream, (OpenSlot, mpsc::Sender<()>)>>();
+        assert!(serving <= 280, "the future that serves a connection has {serving} bytes");
+        let around = size_of::<ConnectionContext>();
+        assert!(around <= 496, "what the calls of a connection share has {around} bytes");
     }
 }

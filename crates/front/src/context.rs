@@ -3,13 +3,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use api::Status;
 
-use crate::Service;
 use crate::budget::Account;
 use crate::ledger::Ledger;
 use crate::shard::ShardState;
+use crate::turn::Turn;
+use crate::{Origin, Service};
 
 /// Work of a connection's turn, in bytes: requests unpacked, answers that were packed, made in pieces, or found no space, and
 /// what services looked at for pieces.
@@ -43,6 +45,9 @@ const PIECE_BYTES: usize = 512;
 pub(crate) struct ConnectionContext {
     /// The connection's HTTP/2. It is borrowed for one command at a time, and never while a call is stepped.
     pub(crate) http2: RefCell<http2::Connection>,
+    pub(crate) origin: Origin,
+    /// Calls that have something to do.
+    pub(crate) turn: Arc<Turn>,
     pub(crate) shard: Rc<ShardState>,
     pub(crate) service: Rc<dyn Service>,
     /// Account of the connection, which is charged to the server's budget.
@@ -63,12 +68,15 @@ pub(crate) struct ConnectionContext {
 impl ConnectionContext {
     pub(crate) fn new(
         http2: http2::Connection,
+        origin: Origin,
         shard: Rc<ShardState>,
         service: Rc<dyn Service>,
         account: Rc<Account>,
     ) -> Rc<ConnectionContext> {
         Rc::new(ConnectionContext {
             http2: RefCell::new(http2),
+            origin,
+            turn: Turn::new(),
             requests: Rc::new(Ledger::of(&account)),
             waiting_charged: Cell::new(0),
             stallable: Cell::new(0),
