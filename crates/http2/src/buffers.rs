@@ -20,7 +20,7 @@ pub(crate) const OUTPUT_BYTES: usize = 16 * 1024;
 /// Spare buffers of each kind that a thread keeps.
 const SPARE_MAX: usize = 64;
 /// Bodies that are shorter are copied behind the head of their frame: it costs less than a piece of their own in the write.
-const COPIED_BYTES_MAX: usize = 2 * 1024;
+pub(crate) const COPIED_BYTES_MAX: usize = 2 * 1024;
 
 thread_local! {
     static SPARE: RefCell<Spare> = const { RefCell::new(Spare { inputs: Vec::new(), outputs: Vec::new() }) };
@@ -353,6 +353,12 @@ impl Output {
         });
     }
 
+    /// Appends bytes that belong to others, too, and are not copied.
+    pub(crate) fn share(&mut self, body: Bytes) {
+        self.len += body.len();
+        self.queue.get_or_insert_default().segments.push_back(Segment::Shared(body));
+    }
+
     /// Appends a DATA frame whose payload is `head` and then `body`.
     pub(crate) fn data(&mut self, flags: u8, stream: u32, head: &[u8], body: Bytes) {
         let len = head.len() + body.len();
@@ -363,8 +369,7 @@ impl Output {
             out.extend_from_slice(&body[..copied]);
         });
         if copied < body.len() {
-            self.len += body.len();
-            self.queue.get_or_insert_default().segments.push_back(Segment::Shared(body));
+            self.share(body);
         }
         self.note_call();
     }

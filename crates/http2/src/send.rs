@@ -4,12 +4,12 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::buffers::OUTPUT_BYTES;
+use crate::buffers::{COPIED_BYTES_MAX, OUTPUT_BYTES};
 use crate::connection::{Connection, Gone, Leaving, Phase, Role};
 use crate::frame::{self, HEAD_BYTES, STREAM_MAX, flag, kind};
 use crate::hpack::{Encoder, InvalidField, OwnedBlock, Template, check_all};
 use crate::reason::Reason;
-use crate::stream::{Key, Payload, Piece, Stream, prefix};
+use crate::stream::{Key, PREFIX_BYTES, Payload, Piece, Stream, prefix};
 
 /// Largest payload that is sent, if the other end takes it. Larger ones would let one stream keep the others waiting.
 pub(crate) const PAYLOAD_BYTES_MAX: u32 = 64 * 1024;
@@ -213,6 +213,59 @@ impl Connection {
         }
         self.put_headers(stream.id, true, trailers, more);
         self.send_end(stream);
+        Ok(())
+    }
+
+    /// Sends a whole response: its head, one part of a body, and trailers. What leaves is what [`Connection::send_head`],
+    /// [`Connection::send_data`] and [`Connection::send_trailers`] would send; but if nothing holds the body up, the stream is
+    /// looked up once, and all is appended to the output in one piece.
+    ///
+    /// # Errors
+    ///
+    /// If the stream is over.
+    ///
+    /// # Panics
+    ///
+    /// At a client.
+    pub fn send_response(
+        &mut self,
+        stream: Key,
+        head: &Template,
+        body: Payload,
+        trailers: &Template,
+    ) -> Result<(), SendError> {
+        assert_eq!(self.role, Role::Server, "only servers respond");
+        let state = self.streams.get(stream).filter(|state| !state.sent_end).ok_or(SendError::Closed)?;
+        let (id, len, received_end) = (stream.id, body.len(), state.received_end);
+        let (prefix, bytes) = body.parts();
+        let copied = if bytes.len() <= COPIED_BYTES_MAX { bytes.len() } else { 0 };
+        let of_head = HEAD_BYTES + Encoder::bytes_max(head, std::iter::empty());
+        let of_trailers = HEAD_BYTES + Encoder::bytes_max(trailers, std::iter::empty());
+        let of_all = of_head + HEAD_BYTES + PREFIX_BYTES + copied + of_trailers;
+        if len == 0 || of_all > OUTPUT_BYTES || !self.has_turn(state, len) {
+            self.send_head(stream, head, &[], false)?;
+            self.send_data(stream, body, false)?;
+            return self.send_trailers(stream, trailers, &[]);
+        }
+        let (encoder, is_whole) = (&mut self.encoder, copied == bytes.len());
+        self.output.write(of_all, |out| {
+            put_block(out, encoder, id, 0, head, &[]);
+            frame::put_head(out, len, kind::DATA, 0, id);
+            out.extend_from_slice(prefix);
+            out.extend_from_slice(&bytes[..copied]);
+            if is_whole {
+                put_block(out, encoder, id, flag::END_STREAM, trailers, &[]);
+            }
+        });
+        if !is_whole {
+            self.output.share(bytes.clone());
+            self.output
+                .write(of_trailers, |out| put_block(out, encoder, id, flag::END_STREAM, trailers, &[]));
+        }
+        self.output.note_call();
+        // A frame's payload has 24 bits, and was allowed by the window.
+        self.may_send -= len as i32;
+        self.end_response(stream, received_end);
         Ok(())
     }
 
@@ -475,13 +528,20 @@ impl Connection {
         stream.wants_room = false;
         let received_end = stream.received_end;
         if self.role == Role::Server {
-            if let Some(buckets) = &mut self.buckets {
-                buckets.early_resets.give_back();
-            }
+            self.end_response(key, received_end);
+        } else if received_end {
+            self.remove_stream(key, Gone::Ended);
+        }
+    }
+
+    /// The end of a response has left, and with it the stream is over.
+    fn end_response(&mut self, key: Key, received_end: bool) {
+        if let Some(buckets) = &mut self.buckets {
+            buckets.early_resets.give_back();
         }
         if received_end {
             self.remove_stream(key, Gone::Ended);
-        } else if self.role == Role::Server {
+        } else {
             // Section 8.1: the rest of the request is not needed.
             self.put_reset(key.id, Reason::NO_ERROR);
             self.remove_stream(key, Gone::ResetHere);
@@ -495,14 +555,7 @@ impl Connection {
         let bytes_max = HEAD_BYTES + Encoder::bytes_max(template, fields());
         let encoder = &mut self.encoder;
         if bytes_max <= OUTPUT_BYTES {
-            self.output.write(bytes_max, |out| {
-                let start = out.len();
-                out.extend_from_slice(&[0; HEAD_BYTES]);
-                encoder.encode(template, fields(), out);
-                let head =
-                    frame::head(out.len() - start - HEAD_BYTES, kind::HEADERS, flags | flag::END_HEADERS, id);
-                out[start..start + HEAD_BYTES].copy_from_slice(&head);
-            });
+            self.output.write(bytes_max, |out| put_block(out, encoder, id, flags, template, more));
             self.output.note_call();
             return;
         }
@@ -520,4 +573,20 @@ impl Connection {
         }
         self.output.note_call();
     }
+}
+
+/// Appends a header block that is one frame.
+fn put_block(
+    out: &mut Vec<u8>,
+    encoder: &mut Encoder,
+    id: u32,
+    flags: u8,
+    template: &Template,
+    more: &[(&[u8], &[u8])],
+) {
+    let start = out.len();
+    out.extend_from_slice(&[0; HEAD_BYTES]);
+    encoder.encode(template, more.iter().copied(), out);
+    let head = frame::head(out.len() - start - HEAD_BYTES, kind::HEADERS, flags | flag::END_HEADERS, id);
+    out[start..start + HEAD_BYTES].copy_from_slice(&head);
 }

@@ -31,7 +31,7 @@ impl Key {
 }
 
 /// Bytes of gRPC's prefix: one byte that says whether the message is compressed, and its length.
-const PREFIX_BYTES: usize = 5;
+pub(crate) const PREFIX_BYTES: usize = 5;
 
 /// A part of a body that is to be sent: bytes, or a gRPC message whose prefix is not in one piece with it.
 #[derive(Clone, Debug)]
@@ -337,6 +337,11 @@ impl Streams {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_open_stream_is_small() {
+        assert!(size_of::<Stream>() <= 64, "{} bytes", size_of::<Stream>());
+    }
 
     #[test]
     fn a_payload_splits_anywhere() {
