@@ -54,13 +54,9 @@ impl Seen {
 }
 
 /// A request that was taken.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "most are unary, and answered before they have a place on the heap"
-)]
 pub(crate) enum Begun {
     /// A unary call whose message comes.
-    Gathering(Gathering),
+    Gathering(Box<Gathering>),
     /// A streaming call, and when its client stops waiting.
     Streaming(Box<Streaming>, Option<Instant>),
     Page(Box<Page>),
@@ -104,7 +100,9 @@ pub(crate) fn begin(
             around.may_wait.set(around.shard.turnstile.may_wait(method));
             let assembler = Assembler::new(around.shard.options.message_bytes_max, gzip);
             match kind {
-                Kind::Unary => Some(Begun::Gathering(Gathering::new(head, responder, assembler, gzip))),
+                Kind::Unary => {
+                    Some(Begun::Gathering(Box::new(Gathering::new(head, responder, assembler, gzip))))
+                }
                 Kind::ServerStream | Kind::Bidi => {
                     let streaming = begin_stream(around, head, assembler, responder, gzip);
                     streaming.map(|streaming| Begun::Streaming(streaming, deadline))

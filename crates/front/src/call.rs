@@ -104,11 +104,18 @@ pub(crate) struct Gathering {
     assembler: Assembler,
     gzip: bool,
     message: Option<Bytes>,
-    /// What came of gathering; the call goes on with the next step.
-    gathered: Option<Result<Bytes, Status>>,
+    /// The call goes on with the next step: with its message, or with a refusal.
+    is_gathered: bool,
+    refusal: Option<Box<Status>>,
     /// Set once the call has to wait for the client.
-    waits: Option<(Charge, Stallable)>,
-    /// Bytes of payload that have come.
+    waits: Option<Box<Waits>>,
+}
+
+/// What a unary call needs that waits for its client.
+struct Waits {
+    charge: Charge,
+    _stallable: Stallable,
+    /// Bytes of payload that have come meanwhile.
     received: u64,
     progress: Progress,
 }
@@ -236,10 +243,11 @@ impl Call {
             Call::Waiting(_) | Call::Pending(_) | Call::Finished(_) => false,
             Call::Page(page) => page.is_stalled(look),
             Call::Gathering(gathering) => {
+                let Some(waits) = &mut gathering.waits else { return false };
                 if look.was_deaf {
-                    gathering.progress = Progress::default();
+                    waits.progress = Progress::default();
                 }
-                gathering.progress.is_stalled(gathering.received, look.now, look.options.request_timeout)
+                waits.progress.is_stalled(waits.received, look.now, look.options.request_timeout)
             }
             Call::Pieces(pieces) => {
                 let moves = pieces.responder.moves();
@@ -281,10 +289,9 @@ impl Gathering {
             assembler,
             gzip,
             message: None,
-            gathered: None,
+            is_gathered: false,
+            refusal: None,
             waits: None,
-            received: 0,
-            progress: Progress::default(),
         }
     }
 
@@ -298,25 +305,33 @@ impl Gathering {
 
     /// Returns true if the call goes on with its next step.
     pub(crate) fn is_gathered(&self) -> bool {
-        self.gathered.is_some()
+        self.is_gathered
+    }
+
+    fn refuse(&mut self, status: Status) {
+        self.is_gathered = true;
+        self.refusal = Some(Box::new(status));
     }
 
     /// Takes a part of the request; `end` says that it is the last. Returns true if the call goes on with its next step.
     pub(crate) fn take(&mut self, around: &ConnectionContext, payload: &[u8], end: bool) -> bool {
-        if self.gathered.is_some() {
+        if self.is_gathered {
             return true;
         }
-        self.received += payload.len() as u64;
-        self.gathered = match self.cut(around, payload) {
-            Err(status) => Some(Err(status)),
-            Ok(()) if !end => None,
-            Ok(()) if self.assembler.is_mid_message() => Some(Err(TRUNCATED_CALL)),
-            Ok(()) => Some(self.message.take().ok_or(NO_MESSAGE)),
-        };
-        if self.gathered.is_none() && self.waits.is_some() {
+        if let Some(waits) = &mut self.waits {
+            waits.received += payload.len() as u64;
+        }
+        match self.cut(around, payload) {
+            Err(status) => self.refuse(status),
+            Ok(()) if !end => {}
+            Ok(()) if self.assembler.is_mid_message() => self.refuse(TRUNCATED_CALL),
+            Ok(()) if self.message.is_none() => self.refuse(NO_MESSAGE),
+            Ok(()) => self.is_gathered = true,
+        }
+        if !self.is_gathered && self.waits.is_some() {
             self.charge_more(around);
         }
-        self.gathered.is_some()
+        self.is_gathered
     }
 
     fn cut(&mut self, around: &ConnectionContext, mut payload: &[u8]) -> Result<(), Status> {
@@ -338,10 +353,12 @@ impl Gathering {
     /// its next step.
     pub(crate) fn wait(&mut self, around: &Rc<ConnectionContext>) -> bool {
         if self.waits.is_none() {
-            self.waits = Some((Charge::new(&around.requests), Stallable::new(around)));
+            let (charge, _stallable) = (Charge::new(&around.requests), Stallable::new(around));
+            let waits = Waits { charge, _stallable, received: 0, progress: Progress::default() };
+            self.waits = Some(Box::new(waits));
         }
         self.charge_more(around);
-        self.gathered.is_some()
+        self.is_gathered
     }
 
     /// Charges what the call holds while it waits for the client. The whole announced length is charged at once: a
@@ -349,35 +366,32 @@ impl Gathering {
     fn charge_more(&mut self, around: &ConnectionContext) {
         let message = self.message.as_ref().map_or(0, Bytes::len);
         let bytes = self.assembler.announced().unwrap_or(0) + message;
-        if let Some((charge, _)) = &mut self.waits {
-            charge.raise_to(call_bytes(self.head.metadata.heap_bytes()) + bytes);
+        if let Some(waits) = &mut self.waits {
+            waits.charge.raise_to(call_bytes(self.head.metadata.heap_bytes()) + bytes);
         }
         if let Err(status) = around.check_requests() {
-            self.gathered = Some(Err(status));
+            self.refuse(status);
         }
     }
 
     fn step(self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
-        if self.gathered.is_none() { Step::Wait(Call::Gathering(self)) } else { self.serve(around, cx) }
+        if self.is_gathered { self.serve(around, cx) } else { Step::Wait(Call::Gathering(self)) }
     }
 
     /// Goes on with what came of gathering.
-    pub(crate) fn serve(self, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
-        let message = match self.gathered {
-            Some(Ok(message)) => message,
-            Some(Err(status)) => {
-                self.responder.refuse(StatusCode::OK, &status);
-                return Step::Over;
-            }
-            None => unreachable!("it goes on once its message is whole"),
-        };
+    pub(crate) fn serve(self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+        if let Some(status) = self.refusal {
+            self.responder.refuse(StatusCode::OK, &status);
+            return Step::Over;
+        }
+        let Some(message) = self.message else { unreachable!("it goes on once its message is whole") };
         if let Err(status) = around.check_requests() {
             self.responder.refuse(StatusCode::OK, &status);
             return Step::Over;
         }
         let (method, bytes) = (self.head.method, message.len());
         around.shard.counters.started(method);
-        let charge = self.waits.map(|(charge, _)| charge);
+        let charge = self.waits.map(|waits| waits.charge);
         match around.service.clone().unary(self.head, message) {
             Unary::Done(result) => {
                 answer(around, self.responder, method, self.gzip, result, charge, bytes, cx)

@@ -111,7 +111,7 @@ enum Next {
 #[derive(Default)]
 struct Work {
     /// A unary call that came last, and whose message may be in the bytes behind its head.
-    opening: Option<Gathering>,
+    opening: Option<Box<Gathering>>,
     seen: Seen,
     /// Places of calls that have something to do.
     ready: Vec<u32>,
@@ -147,7 +147,7 @@ impl Work {
 
     /// The call that came last, if it is the one of this stream.
     fn opening(&mut self, key: Key) -> Option<&mut Gathering> {
-        self.opening.as_mut().filter(|gathering| gathering.key() == key)
+        self.opening.as_deref_mut().filter(|gathering| gathering.key() == key)
     }
 }
 
@@ -626,7 +626,7 @@ impl Connection {
         {
             let (key, deadline) = (gathering.key(), gathering.deadline());
             work.parked.push(key);
-            self.keep(key, Call::Gathering(Box::new(gathering)), deadline);
+            self.keep(key, Call::Gathering(gathering), deadline);
         }
     }
 
@@ -645,7 +645,7 @@ impl Connection {
     }
 
     /// Answers a call whose message is whole, or refuses it.
-    fn serve(&mut self, gathering: Gathering) {
+    fn serve(&mut self, gathering: Box<Gathering>) {
         let (key, deadline) = (gathering.key(), gathering.deadline());
         let mut cx = Context::from_waker(self.calls.waker(key.slot(), &self.around.turn));
         match gathering.serve(&self.around, &mut cx) {
@@ -683,7 +683,7 @@ impl Connection {
                     // Those before it come first, if their bodies come with this one.
                     work.gathered.push(key);
                     let deadline = opening.deadline();
-                    self.keep(key, Call::Gathering(Box::new(opening)), deadline);
+                    self.keep(key, Call::Gathering(opening), deadline);
                 }
             }
             return;
