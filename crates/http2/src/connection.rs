@@ -79,8 +79,8 @@ impl Closed {
     }
 
     fn heap_bytes(&self) -> usize {
-        let resets = |resets: &Box<Resets>| size_of::<Resets>() + resets.list.capacity() * size_of::<u32>();
-        self.resets.as_ref().map_or(0, resets)
+        let resets = |resets: &Resets| size_of::<Resets>() + resets.list.capacity() * size_of::<u32>();
+        self.resets.as_deref().map_or(0, resets)
     }
 
     fn find(&self, id: u32) -> Gone {
@@ -364,7 +364,7 @@ impl Connection {
 
     /// Bytes of memory that the connection holds on the heap, besides bodies and buffers of its input.
     pub fn heap_bytes(&self) -> usize {
-        let lists = |lists: &Box<Lists>| {
+        let lists = |lists: &Lists| {
             let keys = lists.ready.capacity() + lists.writable.capacity() + lists.cut_off.capacity();
             size_of::<Lists>() + keys * size_of::<Key>()
         };
@@ -372,7 +372,7 @@ impl Connection {
             + self.decoder.heap_bytes()
             + self.encoder.heap_bytes()
             + self.streams.heap_bytes()
-            + self.lists.as_ref().map_or(0, lists)
+            + self.lists.as_deref().map_or(0, lists)
             + self.buckets.as_ref().map_or(0, |_| size_of::<Buckets>())
             + self.closed.heap_bytes()
             + self.assembly.as_ref().map_or(0, |assembly| size_of::<Assembly>() + assembly.heap_bytes())
@@ -384,10 +384,10 @@ impl Connection {
         self.decoder.rest();
         self.encoder.rest();
         self.streams.rest();
-        let is_unused = |lists: &Box<Lists>| {
+        let is_unused = |lists: &Lists| {
             lists.ready.is_empty() && lists.writable.is_empty() && lists.cut_off.is_empty()
         };
-        if self.lists.as_ref().is_some_and(is_unused) {
+        if self.lists.as_deref().is_some_and(is_unused) {
             self.lists = None;
         }
         let (limits, now) = (&self.options.limits, self.now);

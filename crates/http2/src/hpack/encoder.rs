@@ -242,10 +242,10 @@ impl Encoder {
 
     /// Bytes held on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
-        let memos = |memos: &Box<Memos>| size_of::<Memos>() + memos.list.capacity() * size_of::<Memo>();
+        let memos = |memos: &Memos| size_of::<Memos>() + memos.list.capacity() * size_of::<Memo>();
         let known = size_of::<VecDeque<Entry>>() + self.known.capacity() * size_of::<Entry>();
         let known = if is_shared(&self.known) { 0 } else { known };
-        known + self.memos.as_ref().map_or(0, memos)
+        known + self.memos.as_deref().map_or(0, memos)
     }
 
     /// Most bytes that [`Encoder::encode`] appends.
