@@ -384,9 +384,8 @@ impl Connection {
         self.decoder.rest();
         self.encoder.rest();
         self.streams.rest();
-        let is_unused = |lists: &Lists| {
-            lists.ready.is_empty() && lists.writable.is_empty() && lists.cut_off.is_empty()
-        };
+        let is_unused =
+            |lists: &Lists| lists.ready.is_empty() && lists.writable.is_empty() && lists.cut_off.is_empty();
         if self.lists.as_deref().is_some_and(is_unused) {
             self.lists = None;
         }

@@ -296,6 +296,9 @@ impl Connection {
 
     /// A whole header block. It is decoded whatever becomes of its stream, since both ends' tables have to stay the same.
     fn header_block<'a>(&mut self, id: u32, end: bool, depends_on_itself: bool, block: &[u8]) -> Taken<'a> {
+        if self.role == Role::Server && self.is_idle(id) {
+            return self.request(id, end, depends_on_itself, block);
+        }
         if let Some(key) = self.streams.find(id) {
             let is_trailers = self.streams.get(key).is_some_and(|stream| stream.received_head);
             let what_for = if is_trailers { Use::Trailers } else { Use::Response };
@@ -308,9 +311,6 @@ impl Connection {
             } else {
                 self.response(key, end, decoded)
             };
-        }
-        if self.role == Role::Server && self.is_idle(id) {
-            return self.request(id, end, depends_on_itself, block);
         }
         // Whatever it says, it has no meaning any more.
         let is_small = self.decoder.pass_over(block).map_err(undecoded)?;

@@ -246,10 +246,51 @@ pub(crate) struct Streams {
     looks: std::cell::Cell<usize>,
 }
 
+/// Places for streams up to which they are looked through for an identifier: that costs less than a map, and no memory.
+const FEW: usize = 16;
+
 #[derive(Default)]
 struct Tables {
     slots: Slab<Stream>,
-    by_id: HashMap<u32, u32, BuildHasherDefault<Mixer>>,
+    /// Places by identifier, if there are more than [`FEW`] places, used or not.
+    by_id: Option<Box<HashMap<u32, u32, BuildHasherDefault<Mixer>>>>,
+}
+
+impl Tables {
+    fn insert(&mut self, stream: Stream) -> u32 {
+        let id = stream.id;
+        let slot = self.slots.insert(stream) as u32;
+        if let Some(by_id) = &mut self.by_id {
+            by_id.insert(id, slot);
+        } else if self.slots.capacity() > FEW {
+            let all = self.slots.iter().map(|(slot, stream)| (stream.id, slot as u32));
+            self.by_id = Some(Box::new(all.collect()));
+        }
+        slot
+    }
+
+    fn find(&self, id: u32) -> Option<u32> {
+        match &self.by_id {
+            Some(by_id) => by_id.get(&id).copied(),
+            None => self.slots.iter().find(|(_, stream)| stream.id == id).map(|(slot, _)| slot as u32),
+        }
+    }
+
+    fn remove(&mut self, key: Key) -> Stream {
+        if let Some(by_id) = &mut self.by_id {
+            by_id.remove(&key.id);
+        }
+        self.slots.remove(key.slot as usize)
+    }
+
+    fn rest(&mut self) {
+        self.slots.shrink_to_fit();
+        if self.slots.capacity() <= FEW {
+            self.by_id = None;
+        } else if let Some(by_id) = &mut self.by_id {
+            by_id.shrink_to_fit();
+        }
+    }
 }
 
 impl Streams {
@@ -259,9 +300,7 @@ impl Streams {
 
     pub(crate) fn insert(&mut self, stream: Stream) -> Key {
         let id = stream.id;
-        let tables = self.tables.get_or_insert_default();
-        let slot = tables.slots.insert(stream) as u32;
-        tables.by_id.insert(id, slot);
+        let slot = self.tables.get_or_insert_default().insert(stream);
         let key = Key { slot, id };
         self.last = Some(key);
         key
@@ -273,7 +312,7 @@ impl Streams {
         {
             return Some(last);
         }
-        let key = self.tables.as_ref()?.by_id.get(&id).map(|slot| Key { slot: *slot, id })?;
+        let key = Key { slot: self.tables.as_ref()?.find(id)?, id };
         self.last = Some(key);
         Some(key)
     }
@@ -291,9 +330,7 @@ impl Streams {
         if self.last == Some(key) {
             self.last = None;
         }
-        let tables = self.tables.as_mut()?;
-        tables.by_id.remove(&key.id);
-        Some(tables.slots.remove(key.slot as usize))
+        Some(self.tables.as_mut()?.remove(key))
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Key, &mut Stream)> {
@@ -319,8 +356,7 @@ impl Streams {
         if self.len() == 0 {
             self.tables = None;
         } else if let Some(tables) = &mut self.tables {
-            tables.slots.shrink_to_fit();
-            tables.by_id.shrink_to_fit();
+            tables.rest();
         }
     }
 
@@ -330,13 +366,64 @@ impl Streams {
         // A slot of the slab has a word beside the stream, one of the map a byte.
         size_of::<Tables>()
             + tables.slots.capacity() * (size_of::<Stream>() + size_of::<usize>())
-            + tables.by_id.capacity() * (size_of::<(u32, u32)>() + 1)
+            + tables
+                .by_id
+                .as_ref()
+                .map_or(0, |by_id| size_of_val(&**by_id) + by_id.capacity() * (size_of::<(u32, u32)>() + 1))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn stream(id: u32) -> Stream {
+        Stream {
+            id,
+            turn: 0,
+            may_receive: 0,
+            unreleased: 0,
+            window_change: 0,
+            sent: 0,
+            backlog: None,
+            content_left: None,
+            received_end: false,
+            sent_end: false,
+            received_head: false,
+            sent_head: false,
+            is_ready: false,
+            wants_room: false,
+            is_head: false,
+        }
+    }
+
+    #[test]
+    fn streams_are_found_whether_they_are_few_or_many() {
+        let mut streams = Streams::default();
+        let mut keys: Vec<Key> = Vec::new();
+        let has_map =
+            |streams: &Streams| streams.tables.as_ref().is_some_and(|tables| tables.by_id.is_some());
+        for round in 0..3 {
+            for id in 0..100 {
+                keys.push(streams.insert(stream(1000 * round + id)));
+                assert!(keys.iter().all(|key| streams.find(key.id) == Some(*key)), "{id}");
+                assert_eq!(streams.find(999), None);
+                assert!(has_map(&streams) || streams.len() <= FEW);
+            }
+            while let Some(key) = keys.pop() {
+                assert_eq!(streams.remove(key).map(|stream| stream.id), Some(key.id));
+                assert_eq!((streams.find(key.id), streams.remove(key).is_none()), (None, true));
+                assert!(keys.iter().all(|key| streams.find(key.id) == Some(*key)));
+                // However few are left, so long as their places are many.
+                assert!(has_map(&streams));
+                if round > 0 && keys.len() == 5 {
+                    break;
+                }
+            }
+            streams.rest();
+            assert!(!has_map(&streams) && keys.iter().all(|key| streams.find(key.id) == Some(*key)));
+        }
+    }
 
     #[test]
     fn an_open_stream_is_small() {
