@@ -353,7 +353,7 @@ impl Gathering {
     /// its next step.
     pub(crate) fn wait(&mut self, around: &Rc<ConnectionContext>) -> bool {
         if self.waits.is_none() {
-            let (charge, _stallable) = (Charge::new(&around.requests), Stallable::new(around));
+            let (charge, _stallable) = (Charge::new(&around.account), Stallable::new(around));
             let waits = Waits { charge, _stallable, received: 0, progress: Progress::default() };
             self.waits = Some(Box::new(waits));
         }
@@ -397,7 +397,7 @@ impl Gathering {
                 answer(around, self.responder, method, self.gzip, result, charge, bytes, cx)
             }
             Unary::Later(future) => {
-                let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests));
+                let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
                 charge.raise_to(CALL_BYTES + bytes);
                 Pending { future, responder: self.responder, method, gzip: self.gzip, charge }
                     .step(around, cx)
@@ -492,7 +492,7 @@ fn answer(
             Step::Over
         }
         Ok(made) if !around.has_room() => {
-            let charge = charge.unwrap_or_else(|| Charge::new(&around.requests));
+            let charge = charge.unwrap_or_else(|| Charge::new(&around.account));
             Box::new(Finished { made, responder, method, gzip, charge }).begin(around, cx)
         }
         Ok(Answer::Whole(message)) => {
@@ -511,7 +511,7 @@ fn answer(
         }
         Ok(Answer::Pieces { len, source, held, .. }) => {
             // A client with its window shut can have any number of these wait.
-            let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests));
+            let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
             charge.raise_to(CALL_BYTES + bytes);
             let base = charge.bytes();
             charge.set(base + held.get());
@@ -652,7 +652,7 @@ pub(crate) fn begin_stream(
         responder.refuse(StatusCode::OK, &status);
         return None;
     }
-    let mut _charge = Charge::new(&around.requests);
+    let mut _charge = Charge::new(&around.account);
     _charge.raise_to(call_bytes(head.metadata.heap_bytes()));
     let method = head.method;
     around.shard.counters.started(method);

@@ -539,7 +539,7 @@ impl Connection {
         if self.admits() && self.calls.waiting() == 0 {
             self.admit(responder, fields, &[], end, now, now);
         } else if self.calls.waiting() < self.around.shard.options.waiting_requests_max {
-            let mut charge = Charge::new(&self.around.requests);
+            let mut charge = Charge::new(&self.around.account);
             charge.raise_to(call_bytes(fields.heap_bytes()));
             let waiting = Waiting { responder, fields, body: Vec::new(), is_ended: end, charge, since: now };
             self.calls.insert(key, Call::Waiting(Box::new(waiting)));

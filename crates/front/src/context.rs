@@ -8,7 +8,6 @@ use std::sync::Arc;
 use api::Status;
 
 use crate::budget::Account;
-use crate::ledger::Ledger;
 use crate::shard::ShardState;
 use crate::turn::Turn;
 use crate::{Origin, Service};
@@ -50,11 +49,10 @@ pub(crate) struct ConnectionContext {
     pub(crate) turn: Arc<Turn>,
     pub(crate) shard: Rc<ShardState>,
     pub(crate) service: Rc<dyn Service>,
-    /// Account of the connection, which is charged to the server's budget.
+    /// Account of the connection, which is charged to the server's budget. It counts apart what a [`crate::ledger::Charge`]
+    /// holds: request bytes in assembly and in unanswered unary calls, answers that wait for room, and something for each call
+    /// in flight.
     pub(crate) account: Rc<Account>,
-    /// Request bytes in assembly and in unanswered unary calls, answers that wait for room, and something for each call in
-    /// flight.
-    pub(crate) requests: Rc<Ledger>,
     /// Bytes charged for what waits in streams, both ways.
     waiting_charged: Cell<usize>,
     /// Calls that wait for the client and may stall.
@@ -77,7 +75,6 @@ impl ConnectionContext {
             http2: RefCell::new(http2),
             origin,
             turn: Turn::new(),
-            requests: Rc::new(Ledger::of(&account)),
             waiting_charged: Cell::new(0),
             stallable: Cell::new(0),
             made: Made::default(),
@@ -114,7 +111,7 @@ impl ConnectionContext {
 
     /// Refuses when the calls in flight hold as much as they may together, or all clients nearly do.
     pub(crate) fn check_requests(&self) -> Result<(), Status> {
-        if self.requests.queued() > self.shard.options.request_bytes_max || self.account.is_pressed() {
+        if self.account.requests_bytes() > self.shard.options.request_bytes_max || self.account.is_pressed() {
             return Err(api::error::TOO_MANY_REQUESTS);
         }
         Ok(())

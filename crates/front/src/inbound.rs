@@ -47,7 +47,7 @@ impl Inbound {
         assembler: Assembler,
         method: u16,
     ) -> Inbound {
-        let charge = Charge::new(&around.requests);
+        let charge = Charge::new(&around.account);
         Inbound { from: From::Wire(Wire { stream, assembler, method, ended: false, charge }) }
     }
 

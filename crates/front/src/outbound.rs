@@ -130,7 +130,7 @@ enum State {
 
 /// Messages that wait for a [`crate::LocalStream`].
 struct Local {
-    queue: VecDeque<(Bytes, Charge)>,
+    queue: VecDeque<(Bytes, Charge<Ledger>)>,
     ledger: Rc<Ledger>,
     /// Of whoever takes them.
     waker: Option<Waker>,

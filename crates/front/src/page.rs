@@ -76,7 +76,7 @@ impl Page {
             responder.reset(Reason::PROTOCOL_ERROR);
             return None;
         };
-        let mut charge = Charge::new(&around.requests);
+        let mut charge = Charge::new(&around.account);
         let base = call_bytes(fields.heap_bytes());
         charge.raise_to(base);
         let is_head = head.method == Method::HEAD;

@@ -153,17 +153,17 @@ fn bytes_each(what: &str, bytes_max: isize, begin: impl Fn(&mut Connection)) {
 
 #[test]
 fn a_connection_that_is_idle() {
-    bytes_each("an idle connection", 1_650, |connection| call(connection, 1, "/test.Echo/Unary", 1));
+    bytes_each("an idle connection", 1_550, |connection| call(connection, 1, "/test.Echo/Unary", 1));
 }
 
 #[test]
 fn a_connection_with_an_open_stream() {
-    bytes_each("a connection with a stream", 2_750, |connection| call(connection, 1, "/test.Echo/Bidi", 0));
+    bytes_each("a connection with a stream", 2_550, |connection| call(connection, 1, "/test.Echo/Bidi", 0));
 }
 
 #[test]
 fn a_connection_with_two_open_streams() {
-    bytes_each("a connection with two streams", 3_700, |connection| {
+    bytes_each("a connection with two streams", 3_500, |connection| {
         call(connection, 1, "/test.Echo/Bidi", 0);
         call(connection, 3, "/test.Echo/Bidi", 0);
     });
