@@ -249,11 +249,17 @@ pub(crate) struct Streams {
 /// Places for streams up to which they are looked through for an identifier: that costs less than a map, and no memory.
 const FEW: usize = 16;
 
-#[derive(Default)]
 struct Tables {
     slots: Slab<Stream>,
     /// Places by identifier, if there are more than [`FEW`] places, used or not.
     by_id: Option<Box<HashMap<u32, u32, BuildHasherDefault<Mixer>>>>,
+}
+
+impl Default for Tables {
+    fn default() -> Tables {
+        // Many connections have one stream and then rest: what they need meanwhile is not left among what stays.
+        Tables { slots: Slab::with_capacity(1), by_id: None }
+    }
 }
 
 impl Tables {
