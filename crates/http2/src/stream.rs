@@ -252,7 +252,7 @@ const FEW: usize = 16;
 struct Tables {
     slots: Slab<Stream>,
     /// Places by identifier, if there are more than [`FEW`] places, used or not.
-    by_id: Option<Box<HashMap<u32, u32, BuildHasherDefault<Mixer>>>>,
+    by_id: Option<HashMap<u32, u32, BuildHasherDefault<Mixer>>>,
 }
 
 impl Default for Tables {
@@ -270,7 +270,7 @@ impl Tables {
             by_id.insert(id, slot);
         } else if self.slots.capacity() > FEW {
             let all = self.slots.iter().map(|(slot, stream)| (stream.id, slot as u32));
-            self.by_id = Some(Box::new(all.collect()));
+            self.by_id = Some(all.collect());
         }
         slot
     }
@@ -372,10 +372,7 @@ impl Streams {
         // A slot of the slab has a word beside the stream, one of the map a byte.
         size_of::<Tables>()
             + tables.slots.capacity() * (size_of::<Stream>() + size_of::<usize>())
-            + tables
-                .by_id
-                .as_ref()
-                .map_or(0, |by_id| size_of_val(&**by_id) + by_id.capacity() * (size_of::<(u32, u32)>() + 1))
+            + tables.by_id.as_ref().map_or(0, |by_id| by_id.capacity() * (size_of::<(u32, u32)>() + 1))
     }
 }
 
