@@ -14,6 +14,10 @@ use mainstay_front::{
 };
 use tokio::sync::{mpsc, oneshot};
 
+/// The allocator of a member, for those who measure memory.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 type Asked = oneshot::Sender<Bytes>;
 
 struct Echo {

@@ -54,14 +54,11 @@ impl Seen {
 }
 
 /// A request that was taken.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "most are unary, and answered before they have a place on the heap"
-)]
 pub(crate) enum Begun {
     /// A unary call whose message comes.
-    Gathering(Gathering),
-    Streaming(Box<Streaming>),
+    Gathering(Box<Gathering>),
+    /// A streaming call, and when its client stops waiting.
+    Streaming(Box<Streaming>, Option<Instant>),
     Page(Box<Page>),
 }
 
@@ -72,13 +69,12 @@ pub(crate) fn begin(
     seen: &mut Seen,
     fields: Arc<Fields>,
     responder: Responder,
-    from: &Origin,
     since: Instant,
     now: Instant,
 ) -> Option<Begun> {
     let asked = match seen.find(&fields) {
         Some(asked) => Ok(asked),
-        None => examine(around, from, &fields).inspect(|asked| seen.add(&fields, *asked)),
+        None => examine(around, &fields).inspect(|asked| seen.add(&fields, *asked)),
     };
     let asked = asked.and_then(|asked| Ok((asked, deadline(asked, since, now)?)));
     match asked {
@@ -89,13 +85,13 @@ pub(crate) fn begin(
         Ok((Asked::Page, _)) => {
             let method = around.service.page_method(&String::from_utf8_lossy(path(&fields)));
             around.may_wait.set(method.is_some_and(|method| around.shard.turnstile.may_wait(method)));
-            Page::begin(around, &fields, responder, from).map(Begun::Page)
+            Page::begin(around, &fields, responder).map(Begun::Page)
         }
         Ok((Asked::Call { method, kind, gzip, requires_leader, .. }, deadline)) => {
             let head = Head {
                 method,
-                peer: from.peer,
-                common_name: from.common_name.clone(),
+                peer: around.origin.peer,
+                common_name: around.origin.common_name.clone(),
                 arrived: since,
                 deadline,
                 metadata: Metadata::from(fields),
@@ -104,9 +100,12 @@ pub(crate) fn begin(
             around.may_wait.set(around.shard.turnstile.may_wait(method));
             let assembler = Assembler::new(around.shard.options.message_bytes_max, gzip);
             match kind {
-                Kind::Unary => Some(Begun::Gathering(Gathering::new(head, responder, assembler, gzip))),
+                Kind::Unary => {
+                    Some(Begun::Gathering(Box::new(Gathering::new(head, responder, assembler, gzip))))
+                }
                 Kind::ServerStream | Kind::Bidi => {
-                    begin_stream(around, head, assembler, responder, gzip).map(Begun::Streaming)
+                    let streaming = begin_stream(around, head, assembler, responder, gzip);
+                    streaming.map(|streaming| Begun::Streaming(streaming, deadline))
                 }
             }
         }
@@ -156,13 +155,9 @@ impl<'a> Known<'a> {
     }
 }
 
-fn examine(
-    around: &ConnectionContext,
-    from: &Origin,
-    fields: &Fields,
-) -> Result<Asked, (StatusCode, Status)> {
+fn examine(around: &ConnectionContext, fields: &Fields) -> Result<Asked, (StatusCode, Status)> {
     let known = Known::of(fields.regular());
-    if is_page(from, known.content_type) {
+    if is_page(&around.origin, known.content_type) {
         return Ok(Asked::Page);
     }
     check_content_type(known.content_type)?;

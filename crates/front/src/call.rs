@@ -104,11 +104,18 @@ pub(crate) struct Gathering {
     assembler: Assembler,
     gzip: bool,
     message: Option<Bytes>,
-    /// What came of gathering; the call goes on with the next step.
-    gathered: Option<Result<Bytes, Status>>,
+    /// The call goes on with the next step: with its message, or with a refusal.
+    is_gathered: bool,
+    refusal: Option<Box<Status>>,
     /// Set once the call has to wait for the client.
-    waits: Option<(Charge, Stallable)>,
-    /// Bytes of payload that have come.
+    waits: Option<Box<Waits>>,
+}
+
+/// What a unary call needs that waits for its client.
+struct Waits {
+    charge: Charge,
+    _stallable: Stallable,
+    /// Bytes of payload that have come meanwhile.
     received: u64,
     progress: Progress,
 }
@@ -158,8 +165,8 @@ pub(crate) struct Streaming {
     future: LocalBoxFuture<Result<(), Status>>,
     pub(crate) sending: Rc<Sending>,
     pub(crate) inbox: Rc<Inbox>,
-    deadline: Option<Instant>,
-    progress: StreamProgress,
+    /// While something waits for the client.
+    progress: Option<Box<StreamProgress>>,
     _charge: Charge,
 }
 
@@ -236,10 +243,11 @@ impl Call {
             Call::Waiting(_) | Call::Pending(_) | Call::Finished(_) => false,
             Call::Page(page) => page.is_stalled(look),
             Call::Gathering(gathering) => {
+                let Some(waits) = &mut gathering.waits else { return false };
                 if look.was_deaf {
-                    gathering.progress = Progress::default();
+                    waits.progress = Progress::default();
                 }
-                gathering.progress.is_stalled(gathering.received, look.now, look.options.request_timeout)
+                waits.progress.is_stalled(waits.received, look.now, look.options.request_timeout)
             }
             Call::Pieces(pieces) => {
                 let moves = pieces.responder.moves();
@@ -250,9 +258,11 @@ impl Call {
                 pieces.progress.is_stalled(moves, look)
             }
             Call::Streaming(streaming) => match streaming.sending.moves() {
-                Some(moves) if moves.queued > 0 => streaming.progress.is_stalled(moves, look),
+                Some(moves) if moves.queued > 0 => {
+                    streaming.progress.get_or_insert_default().is_stalled(moves, look)
+                }
                 _ => {
-                    streaming.progress = StreamProgress::default();
+                    streaming.progress = None;
                     false
                 }
             },
@@ -279,10 +289,9 @@ impl Gathering {
             assembler,
             gzip,
             message: None,
-            gathered: None,
+            is_gathered: false,
+            refusal: None,
             waits: None,
-            received: 0,
-            progress: Progress::default(),
         }
     }
 
@@ -296,25 +305,33 @@ impl Gathering {
 
     /// Returns true if the call goes on with its next step.
     pub(crate) fn is_gathered(&self) -> bool {
-        self.gathered.is_some()
+        self.is_gathered
+    }
+
+    fn refuse(&mut self, status: Status) {
+        self.is_gathered = true;
+        self.refusal = Some(Box::new(status));
     }
 
     /// Takes a part of the request; `end` says that it is the last. Returns true if the call goes on with its next step.
     pub(crate) fn take(&mut self, around: &ConnectionContext, payload: &[u8], end: bool) -> bool {
-        if self.gathered.is_some() {
+        if self.is_gathered {
             return true;
         }
-        self.received += payload.len() as u64;
-        self.gathered = match self.cut(around, payload) {
-            Err(status) => Some(Err(status)),
-            Ok(()) if !end => None,
-            Ok(()) if self.assembler.is_mid_message() => Some(Err(TRUNCATED_CALL)),
-            Ok(()) => Some(self.message.take().ok_or(NO_MESSAGE)),
-        };
-        if self.gathered.is_none() && self.waits.is_some() {
+        if let Some(waits) = &mut self.waits {
+            waits.received += payload.len() as u64;
+        }
+        match self.cut(around, payload) {
+            Err(status) => self.refuse(status),
+            Ok(()) if !end => {}
+            Ok(()) if self.assembler.is_mid_message() => self.refuse(TRUNCATED_CALL),
+            Ok(()) if self.message.is_none() => self.refuse(NO_MESSAGE),
+            Ok(()) => self.is_gathered = true,
+        }
+        if !self.is_gathered && self.waits.is_some() {
             self.charge_more(around);
         }
-        self.gathered.is_some()
+        self.is_gathered
     }
 
     fn cut(&mut self, around: &ConnectionContext, mut payload: &[u8]) -> Result<(), Status> {
@@ -336,10 +353,12 @@ impl Gathering {
     /// its next step.
     pub(crate) fn wait(&mut self, around: &Rc<ConnectionContext>) -> bool {
         if self.waits.is_none() {
-            self.waits = Some((Charge::new(&around.requests), Stallable::new(around)));
+            let (charge, _stallable) = (Charge::new(&around.account), Stallable::new(around));
+            let waits = Waits { charge, _stallable, received: 0, progress: Progress::default() };
+            self.waits = Some(Box::new(waits));
         }
         self.charge_more(around);
-        self.gathered.is_some()
+        self.is_gathered
     }
 
     /// Charges what the call holds while it waits for the client. The whole announced length is charged at once: a
@@ -347,41 +366,38 @@ impl Gathering {
     fn charge_more(&mut self, around: &ConnectionContext) {
         let message = self.message.as_ref().map_or(0, Bytes::len);
         let bytes = self.assembler.announced().unwrap_or(0) + message;
-        if let Some((charge, _)) = &mut self.waits {
-            charge.raise_to(call_bytes(self.head.metadata.heap_bytes()) + bytes);
+        if let Some(waits) = &mut self.waits {
+            waits.charge.raise_to(call_bytes(self.head.metadata.heap_bytes()) + bytes);
         }
         if let Err(status) = around.check_requests() {
-            self.gathered = Some(Err(status));
+            self.refuse(status);
         }
     }
 
     fn step(self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
-        if self.gathered.is_none() { Step::Wait(Call::Gathering(self)) } else { self.serve(around, cx) }
+        if self.is_gathered { self.serve(around, cx) } else { Step::Wait(Call::Gathering(self)) }
     }
 
     /// Goes on with what came of gathering.
-    pub(crate) fn serve(self, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
-        let message = match self.gathered {
-            Some(Ok(message)) => message,
-            Some(Err(status)) => {
-                self.responder.refuse(StatusCode::OK, &status);
-                return Step::Over;
-            }
-            None => unreachable!("it goes on once its message is whole"),
-        };
+    pub(crate) fn serve(self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+        if let Some(status) = self.refusal {
+            self.responder.refuse(StatusCode::OK, &status);
+            return Step::Over;
+        }
+        let Some(message) = self.message else { unreachable!("it goes on once its message is whole") };
         if let Err(status) = around.check_requests() {
             self.responder.refuse(StatusCode::OK, &status);
             return Step::Over;
         }
         let (method, bytes) = (self.head.method, message.len());
         around.shard.counters.started(method);
-        let charge = self.waits.map(|(charge, _)| charge);
+        let charge = self.waits.map(|waits| waits.charge);
         match around.service.clone().unary(self.head, message) {
             Unary::Done(result) => {
                 answer(around, self.responder, method, self.gzip, result, charge, bytes, cx)
             }
             Unary::Later(future) => {
-                let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests));
+                let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
                 charge.raise_to(CALL_BYTES + bytes);
                 Pending { future, responder: self.responder, method, gzip: self.gzip, charge }
                     .step(around, cx)
@@ -476,7 +492,7 @@ fn answer(
             Step::Over
         }
         Ok(made) if !around.has_room() => {
-            let charge = charge.unwrap_or_else(|| Charge::new(&around.requests));
+            let charge = charge.unwrap_or_else(|| Charge::new(&around.account));
             Box::new(Finished { made, responder, method, gzip, charge }).begin(around, cx)
         }
         Ok(Answer::Whole(message)) => {
@@ -495,7 +511,7 @@ fn answer(
         }
         Ok(Answer::Pieces { len, source, held, .. }) => {
             // A client with its window shut can have any number of these wait.
-            let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests));
+            let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
             charge.raise_to(CALL_BYTES + bytes);
             let base = charge.bytes();
             charge.set(base + held.get());
@@ -598,10 +614,6 @@ impl Pieces {
 }
 
 impl Streaming {
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.deadline
-    }
-
     fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let counters = &around.shard.counters;
         match self.future.as_mut().poll(cx) {
@@ -640,17 +652,16 @@ pub(crate) fn begin_stream(
         responder.refuse(StatusCode::OK, &status);
         return None;
     }
-    let mut _charge = Charge::new(&around.requests);
+    let mut _charge = Charge::new(&around.account);
     _charge.raise_to(call_bytes(head.metadata.heap_bytes()));
-    let (method, deadline) = (head.method, head.deadline);
+    let method = head.method;
     around.shard.counters.started(method);
     let (stream, inbox) = RequestStream::new(around, responder.key());
     let sending = Sending::new(responder, gzip, method);
     let inbound = crate::Inbound::new(around, stream, assembler, method);
     let outbound = crate::Outbound::new(sending.clone());
     let future = around.service.clone().stream(head, inbound, outbound);
-    let progress = StreamProgress::default();
-    Some(Box::new(Streaming { future, sending, inbox, deadline, progress, _charge }))
+    Some(Box::new(Streaming { future, sending, inbox, progress: None, _charge }))
 }
 
 #[cfg(test)]

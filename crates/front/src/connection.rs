@@ -2,6 +2,7 @@
 //! requests, steps the calls that are ready, and sends everything in one write. It knows no protobuf and no methods;
 //! those are the service's.
 
+use std::any::Any;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::future::{Future, poll_fn};
@@ -13,10 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
-use http2::{Event, Fields, Key, Limits, Rate, Reason, Role};
-use tokio::time::Sleep;
-
-use crate::admission::{self, Begun, Seen};
+use crate::admission::{self, Seen};
 use crate::budget::{Account, Held};
 use crate::call::{Call, Gathering, Look, Progress, Step, StreamProgress, Waiting, call_bytes};
 use crate::calls::Calls;
@@ -25,12 +23,11 @@ use crate::counters;
 use crate::keepalive::{Heartbeat, PingPolicy, Pulse};
 use crate::ledger::Charge;
 use crate::responder::{Responder, moves};
-use crate::shard::{Registration, ShardState};
+use crate::shard::{Begun, Secured, ShardState};
 use crate::socket::{ALLOWANCE_BYTES, Socket, Transport};
-use crate::standing::Standing;
-use crate::turn::Turn;
 use crate::turnstile::Pass;
-use crate::{Options, Origin, Service};
+use crate::{LocalBoxFuture, Options, Origin, Service};
+use http2::{Event, Fields, Key, Limits, Rate, Reason, Role};
 
 /// Rounds of one turn before other connections get theirs.
 const ROUNDS_MAX: usize = 8;
@@ -110,28 +107,47 @@ enum Next {
     TooMuch(&'static [u8]),
 }
 
-/// A place for a unary call that came last, and whose message may be in the bytes behind its head. It has memory only while
-/// the connection is used.
+/// What a connection needs while it is used. One that is idle has none of it.
 #[derive(Default)]
-struct Opening(Option<Box<Option<Gathering>>>);
+struct Work {
+    /// A unary call that came last, and whose message may be in the bytes behind its head.
+    opening: Option<Box<Gathering>>,
+    seen: Seen,
+    /// Places of calls that have something to do.
+    ready: Vec<u32>,
+    /// Unary calls whose message became whole behind other frames.
+    gathered: Vec<Key>,
+    /// Requests that wait for room among the answers. Some may be over.
+    waiting: VecDeque<Key>,
+    /// Calls whose answers wait for room among the answers, the first to be sent first. Some may be over.
+    finished: VecDeque<Key>,
+    /// Calls begun in this round.
+    begun: usize,
+    /// Unary calls of this round that were given a place because other frames came before their messages.
+    parked: Vec<Key>,
+    deadlines: BinaryHeap<DeadlineEntry>,
+    stalls: Option<Box<Stalls>>,
+    /// Time since which nothing has happened, as far as that is known.
+    idle_since: Option<Instant>,
+    /// The most calls that were open at once, if they were more than [`PLACES_FREE`], and what their places take.
+    places: Option<(usize, Held)>,
+}
 
-impl Opening {
-    fn put(&mut self, gathering: Gathering) {
-        **self.0.get_or_insert_default() = Some(gathering);
+impl Work {
+    /// Returns true if nothing is to be done, as far as is known here.
+    fn is_quiet(&self) -> bool {
+        self.opening.is_none()
+            && self.ready.is_empty()
+            && self.gathered.is_empty()
+            && self.waiting.is_empty()
+            && self.finished.is_empty()
+            && self.parked.is_empty()
+            && self.stalls.is_none()
     }
 
-    fn take(&mut self) -> Option<Gathering> {
-        self.0.as_mut()?.take()
-    }
-
-    /// The call, if it is the one of this stream.
-    fn get_mut(&mut self, key: Key) -> Option<&mut Gathering> {
-        let gathering = (**self.0.as_mut()?).as_mut()?;
-        (gathering.key() == key).then_some(gathering)
-    }
-
-    fn is_some(&self) -> bool {
-        self.0.as_ref().is_some_and(|opening| opening.is_some())
+    /// The call that came last, if it is the one of this stream.
+    fn opening(&mut self, key: Key) -> Option<&mut Gathering> {
+        self.opening.as_deref_mut().filter(|gathering| gathering.key() == key)
     }
 }
 
@@ -155,90 +171,108 @@ struct Stalls {
 /// a place in any table.
 struct Connection {
     around: Rc<ConnectionContext>,
-    origin: Origin,
-    standing: Option<Rc<Standing>>,
+    secured: Option<Box<Secured>>,
     pass: Pass,
-    /// The most calls that were open at once, and what their places take.
-    places: usize,
-    places_held: Held,
-    turn: Arc<Turn>,
     transport_waker: Waker,
     calls: Calls,
-    opening: Opening,
-    seen: Option<Box<Seen>>,
-    /// Places of calls that have something to do.
-    ready: Vec<u32>,
-    /// Unary calls whose message became whole behind other frames.
-    gathered: Vec<Key>,
-    /// Requests that wait for room among the answers. Some may be over.
-    waiting: VecDeque<Key>,
-    /// Calls whose answers wait for room among the answers, the first to be sent first. Some may be over.
-    finished: VecDeque<Key>,
-    /// Calls begun in this round.
-    begun: usize,
-    /// Unary calls of this round that were given a place because other frames came before their messages.
-    parked: Vec<Key>,
-    deadlines: BinaryHeap<DeadlineEntry>,
-    stalls: Option<Box<Stalls>>,
+    /// Given back when the connection rests.
+    work: Option<Box<Work>>,
     /// True if the client was not read from for a time since the last look for stalled streams, because it takes nothing.
     was_deaf: bool,
-    ping_policy: PingPolicy,
-    /// What had been sent of calls when the last ping came.
-    sent_before_ping: u64,
+    /// Once the client has pinged.
+    ping_policy: Option<Box<PingPolicy>>,
     heartbeat: Heartbeat,
-    timer: Pin<Box<Sleep>>,
-    timer_at: Instant,
-    /// The timer was polled since it was set, so that it wakes the connection.
-    is_timer_armed: bool,
-    /// Time since which nothing is open; `None` if that is not known, or the connection rests already.
-    idle_since: Option<Instant>,
+    /// When the shard's clock wakes the connection. It may be too early.
+    alarm: Instant,
     is_resting: bool,
     is_closing: bool,
-    _registration: Registration,
+    /// Its place among those of its shard.
+    place: u32,
 }
 
-/// Serves a connection that has sent HTTP/2's preface until it ends.
-pub(crate) fn serve<S: Transport + 'static>(
-    mut socket: Socket<S>,
-    origin: Origin,
-    account: Rc<Account>,
-    standing: Option<Rc<Standing>>,
+/// Serves a connection that has sent HTTP/2's preface until it ends. `kept` is dropped then.
+pub(crate) fn serve<S: Transport + 'static, K: Unpin + 'static>(
+    begun: Begun<S>,
     shard: Rc<ShardState>,
     service: Rc<dyn Service>,
-) -> impl Future<Output = io::Result<()>> {
-    let presence = service.connected(&origin);
-    let mut connection = Connection::new(origin, &account, standing, &shard, service);
-    async move {
-        let _presence = presence;
-        let result = poll_fn(|cx| connection.poll_turn(&mut socket, cx)).await;
-        // Thousands may end at once. Memory that others need does not wait.
-        if !account.is_doomed() {
-            connection.pass.through(&shard.turnstile).await;
-        }
-        // A client decides how many calls are open.
-        let mut from = Some(0);
-        while let Some(place) = from {
-            from = connection.forget_some(place);
-            if from.is_some() {
-                tokio::task::yield_now().await;
+    kept: K,
+) -> Serving<S, K> {
+    let presence = service.connected(&begun.origin);
+    let Begun { socket, origin, account, secured, .. } = begun;
+    let connection = Connection::new(origin, account, secured, shard, service);
+    Serving(Stage::Open(Open { connection, socket, presence, kept }))
+}
+
+/// The future that serves a connection.
+///
+/// It is written by hand, since it is most of what an idle connection takes: a connection with its socket is in the task
+/// itself, and what a connection needs for its end is on the heap then.
+pub(crate) struct Serving<S, K>(Stage<S, K>);
+
+enum Stage<S, K> {
+    Open(Open<S, K>),
+    Leaving(LocalBoxFuture<io::Result<()>>),
+    Over,
+}
+
+/// A connection that is served. What comes first is dropped first.
+struct Open<S, K> {
+    connection: Connection,
+    socket: Socket<S>,
+    presence: Option<Box<dyn Any>>,
+    kept: K,
+}
+
+impl<S: Transport + 'static, K: Unpin + 'static> Future for Serving<S, K> {
+    type Output = io::Result<()>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let stage = &mut self.get_mut().0;
+        if let Stage::Open(open) = stage {
+            let result = ready!(open.connection.poll_turn(&mut open.socket, cx));
+            if let Stage::Open(open) = std::mem::replace(stage, Stage::Over) {
+                *stage = Stage::Leaving(Box::pin(leave(open, result)));
             }
         }
-        let around = connection.around.clone();
-        drop(connection);
-        // What is left is at most the last frames on their way.
-        around.charge_waiting();
-        account.set_buffers(socket.buffer_bytes() + memory(&around));
-        if result.is_ok() {
-            let lingering = async {
-                poll_fn(|cx| socket.poll_write(cx, around.http2.borrow_mut().output())).await?;
-                poll_fn(|cx| socket.poll_close(cx)).await?;
-                poll_fn(|cx| socket.poll_discard(cx)).await
-            };
-            // Neither a time-out nor an error matters: the connection is over. Few linger at a time.
-            let _ = Box::pin(tokio::time::timeout(LINGER, lingering)).await;
+        match stage {
+            Stage::Leaving(leaving) => leaving.as_mut().poll(cx),
+            Stage::Open(_) | Stage::Over => unreachable!("a future is not polled after its end"),
         }
-        result
     }
+}
+
+/// Ends a connection whose last turn gave this result.
+async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io::Result<()> {
+    let Open { mut connection, mut socket, presence: _presence, kept: _kept } = open;
+    let around = connection.around.clone();
+    // Thousands may end at once. Memory that others need does not wait.
+    if !around.account.is_doomed() {
+        let pass = std::mem::take(&mut connection.pass);
+        pass.through(&around.shard.turnstile, around.origin.peer.ip()).await;
+    }
+    // A client decides how many calls are open.
+    let mut from = Some(0);
+    while let Some(place) = from {
+        from = connection.forget_some(place);
+        if from.is_some() {
+            tokio::task::yield_now().await;
+        }
+    }
+    let _secured = connection.secured.take();
+    drop(connection);
+    // What is left is at most the last frames on their way.
+    around.charge_waiting();
+    around.account.set_buffers(socket.buffer_bytes() + memory(&around));
+    if result.is_ok() {
+        let lingering = async {
+            poll_fn(|cx| socket.poll_write(cx, around.http2.borrow_mut().output())).await?;
+            poll_fn(|cx| socket.poll_close(cx)).await?;
+            poll_fn(|cx| socket.poll_discard(cx)).await
+        };
+        // Neither a time-out nor an error matters: the connection is over. Few linger at a time.
+        let _ = tokio::time::timeout(LINGER, lingering).await;
+    }
+    result
 }
 
 /// Bytes of memory of the connection's HTTP/2: header tables, a header block that has begun, streams, and what waits to be
@@ -251,51 +285,37 @@ fn memory(around: &ConnectionContext) -> usize {
 impl Connection {
     fn new(
         origin: Origin,
-        account: &Rc<Account>,
-        standing: Option<Rc<Standing>>,
-        shard: &Rc<ShardState>,
+        account: Rc<Account>,
+        secured: Option<Box<Secured>>,
+        shard: Rc<ShardState>,
         service: Rc<dyn Service>,
     ) -> Connection {
-        let turn = Turn::new();
-        let transport_waker = Waker::from(turn.clone());
-        account.wake_when_doomed(&transport_waker);
-        if let Some(standing) = &standing {
-            standing.wake_when_over(&transport_waker);
-        }
         let now = Instant::now();
-        let timer_at = now + shard.options.keepalive_interval;
         let http2 = http2::Connection::new(Role::Server, &shard.http2, now);
+        let around = ConnectionContext::new(http2, origin, shard, service, account);
+        let (account, shard) = (&around.account, &around.shard);
+        let transport_waker = Waker::from(around.turn.clone());
+        account.wake_when_doomed(&transport_waker);
+        if let Some(secured) = &secured {
+            secured.standing().wake_when_over(&transport_waker);
+        }
+        let alarm = now + shard.options.keepalive_interval;
+        let place = shard.connections.borrow_mut().insert(transport_waker.clone()) as u32;
+        shard.clock.set(place, None, alarm);
         Connection {
-            around: ConnectionContext::new(http2, shard.clone(), service, account.clone()),
-            pass: Pass::new(origin.peer.ip()),
-            origin,
-            standing,
-            places: PLACES_FREE,
-            places_held: account.hold(0),
-            turn,
-            transport_waker: transport_waker.clone(),
+            around,
+            pass: Pass::default(),
+            secured,
+            transport_waker,
             calls: Calls::default(),
-            opening: Opening::default(),
-            seen: None,
-            ready: Vec::new(),
-            gathered: Vec::new(),
-            waiting: VecDeque::new(),
-            finished: VecDeque::new(),
-            begun: 0,
-            parked: Vec::new(),
-            deadlines: BinaryHeap::new(),
-            stalls: None,
+            work: None,
             was_deaf: false,
-            ping_policy: PingPolicy::new(),
-            sent_before_ping: 0,
+            ping_policy: None,
             heartbeat: Heartbeat::new(now),
-            timer: Box::pin(tokio::time::sleep_until(timer_at.into())),
-            timer_at,
-            is_timer_armed: false,
-            idle_since: None,
+            alarm,
             is_resting: false,
             is_closing: false,
-            _registration: Registration::new(shard, transport_waker),
+            place,
         }
     }
 
@@ -307,10 +327,10 @@ impl Connection {
     ) -> Poll<io::Result<()>> {
         let around = self.around.clone();
         if around.may_wait.get() && !around.shard.closing.get() {
-            ready!(self.pass.poll(&around.shard.turnstile, cx));
+            ready!(self.pass.poll(&around.shard.turnstile, around.origin.peer.ip(), cx));
         }
         let _turn = around.account.begin_turn();
-        self.turn.begin(cx.waker());
+        self.around.turn.begin(cx.waker());
         socket.begin_turn();
         around.made.reset();
         let now = Instant::now();
@@ -323,13 +343,13 @@ impl Connection {
         if around.account.is_doomed() {
             return self.send_off(Reason::ENHANCE_YOUR_CALM, b"memory");
         }
-        if self.standing.as_ref().is_some_and(|standing| standing.is_over()) {
+        if self.secured.as_ref().is_some_and(|secured| secured.standing().is_over()) {
             return self.send_off(Reason::NO_ERROR, b"certificate");
         }
         let was_blocked = around.http2.borrow().is_blocked();
         let goes_on = self.flush(socket)? || around.has_room() && self.has_waiting();
         if goes_on || was_blocked && !around.http2.borrow().is_blocked() {
-            self.turn.yield_now(cx.waker());
+            self.around.turn.yield_now(cx.waker());
         }
         if self.is_closing && self.has_left() {
             return Poll::Ready(Ok(()));
@@ -356,11 +376,12 @@ impl Connection {
         }
         for _ in 0..ROUNDS_MAX {
             self.send_finished();
+            let work = self.work.get_or_insert_default();
             // In the order in which the client began them, whatever the order of their last bytes.
-            self.gathered.sort_unstable_by_key(|key| key.id());
-            self.ready.extend(self.gathered.drain(..).map(|key| key.slot() as u32));
-            self.turn.take_ready(&mut self.ready);
-            let mut ready = std::mem::take(&mut self.ready);
+            work.gathered.sort_unstable_by_key(|key| key.id());
+            work.ready.extend(work.gathered.drain(..).map(|key| key.slot() as u32));
+            self.around.turn.take_ready(&mut work.ready);
+            let mut ready = std::mem::take(&mut work.ready);
             let mut stepped = 0;
             for place in &ready {
                 if around.made.is_enough() {
@@ -371,8 +392,9 @@ impl Connection {
             }
             ready.drain(..stepped);
             // Those that became ready meanwhile come behind.
-            ready.append(&mut self.ready);
-            self.ready = ready;
+            let work = self.work.get_or_insert_default();
+            ready.append(&mut work.ready);
+            work.ready = ready;
             let made_enough = around.made.is_enough();
             if made_enough {
                 around.made.reset();
@@ -397,29 +419,30 @@ impl Connection {
             if goes_on || self.has_ready() || around.has_room() && self.has_waiting() {
                 continue;
             }
-            if self.turn.end() {
+            if self.around.turn.end() {
                 return Ok(took);
             }
         }
-        self.turn.yield_now(cx.waker());
+        self.around.turn.yield_now(cx.waker());
         Ok(Took::Share)
     }
 
     /// Returns true if calls have something to do.
     fn has_ready(&self) -> bool {
-        !self.ready.is_empty() || !self.gathered.is_empty()
+        self.work.as_ref().is_some_and(|work| !work.ready.is_empty() || !work.gathered.is_empty())
     }
 
     /// Returns true if calls wait for room.
     fn has_waiting(&self) -> bool {
-        !self.finished.is_empty() || !self.waiting.is_empty()
+        self.work.as_ref().is_some_and(|work| !work.finished.is_empty() || !work.waiting.is_empty())
     }
 
     /// Sends answers that waited for room.
     fn send_finished(&mut self) {
         while self.around.has_room()
             && !self.around.made.is_enough()
-            && let Some(key) = self.finished.pop_front()
+            && let Some(work) = &mut self.work
+            && let Some(key) = work.finished.pop_front()
         {
             if self.calls.contains(key) {
                 self.step(key.slot());
@@ -430,13 +453,13 @@ impl Connection {
     /// Takes what the client sent, up to a round's share.
     fn take_input<S: Transport>(&mut self, socket: &mut Socket<S>, now: Instant) -> Took {
         let mut taken = socket.unread().len();
-        self.begun = 0;
-        self.turn.transport_seen();
+        self.work.get_or_insert_default().begun = 0;
+        self.around.turn.transport_seen();
         loop {
             let mut at = 0;
             let next = loop {
                 self.admit_waiting(now);
-                if self.begun >= BEGUN_PER_ROUND_MAX
+                if self.work.as_ref().is_some_and(|work| work.begun >= BEGUN_PER_ROUND_MAX)
                     || self.around.made.is_enough()
                     || self.around.account.is_doomed()
                 {
@@ -471,7 +494,7 @@ impl Connection {
                 Poll::Ready(Ok(cost)) => {
                     taken += cost;
                     self.heartbeat.received(now);
-                    (self.idle_since, self.is_resting) = (None, false);
+                    self.note_use();
                 }
             }
         }
@@ -481,7 +504,7 @@ impl Connection {
         match event {
             Event::Head { stream, fields, end } => {
                 self.park_opening();
-                self.begun += 1;
+                self.work.get_or_insert_default().begun += 1;
                 self.receive(stream, fields, end, now);
             }
             Event::Data { stream, bytes, end } => self.receive_body(stream, bytes, end),
@@ -489,11 +512,11 @@ impl Connection {
             Event::Reset { stream, .. } => self.receive_reset(stream),
             Event::Pinged => {
                 let sent = self.around.http2.borrow_mut().output().appended_of_calls();
-                if std::mem::replace(&mut self.sent_before_ping, sent) != sent {
-                    self.ping_policy.forgive();
-                }
-                let has_calls = !self.calls.is_empty() || self.opening.is_some();
-                if self.ping_policy.is_too_many(now, has_calls, &self.around.shard.options) {
+                let is_opening = self.work.as_ref().is_some_and(|work| work.opening.is_some());
+                let has_calls = !self.calls.is_empty() || is_opening;
+                let policy = self.ping_policy.get_or_insert_default();
+                policy.note_sent(sent);
+                if policy.is_too_many(now, has_calls, &self.around.shard.options) {
                     counters::add(&self.around.shard.counters.too_many_pings, 1);
                     return Next::TooMuch(b"too_many_pings");
                 }
@@ -507,7 +530,8 @@ impl Connection {
 
     /// Returns true if the answers held unsent, and what was made in this turn, allow a new call.
     fn admits(&self) -> bool {
-        self.around.has_room() && self.finished.is_empty() && !self.around.made.is_enough()
+        let has_finished = self.work.as_ref().is_some_and(|work| !work.finished.is_empty());
+        self.around.has_room() && !has_finished && !self.around.made.is_enough()
     }
 
     fn receive(&mut self, key: Key, fields: Arc<Fields>, end: bool, now: Instant) {
@@ -515,11 +539,11 @@ impl Connection {
         if self.admits() && self.calls.waiting() == 0 {
             self.admit(responder, fields, &[], end, now, now);
         } else if self.calls.waiting() < self.around.shard.options.waiting_requests_max {
-            let mut charge = Charge::new(&self.around.requests);
+            let mut charge = Charge::new(&self.around.account);
             charge.raise_to(call_bytes(fields.heap_bytes()));
             let waiting = Waiting { responder, fields, body: Vec::new(), is_ended: end, charge, since: now };
             self.calls.insert(key, Call::Waiting(Box::new(waiting)));
-            add_to(&mut self.waiting, key, &self.calls);
+            add_to(&mut self.work.get_or_insert_default().waiting, key, &self.calls);
             self.note_places();
         } else {
             responder.reset(Reason::REFUSED_STREAM);
@@ -528,14 +552,18 @@ impl Connection {
 
     /// Begins calls that waited for room, as far as there is some.
     fn admit_waiting(&mut self, now: Instant) {
-        while self.begun < BEGUN_PER_ROUND_MAX
-            && self.calls.waiting() > 0
+        if self.calls.waiting() == 0 {
+            return;
+        }
+        while self.calls.waiting() > 0
             && self.admits()
-            && let Some(key) = self.waiting.pop_front()
+            && let Some(work) = &mut self.work
+            && work.begun < BEGUN_PER_ROUND_MAX
+            && let Some(key) = work.waiting.pop_front()
         {
             // One that its client has cancelled meanwhile is there no more.
             if let Some(Call::Waiting(waiting)) = self.calls.take(key) {
-                self.begun += 1;
+                work.begun += 1;
                 self.park_opening();
                 let Waiting { responder, fields, body, is_ended, charge, since } = *waiting;
                 drop(charge);
@@ -543,8 +571,10 @@ impl Connection {
                 self.admit(responder, fields, &body, is_ended, since, now);
             }
         }
-        if self.calls.waiting() == 0 {
-            self.waiting.clear();
+        if self.calls.waiting() == 0
+            && let Some(work) = &mut self.work
+        {
+            work.waiting.clear();
         }
     }
 
@@ -561,28 +591,27 @@ impl Connection {
         let key = responder.key();
         // Not beside a call that may not, and such a one ends it.
         let can_wait = self.around.may_wait.get() || self.calls.is_empty();
-        let seen = self.seen.get_or_insert_default();
-        let begun = admission::begin(&self.around, seen, fields, responder, &self.origin, since, now);
+        let seen = &mut self.work.get_or_insert_default().seen;
+        let begun = admission::begin(&self.around, seen, fields, responder, since, now);
         if !can_wait {
             self.around.may_wait.set(false);
         }
         match begun {
             None => {}
-            Some(Begun::Gathering(mut gathering)) => {
+            Some(admission::Begun::Gathering(mut gathering)) => {
                 if (end || !body.is_empty()) && gathering.take(&self.around, body, end) {
                     self.serve(gathering);
                 } else {
-                    self.opening.put(gathering);
+                    self.work.get_or_insert_default().opening = Some(gathering);
                 }
             }
-            Some(Begun::Streaming(streaming)) => {
+            Some(admission::Begun::Streaming(streaming, deadline)) => {
                 fill(&streaming.inbox, body, end);
-                let deadline = streaming.deadline();
                 self.keep(key, Call::Streaming(streaming), deadline);
                 // Its first message is likely to come behind its head.
-                self.ready.push(key.slot() as u32);
+                self.work.get_or_insert_default().ready.push(key.slot() as u32);
             }
-            Some(Begun::Page(page)) => {
+            Some(admission::Begun::Page(page)) => {
                 fill(&page.inbox, body, end);
                 self.keep(key, Call::Page(page), None);
                 self.step(key.slot());
@@ -592,37 +621,40 @@ impl Connection {
 
     /// Gives a call a place whose message is not in the bytes behind its head.
     fn park_opening(&mut self) {
-        if let Some(gathering) = self.opening.take() {
+        if let Some(work) = &mut self.work
+            && let Some(gathering) = work.opening.take()
+        {
             let (key, deadline) = (gathering.key(), gathering.deadline());
-            self.keep(key, Call::Gathering(Box::new(gathering)), deadline);
-            self.parked.push(key);
+            work.parked.push(key);
+            self.keep(key, Call::Gathering(gathering), deadline);
         }
     }
 
     /// Lets those calls wait for their clients whose messages were not in what the round read either.
     fn charge_parked(&mut self) {
         self.park_opening();
-        for key in self.parked.drain(..) {
+        let Some(work) = &mut self.work else { return };
+        for key in work.parked.drain(..) {
             if let Some(Call::Gathering(gathering)) = self.calls.get_mut(key)
                 && !gathering.is_gathered()
                 && gathering.wait(&self.around)
             {
-                self.gathered.push(key);
+                work.gathered.push(key);
             }
         }
     }
 
     /// Answers a call whose message is whole, or refuses it.
-    fn serve(&mut self, gathering: Gathering) {
+    fn serve(&mut self, gathering: Box<Gathering>) {
         let (key, deadline) = (gathering.key(), gathering.deadline());
-        let mut cx = Context::from_waker(self.calls.waker(key.slot(), &self.turn));
+        let mut cx = Context::from_waker(self.calls.waker(key.slot(), &self.around.turn));
         match gathering.serve(&self.around, &mut cx) {
             Step::Over => {}
             Step::Wait(call) => {
                 let is_finished = call.is_finished();
                 self.keep(key, call, deadline);
                 if is_finished {
-                    add_to(&mut self.finished, key, &self.calls);
+                    add_to(&mut self.work.get_or_insert_default().finished, key, &self.calls);
                 }
             }
         }
@@ -638,18 +670,20 @@ impl Connection {
     }
 
     fn receive_body(&mut self, key: Key, bytes: &[u8], end: bool) {
-        if let Some(opening) = self.opening.get_mut(key) {
+        if let Some(work) = &mut self.work
+            && let Some(opening) = work.opening(key)
+        {
             self.around.http2.borrow_mut().release(key, bytes.len());
             if opening.take(&self.around, bytes, end)
-                && let Some(opening) = self.opening.take()
+                && let Some(opening) = work.opening.take()
             {
-                if self.parked.is_empty() {
+                if work.parked.is_empty() {
                     self.serve(opening);
                 } else {
                     // Those before it come first, if their bodies come with this one.
+                    work.gathered.push(key);
                     let deadline = opening.deadline();
-                    self.keep(key, Call::Gathering(Box::new(opening)), deadline);
-                    self.gathered.push(key);
+                    self.keep(key, Call::Gathering(opening), deadline);
                 }
             }
             return;
@@ -658,7 +692,7 @@ impl Connection {
             Some(Call::Gathering(gathering)) => {
                 // Not at once: the client may cancel it with its last bytes.
                 if gathering.take(&self.around, bytes, end) {
-                    self.gathered.push(key);
+                    self.work.get_or_insert_default().gathered.push(key);
                 }
                 false
             }
@@ -678,8 +712,10 @@ impl Connection {
 
     /// The client has cancelled a call, or made a mistake with its stream.
     fn receive_reset(&mut self, key: Key) {
-        if self.opening.get_mut(key).is_some() {
-            drop(self.opening.take());
+        if let Some(work) = &mut self.work
+            && work.opening(key).is_some()
+        {
+            work.opening = None;
         }
         match self.calls.get_mut(key) {
             None => {}
@@ -704,9 +740,22 @@ impl Connection {
     /// Charges the table entries of the open calls, if there were never so many.
     fn note_places(&mut self) {
         let open = self.calls.len();
-        if open > self.places {
-            self.places = open;
-            self.places_held.set((open - PLACES_FREE) * PLACE_BYTES);
+        if open <= PLACES_FREE {
+            return;
+        }
+        let places = &mut self.work.get_or_insert_default().places;
+        let (most, held) = places.get_or_insert_with(|| (0, self.around.account.hold(0)));
+        if open > *most {
+            *most = open;
+            held.set((open - PLACES_FREE) * PLACE_BYTES);
+        }
+    }
+
+    /// Something happened that a rest has to wait for.
+    fn note_use(&mut self) {
+        self.is_resting = false;
+        if let Some(work) = &mut self.work {
+            work.idle_since = None;
         }
     }
 
@@ -714,13 +763,14 @@ impl Connection {
     fn step(&mut self, place: usize) {
         let Some(key) = self.calls.at(place) else { return };
         let Some(call) = self.calls.take(key) else { return };
+        self.note_use();
         let was_finished = call.is_finished();
-        let mut cx = Context::from_waker(self.calls.waker(place, &self.turn));
+        let mut cx = Context::from_waker(self.calls.waker(place, &self.around.turn));
         if let Step::Wait(call) = call.step(&self.around, &mut cx) {
             let is_finished = call.is_finished();
             self.calls.insert(key, call);
             if is_finished && !was_finished {
-                add_to(&mut self.finished, key, &self.calls);
+                add_to(&mut self.work.get_or_insert_default().finished, key, &self.calls);
             }
         }
     }
@@ -733,7 +783,7 @@ impl Connection {
             match self.calls.get_mut(key) {
                 None => continue,
                 Some(Call::Streaming(streaming)) => streaming.sending.wake(),
-                Some(_) => self.ready.push(key.slot() as u32),
+                Some(_) => self.work.get_or_insert_default().ready.push(key.slot() as u32),
             }
             any = true;
         }
@@ -770,10 +820,10 @@ impl Connection {
     }
 
     fn add_deadline(&mut self, deadline: Instant, key: Key) {
-        self.deadlines.push(Reverse((deadline, key)));
-        if self.deadlines.len() > 2 * self.calls.len() + 64 {
-            let calls = &self.calls;
-            self.deadlines.retain(|Reverse((_, key))| calls.contains(*key));
+        let deadlines = &mut self.work.get_or_insert_default().deadlines;
+        deadlines.push(Reverse((deadline, key)));
+        if deadlines.len() > 2 * self.calls.len() + 64 {
+            deadlines.retain(|Reverse((_, key))| self.calls.contains(*key));
         }
     }
 
@@ -798,31 +848,18 @@ impl Connection {
                     next = next.min(at);
                     self.around.http2.borrow_mut().ping(0);
                     // Another turn sends it.
-                    self.turn.yield_now(cx.waker());
+                    self.around.turn.yield_now(cx.waker());
                 }
             }
             next = next.min(self.check_stalls(socket, now)?.unwrap_or(next));
             next = next.min(self.rest_when_idle(now).unwrap_or(next));
-            // A timer that is set too early is only looked at again; moving it later each turn would cost more.
-            if next < self.timer_at || self.timer_at <= now {
-                self.timer_at = next;
-                self.timer.as_mut().reset(next.into());
-                self.is_timer_armed = false;
+            // An alarm that is set too early is only looked at again; moving it later each turn would cost more.
+            if next < self.alarm || self.alarm <= now {
+                self.around.shard.clock.set(self.place, Some(self.alarm), next);
+                self.alarm = next;
             }
-            if self.is_timer_armed {
-                return Ok(());
-            }
-            // The timer wakes the transport, so that a turn follows.
-            let mut timer_cx = Context::from_waker(&self.transport_waker);
-            // A task that has used up its share of the runtime's turn is not told of the timer, and polled again.
-            let is_looked_at = tokio::task::coop::has_budget_remaining();
-            if self.timer.as_mut().poll(&mut timer_cx).is_pending() {
-                self.is_timer_armed = is_looked_at;
-                return Ok(());
-            }
-            if self.timer_at > now {
-                // It is due since this turn began: the next turn sees a later now.
-                self.turn.yield_now(cx.waker());
+            if next > now {
+                // The clock wakes the transport, so that a turn follows.
                 return Ok(());
             }
         }
@@ -830,34 +867,68 @@ impl Connection {
 
     /// Gives back memory once nothing was open for a while. Returns when that will be.
     fn rest_when_idle(&mut self, now: Instant) -> Option<Instant> {
-        if self.is_resting || !self.calls.is_empty() || self.around.http2.borrow().open_streams() > 0 {
-            self.idle_since = None;
+        if self.is_resting {
+            // A turn in which nothing happened.
+            self.release_work();
             return None;
         }
-        let since = *self.idle_since.get_or_insert(now);
+        let is_quiet = self.is_quiet();
+        let idle_since = &mut self.work.get_or_insert_default().idle_since;
+        if !is_quiet {
+            *idle_since = None;
+            return None;
+        }
+        let since = *idle_since.get_or_insert(now);
         if now < since + REST_AFTER {
             return Some(since + REST_AFTER);
         }
         self.is_resting = true;
         self.around.http2.borrow_mut().rest();
-        self.turn.rest();
+        self.around.turn.rest();
         self.calls.rest();
-        (self.seen, self.opening) = (None, Opening::default());
-        (self.waiting, self.finished) = (VecDeque::new(), VecDeque::new());
-        (self.ready, self.gathered, self.parked) = (Vec::new(), Vec::new(), Vec::new());
-        self.deadlines = BinaryHeap::new();
-        self.places = PLACES_FREE;
-        self.places_held.set(0);
+        self.release_work();
         None
+    }
+
+    /// Returns true if nothing waits: neither for the client, nor for anything here. Calls may be open.
+    fn is_quiet(&self) -> bool {
+        self.around.stallable.get() == 0
+            && self.work.as_ref().is_none_or(|work| work.is_quiet())
+            && !self.holds_unsent()
+    }
+
+    /// Gives back what is only of use while something happens, but for what open calls need.
+    fn release_work(&mut self) {
+        let Some(work) = &mut self.work else { return };
+        if !work.is_quiet() {
+            return;
+        }
+        let calls = &self.calls;
+        work.deadlines.retain(|Reverse((_, key))| calls.contains(*key));
+        let deadlines = std::mem::take(&mut work.deadlines);
+        let open = calls.len();
+        let places = work.places.take().filter(|_| open > PLACES_FREE);
+        self.work = None;
+        if !deadlines.is_empty() {
+            let work = self.work.get_or_insert_default();
+            work.deadlines = deadlines;
+            work.deadlines.shrink_to_fit();
+        }
+        if let Some((_, mut held)) = places {
+            held.set((open - PLACES_FREE) * PLACE_BYTES);
+            self.work.get_or_insert_default().places = Some((open, held));
+        }
     }
 
     /// Ends calls that are too late; returns when the next one will be, or a time far off.
     fn expire_deadlines(&mut self, now: Instant) -> Instant {
-        while let Some(Reverse((deadline, key))) = self.deadlines.peek().copied() {
+        while let Some(work) = &mut self.work
+            && let Some(Reverse((deadline, key))) = work.deadlines.peek().copied()
+        {
             if deadline > now {
                 return deadline;
             }
-            self.deadlines.pop();
+            work.deadlines.pop();
             if let Some(call) = self.calls.take(key) {
                 call.expire(&self.around);
                 // What it said goes out with the next turn.
@@ -876,12 +947,14 @@ impl Connection {
     ) -> io::Result<Option<Instant>> {
         let is_amid_frame = socket.is_amid() || self.around.http2.borrow().is_amid_header_block();
         if !self.holds_unsent() && self.around.stallable.get() == 0 && !is_amid_frame {
-            self.stalls = None;
+            if let Some(work) = &mut self.work {
+                work.stalls = None;
+            }
             return Ok(None);
         }
         let options = self.around.shard.options.clone();
         let timeout = options.stall_timeout;
-        let stalls = self.stalls.get_or_insert_default();
+        let stalls = self.stalls();
         let due = *stalls.next_check.get_or_insert(now);
         if now < due {
             return Ok(Some(due));
@@ -890,8 +963,9 @@ impl Connection {
         let stalled = &counters.stalled_streams;
         let stalled_before = stalled.load(Relaxed);
         let next = now + timeout.min(options.request_timeout) / 4;
-        stalls.next_check = Some(next);
+        self.stalls().next_check = Some(next);
         let was_deaf = std::mem::take(&mut self.was_deaf);
+        let stalls = self.stalls();
         if !is_amid_frame || was_deaf {
             stalls.incoming = Progress::default();
         } else if stalls.incoming.is_stalled(socket.received_bytes(), now, options.request_timeout) {
@@ -904,7 +978,7 @@ impl Connection {
             (output.written_of_calls(), output.appended_of_calls())
         };
         let holds_unsent = self.holds_unsent();
-        let stalls = self.stalls.get_or_insert_default();
+        let stalls = self.stalls();
         let stands_still = holds_unsent && stalls.progress.is_stalled(written, now, timeout);
         if stands_still && !self.around.has_room() {
             return Err(io::ErrorKind::TimedOut.into());
@@ -927,17 +1001,21 @@ impl Connection {
         self.around.charge_waiting();
         // A stream that was reset just now leaves the others their own chance.
         if !self.holds_unsent() || stalled.load(Relaxed) != stalled_before {
-            self.stalls.get_or_insert_default().progress = Progress::default();
+            self.stalls().progress = Progress::default();
         } else if stands_still {
             return Err(io::ErrorKind::TimedOut.into());
         }
         Ok(Some(next))
     }
 
+    fn stalls(&mut self) -> &mut Stalls {
+        self.work.get_or_insert_default().stalls.get_or_insert_default()
+    }
+
     /// Streams whose calls are over, and whose answers stand still.
     fn stalled_answers(&mut self, look: &Look<'_>) -> Vec<Key> {
         let http2 = self.around.http2.borrow();
-        let stalls = self.stalls.get_or_insert_default();
+        let stalls = self.work.get_or_insert_default().stalls.get_or_insert_default();
         let (mut seen, mut over) = (BTreeMap::new(), Vec::new());
         for key in http2.keys() {
             let moves = moves(&http2, key);
@@ -971,7 +1049,9 @@ impl Connection {
     /// Ends some of the calls that are open, from this place on. Returns where to go on after others had their turn; `None`
     /// if no call is left.
     fn forget_some(&mut self, from: usize) -> Option<usize> {
-        drop(self.opening.take());
+        if let Some(work) = &mut self.work {
+            work.opening = None;
+        }
         let places = from..self.calls.places();
         let open: Vec<Key> =
             places.filter_map(|place| self.calls.at(place)).take(FORGOTTEN_AT_ONCE).collect();
@@ -1015,5 +1095,26 @@ impl Drop for Connection {
         while let Some(place) = from {
             from = self.forget_some(place);
         }
+        let shard = &self.around.shard;
+        shard.clock.clear(self.place, self.alarm);
+        shard.connections.borrow_mut().remove(self.place as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::acceptor::OpenSlot;
+    use crate::stream::Stream;
+
+    #[test]
+    fn a_connection_and_its_task_are_small() {
+        // With the 96 bytes of the runtime they are 384, of which it rounds up to a multiple of 128.
+        let serving = size_of::<Serving<Stream, (OpenSlot, mpsc::Sender<()>)>>();
+        assert!(serving <= 280, "the future that serves a connection has {serving} bytes");
+        let around = size_of::<ConnectionContext>();
+        assert!(around <= 496, "what the calls of a connection share has {around} bytes");
     }
 }

@@ -3,13 +3,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use api::Status;
 
-use crate::Service;
 use crate::budget::Account;
-use crate::ledger::Ledger;
 use crate::shard::ShardState;
+use crate::turn::Turn;
+use crate::{Origin, Service};
 
 /// Work of a connection's turn, in bytes: requests unpacked, answers that were packed, made in pieces, or found no space, and
 /// what services looked at for pieces.
@@ -43,13 +44,15 @@ const PIECE_BYTES: usize = 512;
 pub(crate) struct ConnectionContext {
     /// The connection's HTTP/2. It is borrowed for one command at a time, and never while a call is stepped.
     pub(crate) http2: RefCell<http2::Connection>,
+    pub(crate) origin: Origin,
+    /// Calls that have something to do.
+    pub(crate) turn: Arc<Turn>,
     pub(crate) shard: Rc<ShardState>,
     pub(crate) service: Rc<dyn Service>,
-    /// Account of the connection, which is charged to the server's budget.
+    /// Account of the connection, which is charged to the server's budget. It counts apart what a [`crate::ledger::Charge`]
+    /// holds: request bytes in assembly and in unanswered unary calls, answers that wait for room, and something for each call
+    /// in flight.
     pub(crate) account: Rc<Account>,
-    /// Request bytes in assembly and in unanswered unary calls, answers that wait for room, and something for each call in
-    /// flight.
-    pub(crate) requests: Rc<Ledger>,
     /// Bytes charged for what waits in streams, both ways.
     waiting_charged: Cell<usize>,
     /// Calls that wait for the client and may stall.
@@ -63,13 +66,15 @@ pub(crate) struct ConnectionContext {
 impl ConnectionContext {
     pub(crate) fn new(
         http2: http2::Connection,
+        origin: Origin,
         shard: Rc<ShardState>,
         service: Rc<dyn Service>,
         account: Rc<Account>,
     ) -> Rc<ConnectionContext> {
         Rc::new(ConnectionContext {
             http2: RefCell::new(http2),
-            requests: Rc::new(Ledger::of(&account)),
+            origin,
+            turn: Turn::new(),
             waiting_charged: Cell::new(0),
             stallable: Cell::new(0),
             made: Made::default(),
@@ -106,7 +111,7 @@ impl ConnectionContext {
 
     /// Refuses when the calls in flight hold as much as they may together, or all clients nearly do.
     pub(crate) fn check_requests(&self) -> Result<(), Status> {
-        if self.requests.queued() > self.shard.options.request_bytes_max || self.account.is_pressed() {
+        if self.account.requests_bytes() > self.shard.options.request_bytes_max || self.account.is_pressed() {
             return Err(api::error::TOO_MANY_REQUESTS);
         }
         Ok(())

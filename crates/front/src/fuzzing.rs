@@ -14,10 +14,12 @@ use api::Status;
 use bytes::Bytes;
 use rustls::ServerConnection;
 use slab::Slab;
+use stdx::{First, race};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 
 use crate::assembler::Assembler;
+use crate::clock::{self, Clock};
 use crate::handshakes::{Ends, Failure, Quota, READ_BYTES, Shaking};
 use crate::rejections::Rejections;
 use crate::shard::{self, Closing, ShardState};
@@ -52,6 +54,7 @@ fn state(options: Options) -> Rc<ShardState> {
         pool: Rc::new(BufferPool::default()),
         closing: Cell::new(false),
         connections: RefCell::new(Slab::new()),
+        clock: Clock::default(),
         admitted: RefCell::new(Slab::new()),
         turnstile: Turnstile::open(),
         rejections: Arc::new(Rejections::new(options.rejected.clone())),
@@ -66,7 +69,11 @@ async fn serve_on<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     service: Rc<dyn Service>,
 ) -> io::Result<()> {
     let (_closing, seen) = watch::channel(false);
-    shard::serve(wire, origin, admission, state, service, Closing(seen)).await
+    let serving = shard::serve(wire, origin, admission, state.clone(), service, Closing(seen));
+    match race(serving, clock::keep(&state)).await {
+        First::Left(result) => result,
+        First::Right(never) => match never {},
+    }
 }
 
 /// A connection whose client was let in.

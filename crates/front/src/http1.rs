@@ -17,14 +17,12 @@ use hyper::body::Incoming;
 use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::budget::Account;
+use crate::Service;
 use crate::call::Progress;
 use crate::exchange::{Exchange, Http1Body, Kept, Phase, RequestBody};
-use crate::shard::{Closing, ShardState};
+use crate::shard::{Begun, Closing, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
-use crate::standing::Standing;
 use crate::turnstile::Pass;
-use crate::{Origin, Service};
 
 /// Bytes read at once into hyper's buffer.
 const READ_BYTES: usize = 8 * 1024;
@@ -38,14 +36,13 @@ const BEHIND_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves a connection that speaks HTTP/1 until it ends.
 pub(crate) async fn serve<S: Transport + 'static>(
-    socket: Socket<S>,
-    origin: Origin,
-    account: Rc<Account>,
-    standing: Option<Rc<Standing>>,
+    begun: Begun<S>,
     shard: Rc<ShardState>,
     service: Rc<dyn Service>,
     mut closing: Closing,
 ) -> io::Result<()> {
+    let Begun { socket, origin, account, secured, .. } = begun;
+    let standing = secured.as_ref().map(|secured| secured.standing().clone());
     let timeout = shard.options.first_bytes_timeout;
     let state = shard.clone();
     // hyper's buffers, which are not to be looked into.
@@ -65,7 +62,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
             heard.begin();
             let method = service.page_method(head.uri.path());
             if method.is_some_and(|method| shard.turnstile.may_wait(method)) && !shard.closing.get() {
-                Pass::new(origin.peer.ip()).through(&shard.turnstile).await;
+                Pass::default().through(&shard.turnstile, origin.peer.ip()).await;
             }
             let body = RequestBody::http1(body, whose.hold(0), &shard, heard.clone());
             let exchange = Exchange::new(head, body, origin, whose.clone(), shard, kept);

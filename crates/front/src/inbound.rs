@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use api::{Code, Status};
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
 
 use crate::ShardCounters;
 use crate::assembler::Assembler;
@@ -27,10 +27,7 @@ enum From {
 
 /// Messages from a stream of HTTP/2.
 struct Wire {
-    around: Rc<ConnectionContext>,
     stream: RequestStream,
-    /// What was taken of the stream and is not cut yet.
-    payload: Bytes,
     assembler: Assembler,
     method: u16,
     ended: bool,
@@ -50,11 +47,8 @@ impl Inbound {
         assembler: Assembler,
         method: u16,
     ) -> Inbound {
-        let charge = Charge::new(&around.requests);
-        let (around, payload) = (around.clone(), Bytes::new());
-        Inbound {
-            from: From::Wire(Wire { around, stream, payload, assembler, method, ended: false, charge }),
-        }
+        let charge = Charge::new(&around.account);
+        Inbound { from: From::Wire(Wire { stream, assembler, method, ended: false, charge }) }
     }
 
     pub(crate) fn local(next: NextMessage, counters: Arc<ShardCounters>, method: u16) -> Inbound {
@@ -94,25 +88,19 @@ impl Wire {
             return Poll::Ready(Ok(None));
         }
         loop {
-            let mut rest = &self.payload[..];
-            let assembled = self.assembler.cut(&mut rest).inspect_err(|_| self.ended = true)?;
-            let cut = self.payload.len() - rest.len();
-            self.payload.advance(cut);
-            if cut > 0 {
-                self.stream.release(cut);
-            }
+            let assembled = self.stream.cut(&mut self.assembler).inspect_err(|_| self.ended = true)?;
             if let Some(assembled) = assembled {
                 self.charge.clear();
-                self.around.shard.counters.received(self.method, assembled.wire_bytes);
+                self.stream.around().shard.counters.received(self.method, assembled.wire_bytes);
                 return Poll::Ready(Ok(Some(assembled.message)));
             }
             // The whole announced length is charged at once: a message that was begun can always be finished.
             if let Some(len) = self.assembler.announced() {
                 self.charge.raise_to(len);
-                self.around.check_requests().inspect_err(|_| self.ended = true)?;
+                self.stream.around().check_requests().inspect_err(|_| self.ended = true)?;
             }
-            match ready!(self.stream.poll(cx)) {
-                Some(Ok(payload)) => self.payload = payload,
+            match ready!(self.stream.poll_more(cx)) {
+                Some(Ok(())) => {}
                 Some(Err(CutOff)) => {
                     self.ended = true;
                     return Poll::Ready(Err(CANCELED));

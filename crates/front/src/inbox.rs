@@ -1,13 +1,15 @@
 //! The receiving half of a request's stream: the connection puts what comes into an [`Inbox`], and whoever has the
-//! [`RequestStream`] takes it out. The client's window opens again when what was taken is used. It knows no messages.
+//! [`RequestStream`] takes it out. The client's window opens again when what was taken is used.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use bytes::{Bytes, BytesMut};
+use api::Status;
+use bytes::{Buf as _, Bytes, BytesMut};
 use http2::Key;
 
+use crate::assembler::{Assembled, Assembler};
 use crate::context::ConnectionContext;
 
 /// How a request's body ended.
@@ -30,6 +32,22 @@ struct Contents {
     waker: Option<Waker>,
     /// Nobody takes out anything any more.
     is_closed: bool,
+}
+
+impl Contents {
+    /// How the body ended, if nothing is left of it.
+    fn poll_end<T>(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T, CutOff>>> {
+        match self.end {
+            Some(End::Whole) => Poll::Ready(None),
+            Some(End::Gone) => Poll::Ready(Some(Err(CutOff))),
+            None => {
+                if !self.waker.as_ref().is_some_and(|old| old.will_wake(cx.waker())) {
+                    self.waker = Some(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+        }
+    }
 }
 
 impl Inbox {
@@ -91,22 +109,43 @@ impl RequestStream {
         let taken = {
             let mut contents = self.inbox.0.borrow_mut();
             if contents.bytes.is_empty() {
-                return match contents.end {
-                    Some(End::Whole) => Poll::Ready(None),
-                    Some(End::Gone) => Poll::Ready(Some(Err(CutOff))),
-                    None => {
-                        let waker = &mut contents.waker;
-                        if !waker.as_ref().is_some_and(|old| old.will_wake(cx.waker())) {
-                            *waker = Some(cx.waker().clone());
-                        }
-                        Poll::Pending
-                    }
-                };
+                return contents.poll_end(cx);
             }
             std::mem::take(&mut contents.bytes).freeze()
         };
         self.taken += taken.len();
         Poll::Ready(Some(Ok(taken)))
+    }
+
+    /// Cuts the next message off what has come, and opens the client's window for the bytes that it took.
+    pub(crate) fn cut(&mut self, assembler: &mut Assembler) -> Result<Option<Assembled>, Status> {
+        let (assembled, cut) = {
+            let bytes = &mut self.inbox.0.borrow_mut().bytes;
+            let mut rest = &bytes[..];
+            let assembled = assembler.cut(&mut rest)?;
+            let cut = bytes.len() - rest.len();
+            bytes.advance(cut);
+            if bytes.is_empty() {
+                // Its memory is not kept until the next message comes.
+                *bytes = BytesMut::new();
+            }
+            (assembled, cut)
+        };
+        if cut > 0 {
+            self.around.http2.borrow_mut().release(self.key, cut);
+        }
+        Ok(assembled)
+    }
+
+    /// Waits until something has come that was not taken out; `None` at the end.
+    pub(crate) fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), CutOff>>> {
+        let mut contents = self.inbox.0.borrow_mut();
+        if contents.bytes.is_empty() { contents.poll_end(cx) } else { Poll::Ready(Some(Ok(()))) }
+    }
+
+    /// The connection that it belongs to.
+    pub(crate) fn around(&self) -> &Rc<ConnectionContext> {
+        &self.around
     }
 
     /// So many bytes of what was taken out are used, or charged in another way.

@@ -10,21 +10,19 @@ const STRIKES_MAX: u32 = 2;
 
 /// Judges a client's pings as grpc-go's server does: too frequent ones are strikes, an answer sent in between
 /// clears them, more than two end the connection.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct PingPolicy {
     last: Option<Instant>,
     strikes: u32,
     forgiven: bool,
+    /// What had been sent of calls when the last ping came.
+    sent_before: u64,
 }
 
 impl PingPolicy {
-    pub(crate) fn new() -> PingPolicy {
-        PingPolicy { last: None, strikes: 0, forgiven: false }
-    }
-
-    /// HEADERS or DATA went out.
-    pub(crate) fn forgive(&mut self) {
-        self.forgiven = true;
+    /// Bytes of HEADERS or DATA that ever went out. That more than before have is an answer to the client.
+    pub(crate) fn note_sent(&mut self, sent: u64) {
+        self.forgiven |= std::mem::replace(&mut self.sent_before, sent) != sent;
     }
 
     /// A ping came; true if it was one too many.
@@ -60,32 +58,32 @@ pub(crate) enum Pulse {
 /// Pings a silent client and gives it up when it stays silent.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
-    last_received: Instant,
-    pinged: Option<Instant>,
+    /// When bytes came last, or when the client was pinged after that.
+    since: Instant,
+    is_pinged: bool,
 }
 
 impl Heartbeat {
     pub(crate) fn new(now: Instant) -> Heartbeat {
-        Heartbeat { last_received: now, pinged: None }
+        Heartbeat { since: now, is_pinged: false }
     }
 
     /// Notes that bytes came from the client.
     pub(crate) fn received(&mut self, now: Instant) {
-        self.last_received = now;
-        self.pinged = None;
+        (self.since, self.is_pinged) = (now, false);
     }
 
     /// Returns what to do now.
     pub(crate) fn pulse(&mut self, now: Instant, options: &Options) -> Pulse {
-        match self.pinged {
-            Some(pinged) if now >= pinged + options.keepalive_timeout => Pulse::Dead,
-            Some(pinged) => Pulse::Wait(pinged + options.keepalive_timeout),
-            None if now >= self.last_received + options.keepalive_interval => {
-                self.pinged = Some(now);
-                Pulse::Ping(now + options.keepalive_timeout)
-            }
-            None => Pulse::Wait(self.last_received + options.keepalive_interval),
+        let wait = if self.is_pinged { options.keepalive_timeout } else { options.keepalive_interval };
+        if now < self.since + wait {
+            return Pulse::Wait(self.since + wait);
         }
+        if self.is_pinged {
+            return Pulse::Dead;
+        }
+        (self.since, self.is_pinged) = (now, true);
+        Pulse::Ping(now + options.keepalive_timeout)
     }
 }
 
@@ -106,15 +104,18 @@ mod tests {
     #[test]
     fn the_third_strike_ends_it_and_answers_clear_them() {
         let now = Instant::now();
-        assert_eq!(strikes(&mut PingPolicy::new(), now, &[0, 1, 1, 1], true), [false, false, false, true]);
-        assert_eq!(strikes(&mut PingPolicy::new(), now, &[0, 5, 5, 5, 5], true), [false; 5]);
         assert_eq!(
-            strikes(&mut PingPolicy::new(), now, &[0, 60, 60, 60], false),
+            strikes(&mut PingPolicy::default(), now, &[0, 1, 1, 1], true),
             [false, false, false, true]
         );
-        let mut policy = PingPolicy::new();
+        assert_eq!(strikes(&mut PingPolicy::default(), now, &[0, 5, 5, 5, 5], true), [false; 5]);
+        assert_eq!(
+            strikes(&mut PingPolicy::default(), now, &[0, 60, 60, 60], false),
+            [false, false, false, true]
+        );
+        let mut policy = PingPolicy::default();
         assert_eq!(strikes(&mut policy, now, &[0, 1, 1], true), [false; 3]);
-        policy.forgive();
+        policy.note_sent(1);
         assert_eq!(strikes(&mut policy, now, &[3, 1, 1, 1], true), [false, false, false, true]);
     }
 

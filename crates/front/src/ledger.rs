@@ -25,19 +25,6 @@ impl Ledger {
         self.queued.get()
     }
 
-    pub(crate) fn charge(&self, n: usize) {
-        self.queued.set(self.queued.get() + n);
-        self.account.charge(n);
-    }
-
-    pub(crate) fn release(&self, n: usize) {
-        let queued = self.queued.get();
-        assert!(n <= queued, "released {n} of {queued} queued bytes");
-        self.queued.set(queued - n);
-        self.account.release(n);
-        self.wake();
-    }
-
     /// Wakes this one task at the next release, or [`Ledger::wake`].
     pub(crate) fn wake_on_release(&self, waker: &Waker) {
         let mut slot = self.waker.borrow_mut();
@@ -54,15 +41,48 @@ impl Ledger {
     }
 }
 
-/// Bytes on a ledger until this is dropped.
+/// What bytes can be charged to.
+pub(crate) trait Count {
+    fn charge(&self, n: usize);
+    fn release(&self, n: usize);
+}
+
+impl Count for Ledger {
+    fn charge(&self, n: usize) {
+        self.queued.set(self.queued.get() + n);
+        self.account.charge(n);
+    }
+
+    fn release(&self, n: usize) {
+        let queued = self.queued.get();
+        assert!(n <= queued, "released {n} of {queued} queued bytes");
+        self.queued.set(queued - n);
+        self.account.release(n);
+        self.wake();
+    }
+}
+
+/// Requests of a connection have no ledger of their own: their bytes are counted in its account
+/// ([`Account::requests_bytes`]).
+impl Count for Account {
+    fn charge(&self, n: usize) {
+        self.charge_request(n);
+    }
+
+    fn release(&self, n: usize) {
+        self.release_request(n);
+    }
+}
+
+/// Bytes that are counted until this is dropped: for the requests of a connection, or on a ledger.
 #[derive(Debug)]
-pub(crate) struct Charge {
-    ledger: Rc<Ledger>,
+pub(crate) struct Charge<L: Count = Account> {
+    ledger: Rc<L>,
     bytes: usize,
 }
 
-impl Charge {
-    pub(crate) fn new(ledger: &Rc<Ledger>) -> Charge {
+impl<L: Count> Charge<L> {
+    pub(crate) fn new(ledger: &Rc<L>) -> Charge<L> {
         Charge { ledger: ledger.clone(), bytes: 0 }
     }
 
@@ -92,7 +112,7 @@ impl Charge {
     }
 }
 
-impl Drop for Charge {
+impl<L: Count> Drop for Charge<L> {
     fn drop(&mut self) {
         self.clear();
     }

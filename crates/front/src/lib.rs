@@ -32,6 +32,7 @@ mod assembler;
 mod budget;
 mod call;
 mod calls;
+mod clock;
 mod connection;
 mod context;
 mod counters;

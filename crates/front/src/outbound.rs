@@ -5,7 +5,6 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use api::Status;
@@ -14,12 +13,12 @@ use http::StatusCode;
 use http2::{Payload, Reason};
 
 use crate::budget::Account;
+use crate::gzip;
 use crate::inbound::CANCELED;
 use crate::ledger::{Charge, Ledger};
 use crate::reply::check_len;
 use crate::responder::{Moves, Responder};
 use crate::shard::ShardState;
-use crate::{ShardCounters, gzip};
 
 /// Why a message was not taken.
 #[derive(Debug)]
@@ -110,7 +109,7 @@ impl Outbound {
     }
 
     fn is_full(&self) -> bool {
-        self.sending.queued_bytes() >= self.sending.bytes_max
+        self.sending.queued_bytes() >= self.sending.shard.options.stream_buffer_bytes_max
     }
 
     /// Returns true if a message can be queued now. One that is to be packed may have to wait for the connection's next turn,
@@ -125,13 +124,13 @@ enum State {
     Unopened(Responder),
     Open(Responder),
     /// The call has no stream of HTTP/2: its messages are taken by [`crate::LocalStream`].
-    Local(Local),
+    Local(Box<Local>),
     Closed,
 }
 
 /// Messages that wait for a [`crate::LocalStream`].
 struct Local {
-    queue: VecDeque<(Bytes, Charge)>,
+    queue: VecDeque<(Bytes, Charge<Ledger>)>,
     ledger: Rc<Ledger>,
     /// Of whoever takes them.
     waker: Option<Waker>,
@@ -143,12 +142,9 @@ pub(crate) struct Sending {
     /// Of whoever waits until the stream holds less.
     waker: RefCell<Option<Waker>>,
     account: Rc<Account>,
-    /// Most bytes held unsent, and of one message.
-    bytes_max: usize,
-    message_bytes_max: usize,
+    shard: Rc<ShardState>,
     gzip: bool,
     pub(crate) method: u16,
-    counters: Arc<ShardCounters>,
 }
 
 impl Sending {
@@ -158,22 +154,26 @@ impl Sending {
     }
 
     /// The sending side of a call without a stream of HTTP/2.
-    pub(crate) fn local(shard: &ShardState, account: &Rc<Account>, method: u16) -> Rc<Sending> {
+    pub(crate) fn local(shard: &Rc<ShardState>, account: &Rc<Account>, method: u16) -> Rc<Sending> {
         let ledger = Rc::new(Ledger::of(account));
-        let local = Local { queue: VecDeque::new(), ledger, waker: None };
+        let local = Box::new(Local { queue: VecDeque::new(), ledger, waker: None });
         Sending::of(State::Local(local), shard, account, false, method)
     }
 
-    fn of(state: State, shard: &ShardState, account: &Rc<Account>, gzip: bool, method: u16) -> Rc<Sending> {
+    fn of(
+        state: State,
+        shard: &Rc<ShardState>,
+        account: &Rc<Account>,
+        gzip: bool,
+        method: u16,
+    ) -> Rc<Sending> {
         Rc::new(Sending {
             state: RefCell::new(state),
             waker: RefCell::new(None),
             account: account.clone(),
-            bytes_max: shard.options.stream_buffer_bytes_max,
-            message_bytes_max: shard.options.answer_message_bytes_max,
+            shard: shard.clone(),
             gzip,
             method,
-            counters: shard.counters.clone(),
         })
     }
 
@@ -270,7 +270,7 @@ impl Sending {
         let compressed = packed.is_some();
         let message = packed.unwrap_or(message);
         let wire_bytes = message.len();
-        check_len(wire_bytes, self.message_bytes_max).map_err(TrySend::TooLong)?;
+        check_len(wire_bytes, self.shard.options.answer_message_bytes_max).map_err(TrySend::TooLong)?;
         let mut state = self.state.borrow_mut();
         let is_sent = match &mut *state {
             State::Local(local) => {
@@ -288,7 +288,7 @@ impl Sending {
             *state = State::Closed;
             return Err(TrySend::Closed);
         }
-        self.counters.sent(self.method, wire_bytes);
+        self.shard.counters.sent(self.method, wire_bytes);
         Ok(())
     }
 

@@ -13,13 +13,13 @@ use http::uri::PathAndQuery;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use http2::{Fields, Payload, Reason};
 
+use crate::LocalBoxFuture;
 use crate::call::{Call, Look, PIECE_BYTES, Step, StreamProgress, call_bytes};
 use crate::context::{ConnectionContext, Stallable};
 use crate::exchange::{Exchange, Kept, RequestBody, ResponseBody};
 use crate::inbox::{Inbox, RequestStream};
 use crate::ledger::Charge;
 use crate::responder::Responder;
-use crate::{LocalBoxFuture, Origin};
 
 /// A request over HTTP/2 that is no gRPC call.
 pub(crate) struct Page {
@@ -67,7 +67,6 @@ impl Page {
         around: &Rc<ConnectionContext>,
         fields: &Fields,
         mut responder: Responder,
-        from: &Origin,
     ) -> Option<Box<Page>> {
         if around.check_requests().is_err() {
             responder.open_page(&empty(StatusCode::SERVICE_UNAVAILABLE), true);
@@ -77,7 +76,7 @@ impl Page {
             responder.reset(Reason::PROTOCOL_ERROR);
             return None;
         };
-        let mut charge = Charge::new(&around.requests);
+        let mut charge = Charge::new(&around.account);
         let base = call_bytes(fields.heap_bytes());
         charge.raise_to(base);
         let is_head = head.method == Method::HEAD;
@@ -86,7 +85,7 @@ impl Page {
         // What the service keeps for connections of HTTP/2 is kept already.
         let kept: Kept = Rc::new(RefCell::new(Some(Box::new(()))));
         let (account, shard) = (around.account.clone(), around.shard.clone());
-        let exchange = Exchange::new(head, body, from.clone(), account, shard, kept);
+        let exchange = Exchange::new(head, body, around.origin.clone(), account, shard, kept);
         let answering = around.service.clone().exchange(exchange);
         Some(Box::new(Page {
             state: State::Answering(answering),

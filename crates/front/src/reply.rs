@@ -53,6 +53,11 @@ impl Templates {
         if packed { &self.opening_packed } else { &self.opening }
     }
 
+    /// The trailers of an answer that is no error.
+    pub(crate) fn good_end(&self) -> &Template {
+        &self.trailers[Code::Ok as usize]
+    }
+
     /// Gives `send` the trailers that end an answer.
     pub(crate) fn with_trailers<T>(
         &self,
@@ -60,7 +65,7 @@ impl Templates {
         send: impl FnOnce(&Template, &[Field<'_>]) -> T,
     ) -> T {
         match result {
-            Ok(()) => send(&self.trailers[0], &[]),
+            Ok(()) => send(self.good_end(), &[]),
             Err(status) => {
                 let message = field_value(&status.message);
                 send(&self.trailers[status.code as usize], &[(b"grpc-message", message.as_bytes())])

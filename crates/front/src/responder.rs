@@ -69,15 +69,9 @@ impl Responder {
         {
             let mut http2 = self.around.http2.borrow_mut();
             let templates = &*TEMPLATES;
-            if http2.send_head(self.key, templates.opening(packed), &[], false).is_err() {
-                return;
-            }
-            let payload = Payload::message(message, packed);
-            let sent = http2.send_data(self.key, payload, false);
-            let _ = sent.and_then(|()| {
-                templates
-                    .with_trailers(&Ok(()), |trailers, more| http2.send_trailers(self.key, trailers, more))
-            });
+            let (head, payload) = (templates.opening(packed), Payload::message(message, packed));
+            // A stream that is over has nobody who waits for it.
+            let _ = http2.send_response(self.key, head, payload, templates.good_end());
             if http2.queued_pieces() == 0 {
                 return;
             }

@@ -3,7 +3,7 @@
 //! leaves its thread.
 
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker, ready};
@@ -14,13 +14,14 @@ use tokio::sync::{mpsc, watch};
 
 use crate::acceptor::{Handed, Met};
 use crate::budget::{Account, Held};
+use crate::clock::{self, Clock};
 use crate::front::MakeService;
 use crate::rejections::Rejections;
 use crate::socket::{BufferPool, Socket, Transport};
 use crate::standing::{self, Admission, Admitted, Standing};
 use crate::turnstile::{Pass, Turnstile};
 use crate::wire::{TLS_BYTES, TlsStream, Wire};
-use crate::{LocalBoxFuture, Options, Origin, Service, ShardCounters, connection, http1};
+use crate::{Options, Origin, Service, ShardCounters, connection, http1};
 
 /// The number of a shard, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,8 +78,10 @@ pub(crate) struct ShardState {
     pub(crate) counters: Arc<ShardCounters>,
     pub(crate) pool: Rc<BufferPool>,
     pub(crate) closing: Cell<bool>,
-    /// Wakers of all connections, woken when closing begins.
+    /// Wakers of all connections, woken when closing begins, and by the clock.
     pub(crate) connections: RefCell<Slab<Waker>>,
+    /// When connections want to be woken.
+    pub(crate) clock: Clock,
     /// Connections that were let in by TLS.
     pub(crate) admitted: RefCell<Slab<Rc<Standing>>>,
     pub(crate) rejections: Arc<Rejections>,
@@ -98,25 +101,6 @@ impl ShardState {
         for (_, waker) in self.connections.borrow().iter() {
             waker.wake_by_ref();
         }
-    }
-}
-
-/// A connection's place among its shard's; leaves it when dropped.
-pub(crate) struct Registration {
-    shard: Rc<ShardState>,
-    key: usize,
-}
-
-impl Registration {
-    pub(crate) fn new(shard: &Rc<ShardState>, waker: Waker) -> Registration {
-        let key = shard.connections.borrow_mut().insert(waker);
-        Registration { shard: shard.clone(), key }
-    }
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        self.shard.connections.borrow_mut().remove(self.key);
     }
 }
 
@@ -142,6 +126,7 @@ pub(crate) async fn run(
         pool: Rc::new(BufferPool::default()),
         closing: Cell::new(false),
         connections: RefCell::new(Slab::new()),
+        clock: Clock::default(),
         admitted: RefCell::new(Slab::new()),
         rejections: certificates.rejections,
         turnstile: Turnstile::new(may_wait, counters),
@@ -150,17 +135,19 @@ pub(crate) async fn run(
     drop(tokio::task::spawn_local(standing::watch(state.clone(), certificates.reloads)));
     let keeper = state.clone();
     drop(tokio::task::spawn_local(async move { keeper.turnstile.keep().await }));
+    let keeper = state.clone();
+    drop(tokio::task::spawn_local(async move { clock::keep(&keeper).await }));
     // Connections hold a sender each: the channel ends with the last of them.
     let (open, mut all_closed) = mpsc::channel::<()>(1);
     let serving = async {
         while let First::Right(Some(handed)) = race(closing.begun(), handed.recv()).await {
-            // On the heap, and moved out of it: the task of an idle connection is small.
+            // On the heap: a task has the size of its largest part, and thousands may wait for their turn.
             let handed = Box::new(handed);
             let (state, service, open) = (state.clone(), service.clone(), open.clone());
             let closing = shard.closing.clone();
             // Detached: the connection ends by itself or with the shard.
             drop(tokio::task::spawn_local(async move {
-                Box::pin(async { Pass::new(handed.origin.peer.ip()).through(&state.turnstile).await }).await;
+                Box::pin(Pass::default().through(&state.turnstile, handed.origin.peer.ip())).await;
                 let Handed { stream, origin, met, slot } = *handed;
                 // How a connection ended is the client's affair.
                 if let Ok(stream) = stream.attach() {
@@ -171,9 +158,21 @@ pub(crate) async fn run(
                             (Wire::Tls(Box::new(stream)), Some(admission))
                         }
                     };
-                    let _ = serve(wire, origin, admission, state, service, closing).await;
+                    let begun =
+                        Box::pin(begin(wire, origin, admission, state.clone(), closing.clone())).await;
+                    match begun {
+                        Ok(Some(begun)) if begun.speaks_h2 => {
+                            // A task of its own, which holds nothing of the beginning.
+                            let serving = connection::serve(begun, state, service, (slot, open));
+                            drop(tokio::task::spawn_local(serving));
+                        }
+                        Ok(Some(begun)) => {
+                            let _ = Box::pin(http1::serve(begun, state, service, closing)).await;
+                            drop((slot, open));
+                        }
+                        Ok(None) | Err(_) => drop((slot, open)),
+                    }
                 }
-                drop((slot, open));
             }));
         }
         state.closing.set(true);
@@ -190,37 +189,41 @@ pub(crate) async fn run(
 }
 
 /// Serves a connection, whichever protocol it speaks, until it ends.
-pub(crate) fn serve<S: Transport + 'static>(
+pub(crate) async fn serve<S: Transport + 'static>(
     wire: Wire<S>,
     origin: Origin,
     admission: Option<Admission>,
     state: Rc<ShardState>,
     service: Rc<dyn Service>,
     closing: Closing,
-) -> impl Future<Output = std::io::Result<()>> {
-    // Each part is on the heap by itself: an idle connection holds little more than its last part.
-    let beginning = Box::pin(begin(wire, origin, admission, state.clone(), closing.clone()));
-    async move {
-        let Some(begun) = beginning.await? else { return Ok(()) };
-        let Begun { socket, speaks_h2, origin, account, admitted, _tls } = begun;
-        let standing = admitted.as_ref().map(|admitted| admitted.standing.clone());
-        let serving: LocalBoxFuture<std::io::Result<()>> = if speaks_h2 {
-            Box::pin(connection::serve(socket, origin, account, standing, state, service))
-        } else {
-            Box::pin(http1::serve(socket, origin, account, standing, state, service, closing))
-        };
-        serving.await
+) -> std::io::Result<()> {
+    match begin(wire, origin, admission, state.clone(), closing.clone()).await? {
+        None => Ok(()),
+        Some(begun) if begun.speaks_h2 => connection::serve(begun, state, service, ()).await,
+        Some(begun) => http1::serve(begun, state, service, closing).await,
     }
 }
 
 /// A connection whose first bytes have come.
-struct Begun<S> {
-    socket: Socket<S>,
+pub(crate) struct Begun<S> {
+    pub(crate) socket: Socket<S>,
     speaks_h2: bool,
-    origin: Origin,
-    account: Rc<Account>,
-    admitted: Option<Admitted>,
-    _tls: Option<Held>,
+    pub(crate) origin: Origin,
+    pub(crate) account: Rc<Account>,
+    pub(crate) secured: Option<Box<Secured>>,
+}
+
+/// What a connection with TLS has besides, until it is gone.
+pub(crate) struct Secured {
+    admitted: Admitted,
+    _held: Held,
+}
+
+impl Secured {
+    /// Whether its client may stay.
+    pub(crate) fn standing(&self) -> &Rc<Standing> {
+        &self.admitted.standing
+    }
 }
 
 /// Waits for the first bytes of a connection; `None` if it is over before, or speaks what its listener does not take.
@@ -232,16 +235,18 @@ async fn begin<S: Transport + 'static>(
     mut closing: Closing,
 ) -> std::io::Result<Option<Begun<S>>> {
     let account = state.options.budget.open(origin.peer.ip());
-    let admitted = admission.map(|admission| Admitted::new(&state, admission, origin.peer));
-    let standing = admitted.as_ref().map(|admitted| admitted.standing.clone());
-    let _tls = standing.as_ref().map(|_| account.hold(TLS_BYTES));
+    let secured = admission.map(|admission| {
+        let admitted = Admitted::new(&state, admission, origin.peer);
+        Box::new(Secured { admitted, _held: account.hold(TLS_BYTES) })
+    });
+    let standing = secured.as_ref().map(|secured| secured.standing().clone());
     let mut socket = Socket::new(wire, state.pool.clone());
-    let mut pass = Pass::new(origin.peer.ip());
+    let mut pass = Pass::default();
     // The turn that brought the connection here is its first look.
     let mut has_turn = true;
     let first = poll_fn(|cx| {
         if !std::mem::take(&mut has_turn) {
-            ready!(pass.poll(&state.turnstile, cx));
+            ready!(pass.poll(&state.turnstile, origin.peer.ip(), cx));
         }
         let polled = socket.poll_speaks_h2(cx);
         account.set_buffers(socket.buffer_bytes());
@@ -257,5 +262,5 @@ async fn begin<S: Transport + 'static>(
     let First::Left(first) = race(first, closing.begun()).await else { return Ok(None) };
     let speaks_h2 = first.map_err(|_| std::io::ErrorKind::TimedOut)??;
     let is_taken = origin.serves.takes(speaks_h2, origin.is_tls);
-    Ok(is_taken.then_some(Begun { socket, speaks_h2, origin, account, admitted, _tls }))
+    Ok(is_taken.then_some(Begun { socket, speaks_h2, origin, account, secured }))
 }

@@ -90,28 +90,34 @@ pub(crate) struct Socket<S> {
     stream: Wire<S>,
     pool: Rc<BufferPool>,
     input: Option<Filled>,
-    /// What HTTP/1 has written and was not sent.
-    output: Option<Filled>,
-    sent_bytes: u64,
+    /// Of a connection that speaks HTTP/1.
+    http1: Option<Box<Http1>>,
     /// True if nothing more can be read in this turn: the stream said so and will wake the connection.
     drained: bool,
-    /// Bytes that HTTP/1 may still take before others get their turn.
+    /// They wrap: what is asked of them is whether any came lately.
+    received_bytes: u32,
+}
+
+/// What HTTP/1 needs of a socket besides.
+#[derive(Debug)]
+struct Http1 {
+    /// What was written and not sent.
+    output: Option<Filled>,
+    /// Bytes ever handed to the kernel.
+    sent_bytes: u64,
+    /// Bytes that may still be taken before others get their turn.
     allowance: usize,
-    received_bytes: u64,
+}
+
+impl Default for Http1 {
+    fn default() -> Http1 {
+        Http1 { output: None, sent_bytes: 0, allowance: ALLOWANCE_BYTES }
+    }
 }
 
 impl<S: Transport> Socket<S> {
     pub(crate) fn new(stream: Wire<S>, pool: Rc<BufferPool>) -> Socket<S> {
-        Socket {
-            stream,
-            pool,
-            input: None,
-            output: None,
-            sent_bytes: 0,
-            drained: false,
-            allowance: ALLOWANCE_BYTES,
-            received_bytes: 0,
-        }
+        Socket { stream, pool, input: None, http1: None, drained: false, received_bytes: 0 }
     }
 
     /// A turn of HTTP/2 begins: the stream may have more to read.
@@ -121,9 +127,10 @@ impl<S: Transport> Socket<S> {
 
     /// Renews the allowance if it is used up; false if it was not.
     pub(crate) fn renew_spent_allowance(&mut self) -> bool {
-        let is_spent = self.allowance == 0;
+        let http1 = self.http1.get_or_insert_default();
+        let is_spent = http1.allowance == 0;
         if is_spent {
-            self.allowance = ALLOWANCE_BYTES;
+            http1.allowance = ALLOWANCE_BYTES;
         }
         is_spent
     }
@@ -133,14 +140,14 @@ impl<S: Transport> Socket<S> {
         self.input.is_some() || self.stream.is_amid_record()
     }
 
-    /// Bytes ever taken from the client. With TLS those of records count besides: it tells only whether any came.
+    /// A number that changes when bytes come from the client, with TLS when some of a record do.
     pub(crate) fn received_bytes(&self) -> u64 {
-        self.received_bytes + self.stream.record_bytes()
+        u64::from(self.received_bytes) + self.stream.record_bytes()
     }
 
     /// Bytes of the buffers held now.
     pub(crate) fn buffer_bytes(&self) -> usize {
-        BUFFER_BYTES * (usize::from(self.input.is_some()) + usize::from(self.output.is_some()))
+        BUFFER_BYTES * (usize::from(self.input.is_some()) + usize::from(self.has_unsent()))
             + self.stream.held_bytes()
     }
 
@@ -182,7 +189,7 @@ impl<S: Transport> Socket<S> {
         }
         self.drained = polled.is_pending();
         ready!(polled)?;
-        self.received_bytes += n as u64;
+        self.received_bytes = self.received_bytes.wrapping_add(n as u32);
         // Decrypting takes time that the bytes do not show.
         Poll::Ready(Ok(if n == 0 { 0 } else { n + self.stream.take_surplus() }))
     }
@@ -234,30 +241,36 @@ impl<S: Transport> Socket<S> {
 
     /// Returns true if bytes of HTTP/1 wait for the client to take some.
     pub(crate) fn has_unsent(&self) -> bool {
-        self.output.is_some()
+        self.output().is_some()
+    }
+
+    fn output(&self) -> Option<&Filled> {
+        self.http1.as_ref()?.output.as_ref()
     }
 
     fn is_full(&self) -> bool {
-        self.output.as_ref().is_some_and(|output| output.end == output.buffer.len())
+        self.output().is_some_and(|output| output.end == output.buffer.len())
     }
 
     /// Bytes of HTTP/1 ever handed to the kernel.
     pub(crate) fn sent_bytes(&self) -> u64 {
-        self.sent_bytes
+        self.http1.as_ref().map_or(0, |http1| http1.sent_bytes)
     }
 
     /// Writes what HTTP/1 has written; ready when all of it went to the kernel.
     pub(crate) fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some(output) = &mut self.output {
+        while let Some(http1) = &mut self.http1
+            && let Some(output) = &mut http1.output
+        {
             let waiting = &output.buffer[output.at..output.end];
             let n = ready!(Pin::new(&mut self.stream).poll_write(cx, waiting))?;
             if n == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             output.at += n;
-            self.sent_bytes += n as u64;
+            http1.sent_bytes += n as u64;
             if output.at == output.end
-                && let Some(output) = self.output.take()
+                && let Some(output) = http1.output.take()
             {
                 self.pool.give(output.buffer);
             }
@@ -269,7 +282,8 @@ impl<S: Transport> Socket<S> {
         if self.is_full() {
             ready!(self.poll_send(cx))?;
         }
-        let output = self.output.get_or_insert_with(|| Filled { buffer: self.pool.take(), at: 0, end: 0 });
+        let http1 = self.http1.get_or_insert_default();
+        let output = http1.output.get_or_insert_with(|| Filled::new(self.pool.take(), 0));
         let mut gathered = 0;
         for part in parts {
             let n = part.len().min(output.buffer.len() - output.end);
@@ -279,7 +293,7 @@ impl<S: Transport> Socket<S> {
             gathered += n;
         }
         if output.end == 0
-            && let Some(output) = self.output.take()
+            && let Some(output) = http1.output.take()
         {
             self.pool.give(output.buffer);
         }
@@ -298,13 +312,15 @@ impl<S: Transport> Socket<S> {
                 return polled;
             }
             // Decrypting takes time that the bytes do not show.
-            self.allowance = self.allowance.saturating_sub(self.stream.take_surplus());
+            let http1 = self.http1.get_or_insert_default();
+            http1.allowance = http1.allowance.saturating_sub(self.stream.take_surplus());
             self.input = Some(Filled::new(buffer, end));
         }
         let unread = self.unread();
         let n = into.remaining().min(unread.len());
         into.put_slice(&unread[..n]);
-        self.allowance = self.allowance.saturating_sub(n);
+        let http1 = self.http1.get_or_insert_default();
+        http1.allowance = http1.allowance.saturating_sub(n);
         self.consume(n);
         Poll::Ready(Ok(()))
     }
@@ -333,7 +349,8 @@ impl<S: Transport> Socket<S> {
 
 impl<S> Drop for Socket<S> {
     fn drop(&mut self) {
-        for filled in [self.input.take(), self.output.take()].into_iter().flatten() {
+        let output = self.http1.take().and_then(|http1| http1.output);
+        for filled in [self.input.take(), output].into_iter().flatten() {
             self.pool.give(filled.buffer);
         }
     }

@@ -207,30 +207,23 @@ impl Others {
 }
 
 /// One that goes through a turnstile again and again.
-pub(crate) struct Pass {
-    party: IpAddr,
-    place: Option<Rc<Place>>,
-}
+#[derive(Default)]
+pub(crate) struct Pass(Option<Rc<Place>>);
 
 impl Pass {
-    /// For a client at this address.
-    pub(crate) fn new(peer: IpAddr) -> Pass {
-        Pass { party: party(peer), place: None }
-    }
-
-    /// Ready when it is through; the next call is about the next turn.
-    pub(crate) fn poll(&mut self, turnstile: &Turnstile, cx: &Context<'_>) -> Poll<()> {
-        match &self.place {
-            None => self.place = turnstile.enter(self.party, cx.waker()),
-            Some(place) if place.is_through.get() => self.place = None,
+    /// For a client at this address. Ready when it is through; the next call is about the next turn.
+    pub(crate) fn poll(&mut self, turnstile: &Turnstile, peer: IpAddr, cx: &Context<'_>) -> Poll<()> {
+        match &self.0 {
+            None => self.0 = turnstile.enter(party(peer), cx.waker()),
+            Some(place) if place.is_through.get() => self.0 = None,
             Some(place) => place.waker.borrow_mut().clone_from(cx.waker()),
         }
-        if self.place.is_none() { Poll::Ready(()) } else { Poll::Pending }
+        if self.0.is_none() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Waits until it is through.
-    pub(crate) async fn through(&mut self, turnstile: &Turnstile) {
-        poll_fn(|cx| self.poll(turnstile, cx)).await;
+    pub(crate) async fn through(mut self, turnstile: &Turnstile, peer: IpAddr) {
+        poll_fn(|cx| self.poll(turnstile, peer, cx)).await;
     }
 }
 
@@ -245,32 +238,34 @@ mod tests {
     const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 
     /// Those of the passes that get through now.
-    fn through(turnstile: &Turnstile, passes: &mut [(usize, Pass)]) -> Vec<usize> {
+    fn through(turnstile: &Turnstile, passes: &mut [(usize, IpAddr, Pass)]) -> Vec<usize> {
         let cx = Context::from_waker(Waker::noop());
-        let pass = |(name, pass): &mut (usize, Pass)| pass.poll(turnstile, &cx).is_ready().then_some(*name);
+        let pass = |(name, peer, pass): &mut (usize, IpAddr, Pass)| {
+            pass.poll(turnstile, *peer, &cx).is_ready().then_some(*name)
+        };
         passes.iter_mut().filter_map(pass).collect()
     }
 
     #[test]
     fn a_step_lets_so_many_through_and_the_addresses_in_turn() {
         let turnstile = Turnstile::new(vec![], vec![]);
-        let mut passes: Vec<_> = (0..100).map(|name| (name, Pass::new(ONE))).collect();
+        let mut passes: Vec<_> = (0..100).map(|name| (name, ONE, Pass::default())).collect();
         assert_eq!(through(&turnstile, &mut passes), (0..TURNS).collect::<Vec<_>>());
         // Those that are through may come again, and wait behind the others.
         passes.drain(..TURNS);
-        passes.extend((100..104).map(|name| (name, Pass::new(OTHER))));
+        passes.extend((100..104).map(|name| (name, OTHER, Pass::default())));
         assert_eq!(through(&turnstile, &mut passes), []);
         turnstile.step();
         let next = through(&turnstile, &mut passes);
         let of_other = next.iter().filter(|name| **name >= 100).count();
         assert_eq!((next.len(), of_other), (TURNS, 4), "{next:?}");
         // Who has gone takes no turn.
-        passes.retain(|(name, _)| !next.contains(name));
+        passes.retain(|(name, ..)| !next.contains(name));
         passes.drain(..50);
         turnstile.step();
         assert_eq!(through(&turnstile, &mut passes).len(), TURNS);
         turnstile.release();
-        passes.retain(|(_, pass)| pass.place.is_some());
+        passes.retain(|(_, _, pass)| pass.0.is_some());
         assert_eq!(through(&turnstile, &mut passes).len(), passes.len());
         assert!(turnstile.queue.borrow().waiting.is_empty() && turnstile.queue.borrow().order.is_empty());
     }

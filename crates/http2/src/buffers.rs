@@ -20,7 +20,7 @@ pub(crate) const OUTPUT_BYTES: usize = 16 * 1024;
 /// Spare buffers of each kind that a thread keeps.
 const SPARE_MAX: usize = 64;
 /// Bodies that are shorter are copied behind the head of their frame: it costs less than a piece of their own in the write.
-const COPIED_BYTES_MAX: usize = 2 * 1024;
+pub(crate) const COPIED_BYTES_MAX: usize = 2 * 1024;
 
 thread_local! {
     static SPARE: RefCell<Spare> = const { RefCell::new(Spare { inputs: Vec::new(), outputs: Vec::new() }) };
@@ -166,54 +166,25 @@ enum Segment {
 /// ```
 #[derive(Debug, Default)]
 pub struct Output {
-    segments: VecDeque<Segment>,
-    /// Frames that were written here. Many pieces lie in one buffer: bodies of others come between them.
-    buffers: VecDeque<Vec<u8>>,
-    /// Number of the first buffer; they wrap.
-    first_buffer: u32,
+    /// What waits. An idle connection has none: [`Output::rest`] gives it back.
+    queue: Option<Box<Queue>>,
     len: usize,
     written: u64,
     /// Bytes ever appended up to the end of the last frame of a call.
     calls_end: u64,
 }
 
-impl Output {
-    /// Bytes that wait.
-    pub fn len(&self) -> usize {
-        self.len
-    }
+/// Pieces that wait, and the buffers that they lie in.
+#[derive(Debug, Default)]
+struct Queue {
+    segments: VecDeque<Segment>,
+    /// Frames that were written here. Many pieces lie in one buffer: bodies of others come between them.
+    buffers: VecDeque<Vec<u8>>,
+    /// Number of the first buffer; they wrap.
+    first_buffer: u32,
+}
 
-    /// Returns true if nothing waits.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Bytes ever taken by [`Output::advance`].
-    pub fn written(&self) -> u64 {
-        self.written
-    }
-
-    /// Bytes ever taken by [`Output::advance`], up to the last frame of a call (HEADERS, CONTINUATION, DATA): it moves only
-    /// while the other end takes those. Acknowledgements and window updates behind it do not count.
-    pub fn written_of_calls(&self) -> u64 {
-        self.written.min(self.calls_end)
-    }
-
-    /// Bytes ever appended, up to the last frame of a call: it moves when HEADERS, CONTINUATION or DATA are sent.
-    pub fn appended_of_calls(&self) -> u64 {
-        self.calls_end
-    }
-
-    /// Fills in the first pieces, and returns their number. Fewer than there are places means that these are all.
-    pub fn slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
-        let mut count = 0;
-        for (slice, segment) in into.iter_mut().zip(&self.segments) {
-            *slice = IoSlice::new(self.bytes_of(segment));
-            count += 1;
-        }
-        count
-    }
-
+impl Queue {
     fn bytes_of<'a>(&'a self, segment: &'a Segment) -> &'a [u8] {
         match segment {
             Segment::Own { buffer, start, end } => {
@@ -224,15 +195,8 @@ impl Output {
         }
     }
 
-    /// Drops so many of the first bytes, which were written. Buffers that are empty are given back.
-    ///
-    /// # Panics
-    ///
-    /// If fewer wait.
-    pub fn advance(&mut self, bytes: usize) {
-        assert!(bytes <= self.len, "{bytes} of {} bytes were written", self.len);
-        self.len -= bytes;
-        self.written += bytes as u64;
+    /// Drops so many of the first bytes. Buffers that are empty are given back.
+    fn advance(&mut self, bytes: usize) {
         let mut rest = bytes;
         while let Some(first) = self.segments.front_mut() {
             let left = match first {
@@ -269,22 +233,8 @@ impl Output {
         next == Some(buffer)
     }
 
-    /// Bytes of buffers that are held; bodies of others do not count.
-    pub fn heap_bytes(&self) -> usize {
-        self.buffers.len() * OUTPUT_BYTES
-            + self.buffers.capacity() * size_of::<Vec<u8>>()
-            + self.segments.capacity() * size_of::<Segment>()
-    }
-
-    /// Gives back memory that only makes the next write cheaper.
-    pub(crate) fn rest(&mut self) {
-        self.segments.shrink_to_fit();
-        self.buffers.shrink_to_fit();
-    }
-
-    /// Appends what `write` writes: `bytes_max` bytes at most, which is [`OUTPUT_BYTES`] at most. Returns what `write` does.
-    pub(crate) fn write<T>(&mut self, bytes_max: usize, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
-        debug_assert!(bytes_max <= OUTPUT_BYTES, "{bytes_max} bytes are more than a buffer has");
+    /// Appends what `write` writes. Returns the number of bytes, and what `write` does.
+    fn write<T>(&mut self, bytes_max: usize, write: impl FnOnce(&mut Vec<u8>) -> T) -> (usize, T) {
         if self.buffers.back().is_none_or(|own| own.capacity() - own.len() < bytes_max) {
             self.buffers.push_back(take_output());
         }
@@ -294,13 +244,99 @@ impl Output {
         };
         let before = bytes.len();
         let result = write(bytes);
-        self.len += bytes.len() - before;
+        let written = bytes.len() - before;
         // A buffer never grows beyond what was asked for.
         let after = bytes.len() as u16;
         match self.segments.back_mut() {
             Some(Segment::Own { buffer, end, .. }) if *buffer == last => *end = after,
             _ => self.segments.push_back(Segment::Own { buffer: last, start: before as u16, end: after }),
         }
+        (written, result)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.buffers.drain(..).for_each(give_output);
+    }
+}
+
+impl Output {
+    /// Bytes that wait.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns true if nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes ever taken by [`Output::advance`].
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Bytes ever taken by [`Output::advance`], up to the last frame of a call (HEADERS, CONTINUATION, DATA): it moves only
+    /// while the other end takes those. Acknowledgements and window updates behind it do not count.
+    pub fn written_of_calls(&self) -> u64 {
+        self.written.min(self.calls_end)
+    }
+
+    /// Bytes ever appended, up to the last frame of a call: it moves when HEADERS, CONTINUATION or DATA are sent.
+    pub fn appended_of_calls(&self) -> u64 {
+        self.calls_end
+    }
+
+    /// Fills in the first pieces, and returns their number. Fewer than there are places means that these are all.
+    pub fn slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
+        let mut count = 0;
+        let Some(queue) = &self.queue else { return count };
+        for (slice, segment) in into.iter_mut().zip(&queue.segments) {
+            *slice = IoSlice::new(queue.bytes_of(segment));
+            count += 1;
+        }
+        count
+    }
+
+    /// Drops so many of the first bytes, which were written. Buffers that are empty are given back.
+    ///
+    /// # Panics
+    ///
+    /// If fewer wait.
+    pub fn advance(&mut self, bytes: usize) {
+        assert!(bytes <= self.len, "{bytes} of {} bytes were written", self.len);
+        self.len -= bytes;
+        self.written += bytes as u64;
+        if let Some(queue) = &mut self.queue {
+            queue.advance(bytes);
+        }
+    }
+
+    /// Bytes of buffers that are held; bodies of others do not count.
+    pub fn heap_bytes(&self) -> usize {
+        let Some(queue) = &self.queue else { return 0 };
+        size_of::<Queue>()
+            + queue.buffers.len() * OUTPUT_BYTES
+            + queue.buffers.capacity() * size_of::<Vec<u8>>()
+            + queue.segments.capacity() * size_of::<Segment>()
+    }
+
+    /// Gives back memory that only makes the next write cheaper.
+    pub(crate) fn rest(&mut self) {
+        if self.len == 0 {
+            self.queue = None;
+        } else if let Some(queue) = &mut self.queue {
+            queue.segments.shrink_to_fit();
+            queue.buffers.shrink_to_fit();
+        }
+    }
+
+    /// Appends what `write` writes: `bytes_max` bytes at most, which is [`OUTPUT_BYTES`] at most. Returns what `write` does.
+    pub(crate) fn write<T>(&mut self, bytes_max: usize, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        debug_assert!(bytes_max <= OUTPUT_BYTES, "{bytes_max} bytes are more than a buffer has");
+        let (written, result) = self.queue.get_or_insert_default().write(bytes_max, write);
+        self.len += written;
         result
     }
 
@@ -317,6 +353,12 @@ impl Output {
         });
     }
 
+    /// Appends bytes that belong to others, too, and are not copied.
+    pub(crate) fn share(&mut self, body: Bytes) {
+        self.len += body.len();
+        self.queue.get_or_insert_default().segments.push_back(Segment::Shared(body));
+    }
+
     /// Appends a DATA frame whose payload is `head` and then `body`.
     pub(crate) fn data(&mut self, flags: u8, stream: u32, head: &[u8], body: Bytes) {
         let len = head.len() + body.len();
@@ -327,16 +369,9 @@ impl Output {
             out.extend_from_slice(&body[..copied]);
         });
         if copied < body.len() {
-            self.len += body.len();
-            self.segments.push_back(Segment::Shared(body));
+            self.share(body);
         }
         self.note_call();
-    }
-}
-
-impl Drop for Output {
-    fn drop(&mut self) {
-        self.buffers.drain(..).for_each(give_output);
     }
 }
 

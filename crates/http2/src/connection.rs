@@ -8,7 +8,7 @@ use crate::buffers::Output;
 use crate::flow::{self, Growth};
 use crate::frame::{self, PREFACE, STREAM_MAX, WINDOW_BYTES, WINDOW_BYTES_MAX, kind, setting};
 use crate::hpack::{Decoder, Encoder, TABLE_BYTES};
-use crate::options::{Bucket, Options};
+use crate::options::{Bucket, Limits, Options};
 use crate::reason::{ConnectionError, Limit, Reason};
 use crate::receive::Assembly;
 use crate::stream::{Key, Stream, Streams};
@@ -50,9 +50,16 @@ pub(crate) enum Gone {
 #[derive(Default)]
 struct Closed {
     ended: [u32; ENDED_MAX],
-    resets: Vec<u32>,
     next_ended: u8,
-    next_reset: u8,
+    resets: Option<Box<Resets>>,
+}
+
+/// Streams that this end reset.
+#[derive(Default)]
+struct Resets {
+    list: Vec<u32>,
+    /// Place of the next one, once there are as many as may be.
+    next: u8,
 }
 
 impl Closed {
@@ -62,16 +69,22 @@ impl Closed {
     }
 
     fn add_reset(&mut self, id: u32) {
-        if self.resets.len() < RESETS_MAX {
-            self.resets.push(id);
+        let resets = self.resets.get_or_insert_default();
+        if resets.list.len() < RESETS_MAX {
+            resets.list.push(id);
         } else {
-            self.resets[usize::from(self.next_reset)] = id;
-            self.next_reset = (self.next_reset + 1) % RESETS_MAX as u8;
+            resets.list[usize::from(resets.next)] = id;
+            resets.next = (resets.next + 1) % RESETS_MAX as u8;
         }
     }
 
+    fn heap_bytes(&self) -> usize {
+        let resets = |resets: &Resets| size_of::<Resets>() + resets.list.capacity() * size_of::<u32>();
+        self.resets.as_deref().map_or(0, resets)
+    }
+
     fn find(&self, id: u32) -> Gone {
-        if self.resets.contains(&id) {
+        if self.resets.as_ref().is_some_and(|resets| resets.list.contains(&id)) {
             Gone::ResetHere
         } else if self.ended.contains(&id) {
             Gone::Ended
@@ -103,7 +116,7 @@ pub(crate) enum Leaving {
     Final,
 }
 
-/// Rates that are counted.
+/// Rates that are counted. A connection has them only while one of them was used and is not regained.
 #[derive(Default)]
 pub(crate) struct Buckets {
     pub(crate) early_resets: Bucket,
@@ -112,6 +125,29 @@ pub(crate) struct Buckets {
     pub(crate) pings: Bucket,
     pub(crate) empty_data: Bucket,
     pub(crate) goaways: Bucket,
+}
+
+impl Buckets {
+    /// Returns true if as much is allowed as at the beginning.
+    fn are_full(&self, limits: &Limits, now: u32) -> bool {
+        self.early_resets.is_full(limits.early_resets, now)
+            && self.provoked_resets.is_full(limits.provoked_resets, now)
+            && self.settings.is_full(limits.settings, now)
+            && self.pings.is_full(limits.pings, now)
+            && self.empty_data.is_full(limits.empty_data, now)
+            && self.goaways.is_full(limits.goaways, now)
+    }
+}
+
+/// Lists of streams. A connection has them once a stream was in one, until it rests.
+#[derive(Default)]
+pub(crate) struct Lists {
+    /// Those that have something to send, in the order of their turns. Some may be over.
+    pub(crate) ready: VecDeque<Key>,
+    /// Those of which the caller wants to know that there is room, and there is.
+    pub(crate) writable: Vec<Key>,
+    /// Those that GOAWAY ended.
+    pub(crate) cut_off: Vec<Key>,
 }
 
 /// One HTTP/2 connection as seen from one end.
@@ -134,7 +170,7 @@ pub struct Connection {
     pub(crate) now: u32,
     pub(crate) turn: u32,
     /// Why the connection is over, if the other end caused it.
-    pub(crate) error: Option<ConnectionError>,
+    pub(crate) error: Option<Box<ConnectionError>>,
     pub(crate) output: Output,
     pub(crate) decoder: Decoder,
     pub(crate) encoder: Encoder,
@@ -142,12 +178,7 @@ pub struct Connection {
     closed: Closed,
     /// A header block whose frames have not all come.
     pub(crate) assembly: Option<Box<Assembly>>,
-    /// Streams that have something to send, in the order of their turns. Some may be over.
-    pub(crate) ready: VecDeque<Key>,
-    /// Streams of which the caller wants to know that there is room, and there is.
-    pub(crate) writable: Vec<Key>,
-    /// Streams that GOAWAY ended, which the caller has to be told.
-    pub(crate) cut_off: Vec<Key>,
+    pub(crate) lists: Option<Box<Lists>>,
     /// Bytes of bodies that wait in streams.
     pub(crate) queued: usize,
     /// Of these, bytes that others send too.
@@ -183,7 +214,7 @@ pub struct Connection {
     pub(crate) peer_is_leaving: bool,
     /// Highest stream of this end that the other end takes, as it told last.
     pub(crate) peer_last_taken: u32,
-    pub(crate) buckets: Buckets,
+    pub(crate) buckets: Option<Box<Buckets>>,
     /// What had been sent of calls when the last PING came.
     pub(crate) sent_before_ping: u64,
 }
@@ -207,9 +238,7 @@ impl Connection {
             streams: Streams::default(),
             closed: Closed::default(),
             assembly: None,
-            ready: VecDeque::new(),
-            writable: Vec::new(),
-            cut_off: Vec::new(),
+            lists: None,
             queued: 0,
             queued_shared: 0,
             pieces: 0,
@@ -229,7 +258,7 @@ impl Connection {
             settings_sent: Some(0),
             peer_is_leaving: false,
             peer_last_taken: STREAM_MAX,
-            buckets: Buckets::default(),
+            buckets: None,
             sent_before_ping: 0,
         };
         connection.greet();
@@ -335,13 +364,17 @@ impl Connection {
 
     /// Bytes of memory that the connection holds on the heap, besides bodies and buffers of its input.
     pub fn heap_bytes(&self) -> usize {
-        let keys = self.ready.capacity() + self.writable.capacity() + self.cut_off.capacity();
+        let lists = |lists: &Lists| {
+            let keys = lists.ready.capacity() + lists.writable.capacity() + lists.cut_off.capacity();
+            size_of::<Lists>() + keys * size_of::<Key>()
+        };
         self.output.heap_bytes()
             + self.decoder.heap_bytes()
             + self.encoder.heap_bytes()
             + self.streams.heap_bytes()
-            + keys * size_of::<Key>()
-            + self.closed.resets.capacity() * size_of::<u32>()
+            + self.lists.as_deref().map_or(0, lists)
+            + self.buckets.as_ref().map_or(0, |_| size_of::<Buckets>())
+            + self.closed.heap_bytes()
             + self.assembly.as_ref().map_or(0, |assembly| size_of::<Assembly>() + assembly.heap_bytes())
     }
 
@@ -351,13 +384,18 @@ impl Connection {
         self.decoder.rest();
         self.encoder.rest();
         self.streams.rest();
-        self.ready.shrink_to_fit();
-        self.writable.shrink_to_fit();
-        self.cut_off.shrink_to_fit();
+        let is_unused =
+            |lists: &Lists| lists.ready.is_empty() && lists.writable.is_empty() && lists.cut_off.is_empty();
+        if self.lists.as_deref().is_some_and(is_unused) {
+            self.lists = None;
+        }
+        let (limits, now) = (&self.options.limits, self.now);
+        if self.buckets.as_ref().is_some_and(|buckets| buckets.are_full(limits, now)) {
+            self.buckets = None;
+        }
         if self.streams.len() == 0 {
             // What was on its way for streams that were reset has come.
-            self.closed.resets = Vec::new();
-            self.closed.next_reset = 0;
+            self.closed.resets = None;
         }
     }
 
@@ -373,8 +411,8 @@ impl Connection {
     ///
     /// SETTINGS_TIMEOUT if the other end has not acknowledged the settings in time.
     pub fn tick(&mut self) -> Result<(), ConnectionError> {
-        if let Some(error) = self.error {
-            return Err(error);
+        if let Some(error) = &self.error {
+            return Err(**error);
         }
         let timeout = self.options.settings_timeout.as_millis();
         let is_late = |sent: u32| u128::from(self.now.wrapping_sub(sent)) >= timeout;
@@ -433,7 +471,7 @@ impl Connection {
     #[cold]
     pub(crate) fn fail(&mut self, error: ConnectionError) -> ConnectionError {
         self.put_goaway(self.last_peer_stream.min(self.last_taken), error.reason, error.text().as_bytes());
-        self.error = Some(error);
+        self.error = Some(Box::new(error));
         self.end();
         error
     }
@@ -442,9 +480,7 @@ impl Connection {
         self.phase = Phase::Over;
         self.streams = Streams::default();
         self.assembly = None;
-        self.ready = VecDeque::new();
-        self.writable = Vec::new();
-        self.cut_off = Vec::new();
+        self.lists = None;
         (self.queued, self.queued_shared, self.pieces, self.unreleased) = (0, 0, 0, 0);
         self.settings_sent = None;
     }
@@ -460,7 +496,7 @@ impl Connection {
 
     /// Counts one against a limit.
     pub(crate) fn count(&mut self, limit: Limit) -> Result<(), ConnectionError> {
-        let (limits, buckets) = (&self.options.limits, &mut self.buckets);
+        let (limits, buckets) = (&self.options.limits, self.buckets.get_or_insert_default());
         let (bucket, rate) = match limit {
             Limit::EarlyResets => (&mut buckets.early_resets, limits.early_resets),
             Limit::ProvokedResets => (&mut buckets.provoked_resets, limits.provoked_resets),
@@ -485,9 +521,7 @@ impl Connection {
             unreleased: 0,
             window_change: 0,
             sent: 0,
-            queued: 0,
-            queued_shared: 0,
-            queue: VecDeque::new(),
+            backlog: None,
             content_left: None,
             received_end: false,
             sent_end: false,
@@ -506,16 +540,20 @@ impl Connection {
             Gone::ResetHere => self.closed.add_reset(key.id),
             Gone::Ended | Gone::Unknown => self.closed.add_ended(key.id),
         }
-        self.queued -= stream.queued;
-        self.queued_shared -= stream.queued_shared;
-        self.pieces -= stream.queue.len();
+        if let Some(backlog) = &stream.backlog {
+            self.queued -= backlog.bytes;
+            self.queued_shared -= backlog.shared_bytes;
+            self.pieces -= backlog.queue.len();
+        }
         if stream.unreleased > 0 {
             self.unreleased -= u64::from(stream.unreleased);
             self.update_window();
         }
         if self.streams.len() == 0 {
             self.window_change_max = 0;
-            self.ready.clear();
+            if let Some(lists) = &mut self.lists {
+                lists.ready.clear();
+            }
         }
     }
 

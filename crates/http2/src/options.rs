@@ -153,6 +153,14 @@ impl Bucket {
         self.used <= rate.burst
     }
 
+    /// Returns true if as much is allowed as if nothing had ever been counted.
+    pub(crate) fn is_full(&self, rate: Rate, now: u32) -> bool {
+        let passed = u64::from(now.wrapping_sub(self.since));
+        self.used == 0
+            || rate.burst == u32::MAX
+            || passed * u64::from(rate.per_second) / 1000 >= u64::from(self.used)
+    }
+
     /// Takes one back.
     pub(crate) fn give_back(&mut self) {
         self.used = self.used.saturating_sub(1);

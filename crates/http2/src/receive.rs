@@ -73,11 +73,13 @@ impl Connection {
     ///
     /// If `at` is not within the bytes.
     pub fn next<'a>(&mut self, input: &'a [u8], at: &mut usize) -> Taken<'a> {
-        if let Some(error) = self.error {
-            return Err(error);
+        if let Some(error) = &self.error {
+            return Err(**error);
         }
         loop {
-            if let Some(stream) = self.cut_off.pop() {
+            if let Some(lists) = &mut self.lists
+                && let Some(stream) = lists.cut_off.pop()
+            {
                 if self.streams.get(stream).is_none() {
                     continue;
                 }
@@ -294,6 +296,9 @@ impl Connection {
 
     /// A whole header block. It is decoded whatever becomes of its stream, since both ends' tables have to stay the same.
     fn header_block<'a>(&mut self, id: u32, end: bool, depends_on_itself: bool, block: &[u8]) -> Taken<'a> {
+        if self.role == Role::Server && self.is_idle(id) {
+            return self.request(id, end, depends_on_itself, block);
+        }
         if let Some(key) = self.streams.find(id) {
             let is_trailers = self.streams.get(key).is_some_and(|stream| stream.received_head);
             let what_for = if is_trailers { Use::Trailers } else { Use::Response };
@@ -306,9 +311,6 @@ impl Connection {
             } else {
                 self.response(key, end, decoded)
             };
-        }
-        if self.role == Role::Server && self.is_idle(id) {
-            return self.request(id, end, depends_on_itself, block);
         }
         // Whatever it says, it has no meaning any more.
         let is_small = self.decoder.pass_over(block).map_err(undecoded)?;
@@ -594,7 +596,7 @@ impl Connection {
         if !head.has(flag::ACK) {
             let sent = self.output.appended_of_calls();
             if std::mem::replace(&mut self.sent_before_ping, sent) != sent {
-                self.buckets.pings = Bucket::default();
+                self.buckets.get_or_insert_default().pings = Bucket::default();
             }
             self.count(Limit::Pings)?;
             self.output.frame(kind::PING, flag::ACK, 0, &eight);
@@ -627,7 +629,8 @@ impl Connection {
             }
             if last < self.peer_last_taken {
                 self.peer_last_taken = last;
-                self.cut_off = self.streams.iter().map(|(key, _)| key).filter(|key| key.id > last).collect();
+                let cut_off = self.streams.iter().map(|(key, _)| key).filter(|key| key.id > last).collect();
+                self.lists.get_or_insert_default().cut_off = cut_off;
             }
         }
         Ok(Some(Event::GoAway { last, reason: Reason(reason), debug: &payload[8..] }))

@@ -4,12 +4,12 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::buffers::OUTPUT_BYTES;
+use crate::buffers::{COPIED_BYTES_MAX, OUTPUT_BYTES};
 use crate::connection::{Connection, Gone, Leaving, Phase, Role};
 use crate::frame::{self, HEAD_BYTES, STREAM_MAX, flag, kind};
 use crate::hpack::{Encoder, InvalidField, OwnedBlock, Template, check_all};
 use crate::reason::Reason;
-use crate::stream::{Key, Payload, Piece, Stream, prefix};
+use crate::stream::{Key, PREFIX_BYTES, Payload, Piece, Stream, prefix};
 
 /// Largest payload that is sent, if the other end takes it. Larger ones would let one stream keep the others waiting.
 pub(crate) const PAYLOAD_BYTES_MAX: u32 = 64 * 1024;
@@ -216,6 +216,59 @@ impl Connection {
         Ok(())
     }
 
+    /// Sends a whole response: its head, one part of a body, and trailers. What leaves is what [`Connection::send_head`],
+    /// [`Connection::send_data`] and [`Connection::send_trailers`] would send; but if nothing holds the body up, the stream is
+    /// looked up once, and all is appended to the output in one piece.
+    ///
+    /// # Errors
+    ///
+    /// If the stream is over.
+    ///
+    /// # Panics
+    ///
+    /// At a client.
+    pub fn send_response(
+        &mut self,
+        stream: Key,
+        head: &Template,
+        body: Payload,
+        trailers: &Template,
+    ) -> Result<(), SendError> {
+        assert_eq!(self.role, Role::Server, "only servers respond");
+        let state = self.streams.get(stream).filter(|state| !state.sent_end).ok_or(SendError::Closed)?;
+        let (id, len, received_end) = (stream.id, body.len(), state.received_end);
+        let (prefix, bytes) = body.parts();
+        let copied = if bytes.len() <= COPIED_BYTES_MAX { bytes.len() } else { 0 };
+        let of_head = HEAD_BYTES + Encoder::bytes_max(head, std::iter::empty());
+        let of_trailers = HEAD_BYTES + Encoder::bytes_max(trailers, std::iter::empty());
+        let of_all = of_head + HEAD_BYTES + PREFIX_BYTES + copied + of_trailers;
+        if len == 0 || of_all > OUTPUT_BYTES || !self.has_turn(state, len) {
+            self.send_head(stream, head, &[], false)?;
+            self.send_data(stream, body, false)?;
+            return self.send_trailers(stream, trailers, &[]);
+        }
+        let (encoder, is_whole) = (&mut self.encoder, copied == bytes.len());
+        self.output.write(of_all, |out| {
+            put_block(out, encoder, id, 0, head, &[]);
+            frame::put_head(out, len, kind::DATA, 0, id);
+            out.extend_from_slice(prefix);
+            out.extend_from_slice(&bytes[..copied]);
+            if is_whole {
+                put_block(out, encoder, id, flag::END_STREAM, trailers, &[]);
+            }
+        });
+        if !is_whole {
+            self.output.share(bytes.clone());
+            self.output
+                .write(of_trailers, |out| put_block(out, encoder, id, flag::END_STREAM, trailers, &[]));
+        }
+        self.output.note_call();
+        // A frame's payload has 24 bits, and was allowed by the window.
+        self.may_send -= len as i32;
+        self.end_response(stream, received_end);
+        Ok(())
+    }
+
     /// Ends a stream at once, in both directions, and drops what waits of it. Nothing happens if it is over.
     pub fn reset(&mut self, stream: Key, reason: Reason) {
         if self.streams.get(stream).is_some() {
@@ -236,7 +289,7 @@ impl Connection {
 
     /// Bytes of a stream's body that wait for windows or their turn.
     pub fn stream_queued_bytes(&self, stream: Key) -> usize {
-        self.streams.get(stream).map_or(0, |stream| stream.queued)
+        self.streams.get(stream).map_or(0, Stream::queued)
     }
 
     /// Bytes of a stream's body that were sent, as far as this end knows: they left for the output.
@@ -249,7 +302,7 @@ impl Connection {
         let Some(state) = self.streams.get(stream) else { return 0 };
         let window = self.window(state.window_change).min(self.may_send.into()).max(0) as usize;
         let output = self.options.output_bytes_max.saturating_sub(self.output.len());
-        window.min(output).saturating_sub(state.queued)
+        window.min(output).saturating_sub(state.queued())
     }
 
     /// Returns true if so many bytes of a stream would go to the output at once, and none of them would wait.
@@ -270,17 +323,17 @@ impl Connection {
 
     /// Returns the next stream for which there is room, as [`Connection::gather`] found. It may be over meanwhile.
     pub fn next_writable(&mut self) -> Option<Key> {
-        self.writable.pop()
+        self.lists.as_mut()?.writable.pop()
     }
 
     /// Lets streams that wait send, a frame each in turn, until windows or [`crate::Options::output_bytes_max`] bound it. To be
     /// called before the output is written, and again as it is.
     pub fn gather(&mut self) {
         while self.output.len() < self.options.output_bytes_max
-            && let Some(key) = self.ready.pop_front()
+            && let Some(key) = self.lists.as_mut().and_then(|lists| lists.ready.pop_front())
         {
             if !self.take_turn(key) {
-                self.ready.push_front(key);
+                self.lists.get_or_insert_default().ready.push_front(key);
                 break;
             }
         }
@@ -293,7 +346,8 @@ impl Connection {
         let Some(stream) = self.streams.get_mut(key) else { return true };
         let window = initial + i64::from(stream.window_change);
         let allowed = window.min(self.may_send.into()).min(self.payload_bytes_max.into()).max(0) as usize;
-        match stream.queue.front_mut() {
+        let first = stream.backlog.as_mut().and_then(|backlog| backlog.queue.front_mut());
+        match first {
             None if !stream.wants_room => stream.is_ready = false,
             Some(Piece::Data { payload, .. }) if allowed == 0 && !payload.is_empty() => {
                 if window > 0 {
@@ -310,31 +364,35 @@ impl Connection {
             }
             None => {
                 (stream.is_ready, stream.wants_room) = (false, false);
-                self.writable.push(key);
+                self.lists.get_or_insert_default().writable.push(key);
             }
             Some(Piece::Trailers(_)) => self.pop_trailers(key),
             Some(Piece::Data { payload, end }) => {
                 let is_whole = payload.len() <= allowed;
                 let (part, end) = if is_whole {
-                    let part = std::mem::replace(payload, Payload::from(Bytes::new()));
-                    let end = *end;
-                    stream.queue.pop_front();
-                    self.pieces -= 1;
-                    (part, end)
+                    (std::mem::replace(payload, Payload::from(Bytes::new())), *end)
                 } else {
                     (payload.split_to(allowed), false)
                 };
-                stream.queued -= part.len();
                 self.queued -= part.len();
-                stream.queued_shared -= part.shared_len();
                 self.queued_shared -= part.shared_len();
-                let trailers_follow = is_whole && matches!(stream.queue.front(), Some(Piece::Trailers(_)));
-                // What was long once and is short now gives its memory back.
-                let (len, places) = (stream.queue.len(), stream.queue.capacity());
-                if len == 0 || places > PLACES_KEPT && len < places / 4 {
-                    stream.queue.shrink_to(2 * len);
+                if let Some(backlog) = &mut stream.backlog {
+                    backlog.bytes -= part.len();
+                    backlog.shared_bytes -= part.shared_len();
+                    if is_whole {
+                        backlog.queue.pop_front();
+                        self.pieces -= 1;
+                    }
+                    // What was long once and is short now gives its memory back.
+                    let (len, places) = (backlog.queue.len(), backlog.queue.capacity());
+                    if len == 0 {
+                        stream.backlog = None;
+                    } else if places > PLACES_KEPT && len < places / 4 {
+                        backlog.queue.shrink_to(2 * len);
+                    }
                 }
-                let goes_on = !stream.queue.is_empty() || stream.wants_room;
+                let trailers_follow = is_whole && matches!(stream.first(), Some(Piece::Trailers(_)));
+                let goes_on = !stream.is_empty() || stream.wants_room;
                 stream.is_ready = goes_on;
                 self.put_data(key, part, end);
                 if trailers_follow {
@@ -342,7 +400,7 @@ impl Connection {
                 } else if end {
                     self.send_end(key);
                 } else if goes_on {
-                    self.ready.push_back(key);
+                    self.lists.get_or_insert_default().ready.push_back(key);
                 }
             }
         }
@@ -350,8 +408,9 @@ impl Connection {
     }
 
     fn pop_trailers(&mut self, key: Key) {
-        let piece = self.streams.get_mut(key).and_then(|stream| stream.queue.pop_front());
-        if let Some(Piece::Trailers(block)) = piece {
+        // Nothing comes behind them.
+        let backlog = self.streams.get_mut(key).and_then(|stream| stream.backlog.take());
+        if let Some(Piece::Trailers(block)) = backlog.and_then(|mut backlog| backlog.queue.pop_front()) {
             self.pieces -= 1;
             let more: Vec<(&[u8], &[u8])> =
                 block.more.iter().map(|(name, value)| (&**name, &**value)).collect();
@@ -368,7 +427,7 @@ impl Connection {
             self.reset(key, Reason::INTERNAL_ERROR);
             return Err(SendError::NoHead);
         }
-        if matches!(stream.queue.back(), Some(Piece::Trailers(_) | Piece::Data { end: true, .. })) {
+        if matches!(stream.last(), Some(Piece::Trailers(_) | Piece::Data { end: true, .. })) {
             return Err(SendError::Closed);
         }
         Ok(self.has_turn(stream, bytes))
@@ -376,9 +435,9 @@ impl Connection {
 
     fn has_turn(&self, stream: &Stream, bytes: usize) -> bool {
         let window = self.window(stream.window_change).min(self.may_send.into());
-        stream.queue.is_empty()
+        stream.is_empty()
             && (bytes == 0
-                || self.ready.is_empty()
+                || self.lists.as_ref().is_none_or(|lists| lists.ready.is_empty())
                     && bytes <= self.payload_bytes_max as usize
                     && bytes as i64 <= window
                     && self.output.len() < self.options.output_bytes_max)
@@ -391,23 +450,27 @@ impl Connection {
 
     fn push(&mut self, key: Key, piece: Piece) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        if let Piece::Data { payload, end } = &piece {
-            if payload.is_empty() {
-                // An end without data needs no window (RFC 9113, section 6.9.1): it goes along with the last data.
-                if let (true, Some(Piece::Data { end: last, .. })) = (*end, stream.queue.back_mut()) {
-                    *last = true;
-                    return;
-                }
-                if !*end {
-                    return;
-                }
+        if let Piece::Data { payload, end } = &piece
+            && payload.is_empty()
+        {
+            // An end without data needs no window (RFC 9113, section 6.9.1): it goes along with the last data.
+            let last = stream.backlog.as_mut().and_then(|backlog| backlog.queue.back_mut());
+            if let (true, Some(Piece::Data { end: last, .. })) = (*end, last) {
+                *last = true;
+                return;
             }
-            stream.queued += payload.len();
+            if !*end {
+                return;
+            }
+        }
+        let backlog = stream.backlog.get_or_insert_default();
+        if let Piece::Data { payload, .. } = &piece {
+            backlog.bytes += payload.len();
             self.queued += payload.len();
-            stream.queued_shared += payload.shared_len();
+            backlog.shared_bytes += payload.shared_len();
             self.queued_shared += payload.shared_len();
         }
-        stream.queue.push_back(piece);
+        backlog.queue.push_back(piece);
         self.pieces += 1;
         self.wake(key);
     }
@@ -417,24 +480,25 @@ impl Connection {
         let initial = i64::from(self.initial_window);
         let Some(stream) = self.streams.get_mut(key) else { return };
         let is_open = initial + i64::from(stream.window_change) > 0;
-        let needs_window = !matches!(stream.queue.front(), Some(Piece::Trailers(_)));
-        let has_work = !stream.queue.is_empty() || stream.wants_room;
+        let needs_window = !matches!(stream.first(), Some(Piece::Trailers(_)));
+        let has_work = !stream.is_empty() || stream.wants_room;
         if stream.is_ready || !has_work || needs_window && !is_open {
             return;
         }
         stream.is_ready = true;
-        self.ready.push_back(key);
+        let ready = &mut self.lists.get_or_insert_default().ready;
+        ready.push_back(key);
         // Those that are over leave it when their turn comes, which may be never.
-        if self.ready.len() > 2 * self.streams.len() + 64 {
+        if ready.len() > 2 * self.streams.len() + 64 {
             let streams = &self.streams;
-            self.ready.retain(|key| streams.get(*key).is_some());
+            ready.retain(|key| streams.get(*key).is_some());
         }
     }
 
     /// Gives all streams their turn that waited for the initial window.
     pub(crate) fn wake_all(&mut self) {
         let waits = |(key, stream): (Key, &crate::stream::Stream)| {
-            (!stream.is_ready && (!stream.queue.is_empty() || stream.wants_room)).then_some(key)
+            (!stream.is_ready && (!stream.is_empty() || stream.wants_room)).then_some(key)
         };
         let keys: Vec<Key> = self.streams.iter().filter_map(waits).collect();
         keys.into_iter().for_each(|key| self.wake(key));
@@ -464,11 +528,20 @@ impl Connection {
         stream.wants_room = false;
         let received_end = stream.received_end;
         if self.role == Role::Server {
-            self.buckets.early_resets.give_back();
+            self.end_response(key, received_end);
+        } else if received_end {
+            self.remove_stream(key, Gone::Ended);
+        }
+    }
+
+    /// The end of a response has left, and with it the stream is over.
+    fn end_response(&mut self, key: Key, received_end: bool) {
+        if let Some(buckets) = &mut self.buckets {
+            buckets.early_resets.give_back();
         }
         if received_end {
             self.remove_stream(key, Gone::Ended);
-        } else if self.role == Role::Server {
+        } else {
             // Section 8.1: the rest of the request is not needed.
             self.put_reset(key.id, Reason::NO_ERROR);
             self.remove_stream(key, Gone::ResetHere);
@@ -482,14 +555,7 @@ impl Connection {
         let bytes_max = HEAD_BYTES + Encoder::bytes_max(template, fields());
         let encoder = &mut self.encoder;
         if bytes_max <= OUTPUT_BYTES {
-            self.output.write(bytes_max, |out| {
-                let start = out.len();
-                out.extend_from_slice(&[0; HEAD_BYTES]);
-                encoder.encode(template, fields(), out);
-                let head =
-                    frame::head(out.len() - start - HEAD_BYTES, kind::HEADERS, flags | flag::END_HEADERS, id);
-                out[start..start + HEAD_BYTES].copy_from_slice(&head);
-            });
+            self.output.write(bytes_max, |out| put_block(out, encoder, id, flags, template, more));
             self.output.note_call();
             return;
         }
@@ -507,4 +573,20 @@ impl Connection {
         }
         self.output.note_call();
     }
+}
+
+/// Appends a header block that is one frame.
+fn put_block(
+    out: &mut Vec<u8>,
+    encoder: &mut Encoder,
+    id: u32,
+    flags: u8,
+    template: &Template,
+    more: &[(&[u8], &[u8])],
+) {
+    let start = out.len();
+    out.extend_from_slice(&[0; HEAD_BYTES]);
+    encoder.encode(template, more.iter().copied(), out);
+    let head = frame::head(out.len() - start - HEAD_BYTES, kind::HEADERS, flags | flag::END_HEADERS, id);
+    out[start..start + HEAD_BYTES].copy_from_slice(&head);
 }

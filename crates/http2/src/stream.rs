@@ -31,7 +31,7 @@ impl Key {
 }
 
 /// Bytes of gRPC's prefix: one byte that says whether the message is compressed, and its length.
-const PREFIX_BYTES: usize = 5;
+pub(crate) const PREFIX_BYTES: usize = 5;
 
 /// A part of a body that is to be sent: bytes, or a gRPC message whose prefix is not in one piece with it.
 #[derive(Clone, Debug)]
@@ -143,6 +143,17 @@ pub(crate) enum Piece {
     Trailers(Box<OwnedBlock>),
 }
 
+/// What waits to be sent on a stream. Most streams have nothing that waits, and no memory for it.
+#[derive(Debug, Default)]
+pub(crate) struct Backlog {
+    /// Bytes in `queue`.
+    pub(crate) bytes: usize,
+    /// Of these, bytes that others send too.
+    pub(crate) shared_bytes: usize,
+    /// It is empty only while something is put in or taken out.
+    pub(crate) queue: VecDeque<Piece>,
+}
+
 /// What is known of a stream that is not closed (RFC 9113, section 5.1).
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -158,11 +169,8 @@ pub(crate) struct Stream {
     pub(crate) window_change: i32,
     /// Bytes of bodies that were put into frames.
     pub(crate) sent: u64,
-    /// Bytes in `queue`.
-    pub(crate) queued: usize,
-    /// Of these, bytes that others send too.
-    pub(crate) queued_shared: usize,
-    pub(crate) queue: VecDeque<Piece>,
+    /// What waits to be sent, if anything does.
+    pub(crate) backlog: Option<Box<Backlog>>,
     /// Bytes that have to come according to `content-length`.
     pub(crate) content_left: Option<u64>,
     /// The other end sends nothing more.
@@ -179,6 +187,28 @@ pub(crate) struct Stream {
     pub(crate) wants_room: bool,
     /// A response without content whatever `content-length` says (RFC 9110, section 8.6).
     pub(crate) is_head: bool,
+}
+
+impl Stream {
+    /// Bytes of bodies that wait.
+    pub(crate) fn queued(&self) -> usize {
+        self.backlog.as_ref().map_or(0, |backlog| backlog.bytes)
+    }
+
+    /// What is sent next.
+    pub(crate) fn first(&self) -> Option<&Piece> {
+        self.backlog.as_ref()?.queue.front()
+    }
+
+    /// What is sent last of all that waits.
+    pub(crate) fn last(&self) -> Option<&Piece> {
+        self.backlog.as_ref()?.queue.back()
+    }
+
+    /// Returns true if nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.backlog.is_none()
+    }
 }
 
 /// Stream identifiers are odd numbers that rise, but the other end chooses which it leaves out. So they are multiplied with a
@@ -207,8 +237,8 @@ impl Hasher for Mixer {
 /// The open streams of a connection.
 #[derive(Default)]
 pub(crate) struct Streams {
-    slots: Slab<Stream>,
-    by_id: HashMap<u32, u32, BuildHasherDefault<Mixer>>,
+    /// A connection has them once a stream was opened, until it rests without one.
+    tables: Option<Box<Tables>>,
     /// The stream that was found last: frames of one stream follow each other.
     last: Option<Key>,
     /// Places that were looked at by those who look at all streams.
@@ -216,15 +246,67 @@ pub(crate) struct Streams {
     looks: std::cell::Cell<usize>,
 }
 
+/// Places for streams up to which they are looked through for an identifier: that costs less than a map, and no memory.
+const FEW: usize = 16;
+
+struct Tables {
+    slots: Slab<Stream>,
+    /// Places by identifier, if there are more than [`FEW`] places, used or not.
+    by_id: Option<HashMap<u32, u32, BuildHasherDefault<Mixer>>>,
+}
+
+impl Default for Tables {
+    fn default() -> Tables {
+        // Many connections have one stream and then rest: what they need meanwhile is not left among what stays.
+        Tables { slots: Slab::with_capacity(1), by_id: None }
+    }
+}
+
+impl Tables {
+    fn insert(&mut self, stream: Stream) -> u32 {
+        let id = stream.id;
+        let slot = self.slots.insert(stream) as u32;
+        if let Some(by_id) = &mut self.by_id {
+            by_id.insert(id, slot);
+        } else if self.slots.capacity() > FEW {
+            let all = self.slots.iter().map(|(slot, stream)| (stream.id, slot as u32));
+            self.by_id = Some(all.collect());
+        }
+        slot
+    }
+
+    fn find(&self, id: u32) -> Option<u32> {
+        match &self.by_id {
+            Some(by_id) => by_id.get(&id).copied(),
+            None => self.slots.iter().find(|(_, stream)| stream.id == id).map(|(slot, _)| slot as u32),
+        }
+    }
+
+    fn remove(&mut self, key: Key) -> Stream {
+        if let Some(by_id) = &mut self.by_id {
+            by_id.remove(&key.id);
+        }
+        self.slots.remove(key.slot as usize)
+    }
+
+    fn rest(&mut self) {
+        self.slots.shrink_to_fit();
+        if self.slots.capacity() <= FEW {
+            self.by_id = None;
+        } else if let Some(by_id) = &mut self.by_id {
+            by_id.shrink_to_fit();
+        }
+    }
+}
+
 impl Streams {
     pub(crate) fn len(&self) -> usize {
-        self.slots.len()
+        self.tables.as_ref().map_or(0, |tables| tables.slots.len())
     }
 
     pub(crate) fn insert(&mut self, stream: Stream) -> Key {
         let id = stream.id;
-        let slot = self.slots.insert(stream) as u32;
-        self.by_id.insert(id, slot);
+        let slot = self.tables.get_or_insert_default().insert(stream);
         let key = Key { slot, id };
         self.last = Some(key);
         key
@@ -236,17 +318,17 @@ impl Streams {
         {
             return Some(last);
         }
-        let key = self.by_id.get(&id).map(|slot| Key { slot: *slot, id })?;
+        let key = Key { slot: self.tables.as_ref()?.find(id)?, id };
         self.last = Some(key);
         Some(key)
     }
 
     pub(crate) fn get(&self, key: Key) -> Option<&Stream> {
-        self.slots.get(key.slot as usize).filter(|stream| stream.id == key.id)
+        self.tables.as_ref()?.slots.get(key.slot as usize).filter(|stream| stream.id == key.id)
     }
 
     pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Stream> {
-        self.slots.get_mut(key.slot as usize).filter(|stream| stream.id == key.id)
+        self.tables.as_mut()?.slots.get_mut(key.slot as usize).filter(|stream| stream.id == key.id)
     }
 
     pub(crate) fn remove(&mut self, key: Key) -> Option<Stream> {
@@ -254,19 +336,20 @@ impl Streams {
         if self.last == Some(key) {
             self.last = None;
         }
-        self.by_id.remove(&key.id);
-        Some(self.slots.remove(key.slot as usize))
+        Some(self.tables.as_mut()?.remove(key))
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Key, &mut Stream)> {
-        self.slots.iter_mut().map(|(slot, stream)| (Key { slot: slot as u32, id: stream.id }, stream))
+        let slots = self.tables.iter_mut().flat_map(|tables| tables.slots.iter_mut());
+        slots.map(|(slot, stream)| (Key { slot: slot as u32, id: stream.id }, stream))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &Stream)> {
         // It passes over places that are free, too.
         #[cfg(test)]
-        self.looks.set(self.looks.get() + self.slots.capacity());
-        self.slots.iter().map(|(slot, stream)| (Key { slot: slot as u32, id: stream.id }, stream))
+        self.looks.set(self.looks.get() + self.tables.as_ref().map_or(0, |tables| tables.slots.capacity()));
+        let slots = self.tables.iter().flat_map(|tables| tables.slots.iter());
+        slots.map(|(slot, stream)| (Key { slot: slot as u32, id: stream.id }, stream))
     }
 
     #[cfg(test)]
@@ -276,21 +359,79 @@ impl Streams {
 
     /// Gives back memory that streams had which are gone.
     pub(crate) fn rest(&mut self) {
-        self.slots.shrink_to_fit();
-        self.by_id.shrink_to_fit();
+        if self.len() == 0 {
+            self.tables = None;
+        } else if let Some(tables) = &mut self.tables {
+            tables.rest();
+        }
     }
 
     /// Bytes held on the heap, without what streams have to send.
     pub(crate) fn heap_bytes(&self) -> usize {
+        let Some(tables) = &self.tables else { return 0 };
         // A slot of the slab has a word beside the stream, one of the map a byte.
-        self.slots.capacity() * (size_of::<Stream>() + size_of::<usize>())
-            + self.by_id.capacity() * (size_of::<(u32, u32)>() + 1)
+        size_of::<Tables>()
+            + tables.slots.capacity() * (size_of::<Stream>() + size_of::<usize>())
+            + tables.by_id.as_ref().map_or(0, |by_id| by_id.capacity() * (size_of::<(u32, u32)>() + 1))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn stream(id: u32) -> Stream {
+        Stream {
+            id,
+            turn: 0,
+            may_receive: 0,
+            unreleased: 0,
+            window_change: 0,
+            sent: 0,
+            backlog: None,
+            content_left: None,
+            received_end: false,
+            sent_end: false,
+            received_head: false,
+            sent_head: false,
+            is_ready: false,
+            wants_room: false,
+            is_head: false,
+        }
+    }
+
+    #[test]
+    fn streams_are_found_whether_they_are_few_or_many() {
+        let mut streams = Streams::default();
+        let mut keys: Vec<Key> = Vec::new();
+        let has_map =
+            |streams: &Streams| streams.tables.as_ref().is_some_and(|tables| tables.by_id.is_some());
+        for round in 0..3 {
+            for id in 0..100 {
+                keys.push(streams.insert(stream(1000 * round + id)));
+                assert!(keys.iter().all(|key| streams.find(key.id) == Some(*key)), "{id}");
+                assert_eq!(streams.find(999), None);
+                assert!(has_map(&streams) || streams.len() <= FEW);
+            }
+            while let Some(key) = keys.pop() {
+                assert_eq!(streams.remove(key).map(|stream| stream.id), Some(key.id));
+                assert_eq!((streams.find(key.id), streams.remove(key).is_none()), (None, true));
+                assert!(keys.iter().all(|key| streams.find(key.id) == Some(*key)));
+                // However few are left, so long as their places are many.
+                assert!(has_map(&streams));
+                if round > 0 && keys.len() == 5 {
+                    break;
+                }
+            }
+            streams.rest();
+            assert!(!has_map(&streams) && keys.iter().all(|key| streams.find(key.id) == Some(*key)));
+        }
+    }
+
+    #[test]
+    fn an_open_stream_is_small() {
+        assert!(size_of::<Stream>() <= 64, "{} bytes", size_of::<Stream>());
+    }
 
     #[test]
     fn a_payload_splits_anywhere() {

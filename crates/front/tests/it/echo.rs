@@ -21,7 +21,7 @@ use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 
 /// Methods by name; their place is their id.
-const METHODS: [(&str, Kind); 20] = [
+const METHODS: [(&str, Kind); 21] = [
     ("/test.Echo/Holds", Kind::Unary),
     ("/test.Echo/Unary", Kind::Unary),
     ("/test.Echo/Later", Kind::Unary),
@@ -42,6 +42,7 @@ const METHODS: [(&str, Kind); 20] = [
     ("/test.Echo/Patient", Kind::Unary),
     ("/test.Echo/Block", Kind::Unary),
     ("/test.Echo/Looks", Kind::Unary),
+    ("/test.Echo/Memory", Kind::Unary),
 ];
 
 /// What the service says of a write whose answer there is no room for.
@@ -245,6 +246,7 @@ impl Service for Echo {
                 );
                 Unary::Done(Ok(Answer::Whole(text.into())))
             }
+            "/test.Echo/Memory" => Unary::Done(Ok(Answer::Whole(crate::idle::held().into()))),
             "/test.Echo/WhoAmI" => Unary::Done(Ok(Answer::Whole(format!("{:?}", head.common_name).into()))),
             "/test.Echo/Big" => Unary::Done(Ok(Answer::Whole(vec![1; number(&message)].into()))),
             "/test.Echo/LaterBig" => Unary::Later(Box::pin(async move {
@@ -295,6 +297,7 @@ impl Service for Echo {
                     Ok(())
                 }
                 "/test.Echo/Bidi" => {
+                    drop(head);
                     while let Some(message) = inbound.next().await? {
                         outbound.send(message).await?;
                     }

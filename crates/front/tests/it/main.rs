@@ -6,6 +6,7 @@ mod echo;
 mod garbage;
 mod gives_way;
 mod http1;
+mod idle;
 mod keepalive;
 mod limits;
 mod memory;

@@ -1,8 +1,10 @@
 //! The receiving side of header compression: blocks in, [`Fields`] out.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
+use super::shared::{Remembered, is_shared, share};
 use super::{Damaged, ENTRY_BYTES, TABLE_BYTES, Undecoded, huffman, number, static_table};
 use crate::fields::{Class, Fields, Gathering, Refused, Use, is_taken_value};
 
@@ -18,6 +20,7 @@ const MEMO_LIST_BYTES_MAX: usize = 2048;
 const EXCESS_MAX: usize = 4;
 
 /// An entry of the dynamic table.
+#[derive(Clone, PartialEq)]
 struct Entry {
     /// Place of the name in the table's text; the value follows it. It counts all texts that ever were in the table.
     at: u32,
@@ -39,7 +42,7 @@ impl Entry {
 
 /// The dynamic table (RFC 7541, section 2.3.2). Entries leave in the order in which they came, so their texts lie behind
 /// each other in one piece of memory, and no entry has memory of its own.
-#[derive(Default)]
+#[derive(Clone, Default, PartialEq)]
 struct Table {
     /// Newest last.
     entries: VecDeque<Entry>,
@@ -51,6 +54,14 @@ struct Table {
     /// Size as RFC 7541, section 4.1 counts it, and its bound.
     size: usize,
     limit: usize,
+}
+
+/// The table of a connection that begins.
+static EMPTY: LazyLock<Arc<Table>> =
+    LazyLock::new(|| Arc::new(Table { limit: TABLE_BYTES, ..Table::default() }));
+
+thread_local! {
+    static REMEMBERED: Remembered<Table> = const { RefCell::new(Vec::new()) };
 }
 
 impl Table {
@@ -131,6 +142,14 @@ struct Memo {
     fields: Arc<Fields>,
 }
 
+/// Blocks that are remembered.
+#[derive(Default)]
+struct Memos {
+    list: Vec<Memo>,
+    /// Place of the next one, once there are as many as may be.
+    next: u8,
+}
+
 /// Decodes the header blocks of one direction of a connection, in order.
 ///
 /// # Blocks that repeat
@@ -146,36 +165,44 @@ struct Memo {
 /// 83 86 be ...                  entry 62 is `x: 1` now: not found, decoded again
 /// ```
 pub(crate) struct Decoder {
-    table: Table,
+    /// Connections that rest share it with others that have the same.
+    table: Arc<Table>,
     /// Counts changes of the table.
     changes: u64,
-    memos: Vec<Memo>,
-    next_memo: u8,
+    /// Blocks that are remembered, while the connection is used.
+    memos: Option<Box<Memos>>,
     /// Largest list that is taken, as [`Gathering::new`] has it.
     list_bytes_max: u32,
 }
 
 impl Decoder {
     pub(crate) fn new(list_bytes_max: u32) -> Decoder {
-        let table = Table { limit: TABLE_BYTES, ..Table::default() };
-        Decoder { table, changes: 0, memos: Vec::new(), next_memo: 0, list_bytes_max }
+        Decoder { table: EMPTY.clone(), changes: 0, memos: None, list_bytes_max }
     }
 
     /// Gives back memory that only makes the next block cheaper.
     pub(crate) fn rest(&mut self) {
-        self.memos = Vec::new();
-        self.table.compact();
-        self.table.text.shrink_to_fit();
-        self.table.entries.shrink_to_fit();
+        self.memos = None;
+        if let Some(table) = Arc::get_mut(&mut self.table) {
+            table.compact();
+            table.text.shrink_to_fit();
+            table.entries.shrink_to_fit();
+        }
+        share(&mut self.table, &REMEMBERED);
     }
 
     /// Bytes held on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         let memo = |memo: &Memo| memo.block.len() + memo.fields.heap_bytes() + size_of::<Fields>();
-        self.table.text.capacity()
-            + self.table.entries.capacity() * size_of::<Entry>()
-            + self.memos.capacity() * size_of::<Memo>()
-            + self.memos.iter().map(memo).sum::<usize>()
+        let (text, entries) = (self.table.text.capacity(), self.table.entries.capacity());
+        let table = size_of::<Table>() + text + entries * size_of::<Entry>();
+        let table = if is_shared(&self.table) { 0 } else { table };
+        table
+            + self.memos.as_ref().map_or(0, |memos| {
+                size_of::<Memos>()
+                    + memos.list.capacity() * size_of::<Memo>()
+                    + memos.list.iter().map(memo).sum::<usize>()
+            })
     }
 
     /// Decodes a block that has no meaning any more, only for what it does to the table. Returns false if it says more than
@@ -194,7 +221,9 @@ impl Decoder {
     ) -> Result<Result<Arc<Fields>, Refused>, Undecoded> {
         let known =
             |memo: &&Memo| memo.changes == self.changes && *memo.block == *block && memo.what_for == what_for;
-        if let Some(memo) = self.memos.iter().find(known) {
+        if let Some(memos) = &self.memos
+            && let Some(memo) = memos.list.iter().find(known)
+        {
             return Ok(Ok(memo.fields.clone()));
         }
         let before = self.changes;
@@ -214,11 +243,12 @@ impl Decoder {
 
     fn remember(&mut self, block: &[u8], what_for: Use, fields: &Arc<Fields>) {
         let memo = Memo { block: block.into(), changes: self.changes, what_for, fields: fields.clone() };
-        if self.memos.len() < MEMOS_MAX {
-            self.memos.push(memo);
+        let memos = self.memos.get_or_insert_default();
+        if memos.list.len() < MEMOS_MAX {
+            memos.list.push(memo);
         } else {
-            self.memos[usize::from(self.next_memo)] = memo;
-            self.next_memo = (self.next_memo + 1) % MEMOS_MAX as u8;
+            memos.list[usize::from(memos.next)] = memo;
+            memos.next = (memos.next + 1) % MEMOS_MAX as u8;
         }
     }
 
@@ -248,8 +278,9 @@ impl Decoder {
                     return Err(Undecoded::Damaged);
                 }
                 if limit != self.table.limit {
-                    self.table.limit = limit;
-                    self.table.shrink_to(limit);
+                    let table = Arc::make_mut(&mut self.table);
+                    table.limit = limit;
+                    table.shrink_to(limit);
                     self.changes += 1;
                 }
                 continue;
@@ -270,7 +301,8 @@ impl Decoder {
                         gathering.add(name, value, entry.class, value_is_good);
                         if keeps {
                             self.changes += 1;
-                            self.table.insert_named(index - static_table::LEN - 1, value, value_is_good);
+                            let named = index - static_table::LEN - 1;
+                            Arc::make_mut(&mut self.table).insert_named(named, value, value_is_good);
                         }
                         continue;
                     }
@@ -279,7 +311,7 @@ impl Decoder {
             gathering.add(name, value, class, value_is_good);
             if keeps {
                 self.changes += 1;
-                self.table.insert(name, value, class, value_is_good);
+                Arc::make_mut(&mut self.table).insert(name, value, class, value_is_good);
             }
         }
         Ok(())
@@ -304,7 +336,8 @@ impl Decoder {
 
     #[cfg(test)]
     pub(crate) fn memos(&self) -> usize {
-        self.memos.iter().filter(|memo| memo.changes == self.changes).count()
+        let memos = self.memos.iter().flat_map(|memos| &memos.list);
+        memos.filter(|memo| memo.changes == self.changes).count()
     }
 }
 

@@ -1,10 +1,12 @@
 //! The sending side of header compression: [`Template`]s are header lists that are sent again and again.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use super::shared::{Remembered, is_shared, share};
 use super::{ENTRY_BYTES, TABLE_BYTES, put_number, static_table};
 use crate::fields::{Class, is_value};
 
@@ -147,10 +149,21 @@ pub(crate) struct OwnedBlock {
 type OwnedField = (Box<[u8]>, Box<[u8]>);
 
 /// An entry of the other end's table: the field of a template.
+#[derive(Clone)]
 struct Entry {
     template: Template,
     at: u16,
     hash: u32,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Entry) -> bool {
+        self.template.0.id == other.template.0.id && self.at == other.at
+    }
+}
+
+thread_local! {
+    static REMEMBERED: Remembered<VecDeque<Entry>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Entry {
@@ -174,8 +187,8 @@ struct Memo {
 /// most, and then stays. Everything else is a literal.
 #[derive(Default)]
 pub(crate) struct Encoder {
-    /// What the other end's table holds; newest last.
-    known: VecDeque<Entry>,
+    /// What the other end's table holds; newest last. Connections that rest share it with others that have the same.
+    known: Arc<VecDeque<Entry>>,
     size: u32,
     /// Bound of the table: what the other end allows, at most [`TABLE_BYTES`].
     limit: u32,
@@ -184,8 +197,16 @@ pub(crate) struct Encoder {
     announce: Option<u32>,
     /// Counts changes of the table, after which an encoded template says something else.
     changes: u32,
-    memos: Vec<Memo>,
-    next_memo: u8,
+    /// Templates as they were encoded, while the connection is used.
+    memos: Option<Box<Memos>>,
+}
+
+/// Templates that are remembered.
+#[derive(Default)]
+struct Memos {
+    list: Vec<Memo>,
+    /// Place of the next one, once there are as many as may be.
+    next: u8,
 }
 
 impl Encoder {
@@ -203,22 +224,28 @@ impl Encoder {
         self.announce = Some(smallest);
         self.limit = limit;
         while self.size > limit {
-            let Some(oldest) = self.known.pop_front() else { break };
+            let Some(oldest) = Arc::make_mut(&mut self.known).pop_front() else { break };
             self.size -= oldest.field().size() as u32;
         }
         self.changes = self.changes.wrapping_add(1);
-        self.memos.clear();
+        self.memos = None;
     }
 
     /// Gives back memory that only makes the next block cheaper.
     pub(crate) fn rest(&mut self) {
-        self.memos = Vec::new();
-        self.known.shrink_to_fit();
+        self.memos = None;
+        if let Some(known) = Arc::get_mut(&mut self.known) {
+            known.shrink_to_fit();
+        }
+        share(&mut self.known, &REMEMBERED);
     }
 
     /// Bytes held on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.known.capacity() * size_of::<Entry>() + self.memos.capacity() * size_of::<Memo>()
+        let memos = |memos: &Memos| size_of::<Memos>() + memos.list.capacity() * size_of::<Memo>();
+        let known = size_of::<VecDeque<Entry>>() + self.known.capacity() * size_of::<Entry>();
+        let known = if is_shared(&self.known) { 0 } else { known };
+        known + self.memos.as_deref().map_or(0, memos)
     }
 
     /// Most bytes that [`Encoder::encode`] appends.
@@ -258,8 +285,10 @@ impl Encoder {
 
     fn encode_template(&mut self, template: &Template, out: &mut Vec<u8>) {
         let list = &*template.0;
-        let known = self.memos.iter().find(|memo| memo.template == list.id && memo.changes == self.changes);
-        if let Some(memo) = known {
+        let is_known = |memo: &&Memo| memo.template == list.id && memo.changes == self.changes;
+        if let Some(memos) = &self.memos
+            && let Some(memo) = memos.list.iter().find(is_known)
+        {
             out.extend_from_slice(&memo.bytes[..usize::from(memo.len)]);
             return;
         }
@@ -283,7 +312,8 @@ impl Encoder {
             put_literal(out, pattern, bits, field.named.into(), &field.name, &field.value);
             if keeps {
                 self.size += field.size() as u32;
-                self.known.push_back(Entry { template: template.clone(), at: at as u16, hash: field.hash });
+                let entry = Entry { template: template.clone(), at: at as u16, hash: field.hash };
+                Arc::make_mut(&mut self.known).push_back(entry);
                 self.changes = self.changes.wrapping_add(1);
             }
         }
@@ -298,13 +328,14 @@ impl Encoder {
 
     fn remember(&mut self, memo: Memo) {
         let (id, changes) = (memo.template, self.changes);
-        if let Some(old) = self.memos.iter_mut().find(|old| old.template == id || old.changes != changes) {
+        let memos = self.memos.get_or_insert_default();
+        if let Some(old) = memos.list.iter_mut().find(|old| old.template == id || old.changes != changes) {
             *old = memo;
-        } else if self.memos.len() < MEMOS_MAX {
-            self.memos.push(memo);
+        } else if memos.list.len() < MEMOS_MAX {
+            memos.list.push(memo);
         } else {
-            self.memos[usize::from(self.next_memo)] = memo;
-            self.next_memo = (self.next_memo + 1) % MEMOS_MAX as u8;
+            memos.list[usize::from(memos.next)] = memo;
+            memos.next = (memos.next + 1) % MEMOS_MAX as u8;
         }
     }
 }

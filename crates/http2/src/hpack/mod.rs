@@ -3,6 +3,7 @@
 mod decoder;
 mod encoder;
 mod huffman;
+mod shared;
 mod static_table;
 
 pub(crate) use decoder::Decoder;

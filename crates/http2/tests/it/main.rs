@@ -7,5 +7,6 @@ mod floods;
 mod frames;
 mod memory;
 mod protocol;
+mod responses;
 mod shutdown;
 mod windows;

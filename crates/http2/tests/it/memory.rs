@@ -57,7 +57,7 @@ fn whole_call(client: &mut End, server: &mut End) {
 }
 
 #[test]
-fn an_idle_connection_holds_a_kilobyte() {
+fn an_idle_connection_holds_half_a_kilobyte() {
     let options = Options::default();
     // The thread's spare buffers are there.
     let (mut client, mut server) = pair(&options, &options);
@@ -76,7 +76,7 @@ fn an_idle_connection_holds_a_kilobyte() {
     let each = (held() - before) / 100;
     let whole = size_of::<Connection>() as isize + each - size_of::<Arc<Options>>() as isize;
     println!("an idle connection: {} bytes and {each} on the heap", size_of::<Connection>());
-    assert!(each < 700 && whole < 1_300, "{each} bytes on the heap");
+    assert!(each < 250 && whole < 600, "{each} bytes on the heap");
     // What the connection says of itself is what the allocator says, but for the test's own options.
     let said: usize = ends.iter().map(|end| end.connection.heap_bytes()).sum::<usize>() / 100;
     assert!((each - said as isize).abs() < 250, "{said} bytes, {each} in truth");

@@ -1,0 +1,178 @@
+//! What a connection holds that is open and does nothing, as the allocator of its shard's thread counts it.
+
+#![allow(unsafe_code, reason = "an allocator that counts")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+use testkit::http2::{Connection, DATA, END_HEADERS, HEADERS, SETTINGS, WINDOW_UPDATE, frame, message};
+use testkit::{TIMEOUT, eventually};
+
+use crate::echo::{block_on, run};
+
+/// Sizes from which on pieces of memory are not told apart.
+const SIZES: usize = 4096;
+
+struct Counting;
+
+thread_local! {
+    static HELD: Cell<isize> = const { Cell::new(0) };
+    /// Pieces of memory of each size that this thread has taken and not given back.
+    static PIECES: [Cell<isize>; SIZES] = const { [const { Cell::new(0) }; SIZES] };
+}
+
+fn add(layout: Layout, pieces: isize) {
+    // Absent while a thread ends.
+    let _ = HELD.try_with(|held| held.set(held.get() + pieces * layout.size() as isize));
+    let _ = PIECES.try_with(|all| {
+        let of_size = &all[layout.size().min(SIZES - 1)];
+        of_size.set(of_size.get() + pieces);
+    });
+}
+
+// SAFETY: all is handed to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        add(layout, 1);
+        // SAFETY: the caller keeps what `GlobalAlloc` demands.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        add(layout, -1);
+        // SAFETY: the caller keeps what `GlobalAlloc` demands.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes of memory that this thread holds, then for each size of which it holds pieces the size and their number.
+pub fn held() -> String {
+    let mut text = HELD.with(Cell::get).to_string();
+    let pieces: Vec<isize> = PIECES.with(|all| all.iter().map(Cell::get).collect());
+    for (size, pieces) in pieces.into_iter().enumerate().filter(|(_, pieces)| *pieces != 0) {
+        let _ = write!(text, " {size}:{pieces}");
+    }
+    text
+}
+
+const BIDI: &str = "/test.Echo/Bidi";
+
+/// A header block whose fields go into the table, as a client sends it the first time.
+fn indexed_block(path: &str) -> Vec<u8> {
+    let fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", "127.0.0.1:2379"),
+        ("content-type", "application/grpc"),
+        ("user-agent", "grpc-go/1.71.1"),
+        ("te", "trailers"),
+        ("grpc-accept-encoding", "gzip"),
+    ];
+    let mut block = Vec::new();
+    for (name, value) in fields {
+        block.push(0x40);
+        for text in [name, value] {
+            block.push(text.len() as u8);
+            block.extend(text.as_bytes());
+        }
+    }
+    block
+}
+
+fn call(connection: &mut Connection, stream: u32, path: &str, flags: u8) {
+    connection.send(&frame(HEADERS, END_HEADERS, stream, &indexed_block(path)));
+    connection.send(&frame(DATA, flags, stream, &message(0, b"a")));
+    assert_eq!(connection.next_of(DATA).payload, message(0, b"a"));
+}
+
+fn connect(address: SocketAddr) -> Connection {
+    let mut connection = Connection::h2(address, &[]);
+    connection.send(&frame(SETTINGS, 1, 0, &[]));
+    connection
+}
+
+/// Sees that each of many connections holds so many bytes at most once it has been idle for a while, after a call on each of
+/// these streams, which stay open if they are streams of messages.
+fn holds(what: &str, bytes_max: isize, path: &str, streams: &[u32]) {
+    let is_open = path == BIDI;
+    let begin = |connection: &mut Connection| {
+        streams.iter().for_each(|stream| call(connection, *stream, path, u8::from(!is_open)));
+    };
+    const CONNECTIONS: isize = 500;
+    let running = run();
+    let mut asking = connect(running.address);
+    let mut stream = 1;
+    let mut ask = || {
+        asking.call(stream, "/test.Echo/Memory", &[], &message(0, b""));
+        stream += 2;
+        let payload = asking.next_of(DATA).payload;
+        asking.send(&frame(WINDOW_UPDATE, 0, 0, &(payload.len() as u32).to_be_bytes()));
+        let text = String::from_utf8_lossy(&payload[5..]).into_owned();
+        let bytes: isize = text.split(' ').next().and_then(|bytes| bytes.parse().ok()).expect("a number");
+        (bytes, text)
+    };
+    // Buffers and tables of the shard are there.
+    let mut first = connect(running.address);
+    begin(&mut first);
+    let (before, _) = ask();
+    let mut open = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut connection = connect(running.address);
+        begin(&mut connection);
+        open.push(connection);
+    }
+    let last = Cell::new(0);
+    let mut text = String::new();
+    block_on(async {
+        let end = tokio::time::Instant::now() + TIMEOUT / 2;
+        eventually(what, TIMEOUT, async || {
+            let (bytes, sizes) = ask();
+            last.set((bytes - before) / CONNECTIONS);
+            text = sizes;
+            (last.get() <= bytes_max || tokio::time::Instant::now() > end).then_some(())
+        })
+        .await;
+    });
+    let many: Vec<&str> = text
+        .split(' ')
+        .skip(1)
+        .filter(|of_size| {
+            of_size
+                .split(':')
+                .nth(1)
+                .and_then(|n| n.parse::<isize>().ok())
+                .is_some_and(|n| n > CONNECTIONS / 2)
+        })
+        .collect();
+    println!("{what}: {} bytes each; pieces by size: {}", last.get(), many.join(" "));
+    assert!(last.get() <= bytes_max, "{what} holds {} bytes", last.get());
+    // They still work.
+    let last = open.last_mut().expect("many are open");
+    last.call(101, "/test.Echo/Unary", &[], &message(0, b"b"));
+    assert_eq!(last.next_of(DATA).payload, message(0, b"b"));
+    for stream in streams.iter().filter(|_| is_open) {
+        last.send(&frame(DATA, 0, *stream, &message(0, b"c")));
+        assert_eq!(last.next_of(DATA).payload, message(0, b"c"));
+    }
+}
+
+#[test]
+fn a_connection_that_is_idle() {
+    holds("an idle connection", 1_550, "/test.Echo/Unary", &[1]);
+}
+
+#[test]
+fn a_connection_with_an_open_stream() {
+    holds("a connection with a stream", 2_550, BIDI, &[1]);
+}
+
+#[test]
+fn a_connection_with_two_open_streams() {
+    holds("a connection with two streams", 3_500, BIDI, &[1, 3]);
+}
