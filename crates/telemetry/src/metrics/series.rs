@@ -194,9 +194,15 @@ impl Histogram {
     /// Counts one value, in the unit of the metric's name.
     #[inline]
     pub fn observe(&self, value: f64) {
+        self.observe_each(value, 1);
+    }
+
+    /// Counts a value so many times: what was measured for some things together, and is the mean of them.
+    #[inline]
+    pub fn observe_each(&self, value: f64, times: u64) {
         let bucket = self.bounds.partition_point(|bound| *bound < value);
-        self.block.add(bucket, 1);
-        self.block.add_float(self.bounds.len() + 1, value);
+        self.block.add(bucket, times);
+        self.block.add_float(self.bounds.len() + 1, value * times as f64);
     }
 
     /// Counts one duration, for metrics in seconds.
