@@ -20,7 +20,7 @@ pub(crate) const OUTPUT_BYTES: usize = 16 * 1024;
 /// Spare buffers of each kind that a thread keeps.
 const SPARE_MAX: usize = 64;
 /// Bodies that are shorter are copied behind the head of their frame: it costs less than a piece of their own in the write.
-const COPIED_BYTES_MAX: usize = 2 * 1024;
+pub(crate) const COPIED_BYTES_MAX: usize = 2 * 1024;
 
 thread_local! {
     static SPARE: RefCell<Spare> = const { RefCell::new(Spare { inputs: Vec::new(), outputs: Vec::new() }) };
@@ -214,6 +214,11 @@ impl Output {
         count
     }
 
+    /// Returns all that waits, if it is in one piece.
+    pub fn only(&self) -> Option<&[u8]> {
+        (self.segments.len() == 1).then(|| self.segments.front().map(|segment| self.bytes_of(segment)))?
+    }
+
     fn bytes_of<'a>(&'a self, segment: &'a Segment) -> &'a [u8] {
         match segment {
             Segment::Own { buffer, start, end } => {
@@ -366,6 +371,7 @@ mod tests {
         while !output.is_empty() {
             let n = step.min(output.len());
             output.advance(n);
+            assert!(output.only().is_none_or(|only| only == &whole[n..]));
             whole.drain(..n);
             assert_eq!(all(&output), whole);
             step = step * 3 % 7_919;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::buffers::OUTPUT_BYTES;
+use crate::buffers::{COPIED_BYTES_MAX, OUTPUT_BYTES};
 use crate::connection::{Connection, Gone, Leaving, Phase, Role};
 use crate::frame::{self, HEAD_BYTES, STREAM_MAX, flag, kind};
 use crate::hpack::{Encoder, InvalidField, OwnedBlock, Template, check_all};
@@ -148,6 +148,23 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Sends a short part of a body at once, in one frame, without an owner for its bytes. Returns false if nothing was sent,
+    /// because it would have to wait, or is not short: [`Connection::send_data`] takes it.
+    ///
+    /// # Errors
+    ///
+    /// If the stream is over, or a server has not sent its head: the stream is reset then.
+    pub fn try_send_short(&mut self, stream: Key, bytes: &[u8]) -> Result<bool, SendError> {
+        let is_short = (1..=COPIED_BYTES_MAX).contains(&bytes.len());
+        if !self.is_free(stream, bytes.len())? || !is_short {
+            return Ok(false);
+        }
+        self.output.frame(kind::DATA, 0, stream.id, bytes);
+        self.output.note_call();
+        self.use_windows(stream, bytes.len());
+        Ok(true)
     }
 
     /// Sends a gRPC message of `len` bytes that `write` appends to the buffer that it is given, in most cases the one that is
