@@ -7,7 +7,7 @@ use std::rc::Rc;
 use api::Code;
 use api::Status;
 use api::etcdserverpb::ResponseHeader;
-use api::wire::{field_len, number_tag, put_field_head};
+use api::wire::{field_len, number_len, number_tag, put_field_head, put_number};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use machine::key_value::{Projection, kv_len, put_kv};
 use machine::{ReadError, Values};
@@ -15,8 +15,9 @@ use mvcc::{Changes, Snapshot, Version};
 use numbers::Revision;
 
 use super::index::Index;
-use super::response;
-use super::stream::{Queued, Watch};
+use super::response::{self, HEAD_ROOM};
+use super::stream::{Matched, Queued, SHORT_BYTES, Watch};
+use crate::encode::put_header;
 use storage::values::Attempt;
 
 /// Revisions walked in one slice.
@@ -111,8 +112,39 @@ struct Made {
     watch_id: i64,
     form: Form,
     fragment: bool,
-    matched: Vec<u32>,
+    matched: Matched,
     parts: Vec<(Bytes, u32)>,
+}
+
+/// What comes before the event of a short response: the header, which is the same for all watches, and the watch id.
+struct ShortHead {
+    bytes: [u8; HEAD_ROOM],
+    /// Length of the header.
+    header_len: usize,
+}
+
+impl ShortHead {
+    fn new(header: &ResponseHeader) -> ShortHead {
+        let mut encoded = BytesMut::new();
+        put_header(&mut encoded, header);
+        let mut head = ShortHead { bytes: [0; HEAD_ROOM], header_len: encoded.len() };
+        head.bytes[..encoded.len()].copy_from_slice(&encoded);
+        head
+    }
+
+    fn of(&mut self, watch_id: i64) -> &[u8] {
+        put_number(&mut &mut self.bytes[self.header_len..], 2, watch_id);
+        &self.bytes[..self.header_len + number_len(watch_id)]
+    }
+}
+
+/// What came of a response that may be short.
+enum Short {
+    Told,
+    /// The queue is full, or a value is not at hand.
+    LeftBehind,
+    /// It is not short.
+    TooLong,
 }
 
 /// A run of changes of one state.
@@ -224,9 +256,7 @@ impl<'a> Slice<'a> {
         self.events.truncate(begins);
         self.touched.retain(|watch| {
             let mut matched = watch.matched.borrow_mut();
-            while matched.last().is_some_and(|number| *number as usize >= begins) {
-                matched.pop();
-            }
+            matched.truncate(begins);
             !matched.is_empty()
         });
     }
@@ -245,10 +275,29 @@ impl<'a> Slice<'a> {
     /// not all at hand.
     pub fn hand_out(mut self, header: &ResponseHeader, fragment_bytes_max: usize) -> Vec<Rc<Watch>> {
         let mut left_behind = Vec::new();
+        // The same for all, where the response is short and each has its own.
+        let mut head = ShortHead::new(header);
         for watch in std::mem::take(&mut self.touched) {
             let matched = watch.matched.take();
-            if watch.stream.ending().is_some() {
+            if watch.stream.has_ended() {
                 continue;
+            }
+            if let Some(number) = matched.only() {
+                match self.hand_short(&watch, number, &mut head) {
+                    Ok(Short::Told) => {
+                        watch.quiet.set(false);
+                        continue;
+                    }
+                    Ok(Short::LeftBehind) => {
+                        left_behind.push(watch);
+                        continue;
+                    }
+                    Ok(Short::TooLong) => {}
+                    Err(error) => {
+                        watch.stream.end(cannot_read(&error));
+                        continue;
+                    }
+                }
             }
             match self.hand_to(&watch, matched, header, fragment_bytes_max) {
                 Ok(true) => watch.quiet.set(false),
@@ -259,10 +308,30 @@ impl<'a> Slice<'a> {
         left_behind
     }
 
+    /// Puts a response with one event into the queue of a watch, if it is short.
+    fn hand_short(&mut self, watch: &Watch, number: u32, head: &mut ShortHead) -> Result<Short, ReadError> {
+        let form = if watch.previous { Form::WithPrevious } else { Form::Plain };
+        let field_len = match self.events[number as usize].encoded[form as usize] {
+            Some((start, end)) => end - start,
+            None => self.field_len(number, form),
+        };
+        let head = head.of(watch.id);
+        let len = head.len() + field_len;
+        if len > SHORT_BYTES.min(watch.stream.revision_bytes_max()) {
+            return Ok(Short::TooLong);
+        }
+        if !watch.stream.has_room(len) {
+            return Ok(Short::LeftBehind);
+        }
+        let Some((start, end)) = self.encode(number, form)? else { return Ok(Short::LeftBehind) };
+        watch.stream.push_short(head, &self.arena[start..end]);
+        Ok(Short::Told)
+    }
+
     fn hand_to(
         &mut self,
         watch: &Watch,
-        matched: Vec<u32>,
+        matched: Matched,
         header: &ResponseHeader,
         fragment_bytes_max: usize,
     ) -> Result<bool, ReadError> {
@@ -274,7 +343,7 @@ impl<'a> Slice<'a> {
                 && made.matched == matched
         });
         if !is_made {
-            let lens: Vec<usize> = matched.iter().map(|number| self.field_len(*number, form)).collect();
+            let lens: Vec<usize> = matched.iter().map(|number| self.field_len(number, form)).collect();
             let head_len = response::head_len(header, watch.id);
             let (len, bytes_max) = (lens.iter().sum::<usize>(), watch.stream.revision_bytes_max());
             if len > bytes_max {
@@ -286,9 +355,9 @@ impl<'a> Slice<'a> {
                 return Ok(false);
             }
             let mut spans = Vec::with_capacity(matched.len());
-            for number in &matched {
+            for number in matched.iter() {
                 // The others too, where one is absent: what is absent is then fetched at once.
-                spans.extend(self.encode(*number, form)?);
+                spans.extend(self.encode(number, form)?);
             }
             if spans.len() < matched.len() {
                 return Ok(false);
@@ -313,7 +382,7 @@ impl<'a> Slice<'a> {
             return Ok(false);
         }
         for (bytes, events) in parts {
-            watch.stream.push(Queued { bytes: bytes.clone(), events: *events, shared: true });
+            watch.stream.push(Queued::shared(bytes.clone(), *events));
         }
         Ok(true)
     }
