@@ -266,8 +266,8 @@ impl<R: Requests, W: Responses> Drive<R, W> {
                 Ok(()) => sent.add(responses, events),
                 Err(TrySend::Full(body)) => {
                     let left = body.responses();
-                    // Each of several has one event.
-                    let events_left = if left < responses { left } else { events };
+                    // Each of several has as many events as the others.
+                    let events_left = events / responses * left;
                     stream.put_back(Queued { body, events: events_left });
                     if left == responses {
                         cx.waker().wake_by_ref();

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use api::Code;
 use api::Status;
 use api::etcdserverpb::ResponseHeader;
+use api::limits::GRPC_OVERHEAD_BYTES;
 use api::wire::{field_len, number_len, number_tag, put_field_head, put_number};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use machine::key_value::{Projection, kv_len, put_kv};
@@ -116,7 +117,10 @@ struct Made {
     parts: Vec<(Bytes, u32)>,
 }
 
-/// What comes before the event of a short response: the header, which is the same for all watches, and the watch id.
+/// A short response is never cut into fragments.
+const _: () = assert!(SHORT_BYTES < GRPC_OVERHEAD_BYTES);
+
+/// What comes before the events of a short response: the header, which is the same for all watches, and the watch id.
 struct ShortHead {
     bytes: [u8; HEAD_ROOM],
     /// Length of the header.
@@ -143,8 +147,8 @@ enum Short {
     Told,
     /// The queue is full, or a value is not at hand.
     LeftBehind,
-    /// It is not short.
-    TooLong,
+    /// It is not short, or its events are not encoded one behind the other.
+    Not,
 }
 
 /// A run of changes of one state.
@@ -282,21 +286,19 @@ impl<'a> Slice<'a> {
             if watch.stream.has_ended() {
                 continue;
             }
-            if let Some(number) = matched.only() {
-                match self.hand_short(&watch, number, &mut head) {
-                    Ok(Short::Told) => {
-                        watch.quiet.set(false);
-                        continue;
-                    }
-                    Ok(Short::LeftBehind) => {
-                        left_behind.push(watch);
-                        continue;
-                    }
-                    Ok(Short::TooLong) => {}
-                    Err(error) => {
-                        watch.stream.end(cannot_read(&error));
-                        continue;
-                    }
+            match self.hand_short(&watch, &matched, &mut head) {
+                Ok(Short::Told) => {
+                    watch.quiet.set(false);
+                    continue;
+                }
+                Ok(Short::LeftBehind) => {
+                    left_behind.push(watch);
+                    continue;
+                }
+                Ok(Short::Not) => {}
+                Err(error) => {
+                    watch.stream.end(cannot_read(&error));
+                    continue;
                 }
             }
             match self.hand_to(&watch, matched, header, fragment_bytes_max) {
@@ -308,23 +310,51 @@ impl<'a> Slice<'a> {
         left_behind
     }
 
-    /// Puts a response with one event into the queue of a watch, if it is short.
-    fn hand_short(&mut self, watch: &Watch, number: u32, head: &mut ShortHead) -> Result<Short, ReadError> {
+    /// Puts a response into the queue of a watch, if it is short.
+    fn hand_short(
+        &mut self,
+        watch: &Watch,
+        matched: &Matched,
+        head: &mut ShortHead,
+    ) -> Result<Short, ReadError> {
         let form = if watch.previous { Form::WithPrevious } else { Form::Plain };
-        let field_len = match self.events[number as usize].encoded[form as usize] {
-            Some((start, end)) => end - start,
-            None => self.field_len(number, form),
-        };
         let head = head.of(watch.id);
-        let len = head.len() + field_len;
-        if len > SHORT_BYTES.min(watch.stream.revision_bytes_max()) {
-            return Ok(Short::TooLong);
+        let mut len = head.len();
+        for number in matched.iter() {
+            len += match self.events[number as usize].encoded[form as usize] {
+                Some((start, end)) => end - start,
+                None => self.field_len(number, form),
+            };
+            if len > SHORT_BYTES {
+                return Ok(Short::Not);
+            }
+        }
+        if len > watch.stream.revision_bytes_max() {
+            return Ok(Short::Not);
         }
         if !watch.stream.has_room(len) {
             return Ok(Short::LeftBehind);
         }
-        let Some((start, end)) = self.encode(number, form)? else { return Ok(Short::LeftBehind) };
-        watch.stream.push_short(head, &self.arena[start..end]);
+        // The first watch that is told of some events has them encoded one behind the other.
+        let (mut fields, mut is_one_piece, mut is_whole) = (0..0, true, true);
+        for number in matched.iter() {
+            // The others too, where one is absent: what is absent is then fetched at once.
+            match self.encode(number, form)? {
+                None => is_whole = false,
+                Some((start, end)) if fields.is_empty() => fields = start..end,
+                Some((start, end)) => {
+                    is_one_piece &= start == fields.end;
+                    fields.end = end;
+                }
+            }
+        }
+        if !is_whole {
+            return Ok(Short::LeftBehind);
+        }
+        if !is_one_piece {
+            return Ok(Short::Not);
+        }
+        watch.stream.push_short(head, &self.arena[fields], matched.len() as u32);
         Ok(Short::Told)
     }
 

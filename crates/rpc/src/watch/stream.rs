@@ -122,7 +122,7 @@ pub(super) enum Body {
     One(Bytes),
     /// A response that several streams wait for: it is charged to the front's budget already.
     Shared(Bytes),
-    /// Responses of at most [`SHORT_BYTES`], with one event each.
+    /// Responses of at most [`SHORT_BYTES`], with the same number of events each.
     Short(Messages),
 }
 
@@ -231,11 +231,6 @@ impl Matched {
         let is_kept = |number: &u32| (*number as usize) < from;
         self.rest.truncate(self.rest.partition_point(is_kept));
         self.first = self.first.filter(is_kept);
-    }
-
-    /// The number, if there is only one.
-    pub fn only(&self) -> Option<u32> {
-        self.first.filter(|_| self.rest.is_empty())
     }
 
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
@@ -553,20 +548,21 @@ impl Stream {
         }
     }
 
-    /// Puts a response of at most [`SHORT_BYTES`], with one event, behind the others. It comes in parts: what is before the
-    /// event, and the event. The caller has looked for room.
-    pub fn push_short(&self, head: &[u8], event: &[u8]) {
-        let bytes = Messages::wire_len(head.len() + event.len());
+    /// Puts a response of at most [`SHORT_BYTES`] behind the others. It comes in parts: what is before the events, and so many
+    /// events. The caller has looked for room.
+    pub fn push_short(&self, head: &[u8], fields: &[u8], count: u32) {
+        let bytes = Messages::wire_len(head.len() + fields.len());
         let mut queue = self.queue.borrow_mut();
         if let Some(Queued { body: Body::Short(messages), events }) = queue.back_mut()
             && messages.wire_bytes() + bytes <= TOGETHER_BYTES_MAX
+            && *events == count * messages.len() as u32
         {
-            messages.push([head, event]);
-            *events += 1;
+            messages.push([head, fields]);
+            *events += count;
             drop(queue);
             self.queued_bytes.set(self.queued_bytes.get() + bytes);
             self.charge(QUEUED_BYTES + bytes, 0);
-            self.pending_events.add(1);
+            self.pending_events.add(i64::from(count));
             return;
         }
         drop(queue);
@@ -574,8 +570,8 @@ impl Stream {
         let is_alone = self.watches.borrow().len() == 1;
         let mut messages =
             Messages::with_capacity(if is_alone { bytes } else { bytes.max(SHORT_ROOM_BYTES) });
-        messages.push([head, event]);
-        self.push(Queued { body: Body::Short(messages), events: 1 });
+        messages.push([head, fields]);
+        self.push(Queued { body: Body::Short(messages), events: count });
     }
 
     fn note_queued(&self, queued: &Queued) {

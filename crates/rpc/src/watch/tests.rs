@@ -421,7 +421,25 @@ fn a_stream_is_offered_what_is_short_at_once() {
         assert!((0..=WATCHES).all(|id| revisions(id) == expected), "each in order");
         client.received();
     }
-    // What is long, or has more than one event, is not copied for each.
+    // Two changes in one response, behind one in another: those with one, and those with two, are offered together.
+    world.put("k", 1);
+    world.advance();
+    world.put("k", 2);
+    world.put("k", 3);
+    world.advance();
+    assert_eq!(world.gauges().3, (3 * (WATCHES + 1)) as i64);
+    settle([&mut client]);
+    assert_eq!(client.pipe.together.take(), [WATCHES + 1; 2]);
+    let told = lines(&client);
+    assert!(
+        told[..=WATCHES].iter().enumerate().all(|(id, line)| line.starts_with(&format!("{id}@6 put:k:6")))
+    );
+    let both = |id: usize, line: &String| {
+        let (first, second) = if id < WATCHES { ("7", "8") } else { ("7<6", "8<7") };
+        *line == format!("{id}@8 put:k:{first} put:k:{second}")
+    };
+    assert!(told[WATCHES + 1..].iter().enumerate().all(|(id, line)| both(id, line)), "{told:?}");
+    // What is long is not copied for each.
     world.put("k", 1_000);
     world.put("k", 1);
     world.advance();
@@ -447,21 +465,21 @@ fn what_is_left_of_short_responses_waits_and_is_counted() {
     assert!(world.hub.queued_bytes_max() > 0);
     // What comes next is offered behind them.
     world.put("k", 2);
+    world.put("k", 3);
     world.advance();
-    assert_eq!(world.gauges().3, 16);
+    assert_eq!(world.gauges().3, 26);
     let mut seen = vec![Vec::new(); 10];
     while world.gauges().3 > 0 {
         client.allow(3);
         settle([&mut client]);
         for response in client.received() {
-            seen[response.watch_id as usize].push(response.header.expect("a header").revision);
+            seen[response.watch_id as usize]
+                .push((response.header.expect("a header").revision, response.events.len()));
         }
     }
-    assert_eq!(events(&world), 20);
-    assert!(
-        seen[..4].iter().all(|seen| seen == &[3]) && seen[4..].iter().all(|seen| seen == &[2, 3]),
-        "{seen:?}"
-    );
+    assert_eq!(events(&world), 30);
+    assert!(seen[..4].iter().all(|seen| seen == &[(4, 2)]), "{seen:?}");
+    assert!(seen[4..].iter().all(|seen| seen == &[(2, 1), (4, 2)]), "{seen:?}");
     assert_eq!(world.hub.queued_bytes_max(), 0);
 }
 
