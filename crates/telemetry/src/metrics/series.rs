@@ -293,6 +293,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_value_counted_several_times_is_as_many_values() {
+        let histogram = Histogram::new(&[1.0, 2.0]);
+        histogram.observe(0.5);
+        histogram.observe_each(1.5, 4);
+        histogram.observe_each(9.0, 0);
+        assert_eq!(histogram.cumulative(), [(1.0, 1), (2.0, 5), (f64::INFINITY, 5)]);
+        assert_eq!((histogram.count(), histogram.sum()), (5, 6.5));
+    }
+
+    #[test]
     fn what_is_counted_elsewhere_never_steps_back() {
         let total = Total::default();
         total.raise_to(5);
