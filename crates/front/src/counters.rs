@@ -72,7 +72,12 @@ impl ShardCounters {
 
     /// Counts a message that was given, of this many bytes.
     pub fn sent(&self, id: u16, bytes: usize) {
-        add(&self.method(id).messages_sent, 1);
+        self.sent_together(id, 1, bytes);
+    }
+
+    /// Counts so many messages that were given, of this many bytes in all.
+    pub(crate) fn sent_together(&self, id: u16, messages: usize, bytes: usize) {
+        add(&self.method(id).messages_sent, messages as u64);
         add(&self.bytes_sent, bytes as u64);
     }
 }

@@ -12,23 +12,37 @@ use bytes::Bytes;
 use http::StatusCode;
 use http2::{Payload, Reason};
 
+use crate::assembler::PREFIX_BYTES;
 use crate::budget::Account;
 use crate::gzip;
 use crate::inbound::CANCELED;
 use crate::ledger::{Charge, Ledger};
+use crate::messages::Messages;
 use crate::reply::check_len;
 use crate::responder::{Moves, Responder};
 use crate::shard::ShardState;
 
-/// Why a message was not taken.
+/// Why a message was not taken; `M` is the message, or the messages.
 #[derive(Debug)]
-pub enum TrySend {
-    /// The stream holds as much as it may, or nothing more is packed in this turn; the message comes back.
-    Full(Bytes),
+pub enum TrySend<M = Bytes> {
+    /// The stream holds as much as it may, or nothing more is packed in this turn; the message comes back. Of several
+    /// messages those come back that were not taken.
+    Full(M),
     /// The message is longer than a message may be; the call should end with this status.
     TooLong(Status),
     /// The call is over.
     Closed,
+}
+
+impl<M> TrySend<M> {
+    /// The same, with what comes back as `wrap` makes it.
+    pub fn map<N>(self, wrap: impl FnOnce(M) -> N) -> TrySend<N> {
+        match self {
+            TrySend::Full(message) => TrySend::Full(wrap(message)),
+            TrySend::TooLong(status) => TrySend::TooLong(status),
+            TrySend::Closed => TrySend::Closed,
+        }
+    }
 }
 
 /// The messages that a streaming call gives. What it holds unsent is bounded by
@@ -65,6 +79,34 @@ impl Outbound {
             return Err(TrySend::Full(message));
         }
         self.sending.push(message, true)
+    }
+
+    /// Sends some messages if there is room now, in one frame unless the stream packs them or the client has no room for
+    /// all of them. All are taken or none, except where each is packed: then those come back for which there was no room.
+    pub fn try_send_messages(&mut self, messages: Messages) -> Result<(), TrySend<Messages>> {
+        if !self.has_room() {
+            return Err(TrySend::Full(messages));
+        }
+        if !self.sending.takes_together(&messages) {
+            return self.try_send_each(messages);
+        }
+        self.sending.push_together(messages).map_err(|Gone| TrySend::Closed)
+    }
+
+    /// Sends messages one by one.
+    fn try_send_each(&mut self, mut messages: Messages) -> Result<(), TrySend<Messages>> {
+        while let Some(message) = messages.pop() {
+            match self.try_send(message) {
+                Ok(()) => {}
+                Err(refused) => {
+                    return Err(refused.map(|message| {
+                        messages.put_back(&message);
+                        messages
+                    }));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The account of the connection, to charge what a service holds for the call.
@@ -119,6 +161,9 @@ impl Outbound {
         !self.is_full() && !waits_for_turn
     }
 }
+
+/// The call is over.
+struct Gone;
 
 enum State {
     Unopened(Responder),
@@ -289,6 +334,31 @@ impl Sending {
             return Err(TrySend::Closed);
         }
         self.shard.counters.sent(self.method, wire_bytes);
+        Ok(())
+    }
+
+    /// Returns true if these messages can go out as they are: nobody packs them or takes them one by one, and none is too
+    /// long.
+    fn takes_together(&self, messages: &Messages) -> bool {
+        !self.gzip
+            && messages.longest() <= self.message_bytes_max
+            && !matches!(*self.state.borrow(), State::Local(_))
+    }
+
+    fn push_together(&self, messages: Messages) -> Result<(), Gone> {
+        let count = messages.len();
+        let bytes = messages.wire_bytes() - count * PREFIX_BYTES;
+        self.open().map_err(|_| Gone)?;
+        let mut state = self.state.borrow_mut();
+        let is_sent = match &*state {
+            State::Open(responder) => responder.send_messages(messages),
+            State::Unopened(_) | State::Local(_) | State::Closed => false,
+        };
+        if !is_sent {
+            *state = State::Closed;
+            return Err(Gone);
+        }
+        self.counters.sent_together(self.method, count, bytes);
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use http::response::Parts;
 use http2::{Key, Payload, Reason, SendError};
 
 use crate::context::ConnectionContext;
+use crate::messages::Messages;
 use crate::reply::{Field, TEMPLATES};
 
 /// What a stream had sent and had waiting, for those who look whether it moves.
@@ -61,6 +62,17 @@ impl Responder {
         let leaves = self.around.http2.borrow().sends_at_once(self.key, message.len() + 5);
         let message = if leaves { message } else { self.around.account.wait_for(message) };
         self.send(Payload::message(message, false).shared())
+    }
+
+    /// Sends messages with their prefixes; false if the stream is over.
+    pub(crate) fn send_messages(&self, messages: Messages) -> bool {
+        let sent = self.around.http2.borrow_mut().try_send_short(self.key, messages.as_slice());
+        match sent {
+            // None of it waits, so there is nothing to charge.
+            Ok(true) => true,
+            Ok(false) => self.send(Payload::from(messages.into_bytes())),
+            Err(_) => false,
+        }
     }
 
     /// Sends an answer of one message.

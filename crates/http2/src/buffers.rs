@@ -288,6 +288,12 @@ impl Output {
         self.calls_end
     }
 
+    /// Returns all that waits, if it is in one piece.
+    pub fn only(&self) -> Option<&[u8]> {
+        let queue = self.queue.as_ref().filter(|queue| queue.segments.len() == 1)?;
+        queue.segments.front().map(|segment| queue.bytes_of(segment))
+    }
+
     /// Fills in the first pieces, and returns their number. Fewer than there are places means that these are all.
     pub fn slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
         let mut count = 0;
@@ -401,6 +407,7 @@ mod tests {
         while !output.is_empty() {
             let n = step.min(output.len());
             output.advance(n);
+            assert!(output.only().is_none_or(|only| only == &whole[n..]));
             whole.drain(..n);
             assert_eq!(all(&output), whole);
             step = step * 3 % 7_919;

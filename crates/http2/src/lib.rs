@@ -46,4 +46,4 @@ pub use hpack::{InvalidField, Template};
 pub use options::{Limits, Options, Rate};
 pub use reason::{Cause, ConnectionError, Limit, Reason};
 pub use send::{OpenError, SendError};
-pub use stream::{Key, Payload};
+pub use stream::{Key, Payload, message_prefix};

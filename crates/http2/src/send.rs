@@ -150,6 +150,23 @@ impl Connection {
         Ok(())
     }
 
+    /// Sends a short part of a body at once, in one frame, without an owner for its bytes. Returns false if nothing was sent,
+    /// because it would have to wait, or is not short: [`Connection::send_data`] takes it.
+    ///
+    /// # Errors
+    ///
+    /// If the stream is over, or a server has not sent its head: the stream is reset then.
+    pub fn try_send_short(&mut self, stream: Key, bytes: &[u8]) -> Result<bool, SendError> {
+        let is_short = (1..=COPIED_BYTES_MAX).contains(&bytes.len());
+        if !self.is_free(stream, bytes.len())? || !is_short {
+            return Ok(false);
+        }
+        self.output.frame(kind::DATA, 0, stream.id, bytes);
+        self.output.note_call();
+        self.use_windows(stream, bytes.len());
+        Ok(true)
+    }
+
     /// Sends a gRPC message of `len` bytes that `write` appends to the buffer that it is given, in most cases the one that is
     /// written to the network: the message is encoded where it is sent from. `end` as in [`Connection::send_data`].
     ///

@@ -108,6 +108,15 @@ impl Payload {
     }
 }
 
+/// Returns the prefix of a gRPC message of so many bytes that is not compressed.
+///
+/// # Panics
+///
+/// If these are 4 GiB or more.
+pub fn message_prefix(len: usize) -> [u8; 5] {
+    prefix(len, false)
+}
+
 /// Returns the prefix of a gRPC message of so many bytes.
 pub(crate) fn prefix(len: usize, compressed: bool) -> [u8; PREFIX_BYTES] {
     let len = u32::try_from(len).unwrap_or_else(|_| panic!("a message of {len} bytes has no prefix"));

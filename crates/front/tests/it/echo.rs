@@ -13,8 +13,8 @@ use std::time::Duration;
 use api::{Code, Status};
 use bytes::Bytes;
 use mainstay_front::{
-    Account, Answer, Closing, Exchange, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Method,
-    Options, Origin, Outbound, ResponseBody, Service, Shard, ShardId, Unary, fuzzing,
+    Account, Answer, Closing, Exchange, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Messages,
+    Method, Options, Origin, Outbound, ResponseBody, Service, Shard, ShardId, TrySend, Unary, fuzzing,
 };
 use testkit::TIMEOUT;
 use tokio::io::DuplexStream;
@@ -44,6 +44,31 @@ const METHODS: [(&str, Kind); 21] = [
     ("/test.Echo/Looks", Kind::Unary),
     ("/test.Echo/Memory", Kind::Unary),
 ];
+
+/// Sends numbers with spaces behind them, some at a time.
+async fn send_together(
+    outbound: &mut Outbound,
+    count: usize,
+    len: usize,
+    together: usize,
+) -> Result<(), Status> {
+    for from in (0..count).step_by(together) {
+        let mut messages = Messages::default();
+        for at in from..count.min(from + together) {
+            messages.push([at.to_string().as_bytes(), " ".repeat(len).as_bytes()]);
+        }
+        loop {
+            outbound.ready().await?;
+            match outbound.try_send_messages(messages) {
+                Ok(()) => break,
+                Err(TrySend::Full(left)) => messages = left,
+                Err(TrySend::TooLong(status)) => return Err(status),
+                Err(TrySend::Closed) => return Err(Status::new(Code::Canceled, "closed")),
+            }
+        }
+    }
+    Ok(())
+}
 
 /// What the service says of a write whose answer there is no room for.
 pub const WRITTEN: Status = Status::new(Code::Unavailable, "it was written");
@@ -287,10 +312,13 @@ impl Service for Echo {
             let _alive = alive;
             match METHODS[usize::from(head.method)].0 {
                 "/test.Echo/Repeat" => {
-                    // How many messages, and how many spaces end each.
+                    // How many messages, how many spaces end each, and how many are sent together, if any.
                     let request = inbound.next().await?.unwrap_or_default();
                     let mut numbers = request.split(|byte| *byte == b'/').map(number);
                     let (count, len) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+                    if let Some(together) = numbers.next() {
+                        return send_together(&mut outbound, count, len, together).await;
+                    }
                     for at in 0..count {
                         outbound.send(format!("{at}{}", " ".repeat(len)).into()).await?;
                     }

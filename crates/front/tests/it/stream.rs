@@ -24,6 +24,32 @@ fn a_server_stream_gives_all_its_messages_in_order() {
     });
 }
 
+/// However much the client takes at a time, and however long they are together.
+#[test]
+fn messages_that_are_sent_together_arrive_one_by_one() {
+    let running = run();
+    block_on(async {
+        let mut expected = 0;
+        for window in [100, 20_000, 1 << 20] {
+            let (channel, _driver) =
+                Channel::connect_with(running.address, window).await.expect("a connection");
+            for (count, len, together) in [(300, 0, 1), (300, 10, 7), (300, 90, 100), (40, 3_000, 5)] {
+                let (mut sender, mut receiver) = channel.stream("/test.Echo/Repeat").await.expect("a call");
+                let request = format!("{count}/{len}/{together}");
+                sender.send_last(request.into()).await.expect("a sent message");
+                for at in 0..count {
+                    let message = format!("{at}{}", " ".repeat(len));
+                    assert_eq!(receiver.next().await, Ok(Some(message.into())), "{window} {len} {together}");
+                }
+                assert_eq!(receiver.next().await, Ok(None));
+                expected += count;
+            }
+        }
+        let method = &running.front.counters()[0].methods[id_of("/test.Echo/Repeat")];
+        assert_eq!(method.messages_sent.load(Relaxed), expected as u64);
+    });
+}
+
 #[test]
 fn a_bidi_stream_takes_and_gives_in_turns_and_ends_with_its_status() {
     let running = run();

@@ -314,6 +314,27 @@ fn a_stream_packs_so_much_in_a_turn_only() {
     });
 }
 
+/// Together they go in one frame, and packed each in one of its own: what the client unpacks is a message.
+#[test]
+fn messages_that_are_sent_together_share_a_frame_unless_they_are_packed() {
+    const MESSAGES: usize = 60;
+    run(async {
+        for (fields, frames) in [(&[][..], MESSAGES / 20), (&[("grpc-encoding", "gzip")][..], MESSAGES)] {
+            let mut client = Client::new(Options::default(), 64 * MIB, &OPEN).await;
+            client.send(&calls("/test.Echo/Repeat", 0, 1, fields, &format!("{MESSAGES}/50/20"))).await;
+            let (mut data, mut ended) = (0, false);
+            while !ended {
+                for frame in client.frames() {
+                    data += usize::from(frame.kind == DATA);
+                    ended |= frame.flags & END_STREAM != 0;
+                }
+                turn().await;
+            }
+            assert_eq!(data, frames, "{fields:?}");
+        }
+    });
+}
+
 #[test]
 fn a_client_that_is_not_read_from_is_not_taken_for_silent() {
     let timeout = Duration::from_millis(100);

@@ -66,6 +66,47 @@ fn what_some_calls_hold_keeps_no_others_from_using_the_rest() {
     assert_eq!(server.connection.unreleased_bytes(), 9 * 65_535);
 }
 
+/// Short parts that go at once come in order with those that wait, and go only where there is room for all of them.
+#[test]
+fn short_parts_overtake_nothing_and_wait_for_nothing() {
+    let options = Options { stream_window_bytes: 5_000, stream_window_bytes_max: 0, ..Options::default() };
+    let (mut client, mut server) = pair(&Options::default(), &options);
+    let (at_client, _) = call(&mut client, &mut server, false);
+    let random = &mut Random::new(7);
+    let (mut sent, mut came, mut at_once, mut refused) = (Vec::new(), Vec::new(), 0, 0);
+    for round in 0..500 {
+        for _ in 0..random.index(5) {
+            let len = [1, 300, 2_000, 3_000][random.index(4)];
+            let part = random.bytes(len);
+            let waits = client.connection.queued_bytes();
+            if client.connection.try_send_short(at_client, &part).unwrap() {
+                assert!(waits == 0 && part.len() <= 2_048, "{waits} bytes wait");
+                assert_eq!(client.connection.queued_bytes(), 0);
+                at_once += 1;
+            } else {
+                client
+                    .connection
+                    .send_data(at_client, Payload::from(Bytes::from(part.clone())), false)
+                    .unwrap();
+                refused += 1;
+            }
+            sent.extend(part);
+        }
+        if round % 3 == 0 {
+            for seen in exchange(&mut client, &mut server).1 {
+                if let Seen::Data(_, bytes, _) = seen {
+                    came.extend(bytes);
+                }
+            }
+            assert_eq!(came, sent);
+        }
+    }
+    assert!(at_once > 100 && refused > 100, "{at_once} and {refused}");
+    assert_eq!(client.connection.try_send_short(at_client, b""), Ok(false));
+    client.connection.send_data(at_client, body(0), true).unwrap();
+    assert_eq!(client.connection.try_send_short(at_client, b"late"), Err(SendError::Closed));
+}
+
 /// A message that fits into the window comes whole, to a consumer that releases nothing of it before.
 #[test]
 fn a_message_of_nearly_a_window_comes_behind_another() {

@@ -5,11 +5,11 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use api::{Code, Status, error};
 use bytes::Bytes;
-use front::{Account, Inbound, Outbound, TrySend};
+use front::{Account, Inbound, Messages, Outbound, TrySend};
 
 use clock::Sleep;
 use telemetry::callers::Caller;
@@ -17,7 +17,7 @@ use telemetry::tracing::Within;
 
 use super::hub::{Hub, Registration};
 use super::permit::Permit;
-use super::stream::Queued;
+use super::stream::{Body, Queued};
 
 /// Requests answered before others get their turn.
 const REQUESTS_PER_POLL_MAX: usize = 128;
@@ -48,9 +48,44 @@ pub trait Responses: 'static {
     fn try_send_shared(&mut self, message: Bytes) -> Result<(), TrySend> {
         self.try_send(message)
     }
+    /// See [`Outbound::try_send_messages`]. A sink may take some of the messages and give the others back: then it is
+    /// asked for room again before the next.
+    fn try_send_messages(&mut self, mut messages: Messages) -> Result<(), TrySend<Messages>> {
+        let Some(first) = messages.pop() else { return Ok(()) };
+        match self.try_send(first) {
+            Ok(()) if messages.is_empty() => Ok(()),
+            Ok(()) => Err(TrySend::Full(messages)),
+            Err(refused) => Err(refused.map(|first| {
+                messages.put_back(&first);
+                messages
+            })),
+        }
+    }
     /// See [`Outbound::account`].
     fn account(&self) -> Option<Rc<Account>> {
         None
+    }
+}
+
+/// Responses that were sent in one turn.
+#[derive(Default)]
+pub(super) struct Sent {
+    /// Responses without events.
+    pub controls: u64,
+    /// Responses with events.
+    pub responses: u64,
+    /// Events in these.
+    pub events: u64,
+}
+
+impl Sent {
+    fn add(&mut self, responses: u32, events: u32) {
+        if events == 0 {
+            self.controls += u64::from(responses);
+        } else {
+            self.responses += u64::from(responses);
+            self.events += u64::from(events);
+        }
     }
 }
 
@@ -75,6 +110,10 @@ impl Responses for Outbound {
 
     fn try_send_shared(&mut self, message: Bytes) -> Result<(), TrySend> {
         Outbound::try_send_shared(self, message)
+    }
+
+    fn try_send_messages(&mut self, messages: Messages) -> Result<(), TrySend<Messages>> {
+        Outbound::try_send_messages(self, messages)
     }
 
     fn account(&self) -> Option<Rc<Account>> {
@@ -125,7 +164,9 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         let mut again = self.read(cx)?;
         again |= self.tick(cx);
         hub.tell_progress(&stream);
-        let sent_all = self.write(cx)?;
+        let sent_all = self.write(cx);
+        hub.publish_pending();
+        let sent_all = sent_all?;
         if let Some(status) = stream.ending() {
             return Poll::Ready(Err(status));
         }
@@ -191,27 +232,48 @@ impl<R: Requests, W: Responses> Drive<R, W> {
 
     /// Sends what waits; says whether nothing is left.
     fn write(&mut self, cx: &mut Context<'_>) -> Result<bool, Status> {
+        if self.place.stream.is_drained() {
+            return Ok(true);
+        }
+        // The clock and the distributions cost as much as a short response, so they are asked once for all.
+        let begun = Instant::now();
+        let mut sent = Sent::default();
+        let sent_all = self.send_queued(cx, &mut sent);
+        self.place.hub.count_sent(&sent, begun.elapsed());
+        sent_all
+    }
+
+    fn send_queued(&mut self, cx: &mut Context<'_>, sent: &mut Sent) -> Result<bool, Status> {
         let stream = &self.place.stream;
-        let mut begun = if stream.is_drained() { None } else { Some(Instant::now()) };
         while !stream.is_drained() {
             match self.responses.poll_ready(cx) {
                 Poll::Pending => return Ok(false),
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(_)) => return Err(error::WATCH_CANCELED),
             }
-            let Some(Queued { bytes, events, shared }) = stream.pop() else { break };
-            let sent =
-                if shared { self.responses.try_send_shared(bytes) } else { self.responses.try_send(bytes) };
-            match sent {
-                Ok(()) => {
-                    let now = Instant::now();
-                    let took = begun.replace(now).map_or(Duration::ZERO, |begun| now - begun);
-                    self.place.hub.count_sent(events, took);
+            let Some(Queued { body, events }) = stream.pop() else { break };
+            let responses = body.responses();
+            let refused = match body {
+                Body::One(bytes) => self.responses.try_send(bytes).map_err(|refused| refused.map(Body::One)),
+                Body::Shared(bytes) => {
+                    self.responses.try_send_shared(bytes).map_err(|refused| refused.map(Body::Shared))
                 }
-                Err(TrySend::Full(bytes)) => {
-                    stream.put_back(Queued { bytes, events, shared });
-                    cx.waker().wake_by_ref();
-                    return Ok(false);
+                Body::Short(messages) => {
+                    self.responses.try_send_messages(messages).map_err(|refused| refused.map(Body::Short))
+                }
+            };
+            match refused {
+                Ok(()) => sent.add(responses, events),
+                Err(TrySend::Full(body)) => {
+                    let left = body.responses();
+                    // Each of several has as many events as the others.
+                    let events_left = events / responses * left;
+                    stream.put_back(Queued { body, events: events_left });
+                    if left == responses {
+                        cx.waker().wake_by_ref();
+                        return Ok(false);
+                    }
+                    sent.add(responses - left, events - events_left);
                 }
                 Err(TrySend::TooLong(status)) => return Err(status),
                 Err(TrySend::Closed) => return Err(error::WATCH_CANCELED),

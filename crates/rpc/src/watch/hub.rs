@@ -26,13 +26,13 @@ use self::line::Line;
 pub(super) use self::line::{Class, Place};
 use self::review::{Reviewed, Round};
 use self::synced::UnderWay;
-use super::drive::{self, Requests, Responses};
+use super::drive::{self, Requests, Responses, Sent};
 use super::hold::Hold;
 use super::index::Index;
 use super::long::Claim;
 use super::permit::Permit;
 use super::slice::Portion;
-use super::stream::{Stream, Watch};
+use super::stream::{PendingEvents, Stream, Watch};
 use clock::Sleep;
 use replica::shared::{Published, Shared};
 use storage::values::Source;
@@ -72,6 +72,8 @@ pub struct Hub {
     claimed: RefCell<Vec<Weak<Claim>>>,
     /// Hashes watched keys.
     hasher: RandomState,
+    /// Events that wait in the streams.
+    pending_events: Rc<PendingEvents>,
     /// Work that is done in one turn.
     portion: Cell<Portion>,
     /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
@@ -140,6 +142,7 @@ impl Hub {
             reviewed: Cell::new(Reviewed::by(&state, shared.credentials.withdrawals())),
             reviewing: RefCell::default(),
             cleared: RefCell::default(),
+            pending_events: Rc::new(PendingEvents::new(shared.metrics.mvcc.pending_events.clone())),
             shared,
             shard,
             values,
@@ -169,10 +172,14 @@ impl Hub {
     /// the rest. Called whenever the shard is woken; without news it costs next to nothing.
     pub fn advance(&self) {
         // Requests may come by the hundred between two turns.
-        if !self.is_told_later.get() && !self.turn() {
+        if self.is_told_later.get() {
+            return;
+        }
+        if !self.turn() {
             self.is_told_later.set(true);
             self.go_on_later();
         }
+        self.publish_pending();
     }
 
     fn go_on_later(&self) {
@@ -190,6 +197,7 @@ impl Hub {
         // After the synced watches, so that those who read never hold these up by more than a portion. A stream that wants to
         // read next comes to it once the sockets were looked at.
         let none_reads = self.read_some();
+        self.publish_pending();
         if told_all && reaped_all && none_reads {
             self.worker.set(Some(context.waker().clone()));
         } else {
@@ -324,16 +332,25 @@ impl Hub {
         self.shared.limits.election_timeout
     }
 
-    /// Counts a response that took so long to send.
-    pub(super) fn count_sent(&self, events: u32, took: Duration) {
+    /// Counts responses that took so long to send, all of them: each took its share of that.
+    pub(super) fn count_sent(&self, sent: &Sent, took: Duration) {
         let metrics = &self.shared.metrics;
-        if events == 0 {
-            metrics.server.watch_send_control.observe_seconds(took);
-            return;
+        let Sent { controls, responses, events } = *sent;
+        let took = took.as_secs_f64();
+        let each = took / (controls + responses).max(1) as f64;
+        if controls > 0 {
+            metrics.server.watch_send_control.observe_each(each, controls);
         }
-        metrics.mvcc.events.add(u64::from(events));
-        metrics.server.watch_send_stream.observe_seconds(took);
-        metrics.server.watch_send_event.observe_seconds(took / events);
+        if responses > 0 {
+            metrics.mvcc.events.add(events);
+            metrics.server.watch_send_stream.observe_each(each, responses);
+            metrics.server.watch_send_event.observe_each(each * responses as f64 / events as f64, responses);
+        }
+    }
+
+    /// Tells of events that wait to be sent since the last call, or wait no longer.
+    pub(super) fn publish_pending(&self) {
+        self.pending_events.publish();
     }
 
     pub(super) fn open(
@@ -349,7 +366,7 @@ impl Hub {
             caller,
             permit,
             spans,
-            self.shared.metrics.mvcc.pending_events.clone(),
+            Rc::clone(&self.pending_events),
             account,
         ));
         self.streams.borrow_mut().insert(serial, Rc::clone(&stream));

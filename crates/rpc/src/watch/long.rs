@@ -18,7 +18,7 @@ use numbers::{ChangeId, Revision};
 use super::index::{Index, Keys};
 use super::response::{self, HEAD_ROOM};
 use super::slice::{Portion, event_field_len, previous_of, put_event};
-use super::stream::{QUEUE_BYTES_MAX, Queued, Stream, Watch};
+use super::stream::{Body, QUEUE_BYTES_MAX, Queued, Stream, Watch};
 use storage::values::Attempt;
 
 /// Progress of some watches of a stream in reading one revision of many changes.
@@ -186,7 +186,7 @@ impl Part {
         for (n, (bytes, events)) in self.pieces.drain(..end).enumerate() {
             let fragment = n + 1 < end + more;
             let bytes = response::sealed(bytes, header, self.watch.id, fragment);
-            self.watch.stream.push(Queued { bytes, events, shared: false });
+            self.watch.stream.push(Queued { body: Body::One(bytes), events });
             self.watch.quiet.set(false);
         }
         end > 0
@@ -373,7 +373,7 @@ impl Long {
         let [part] = &mut self.parts[..] else { return None };
         let (bytes, events) = part.pieces.pop()?;
         let bytes = part.watch.stream.share(response::sealed(bytes, header, part.watch.id, false));
-        part.watch.stream.push(Queued { bytes: bytes.clone(), events, shared: true });
+        part.watch.stream.push(Queued::shared(bytes.clone(), events));
         part.watch.quiet.set(false);
         Some((bytes, events))
     }

@@ -7,7 +7,8 @@ use std::rc::Rc;
 use api::Code;
 use api::Status;
 use api::etcdserverpb::ResponseHeader;
-use api::wire::{field_len, number_tag, put_field_head};
+use api::limits::GRPC_OVERHEAD_BYTES;
+use api::wire::{field_len, number_len, number_tag, put_field_head, put_number};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use machine::key_value::{Projection, kv_len, put_kv};
 use machine::{ReadError, Values};
@@ -15,8 +16,9 @@ use mvcc::{Changes, Snapshot, Version};
 use numbers::Revision;
 
 use super::index::Index;
-use super::response;
-use super::stream::{Queued, Watch};
+use super::response::{self, HEAD_ROOM};
+use super::stream::{Matched, Queued, SHORT_BYTES, Watch};
+use crate::encode::put_header;
 use storage::values::Attempt;
 
 /// Revisions walked in one slice.
@@ -111,8 +113,42 @@ struct Made {
     watch_id: i64,
     form: Form,
     fragment: bool,
-    matched: Vec<u32>,
+    matched: Matched,
     parts: Vec<(Bytes, u32)>,
+}
+
+/// A short response is never cut into fragments.
+const _: () = assert!(SHORT_BYTES < GRPC_OVERHEAD_BYTES);
+
+/// What comes before the events of a short response: the header, which is the same for all watches, and the watch id.
+struct ShortHead {
+    bytes: [u8; HEAD_ROOM],
+    /// Length of the header.
+    header_len: usize,
+}
+
+impl ShortHead {
+    fn new(header: &ResponseHeader) -> ShortHead {
+        let mut encoded = BytesMut::new();
+        put_header(&mut encoded, header);
+        let mut head = ShortHead { bytes: [0; HEAD_ROOM], header_len: encoded.len() };
+        head.bytes[..encoded.len()].copy_from_slice(&encoded);
+        head
+    }
+
+    fn of(&mut self, watch_id: i64) -> &[u8] {
+        put_number(&mut &mut self.bytes[self.header_len..], 2, watch_id);
+        &self.bytes[..self.header_len + number_len(watch_id)]
+    }
+}
+
+/// What came of a response that may be short.
+enum Short {
+    Told,
+    /// The queue is full, or a value is not at hand.
+    LeftBehind,
+    /// It is not short, or its events are not encoded one behind the other.
+    Not,
 }
 
 /// A run of changes of one state.
@@ -224,9 +260,7 @@ impl<'a> Slice<'a> {
         self.events.truncate(begins);
         self.touched.retain(|watch| {
             let mut matched = watch.matched.borrow_mut();
-            while matched.last().is_some_and(|number| *number as usize >= begins) {
-                matched.pop();
-            }
+            matched.truncate(begins);
             !matched.is_empty()
         });
     }
@@ -245,10 +279,27 @@ impl<'a> Slice<'a> {
     /// not all at hand.
     pub fn hand_out(mut self, header: &ResponseHeader, fragment_bytes_max: usize) -> Vec<Rc<Watch>> {
         let mut left_behind = Vec::new();
+        // The same for all, where the response is short and each has its own.
+        let mut head = ShortHead::new(header);
         for watch in std::mem::take(&mut self.touched) {
             let matched = watch.matched.take();
-            if watch.stream.ending().is_some() {
+            if watch.stream.has_ended() {
                 continue;
+            }
+            match self.hand_short(&watch, &matched, &mut head) {
+                Ok(Short::Told) => {
+                    watch.quiet.set(false);
+                    continue;
+                }
+                Ok(Short::LeftBehind) => {
+                    left_behind.push(watch);
+                    continue;
+                }
+                Ok(Short::Not) => {}
+                Err(error) => {
+                    watch.stream.end(cannot_read(&error));
+                    continue;
+                }
             }
             match self.hand_to(&watch, matched, header, fragment_bytes_max) {
                 Ok(true) => watch.quiet.set(false),
@@ -259,10 +310,58 @@ impl<'a> Slice<'a> {
         left_behind
     }
 
+    /// Puts a response into the queue of a watch, if it is short.
+    fn hand_short(
+        &mut self,
+        watch: &Watch,
+        matched: &Matched,
+        head: &mut ShortHead,
+    ) -> Result<Short, ReadError> {
+        let form = if watch.previous { Form::WithPrevious } else { Form::Plain };
+        let head = head.of(watch.id);
+        let mut len = head.len();
+        for number in matched.iter() {
+            len += match self.events[number as usize].encoded[form as usize] {
+                Some((start, end)) => end - start,
+                None => self.field_len(number, form),
+            };
+            if len > SHORT_BYTES {
+                return Ok(Short::Not);
+            }
+        }
+        if len > watch.stream.revision_bytes_max() {
+            return Ok(Short::Not);
+        }
+        if !watch.stream.has_room(len) {
+            return Ok(Short::LeftBehind);
+        }
+        // The first watch that is told of some events has them encoded one behind the other.
+        let (mut fields, mut is_one_piece, mut is_whole) = (0..0, true, true);
+        for number in matched.iter() {
+            // The others too, where one is absent: what is absent is then fetched at once.
+            match self.encode(number, form)? {
+                None => is_whole = false,
+                Some((start, end)) if fields.is_empty() => fields = start..end,
+                Some((start, end)) => {
+                    is_one_piece &= start == fields.end;
+                    fields.end = end;
+                }
+            }
+        }
+        if !is_whole {
+            return Ok(Short::LeftBehind);
+        }
+        if !is_one_piece {
+            return Ok(Short::Not);
+        }
+        watch.stream.push_short(head, &self.arena[fields], matched.len() as u32);
+        Ok(Short::Told)
+    }
+
     fn hand_to(
         &mut self,
         watch: &Watch,
-        matched: Vec<u32>,
+        matched: Matched,
         header: &ResponseHeader,
         fragment_bytes_max: usize,
     ) -> Result<bool, ReadError> {
@@ -274,7 +373,7 @@ impl<'a> Slice<'a> {
                 && made.matched == matched
         });
         if !is_made {
-            let lens: Vec<usize> = matched.iter().map(|number| self.field_len(*number, form)).collect();
+            let lens: Vec<usize> = matched.iter().map(|number| self.field_len(number, form)).collect();
             let head_len = response::head_len(header, watch.id);
             let (len, bytes_max) = (lens.iter().sum::<usize>(), watch.stream.revision_bytes_max());
             if len > bytes_max {
@@ -286,9 +385,9 @@ impl<'a> Slice<'a> {
                 return Ok(false);
             }
             let mut spans = Vec::with_capacity(matched.len());
-            for number in &matched {
+            for number in matched.iter() {
                 // The others too, where one is absent: what is absent is then fetched at once.
-                spans.extend(self.encode(*number, form)?);
+                spans.extend(self.encode(number, form)?);
             }
             if spans.len() < matched.len() {
                 return Ok(false);
@@ -313,7 +412,7 @@ impl<'a> Slice<'a> {
             return Ok(false);
         }
         for (bytes, events) in parts {
-            watch.stream.push(Queued { bytes: bytes.clone(), events: *events, shared: true });
+            watch.stream.push(Queued::shared(bytes.clone(), *events));
         }
         Ok(true)
     }

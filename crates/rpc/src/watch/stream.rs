@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use api::Status;
 use api::etcdserverpb::WatchResponse;
 use bytes::Bytes;
-use front::{Account, Held};
+use front::{Account, Held, Messages};
 use mvcc::{Snapshot, Version, View};
 use numbers::Revision;
 use planted::Bug;
@@ -33,6 +33,8 @@ pub const QUEUE_BYTES_MAX: usize = 1 << 20;
 const WATCH_BYTES: usize = 1024;
 /// Memory of a waiting response besides its bytes, in bytes.
 const QUEUED_BYTES: usize = 128;
+/// Places of a stream's queue that are kept while nothing waits in it.
+const QUEUE_PLACES_KEPT: usize = 4;
 
 /// One watch.
 pub(super) struct Watch {
@@ -77,7 +79,7 @@ pub(super) struct Watch {
     /// While it is behind and was not when it was made: what it keeps readable.
     pub hold: RefCell<Option<Rc<Hold>>>,
     /// The events of the slice at hand that are for it.
-    pub matched: RefCell<Vec<u32>>,
+    pub matched: RefCell<Matched>,
     /// Charges it to its client.
     pub _held: Option<Held>,
     /// The watch's span, if its stream is traced. It ends with the watch.
@@ -104,25 +106,135 @@ impl Watch {
     }
 }
 
-/// A response that waits.
+/// Bytes of a response that is short: each stream has its own copy, beside others that it sends with it. To share it would cost
+/// more than to copy it, and what the copies take is little beside [`QUEUED_BYTES`].
+pub(super) const SHORT_BYTES: usize = 512;
+
+/// Bytes of short responses that are sent together: as many as most clients take in one frame.
+const TOGETHER_BYTES_MAX: usize = 16 << 10;
+
+/// Memory made at first for short responses that are sent together.
+const SHORT_ROOM_BYTES: usize = 1024;
+
+/// The bytes of responses that wait.
+pub(super) enum Body {
+    /// A response of this stream alone.
+    One(Bytes),
+    /// A response that several streams wait for: it is charged to the front's budget already.
+    Shared(Bytes),
+    /// Responses of at most [`SHORT_BYTES`], with the same number of events each.
+    Short(Messages),
+}
+
+impl Body {
+    /// Number of responses.
+    pub fn responses(&self) -> u32 {
+        match self {
+            Body::One(_) | Body::Shared(_) => 1,
+            Body::Short(messages) => messages.len() as u32,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Body::One(bytes) | Body::Shared(bytes) => bytes.len(),
+            Body::Short(messages) => messages.wire_bytes(),
+        }
+    }
+}
+
+/// A response that waits, or some short ones that are sent together.
 pub(super) struct Queued {
-    /// The encoded response.
-    pub bytes: Bytes,
-    /// Number of events in the response.
+    /// The encoded responses.
+    pub body: Body,
+    /// Number of events in all of them.
     pub events: u32,
-    /// True if the bytes are charged to the front's budget already, since several streams wait for them.
-    pub shared: bool,
 }
 
 impl Queued {
     /// A response without events.
     pub fn control(response: &WatchResponse) -> Queued {
-        Queued { bytes: response::control(response), events: 0, shared: false }
+        Queued { body: Body::One(response::control(response)), events: 0 }
     }
 
-    /// Returns the bytes charged to the stream's client while the response waits.
+    /// A response with so many events that several streams may wait for, from [`Stream::share`].
+    pub fn shared(bytes: Bytes, events: u32) -> Queued {
+        Queued { body: Body::Shared(bytes), events }
+    }
+
+    /// Returns the bytes charged to the stream's client while it waits.
     fn charged_bytes(&self) -> usize {
-        if self.shared { QUEUED_BYTES } else { QUEUED_BYTES + self.bytes.len() }
+        match &self.body {
+            Body::One(bytes) => QUEUED_BYTES + bytes.len(),
+            Body::Shared(_) => QUEUED_BYTES,
+            Body::Short(messages) => QUEUED_BYTES * messages.len() + messages.wire_bytes(),
+        }
+    }
+}
+
+/// Counts the events that wait in the streams of a hub. All shards share the gauge, so it is told once a turn and not of each
+/// event.
+pub(super) struct PendingEvents {
+    gauge: Gauge,
+    /// What the gauge was not told of yet.
+    untold: Cell<i64>,
+}
+
+impl PendingEvents {
+    pub fn new(gauge: Gauge) -> PendingEvents {
+        PendingEvents { gauge, untold: Cell::new(0) }
+    }
+
+    fn add(&self, events: i64) {
+        self.untold.set(self.untold.get() + events);
+    }
+
+    /// Tells the gauge.
+    pub fn publish(&self) {
+        let untold = self.untold.take();
+        if untold != 0 {
+            self.gauge.add(untold);
+        }
+    }
+}
+
+/// Numbers of the events of a slice that are for one watch, in ascending order. As a rule there is one, which takes no memory
+/// of its own.
+#[derive(Default, PartialEq, Eq)]
+pub(super) struct Matched {
+    first: Option<u32>,
+    rest: Vec<u32>,
+}
+
+impl Matched {
+    /// Returns true if there is none.
+    pub fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.rest.len()
+    }
+
+    /// Appends a number.
+    pub fn push(&mut self, number: u32) {
+        if self.first.is_none() {
+            self.first = Some(number);
+        } else {
+            self.rest.push(number);
+        }
+    }
+
+    /// Takes those from this one on out again.
+    pub fn truncate(&mut self, from: usize) {
+        let is_kept = |number: &u32| (*number as usize) < from;
+        self.rest.truncate(self.rest.partition_point(is_kept));
+        self.first = self.first.filter(is_kept);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.first.into_iter().chain(self.rest.iter().copied())
     }
 }
 
@@ -205,7 +317,7 @@ pub(super) struct Stream {
     /// True if another stream is making the response that this one waits for.
     pub waits_for_another: Cell<bool>,
     end: RefCell<Option<Status>>,
-    pending_events: Gauge,
+    pending_events: Rc<PendingEvents>,
     /// Account that is charged for the watches and queued responses; `None` for a stream that did not come through a
     /// front end.
     account: Option<Rc<Account>>,
@@ -221,7 +333,7 @@ impl Stream {
         caller: Arc<Caller>,
         permit: StreamPermit,
         spans: Option<Within>,
-        pending_events: Gauge,
+        pending_events: Rc<PendingEvents>,
         account: Option<Rc<Account>>,
     ) -> Stream {
         Stream {
@@ -425,12 +537,7 @@ impl Stream {
 
     /// Puts a response behind the others. The caller has looked for room.
     pub fn push(&self, queued: Queued) {
-        self.queued_bytes.set(self.queued_bytes.get() + queued.bytes.len());
-        self.charge(queued.charged_bytes(), 0);
-        self.pending_events.add(i64::from(queued.events));
-        // What it was given would go behind this with an older header, and its client may not take this soon.
-        let given = self.long.borrow_mut().as_mut().and_then(|long| long.given.take());
-        drop(given);
+        self.note_queued(&queued);
         let mut queue = self.queue.borrow_mut();
         queue.push_back(queued);
         // Behind others it is waited for already: the task that sends waits for space.
@@ -441,10 +548,51 @@ impl Stream {
         }
     }
 
-    /// Takes the next response to send.
+    /// Puts a response of at most [`SHORT_BYTES`] behind the others. It comes in parts: what is before the events, and so many
+    /// events. The caller has looked for room.
+    pub fn push_short(&self, head: &[u8], fields: &[u8], count: u32) {
+        let bytes = Messages::wire_len(head.len() + fields.len());
+        let mut queue = self.queue.borrow_mut();
+        if let Some(Queued { body: Body::Short(messages), events }) = queue.back_mut()
+            && messages.wire_bytes() + bytes <= TOGETHER_BYTES_MAX
+            && *events == count * messages.len() as u32
+        {
+            messages.push([head, fields]);
+            *events += count;
+            drop(queue);
+            self.queued_bytes.set(self.queued_bytes.get() + bytes);
+            self.charge(QUEUED_BYTES + bytes, 0);
+            self.pending_events.add(i64::from(count));
+            return;
+        }
+        drop(queue);
+        // Where there are other watches they may be told of the same.
+        let is_alone = self.watches.borrow().len() == 1;
+        let mut messages =
+            Messages::with_capacity(if is_alone { bytes } else { bytes.max(SHORT_ROOM_BYTES) });
+        messages.push([head, fields]);
+        self.push(Queued { body: Body::Short(messages), events: count });
+    }
+
+    fn note_queued(&self, queued: &Queued) {
+        self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes());
+        self.charge(queued.charged_bytes(), 0);
+        self.pending_events.add(i64::from(queued.events));
+        // What it was given would go behind this with an older header, and its client may not take this soon.
+        let given = self.long.borrow_mut().as_mut().and_then(|long| long.given.take());
+        drop(given);
+    }
+
+    /// Takes the next response to send, or the next that are sent together.
     pub fn pop(&self) -> Option<Queued> {
-        let queued = self.queue.borrow_mut().pop_front()?;
-        self.queued_bytes.set(self.queued_bytes.get() - queued.bytes.len());
+        let mut queue = self.queue.borrow_mut();
+        let queued = queue.pop_front()?;
+        if queue.is_empty() && queue.capacity() > QUEUE_PLACES_KEPT {
+            // A stream that has nothing to send is not to hold what it needed when it had much.
+            *queue = VecDeque::new();
+        }
+        drop(queue);
+        self.queued_bytes.set(self.queued_bytes.get() - queued.body.bytes());
         self.charge(0, queued.charged_bytes());
         self.pending_events.add(-i64::from(queued.events));
         Some(queued)
@@ -452,7 +600,7 @@ impl Stream {
 
     /// Puts back what could not be sent after all.
     pub fn put_back(&self, queued: Queued) {
-        self.queued_bytes.set(self.queued_bytes.get() + queued.bytes.len());
+        self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes());
         self.charge(queued.charged_bytes(), 0);
         self.pending_events.add(i64::from(queued.events));
         self.queue.borrow_mut().push_front(queued);
@@ -462,6 +610,11 @@ impl Stream {
     pub fn end(&self, status: Status) {
         self.end.borrow_mut().get_or_insert(status);
         self.wake();
+    }
+
+    /// Returns true if it is time to end.
+    pub fn has_ended(&self) -> bool {
+        self.end.borrow().is_some()
     }
 
     /// The status to end with, if it is time.
@@ -549,5 +702,6 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let events: i64 = self.queue.get_mut().iter().map(|queued| i64::from(queued.events)).sum();
         self.pending_events.add(-events);
+        self.pending_events.publish();
     }
 }

@@ -14,6 +14,7 @@ use api::etcdserverpb::{WatchCreateRequest, WatchResponse};
 use api::{Code, error};
 use mvcc::KeyRange;
 use numbers::{LeaseId, Revision};
+use prost::Message as _;
 
 use super::QUEUE_BYTES_MAX;
 use world::{Client, World, settle, watch};
@@ -386,6 +387,100 @@ fn a_slow_stream_holds_little_and_delays_nobody() {
         assert!(seen.iter().copied().eq(2..402));
     }
     assert_eq!(world.gauges().2, 0);
+}
+
+#[test]
+fn a_stream_is_offered_what_is_short_at_once() {
+    const WATCHES: usize = 40;
+    let mut world = world();
+    let mut client = world.client(MANY);
+    for _ in 0..WATCHES {
+        client.create(watch("k", ""));
+    }
+    client.create(WatchCreateRequest { prev_kv: true, ..watch("k", "") });
+    settle([&mut client]);
+    client.received();
+    // One change, and then three that are published one by one before the stream's turn.
+    for changes in [1, 3] {
+        for n in 0..changes {
+            world.put("k", 10 + n);
+            world.advance();
+        }
+        assert_eq!(world.gauges().3, (changes * (WATCHES + 1)) as i64);
+        settle([&mut client]);
+        assert_eq!(client.pipe.together.take(), [changes * (WATCHES + 1)]);
+        assert_eq!(world.gauges().3, 0);
+        let revisions = |id: usize| -> Vec<i64> {
+            let mut client = client.pipe.responses.borrow().clone();
+            let decoded = client.drain(..).map(|bytes| WatchResponse::decode(bytes).expect("decodes"));
+            let of_watch = decoded.filter(|response| response.watch_id == id as i64);
+            of_watch.map(|response| response.header.expect("a header").revision).collect()
+        };
+        let newest = world.store.current_revision().0;
+        let expected: Vec<i64> = (newest - changes as i64 + 1..=newest).collect();
+        assert!((0..=WATCHES).all(|id| revisions(id) == expected), "each in order");
+        client.received();
+    }
+    // Two changes in one response, behind one in another: those with one, and those with two, are offered together.
+    world.put("k", 1);
+    world.advance();
+    world.put("k", 2);
+    world.put("k", 3);
+    world.advance();
+    assert_eq!(world.gauges().3, (3 * (WATCHES + 1)) as i64);
+    settle([&mut client]);
+    assert_eq!(client.pipe.together.take(), [WATCHES + 1; 2]);
+    let told = lines(&client);
+    assert!(
+        told[..=WATCHES].iter().enumerate().all(|(id, line)| line.starts_with(&format!("{id}@6 put:k:6")))
+    );
+    let both = |id: usize, line: &String| {
+        let (first, second) = if id < WATCHES { ("7", "8") } else { ("7<6", "8<7") };
+        *line == format!("{id}@8 put:k:{first} put:k:{second}")
+    };
+    assert!(told[WATCHES + 1..].iter().enumerate().all(|(id, line)| both(id, line)), "{told:?}");
+    // What is long is not copied for each.
+    world.put("k", 1_000);
+    world.put("k", 1);
+    world.advance();
+    settle([&mut client]);
+    assert_eq!(client.pipe.together.take(), [0; 0]);
+    assert_eq!(client.received().len(), WATCHES + 1);
+}
+
+#[test]
+fn what_is_left_of_short_responses_waits_and_is_counted() {
+    let mut world = world();
+    let mut client = world.client(MANY);
+    (0..10).for_each(|_| client.create(watch("k", "")));
+    settle([&mut client]);
+    client.received();
+    client.pipe.credit.set(4);
+    world.put("k", 1);
+    world.advance();
+    settle([&mut client]);
+    assert_eq!((client.received().len(), world.gauges().3), (4, 6));
+    let events = |world: &World| world.shared.metrics.mvcc.events.value();
+    assert_eq!(events(&world), 4);
+    assert!(world.hub.queued_bytes_max() > 0);
+    // What comes next is offered behind them.
+    world.put("k", 2);
+    world.put("k", 3);
+    world.advance();
+    assert_eq!(world.gauges().3, 26);
+    let mut seen = vec![Vec::new(); 10];
+    while world.gauges().3 > 0 {
+        client.allow(3);
+        settle([&mut client]);
+        for response in client.received() {
+            seen[response.watch_id as usize]
+                .push((response.header.expect("a header").revision, response.events.len()));
+        }
+    }
+    assert_eq!(events(&world), 30);
+    assert!(seen[..4].iter().all(|seen| seen == &[(4, 2)]), "{seen:?}");
+    assert!(seen[4..].iter().all(|seen| seen == &[(2, 1), (4, 2)]), "{seen:?}");
+    assert_eq!(world.hub.queued_bytes_max(), 0);
 }
 
 #[test]

@@ -218,7 +218,7 @@ impl Hub {
             && let Some(watch) = long.takes(&given)
         {
             if let Some((bytes, events)) = &given.response {
-                stream.push(Queued { bytes: bytes.clone(), events: *events, shared: true });
+                stream.push(Queued::shared(bytes.clone(), *events));
                 watch.quiet.set(false);
             }
             stream.set_long(None);

@@ -17,7 +17,7 @@ use api::mvccpb::event::EventType;
 use api::mvccpb::{Event, KeyValue};
 use bytes::{Bytes, BytesMut};
 use disk::MemDisk;
-use front::{LocalBoxFuture, TrySend};
+use front::{LocalBoxFuture, Messages, TrySend};
 use machine::{Alarms, Members, ReadError, Values};
 use mvcc::{KeyRange, Location, Store, Value};
 use numbers::{ClusterId, Index, LeaseId, MemberId, Revision, Seconds, Term};
@@ -295,6 +295,8 @@ pub struct Pipe {
     pub opened: Cell<bool>,
     pub credit: Cell<usize>,
     pub responses: RefCell<VecDeque<Bytes>>,
+    /// How many short responses were offered together, each time.
+    pub together: RefCell<Vec<usize>>,
     server: RefCell<Option<Waker>>,
     reader: RefCell<Option<Waker>>,
 }
@@ -374,6 +376,17 @@ impl Responses for Responder {
             waker.wake();
         }
         Ok(())
+    }
+
+    /// Takes as many as there is credit for.
+    fn try_send_messages(&mut self, mut messages: Messages) -> Result<(), TrySend<Messages>> {
+        self.0.together.borrow_mut().push(messages.len());
+        while self.0.credit.get() > 0
+            && let Some(message) = messages.pop()
+        {
+            self.try_send(message).map_err(|_| TrySend::Closed)?;
+        }
+        if messages.is_empty() { Ok(()) } else { Err(TrySend::Full(messages)) }
     }
 }
 
