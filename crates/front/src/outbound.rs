@@ -341,7 +341,7 @@ impl Sending {
     /// long.
     fn takes_together(&self, messages: &Messages) -> bool {
         !self.gzip
-            && messages.longest() <= self.message_bytes_max
+            && messages.longest() <= self.shard.options.message_bytes_max
             && !matches!(*self.state.borrow(), State::Local(_))
     }
 
@@ -358,7 +358,7 @@ impl Sending {
             *state = State::Closed;
             return Err(Gone);
         }
-        self.counters.sent_together(self.method, count, bytes);
+        self.shard.counters.sent_together(self.method, count, bytes);
         Ok(())
     }
 
