@@ -129,7 +129,8 @@ struct Work {
     stalls: Option<Box<Stalls>>,
     /// Time since which nothing has happened, as far as that is known.
     idle_since: Option<Instant>,
-    /// The most calls that were open at once, if they were more than [`PLACES_FREE`], and what their places take.
+    /// The most calls that were open at once since the tables were last cut, if they were more than [`PLACES_FREE`], and what
+    /// their places take.
     places: Option<(usize, Held)>,
 }
 
@@ -906,8 +907,9 @@ impl Connection {
         let calls = &self.calls;
         work.deadlines.retain(|Reverse((_, key))| calls.contains(*key));
         let deadlines = std::mem::take(&mut work.deadlines);
-        let open = calls.len();
-        let places = work.places.take().filter(|_| open > PLACES_FREE);
+        // As many as there are entries for: a rest leaves those in front of the last call.
+        let kept = calls.places();
+        let places = work.places.take().filter(|_| kept > PLACES_FREE);
         self.work = None;
         if !deadlines.is_empty() {
             let work = self.work.get_or_insert_default();
@@ -915,8 +917,8 @@ impl Connection {
             work.deadlines.shrink_to_fit();
         }
         if let Some((_, mut held)) = places {
-            held.set((open - PLACES_FREE) * PLACE_BYTES);
-            self.work.get_or_insert_default().places = Some((open, held));
+            held.set((kept - PLACES_FREE) * PLACE_BYTES);
+            self.work.get_or_insert_default().places = Some((kept, held));
         }
     }
 
@@ -931,6 +933,7 @@ impl Connection {
             work.deadlines.pop();
             if let Some(call) = self.calls.take(key) {
                 call.expire(&self.around);
+                self.note_use();
                 // What it said goes out with the next turn.
                 self.transport_waker.wake_by_ref();
             }

@@ -341,7 +341,7 @@ impl Sending {
     /// long.
     fn takes_together(&self, messages: &Messages) -> bool {
         !self.gzip
-            && messages.longest() <= self.shard.options.message_bytes_max
+            && messages.longest() <= self.shard.options.answer_message_bytes_max
             && !matches!(*self.state.borrow(), State::Local(_))
     }
 

@@ -215,23 +215,25 @@ impl Log {
         self.owner_writes = owner_writes;
     }
 
-    /// Writes and syncs what is queued on the caller's thread, and reports it there: for a batch that shares its sync with no
-    /// other this saves two hand-overs between threads. The log's thread does it if it is at work, or a segment is missing.
-    /// Not for a log driven by hand.
+    /// Writes and syncs what is queued on the caller's thread, and reports it there, if it is no more than `bytes_max`: for a
+    /// batch that shares its sync with no other this saves two hand-overs between threads. The log's thread does it if there is
+    /// more, if it is at work, or if a segment is missing. Not for a log driven by hand.
     ///
-    /// Returns the time that it took, or `None` if the log's thread has it.
-    pub fn write_here(&mut self) -> Option<Duration> {
+    /// Returns the time that it took; `None` if all of it is left to the log's thread.
+    pub fn write_here(&mut self, bytes_max: usize) -> Option<Duration> {
         self.owner_writes = false;
         let begun = Instant::now();
-        let done = match self.worker.try_lock() {
-            Ok(mut worker) if worker.requests.is_empty() => !worker.turn(usize::MAX) && !worker.failed,
-            _ => false,
+        let is_little = self.queue.lock().bytes <= bytes_max;
+        let rest = match self.worker.try_lock() {
+            Ok(mut worker) if is_little && worker.requests.is_empty() => {
+                Some(worker.turn(usize::MAX) || worker.failed)
+            }
+            _ => None,
         };
-        if done {
-            return Some(begun.elapsed());
+        if rest != Some(false) {
+            self.queue.kick();
         }
-        self.queue.kick();
-        None
+        rest.map(|_| begun.elapsed())
     }
 
     /// Makes durable what was written to the segment in use, even if batches are not synced

@@ -7,10 +7,13 @@ use std::cell::Cell;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
-use testkit::http2::{Connection, DATA, END_HEADERS, HEADERS, SETTINGS, WINDOW_UPDATE, frame, message};
+use mainstay_front::{Budget, Options};
+use testkit::http2::{
+    Connection, DATA, END_HEADERS, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame, message,
+};
 use testkit::{TIMEOUT, eventually};
 
-use crate::echo::{block_on, run};
+use crate::echo::{block_on, run, run_with};
 
 /// Sizes from which on pieces of memory are not told apart.
 const SIZES: usize = 4096;
@@ -60,6 +63,17 @@ pub fn held() -> String {
     text
 }
 
+/// What a member says of its shard's memory: bytes, and pieces by size.
+fn asked(asking: &mut Connection, stream: &mut u32) -> (isize, String) {
+    asking.call(*stream, "/test.Echo/Memory", &[], &message(0, b""));
+    *stream += 2;
+    let payload = asking.next_of(DATA).payload;
+    asking.send(&frame(WINDOW_UPDATE, 0, 0, &(payload.len() as u32).to_be_bytes()));
+    let text = String::from_utf8_lossy(&payload[5..]).into_owned();
+    let bytes = text.split(' ').next().and_then(|bytes| bytes.parse().ok()).expect("a number");
+    (bytes, text)
+}
+
 const BIDI: &str = "/test.Echo/Bidi";
 
 /// A header block whose fields go into the table, as a client sends it the first time.
@@ -86,8 +100,9 @@ fn indexed_block(path: &str) -> Vec<u8> {
 }
 
 fn call(connection: &mut Connection, stream: u32, path: &str, flags: u8) {
-    connection.send(&frame(HEADERS, END_HEADERS, stream, &indexed_block(path)));
-    connection.send(&frame(DATA, flags, stream, &message(0, b"a")));
+    let mut frames = frame(HEADERS, END_HEADERS, stream, &indexed_block(path));
+    frames.extend(frame(DATA, flags, stream, &message(0, b"a")));
+    connection.send(&frames);
     assert_eq!(connection.next_of(DATA).payload, message(0, b"a"));
 }
 
@@ -108,15 +123,7 @@ fn holds(what: &str, bytes_max: isize, path: &str, streams: &[u32]) {
     let running = run();
     let mut asking = connect(running.address);
     let mut stream = 1;
-    let mut ask = || {
-        asking.call(stream, "/test.Echo/Memory", &[], &message(0, b""));
-        stream += 2;
-        let payload = asking.next_of(DATA).payload;
-        asking.send(&frame(WINDOW_UPDATE, 0, 0, &(payload.len() as u32).to_be_bytes()));
-        let text = String::from_utf8_lossy(&payload[5..]).into_owned();
-        let bytes: isize = text.split(' ').next().and_then(|bytes| bytes.parse().ok()).expect("a number");
-        (bytes, text)
-    };
+    let mut ask = || asked(&mut asking, &mut stream);
     // Buffers and tables of the shard are there.
     let mut first = connect(running.address);
     begin(&mut first);
@@ -169,10 +176,37 @@ fn a_connection_that_is_idle() {
 
 #[test]
 fn a_connection_with_an_open_stream() {
-    holds("a connection with a stream", 2_550, BIDI, &[1]);
+    holds("a connection with a stream", 2_600, BIDI, &[1]);
 }
 
 #[test]
 fn a_connection_with_two_open_streams() {
-    holds("a connection with two streams", 3_500, BIDI, &[1, 3]);
+    holds("a connection with two streams", 3_560, BIDI, &[1, 3]);
+}
+
+#[test]
+fn what_a_rest_leaves_of_many_calls_is_charged() {
+    const STREAMS: u32 = 2_000;
+    let budget = Budget::new(1 << 30);
+    let running = run_with(Options { shards: 1, budget: budget.clone(), ..Options::default() });
+    let (mut asking, mut stream) = (connect(running.address), 1);
+    let mut connection = connect(running.address);
+    call(&mut connection, 1, BIDI, 0);
+    let (before, _) = asked(&mut asking, &mut stream);
+    let charged_before = budget.held_bytes() as isize;
+    for number in 1..STREAMS {
+        call(&mut connection, 2 * number + 1, BIDI, 0);
+    }
+    // All but the last.
+    for number in 0..STREAMS - 1 {
+        connection.send(&frame(RST_STREAM, 0, 2 * number + 1, &8u32.to_be_bytes()));
+    }
+    // Longer than it takes until the connection rests.
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(3);
+    while std::time::Instant::now() < end {
+        let (bytes, _) = asked(&mut asking, &mut stream);
+        let (held, charged) = (bytes - before, budget.held_bytes() as isize - charged_before);
+        assert!(held <= charged + (64 << 10), "{held} bytes are held, and {charged} charged");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
 }

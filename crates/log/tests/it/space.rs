@@ -214,7 +214,7 @@ fn the_owner_writes_by_itself_unless_the_thread_has_to() {
         log.owner_writes(true);
         log.append(entries(index..=index, 1, 10)).unwrap();
         assert!(told.try_recv().is_err(), "nobody else writes it");
-        let wrote = log.write_here().is_some();
+        let wrote = log.write_here(1024).is_some();
         // Reported at once; where the log's thread had not yet let go of the batch before, by that.
         let (thread, event) = if wrote { told.try_recv().expect("an event") } else { next() };
         assert_eq!(thread == own, wrote);
@@ -222,10 +222,14 @@ fn the_owner_writes_by_itself_unless_the_thread_has_to() {
         here += u32::from(wrote);
     }
     assert!(here > 0);
-    // More than the segment has room for: its thread goes on with it.
+    // More than it should write by itself, and then more than the segment has room for: the log's thread goes on with it.
     log.owner_writes(true);
-    log.append(entries(21..=120, 1, 1000)).unwrap();
-    log.write_here();
+    log.append(entries(21..=21, 1, 2000)).unwrap();
+    assert_eq!(log.write_here(1024), None);
+    assert!(matches!(next(), (thread, LogEvent::Synced(_)) if thread != own));
+    log.owner_writes(true);
+    log.append(entries(22..=120, 1, 1000)).unwrap();
+    log.write_here(usize::MAX);
     let mut last = 0;
     while last < 120 {
         if let (_, LogEvent::Synced(synced)) = next() {
@@ -239,7 +243,7 @@ fn the_owner_writes_by_itself_unless_the_thread_has_to() {
     disk.fail_next(Operation::Sync, 1, Fault::Always(5));
     log.owner_writes(true);
     log.append(entries(122..=122, 1, 10)).unwrap();
-    assert_eq!(log.write_here(), None);
+    log.write_here(1024);
     while !matches!(next(), (_, LogEvent::Failed(_))) {}
     assert_eq!(log.append(entries(123..=123, 1, 10)).unwrap_err().reason, Refusal::Stopped);
 }

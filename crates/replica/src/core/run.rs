@@ -43,7 +43,7 @@ use super::reads::Reads;
 use super::removal::Removal;
 use super::room::Room;
 use super::segments::{Moves, Segments};
-use super::writing::{Occasion, Writing};
+use super::writing::{self, Occasion, Writing};
 use super::{ClientRequest, CoreRequest, Fatal};
 use crate::shared::Shared;
 use crate::stages::Positions;
@@ -353,7 +353,7 @@ impl Core {
         self.publish();
         self.note_stages(now);
         self.answer();
-        if writes_here && let Some(took) = self.log.write_here() {
+        if writes_here && let Some(took) = self.log.write_here(writing::FEW_BYTES) {
             self.writing.took(took, now);
         }
         if self.parked.is_some() {
@@ -385,8 +385,12 @@ impl Core {
     /// Returns true if this turn writes to the log by itself what it appends. What was written comes back as a request, as
     /// from the log's thread.
     fn writes_here(&self, now: Instant) -> bool {
-        let is_alone =
-            self.shared.threads && self.stopping.is_none() && self.machine.members.by_id.len() <= 1;
+        // The state alone does not say it: that of a member that catches up may be of a time when there was only one.
+        let is_alone = self.shared.threads
+            && self.stopping.is_none()
+            && self.machine.members.by_id.len() == 1
+            && self.reads_local()
+            && self.leads_now();
         let occasion =
             Occasion { is_alone, proposals: self.proposals.open(), queued_bytes: self.log.queued_bytes() };
         self.writing.is_for_core(occasion, now)

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// Proposals that a batch of the core's may have: more of them share what the hand-overs cost.
 const FEW: usize = 2;
+/// Bytes that such a batch may have.
+pub(super) const FEW_BYTES: usize = 64 << 10;
 /// A sync that takes so long is one during which the core might have had other things to do.
 const LONG: Duration = Duration::from_millis(2);
 /// Time for which the log's thread writes after a long sync.
@@ -26,7 +28,7 @@ pub(super) struct Writing {
 /// What is to be written, and by whom it is awaited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Occasion {
-    /// True if the member has no others, runs with threads, and does not stop.
+    /// True if the member leads and has no others, runs with threads, and does not stop.
     pub is_alone: bool,
     /// Proposals that are not applied.
     pub proposals: usize,

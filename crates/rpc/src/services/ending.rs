@@ -41,6 +41,13 @@ pub(super) struct Ended {
     place: Option<usize>,
 }
 
+impl Ended {
+    /// Returns true if the server ends.
+    pub fn is_due(&self) -> bool {
+        self.ending.has_begun.get()
+    }
+}
+
 impl Future for Ended {
     type Output = ();
 

@@ -388,6 +388,8 @@ impl Services {
             loop {
                 let next = poll_fn(|cx| match inbound.poll_next(cx) {
                     Poll::Pending => Pin::new(&mut ended).poll(cx).map(|()| Err(error::STOPPED)),
+                    // Nor does one go on that always has more to ask.
+                    Poll::Ready(_) if ended.is_due() => Poll::Ready(Err(error::STOPPED)),
                     next => next,
                 });
                 let Some(message) = next.await? else { return Ok(()) };

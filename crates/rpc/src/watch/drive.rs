@@ -266,6 +266,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
                 Ok(()) => sent.add(responses, events),
                 Err(TrySend::Full(body)) => {
                     let left = body.responses();
+                    debug_assert!((1..=responses).contains(&left), "{left} of {responses} are left");
                     // Each of several has as many events as the others.
                     let events_left = events / responses * left;
                     stream.put_back(Queued { body, events: events_left });

@@ -443,7 +443,7 @@ impl Core {
 /// Replies to requests.
 impl Core {
     /// Returns true if the newest state of this member answers linearizable reads without a round.
-    fn reads_local(&self) -> bool {
+    pub(super) fn reads_local(&self) -> bool {
         self.leadership.has_settled() && self.node.voters() == [MemberId(self.shared.identity.member_id)]
     }
 
