@@ -21,6 +21,9 @@ const PAGES: [(&str, &str, u8); 10] = [
 ];
 /// Names of etcd's tools, for those who put this directory into their PATH: Debian's own packages have the names in /usr/bin.
 const TOOLS: [&str; 3] = ["etcd", "etcdctl", "etcdutl"];
+/// Release of the program, and of the package of it.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "-1");
+const MAINTAINER: &str = "The authors of Mainstay <mainstay@localhost>";
 const DESCRIPTION: &str = "distributed key-value store with etcd's API
  Mainstay serves the API of etcd, version 3, with etcd's flags, tools, protocol
  between members and semantics. Started on etcd's data directory it goes on as
@@ -48,6 +51,16 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
     tree.copy("debian/default", "etc/default/mainstay", 0o644)?;
     tree.copy("debian/copyright", "usr/share/doc/mainstay/copyright", 0o644)?;
     tree.zipped("usr/share/doc/mainstay/changelog.gz", &read(&root.join("CHANGELOG.md"))?)?;
+    // The time of the last commit: the same source gives the same package.
+    let dated = said(
+        "git",
+        [OsStr::new("-C"), root.as_os_str(), "log".as_ref(), "-1".as_ref(), "--format=%cD".as_ref()],
+    )?;
+    let dated = String::from_utf8_lossy(&dated).trim().to_owned();
+    let changes = format!(
+        "mainstay ({VERSION}) unstable; urgency=medium\n\n  * What changed is in changelog.gz.\n\n -- {MAINTAINER}  {dated}\n"
+    );
+    tree.zipped("usr/share/doc/mainstay/changelog.Debian.gz", changes.as_bytes())?;
     for (command, page, section) in PAGES {
         let words = ["man", command];
         let text = said(&binary, words.iter().filter(|word| !word.is_empty()))?;
@@ -66,18 +79,17 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
     tree.put("DEBIAN/conffiles", b"/etc/default/mainstay\n", 0o644)?;
     let architecture = said("dpkg", ["--print-architecture"])?;
     let architecture = String::from_utf8_lossy(&architecture).trim().to_owned();
-    let version = env!("CARGO_PKG_VERSION");
     let kib = said("du", [OsStr::new("-sk"), tree.root.as_os_str()])?;
     let kib: String =
         kib.iter().take_while(|byte| byte.is_ascii_digit()).map(|byte| char::from(*byte)).collect();
     let libc = needed_libc(&tree.root.join("usr/bin/mainstay"))?;
     let control = format!(
-        "Package: mainstay\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: The authors of Mainstay <mainstay@localhost>\n\
+        "Package: mainstay\nVersion: {VERSION}\nArchitecture: {architecture}\nMaintainer: {MAINTAINER}\n\
          Installed-Size: {kib}\nDepends: libc6 (>= {libc}), libgcc-s1, adduser\nSection: database\nPriority: optional\n\
          Description: {DESCRIPTION}\n"
     );
     tree.put("DEBIAN/control", control.as_bytes(), 0o644)?;
-    let package = target.join(format!("debian/mainstay_{version}_{architecture}.deb"));
+    let package = target.join(format!("debian/mainstay_{VERSION}_{architecture}.deb"));
     run(
         "dpkg-deb",
         [OsStr::new("--root-owner-group"), OsStr::new("--build"), tree.root.as_os_str(), package.as_os_str()],
