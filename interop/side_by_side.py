@@ -32,6 +32,8 @@ class Server:
 
     # A command that runs the server, such as a profiler.
     wrapper = ()
+    # How long it may take to start.
+    patience_s = 60
 
     def __init__(self, name, path, port, data=None):
         self.name, self.path, self.port = name, path, port
@@ -51,7 +53,7 @@ class Server:
                  "--log-level", "error", *self.more_flags()]
         self.began = time.monotonic()
         self.process = subprocess.Popen([*self.wrapper, self.path, *flags], stdout=self.log, stderr=self.log)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + self.patience_s
         while True:
             try:
                 # /health answers only after a linearizable read.

@@ -27,6 +27,9 @@ from takeover import release_of
 class Member(Server):
     """A server that may hold more than the default."""
 
+    # etcd reads its whole database, perhaps from a disk that is slow.
+    patience_s = 600
+
     def more_flags(self):
         return ["--quota-backend-bytes", str(64 << 30), "--snapshot-count", "10000"]
 
