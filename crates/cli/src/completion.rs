@@ -1,9 +1,8 @@
 //! Scripts that let a shell complete commands and flags. Each lists the tool's whole table, so that completing needs no
 //! run of the tool.
 
-use std::fmt::Write as _;
-
 use crate::command::{Command, FlagRow, Kind, Program};
+use crate::help::line_of;
 
 /// The shells that there are scripts for.
 pub const SHELLS: [&str; 4] = ["bash", "zsh", "fish", "powershell"];
@@ -109,10 +108,6 @@ impl Tree {
     }
 }
 
-fn put(out: &mut String, line: std::fmt::Arguments<'_>) {
-    writeln!(out, "{line}").expect("strings take everything");
-}
-
 /// Returns the script for bash 4 or newer: `source <(etcdctl completion bash)`. `called` is the name of the executable.
 fn bash(tree: &Tree, called: &str) -> String {
     let name = tree.function();
@@ -121,9 +116,9 @@ fn bash(tree: &Tree, called: &str) -> String {
         let mut words: Vec<String> = command.below.iter().map(|below| below.name.to_owned()).collect();
         words.extend(command.flags.iter().map(|flag| format!("--{}", flag.name)));
         words.push("--help".to_owned());
-        put(&mut out, format_args!("        '{path}') echo '{}' ;;", words.join(" ")));
+        line_of(&mut out, format_args!("        '{path}') echo '{}' ;;", words.join(" ")));
     }
-    put(
+    line_of(
         &mut out,
         format_args!(
             "    esac\n}}\n_{name}_complete() {{\n    local at=1 path='' word next\n    \
@@ -149,9 +144,9 @@ fn zsh(tree: &Tree, called: &str) -> String {
         let mut words: Vec<String> =
             command.below.iter().map(|below| format!("'{}:{}'", below.name, plain(below.about))).collect();
         words.extend(command.flags.iter().map(|flag| format!("'--{}:{}'", flag.name, plain(flag.help))));
-        put(&mut out, format_args!("        '{path}') follows=({}) ;;", words.join(" ")));
+        line_of(&mut out, format_args!("        '{path}') follows=({}) ;;", words.join(" ")));
     }
-    put(
+    line_of(
         &mut out,
         format_args!(
             "        *) return 1 ;;\n    esac\n}}\n_{name}() {{\n    local -a follows\n    local at=2 cpath='' word next\n    \
@@ -190,12 +185,12 @@ fn fish(tree: &Tree, called: &str) -> String {
             command.below.iter().map(|below| format!("'{}' '{}'", below.name, plain(below.about))).collect();
         words.extend(command.flags.iter().map(|flag| format!("'--{}' '{}'", flag.name, plain(flag.help))));
         words.push("'--help' 'Show help'".to_owned());
-        put(
+        line_of(
             &mut out,
             format_args!("        case '{path}'\n            printf '%s\\t%s\\n' {}", words.join(" ")),
         );
     }
-    put(
+    line_of(
         &mut out,
         format_args!(
             "    end\nend\ncomplete -c {called} -f -a '(__{name}_follows)'\n\
@@ -232,9 +227,9 @@ fn powershell(tree: &Tree, called: &str) -> String {
         paths.join(", "),
     );
     for (path, tree) in tree.rows() {
-        put(&mut out, format_args!("        {} {{", literal(&path)));
+        line_of(&mut out, format_args!("        {} {{", literal(&path)));
         for command in &tree.below {
-            put(
+            line_of(
                 &mut out,
                 format_args!("            & $command {} {}", literal(command.name), literal(command.about)),
             );
@@ -243,9 +238,9 @@ fn powershell(tree: &Tree, called: &str) -> String {
             let name = format!("--{}", flag.name);
             // PowerShell takes no empty text as a description.
             let help = if flag.help.is_empty() { flag.name } else { flag.help };
-            put(&mut out, format_args!("            & $flag {} {}", literal(&name), literal(help)));
+            line_of(&mut out, format_args!("            & $flag {} {}", literal(&name), literal(help)));
         }
-        put(
+        line_of(
             &mut out,
             format_args!("            & $flag '--help' 'Show help'\n            break\n        }}"),
         );

@@ -71,7 +71,8 @@ pub(crate) fn usage<R: Copy>(program: &Program<R>, path: &[&str]) -> String {
     out
 }
 
-fn line_of(out: &mut String, line: std::fmt::Arguments<'_>) {
+/// Appends a line.
+pub(crate) fn line_of(out: &mut String, line: std::fmt::Arguments<'_>) {
     writeln!(out, "{line}").expect("strings take everything");
 }
 

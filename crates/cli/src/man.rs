@@ -1,15 +1,14 @@
 //! Pages for `man`, in the macros of man(7), made of the same tree as the completion scripts.
 
-use std::fmt::Write as _;
-
 use crate::completion::{Tree, Word};
+use crate::help::line_of;
 
 /// The words around the list of commands and flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a> {
     /// The words that call the command: `mainstay ctl`. The page's name has hyphens in place of blanks.
     pub called: &'a str,
-    /// What the command is, in one line.
+    /// One line that says what the command is.
     pub about: &'a str,
     /// Section of the manual: 1 for commands, 8 for what an administrator runs.
     pub section: u8,
@@ -27,7 +26,7 @@ impl Page<'_> {
         let name = self.called.replace(' ', "-");
         let mut out = String::new();
         // No date: the same release gives the same page.
-        put(
+        line_of(
             &mut out,
             format_args!(
                 ".TH {} {} \"\" \"{}\"",
@@ -36,25 +35,28 @@ impl Page<'_> {
                 text(self.release)
             ),
         );
-        put(&mut out, format_args!(".SH NAME\n{} \\- {}", text(&name), text(self.about)));
+        line_of(&mut out, format_args!(".SH NAME\n{} \\- {}", text(&name), text(self.about)));
         let command = if tree.below.is_empty() { "" } else { " [\\fIcommand\\fR]" };
-        put(&mut out, format_args!(".SH SYNOPSIS\n\\fB{}\\fR{command} [\\fIflags\\fR]", text(self.called)));
-        put(&mut out, format_args!(".SH DESCRIPTION"));
+        line_of(
+            &mut out,
+            format_args!(".SH SYNOPSIS\n\\fB{}\\fR{command} [\\fIflags\\fR]", text(self.called)),
+        );
+        line_of(&mut out, format_args!(".SH DESCRIPTION"));
         for paragraph in self.description {
-            put(&mut out, format_args!(".PP\n{}", line(paragraph)));
+            line_of(&mut out, format_args!(".PP\n{}", line(paragraph)));
         }
         if !tree.flags.is_empty() {
-            put(&mut out, format_args!(".SH OPTIONS"));
+            line_of(&mut out, format_args!(".SH OPTIONS"));
             flags(&mut out, &tree.flags);
         }
         if !tree.below.is_empty() {
-            put(&mut out, format_args!(".SH COMMANDS"));
+            line_of(&mut out, format_args!(".SH COMMANDS"));
             commands(&mut out, &tree.below, "", &tree.flags);
         }
         if !self.see_also.is_empty() {
             let pages =
                 self.see_also.iter().map(|(page, section)| format!("\\fB{}\\fR({section})", text(page)));
-            put(&mut out, format_args!(".SH SEE ALSO\n{}", pages.collect::<Vec<_>>().join(",\n")));
+            line_of(&mut out, format_args!(".SH SEE ALSO\n{}", pages.collect::<Vec<_>>().join(",\n")));
         }
         out
     }
@@ -64,7 +66,7 @@ impl Page<'_> {
 fn commands(out: &mut String, below: &[Tree], path: &str, known: &[Word]) {
     for command in below {
         let path = if path.is_empty() { command.name.to_owned() } else { format!("{path} {}", command.name) };
-        put(out, format_args!(".SS {}\n{}", quoted(&path), line(command.about)));
+        line_of(out, format_args!(".SS {}\n{}", quoted(&path), line(command.about)));
         let own: Vec<Word> = (command.flags.iter())
             .filter(|flag| known.iter().all(|other| other.name != flag.name))
             .copied()
@@ -78,7 +80,10 @@ fn flags(out: &mut String, flags: &[Word]) {
     for flag in flags {
         let short = flag.short.map_or(String::new(), |letter| format!("\\fB\\-{letter}\\fR, "));
         let value = if flag.takes_value { " \\fIVALUE\\fR" } else { "" };
-        put(out, format_args!(".TP\n{short}\\fB\\-\\-{}\\fR{value}\n{}", text(flag.name), line(flag.help)));
+        line_of(
+            out,
+            format_args!(".TP\n{short}\\fB\\-\\-{}\\fR{value}\n{}", text(flag.name), line(flag.help)),
+        );
     }
 }
 
@@ -108,10 +113,6 @@ fn line(words: &str) -> String {
 /// Text that is one argument of a request.
 fn quoted(words: &str) -> String {
     format!("\"{}\"", text(words).replace('"', "\\(dq"))
-}
-
-fn put(out: &mut String, line: std::fmt::Arguments<'_>) {
-    writeln!(out, "{line}").expect("strings take everything");
 }
 
 #[cfg(test)]

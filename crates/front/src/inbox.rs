@@ -35,7 +35,7 @@ struct Contents {
 }
 
 impl Contents {
-    /// How the body ended, if nothing is left of it.
+    /// Returns how the body ended, for a reader to whom nothing is left of it, or has that reader woken.
     fn poll_end<T>(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T, CutOff>>> {
         match self.end {
             Some(End::Whole) => Poll::Ready(None),

@@ -15,7 +15,7 @@ pub(crate) struct PingPolicy {
     last: Option<Instant>,
     strikes: u32,
     forgiven: bool,
-    /// What had been sent of calls when the last ping came.
+    /// Bytes of calls that had been sent when the last ping came.
     sent_before: u64,
 }
 

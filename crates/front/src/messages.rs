@@ -3,6 +3,7 @@
 use bytes::{Buf as _, Bytes};
 
 use crate::assembler::PREFIX_BYTES;
+use crate::outbound::TrySend;
 
 /// Short messages for one stream, each behind its prefix, as they lie in the payload of a DATA frame.
 ///
@@ -56,12 +57,31 @@ impl Messages {
         Some(message)
     }
 
-    /// Puts back, before the others, the message that [`Messages::pop`] took out last.
+    /// Hands the first message to `send`. Returns the messages behind it, or gives all of them back if it was refused.
+    ///
+    /// # Errors
+    ///
+    /// Those of `send`.
     ///
     /// # Panics
     ///
-    /// If it is another message.
-    pub fn put_back(&mut self, message: &Bytes) {
+    /// If `send` gives another message back.
+    pub fn send_first(
+        mut self,
+        send: impl FnOnce(Bytes) -> Result<(), TrySend>,
+    ) -> Result<Messages, TrySend<Messages>> {
+        let Some(first) = self.pop() else { return Ok(self) };
+        match send(first) {
+            Ok(()) => Ok(self),
+            Err(refused) => Err(refused.map(|first| {
+                self.put_back(&first);
+                self
+            })),
+        }
+    }
+
+    /// Puts back, before the others, the message that [`Messages::pop`] took out last.
+    fn put_back(&mut self, message: &Bytes) {
         let end = self.at;
         self.at -= PREFIX_BYTES + message.len();
         assert_eq!(self.bytes[self.at + PREFIX_BYTES..end], **message, "what was taken out last is put back");

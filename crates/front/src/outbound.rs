@@ -35,7 +35,7 @@ pub enum TrySend<M = Bytes> {
 }
 
 impl<M> TrySend<M> {
-    /// The same, with what comes back as `wrap` makes it.
+    /// Wraps what comes back, the message or the messages, by `wrap`.
     pub fn map<N>(self, wrap: impl FnOnce(M) -> N) -> TrySend<N> {
         match self {
             TrySend::Full(message) => TrySend::Full(wrap(message)),
@@ -95,16 +95,8 @@ impl Outbound {
 
     /// Sends messages one by one.
     fn try_send_each(&mut self, mut messages: Messages) -> Result<(), TrySend<Messages>> {
-        while let Some(message) = messages.pop() {
-            match self.try_send(message) {
-                Ok(()) => {}
-                Err(refused) => {
-                    return Err(refused.map(|message| {
-                        messages.put_back(&message);
-                        messages
-                    }));
-                }
-            }
+        while !messages.is_empty() {
+            messages = messages.send_first(|message| self.try_send(message))?;
         }
         Ok(())
     }

@@ -215,7 +215,7 @@ pub struct Connection {
     /// Highest stream of this end that the other end takes, as it told last.
     pub(crate) peer_last_taken: u32,
     pub(crate) buckets: Option<Box<Buckets>>,
-    /// What had been sent of calls when the last PING came.
+    /// Bytes of calls that had been sent when the last PING came.
     pub(crate) sent_before_ping: u64,
 }
 
@@ -513,24 +513,8 @@ impl Connection {
 
     /// Adds a stream.
     pub(crate) fn add_stream(&mut self, id: u32) -> Key {
-        self.streams.insert(Stream {
-            id,
-            turn: self.turn,
-            // At most 2^31-1.
-            may_receive: self.receive_initial as i32,
-            unreleased: 0,
-            window_change: 0,
-            sent: 0,
-            backlog: None,
-            content_left: None,
-            received_end: false,
-            sent_end: false,
-            received_head: false,
-            sent_head: false,
-            is_ready: false,
-            wants_room: false,
-            is_head: false,
-        })
+        // At most 2^31-1.
+        self.streams.insert(Stream::new(id, self.turn, self.receive_initial as i32))
     }
 
     /// Forgets a stream, and gives what it held back to the connection's window.

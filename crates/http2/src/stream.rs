@@ -199,17 +199,38 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
+    /// Returns a stream that was opened in this turn, of which nothing has come or gone.
+    pub(crate) fn new(id: u32, turn: u32, may_receive: i32) -> Stream {
+        Stream {
+            id,
+            turn,
+            may_receive,
+            unreleased: 0,
+            window_change: 0,
+            sent: 0,
+            backlog: None,
+            content_left: None,
+            received_end: false,
+            sent_end: false,
+            received_head: false,
+            sent_head: false,
+            is_ready: false,
+            wants_room: false,
+            is_head: false,
+        }
+    }
+
     /// Bytes of bodies that wait.
     pub(crate) fn queued(&self) -> usize {
         self.backlog.as_ref().map_or(0, |backlog| backlog.bytes)
     }
 
-    /// What is sent next.
+    /// Returns the piece of the backlog that is sent next.
     pub(crate) fn first(&self) -> Option<&Piece> {
         self.backlog.as_ref()?.queue.front()
     }
 
-    /// What is sent last of all that waits.
+    /// Returns the last piece of the backlog.
     pub(crate) fn last(&self) -> Option<&Piece> {
         self.backlog.as_ref()?.queue.back()
     }
@@ -390,23 +411,7 @@ mod tests {
     use super::*;
 
     fn stream(id: u32) -> Stream {
-        Stream {
-            id,
-            turn: 0,
-            may_receive: 0,
-            unreleased: 0,
-            window_change: 0,
-            sent: 0,
-            backlog: None,
-            content_left: None,
-            received_end: false,
-            sent_end: false,
-            received_head: false,
-            sent_head: false,
-            is_ready: false,
-            wants_room: false,
-            is_head: false,
-        }
+        Stream::new(id, 0, 0)
     }
 
     #[test]

@@ -36,7 +36,6 @@ pub struct Log {
     worker: Arc<Mutex<Worker>>,
     /// None when driven by hand.
     threads: Vec<JoinHandle<()>>,
-    by_hand: bool,
     /// True while what is appended does not wake the log's thread.
     owner_writes: bool,
     queued_bytes_max: usize,
@@ -144,7 +143,6 @@ impl Log {
             preparation,
             worker: Arc::new(Mutex::new(worker)),
             threads: Vec::new(),
-            by_hand: options.by_hand,
             owner_writes: false,
             queued_bytes_max: options.queued_bytes_max,
             segment_bytes: options.segment_bytes,
@@ -219,13 +217,17 @@ impl Log {
     /// batch that shares its sync with no other this saves two hand-overs between threads. The log's thread does it if there is
     /// more, if it is at work, or if a segment is missing. Not for a log driven by hand.
     ///
-    /// Returns the time that it took; `None` if all of it is left to the log's thread.
+    /// Returns the time that it took; `None` if nothing waits, or all of it is left to the log's thread.
     pub fn write_here(&mut self, bytes_max: usize) -> Option<Duration> {
         self.owner_writes = false;
+        let bytes = self.queue.lock().bytes;
+        if bytes == 0 {
+            // As in each turn between a write and its answer.
+            return None;
+        }
         let begun = Instant::now();
-        let is_little = self.queue.lock().bytes <= bytes_max;
         let rest = match self.worker.try_lock() {
-            Ok(mut worker) if is_little && worker.requests.is_empty() => {
+            Ok(mut worker) if bytes <= bytes_max && worker.requests.is_empty() => {
                 Some(worker.turn(usize::MAX) || worker.failed)
             }
             _ => None,
@@ -360,7 +362,7 @@ impl Log {
     /// Does the work of [`Log::turn`] for a log driven by hand, but with at most `batches_max` of the queued batches, as
     /// a thread does to which the others came while it was writing.
     pub fn turn_of(&mut self, batches_max: usize) {
-        if !self.by_hand {
+        if !self.threads.is_empty() {
             return;
         }
         let mut worker = lock(&self.worker);

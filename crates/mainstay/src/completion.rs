@@ -16,7 +16,12 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         eprintln!("completion takes one of {}", SHELLS.join(", "));
         return ExitCode::from(2);
     };
-    match std::io::stdout().write_all(script.as_bytes()) {
+    print(&script)
+}
+
+/// Prints what was asked for.
+pub fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("standard output: {error}");

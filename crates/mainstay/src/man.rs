@@ -1,12 +1,11 @@
 //! `mainstay man`: pages for `man`, of a member and of each tool.
 
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use cli::man::Page;
 
-use crate::completion::tree;
+use crate::completion::{print, tree};
 
 const RELEASE: &str = concat!("Mainstay ", env!("CARGO_PKG_VERSION"));
 const MEMBER: &[&str] = &[
@@ -18,7 +17,7 @@ const MEMBER: &[&str] = &[
 const TOOL: &[&str] =
     &["It is used as the tool of etcd is; flags and environment variables have the same names."];
 
-/// Prints the page of the member, or of the command that the only argument names; without a page, what pages there are.
+/// Prints the page of the member, or of the command that the only argument names. If there is no such page, says which there are.
 pub fn run(arguments: &[OsString]) -> ExitCode {
     let page = match arguments {
         [] => page(None),
@@ -30,13 +29,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
         eprintln!("man takes nothing, for the page of a member, or one of {}", names.join(", "));
         return ExitCode::from(2);
     };
-    match std::io::stdout().write_all(page.as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("standard output: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    print(&page)
 }
 
 fn page(command: Option<&str>) -> Option<String> {

@@ -84,7 +84,7 @@ pub struct Expiry {
     /// The latest time at which a lease was renewed. The core's time is that of the beginning of its turn, so its renewals would
     /// otherwise take back a little of what a shard has just promised.
     renewed_at: Instant,
-    /// How often the core has said that it has to look at each renewal again.
+    /// Number of calls of [`Expiry::look_again`].
     looks: u64,
 }
 
@@ -283,7 +283,7 @@ impl Expiry {
         }
     }
 
-    /// The core has to look at the next renewal of each lease.
+    /// Ends what [`Expiry::renews_alone`] began, for all leases: the core has to look at the next renewal of each.
     pub fn look_again(&mut self) {
         self.looks += 1;
     }

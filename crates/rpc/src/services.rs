@@ -69,7 +69,7 @@ pub struct Services {
     counters: FrontCounters,
     logger: Arc<Logger>,
     closing: Closing,
-    /// The same for streams, of which there may be many.
+    /// Tells open streams, of which there may be many, that the server ends. It is told by `closing`.
     ending: Rc<Ending>,
     pending: Rc<Pending>,
     values: Rc<LogValues>,

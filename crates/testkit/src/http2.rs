@@ -77,9 +77,19 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 /// A header block without compression: each field is literal, is not indexed, and has no Huffman code (RFC 7541,
 /// section 6.2.2).
 pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
+    literals(0, headers)
+}
+
+/// The same with fields that the other end puts into its table (section 6.2.1), as clients send them the first time.
+pub fn indexed_block(headers: &[(&str, &str)]) -> Vec<u8> {
+    literals(0x40, headers)
+}
+
+/// Fields whose names and values are literal; `kind` is the byte that says what becomes of them.
+fn literals(kind: u8, headers: &[(&str, &str)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in headers {
-        bytes.push(0);
+        bytes.push(kind);
         for text in [name, value] {
             // An integer with a prefix of 7 bits (RFC 7541, section 5.1).
             if text.len() < 127 {

@@ -1,5 +1,7 @@
 //! Answers in pieces, damaged, and cut off.
 
+use testkit::http2::block;
+
 use super::*;
 
 // Types and flags of frames (RFC 9113, section 6).
@@ -21,19 +23,6 @@ fn frames(parts: &[(u8, u8, u32, &[u8])]) -> Vec<u8> {
         out.extend_from_slice(&[*kind, *flags]);
         out.extend_from_slice(&stream.to_be_bytes());
         out.extend_from_slice(payload);
-    }
-    out
-}
-
-/// A header block of literals without indexing (RFC 7541, section 6.2.2).
-fn block(fields: &[(&str, &str)]) -> Vec<u8> {
-    let mut out = Vec::new();
-    for (name, value) in fields {
-        out.push(0);
-        for text in [name, value] {
-            out.push(text.len() as u8);
-            out.extend_from_slice(text.as_bytes());
-        }
     }
     out
 }

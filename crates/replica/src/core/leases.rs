@@ -915,7 +915,7 @@ mod tests {
         assert!(!clocks.is_noting());
     }
 
-    /// What a shard answers to a renewal of the lease with the id 1 by itself.
+    /// Renews the lease with the id 1 as a shard does without the core; `None` if the core has to be asked.
     fn by_shard(clocks: &LeaseClocks, now: Instant) -> Option<Seconds> {
         clocks.renewals.renew(LeaseId(1), now)
     }

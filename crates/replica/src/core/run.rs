@@ -99,8 +99,9 @@ pub struct Parts {
 ///
 /// **What it is.** A turn takes all requests that have arrived, lets each machine do what is due, carries out raft's
 /// effects, applies what is committed, publishes one view, and only then replies (invariant I3). It never waits for a
-/// peer, and for the disk only where `writing.rs` says: their results come back as requests. Each machine (`Reads`, `Proposals`, `Membership` and so on) owns
-/// its fields, is told what happened and what time it is, and returns what is to be done; it is tested without a core.
+/// peer, and for the disk only where `writing.rs` says: their results come back as requests. Each machine (`Reads`,
+/// `Proposals`, `Membership` and so on) owns its fields, is told what happened and what time it is, and returns what is to
+/// be done; it is tested without a core.
 /// The loop does it, in `run/clients.rs`, `peers.rs`, `durability.rs` and `control.rs`, by the source of the request.
 ///
 /// **What it trades.** All writes go through one processor core, and what arrives during a turn waits for its end.
@@ -389,8 +390,7 @@ impl Core {
         let is_alone = self.shared.threads
             && self.stopping.is_none()
             && self.machine.members.by_id.len() == 1
-            && self.reads_local()
-            && self.leads_now();
+            && self.leads_alone();
         let occasion =
             Occasion { is_alone, proposals: self.proposals.open(), queued_bytes: self.log.queued_bytes() };
         self.writing.is_for_core(occasion, now)

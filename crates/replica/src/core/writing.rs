@@ -4,8 +4,8 @@
 //! handed to that thread and back, and the two hand-overs take as much time as the sync, and half of the processor time. So a
 //! member without others, whose core has nothing to do meanwhile, writes a batch of very few proposals by itself.
 //!
-//! The price is a disk that stalls: until it comes back the core answers nothing, neither a renewal nor the refusal of a write
-//! that waits too long. (A member of a cluster, where others wait for its heartbeats, never writes by itself.) So a sync that
+//! The price is a disk that stalls: until it comes back the core answers nothing, so that no write that waits too long is refused.
+//! Reads and nearly all renewals go on, which shards answer. (A member of a cluster, where others wait for its heartbeats, never writes by itself.) So a sync that
 //! took long sends the next ones to the log's thread for a while.
 
 use std::time::{Duration, Instant};

@@ -50,16 +50,9 @@ pub trait Responses: 'static {
     }
     /// See [`Outbound::try_send_messages`]. A sink may take some of the messages and give the others back: then it is
     /// asked for room again before the next.
-    fn try_send_messages(&mut self, mut messages: Messages) -> Result<(), TrySend<Messages>> {
-        let Some(first) = messages.pop() else { return Ok(()) };
-        match self.try_send(first) {
-            Ok(()) if messages.is_empty() => Ok(()),
-            Ok(()) => Err(TrySend::Full(messages)),
-            Err(refused) => Err(refused.map(|first| {
-                messages.put_back(&first);
-                messages
-            })),
-        }
+    fn try_send_messages(&mut self, messages: Messages) -> Result<(), TrySend<Messages>> {
+        let left = messages.send_first(|first| self.try_send(first))?;
+        if left.is_empty() { Ok(()) } else { Err(TrySend::Full(left)) }
     }
     /// See [`Outbound::account`].
     fn account(&self) -> Option<Rc<Account>> {

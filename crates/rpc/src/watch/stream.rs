@@ -212,7 +212,7 @@ impl Matched {
         self.first.is_none()
     }
 
-    /// How many there are.
+    /// Returns the count of numbers.
     pub fn len(&self) -> usize {
         usize::from(self.first.is_some()) + self.rest.len()
     }

@@ -443,8 +443,13 @@ impl Core {
 /// Replies to requests.
 impl Core {
     /// Returns true if the newest state of this member answers linearizable reads without a round.
-    pub(super) fn reads_local(&self) -> bool {
+    fn reads_local(&self) -> bool {
         self.leadership.has_settled() && self.node.voters() == [MemberId(self.shared.identity.member_id)]
+    }
+
+    /// Returns true if this member leads and no other one can.
+    pub(super) fn leads_alone(&self) -> bool {
+        self.reads_local() && self.leads_now()
     }
 
     fn publish_view(&mut self) -> Arc<View> {
@@ -474,8 +479,7 @@ impl Core {
             view.removed_through()
         );
         let standing = self.node.standing();
-        let reads_local = self.reads_local();
-        self.leases.open_to_shards(reads_local && self.leads_now() && self.parked.is_none());
+        self.leases.open_to_shards(self.leads_alone() && self.parked.is_none());
         self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.segments.open_views() as u64);
         let published = Published {
             view,
@@ -483,7 +487,7 @@ impl Core {
             applied_term: self.machine.applied_term,
             commit_index: standing.commit,
             leader: if self.parked.is_some() { 0 } else { standing.leader.0 },
-            reads_local: if self.parked.is_some() { self.is_parked_complete() } else { reads_local },
+            reads_local: if self.parked.is_some() { self.is_parked_complete() } else { self.reads_local() },
             alarms: Arc::clone(&self.alarms),
             members: Arc::clone(self.membership.members()),
             auth: Arc::clone(&self.auth),

@@ -295,7 +295,7 @@ pub struct Pipe {
     pub opened: Cell<bool>,
     pub credit: Cell<usize>,
     pub responses: RefCell<VecDeque<Bytes>>,
-    /// How many short responses were offered together, each time.
+    /// Numbers of short responses that were offered together, one for each offer.
     pub together: RefCell<Vec<usize>>,
     server: RefCell<Option<Waker>>,
     reader: RefCell<Option<Waker>>,

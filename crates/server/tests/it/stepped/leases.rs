@@ -115,6 +115,16 @@ fn a_leader_asks_a_quorum_as_soon_as_there_is_another_voter() {
     assert_eq!(within(&mut world, Duration::from_millis(300), &mut renewal), None);
 }
 
+/// Renews a lease at the only member, which stops and whose log is held, lets the log go on, and starts the member again.
+fn renew_and_start_again(world: &mut World, lease: i64) {
+    let mut renewal = Box::pin(world.member(0).renew(LeaseId(lease)));
+    let _ = within(world, Duration::from_millis(200), &mut renewal);
+    world.places[0].log_held = false;
+    world.until("the member has stopped", |world| world.members().count() == 0);
+    world.start(0).expect("starts again");
+    world.until("it is ready", |world| world.member(0).is_ready());
+}
+
 #[test]
 fn a_note_is_taken_back_although_the_renewals_before_it_took_no_core() {
     let mut world = World::started(1, 33, &[]);
@@ -128,12 +138,7 @@ fn a_note_is_taken_back_although_the_renewals_before_it_took_no_core() {
     world.member(0).stop();
     pass(&mut world, Duration::from_millis(100));
     assert_eq!(renewed_at_once(&world, 0, lease), None, "the note would outlive it");
-    let mut renewal = Box::pin(world.member(0).renew(LeaseId(lease)));
-    let _ = within(&mut world, Duration::from_millis(200), &mut renewal);
-    world.places[0].log_held = false;
-    world.until("the member has stopped", |world| world.members().count() == 0);
-    world.start(0).expect("starts again");
-    world.until("it is ready", |world| world.member(0).is_ready());
+    renew_and_start_again(&mut world, lease);
     assert_eq!(renewed_at_once(&world, 0, lease), None, "another run of it has other clocks");
     let left = time_to_live(&mut world, 0, lease).ttl;
     assert!(left > 95, "the renewal counts, not the older note: {left} s");
@@ -166,12 +171,7 @@ fn a_renewal_takes_back_a_note_that_is_under_way() {
     // The time left is noted before the member stops. The note is in the log already, but not yet committed.
     world.places[0].log_held = true;
     world.member(0).stop();
-    let mut renewal = Box::pin(world.member(0).renew(LeaseId(lease)));
-    let _ = within(&mut world, Duration::from_millis(200), &mut renewal);
-    world.places[0].log_held = false;
-    world.until("the member has stopped", |world| world.members().count() == 0);
-    world.start(0).expect("starts again");
-    world.until("it is ready", |world| world.member(0).is_ready());
+    renew_and_start_again(&mut world, lease);
     let left = time_to_live(&mut world, 0, lease).ttl;
     assert!(left > 95, "the renewal counts, not the older note: {left} s");
 }
