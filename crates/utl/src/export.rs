@@ -39,10 +39,10 @@ pub(crate) const EXPORT: Command<Run> = Command {
 
 Member, cluster, term, vote and index stay, and so do entries that are not known to be committed: the member goes on where
 Mainstay stopped, alone or among the others of its cluster. So does the cluster's version: a member of several is refused if
---release is below it, unless the cluster is being taken down to that release (etcdctl downgrade). Only one of the two
-directories may be used from then on: a member that is started on the older one has forgotten what it promised and
-acknowledged. So Mainstay does not start on its directory again, nor is it exported again, as a file in it (member/exported)
-says, which may be removed if etcd never starts on the output.
+--release is below it, or may be once those entries are committed, unless the cluster is being taken down to that release
+(etcdctl downgrade). Only one of the two directories may be used from then on: a member that is started on the older one has
+forgotten what it promised and acknowledged. So Mainstay does not start on its directory again, nor is it exported again, as
+a file in it (member/exported) says, which may be removed if etcd never starts on the output.
 ",
     example: "  etcdutl export --data-dir default.mainstay --to default.etcd && etcd --data-dir default.etcd",
     flags: &[
@@ -93,7 +93,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     refuse_again().map_err(Failure::error)?;
     max_learners::check(given, stopped.refused_learner)?;
     let (id, members) = (stopped.identity.member_id, &stopped.machine.members);
-    let agreed = Agreed::of(members, release, given.get(RELEASE))?;
+    let agreed = Agreed::of(members, &stopped.uncommitted, release, given.get(RELEASE))?;
     let (index, term) = (stopped.machine.applied_index, stopped.machine.applied_term);
     let promised = stopped.hard_state;
     let uncommitted = std::mem::take(&mut stopped.uncommitted);
@@ -176,38 +176,68 @@ pub(crate) struct Agreed {
 }
 
 impl Agreed {
-    /// What a member of these members finds that will be served by `release`, whose name is `named`.
+    /// What a member of these members finds that will be served by `release`, whose name is `named`, and whose log goes on with
+    /// entries that are not known to be committed.
     ///
     /// # Errors
     ///
-    /// When etcd of that release would end: it is below the cluster version, and no downgrade to it is under way, or another
-    /// downgrade is. For the only member of its cluster the version is that of the release, since nobody else goes by it.
-    fn of(members: &Members, release: Release, named: &str) -> Result<Agreed, Failure> {
+    /// When etcd of that release would end, now or once some of those entries are committed: it is below the cluster version,
+    /// and no downgrade to it is under way, or another downgrade is. For the only member of its cluster the version is that of
+    /// the release, since nobody else goes by it.
+    fn of(
+        members: &Members,
+        uncommitted: &[Entry],
+        release: Release,
+        named: &str,
+    ) -> Result<Agreed, Failure> {
         let lowered = format!("{named}.0");
         if members.by_id.len() == 1 {
             return Ok(Agreed { version: lowered, downgrade_target: None, form: release });
         }
-        let version = members.cluster_version.as_str();
-        let decided = Release::of_cluster_version(version);
-        let downgrade_target = members.downgrade_target.clone();
-        let target = downgrade_target.as_deref();
-        let goes_to_release = target.and_then(Release::of_cluster_version) == Some(release);
-        let is_below = decided.is_some_and(|decided| release < decided);
-        // 3.5 starts in a downgrade to itself only.
-        let is_other = release < Release::V3_6 && target.is_some() && !goes_to_release;
-        if is_other || is_below && !goes_to_release {
+        let refused = |which: &str, version: &str, target: Option<&str>| {
             let under_way = target.map_or(String::new(), |target| format!(", and goes down to {target}"));
-            return Err(Failure::error(format!(
-                "the cluster is of version {version}{under_way}, as far as this member knows what is committed, and etcd \
+            Failure::error(format!(
+                "the cluster {which} of version {version}{under_way}, as far as this member knows what is committed, and etcd \
                  {named} does not start in it. Start the member again, have the cluster go down with `etcdctl downgrade enable \
                  {named}`, one version at a time, until `etcdctl endpoint status` says so of every member, and export again; \
                  or name another --release"
-            )));
+            ))
+        };
+        let version = members.cluster_version.as_str();
+        let downgrade_target = members.downgrade_target.as_deref();
+        if !serves(release, version, downgrade_target) {
+            return Err(refused("is", version, downgrade_target));
         }
+        let (mut later, mut later_target) = (version.to_owned(), downgrade_target.map(str::to_owned));
+        for entry in uncommitted.iter().filter(|entry| entry.kind == EntryKind::Normal) {
+            // Data that is none of a request is of a release that knew no cluster version.
+            let Ok(request) = InternalRaftRequest::decode(entry.data.clone()) else { continue };
+            if let Some(set) = request.cluster_version_set {
+                later = set.ver;
+            } else if let Some(set) = request.downgrade_info_set {
+                later_target = set.enabled.then_some(set.ver);
+            } else {
+                continue;
+            }
+            if !serves(release, &later, later_target.as_deref()) {
+                return Err(refused("may come to be", &later, later_target.as_deref()));
+            }
+        }
+        let decided = Release::of_cluster_version(version);
         let form = decided.map_or(release, |decided| decided.min(release).max(Release::V3_5));
+        let is_below = decided.is_some_and(|decided| release < decided);
         let version = if is_below { lowered } else { version.to_owned() };
-        Ok(Agreed { version, downgrade_target, form })
+        Ok(Agreed { version, downgrade_target: members.downgrade_target.clone(), form })
     }
+}
+
+/// Returns true if etcd of a release goes on where the cluster is of a version and goes down to a target.
+fn serves(release: Release, version: &str, downgrade_target: Option<&str>) -> bool {
+    let is_below = Release::of_cluster_version(version).is_some_and(|decided| release < decided);
+    let goes_to_release = downgrade_target.and_then(Release::of_cluster_version) == Some(release);
+    // 3.5 starts in a downgrade to itself only.
+    let is_other = release < Release::V3_6 && downgrade_target.is_some() && !goes_to_release;
+    !is_other && (!is_below || goes_to_release)
 }
 
 /// Returns an entry as etcd's log has it. One that notes times left of leases takes the notes back instead (COMPAT-175): if it

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use api::etcdserverpb::{InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest};
-use api::raftpb;
 use api::walpb::Record;
+use api::{membershippb, raftpb};
 use config::{Format, Level};
 use disk::{Disk, RealDisk};
 use interchange::DataDir;
@@ -865,5 +865,69 @@ fn the_clusters_version_goes_with_a_member_and_never_above_its_release() {
         assert_eq!(exported.membership.cluster_version, version, "{what}");
         assert_eq!(exported.membership.downgrade_target.as_deref(), target, "{what}");
         assert_eq!(exported.meta.storage_version.as_deref(), storage, "{what}");
+    }
+}
+
+#[test]
+fn what_may_yet_be_committed_keeps_an_older_etcd_out_too() {
+    let to = |ver: &str| InternalRaftRequest {
+        cluster_version_set: Some(membershippb::ClusterVersionSetRequest { ver: ver.to_owned() }),
+        ..InternalRaftRequest::default()
+    };
+    let goes_down = |enabled, ver: &str| InternalRaftRequest {
+        downgrade_info_set: Some(membershippb::DowngradeInfoSetRequest { enabled, ver: ver.to_owned() }),
+        ..InternalRaftRequest::default()
+    };
+    // The version, the target of a downgrade, the entries behind it, the release, and why it is refused.
+    type Case<'a> = (&'a str, Option<&'a str>, Vec<InternalRaftRequest>, &'a str, Option<&'a str>);
+    let cases: [Case<'_>; 7] = [
+        ("3.6.0", None, vec![to("3.7.0")], "3.6", Some("may come to be of version 3.7.0, as far")),
+        ("3.6.0", None, vec![to("3.7.0")], "3.7", None),
+        // It is not known which of them are.
+        (
+            "3.6.0",
+            None,
+            vec![to("3.7.0"), goes_down(true, "3.6.0")],
+            "3.6",
+            Some("may come to be of version 3.7.0, as far"),
+        ),
+        ("3.7.0", None, vec![goes_down(true, "3.6.0")], "3.6", Some("is of version 3.7.0, as far")),
+        ("3.7.0", Some("3.6.0"), vec![to("3.6.0"), goes_down(false, "")], "3.6", None),
+        (
+            "3.7.0",
+            Some("3.6.0"),
+            vec![goes_down(false, "")],
+            "3.6",
+            Some("may come to be of version 3.7.0, as far"),
+        ),
+        (
+            "3.5.0",
+            None,
+            vec![goes_down(true, "3.4.0")],
+            "3.5",
+            Some("of version 3.5.0, and goes down to 3.4.0, as far"),
+        ),
+    ];
+    for (number, (version, target, behind, release, refusal)) in cases.into_iter().enumerate() {
+        let dir = TempDir::in_memory("uncommitted-version");
+        let (ours, etcds) = (dir.join("m"), dir.join("etcd"));
+        let membership = Membership {
+            members: [7, 8, 9].map(|id| Member { id, ..Member::default() }).to_vec(),
+            cluster_version: version.to_owned(),
+            downgrade_target: target.map(str::to_owned),
+            ..Membership::default()
+        };
+        let behind: Vec<_> =
+            (12..).zip(&behind).map(|(index, request)| (index, 0, request.encode_to_vec())).collect();
+        member_with(&ours, membership, &behind, Index(11));
+        let args = ["export", "--data-dir", text(&ours), "--to", text(&etcds), "--release", release];
+        match refusal {
+            None => drop(done(&args)),
+            Some(words) => {
+                let why = refused(&args, 1);
+                assert!(why.contains(words), "case {number}: {why}");
+                assert!(!etcds.exists(), "case {number}");
+            }
+        }
     }
 }
