@@ -131,7 +131,8 @@ func (g *migration) export(m *cluster.Member, killAfter []time.Duration) error {
 		}
 		killed := make(chan bool, 1)
 		if attempt < len(killAfter) {
-			timer := time.AfterFunc(killAfter[attempt], func() { _ = cmd.Process.Kill(); killed <- true })
+			// Told first: the process may be waited for before this goes on.
+			timer := time.AfterFunc(killAfter[attempt], func() { killed <- true; _ = cmd.Process.Kill() })
 			defer timer.Stop()
 		}
 		err := cmd.Wait()
