@@ -23,6 +23,7 @@ use crate::context::ConnectionContext;
 use crate::counters;
 use crate::keepalive::{Heartbeat, PingPolicy};
 use crate::ledger::Charge;
+use crate::long_turns::{LONG_BYTES, Ticket};
 use crate::responder::Responder;
 use crate::shard::{Begun, Secured, ShardState};
 use crate::socket::{ALLOWANCE_BYTES, Socket, Transport};
@@ -42,7 +43,7 @@ const BEGUN_PER_ROUND_MAX: usize = 256;
 const OUTPUT_BYTES_MAX: usize = 64 * 1024;
 
 /// Bytes written in one go, after which other connections get their turn.
-const WRITTEN_AT_ONCE: u64 = 1024 * 1024;
+const WRITTEN_AT_ONCE: u64 = LONG_BYTES as u64;
 
 /// Open calls of a connection that closes which are ended before others get their turn.
 const FORGOTTEN_AT_ONCE: usize = 256;
@@ -126,6 +127,8 @@ struct Work {
     parked: Vec<Key>,
     deadlines: BinaryHeap<DeadlineEntry>,
     stalls: Option<Box<Stalls>>,
+    /// For a turn behind one that was long.
+    ticket: Ticket,
     /// Time since which nothing has happened, as far as that is known.
     idle_since: Option<Instant>,
     /// The most calls that were open at once since the tables were last cut, if they were more than [`PLACES_FREE`], and what
@@ -143,6 +146,7 @@ impl Work {
             && self.finished.is_empty()
             && self.parked.is_empty()
             && self.stalls.is_none()
+            && !self.ticket.is_waiting()
     }
 
     /// The call that came last, if it is the one of this stream.
@@ -174,6 +178,8 @@ struct Connection {
     alarm: Instant,
     is_resting: bool,
     is_closing: bool,
+    /// The last turn was long, and so may be the next.
+    was_long: bool,
     /// Place of its waker in [`ShardState::connections`], and of its alarm in the shard's clock.
     place: u32,
 }
@@ -303,6 +309,7 @@ impl Connection {
             alarm,
             is_resting: false,
             is_closing: false,
+            was_long: false,
             place,
         }
     }
@@ -317,17 +324,24 @@ impl Connection {
         if around.may_wait.get() && !around.shard.closing.get() {
             ready!(self.pass.poll(&around.shard.turnstile, around.origin.peer.ip(), cx));
         }
+        // Memory that others need does not wait.
+        if self.was_long && !around.account.is_doomed() {
+            ready!(self.poll_ticket(cx));
+            self.was_long = false;
+        }
         let _turn = around.account.begin_turn();
         self.around.turn.begin(cx.waker());
         socket.begin_turn();
         around.made.reset();
         let now = Instant::now();
         around.http2.borrow_mut().begin_turn(now);
-        match self.work(socket, now, cx)? {
+        let written = around.http2.borrow_mut().output().written();
+        let mut goes_on = match self.work(socket, now)? {
             Took::Ended => return Poll::Ready(Ok(())),
             Took::TooMuch(what) => return self.send_off(Reason::ENHANCE_YOUR_CALM, what),
-            Took::All | Took::Share | Took::Blocked => {}
-        }
+            Took::Share => true,
+            Took::All | Took::Blocked => false,
+        };
         if around.account.is_doomed() {
             return self.send_off(Reason::ENHANCE_YOUR_CALM, b"memory");
         }
@@ -335,9 +349,18 @@ impl Connection {
             return self.send_off(Reason::NO_ERROR, b"certificate");
         }
         let was_blocked = around.http2.borrow().is_blocked();
-        let goes_on = self.flush(socket)? || around.has_room() && self.has_waiting();
-        if goes_on || was_blocked && !around.http2.borrow().is_blocked() {
-            self.around.turn.yield_now(cx.waker());
+        goes_on |= self.flush(socket)? || around.has_room() && self.has_waiting();
+        goes_on |= was_blocked && !around.http2.borrow().is_blocked();
+        let written = around.http2.borrow_mut().output().written() - written;
+        if goes_on || written >= LONG_BYTES as u64 {
+            self.was_long = true;
+            around.shard.long_turns.note();
+        }
+        if goes_on {
+            around.turn.go_on();
+            if self.poll_ticket(cx).is_ready() {
+                cx.waker().wake_by_ref();
+            }
         }
         if self.is_closing && self.has_left() {
             return Poll::Ready(Ok(()));
@@ -348,14 +371,14 @@ impl Connection {
         Poll::Pending
     }
 
-    /// Rounds of calls and transport until nothing is ready. Calls that have begun may make as much as a turn may, and so may
+    /// Ready when there may be another long turn.
+    fn poll_ticket(&mut self, cx: &Context<'_>) -> Poll<()> {
+        self.work.get_or_insert_default().ticket.poll(&self.around.shard.long_turns, cx)
+    }
+
+    /// Rounds of calls and transport until nothing is ready, or the turn was long: then a share was taken. Calls that have begun may make as much as a turn may, and so may
     /// those that the client sends: neither keeps the others waiting.
-    fn work<S: Transport>(
-        &mut self,
-        socket: &mut Socket<S>,
-        now: Instant,
-        cx: &mut Context<'_>,
-    ) -> io::Result<Took> {
+    fn work<S: Transport>(&mut self, socket: &mut Socket<S>, now: Instant) -> io::Result<Took> {
         let around = self.around.clone();
         // Before all else, since the rounds of a turn may end anywhere: those of a busy connection always do.
         if around.shard.closing.get() && !self.is_closing {
@@ -411,7 +434,6 @@ impl Connection {
                 return Ok(took);
             }
         }
-        self.around.turn.yield_now(cx.waker());
         Ok(Took::Share)
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use api::Status;
 
 use crate::budget::Account;
+use crate::long_turns::LONG_BYTES;
 use crate::shard::ShardState;
 use crate::turn::Turn;
 use crate::{Origin, Service};
@@ -19,7 +20,7 @@ pub(crate) struct Made(Cell<usize>);
 
 impl Made {
     /// Bytes in one turn, after which other connections get theirs.
-    const BYTES_MAX: usize = 1024 * 1024;
+    const BYTES_MAX: usize = LONG_BYTES;
 
     /// Sets the work of the turn to zero.
     pub(crate) fn reset(&self) {

@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use crate::assembler::Assembler;
 use crate::clock::{self, Clock};
 use crate::handshakes::{Ends, Failure, Quota, READ_BYTES, Shaking};
+use crate::long_turns::LongTurns;
 use crate::rejections::Rejections;
 use crate::shard::{self, Closing, ShardState};
 use crate::socket::BufferPool;
@@ -57,6 +58,7 @@ fn state(options: Options) -> Rc<ShardState> {
         clock: Clock::default(),
         admitted: RefCell::new(Slab::new()),
         turnstile: Turnstile::open(),
+        long_turns: LongTurns::open(),
         rejections: Arc::new(Rejections::new(options.rejected.clone())),
     })
 }

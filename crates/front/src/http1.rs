@@ -20,6 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::Service;
 use crate::call::Progress;
 use crate::exchange::{Exchange, Http1Body, Kept, Phase, RequestBody};
+use crate::long_turns::Ticket;
 use crate::shard::{Begun, Closing, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
 use crate::turnstile::Pass;
@@ -84,7 +85,15 @@ pub(crate) async fn serve<S: Transport + 'static>(
         .timer(Clock)
         .max_buf_size(BUFFER_BYTES_MAX)
         .header_read_timeout(timeout)
-        .serve_connection(Hyper(SharedSocket(socket.clone()), behind.clone()), answer);
+        .serve_connection(
+            Hyper {
+                socket: SharedSocket(socket.clone()),
+                behind: behind.clone(),
+                shard: shard.clone(),
+                ticket: Ticket::default(),
+            },
+            answer,
+        );
     let mut connection = pin!(connection);
     // Ends with an error when the connection must close.
     let mut watched = pin!(async {
@@ -169,7 +178,9 @@ fn poll_behind<S: Transport>(
     let mut space = [0; READ_BYTES];
     let mut socket = SharedSocket(socket.clone());
     while !behind.borrow().is_full() {
-        socket.0.borrow_mut().renew_spent_allowance();
+        if socket.0.borrow().is_allowance_spent() {
+            socket.0.borrow_mut().renew_allowance();
+        }
         let mut buffer = ReadBuf::new(&mut space);
         match ready!(Pin::new(&mut socket).poll_read(cx, &mut buffer)) {
             Ok(()) if !buffer.filled().is_empty() => {}
@@ -184,8 +195,26 @@ fn poll_behind<S: Transport>(
     Poll::Pending
 }
 
-/// The socket as hyper wants it: what hyper flushes is really written.
-struct Hyper<S>(SharedSocket<S>, Rc<RefCell<Behind>>);
+/// The socket as hyper wants it: what hyper flushes is really written, and other connections get their turn where hyper, left
+/// to itself, would go on as long as the client does.
+struct Hyper<S> {
+    socket: SharedSocket<S>,
+    behind: Rc<RefCell<Behind>>,
+    shard: Rc<ShardState>,
+    ticket: Ticket,
+}
+
+impl<S: Transport> Hyper<S> {
+    /// Ready unless others have their turn first: what a client sends may be cheap for it and dear to decrypt, and what it is
+    /// sent may be long.
+    fn poll_turn(&mut self, cx: &Context<'_>) -> Poll<()> {
+        if self.socket.0.borrow().is_allowance_spent() {
+            ready!(self.ticket.poll(&self.shard.long_turns, cx));
+            self.socket.0.borrow_mut().renew_allowance();
+        }
+        Poll::Ready(())
+    }
+}
 
 impl<S: Transport> hyper::rt::Read for Hyper<S> {
     fn poll_read(
@@ -193,18 +222,14 @@ impl<S: Transport> hyper::rt::Read for Hyper<S> {
         cx: &mut Context<'_>,
         mut into: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.1.borrow_mut().take(&mut into) {
+        if self.behind.borrow_mut().take(&mut into) {
             return Poll::Ready(Ok(()));
         }
-        // Others get their turn: what a client sends may be cheap for it and dear to decrypt.
-        if self.0.0.borrow_mut().renew_spent_allowance() {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
+        ready!(self.poll_turn(cx));
         let mut space = [0; READ_BYTES];
         let room = into.remaining().min(READ_BYTES);
         let mut buffer = ReadBuf::new(&mut space[..room]);
-        let polled = Pin::new(&mut self.0).poll_read(cx, &mut buffer);
+        let polled = Pin::new(&mut self.socket).poll_read(cx, &mut buffer);
         into.put_slice(buffer.filled());
         polled
     }
@@ -212,15 +237,17 @@ impl<S: Transport> hyper::rt::Read for Hyper<S> {
 
 impl<S: Transport> hyper::rt::Write for Hyper<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, bytes)
+        ready!(self.poll_turn(cx));
+        Pin::new(&mut self.socket).poll_write(cx, bytes)
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.0.borrow_mut().poll_send(cx)
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_turn(cx));
+        self.socket.0.borrow_mut().poll_send(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+        Pin::new(&mut self.socket).poll_shutdown(cx)
     }
 }
 

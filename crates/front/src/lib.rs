@@ -49,6 +49,7 @@ mod inbox;
 mod keepalive;
 mod ledger;
 mod listener;
+mod long_turns;
 mod messages;
 mod metadata;
 mod options;

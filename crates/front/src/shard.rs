@@ -16,6 +16,7 @@ use crate::acceptor::{Handed, Met};
 use crate::budget::{Account, Held};
 use crate::clock::{self, Clock};
 use crate::front::MakeService;
+use crate::long_turns::LongTurns;
 use crate::rejections::Rejections;
 use crate::socket::{BufferPool, Socket, Transport};
 use crate::standing::{self, Admission, Admitted, Standing};
@@ -87,6 +88,8 @@ pub(crate) struct ShardState {
     pub(crate) rejections: Arc<Rejections>,
     /// Where work waits that may.
     pub(crate) turnstile: Turnstile,
+    /// Where connections wait that have much to do.
+    pub(crate) long_turns: LongTurns,
 }
 
 /// What a shard hears of certificates, and tells.
@@ -130,11 +133,14 @@ pub(crate) async fn run(
         admitted: RefCell::new(Slab::new()),
         rejections: certificates.rejections,
         turnstile: Turnstile::new(may_wait, counters),
+        long_turns: LongTurns::default(),
     });
     // Detached: it ends with the shard.
     drop(tokio::task::spawn_local(standing::watch(state.clone(), certificates.reloads)));
     let keeper = state.clone();
     drop(tokio::task::spawn_local(async move { keeper.turnstile.keep().await }));
+    let keeper = state.clone();
+    drop(tokio::task::spawn_local(async move { keeper.long_turns.keep().await }));
     let keeper = state.clone();
     drop(tokio::task::spawn_local(async move { clock::keep(&keeper).await }));
     // Connections hold a sender each: the channel ends with the last of them.

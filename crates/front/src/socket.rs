@@ -105,7 +105,7 @@ struct Http1 {
     output: Option<Filled>,
     /// Bytes ever handed to the kernel.
     sent_bytes: u64,
-    /// Bytes that may still be taken before others get their turn.
+    /// Bytes that may still be taken or sent before others get their turn.
     allowance: usize,
 }
 
@@ -125,14 +125,14 @@ impl<S: Transport> Socket<S> {
         self.drained = false;
     }
 
-    /// Renews the allowance if it is used up; false if it was not.
-    pub(crate) fn renew_spent_allowance(&mut self) -> bool {
-        let http1 = self.http1.get_or_insert_default();
-        let is_spent = http1.allowance == 0;
-        if is_spent {
-            http1.allowance = ALLOWANCE_BYTES;
-        }
-        is_spent
+    /// Returns true if HTTP/1 has read and written as much as it may before others get their turn.
+    pub(crate) fn is_allowance_spent(&self) -> bool {
+        self.http1.as_ref().is_some_and(|http1| http1.allowance == 0)
+    }
+
+    /// HTTP/1 may go on.
+    pub(crate) fn renew_allowance(&mut self) {
+        self.http1.get_or_insert_default().allowance = ALLOWANCE_BYTES;
     }
 
     /// Returns true if the client has begun something that is read and not used, or a record of TLS, and not ended it.
@@ -275,6 +275,7 @@ impl<S: Transport> Socket<S> {
             }
             output.at += n;
             http1.sent_bytes += n as u64;
+            http1.allowance = http1.allowance.saturating_sub(n);
             if output.at == output.end
                 && let Some(output) = http1.output.take()
             {

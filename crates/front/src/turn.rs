@@ -71,6 +71,11 @@ impl Turn {
         true
     }
 
+    /// Wakes of calls and the transport need no wake of the task, whose next turn comes anyway although this one may have ended.
+    pub(crate) fn go_on(&self) {
+        self.awake.store(true, SeqCst);
+    }
+
     /// Lets the task run again after this turn although the turn was not ended.
     pub(crate) fn yield_now(&self, task: &Waker) {
         self.awake.store(true, SeqCst);

@@ -250,6 +250,11 @@ impl Connection {
         while self.next().is_some() {}
     }
 
+    /// The bare stream.
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
     /// Shuts the sending side.
     pub fn finish(&mut self) {
         let _ = self.stream.shutdown(Shutdown::Write);

@@ -21,7 +21,7 @@ use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 
 /// Methods by name; their place is their id.
-const METHODS: [(&str, Kind); 21] = [
+const METHODS: [(&str, Kind); 22] = [
     ("/test.Echo/Holds", Kind::Unary),
     ("/test.Echo/Unary", Kind::Unary),
     ("/test.Echo/Later", Kind::Unary),
@@ -43,6 +43,7 @@ const METHODS: [(&str, Kind); 21] = [
     ("/test.Echo/Block", Kind::Unary),
     ("/test.Echo/Looks", Kind::Unary),
     ("/test.Echo/Memory", Kind::Unary),
+    ("/test.Echo/Pieced", Kind::Unary),
 ];
 
 /// Sends numbers with spaces behind them, some at a time.
@@ -271,6 +272,10 @@ impl Service for Echo {
                 );
                 Unary::Done(Ok(Answer::Whole(text.into())))
             }
+            // How many pieces of answers were made by now.
+            "/test.Echo/Pieced" => {
+                Unary::Done(Ok(Answer::Whole(self.seen.pieces.load(SeqCst).to_string().into())))
+            }
             "/test.Echo/Memory" => Unary::Done(Ok(Answer::Whole(crate::idle::held().into()))),
             "/test.Echo/WhoAmI" => Unary::Done(Ok(Answer::Whole(format!("{:?}", head.common_name).into()))),
             "/test.Echo/Big" => Unary::Done(Ok(Answer::Whole(vec![1; number(&message)].into()))),
@@ -385,6 +390,11 @@ impl Service for Echo {
                         return Poll::Ready(None);
                     }
                     left -= 1;
+                    seen.pieces.fetch_add(1, SeqCst);
+                    Poll::Ready(Some(Ok(vec![1; size].into())))
+                }))
+            } else if path.starts_with("/endless/") {
+                ResponseBody::Chunks(Box::new(move |_| {
                     seen.pieces.fetch_add(1, SeqCst);
                     Poll::Ready(Some(Ok(vec![1; size].into())))
                 }))

@@ -1,6 +1,7 @@
 //! Work that may wait gives way to other calls: what is counted is how much of it comes first.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering::SeqCst;
 
 use testkit::http1;
@@ -113,4 +114,59 @@ fn a_client_that_does_anything_else_does_not_wait() {
     });
     let came = told.iter().position(|what| *what == "/test.Echo/Big");
     assert!(came.is_some_and(|came| came <= FIRST_MAX), "{came:?}");
+}
+
+/// Clients of answers that are as good as endless, each in a thread that takes what comes until the server ends.
+fn endless(running: &Running, begin: impl Fn(SocketAddr) -> std::net::TcpStream) {
+    for _ in 0..8 {
+        let mut stream = begin(running.address);
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; 1 << 20];
+            while stream.read(&mut buffer).is_ok_and(|n| n > 0) {}
+        });
+    }
+}
+
+/// Pieces of answers made before a call that was there when the shard went on.
+fn pieces_before_a_call(running: &Running) -> usize {
+    let mut other = Connection::h2(running.address, &[]);
+    call(&mut other, 1, "/test.Echo/Pieced");
+    other.next_of(DATA);
+    let mut before = 0;
+    behind(running, || {
+        call(&mut other, 3, "/test.Echo/Pieced");
+        before = running.seen.pieces.load(SeqCst);
+    });
+    let answer = other.next_of(DATA).payload;
+    let made: usize = String::from_utf8_lossy(&answer[5..]).parse().expect("a number");
+    made - before
+}
+
+#[test]
+fn a_call_waits_for_a_turn_or_two_of_long_answers_and_not_for_all() {
+    let running = run();
+    endless(&running, |address| {
+        let mut client = Connection::greedy(address);
+        client.call(1, "/test.Echo/Pieces", &[], &message(0, b"2000000000"));
+        client.into_stream()
+    });
+    for _ in 0..20 {
+        // Of 10,000 bytes each.
+        let pieces = pieces_before_a_call(&running);
+        assert!(pieces <= 80, "{pieces} pieces came first");
+    }
+}
+
+#[test]
+fn a_call_waits_for_a_turn_or_two_of_long_pages_and_not_for_all() {
+    let running = run();
+    endless(&running, |address| {
+        let mut client = http1::connect(address);
+        client.write_all(b"GET /endless/10000 HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        client
+    });
+    for _ in 0..20 {
+        let pieces = pieces_before_a_call(&running);
+        assert!(pieces <= 80, "{pieces} pieces came first");
+    }
 }
