@@ -232,7 +232,8 @@ impl Secured {
     }
 }
 
-/// Waits for the first bytes of a connection; `None` if it is over before, or speaks what its listener does not take.
+/// Waits for the first bytes of a connection; `None` if it is over before, or speaks what its listener does not take, or not what
+/// it has agreed on.
 async fn begin<S: Transport + 'static>(
     wire: Wire<S>,
     origin: Origin,
@@ -267,6 +268,6 @@ async fn begin<S: Transport + 'static>(
     let first = tokio::time::timeout(state.options.first_bytes_timeout, first);
     let First::Left(first) = race(first, closing.begun()).await else { return Ok(None) };
     let speaks_h2 = first.map_err(|_| std::io::ErrorKind::TimedOut)??;
-    let is_taken = origin.serves.takes(speaks_h2, origin.is_tls);
+    let is_taken = origin.serves.takes(speaks_h2, origin.is_tls) && (speaks_h2 || !socket.has_agreed_on_h2());
     Ok(is_taken.then_some(Begun { socket, speaks_h2, origin, account, secured }))
 }

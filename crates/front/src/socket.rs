@@ -140,6 +140,11 @@ impl<S: Transport> Socket<S> {
         self.input.is_some() || self.stream.is_amid_record()
     }
 
+    /// Returns true if the client has agreed to speak HTTP/2.
+    pub(crate) fn has_agreed_on_h2(&self) -> bool {
+        self.stream.has_agreed_on_h2()
+    }
+
     /// A number that changes when bytes come from the client, with TLS when some of a record do.
     pub(crate) fn received_bytes(&self) -> u64 {
         u64::from(self.received_bytes) + self.stream.record_bytes()

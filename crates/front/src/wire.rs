@@ -51,6 +51,11 @@ impl<S: Transport> Wire<S> {
         matches!(self, Wire::Tls(stream) if stream.records.unfinished() > 0)
     }
 
+    /// Returns true if the client has agreed to speak HTTP/2 (ALPN).
+    pub(crate) fn has_agreed_on_h2(&self) -> bool {
+        matches!(self, Wire::Tls(stream) if stream.tls.alpn_protocol() == Some(b"h2"))
+    }
+
     /// Bytes of records that ever came in.
     pub(crate) fn record_bytes(&self) -> u64 {
         match self {

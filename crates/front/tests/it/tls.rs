@@ -73,11 +73,24 @@ fn serves(address: SocketAddr, config: &Arc<ClientConfig>) {
     });
 }
 
+/// The same for HTTP/1.
+fn http1_only(config: &Arc<ClientConfig>) -> Arc<ClientConfig> {
+    let mut config = ClientConfig::clone(config);
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Arc::new(config)
+}
+
+fn without_alpn(config: &Arc<ClientConfig>) -> Arc<ClientConfig> {
+    let mut config = ClientConfig::clone(config);
+    config.alpn_protocols.clear();
+    Arc::new(config)
+}
+
 /// Begins a handshake and goes on until the server has ended it; returns what the client says of it.
 fn meet(address: SocketAddr, config: &Arc<ClientConfig>) -> Result<(), String> {
     let mut stream = testkit::http1::connect(address);
     let name = ServerName::try_from("127.0.0.1").unwrap();
-    let mut client = ClientConnection::new(config.clone(), name).unwrap();
+    let mut client = ClientConnection::new(http1_only(config), name).unwrap();
     let mut stream = rustls::Stream::new(&mut client, &mut stream);
     // Only what is read after the handshake shows whether the server is content with the client.
     stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").map_err(|error| error.to_string())?;
@@ -91,7 +104,8 @@ fn calls_and_http1_go_through_in_both_versions() {
     let running = serve(one_shard(), &tls);
     for version in [Version::Tls12, Version::Tls13] {
         let settings = Settings { max_version: Some(version), ..Settings::default() };
-        let tunnel = Tunnel::to(running.address, pki.client_with(settings), WHOLE);
+        let config = pki.client_with(settings);
+        let tunnel = Tunnel::to(running.address, config.clone(), WHOLE);
         block_on(async {
             let channel = Channel::connect(tunnel.address).await.expect("a connection");
             for len in [0, 1, 1000, 16_379, 16_380, 70_000, 2_000_000] {
@@ -112,9 +126,17 @@ fn calls_and_http1_go_through_in_both_versions() {
                 assert_eq!(answer.await.expect("the call's task"), Ok(Bytes::from(call.to_string())));
             }
         });
-        // Whatever was negotiated, the first bytes decide.
-        let answer = testkit::http1::get(tunnel.address, "/health");
-        assert_eq!(answer.text(), "GET /health 0 true");
+        // Who has agreed on HTTP/2 has to speak it; for others the first bytes decide.
+        let mut breaks_its_word = testkit::http1::connect(tunnel.address);
+        breaks_its_word.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+        let mut told = Vec::new();
+        let _ = breaks_its_word.read_to_end(&mut told);
+        assert_eq!(told, b"");
+        for config in [http1_only(&config), without_alpn(&config)] {
+            let tunnel = Tunnel::to(running.address, config, WHOLE);
+            let answer = testkit::http1::get(tunnel.address, "/health");
+            assert_eq!(answer.text(), "GET /health 0 true");
+        }
     }
 }
 
@@ -126,7 +148,7 @@ fn how_records_cut_what_a_client_sends_does_not_matter() {
     for (plain, wire, len) in
         [(1, usize::MAX, 3000), (7, 1, 3000), (16_384, 1, 20_000), (16_384, 5, 20_000), (9, 1460, 9_000)]
     {
-        let tunnel = Tunnel::to(running.address, pki.client(None), Pieces { plain, wire });
+        let tunnel = Tunnel::to(running.address, without_alpn(&pki.client(None)), Pieces { plain, wire });
         block_on(async {
             let channel = Channel::connect(tunnel.address).await.expect("a connection");
             for call in 0..3 {
@@ -322,7 +344,8 @@ fn who_is_revoked_has_to_leave_and_others_stay() {
     watching.call(1, "/test.Echo/UntilClosing", &[], &message(0, b"a"));
     watching.next_of(HEADERS);
     let mut silent = Connection::silent(mallory.address);
-    let mut http1 = testkit::http1::connect(mallory.address);
+    let over_http1 = Tunnel::to(running.address, http1_only(&pki.client(Some("mallory"))), WHOLE);
+    let mut http1 = testkit::http1::connect(over_http1.address);
     http1.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
     assert_eq!(testkit::http1::read_answer(&mut http1).status, 200);
     let connections = &running.front.counters()[0].connections;
@@ -463,7 +486,8 @@ fn unix_sockets_are_served_with_and_without_tls() {
         let mut answer = String::new();
         if is_secured {
             let name = ServerName::try_from("127.0.0.1").unwrap();
-            let mut client = ClientConnection::new(pki.client(Some("alice")), name).unwrap();
+            let config = http1_only(&pki.client(Some("alice")));
+            let mut client = ClientConnection::new(config, name).unwrap();
             let mut stream = rustls::Stream::new(&mut client, &mut stream);
             stream.write_all(request).unwrap();
             // The server says that it ends.
