@@ -96,6 +96,7 @@ impl World {
             checkpoint_age: Duration::from_secs(20),
             reclaim_dead_bytes: u64::from(segment_bytes) * 2,
             applied_per_turn: applied_per_turn(at),
+            applied_per_turn_unled: applied_per_turn(at),
             note_interval: Duration::from_secs(if self.profile.fails(Fault::Ambush) { 2 } else { 60 }),
         };
         let (capacity, slowly) = (self.profile.capacity(), self.profile.reads_slowly());

@@ -27,6 +27,8 @@ pub struct Thresholds {
     /// Maximum cost of the entries that one turn applies, in keys, operations and KiB; each takes about a microsecond. A
     /// longer entry is applied over several turns.
     pub applied_per_turn: u64,
+    /// The same while no leader is known, as at a start: nobody is served then, and each turn costs a view.
+    pub applied_per_turn_unled: u64,
     /// Interval at which a leader notes the remaining time of leases that have used up as much, so that it survives a
     /// restart.
     pub note_interval: Duration,
@@ -43,6 +45,7 @@ impl Thresholds {
             checkpoint_age: Duration::from_secs(60),
             reclaim_dead_bytes: bytes,
             applied_per_turn: 2048,
+            applied_per_turn_unled: 16 * 2048,
             note_interval: Duration::from_secs(60),
         }
     }

@@ -319,7 +319,13 @@ impl Core {
         if self.parked.is_some() {
             return self.parked_turn(requests, now);
         }
-        self.applying.begin_turn(self.thresholds.applied_per_turn);
+        let is_led = self.leadership.leader() != MemberId::NONE;
+        let thresholds = &self.thresholds;
+        self.applying.begin_turn(if is_led {
+            thresholds.applied_per_turn
+        } else {
+            thresholds.applied_per_turn_unled
+        });
         planted::begin(planted::Measure::Applied);
         if self.machine.is_whole() {
             for request in std::mem::take(&mut self.deferred) {

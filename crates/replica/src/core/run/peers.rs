@@ -165,14 +165,18 @@ impl Core {
 
     pub(super) fn carry_out(&mut self, now: Instant) -> Result<(), Fatal> {
         self.apply_some(now)?;
-        while self.parked.is_none()
-            && let Some(effects) = self.node.effects()
-        {
-            self.follow(effects, now)?;
-            self.campaign_alone();
+        loop {
+            while self.parked.is_none()
+                && let Some(effects) = self.node.effects()
+            {
+                self.follow(effects, now)?;
+                self.campaign_alone();
+            }
+            // What follows from it is not left for the next turn, which may come with the next tick only.
+            if !self.campaign_alone() {
+                return Ok(());
+            }
         }
-        self.campaign_alone();
-        Ok(())
     }
 
     fn follow(&mut self, effects: Effects, now: Instant) -> Result<(), Fatal> {
@@ -201,18 +205,20 @@ impl Core {
         self.apply_some(now)
     }
 
-    /// The only voter does not wait for a timeout: nobody else could win.
-    fn campaign_alone(&mut self) {
+    /// The only voter does not wait for a timeout: nobody else could win. Returns true if it has campaigned.
+    fn campaign_alone(&mut self) -> bool {
         if self.parked.is_some() {
-            return;
+            return false;
         }
         let standing = self.node.standing();
         let alone = self.node.voters() == [MemberId(self.shared.identity.member_id)];
-        if standing.role == Role::Follower && alone && self.machine.applied_index >= standing.commit {
-            // Refused while its log is not synced: once it is, there is another turn.
-            let taken = self.node.request(Request::Campaign);
-            assert!(taken.is_ok() || !planted::is(Bug::RefusalFatal), "a campaign was refused");
+        if standing.role != Role::Follower || !alone || self.machine.applied_index < standing.commit {
+            return false;
         }
+        // Refused while its log is not synced: once it is, there is another turn.
+        let taken = self.node.request(Request::Campaign);
+        assert!(taken.is_ok() || !planted::is(Bug::RefusalFatal), "a campaign was refused");
+        taken.is_ok()
     }
 
     fn append(&mut self, append: consensus::Append, now: Instant) -> Result<(), Fatal> {
@@ -410,6 +416,8 @@ impl Core {
             );
         }
         self.look_at_moves(now);
+        // A start waits for it.
+        self.propose_attributes(now);
     }
 }
 

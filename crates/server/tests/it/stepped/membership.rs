@@ -345,3 +345,18 @@ fn a_second_learner_is_refused_while_a_member_may_run_etcd() {
         assert_eq!(world.text().matches(reason).count(), if etcd { 2 } else { 0 });
     }
 }
+
+/// It used to lead with the next tick.
+#[test]
+fn a_member_without_others_leads_as_soon_as_it_has_read_its_log() {
+    let mut world = World::started(1, 83, &[]);
+    for n in 0..5 {
+        world.put(0, &format!("key{n}"), b"value").expect("writes");
+    }
+    world.kill(0);
+    // Which takes several turns.
+    world.places[0].applied_per_turn = 3;
+    world.start(0).expect("starts again");
+    world.settle().expect("goes on");
+    assert_eq!(world.leader(), Some(0));
+}

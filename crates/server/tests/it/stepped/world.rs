@@ -202,6 +202,7 @@ pub const THRESHOLDS: Thresholds = Thresholds {
     checkpoint_age: Duration::from_secs(60),
     reclaim_dead_bytes: 24 << 10,
     applied_per_turn: 2048,
+    applied_per_turn_unled: 2048,
     note_interval: Duration::from_secs(60),
 };
 
@@ -316,7 +317,11 @@ impl World {
             clock: Arc::clone(&place.clock),
             seed: place.number,
             segment_bytes: 16 << 10,
-            thresholds: Thresholds { applied_per_turn: place.applied_per_turn, ..THRESHOLDS },
+            thresholds: Thresholds {
+                applied_per_turn: place.applied_per_turn,
+                applied_per_turn_unled: place.applied_per_turn,
+                ..THRESHOLDS
+            },
             beginning: place.beginning.clone(),
             switches: place.switches,
         })
