@@ -5,9 +5,9 @@
 
     go install github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible
 
-It is asked for a page that waits for the whole request and for one that does not; `--strict` has what is only recommended
-tested, too. Over TLS, since a port without it serves nothing but gRPC over HTTP/2, like etcd's: what is no gRPC is refused
-there before its body comes, and h2spec waits in vain for what would have been said of the body.
+It is asked for a page that waits for the whole request: where an answer comes before, what h2spec sends next is about a stream
+that is over, and it waits in vain for what would have been said of it. So it is asked over TLS, too, since a port without it
+serves nothing but gRPC over HTTP/2, like etcd's, and refuses all else at once. What is only recommended is tested as well.
 
 Ends with "N passed, M failed", and exit code 1 if M is not 0. Python 3.9+, standard library only.
 """
@@ -21,7 +21,8 @@ import sys
 import tempfile
 import time
 
-PAGES = ("/health", "/v3/kv/range")
+PAGE = "/health"
+PATIENCE_SECONDS = 180
 
 
 def free_port():
@@ -61,21 +62,21 @@ def main():
             port = free_port()
             member = start(path, directory, port)
             try:
-                for page in PAGES:
-                    done = subprocess.run([args.h2spec, "-h", "127.0.0.1", "-p", str(port), "-t", "-k", "-S", "-o", "5", "-P", page],
-                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
-                    counts = re.search(r"^(\d+) tests, (\d+) passed, (\d+) skipped, (\d+) failed", done.stdout, re.M)
-                    if not counts:
-                        sys.exit(f"{name}, {page}: h2spec says nothing:\n{done.stdout[-2000:]}")
-                    print(f"{name}, {page}: {counts[0]}", flush=True)
-                    if counts[4] != "0":
-                        print(done.stdout[done.stdout.find("Failures:"):])
-                    passed, failed = passed + int(counts[2]), failed + int(counts[4])
+                done = subprocess.run([args.h2spec, "-h", "127.0.0.1", "-p", str(port), "-t", "-k", "-S", "-o", "5", "-P", PAGE],
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_SECONDS)
+                counts = re.search(r"^(\d+) tests, (\d+) passed, (\d+) skipped, (\d+) failed", done.stdout, re.M)
+                if not counts:
+                    sys.exit(f"{name}: h2spec says nothing:\n{done.stdout[-2000:]}")
+                print(f"{name}: {counts[0]}", flush=True)
+                if counts[4] != "0":
+                    print(done.stdout[done.stdout.find("Failures:"):])
+                passed, failed = passed + int(counts[2]), failed + int(counts[4])
                 if member.poll() is not None:
                     sys.exit(f"{name} has ended with {member.returncode}")
             finally:
-                member.terminate()
-                member.wait(30)
+                # Whatever it is amid.
+                member.kill()
+                member.wait()
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)
 
