@@ -336,7 +336,7 @@ impl Connection {
         let now = Instant::now();
         around.http2.borrow_mut().begin_turn(now);
         let written = around.http2.borrow_mut().output().written();
-        let mut goes_on = match self.work(socket, now)? {
+        let was_cut = match self.work(socket, now)? {
             Took::Ended => return Poll::Ready(Ok(())),
             Took::TooMuch(what) => return self.send_off(Reason::ENHANCE_YOUR_CALM, what),
             Took::Share => true,
@@ -349,16 +349,16 @@ impl Connection {
             return self.send_off(Reason::NO_ERROR, b"certificate");
         }
         let was_blocked = around.http2.borrow().is_blocked();
-        goes_on |= self.flush(socket)? || around.has_room() && self.has_waiting();
+        let mut goes_on = self.flush(socket)? || was_cut || around.has_room() && self.has_waiting();
         goes_on |= was_blocked && !around.http2.borrow().is_blocked();
         let written = around.http2.borrow_mut().output().written() - written;
-        if goes_on || written >= LONG_BYTES as u64 {
+        if was_cut || written >= LONG_BYTES as u64 / 2 {
             self.was_long = true;
             around.shard.long_turns.note();
         }
         if goes_on {
             around.turn.go_on();
-            if self.poll_ticket(cx).is_ready() {
+            if !self.was_long || self.poll_ticket(cx).is_ready() {
                 cx.waker().wake_by_ref();
             }
         }
@@ -376,8 +376,8 @@ impl Connection {
         self.work.get_or_insert_default().ticket.poll(&self.around.shard.long_turns, cx)
     }
 
-    /// Rounds of calls and transport until nothing is ready, or the turn was long: then a share was taken. Calls that have begun may make as much as a turn may, and so may
-    /// those that the client sends: neither keeps the others waiting.
+    /// Rounds of calls and transport until nothing is ready, or the turn was long: then a share was taken. Calls that have begun may
+    /// make as much as a turn may, and so may those that the client sends: neither keeps the others waiting.
     fn work<S: Transport>(&mut self, socket: &mut Socket<S>, now: Instant) -> io::Result<Took> {
         let around = self.around.clone();
         // Before all else, since the rounds of a turn may end anywhere: those of a busy connection always do.
