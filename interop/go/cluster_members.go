@@ -751,11 +751,13 @@ func (w *membersWalk) noQuorum() {
 		}
 	}
 	at := w.at(leader)
-	// The leader notices the loss when the connections break.
-	w.within(10*time.Second, "removing the other live member is refused", func() bool {
-		_, err = at.MemberRemove(w.ctx, w.id(other))
-		return err != nil
+	// The leader notices the loss when the connections break; until then it would do what it is to refuse. This it refuses either
+	// way.
+	w.within(10*time.Second, "the leader notices that a member is down", func() bool {
+		_, err = at.MemberAdd(w.ctx, []string{w.m[0].PeerURL})
+		return errors.Is(err, rpctypes.ErrUnhealthy)
 	})
+	_, err = at.MemberRemove(w.ctx, w.id(other))
 	w.refused(err, codes.Unavailable, "etcdserver: unhealthy cluster", "remove the other live member")
 	_, err = at.MemberAdd(w.ctx, []string{"http://127.0.0.1:1"})
 	w.refused(err, codes.Unavailable, "etcdserver: unhealthy cluster", "add a voter")

@@ -28,6 +28,7 @@ use crate::core::membership::{MemberChange, Membership, Told};
 use crate::core::proposals::Waiter;
 use crate::core::room::{Purpose, Room};
 use crate::core::{Fatal, Placement, ReplyBody, RequestId, SnapshotAttempt, membership};
+use crate::joining;
 use crate::long_reads::Reader;
 use crate::shared::Shared;
 use crate::transfer::{Outcome, Received};
@@ -416,6 +417,8 @@ impl Core {
             );
         }
         self.look_at_moves(now);
+        // In this order: a member that is ready to serve knows the version.
+        self.decide_version_alone();
         // A start waits for it.
         self.propose_attributes(now);
     }
@@ -624,6 +627,19 @@ impl Core {
         }
     }
 
+    /// The only member of a new cluster has nobody to ask which version that one is to have.
+    fn decide_version_alone(&mut self) {
+        let members = &self.machine.members;
+        let own = self.shared.identity.member_id;
+        let alone = members.by_id.len() == 1 && members.by_id.contains_key(&own);
+        if !self.leadership.leads() || !alone || !members.cluster_version.is_empty() {
+            return;
+        }
+        if let Some(version) = joining::minor(self.shared.api_version) {
+            self.propose_cluster_version(version.to_string());
+        }
+    }
+
     /// Agrees on the version that all members have.
     pub(super) fn set_cluster_version(&mut self, version: String) {
         if !self.leadership.leads()
@@ -634,6 +650,10 @@ impl Core {
         {
             return;
         }
+        self.propose_cluster_version(version);
+    }
+
+    fn propose_cluster_version(&mut self, version: String) {
         self.logger.info(
             "setting the cluster version",
             &[("from", Value::Str(&self.machine.members.cluster_version)), ("to", Value::Str(&version))],

@@ -33,6 +33,17 @@ fn until_all_know(world: &mut World, version: &str, target: Option<&str>) {
     world.until("all know it", |world| known(world).iter().all(|known| *known == expected));
 }
 
+/// What it serves depends on the version; clients used to be served for up to 200 ms before there was one.
+#[test]
+fn a_new_member_without_others_knows_the_version_when_it_is_ready() {
+    let mut world = World::new(1, 44, &[]);
+    world.start(0).expect("starts");
+    // The monitor, which asks other members, never gets a turn.
+    world.settle().expect("leads");
+    assert!(world.member(0).is_ready());
+    assert_eq!(known(&world), [("3.7.0".to_owned(), None)]);
+}
+
 #[test]
 fn a_downgrade_is_validated_enabled_and_cancelled_as_in_etcd() {
     use DowngradeAction::{Cancel, Enable, Validate};
