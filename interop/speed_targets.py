@@ -2,13 +2,15 @@
 """The figures that Mainstay is to reach, beside real etcd and beside what a bare responder and a bare log cost.
 
     interop/speed_targets.py --benchmark PATH --server etcd-3.6=PATH --server mainstay=target/release/mainstay \\
-        --mainstay target/release/mainstay [--runs 5] [--only h2load-put,idle] [--tls]
+        --mainstay target/release/mainstay [--runs 5] [--only h2load-put,idle] [--tls] [--bare]
 
 The first server is what the others are compared with. Each load has a fresh server, the servers take turns within each run,
 and the table has the medians, with the goal of each figure and whether it is met. CPU is user and system time of the server's
 process (of all three members, where there are three) for each request (event, renewal), from /proc. Loads are made by etcd's
 `benchmark`, by h2load (Debian: nghttp2-client), and by `mainstay bench`, whose own cost leaves more of the machine to the servers.
 With --tls clients come over TLS; the goals are those of plain connections all the same. Needs openssl for that.
+With --bare there is a column of `mainstay bench responder`, which answers each request with the same bytes and does nothing: what it
+costs there, protocol, network and kernel cost every server that takes these requests one by one.
 """
 
 import argparse
@@ -34,6 +36,25 @@ from side_by_side import frame, loads, measured, varint
 
 KEY = b"side-by-side"
 MILLION = 1_000_000
+
+
+class Bare(SecureServer):
+    """The server that does nothing."""
+
+    def __init__(self, path, port, certificates, value_bytes):
+        self.value_bytes = value_bytes
+        super().__init__("bare", path, port, certificates)
+
+    def start(self):
+        command = [self.path, "bench", "responder", "--listen", f"127.0.0.1:{self.port}", "--val-size", str(self.value_bytes)]
+        if self.certificates:
+            command += ["--server-cert", f"{self.certificates}/server.crt", "--server-key", f"{self.certificates}/server.key"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        if not self.process.stdout.readline():
+            sys.exit(f"the responder did not start; see {self.dir}/stderr")
+
+    def fsyncs(self):
+        return 0
 
 
 class Load:
@@ -154,7 +175,8 @@ def bare_put_ms(load):
 
 def large_values(load, server):
     """Reads of one value of 1 MB by 1000 clients at once."""
-    load.call("etcdserverpb.KV/Put", (1, b"large"), (2, os.urandom(MILLION)))
+    if not isinstance(server, Bare):
+        load.call("etcdserverpb.KV/Put", (1, b"large"), (2, os.urandom(MILLION)))
     figures = load.bench("--conns=1000", "--clients=1000", "range", "large", "--total=4000")
     return figures | {"rss_mb": server.rss_mb()}
 
@@ -394,6 +416,9 @@ LOADS = {
     "three-mixed": (three("80 % range l, 20 % put 1 KiB"), [("cpu_us", "of", 10 / 90)]),
     "million": (million, [("rss_mb", "at most", 160), ("rss_mb_restarted", "at most", 160), ("restart_s", "at most", 0.3)]),
 }
+# The loads of --bare, with the size of the value that it answers with.
+BARE = {"h2load-put": 0, "h2load-range": 1024, "benchmark-put": 0, "benchmark-range": 1024, "large-values": MILLION,
+        "many-connections": 1024, "renewals": 0, "idle": 1024, "idle-watch": 1024, "heartbeats": 0}
 
 
 def judged(kind, bound, value, first):
@@ -416,6 +441,7 @@ def main():
     parser.add_argument("--scale", type=float, default=1.0, help="how many requests of etcd's `benchmark` and h2load, as a factor")
     parser.add_argument("--connections", type=int, default=5000, help="idle ones")
     parser.add_argument("--tls", action="store_true", help="clients come over TLS; not for three members")
+    parser.add_argument("--bare", action="store_true", help="with a column of a server that does nothing, where it can answer")
     parser.add_argument("--dir", default=tempfile.gettempdir(), help="where the bare log is written: on the disk of the servers")
     parser.add_argument("--only", help="some of: " + ",".join(LOADS))
     args = parser.parse_args()
@@ -430,12 +456,18 @@ def main():
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     servers, results = [pair.split("=", 1) for pair in args.server], {}
+    bare = lambda name: [("bare", args.mainstay)] if args.bare and name in BARE else []
     with tempfile.TemporaryDirectory(prefix="speed-targets-") as work:
         load = Load(args, work)
         for run in range(args.runs):
             for name in wanted:
-                for server_name, path in servers:
-                    if members(name) > 1:
+                for server_name, path in [*servers, *bare(name)]:
+                    if server_name == "bare":
+                        server = Bare(path, args.port, load.certificates, BARE[name])
+                        figures = LOADS[name][0](load, server)
+                        server.stop()
+                        server.clean()
+                    elif members(name) > 1:
                         server = cluster_side_by_side.Cluster(server_name, path, args.port, members(name), [])
                         cluster_side_by_side.call(server, "Put", (1, KEY), (2, b"v" * 1024))
                         figures = LOADS[name][0](load, server)
@@ -449,8 +481,9 @@ def main():
                     words = " ".join(f"{figure} {value:.4g}" for figure, value in figures.items())
                     print(f"run {run + 1} {name:<16} {server_name:<10} {words}", file=sys.stderr, flush=True)
     median = lambda name, server, figure: statistics.median(figures[figure] for figures in results[name, server])
-    print("| load | figure | " + " | ".join(name for name, _ in servers) + " | goal | met |")
-    print("|---|---|" + "---|" * len(servers) + "---|---|")
+    columns = [name for name, _ in servers] + ["bare"] * args.bare
+    print("| load | figure | " + " | ".join(columns) + " | goal | met |")
+    print("|---|---|" + "---|" * len(columns) + "---|---|")
     for name in wanted:
         goals = {figure: (kind, bound) for figure, kind, bound in LOADS[name][1]}
         for figure in results[name, servers[0][0]][0]:
@@ -459,7 +492,10 @@ def main():
             if figure in goals:
                 goal, is_met = judged(*goals[figure], values[-1], values[0])
                 met = "yes" if is_met else "**no**"
-            print(f"| {name} | {figure} | " + " | ".join(f"{value:.4g}" for value in values) + f" | {goal} | {met} |")
+            cells = [f"{value:.4g}" for value in values]
+            if args.bare:
+                cells.append(f"{median(name, 'bare', figure):.4g}" if bare(name) else "")
+            print(f"| {name} | {figure} | " + " | ".join(cells) + f" | {goal} | {met} |")
 
 
 if __name__ == "__main__":
