@@ -78,13 +78,16 @@ class Cluster:
                 sys.exit(f"{self.name}: a member did not end within 30 s of SIGTERM")
         self.end()
 
+    def clean(self):
+        shutil.rmtree(self.dir, ignore_errors=True)
+
     def end(self):
         """Whatever happens, nothing is left."""
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        shutil.rmtree(self.dir, ignore_errors=True)
+        self.clean()
 
     def alive(self):
         for i, process in enumerate(self.processes):

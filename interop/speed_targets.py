@@ -14,6 +14,7 @@ costs there, protocol, network and kernel cost every server that takes these req
 """
 
 import argparse
+import copy
 import json
 import os
 import resource
@@ -57,6 +58,37 @@ class Bare(SecureServer):
         return 0
 
 
+class BareCluster:
+    """As many servers that do nothing as a cluster has members."""
+
+    name = "bare"
+
+    def __init__(self, path, port, members, value_bytes):
+        self.servers = [Bare(path, port + 2 * n, None, value_bytes) for n in range(members)]
+        self.endpoints = [f"127.0.0.1:{server.port}" for server in self.servers]
+
+    def cpu_s(self):
+        return sum(server.cpu_s() for server in self.servers)
+
+    def rss_mb(self):
+        return sum(server.rss_mb() for server in self.servers)
+
+    def fsyncs(self):
+        return 0
+
+    def alive(self):
+        if any(server.process.poll() is not None for server in self.servers):
+            sys.exit("a responder ended by itself")
+
+    def stop(self):
+        for server in self.servers:
+            server.stop()
+
+    def clean(self):
+        for server in self.servers:
+            server.clean()
+
+
 class Load:
     """What the loads share: the programs, and the address at which each server is started."""
 
@@ -71,10 +103,20 @@ class Load:
             self.trust.set_alpn_protocols(["h2"])
         self.cases = {name: (total, command) for name, total, command in loads(args.benchmark, args.scale, work)}
 
-    def server(self, name, path):
+    def server(self, name, path, members):
+        """A fresh server, or cluster, with a key of 1 KiB."""
+        if members > 1:
+            cluster = cluster_side_by_side.Cluster(name, path, self.args.port, members, [])
+            cluster_side_by_side.call(cluster, "Put", (1, KEY), (2, b"v" * 1024))
+            return cluster
         server = SecureServer(name, path, self.args.port, self.certificates)
         self.call("etcdserverpb.KV/Put", (1, KEY), (2, b"v" * 1024))
         return server
+
+    def bare(self, members, value_bytes):
+        if members > 1:
+            return BareCluster(self.args.mainstay, self.args.port, members, value_bytes)
+        return Bare(self.args.mainstay, self.args.port, self.certificates, value_bytes)
 
     def url(self):
         return f"{'https' if self.certificates else 'http'}://{self.endpoint}"
@@ -340,28 +382,45 @@ def fill(load, keys, value_bytes, rounds=1):
                f"--key-space-size={keys}", f"--total={keys * rounds}")
 
 
-def expensive_list(load, server):
-    """Cheap reads and writes while one client reads 20,000 keys of 1 KiB five times a second."""
-    fill(load, 20_000, 1024)
+def compared(load, server, prepare, busy_at):
+    """Cheap reads and writes beside what `busy_at` gives for a server that was prepared; and, as the limit, beside the same at
+    another server, with which this one shares nothing but the machine."""
+    prepare(load)
     alone = paced(load)
-    return beside(load, alone, lambda: load.call("etcdserverpb.KV/Range", (1, b"\0"), (2, b"\0")))
+    figures = beside(load, alone, busy_at(load))
+    elsewhere = copy.copy(load)
+    elsewhere.endpoint = f"127.0.0.1:{server.port + 10}"
+    other = SecureServer(server.name, server.path, server.port + 10, server.certificates)
+    prepare(elsewhere)
+    limit = beside(load, alone, busy_at(elsewhere))
+    other.stop()
+    other.clean()
+    return figures | {f"{name}_elsewhere": limit[name] for name in ("read_p99", "write_p99", "times")}
+
+
+def expensive_list(load, server):
+    """While one client reads 20,000 keys of 1 KiB five times a second."""
+    everything = (1, b"\0"), (2, b"\0")
+    return compared(load, server, lambda at: fill(at, 20_000, 1024),
+                    lambda at: lambda: at.call("etcdserverpb.KV/Range", *everything))
 
 
 def maintenance(load, server):
-    """The same while the history of 200,000 keys is compacted, hashed, and sent as a snapshot."""
-    fill(load, 200_000, 256, rounds=3)
-    alone = paced(load)
-    revision = 0
+    """While the history of 200,000 keys is compacted, hashed, and sent as a snapshot."""
+    def busy_at(at):
+        revision = 0
 
-    def busy():
-        nonlocal revision
-        # In parts, so that it goes on all the time that is measured.
-        revision += 20_000 if revision < 600_000 else 100
-        subprocess.run([*load.ctl(), "compact", str(revision), "--physical"], stdout=subprocess.DEVNULL, check=True)
-        load.call("etcdserverpb.Maintenance/HashKV")
-        load.call("etcdserverpb.Maintenance/Snapshot")
+        def busy():
+            nonlocal revision
+            # In parts, so that it goes on all the time that is measured.
+            revision += 20_000 if revision < 600_000 else 100
+            subprocess.run([*at.ctl(), "compact", str(revision), "--physical"], stdout=subprocess.DEVNULL, check=True)
+            at.call("etcdserverpb.Maintenance/HashKV")
+            at.call("etcdserverpb.Maintenance/Snapshot")
 
-    return beside(load, alone, busy)
+        return busy
+
+    return compared(load, server, lambda at: fill(at, 200_000, 256, rounds=3), busy_at)
 
 
 def heartbeats(load, server):
@@ -418,7 +477,8 @@ LOADS = {
 }
 # The loads of --bare, with the size of the value that it answers with.
 BARE = {"h2load-put": 0, "h2load-range": 1024, "benchmark-put": 0, "benchmark-range": 1024, "large-values": MILLION,
-        "many-connections": 1024, "renewals": 0, "idle": 1024, "idle-watch": 1024, "heartbeats": 0}
+        "many-connections": 1024, "renewals": 0, "idle": 1024, "idle-watch": 1024, "heartbeats": 0,
+        "three-put": 0, "three-range": 1024}
 
 
 def judged(kind, bound, value, first):
@@ -456,27 +516,16 @@ def main():
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     servers, results = [pair.split("=", 1) for pair in args.server], {}
-    bare = lambda name: [("bare", args.mainstay)] if args.bare and name in BARE else []
+    has_bare = lambda name: args.bare and name in BARE
     with tempfile.TemporaryDirectory(prefix="speed-targets-") as work:
         load = Load(args, work)
         for run in range(args.runs):
             for name in wanted:
-                for server_name, path in [*servers, *bare(name)]:
-                    if server_name == "bare":
-                        server = Bare(path, args.port, load.certificates, BARE[name])
-                        figures = LOADS[name][0](load, server)
-                        server.stop()
-                        server.clean()
-                    elif members(name) > 1:
-                        server = cluster_side_by_side.Cluster(server_name, path, args.port, members(name), [])
-                        cluster_side_by_side.call(server, "Put", (1, KEY), (2, b"v" * 1024))
-                        figures = LOADS[name][0](load, server)
-                        server.stop()
-                    else:
-                        server = load.server(server_name, path)
-                        figures = LOADS[name][0](load, server)
-                        server.stop()
-                        server.clean()
+                for server_name, path in servers + [("bare", None)] * has_bare(name):
+                    server = load.server(server_name, path, members(name)) if path else load.bare(members(name), BARE[name])
+                    figures = LOADS[name][0](load, server)
+                    server.stop()
+                    server.clean()
                     results.setdefault((name, server_name), []).append(figures)
                     words = " ".join(f"{figure} {value:.4g}" for figure, value in figures.items())
                     print(f"run {run + 1} {name:<16} {server_name:<10} {words}", file=sys.stderr, flush=True)
@@ -494,7 +543,7 @@ def main():
                 met = "yes" if is_met else "**no**"
             cells = [f"{value:.4g}" for value in values]
             if args.bare:
-                cells.append(f"{median(name, 'bare', figure):.4g}" if bare(name) else "")
+                cells.append(f"{median(name, 'bare', figure):.4g}" if has_bare(name) else "")
             print(f"| {name} | {figure} | " + " | ".join(cells) + f" | {goal} | {met} |")
 
 
