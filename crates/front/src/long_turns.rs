@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 /// Bytes that a turn makes of answers, and those that it writes, before others have theirs: a quarter of a millisecond or so.
-pub(crate) const LONG_BYTES: usize = 128 * 1024;
+pub(crate) const LONG_BYTES: usize = 64 * 1024;
 
 /// The connections of a shard whose next turn may be long.
 #[derive(Default)]

@@ -129,6 +129,23 @@ impl Values {
         read.map_err(|error| ReadError::Io { path: segment.path.clone(), error })
     }
 
+    /// Fills `into` with what the segment holds from `from` on, as far as its end, and returns how many bytes that are. They are not
+    /// checked, and behind the log's end they are what later records will be written over. Returns 0 if they cannot be read,
+    /// or if that would need a wait for a disk and `waits` is not set: then the values themselves say why.
+    pub fn read_ahead(&self, from: Location, into: &mut [u8], waits: bool) -> usize {
+        let Some(segment) = self.shared.segment(from.segment) else { return 0 };
+        let Ok(offset) = place_in(&segment, from, 0) else { return 0 };
+        let left = segment.capacity.load(Ordering::Relaxed).saturating_sub(offset);
+        let len = into.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let into = &mut into[..len];
+        let read = if waits {
+            segment.file.read_exact_at(into, offset).map(|()| true)
+        } else {
+            segment.file.read_cached_at(into, offset)
+        };
+        if matches!(read, Ok(true)) { len } else { 0 }
+    }
+
     /// Returns false if the system cannot tell what of the file that holds `location` is in memory: then reads that must not wait
     /// always return false. Known once such a read was tried.
     pub fn tells_cached(&self, location: Location) -> bool {

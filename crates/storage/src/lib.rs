@@ -2,7 +2,7 @@
 //!
 //! * [`opening`] finds out what the checkpoint and the log hold; [`beginning`] is what a member has when there is nothing.
 //! * [`checkpointer`] writes checkpoints and finds values that have to move out of old segments; [`terms`] are kept beside.
-//! * [`values`] reads values that are in memory, large ones in parts through [`buffers`]; [`readers`] are the threads that wait for a disk in place of others, and
+//! * [`values`] reads values that are in memory, large ones in parts through [`buffers`], those that lie behind each other by [`read_ahead`]; [`readers`] are the threads that wait for a disk in place of others, and
 //!   [`block_on`] is for threads that may wait themselves. [`catch_up`] reads entries for followers that lag.
 //! * [`restoration`] makes a data directory of a state from elsewhere; [`stopped`] reads one without starting a member.
 //! * [`taken_over`] is the mark of a directory that etcd's files are in as well, [`exported`] that of one that was exported to etcd. [`etcd_database`] is the state in etcd's form. [`kv_hash`] and [`compaction_hash`] are etcd's hashes of it.
@@ -29,6 +29,7 @@ pub mod kv_hash;
 pub mod log_dir;
 pub mod nospace;
 pub mod opening;
+pub mod read_ahead;
 pub mod readers;
 pub mod restoration;
 pub mod stopped;

@@ -16,6 +16,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use front::{Account, Charge, Held};
 use machine::{ReadError, Values};
 use mvcc::Value;
+use numbers::Location;
 
 use crate::buffers::{BUFFER_BYTES_MAX, Buffer};
 use crate::readers::{Arrived, Readers, Reading, place_of};
@@ -80,6 +81,12 @@ impl LogValues {
     /// Fetches values for the core, before what anybody else wants.
     pub fn fetch_first(&self, values: &[Value]) -> Option<Reading> {
         self.readers.as_ref().map(|readers| readers.read_first(values))
+    }
+
+    /// Fills `into` with what the log holds from a location on, and returns how much that is: nothing if a disk would have to be
+    /// waited for, and this thread may not. For [`crate::read_ahead`].
+    pub(crate) fn read_ahead(&self, from: Location, into: &mut [u8]) -> usize {
+        self.log.read_ahead(from, into, self.readers.is_none())
     }
 
     fn read_log(&self, value: Value, out: &mut BytesMut, waits: bool) -> Result<bool, ReadError> {

@@ -35,16 +35,17 @@ use replica::core::{ClientRequest, ReplyBody};
 use replica::long_reads::Reader;
 use storage::etcd_database::{EtcdDatabase, EtcdDatabaseError};
 use storage::kv_hash::KvHash;
+use storage::read_ahead::ReadAhead;
 use storage::values::{Attempt, LogValues, made};
 
 /// Field of `InternalRaftRequest`.
 const ALARM: u32 = 10;
 /// Versions hashed between two looks at other calls.
-const HASHED_PER_SLICE: usize = 512;
+const HASHED_PER_SLICE: usize = 256;
 /// Versions measured for a snapshot between two looks at other calls.
-const MEASURED_PER_SLICE: usize = 2048;
+const MEASURED_PER_SLICE: usize = 512;
 /// Bytes of a snapshot written between two.
-const SNAPSHOT_SLICE_BYTES: usize = 256 << 10;
+const SNAPSHOT_SLICE_BYTES: usize = 64 << 10;
 /// The etcd that a snapshot is written for, which is one that later ones take over from.
 const SNAPSHOT_RELEASE: Release = Release::V3_6;
 
@@ -246,9 +247,10 @@ impl Services {
         let writer = BackendWriter::new(Vec::new(), plan, SNAPSHOT_RELEASE);
         let writer = writer.map_err(|e| failed(e.into()))?;
         let mut writing = Some(database.write(writer).map_err(&failed)?);
+        let values = ReadAhead::of(&self.values);
         while let Some(mut going) = writing.take() {
             let portion =
-                made(self.values.clone(), |values| going.portion(&database, values, SNAPSHOT_SLICE_BYTES));
+                made(values.clone(), |values| going.portion(&database, values, SNAPSHOT_SLICE_BYTES));
             let done = going.write(&database, portion.await.map_err(&failed)?);
             let done = done.map_err(&failed)?;
             let piece = if done {
@@ -306,6 +308,7 @@ fn unwritten(error: &EtcdDatabaseError, state: &AsOf) -> Status {
 /// The checksum of HashKV over what a walk covers, with every value read.
 async fn hash_versions(state: &AsOf, walk: HashWalk, values: &Rc<LogValues>) -> Result<u32, Status> {
     let mut so_far = (walk, KvHash::default());
+    let values = ReadAhead::of(values);
     loop {
         let slice = made(values.clone(), |values| hash_slice(state, so_far.clone(), values));
         let (walk, hash, done) = slice.await?;
