@@ -841,9 +841,15 @@ impl Services {
             Rpc::Watch => {
                 let closing = services.closing.clone();
                 let caller = services.caller_of(head.peer);
-                Box::pin(async move {
+                #[expect(clippy::async_yields_async, reason = "it is awaited once this future is dropped")]
+                let begun: LocalBoxFuture<LocalBoxFuture<_>> = Box::pin(async move {
                     let permit = Rc::new(UserPermit::of(&services, principal::user_head(&head)).await);
-                    services.hub.stream(&head, (caller, permit, spans), inbound, outbound, closing).await
+                    services.hub.stream(&head, (caller, permit, spans), inbound, outbound, closing)
+                });
+                // Streams are open for days: what was only needed to begin one, its head above all, goes before it is served.
+                Box::pin(async move {
+                    let served = begun.await;
+                    served.await
                 })
             }
             Rpc::LeaseKeepAlive => {

@@ -1,6 +1,6 @@
 //! The task of one watch stream: [`run`] reads its requests, lets it read history, and sends its responses.
 
-use std::future::{Future, poll_fn};
+use std::future::{Future, poll_fn, ready};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use api::{Code, Status, error};
 use bytes::Bytes;
-use front::{Account, Inbound, Messages, Outbound, TrySend};
+use front::{Account, Inbound, LocalBoxFuture, Messages, Outbound, TrySend};
 
 use clock::Sleep;
 use telemetry::callers::Caller;
@@ -114,30 +114,31 @@ impl Responses for Outbound {
     }
 }
 
-/// Serves a stream until it ends; `closed` resolves when the server stops.
-pub(super) async fn run<R: Requests, W: Responses>(
+/// Serves a stream until it ends; `closed` resolves when the server stops. What is needed for as long as that lies in the future once.
+pub(super) fn run<R: Requests, W: Responses>(
     hub: Rc<Hub>,
     needs_leader: bool,
     client: (Arc<Caller>, Rc<dyn Permit>, Option<Within>),
     requests: R,
     mut responses: W,
-    closed: impl Future<Output = ()>,
-) -> Result<(), Status> {
+    closed: impl Future<Output = ()> + 'static,
+) -> LocalBoxFuture<Result<(), Status>> {
     if needs_leader && !hub.has_leader() {
-        return Err(error::NO_LEADER);
+        return Box::pin(ready(Err(error::NO_LEADER)));
     }
     // Some clients wait for the head before they send their first request.
-    responses.open()?;
+    if let Err(status) = responses.open() {
+        return Box::pin(ready(Err(status)));
+    }
     let place = hub.open(needs_leader, client, responses.account());
     let mut drive = Drive { place, requests: Some(requests), responses, tick: None };
-    let mut closed = pin!(closed);
-    poll_fn(|cx| {
+    let mut closed = Box::pin(closed);
+    Box::pin(poll_fn(move |cx| {
         if closed.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Err(error::STOPPED));
         }
         drive.poll(cx)
-    })
-    .await
+    }))
 }
 
 struct Drive<R, W> {

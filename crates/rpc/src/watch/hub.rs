@@ -229,7 +229,7 @@ impl Hub {
         responses: impl Responses,
         closed: impl Future<Output = ()> + 'static,
     ) -> LocalBoxFuture<Result<(), Status>> {
-        Box::pin(drive::run(Rc::clone(self), needs_leader, client, requests, responses, closed))
+        drive::run(Rc::clone(self), needs_leader, client, requests, responses, closed)
     }
 
     /// Ends all streams whose clients insist on a leader: there has been none for too long.

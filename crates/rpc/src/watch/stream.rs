@@ -299,7 +299,7 @@ pub(super) struct Stream {
     queued_bytes: Cell<usize>,
     waker: RefCell<Option<Waker>>,
     /// Values on their way that its history needs.
-    fetching: RefCell<Option<Attempt>>,
+    fetching: RefCell<Option<Box<Attempt>>>,
     /// Revision from which the history in `fetching` begins.
     fetching_from: Cell<Revision>,
     /// Bytes of values that were fetched and that it holds until its turn.
@@ -539,6 +539,10 @@ impl Stream {
     pub fn push(&self, queued: Queued) {
         self.note_queued(&queued);
         let mut queue = self.queue.borrow_mut();
+        if queue.capacity() == 0 {
+            // Most streams never have more to send at once.
+            queue.reserve_exact(1);
+        }
         queue.push_back(queued);
         // Behind others it is waited for already: the task that sends waits for space.
         let is_first = queue.len() == 1;
@@ -627,13 +631,13 @@ impl Stream {
         let begun = self.fetching.borrow_mut().take();
         self.charge_fetched(0);
         let before = self.fetching_from.replace(from);
-        begun.filter(|_| before == from).unwrap_or_else(begin)
+        begun.filter(|_| before == from).map_or_else(begin, |begun| *begun)
     }
 
     /// Orders the values that this attempt found missing to be read.
     pub fn fetch(&self, attempt: Attempt) {
         self.charge_fetched(attempt.arrived_bytes());
-        *self.fetching.borrow_mut() = Some(attempt);
+        *self.fetching.borrow_mut() = Some(Box::new(attempt));
     }
 
     /// Ready when no values are on their way.

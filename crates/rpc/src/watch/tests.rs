@@ -17,7 +17,7 @@ use numbers::{LeaseId, Revision};
 use prost::Message as _;
 
 use super::QUEUE_BYTES_MAX;
-use world::{Client, World, settle, watch};
+use world::{Client, Requester, Responder, World, settle, watch};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const MANY: usize = usize::MAX;
@@ -59,6 +59,16 @@ fn line(response: &WatchResponse) -> String {
 
 fn lines(client: &Client) -> Vec<String> {
     client.received().iter().map(line).collect()
+}
+
+/// Clients keep streams open for days, by the ten thousand.
+#[test]
+fn what_an_idle_stream_needs_lies_in_its_future_once() {
+    let parts = size_of::<Requester>() + size_of::<Responder>() + 2 * size_of::<usize>();
+    let bytes = world().client(1).future_bytes();
+    assert!(bytes <= parts + 64, "{bytes} bytes, of which {parts} are its two ends and what ends it");
+    let (stream, watch) = (size_of::<super::stream::Stream>(), size_of::<super::stream::Watch>());
+    assert!(stream <= 584 && watch <= 208, "{stream}, {watch} bytes");
 }
 
 #[test]

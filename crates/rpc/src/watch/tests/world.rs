@@ -336,7 +336,7 @@ async fn poll_closed(pipe: Rc<Pipe>) {
     std::future::poll_fn(|_| if pipe.stopped.get() { Poll::Ready(()) } else { Poll::Pending }).await;
 }
 
-struct Requester(Rc<Pipe>);
+pub struct Requester(Rc<Pipe>);
 
 impl Requests for Requester {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
@@ -351,7 +351,7 @@ impl Requests for Requester {
     }
 }
 
-struct Responder(Rc<Pipe>);
+pub struct Responder(Rc<Pipe>);
 
 impl Responses for Responder {
     fn open(&mut self) -> Result<(), Status> {
@@ -401,6 +401,11 @@ pub struct Client {
 }
 
 impl Client {
+    /// Bytes of the future that serves the stream.
+    pub fn future_bytes(&self) -> usize {
+        self.future.as_ref().map_or(0, |future| size_of_val(&**future))
+    }
+
     /// Polls the stream once, if it was woken.
     pub fn step(&mut self) -> bool {
         self.poll_if_woken()
