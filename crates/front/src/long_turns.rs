@@ -8,7 +8,7 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// Bytes that a turn makes of answers, and those that it writes, before others have theirs: a quarter of a millisecond or so.
+/// Bytes that a turn makes of answers, and those that it writes, before others have theirs: a tenth of a millisecond or so.
 pub(crate) const LONG_BYTES: usize = 64 * 1024;
 
 /// The connections of a shard whose next turn may be long.
