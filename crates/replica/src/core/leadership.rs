@@ -64,6 +64,8 @@ pub(super) struct Leadership {
     term: Term,
     /// True if an entry of the member's own term has been applied while it leads.
     settled: bool,
+    /// True until somebody has taken note that it has settled.
+    settled_unnoted: bool,
     leader: MemberId,
     disk_stalled: bool,
     gives_up_at: Option<Instant>,
@@ -80,6 +82,7 @@ impl Leadership {
             leads: false,
             term: Term(0),
             settled: false,
+            settled_unnoted: false,
             leader: MemberId::NONE,
             disk_stalled: false,
             gives_up_at: None,
@@ -117,6 +120,7 @@ impl Leadership {
         let mut stood = Stood::default();
         if leads != self.leads || leads && standing.term != self.term {
             self.settled = false;
+            self.settled_unnoted = false;
             stood.stops_leases = true;
         }
         self.leads = leads;
@@ -133,7 +137,13 @@ impl Leadership {
     pub fn applied(&mut self, term: Term, standing: Standing) -> bool {
         let settles = self.leads && !self.settled && term == standing.term;
         self.settled |= settles;
+        self.settled_unnoted |= settles;
         settles
+    }
+
+    /// Returns true, once for each term that it leads in, when it has settled.
+    pub fn take_settled(&mut self) -> bool {
+        std::mem::take(&mut self.settled_unnoted)
     }
 
     /// Notices that the disk hangs in a sync, since such a member must not lead; called at each tick. `oldest` is the

@@ -173,8 +173,8 @@ impl Core {
                 self.follow(effects, now)?;
                 self.campaign_alone();
             }
-            // What follows from it is not left for the next turn, which may come with the next tick only.
-            if !self.campaign_alone() {
+            // What follows from these is not left for the next turn, which may come with the next tick only.
+            if !self.campaign_alone() && !self.begin_to_lead(now) {
                 return Ok(());
             }
         }
@@ -220,6 +220,17 @@ impl Core {
         let taken = self.node.request(Request::Campaign);
         assert!(taken.is_ok() || !planted::is(Bug::RefusalFatal), "a campaign was refused");
         taken.is_ok()
+    }
+
+    /// Proposes what a leader that has just settled has to tell, which a start waits for. Returns false if it has not.
+    fn begin_to_lead(&mut self, now: Instant) -> bool {
+        if self.parked.is_some() || !self.leadership.take_settled() {
+            return false;
+        }
+        // In this order: a member that is ready to serve knows the version.
+        self.decide_version_alone();
+        self.propose_attributes(now);
+        true
     }
 
     fn append(&mut self, append: consensus::Append, now: Instant) -> Result<(), Fatal> {
@@ -417,8 +428,6 @@ impl Core {
             );
         }
         self.look_at_moves(now);
-        // In this order: a member that is ready to serve knows the version.
-        self.decide_version_alone();
         // A start waits for it.
         self.propose_attributes(now);
     }
@@ -618,6 +627,9 @@ impl Core {
 
     /// Makes this member's name and client URLs known, once after each start.
     pub(super) fn propose_attributes(&mut self, now: Instant) {
+        if self.leadership.leads() && !self.leadership.has_settled() {
+            return;
+        }
         let (members, node) = (&self.machine.members, &self.node);
         let own = self.shared.identity.member_id;
         let are_old = self.shared.may_be_before_3_5(members);
@@ -627,12 +639,13 @@ impl Core {
         }
     }
 
-    /// The only member of a new cluster has nobody to ask which version that one is to have.
+    /// The only member of a new cluster has nobody to ask which version that one is to have. The entries from before its last stop, one of
+    /// which may have decided it, are all applied.
     fn decide_version_alone(&mut self) {
         let members = &self.machine.members;
         let own = self.shared.identity.member_id;
         let alone = members.by_id.len() == 1 && members.by_id.contains_key(&own);
-        if !self.leadership.leads() || !alone || !members.cluster_version.is_empty() {
+        if !alone || !members.cluster_version.is_empty() {
             return;
         }
         if let Some(version) = joining::minor(self.shared.api_version) {

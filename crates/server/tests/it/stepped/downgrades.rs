@@ -44,6 +44,21 @@ fn a_new_member_without_others_knows_the_version_when_it_is_ready() {
     assert_eq!(known(&world), [("3.7.0".to_owned(), None)]);
 }
 
+/// The entry that decides it may not be known to be committed yet when the member is stopped.
+#[test]
+fn a_version_that_was_decided_right_before_a_stop_is_not_decided_again() {
+    let mut world = World::new(1, 45, &[]);
+    world.start(0).expect("starts");
+    world.settle().expect("leads");
+    assert_eq!(known(&world), [("3.7.0".to_owned(), None)]);
+    world.kill(0);
+    world.set_options(0, &["--api-version=3.6"]);
+    world.start(0).expect("starts again");
+    world.settle().expect("leads");
+    // For which the process refuses to serve.
+    assert_eq!(known(&world), [("3.7.0".to_owned(), None)]);
+}
+
 #[test]
 fn a_downgrade_is_validated_enabled_and_cancelled_as_in_etcd() {
     use DowngradeAction::{Cancel, Enable, Validate};
