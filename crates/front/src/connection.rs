@@ -321,13 +321,8 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         let around = self.around.clone();
-        if around.may_wait.get() && !around.shard.closing.get() {
-            ready!(self.pass.poll(&around.shard.turnstile, around.origin.peer.ip(), cx));
-        }
-        // Memory that others need does not wait.
-        if self.was_long && !around.account.is_doomed() {
-            ready!(self.poll_ticket(cx));
-            self.was_long = false;
+        if self.poll_leave(cx).is_pending() && self.poll_over(cx).is_pending() {
+            return Poll::Pending;
         }
         let _turn = around.account.begin_turn();
         self.around.turn.begin(cx.waker());
@@ -358,7 +353,7 @@ impl Connection {
         }
         if goes_on {
             around.turn.go_on();
-            if !self.was_long || self.poll_ticket(cx).is_ready() {
+            if !self.was_long || self.poll_ticket(cx).is_ready() || self.poll_over(cx).is_ready() {
                 cx.waker().wake_by_ref();
             }
         }
@@ -369,6 +364,30 @@ impl Connection {
         self.tend_timers(socket, now, cx)?;
         around.account.set_buffers(socket.buffer_bytes() + memory(&around));
         Poll::Pending
+    }
+
+    /// Ready when the connection may have a turn, as far as the others are concerned.
+    fn poll_leave(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let around = self.around.clone();
+        if around.may_wait.get() && !around.shard.closing.get() {
+            ready!(self.pass.poll(&around.shard.turnstile, around.origin.peer.ip(), cx));
+        }
+        if self.was_long {
+            ready!(self.poll_ticket(cx));
+            self.was_long = false;
+        }
+        Poll::Ready(())
+    }
+
+    /// Ready when the connection must close, which does not wait for others: they may need its memory. It is woken for that
+    /// even where [`crate::turn::Turn`] takes it to be awake.
+    fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(secured) = &self.secured
+            && secured.standing().poll_over(cx).is_ready()
+        {
+            return Poll::Ready(());
+        }
+        self.around.account.poll_doomed(cx)
     }
 
     /// Ready when there may be another long turn.

@@ -42,11 +42,26 @@ pub async fn serve(
     options: Options,
     service: Rc<dyn Service>,
 ) -> io::Result<()> {
-    let state = state(options);
+    let state = state(options, LongTurns::open());
     serve_on(Wire::Plain(stream), Origin::plain(SocketAddr::from((PEER, 1))), None, state, service).await
 }
 
-fn state(options: Options) -> Rc<ShardState> {
+/// The same on a shard where it is never this connection's turn to have another long one.
+///
+/// # Errors
+///
+/// As the connection ended.
+pub async fn serve_where_others_go_first(
+    stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+    options: Options,
+    service: Rc<dyn Service>,
+) -> io::Result<()> {
+    // Nobody lets any through.
+    let state = state(options, LongTurns::default());
+    serve_on(Wire::Plain(stream), Origin::plain(SocketAddr::from((PEER, 1))), None, state, service).await
+}
+
+fn state(options: Options, long_turns: LongTurns) -> Rc<ShardState> {
     let options = Arc::new(options);
     Rc::new(ShardState {
         counters: Arc::new(ShardCounters::new(options.methods)),
@@ -58,7 +73,7 @@ fn state(options: Options) -> Rc<ShardState> {
         clock: Clock::default(),
         admitted: RefCell::new(Slab::new()),
         turnstile: Turnstile::open(),
-        long_turns: LongTurns::open(),
+        long_turns,
         rejections: Arc::new(Rejections::new(options.rejected.clone())),
     })
 }
@@ -135,7 +150,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
         let name = self.common_name().map(Arc::from);
         let peer = SocketAddr::from((PEER, 1));
         let origin = Origin { peer, common_name: name, is_tls: true, serves: Serves::All };
-        serve_on(self.wire, origin, Some(self.admission), state(options), service).await
+        serve_on(self.wire, origin, Some(self.admission), state(options, LongTurns::open()), service).await
     }
 }
 

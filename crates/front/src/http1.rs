@@ -81,17 +81,13 @@ pub(crate) async fn serve<S: Transport + 'static>(
     });
     let socket = Rc::new(RefCell::new(socket));
     let behind = Rc::new(RefCell::new(Behind::default()));
+    let share = Share { socket: socket.clone(), shard: shard.clone(), ticket: Rc::default() };
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(Clock)
         .max_buf_size(BUFFER_BYTES_MAX)
         .header_read_timeout(timeout)
         .serve_connection(
-            Hyper {
-                socket: SharedSocket(socket.clone()),
-                behind: behind.clone(),
-                shard: shard.clone(),
-                ticket: Ticket::default(),
-            },
+            Hyper { socket: SharedSocket(socket.clone()), behind: behind.clone(), share: share.clone() },
             answer,
         );
     let mut connection = pin!(connection);
@@ -102,7 +98,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
         let mut looking = tokio::time::interval(stall_timeout / 4);
         poll_fn(|cx| {
             if phase.is_heard_out()
-                && let Poll::Ready(error) = poll_behind(&socket, &behind, cx)
+                && let Poll::Ready(error) = poll_behind(&share, &behind, cx)
             {
                 return Poll::Ready(error);
             }
@@ -171,16 +167,15 @@ impl Behind {
 
 /// Reads what the client sends behind a request, until that is as much as is kept; ready when it has gone.
 fn poll_behind<S: Transport>(
-    socket: &Rc<RefCell<Socket<S>>>,
+    share: &Share<S>,
     behind: &Rc<RefCell<Behind>>,
     cx: &mut Context<'_>,
 ) -> Poll<io::ErrorKind> {
     let mut space = [0; READ_BYTES];
-    let mut socket = SharedSocket(socket.clone());
+    let mut socket = SharedSocket(share.socket.clone());
     while !behind.borrow().is_full() {
-        if socket.0.borrow().is_allowance_spent() {
-            socket.0.borrow_mut().renew_allowance();
-        }
+        // hyper, which writes the answer meanwhile, gets no more by it.
+        ready!(share.poll(cx));
         let mut buffer = ReadBuf::new(&mut space);
         match ready!(Pin::new(&mut socket).poll_read(cx, &mut buffer)) {
             Ok(()) if !buffer.filled().is_empty() => {}
@@ -195,25 +190,37 @@ fn poll_behind<S: Transport>(
     Poll::Pending
 }
 
+/// What a connection may read and write before others have their turn: what a client sends may be cheap for it and dear to
+/// decrypt, and what it is sent may be long. All that read and write for the connection take from one share.
+struct Share<S> {
+    socket: Rc<RefCell<Socket<S>>>,
+    shard: Rc<ShardState>,
+    ticket: Rc<RefCell<Ticket>>,
+}
+
+impl<S> Clone for Share<S> {
+    fn clone(&self) -> Share<S> {
+        Share { socket: self.socket.clone(), shard: self.shard.clone(), ticket: self.ticket.clone() }
+    }
+}
+
+impl<S: Transport> Share<S> {
+    /// Ready unless others have their turn first.
+    fn poll(&self, cx: &Context<'_>) -> Poll<()> {
+        if self.socket.borrow().is_allowance_spent() {
+            ready!(self.ticket.borrow_mut().poll(&self.shard.long_turns, cx));
+            self.socket.borrow_mut().renew_allowance();
+        }
+        Poll::Ready(())
+    }
+}
+
 /// The socket as hyper wants it: what hyper flushes is really written, and other connections get their turn where hyper, left
 /// to itself, would go on as long as the client does.
 struct Hyper<S> {
     socket: SharedSocket<S>,
     behind: Rc<RefCell<Behind>>,
-    shard: Rc<ShardState>,
-    ticket: Ticket,
-}
-
-impl<S: Transport> Hyper<S> {
-    /// Ready unless others have their turn first: what a client sends may be cheap for it and dear to decrypt, and what it is
-    /// sent may be long.
-    fn poll_turn(&mut self, cx: &Context<'_>) -> Poll<()> {
-        if self.socket.0.borrow().is_allowance_spent() {
-            ready!(self.ticket.poll(&self.shard.long_turns, cx));
-            self.socket.0.borrow_mut().renew_allowance();
-        }
-        Poll::Ready(())
-    }
+    share: Share<S>,
 }
 
 impl<S: Transport> hyper::rt::Read for Hyper<S> {
@@ -225,7 +232,7 @@ impl<S: Transport> hyper::rt::Read for Hyper<S> {
         if self.behind.borrow_mut().take(&mut into) {
             return Poll::Ready(Ok(()));
         }
-        ready!(self.poll_turn(cx));
+        ready!(self.share.poll(cx));
         let mut space = [0; READ_BYTES];
         let room = into.remaining().min(READ_BYTES);
         let mut buffer = ReadBuf::new(&mut space[..room]);
@@ -237,12 +244,12 @@ impl<S: Transport> hyper::rt::Read for Hyper<S> {
 
 impl<S: Transport> hyper::rt::Write for Hyper<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        ready!(self.poll_turn(cx));
+        ready!(self.share.poll(cx));
         Pin::new(&mut self.socket).poll_write(cx, bytes)
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_turn(cx));
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.share.poll(cx));
         self.socket.0.borrow_mut().poll_send(cx)
     }
 

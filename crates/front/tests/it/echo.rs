@@ -393,6 +393,14 @@ impl Service for Echo {
                     seen.pieces.fetch_add(1, SeqCst);
                     Poll::Ready(Some(Ok(vec![1; size].into())))
                 }))
+            } else if path.starts_with("/streamed/") {
+                let method = id_of("/test.Echo/UntilClosing") as u16;
+                let (_, _, local) = exchange.open_stream(method, |_| Box::new(|_| Poll::Pending));
+                ResponseBody::Chunks(Box::new(move |_| {
+                    let _open = &local;
+                    seen.pieces.fetch_add(1, SeqCst);
+                    Poll::Ready(Some(Ok(vec![1; size].into())))
+                }))
             } else if path.starts_with("/endless/") {
                 ResponseBody::Chunks(Box::new(move |_| {
                     seen.pieces.fetch_add(1, SeqCst);
@@ -475,6 +483,15 @@ pub fn run_on(options: Options, address: SocketAddr, listeners: Vec<Listener>) -
 /// One connection without threads and sockets, of which the client has this end: so many bytes that it has not read are
 /// taken from the server. To be called within a `LocalSet`.
 pub fn serve_in_memory(options: Options, unread_bytes: usize) -> (DuplexStream, Arc<Seen>, JoinHandle<()>) {
+    serve_in_memory_by(options, unread_bytes, fuzzing::serve)
+}
+
+/// The same, served by this function.
+pub fn serve_in_memory_by(
+    options: Options,
+    unread_bytes: usize,
+    serve: impl AsyncFnOnce(DuplexStream, Options, Rc<dyn Service>) -> std::io::Result<()> + 'static,
+) -> (DuplexStream, Arc<Seen>, JoinHandle<()>) {
     let (server, client) = tokio::io::duplex(unread_bytes);
     let seen = Arc::new(Seen::default());
     let (close, closing) = Closing::by_hand();
@@ -483,7 +500,7 @@ pub fn serve_in_memory(options: Options, unread_bytes: usize) -> (DuplexStream, 
     let served = tokio::task::spawn_local(async move {
         let _close = close;
         // An error is an end like any other.
-        let _ = fuzzing::serve(server, options, service).await;
+        let _ = serve(server, options, service).await;
     });
     (client, seen, served)
 }

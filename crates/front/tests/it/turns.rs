@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use mainstay_front::{Budget, Options};
+use mainstay_front::{Budget, Options, fuzzing};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::task::{JoinHandle, LocalSet};
 
@@ -16,7 +16,7 @@ use testkit::http2::{
     frame, message,
 };
 
-use crate::echo::{Seen, block_on, serve_in_memory, until};
+use crate::echo::{Seen, block_on, serve_in_memory, serve_in_memory_by, until};
 
 const MIB: usize = 1 << 20;
 const EACH: usize = 100_000;
@@ -35,7 +35,19 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) async fn new(options: Options, unread_bytes: usize, settings: &[u8]) -> Client {
-        let (stream, seen, served) = serve_in_memory(options, unread_bytes);
+        Client::begin(serve_in_memory(options, unread_bytes), settings).await
+    }
+
+    /// Of a server where it is never this connection's turn to have another long one.
+    async fn behind_others(options: Options, settings: &[u8]) -> Client {
+        let served = serve_in_memory_by(options, 64 * MIB, fuzzing::serve_where_others_go_first);
+        Client::begin(served, settings).await
+    }
+
+    async fn begin(
+        (stream, seen, served): (DuplexStream, Arc<Seen>, JoinHandle<()>),
+        settings: &[u8],
+    ) -> Client {
         let mut client = Client { stream, seen, served, come: Vec::new() };
         client.send(PREFACE).await;
         client.send(&frame(SETTINGS, 0, 0, settings)).await;
@@ -403,5 +415,28 @@ fn the_calls_of_a_connection_that_closes_end_in_turns() {
             left = now;
         }
         served.await.expect("the connection ends");
+    });
+}
+
+#[test]
+fn a_connection_that_waits_for_a_long_turn_goes_at_once_if_its_memory_is_needed() {
+    run(async {
+        let budget = Budget::new(16 * MIB);
+        let options = || Options { budget: budget.clone(), ..Options::default() };
+        let mut largest = Client::behind_others(options(), &OPEN).await;
+        largest.send(&frame(WINDOW_UPDATE, 0, 0, &[0x7f, 0, 0, 0])).await;
+        largest.send(&calls("/test.Echo/Pieces", 0, 1, &[], "8000000/8000000")).await;
+        until("a long turn", || largest.seen.pieces.load(SeqCst) > 0).await;
+        assert!(budget.held_bytes() > 4 * MIB, "{budget:?}");
+        let mut others = Vec::new();
+        let mut begun = frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Unary", &[]));
+        begun.extend(frame(DATA, 0, 1, &message(0, &[0; 700_000])[..15_000]));
+        while budget.connections_shed() == 0 {
+            assert!(others.len() < 20, "{budget:?}");
+            let mut other = Client::new(options(), 64 * MIB, &SHUT).await;
+            other.send(&begun).await;
+            others.push(other);
+        }
+        until("the largest is gone", || largest.served.is_finished()).await;
     });
 }
