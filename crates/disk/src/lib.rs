@@ -79,13 +79,13 @@ pub trait File: Send + Sync {
         }
     }
 
-    /// Reads as [`File::read_exact_at`] does, if that needs no wait for a device. Returns false if some of the bytes are
-    /// not in memory, or the file ends before them; `buf` then holds anything.
+    /// Reads up to `buf.len()` bytes, as far as they need no wait for a device, and returns how many: fewer if those behind
+    /// are not in memory, or the file ends there. The rest of `buf` then holds anything.
     ///
-    /// Where the system cannot tell, it returns false, unless the file system has no device to wait for.
-    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool>;
+    /// Where the system cannot tell, it returns 0, unless the file system has no device to wait for.
+    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// Returns false once [`File::read_cached_at`] has found that the system cannot tell what is in memory: then that returns false
+    /// Returns false once [`File::read_cached_at`] has found that the system cannot tell what is in memory: then that returns 0
     /// every time.
     fn tells_cached(&self) -> bool;
 

@@ -76,6 +76,7 @@ struct State {
     reads: u64,
     /// Of 1000 reads of cached data, the number that miss; and the randomness that decides.
     misses: (u64, Random),
+    cached_bytes_max: usize,
     /// False as on a file system that cannot tell what is cached: all of these reads miss.
     tells_cached: bool,
     fault: Option<(u64, Fault)>,
@@ -130,6 +131,7 @@ impl MemDisk {
                 ops: 0,
                 reads: 0,
                 misses: (0, Random::new(seed)),
+                cached_bytes_max: usize::MAX,
                 tells_cached: true,
                 fault: None,
                 planned: Vec::new(),
@@ -270,6 +272,11 @@ impl MemDisk {
     /// file is cached.
     pub fn set_misses_per_mille(&self, misses: u64) {
         self.state().misses.0 = misses;
+    }
+
+    /// Sets how many bytes a read of cached data finds at most, from its offset on; those behind are not cached.
+    pub fn set_cached_bytes_max(&self, bytes: usize) {
+        self.state().cached_bytes_max = bytes;
     }
 
     /// Sets if the disk tells what is cached ([`File::tells_cached`]), as it does at first. Without that every read of cached
@@ -763,18 +770,15 @@ impl File for MemFile {
         })
     }
 
-    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
-        let missed = {
+    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let (missed, len) = {
             let mut state = self.state()?;
-            let tells_cached = state.tells_cached;
+            let (tells_cached, len) = (state.tells_cached, buf.len().min(state.cached_bytes_max));
             let (per_mille, random) = &mut state.misses;
             // Nothing is drawn where nothing is missed: the runs of old seeds stay as they are.
-            !tells_cached || (*per_mille > 0 && random.number() % 1000 < *per_mille)
+            (!tells_cached || (*per_mille > 0 && random.number() % 1000 < *per_mille), len)
         };
-        if missed {
-            return Ok(false);
-        }
-        self.read_at(buf, offset).map(|read| read == buf.len())
+        if missed { Ok(0) } else { self.read_at(&mut buf[..len], offset) }
     }
 
     fn tells_cached(&self) -> bool {

@@ -195,11 +195,11 @@ impl File for RealFile {
         Ok(done)
     }
 
-    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
+    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         match self.cached_reads.load(Ordering::Relaxed) {
             ASK => {}
-            READ => return self.read_at(buf, offset).map(|read| read == buf.len()),
-            _ => return Ok(false),
+            READ => return self.read_at(buf, offset),
+            _ => return Ok(0),
         }
         let at = libc::off_t::try_from(offset)
             .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "offset beyond the file system's"))?;
@@ -210,12 +210,12 @@ impl File for RealFile {
             let read = unsafe { libc::preadv2(self.file.as_raw_fd(), &piece, 1, at, libc::RWF_NOWAIT) };
             if read >= 0 {
                 // A part is what was cached of it.
-                return Ok(read as usize == buf.len());
+                return Ok(read as usize);
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::EAGAIN) => return Ok(false),
+                Some(libc::EAGAIN) => return Ok(0),
                 Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
                     self.cached_reads
                         .store(if self.is_in_memory() { READ } else { NEVER }, Ordering::Relaxed);
@@ -342,7 +342,8 @@ mod tests {
             let file = fs::File::open(&path).expect("is there");
             let file = RealFile { file, cached_reads: AtomicU8::new(state) };
             let mut bytes = [0; 4];
-            assert_eq!(file.read_cached_at(&mut bytes, 0).expect("is read"), reads);
+            let read = file.read_cached_at(&mut bytes, 0).expect("is read");
+            assert_eq!(read, if reads { 4 } else { 0 });
             assert_eq!((&bytes == b"abcd", file.tells_cached()), (reads, is_told));
         }
     }

@@ -67,7 +67,7 @@ impl Values {
         crc: u32,
         into: &mut BytesMut,
     ) -> Result<bool, ReadError> {
-        self.read_by(|file, buf, offset| file.read_cached_at(buf, offset), location, len, crc, into)
+        self.read_by(read_cached_exact_at, location, len, crc, into)
     }
 
     #[inline]
@@ -121,7 +121,7 @@ impl Values {
         let read = if waits {
             segment.file.read_exact_at(into, offset).map(|()| true)
         } else {
-            segment.file.read_cached_at(into, offset)
+            read_cached_exact_at(&*segment.file, into, offset)
         };
         if self.shared.segment(location.segment).is_none() {
             return Err(ReadError::Moved);
@@ -130,20 +130,18 @@ impl Values {
     }
 
     /// Fills `into` with what the segment holds from `from` on, as far as its end, and returns how many bytes that are. They are not
-    /// checked, and behind the log's end they are what later records will be written over. Returns 0 if they cannot be read,
-    /// or if that would need a wait for a disk and `waits` is not set: then the values themselves say why.
+    /// checked, and behind the log's end they are what later records will be written over. If `waits` is not set, these are
+    /// the bytes before the first one that would need a wait for a disk. Returns 0 if they cannot be read: then the values
+    /// themselves say why.
     pub fn read_ahead(&self, from: Location, into: &mut [u8], waits: bool) -> usize {
         let Some(segment) = self.shared.segment(from.segment) else { return 0 };
         let Ok(offset) = place_in(&segment, from, 0) else { return 0 };
         let left = segment.capacity.load(Ordering::Relaxed).saturating_sub(offset);
         let len = into.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let into = &mut into[..len];
-        let read = if waits {
-            segment.file.read_exact_at(into, offset).map(|()| true)
-        } else {
-            segment.file.read_cached_at(into, offset)
-        };
-        if matches!(read, Ok(true)) { len } else { 0 }
+        let file = &segment.file;
+        let read = if waits { file.read_at(into, offset) } else { file.read_cached_at(into, offset) };
+        read.unwrap_or(0)
     }
 
     /// Returns false if the system cannot tell what of the file that holds `location` is in memory: then reads that must not wait
@@ -210,6 +208,11 @@ impl Values {
             each(*wanted, self.read(wanted.location, wanted.len, wanted.crc));
         }
     }
+}
+
+/// Fills `buf` if that needs no wait for a device; otherwise returns false.
+fn read_cached_exact_at(file: &dyn File, buf: &mut [u8], offset: u64) -> io::Result<bool> {
+    file.read_cached_at(buf, offset).map(|read| read == buf.len())
 }
 
 /// A value to be read.

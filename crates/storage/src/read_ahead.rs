@@ -79,8 +79,10 @@ impl Window {
             let buffer = Buffer::take(BUFFER_BYTES_MAX);
             (buffer, Account::of_turn().map(|account| account.hold(BUFFER_BYTES_MAX)))
         });
-        self.len = values.read_ahead(value.location, &mut buffer.bytes_mut()[..self.ahead]);
-        self.start = value.location;
+        let read = values.read_ahead(value.location, &mut buffer.bytes_mut()[..self.ahead]);
+        // What lies behind is not in memory, or not there, and it is likely to stay so.
+        self.ahead = self.ahead.min(read);
+        (self.start, self.len) = (value.location, read);
     }
 }
 
@@ -133,6 +135,7 @@ mod tests {
     use numbers::{ClusterId, Index, MemberId, Term};
 
     use super::*;
+    use crate::readers::Readers;
 
     /// A log, and the places of its values.
     struct Written {
@@ -181,6 +184,11 @@ mod tests {
         fn reader(&self) -> Rc<LogValues> {
             Rc::new(LogValues::new(self.log.values()))
         }
+
+        fn reader_that_may_not_wait(&self) -> Rc<LogValues> {
+            let readers = Readers::new(self.log.values());
+            Rc::new(LogValues::fetched_by(&readers, self.log.values()))
+        }
     }
 
     fn assert_reads(ahead: &ReadAhead, (value, data): &(Value, Bytes)) {
@@ -207,6 +215,23 @@ mod tests {
         assert!(reads(&ahead, &mut (0..2000)) < 40, "in order again");
         let jumping = reads(&ahead, &mut (0..2000).map(|n| n * 1237 % 2000));
         assert!((1850..2010).contains(&jumping), "{jumping}");
+    }
+
+    #[test]
+    fn what_is_in_memory_is_used_where_what_lies_behind_is_not() {
+        let mut written = Written::new();
+        written.put(2000, 100);
+        let ahead = ReadAhead::of(&written.reader_that_may_not_wait());
+        let before = written.disk.reads();
+        written.disk.set_cached_bytes_max(6000);
+        written.values.iter().for_each(|value| assert_reads(&ahead, value));
+        let reads = written.disk.reads() - before;
+        assert!(reads < 150, "{reads}");
+        assert!(ahead.window.borrow().ahead <= 6000, "it asks for no more");
+        // Nothing but the value itself.
+        written.disk.set_cached_bytes_max(100);
+        written.values.iter().for_each(|value| assert_reads(&ahead, value));
+        assert!(ahead.window.borrow().ahead < AHEAD_BYTES_MIN, "nor for what is never there");
     }
 
     #[test]
