@@ -42,4 +42,4 @@ pub use numbers::Location;
 pub use range::{KeyRange, Range};
 pub use store::{Change, DeletedSome, Stats, Store, Writer};
 pub use version::{KEY_BYTES_MAX, Value, Version};
-pub use view::{Changes, Histories, Moment, RevisionError, Snapshot, View};
+pub use view::{Changes, Histories, Looked, Moment, RevisionError, Snapshot, View};

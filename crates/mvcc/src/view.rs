@@ -279,6 +279,8 @@ impl<'a> Snapshot<'a> {
     /// Returns the versions that are physically present behind `change`, in the order of writing, without the puts that
     /// the compact revision made unreadable. A state is sent so to a receiver that may have a part of it: which
     /// tombstones below the compact revision are still there depends on the progress of removal.
+    ///
+    /// Those puts may be many until they are removed: see [`Changes::look`].
     pub fn written_after(&self, change: ChangeId) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), change, true);
         Changes { cursor, through: self.state.current, compacted: self.state.compacted }
@@ -320,17 +322,33 @@ pub struct Changes<'a> {
     compacted: Revision,
 }
 
+/// What one step over what is stored comes upon; see [`Changes::look`].
+#[derive(Clone, Copy)]
+pub struct Looked<'a> {
+    /// What wrote it.
+    pub id: ChangeId,
+    /// The version; `None` if a compaction made it unreadable.
+    pub version: Option<Version<'a>>,
+}
+
+impl<'a> Changes<'a> {
+    /// Goes one version further, whether it is given out or not: for callers whose steps must be short where a compaction left
+    /// millions of versions to be removed.
+    pub fn look(&mut self) -> Option<Looked<'a>> {
+        let version = self.cursor.version().filter(|version| version.main() <= self.through)?;
+        self.cursor.advance(false);
+        let is_readable =
+            version.main() > self.compacted || version.is_tombstone() || version.is_newest_at(self.compacted);
+        Some(Looked { id: version.id(), version: is_readable.then_some(version) })
+    }
+}
+
 impl<'a> Iterator for Changes<'a> {
     type Item = Version<'a>;
 
     fn next(&mut self) -> Option<Version<'a>> {
         loop {
-            let version = self.cursor.version().filter(|version| version.main() <= self.through)?;
-            self.cursor.advance(false);
-            if version.main() > self.compacted
-                || version.is_tombstone()
-                || version.is_newest_at(self.compacted)
-            {
+            if let Some(version) = self.look()?.version {
                 return Some(version);
             }
         }

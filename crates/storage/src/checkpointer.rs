@@ -563,12 +563,13 @@ impl Moving {
             let snapshot = view.snapshot();
             let mut versions = snapshot.written_after(self.behind);
             while bytes < self.portion_bytes && looked_at < LOOKED_AT_MAX {
-                let Some(version) = versions.next().filter(|version| version.main() <= self.through) else {
+                let Some(looked) = versions.look().filter(|looked| looked.id.main <= self.through) else {
                     ended = true;
                     break;
                 };
                 looked_at += 1;
-                self.behind = version.id();
+                self.behind = looked.id;
+                let Some(version) = looked.version else { continue };
                 let from = version.location();
                 if version.value_len() == 0 || !self.segments.contains(&from.segment) {
                     continue;

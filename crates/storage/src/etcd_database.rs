@@ -18,7 +18,7 @@ use machine::image::Head;
 use machine::key_value::read_version;
 use machine::snapshot::SnapshotVersion;
 use machine::{AsOf, GrantedLease, Members, Overtaken, ReadError, Values};
-use mvcc::Version;
+use mvcc::{Looked, Version};
 use numbers::{ChangeId, LeaseId, Revision, Seconds};
 
 /// A state, and the words it gets about its members and itself.
@@ -51,9 +51,13 @@ pub struct Writing<W> {
 /// Values of versions that follow each other, on their way into a database.
 pub struct Portion {
     values: BytesMut,
-    versions: usize,
+    /// The last version that was looked at.
+    through: ChangeId,
     done: bool,
 }
+
+/// What looking at a version counts for, in bytes.
+const LOOK_BYTES: usize = 64;
 
 /// Why a state could not be written.
 #[derive(Debug)]
@@ -299,10 +303,10 @@ impl EtcdDatabase {
         Ok(Writing { writer, behind: ChangeId::end_of(Revision(0)) })
     }
 
-    /// Returns true if a version belongs into the database. A deletion that a compaction made unreadable may still be
-    /// there.
-    fn has(&self, version: Version<'_>) -> bool {
-        !version.is_tombstone() || version.main() >= self.compact_revision
+    /// The version that was looked at if it belongs into the database. A deletion that a compaction made unreadable may still
+    /// be there.
+    fn wants<'a>(&self, looked: Looked<'a>) -> Option<Version<'a>> {
+        looked.version.filter(|version| !version.is_tombstone() || version.main() >= self.compact_revision)
     }
 }
 
@@ -320,7 +324,7 @@ fn head_of(version: Version<'_>) -> ChangeHead<'_> {
 }
 
 impl Measuring {
-    /// Adds up the lengths of up to `budget` versions; returns the plan behind the last.
+    /// Looks at up to `budget` versions and adds up their lengths; returns the plan behind the last.
     ///
     /// # Errors
     ///
@@ -343,12 +347,12 @@ impl Measuring {
         let slice = of.state.slice()?;
         let mut versions = slice.snapshot().written_after(self.behind);
         for _ in 0..budget {
-            let Some(version) = versions.next() else {
+            let Some(looked) = versions.look() else {
                 let layout = self.layout.take().unwrap_or_else(|| BackendLayout::new(of.release));
                 return Ok(Some(layout.finish()?));
             };
-            self.behind = version.id();
-            if of.has(version) {
+            self.behind = looked.id;
+            if let Some(version) = of.wants(looked) {
                 layout.change(&head_of(version), version.value_len() as usize)?;
             }
         }
@@ -357,7 +361,8 @@ impl Measuring {
 }
 
 impl<W: Write> Writing<W> {
-    /// Writes versions until this many bytes of values were written. Returns true if that was all.
+    /// Writes versions until this many bytes of values were written, or as much was done for others. Returns true if that was
+    /// all.
     ///
     /// # Errors
     ///
@@ -372,7 +377,7 @@ impl<W: Write> Writing<W> {
         self.write(of, portion)
     }
 
-    /// Reads the values of the next versions, up to this many bytes.
+    /// Reads the values of the next versions, up to this many bytes. Versions that nobody wants count for some, too.
     ///
     /// # Errors
     ///
@@ -385,21 +390,20 @@ impl<W: Write> Writing<W> {
     ) -> Result<Portion, EtcdDatabaseError> {
         let slice = of.state.slice()?;
         let mut versions = slice.snapshot().written_after(self.behind);
-        let mut portion = Portion { values: BytesMut::new(), versions: 0, done: false };
+        let mut portion = Portion { values: BytesMut::new(), through: self.behind, done: false };
         let mut bytes = 0;
         while bytes < budget_bytes {
-            let Some(version) = versions.next() else {
+            let Some(looked) = versions.look() else {
                 portion.done = true;
                 break;
             };
-            portion.versions += 1;
-            if !of.has(version) {
-                continue;
-            }
+            portion.through = looked.id;
+            bytes += LOOK_BYTES;
+            let Some(version) = of.wants(looked) else { continue };
             if version.value_len() > 0 {
                 read_version(version, values, &mut portion.values).map_err(EtcdDatabaseError::Read)?;
             }
-            bytes += 64 + version.key().len() + version.value_len() as usize;
+            bytes += version.key().len() + version.value_len() as usize;
         }
         Ok(portion)
     }
@@ -412,16 +416,15 @@ impl<W: Write> Writing<W> {
     pub fn write(&mut self, of: &EtcdDatabase, portion: Portion) -> Result<bool, EtcdDatabaseError> {
         let slice = of.state.slice()?;
         let mut values = portion.values.as_ref();
-        let versions = slice.snapshot().written_after(self.behind);
-        for version in versions.take(portion.versions) {
-            self.behind = version.id();
-            if !of.has(version) {
-                continue;
-            }
+        let mut versions = slice.snapshot().written_after(self.behind);
+        // What nobody wants may be gone since.
+        while let Some(looked) = versions.look().filter(|looked| looked.id <= portion.through) {
+            let Some(version) = of.wants(looked) else { continue };
             let (value, rest) = values.split_at(version.value_len() as usize);
             values = rest;
             self.writer.change(&Change { head: head_of(version), value })?;
         }
+        self.behind = portion.through;
         Ok(portion.done)
     }
 
@@ -433,5 +436,137 @@ impl<W: Write> Writing<W> {
     /// Writes what is left, and gives the writer of the database back to be finished.
     pub fn into_writer(self) -> BackendWriter<W> {
         self.writer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use api::etcdserverpb::{CompactionRequest, DeleteRangeRequest, InternalRaftRequest, PutRequest};
+    use bytes::Bytes;
+    use machine::{Command, Machine, Newest, Rules, Values};
+    use mvcc::{Moment, Value, View};
+    use numbers::{Index, Location, Term};
+    use prost::Message as _;
+
+    use super::*;
+
+    /// The newest view of a machine, published when the test says so.
+    struct Published(Mutex<Arc<View>>);
+
+    impl Newest for Published {
+        fn view(&self) -> Option<Arc<View>> {
+            Some(Arc::clone(&self.0.lock().expect("nobody panics with it")))
+        }
+
+        fn needs(&self, _moment: &Moment) {}
+    }
+
+    /// Values of which all bytes are the same.
+    struct Same;
+
+    impl Values for Same {
+        fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+            out.resize(out.len() + value.len as usize, b'v');
+            Ok(())
+        }
+    }
+
+    struct Fixture {
+        machine: Machine,
+        applied: u64,
+    }
+
+    impl Fixture {
+        fn new() -> Fixture {
+            Fixture { machine: Machine::new(Rules { learners_max: 1 }), applied: 0 }
+        }
+
+        fn apply(&mut self, request: InternalRaftRequest) {
+            self.applied += 1;
+            let data = Bytes::from(request.encode_to_vec());
+            let location = Location { segment: 1, offset: 4096 };
+            let command = Command { index: Index(self.applied), term: Term(1), data: &data, location };
+            self.machine.apply(command, &Same, false).expect("it can be applied");
+        }
+
+        fn put(&mut self, key: impl Into<Bytes>) {
+            let put = Some(PutRequest { key: key.into(), value: "vvvv".into(), ..PutRequest::default() });
+            self.apply(InternalRaftRequest { put, ..InternalRaftRequest::default() });
+        }
+
+        fn delete(&mut self, key: impl Into<Bytes>) {
+            let delete_range = Some(DeleteRangeRequest { key: key.into(), ..DeleteRangeRequest::default() });
+            self.apply(InternalRaftRequest { delete_range, ..InternalRaftRequest::default() });
+        }
+
+        /// Compacts, and removes nothing.
+        fn compact(&mut self) {
+            let compaction = CompactionRequest {
+                revision: self.machine.store.publish().snapshot().current_revision().0,
+                physical: false,
+            };
+            let compaction = Some(compaction);
+            self.apply(InternalRaftRequest { compaction, ..InternalRaftRequest::default() });
+        }
+    }
+
+    /// Steps that the passes take. What the compaction made unreadable is removed between the reading of this portion and its
+    /// writing.
+    fn steps(fixture: &mut Fixture, removed_at: usize) -> (usize, usize) {
+        let published = Arc::new(Published(Mutex::new(fixture.machine.store.publish())));
+        let moment = published.view().expect("a view").moment();
+        let state = AsOf::new(moment, published.clone());
+        let database = EtcdDatabase::new(state, &fixture.machine.head(), Release::V3_6);
+        let (mut measuring, mut measured) = (database.measure(), 1);
+        let plan = loop {
+            if let Some(plan) = measuring.step(&database, 512).expect("nothing is overtaken") {
+                break plan;
+            }
+            measured += 1;
+        };
+        let writer = BackendWriter::new(Vec::new(), plan, Release::V3_6).expect("it fits");
+        let (mut writing, mut written) = (database.write(writer).expect("it is in memory"), 1);
+        loop {
+            let portion = writing.portion(&database, &Same, 32 << 10).expect("nothing is overtaken");
+            if written == removed_at {
+                while !fixture.machine.compact_step(1000) {}
+                *published.0.lock().expect("nobody panics with it") = fixture.machine.store.publish();
+            }
+            if writing.write(&database, portion).expect("it is in memory") {
+                break;
+            }
+            written += 1;
+        }
+        // Which sees to it that all that was measured was written.
+        writing.into_writer().finish().expect("it is whole");
+        (measured, written)
+    }
+
+    #[test]
+    fn a_step_is_short_where_a_compaction_left_much_to_be_removed() {
+        let mut fixture = Fixture::new();
+        (0..5000).for_each(|_| fixture.put("often"));
+        (0..1000).for_each(|n| fixture.put(format!("gone{n}")));
+        (0..1000).for_each(|n| fixture.delete(format!("gone{n}")));
+        fixture.put("last");
+        fixture.compact();
+        let (measured, written) = steps(&mut fixture, usize::MAX);
+        assert!(measured >= 7000 / 512, "{measured}");
+        assert!(written >= 7000 * LOOK_BYTES / (32 << 10), "{written}");
+    }
+
+    #[test]
+    fn what_is_removed_between_a_portion_and_its_writing_does_not_matter() {
+        for removed_at in 1..10 {
+            let mut fixture = Fixture::new();
+            (0..1000).for_each(|n| fixture.put(format!("gone{n}")));
+            (0..400).for_each(|n| fixture.delete(format!("gone{n}")));
+            (0..1000).for_each(|n| fixture.put(format!("here{n}")));
+            fixture.compact();
+            (0..1000).for_each(|n| fixture.put(format!("new{n}")));
+            steps(&mut fixture, removed_at);
+        }
     }
 }
