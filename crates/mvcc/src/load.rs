@@ -220,34 +220,55 @@ impl Loader {
     }
 }
 
-/// Sorts by revision, and those of one revision by their number in it, which `sub` gives. A radix sort from the lowest digit up
-/// (Knuth, The Art of Computer Programming, volume 3, 5.2.5): revisions are dense, so two or three digits tell them apart.
-fn sort_by_change<T: Copy>(records: &mut Vec<(Revision, T)>, sub: impl Fn(T) -> u32) {
-    const DIGIT_BITS: u32 = 11;
+/// Sorts by revision, and those of one revision by their number in it, which `sub` gives.
+fn sort_by_change<T: Copy>(records: &mut [(Revision, T)], sub: impl Fn(T) -> u32) {
     let highest = records.iter().map(|(main, _)| main.0).max().unwrap_or(0);
-    let mut sorted = std::mem::take(records);
-    let mut next = sorted.clone();
-    let mut shift = 0;
-    while shift < i64::BITS && highest >> shift > 0 {
-        let digit = |main: Revision| (main.0 >> shift) as usize % (1 << DIGIT_BITS);
-        let mut places = [0; 1 << DIGIT_BITS];
-        sorted.iter().for_each(|(main, _)| places[digit(*main)] += 1);
-        let mut before = 0;
-        for place in &mut places {
-            before += std::mem::replace(place, before);
-        }
-        for record in &sorted {
-            let place = &mut places[digit(record.0)];
-            next[*place] = *record;
-            *place += 1;
-        }
-        std::mem::swap(&mut sorted, &mut next);
-        shift += DIGIT_BITS;
-    }
-    for of_one in sorted.chunk_by_mut(|a, b| a.0 == b.0).filter(|of_one| of_one.len() > 1) {
+    sort_by_revision(records, i64::BITS - highest.leading_zeros());
+    for of_one in records.chunk_by_mut(|a, b| a.0 == b.0).filter(|of_one| of_one.len() > 1) {
         of_one.sort_unstable_by_key(|(_, record)| sub(*record));
     }
-    *records = sorted;
+}
+
+/// Sorts by the lowest `bits` of the revision; those above are the same in all. A radix sort from the highest digit down, in place
+/// (McIlroy, Bostic and McIlroy, Engineering Radix Sort, 1993): a second list would double the memory of a start.
+fn sort_by_revision<T: Copy>(records: &mut [(Revision, T)], bits: u32) {
+    const DIGIT_BITS: u32 = 8;
+    /// Records for which a table costs more than it saves.
+    const FEW: usize = 64;
+    if records.len() <= FEW {
+        records.sort_unstable_by_key(|(main, _)| *main);
+        return;
+    }
+    let shift = bits.saturating_sub(DIGIT_BITS);
+    let digits = 1_usize << (bits - shift);
+    let digit = |main: Revision| (main.0 >> shift) as usize % digits;
+    // Where the records of each digit end, and where the next of them goes.
+    let (mut ends, mut next) = ([0; 1 << DIGIT_BITS], [0; 1 << DIGIT_BITS]);
+    records.iter().for_each(|(main, _)| ends[digit(*main)] += 1);
+    let mut before = 0;
+    for (end, next) in ends.iter_mut().zip(&mut next).take(digits) {
+        *next = before;
+        before += *end;
+        *end = before;
+    }
+    for at in 0..digits {
+        while next[at] < ends[at] {
+            // Each that is swapped away from here is where it belongs.
+            let of = digit(records[next[at]].0);
+            records.swap(next[at], next[of]);
+            next[of] += 1;
+        }
+    }
+    if shift == 0 {
+        return;
+    }
+    let mut rest = records;
+    let mut begin = 0;
+    for end in &ends[..digits] {
+        let (of_digit, behind) = rest.split_at_mut(*end - begin);
+        sort_by_revision(of_digit, shift);
+        (rest, begin) = (behind, *end);
+    }
 }
 
 impl Drop for Loader {
@@ -403,8 +424,15 @@ mod tests {
     #[test]
     fn changes_are_sorted_as_by_comparing_them() {
         // Multiples of a prime spread revisions and numbers; every third revision has several changes.
-        for (count, highest) in [(0, 1), (1, 1), (5, 3), (2000, 1500), (3000, 1 << 40), (100, REVISION_MAX.0)]
-        {
+        for (count, highest) in [
+            (0, 1),
+            (1, 1),
+            (5, 3),
+            (2000, 1500),
+            (3000, 1 << 40),
+            (100, REVISION_MAX.0),
+            (9000, REVISION_MAX.0),
+        ] {
             let mut records: Vec<(Revision, u32)> = (0..count)
                 .map(|n: i64| {
                     let main = 1 + (n / 3 * 2_654_435_761_987).rem_euclid(highest);
