@@ -93,7 +93,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     refuse_again().map_err(Failure::error)?;
     max_learners::check(given, stopped.refused_learner)?;
     let (id, members) = (stopped.identity.member_id, &stopped.machine.members);
-    let agreed = Agreed::of(members, &stopped.uncommitted, release, given.get(RELEASE))?;
+    let agreed = Agreed::of(members, id, &stopped.uncommitted, release, given.get(RELEASE))?;
     let (index, term) = (stopped.machine.applied_index, stopped.machine.applied_term);
     let promised = stopped.hard_state;
     let uncommitted = std::mem::take(&mut stopped.uncommitted);
@@ -176,22 +176,24 @@ pub(crate) struct Agreed {
 }
 
 impl Agreed {
-    /// What a member of these members finds that will be served by `release`, whose name is `named`, and whose log goes on with
-    /// entries that are not known to be committed.
+    /// What the member `own` of these members finds that will be served by `release`, whose name is `named`, and whose log goes on
+    /// with entries that are not known to be committed.
     ///
     /// # Errors
     ///
     /// When etcd of that release would end, now or once some of those entries are committed: it is below the cluster version,
     /// and no downgrade to it is under way, or another downgrade is. For the only member of its cluster the version is that of
-    /// the release, since nobody else goes by it.
+    /// the release, since nobody else goes by it. One that does not know yet of its own
+    /// addition is not that.
     fn of(
         members: &Members,
+        own: u64,
         uncommitted: &[Entry],
         release: Release,
         named: &str,
     ) -> Result<Agreed, Failure> {
         let lowered = format!("{named}.0");
-        if members.by_id.len() == 1 {
+        if members.by_id.keys().eq([&own]) {
             return Ok(Agreed { version: lowered, downgrade_target: None, form: release });
         }
         let refused = |which: &str, version: &str, target: Option<&str>| {

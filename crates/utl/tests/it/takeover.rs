@@ -931,3 +931,26 @@ fn what_may_yet_be_committed_keeps_an_older_etcd_out_too() {
         }
     }
 }
+
+#[test]
+fn a_member_that_does_not_know_of_itself_yet_is_not_alone() {
+    for (id, refusal) in [(7, None), (8, Some("is of version 3.7.0, as far"))] {
+        let dir = TempDir::in_memory("alone");
+        let (ours, etcds) = (dir.join("m"), dir.join("etcd"));
+        let membership = Membership {
+            members: vec![Member { id, ..Member::default() }],
+            cluster_version: "3.7.0".to_owned(),
+            ..Membership::default()
+        };
+        member_of(&ours, membership);
+        let args = ["export", "--data-dir", text(&ours), "--to", text(&etcds), "--release", "3.6"];
+        match refusal {
+            None => drop(done(&args)),
+            Some(words) => {
+                let why = refused(&args, 1);
+                assert!(why.contains(words), "{why}");
+                assert!(!etcds.exists());
+            }
+        }
+    }
+}
