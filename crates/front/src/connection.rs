@@ -30,6 +30,7 @@ use crate::socket::{ALLOWANCE_BYTES, Socket, Transport};
 use crate::turnstile::Pass;
 use crate::{LocalBoxFuture, Options, Origin, Service};
 use http2::{Event, Fields, Key, Limits, Rate, Reason, Role};
+use stdx::race;
 use tending::Stalls;
 
 /// Rounds of one turn before other connections get theirs.
@@ -240,10 +241,9 @@ async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io:
     let Open { mut connection, mut socket, presence: _presence, kept: _kept } = open;
     let around = connection.around.clone();
     // Thousands may end at once. Memory that others need does not wait.
-    if !around.account.is_doomed() {
-        let pass = std::mem::take(&mut connection.pass);
-        pass.through(&around.shard.turnstile, around.origin.peer.ip()).await;
-    }
+    let pass = std::mem::take(&mut connection.pass);
+    let through = pass.through(&around.shard.turnstile, around.origin.peer.ip());
+    race(poll_fn(|cx| around.account.poll_doomed(cx)), through).await;
     // A client decides how many calls are open.
     let mut from = Some(0);
     while let Some(place) = from {
@@ -331,7 +331,8 @@ impl Connection {
         let now = Instant::now();
         around.http2.borrow_mut().begin_turn(now);
         let written = around.http2.borrow_mut().output().written();
-        let was_cut = match self.work(socket, now)? {
+        let took = if self.is_over() { Took::All } else { self.work(socket, now)? };
+        let was_cut = match took {
             Took::Ended => return Poll::Ready(Ok(())),
             Took::TooMuch(what) => return self.send_off(Reason::ENHANCE_YOUR_CALM, what),
             Took::Share => true,
@@ -377,6 +378,12 @@ impl Connection {
             self.was_long = false;
         }
         Poll::Ready(())
+    }
+
+    /// Returns true if the connection must close.
+    fn is_over(&self) -> bool {
+        let is_refused = self.secured.as_ref().is_some_and(|secured| secured.standing().is_over());
+        is_refused || self.around.account.is_doomed()
     }
 
     /// Ready when the connection must close, which does not wait for others: they may need its memory. It is woken for that

@@ -252,10 +252,9 @@ async fn begin<S: Transport + 'static>(
     // The turn that brought the connection here is its first look.
     let mut has_turn = true;
     let first = poll_fn(|cx| {
-        if !std::mem::take(&mut has_turn) {
-            ready!(pass.poll(&state.turnstile, origin.peer.ip(), cx));
-        }
-        let polled = socket.poll_speaks_h2(cx);
+        let waits =
+            !std::mem::take(&mut has_turn) && pass.poll(&state.turnstile, origin.peer.ip(), cx).is_pending();
+        let polled = if waits { Poll::Pending } else { socket.poll_speaks_h2(cx) };
         account.set_buffers(socket.buffer_bytes());
         if polled.is_pending() && account.poll_doomed(cx).is_ready() {
             return Poll::Ready(Err(std::io::ErrorKind::OutOfMemory.into()));
