@@ -395,7 +395,8 @@ impl Services {
             return Ok(self.range_later(request, *asked));
         }
         let (rest, len) = match self.chosen(&request, values) {
-            Ok(chosen) => chosen,
+            Ok(Some(chosen)) => chosen,
+            Ok(None) => return Ok(self.range_later(request, *asked)),
             Err(status) => {
                 self.ranged(false, self.now().saturating_duration_since(asked.began));
                 return Err(status);
@@ -589,20 +590,22 @@ impl Services {
     }
 
     /// An answer with few keys, not sorted by their values, that takes a while; and its length. `values` may have found
-    /// missing what it holds.
-    fn chosen(&self, request: &RangeRequest, values: Attempt) -> Result<(Rest, usize), Status> {
+    /// missing what it holds. `None` if the newest state is a later one, in which it may be large.
+    fn chosen(&self, request: &RangeRequest, values: Attempt) -> Result<Option<(Rest, usize)>, Status> {
         let (state, published) = self.shared.read_long(Reader::Range);
+        let Size { is_large: false, counted } = self.size(request, &published)? else { return Ok(None) };
         let snapshot = published.view.snapshot();
         let revision = snapshot.current_revision();
         let header = self.header(revision, &published);
         let (Selection { versions, more, count }, len) =
-            self.select(&snapshot, request, &header, None, &values)?;
+            self.select(&snapshot, request, &header, counted, &values)?;
         // The last stands first, for it is taken last.
         let keys = Keys::Chosen(versions.into_iter().rev().map(|v| v.id()).collect());
         let projection = range::projection(request);
         let header = Some(header);
         let (large, ended) = (None, false);
-        Ok((Rest { state, values, projection, revision, header, keys, large, more, count, ended }, len))
+        let rest = Rest { state, values, projection, revision, header, keys, large, more, count, ended };
+        Ok(Some((rest, len)))
     }
 
     /// An answer of `len` bytes from this state at this revision, made piece by piece.
