@@ -142,17 +142,44 @@ impl TransferWriter {
         block.push(KEYS);
         let mut writer = EntryWriter::default();
         let mut value = BytesMut::new();
+        while block.len() < BLOCK_BYTES && self.stage == Stage::Keys {
+            self.put_some(values, &mut writer, &mut value, &mut block)?;
+        }
+        if block.len() == FRAME_BYTES + 1 {
+            return Ok(None);
+        }
+        seal(&mut block);
+        self.checksum = chain(self.checksum, &block);
+        Ok(Some(Bytes::from(block)))
+    }
+
+    /// Puts versions into a block until it is full or many were looked at: a compaction may have left millions that are passed
+    /// over, and a view is held meanwhile.
+    fn put_some(
+        &mut self,
+        values: &dyn Values,
+        writer: &mut EntryWriter,
+        value: &mut BytesMut,
+        block: &mut Vec<u8>,
+    ) -> Result<(), ReadError> {
         let slice = self.state.slice()?;
         let snapshot = slice.snapshot();
         let mut versions = snapshot.written_after(self.behind);
-        while block.len() < BLOCK_BYTES {
-            let Some(version) = versions.next() else {
+        for _ in 0..LOOKS_PER_SLICE {
+            if block.len() >= BLOCK_BYTES {
+                break;
+            }
+            let Some(looked) = versions.look() else {
                 self.stage = Stage::End;
                 break;
             };
+            let Some(version) = looked.version else {
+                self.behind = looked.id;
+                continue;
+            };
             value.clear();
             if version.value_len() > 0 {
-                read_version(version, values, &mut value)?;
+                read_version(version, values, value)?;
             }
             if value.len() != version.value_len() as usize {
                 return Err(ReadError::Failed(format!(
@@ -162,17 +189,12 @@ impl TransferWriter {
                     version.value_len()
                 )));
             }
-            let entry = Entry { payload: Payload::Inline(&value), ..Entry::of(version) };
-            writer.put(version.key(), &entry, &mut block);
-            self.behind = version.id();
+            let entry = Entry { payload: Payload::Inline(value), ..Entry::of(version) };
+            writer.put(version.key(), &entry, block);
+            self.behind = looked.id;
             self.entries += 1;
         }
-        if block.len() == FRAME_BYTES + 1 {
-            return Ok(None);
-        }
-        seal(&mut block);
-        self.checksum = chain(self.checksum, &block);
-        Ok(Some(Bytes::from(block)))
+        Ok(())
     }
 
     fn end(&mut self) -> Bytes {
@@ -185,6 +207,9 @@ impl TransferWriter {
         Bytes::from(framed)
     }
 }
+
+/// Versions looked at in one view.
+const LOOKS_PER_SLICE: usize = 16 << 10;
 
 /// The part of a transfer beside keys and values.
 #[derive(Debug)]

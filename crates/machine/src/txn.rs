@@ -201,6 +201,10 @@ pub(crate) fn choose(
 /// so that they are in memory when it is applied.
 pub struct Compared(Vec<Compare>);
 
+/// Keys that a look at values passes over for each that it may find: as of an older moment, those that it finds may lie behind
+/// any number of keys that are not there.
+const LOOKS_FOR_A_KEY: u64 = 4;
+
 /// Reads the values that comparisons depend on, without using them, so that they are fetched: those of this many keys,
 /// and somewhat more than this many bytes.
 pub(crate) fn look(
@@ -222,7 +226,9 @@ pub(crate) fn look(
         if !compares_value(compare) {
             continue;
         }
-        for version in snapshot.range(range, Revision::CURRENT).into_iter().flatten() {
+        let Ok(mut walk) = snapshot.range(range, Revision::CURRENT) else { continue };
+        walk.set_looks(LOOKS_FOR_A_KEY * keys_max as u64);
+        for version in walk.by_ref() {
             // An unreadable value is reported when the entry is applied.
             let _ = holds_for(Some(version), compare, values);
             keys += 1;
@@ -230,6 +236,9 @@ pub(crate) fn look(
             if keys >= keys_max || bytes >= bytes_max {
                 return LookedAt { compares: at, key: Some(version.key().to_vec()) };
             }
+        }
+        if let Some(key) = walk.stopped_at() {
+            return LookedAt { compares: at, key: Some(key.to_vec()) };
         }
     }
     LookedAt { compares: compares.len(), key: None }

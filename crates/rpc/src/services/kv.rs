@@ -37,6 +37,8 @@ const TOO_MUCH_COMPARED: Status =
 
 /// After this many passes in the newest state, a read-only transaction is evaluated in a state that stays the same.
 const CURRENT_PASSES_MAX: u32 = 8;
+/// Slices in which the values are looked at then.
+const LAST_SLICES_MAX: usize = 512;
 /// After this many passes, all values that are compared are fetched, even those that are not needed.
 const PASSES_WITH_QUESTIONS: u32 = 3;
 
@@ -346,8 +348,13 @@ impl Services {
         // What it compares changes all the time.
         loop {
             values.fetched().await;
-            let mut looked_at = LookedAt::default();
+            let (mut looked_at, mut slices) = (LookedAt::default(), 0);
             while !compared.is_done(&looked_at) {
+                // Most of it is not there, and the comparison would pass over it at once.
+                slices += 1;
+                if slices > LAST_SLICES_MAX {
+                    return Err(TOO_MUCH_COMPARED);
+                }
                 let slice = super::range::slice(&state)?;
                 looked_at =
                     compared.look(&looked_at, &slice.snapshot(), &values, KEYS_PER_SLICE, READ_AT_ONCE);
