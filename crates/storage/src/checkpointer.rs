@@ -55,6 +55,8 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(200);
 const VERSION_BYTES: u64 = 48;
 /// Versions looked at in one view for values to move.
 const LOOKED_AT_MAX: usize = 16 << 10;
+/// What a value that is moved counts for besides its own bytes: the core looks each one up, and remembers it until it is on disk.
+const MOVED_BYTES: usize = 128;
 /// Bytes that a run may have beyond what its versions are guessed to need, at most.
 const RUN_SLACK_BYTES: u64 = 256 << 10;
 /// With this many bytes free, and four times a checkpoint, no space is kept for the next checkpoint.
@@ -579,7 +581,7 @@ impl Moving {
                     // A request for this value fails; the segment is not emptied and so not deleted.
                     continue;
                 }
-                bytes += data.len();
+                bytes += data.len() + MOVED_BYTES;
                 portion.push(Relocation { id: version.id(), from, data: data.freeze() });
             }
         }
@@ -726,5 +728,69 @@ mod tests {
         }
         assert!(failures >= 3, "the run, the manifest and the directory are synced: {failures}");
         assert!(unsettled > 0, "no commit failed half-way twice");
+    }
+
+    #[test]
+    fn portions_of_moved_values_are_short_however_small_the_values_are() {
+        const VALUES: usize = 20_000;
+        let options = log::Options {
+            by_hand: true,
+            segment_bytes: 8 << 20,
+            ..log::Options::new("/log", ClusterId(1), MemberId(2))
+        };
+        let (synced, places) = channel();
+        let on_event = Box::new(move |event| {
+            if let log::LogEvent::Synced(told) = event {
+                synced.send(told.locations).expect("the test waits");
+            }
+        });
+        let disk = Arc::new(MemDisk::new(1));
+        let (mut log, _) =
+            log::Log::open(options, disk.clone(), Index(1), &mut |_| {}, on_event).expect("opens");
+        let request = |n: usize| {
+            let put = PutRequest { key: format!("k{n}").into(), value: "v".into(), ..PutRequest::default() };
+            InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() }
+        };
+        let entry = |n: usize| log::Entry {
+            term: Term(1),
+            index: Index(n as u64 + 1),
+            entry_type: 0,
+            data: Bytes::from(request(n).encode_to_vec()),
+        };
+        let entries = (0..VALUES).map(entry).collect();
+        log.append(log::Batch { entries, ..log::Batch::default() }).expect("there is room");
+        log.turn();
+        let places = places.recv().expect("is synced");
+        let mut machine = Machine::new(Rules { learners_max: 1 });
+        let values = LogValues::new(log.values());
+        for (n, place) in places.iter().enumerate() {
+            let log::Entry { term, index, data, .. } = entry(n);
+            let command = Command { index, term, data: &data, location: place.location };
+            machine.apply(command, &values, false).expect("it can be applied");
+        }
+        let view = machine.store.publish();
+        let through = view.snapshot().current_revision();
+        let (sender, told) = channel();
+        let member = Surface {
+            identity: Identity { member_id: 2, cluster_id: 1 },
+            values: log.values(),
+            newest: Box::new(move || Arc::clone(&view)),
+            tell: Box::new(move |event| sender.send(event).expect("the test waits")),
+            metrics: Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
+        };
+        let mut segments: Vec<u32> = places.iter().map(|place| place.location.segment).collect();
+        segments.dedup();
+        let portion_bytes = 1 << 20;
+        let behind = ChangeId::end_of(Revision(0));
+        let mut moving = Moving { through, segments, portion_bytes, values, behind, moved: None };
+        let mut moved = 0;
+        while moving.step(&member) {
+            if let Ok(Event::Relocate(portion, done)) = told.try_recv() {
+                assert!(portion.len() <= portion_bytes / MOVED_BYTES, "{} at once", portion.len());
+                moved += portion.len();
+                done.send(()).expect("is waited for");
+            }
+        }
+        assert_eq!(moved, VALUES);
     }
 }
