@@ -139,7 +139,7 @@ pub const FLAGS: &[Flag] = &[
     flag("audit-log-files", Features, Uint, "10", Implemented, "Files of --audit-log that are kept, the newest included; at most 1000. No flag of etcd's."),
     flag("audit-log-reads", Features, Bool, "false", Implemented, "Write calls that change nothing into --audit-log, too. No flag of etcd's."),
     flag("raft-pipeline", Features, Bool, "true", Implemented, "Propose the next batch of writes while the one before is written, replicated or applied; false does one after the other, to measure the difference. No flag of etcd's."),
-    flag("batch-fsync-window", Features, Duration, "2ms", Implemented, "Longest time that writes are gathered for one sync of the log, 0 to 5ms. They wait only where batches are large already, so that it pays. No flag of etcd's."),
+    flag("batch-fsync-window", Features, Duration, "5ms", Implemented, "Longest time that writes are gathered for one sync of the log, 0 to 5ms. They wait only where it pays: for half of a sync's time on a device of which a sync takes 1ms or more, elsewhere for 2ms where batches are large already. No flag of etcd's."),
     flag("zone", Features, Text, "", Implemented, "Name of the zone that this member is in. Clients that ask for it prefer members of their own zone. No flag of etcd's."),
     flag("downgrade-check-time", Features, Duration, "5s", Implemented, "Time between checks of the state of a downgrade; 0 looks never, and a downgrade has to be ended by hand."),
     flag("api-version", Features, OneOf(&["3.5", "3.6", "3.7"]), "3.7", Implemented, "Release of etcd that this member presents to clients and other members. No flag of etcd's."),

@@ -123,8 +123,7 @@ impl Log {
             preparation.discard(path);
         }
         let next_index = opened.position.next_index;
-        let writer =
-            Writer::new(shared.clone(), preparation.clone(), options.unsafe_no_fsync, opened.position);
+        let writer = Writer::new(shared.clone(), preparation.clone(), &options, opened.position);
         let queue = Arc::new(Queue { waiting: Mutex::new(Waiting::default()), changed: Condvar::new() });
         let worker = Worker {
             writer,

@@ -113,6 +113,9 @@ pub struct Synced {
     pub values: Vec<(ValueId, Location)>,
     /// Time when the last of it was written, and its sync began; `None` if nothing was written.
     pub written: Option<Instant>,
+    /// Time that the sync took; `None` if nothing was synced, or the log is moved by hand: then all that follows is to depend on
+    /// nothing but what is done.
+    pub took: Option<Duration>,
 }
 
 /// Whose log it is: written into each segment, and checked when it is opened.

@@ -16,7 +16,7 @@ use crate::format::{
 };
 use crate::preparation::{Preparation, Prepared};
 use crate::segment::{Segment, Shared, write_zeros};
-use crate::{Batch, Entry, EntryPlace, Fatal, HardState, Reset, Synced, Value, ValueId};
+use crate::{Batch, Entry, EntryPlace, Fatal, HardState, Options, Reset, Synced, Value, ValueId};
 
 /// Payloads up to this size are copied beside their headers: cheaper than a piece of their own in the write.
 const COPY_BYTES_MAX: usize = 256;
@@ -62,6 +62,7 @@ pub(crate) struct Writer {
     shared: Arc<Shared>,
     preparation: Arc<Preparation>,
     unsafe_no_fsync: bool,
+    by_hand: bool,
     active: Option<Arc<Segment>>,
     /// The segments before the active one that have not been released.
     live: BTreeSet<u32>,
@@ -125,14 +126,15 @@ impl Writer {
     pub fn new(
         shared: Arc<Shared>,
         preparation: Arc<Preparation>,
-        unsafe_no_fsync: bool,
+        options: &Options,
         position: Position,
     ) -> Writer {
         let end = position.active.as_ref().map_or(0, |active| active.end.load(Ordering::Relaxed));
         let writer = Writer {
             shared,
             preparation,
-            unsafe_no_fsync,
+            unsafe_no_fsync: options.unsafe_no_fsync,
+            by_hand: options.by_hand,
             active: position.active,
             live: position.live,
             hard_state: position.hard_state,
@@ -403,14 +405,16 @@ impl Writer {
         figures.written_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.filled = self.filled.max(u64::from(self.write.end) + zeros as u64);
         if !self.unsafe_no_fsync && !planted::is(Bug::AckBeforeSync) {
-            let synced = active.file.sync_data();
-            let synced = if planted::is(Bug::SyncErrorIgnored) {
-                synced.or_else(|_| active.file.sync_data())
+            let outcome = active.file.sync_data();
+            let outcome = if planted::is(Bug::SyncErrorIgnored) {
+                outcome.or_else(|_| active.file.sync_data())
             } else {
-                synced
+                outcome
             };
-            synced.map_err(|error| fatal("sync", error))?;
-            figures.synced(written.elapsed());
+            outcome.map_err(|error| fatal("sync", error))?;
+            let took = written.elapsed();
+            figures.synced(took);
+            synced.took = (!self.by_hand).then_some(took);
         }
         synced.written = Some(written);
         self.take_effect(&active, synced);

@@ -3,7 +3,14 @@
 //! Not at all, as a rule: whatever arrives while the log syncs joins the next batch anyhow, and a fixed window would
 //! only add its own length. But a sync costs processor time whatever it carries, some 60 to 150 us, and a server whose
 //! processors are busy spends it better on requests. So, once syncs carry [`LARGE_BATCH`] proposals by themselves, the
-//! next batch waits until half of the connections that write have put something in, as long as `--batch-fsync-window` says at the most.
+//! next batch waits until half of the connections that write have put something in, for [`FAST_WINDOW`] at the most, and no longer than
+//! `--batch-fsync-window` says.
+//!
+//! On a device of which a sync takes long, whatever arrives while the log syncs is worth waiting for the end of it, and then for
+//! those whose writes were just synced: a client that is answered writes again, but later than the log would begin its next
+//! sync. Otherwise the clients fall into two halves, of which each waits for the syncs of both. So there a batch goes when
+//! as many as were under way and waiting have come back, or half of a sync's time has passed, and no more than the window. Where those
+//! that are waited for do not come, as with clients that write at times of their own, it is not tried again for a while.
 //!
 //! In a cluster a batch costs every member a sync, and each pair of members several messages. There a batch goes at once
 //! when nothing is under way, and else waits until that is done: the members' disks and the network between them set
@@ -17,6 +24,14 @@ const LARGE_BATCH: usize = 8;
 const SHARED_BATCH: usize = 3;
 /// Proposals that are enough for a batch in a cluster, whatever is under way.
 const ENOUGH_IN_CLUSTER: usize = 512;
+/// The longest wait on a device that is not slow.
+const FAST_WINDOW: Duration = Duration::from_millis(2);
+/// Time of a sync from which on the device is slow.
+const SLOW_SYNC: Duration = Duration::from_millis(1);
+/// Bytes of proposals that are enough for a batch on a slow device.
+const ENOUGH_BYTES: usize = 1 << 20;
+/// Batches for which nobody is waited for, where those that were waited for did not come.
+const SKIPPED: u32 = 16;
 /// Time for which a connection counts as writing after a write.
 const ACTIVE: Duration = Duration::from_millis(50);
 
@@ -33,6 +48,77 @@ pub struct Batching {
     went_at: Instant,
     /// The longest wait.
     window: Duration,
+    /// Bytes that wait.
+    bytes: usize,
+    device: Device,
+}
+
+/// What is known of the time that a sync takes, and of those who write again after one.
+#[derive(Debug)]
+struct Device {
+    /// A sync's time, on average.
+    sync: Duration,
+    /// Proposals are on their way to the disk.
+    is_busy: bool,
+    /// Proposals that went since they all were synced the last time.
+    going: usize,
+    /// When they all were the last time, how many waited then, and how many will if all of those write again.
+    settled: Instant,
+    here: usize,
+    expected: usize,
+    /// Batches for which nobody is waited for.
+    skips: u32,
+}
+
+impl Device {
+    fn new(now: Instant) -> Device {
+        let sync = Duration::ZERO;
+        Device { sync, is_busy: false, going: 0, settled: now, here: 0, expected: 0, skips: 0 }
+    }
+
+    fn is_slow(&self) -> bool {
+        self.sync >= SLOW_SYNC
+    }
+
+    fn look(&mut self, is_busy: bool, waiting: usize, now: Instant) {
+        if self.is_busy && !is_busy {
+            self.settled = now;
+            self.here = waiting;
+            self.expected = waiting + std::mem::take(&mut self.going);
+        }
+        self.is_busy = is_busy;
+    }
+
+    /// Returns how many proposals are enough for a batch, and how long to wait for them at most since `began`.
+    fn wait(&self, began: Instant, window: Duration, now: Instant) -> (usize, Duration) {
+        if self.is_busy {
+            // Its end wakes the core. One of another member may take much longer.
+            let left = (2 * self.sync).saturating_sub(now.saturating_duration_since(began));
+            return (ENOUGH_IN_CLUSTER, left);
+        }
+        if self.skips > 0 {
+            return (0, Duration::ZERO);
+        }
+        let since = self.settled.max(began);
+        let left = window.min(self.sync / 2).saturating_sub(now.saturating_duration_since(since));
+        // The last few may think for longer.
+        (self.expected - self.expected / 8, left)
+    }
+
+    fn went(&mut self, proposals: usize) {
+        if self.skips > 0 {
+            self.skips -= 1;
+        } else if self.is_slow() && !self.is_busy && self.expected > self.here {
+            let came = proposals.saturating_sub(self.here);
+            if came * 4 < self.expected - self.here {
+                self.skips = SKIPPED;
+            }
+        }
+        self.going += proposals;
+        self.expected = 0;
+        // The next look may come behind its sync.
+        self.is_busy = true;
+    }
 }
 
 impl Batching {
@@ -46,11 +132,24 @@ impl Batching {
             began: None,
             went_at: now,
             window,
+            bytes: 0,
+            device: Device::new(now),
         }
     }
 
-    /// A proposal came over this connection.
-    pub fn wrote(&mut self, writer: u16, now: Instant) {
+    /// A sync of the log took so long.
+    pub fn synced(&mut self, took: Duration) {
+        self.device.sync = (self.device.sync * 7 + took) / 8;
+    }
+
+    /// Takes note whether proposals are on their way to the disks, while so many wait.
+    pub fn look(&mut self, under_way: bool, waiting: usize, now: Instant) {
+        self.device.look(under_way, waiting, now);
+    }
+
+    /// A proposal of so many bytes came over this connection.
+    pub fn wrote(&mut self, writer: u16, bytes: usize, now: Instant) {
+        self.bytes += bytes;
         if now.saturating_duration_since(self.period_began) >= ACTIVE {
             self.writers.swap(0, 1);
             self.counts[1] = self.counts[0];
@@ -69,12 +168,25 @@ impl Batching {
     /// Returns how many more proposals to wait for, and how long, when `waiting` have arrived; `None` to propose now.
     pub fn wait(&self, waiting: usize, now: Instant) -> Option<(usize, Duration)> {
         let began = self.began?;
+        if self.device.is_slow() {
+            let (enough, left) = self.wait_for_device(began, now);
+            return (waiting < enough && !left.is_zero()).then(|| (enough - waiting, left));
+        }
         let enough = self.counts[0].max(self.counts[1]) / 2;
         if self.batch16 < 16 * LARGE_BATCH || waiting >= enough {
             return None;
         }
-        let left = self.window.checked_sub(now.saturating_duration_since(began))?;
+        let window = self.window.min(FAST_WINDOW);
+        let left = window.checked_sub(now.saturating_duration_since(began))?;
         (!left.is_zero()).then_some((enough - waiting, left))
+    }
+
+    /// Returns how many proposals are enough on a slow device, and how long to wait for them.
+    fn wait_for_device(&self, began: Instant, now: Instant) -> (usize, Duration) {
+        if self.bytes >= ENOUGH_BYTES || self.window.is_zero() {
+            return (0, Duration::ZERO);
+        }
+        self.device.wait(began, self.window, now)
     }
 
     /// Returns the same as [`Self::wait`], for a cluster. `under_way` says if earlier proposals are not applied yet;
@@ -92,19 +204,30 @@ impl Batching {
         // Batches that stay small say that there is nothing to gather.
         let pace = if self.batch16 < 16 * SHARED_BATCH { Duration::ZERO } else { pace };
         let paced = pace.saturating_sub(now.saturating_duration_since(self.went_at));
-        let window = if under_way { self.window } else { Duration::ZERO };
-        let left = window.saturating_sub(now.saturating_duration_since(self.began?)).max(paced);
-        (!left.is_zero()).then_some((ENOUGH_IN_CLUSTER - waiting, left))
+        let began = self.began?;
+        let (enough, left) = if self.device.is_slow() {
+            self.wait_for_device(began, now)
+        } else {
+            let window = if under_way { self.window.min(FAST_WINDOW) } else { Duration::ZERO };
+            (ENOUGH_IN_CLUSTER, window.saturating_sub(now.saturating_duration_since(began)))
+        };
+        if waiting < enough && left > paced {
+            return Some((enough - waiting, left));
+        }
+        (!paced.is_zero()).then_some((ENOUGH_IN_CLUSTER - waiting, paced))
     }
 
-    /// Notes proposals that another member has forwarded.
-    pub fn came(&mut self, now: Instant) {
+    /// Notes proposals of so many bytes that another member has forwarded.
+    pub fn came(&mut self, bytes: usize, now: Instant) {
+        self.bytes += bytes;
         self.began.get_or_insert(now);
     }
 
     /// Notes that a batch of this many proposals goes to the log.
     pub fn went(&mut self, proposals: usize, now: Instant) {
         self.went_at = now;
+        self.bytes = 0;
+        self.device.went(proposals);
         self.batch16 = (self.batch16 * 7 + proposals * 16) / 8;
         self.began = None;
     }
@@ -122,7 +245,7 @@ mod tests {
         let mut batching = Batching::new(now, WINDOW);
         for n in 0..1000u32 {
             let now = now + Duration::from_micros(100) * n;
-            batching.wrote((n % 4) as u16, now);
+            batching.wrote((n % 4) as u16, 1, now);
             assert_eq!(batching.wait(1, now), None);
             batching.went(1, now);
         }
@@ -134,16 +257,16 @@ mod tests {
         let mut batching = Batching::new(now, WINDOW);
         for _ in 0..20 {
             for writer in 0..100 {
-                batching.wrote(writer, now);
+                batching.wrote(writer, 1, now);
             }
             batching.went(20, now);
         }
-        batching.wrote(1, now);
+        batching.wrote(1, 1, now);
         assert_eq!(batching.wait(1, now), Some((49, WINDOW)));
         assert_eq!(batching.wait(50, now), None);
         assert_eq!(batching.wait(10, now + WINDOW), None);
         // In a cluster, what is under way is waited for.
-        batching.wrote(1, now);
+        batching.wrote(1, 1, now);
         let cluster = |batching: &Batching, waiting, under_way, pace_ms, later_ms| {
             let (pace, later) = (Duration::from_millis(pace_ms), Duration::from_millis(later_ms));
             batching.wait_in_cluster(waiting, under_way, pace, now + later)
@@ -160,7 +283,7 @@ mod tests {
         for _ in 0..40 {
             batching.went(2, now);
         }
-        batching.wrote(1, now);
+        batching.wrote(1, 1, now);
         assert_eq!(batching.wait(1, now), None);
     }
 
@@ -169,11 +292,94 @@ mod tests {
         let now = Instant::now();
         let mut batching = Batching::new(now, Duration::ZERO);
         for _ in 0..20 {
-            (0..100).for_each(|writer| batching.wrote(writer, now));
+            (0..100).for_each(|writer| batching.wrote(writer, 1, now));
             batching.went(20, now);
         }
-        batching.wrote(1, now);
+        batching.wrote(1, 1, now);
         assert_eq!(batching.wait(1, now), None);
         assert_eq!(batching.wait_in_cluster(3, true, Duration::ZERO, now), None);
+    }
+    /// A device of which each sync takes 16 ms.
+    fn slow(now: Instant) -> Batching {
+        let mut batching = Batching::new(now, WINDOW);
+        (0..100).for_each(|_| batching.synced(Duration::from_millis(16)));
+        batching
+    }
+
+    /// A batch of ten goes, and so many more come while it is synced.
+    fn goes_and_is_synced(batching: &mut Batching, meanwhile: u16, now: Instant) {
+        batching.went(10, now);
+        (0..meanwhile).for_each(|writer| batching.wrote(writer, 100, now));
+        let waiting = usize::from(meanwhile);
+        assert!(waiting == 0 || batching.wait(waiting, now).is_some(), "it waits for the end of the sync");
+        batching.look(false, waiting, now);
+    }
+
+    #[test]
+    fn on_a_slow_device_those_who_were_synced_are_waited_for() {
+        let now = Instant::now();
+        let mut batching = slow(now);
+        goes_and_is_synced(&mut batching, 6, now);
+        assert_eq!(batching.wait(6, now), Some((8, WINDOW)), "half of a sync would be longer");
+        batching.wrote(7, 100, now);
+        assert_eq!(batching.wait(7, now), Some((7, WINDOW)));
+        assert_eq!(batching.wait(14, now), None, "the last few are not");
+        assert_eq!(batching.wait(7, now + WINDOW), None);
+        // A sync that takes longer than two holds nobody up, nor does a large batch.
+        batching.look(true, 6, now);
+        assert_eq!(batching.wait(6, now).map(|(_, left)| left.as_millis()), Some(31));
+        assert_eq!(batching.wait(6, now + Duration::from_millis(32)), None);
+        assert_eq!(batching.wait(ENOUGH_IN_CLUSTER, now), None);
+        batching.wrote(7, ENOUGH_BYTES, now);
+        assert_eq!(batching.wait(7, now), None);
+        // One alone never waits.
+        let mut batching = slow(now);
+        batching.wrote(1, 100, now);
+        assert_eq!(batching.wait(1, now), None);
+        batching.went(1, now);
+        batching.look(true, 0, now);
+        batching.look(false, 0, now);
+        batching.wrote(1, 100, now);
+        assert_eq!(batching.wait(1, now), None);
+    }
+
+    #[test]
+    fn on_a_slow_device_those_who_do_not_come_are_not_waited_for_again_for_a_while() {
+        let now = Instant::now();
+        let mut batching = slow(now);
+        goes_and_is_synced(&mut batching, 3, now);
+        assert!(batching.wait(3, now).is_some());
+        batching.went(3, now + WINDOW);
+        for _ in 0..SKIPPED {
+            batching.look(true, 0, now);
+            batching.wrote(1, 100, now);
+            assert!(batching.wait(1, now).is_some(), "the end of a sync is");
+            batching.look(false, 1, now);
+            assert_eq!(batching.wait(1, now), None);
+            batching.went(1, now);
+        }
+        batching.look(true, 0, now);
+        batching.wrote(1, 100, now);
+        batching.look(false, 1, now);
+        assert!(batching.wait(1, now).is_some(), "they are tried again");
+    }
+
+    #[test]
+    fn a_cluster_waits_for_its_pace_on_a_slow_device_too() {
+        let now = Instant::now();
+        let mut batching = slow(now);
+        goes_and_is_synced(&mut batching, 6, now);
+        let wait = |batching: &Batching, waiting, pace_ms, later| {
+            batching.wait_in_cluster(waiting, false, Duration::from_millis(pace_ms), now + later)
+        };
+        assert_eq!(wait(&batching, 6, 0, Duration::ZERO), Some((8, WINDOW)));
+        assert_eq!(wait(&batching, 14, 0, Duration::ZERO), None);
+        assert_eq!(wait(&batching, 6, 0, WINDOW), None);
+        // Batches of ten keep their distance.
+        (0..20).for_each(|_| batching.went(10, now));
+        goes_and_is_synced(&mut batching, 6, now);
+        let five = Duration::from_millis(5);
+        assert_eq!(wait(&batching, 14, 5, Duration::ZERO), Some((ENOUGH_IN_CLUSTER - 14, five)));
+        assert_eq!(wait(&batching, 14, 5, five), None);
     }
 }

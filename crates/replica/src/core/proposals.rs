@@ -134,12 +134,26 @@ impl Proposals {
         }
     }
 
+    /// A sync of the log took so long.
+    pub fn synced(&mut self, took: Duration) {
+        self.batching.synced(took);
+        self.login_batching.synced(took);
+    }
+
+    /// Takes note whether proposals are under way.
+    pub fn look(&mut self, under_way: bool, now: Instant) {
+        let (writes, logins) = self.writes_and_logins();
+        self.batching.look(under_way, writes, now);
+        self.login_batching.look(under_way, logins, now);
+    }
+
     /// A client's command has come, from this writer.
     pub fn push(&mut self, proposal: Proposal, writer: Writer, now: Instant) {
+        let bytes = proposal.data.len();
         match writer {
-            Writer::Port(port) => self.batching.wrote(port, now),
+            Writer::Port(port) => self.batching.wrote(port, bytes, now),
             Writer::Login(port) => {
-                self.login_batching.wrote(port, now);
+                self.login_batching.wrote(port, bytes, now);
                 self.logins += 1;
             }
         }
@@ -148,7 +162,8 @@ impl Proposals {
 
     /// Takes a message with commands that another member forwards to this one, which leads.
     pub fn forward(&mut self, message: raftpb::Message, charge: Charge, now: Instant) {
-        self.batching.came(now);
+        let bytes = message.entries.iter().filter_map(|entry| entry.data.as_ref()).map(Bytes::len).sum();
+        self.batching.came(bytes, now);
         self.forwarded.push((message, charge));
     }
 

@@ -291,16 +291,21 @@ impl Core {
         if self.machine.members.by_id.len() <= 1 {
             return self.proposals.wait(now);
         }
+        self.proposals.wait_in_cluster(self.is_proposing(), self.cpu_pressure.pace(), now)
+    }
+
+    /// Returns true if proposals are not committed yet, or of a member that does not lead not applied.
+    fn is_proposing(&self) -> bool {
         let standing = self.node.standing();
-        let under_way = match self.leadership.leads() {
+        match self.leadership.leads() {
             true => standing.last > standing.commit,
             false => self.proposals.is_under_way(),
-        };
-        self.proposals.wait_in_cluster(under_way, self.cpu_pressure.pace(), now)
+        }
     }
 
     /// Proposes the gathered commands, unless it is better to wait: for more, for the log, or for a leader.
     pub(super) fn propose_gathered(&mut self, now: Instant) {
+        self.proposals.look(self.is_proposing(), now);
         if !self.proposals.has_gathered() || self.batching_wait(now).is_some() {
             return;
         }

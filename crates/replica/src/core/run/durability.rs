@@ -57,6 +57,9 @@ impl Core {
         let number = self.room.synced(synced.ticket);
         self.synced = synced.last_index;
         self.written = synced.written.or(self.written);
+        if let Some(took) = synced.took {
+            self.proposals.synced(took);
+        }
         self.history.located(synced.locations);
         self.install.placed(synced.ticket, &synced.values);
         for (id, to) in synced.values {
