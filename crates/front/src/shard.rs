@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Poll, Waker, ready};
+use std::task::{Poll, Waker};
 use stdx::{First, race};
 
 use slab::Slab;
