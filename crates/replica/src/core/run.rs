@@ -133,6 +133,8 @@ pub struct Core {
     hash_jobs: SyncSender<Job>,
     attributes: Attributes,
     proposals: Proposals,
+    /// The last entry of the last batch of clients' commands.
+    gathered_through: Index,
     writing: Writing,
     meters: Meters,
     cpu_pressure: CpuPressure,
@@ -224,6 +226,7 @@ impl Core {
             auth: Arc::new(parts.machine.auth.clone()),
             machine: parts.machine,
             proposals: Proposals::new(now, parts.config.batch_fsync_window),
+            gathered_through: Index(0),
             writing: Writing::new(now),
             config: parts.config,
             node: parts.node,
