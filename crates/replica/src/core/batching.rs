@@ -6,8 +6,8 @@
 //! next batch waits until half of the connections that write have put something in, for [`FAST_WINDOW`] at the most, and no longer than
 //! `--batch-fsync-window` says.
 //!
-//! For a member without others, on a device of which a sync takes long, whatever arrives while the log syncs is worth waiting for the end of it, and then for
-//! those whose writes were just synced: a client that is answered writes again, but later than the log would begin its next
+//! For a member without others, on a device of which a sync takes long, whatever arrives while the log syncs is worth waiting
+//! for the end of it, and then for those whose writes were just synced: a client that is answered writes again, but later than the log would begin its next
 //! sync. Otherwise the clients fall into two halves, of which each waits for the syncs of both. So there a batch goes when
 //! as many as were under way and waiting have come back, or half of a sync's time has passed, and no more than the window. Where those
 //! that are waited for do not come, as with clients that write at times of their own, it is not tried again for a while.
@@ -212,9 +212,8 @@ impl Batching {
         (!left.is_zero()).then_some((ENOUGH_IN_CLUSTER - waiting, left))
     }
 
-    /// Notes proposals of so many bytes that another member has forwarded.
-    pub fn came(&mut self, bytes: usize, now: Instant) {
-        self.bytes += bytes;
+    /// Notes proposals that another member has forwarded.
+    pub fn came(&mut self, now: Instant) {
         self.began.get_or_insert(now);
     }
 
@@ -294,6 +293,7 @@ mod tests {
         assert_eq!(batching.wait(1, now), None);
         assert_eq!(batching.wait_in_cluster(3, true, Duration::ZERO, now), None);
     }
+
     /// A device of which each sync takes 16 ms.
     fn slow(now: Instant) -> Batching {
         let mut batching = Batching::new(now, WINDOW);

@@ -162,8 +162,7 @@ impl Proposals {
 
     /// Takes a message with commands that another member forwards to this one, which leads.
     pub fn forward(&mut self, message: raftpb::Message, charge: Charge, now: Instant) {
-        let bytes = message.entries.iter().filter_map(|entry| entry.data.as_ref()).map(Bytes::len).sum();
-        self.batching.came(bytes, now);
+        self.batching.came(now);
         self.forwarded.push((message, charge));
     }
 
