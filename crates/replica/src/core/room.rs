@@ -39,6 +39,9 @@ const STATE_SEGMENTS_FREE: u64 = 4;
 const LOG_QUEUE_BYTES: usize = 64 << 20;
 /// Bytes waiting for the log beyond which entries of other members are dropped, as if lost on the way.
 const RECEIVED_QUEUE_BYTES: usize = 128 << 20;
+/// Bytes that a record takes in the log beside its data, at most: a head, the hard state behind it, and what is left where a segment
+/// cannot hold all of it.
+const RECORD_BYTES: usize = 128;
 
 /// What a command needs disk space for; when space runs out, they are refused in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -246,8 +249,12 @@ impl Room {
         if purpose == Purpose::Adds && !self.is_ample(log) {
             return false;
         }
-        // A record has a head, a hard state comes behind it, and it does not begin where a segment cannot hold all of it.
-        self.left(log, purpose) >= bytes as u64 + 128 + Room::kept_for_others(log, purpose)
+        self.left(log, purpose) >= (bytes + RECORD_BYTES) as u64 + Room::kept_for_others(log, purpose)
+    }
+
+    /// Returns the bytes that values take in the log, given those of each.
+    pub fn bytes_of(values: impl Iterator<Item = usize>) -> usize {
+        values.map(|bytes| bytes + RECORD_BYTES).sum()
     }
 
     /// Looks if the disk has room for this many bytes of another member's whole state, and how much is lacking. A state takes

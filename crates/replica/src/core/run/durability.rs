@@ -26,7 +26,7 @@ use crate::core::apply::Begun;
 use crate::core::proposals::Waiter;
 use crate::core::removal;
 use crate::core::removal::Sliced;
-use crate::core::room::Purpose;
+use crate::core::room::{Purpose, Room};
 use crate::core::space::Survey;
 use crate::long_reads::Reader;
 
@@ -561,7 +561,7 @@ impl Core {
 
     pub(super) fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>, now: Instant) {
         let receiving = self.install.is_receiving();
-        let bytes = values.iter().map(|value| value.data.len() + 128).sum();
+        let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
         let fits = self.room.has(&self.log, bytes, Purpose::Moves) && !self.room.is_full();
         if !fits || self.stopping.is_some() || receiving || values.is_empty() {
             let _ = done.try_send(());

@@ -815,7 +815,7 @@ impl Core {
             return;
         }
         // What a full disk cannot take must not stand in the log's queue before the member's own entries.
-        let bytes = values.iter().map(|value| value.data.len() + 128).sum();
+        let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
         if is_whole && let Some(shortage) = self.room.shortage_of_state(&self.log, bytes as u64) {
             // The receiver may have given up.
             let _ = done.send(Err(shortage));
