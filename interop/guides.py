@@ -101,10 +101,12 @@ def run(name, steps, work, bin_dir):
         path = os.path.join(work, f"{name}-{number}.sh")
         with open(path, "w", encoding="utf-8") as file:
             file.write(step.script)
-        script.append(f"echo '{MARK}{number} begins'\n. {path}\n")
-    script.append(f"echo '{MARK}{len(steps)} begins'\n")
+        script.append(f"printf '\\n%s\\n' '{MARK}{number} begins'\n. {path}\n")
+    script.append(f"printf '\\n%s\\n' '{MARK}{len(steps)} begins'\n")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("ETCD", "MAINSTAY"))}
-    environment.update(PATH=f"{bin_dir}:{environment.get('PATH', '')}", HOME=directory, LC_ALL="C.UTF-8", TERM="dumb")
+    environment.update(PATH=f"{bin_dir}:{environment.get('PATH', '')}", HOME=directory, LC_ALL="C.UTF-8", TERM="dumb",
+                       # On a busy machine a start may take longer than the tool waits by itself.
+                       ETCDCTL_COMMAND_TIMEOUT="30s")
     log = os.path.join(work, f"{name}.log")
     with open(log, "wb") as out:
         process = subprocess.Popen([*wrapper, "bash", "--norc", "-c", "".join(script)], cwd=directory, env=environment,
@@ -121,7 +123,7 @@ def run(name, steps, work, bin_dir):
                 pass
             process.wait()
     with open(log, encoding="utf-8", errors="replace") as file:
-        parts = re.split(rf"^{MARK}\d+ begins\n", file.read(), flags=re.M)
+        parts = re.split(rf"\n{MARK}\d+ begins\n", file.read())
     failures = []
     if len(parts) == 1:
         return [f"docs/{name}.md: the shell did not start: {parts[0].strip()}"]
