@@ -5,7 +5,8 @@
         --mainstay target/release/mainstay [--runs 5] [--only h2load-put,idle] [--tls] [--bare]
 
 The first server is what the others are compared with. Each load has a fresh server, the servers take turns within each run,
-and the table has the medians, with the goal of each figure and whether it is met. CPU is user and system time of the server's
+and the table has the medians, with the goal of each figure and whether it is met. A ratio is the median of those of each run, whose
+servers ran one right after the other: machines of a cloud change their speed within minutes. CPU is user and system time of the server's
 process (of all three members, where there are three) for each request (event, renewal), from /proc. Loads are made by etcd's
 `benchmark`, by h2load (Debian: nghttp2-client), and by `mainstay bench`, whose own cost leaves more of the machine to the servers.
 With --tls clients come over TLS; the goals are those of plain connections all the same. Needs openssl for that.
@@ -482,11 +483,11 @@ BARE = {"h2load-put": 0, "h2load-range": 1024, "benchmark-put": 0, "benchmark-ra
         "three-put": 0, "three-range": 1024}
 
 
-def judged(kind, bound, value, first):
-    """The words of a goal, and whether it is met."""
+def judged(kind, bound, values, first):
+    """The words of a goal, and whether it is met, by the figures of each run, and those of the first server."""
     if kind == "at most":
-        return f"at most {bound:g}", value <= bound
-    ratio = value / first
+        return f"at most {bound:g}", statistics.median(values) <= bound
+    ratio = statistics.median(value / other for value, other in zip(values, first))
     if kind == "of":
         return f"at most {bound:.3f} of it: {ratio:.3f}", ratio <= bound
     return f"at least {bound:g} times it: {ratio:.1f}", ratio >= bound
@@ -530,7 +531,8 @@ def main():
                     results.setdefault((name, server_name), []).append(figures)
                     words = " ".join(f"{figure} {value:.4g}" for figure, value in figures.items())
                     print(f"run {run + 1} {name:<16} {server_name:<10} {words}", file=sys.stderr, flush=True)
-    median = lambda name, server, figure: statistics.median(figures[figure] for figures in results[name, server])
+    every = lambda name, server, figure: [figures[figure] for figures in results[name, server]]
+    median = lambda name, server, figure: statistics.median(every(name, server, figure))
     columns = [name for name, _ in servers] + ["bare"] * args.bare
     print("| load | figure | " + " | ".join(columns) + " | goal | met |")
     print("|---|---|" + "---|" * len(columns) + "---|---|")
@@ -540,7 +542,7 @@ def main():
             values = [median(name, server, figure) for server, _ in servers]
             goal, met = "", ""
             if figure in goals:
-                goal, is_met = judged(*goals[figure], values[-1], values[0])
+                goal, is_met = judged(*goals[figure], every(name, servers[-1][0], figure), every(name, servers[0][0], figure))
                 met = "yes" if is_met else "**no**"
             cells = [f"{value:.4g}" for value in values]
             if args.bare:
