@@ -32,6 +32,7 @@ use storage::compaction_hash::CompactionHashes;
 use storage::readers::Readers;
 use telemetry::audit::AuditLog;
 use telemetry::callers::Callers;
+use telemetry::heavy_hitters::HeavyHitters;
 use telemetry::slow_requests::SlowRequests;
 use telemetry::tracing::Tracer;
 
@@ -152,6 +153,8 @@ pub struct Shared {
     pub callers: Callers,
     /// Expensive requests, and who sent them.
     pub slow_requests: SlowRequests,
+    /// What the member is busy with.
+    pub heavy_hitters: HeavyHitters,
     /// Renewals of leases that need no other thread.
     pub renewals: Arc<Renewals>,
     /// When the last entries passed each stage.
@@ -263,6 +266,7 @@ impl Shared {
             expensive: ExpensiveCalls::default(),
             callers: Callers::default(),
             slow_requests: SlowRequests::default(),
+            heavy_hitters: HeavyHitters::new(Instant::now()),
             renewals: Arc::new(Renewals::new(Instant::now())),
             stages: Stages::default(),
             memory: CoreMemory::default(),

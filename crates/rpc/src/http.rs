@@ -19,7 +19,7 @@ mod scrape;
 mod target;
 mod variables;
 
-use ::http::header::{ALLOW, CONNECTION, CONTENT_TYPE, LOCATION, X_CONTENT_TYPE_OPTIONS};
+use ::http::header::{ALLOW, AUTHORIZATION, CONNECTION, CONTENT_TYPE, LOCATION, X_CONTENT_TYPE_OPTIONS};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use api::{Rpc, Status, error};
 use bytes::Bytes;
@@ -127,6 +127,18 @@ pub(crate) fn gateway_rpc(path: &str) -> Option<Rpc> {
     gateway::route(&gateway_path(path, target::unescape_path(path)?))
 }
 
+/// Returns the token of a request for a page that tells root more than others.
+pub(crate) fn token_of_root(request: &Request<Bytes>) -> Option<&HeaderValue> {
+    let Target::Path(path) = target::of(request) else { return None };
+    let is_one = path == diagnosis::PATH || path == requests::PATH;
+    is_one.then(|| request.headers().get(AUTHORIZATION)).flatten()
+}
+
+/// Notes that root asks.
+pub(crate) fn by_root(request: &mut Request<Bytes>) {
+    request.extensions_mut().insert(diagnosis::ByRoot);
+}
+
 /// Says that the page which sent the request may read the answer, if it may.
 pub(crate) fn allow_origin(shared: &Shared, request: &Request<Bytes>, headers: &mut HeaderMap) {
     browsers::allow(&shared.browsers, request, headers);
@@ -216,8 +228,8 @@ fn common(
     if path == diagnosis::PATH || path == requests::PATH {
         return only_get(request, || match diagnosis::refusal(shared, request) {
             Some(why) => refused(StatusCode::FORBIDDEN, why),
-            None if path == requests::PATH => requests::answer(shared),
-            None => diagnosis::answer(shared),
+            None if path == requests::PATH => requests::answer(shared, request),
+            None => diagnosis::answer(shared, request),
         });
     }
     let ask = |answer: &dyn Fn(&Asked<'_>) -> Response<Bytes>| {

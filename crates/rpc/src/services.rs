@@ -11,6 +11,7 @@ mod cluster;
 mod downgrade;
 mod election;
 mod ending;
+mod heavy;
 mod kv;
 mod large_value;
 mod lease;
@@ -524,12 +525,17 @@ impl Services {
     ) -> Unary {
         let begin = |audit| self.begin_audit(audit, rpc, head, &principal, Some(&message));
         let call = self.audit.as_ref().map(begin);
+        let sample = self.begin_sample(rpc, head, principal.as_ref().map_or("", Principal::name), &message);
         // With every call, whoever made the one before.
         *self.principal.borrow_mut() = principal;
         let answer = self.dispatch(rpc, head, message).unwrap_or_else(|status| Unary::Done(Err(status)));
         let answer = match call {
             None => answer,
             Some(call) => audited(call, answer),
+        };
+        let answer = match sample {
+            None => answer,
+            Some(sample) => self.sampled(sample, answer),
         };
         if steps::has_steps(rpc) { steps::told(answer) } else { answer }
     }
@@ -1027,6 +1033,12 @@ impl front::Service for Services {
     fn http(self: Rc<Self>, mut request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>> {
         Box::pin(async move {
             crate::http::confirm(&self.shared, &mut request).await;
+            if let Some(token) = crate::http::token_of_root(&request).cloned() {
+                let peer = request.extensions().get::<SocketAddr>().copied();
+                if self.is_roots(token, peer).await {
+                    crate::http::by_root(&mut request);
+                }
+            }
             crate::http::collect(&self.shared, &mut request).await;
             crate::http::answer(&self.shared, &self.values, &self.counters, &self.logger, &request)
         })

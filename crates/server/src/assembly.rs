@@ -27,6 +27,7 @@ use storage::clean_shutdown::CleanShutdown;
 use storage::compaction_hash::{self, Job};
 use storage::opening::{Opened, rules};
 use storage::readers::Readers;
+use telemetry::heavy_hitters::HeavyHitters;
 use telemetry::logging::Logger;
 use telemetry::metrics::Metrics;
 
@@ -92,6 +93,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let seed = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
     let mut shared = Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed);
     shared.began = clock.now();
+    shared.heavy_hitters = HeavyHitters::new(clock.now());
     shared.clock = clock;
     credentials.auth_restored(machine.auth.is_enabled());
     shared.credentials = Arc::new(credentials);

@@ -13,6 +13,7 @@
 
 pub mod audit;
 pub mod callers;
+pub mod heavy_hitters;
 pub mod logging;
 pub mod metrics;
 pub mod slow_requests;

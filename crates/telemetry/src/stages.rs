@@ -109,6 +109,11 @@ impl Sampler {
         sampler
     }
 
+    /// Returns how many requests a sample stands for.
+    pub fn one_in(&self) -> u32 {
+        self.one_in.max(1)
+    }
+
     /// Returns true if the request that comes now is a sample.
     #[inline]
     pub fn takes(&self) -> bool {

@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use ::http::header::{CONTENT_TYPE, HOST, ORIGIN, X_CONTENT_TYPE_OPTIONS};
 use ::http::{HeaderValue, Request, Response, StatusCode};
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::{JSON, reply};
 use replica::shared::Shared;
+use telemetry::heavy_hitters::{Measure, Subject};
 
 /// Path of the page.
 pub(super) const PATH: &str = "/debug/mainstay";
@@ -65,12 +66,20 @@ fn host_name(host: &str) -> &str {
     }
 }
 
-/// Answers with what is known, as JSON; without keys while authentication is enabled. Keys are quoted as Go and Rust quote them, bytes that are no text as `\xff`.
-pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
+/// A request by root, who may know what keys and users there are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ByRoot;
+
+/// Returns true if whoever asks may know what keys and users there are: nobody says that they are secret, or root asks.
+pub(super) fn tells_names(shared: &Shared, request: &Request<Bytes>) -> bool {
+    !shared.state.load().auth.is_enabled() || request.extensions().get::<ByRoot>().is_some()
+}
+
+/// Answers with what is known, as JSON; without keys while authentication is enabled, unless root asks. Keys are quoted as Go and Rust quote them, bytes that are no text as `\xff`.
+pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     let clock = &shared.clock;
     let notable = &shared.slow_requests;
-    // This page knows no users: with authentication it tells nobody what keys there are.
-    let names_keys = !shared.state.load().auth.is_enabled();
+    let names_keys = tells_names(shared, request);
     let ranges: Vec<Value> = notable
         .ranges()
         .into_iter()
@@ -127,6 +136,7 @@ pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
             json!({ "unix_ms": unix_ms(ended), "seconds": stall.took.as_secs_f64() })
         })
         .collect();
+    let heavy = heavy(shared, now, names_keys);
     let page = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "member_id": format!("{:x}", shared.identity.member_id),
@@ -136,10 +146,39 @@ pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
         "expensive_ranges": ranges,
         "large_values": values,
         "clients": clients,
+        "heavy": heavy,
         "fsync_stalls": stalls,
     });
     let headers = [(CONTENT_TYPE, JSON), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
     reply(StatusCode::OK, &headers, format!("{page}\n").into())
+}
+
+/// Who and what the member is busy with: by subject, then by what they take most of.
+fn heavy(shared: &Shared, now: Instant, names_keys: bool) -> Value {
+    let list = |subject, measure| -> Value {
+        let top = shared.heavy_hitters.top(subject, measure, now);
+        top.into_iter()
+            .map(|heavy| {
+                let name = if subject == Subject::Prefix {
+                    quoted(&heavy.name)
+                } else {
+                    String::from_utf8_lossy(&heavy.name).into_owned()
+                };
+                json!({ "name": name, "per_second": heavy.per_second, "error": heavy.error })
+            })
+            .collect()
+    };
+    let subjects = Subject::ALL.into_iter().filter(|subject| names_keys || *subject == Subject::Client);
+    subjects
+        .map(|subject| {
+            let lists: serde_json::Map<String, Value> = Measure::ALL
+                .into_iter()
+                .map(|measure| (measure.name().to_owned(), list(subject, measure)))
+                .collect();
+            (subject.name().to_owned(), Value::Object(lists))
+        })
+        .collect::<serde_json::Map<_, _>>()
+        .into()
 }
 
 fn quoted(key: &[u8]) -> String {

@@ -1,21 +1,21 @@
 //! `/debug/requests`: the last requests that were slow, with the time of each stage. It names clients and keys, so the rules of
-//! `/debug/mainstay` hold; with authentication it names no keys.
+//! `/debug/mainstay` hold; with authentication it names no keys, unless root asks.
 
 use std::fmt::Write as _;
 
-use ::http::{Response, StatusCode};
+use ::http::{Request, Response, StatusCode};
 use bytes::Bytes;
 use stdx::calendar::format_rfc3339;
 
-use super::plain;
+use super::{diagnosis, plain};
 use replica::shared::Shared;
 
 /// Path of the page.
 pub(super) const PATH: &str = "/debug/requests";
 
 /// Answers with a line for each, the newest first.
-pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
-    let names_keys = !shared.state.load().auth.is_enabled();
+pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
+    let names_keys = diagnosis::tells_names(shared, request);
     let limit = shared.limits.slow_request;
     let mut page = format!("Requests that took longer than {limit:?}, the newest first.\n\n");
     for note in shared.slow_requests.slow_ones() {

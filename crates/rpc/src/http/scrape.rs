@@ -7,7 +7,11 @@ use api::etcdserverpb::AlarmType;
 use front::ShardCounters;
 
 use replica::shared::{Published, Shared};
+use telemetry::heavy_hitters::{Measure, Subject};
 use telemetry::metrics::{Distribution, MethodTotals, Metrics};
+
+/// The heaviest of each list that become metrics.
+const HEAVY_MAX: usize = 10;
 
 /// The counters of all shards' fronts, known once they run. Clones are one.
 #[derive(Clone, Default)]
@@ -31,6 +35,7 @@ pub fn scrape(shared: &Shared, counters: &FrontCounters) -> String {
     copy_front(&shared.metrics, &counters.get());
     copy_log(&shared.metrics, shared.values.figures());
     copy_state(shared, &shared.state.load());
+    copy_heavy(shared);
     shared.metrics.network.expensive_refused.raise_to(shared.expensive.refused());
     if let Some(budget) = shared.client_memory() {
         shared.metrics.network.connections_shed.raise_to(budget.connections_shed());
@@ -76,6 +81,29 @@ fn copy_log(metrics: &Metrics, figures: &log::Figures) {
     metrics.disk.log_entries.raise_to(figures.entries());
     metrics.disk.log_prepared_bytes.set_u64(figures.prepared_bytes());
     metrics.disk.log_segment_waits.raise_to(figures.waits());
+}
+
+/// Who and what the member is busy with. With authentication nobody who scrapes learns what keys and users there are.
+fn copy_heavy(shared: &Shared) {
+    let server = &shared.metrics.server;
+    let tells_names = !shared.state.load().auth.is_enabled();
+    let now = shared.clock.now();
+    for measure in Measure::ALL {
+        let (family, scale) = match measure {
+            Measure::Requests => (&server.heavy_requests, 1.0),
+            Measure::Bytes => (&server.heavy_bytes, 1.0),
+            Measure::Time => (&server.heavy_time, 1e3),
+        };
+        let subjects = Subject::ALL.into_iter().filter(|subject| tells_names || *subject == Subject::Client);
+        let series = subjects.flat_map(|subject| {
+            let top = shared.heavy_hitters.top(subject, measure, now).into_iter().take(HEAVY_MAX);
+            top.map(move |heavy| {
+                let labels = vec![subject.name().to_owned(), heavy.name.escape_ascii().to_string()];
+                (labels, (heavy.per_second * scale).round() as i64)
+            })
+        });
+        family.replace(series.collect());
+    }
 }
 
 fn copy_state(shared: &Shared, state: &Published) {

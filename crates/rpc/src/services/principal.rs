@@ -14,7 +14,7 @@ use api::error;
 use api::etcdserverpb::WatchCreateRequest;
 use api::{Rpc, Status};
 use bytes::Bytes;
-use front::{Head, Unary};
+use front::{Head, Metadata, Unary};
 use identity::{Refused, Session};
 use machine::auth::{Auth, Caller, Gate, RightsCache};
 use machine::check;
@@ -289,6 +289,19 @@ impl Services {
         let principal = self.principal()?;
         self.gate(&self.shared.state.load(), &principal).admin()?;
         Ok(principal)
+    }
+
+    /// Returns true if this token is one of root's, or of a user with its role, and authentication is on.
+    pub(super) async fn is_roots(&self, token: http::HeaderValue, peer: Option<SocketAddr>) -> bool {
+        let Some(peer) = peer.filter(|_| self.shared.state.load().auth.is_enabled()) else { return false };
+        let mut head = Head::new(Rpc::MaintenanceStatus as u16, peer, self.now());
+        let mut metadata = http::HeaderMap::new();
+        metadata.insert(http::header::AUTHORIZATION, token);
+        head.metadata = Metadata::from(&metadata);
+        match self.identified(&head).await {
+            Ok(principal) => self.gate(&self.shared.state.load(), &principal).admin().is_ok(),
+            Err(_) => false,
+        }
     }
 
     /// Ends a read with an error that users or roles changed under: a permission may have been taken away while it was

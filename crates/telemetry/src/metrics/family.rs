@@ -101,6 +101,28 @@ impl Labelled<Gauge> {
     }
 }
 
+impl Labelled<Gauge> {
+    /// Replaces all series by these: label values, and the value; at most as many as a family may have.
+    pub fn replace(&self, series: Vec<(Vec<String>, i64)>) {
+        let mut made: Vec<(Vec<String>, Gauge)> = Vec::new();
+        for (values, value) in series.into_iter().take(SERIES_MAX) {
+            assert_eq!(
+                values.len(),
+                self.shared.descriptor.labels.len(),
+                "labels of {}",
+                self.shared.descriptor.name
+            );
+            if made.iter().all(|(known, _)| *known != values) {
+                let gauge = Gauge::default();
+                gauge.set(value);
+                made.push((values, gauge));
+            }
+        }
+        made.sort_by(|a, b| a.0.cmp(&b.0));
+        *self.shared.series.write().unwrap_or_else(PoisonError::into_inner) = made;
+    }
+}
+
 fn find<T: Clone>(series: &[(Vec<String>, T)], values: &[&str]) -> Option<T> {
     series.iter().find(|(existing, _)| existing == values).map(|(_, found)| found.clone())
 }

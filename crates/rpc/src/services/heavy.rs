@@ -1,0 +1,117 @@
+//! Which prefixes, users and clients the member is busy with: what is noted of the calls that are samples
+//! ([`telemetry::heavy_hitters`]). Streams are no such calls; who watches what is told elsewhere.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use api::Rpc;
+use api::etcdserverpb as pb;
+use api::etcdserverpb::request_op::Request;
+use bytes::Bytes;
+use front::{Answer, Head, Unary};
+use prost::Message as _;
+use telemetry::heavy_hitters::{NAME_BYTES, Noted, prefix_of};
+
+use super::Services;
+
+/// A sample that is under way. One that is given up is not noted.
+pub(super) struct Sample {
+    prefix: Option<Box<[u8]>>,
+    user: Box<str>,
+    client: String,
+    arrived: Instant,
+    bytes: usize,
+}
+
+/// The key that a request is about; of a transaction the first that it compares or names.
+fn key_of(rpc: Rpc, message: &Bytes) -> Option<Bytes> {
+    let message = message.clone();
+    match rpc {
+        Rpc::KvPut => Some(pb::PutRequest::decode(message).ok()?.key),
+        Rpc::KvRange => Some(pb::RangeRequest::decode(message).ok()?.key),
+        Rpc::KvDeleteRange => Some(pb::DeleteRangeRequest::decode(message).ok()?.key),
+        Rpc::KvTxn => {
+            let txn = pb::TxnRequest::decode(message).ok()?;
+            if let Some(compare) = txn.compare.into_iter().next() {
+                return Some(compare.key);
+            }
+            match txn.success.into_iter().chain(txn.failure).next()?.request? {
+                Request::RequestPut(put) => Some(put.key),
+                Request::RequestRange(range) => Some(range.key),
+                Request::RequestDeleteRange(deletion) => Some(deletion.key),
+                Request::RequestTxn(_) => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+impl Services {
+    /// Begins to note a call of this user, if it is a sample.
+    pub(super) fn begin_sample(&self, rpc: Rpc, head: &Head, user: &str, message: &Bytes) -> Option<Sample> {
+        if !self.begun.get().is_sample {
+            return None;
+        }
+        let cut = |name: &str| name.chars().take(NAME_BYTES).collect::<String>().into_boxed_str();
+        Some(Sample {
+            prefix: key_of(rpc, message).map(|key| prefix_of(&key).into()),
+            user: cut(user),
+            client: head.peer.ip().to_canonical().to_string(),
+            arrived: head.arrived,
+            bytes: message.len(),
+        })
+    }
+
+    /// Notes a sample when it is answered.
+    pub(super) fn sampled(self: &Rc<Self>, sample: Sample, answer: Unary) -> Unary {
+        let services = Rc::clone(self);
+        let note = move |answer: &Result<Answer, api::Status>| {
+            let answered = match answer {
+                Ok(Answer::Whole(bytes)) => bytes.len(),
+                Ok(Answer::Pieces { len, .. }) => *len,
+                Err(_) => 0,
+            };
+            let now = services.now();
+            let noted = Noted {
+                prefix: sample.prefix.as_deref(),
+                user: &sample.user,
+                client: &sample.client,
+                bytes: (sample.bytes + answered) as u64,
+                took: now.saturating_duration_since(sample.arrived),
+            };
+            services.shared.heavy_hitters.note(&noted, services.sampler.one_in(), now);
+        };
+        match answer {
+            Unary::Done(answer) => {
+                note(&answer);
+                Unary::Done(answer)
+            }
+            Unary::Later(answer) => Unary::Later(Box::pin(async move {
+                let answer = answer.await;
+                note(&answer);
+                answer
+            })),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_about_their_first_key() {
+        let put = pb::PutRequest { key: "/a/b".into(), ..Default::default() };
+        let range = pb::RangeRequest { key: "/c".into(), ..Default::default() };
+        assert_eq!(key_of(Rpc::KvPut, &put.encode_to_vec().into()), Some("/a/b".into()));
+        assert_eq!(key_of(Rpc::KvRange, &range.encode_to_vec().into()), Some("/c".into()));
+        let operation = pb::RequestOp { request: Some(Request::RequestPut(put)) };
+        let mut txn = pb::TxnRequest { failure: vec![operation], ..Default::default() };
+        assert_eq!(key_of(Rpc::KvTxn, &txn.encode_to_vec().into()), Some("/a/b".into()));
+        txn.compare.push(pb::Compare { key: "/first".into(), ..Default::default() });
+        assert_eq!(key_of(Rpc::KvTxn, &txn.encode_to_vec().into()), Some("/first".into()));
+        assert_eq!(key_of(Rpc::KvTxn, &Bytes::new()), None);
+        assert_eq!(key_of(Rpc::KvPut, &Bytes::from_static(b"\xff")), None);
+        assert_eq!(key_of(Rpc::LeaseGrant, &Bytes::new()), None);
+    }
+}

@@ -1,0 +1,344 @@
+//! Who and what a member is busy with: the prefixes, users and client addresses that take most requests, bytes and time, now.
+//!
+//! Each of these nine lists is a sketch of fixed size, Space-Saving (Metwally, Agrawal and El Abbadi, "Efficient computation of
+//! frequent and top-k elements in data streams", 2005): whatever takes more than 1/[`PLACES`] of all is in its list, and the amount told
+//! is too large by no more than the `error` beside it. Amounts fade with a half-life of [`HALF_LIFE`], so they tell a rate, and what was
+//! busy yesterday is not in the way.
+//!
+//! Only samples of requests are noted (`rpc`'s sampler, one of 64), each for all that it stands for; so the common request pays nothing,
+//! and what is rare may be missed.
+//!
+//! # Example
+//!
+//! ```
+//! use std::time::{Duration, Instant};
+//! use telemetry::heavy_hitters::{HeavyHitters, Measure, Noted, Subject};
+//!
+//! let began = Instant::now();
+//! let busy = HeavyHitters::new(began);
+//! let noted = Noted { prefix: Some(b"/registry/pods/"), user: "", client: "10.0.0.7", bytes: 900, took: Duration::from_millis(1) };
+//! for second in 0..600 {
+//!     busy.note(&noted, 64, began + Duration::from_secs(second));
+//! }
+//! let top = busy.top(Subject::Prefix, Measure::Requests, began + Duration::from_secs(600));
+//! assert_eq!(top[0].name, b"/registry/pods/");
+//! assert!((60.0..68.0).contains(&top[0].per_second));
+//! ```
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Names that each list follows.
+pub const PLACES: usize = 128;
+/// Names that a list tells.
+pub const TOLD: usize = 20;
+/// Time in which what was noted counts for half.
+pub const HALF_LIFE: Duration = Duration::from_secs(60);
+/// Bytes of a name that are kept.
+pub const NAME_BYTES: usize = 128;
+/// Amounts below this are forgotten: half an hour after the last request.
+const FORGOTTEN: f64 = 1e-6;
+/// Amounts fade at most so often.
+const STEP: Duration = Duration::from_secs(1);
+
+/// What a list is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The beginnings of keys; see [`prefix_of`].
+    Prefix,
+    /// Users, where there are any.
+    User,
+    /// Addresses of clients.
+    Client,
+}
+
+/// What a list is ordered by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Requests.
+    Requests,
+    /// Bytes of requests and answers.
+    Bytes,
+    /// Seconds from the arrival of requests until they were answered.
+    Time,
+}
+
+impl Subject {
+    /// All of them.
+    pub const ALL: [Subject; 3] = [Subject::Prefix, Subject::User, Subject::Client];
+
+    /// The name, as metrics and pages spell it.
+    pub fn name(self) -> &'static str {
+        ["prefix", "user", "client"][self as usize]
+    }
+}
+
+impl Measure {
+    /// All of them.
+    pub const ALL: [Measure; 3] = [Measure::Requests, Measure::Bytes, Measure::Time];
+
+    /// The name, as metrics and pages spell it.
+    pub fn name(self) -> &'static str {
+        ["requests", "bytes", "seconds"][self as usize]
+    }
+}
+
+/// A request that was answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Noted<'a> {
+    /// The prefix of its key, if it has one.
+    pub prefix: Option<&'a [u8]>,
+    /// Its user; empty for nobody.
+    pub user: &'a str,
+    /// Address of the client.
+    pub client: &'a str,
+    /// Bytes of the request and of its answer.
+    pub bytes: u64,
+    /// Time from its arrival until it was answered.
+    pub took: Duration,
+}
+
+/// A name in a list.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heavy {
+    /// The prefix, user or address; at most its first [`NAME_BYTES`].
+    pub name: Vec<u8>,
+    /// Requests, bytes or seconds for each second, in the last minutes.
+    pub per_second: f64,
+    /// How much of it may be others'.
+    pub error: f64,
+}
+
+struct Place {
+    hash: u64,
+    name: Box<[u8]>,
+    amount: f64,
+    error: f64,
+}
+
+/// One list.
+#[derive(Default)]
+struct Sketch {
+    places: Vec<Place>,
+}
+
+impl Sketch {
+    fn add(&mut self, hash: u64, name: &[u8], amount: f64) {
+        if amount <= 0.0 {
+            return;
+        }
+        if let Some(place) = self.places.iter_mut().find(|place| place.hash == hash && *place.name == *name) {
+            place.amount += amount;
+            return;
+        }
+        let new = |error| Place { hash, name: name.into(), amount: error + amount, error };
+        if self.places.len() < PLACES {
+            self.places.push(new(0.0));
+        } else if let Some(least) = self.places.iter_mut().min_by(|a, b| a.amount.total_cmp(&b.amount)) {
+            // Whoever comes new may have been in this place all along.
+            *least = new(least.amount);
+        }
+    }
+
+    fn fade(&mut self, factor: f64) {
+        for place in &mut self.places {
+            place.amount *= factor;
+            place.error *= factor;
+        }
+        self.places.retain(|place| place.amount >= FORGOTTEN);
+    }
+}
+
+struct State {
+    /// By subject, then by measure.
+    sketches: [[Sketch; 3]; 3],
+    faded: Instant,
+}
+
+impl State {
+    fn fade(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.faded);
+        if passed < STEP {
+            return;
+        }
+        self.faded = now;
+        let factor = (-passed.as_secs_f64() / HALF_LIFE.as_secs_f64()).exp2();
+        self.sketches.iter_mut().flatten().for_each(|sketch| sketch.fade(factor));
+    }
+}
+
+/// All lists of a member. At most nine times [`PLACES`] names are kept, 200 KB in all.
+pub struct HeavyHitters {
+    state: Mutex<State>,
+    hashes: RandomState,
+}
+
+impl std::fmt::Debug for HeavyHitters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HeavyHitters").finish_non_exhaustive()
+    }
+}
+
+impl HeavyHitters {
+    /// Returns empty lists.
+    pub fn new(now: Instant) -> HeavyHitters {
+        let state = State { sketches: Default::default(), faded: now };
+        HeavyHitters { state: Mutex::new(state), hashes: RandomState::new() }
+    }
+
+    /// Notes a request that stands for `weight` requests like it.
+    pub fn note(&self, noted: &Noted<'_>, weight: u32, now: Instant) {
+        let weight = f64::from(weight);
+        let amounts = [weight, weight * noted.bytes as f64, weight * noted.took.as_secs_f64()];
+        let names = [
+            noted.prefix,
+            (!noted.user.is_empty()).then_some(noted.user.as_bytes()),
+            Some(noted.client.as_bytes()),
+        ];
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.fade(now);
+        for (sketches, name) in state.sketches.iter_mut().zip(names) {
+            let Some(name) = name else { continue };
+            let name = &name[..name.len().min(NAME_BYTES)];
+            let hash = self.hashes.hash_one(name);
+            for (sketch, amount) in sketches.iter_mut().zip(amounts) {
+                sketch.add(hash, name, amount);
+            }
+        }
+    }
+
+    /// Returns the heaviest, the first the heaviest of all.
+    pub fn top(&self, subject: Subject, measure: Measure, now: Instant) -> Vec<Heavy> {
+        // What came at an even rate for long adds up to the rate times this.
+        let seconds = HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.fade(now);
+        let mut all: Vec<Heavy> = state.sketches[subject as usize][measure as usize]
+            .places
+            .iter()
+            .map(|place| Heavy {
+                name: place.name.to_vec(),
+                per_second: place.amount / seconds,
+                error: place.error / seconds,
+            })
+            .collect();
+        drop(state);
+        all.sort_by(|a, b| b.per_second.total_cmp(&a.per_second).then_with(|| a.name.cmp(&b.name)));
+        all.truncate(TOLD);
+        all
+    }
+}
+
+/// The part of a key that stands for others like it: up to its third slash (`/registry/pods/` of
+/// `/registry/pods/default/web`), or up to the last one before its end; a key without one stands for itself.
+pub fn prefix_of(key: &[u8]) -> &[u8] {
+    let mut end = None;
+    let slashes = key.iter().take(NAME_BYTES).enumerate().filter(|(_, byte)| **byte == b'/');
+    for (at, _) in slashes.take(3) {
+        if at + 1 < key.len() {
+            end = Some(at + 1);
+        }
+    }
+    &key[..end.filter(|end| *end > 1).unwrap_or(key.len()).min(NAME_BYTES)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noted(prefix: &[u8], bytes: u64) -> Noted<'_> {
+        Noted { prefix: Some(prefix), user: "", client: "10.0.0.1", bytes, took: Duration::from_millis(2) }
+    }
+
+    #[test]
+    fn keys_stand_for_others_like_them() {
+        for (key, prefix) in [
+            ("/registry/pods/default/web", "/registry/pods/"),
+            ("/registry/pods/", "/registry/"),
+            ("/registry/pods", "/registry/"),
+            ("/service/batman/leader", "/service/batman/"),
+            ("config/a", "config/"),
+            ("config", "config"),
+            ("/config", "/config"),
+            ("/", "/"),
+            ("//", "//"),
+            ("", ""),
+        ] {
+            assert_eq!(prefix_of(key.as_bytes()), prefix.as_bytes(), "{key}");
+        }
+        assert_eq!(prefix_of(&[7; 4096]).len(), NAME_BYTES);
+    }
+
+    #[test]
+    fn what_takes_more_than_its_share_is_told_however_many_others_there_are() {
+        let now = Instant::now();
+        let busy = HeavyHitters::new(now);
+        for n in 0..100_000u32 {
+            // One of 50 is for the same prefix; nothing else comes twice.
+            match n % 50 {
+                0 => busy.note(&noted(b"/hot/", 10), 1, now),
+                1 => busy.note(&noted(b"/large/", 1_000_000), 1, now),
+                _ => busy.note(&noted(format!("/cold/{n}/").as_bytes(), 10), 1, now),
+            }
+        }
+        let seconds = HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
+        for measure in Measure::ALL {
+            let top = busy.top(Subject::Prefix, measure, now);
+            assert_eq!(top.len(), TOLD);
+            let all: Vec<_> = top.iter().map(|heavy| heavy.name.clone()).collect();
+            assert!(all.contains(&b"/large/".to_vec()), "{measure:?}: {top:?}");
+            let hot = top.iter().find(|heavy| heavy.name == b"/hot/");
+            if measure == Measure::Bytes {
+                assert_eq!(top[0].name, b"/large/");
+            } else if let Some(hot) = hot {
+                let exact = 2_000.0 * [1.0, 0.0, 0.002][measure as usize] / seconds;
+                assert!(
+                    hot.per_second >= exact && hot.per_second - hot.error <= exact,
+                    "{measure:?}: {hot:?}"
+                );
+            } else {
+                panic!("{measure:?}: {top:?}");
+            }
+        }
+        assert_eq!(busy.top(Subject::Client, Measure::Requests, now).len(), 1);
+        assert!(busy.top(Subject::User, Measure::Requests, now).is_empty(), "there are no users");
+    }
+
+    #[test]
+    fn what_was_busy_fades_and_is_forgotten() {
+        let now = Instant::now();
+        let busy = HeavyHitters::new(now);
+        busy.note(&noted(b"/then/", 1), 64, now);
+        let rate = |after| {
+            let top = busy.top(Subject::Prefix, Measure::Requests, now + after);
+            top.first().map(|heavy| heavy.per_second)
+        };
+        let first = rate(Duration::ZERO).expect("it is told");
+        let later = rate(HALF_LIFE).expect("it is told");
+        assert!((later / first - 0.5).abs() < 0.01, "{first} {later}");
+        assert_eq!(rate(HALF_LIFE * 40), None);
+        // A clock that goes back changes nothing.
+        busy.note(&noted(b"/now/", 1), 1, now);
+        assert_eq!(busy.top(Subject::Prefix, Measure::Requests, now).len(), 1);
+    }
+
+    #[test]
+    fn long_names_are_cut() {
+        let now = Instant::now();
+        let busy = HeavyHitters::new(now);
+        let long = "x".repeat(100_000);
+        let one = Noted {
+            prefix: Some(long.as_bytes()),
+            user: &long,
+            client: &long,
+            bytes: 1,
+            took: Duration::ZERO,
+        };
+        busy.note(&one, 1, now);
+        for subject in Subject::ALL {
+            assert_eq!(busy.top(subject, Measure::Requests, now)[0].name.len(), NAME_BYTES);
+            assert!(busy.top(subject, Measure::Time, now).is_empty(), "it took no time");
+        }
+    }
+}
