@@ -215,6 +215,12 @@ def compose(tally, bench, services, healthcheck):
     tally.check(before == sorted(os.listdir(certificates)) and first == open(os.path.join(certificates, "m1.crt"), "rb").read(),
                 "certificates that are there stay")
     tally.run("it names what it needs", [script], good=False)
+    for name in before:
+        mode = os.stat(os.path.join(certificates, name)).st_mode & 0o777
+        owner = os.stat(os.path.join(certificates, name)).st_uid
+        members = USER if os.geteuid() == 0 and name.endswith(".key") and "ca" not in name else os.geteuid()
+        tally.check(mode == (0o644 if name.endswith(".crt") else 0o600) and owner == members,
+                    f"{name} has the mode {mode:o} and the owner {owner}")
 
     names = [name for name in services if name != "certificates"]
     ports = {name: [free_port() for _ in range(3)] for name in names}
@@ -525,7 +531,8 @@ def sbom(tally, bench, xtask):
     path = ""
     for _ in range(2):
         said = tally.run("the list of parts", ["bash", "-c", f"{xtask} sbom"], cwd=ROOT)
-        path = said.strip().removeprefix("wrote ").rsplit(":", 1)[0]
+        wrote = re.search(r"^wrote (.+): \d+ components$", said, re.MULTILINE)
+        path = wrote[1] if wrote else ""
         try:
             texts.append(open(os.path.join(ROOT, path), "rb").read())
         except OSError as error:

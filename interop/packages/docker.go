@@ -78,7 +78,8 @@ func checkDockerfile(t *tally, root string) any {
 	}
 	t.check("BuildKit's linter", lint(text))
 	for what, mistake := range map[string]func(string) string{
-		"a stage that is not there":        func(s string) string { return strings.Replace(s, "--from=build", "--from=builder", 1) },
+		"a variable that is not there":     func(s string) string { return strings.Replace(s, "USER 65532:65532", "USER $NOBODY", 1) },
+		"words in two cases":               func(s string) string { return strings.Replace(s, "FROM scratch AS member", "FROM scratch as member", 1) },
 		"an instruction that is not there": func(s string) string { return s + "\nRUNN true\n" },
 		"a command without brackets":       func(s string) string { return s + "\nCMD /usr/local/bin/etcd\n" },
 		"an argument without a value":      func(s string) string { return strings.Replace(s, "ARG DEBIAN=trixie", "ARG DEBIAN", 1) },
@@ -91,7 +92,13 @@ func checkDockerfile(t *tally, root string) any {
 		t.refused("planted in the Dockerfile: "+what, lint([]byte(changed)))
 	}
 
-	result, err := dockerfile2llb.Dockerfile2LLB(context.Background(), text, options(text, "member"))
+	other := strings.Replace(string(text), "--from=build", "--from=builder", 1)
+	result, err := dockerfile2llb.Dockerfile2LLB(context.Background(), []byte(other), options([]byte(other), "member"))
+	if err == nil {
+		err = checkSources(result)
+	}
+	t.refused("planted in the Dockerfile: a stage that is not there", err)
+	result, err = dockerfile2llb.Dockerfile2LLB(context.Background(), text, options(text, "member"))
 	t.check("the image can be built by its instructions", err)
 	if err != nil {
 		return nil
@@ -101,7 +108,8 @@ func checkDockerfile(t *tally, root string) any {
 	var runs image
 	t.check("the image's settings", json.Unmarshal(encoded, &runs))
 	t.check("what etcd's image promises", promises(runs))
-	t.check("the context of the build", checkContext(root, result))
+	t.check("what the image is made of", checkSources(result))
+	t.check("the context of the build", checkContext(root))
 	return runs
 }
 
@@ -129,25 +137,37 @@ func promises(runs image) error {
 	return errors.New("`etcd` without a path is not found")
 }
 
-// checkContext holds that .dockerignore lets through what the Dockerfile copies and the build reads, and keeps the rest out.
-func checkContext(root string, result *dockerfile2llb.Result) error {
+// checkSources holds that the image is made of the repository and of one image, that of the compiler. A name that is no stage would be
+// taken for an image.
+func checkSources(result *dockerfile2llb.Result) error {
 	definition, err := result.State.Marshal(context.Background(), llb.LinuxAmd64)
 	if err != nil {
 		return err
 	}
-	sources := 0
+	images, folders := []string{}, 0
 	for _, encoded := range definition.Def {
 		var op pb.Op
 		if err := op.UnmarshalVT(encoded); err != nil {
 			return err
 		}
-		if source := op.GetSource(); source != nil && strings.HasPrefix(source.Identifier, "local://") {
-			sources++
+		source := op.GetSource()
+		if source == nil {
+			continue
+		}
+		if strings.HasPrefix(source.Identifier, "docker-image://") {
+			images = append(images, source.Identifier)
+		} else if strings.HasPrefix(source.Identifier, "local://") {
+			folders++
 		}
 	}
-	if sources == 0 {
-		return errors.New("nothing is copied from the repository")
+	if folders == 0 || len(images) != 1 || !strings.Contains(images[0], "/rust:") {
+		return fmt.Errorf("it is made of %d folders and %q", folders, images)
 	}
+	return nil
+}
+
+// checkContext holds that .dockerignore lets through what the Dockerfile copies and the build reads, and keeps the rest out.
+func checkContext(root string) error {
 	text, err := os.ReadFile(filepath.Join(root, ".dockerignore"))
 	if err != nil {
 		return err
