@@ -78,8 +78,10 @@ func checkDockerfile(t *tally, root string) any {
 	}
 	t.check("BuildKit's linter", lint(text))
 	for what, mistake := range map[string]func(string) string{
-		"a variable that is not there":     func(s string) string { return strings.Replace(s, "USER 65532:65532", "USER $NOBODY", 1) },
-		"words in two cases":               func(s string) string { return strings.Replace(s, "FROM scratch AS member", "FROM scratch as member", 1) },
+		"a variable that is not there": func(s string) string { return strings.Replace(s, "USER 65532:65532", "USER $NOBODY", 1) },
+		"words in two cases": func(s string) string {
+			return strings.Replace(s, "FROM scratch AS member", "FROM scratch as member", 1)
+		},
 		"an instruction that is not there": func(s string) string { return s + "\nRUNN true\n" },
 		"a command without brackets":       func(s string) string { return s + "\nCMD /usr/local/bin/etcd\n" },
 		"an argument without a value":      func(s string) string { return strings.Replace(s, "ARG DEBIAN=trixie", "ARG DEBIAN", 1) },

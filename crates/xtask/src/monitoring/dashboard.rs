@@ -612,6 +612,8 @@ fn panel(panel: &Panel, id: u64, place: Value) -> Value {
                 "orientation": "auto",
                 "textMode": "value",
                 "wideLayout": true,
+                "showPercentChange": false,
+                "percentChangeColorMode": "standard",
                 "reduceOptions": { "calcs": ["lastNotNull"], "fields": "", "values": false },
             }),
         ),

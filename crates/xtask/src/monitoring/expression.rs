@@ -113,14 +113,15 @@ fn parts(expression: &str) -> Result<Vec<Part<'_>>, String> {
 
 /// What stands between the bracket that `text` begins with and the one that closes it, outside of quotes.
 fn inside(text: &str, close: char) -> Result<&str, String> {
-    let mut quoted = false;
+    let mut quote = None;
     let mut escaped = false;
     for (at, c) in text.char_indices().skip(1) {
         match c {
             _ if escaped => escaped = false,
-            '\\' if quoted => escaped = true,
-            '"' => quoted = !quoted,
-            _ if !quoted && c == close => return Ok(&text[1..at]),
+            '\\' if quote.is_some() => escaped = true,
+            _ if quote == Some(c) => quote = None,
+            '"' | '\'' if quote.is_none() => quote = Some(c),
+            _ if quote.is_none() && c == close => return Ok(&text[1..at]),
             _ => {}
         }
     }
@@ -176,7 +177,7 @@ mod tests {
     fn metrics_and_labels_are_found() {
         for (expression, names) in [
             ("up == 0", &["up"][..]),
-            ("rate(etcd_mvcc_put_total{job=~\".*}.*\", instance='a'}[5m])", &["etcd_mvcc_put_total"]),
+            ("rate(etcd_mvcc_put_total{job=~\".*}.*\", instance='a}'}[5m])", &["etcd_mvcc_put_total"]),
             (
                 "histogram_quantile(0.99, sum by (job, le, stage) (rate(mainstay_request_stage_seconds_bucket[$__rate_interval])))",
                 &["mainstay_request_stage_seconds"],
