@@ -52,9 +52,11 @@ func lint(text []byte) error {
 
 func options(text []byte, target string) dockerfile2llb.ConvertOpt {
 	platform := ocispecs.Platform{Architecture: "amd64", OS: "linux"}
+	source := llb.NewSourceMap(nil, "Dockerfile", "Dockerfile", text)
+	source.Definition = &llb.Definition{}
 	return dockerfile2llb.ConvertOpt{
 		Config:         dockerui.Config{Target: target},
-		SourceMap:      llb.NewSourceMap(nil, "Dockerfile", "Dockerfile", text),
+		SourceMap:      source,
 		TargetPlatform: &platform,
 		MetaResolver:   bases{},
 	}

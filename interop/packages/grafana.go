@@ -126,7 +126,7 @@ func checkDashboard(t *tally, path string) {
 	t.check("the dashboard", judge(text, known))
 	for what, mistake := range map[string][2]string{
 		"a field that is not there":  {`"graphTooltip":`, `"graphTooltips":`},
-		"an option of a chart":       {`"displayMode": "table"`, `"displayMode": "tables"`},
+		"an option of a chart":       {`"showLegend": true`, `"showLegends": true`},
 		"a unit that is not there":   {`"unit": "s"`, `"unit": "sec"`},
 		"an id that is there twice":  {`"id": 3,`, `"id": 2,`},
 		"a text for a number":        {`"schemaVersion": 39`, `"schemaVersion": "39"`},

@@ -104,7 +104,8 @@ fn epoch(root: &Path) -> Result<u64, String> {
     let text = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => text,
         Err(_) => {
-            let arguments = [OsStr::new("-C"), root.as_os_str(), "log".as_ref(), "-1".as_ref(), "--format=%ct".as_ref()];
+            let arguments =
+                [OsStr::new("-C"), root.as_os_str(), "log".as_ref(), "-1".as_ref(), "--format=%ct".as_ref()];
             String::from_utf8_lossy(&said("git", arguments)?).into_owned()
         }
     };
