@@ -48,14 +48,22 @@ func units() (map[string]bool, error) {
 	return ids, nil
 }
 
+// named leaves out an error that names nothing: the SDK returns an empty list of errors as one.
+func named(err error) error {
+	if err != nil && err.Error() == "" {
+		return nil
+	}
+	return err
+}
+
 // judge reads a dashboard by Grafana's own types, strictly, and looks at what these do not hold.
 func judge(text []byte, units map[string]bool) error {
 	var read dashboard.Dashboard
-	if err := read.UnmarshalJSONStrict(text); err != nil {
-		return err
+	if err := named(read.UnmarshalJSONStrict(text)); err != nil {
+		return fmt.Errorf("Grafana's types: %w", err)
 	}
-	if err := read.Validate(); err != nil {
-		return err
+	if err := named(read.Validate()); err != nil {
+		return fmt.Errorf("Grafana's constraints: %w", err)
 	}
 	var plain struct {
 		UID, Title string
