@@ -51,13 +51,13 @@ fn digests(lock: &str) -> BTreeMap<(String, String), String> {
 }
 
 /// The packages of `cargo metadata` by their ids.
-fn by_id<'a>(list: &'a Value) -> BTreeMap<&'a str, &'a Value> {
+fn by_id(list: &Value) -> BTreeMap<&str, &Value> {
     let items = list.as_array().into_iter().flatten();
     items.filter_map(|item| Some((item["id"].as_str()?, item))).collect()
 }
 
 /// Ids of the packages that a node uses when it is built or run: tests do not count.
-fn uses<'a>(node: &'a Value) -> impl Iterator<Item = &'a str> {
+fn uses(node: &Value) -> impl Iterator<Item = &str> {
     let is_used = |each: &&Value| {
         let mut kinds = each["dep_kinds"].as_array().into_iter().flatten();
         kinds.any(|kind| kind["kind"].as_str() != Some("dev"))

@@ -41,7 +41,7 @@ impl Table {
                 kind: row.kind.as_str(),
                 labels: row.labels.iter().map(|label| (*label).to_owned()).collect(),
                 help: row.help.to_owned(),
-                bounds: row.buckets.map(|buckets| (buckets.start, buckets.factor, buckets.count as usize)),
+                bounds: row.buckets.map(|buckets| (buckets.start, buckets.factor, buckets.count)),
             });
         }
         // Figures of the process are in no table; they are in every exposition, without labels.
