@@ -5,6 +5,10 @@
 // Each argument names two scrapes of one member; the second counts as five minutes younger. An expression passes if it has a
 // result: a series that a rule or a panel asks for is there, with the labels that it selects, joins and groups by. The conditions of
 // alerts are left out, since a healthy cluster meets none of them; with --alerts each is evaluated whole and must not fire.
+//
+//	go run . --ours PACKAGING --troubled BEFORE,AFTER BEFORE,AFTER [BEFORE,AFTER ...]
+//
+// looks at the rules, alerts, tests of alerts and the dashboard that Mainstay brings itself, in the same way (ours.go).
 package main
 
 import (
@@ -94,12 +98,20 @@ const between = 5 * time.Minute
 
 func main() {
 	alerts := flag.Bool("alerts", true, "also evaluate the conditions of alerts, which must not hold")
+	folder := flag.String("ours", "", "look at what is in this folder, packaging/ of the repository")
+	troubled := flag.String("troubled", "", "with --ours, two scrapes of a member that has raised NOSPACE")
 	flag.Parse()
-	if flag.NArg() == 0 {
+	if flag.NArg() == 0 || (*folder != "") != (*troubled != "") {
 		fmt.Fprintln(os.Stderr, "promql: name two scrapes of each member, with a comma between them")
 		os.Exit(2)
 	}
-	passed, failed, err := evaluate(flag.Args(), *alerts)
+	var passed, failed int
+	var err error
+	if *folder != "" {
+		passed, failed, err = checkOurs(*folder, flag.Args(), *troubled)
+	} else {
+		passed, failed, err = evaluate(flag.Args(), *alerts)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "promql:", err)
 		os.Exit(2)
@@ -114,18 +126,7 @@ func evaluate(members []string, alerts bool) (passed, failed int, err error) {
 	database := &memory{series: map[string]*kept{}}
 	now := time.Now()
 	for i, member := range members {
-		before, after, ok := strings.Cut(member, ",")
-		if !ok {
-			return 0, 0, fmt.Errorf("%s: two files are needed", member)
-		}
-		instance := fmt.Sprintf("10.0.0.%d:2379", i+1)
-		// The first scrape stands for the minutes before, too, so that windows of five minutes hold several samples.
-		for at := now.Add(-between); at.Before(now); at = at.Add(time.Minute) {
-			if err := load(database, before, instance, at); err != nil {
-				return 0, 0, err
-			}
-		}
-		if err := load(database, after, instance, now); err != nil {
+		if err := loadBoth(database, member, "etcd", fmt.Sprintf("10.0.0.%d:2379", i+1), now); err != nil {
 			return 0, 0, err
 		}
 	}
@@ -181,8 +182,23 @@ func evaluate(members []string, alerts bool) (passed, failed int, err error) {
 	return passed, failed, nil
 }
 
+// loadBoth adds the two scrapes of a member.
+func loadBoth(database *memory, member, job, instance string, now time.Time) error {
+	before, after, ok := strings.Cut(member, ",")
+	if !ok {
+		return fmt.Errorf("%s: two files are needed", member)
+	}
+	// The first scrape stands for the minutes before, too, so that windows of five minutes hold several samples.
+	for at := now.Add(-between); at.Before(now); at = at.Add(time.Minute) {
+		if err := load(database, before, job, instance, at); err != nil {
+			return err
+		}
+	}
+	return load(database, after, job, instance, now)
+}
+
 // load adds a scrape to the database, with the labels that Prometheus gives to a target.
-func load(database *memory, path, instance string, at time.Time) error {
+func load(database *memory, path, job, instance string, at time.Time) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -190,7 +206,7 @@ func load(database *memory, path, instance string, at time.Time) error {
 	scrape := textparse.NewPromParser(text, labels.NewSymbolTable(), false)
 	add := func(of labels.Labels, value float64) {
 		builder := labels.NewBuilder(of)
-		builder.Set("job", "etcd").Set("instance", instance)
+		builder.Set("job", job).Set("instance", instance)
 		database.add(builder.Labels(), at.UnixMilli(), value)
 	}
 	add(labels.FromStrings("__name__", "up"), 1)

@@ -51,11 +51,8 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
     tree.copy("debian/default", "etc/default/mainstay", 0o644)?;
     tree.copy("debian/copyright", "usr/share/doc/mainstay/copyright", 0o644)?;
     tree.zipped("usr/share/doc/mainstay/changelog.gz", &read(&root.join("CHANGELOG.md"))?)?;
-    // The time of the last commit: the same source gives the same package.
-    let dated = said(
-        "git",
-        [OsStr::new("-C"), root.as_os_str(), "log".as_ref(), "-1".as_ref(), "--format=%cD".as_ref()],
-    )?;
+    let epoch = epoch(&root)?;
+    let dated = said("date", ["--utc", "--rfc-email", format!("--date=@{epoch}").as_str()])?;
     let dated = String::from_utf8_lossy(&dated).trim().to_owned();
     let changes = format!(
         "mainstay ({VERSION}) unstable; urgency=medium\n\n  * What changed is in changelog.gz.\n\n -- {MAINTAINER}  {dated}\n"
@@ -90,11 +87,29 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
     );
     tree.put("DEBIAN/control", control.as_bytes(), 0o644)?;
     let package = target.join(format!("debian/mainstay_{VERSION}_{architecture}.deb"));
-    run(
-        "dpkg-deb",
-        [OsStr::new("--root-owner-group"), OsStr::new("--build"), tree.root.as_os_str(), package.as_os_str()],
-    )?;
+    let mut packed = Command::new("dpkg-deb");
+    // Files that are younger get this time in the package.
+    packed.env("SOURCE_DATE_EPOCH", epoch.to_string());
+    packed.args(["--root-owner-group", "-Zxz", "--threads-max=1", "--build"]).args([&tree.root, &package]);
+    let done = packed.output().map_err(|e| format!("dpkg-deb: {e}"))?;
+    if !done.status.success() {
+        return Err(format!("dpkg-deb: {}", String::from_utf8_lossy(&done.stderr).trim_end()));
+    }
     Ok(format!("made {}", package.display()))
+}
+
+/// The time that the package carries, in seconds since 1970: `SOURCE_DATE_EPOCH`, or that of the last commit. The same binary and
+/// source give the same package.
+fn epoch(root: &Path) -> Result<u64, String> {
+    let text = match std::env::var("SOURCE_DATE_EPOCH") {
+        Ok(text) => text,
+        Err(_) => {
+            let arguments =
+                [OsStr::new("-C"), root.as_os_str(), "log".as_ref(), "-1".as_ref(), "--format=%ct".as_ref()];
+            String::from_utf8_lossy(&said("git", arguments)?).into_owned()
+        }
+    };
+    text.trim().parse().map_err(|_| format!("SOURCE_DATE_EPOCH: {text:?} is no number of seconds"))
 }
 
 /// The files of the package.
@@ -109,6 +124,11 @@ impl Tree {
         let path = self.root.join(path);
         let folder = path.parent().unwrap_or(&self.root);
         fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        // Whatever the umask is.
+        for folder in folder.ancestors().take_while(|folder| folder.starts_with(&self.root)) {
+            fs::set_permissions(folder, Permissions::from_mode(0o755))
+                .map_err(|e| format!("{}: {e}", folder.display()))?;
+        }
         Ok(path)
     }
 

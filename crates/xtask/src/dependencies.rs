@@ -39,7 +39,8 @@ pub fn check() -> Result<String, String> {
     }
 }
 
-fn metadata() -> Result<Value, String> {
+/// What a build on Linux is made of, as cargo resolves it by the lock file.
+pub fn metadata() -> Result<Value, String> {
     let arguments =
         ["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"];
     let output = Command::new(env!("CARGO")).args(arguments).output().map_err(|e| format!("cargo: {e}"))?;

@@ -5,7 +5,10 @@
 mod crates;
 mod deb;
 mod dependencies;
+mod monitoring;
 mod proto;
+mod release_notes;
+mod sbom;
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -16,7 +19,13 @@ const USAGE: &str = "usage: cargo xtask VERB
   proto --check   say whether they are up to date, and change nothing
   crates          write anew which crate uses which, in ARCHITECTURE.md
   dependencies    say whether all that is taken from others may be used: licences, sources, versions
+  dashboards      write the dashboard, rules, alerts, runbook and docs/metrics.md from the table of metrics
+  dashboards --check
+                  say whether they are up to date, and change nothing
   deb [BINARY]    make a Debian package of target/release/mainstay, or of another binary: target/debian/*.deb
+  sbom            list what the binary is made of, in CycloneDX's JSON: target/sbom/mainstay.cdx.json
+  release-notes VERSION
+                  print the section of CHANGELOG.md of that version
   check           form, lints and generated files: .ci/run checks
   ci              all that has to hold before a change goes in: .ci/run
 ";
@@ -29,6 +38,10 @@ fn main() -> ExitCode {
         ["proto", "--check"] => proto::check(),
         ["crates"] => crates::write(),
         ["dependencies"] => dependencies::check(),
+        ["dashboards"] => monitoring::write(),
+        ["dashboards", "--check"] => monitoring::check(),
+        ["sbom"] => sbom::write(),
+        ["release-notes", version] => release_notes::print(version),
         ["deb"] => deb::make(None),
         ["deb", binary] => deb::make(Some(binary)),
         ["check"] => ci(&["checks"]),

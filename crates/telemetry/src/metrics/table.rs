@@ -68,7 +68,7 @@ group! {
         heavy_time: Labelled<Gauge> = "mainstay_heavy_milliseconds_per_second" ["subject", "name"], "Milliseconds of each second that requests take until they are answered, of those that take most, in the same way; a thousand is one request under way all the time.";
         alarms: Labelled<Gauge> = "etcd_debugging_server_alarms" ["server_id", "alarm_type"], "1 for every alarm that is raised.";
         watch_send_stream: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_seconds" exp(0.001, 2.0, 14), "Time to send one response with events to a watch stream.";
-        watch_send_event: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_per_event_seconds" exp(0.001, 2.0, 14), "The same, divided by the number of its events.";
+        watch_send_event: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_per_event_seconds" exp(0.001, 2.0, 14), "Time to send one response with events to a watch stream, divided by the number of its events.";
         watch_send_control: Histogram = "etcd_debugging_server_watch_send_loop_control_stream_duration_seconds" exp(0.001, 2.0, 14), "Time to send a response without events to a watch stream.";
         watch_send_progress: Histogram = "etcd_debugging_server_watch_send_loop_progress_duration_seconds" exp(0.001, 2.0, 14), "Time to send progress notifications to a watch stream.";
     }
@@ -78,7 +78,7 @@ group! {
     /// Health, as asked for over HTTP.
     HealthMetrics {
         successes: Counter = "etcd_server_health_success", "Answers of /health that were good.";
-        failures: Counter = "etcd_server_health_failures", "Answers of /health that were not.";
+        failures: Counter = "etcd_server_health_failures", "Answers of /health that were not good.";
         healthcheck: Labelled<Gauge> = "etcd_server_healthcheck" ["type", "name"], "Outcome of the last check of /livez or /readyz: 1 good, 0 not.";
         healthchecks: Labelled<Counter> = "etcd_server_healthchecks_total" ["type", "name", "status"], "Checks of /livez and /readyz by outcome.";
     }
@@ -88,7 +88,7 @@ group! {
     /// The multi-version store and its watches.
     MvccMetrics {
         db_total_size: Gauge = "etcd_mvcc_db_total_size_in_bytes", "Bytes the data takes on disk.";
-        db_total_size_in_use: Gauge = "etcd_mvcc_db_total_size_in_use_in_bytes", "Bytes of these that hold live data.";
+        db_total_size_in_use: Gauge = "etcd_mvcc_db_total_size_in_use_in_bytes", "Bytes of etcd_mvcc_db_total_size_in_bytes that hold live data.";
         db_open_read_transactions: Gauge = "etcd_mvcc_db_open_read_transactions", "Read views that are held.";
         ranges: Counter = "etcd_mvcc_range_total", "Ranges.";
         puts: Counter = "etcd_mvcc_put_total", "Puts.";
@@ -117,7 +117,7 @@ group! {
     /// Readers of an old state that take long: ranges, snapshots, hashes, checkpoints. etcd has nothing like it.
     LongReadMetrics {
         open: Gauge = "mainstay_long_reads", "Large ranges, snapshots, hashes, checkpoints and watches that fell behind: what they read is not removed.";
-        oldest: Gauge = "mainstay_long_reads_oldest_seconds", "Age of the oldest of them.";
+        oldest: Gauge = "mainstay_long_reads_oldest_seconds", "Age of the oldest of those that mainstay_long_reads counts.";
         overtaken: Counter = "mainstay_long_reads_overtaken_total", "Readers that were ended since they kept a compaction from removing for too long.";
     }
 }

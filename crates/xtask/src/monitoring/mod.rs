@@ -1,0 +1,134 @@
+//! `cargo xtask dashboards`: what is generated from the table of metrics: a Grafana dashboard, recording rules and alerts for
+//! Prometheus with a test of each alert, the runbook in docs/operations.md, and docs/metrics.md.
+//!
+//! The files are committed. An expression that names a metric or a label which the table lacks is refused, and so is a metric of
+//! ours (`mainstay_…`) that no panel shows. `interop/packages` has Prometheus' and Grafana's own code look at the files.
+
+mod dashboard;
+mod expression;
+mod reference;
+mod rules;
+mod table;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use table::Table;
+
+/// Lines of docs/operations.md around the generated runbook.
+const RUNBOOK: [&str; 2] =
+    ["<!-- alerts: written by `cargo xtask dashboards` -->\n", "<!-- alerts: end -->\n"];
+const OPERATIONS: &str = "docs/operations.md";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Path from the root of the repository -> content.
+fn generate(operations: &str) -> Result<BTreeMap<&'static str, String>, String> {
+    let mut table = Table::of_a_member();
+    let mut wrong = Vec::new();
+    let mut used = BTreeSet::new();
+    // A recorded series may be used by the rules and panels behind it.
+    for rule in rules::RECORDED {
+        match expression::check(rule.expression, &table) {
+            Ok(names) => used.extend(names),
+            Err(why) => wrong.push(format!("recording rule {}: {why}", rule.name)),
+        }
+        table.record(rule.name, rule.labels);
+    }
+    for alert in rules::ALERTS {
+        match expression::check(alert.expression, &table) {
+            Ok(names) => used.extend(names),
+            Err(why) => wrong.push(format!("alert {}: {why}", alert.name)),
+        }
+    }
+    let mut shown = BTreeSet::new();
+    for panel in dashboard::panels() {
+        for (expression, _) in &panel.series {
+            match expression::check(expression, &table) {
+                Ok(names) => shown.extend(names),
+                Err(why) => wrong.push(format!("panel {:?}: {why}", panel.title)),
+            }
+        }
+    }
+    used.extend(shown);
+    for row in table.rows().filter(|row| row.name.starts_with("mainstay_") && !used.contains(&row.name)) {
+        wrong.push(format!("{}: no panel and no rule uses it", row.name));
+    }
+    if !wrong.is_empty() {
+        return Err(wrong.join("\n"));
+    }
+    Ok(BTreeMap::from([
+        ("packaging/grafana/mainstay.json", dashboard::json()),
+        ("packaging/prometheus/mainstay-rules.yaml", rules::recording_yaml()),
+        ("packaging/prometheus/mainstay-alerts.yaml", rules::alerts_yaml()),
+        ("packaging/prometheus/mainstay-test.yaml", rules::tests_yaml()),
+        ("docs/metrics.md", reference::markdown(&table)?),
+        (OPERATIONS, with_runbook(operations, &rules::runbook())?),
+    ]))
+}
+
+/// The document with the text between the two lines replaced.
+fn with_runbook(document: &str, runbook: &str) -> Result<String, String> {
+    let [begin, end] = RUNBOOK;
+    let cut = document.split_once(begin).and_then(|(before, rest)| Some((before, rest.split_once(end)?.1)));
+    let (before, behind) =
+        cut.ok_or_else(|| format!("{OPERATIONS} lacks the lines around the alerts: {}", begin.trim_end()))?;
+    Ok(format!("{before}{begin}{runbook}{end}{behind}"))
+}
+
+fn operations() -> Result<String, String> {
+    fs::read_to_string(root().join(OPERATIONS)).map_err(|e| format!("{OPERATIONS}: {e}"))
+}
+
+/// Writes the generated files.
+///
+/// # Errors
+///
+/// The text names each expression that the table of metrics does not bear out, or the file that cannot be written.
+pub fn write() -> Result<String, String> {
+    let files = generate(&operations()?)?;
+    for (name, text) in &files {
+        let path = root().join(name);
+        let folder = path.parent().unwrap_or(&path);
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&path, text))
+            .map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    Ok(format!("wrote {} files", files.len()))
+}
+
+/// Compares the generated files with the committed ones.
+///
+/// # Errors
+///
+/// The text names the file that is not up to date.
+pub fn check() -> Result<String, String> {
+    let files = generate(&operations()?)?;
+    for (name, text) in &files {
+        if fs::read_to_string(root().join(name)).ok().as_deref() != Some(text) {
+            return Err(format!("{name} is not up to date: run `cargo xtask dashboards`"));
+        }
+    }
+    Ok(format!("{} generated files are up to date", files.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_files_are_current() {
+        check().unwrap();
+    }
+
+    #[test]
+    fn the_runbook_goes_between_its_lines() {
+        let [begin, end] = RUNBOOK;
+        let document = format!("a\n{begin}old\n{end}b\n");
+        assert_eq!(with_runbook(&document, "new\n").unwrap(), format!("a\n{begin}new\n{end}b\n"));
+        assert!(with_runbook("a\n", "new\n").unwrap_err().contains("lacks the lines"));
+    }
+}

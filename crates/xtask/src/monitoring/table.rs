@@ -1,0 +1,108 @@
+//! The table of metrics, as the generators need it.
+
+use std::collections::BTreeMap;
+
+use api::Rpc;
+use config::MetricsDetail;
+use telemetry::metrics::{MetricType, Metrics};
+
+/// Labels that Prometheus gives to each series of a target.
+pub const TARGET_LABELS: [&str; 2] = ["job", "instance"];
+
+/// One metric.
+pub struct Row {
+    /// Name of the family.
+    pub name: String,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    /// Names of the labels.
+    pub labels: Vec<String>,
+    /// HELP text.
+    pub help: String,
+    /// Bounds of a histogram: the first, the factor between two, and their number.
+    pub bounds: Option<(f64, f64, usize)>,
+}
+
+/// All metrics by name, and the series that recording rules make of them.
+#[derive(Default)]
+pub struct Table {
+    rows: BTreeMap<String, Row>,
+    recorded: BTreeMap<String, Vec<String>>,
+}
+
+impl Table {
+    /// What a member that counts in detail (`--metrics=extensive`) exports, the figures of its process included.
+    pub fn of_a_member() -> Table {
+        let metrics = Metrics::new(&Rpc::ALL, MetricsDetail::Extensive);
+        let mut table = Table::default();
+        for row in metrics.descriptors() {
+            table.insert(Row {
+                name: row.name.to_owned(),
+                kind: row.kind.as_str(),
+                labels: row.labels.iter().map(|label| (*label).to_owned()).collect(),
+                help: row.help.to_owned(),
+                bounds: row.buckets.map(|buckets| (buckets.start, buckets.factor, buckets.count)),
+            });
+        }
+        // Figures of the process are in no table; they are in every exposition, without labels.
+        let mut text = String::new();
+        metrics.render(&mut text);
+        let mut help = "";
+        for line in text.lines() {
+            if let Some((_, rest)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+                help = rest;
+            } else if let Some((name, kind)) =
+                line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+                && !table.rows.contains_key(name)
+            {
+                let kinds = [MetricType::Counter, MetricType::Gauge, MetricType::Histogram];
+                let kind = kinds.iter().map(|each| each.as_str()).find(|each| *each == kind);
+                table.insert(Row {
+                    name: name.to_owned(),
+                    kind: kind.unwrap_or("gauge"),
+                    labels: Vec::new(),
+                    help: help.to_owned(),
+                    bounds: None,
+                });
+            }
+        }
+        // What Prometheus itself says of each target.
+        table.recorded.insert("up".to_owned(), Vec::new());
+        table
+    }
+
+    fn insert(&mut self, row: Row) {
+        self.rows.insert(row.name.clone(), row);
+    }
+
+    /// Adds a series that a recording rule makes, with its labels.
+    pub fn record(&mut self, name: &str, labels: &[&str]) {
+        self.recorded.insert(name.to_owned(), labels.iter().map(|label| (*label).to_owned()).collect());
+    }
+
+    /// The metrics, sorted by name.
+    pub fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.rows.values()
+    }
+
+    /// Finds what an expression names: the name of the metric, and the labels of its series besides those of the target.
+    pub fn series(&self, name: &str) -> Option<(&str, Vec<&str>)> {
+        if let Some((name, labels)) = self.recorded.get_key_value(name) {
+            return Some((name, labels.iter().map(String::as_str).collect()));
+        }
+        if let Some(row) = self.rows.get(name)
+            && row.kind != "histogram"
+        {
+            return Some((&row.name, row.labels.iter().map(String::as_str).collect()));
+        }
+        // A histogram has no series of its own name.
+        ["_bucket", "_sum", "_count"].iter().find_map(|suffix| {
+            let row = self.rows.get(name.strip_suffix(suffix)?)?;
+            if row.kind != "histogram" {
+                return None;
+            }
+            let bound = (*suffix == "_bucket").then_some("le");
+            Some((row.name.as_str(), row.labels.iter().map(String::as_str).chain(bound).collect()))
+        })
+    }
+}

@@ -1,0 +1,72 @@
+//! `cargo xtask release-notes VERSION`: the section of CHANGELOG.md that belongs to a version.
+
+use std::fs;
+use std::path::Path;
+
+/// Returns the notes of a version, with a title.
+///
+/// # Errors
+///
+/// The text says which versions CHANGELOG.md has.
+pub fn print(version: &str) -> Result<String, String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../CHANGELOG.md");
+    let changelog = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    cut(&changelog, version)
+}
+
+/// The version that a line begins the section of: `## 0.1.0 (unreleased)`.
+fn version_of(line: &str) -> Option<&str> {
+    line.strip_prefix("## ")?.split_whitespace().next()
+}
+
+fn is_version(text: &str) -> bool {
+    let numbers: Vec<&str> = text.split('-').next().unwrap_or(text).split('.').collect();
+    numbers.len() == 3 && numbers.iter().all(|number| number.parse::<u32>().is_ok())
+}
+
+fn cut(changelog: &str, version: &str) -> Result<String, String> {
+    let wanted = version.strip_prefix('v').unwrap_or(version);
+    if !is_version(wanted) {
+        return Err(format!(
+            "{version:?} is no version: three numbers with dots between them, such as 0.1.0"
+        ));
+    }
+    let mut lines = changelog.lines().skip_while(|line| version_of(line) != Some(wanted));
+    let Some(title) = lines.next() else {
+        let there: Vec<&str> = changelog.lines().filter_map(version_of).collect();
+        return Err(format!("CHANGELOG.md has no section for {wanted}; it has {}", there.join(", ")));
+    };
+    let body: Vec<&str> = lines.take_while(|line| !line.starts_with("## ")).collect();
+    let body = body.join("\n");
+    if body.trim().is_empty() {
+        return Err(format!("the section of CHANGELOG.md for {wanted} is empty"));
+    }
+    Ok(format!("# Mainstay {}\n\n{}", title.trim_start_matches("## "), body.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHANGELOG: &str = "# Changelog\n\n## 0.2.0 (unreleased)\n\n### Tools\n- a\n\n## 0.1.10\n- c\n\n## 0.1.1\n\n## 0.1.0\n- b\n";
+
+    #[test]
+    fn a_section_is_cut_out() {
+        assert_eq!(cut(CHANGELOG, "0.2.0").unwrap(), "# Mainstay 0.2.0 (unreleased)\n\n### Tools\n- a");
+        assert_eq!(cut(CHANGELOG, "v0.1.0").unwrap(), "# Mainstay 0.1.0\n\n- b");
+    }
+
+    #[test]
+    fn what_is_no_version_or_has_no_section_is_refused() {
+        for (version, why) in [
+            ("latest", "is no version"),
+            ("0.1", "is no version"),
+            ("", "is no version"),
+            ("0.3.0", "no section for 0.3.0; it has 0.2.0, 0.1.10, 0.1.1, 0.1.0"),
+            ("0.1.1", "is empty"),
+        ] {
+            let said = cut(CHANGELOG, version).unwrap_err();
+            assert!(said.contains(why), "{version}: {said}");
+        }
+    }
+}

@@ -1,0 +1,583 @@
+#!/usr/bin/env python3
+"""Checks everything that Mainstay is installed by, and starts members as each package does.
+
+    packages.py --server PATH/mainstay [--xtask "cargo xtask"]
+
+The Dockerfile, the compose file, the chart, the manifests, the dashboard and the list of parts are read by the code that will read
+them (`packages/`, in Go). What that finds of command lines is then run with the real binary, on loopback, with ports, hosts and paths
+replaced: the image's program in a copy of its root file system, the members of the compose file over TLS, those of the chart with TLS
+and without, the static pod with the probes that it asks for, jobs for backups with their cleaner. The cluster of the compose file is
+scraped, and Prometheus' engine evaluates every rule, alert and panel of ours over it (`promql/ours.go`). Each command of docs/install.md
+is either run, or looked at by one of the checks above and named in a line that begins with SKIPPED.
+
+Ends with "N passed, M failed" and exit code 1 if M is not 0. Python 3, standard library only; needs Go and openssl, and root for the
+image.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PACKAGING = os.path.join(ROOT, "packaging")
+NAMES = ["etcd", "etcdctl", "etcdutl"]
+# User of the image.
+USER = 65532
+
+
+class Tally:
+    def __init__(self):
+        self.passed = self.failed = 0
+
+    def check(self, fine, text):
+        if fine:
+            self.passed += 1
+        else:
+            self.failed += 1
+            print(f"FAILED {text}", flush=True)
+        return fine
+
+    def run(self, text, words, good=True, **more):
+        """Runs a command, which has to succeed (or not to); returns what it prints."""
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **more)
+        if not self.check((done.returncode == 0) == good, f"{text}: {shlex.join(words)}: exit code {done.returncode}"):
+            print(done.stdout[-3000:])
+        return done.stdout
+
+    def add(self, text, words, **more):
+        """Runs a program that counts its checks itself."""
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **more)
+        counts = re.search(r"^(\d+) passed, (\d+) failed$", done.stdout, re.MULTILINE)
+        if counts is None or (done.returncode == 0) != (counts[2] == "0") or counts[1] == "0":
+            self.check(False, f"{text}: exit code {done.returncode}\n{done.stdout[-3000:]}")
+            return
+        print(re.sub(r"^\d+ passed, \d+ failed\n", "", done.stdout, flags=re.MULTILINE), end="")
+        self.passed += int(counts[1])
+        self.failed += int(counts[2])
+
+
+TAKEN = set()
+
+
+def free_port():
+    while True:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        if port not in TAKEN:
+            TAKEN.add(port)
+            return port
+
+
+class Member:
+    """A process that a package starts."""
+
+    def __init__(self, name, words, environment, log, **more):
+        self.name, self.log = name, log
+        with open(log, "w", encoding="utf-8") as file:
+            self.process = subprocess.Popen(words, env=environment, stdout=file, stderr=file, **more)
+
+    def tail(self):
+        with open(self.log, encoding="utf-8") as file:
+            return "".join(file.readlines()[-5:])
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+class Bench:
+    """A folder with the binary under etcd's names, and the members that run."""
+
+    def __init__(self, server):
+        self.folder = tempfile.mkdtemp(prefix="packages-")
+        os.chmod(self.folder, 0o755)
+        self.bin = os.path.join(self.folder, "bin")
+        os.mkdir(self.bin)
+        for name in NAMES:
+            os.symlink(server, os.path.join(self.bin, name))
+        self.members = []
+
+    def path(self, *parts):
+        return os.path.join(self.folder, *parts)
+
+    def environment(self, more):
+        return {"PATH": f"{self.bin}:/usr/bin:/bin", **more}
+
+    def program(self, word):
+        """The binary by the name that a package calls it."""
+        name = word.removeprefix("/usr/local/bin/")
+        if name not in NAMES:
+            raise SystemExit(f"a package runs {word}, which is none of {NAMES}")
+        return os.path.join(self.bin, name)
+
+    def start(self, name, words, environment):
+        self.members.append(Member(name, [self.program(words[0]), *words[1:]], self.environment(environment),
+                                   self.path(f"{name}.log")))
+
+    def end(self):
+        for member in self.members:
+            member.end()
+        self.members = []
+
+    def close(self):
+        self.end()
+        subprocess.run(["chmod", "-R", "u+w", self.folder], check=False)
+        shutil.rmtree(self.folder)
+
+
+def replaced(text, table):
+    """A text with every key replaced at once, the longest that fits first."""
+    keys = "|".join(re.escape(key) for key in sorted(table, key=len, reverse=True))
+    return re.sub(keys, lambda found: table[found[0]], text)
+
+
+def waits(what, attempt, bench, seconds=60):
+    """Tries until it succeeds; returns whether it did."""
+    deadline = time.monotonic() + seconds
+    said = ""
+    while time.monotonic() < deadline:
+        try:
+            done = attempt()
+        except (OSError, http.client.HTTPException) as error:
+            done, said = False, str(error)
+        if done:
+            return True
+        if any(member.process.poll() is not None for member in bench.members):
+            break
+        time.sleep(0.1)
+    print(f"{what}: {said}")
+    for member in bench.members:
+        print(f"{member.name} (exit code {member.process.poll()}): {member.tail()}")
+    return False
+
+
+def tool(bench, words, environment):
+    done = subprocess.run([bench.program(words[0]), *words[1:]], env=bench.environment(environment), text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=60)
+    return done.returncode, done.stdout
+
+
+def put_and_get(tally, bench, what, environments):
+    """Writes through each member and reads through the one behind it."""
+    for i, environment in enumerate(environments):
+        other = environments[(i + 1) % len(environments)]
+        answers = []
+
+        def attempt(environment=environment, other=other, answers=answers, i=i):
+            answers[:] = [tool(bench, ["etcdctl", "put", f"key-{i}", "value"], environment),
+                          tool(bench, ["etcdctl", "get", f"key-{i}"], other)]
+            return [code for code, _ in answers] == [0, 0]
+
+        good = waits(f"{what}, member {i}", attempt, bench) and answers[1][1] == f"key-{i}\nvalue\n"
+        tally.check(good, f"{what}: put and get through member {i}: {answers}")
+
+
+def fetch(url):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+def probe(url):
+    try:
+        fetch(url)
+    except OSError:
+        return False
+    return True
+
+
+# The compose file
+
+def compose(tally, bench, services, healthcheck):
+    """The service that makes certificates, then the members with the image's check of their health. Returns where they are scraped."""
+    certificates = bench.path("certificates")
+    script = os.path.join(PACKAGING, "compose/make-certificates")
+    words = [certificates if word == "/certificates" else word for word in services["certificates"]["command"]]
+    tally.run("the service that makes certificates", [script, *words])
+    before = sorted(os.listdir(certificates))
+    first = open(os.path.join(certificates, "m1.crt"), "rb").read()
+    tally.run("the service again", [script, *words])
+    tally.check(before == sorted(os.listdir(certificates)) and first == open(os.path.join(certificates, "m1.crt"), "rb").read(),
+                "certificates that are there stay")
+    tally.run("it names what it needs", [script], good=False)
+    for name in before:
+        mode = os.stat(os.path.join(certificates, name)).st_mode & 0o777
+        owner = os.stat(os.path.join(certificates, name)).st_uid
+        members = USER if os.geteuid() == 0 and name.endswith(".key") and "ca" not in name else os.geteuid()
+        tally.check(mode == (0o644 if name.endswith(".crt") else 0o600) and owner == members,
+                    f"{name} has the mode {mode:o} and the owner {owner}")
+
+    names = [name for name in services if name != "certificates"]
+    ports = {name: [free_port() for _ in range(3)] for name in names}
+    environments, metrics = [], []
+    for name in names:
+        table = {"/certificates": certificates, "/var/lib/etcd": bench.path(f"compose-{name}")}
+        for other in names:
+            for port, mine in zip((2379, 2380, 2381), ports[other]):
+                table[f"//{other}:{port}"] = f"//127.0.0.1:{mine}"
+        for port, mine in zip((2379, 2380, 2381), ports[name]):
+            table[f"//0.0.0.0:{port}"] = f"//127.0.0.1:{mine}"
+        environment = {key: replaced(value, table) for key, value in services[name]["environment"].items()}
+        words = [replaced(word, table) for word in services[name]["command"]]
+        # More than the file asks for, so that every histogram has something.
+        bench.start(f"compose-{name}", words, {**environment, "ETCD_METRICS": "extensive"})
+        environments.append(environment)
+        metrics.append(f"http://127.0.0.1:{ports[name][2]}/metrics")
+    put_and_get(tally, bench, "the compose file", environments)
+    for name, environment in zip(names, environments):
+        code, said = tool(bench, healthcheck, environment)
+        tally.check(code == 0 and "is healthy" in said, f"the health of {name}: {said}")
+        without = {key: value for key, value in environment.items() if key != "ETCDCTL_CERT" and key != "ETCDCTL_KEY"}
+        code, said = tool(bench, healthcheck, without)
+        tally.check(code != 0, f"{name} lets a client in that has no certificate: {said}")
+    return environments, metrics
+
+
+def observed(tally, bench, environments, metrics):
+    """Rules, alerts and panels over scrapes of the compose file's cluster, and of a member that has raised NOSPACE."""
+    peer, client, figures = (free_port() for _ in range(3))
+    bench.start("troubled", ["etcd", "--name=troubled", f"--data-dir={bench.path('troubled')}",
+                             f"--listen-client-urls=http://127.0.0.1:{client}", f"--advertise-client-urls=http://127.0.0.1:{client}",
+                             f"--listen-peer-urls=http://127.0.0.1:{peer}", f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+                             f"--initial-cluster=troubled=http://127.0.0.1:{peer}", f"--listen-metrics-urls=http://127.0.0.1:{figures}",
+                             "--quota-backend-bytes=65536"], {})
+    troubled = {"ETCDCTL_ENDPOINTS": f"http://127.0.0.1:{client}"}
+    tally.check(waits("the troubled member", lambda: probe(f"http://127.0.0.1:{figures}/readyz"), bench), "the troubled member serves")
+
+    def full():
+        code, said = tool(bench, ["etcdctl", "put", "big", "v" * 30_000], troubled)
+        return code != 0 and "database space exceeded" in said
+
+    tally.check(waits("a full quota", full, bench), "a member whose quota is full refuses puts")
+    pages = [*metrics, f"http://127.0.0.1:{figures}/metrics"]
+
+    def known():
+        return all("etcd_network_peer_round_trip_time_seconds_count" in fetch(page) and "etcd_cluster_version{" in fetch(page)
+                   for page in metrics)
+
+    tally.check(waits("figures of peers", known, bench), "members count round trips")
+
+    def scrape(label):
+        files = []
+        for i, page in enumerate(pages):
+            files.append(bench.path(f"{label}-{i}.txt"))
+            with open(files[-1], "w", encoding="utf-8") as file:
+                file.write(fetch(page))
+        return files
+
+    before = scrape("before")
+    for environment in environments:
+        for words in (["put", "k", "v"], ["get", "k"], ["del", "k"], ["lease", "grant", "60"], ["txn"]):
+            done = subprocess.run([bench.program("etcdctl"), *words], env=bench.environment(environment), input="\n\nput t v\n\n\n",
+                                  text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+            tally.check(done.returncode == 0, f"etcdctl {words}: {done.stdout}")
+    pairs = [f"{b},{a}" for b, a in zip(before, scrape("after"))]
+    tally.add("rules, alerts and panels", ["go", "run", ".", "--ours", PACKAGING, "--troubled", pairs[-1], *pairs[:-1]],
+              cwd=os.path.join(ROOT, "interop/promql"))
+    if shutil.which("promtool"):
+        tally.run("promtool", ["promtool", "test", "rules", "mainstay-test.yaml"], cwd=os.path.join(PACKAGING, "prometheus"))
+    else:
+        print("SKIPPED promtool: it is not installed; Prometheus' own parser and engine did the same (interop/promql/ours.go)")
+
+
+# The chart
+
+def chart(tally, bench, what, entry):
+    """The members of the StatefulSet, the pod of `helm test`, and the job for backups."""
+    count, container = entry["replicas"], entry["members"]
+    tls = any("https" in word for word in container["args"])
+    base = what.replace(" ", "-")
+    certificates = bench.path(f"chart-certificates-{base}")
+    ports = [[free_port() for _ in range(3)] for _ in range(count)]
+    hosts = {}
+    for i in range(count):
+        for port, mine in zip((2379, 2380, 2381), ports[i]):
+            hosts[f"//mainstay-{i}.mainstay-members.apps.svc:{port}"] = f"//127.0.0.1:{mine}"
+    hosts["//mainstay.apps.svc:2379"] = f"//127.0.0.1:{ports[0][0]}"
+    if tls:
+        tally.run("certificates for the chart", [os.path.join(PACKAGING, "compose/make-certificates"), certificates, "m"])
+    files = {"/tls/client/tls": f"{certificates}/m", "/tls/client/ca": f"{certificates}/ca",
+             "/tls/peer/tls": f"{certificates}/m-peer", "/tls/peer/ca": f"{certificates}/peer-ca",
+             "/tls/tls": f"{certificates}/client", "/tls/ca": f"{certificates}/ca"}
+
+    def filled(words, pod, more):
+        table = {**hosts, **files, **more}
+        return [replaced(word.replace("$(POD_NAME)", pod), table) for word in words]
+
+    def variables(part, pod, more):
+        return {variable["name"]: filled([variable["value"]], pod, more)[0] if "value" in variable else pod
+                for variable in part.get("env", [])}
+
+    for i in range(count):
+        pod = f"mainstay-{i}"
+        more = {"/var/lib/etcd": bench.path(f"chart-{base}-{i}")}
+        more |= {f"//0.0.0.0:{port}": f"//127.0.0.1:{mine}" for port, mine in zip((2379, 2380, 2381), ports[i])}
+        bench.start(f"chart-{base}-{i}", filled(container["command"] + container["args"], pod, more), variables(container, pod, more))
+    probes = {kind: container[kind]["httpGet"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
+    named = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for i in range(count):
+        for kind, asked in probes.items():
+            port = ports[i][named[asked["port"]] - 2379]
+            tally.check(waits(kind, lambda port=port, asked=asked: probe(f"http://127.0.0.1:{port}{asked['path']}"), bench),
+                        f"the chart with {what}: {kind} of member {i}")
+    test = entry["test"]
+    environment = variables(test, "", {})
+    environments = []
+    for i in range(count):
+        scheme = "https" if tls else "http"
+        environments.append({**environment, "ETCDCTL_ENDPOINTS": f"{scheme}://127.0.0.1:{ports[i][0]}"})
+    put_and_get(tally, bench, f"the chart with {what}", environments)
+    code, said = tool(bench, filled(test["command"] + test["args"], "", {}), environment)
+    tally.check(code == 0 and said.count("is healthy") == count, f"the chart with {what}: helm test: {said}")
+    if "backup" in entry:
+        backup(tally, bench, entry["backup"], filled, variables)
+
+
+def backup(tally, bench, job, filled, variables):
+    """Runs the job four times where three snapshots are kept."""
+    folder = bench.path("backups")
+    os.mkdir(folder)
+    for run in range(4):
+        pod = f"mainstay-backup-{run}-x"
+        for part in job["initContainers"]:
+            words = filled(part["command"] + part["args"], pod, {"/backup": folder})
+            code, said = tool(bench, words, variables(part, pod, {}))
+            tally.check(code == 0, f"the backup, container {part['name']}: {said}")
+        # Names have no meaning to the cleaner: times have.
+        made = os.path.join(folder, f"{pod}.db")
+        if tally.check(os.path.exists(made), f"the backup did not write {made}"):
+            os.utime(made, (1_000_000 + run, 1_000_000 + run))
+        for part in job["containers"]:
+            words = filled(part["command"] + part["args"], pod, {"/backup": folder})
+            tally.run(f"the backup, container {part['name']}", words)
+    kept = sorted(os.listdir(folder))
+    tally.check(kept == [f"mainstay-backup-{run}-x.db" for run in (1, 2, 3)], f"kept are {kept}")
+
+
+# The static pod
+
+def static_pod(tally, bench, container):
+    certificates = bench.path("pki")
+    script = os.path.join(PACKAGING, "compose/make-certificates")
+    tally.run("certificates for the static pod", [script, certificates, "node"])
+    # kubeadm has one authority for both sides; a file of two is the same to the member.
+    with open(f"{certificates}/both.crt", "wb") as file:
+        for name in ("ca.crt", "peer-ca.crt"):
+            file.write(open(f"{certificates}/{name}", "rb").read())
+    # It listens at the node's address and on loopback; here both are on loopback.
+    node, local, peer, metrics = (free_port() for _ in range(4))
+    table = {"NODE_IP:2379": f"127.0.0.1:{node}", "NODE_IP:2380": f"127.0.0.1:{peer}", "127.0.0.1:2379": f"127.0.0.1:{local}",
+             "127.0.0.1:2381": f"127.0.0.1:{metrics}", "NODE_NAME": "node", "/var/lib/etcd": bench.path("static"),
+             "/etc/kubernetes/pki/etcd/server": f"{certificates}/node", "/etc/kubernetes/pki/etcd/peer": f"{certificates}/node-peer",
+             "/etc/kubernetes/pki/etcd/ca": f"{certificates}/both"}
+    words = [replaced(word, table) for word in container["command"]]
+    bench.start("static", words, {})
+    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = container[kind]["httpGet"]
+        url = replaced(f"http://{asked['host']}:{asked['port']}{asked['path']}", table)
+        tally.check(waits(kind, lambda url=url: probe(url), bench), f"the static pod: {kind}: {url}")
+    client = {"ETCDCTL_CACERT": f"{certificates}/ca.crt", "ETCDCTL_CERT": f"{certificates}/client.crt",
+              "ETCDCTL_KEY": f"{certificates}/client.key"}
+    put_and_get(tally, bench, "the static pod", [{**client, "ETCDCTL_ENDPOINTS": f"https://127.0.0.1:{port}"} for port in (node, local)])
+
+
+# The image
+
+def image(tally, bench, server, settings):
+    """The root file system of the image, and its program in it, as its user."""
+    if os.geteuid() != 0:
+        print("SKIPPED the image's program in its root file system: this user may not change the root")
+        return
+    root = bench.path("image")
+    script = os.path.join(PACKAGING, "docker/root-filesystem")
+    tally.run("the image's root file system", [script, server, root])
+    tally.run("another one over it", [script, server, root], good=False)
+    tally.run("one of no program", [script, bench.path("nothing"), bench.path("image-2")], good=False)
+    shells = [name for folder, _, names in os.walk(root) for name in names if name in ("sh", "bash", "busybox", "apt", "dpkg")]
+    tally.check(not shells, f"the image has {shells}")
+    # As an engine does.
+    for path, text in (("etc/hosts", "127.0.0.1 localhost\n"), ("etc/resolv.conf", "")):
+        with open(os.path.join(root, path), "w", encoding="utf-8") as file:
+            file.write(text)
+    os.makedirs(os.path.join(root, "dev"))
+    os.mknod(os.path.join(root, "dev/null"), 0o666 | 0o020000, os.makedev(1, 3))
+    os.chmod(os.path.join(root, "dev/null"), 0o666)
+    os.mkdir(os.path.join(root, "proc"))
+
+    user, group = (int(number) for number in settings["User"].split(":"))
+    tally.check(user == group == USER, f"the image runs as {settings['User']}")
+
+    def enter():
+        os.chroot(root)
+        os.chdir(settings["WorkingDir"])
+        os.setgroups([])
+        os.setgid(group)
+        os.setuid(user)
+
+    path = dict(variable.split("=", 1) for variable in settings["Env"])
+
+    def run(words, more=None):
+        return subprocess.run([os.path.join("/usr/local/bin", words[0]), *words[1:]], env={**path, **(more or {})}, preexec_fn=enter,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=60)
+
+    for words, wanted in ((["etcd", "--version"], "etcd Version"), (["etcdctl", "version"], "etcdctl version"),
+                          (["etcdutl", "version"], "etcdutl version"), (["mainstay", "ctl", "version"], "etcdctl version")):
+        done = run(words)
+        tally.check(done.returncode == 0 and wanted in done.stdout, f"in the image: {words}: {done.stdout}")
+    client, peer = free_port(), free_port()
+    environment = {**path, "ETCD_LISTEN_CLIENT_URLS": f"http://localhost:{client}", "ETCD_ADVERTISE_CLIENT_URLS": f"http://localhost:{client}",
+                   "ETCD_LISTEN_PEER_URLS": f"http://localhost:{peer}", "ETCD_INITIAL_ADVERTISE_PEER_URLS": f"http://localhost:{peer}",
+                   "ETCD_INITIAL_CLUSTER": f"default=http://localhost:{peer}"}
+    bench.members.append(Member("image", settings["Cmd"], environment, bench.path("image.log"), preexec_fn=enter))
+    check = settings["Healthcheck"]["Test"]
+    tally.check(check[0] == "CMD", f"the check of its health is {check}")
+    words = [check[1].removeprefix("/usr/local/bin/"), *check[2:]]
+    at = {"ETCDCTL_ENDPOINTS": f"http://localhost:{client}"}
+    tally.check(waits("the image", lambda: run(words, at).returncode == 0, bench), "the image's member says that it is healthy")
+    put_and_get(tally, bench, "the image", [at])
+    data = os.path.join(root, "var/lib/etcd/default.etcd")
+    tally.check(os.path.isdir(data) and os.stat(data).st_uid == USER, f"the data are not at {data}")
+    member = bench.members.pop()
+    member.end()
+    done = run(words, at)
+    tally.check(done.returncode != 0, f"a member that is down counts as healthy: {done.stdout}")
+
+
+# The document
+
+# How each command of docs/install.md is checked; `run` is run here, others are named.
+DOCUMENT = [
+    ("cargo build --release", "by .ci/run, before this"),
+    ("RUSTFLAGS=", "a build of its own takes too long here"),
+    ("target/release/mainstay --version", "run"),
+    ("cargo xtask deb", "by packaging/try-deb"),
+    ("apt-get install ./target/debian/", "by packaging/try-deb"),
+    ("systemctl enable --now mainstay", "systemd-analyze verifies the unit in packaging/try-deb"),
+    ("docker build", "there is no engine; BuildKit's linter read the Dockerfile, and the image's files were made and run"),
+    ("docker run", "there is no engine; the image's program was run in its root file system"),
+    ("docker compose", "there is no engine; Compose's loader read the file, and its members were run"),
+    ("packaging/compose/make-certificates certificates m1 m2 m3", "run"),
+    ("helm ", "there is no Kubernetes; Helm's engine rendered the chart, and its members were run"),
+    ("kubeadm ", "there is no Kubernetes; its way of patching was applied, and the static pod was run"),
+    ("sed ", "run"),
+    ("cargo xtask sbom", "run"),
+    ("cargo xtask release-notes 0.1.0", "run"),
+]
+
+
+def document(tally, bench, server, xtask):
+    with open(os.path.join(ROOT, "docs/install.md"), encoding="utf-8") as file:
+        lines = file.read().split("\n")
+    commands = [line.strip() for line in lines if line.startswith("    ")]
+    tally.check(len(commands) > 12, f"docs/install.md has only {len(commands)} commands")
+    found = {command: [how for beginning, how in DOCUMENT if command.startswith(beginning)] for command in commands}
+    for command, hows in found.items():
+        if not tally.check(len(hows) == 1, f"docs/install.md: {command}: nothing says how it is checked"):
+            continue
+        if hows[0] != "run":
+            print(f"SKIPPED docs/install.md: {command}: {hows[0]}")
+            continue
+        folder = bench.path("document")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(os.path.join(folder, "target/release"))
+        os.makedirs(os.path.join(folder, "manifests"))
+        os.symlink(server, os.path.join(folder, "target/release/mainstay"))
+        os.symlink(PACKAGING, os.path.join(folder, "packaging"))
+        script = command.replace("cargo xtask", xtask).replace("/etc/kubernetes/manifests", "manifests")
+        where = ROOT if command.startswith("cargo xtask") else folder
+        said = tally.run(f"docs/install.md: {command}", ["bash", "-euo", "pipefail", "-c", script], cwd=where)
+        if command.startswith("sed "):
+            text = open(os.path.join(folder, "manifests/etcd.yaml"), encoding="utf-8").read()
+            left = [line for line in text.split("\n") if "NODE_" in line and not line.startswith("#")]
+            tally.check(not left and "https://10.0.0.1:2380" in text, f"docs/install.md: sed leaves {left}")
+        if "--version" in command:
+            tally.check("etcd Version: " in said, f"docs/install.md: {command}: {said}")
+        if "release-notes" in command:
+            tally.check(said.startswith("# Mainstay 0.1.0"), f"docs/install.md: {command}: {said[:100]}")
+    for beginning, _ in DOCUMENT:
+        tally.check(any(command.startswith(beginning) for command in commands), f"docs/install.md has no command any more: {beginning}")
+    # One version everywhere.
+    with open(os.path.join(ROOT, "Cargo.toml"), encoding="utf-8") as file:
+        version = re.search(r'^version = "(.+)"$', file.read(), re.MULTILINE)[1]
+    for name in ("docs/install.md", "packaging/compose/compose.yaml", "packaging/docker/Dockerfile", "packaging/helm/mainstay/Chart.yaml",
+                 "packaging/kubernetes/etcd.yaml", "packaging/kubernetes/patches/etcd+strategic.yaml"):
+        with open(os.path.join(ROOT, name), encoding="utf-8") as file:
+            named = re.findall(r"mainstay(?:-certificates)?:(\d[\w.-]*)|[vV]ersion: (\d[\w.-]*)", file.read())
+        others = {one or other for one, other in named} - {version}
+        tally.check(named and not others, f"{name} names the version {others}, not {version}")
+    # Every file of ours that the document names is there.
+    for name in set(re.findall(r"packaging/[\w./+-]*\w", "\n".join(lines))):
+        tally.check(os.path.exists(os.path.join(ROOT, name)), f"docs/install.md: there is no {name}")
+
+
+def sbom(tally, bench, xtask):
+    """Makes the list of parts twice; returns its path."""
+    texts = []
+    path = ""
+    for _ in range(2):
+        said = tally.run("the list of parts", ["bash", "-c", f"{xtask} sbom"], cwd=ROOT)
+        wrote = re.search(r"^wrote (.+): \d+ components$", said, re.MULTILINE)
+        path = wrote[1] if wrote else ""
+        try:
+            texts.append(open(os.path.join(ROOT, path), "rb").read())
+        except OSError as error:
+            tally.check(False, f"the list of parts: {error}")
+    tally.check(len(texts) == 2 and texts[0] == texts[1], "the list of parts differs from run to run")
+    for version, wanted in (("latest", "is no version"), ("99.0.0", "has no section for 99.0.0")):
+        said = tally.run("no version", ["bash", "-c", f"{xtask} release-notes {version}"], good=False, cwd=ROOT)
+        tally.check(wanted in said, f"release notes of {version}: {said}")
+    tally.run("generated dashboards", ["bash", "-c", f"{xtask} dashboards --check"], cwd=ROOT)
+    return os.path.join(ROOT, path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--xtask", default="cargo xtask")
+    options = parser.parse_args()
+    server = os.path.abspath(options.server)
+    tally, bench = Tally(), Bench(server)
+    try:
+        started = bench.path("started.json")
+        parts = sbom(tally, bench, options.xtask)
+        here = os.path.join(ROOT, "interop/packages")
+        tally.run("go vet", ["go", "vet", "./..."], cwd=here)
+        tally.add("what reads the packages", ["go", "run", ".", "--root", ROOT, "--sbom", parts, "--out", started], cwd=here)
+        with open(started, encoding="utf-8") as file:
+            found = json.load(file)
+        if any(found[part] is None for part in ("image", "compose", "chart", "static pod")):
+            raise SystemExit(f"some package could not be read: {tally.failed} checks failed")
+        healthcheck = found["image"]["Healthcheck"]["Test"][1:]
+        environments, metrics = compose(tally, bench, found["compose"], healthcheck)
+        observed(tally, bench, environments, metrics)
+        bench.end()
+        for what in ("TLS", "a backup"):
+            chart(tally, bench, what, found["chart"][what])
+            bench.end()
+        static_pod(tally, bench, found["static pod"])
+        bench.end()
+        image(tally, bench, server, found["image"])
+        document(tally, bench, server, options.xtask)
+    finally:
+        bench.close()
+    print(f"{tally.passed} passed, {tally.failed} failed")
+    return 1 if tally.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	serializer "k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+)
+
+var strict = serializer.NewSerializerWithOptions(serializer.DefaultMetaFactory, scheme.Scheme, scheme.Scheme,
+	serializer.SerializerOptions{Yaml: true, Strict: true})
+
+// objects reads the manifests of a file. A field that the type does not have, or that is there twice, is an error.
+func objects(text string) ([]runtime.Object, error) {
+	var found []runtime.Object
+	for _, document := range strings.Split("\n"+text, "\n---") {
+		lines := strings.Split(document, "\n")
+		empty := true
+		for _, line := range lines {
+			line = strings.TrimSpace(line)
+			empty = empty && (line == "" || strings.HasPrefix(line, "#"))
+		}
+		if empty {
+			continue
+		}
+		object, _, err := strict.Decode([]byte(document), nil, nil)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, object)
+	}
+	return found, nil
+}
+
+// checkPod holds what the types do not: what is mounted is there, and so are the ports of probes.
+func checkPod(spec *corev1.PodSpec, claims []corev1.PersistentVolumeClaim) error {
+	volumes := map[string]bool{}
+	for _, volume := range spec.Volumes {
+		volumes[volume.Name] = true
+	}
+	for _, claim := range claims {
+		volumes[claim.Name] = true
+	}
+	used := map[string]bool{}
+	for _, container := range append(append([]corev1.Container{}, spec.InitContainers...), spec.Containers...) {
+		if container.Image == "" || strings.HasSuffix(container.Image, ":") {
+			return fmt.Errorf("container %s has the image %q", container.Name, container.Image)
+		}
+		for _, mount := range container.VolumeMounts {
+			if !volumes[mount.Name] {
+				return fmt.Errorf("container %s mounts %s, which is no volume", container.Name, mount.Name)
+			}
+			used[mount.Name] = true
+		}
+		ports := map[string]bool{}
+		for _, port := range container.Ports {
+			if errs := validation.IsValidPortName(port.Name); len(errs) > 0 {
+				return errors.New(strings.Join(errs, "; "))
+			}
+			ports[port.Name] = true
+		}
+		for _, probe := range []*corev1.Probe{container.StartupProbe, container.LivenessProbe, container.ReadinessProbe} {
+			if probe == nil || probe.HTTPGet == nil {
+				continue
+			}
+			if port := probe.HTTPGet.Port; port.StrVal != "" && !ports[port.StrVal] {
+				return fmt.Errorf("a probe of %s asks at port %s", container.Name, port.StrVal)
+			}
+		}
+	}
+	for name := range volumes {
+		if !used[name] {
+			return fmt.Errorf("volume %s is not mounted", name)
+		}
+	}
+	return nil
+}
+
+// selects holds that a selector finds the pods that it is meant for.
+func selects(what string, selector *metav1.LabelSelector, pod map[string]string) error {
+	found, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		return err
+	}
+	if found.Empty() || !found.Matches(labels.Set(pod)) {
+		return fmt.Errorf("%s does not select the members: %s", what, found)
+	}
+	return nil
+}
+
+// checkRelease holds that the objects of a release fit each other.
+func checkRelease(all []runtime.Object) (*appsv1.StatefulSet, error) {
+	var members *appsv1.StatefulSet
+	services, claims := map[string]*corev1.Service{}, map[string]bool{}
+	for _, object := range all {
+		switch object := object.(type) {
+		case *appsv1.StatefulSet:
+			members = object
+		case *corev1.Service:
+			services[object.Name] = object
+		case *corev1.PersistentVolumeClaim:
+			claims[object.Name] = true
+		}
+	}
+	if members == nil {
+		return nil, errors.New("there is no StatefulSet")
+	}
+	pod := members.Spec.Template.Labels
+	if err := selects("the StatefulSet", members.Spec.Selector, pod); err != nil {
+		return nil, err
+	}
+	if err := checkPod(&members.Spec.Template.Spec, members.Spec.VolumeClaimTemplates); err != nil {
+		return nil, err
+	}
+	ports := map[string]bool{}
+	for _, port := range members.Spec.Template.Spec.Containers[0].Ports {
+		ports[port.Name] = true
+	}
+	if services[members.Spec.ServiceName] == nil || services[members.Spec.ServiceName].Spec.ClusterIP != corev1.ClusterIPNone {
+		return nil, fmt.Errorf("%s is no service without an address", members.Spec.ServiceName)
+	}
+	if affinity := members.Spec.Template.Spec.Affinity; affinity != nil {
+		terms := affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+		for _, weighted := range affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
+			terms = append(terms, weighted.PodAffinityTerm)
+		}
+		for _, term := range terms {
+			if err := selects("the anti-affinity", term.LabelSelector, pod); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, object := range all {
+		var err error
+		switch object := object.(type) {
+		case *corev1.Service:
+			err = selects("service "+object.Name, &metav1.LabelSelector{MatchLabels: object.Spec.Selector}, pod)
+			for _, port := range object.Spec.Ports {
+				if err == nil && !ports[port.TargetPort.StrVal] {
+					err = fmt.Errorf("service %s leads to port %s", object.Name, port.TargetPort.StrVal)
+				}
+			}
+		case *policyv1.PodDisruptionBudget:
+			err = selects("the PodDisruptionBudget", object.Spec.Selector, pod)
+		case *networkingv1.NetworkPolicy:
+			err = selects("the NetworkPolicy", &object.Spec.PodSelector, pod)
+			for _, rule := range object.Spec.Ingress {
+				for _, port := range rule.Ports {
+					if err == nil && (port.Port == nil || !ports[port.Port.StrVal]) {
+						err = errors.New("the NetworkPolicy names a port that is not there")
+					}
+				}
+			}
+		case *batchv1.CronJob:
+			template := object.Spec.JobTemplate.Spec.Template
+			err = checkPod(&template.Spec, nil)
+			for _, volume := range template.Spec.Volumes {
+				if claim := volume.PersistentVolumeClaim; err == nil && claim != nil && claim.ClaimName != "taken" && !claims[claim.ClaimName] {
+					err = fmt.Errorf("the backup's claim %s is not there", claim.ClaimName)
+				}
+			}
+			if err == nil && selects("", members.Spec.Selector, template.Labels) == nil {
+				err = errors.New("the StatefulSet takes the backup's pod for a member")
+			}
+		case *corev1.Pod:
+			err = checkPod(&object.Spec, nil)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return members, nil
+}
+
+func checkStaticPod(t *tally, folder string) any {
+	text, err := os.ReadFile(filepath.Join(folder, "etcd.yaml"))
+	if err != nil {
+		t.check("etcd.yaml", err)
+		return nil
+	}
+	found, err := objects(string(text))
+	t.check("the static pod has only fields that a Pod has", err)
+	if err != nil || len(found) != 1 {
+		return nil
+	}
+	pod, ok := found[0].(*corev1.Pod)
+	if !ok {
+		t.check("the static pod", fmt.Errorf("it is a %T", found[0]))
+		return nil
+	}
+	t.check("the static pod", checkPod(&pod.Spec, nil))
+	for what, mistake := range map[string][2]string{
+		"a field that is not there":     {"failureThreshold: 8", "failureTreshold: 8"},
+		"a number that is a text":       {"periodSeconds: 1\n", "periodSeconds: one\n"},
+		"a field in a wrong place":      {"  hostNetwork: true\n", "hostNetwork: true\n"},
+		"a volume that is not declared": {"name: etcd-data\n        -", "name: etcd-date\n        -"},
+	} {
+		changed := strings.Replace(string(text), mistake[0], mistake[1], 1)
+		if changed == string(text) {
+			t.check("planted in the static pod: "+what, errors.New("could not be planted"))
+			continue
+		}
+		found, err := objects(changed)
+		if err == nil {
+			err = checkPod(&found[0].(*corev1.Pod).Spec, nil)
+		}
+		t.refused("planted in the static pod: "+what, err)
+	}
+	t.check("the patch for kubeadm", checkPatch(pod, filepath.Join(folder, "patches/etcd+strategic.yaml")))
+	return pod.Spec.Containers[0]
+}
+
+// checkPatch applies the patch to a manifest as kubeadm writes it, in the way that kubeadm does.
+func checkPatch(pod *corev1.Pod, path string) error {
+	base := pod.DeepCopy()
+	base.Spec.Containers[0].Image = "registry.k8s.io/etcd:3.6.5-0"
+	base.Spec.Containers[0].SecurityContext = nil
+	before, err := json.Marshal(base)
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	patch, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return err
+	}
+	after, err := strategicpatch.StrategicMergePatch(before, patch, corev1.Pod{})
+	if err != nil {
+		return err
+	}
+	decoder := json.NewDecoder(bytes.NewReader(after))
+	decoder.DisallowUnknownFields()
+	var patched corev1.Pod
+	if err := decoder.Decode(&patched); err != nil {
+		return err
+	}
+	container := patched.Spec.Containers[0]
+	if len(patched.Spec.Containers) != 1 || container.Image != pod.Spec.Containers[0].Image {
+		return fmt.Errorf("the image is %s", container.Image)
+	}
+	if len(container.Command) != len(base.Spec.Containers[0].Command) || len(container.VolumeMounts) != 2 {
+		return errors.New("it changes kubeadm's flags or mounts")
+	}
+	if container.SecurityContext == nil || container.SecurityContext.RunAsUser == nil || *container.SecurityContext.RunAsUser != 0 {
+		return errors.New("the member could not read kubeadm's keys")
+	}
+	return nil
+}
