@@ -12,7 +12,7 @@
 //!
 //! ```
 //! use std::time::{Duration, Instant};
-//! use telemetry::heavy_hitters::{HeavyHitters, Measure, Noted, Subject};
+//! use mainstay_telemetry::heavy_hitters::{HeavyHitters, Measure, Noted, Subject};
 //!
 //! let began = Instant::now();
 //! let busy = HeavyHitters::new(began);

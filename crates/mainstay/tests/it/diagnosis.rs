@@ -3,7 +3,10 @@
 use std::net::SocketAddr;
 
 use api::Rpc;
-use api::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse, RangeRequest, RangeResponse};
+use api::etcdserverpb::{
+    AuthenticateRequest, AuthenticateResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, RangeRequest,
+    RangeResponse,
+};
 use prost::Message as _;
 use serde_json::Value;
 
@@ -83,5 +86,76 @@ fn who_calls_and_what_was_expensive() {
             (open == [&Value::from(0); 3]).then_some(())
         })
         .await;
+    });
+}
+
+fn page_with(address: SocketAddr, token: &str) -> Value {
+    let answer = http1::request(address, "GET", "/debug/mainstay", &[("Authorization", token)], b"");
+    assert_eq!(answer.status, 200);
+    serde_json::from_str(answer.text()).expect("JSON")
+}
+
+/// The names in one of the lists of what the member is busy with, the heaviest first.
+fn heavy(page: &Value, subject: &str, measure: &str) -> Vec<String> {
+    let list = page["heavy"][subject][measure].as_array().cloned().unwrap_or_default();
+    list.iter().map(|heavy| heavy["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+#[test]
+fn what_the_member_is_busy_with_is_told_to_those_who_may_know() {
+    let dir = TempDir::new("heavy");
+    // Every call is a sample then.
+    let member = Setup::new(dir.path()).flag("--metrics=extensive").flag(crate::auth::CHEAP).start();
+    let address = member.client_address();
+    run(async {
+        let client = member.client().await;
+        client.put("/registry/secrets/default/large", filler(1, 64 << 10)).await.expect("puts are served");
+        for number in 0..40 {
+            client.put(format!("/registry/pods/default/{number}"), "x").await.expect("puts are served");
+            client.get("b<script>").await.expect("reads are served");
+        }
+        let told = page(address);
+        let pods = "\"/registry/pods/\"".to_owned();
+        let secrets = "\"/registry/secrets/\"".to_owned();
+        assert!(heavy(&told, "prefix", "requests")[..2].contains(&pods), "{told}");
+        assert_eq!(heavy(&told, "prefix", "bytes")[0], secrets, "{told}");
+        assert!(heavy(&told, "prefix", "seconds").contains(&pods), "{told}");
+        assert_eq!(heavy(&told, "client", "requests"), ["127.0.0.1"], "{told}");
+        assert!(heavy(&told, "user", "requests").is_empty(), "{told}");
+        // Of 40 within a moment, 40 * ln 2 / 60 a second are left at first.
+        let list = told["heavy"]["prefix"]["requests"].as_array().expect("a list");
+        let rate =
+            list.iter().find(|heavy| heavy["name"] == *pods).expect("it is told")["per_second"].as_f64();
+        assert!(rate.is_some_and(|rate| (0.2..0.5).contains(&rate)), "{told}");
+        let metrics = http1::get(address, "/metrics").text().to_owned();
+        assert!(
+            metrics
+                .contains("mainstay_heavy_bytes_per_second{name=\"/registry/secrets/\",subject=\"prefix\"}")
+                || metrics.contains(
+                    "mainstay_heavy_bytes_per_second{subject=\"prefix\",name=\"/registry/secrets/\"}"
+                ),
+            "{metrics}"
+        );
+
+        let (root, bob) = crate::auth::secured(&client).await;
+        for _ in 0..5 {
+            bob.get("b").await.expect("is allowed");
+        }
+        let token = async |client: &crate::client::Client, name: &str, password: &str| {
+            let request = AuthenticateRequest { name: name.to_owned(), password: password.to_owned() };
+            client.call::<AuthenticateResponse>(Rpc::Authenticate, &request).await.expect("is let in").token
+        };
+        let (roots, bobs) = (token(&root, "root", "rootpw").await, token(&bob, "bob", "bobpw").await);
+        let told = page_with(address, &roots);
+        assert!(heavy(&told, "user", "requests").contains(&"bob".to_owned()), "{told}");
+        assert!(heavy(&told, "prefix", "requests").contains(&pods), "{told}");
+        for told in [page(address), page_with(address, &bobs), page_with(address, &format!("{roots}x"))] {
+            assert!(told["heavy"].get("prefix").is_none() && told["heavy"].get("user").is_none(), "{told}");
+            assert!(!told.to_string().contains("registry") && !told.to_string().contains("bob"), "{told}");
+            assert_eq!(heavy(&told, "client", "requests"), ["127.0.0.1"], "{told}");
+        }
+        let metrics = http1::get(address, "/metrics").text().to_owned();
+        assert!(!metrics.contains("registry") && !metrics.contains("subject=\"user\""), "{metrics}");
+        assert!(metrics.contains("mainstay_heavy_requests_per_second"), "{metrics}");
     });
 }
