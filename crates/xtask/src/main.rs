@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod console;
 mod crates;
 mod deb;
 mod dependencies;
@@ -14,6 +15,8 @@ const USAGE: &str = "usage: cargo xtask VERB
 
   proto           write crates/api/src/proto/*.rs anew from crates/api/proto/*.proto
   proto --check   say whether they are up to date, and change nothing
+  console         write crates/console/src/table.rs anew: the files of crates/console/assets
+  console --check say whether it is up to date, and change nothing
   crates          write anew which crate uses which, in ARCHITECTURE.md
   dependencies    say whether all that is taken from others may be used: licences, sources, versions
   deb [BINARY]    make a Debian package of target/release/mainstay, or of another binary: target/debian/*.deb
@@ -27,6 +30,8 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["proto"] => proto::write(),
         ["proto", "--check"] => proto::check(),
+        ["console"] => console::write(),
+        ["console", "--check"] => console::check(),
         ["crates"] => crates::write(),
         ["dependencies"] => dependencies::check(),
         ["deb"] => deb::make(None),
