@@ -474,7 +474,9 @@ fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
             warnings.push(Entry::new(Level::Warn, line).with("listen-console-urls", url.as_str()));
         };
         if !is_local(url) {
-            warn("passwords and data travel in clear to the console's listener: make it https, or an address of the loopback");
+            warn(
+                "passwords and data travel in clear to the console's listener: make it https, or an address of the loopback",
+            );
         }
         if wants_certificates {
             warn(

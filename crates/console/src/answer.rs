@@ -35,10 +35,15 @@ impl Body for AnswerBody {
     type Data = Bytes;
     type Error = BodyError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self.get_mut() {
             AnswerBody::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            AnswerBody::Forwarded(body) => body.poll_data(cx).map(|data| data.map(|data| data.map(Frame::data))),
+            AnswerBody::Forwarded(body) => {
+                body.poll_data(cx).map(|data| data.map(|data| data.map(Frame::data)))
+            }
         }
     }
 

@@ -23,11 +23,8 @@ const HOSTS: Flag<Vec<String>> = Flag::list(
 );
 const CERT_FILE: Flag<String> = Flag::text("cert-file", "", "certificate `file` (PEM) of an https --listen");
 const KEY_FILE: Flag<String> = Flag::text("key-file", "", "key `file` (PEM) of --cert-file");
-const TRUSTED_CA_FILE: Flag<String> = Flag::text(
-    "trusted-ca-file",
-    "",
-    "CA `file`: browsers have to show a certificate that it vouches for",
-);
+const TRUSTED_CA_FILE: Flag<String> =
+    Flag::text("trusted-ca-file", "", "CA `file`: browsers have to show a certificate that it vouches for");
 const CACERT: Flag<String> =
     Flag::text("cacert", "", "verify certificates of TLS-enabled secure servers using this CA bundle");
 const CERT: Flag<String> = Flag::text("cert", "", "identify secure client using this TLS certificate file");
@@ -104,7 +101,8 @@ fn serve(matches: &Matches, io: &Io, wait: &dyn Fn(&Logger)) -> Result<(), Failu
         let extra = cli::go::quote(extra);
         return Err(Failure::error(format!("unknown argument {extra}: endpoints go behind --endpoints")));
     }
-    let path = |flag: Flag<String>| Some(matches.get(flag)).filter(|text| !text.is_empty()).map(PathBuf::from);
+    let path =
+        |flag: Flag<String>| Some(matches.get(flag)).filter(|text| !text.is_empty()).map(PathBuf::from);
     let load = |settings: tls::Settings| Tls::load(settings, Arc::new(SystemClock)).map_err(Failure::error);
     let dialing = tls::Settings {
         trusted_ca_file: path(CACERT),
@@ -122,7 +120,8 @@ fn serve(matches: &Matches, io: &Io, wait: &dyn Fn(&Logger)) -> Result<(), Failu
         trusted_ca_file: path(TRUSTED_CA_FILE),
         ..tls::Settings::default()
     })?;
-    let url = Url::parse(matches.get(LISTEN)).map_err(|error| Failure::error(format!("--listen: {error}")))?;
+    let url =
+        Url::parse(matches.get(LISTEN)).map_err(|error| Failure::error(format!("--listen: {error}")))?;
     let (listener, shown) = listen(&url, &serving)?;
     let logger = Logger::stderr();
     let options = Options {
@@ -144,10 +143,11 @@ fn serve(matches: &Matches, io: &Io, wait: &dyn Fn(&Logger)) -> Result<(), Failu
 }
 
 /// What is said of a listener without TLS that others can reach.
-pub(crate) const EXPOSED: &str = "passwords and data travel in clear to the console's listener: serve it over https, or on the loopback";
+const EXPOSED: &str =
+    "passwords and data travel in clear to the console's listener: serve it over https, or on the loopback";
 
 /// Returns true if other machines can reach a listener that speaks plain HTTP.
-pub fn is_exposed(url: &Url) -> bool {
+fn is_exposed(url: &Url) -> bool {
     let is_local = url.scheme().is_unix()
         || url.host() == "localhost"
         || url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
@@ -180,7 +180,9 @@ fn listen(url: &Url, serving: &Tls) -> Result<(Listener, String), Failure> {
     }
     let tls = match (url.scheme().is_secure(), serving.server()) {
         (true, None) => {
-            return Err(Failure::error("--listen is https: it needs a certificate (--cert-file, --key-file)"));
+            return Err(Failure::error(
+                "--listen is https: it needs a certificate (--cert-file, --key-file)",
+            ));
         }
         (is_secure, tls) => tls.filter(|_| is_secure),
     };

@@ -99,7 +99,10 @@ impl Body for Served {
     type Data = Bytes;
     type Error = BodyError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         Pin::new(&mut self.get_mut().body).poll_frame(cx)
     }
 
@@ -122,7 +125,9 @@ pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<
             service.dialer.files.look();
             let shaken = timeout(tls::HANDSHAKE_TIMEOUT, shake_hands(stream, tls));
             match race(shaken, evicted).await {
-                stdx::First::Left(shaken) => shaken.unwrap_or_else(|_| Err("the handshake took too long".to_owned())),
+                stdx::First::Left(shaken) => {
+                    shaken.unwrap_or_else(|_| Err("the handshake took too long".to_owned()))
+                }
                 stdx::First::Right(()) => return,
             }
         }
@@ -195,8 +200,7 @@ async fn shake_hands(stream: Stream, tls: &ServerTls) -> Result<Secured, String>
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let acceptor = TlsAcceptor::from(std::sync::Arc::new(config));
     let stream = acceptor.accept(stream.boxed()).await.map_err(|error| error.to_string())?;
-    let session =
-        tls.admit(stream.get_ref().1.peer_certificates()).map_err(|refusal| refusal.to_string())?;
+    let session = tls.admit(stream.get_ref().1.peer_certificates()).map_err(|refusal| refusal.to_string())?;
     Ok((Box::new(stream), Some(session)))
 }
 

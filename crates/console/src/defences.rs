@@ -42,7 +42,8 @@ pub(crate) fn check_host(host: &str, listening: &Listening, listed: &[String]) -
         Some(inside) => inside.parse::<std::net::Ipv6Addr>().is_ok(),
         None => name.parse::<std::net::Ipv4Addr>().is_ok(),
     };
-    let is_listed = |listed: &String| !listed.is_empty() && listed != "*" && listed.eq_ignore_ascii_case(name);
+    let is_listed =
+        |listed: &String| !listed.is_empty() && listed != "*" && listed.eq_ignore_ascii_case(name);
     // The path of a Unix socket is no name, and an address was looked at above.
     let is_name = !listening.host.contains('/') && listening.host.parse::<IpAddr>().is_err();
     let is_own = is_name && listening.host.eq_ignore_ascii_case(name);
@@ -103,14 +104,35 @@ mod tests {
             check_host(host, &listening, &listed).is_ok()
         };
         for host in [
-            "127.0.0.1", "127.0.0.1:2382", "10.1.2.3:80", "[::1]:2382", "[::1]", "localhost", "LOCALHOST:2382",
-            "db.example", "DB.example:2382", "own.example:1",
+            "127.0.0.1",
+            "127.0.0.1:2382",
+            "10.1.2.3:80",
+            "[::1]:2382",
+            "[::1]",
+            "localhost",
+            "LOCALHOST:2382",
+            "db.example",
+            "DB.example:2382",
+            "own.example:1",
         ] {
             assert!(check("own.example", host), "{host}");
         }
         for host in [
-            "", ":2382", "evil.example", "evil.example:2382", "127.0.0.1.evil.example", "localhost.evil.example", "*",
-            "[::1", "::1", "[127.0.0.1]", "1", "0x7f.1", "2130706433", "xlocalhost", "localhost.",
+            "",
+            ":2382",
+            "evil.example",
+            "evil.example:2382",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "*",
+            "[::1",
+            "::1",
+            "[127.0.0.1]",
+            "1",
+            "0x7f.1",
+            "2130706433",
+            "xlocalhost",
+            "localhost.",
         ] {
             assert!(!check("own.example", host), "{host}");
         }
@@ -127,9 +149,14 @@ mod tests {
         };
         assert!(is_origin_own(&HeaderMap::new(), "h:1"));
         assert!(own("http://h:1", "h:1") && own("https://H", "h"));
-        for (origin, host) in
-            [("null", "h"), ("http://h:2", "h:1"), ("http://h", "h:1"), ("ftp://h", "h"), ("h", "h"), ("http://", "h")]
-        {
+        for (origin, host) in [
+            ("null", "h"),
+            ("http://h:2", "h:1"),
+            ("http://h", "h:1"),
+            ("ftp://h", "h"),
+            ("h", "h"),
+            ("http://", "h"),
+        ] {
             assert!(!own(origin, host), "{origin}");
         }
     }

@@ -61,9 +61,11 @@ pub enum Source {
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Member { id, listens_at, .. } => {
-                f.debug_struct("Member").field("id", id).field("listens_at", listens_at).finish_non_exhaustive()
-            }
+            Source::Member { id, listens_at, .. } => f
+                .debug_struct("Member")
+                .field("id", id)
+                .field("listens_at", listens_at)
+                .finish_non_exhaustive(),
             Source::Endpoints(urls) => f.debug_tuple("Endpoints").field(urls).finish(),
         }
     }
@@ -102,9 +104,10 @@ impl Endpoints {
         match &endpoints.source {
             Source::Member { .. } => endpoints.refresh_own(),
             Source::Endpoints(urls) => {
-                let entries = urls.iter().take(ENDPOINTS_MAX).map(|url| {
-                    endpoints.entry(Target::new(url.clone()), true, None)
-                });
+                let entries = urls
+                    .iter()
+                    .take(ENDPOINTS_MAX)
+                    .map(|url| endpoints.entry(Target::new(url.clone()), true, None));
                 let entries = entries.collect();
                 endpoints.entries.replace(entries);
             }
@@ -135,7 +138,8 @@ impl Endpoints {
             Source::Endpoints(_) => Value::Null,
         };
         let entries = self.entries.borrow();
-        let endpoints: Vec<Value> = entries.iter().filter(|entry| entry.is_listed).map(Entry::shown).collect();
+        let endpoints: Vec<Value> =
+            entries.iter().filter(|entry| entry.is_listed).map(Entry::shown).collect();
         let version = env!("CARGO_PKG_VERSION");
         answer::json(StatusCode::OK, &json!({ "self": own, "endpoints": endpoints, "version": version }))
     }
@@ -143,7 +147,8 @@ impl Endpoints {
     /// Takes over the list as this member knows it, itself first.
     fn refresh_own(&self) {
         let Source::Member { id, listens_at, list } = &self.source else { return };
-        let (own, others): (Vec<Member>, Vec<Member>) = list().into_iter().partition(|member| member.id == *id);
+        let (own, others): (Vec<Member>, Vec<Member>) =
+            list().into_iter().partition(|member| member.id == *id);
         let mut entries = self.entries.borrow_mut();
         let own = own.into_iter().next();
         match entries.first_mut() {
@@ -245,7 +250,7 @@ impl Entry {
         json!({
             "id": self.id.to_string(),
             "url": own.as_ref().map_or(self.target.url.as_str(), Url::as_str),
-            "name": member.map_or("", |member| &member.name),
+            "name": member.map_or("", |member| member.name.as_str()),
             "memberId": member.map(|member| hex(member.id)),
             "learner": member.is_some_and(|member| member.is_learner),
         })
@@ -286,8 +291,7 @@ async fn ask(
         return None;
     }
     let (mut incoming, mut body) = (response.into_body(), Vec::new());
-    while let Some(frame) =
-        std::future::poll_fn(|cx| std::pin::Pin::new(&mut incoming).poll_frame(cx)).await
+    while let Some(frame) = std::future::poll_fn(|cx| std::pin::Pin::new(&mut incoming).poll_frame(cx)).await
     {
         let Ok(data) = frame.ok()?.into_data() else { continue };
         if body.len() + data.len() > LIST_BYTES_MAX {
@@ -334,7 +338,11 @@ mod tests {
             {"ID":"10276657743932975437","name":"a","peerURLs":["http://h:1"],"clientURLs":["http://h:2","https://h:3"]},
             {"ID":7,"isLearner":true},{"name":"no id"},5]}"#;
         let list = vec![
-            Member { id: 10276657743932975437, name: "a".to_owned(), ..member(0, &["http://h:2", "https://h:3"]) },
+            Member {
+                id: 10276657743932975437,
+                name: "a".to_owned(),
+                ..member(0, &["http://h:2", "https://h:3"])
+            },
             Member { name: String::new(), is_learner: true, ..member(7, &[]) },
         ];
         assert_eq!(read_list(body), Some((10276657743932975437, list)));

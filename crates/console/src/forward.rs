@@ -21,7 +21,8 @@ use crate::upstream::{Link, OutBody, Target, UpstreamError};
 const PASSED_ON: [http::HeaderName; 3] = [AUTHORIZATION, CONTENT_TYPE, ACCEPT];
 
 /// Pages of a member that may be asked for.
-const PAGES: [&str; 7] = ["metrics", "health", "livez", "readyz", "version", "debug/mainstay", "debug/requests"];
+const PAGES: [&str; 7] =
+    ["metrics", "health", "livez", "readyz", "version", "debug/mainstay", "debug/requests"];
 /// The same with the name of a check behind them.
 const CHECKS: [&str; 2] = ["livez/", "readyz/"];
 
@@ -37,8 +38,8 @@ fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<St
         call.split('/').all(is_word)
     });
     let is_check = |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-    let is_page = PAGES.contains(&rest)
-        || CHECKS.iter().any(|prefix| rest.strip_prefix(prefix).is_some_and(is_check));
+    let is_page =
+        PAGES.contains(&rest) || CHECKS.iter().any(|prefix| rest.strip_prefix(prefix).is_some_and(is_check));
     if !is_call && !is_page {
         return Err(Refused::new(StatusCode::NOT_FOUND, format!("{rest} is not passed on to members")));
     }
@@ -244,9 +245,24 @@ mod tests {
             assert_eq!(path(&Method::POST, rest, query), Err(405), "{rest}");
         }
         for rest in [
-            "", "v3", "v3/", "v3//x", "v3/../metrics", "v3/%2e%2e/metrics", "v3/kv/range/", "v2/keys", "/metrics",
-            "metrics/", "metrics/x", "debug", "debug/pprof/profile", "debug/vars", "readyz/", "readyz/../metrics",
-            "members", "v3/kv/range\u{e9}",
+            "",
+            "v3",
+            "v3/",
+            "v3//x",
+            "v3/../metrics",
+            "v3/%2e%2e/metrics",
+            "v3/kv/range/",
+            "v2/keys",
+            "/metrics",
+            "metrics/",
+            "metrics/x",
+            "debug",
+            "debug/pprof/profile",
+            "debug/vars",
+            "readyz/",
+            "readyz/../metrics",
+            "members",
+            "v3/kv/range\u{e9}",
         ] {
             assert_eq!(path(&Method::POST, rest, None), Err(404), "{rest}");
             assert_eq!(path(&Method::GET, rest, None), Err(404), "{rest}");

@@ -117,7 +117,11 @@ impl Socket {
 pub(crate) struct SharedSocket(pub(crate) Rc<RefCell<Socket>>);
 
 impl hyper::rt::Read for SharedSocket {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, mut into: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        mut into: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
         self.0.borrow_mut().poll_read(cx, &mut into)
     }
 }

@@ -237,7 +237,9 @@ impl ServerCertVerifier for Servers {
         if let Some(only) = &self.only {
             return match only == leaf {
                 true => Ok(ServerCertVerified::assertion()),
-                false => Err(rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)),
+                false => {
+                    Err(rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
+                }
             };
         }
         let checked = self.checks.check(leaf, intermediates, Purpose::Server, now);

@@ -47,12 +47,15 @@ fn collect(folder: &Path, prefix: &str, names: &mut Vec<String>) -> Result<(), S
     let failed = |e: std::io::Error| format!("{}: {e}", folder.display());
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        let name = entry.file_name().into_string().map_err(|name| format!("{name:?} is no name for a page"))?;
+        let name =
+            entry.file_name().into_string().map_err(|name| format!("{name:?} is no name for a page"))?;
         if name.starts_with('.') {
             continue;
         }
         if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
-            return Err(format!("{name:?}: names of pages have letters, digits, dots, hyphens and underscores"));
+            return Err(format!(
+                "{name:?}: names of pages have letters, digits, dots, hyphens and underscores"
+            ));
         }
         match entry.file_type().map_err(failed)?.is_dir() {
             true => collect(&entry.path(), &format!("{prefix}{name}/"), names)?,

@@ -135,7 +135,7 @@ fn a_request_that_hides_in_another_is_not_seen() {
     let head = |length: &str| {
         format!(
             "POST /api/endpoint/0/v3/kv/put HTTP/1.1\r\nHost: localhost\r\nX-Mainstay-Console: 1\r\n{length}\r\n\
-             0\r\n\r\nPOST /api/endpoint/0/v3/kv/deleterange HTTP/1.1\r\nHost: localhost\r\n\r\n"
+             0\r\n\r\nPOST /api/endpoint/0/v3/kv/deleterange HTTP/1.1\r\nHost: localhost\r\nX-Mainstay-Console: 1\r\n\r\n"
         )
     };
     for length in [

@@ -69,8 +69,7 @@ impl FakeMember {
     pub fn start(script: impl Fn(&mut Asked) + Send + Sync + 'static) -> FakeMember {
         let (socket, address) = listen();
         let (connections, lines) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
-        let member =
-            FakeMember { address, connections: Arc::clone(&connections), lines: Arc::clone(&lines) };
+        let member = FakeMember { address, connections: Arc::clone(&connections), lines: Arc::clone(&lines) };
         let script = Arc::new(script);
         std::thread::spawn(move || {
             for stream in socket.incoming() {

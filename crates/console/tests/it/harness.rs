@@ -79,7 +79,7 @@ impl Running {
     pub fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         let mut stream = self.ask(method, path, headers, body);
         let mut answer = http1::read_head(&mut stream);
-        if method == "HEAD" {
+        if method == "HEAD" || answer.status == 304 {
             return answer;
         }
         if answer.header("transfer-encoding").is_some() {

@@ -20,7 +20,10 @@ fn member(id: u64, list: &Arc<Mutex<String>>) -> FakeMember {
             }
             "POST /v3/cluster/member/list" => {
                 let members = list.lock().expect("no thread panics").clone();
-                asked.answer("200 OK", &format!(r#"{{"header":{{"member_id":"{id}"}},"members":[{members}]}}"#));
+                asked.answer(
+                    "200 OK",
+                    &format!(r#"{{"header":{{"member_id":"{id}"}},"members":[{members}]}}"#),
+                );
             }
             _ => asked.answer("200 OK", &format!("\"{id}\"")),
         }
@@ -77,8 +80,7 @@ fn the_others_are_found_through_those_that_are_given() {
     *list.lock().unwrap() = [row(1, first.address), row(3, third.address)].join(",");
     assert_eq!(endpoints(&told(&console, &[])), [&expected[..2], &expected[3..]].concat());
     assert_eq!(console.request("GET", "/api/endpoint/2/metrics", &[OWN], b"").status, 404);
-    *list.lock().unwrap() =
-        [row(1, first.address), row(2, second.address), row(3, third.address)].join(",");
+    *list.lock().unwrap() = [row(1, first.address), row(2, second.address), row(3, third.address)].join(",");
     assert_eq!(endpoints(&told(&console, &[])), expected);
 }
 
@@ -88,7 +90,10 @@ fn two_endpoints_of_one_member_are_one() {
     let (one, other) = (member(1, &list), member(1, &list));
     *list.lock().unwrap() = row(1, one.address);
     let console = Setup::endpoints(&[one.address, other.address]).start();
-    assert_eq!(endpoints(&told(&console, &[])), [format!("0 http://{} m1 0000000000000001 false", one.address)]);
+    assert_eq!(
+        endpoints(&told(&console, &[])),
+        [format!("0 http://{} m1 0000000000000001 false", one.address)]
+    );
 }
 
 #[test]
@@ -98,7 +103,10 @@ fn the_list_is_asked_for_in_the_users_name() {
     *list.lock().unwrap() = [row(1, one.address), row(2, other.address)].join(",");
     let console = Setup::endpoints(&[one.address]).start();
     // Without the right to it, what was given is there all the same.
-    assert_eq!(endpoints(&told(&console, &[("Authorization", "bad")])), [format!("0 http://{}  null false", one.address)]);
+    assert_eq!(
+        endpoints(&told(&console, &[("Authorization", "bad")])),
+        [format!("0 http://{}  null false", one.address)]
+    );
     assert_eq!(endpoints(&told(&console, &[("Authorization", "good")])).len(), 2);
 }
 

@@ -1,14 +1,15 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use console::Source;
-use testkit::certificates::{Clock, Folder, Files};
+use testkit::certificates::{Clock, Files, Folder};
 use testkit::{TempDir, http1};
-use tokio_rustls::rustls::{ClientConfig, ClientConnection, ServerConnection, Stream, StreamOwned};
 use tls::{Settings, Tls};
+use tokio_rustls::rustls::{ClientConnection, ServerConnection, Stream, StreamOwned};
 
-use crate::harness::{OWN, Setup, url};
+use crate::harness::{Setup, url};
 
 const LOOPBACK: &[&str] = &["127.0.0.1", "localhost"];
 
@@ -34,7 +35,7 @@ fn trusting(authority: &Folder, own: Option<&Files>) -> Settings {
 /// The status of an answer over TLS, and the protocol that was agreed on; or why there is none.
 fn get(address: SocketAddr, settings: Settings, path: &str) -> Result<(u16, Option<Vec<u8>>), String> {
     let mut stream = connect(address, settings);
-    let head = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nX-Mainstay-Console: 1\r\nConnection: close\r\n\r\n", OWN.0);
+    let head = format!("GET {path} HTTP/1.1\r\nHost: any.example\r\nConnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).map_err(|error| error.to_string())?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).map_err(|error| error.to_string())?;
@@ -45,9 +46,8 @@ fn get(address: SocketAddr, settings: Settings, path: &str) -> Result<(u16, Opti
 
 fn connect(address: SocketAddr, settings: Settings) -> StreamOwned<ClientConnection, TcpStream> {
     let tls = load(settings).client();
-    let config = Arc::<ClientConfig>::unwrap_or_clone(tls.config());
     let name = tls.server_name("127.0.0.1").expect("an address");
-    let connection = ClientConnection::new(Arc::new(config), name).expect("the settings are sound");
+    let connection = ClientConnection::new(tls.config(), name).expect("the settings are sound");
     StreamOwned::new(connection, http1::connect(address))
 }
 
@@ -114,8 +114,7 @@ fn a_certificate_that_is_revoked_ends_its_connection() {
     };
     let (mut good, mut bad) = (connect(&good), connect(&bad));
     authority.revoke(&[&[3]]);
-    let now = || std::time::SystemTime::now();
-    testkit::wait_until("the list is taken over", testkit::TIMEOUT, || reloader.poll(now()));
+    testkit::wait_until("the list is taken over", testkit::TIMEOUT, || reloader.poll(SystemTime::now()));
     console.console.tls_reloaded();
     testkit::wait_until("it is closed", testkit::TIMEOUT, || bad().is_none().then_some(()));
     good().expect("the other stays");

@@ -21,7 +21,8 @@ const OWN: (&str, &str) = ("X-Mainstay-Console", "1");
 /// Sends a request under the address's own name; returns the connection on which the answer comes.
 fn ask(console: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
     let mut stream = http1::connect(console);
-    let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {console}\r\nContent-Length: {}\r\n", body.len());
+    let mut head =
+        format!("{method} {path} HTTP/1.1\r\nHost: {console}\r\nContent-Length: {}\r\n", body.len());
     for (name, value) in [&[OWN], headers].concat() {
         head += &format!("{name}: {value}\r\n");
     }
@@ -47,7 +48,13 @@ fn answer(console: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)
     answer
 }
 
-fn call(console: SocketAddr, endpoint: &str, call: &str, headers: &[(&str, &str)], body: &str) -> (u16, Value) {
+fn call(
+    console: SocketAddr,
+    endpoint: &str,
+    call: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> (u16, Value) {
     let answer = answer(console, "POST", &format!("/api/endpoint/{endpoint}/v3/{call}"), headers, body);
     (answer.status, serde_json::from_str(answer.text()).expect("JSON"))
 }
@@ -67,7 +74,10 @@ fn sees_the_cluster(cluster: &mut Cluster, console: SocketAddr, own: usize) {
     let id_of = |slot: usize| {
         let url = format!("http://{}", cluster.slots[slot].client);
         let found = endpoints.iter().find(|endpoint| endpoint["url"] == url.as_str());
-        found.and_then(|endpoint| endpoint["id"].as_str()).unwrap_or_else(|| panic!("{url} in {list}")).to_owned()
+        found
+            .and_then(|endpoint| endpoint["id"].as_str())
+            .unwrap_or_else(|| panic!("{url} in {list}"))
+            .to_owned()
     };
     let ids = [0, 1, 2].map(id_of);
     assert_eq!(ids[own], "0");
@@ -77,7 +87,8 @@ fn sees_the_cluster(cluster: &mut Cluster, console: SocketAddr, own: usize) {
     let path = format!("/api/endpoint/{}/v3/watch", ids[1]);
     let mut watch = ask(console, "POST", &path, &[], r#"{"create_request":{"key":"Zm9v"}}"#);
     assert_eq!(http1::read_head(&mut watch).status, 200);
-    let mut event = || String::from_utf8(http1::read_chunk(&mut watch).expect("the stream goes on")).expect("text");
+    let mut event =
+        || String::from_utf8(http1::read_chunk(&mut watch).expect("the stream goes on")).expect("text");
     assert!(event().contains("\"created\":true"));
     for value in ["YQ==", "Yg=="] {
         let put = format!(r#"{{"key":"Zm9v","value":"{value}"}}"#);
@@ -131,7 +142,8 @@ fn a_console_by_itself_shows_a_cluster() {
     let mut line = String::new();
     let output = process.stdout.as_mut().expect("it is piped");
     BufReader::new(output).read_line(&mut line).expect("it says where it is");
-    let address = line.trim().strip_prefix("The console is at http://").and_then(|rest| rest.strip_suffix('/'));
+    let address =
+        line.trim().strip_prefix("The console is at http://").and_then(|rest| rest.strip_suffix('/'));
     let console = address.and_then(|address| address.parse().ok()).unwrap_or_else(|| panic!("{line}"));
     assert_eq!(members(console)["self"], Value::Null);
     sees_the_cluster(&mut cluster, console, 0);
@@ -145,7 +157,8 @@ fn a_console_by_itself_shows_a_cluster() {
 fn users_log_in_through_it() {
     let dir = TempDir::new("console-users");
     let console = free_address();
-    let member = Setup::new(dir.path()).flag(CHEAP).flag(format!("--listen-console-urls=http://{console}")).start();
+    let member =
+        Setup::new(dir.path()).flag(CHEAP).flag(format!("--listen-console-urls=http://{console}")).start();
     run(async { secured(&member.client().await).await });
     let range = r#"{"key":"Zm9v"}"#;
     let (status, error) = call(console, "0", "kv/range", &[], range);
