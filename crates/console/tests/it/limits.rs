@@ -127,7 +127,7 @@ fn the_pages_can_be_loaded_while_too_much_is_asked() {
     assert!(answer.text().starts_with("{\"code\":8,"), "{}", answer.text());
     console.serves();
     // Each end gives its place back: an answer, and a browser that leaves.
-    first_asked.answer("200 OK", "{}");
+    first_asked.write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}");
     assert_eq!(http1::read_answer(&mut first).status, 200);
     drop(second);
     second_asked.wait_for_close();

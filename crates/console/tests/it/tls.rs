@@ -153,7 +153,7 @@ fn members_are_trusted_by_their_certificates() {
     let authority = Folder::new(dir.path(), "authority");
     let stranger = Folder::new(dir.path(), "stranger");
     let own = authority.issue("member", &[1], LOOPBACK);
-    let foreign = stranger.issue("member", &[1], LOOPBACK);
+    let foreign = stranger.issue("foreign", &[1], LOOPBACK);
     let misnamed = authority.issue("misnamed", &[2], &["elsewhere.example"]);
     let shown = authority.issue("console", &[3], &[]);
     let status = |address: SocketAddr, dialing: Settings| {
