@@ -361,6 +361,7 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
                 flag.name,
                 "zone"
                     | "import-etcd-data"
+                    | "listen-console-urls"
                     | "api-version"
                     | "client-memory-bytes"
                     | "max-connections-per-address"
