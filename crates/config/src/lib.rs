@@ -94,6 +94,8 @@ pub struct Config {
     pub listen_client_http_urls: Vec<Url>,
     /// Further listeners for metrics and health.
     pub listen_metrics_urls: Vec<Url>,
+    /// Listeners of the web console; none if it is off.
+    pub listen_console_urls: Vec<Url>,
     /// Peer URLs other members are told; at least one.
     pub initial_advertise_peer_urls: Vec<Url>,
     /// Client URLs clients are told; at least one.

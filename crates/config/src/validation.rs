@@ -1,5 +1,6 @@
 //! From settings to a configuration: the checks that need more than one option, with etcd's words.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -84,6 +85,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         listen_client_urls: urls.listen_client,
         listen_client_http_urls: urls.listen_client_http,
         listen_metrics_urls: urls.listen_metrics,
+        listen_console_urls: urls.listen_console,
         initial_advertise_peer_urls: urls.initial_advertise_peer,
         advertise_client_urls: urls.advertise_client,
         initial_cluster,
@@ -233,6 +235,7 @@ struct Urls {
     listen_client: Vec<Url>,
     listen_client_http: Vec<Url>,
     listen_metrics: Vec<Url>,
+    listen_console: Vec<Url>,
     initial_advertise_peer: Vec<Url>,
     advertise_client: Vec<Url>,
 }
@@ -244,11 +247,17 @@ impl Urls {
             listen_client: settings.urls("listen-client-urls"),
             listen_client_http: settings.urls("listen-client-http-urls"),
             listen_metrics: settings.urls("listen-metrics-urls"),
+            listen_console: settings.urls("listen-console-urls"),
             initial_advertise_peer: settings.urls("initial-advertise-peer-urls"),
             advertise_client: settings.urls("advertise-client-urls"),
         };
-        let listening =
-            [&urls.listen_peer, &urls.listen_client, &urls.listen_client_http, &urls.listen_metrics];
+        let listening = [
+            &urls.listen_peer,
+            &urls.listen_client,
+            &urls.listen_client_http,
+            &urls.listen_metrics,
+            &urls.listen_console,
+        ];
         for url in listening.into_iter().flatten() {
             if !url.is_bindable() {
                 return Err(Refusal::invalid(format!("expected IP in URL for binding ({url})")));
@@ -458,7 +467,32 @@ fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
                 .with("initial-advertise-peer-urls", join(&urls.initial_advertise_peer)),
         );
     }
+    let wants_certificates =
+        settings.bool("client-cert-auth") || !settings.text("trusted-ca-file").is_empty();
+    for url in urls.listen_console.iter().filter(|url| !url.scheme().is_secure()) {
+        let mut warn = |line: &str| {
+            warnings.push(Entry::new(Level::Warn, line).with("listen-console-urls", url.as_str()));
+        };
+        if !is_local(url) {
+            warn(
+                "passwords and data travel in clear to the console's listener: make it https, or an address of the loopback",
+            );
+        }
+        if wants_certificates {
+            warn(
+                "clients have to show a certificate, and the console's listener asks for none: whoever reaches it acts with the \
+                 certificate of this member",
+            );
+        }
+    }
     settings.warnings.append(&mut warnings);
+}
+
+/// Returns true if only this machine reaches a listener.
+fn is_local(url: &Url) -> bool {
+    url.scheme().is_unix()
+        || url.host() == "localhost"
+        || url.host().parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 fn data_dir(settings: &mut Settings, name: &str) -> PathBuf {

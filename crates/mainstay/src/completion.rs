@@ -58,6 +58,7 @@ pub fn tree() -> Tree {
         named(Tree::of(&bench::PROGRAM), "bench", "etcd's benchmark, held rates, comparisons"),
         doctor,
         check,
+        Tree::of(&console::PROGRAM),
     ];
     below.extend(Tree::of(&proxy::GATEWAY).below);
     below.extend(Tree::of(&proxy::GRPC_PROXY).below);
@@ -107,6 +108,7 @@ mod tests {
                 "bench",
                 "doctor",
                 "check",
+                "console",
                 "gateway",
                 "grpc-proxy",
                 "completion",

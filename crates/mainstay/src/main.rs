@@ -14,6 +14,7 @@ mod signals;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use member::Purpose;
 
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Some("utl") => utl::run(rest),
         Some("bench") => bench::run(rest),
         Some("doctor") => doctor::run(rest),
+        Some("console") => serve_console(rest),
         Some("completion") => completion::run(rest),
         Some("man") => man::run(rest),
         Some("gateway" | "grpc-proxy") => {
@@ -56,13 +58,20 @@ fn main() -> ExitCode {
         Some("check") => doctor::check(rest),
         Some(verb) if !verb.starts_with('-') => {
             eprintln!(
-                "{verb:?} is none of the commands server, rebuild, ctl, utl, bench, check, doctor, completion, man, gateway, grpc-proxy; to run a \
+                "{verb:?} is none of the commands server, rebuild, ctl, utl, bench, check, doctor, console, completion, man, gateway, grpc-proxy; to run a \
                  member, give flags only (see --help)"
             );
             ExitCode::from(2)
         }
         _ => member::run(arguments, Purpose::Serve),
     }
+}
+
+/// Runs the console until it is told to stop.
+fn serve_console(arguments: &[OsString]) -> ExitCode {
+    // Before any thread starts, so that none of them takes a signal.
+    signals::block();
+    console::run(arguments, &|logger| while signals::wait(Duration::from_secs(3600), logger).is_none() {})
 }
 
 /// Runs a proxy if the first word says so.

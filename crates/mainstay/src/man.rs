@@ -41,8 +41,13 @@ fn page(command: Option<&str>) -> Option<String> {
             below.below.clear();
         });
         let about = "a drop-in replacement for etcd, version 3";
-        let see_also =
-            &[("mainstay-ctl", 1), ("mainstay-utl", 1), ("mainstay-bench", 1), ("mainstay-doctor", 1)];
+        let see_also = &[
+            ("mainstay-ctl", 1),
+            ("mainstay-utl", 1),
+            ("mainstay-bench", 1),
+            ("mainstay-doctor", 1),
+            ("mainstay-console", 1),
+        ];
         return Some(
             Page { called: "mainstay", about, section: 8, release: RELEASE, description: MEMBER, see_also }
                 .of(&tree),

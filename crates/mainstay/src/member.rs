@@ -77,6 +77,9 @@ const OTHERS_USAGE: &str = "
   mainstay doctor [--endpoints HOST:PORT,...]
     Say why a cluster is slow or about to fail.
 
+  mainstay console [--endpoints HOST:PORT,...] [--listen URL]
+    Serve a web console for a cluster, Mainstay's or etcd's.
+
   mainstay check perf|datascale|disk|network ...
     Measure what a cluster, a disk or the network between members can do.
 
@@ -242,4 +245,7 @@ fn greeting(listening: &Listening, data_dir: &str) {
         listening.clients.join(", "),
         listening.peers.join(", "),
     );
+    if let Some(console) = listening.console.first() {
+        let _ = writeln!(out, "The console is at {console}");
+    }
 }

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use consensus::Fetch;
+use console::Console;
 use disk::{Disk, Lock, RealDisk};
 use front::Front;
 use peer::Peers;
@@ -20,6 +21,7 @@ use crate::error::{EndError, StartError};
 use crate::go_environment::GoEnvironment;
 pub use crate::listening::Listening;
 use crate::listening::{Listeners, SocketFile};
+use crate::own_console;
 use crate::peering::Peering;
 use crate::tls::{self as member_tls, MemberTls, Reloading, Side};
 use crate::tracing::{self, Exporting};
@@ -48,6 +50,8 @@ pub struct Running {
     shared: Arc<Shared>,
     exporting: Option<Exporting>,
     fronts: Arc<Fronts>,
+    /// Empty if there is none.
+    console: Arc<OnceLock<Console>>,
     core: JoinHandle<Result<(), Fatal>>,
     checkpointer: JoinHandle<()>,
     hasher: JoinHandle<()>,
@@ -143,7 +147,7 @@ fn processors() -> usize {
 fn serve(
     assembled: Assembled,
     tls: MemberTls,
-    Listeners { clients, peers, metrics: metrics_listeners, files: socket_files }: Listeners,
+    Listeners { clients, peers, metrics: metrics_listeners, console: console_listeners, files: socket_files }: Listeners,
     listening: Listening,
     stop_wanted: &dyn Fn() -> bool,
 ) -> Result<(Running, Listening), StartError> {
@@ -163,6 +167,7 @@ fn serve(
     } = assembled;
     let logger = Arc::clone(&parts.logger);
     let audit_log = parts.config.audit_log.clone();
+    let console_hosts = parts.config.host_whitelist.clone().unwrap_or_default();
     // One that has nothing yet has nothing to compare.
     let checks = had_data && parts.config.feature_gates.is_on("InitialCorruptCheck");
     let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
@@ -170,8 +175,9 @@ fn serve(
     let hasher = spawn("hasher", "the hasher thread", move || hashing.compaction_hashes.run(&hash_jobs))?;
     start_catch_up(&shared, entries, fetches)?;
     let peers = start_peers(&shared, &logger, &parts.config, peering, peers, tls.dialing())?;
-    let fronts: Arc<Fronts> = Arc::default();
-    let reloading = start_reloading(&shared, &logger, tls, &peers, &fronts)?;
+    let (fronts, console): (Arc<Fronts>, Arc<OnceLock<Console>>) = Default::default();
+    let console_dialing = tls.console_dialing();
+    let reloading = start_reloading(&shared, &logger, tls, &peers, (&fronts, &console))?;
     let monitor = Monitor::start(&shared, &logger, &parts.config)
         .map_err(|error| StartError::Thread { what: "the monitor thread", error })?;
     let mut front_options = front_options(&parts.config, shared.shards.len(), parts.log.segments().len())?;
@@ -198,11 +204,19 @@ fn serve(
     if fronts.set(started).is_err() {
         unreachable!("fronts are started once");
     }
+    if let Some(dialing) = console_dialing.filter(|_| !console_listeners.is_empty()) {
+        let started =
+            own_console::start(&shared, &logger, console_listeners, &listening, console_hosts, dialing)?;
+        if console.set(started).is_err() {
+            unreachable!("the console is started once");
+        }
+    }
     tell_of_service(&logger, &listening);
     let running = Running {
         shared,
         exporting,
         fronts,
+        console,
         core,
         checkpointer,
         hasher,
@@ -273,13 +287,16 @@ fn start_reloading(
     logger: &Arc<Logger>,
     tls: MemberTls,
     peers: &Arc<Peers>,
-    fronts: &Arc<Fronts>,
+    (fronts, console): (&Arc<Fronts>, &Arc<OnceLock<Console>>),
 ) -> Result<Reloading, StartError> {
     tls.log_clients(logger);
-    let (peers, fronts) = (Arc::clone(peers), Arc::clone(fronts));
+    let (peers, fronts, console) = (Arc::clone(peers), Arc::clone(fronts), Arc::clone(console));
     let reloaded = Box::new(move |side| match side {
         Side::Peer => peers.tls_reloaded(),
-        Side::Client => fronts.get().into_iter().flatten().for_each(Front::tls_reloaded),
+        Side::Client => {
+            fronts.get().into_iter().flatten().for_each(Front::tls_reloaded);
+            console.get().into_iter().for_each(Console::tls_reloaded);
+        }
     });
     let (metrics, logger) = (Arc::clone(&shared.metrics), Arc::clone(logger));
     Reloading::start(tls, reloaded, shared.clock.clone(), metrics, logger)
@@ -506,6 +523,8 @@ impl Running {
         drop(self.reloading);
         // First, so that nobody finds a socket on which no process listens.
         drop(self.socket_files);
+        // Before the listeners that it has connections to.
+        drop(self.console);
         let fronts = Arc::into_inner(self.fronts).and_then(Fronts::into_inner);
         for front in fronts.expect("only the thread that ended used the fronts") {
             front.shutdown_blocking(STOP_TIMEOUT);

@@ -6,6 +6,7 @@
 //! * `peering` answers requests of other members, and hands the core what they send. `memory` reads the available memory.
 //! * `go_environment` reads variables of Go's runtime.
 //! * `systemd` tells the service manager. `listening` has the sockets, TCP's and those in the file system.
+//! * `own_console` starts the member's console.
 //! * `tls` sets up TLS as the options say, and takes over changed files while the member runs.
 //!
 //! Tests: `tests/it` for members that are stepped, and end to end in the `mainstay` crate.
@@ -20,6 +21,7 @@ mod error;
 mod go_environment;
 mod listening;
 mod memory;
+mod own_console;
 mod peering;
 pub mod stepped;
 pub mod systemd;

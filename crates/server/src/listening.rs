@@ -31,6 +31,8 @@ pub struct Listening {
     pub pages: Vec<String>,
     /// For members.
     pub peers: Vec<String>,
+    /// For browsers: the console.
+    pub console: Vec<String>,
 }
 
 /// The sockets of a member, which listen already.
@@ -39,6 +41,7 @@ pub(crate) struct Listeners {
     pub(crate) clients: Vec<front::Listener>,
     pub(crate) peers: Vec<peer::Listener>,
     pub(crate) metrics: Vec<front::Listener>,
+    pub(crate) console: Vec<console::Listener>,
     /// Files of those that are Unix sockets.
     pub(crate) files: Vec<SocketFile>,
 }
@@ -78,7 +81,16 @@ impl Listeners {
             // As in etcd only metrics' listeners compare names in clients' certificates with where they come from.
             metrics.push(bind(url, tls.for_metrics(url), Serves::All, true)?);
         }
-        Ok(Listeners { clients, peers, metrics, files })
+        let mut console = Vec::new();
+        for url in &config.listen_console_urls {
+            let tls = tls.for_console(url)?;
+            let socket = match listen(url, config, &mut files)? {
+                ListenerSocket::Tcp(socket) => console::ListenerSocket::Tcp(socket),
+                ListenerSocket::Unix(socket) => console::ListenerSocket::Unix(socket),
+            };
+            console.push(console::Listener { socket, tls, host: url.host().to_owned() });
+        }
+        Ok(Listeners { clients, peers, metrics, console, files })
     }
 
     /// The addresses, with the ports that were really taken: 0 asks for any.
@@ -99,7 +111,12 @@ impl Listeners {
             peer::ListenerSocket::Unix(_) => url.as_str().to_owned(),
         };
         let peers = config.listen_peer_urls.iter().zip(&self.peers).map(of_peer).collect();
-        Listening { clients, pages, peers }
+        let of_console = |(url, listener): (&Url, &console::Listener)| match &listener.socket {
+            console::ListenerSocket::Tcp(socket) => taken(url, socket),
+            console::ListenerSocket::Unix(_) => url.as_str().to_owned(),
+        };
+        let console = config.listen_console_urls.iter().zip(&self.console).map(of_console).collect();
+        Listening { clients, pages, peers, console }
     }
 }
 

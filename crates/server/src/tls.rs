@@ -94,7 +94,8 @@ impl fmt::Display for Side {
 
 /// TLS of both sides of a member.
 pub(crate) struct MemberTls {
-    /// `None` if no listener for clients or metrics has an `https` URL: then files are not read, as in etcd.
+    /// `None` if no listener for clients or metrics has an `https` URL, and there is no console: then files are not read, as in
+    /// etcd.
     clients: Option<Tls>,
     peers: Tls,
     /// The settings in use, where they have a certificate: what the log tells when the member serves clients.
@@ -130,12 +131,15 @@ impl MemberTls {
         let options = &config.client_tls;
         let urls: Vec<Url> =
             config.listen_client_urls.iter().chain(&config.listen_client_http_urls).cloned().collect();
-        let mut settings = settings_of(options, Side::Client, (&fixtures, now), &urls, logger)?;
+        let hosts: Vec<Url> = urls.iter().chain(&config.listen_console_urls).cloned().collect();
+        let mut settings = settings_of(options, Side::Client, (&fixtures, now), &hosts, logger)?;
         settings.alpn = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let client_settings = Some(settings.clone()).filter(|settings| !settings.is_empty());
         warn_of_plain(Side::Client, &urls, &settings, logger);
-        let listens = urls.iter().chain(&config.listen_metrics_urls).any(is_secure);
-        let clients = match listens && !settings.is_empty() {
+        let listens = hosts.iter().chain(&config.listen_metrics_urls).any(is_secure);
+        // The console connects to other members, whatever this one's listeners speak.
+        let dials = !config.listen_console_urls.is_empty();
+        let clients = match listens && !settings.is_empty() || dials {
             true => Some(load(settings, Side::Client, &mut watched, logger)?),
             false => None,
         };
@@ -158,6 +162,21 @@ impl MemberTls {
             "client TLS key/cert (--cert-file, --key-file) must be provided for metrics secure url".to_owned()
         };
         server(url, self.clients.as_ref(), missing)
+    }
+
+    /// TLS of a listener of the console; `None` if its URL is a plain one.
+    pub(crate) fn for_console(&self, url: &Url) -> Result<Option<ServerTls>, TlsError> {
+        let missing = || {
+            format!(
+                "client TLS key/cert (--cert-file, --key-file) must be provided for console url {url} with HTTPS scheme"
+            )
+        };
+        server(url, self.clients.as_ref(), missing)
+    }
+
+    /// TLS of the console's connections to members, if there is a console.
+    pub(crate) fn console_dialing(&self) -> Option<tls::ClientTls> {
+        self.clients.as_ref().map(Tls::client)
     }
 
     /// TLS of a listener for members; `None` if its URL is a plain one.

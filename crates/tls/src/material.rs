@@ -92,6 +92,8 @@ pub(crate) struct Material {
     /// `None` if listeners have no certificate.
     pub(crate) server: Option<Arc<ServerConfig>>,
     pub(crate) client: Arc<ClientConfig>,
+    /// The certificate of the listeners, if they have one.
+    pub(crate) listener: Option<CertificateDer<'static>>,
     /// Checks of clients; `None` if they are not asked for certificates.
     pub(crate) clients: Option<PeerChecks>,
     /// Checks of servers.
@@ -177,6 +179,7 @@ impl Material {
             checks
         };
 
+        let listener = own.as_ref().and_then(|(_, own)| own.cert.first().cloned());
         let builder = Builder { settings, provider: provider(settings)?, versions: versions(settings), time };
         let server = match own {
             None => None,
@@ -187,6 +190,7 @@ impl Material {
             generation: previous.map_or(1, |previous| previous.generation + 1),
             server,
             client,
+            listener,
             clients,
             servers,
             expiries: notes.expiries,

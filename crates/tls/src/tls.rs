@@ -3,6 +3,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use rustls::client::Resumption;
 use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, ServerConfig};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
@@ -12,7 +13,7 @@ use crate::certificate::{Certificate, Purpose};
 use crate::error::LoadError;
 use crate::files::{self, Contents};
 use crate::material::{Expiry, Material, Warning};
-use crate::peer_checks::PeerChecks;
+use crate::peer_checks::{PeerChecks, Servers};
 use crate::refusal::Refusal;
 use crate::reloader::Reloader;
 use crate::revocation::Serial;
@@ -231,6 +232,19 @@ impl ClientTls {
     /// What the next connection is opened with. Take it for each connection, so that reloaded files are used.
     pub fn config(&self) -> Arc<ClientConfig> {
         self.shared.current.load().client.clone()
+    }
+
+    /// The same for a connection to a listener of this process that has these settings: its certificate is known, so it is taken
+    /// whoever vouches for it and whatever hosts it is for, and no other is.
+    pub fn config_for_own_listener(&self) -> Arc<ClientConfig> {
+        let material = self.shared.current.load();
+        let Some(listener) = &material.listener else { return material.client.clone() };
+        let mut config = ClientConfig::clone(&material.client);
+        let servers = Servers::only(listener.clone(), material.servers.clone());
+        config.dangerous().set_certificate_verifier(Arc::new(servers));
+        // A resumed session would not be verified again.
+        config.resumption = Resumption::disabled();
+        Arc::new(config)
     }
 
     /// The name that the certificate of a server must be for, when it is dialed as `host`: a name or an address, without

@@ -27,6 +27,7 @@ const ORDER: &[&str] = &[
     "peer",
     "telemetry",
     "profiling",
+    "console",
     "interchange",
     "storage",
     "replica",

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Pages of the manual: what `mainstay man` is asked for, the page's name, and its section.
-const PAGES: [(&str, &str, u8); 10] = [
+const PAGES: [(&str, &str, u8); 11] = [
     ("", "mainstay", 8),
     ("ctl", "mainstay-ctl", 1),
     ("utl", "mainstay-utl", 1),
     ("bench", "mainstay-bench", 1),
     ("doctor", "mainstay-doctor", 1),
+    ("console", "mainstay-console", 1),
     ("check", "mainstay-check", 1),
     ("rebuild", "mainstay-rebuild", 1),
     ("gateway", "mainstay-gateway", 1),

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod console;
 mod crates;
 mod deb;
 mod dependencies;
@@ -17,6 +18,8 @@ const USAGE: &str = "usage: cargo xtask VERB
 
   proto           write crates/api/src/proto/*.rs anew from crates/api/proto/*.proto
   proto --check   say whether they are up to date, and change nothing
+  console         write crates/console/src/table.rs anew: the files of crates/console/assets
+  console --check say whether it is up to date, and change nothing
   crates          write anew which crate uses which, in ARCHITECTURE.md
   dependencies    say whether all that is taken from others may be used: licences, sources, versions
   dashboards      write the dashboard, rules, alerts, runbook and docs/metrics.md from the table of metrics
@@ -36,6 +39,8 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["proto"] => proto::write(),
         ["proto", "--check"] => proto::check(),
+        ["console"] => console::write(),
+        ["console", "--check"] => console::check(),
         ["crates"] => crates::write(),
         ["dependencies"] => dependencies::check(),
         ["dashboards"] => monitoring::write(),

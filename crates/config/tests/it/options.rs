@@ -162,6 +162,7 @@ fn refusals_are_as_expected() {
         --listen-client-urls=http://example.com:2379
         --listen-peer-urls=http://example.com:2380
         --listen-metrics-urls=http://example.com:2381
+        --listen-console-urls=http://example.com:2382
         --listen-client-urls=http://127.0.0.1:2379
         --listen-client-urls=
         --advertise-client-urls=http://:2379
@@ -360,6 +361,7 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
                 flag.name,
                 "zone"
                     | "import-etcd-data"
+                    | "listen-console-urls"
                     | "api-version"
                     | "client-memory-bytes"
                     | "max-connections-per-address"
@@ -431,6 +433,7 @@ fn defaults_are_those_of_etcd() {
     assert_eq!(texts(&config.advertise_client_urls), ["http://localhost:2379"]);
     assert_eq!(texts(&config.initial_advertise_peer_urls), ["http://localhost:2380"]);
     assert!(config.listen_metrics_urls.is_empty());
+    assert!(config.listen_console_urls.is_empty());
     assert_eq!(config.initial_cluster_state, InitialClusterState::New);
     assert_eq!(config.quota_backend_bytes, Some(2 << 30));
     assert_eq!(config.auto_compaction, AutoCompaction::Off);

@@ -17,6 +17,7 @@ mod cluster_members;
 mod cluster_partition;
 mod cluster_rebuild;
 mod cluster_refusals;
+mod console;
 mod corrupt;
 mod crash;
 mod damage;

@@ -1,0 +1,156 @@
+//! Answers of the console itself: every one has the headers that keep browsers from doing with it what it is not for.
+
+use std::error::Error;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use hyper::body::{Body, Frame, SizeHint};
+use serde_json::json;
+
+use crate::forward::Forwarded;
+
+/// Why a body ends early.
+pub(crate) type BodyError = Box<dyn Error + Send + Sync>;
+
+/// The body of an answer.
+pub(crate) enum AnswerBody {
+    /// Bytes at hand; `None` once they are handed out.
+    Whole(Option<Bytes>),
+    /// What a member answers.
+    Forwarded(Box<Forwarded>),
+}
+
+impl AnswerBody {
+    pub(crate) fn of(bytes: impl Into<Bytes>) -> AnswerBody {
+        AnswerBody::Whole(Some(bytes.into()).filter(|bytes| !bytes.is_empty()))
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.get_mut() {
+            AnswerBody::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            AnswerBody::Forwarded(body) => {
+                body.poll_data(cx).map(|data| data.map(|data| data.map(Frame::data)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            AnswerBody::Whole(bytes) => bytes.is_none(),
+            AnswerBody::Forwarded(body) => body.is_ended(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            AnswerBody::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            AnswerBody::Forwarded(body) => body.size_hint(),
+        }
+    }
+}
+
+/// Nothing is loaded from elsewhere, nothing inline is run, and no other page may show this one in a frame.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; \
+                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// The headers of every answer.
+const HEADERS: [(HeaderName, &str); 6] = [
+    (CONTENT_SECURITY_POLICY, POLICY),
+    (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (
+        HeaderName::from_static("permissions-policy"),
+        "camera=(), display-capture=(), geolocation=(), microphone=(), payment=(), usb=()",
+    ),
+];
+
+fn secure(headers: &mut HeaderMap) {
+    for (name, value) in &HEADERS {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+}
+
+/// An answer with this type and body.
+pub(crate) fn whole(
+    status: StatusCode,
+    content_type: &'static str,
+    cache: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::of(body));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    secure(headers);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static(cache));
+    response
+}
+
+/// JSON that is not kept by anybody.
+pub(crate) fn json(status: StatusCode, value: &serde_json::Value) -> Response<AnswerBody> {
+    whole(status, "application/json", "no-store", value.to_string())
+}
+
+/// What a member answers, with this status and type.
+pub(crate) fn forwarded(
+    status: StatusCode,
+    content_type: Option<HeaderValue>,
+    body: Forwarded,
+) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::Forwarded(Box::new(body)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    secure(headers);
+    if let Some(content_type) = content_type {
+        headers.insert(CONTENT_TYPE, content_type);
+    }
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// An error of the console, in the form of the JSON gateway's: a code of gRPC and a text.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) status: StatusCode,
+    pub(crate) text: String,
+}
+
+impl Refused {
+    pub(crate) fn new(status: StatusCode, text: impl Into<String>) -> Refused {
+        Refused { status, text: text.into() }
+    }
+
+    /// The code that gRPC has for the status.
+    fn code(&self) -> api::Code {
+        match self.status {
+            StatusCode::NOT_FOUND => api::Code::NotFound,
+            StatusCode::METHOD_NOT_ALLOWED => api::Code::Unimplemented,
+            StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST => api::Code::PermissionDenied,
+            StatusCode::PAYLOAD_TOO_LARGE | StatusCode::SERVICE_UNAVAILABLE => api::Code::ResourceExhausted,
+            StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => api::Code::Unavailable,
+            _ => api::Code::InvalidArgument,
+        }
+    }
+}
+
+impl From<Refused> for Response<AnswerBody> {
+    fn from(refused: Refused) -> Response<AnswerBody> {
+        let code = refused.code() as i32;
+        json(refused.status, &json!({ "code": code, "message": refused.text }))
+    }
+}

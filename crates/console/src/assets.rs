@@ -1,0 +1,132 @@
+//! The pages, which are part of the binary: `crates/console/assets/`, listed by `cargo xtask console`.
+
+use std::io::Write as _;
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+use flate2::{Compression, write::GzEncoder};
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, ETAG, IF_NONE_MATCH, VARY};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use sha2::{Digest as _, Sha256};
+
+use crate::answer::{self, AnswerBody};
+use crate::table::FILES;
+
+/// A smaller file is not compressed.
+const COMPRESSED_BYTES_MIN: usize = 1024;
+/// Browsers ask each time whether what they have is current: a newer member has newer pages.
+const CACHE: &str = "no-cache";
+
+/// What follows from the contents of a file; made when it is first asked for.
+struct Prepared {
+    etag: String,
+    /// `None` if compressing does not pay.
+    compressed: Option<Bytes>,
+}
+
+static PREPARED: [OnceLock<Prepared>; FILES.len()] = [const { OnceLock::new() }; FILES.len()];
+
+/// The index of a file, by its path below the folder. Only what is in the table is found, so there is no path to walk.
+pub(crate) fn find(name: &str) -> Option<usize> {
+    FILES.iter().position(|(listed, _)| *listed == name)
+}
+
+/// Answers a request for a file.
+pub(crate) fn answer(at: usize, headers: &HeaderMap) -> Response<AnswerBody> {
+    let (name, contents) = FILES[at];
+    let prepared = PREPARED[at].get_or_init(|| prepare(name, contents));
+    let compressed = prepared.compressed.as_ref().filter(|_| takes_gzip(headers));
+    let has_current = headers.get_all(IF_NONE_MATCH).iter().any(|tags| {
+        let tags = tags.to_str().unwrap_or_default().split(',');
+        tags.map(|tag| tag.trim().trim_start_matches("W/")).any(|tag| tag == prepared.etag || tag == "*")
+    });
+    let (status, body) = match (has_current, compressed) {
+        (true, _) => (StatusCode::NOT_MODIFIED, Bytes::new()),
+        (false, Some(compressed)) => (StatusCode::OK, compressed.clone()),
+        (false, None) => (StatusCode::OK, Bytes::from_static(contents)),
+    };
+    let mut response = answer::whole(status, content_type(name), CACHE, body);
+    let headers = response.headers_mut();
+    headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
+    // The tag is weak: it stands for the contents, however they are encoded.
+    if let Ok(tag) = HeaderValue::try_from(format!("W/{}", prepared.etag)) {
+        headers.insert(ETAG, tag);
+    }
+    if compressed.is_some() && !has_current {
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    response
+}
+
+fn prepare(name: &str, contents: &[u8]) -> Prepared {
+    let digest = Sha256::digest(contents);
+    let etag = digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect::<String>();
+    let is_worth_it = contents.len() >= COMPRESSED_BYTES_MIN && is_text(content_type(name));
+    let compressed = is_worth_it.then(|| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        // Writing to memory does not fail.
+        encoder.write_all(contents).and_then(|()| encoder.finish()).ok().map(Bytes::from)
+    });
+    Prepared { etag: format!("\"{etag}\""), compressed: compressed.flatten() }
+}
+
+fn is_text(content_type: &str) -> bool {
+    content_type.contains("charset=utf-8") || content_type == "image/svg+xml"
+}
+
+/// The content type of a file, by the ending of its name.
+fn content_type(name: &str) -> &'static str {
+    match name.rsplit_once('.').map(|(_, ending)| ending) {
+        Some("html") => "text/html; charset=utf-8",
+        Some("js" | "mjs") => "text/javascript; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("json" | "map") => "application/json; charset=utf-8",
+        Some("webmanifest") => "application/manifest+json; charset=utf-8",
+        Some("txt" | "md") => "text/plain; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        Some("png") => "image/png",
+        Some("ico") => "image/x-icon",
+        Some("woff2") => "font/woff2",
+        _ => "application/octet-stream",
+    }
+}
+
+/// Returns true if the browser takes gzip.
+fn takes_gzip(headers: &HeaderMap) -> bool {
+    headers.get_all(ACCEPT_ENCODING).iter().any(|accepted| {
+        accepted.to_str().unwrap_or_default().split(',').any(|one| {
+            let (name, weight) = one.split_once(';').unwrap_or((one, ""));
+            let weight = weight.trim().strip_prefix("q=").map_or(Ok(1.0), str::parse::<f32>);
+            name.trim().eq_ignore_ascii_case("gzip") && weight.is_ok_and(|weight| weight > 0.0)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encodings_are_taken_as_they_are_offered() {
+        let takes = |accepted: &'static str| {
+            takes_gzip(&HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static(accepted))]))
+        };
+        for accepted in ["gzip", "br, GZIP;q=0.5", "gzip , br"] {
+            assert!(takes(accepted), "{accepted}");
+        }
+        for accepted in ["", "br", "gzip;q=0", "xgzip", "gzip;q=x"] {
+            assert!(!takes(accepted), "{accepted}");
+        }
+    }
+
+    #[test]
+    fn every_file_has_a_type_that_browsers_know() {
+        for (name, _) in FILES {
+            assert_ne!(content_type(name), "application/octet-stream", "{name}");
+        }
+        assert!(find("index.html").is_some());
+        for name in ["", "/index.html", "../Cargo.toml", "./index.html", "index.html/", "INDEX.html"] {
+            assert_eq!(find(name), None, "{name}");
+        }
+    }
+}

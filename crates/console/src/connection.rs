@@ -1,0 +1,235 @@
+//! One connection of a browser, from its handshake to its end: [`serve`]. Its requests go to [`Service::answer`].
+
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use stdx::race;
+use telemetry::logging::Value;
+use tls::{ServerTls, Session};
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use tokio_rustls::TlsAcceptor;
+
+use crate::answer::{AnswerBody, BodyError};
+use crate::listener::Listening;
+use crate::service::Service;
+use crate::slots::Slot;
+use crate::socket::{Clock, SharedSocket, Socket, Stream, Wire};
+
+/// Interval at which it is looked at whether a certificate has ended.
+const STANDING_INTERVAL: Duration = Duration::from_secs(60);
+
+/// What a connection's request is doing, as far as others have to know. One request is under way at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Phase {
+    is_under_way: Cell<bool>,
+    /// When the body of the request must have come; `None` if it has.
+    body_until: Cell<Option<Instant>>,
+    is_evicted: Cell<bool>,
+    /// Of the task that serves the connection.
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Phase {
+    /// Returns true from the head of a request to the end of its answer.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.is_under_way.get()
+    }
+
+    /// The body of the request has come whole.
+    pub(crate) fn heard_out(&self) {
+        if self.body_until.take().is_some() {
+            self.wake();
+        }
+    }
+
+    /// The connection has to make room for another.
+    pub(crate) fn evict(&self) {
+        self.is_evicted.set(true);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = self.waker.borrow().as_ref() {
+            waker.wake_by_ref();
+        }
+    }
+
+    fn listen(&self, cx: &Context<'_>) {
+        let mut waker = self.waker.borrow_mut();
+        if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            *waker = Some(cx.waker().clone());
+        }
+    }
+}
+
+/// A request is under way as long as this lives.
+struct UnderWay(Rc<Slot>);
+
+impl UnderWay {
+    fn begin(slot: &Rc<Slot>, body_until: Instant) -> UnderWay {
+        slot.phase.is_under_way.set(true);
+        slot.phase.body_until.set(Some(body_until));
+        UnderWay(Rc::clone(slot))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.phase.is_under_way.set(false);
+        self.0.phase.body_until.set(None);
+        self.0.is_idle_now();
+    }
+}
+
+/// The body of an answer, which holds the request under way until its end.
+struct Served {
+    body: AnswerBody,
+    _under_way: UnderWay,
+}
+
+impl Body for Served {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        Pin::new(&mut self.get_mut().body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Serves a connection until it ends, or has to make room.
+pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<Service>, slot: Rc<Slot>) {
+    let limits = service.dialer.limits;
+    let evicted = poll_fn(|cx| poll_evicted(&slot, cx));
+    let secured = match &listening.tls {
+        None => Ok((stream.boxed(), None)),
+        Some(tls) => {
+            service.dialer.files.look();
+            let shaken = timeout(tls::HANDSHAKE_TIMEOUT, shake_hands(stream, tls));
+            match race(shaken, evicted).await {
+                stdx::First::Left(shaken) => {
+                    shaken.unwrap_or_else(|_| Err("the handshake took too long".to_owned()))
+                }
+                stdx::First::Right(()) => return,
+            }
+        }
+    };
+    let (wire, standing) = match secured {
+        Ok(secured) => secured,
+        Err(why) => {
+            let error = ("error", Value::Str(&why));
+            service.logger.warn_of_strangers("rejected connection on console endpoint", &[error]);
+            return;
+        }
+    };
+    let socket = Rc::new(RefCell::new(Socket::new(wire, limits.buffer_bytes, limits.stall_timeout)));
+    let (asked, asked_slot, asked_listening) = (Rc::clone(&service), Rc::clone(&slot), Rc::clone(&listening));
+    let answer = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let (service, slot, listening) =
+            (Rc::clone(&asked), Rc::clone(&asked_slot), Rc::clone(&asked_listening));
+        async move {
+            let under_way = UnderWay::begin(&slot, Instant::now() + limits.body_timeout);
+            if request.body().is_end_stream() {
+                slot.phase.heard_out();
+            }
+            let phase = Rc::clone(&slot.phase);
+            let response = service.answer(request, &listening, phase).await;
+            Ok::<_, Infallible>(response.map(|body| Served { body, _under_way: under_way }))
+        }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(Clock)
+        .max_buf_size(limits.buffer_bytes)
+        .header_read_timeout(limits.head_timeout)
+        .serve_connection(SharedSocket(Rc::clone(&socket)), answer);
+    let mut body_timer: Option<Pin<Box<Sleep>>> = None;
+    let ended = poll_fn(|cx| {
+        if poll_evicted(&slot, cx).is_ready() {
+            return Poll::Ready(());
+        }
+        let phase = &slot.phase;
+        if !phase.is_under_way() {
+            body_timer = None;
+            return Poll::Pending;
+        }
+        match phase.body_until.get() {
+            // Nothing else tells that the browser has gone: hyper reads no further than the first bytes of a next request.
+            None => socket.borrow_mut().poll_ahead(cx),
+            Some(until) => {
+                let timer = body_timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
+                if timer.deadline() != until {
+                    timer.as_mut().reset(until);
+                }
+                timer.as_mut().poll(cx)
+            }
+        }
+    });
+    let expelled = expelled(listening.tls.as_ref(), standing, service.reloaded.clone());
+    // What a connection ends with is its client's affair.
+    let _ = race(pin!(connection), race(ended, expelled)).await;
+}
+
+fn poll_evicted(slot: &Slot, cx: &Context<'_>) -> Poll<()> {
+    slot.phase.listen(cx);
+    if slot.phase.is_evicted.get() { Poll::Ready(()) } else { Poll::Pending }
+}
+
+type Secured = (Box<dyn Wire>, Option<Session>);
+
+/// Shakes hands. Only HTTP/1.1 is spoken here, whatever the other listeners with the same files speak.
+async fn shake_hands(stream: Stream, tls: &ServerTls) -> Result<Secured, String> {
+    let mut config = rustls_config(tls);
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let acceptor = TlsAcceptor::from(std::sync::Arc::new(config));
+    let stream = acceptor.accept(stream.boxed()).await.map_err(|error| error.to_string())?;
+    let session = tls.admit(stream.get_ref().1.peer_certificates()).map_err(|refusal| refusal.to_string())?;
+    Ok((Box::new(stream), Some(session)))
+}
+
+fn rustls_config(tls: &ServerTls) -> tokio_rustls::rustls::ServerConfig {
+    tokio_rustls::rustls::ServerConfig::clone(&tls.config())
+}
+
+/// Ends when a browser may not stay: its certificate has ended, or files were replaced and it would not be let in any more.
+async fn expelled(
+    tls: Option<&ServerTls>,
+    session: Option<Session>,
+    mut reloaded: tokio::sync::watch::Receiver<()>,
+) {
+    let (Some(tls), Some(session)) = (tls, session) else { return std::future::pending().await };
+    // Without a certificate there is nothing that could end or be revoked.
+    let has_certificate = session.not_after().is_some();
+    loop {
+        let due = async {
+            match has_certificate {
+                true => tokio::time::sleep(STANDING_INTERVAL).await,
+                false => std::future::pending().await,
+            }
+        };
+        if let stdx::First::Left(Err(_)) = race(reloaded.changed(), due).await {
+            // Nobody reloads any more.
+            return std::future::pending().await;
+        }
+        if tls.still_valid(&session).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Who may ask: against pages from elsewhere that make a browser ask, under this console's name or another.
+
+use std::net::IpAddr;
+
+use http::header::{HOST, ORIGIN};
+use http::{HeaderMap, Request, StatusCode, Version};
+
+use crate::answer::Refused;
+use crate::listener::Listening;
+
+/// The header that every request to `/api/` must have. A page from elsewhere cannot send it without asking first, which is never
+/// allowed.
+const OWN_HEADER: &str = "x-mainstay-console";
+
+/// The host that a request is for, with its port.
+///
+/// # Errors
+/// There is none, or more than one, or the request is meant for a proxy.
+pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refused> {
+    let malformed = || Refused::new(StatusCode::BAD_REQUEST, "the request needs one Host header and a path");
+    if request.uri().authority().is_some() || request.version() < Version::HTTP_10 {
+        return Err(malformed());
+    }
+    let mut given = request.headers().get_all(HOST).iter();
+    match (given.next(), given.next()) {
+        (Some(host), None) => host.to_str().map_err(|_| malformed()),
+        _ => Err(malformed()),
+    }
+}
+
+/// Refuses a name that anybody could have made lead here (DNS rebinding). An address is nobody's to give away, nor is `localhost`; over
+/// TLS a foreign name is not in the certificate.
+///
+/// # Errors
+/// The host is none of the listener's.
+pub(crate) fn check_host(host: &str, listening: &Listening, listed: &[String]) -> Result<(), Refused> {
+    if listening.tls.is_some() {
+        return Ok(());
+    }
+    let name = without_port(host);
+    let is_address = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+        Some(inside) => inside.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => name.parse::<std::net::Ipv4Addr>().is_ok(),
+    };
+    let is_listed =
+        |listed: &String| !listed.is_empty() && listed != "*" && listed.eq_ignore_ascii_case(name);
+    // The path of a Unix socket is no name, and an address was looked at above.
+    let is_name = !listening.host.contains('/') && listening.host.parse::<IpAddr>().is_err();
+    let is_own = is_name && listening.host.eq_ignore_ascii_case(name);
+    if is_address || is_own || name.eq_ignore_ascii_case("localhost") || listed.iter().any(is_listed) {
+        return Ok(());
+    }
+    let text = "the console is not served under this name: use its address, serve it over https, or allow the name with \
+                --host-whitelist";
+    Err(Refused::new(StatusCode::MISDIRECTED_REQUEST, text))
+}
+
+/// A host without its port; an address of IPv6 keeps its brackets.
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !name.is_empty() => name,
+        _ => host,
+    }
+}
+
+/// Lets only the console's own pages ask, and programs that say so.
+///
+/// # Errors
+/// The request lacks the header of the console's pages, or comes from a page from elsewhere.
+pub(crate) fn check_caller<B>(request: &Request<B>, host: &str) -> Result<(), Refused> {
+    let headers = request.headers();
+    let refused = |text: &str| Err(Refused::new(StatusCode::FORBIDDEN, text));
+    if !headers.get(OWN_HEADER).is_some_and(|value| value == "1") {
+        return refused("requests need the header X-Mainstay-Console: 1");
+    }
+    if headers.get_all("sec-fetch-site").iter().any(|site| site != "same-origin") {
+        return refused("the console is not for pages from elsewhere");
+    }
+    if !is_origin_own(headers, host) {
+        return refused("the console is not for pages from elsewhere");
+    }
+    Ok(())
+}
+
+/// Returns true if the page that asks was loaded from here. Its scheme is not compared: behind a proxy that speaks TLS it is another.
+fn is_origin_own(headers: &HeaderMap, host: &str) -> bool {
+    headers.get_all(ORIGIN).iter().all(|origin| {
+        let authority = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+        authority.is_some_and(|(scheme, authority)| {
+            matches!(scheme, "http" | "https") && authority.eq_ignore_ascii_case(host)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_are_nobody_elses_are_served_without_tls() {
+        let listed = ["db.example".to_owned(), "*".to_owned(), String::new()];
+        let check = |own: &str, host: &str| {
+            let listening = Listening { tls: None, host: own.to_owned() };
+            check_host(host, &listening, &listed).is_ok()
+        };
+        for host in [
+            "127.0.0.1",
+            "127.0.0.1:2382",
+            "10.1.2.3:80",
+            "[::1]:2382",
+            "[::1]",
+            "localhost",
+            "LOCALHOST:2382",
+            "db.example",
+            "DB.example:2382",
+            "own.example:1",
+        ] {
+            assert!(check("own.example", host), "{host}");
+        }
+        for host in [
+            "",
+            ":2382",
+            "evil.example",
+            "evil.example:2382",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "*",
+            "[::1",
+            "::1",
+            "[127.0.0.1]",
+            "1",
+            "0x7f.1",
+            "2130706433",
+            "xlocalhost",
+            "localhost.",
+        ] {
+            assert!(!check("own.example", host), "{host}");
+        }
+        assert!(!check("/run/console.sock", "/run/console.sock"));
+        assert!(check("::1", "[::1]:2382"));
+    }
+
+    #[test]
+    fn origins_are_compared_with_the_host() {
+        let own = |origin: &str, host: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(ORIGIN, origin.parse().unwrap());
+            is_origin_own(&headers, host)
+        };
+        assert!(is_origin_own(&HeaderMap::new(), "h:1"));
+        assert!(own("http://h:1", "h:1") && own("https://H", "h"));
+        for (origin, host) in [
+            ("null", "h"),
+            ("http://h:2", "h:1"),
+            ("http://h", "h:1"),
+            ("ftp://h", "h"),
+            ("h", "h"),
+            ("http://", "h"),
+        ] {
+            assert!(!own(origin, host), "{origin}");
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! The members that the console reaches: [`Endpoints`]. Their ids are numbers that stay the same for as long as the process lives.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::url::Url;
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use hyper::body::Body as _;
+use serde_json::{Value, json};
+use tokio::task::spawn_local;
+use tokio::time::timeout;
+
+use crate::answer::{self, AnswerBody};
+use crate::service::Service;
+use crate::upstream::{OutBody, Target};
+
+/// Endpoints that are remembered; more than any cluster has members.
+const ENDPOINTS_MAX: usize = 256;
+/// Largest list of members that is taken from a member, in bytes.
+const LIST_BYTES_MAX: usize = 1 << 20;
+/// Time in which a member has to tell the list.
+const LIST_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A member of the cluster, as the list of members has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its id.
+    pub id: u64,
+    /// Its name; empty until it has started.
+    pub name: String,
+    /// Its client URLs.
+    pub client_urls: Vec<String>,
+    /// True if it has no vote.
+    pub is_learner: bool,
+}
+
+/// Tells the list of members at any time.
+pub type ListMembers = Arc<dyn Fn() -> Vec<Member> + Send + Sync>;
+
+/// Where the console learns of members.
+#[derive(Clone)]
+pub enum Source {
+    /// The console is part of a member.
+    Member {
+        /// Id of this member.
+        id: u64,
+        /// Where it listens for clients.
+        listens_at: Url,
+        /// The members as this one knows them.
+        list: ListMembers,
+    },
+    /// The console stands alone: these endpoints, and the members that they tell of.
+    Endpoints(Vec<Url>),
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Member { id, listens_at, .. } => f
+                .debug_struct("Member")
+                .field("id", id)
+                .field("listens_at", listens_at)
+                .finish_non_exhaustive(),
+            Source::Endpoints(urls) => f.debug_tuple("Endpoints").field(urls).finish(),
+        }
+    }
+}
+
+/// All endpoints that were ever listed.
+pub(crate) struct Endpoints {
+    source: Source,
+    entries: RefCell<Vec<Entry>>,
+    next_id: Cell<u64>,
+    /// When the list was last told by members.
+    fetched: Cell<Option<Instant>>,
+    /// Held while the list is fetched, so that one round serves all who wait.
+    fetching: tokio::sync::Mutex<()>,
+}
+
+struct Entry {
+    id: u64,
+    target: Rc<Target>,
+    /// Given by hand, so that it stays.
+    is_given: bool,
+    /// Listed now, so that it may be asked.
+    is_listed: bool,
+    member: Option<Member>,
+}
+
+impl Endpoints {
+    pub(crate) fn new(source: Source) -> Endpoints {
+        let endpoints = Endpoints {
+            source,
+            entries: RefCell::default(),
+            next_id: Cell::new(0),
+            fetched: Cell::new(None),
+            fetching: tokio::sync::Mutex::default(),
+        };
+        match &endpoints.source {
+            Source::Member { .. } => endpoints.refresh_own(),
+            Source::Endpoints(urls) => {
+                let entries = urls
+                    .iter()
+                    .take(ENDPOINTS_MAX)
+                    .map(|url| endpoints.entry(Target::new(url.clone()), true, None));
+                let entries = entries.collect();
+                endpoints.entries.replace(entries);
+            }
+        }
+        endpoints
+    }
+
+    fn entry(&self, target: Rc<Target>, is_given: bool, member: Option<Member>) -> Entry {
+        let id = self.next_id.replace(self.next_id.get() + 1);
+        Entry { id, target, is_given, is_listed: true, member }
+    }
+
+    /// The endpoint with this id, if it is listed now.
+    pub(crate) fn find(&self, id: &str) -> Option<Rc<Target>> {
+        let id: u64 = Some(id).filter(|id| id.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()?;
+        let entries = self.entries.borrow();
+        entries.iter().find(|entry| entry.id == id && entry.is_listed).map(|entry| Rc::clone(&entry.target))
+    }
+
+    /// Answers with the list.
+    pub(crate) async fn list(&self, service: &Service, headers: &HeaderMap) -> Response<AnswerBody> {
+        match &self.source {
+            Source::Member { .. } => self.refresh_own(),
+            Source::Endpoints(_) => self.fetch(service, headers.get(AUTHORIZATION)).await,
+        }
+        let own = match &self.source {
+            Source::Member { id, .. } => Value::String(hex(*id)),
+            Source::Endpoints(_) => Value::Null,
+        };
+        let entries = self.entries.borrow();
+        let endpoints: Vec<Value> =
+            entries.iter().filter(|entry| entry.is_listed).map(Entry::shown).collect();
+        let version = env!("CARGO_PKG_VERSION");
+        answer::json(StatusCode::OK, &json!({ "self": own, "endpoints": endpoints, "version": version }))
+    }
+
+    /// Takes over the list as this member knows it, itself first.
+    fn refresh_own(&self) {
+        let Source::Member { id, listens_at, list } = &self.source else { return };
+        let (own, others): (Vec<Member>, Vec<Member>) =
+            list().into_iter().partition(|member| member.id == *id);
+        let mut entries = self.entries.borrow_mut();
+        let own = own.into_iter().next();
+        match entries.first_mut() {
+            Some(entry) => entry.member = own,
+            None => entries.push(self.entry(Target::own(listens_at.clone()), true, own)),
+        }
+        self.replace_others(&mut entries, others);
+    }
+
+    /// Lists these members beside the endpoints that were given, and no others.
+    fn replace_others(&self, entries: &mut Vec<Entry>, others: Vec<Member>) {
+        entries.iter_mut().filter(|entry| !entry.is_given).for_each(|entry| entry.is_listed = false);
+        for member in others {
+            let Some(url) = usable(&member.client_urls) else { continue };
+            let known = entries.iter_mut().find(|entry| !entry.is_given && entry.target.url == url.as_str());
+            match known {
+                Some(entry) => (entry.is_listed, entry.member) = (true, Some(member)),
+                None => {
+                    if entries.len() >= ENDPOINTS_MAX {
+                        entries.retain(|entry| entry.is_listed);
+                    }
+                    if entries.len() < ENDPOINTS_MAX {
+                        entries.push(self.entry(Target::new(url), false, Some(member)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks the endpoints that were given for the list, on behalf of this user. What none of them tells stays as it was.
+    async fn fetch(&self, service: &Service, authorization: Option<&HeaderValue>) {
+        let _one = self.fetching.lock().await;
+        let fresh = service.dialer.limits.members_fresh;
+        if self.fetched.get().is_some_and(|fetched| fetched.elapsed() < fresh) {
+            return;
+        }
+        let given: Vec<(u64, Rc<Target>)> = {
+            let entries = self.entries.borrow();
+            let given = entries.iter().filter(|entry| entry.is_given);
+            given.map(|entry| (entry.id, Rc::clone(&entry.target))).collect()
+        };
+        let mut asked = Vec::new();
+        for (id, target) in given {
+            let (dialer, authorization) = (Rc::clone(&service.dialer), authorization.cloned());
+            asked.push(AbortOnDrop(spawn_local(async move {
+                let told = async {
+                    let (link, body) = ask(&dialer, &target, authorization).await?;
+                    target.keep(link, &dialer.limits);
+                    read_list(&body)
+                };
+                (id, timeout(LIST_TIMEOUT, told).await.ok().flatten())
+            })));
+        }
+        let (mut members, mut told_by) = (Vec::<Member>::new(), Vec::new());
+        for mut task in asked {
+            let Ok((id, Some((teller, list)))) = (&mut task.0).await else { continue };
+            told_by.push((id, teller));
+            for member in list {
+                if !members.iter().any(|known| known.id == member.id) {
+                    members.push(member);
+                }
+            }
+        }
+        if told_by.is_empty() {
+            return;
+        }
+        self.fetched.set(Some(Instant::now()));
+        let mut entries = self.entries.borrow_mut();
+        let mut reached: Vec<u64> = Vec::new();
+        for entry in entries.iter_mut().filter(|entry| entry.is_given) {
+            let teller = told_by.iter().find(|(id, _)| *id == entry.id).map(|(_, teller)| *teller);
+            let known = entry.member.as_ref().map(|member| member.id);
+            let by_url = || members.iter().find(|member| member.client_urls.contains(&entry.target.url));
+            let id = teller.or(known).or_else(|| by_url().map(|member| member.id));
+            entry.member = id.and_then(|id| members.iter().find(|member| member.id == id).cloned());
+            // Two endpoints of one member are listed once.
+            entry.is_listed = id.is_none_or(|id| !reached.contains(&id));
+            reached.extend(id);
+        }
+        members.retain(|member| !reached.contains(&member.id));
+        self.replace_others(&mut entries, members);
+    }
+}
+
+/// A task that ends with what it was started for.
+struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Entry {
+    fn shown(&self) -> Value {
+        let member = self.member.as_ref();
+        // A member that has just started tells its client URLs a little later.
+        let own = member.filter(|_| self.target.is_own).and_then(|member| usable(&member.client_urls));
+        json!({
+            "id": self.id.to_string(),
+            "url": own.as_ref().map_or(self.target.url.as_str(), Url::as_str),
+            "name": member.map_or("", |member| member.name.as_str()),
+            "memberId": member.map(|member| hex(member.id)),
+            "learner": member.is_some_and(|member| member.is_learner),
+        })
+    }
+}
+
+/// An id as the JSON of the console has it.
+fn hex(id: u64) -> String {
+    format!("{id:016x}")
+}
+
+/// The URL by which a member is reached: one that is not of the loopback, if there is one.
+fn usable(urls: &[String]) -> Option<Url> {
+    let urls: Vec<Url> = urls.iter().filter_map(|url| Url::parse(url).ok()).collect();
+    let is_local = |url: &Url| {
+        url.scheme().is_unix()
+            || url.host() == "localhost"
+            || url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    };
+    urls.iter().find(|url| !is_local(url)).or(urls.first()).cloned()
+}
+
+/// Asks a member for the list of members; returns the body of its answer.
+async fn ask(
+    dialer: &crate::upstream::Dialer,
+    target: &Target,
+    authorization: Option<HeaderValue>,
+) -> Option<(crate::upstream::Link, Vec<u8>)> {
+    let mut request = Request::post("/v3/cluster/member/list")
+        .header(CONTENT_TYPE, "application/json")
+        .body(OutBody::Whole(Some(Bytes::from_static(b"{}"))))
+        .ok()?;
+    if let Some(authorization) = authorization {
+        request.headers_mut().insert(AUTHORIZATION, authorization);
+    }
+    let (link, response) = dialer.send(target, request).await.ok()?;
+    if response.status() != StatusCode::OK {
+        return None;
+    }
+    let (mut incoming, mut body) = (response.into_body(), Vec::new());
+    while let Some(frame) = std::future::poll_fn(|cx| std::pin::Pin::new(&mut incoming).poll_frame(cx)).await
+    {
+        let Ok(data) = frame.ok()?.into_data() else { continue };
+        if body.len() + data.len() > LIST_BYTES_MAX {
+            return None;
+        }
+        body.extend_from_slice(&data);
+    }
+    Some((link, body))
+}
+
+/// The id of the member that answered, and the list. Ids are numbers, which JSON of protobuf writes as texts.
+fn read_list(body: &[u8]) -> Option<(u64, Vec<Member>)> {
+    let answer: Value = serde_json::from_slice(body).ok()?;
+    let id = |value: &Value| match value {
+        Value::String(text) => text.parse().ok(),
+        value => value.as_u64(),
+    };
+    let teller = id(answer.get("header")?.get("member_id")?)?;
+    let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
+    let members = answer.get("members")?.as_array()?.iter().take(ENDPOINTS_MAX).filter_map(|member| {
+        let urls = member.get("clientURLs").and_then(Value::as_array);
+        Some(Member {
+            id: id(member.get("ID")?)?,
+            name: text(member.get("name")),
+            client_urls: urls.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect(),
+            is_learner: member.get("isLearner").and_then(Value::as_bool).unwrap_or_default(),
+        })
+    });
+    Some((teller, members.collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(id: u64, urls: &[&str]) -> Member {
+        let client_urls = urls.iter().map(|url| (*url).to_owned()).collect();
+        Member { id, name: format!("m{id}"), client_urls, is_learner: false }
+    }
+
+    #[test]
+    fn lists_of_members_are_read_as_the_gateway_writes_them() {
+        let body = br#"{"header":{"cluster_id":"1","member_id":"10276657743932975437","raft_term":"2"},"members":[
+            {"ID":"10276657743932975437","name":"a","peerURLs":["http://h:1"],"clientURLs":["http://h:2","https://h:3"]},
+            {"ID":7,"isLearner":true},{"name":"no id"},5]}"#;
+        let list = vec![
+            Member {
+                id: 10276657743932975437,
+                name: "a".to_owned(),
+                ..member(0, &["http://h:2", "https://h:3"])
+            },
+            Member { name: String::new(), is_learner: true, ..member(7, &[]) },
+        ];
+        assert_eq!(read_list(body), Some((10276657743932975437, list)));
+        for wrong in [&b""[..], b"{}", b"[]", br#"{"header":{},"members":[]}"#, b"{\"header\":\xff"] {
+            assert_eq!(read_list(wrong), None);
+        }
+    }
+
+    #[test]
+    fn a_member_is_reached_at_an_address_that_others_can_use() {
+        let url = |urls: &[&str]| usable(&member(1, urls).client_urls).map(|url| url.as_str().to_owned());
+        assert_eq!(url(&["http://127.0.0.1:1", "https://10.0.0.1:2"]).as_deref(), Some("https://10.0.0.1:2"));
+        assert_eq!(url(&["http://localhost:1"]).as_deref(), Some("http://localhost:1"));
+        assert_eq!(url(&["unix:///x", "http://[::1]:1", "http://h:1"]).as_deref(), Some("http://h:1"));
+        assert_eq!(url(&["x", "ftp://h:1"]), None);
+    }
+
+    #[test]
+    fn ids_stay_with_their_urls() {
+        let list: Arc<std::sync::Mutex<Vec<Member>>> = Arc::default();
+        let told = Arc::clone(&list);
+        let set = |members: &[Member]| *list.lock().unwrap() = members.to_vec();
+        set(&[member(2, &["http://h:2"]), member(1, &["http://h:1"]), member(3, &[])]);
+        let endpoints = Endpoints::new(Source::Member {
+            id: 1,
+            listens_at: Url::parse("http://127.0.0.1:9").unwrap(),
+            list: Arc::new(move || told.lock().unwrap().clone()),
+        });
+        let shown = || {
+            endpoints.refresh_own();
+            let entries = endpoints.entries.borrow();
+            let listed = entries.iter().filter(|entry| entry.is_listed);
+            let shown = listed.map(|entry| {
+                let shown = entry.shown();
+                format!("{} {}", shown["id"].as_str().unwrap(), shown["url"].as_str().unwrap())
+            });
+            shown.collect::<Vec<_>>().join(", ")
+        };
+        assert_eq!(shown(), "0 http://h:1, 1 http://h:2");
+        set(&[member(1, &["http://h:1"]), member(4, &["http://h:4"])]);
+        assert_eq!(shown(), "0 http://h:1, 2 http://h:4");
+        assert!(endpoints.find("1").is_none() && endpoints.find("2").is_some());
+        set(&[member(1, &["http://h:1"]), member(5, &["http://h:2"])]);
+        assert_eq!(shown(), "0 http://h:1, 1 http://h:2");
+        for wrong in ["", "+1", "-1", "01x", "18446744073709551616", "1/", " 1"] {
+            assert!(endpoints.find(wrong).is_none(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let count = std::cell::Cell::new(0);
+        let list: Arc<std::sync::Mutex<Vec<Member>>> = Arc::default();
+        let told = Arc::clone(&list);
+        let endpoints = Endpoints::new(Source::Member {
+            id: 1,
+            listens_at: Url::parse("http://127.0.0.1:9").unwrap(),
+            list: Arc::new(move || told.lock().unwrap().clone()),
+        });
+        for _ in 0..1_000 {
+            count.set(count.get() + 1);
+            *list.lock().unwrap() = vec![member(2, &[&format!("http://h:{}", count.get())])];
+            endpoints.refresh_own();
+        }
+        assert!(endpoints.entries.borrow().len() <= ENDPOINTS_MAX);
+        assert!(endpoints.find("1000").is_some(), "the newest is listed");
+    }
+}

@@ -1,0 +1,107 @@
+//! Where the console listens.
+
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::rc::Rc;
+use std::time::Duration;
+
+use std::io;
+
+use telemetry::logging::Value;
+use tls::ServerTls;
+
+use crate::connection;
+use crate::service::Service;
+use crate::slots::Slots;
+use crate::socket::{Stream, prepare};
+
+/// Pause after a connection could not be accepted, for example because no file is left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A listener of the console, whose socket listens already.
+#[derive(Debug)]
+pub struct Listener {
+    /// The socket.
+    pub socket: ListenerSocket,
+    /// TLS; `None` for plain HTTP.
+    pub tls: Option<ServerTls>,
+    /// The host of its URL.
+    pub host: String,
+}
+
+/// A socket that listens.
+#[derive(Debug)]
+pub enum ListenerSocket {
+    /// At an address.
+    Tcp(TcpListener),
+    /// At a file.
+    Unix(UnixListener),
+}
+
+/// What the connections of a listener share.
+pub(crate) struct Listening {
+    pub(crate) tls: Option<ServerTls>,
+    pub(crate) host: String,
+}
+
+/// A socket that the runtime knows.
+pub(crate) enum Registered {
+    Tcp(tokio::net::TcpListener),
+    Unix(tokio::net::UnixListener),
+}
+
+impl Registered {
+    /// Must be called in the runtime.
+    pub(crate) fn new(socket: ListenerSocket) -> io::Result<Registered> {
+        match socket {
+            ListenerSocket::Tcp(socket) => {
+                socket.set_nonblocking(true)?;
+                tokio::net::TcpListener::from_std(socket).map(Registered::Tcp)
+            }
+            ListenerSocket::Unix(socket) => {
+                socket.set_nonblocking(true)?;
+                tokio::net::UnixListener::from_std(socket).map(Registered::Unix)
+            }
+        }
+    }
+
+    async fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Registered::Tcp(socket) => {
+                let (stream, _) = socket.accept().await?;
+                prepare(&stream);
+                Ok(Stream::Tcp(stream))
+            }
+            Registered::Unix(socket) => Ok(Stream::Unix(socket.accept().await?.0)),
+        }
+    }
+}
+
+/// Accepts connections for as long as it is polled.
+pub(crate) async fn accept(
+    socket: Registered,
+    listening: Rc<Listening>,
+    service: Rc<Service>,
+    slots: Rc<Slots>,
+) {
+    loop {
+        match socket.accept().await {
+            Ok(stream) => match slots.take() {
+                Some(slot) => {
+                    let serving = connection::serve(stream, Rc::clone(&listening), Rc::clone(&service), slot);
+                    tokio::task::spawn_local(serving);
+                }
+                None => service.logger.warn_of_strangers(
+                    "closed a connection to the console: all others have requests under way",
+                    &[("connections", Value::Uint(service.dialer.limits.connections_max as u64))],
+                ),
+            },
+            Err(error) => {
+                let error = error.to_string();
+                let fields = [("error", Value::Str(&error))];
+                service.logger.warn_of_strangers("failed to accept a connection to the console", &fields);
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Which request gets which answer: [`Service::answer`].
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use http::header::ALLOW;
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use telemetry::logging::Logger;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
+
+use crate::answer::{AnswerBody, Refused};
+use crate::assets;
+use crate::connection::Phase;
+use crate::defences;
+use crate::endpoints::Endpoints;
+use crate::forward;
+use crate::listener::Listening;
+use crate::upstream::Dialer;
+
+/// What all connections share.
+pub(crate) struct Service {
+    pub(crate) dialer: Rc<Dialer>,
+    pub(crate) endpoints: Endpoints,
+    /// Names besides those of the listener under which it may be asked for without TLS.
+    pub(crate) hosts: Vec<String>,
+    pub(crate) logger: Logger,
+    pub(crate) forwarded: Arc<Semaphore>,
+    /// Changes when files for TLS were replaced.
+    pub(crate) reloaded: watch::Receiver<()>,
+}
+
+impl Service {
+    /// A place for a request that is forwarded.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn forwarded_permit(self: Rc<Service>) -> Result<OwnedSemaphorePermit, TryAcquireError> {
+        Arc::clone(&self.forwarded).try_acquire_owned()
+    }
+
+    /// Answers a request.
+    pub(crate) async fn answer(
+        self: &Rc<Service>,
+        request: Request<Incoming>,
+        listening: &Listening,
+        phase: Rc<Phase>,
+    ) -> Response<AnswerBody> {
+        match self.find(request, listening, phase).await {
+            Ok(response) => response,
+            Err(refused) => {
+                let is_wrong_method = refused.status == StatusCode::METHOD_NOT_ALLOWED;
+                let mut response: Response<AnswerBody> = refused.into();
+                if is_wrong_method {
+                    response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, POST"));
+                }
+                response
+            }
+        }
+    }
+
+    async fn find(
+        self: &Rc<Service>,
+        request: Request<Incoming>,
+        listening: &Listening,
+        phase: Rc<Phase>,
+    ) -> Result<Response<AnswerBody>, Refused> {
+        let host = defences::host(&request)?;
+        defences::check_host(host, listening, &self.hosts)?;
+        let path = request.uri().path();
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        let Some(call) = path.strip_prefix("/api/") else {
+            let file = if path == "/" { Some("index.html") } else { path.strip_prefix("/assets/") };
+            let file = file.and_then(assets::find);
+            let file = file.ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "there is no such page"))?;
+            if !is_read {
+                return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "pages are GET"));
+            }
+            return Ok(assets::answer(file, request.headers()));
+        };
+        defences::check_caller(&request, host)?;
+        if call == "members" {
+            if !is_read {
+                return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "the list of members is GET"));
+            }
+            return Ok(self.endpoints.list(self, request.headers()).await);
+        }
+        let found = call.strip_prefix("endpoint/").and_then(|rest| rest.split_once('/'));
+        let found = found.and_then(|(id, rest)| Some((self.endpoints.find(id)?, rest.to_owned())));
+        let (target, rest) =
+            found.ok_or_else(|| Refused::new(StatusCode::NOT_FOUND, "there is no such endpoint"))?;
+        forward::forward(self, target, &rest, request, phase).await
+    }
+}

@@ -1,0 +1,93 @@
+//! Places for connections: [`Slots`]. A connection without a request under way gives way to a new one, so that those who only connect
+//! keep nobody out.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::connection::Phase;
+
+/// The places of all connections.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    max: usize,
+    taken: RefCell<Vec<Taken>>,
+    /// Counts connections, and the times when they became idle.
+    counter: Cell<u64>,
+}
+
+#[derive(Debug)]
+struct Taken {
+    id: u64,
+    /// The count when it was last without a request.
+    idle_since: u64,
+    phase: Rc<Phase>,
+}
+
+/// The place of one connection.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) phase: Rc<Phase>,
+    id: u64,
+    slots: Rc<Slots>,
+}
+
+impl Slots {
+    pub(crate) fn new(max: usize) -> Rc<Slots> {
+        Rc::new(Slots { max, taken: RefCell::default(), counter: Cell::new(0) })
+    }
+
+    /// A place for a connection; `None` if all are taken by connections with a request under way.
+    pub(crate) fn take(self: &Rc<Slots>) -> Option<Rc<Slot>> {
+        let mut taken = self.taken.borrow_mut();
+        if taken.len() >= self.max {
+            let idle = taken.iter().enumerate().filter(|(_, taken)| !taken.phase.is_under_way());
+            let (oldest, _) = idle.min_by_key(|(_, taken)| taken.idle_since)?;
+            taken.swap_remove(oldest).phase.evict();
+        }
+        let id = self.count();
+        let phase = Rc::new(Phase::default());
+        taken.push(Taken { id, idle_since: id, phase: Rc::clone(&phase) });
+        Some(Rc::new(Slot { phase, id, slots: Rc::clone(self) }))
+    }
+
+    fn count(&self) -> u64 {
+        let count = self.counter.get() + 1;
+        self.counter.set(count);
+        count
+    }
+}
+
+impl Slot {
+    /// The connection has no request under way any more.
+    pub(crate) fn is_idle_now(&self) {
+        let count = self.slots.count();
+        if let Some(taken) = self.slots.taken.borrow_mut().iter_mut().find(|taken| taken.id == self.id) {
+            taken.idle_since = count;
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.slots.taken.borrow_mut().retain(|taken| taken.id != self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_idle_for_longest_gives_way() {
+        let slots = Slots::new(2);
+        let (first, second) = (slots.take().unwrap(), slots.take().unwrap());
+        // The first has served a request since the second came.
+        first.is_idle_now();
+        let third = slots.take().unwrap();
+        assert_eq!(slots.taken.borrow().len(), 2);
+        drop(second);
+        assert_eq!(slots.taken.borrow().len(), 2, "it had lost its place already");
+        drop((first, third));
+        assert!(slots.taken.borrow().is_empty());
+    }
+}

@@ -1,0 +1,306 @@
+//! Connections to members: [`Target`] is one of them with the idle connections that are kept for it, [`Dialer`] opens them, [`Link`] is
+//! one. A link that is dropped is closed at once, which cancels what was asked on it.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant, SystemTime};
+
+use api::url::Url;
+use bytes::Bytes;
+use http::header::HOST;
+use http::{HeaderValue, Method, Request, Response};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::client::conn::http1::{self, SendRequest};
+use tls::{ClientTls, Reloader};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::{AbortHandle, spawn_local};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use crate::answer::BodyError;
+use crate::forward::RequestBody;
+use crate::limits::Limits;
+use crate::socket::{SharedSocket, Socket, Stream, Wire, prepare};
+
+/// Idle connections that are kept for one member: as many as a browser has open at a time.
+const IDLE_LINKS_MAX: usize = 6;
+/// Interval at which the files for TLS are looked at, while connections are opened.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A member as it is reached.
+pub(crate) struct Target {
+    /// The URL that is shown.
+    pub(crate) url: String,
+    /// Where to connect to.
+    place: Url,
+    /// The listener is this process's own, so that its certificate is known.
+    pub(crate) is_own: bool,
+    authority: HeaderValue,
+    idle: RefCell<Vec<(Link, Instant)>>,
+    has_reaper: Cell<bool>,
+}
+
+impl Target {
+    /// A member that is reached at this URL.
+    pub(crate) fn new(url: Url) -> Rc<Target> {
+        Rc::new(Target::reached_at(url.as_str().to_owned(), url, false))
+    }
+
+    /// A listener of this process.
+    pub(crate) fn own(url: Url) -> Rc<Target> {
+        Rc::new(Target::reached_at(url.as_str().to_owned(), url, true))
+    }
+
+    fn reached_at(url: String, place: Url, is_own: bool) -> Target {
+        let authority = match place.scheme().is_unix() {
+            true => "localhost".to_owned(),
+            false if place.host().contains(':') => format!("[{}]:{}", place.host(), place.port()),
+            false => format!("{}:{}", place.host(), place.port()),
+        };
+        let authority = HeaderValue::try_from(authority).unwrap_or(HeaderValue::from_static("localhost"));
+        let (idle, has_reaper) = (RefCell::default(), Cell::new(false));
+        Target { url, place, is_own, authority, idle, has_reaper }
+    }
+
+    /// Keeps a connection for the next request.
+    pub(crate) fn keep(self: &Rc<Target>, link: Link, limits: &Limits) {
+        let mut idle = self.idle.borrow_mut();
+        if link.sender.is_closed() || idle.len() >= IDLE_LINKS_MAX {
+            return;
+        }
+        idle.push((link, Instant::now() + limits.idle_link));
+        if !self.has_reaper.replace(true) {
+            spawn_local(Target::reap(Rc::clone(self)));
+        }
+    }
+
+    /// Closes connections whose time is over, until none is left: a console that nobody looks at has no timer.
+    async fn reap(self: Rc<Target>) {
+        loop {
+            let now = Instant::now();
+            self.idle.borrow_mut().retain(|(link, until)| *until > now && !link.sender.is_closed());
+            let next = self.idle.borrow().iter().map(|(_, until)| *until).min();
+            let Some(next) = next else {
+                self.has_reaper.set(false);
+                return;
+            };
+            tokio::time::sleep_until(next.into()).await;
+        }
+    }
+
+    /// A connection that was kept and stands.
+    async fn kept(&self) -> Option<Link> {
+        loop {
+            let (mut link, _) = self.idle.borrow_mut().pop()?;
+            if link.sender.ready().await.is_ok() {
+                return Some(link);
+            }
+        }
+    }
+}
+
+/// Why a member gave no answer.
+#[derive(Debug)]
+pub(crate) enum UpstreamError {
+    /// There is no connection.
+    Unreachable(String),
+    /// Connecting took too long.
+    Late(String),
+    /// The connection broke before the answer began.
+    Broken(String),
+}
+
+/// Opens connections.
+pub(crate) struct Dialer {
+    tls: ClientTls,
+    pub(crate) files: FileWatch,
+    pub(crate) limits: Limits,
+}
+
+impl Dialer {
+    pub(crate) fn new(tls: ClientTls, files: Vec<Reloader>, limits: Limits) -> Dialer {
+        Dialer { tls, files: FileWatch::new(files), limits }
+    }
+
+    /// Sends a request and waits for the head of its answer. A member may have closed a connection that was kept: then a request of
+    /// which nothing was sent, or that only reads a page, is sent again on another one.
+    pub(crate) async fn send(
+        &self,
+        target: &Target,
+        mut request: Request<OutBody>,
+    ) -> Result<(Link, Response<Incoming>), UpstreamError> {
+        request.headers_mut().insert(HOST, target.authority.clone());
+        let page = Some(&request).filter(|request| request.method() == Method::GET).map(|request| {
+            let mut page = Request::new(());
+            *page.uri_mut() = request.uri().clone();
+            page.headers_mut().clone_from(request.headers());
+            page
+        });
+        loop {
+            let kept = target.kept().await;
+            let is_kept = kept.is_some();
+            let mut link = match kept {
+                Some(link) => link,
+                None => self.connect(target).await?,
+            };
+            let mut error = match link.sender.try_send_request(request).await {
+                Ok(response) => return Ok((link, response)),
+                Err(error) => error,
+            };
+            let unsent = error.take_message();
+            let page = || page.as_ref().map(|page| page.clone().map(|()| OutBody::Whole(None)));
+            match unsent.or_else(page) {
+                Some(again) if is_kept => request = again,
+                _ => return Err(UpstreamError::Broken(format!("{}: {}", target.url, text(error.error())))),
+            }
+        }
+    }
+
+    async fn connect(&self, target: &Target) -> Result<Link, UpstreamError> {
+        let limit = self.limits.dial_timeout;
+        let wire = match timeout(limit, self.dial(target)).await {
+            Ok(Ok(wire)) => wire,
+            Ok(Err(error)) => {
+                return Err(UpstreamError::Unreachable(format!("{} cannot be reached: {error}", target.url)));
+            }
+            Err(_) => {
+                let within = cli::go::duration(limit);
+                return Err(UpstreamError::Late(format!("{}: no connection within {within}", target.url)));
+            }
+        };
+        let socket = Socket::new(wire, 0, self.limits.stall_timeout);
+        let socket = SharedSocket(Rc::new(RefCell::new(socket)));
+        let (sender, connection) = http1::Builder::new()
+            .max_buf_size(self.limits.buffer_bytes)
+            .handshake(socket)
+            .await
+            .map_err(|error| UpstreamError::Broken(format!("{}: {}", target.url, text(&error))))?;
+        // What ends the connection is told to the request.
+        let driver = spawn_local(async move {
+            let _ = connection.await;
+        });
+        Ok(Link { sender, _driver: Driver(driver.abort_handle()) })
+    }
+
+    async fn dial(&self, target: &Target) -> io::Result<Box<dyn Wire>> {
+        let place = &target.place;
+        let stream = if place.scheme().is_unix() {
+            Stream::Unix(UnixStream::connect(place.host()).await?)
+        } else {
+            let stream = TcpStream::connect((reachable(place.host()), place.port())).await?;
+            prepare(&stream);
+            Stream::Tcp(stream)
+        };
+        if !place.scheme().is_secure() {
+            return Ok(stream.boxed());
+        }
+        self.files.look();
+        let name = self.tls.server_name(server_name(place)).map_err(io::Error::other)?;
+        let config = if target.is_own { self.tls.config_for_own_listener() } else { self.tls.config() };
+        let stream = TlsConnector::from(config).connect(name, stream.boxed()).await?;
+        Ok(Box::new(stream))
+    }
+}
+
+/// Takes over changed files for TLS when a connection is made, where no thread of a member does so: a console that nobody uses looks
+/// at nothing.
+pub(crate) struct FileWatch {
+    reloaders: RefCell<Vec<Reloader>>,
+    looked: Cell<Instant>,
+}
+
+impl FileWatch {
+    fn new(reloaders: Vec<Reloader>) -> FileWatch {
+        FileWatch { reloaders: RefCell::new(reloaders), looked: Cell::new(Instant::now()) }
+    }
+
+    pub(crate) fn look(&self) {
+        if self.looked.get().elapsed() < RELOAD_INTERVAL {
+            return;
+        }
+        self.looked.set(Instant::now());
+        let now = SystemTime::now();
+        for reloader in self.reloaders.borrow_mut().iter_mut() {
+            // A change counts at the second look that sees it. Files that cannot be used leave in use what was loaded.
+            let _ = reloader.poll(now).or_else(|| reloader.poll(now));
+        }
+    }
+}
+
+/// The address at which a listener on all addresses is reached from here.
+fn reachable(host: &str) -> &str {
+    match host.parse::<IpAddr>() {
+        Ok(IpAddr::V4(address)) if address.is_unspecified() => "127.0.0.1",
+        Ok(IpAddr::V6(address)) if address.is_unspecified() => "::1",
+        _ => host,
+    }
+}
+
+/// What the certificate has to be for: the host, or the name of the socket's file.
+fn server_name(place: &Url) -> &str {
+    match place.scheme().is_unix() {
+        true => place.host().rsplit('/').next().unwrap_or_default(),
+        false => reachable(place.host()),
+    }
+}
+
+/// An error of hyper; its cause, where there is one, says what happened.
+pub(crate) fn text(error: &hyper::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// A connection to a member. Dropping it closes it.
+pub(crate) struct Link {
+    sender: SendRequest<OutBody>,
+    _driver: Driver,
+}
+
+/// The task that reads and writes for a link.
+struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The body of a request to a member.
+pub(crate) enum OutBody {
+    /// Bytes at hand; `None` once they are handed out.
+    Whole(Option<Bytes>),
+    /// That of a browser.
+    Forwarded(RequestBody),
+}
+
+impl Body for OutBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.get_mut() {
+            OutBody::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            OutBody::Forwarded(body) => body.poll_data(cx).map(|data| data.map(|data| data.map(Frame::data))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            OutBody::Whole(bytes) => bytes.is_none(),
+            OutBody::Forwarded(body) => body.is_ended(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            OutBody::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            OutBody::Forwarded(body) => body.size_hint(),
+        }
+    }
+}

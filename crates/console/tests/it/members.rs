@@ -1,0 +1,160 @@
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use console::{Member, Source};
+use testkit::ports::free_address;
+
+use crate::fake_member::FakeMember;
+use crate::harness::{OWN, Running, Setup, url};
+
+/// A member that tells its id and a list, which may change.
+fn member(id: u64, list: &Arc<Mutex<String>>) -> FakeMember {
+    let list = Arc::clone(list);
+    FakeMember::start(move |asked| {
+        asked.body();
+        let is_refused = asked.header("authorization") == Some("bad");
+        match asked.line.as_str() {
+            "POST /v3/cluster/member/list" if is_refused => {
+                asked.answer("401 Unauthorized", r#"{"code":16,"message":"etcdserver: invalid auth token"}"#);
+            }
+            "POST /v3/cluster/member/list" => {
+                let members = list.lock().expect("no thread panics").clone();
+                asked.answer(
+                    "200 OK",
+                    &format!(r#"{{"header":{{"member_id":"{id}"}},"members":[{members}]}}"#),
+                );
+            }
+            _ => asked.answer("200 OK", &format!("\"{id}\"")),
+        }
+    })
+}
+
+fn row(id: u64, address: SocketAddr) -> String {
+    format!(r#"{{"ID":"{id}","name":"m{id}","clientURLs":["http://{address}"]}}"#)
+}
+
+fn told(console: &Running, headers: &[(&str, &str)]) -> String {
+    let answer = console.request("GET", "/api/members", &[&[OWN], headers].concat(), b"");
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    answer.text().to_owned()
+}
+
+/// The endpoints of a list: id, URL's port, name, id of the member.
+fn endpoints(list: &str) -> Vec<String> {
+    let list: serde_json::Value = serde_json::from_str(list).expect("JSON");
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or("null").to_owned();
+    let endpoints = list["endpoints"].as_array().expect("a list").iter();
+    let row = |endpoint: &serde_json::Value| {
+        let fields = ["id", "url", "name", "memberId"].map(|name| text(&endpoint[name]));
+        format!("{} {}", fields.join(" "), endpoint["learner"])
+    };
+    endpoints.map(row).collect()
+}
+
+#[test]
+fn the_others_are_found_through_those_that_are_given() {
+    let list: Arc<Mutex<String>> = Arc::default();
+    let (first, second, third) = (member(1, &list), member(2, &list), member(3, &list));
+    let rows = [row(1, first.address), row(2, second.address), row(3, third.address)].join(",");
+    *list.lock().unwrap() = rows;
+    let down = free_address();
+    let console = Setup::endpoints(&[down, first.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    let expected = [
+        format!("0 http://{down}  null false"),
+        format!("1 http://{} m1 0000000000000001 false", first.address),
+        format!("2 http://{} m2 0000000000000002 false", second.address),
+        format!("3 http://{} m3 0000000000000003 false", third.address),
+    ];
+    let answer = told(&console, &[]);
+    assert_eq!(endpoints(&answer), expected);
+    assert!(answer.contains("\"self\":null") && answer.contains("\"version\":\""), "{answer}");
+    for (id, body) in [("1", "\"1\""), ("2", "\"2\""), ("3", "\"3\"")] {
+        let answer = console.request("GET", &format!("/api/endpoint/{id}/metrics"), &[OWN], b"");
+        assert_eq!(answer.text(), body);
+    }
+    // A member goes, and comes back: its id is the same, and nobody else's meanwhile.
+    *list.lock().unwrap() = [row(1, first.address), row(3, third.address)].join(",");
+    assert_eq!(endpoints(&told(&console, &[])), [&expected[..2], &expected[3..]].concat());
+    assert_eq!(console.request("GET", "/api/endpoint/2/metrics", &[OWN], b"").status, 404);
+    *list.lock().unwrap() = [row(1, first.address), row(2, second.address), row(3, third.address)].join(",");
+    assert_eq!(endpoints(&told(&console, &[])), expected);
+}
+
+#[test]
+fn two_endpoints_of_one_member_are_one() {
+    let list: Arc<Mutex<String>> = Arc::default();
+    let (one, other) = (member(1, &list), member(1, &list));
+    *list.lock().unwrap() = row(1, one.address);
+    let console = Setup::endpoints(&[one.address, other.address]).start();
+    assert_eq!(
+        endpoints(&told(&console, &[])),
+        [format!("0 http://{} m1 0000000000000001 false", one.address)]
+    );
+}
+
+#[test]
+fn the_list_is_asked_for_in_the_users_name() {
+    let list: Arc<Mutex<String>> = Arc::default();
+    let (one, other) = (member(1, &list), member(2, &list));
+    *list.lock().unwrap() = [row(1, one.address), row(2, other.address)].join(",");
+    let console = Setup::endpoints(&[one.address]).start();
+    // Without the right to it, what was given is there all the same.
+    assert_eq!(
+        endpoints(&told(&console, &[("Authorization", "bad")])),
+        [format!("0 http://{}  null false", one.address)]
+    );
+    assert_eq!(endpoints(&told(&console, &[("Authorization", "good")])).len(), 2);
+}
+
+#[test]
+fn lists_that_make_no_sense_change_nothing() {
+    let list: Arc<Mutex<String>> = Arc::default();
+    let one = member(1, &list);
+    let console =
+        Setup::endpoints(&[one.address]).limits(|limits| limits.members_fresh = Duration::ZERO).start();
+    for wrong in [
+        "",
+        "]}garbage",
+        "5,null,[]",
+        r#"{"ID":"x"},{"ID":-1},{"ID":"99999999999999999999"}"#,
+        r#"{"ID":"7","clientURLs":["javascript:alert(1)","http://h:1/path","ftp://h:1"]}"#,
+        &"5,".repeat(1 << 20),
+    ] {
+        *list.lock().unwrap() = wrong.to_owned();
+        let endpoints = endpoints(&told(&console, &[]));
+        assert!(endpoints.len() == 1 && endpoints[0].starts_with("0 "), "{endpoints:?}");
+    }
+    console.serves();
+}
+
+#[test]
+fn a_members_own_console_lists_it_first() {
+    let own = FakeMember::start(|asked| asked.answer("200 OK", "\"own\""));
+    let list = || {
+        let member = |id, url: &str| Member {
+            id,
+            name: format!("m{id}"),
+            client_urls: vec![url.to_owned()],
+            is_learner: id == 3,
+        };
+        vec![member(2, "http://h2:1"), member(3, "https://h3:1"), member(9, "https://advertised:2379")]
+    };
+    let listens_at = url(&format!("http://0.0.0.0:{}", own.address.port()));
+    let console = Setup::of(Source::Member { id: 9, listens_at, list: Arc::new(list) }).start();
+    let answer = told(&console, &[]);
+    assert!(answer.contains("\"self\":\"0000000000000009\""), "{answer}");
+    assert_eq!(
+        endpoints(&answer),
+        [
+            "0 https://advertised:2379 m9 0000000000000009 false",
+            "1 http://h2:1 m2 0000000000000002 false",
+            "2 https://h3:1 m3 0000000000000003 true",
+        ]
+    );
+    // It is reached where it listens, not by the URL that it tells.
+    assert_eq!(console.page("version").text(), "\"own\"");
+}

@@ -1,0 +1,55 @@
+//! The console of a member: what it knows of the others, and how it reaches this one.
+
+use std::sync::Arc;
+
+use config::Url;
+use console::{Console, Limits, Listener, Member, Options, Source};
+use replica::shared::Shared;
+use telemetry::logging::{Logger, Value};
+use tls::ClientTls;
+
+use crate::error::StartError;
+use crate::listening::Listening;
+
+/// Starts it. Clients are served already.
+pub(crate) fn start(
+    shared: &Arc<Shared>,
+    logger: &Logger,
+    listeners: Vec<Listener>,
+    listening: &Listening,
+    hosts: Vec<String>,
+    dialing: ClientTls,
+) -> Result<Console, StartError> {
+    let told_by = Arc::clone(shared);
+    let list = move || {
+        let members = Arc::clone(&told_by.state.load().members);
+        let list = members.by_id.values().map(|member| Member {
+            id: member.id,
+            name: member.name.clone(),
+            client_urls: member.client_urls.clone(),
+            is_learner: member.is_learner,
+        });
+        list.collect()
+    };
+    let listens_at = reached_at(listening).expect("a member listens for clients, at URLs");
+    let options = Options {
+        listeners,
+        hosts,
+        source: Source::Member { id: shared.identity.member_id, listens_at, list: Arc::new(list) },
+        dialing,
+        reloaders: Vec::new(),
+        limits: Limits::default(),
+    };
+    let console = Console::start(options, logger.clone())
+        .map_err(|error| StartError::Thread { what: "the thread of the console", error })?;
+    let urls: Vec<&str> = listening.console.iter().map(String::as_str).collect();
+    logger.info("serving the console", &[("urls", Value::List(&urls))]);
+    Ok(console)
+}
+
+/// The listener for pages of this member that is cheapest to ask: one without TLS, if there is one.
+fn reached_at(listening: &Listening) -> Option<Url> {
+    let listeners = if listening.pages.is_empty() { &listening.clients } else { &listening.pages };
+    let urls: Vec<Url> = listeners.iter().filter_map(|url| Url::parse(url).ok()).collect();
+    urls.iter().find(|url| !url.scheme().is_secure()).or(urls.first()).cloned()
+}

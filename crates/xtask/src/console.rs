@@ -1,0 +1,74 @@
+//! The table of the console's files, which the binary holds.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn crate_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../console")
+}
+
+/// Writes the table anew.
+pub fn write() -> Result<String, String> {
+    let (path, text) = (crate_dir().join("src/table.rs"), table()?);
+    fs::write(&path, &text).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(format!("{} lists {} files", path.display(), text.matches("include_bytes!").count()))
+}
+
+/// Says whether the table is up to date.
+pub fn check() -> Result<String, String> {
+    let path = crate_dir().join("src/table.rs");
+    let found = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    match found == table()? {
+        true => Ok("the table of the console's files is up to date".to_owned()),
+        false => Err(format!("{} is out of date: cargo xtask console", path.display())),
+    }
+}
+
+fn table() -> Result<String, String> {
+    let root = crate_dir().join("assets");
+    let mut names = Vec::new();
+    collect(&root, "", &mut names)?;
+    names.sort();
+    let rows: Vec<String> = names
+        .iter()
+        .map(|name| format!("    ({name:?}, include_bytes!({:?})),\n", format!("../assets/{name}")))
+        .collect();
+    Ok(format!(
+        "//! Written by `cargo xtask console`: the files of `crates/console/assets/`.\n\n\
+         /// Paths below the folder, and contents.\n\
+         #[rustfmt::skip] // One row per file.\n\
+         pub(crate) const FILES: &[(&str, &[u8])] = &[\n{}];\n",
+        rows.concat()
+    ))
+}
+
+/// Adds the files below a folder, whose path is `prefix`. A hidden file is an editor's.
+fn collect(folder: &Path, prefix: &str, names: &mut Vec<String>) -> Result<(), String> {
+    let failed = |e: std::io::Error| format!("{}: {e}", folder.display());
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name =
+            entry.file_name().into_string().map_err(|name| format!("{name:?} is no name for a page"))?;
+        if name.starts_with('.') {
+            continue;
+        }
+        if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
+            return Err(format!(
+                "{name:?}: names of pages have letters, digits, dots, hyphens and underscores"
+            ));
+        }
+        match entry.file_type().map_err(failed)?.is_dir() {
+            true => collect(&entry.path(), &format!("{prefix}{name}/"), names)?,
+            false => names.push(format!("{prefix}{name}")),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_table_is_up_to_date() {
+        super::check().unwrap();
+    }
+}
