@@ -28,7 +28,7 @@ export class Failure extends Error {
 
   /** The session is missing or has ended. A refused password is not meant. */
   get needsLogin() {
-    return this.code === 16 || this.status === 401 || /user name is empty|revision of auth store is old/.test(this.message);
+    return this.code === 16 || this.status === 401 || /user name is empty|invalid auth token|revision of auth store is old/.test(this.message);
   }
 }
 
@@ -37,6 +37,7 @@ export function explain(error) {
   if (!(error instanceof Failure)) return t('errorUnexpected', { message: error.message });
   if (error.status === 0) return t('errorConsole');
   if (error.isUnreachable) return t('errorMember', { message: error.message });
+  if (error.needsLogin) return t('errorLogin');
   if (error.isDenied) return t(session.user ? 'errorDenied' : 'errorDeniedNobody', { user: session.user, message: error.message });
   if (error.isUnimplemented) return t('errorUnimplemented', { message: error.message });
   return t('errorAnswer', { message: error.message });
@@ -59,6 +60,12 @@ function askOnce() {
     asking = null;
   });
   return asking;
+}
+
+/** Resolves to true when there is another session than the one with this token, which was refused. */
+export async function requireLogin(token) {
+  // Another call may have logged in while this one was under way: then it is sent again without a question.
+  return session.token !== token || askOnce();
 }
 
 export function logOut() {
@@ -99,6 +106,12 @@ async function failure(response) {
   }
 }
 
+/** The failure that a broken connection is. A member that takes too long is not the console's server that is gone. */
+function broken(error) {
+  if (error.name === 'AbortError') return error;
+  return error.name === 'TimeoutError' ? new Failure(504, 0, t('timedOut')) : new Failure(0, 0, error.message);
+}
+
 /** Sends a request and returns the response, if it is a success; else throws a `Failure`. */
 async function send(url, options, { anonymous = false, quiet = false } = {}) {
   for (;;) {
@@ -109,15 +122,13 @@ async function send(url, options, { anonymous = false, quiet = false } = {}) {
     try {
       response = await fetch(url, { ...options, headers, cache: 'no-store' });
     } catch (error) {
-      if (error.name === 'AbortError') throw error;
-      throw new Failure(0, 0, error.message);
+      throw broken(error);
     }
     noteClock(response);
     if (response.ok) return response;
     const found = await failure(response);
     if (anonymous || quiet || !found.needsLogin) throw found;
-    // Another call may have logged in while this one was under way: then it is sent again without a question.
-    if (session.token === token && !(await askOnce())) throw found;
+    if (!(await requireLogin(token))) throw found;
   }
 }
 
@@ -139,7 +150,7 @@ async function readJson(response) {
   try {
     return await response.json();
   } catch (error) {
-    throw new Failure(0, 0, error.message);
+    throw broken(error);
   }
 }
 
@@ -149,7 +160,7 @@ export async function getText(endpoint, rest, options = {}) {
   try {
     return await response.text();
   } catch (error) {
-    throw new Failure(0, 0, error.message);
+    throw broken(error);
   }
 }
 
@@ -168,8 +179,7 @@ export async function stream(endpoint, method, body, each, options = {}) {
     try {
       chunk = await reader.read();
     } catch (error) {
-      if (error.name === 'AbortError') throw error;
-      throw new Failure(0, 0, error.message);
+      throw broken(error);
     }
     if (chunk.done) return;
     const lines = chunk.value.split('\n');

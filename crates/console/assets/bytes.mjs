@@ -38,7 +38,7 @@ export function decodeText(bytes) {
   }
 }
 
-export function hexByte(byte) {
+function hexByte(byte) {
   return byte.toString(16).padStart(2, '0');
 }
 

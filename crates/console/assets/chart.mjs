@@ -97,7 +97,9 @@ export class Chart {
     const inner = { width: width - MARGIN.left - MARGIN.right, height: HEIGHT - MARGIN.top - MARGIN.bottom };
     const known = this.lines.flatMap((line) => line.values.filter(isKnown));
     const top = roundUp(Math.max(...known), this.isBytes);
-    const [from, to] = [times[0], Math.max(times.at(-1), times[0] + 60000)];
+    // A minute at least, so that the first points are not drawn as if they were a trend.
+    const to = times.at(-1);
+    const from = Math.min(times[0], to - 60000);
     this.x = (time) => MARGIN.left + (inner.width * (time - from)) / (to - from);
     this.y = (value) => MARGIN.top + inner.height * (1 - value / top);
     this.plot.setAttribute('width', width);

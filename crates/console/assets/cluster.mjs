@@ -1,7 +1,7 @@
 // What is known of the cluster's members, kept up to date by polling while the page is seen: metrics of each member every two
 // seconds at most, its status every other time, and with longer and longer pauses while a member does not answer.
 
-import { Failure, getMembers, getText, post, serverNow } from './api.mjs';
+import { Failure, getMembers, getText, post, serverNow, session } from './api.mjs';
 import { Sample } from './metrics.mjs';
 import { pointOf } from './points.mjs';
 
@@ -57,7 +57,8 @@ class Member {
 
   /** A 64-bit id in hexadecimal, as etcd's tools write it. */
   get memberId() {
-    return (this.endpoint.memberId ?? '').replace(/^0+(?=.)/, '');
+    if (this.endpoint.memberId) return this.endpoint.memberId.replace(/^0+(?=.)/, '');
+    return this.status ? hexId(this.status.header?.member_id) : '';
   }
 
   get isLeader() {
@@ -93,6 +94,11 @@ class Cluster extends EventTarget {
     this.diagnosisAt = -Infinity;
     this.round = 0;
     document.addEventListener('visibilitychange', () => this.schedule(0));
+    // Somebody else may see other things.
+    session.changed.addEventListener('change', () => {
+      this.membersAt = -Infinity;
+      this.schedule(0);
+    });
   }
 
   /** Fetches the list of members. */
@@ -132,6 +138,7 @@ class Cluster extends EventTarget {
   }
 
   async poll() {
+    if (this.members.length === 0) return;
     const now = performance.now();
     this.round += 1;
     if (now - this.membersAt > MEMBERS_EVERY_MS) {

@@ -78,8 +78,3 @@ export function span(value) {
 export function clockTime(ms) {
   return new Intl.DateTimeFormat(language(), { hour: '2-digit', minute: '2-digit', second: '2-digit', hour12: false }).format(ms);
 }
-
-/** Day and time of a moment in ms since 1970. */
-export function dateTime(ms) {
-  return new Intl.DateTimeFormat(language(), { dateStyle: 'medium', timeStyle: 'medium', hour12: false }).format(ms);
-}

@@ -127,7 +127,7 @@ export class KeyView {
 }
 
 /** A value with the ways to show it, in parts if it is large. */
-export class ValueView {
+class ValueView {
   constructor(value) {
     this.value = value;
     this.shown = PART_BYTES;

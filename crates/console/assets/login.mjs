@@ -1,6 +1,6 @@
 // The question for name and password. It stands over the page, which keeps all that was typed.
 
-import { Failure, logIn, session } from './api.mjs';
+import { Failure, logIn } from './api.mjs';
 import { cluster } from './cluster.mjs';
 import { ask, field, mistake } from './dialog.mjs';
 import { h } from './dom.mjs';

@@ -77,7 +77,7 @@ async function start() {
 /** Asks for the members again until the console's server answers. */
 start.again = async () => {
   try {
-    await cluster.load();
+    await cluster.load({ quiet: true });
     shell.complain('');
     cluster.schedule(0);
     cluster.dispatchEvent(new Event('members'));

@@ -61,6 +61,7 @@ class Browser {
   makeTable() {
     return new Table({
       caption: t('keysBelow'),
+      isNarrow: true,
       keyOf: (child) => `${child.isFolder ? 'f' : 'k'}${escapeBytes(child.key)}`,
       empty: t('noKeys'),
       columns: [

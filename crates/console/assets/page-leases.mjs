@@ -19,7 +19,7 @@ export function open(place) {
   const load = () => page.load();
   cluster.addEventListener('members', load);
   const ticks = setInterval(() => page.draw(), 1000);
-  const timer = setInterval(() => document.visibilityState === 'visible' && page.refresh(), AGAIN_MS);
+  const timer = setInterval(() => document.visibilityState === 'visible' && page.refresh({ quiet: true }), AGAIN_MS);
   load();
   return {
     close() {
@@ -74,13 +74,13 @@ class LeasesPage {
   }
 
   /** Asks for the leases that are shown, a few at a time. */
-  async refresh() {
+  async refresh(options = {}) {
     if (!this.isLoaded || this.isBusy) return;
     this.isBusy = true;
     const wanted = this.ids.slice(0, this.shown);
     try {
       for (let at = 0; at < wanted.length; at += 5) {
-        await Promise.all(wanted.slice(at, at + 5).map((id) => this.ask(id)));
+        await Promise.all(wanted.slice(at, at + 5).map((id) => this.ask(id, options)));
         this.draw();
       }
     } catch (error) {
@@ -90,10 +90,10 @@ class LeasesPage {
     }
   }
 
-  async ask(id) {
+  async ask(id, options) {
     let answer;
     try {
-      answer = await cluster.range('lease/timetolive', { ID: id, keys: true });
+      answer = await cluster.range('lease/timetolive', { ID: id, keys: true }, options);
     } catch (error) {
       if (!/lease not found/.test(error.message)) throw error;
       answer = { TTL: '-1' };

@@ -17,7 +17,7 @@ export function open(place) {
   const update = () => page.update();
   cluster.addEventListener('update', update);
   page.load();
-  const timer = setInterval(() => document.visibilityState === 'visible' && page.load(), 5000);
+  const timer = setInterval(() => document.visibilityState === 'visible' && page.load({ quiet: true }), 5000);
   return {
     close() {
       clearInterval(timer);
@@ -103,9 +103,9 @@ class MembersPage {
     return status && this.polled(member).isUp ? text(status) : t('chartNone');
   }
 
-  async load() {
+  async load(options = {}) {
     try {
-      this.list = (await cluster.range('cluster/member/list', {})).members ?? [];
+      this.list = (await cluster.range('cluster/member/list', {}, options)).members ?? [];
       setText(this.problem, '');
     } catch (error) {
       setText(this.problem, explain(error));

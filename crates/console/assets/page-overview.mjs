@@ -1,6 +1,6 @@
 // Overview: what is wrong and what to do, the cluster's figures, its members.
 
-import { explain, serverNow } from './api.mjs';
+import { explain, serverNow, session } from './api.mjs';
 import { cluster, FAST_MS } from './cluster.mjs';
 import { h, replace, setText } from './dom.mjs';
 import * as format from './format.mjs';
@@ -109,7 +109,7 @@ function membersTable() {
     empty: t('membersAsked'),
     columns: [
       { label: t('member'), sign: (m) => m.name, cell: (m) => h('bdi', {}, m.name) },
-      { label: t('state'), sign: (m) => stateOf(m).join(), cell: (m) => state(m) },
+      { label: t('state'), wide: true, sign: (m) => stateOf(m).join(), cell: (m) => state(m) },
       { label: t('role'), cell: (m) => role(m) },
       { label: t('version'), cell: (m) => told(m, m.status?.version, (version) => version) },
       { label: t('raftTerm'), number: true, cell: (m) => told(m, m.status, (status) => format.count(Number(status.raftTerm ?? 0))) },
@@ -133,7 +133,7 @@ function stateOf(member) {
   if (member.isUp === null) return ['', t('asked'), ''];
   if (!member.isUp) return ['error', t('down'), explain(member.error)];
   if (member.sample?.sum('etcd_server_has_leader') === 0) return ['error', t('noLeader'), ''];
-  if (member.status === null) return ['warning', t('statusDenied'), ''];
+  if (member.status === null) return ['warning', t(session.user ? 'statusDenied' : 'statusLogin'), ''];
   if ((member.status.errors ?? []).length > 0) return ['error', t('hasErrors'), ''];
   return ['good', t('up'), ''];
 }

@@ -18,7 +18,7 @@ export function open(place) {
   const loadAlarms = () => page.loadAlarms();
   cluster.addEventListener('update', update);
   cluster.addEventListener('members', loadAlarms);
-  const timer = setInterval(() => document.visibilityState === 'visible' && page.loadAlarms(), 10000);
+  const timer = setInterval(() => document.visibilityState === 'visible' && page.loadAlarms({ quiet: true }), 10000);
   loadAlarms();
   update();
   return {
@@ -107,11 +107,11 @@ class SpacePage {
     for (const [, , table] of this.tables) table.update(cluster.members);
   }
 
-  async loadAlarms() {
+  async loadAlarms(options = {}) {
     if (cluster.members.length === 0) return;
     let raised;
     try {
-      raised = (await cluster.range('maintenance/alarm', { action: 'GET' })).alarms ?? [];
+      raised = (await cluster.range('maintenance/alarm', { action: 'GET' }, options)).alarms ?? [];
     } catch (error) {
       replace(this.alarms, h('p', { class: 'problem' }, explain(error)));
       return;

@@ -107,6 +107,7 @@ class WatchPage {
       return;
     }
     this.watcher?.stop();
+    this.table.update([]);
     this.setPaused(false);
     const range = this.scope.value === 'key' ? { key: toBase64(bytes) } : prefixRange(bytes);
     this.watcher = new Watcher(range, Number(this.revision.value || 0), (state) => this.hear(state));
@@ -148,6 +149,7 @@ class WatchPage {
   pause() {
     // What is shown stays while paused; what comes is kept, as far as there is room.
     this.frozen = this.isPaused ? null : [...(this.watcher?.events ?? [])];
+    this.pausedAt = this.watcher?.received ?? 0;
     this.setPaused(!this.isPaused);
     this.draw();
   }
@@ -176,7 +178,7 @@ class WatchPage {
     this.table.update(passed.slice(-ROWS_MAX).reverse());
     const hidden = passed.length - Math.min(passed.length, ROWS_MAX);
     const parts = [t('eventsReceived', { count: format.count(received) })];
-    if (this.isPaused) parts.push(t('eventsMeanwhile', { count: format.count(Math.max(0, received - (this.frozen.at(-1)?.number ?? received))) }));
+    if (this.isPaused) parts.push(t('eventsMeanwhile', { count: format.count(received - this.pausedAt) }));
     if (passed.length < held.length) parts.push(t('eventsFiltered', { count: format.count(held.length - passed.length) }));
     if (hidden > 0) parts.push(t('eventsHidden', { count: format.count(hidden), rows: ROWS_MAX }));
     if (dropped > 0) parts.push(t('eventsDropped', { count: format.count(dropped), most: format.count(EVENTS_MAX) }));

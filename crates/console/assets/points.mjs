@@ -73,8 +73,15 @@ export function batchOf(point) {
   return point.entries === null || !(point.syncs > 0) ? null : point.entries / point.syncs;
 }
 
+/** Quantiles that were computed, by point: a chart asks for the same ones every two seconds. */
+const quantiles = new WeakMap();
+
 export function quantileOf(point, name, share) {
-  return quantile(share, point.histograms[name] ?? null);
+  const known = quantiles.get(point) ?? new Map();
+  quantiles.set(point, known);
+  const key = `${name} ${share}`;
+  if (!known.has(key)) known.set(key, quantile(share, point.histograms[name] ?? null));
+  return known.get(key);
 }
 
 function add(a, b) {
@@ -84,8 +91,19 @@ function add(a, b) {
 /** The points of several members at the same time as one: numbers and histograms are summed. `null` if there is none. */
 export function sumOf(points) {
   const known = points.filter(Boolean);
-  if (known.length === 0) return null;
-  return known.reduce((sum, point) => {
+  if (known.length < 2) return known[0] ?? null;
+  const held = sums.get(known[0]);
+  if (held?.of.length === known.length && held.of.every((point, at) => point === known[at])) return held.sum;
+  const sum = addUp(known);
+  sums.set(known[0], { of: known, sum });
+  return sum;
+}
+
+/** Sums that were computed, by the first of their points. */
+const sums = new WeakMap();
+
+function addUp(points) {
+  return points.reduce((sum, point) => {
     const next = {};
     for (const name of Object.keys(point)) {
       if (name === 'rates') next.rates = Object.fromEntries(KINDS.map((kind) => [kind, add(sum.rates[kind], point.rates[kind])]));

@@ -5,7 +5,7 @@ import * as format from './format.mjs';
 import { quantileOf } from './points.mjs';
 import { t } from './texts.mjs';
 
-export const LIMITS = {
+const LIMITS = {
   fsyncSeconds: 0.01,
   commitSeconds: 0.025,
   peerSeconds: 0.1,
@@ -52,6 +52,9 @@ function unreachable({ members }) {
   const voters = members.filter((member) => !member.isLearner);
   const down = members.filter((member) => member.isUp === false);
   if (down.length === 0) return null;
+  if (down.every((member) => member.error?.status === 0)) {
+    return { level: 'error', title: t('errorConsole'), facts: [], remedy: t('problemConsoleDo'), page: 'overview' };
+  }
   const up = voters.filter((member) => member.isUp).length;
   const quorum = quorumOf(voters.length);
   const facts = down.map((member) => t('factOf', { member: member.name, text: member.error?.message ?? '' }));

@@ -4,23 +4,23 @@ import { h, replace, setText } from './dom.mjs';
 
 /**
  * A table. A column is `{ label, cell(row), number, wide, sign(row) }`: `cell` returns a text, or an element, which is made again only when
- * what `sign` returns has changed. `keyOf` names a row. `caption` is read out, and not shown.
+ * what `sign` returns has changed. `keyOf` names a row. `caption` is read out, and not shown. On a phone each row is a list of its cells,
+ * unless the table `isNarrow`; roles are spelled out, as browsers forget them then.
  */
 export class Table {
-  constructor({ caption, columns, keyOf, empty, open = null, rowClass = null }) {
+  constructor({ caption, columns, keyOf, empty, open = null, isNarrow = false }) {
     this.columns = columns;
     this.keyOf = keyOf;
     this.open = open;
-    this.rowClass = rowClass;
     this.rows = new Map();
-    this.head = h('tr', {}, columns.map((column) => h('th', { scope: 'col', class: column.number ? 'number' : null }, column.label)));
-    this.body = h('tbody');
+    this.head = h('tr', { role: 'row' }, columns.map((column) => h('th', { scope: 'col', role: 'columnheader', class: column.number ? 'number' : null }, column.label)));
+    this.body = h('tbody', { role: 'rowgroup' });
     this.empty = h('p', { class: 'empty', hidden: true }, empty ?? '');
     this.element = h(
       'div',
-      { class: 'table-area' },
+      { class: isNarrow ? 'table-area' : 'table-area stacks' },
       h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': caption },
-        h('table', {}, h('caption', { class: 'unseen' }, caption), h('thead', {}, this.head), this.body)),
+        h('table', { role: 'table' }, h('caption', { class: 'unseen' }, caption), h('thead', { role: 'rowgroup' }, this.head), this.body)),
       this.empty,
     );
     this.body.addEventListener('keydown', (event) => this.walk(event));
@@ -55,8 +55,8 @@ export class Table {
   }
 
   make(key) {
-    const cells = this.columns.map((column) => h('td', { class: [column.number && 'number', column.wide && 'wide'].filter(Boolean).join(' ') || null, 'data-label': column.label }));
-    const element = h('tr', {}, cells);
+    const cells = this.columns.map((column) => h('td', { role: 'cell', class: [column.number && 'number', column.wide && 'wide'].filter(Boolean).join(' ') || null, 'data-label': column.label }));
+    const element = h('tr', { role: 'row' }, cells);
     const held = { element, cells, signs: [], row: null };
     if (this.open) {
       element.classList.add('opens');
@@ -69,7 +69,6 @@ export class Table {
   }
 
   fill(held) {
-    if (this.rowClass) held.element.dataset.kind = this.rowClass(held.row) ?? '';
     this.columns.forEach((column, at) => {
       const sign = column.sign?.(held.row);
       if (sign !== undefined && held.signs[at] === sign) return;

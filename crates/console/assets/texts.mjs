@@ -34,7 +34,3 @@ export function t(name, values = {}) {
   if (text === undefined) throw new Error(`no text ${name}`);
   return text.replace(/\{(\w+)\}/g, (_, key) => String(values[key]));
 }
-
-export function hasText(name) {
-  return name in TABLES[current];
-}

@@ -1,14 +1,14 @@
 // A watch that goes on: after a member is lost it continues at the next revision, at another member if there is one, and says so. What it
 // holds is bounded by number and by bytes; what it drops it counts.
 
-import { Failure, stream } from './api.mjs';
+import { Failure, requireLogin, session, stream } from './api.mjs';
 import { fromBase64 } from './bytes.mjs';
 import { cluster } from './cluster.mjs';
 
 export const EVENTS_MAX = 1000;
 const BYTES_MAX = 8 << 20;
 /** Bytes of a value that are kept. */
-export const VALUE_KEPT = 4096;
+const VALUE_KEPT = 4096;
 const PAUSE_MAX_MS = 30000;
 
 /** Events of `watch` as the page uses them. */
@@ -67,15 +67,18 @@ export class Watcher {
       let failure = new Failure(0, 0, '');
       if (member) {
         this.told({ kind: 'connecting', member: member.name });
+        const { token } = session;
         try {
           await this.follow(member, signal);
         } catch (error) {
           if (signal.aborted) return;
           failure = error;
+          // A watch is refused in its stream, which no call asks a password for.
+          if (error.needsLogin && (await requireLogin(token))) continue;
         }
       }
       if (signal.aborted) return;
-      if (failure instanceof Failure && failure.isDenied) {
+      if (failure instanceof Failure && (failure.isDenied || failure.needsLogin)) {
         this.told({ kind: 'denied', error: failure });
         return;
       }
