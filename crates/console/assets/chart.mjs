@@ -108,7 +108,8 @@ export class Chart {
       const y = Math.round(this.y(top * share)) + 0.5;
       return [
         svg('line', { class: share === 0 ? 'axis' : 'grid', x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y }),
-        share > 0 && svg('text', { class: 'tick', x: MARGIN.left, y: y + 12 }, this.format(top * share)),
+        // Half of one thing is none.
+        (share === 1 || (share > 0 && this.format(top * share) !== this.format(top))) && svg('text', { class: 'tick', x: MARGIN.left, y: y + 12 }, this.format(top * share)),
       ];
     });
     const ago = (to - from) / 1000;

@@ -15,6 +15,7 @@ const COMPARED_BYTES_MAX = 1 << 20;
 
 /** Steps of a difference as lines. Signs stand before each line, so that colour is not needed. */
 export function differenceView(steps) {
+  if (steps.every(([kind]) => kind === 'skipped')) return h('p', { class: 'note' }, t('sameValue'));
   const sign = { plus: '+ ', minus: '− ', same: '  ' };
   const rows = steps.slice(0, LINES_MAX).map(([kind, line]) => h('div', { class: kind },
     kind === 'skipped' ? t('sameLines', { count: format.count(line) }) : [

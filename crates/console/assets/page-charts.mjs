@@ -44,7 +44,7 @@ const CHARTS = [
   ofParts('stages99', time, stageLines(0.99)),
   ofParts('request', time, quantileLines('request')),
   ofParts('fsync', time, quantileLines('fsync')),
-  ofMembers('batch', { format: format.number }, batchOf),
+  ofMembers('batch', { format: (value) => t('entries', { count: format.number(value) }) }, batchOf),
   ofParts('apply', time, quantileLines('apply')),
   ofMembers('applyLag', { format: format.count }, (point) => point.applyLag),
   ofMembers('pending', { format: format.count }, (point) => point.pendingProposals),

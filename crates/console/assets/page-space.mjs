@@ -62,7 +62,7 @@ class SpacePage {
         caption: t('compactions'),
         columns: [
           name,
-          { label: t('compactRevision'), number: true, cell: metric('etcd_debugging_mvcc_compact_revision', format.count) },
+          { label: t('compactRevision'), number: true, cell: metric('etcd_debugging_mvcc_compact_revision', (value) => (value < 1 ? t('never') : format.count(value))) },
           { label: t('lastCompaction'), number: true, cell: (m) => lastCompaction(m, told) },
           { label: t('revisionsRemoved'), number: true, cell: metric('etcd_debugging_mvcc_db_compaction_keys_total', format.count) },
           { label: t('compactionTime'), number: true, cell: (m) => told(m, mean(m.sample, 'etcd_debugging_mvcc_db_compaction_total_duration_milliseconds'), milliseconds) },
@@ -88,7 +88,7 @@ class SpacePage {
       this.alarms,
       h('section', { 'aria-labelledby': 'revisions-title' },
         h('div', { class: 'line-up apart' }, h('h2', { id: 'revisions-title' }, t('revisions')), h('button', { type: 'button', onclick: () => this.compact() }, t('compact'))), this.facts.element),
-      this.tables.map(([title, note, table]) => h('section', { 'aria-labelledby': `${title}-title` }, h('h2', { id: `${title}-title` }, t(title)), note && h('p', { class: 'note' }, note), table.element)));
+      ...this.tables.map(([title, note, table]) => h('section', { 'aria-labelledby': `${title}-title` }, h('h2', { id: `${title}-title` }, t(title)), note && h('p', { class: 'note' }, note), table.element)));
   }
 
   update() {
@@ -101,7 +101,8 @@ class SpacePage {
     this.revision = most((member) => Number(member.status?.header?.revision ?? NaN));
     this.compacted = most((member) => member.sample?.sum('etcd_debugging_mvcc_compact_revision') ?? null);
     this.facts.set('revision', told(this.revision));
-    this.facts.set('compactRevision', told(this.compacted));
+    // A store that was never compacted has -1 there.
+    this.facts.set('compactRevision', this.compacted !== null && this.compacted < 1 ? t('never') : told(this.compacted));
     this.facts.set('revisionsKept', told(this.revision === null || this.compacted === null ? null : this.revision - Math.max(0, this.compacted)));
     this.facts.set('keys', told(most((member) => member.sample?.sum('etcd_debugging_mvcc_keys_total') ?? null)));
     for (const [, , table] of this.tables) table.update(cluster.members);
@@ -182,7 +183,7 @@ function fill(member) {
 
 function lastCompaction(member, told) {
   const at = member.sample?.sum('etcd_debugging_mvcc_db_compaction_last') ?? null;
-  if (at === 0) return t('never');
+  if (at === 0 || member.sample?.sum('etcd_debugging_mvcc_compact_revision') < 1) return t('never');
   const now = serverNow();
   return told(member, at, (value) => (now === null ? t('unknown') : t('agoOf', { span: format.span(Math.max(0, now / 1000 - value)) })));
 }

@@ -373,6 +373,7 @@ export const TEXTS = {
   difference: '差异',
   line_plus: '新增：',
   line_minus: '删除：',
+  sameValue: '值相同。',
   sameLines: '{count} 行相同',
   moreLines: '另有 {count} 行',
   olderVersions: '更早的版本',

@@ -28,9 +28,13 @@ export function setLanguage(code) {
   remember('language', code);
 }
 
-/** The text of that name, with each `{name}` replaced by the value of that name. */
+/**
+ * The text of that name, with each `{name}` replaced by the value of that name. Behind `¦` is what is said where `count` is one, in a
+ * language that says it otherwise.
+ */
 export function t(name, values = {}) {
   const text = TABLES[current][name];
   if (text === undefined) throw new Error(`no text ${name}`);
-  return text.replace(/\{(\w+)\}/g, (_, key) => String(values[key]));
+  const [many, one = many] = text.split('¦');
+  return (String(values.count) === '1' ? one : many).replace(/\{(\w+)\}/g, (_, key) => String(values[key]));
 }
