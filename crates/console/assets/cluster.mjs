@@ -62,7 +62,9 @@ class Member {
   }
 
   get isLeader() {
-    if (!this.isUp || !this.status) return false;
+    if (!this.isUp) return false;
+    // Without a right to the status, the metrics tell.
+    if (!this.status) return this.sample?.sum('etcd_server_is_leader') === 1;
     return hexId(this.status.leader) === this.memberId && this.memberId !== '';
   }
 
@@ -93,6 +95,10 @@ class Cluster extends EventTarget {
     this.membersAt = -Infinity;
     this.diagnosisAt = -Infinity;
     this.round = 0;
+    /** Resolved when the members are known: what is asked sooner waits. */
+    this.ready = new Promise((resolve) => {
+      this.isReady = resolve;
+    });
     document.addEventListener('visibilitychange', () => this.schedule(0));
     // Somebody else may see other things.
     session.changed.addEventListener('change', () => {
@@ -114,6 +120,7 @@ class Cluster extends EventTarget {
       return member;
     });
     this.error = null;
+    if (this.members.length > 0) this.isReady();
   }
 
   added(endpoint) {
@@ -237,7 +244,8 @@ class Cluster extends EventTarget {
 
   /** Does `work` at the first member that can be reached. For reads only: a write that got no answer may have been done. */
   async read(work) {
-    let last = new Failure(0, 0, 'no member');
+    await this.ready;
+    let last;
     for (const member of this.inOrder()) {
       try {
         return await work(member.endpoint, member);
@@ -255,9 +263,9 @@ class Cluster extends EventTarget {
   }
 
   /** Calls a method that changes something, at one member, once. */
-  change(method, body) {
+  async change(method, body) {
+    await this.ready;
     const [member] = this.inOrder();
-    if (!member) throw new Failure(0, 0, 'no member');
     return post(member.endpoint, method, body);
   }
 }

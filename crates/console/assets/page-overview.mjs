@@ -92,7 +92,8 @@ function showFigures(facts) {
   const told = (value, text) => (value === null || value === undefined ? t(isTold ? 'notTold' : 'unknown') : text(value));
   const status = up.find((member) => member.status)?.status;
   facts.set('members', cluster.members.length === 0 ? t('unknown') : t('membersUp', { up: up.length, all: cluster.members.length }));
-  facts.set('leader', cluster.leader?.name ?? t(isTold ? 'noLeader' : 'unknown'));
+  const isLeaderTold = up.some((member) => member.status || member.sample?.has('etcd_server_has_leader'));
+  facts.set('leader', cluster.leader?.name ?? t(isLeaderTold ? 'noLeader' : isTold ? 'notTold' : 'unknown'));
   facts.set('revision', told(greatest(up.map((member) => Number(member.status?.header?.revision ?? NaN))), format.count));
   facts.set('keys', told(greatest(up.map((member) => member.sample?.sum('etcd_debugging_mvcc_keys_total') ?? null)), format.count));
   facts.set('requests', rates.length === 0 ? t('measuring') : format.rate(rates.reduce((all, each) => all + each, 0)));

@@ -60,6 +60,7 @@ export class Watcher {
 
   async run() {
     const { signal } = this.abort;
+    await cluster.ready;
     while (!signal.aborted) {
       const candidates = cluster.inOrder();
       // One member after the other, so that a member which accepts watches and breaks them does not hold up the rest.
@@ -120,7 +121,8 @@ export class Watcher {
       return;
     }
     if (answer.canceled) {
-      throw new Failure(/permission denied/.test(answer.cancel_reason ?? '') ? 403 : 500, 0, answer.cancel_reason ?? '');
+      const reason = (answer.cancel_reason ?? '').replace(/^rpc error: code = \w+ desc = /, '');
+      throw new Failure(/permission denied/.test(reason) ? 403 : 500, 0, reason);
     }
     if (answer.created) {
       this.failures = 0;
