@@ -179,7 +179,8 @@ class Page:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                value = self.js(condition)
+                # An element is no value that could be sent.
+                value = self.js(f"((found) => (found instanceof Node ? true : found))({condition.rstrip(';')})")
             except BrowserError as error:
                 # A page that is being loaded has no context yet.
                 if "context" not in str(error) and "Cannot read properties of null" not in str(error):
@@ -188,7 +189,7 @@ class Page:
             if value:
                 return value
             if time.monotonic() > deadline:
-                raise BrowserError(f"waited {timeout} s for {what or condition}; the page shows: {self.text()[:1500]}")
+                raise BrowserError(f"waited {timeout} s for {what or condition}; the page shows: {self.text()[:700]!r}")
             time.sleep(0.05)
 
     def wait_text(self, text, within="body", timeout=15):
@@ -208,7 +209,7 @@ class Page:
             return true;
         }})()""")
         if not done:
-            raise BrowserError(f"nothing to click on: {selector} {text or ''}; the page shows: {self.text()[:1500]}")
+            raise BrowserError(f"nothing to click on: {selector} {text or ''}; the page shows: {self.text()[:700]!r}")
 
     def fill(self, selector, value):
         """Types into a field as a script would: sets the value, and says so."""

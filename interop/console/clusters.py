@@ -8,8 +8,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+
+
+def end_cleanly():
+    """Lets SIGTERM end the program as an exception does, so that what it started is ended too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def free_ports(count):

@@ -21,7 +21,7 @@ import traceback
 
 import sample
 from browser import Browser, BrowserError, find
-from clusters import Cluster, Console, b64, wait_for
+from clusters import Cluster, Console, b64, end_cleanly, wait_for
 
 ASSETS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "crates", "console", "assets")
 PAGES = ["overview", "charts", "keys", "watch", "leases", "members", "requests", "space", "users"]
@@ -566,7 +566,12 @@ def members_are_added_and_removed_with_guard_rails(world):
     page.wait_text("A URL has the form", "dialog")
     page.fill("dialog input[name=urls]", "http://127.0.0.1:1")
     check("does not change the quorum" in page.text("dialog"), "the effect of a learner")
-    page.click("dialog button[type=submit]")
+    # A cluster that has just begun refuses it until its members have been connected for some seconds.
+    for _ in range(20):
+        page.click("dialog button[type=submit]")
+        page.js("new Promise((done) => setTimeout(done, 700))")
+        if "--initial-cluster-state existing" in page.text("dialog"):
+            break
     page.wait_text("--initial-cluster-state existing", "dialog")
     page.click("dialog button", "Close")
     page.wait_text("not started", ".page-members")
@@ -664,7 +669,7 @@ def users_and_grants_are_shown_and_changed(world):
     page.wait_text("Name or password is wrong", "dialog")
     log_in(page, "root", "secret")
     page.wait_text("Users are switched on", ".page-users")
-    page.wait_text("reader", ".page-users")
+    page.wait_text("read and write", ".page-users")
     text = page.text(".page-users")
     check("read and write" in text and "all that begin with" in text and "/config/own/" in text, f"grants in words: {text}")
     page.click("button", "Add a user")
@@ -959,6 +964,7 @@ def main():
     parser.add_argument("--only", metavar="TEXT", default="")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
+    end_cleanly()
     if options.list:
         print("\n".join(each.__name__ for each in TESTS))
         return 0

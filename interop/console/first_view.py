@@ -17,7 +17,7 @@ import sys
 import time
 
 from browser import Browser
-from clusters import Cluster, Console, b64
+from clusters import Cluster, Console, b64, end_cleanly
 
 VIEWS = {
     "overview": ("overview", "document.querySelector('.page-overview tbody td:nth-child(2) .state.good')"),
@@ -81,6 +81,7 @@ def main():
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    end_cleanly()
     cluster = Cluster(options.mainstay, flags=["--max-txn-ops=1000"])
     console = browser = load = None
     is_good = True

@@ -16,7 +16,7 @@ import time
 
 import sample
 from browser import Browser, BrowserError
-from clusters import Cluster, Console, b64
+from clusters import Cluster, Console, b64, end_cleanly
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "console")
 BYTES_MAX = 3_000_000
@@ -121,6 +121,7 @@ def main():
     parser.add_argument("--only", metavar="TEXT", default="")
     parser.add_argument("--out", metavar="FOLDER", default=OUT)
     options = parser.parse_args()
+    end_cleanly()
     os.makedirs(options.out, exist_ok=True)
     cluster = Cluster(options.mainstay, 3, ["--warning-unary-request-duration=3ms"])
     console = browser = load = None
