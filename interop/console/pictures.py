@@ -20,7 +20,7 @@ from clusters import Cluster, Console, b64, end_cleanly
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "console")
 BYTES_MAX = 3_000_000
-COLOURS = 96
+COLOURS = 128
 
 # Name of the picture, address, and what has to be there.
 VIEWS = [
@@ -43,7 +43,7 @@ LOOKS = [
     ("zh", {"width": 1280, "height": 800, "language": "zh-CN"}),
 ]
 # A page of charts is watched for so long before its picture is taken.
-CHARTS_S = 40
+CHARTS_S = 24
 
 
 def small(png):
@@ -83,7 +83,7 @@ class Load(threading.Thread):
 def prepare(cluster):
     member = cluster[0]
     sample.fill_small(member)
-    for name, ttl, keys in (("session", 600, 3), ("lock", 60, 1), ("election", 30, 2)):
+    for name, ttl, keys in (("session", 3600, 3), ("lock", 1800, 1), ("election", 1200, 2)):
         lease = member.call("lease/grant", {"TTL": str(ttl)})["ID"]
         for number in range(keys):
             member.put(f"/{name}/holder-{number}", "10.0.0.7", lease=lease)

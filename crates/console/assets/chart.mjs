@@ -171,7 +171,7 @@ export class Chart {
 
   entry(name) {
     const key = svg('svg', { class: 'key', width: 10, height: 10, 'aria-hidden': 'true' }, svg('path', { class: 'line', d: 'M0 5h10' }));
-    const value = h('span', { class: 'value' });
+    const value = h('span', { class: 'reading' });
     const entry = { key, value, element: h('li', {}, key, h('span', { class: 'name' }, name), value) };
     this.entries.set(name, entry);
     return entry;

@@ -48,7 +48,8 @@ class Member {
   }
 
   get point() {
-    return this.points.at(-1) ?? null;
+    // A poll that took too long has none; the one before it is still true.
+    return this.points.slice(-3).findLast(Boolean) ?? null;
   }
 
   get isLearner() {

@@ -91,7 +91,7 @@ function showFigures(facts) {
   const isTold = up.length > 0;
   const told = (value, text) => (value === null || value === undefined ? t(isTold ? 'notTold' : 'unknown') : text(value));
   const status = up.find((member) => member.status)?.status;
-  facts.set('members', cluster.members.length === 0 ? t('unknown') : t('membersUp', { up: up.length, all: cluster.members.length }));
+  facts.set('members', cluster.members.length === 0 ? t('unknown') : t('membersOf', { up: up.length, all: cluster.members.length }));
   const isLeaderTold = up.some((member) => member.status || member.sample?.has('etcd_server_has_leader'));
   facts.set('leader', cluster.leader?.name ?? t(isLeaderTold ? 'noLeader' : isTold ? 'notTold' : 'unknown'));
   facts.set('revision', told(greatest(up.map((member) => Number(member.status?.header?.revision ?? NaN))), format.count));
@@ -103,24 +103,24 @@ function showFigures(facts) {
 }
 
 function membersTable() {
-  const told = (member, value, text) => (!member.isUp ? t('chartNone') : value === null || value === undefined ? t('notTold') : text(value));
+  const told = (member, value, text) => (!member.isUp ? t('chartNone') : value === null || value === undefined ? t('notToldShort') : text(value));
   return new Table({
     caption: t('page_members'),
     keyOf: (member) => `${member.id} ${member.endpoint.url}`,
     empty: t('membersAsked'),
     columns: [
       { label: t('member'), sign: (m) => m.name, cell: (m) => h('bdi', {}, m.name) },
-      { label: t('state'), wide: true, sign: (m) => stateOf(m).join(), cell: (m) => state(m) },
+      { label: t('state'), sign: (m) => stateOf(m).join(), cell: (m) => state(m) },
       { label: t('role'), cell: (m) => role(m) },
       { label: t('version'), cell: (m) => told(m, m.status?.version, (version) => version) },
       { label: t('raftTerm'), number: true, cell: (m) => told(m, m.status, (status) => format.count(Number(status.raftTerm ?? 0))) },
       { label: t('raftIndex'), number: true, cell: (m) => told(m, m.status, (status) => format.count(Number(status.raftIndex ?? 0))) },
       { label: t('applyLag'), number: true, cell: (m) => told(m, m.applyLag, (lag) => t('entries', { count: format.count(lag) })) },
       { label: t('dbSize'), number: true, cell: (m) => told(m, m.status ? Number(m.status.dbSize ?? 0) : (m.point?.disk ?? null), format.bytes) },
-      { label: t('memory'), number: true, cell: (m) => told(m, m.point?.memory, format.bytes) },
-      { label: t('processor'), number: true, cell: (m) => (m.isUp && m.points.length < 2 ? t('measuring') : told(m, m.point?.cpu, format.percent)) },
+      { label: t('memory'), number: true, cell: (m) => told(m, m.sample?.sum('process_resident_memory_bytes') ?? null, format.bytes) },
+      { label: t('processor'), number: true, cell: (m) => (m.isUp && !format.isKnown(m.point?.cpu) && m.sample?.has('process_cpu_seconds_total') ? t('measuring') : told(m, m.point?.cpu, format.percent)) },
       { label: t('uptime'), number: true, cell: (m) => told(m, uptime(m), format.span) },
-      { label: t('certificate'), number: true, cell: (m) => told(m, certificateLeft(m, serverNow()), (left) => (left <= 0 ? t('certificateEnded') : format.span(left))) },
+      { label: t('certificate'), number: true, cell: (m) => (m.endpoint.url.startsWith('http:') ? t('noTls') : told(m, certificateLeft(m, serverNow()), (left) => (left <= 0 ? t('certificateEnded') : format.span(left)))) },
     ],
   });
 }
@@ -141,7 +141,7 @@ function stateOf(member) {
 
 function state(member) {
   const [kind, text, why] = stateOf(member);
-  return [h('span', { class: `state ${kind}` }, text), why && h('p', { class: 'note' }, why)];
+  return h('div', {}, h('span', { class: `state ${kind}` }, text), why && h('p', { class: 'note state-why' }, why));
 }
 
 function role(member) {

@@ -14,8 +14,13 @@ export const diagnosis = true;
 
 const REQUESTS_EVERY_MS = 5000;
 const ROWS_MAX = 100;
-/** Stages have the colour of their place, the same in every bar. */
-const colourOf = (stage) => STAGES.indexOf(stage) % 8;
+/** Slow requests that are shown at first, so that what is below them is seen too. */
+const SLOW_SHOWN = 15;
+/** Colours of stages: those of one request, a write or a read, are all different. */
+const COLOURS = {
+  front: 7, auth: 4, queue: 1, read_index: 5, apply_wait: 4, append: 2, fsync: 0, replicate: 3, apply: 4, index: 0, values: 2, encode: 3, range: 6, answer: 6,
+};
+const colourOf = (stage) => COLOURS[stage];
 
 export function open(place) {
   const page = new RequestsPage(place);
@@ -49,6 +54,11 @@ function list(values, text) {
 class RequestsPage {
   constructor(place) {
     this.requests = [];
+    this.shown = SLOW_SHOWN;
+    this.more = h('button', { type: 'button', hidden: true, onclick: () => {
+      this.shown = ROWS_MAX;
+      this.drawSlow();
+    } }, t('more'));
     this.load = this.load.bind(this);
     this.note = h('p', { class: 'note', role: 'status' });
     this.key = h('p', { class: 'stage-list', 'aria-hidden': 'true' });
@@ -57,7 +67,7 @@ class RequestsPage {
       keyOf: (row) => `${row.member.name} ${row.id}`,
       empty: t('looking'),
       columns: [
-        { label: t('when'), cell: (row) => ago(row.member, row.endedMs) },
+        { label: t('when'), number: true, cell: (row) => ago(row.member, row.endedMs) },
         { label: t('member'), cell: (row) => row.member.name },
         { label: t('method'), wide: true, sign: () => '', cell: (row) => [h('div', {}, row.method), row.content && h('div', { class: 'preview', dir: 'ltr' }, row.content.slice(0, 300)), row.error && h('div', { class: 'problem' }, row.error)] },
         { label: t('client'), cell: (row) => row.client },
@@ -95,6 +105,7 @@ class RequestsPage {
       { label: t('logins'), number: true, cell: (row) => format.count(row.authentications) },
     ]);
     const section = (name, table, ...before) => h('section', { 'aria-labelledby': `${name}-title` }, h('h2', { id: `${name}-title` }, t(name)), before, table.element);
+    this.slow.element.append(this.more);
     place.append(this.note, section('slowRequests', this.slow, h('p', { class: 'note' }, t('slowNote')), this.key),
       section('expensiveRanges', this.ranges, h('p', { class: 'note' }, t('expensiveNote'))), section('largeValues', this.values), section('heavyClients', this.clients, h('p', { class: 'note' }, t('clientsNote'))));
   }
@@ -114,8 +125,13 @@ class RequestsPage {
       .sort((a, b) => b.seconds - a.seconds).slice(0, ROWS_MAX);
     this.longest = Math.max(0, ...this.requests.map((request) => request.seconds));
     this.slow.setEmpty(t(cluster.members.length === 0 ? 'looking' : 'noSlowRequests'));
-    this.slow.update(this.requests);
+    this.drawSlow();
     this.drawKey();
+  }
+
+  drawSlow() {
+    this.slow.update(this.requests.slice(0, this.shown));
+    this.more.hidden = this.requests.length <= this.shown;
   }
 
   drawKey() {
@@ -131,7 +147,7 @@ class RequestsPage {
     this.ranges.update(rows('expensive_ranges').sort((a, b) => b.bytes_total - a.bytes_total).slice(0, ROWS_MAX));
     this.values.update(rows('large_values').sort((a, b) => b.bytes - a.bytes).slice(0, ROWS_MAX));
     this.clients.update(rows('clients').sort((a, b) => b.requests - a.requests).slice(0, ROWS_MAX));
-    if (this.requests.length > 0) this.slow.update(this.requests);
+    if (this.requests.length > 0) this.drawSlow();
   }
 }
 

@@ -80,7 +80,7 @@ class SpacePage {
           { label: t('logPrepared'), number: true, cell: metric('mainstay_log_prepared_bytes_total', format.bytes) },
           { label: t('logEntries'), number: true, cell: metric('mainstay_log_entries_total', format.count) },
           { label: t('segmentWaits'), number: true, cell: metric('mainstay_log_segment_waits_total', format.count) },
-          { label: t('actions'), sign: (m) => `${m.isUp} ${isMainstay(m)}`, cell: (m) => this.defragment(m) },
+          { label: t('defragment'), sign: (m) => `${m.isUp} ${isMainstay(m)}`, cell: (m) => this.defragment(m) },
         ],
       })],
     ];

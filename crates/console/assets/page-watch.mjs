@@ -46,9 +46,8 @@ class WatchPage {
       event.preventDefault();
       this.submit();
     } },
-      field(t('keyOrPrefix'), this.input, t('escapeHint')), h('div', { class: 'line-up' }, field(t('scope'), this.scope)),
-      h('button', { type: 'submit', class: 'primary' }, t('watch')),
-      field(t('fromRevision'), this.revision, t('fromRevisionHint')));
+      field(t('keyOrPrefix'), this.input, t('escapeHint')), field(t('scope'), this.scope), field(t('fromRevision'), this.revision, t('fromRevisionHint')),
+      h('button', { type: 'submit', class: 'primary' }, t('watch')));
     place.append(form,
       h('section', { 'aria-label': t('events') },
         h('div', { class: 'line-up apart' }, this.state, h('div', { class: 'line-up' }, this.pauseButton,

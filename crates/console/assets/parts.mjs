@@ -6,7 +6,7 @@ import { t } from './texts.mjs';
 
 /** Figures with their names, `figure_<name>` each; `set` changes one. */
 export function figures(names, { large = false } = {}) {
-  const values = new Map(names.map((name) => [name, h('dd', {}, t('unknown'))]));
+  const values = new Map(names.map((name) => [name, h('dd', { class: name.endsWith('Id') ? 'id' : null }, t('unknown'))]));
   return {
     element: h('dl', { class: `facts${large ? ' large' : ''}` }, names.map((name) => h('div', {}, h('dt', {}, t(`figure_${name}`)), values.get(name)))),
     set: (name, text) => setText(values.get(name), text),
