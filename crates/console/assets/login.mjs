@@ -1,0 +1,39 @@
+// The question for name and password. It stands over the page, which keeps all that was typed.
+
+import { Failure, logIn } from './api.mjs';
+import { cluster } from './cluster.mjs';
+import { ask, field, mistake } from './dialog.mjs';
+import { h } from './dom.mjs';
+import { t } from './texts.mjs';
+
+export async function askForLogin(user = '') {
+  const hadSession = user !== '';
+  const done = await ask({
+    title: t(hadSession ? 'loginAgain' : 'login'),
+    body: [
+      h('p', {}, t(hadSession ? 'loginAgainWhy' : 'loginWhy')),
+      field(t('userName'), h('input', { name: 'name', value: user, autocomplete: 'username', required: true, autofocus: !hadSession, spellcheck: 'false', autocapitalize: 'off' })),
+      field(t('password'), h('input', { name: 'password', type: 'password', autocomplete: 'current-password', required: true, autofocus: hadSession })),
+    ],
+    button: t('logIn'),
+    act: async ({ name, password }) => {
+      const members = cluster.inOrder();
+      const endpoints = members.length > 0 ? members.map((member) => member.endpoint) : [{ id: '0' }];
+      for (const [at, endpoint] of endpoints.entries()) {
+        try {
+          await logIn(endpoint, name, password);
+          return true;
+        } catch (error) {
+          if (error instanceof Failure && error.isUnreachable && at < endpoints.length - 1) continue;
+          if (/invalid user ID or password|user name not found/.test(error.message)) throw mistake(t('loginRefused'));
+          if (/authentication is not enabled/.test(error.message)) throw mistake(t('loginNotEnabled'));
+          throw error;
+        }
+      }
+      return true;
+    },
+  });
+  // What was shown to nobody, or to somebody else, is asked for again.
+  if (done) cluster.schedule(0);
+  return done === true;
+}
