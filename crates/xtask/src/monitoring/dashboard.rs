@@ -186,6 +186,33 @@ const ROWS: &[(&str, &[Written])] = &[
                 &[("mainstay_request_stage_sampling{#}", "{{instance}}")],
             ),
             chart(
+                "Who and what makes the requests",
+                "reqps",
+                "The prefixes of keys, users and clients with most of them, by samples.",
+                &[(
+                    "topk(10, sum by (subject, name) (mainstay_heavy_requests_per_second{#}))",
+                    "{{subject}} {{name}}",
+                )],
+            ),
+            chart(
+                "Who and what moves the bytes",
+                "Bps",
+                "The same by the bytes of requests and answers.",
+                &[(
+                    "topk(10, sum by (subject, name) (mainstay_heavy_bytes_per_second{#}))",
+                    "{{subject}} {{name}}",
+                )],
+            ),
+            chart(
+                "Who and what takes the time",
+                "none",
+                "The same by how many of their requests are under way on average.",
+                &[(
+                    "topk(10, sum by (subject, name) (mainstay_heavy_milliseconds_per_second{#})) / 1000",
+                    "{{subject}} {{name}}",
+                )],
+            ),
+            chart(
                 "Traffic with clients",
                 "Bps",
                 "Bytes of gRPC.",
