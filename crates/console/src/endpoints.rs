@@ -155,6 +155,11 @@ impl Endpoints {
             Some(entry) => entry.member = own,
             None => entries.push(self.entry(Target::own(listens_at.clone()), true, own)),
         }
+        if let Some(entry) = entries.first()
+            && let Some(url) = entry.member.as_ref().and_then(|own| usable(&own.client_urls))
+        {
+            entry.target.ask_as(&url);
+        }
         self.replace_others(&mut entries, others);
     }
 

@@ -39,7 +39,8 @@ pub(crate) struct Target {
     place: Url,
     /// The listener is this process's own, so that its certificate is known.
     pub(crate) is_own: bool,
-    authority: HeaderValue,
+    /// The host that requests are for.
+    authority: RefCell<HeaderValue>,
     idle: RefCell<Vec<(Link, Instant)>>,
     has_reaper: Cell<bool>,
 }
@@ -56,14 +57,15 @@ impl Target {
     }
 
     fn reached_at(url: String, place: Url, is_own: bool) -> Target {
-        let authority = match place.scheme().is_unix() {
-            true => "localhost".to_owned(),
-            false if place.host().contains(':') => format!("[{}]:{}", place.host(), place.port()),
-            false => format!("{}:{}", place.host(), place.port()),
-        };
-        let authority = HeaderValue::try_from(authority).unwrap_or(HeaderValue::from_static("localhost"));
+        let authority = RefCell::new(authority(&place));
         let (idle, has_reaper) = (RefCell::default(), Cell::new(false));
         Target { url, place, is_own, authority, idle, has_reaper }
+    }
+
+    /// Has requests be for the host that clients ask for: the address where the member listens may not be among those that it
+    /// answers for (`--host-whitelist`).
+    pub(crate) fn ask_as(&self, url: &Url) {
+        self.authority.replace(authority(url));
     }
 
     /// Keeps a connection for the next request.
@@ -133,7 +135,7 @@ impl Dialer {
         target: &Target,
         mut request: Request<OutBody>,
     ) -> Result<(Link, Response<Incoming>), UpstreamError> {
-        request.headers_mut().insert(HOST, target.authority.clone());
+        request.headers_mut().insert(HOST, target.authority.borrow().clone());
         let page = Some(&request).filter(|request| request.method() == Method::GET).map(|request| {
             let mut page = Request::new(());
             *page.uri_mut() = request.uri().clone();
@@ -229,6 +231,16 @@ impl FileWatch {
             let _ = reloader.poll(now).or_else(|| reloader.poll(now));
         }
     }
+}
+
+/// The host of a URL with its port.
+fn authority(url: &Url) -> HeaderValue {
+    let authority = match url.scheme().is_unix() {
+        true => "localhost".to_owned(),
+        false if url.host().contains(':') => format!("[{}]:{}", url.host(), url.port()),
+        false => format!("{}:{}", url.host(), url.port()),
+    };
+    HeaderValue::try_from(authority).unwrap_or(HeaderValue::from_static("localhost"))
 }
 
 /// The address at which a listener on all addresses is reached from here.
