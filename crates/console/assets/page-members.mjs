@@ -222,6 +222,7 @@ class MembersPage {
   }
 
   async check() {
+    await cluster.ready;
     const rows = await Promise.all(cluster.members.map(async (member) => {
       const row = { id: member.id, name: member.name, why: '' };
       for (const name of ['livez', 'readyz']) {
