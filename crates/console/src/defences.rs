@@ -70,7 +70,7 @@ fn without_port(host: &str) -> &str {
 pub(crate) fn check_caller<B>(request: &Request<B>, host: &str) -> Result<(), Refused> {
     let headers = request.headers();
     let refused = |text: &str| Err(Refused::new(StatusCode::FORBIDDEN, text));
-    if !headers.get(OWN_HEADER).is_some_and(|value| value == "1") {
+    if headers.get(OWN_HEADER).is_none_or(|value| value != "1") {
         return refused("requests need the header X-Mainstay-Console: 1");
     }
     if headers.get_all("sec-fetch-site").iter().any(|site| site != "same-origin") {
