@@ -141,9 +141,10 @@ class Cluster:
 
     def leader(self):
         """The member that leads."""
-        status = self.members[0].call("maintenance/status")
+        # While the leadership moves there is none.
+        leader = wait_for("a leader", lambda: self.members[0].call("maintenance/status").get("leader"))
         listed = self.members[0].call("cluster/member/list")["members"]
-        name = next(each["name"] for each in listed if each["ID"] == status["leader"])
+        name = next(each["name"] for each in listed if each["ID"] == leader)
         return next(member for member in self.members if member.name == name)
 
     def close(self):

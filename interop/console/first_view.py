@@ -22,7 +22,8 @@ from clusters import Cluster, Console, b64, end_cleanly
 VIEWS = {
     "overview": ("overview", "document.querySelector('.page-overview tbody td:nth-child(2) .state.good')"),
     "keys": ("keys", "document.querySelector('.listing tbody a')"),
-    "a folder of folders": ("keys?prefix=%2Fmany%2F", "document.querySelectorAll('.listing tbody a').length === 50"),
+    "a folder of folders": ("keys?prefix=%2Fmany%2F", "document.querySelector('.listing tbody a')"),
+    "the same, all 50 rows": ("keys?prefix=%2Fmany%2F", "document.querySelectorAll('.listing tbody a').length === 50"),
     "a folder of keys": ("keys?prefix=%2Fmany%2F00500%2F", "document.querySelectorAll('.listing tbody a').length === 50"),
     "a key": ("keys?prefix=%2Fmany%2F00500%2F&key=%2Fmany%2F00500%2F0042", "document.querySelector('.detail .value')?.innerText && document.querySelector('.listing tbody a')"),
     "charts": ("charts", "document.querySelector('.plot:not(.hidden) path')"),

@@ -22,9 +22,9 @@ function childOf(prefix, delimiter, kv) {
 
 /**
  * Finds up to `most` children of a prefix, from the key `from` on. Returns `{ children, next, calls }`; `next` is where the following
- * page begins, `null` if there is none.
+ * page begins, `null` if there is none. `found` is told of the children so far after each answer.
  */
-export async function childrenOf(prefix, delimiter, { from = prefix, most = 50 } = {}) {
+export async function childrenOf(prefix, delimiter, { from = prefix, most = 50, found = () => {} } = {}) {
   const children = [];
   const end = toBase64(endOfPrefix(prefix));
   let at = from.length > 0 ? from : Uint8Array.of(0);
@@ -42,6 +42,7 @@ export async function childrenOf(prefix, delimiter, { from = prefix, most = 50 }
       children.push(childOf(prefix, delimiter, kv));
       added += 1;
     }
+    if (added > 0) found(children);
     const newest = children.at(-1);
     if (!answer.more || !newest) return { children, next: null, calls };
     at = newest.isFolder ? endOfPrefix(newest.key) : nextKey(newest.key);

@@ -177,10 +177,17 @@ class Browser {
     replace(this.actions);
     try {
       const began = performance.now();
-      const { children, next, calls } = await childrenOf(prefix, this.delimiter, { most: PAGE });
+      // All rows are new, as their texts depend on the prefix. They are shown as they are found.
+      let isFirst = true;
+      const draw = (children) => {
+        if (mine !== this.turn) return;
+        if (isFirst) this.table.update([]);
+        isFirst = false;
+        this.show([...children], null);
+      };
+      const { children, next, calls } = await childrenOf(prefix, this.delimiter, { most: PAGE, found: draw });
       if (mine !== this.turn) return;
-      // All rows are new, as their texts depend on the prefix.
-      this.table.update([]);
+      if (isFirst) this.table.update([]);
       this.show(children, next);
       setText(this.status, t('foundIn', { count: format.count(children.length), calls: format.count(calls), time: format.seconds((performance.now() - began) / 1000) }));
       this.showActions();
