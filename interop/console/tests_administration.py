@@ -93,7 +93,7 @@ def space_is_shown_and_compacted(world):
     page = world.page(console_of(world, "small"), "space")
     settle(page, "space")
     page.wait_text("Revisions kept", ".page-space")
-    check(re.search(r"[\d.]+\s%", page.text(".page-space")), "the share of the quota")
+    page.wait("/[\\d.]+\\s%/.test(document.querySelector('.page-space').innerText)", "the share of the quota")
     revision = int(member.put("/space", "x")["header"]["revision"])
     page.click("button", "Compact")
     page.wait("document.querySelector('dialog')")
