@@ -28,6 +28,8 @@ import time
 import urllib.request
 from email.utils import formatdate
 
+from ports import free_port
+
 DEADLINE = 30.0
 
 
@@ -275,12 +277,6 @@ def putting(port, pause=0.0, count=50, size=100):
 
 # Servers.
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def until(what, condition, seconds=DEADLINE):
     end = time.monotonic() + seconds
     while True:
@@ -383,7 +379,9 @@ class Member:
 
     def healthy(self):
         if self.process.poll() is not None:
-            raise RuntimeError(f"{self.name} ended with {self.process.returncode}; its log: {self.log}")
+            with open(self.log, encoding="utf-8", errors="replace") as log:
+                last = log.read()[-2000:]
+            raise RuntimeError(f"{self.name} ended with {self.process.returncode}; its log ends with: {last}")
         return "true" in page(self.client, "/health")
 
     def signal(self, number):

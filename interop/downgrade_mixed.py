@@ -15,7 +15,6 @@ import itertools
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,18 +22,10 @@ import time
 import urllib.request
 from pathlib import Path
 
+from ports import free_ports
+
 MEMBERS = 3
 PATIENCE_SECONDS = 60
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def release_of(program):

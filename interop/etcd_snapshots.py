@@ -19,12 +19,13 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+
+from ports import free_port
 
 SHORT_LOG = ["--snapshot-count=100"]
 CATCH_UP = "--snapshot-catchup-entries=20"
@@ -191,9 +192,7 @@ class World:
         if self.next_port:
             self.next_port += 1
             return self.next_port
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return probe.getsockname()[1]
+        return free_port()
 
     def catch_up(self, program):
         if program == self.etcd:

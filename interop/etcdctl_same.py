@@ -19,13 +19,14 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+
+from ports import free_port
 
 FORMATS = ["simple", "fields", "json", "protobuf", "table"]
 
@@ -145,12 +146,6 @@ def fresh_server(program, driver, certificates):
         if members and all(number >> 60 for number in ids) and all(number & 0x7FFF >= 0x1000 for number in members):
             return server
         server.stop()
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def varint(number):

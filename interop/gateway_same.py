@@ -19,6 +19,8 @@ import sys
 import tempfile
 import time
 
+from ports import free_port
+
 HEADERS = [
     "content-type", "grpc-metadata-content-type", "www-authenticate", "location", "x-content-type-options", "allow",
     "access-control-allow-origin", "access-control-allow-headers", "access-control-allow-methods",
@@ -82,12 +84,6 @@ def squeeze(body):
         if c not in " ":
             out.append(c)
     return "".join(out)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Server:

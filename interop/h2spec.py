@@ -15,20 +15,15 @@ Ends with "N passed, M failed", and exit code 1 if M is not 0. Python 3.9+, stan
 import argparse
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
+from ports import free_port
+
 PAGE = "/health"
 PATIENCE_SECONDS = 180
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def start(path, directory, port):

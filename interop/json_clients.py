@@ -14,24 +14,19 @@ import logging
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 
+from ports import free_port
+
 PATIENCE = 20
 
 
 def b64(text):
     return base64.b64encode(text.encode()).decode()
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def wait_for(what, condition, seconds=PATIENCE):

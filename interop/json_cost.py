@@ -19,14 +19,10 @@ import tempfile
 import threading
 import time
 
+from ports import free_port
+
 VALUE_BYTES = 256
 KEYS = 1000
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def cpu_seconds(pid):

@@ -33,6 +33,8 @@ import threading
 import time
 import traceback
 
+from ports import free_port
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 COMPACTION_SECONDS = 5
 CORE = "/api/v1/namespaces"
@@ -48,12 +50,6 @@ def build(directory):
 
 def openssl(*arguments):
     subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def wait_for(what, condition, seconds=60):

@@ -12,7 +12,6 @@ import base64
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,18 +21,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from ports import free_ports
+
 WRITERS = 4
 PATIENCE_SECONDS = 120
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def text(data):

@@ -18,12 +18,13 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+
+from ports import free_port
 
 # Beginning of the name of a family -> why it is absent.
 ABSENT = {
@@ -74,12 +75,6 @@ WORK = [
 ]
 
 PAGES = ["/health", "/health?serializable=true", "/livez", "/readyz", "/metrics"]
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class Cluster:

@@ -21,12 +21,13 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+
+from ports import free_port
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGING = os.path.join(ROOT, "packaging")
@@ -64,19 +65,6 @@ class Tally:
         print(re.sub(r"^\d+ passed, \d+ failed\n", "", done.stdout, flags=re.MULTILINE), end="")
         self.passed += int(counts[1])
         self.failed += int(counts[2])
-
-
-TAKEN = set()
-
-
-def free_port():
-    while True:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        if port not in TAKEN:
-            TAKEN.add(port)
-            return port
 
 
 class Member:

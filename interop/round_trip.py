@@ -26,11 +26,12 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+
+from ports import free_ports
 
 LEASES = 50
 # What the users of `fill` may do, and the errors of those who may not.
@@ -119,13 +120,7 @@ class Server:
 
     def __init__(self, trip, program, directory, log):
         self.trip = trip
-        ports = []
-        sockets = [socket.socket() for _ in range(2)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-            ports.append(one.getsockname()[1])
-        for one in sockets:
-            one.close()
+        ports = free_ports(2)
         client, peer = (f"http://127.0.0.1:{port}" for port in ports)
         self.port = ports[0]
         self.endpoint = f"127.0.0.1:{ports[0]}"

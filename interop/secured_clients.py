@@ -17,11 +17,12 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+
+from ports import free_port
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WAYS = ["password", "jwt", "certificate"]
@@ -32,12 +33,6 @@ TOKEN_SECONDS = {"password": 3, "jwt": 10}
 
 def openssl(*arguments):
     subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def certificates(directory, names, days, nameless=()):

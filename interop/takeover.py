@@ -36,7 +36,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -46,6 +45,8 @@ import time
 
 from secured_clients import certificates
 
+from ports import free_ports
+
 PATIENCE_SECONDS = 60
 GUARDS = ("fffffffffffffff0-ffffffffffffffff.wal", "ffffffffffffffff-ffffffffffffffff.wal")
 PARTS = ("single", "kills", "cluster", "doctor", "leases", "disk")
@@ -53,16 +54,6 @@ PARTS = ("single", "kills", "cluster", "doctor", "leases", "disk")
 
 def b64(text):
     return base64.b64encode(text if isinstance(text, bytes) else text.encode()).decode()
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def release_of(program):

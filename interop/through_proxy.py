@@ -18,7 +18,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -26,6 +25,8 @@ import tempfile
 import threading
 import time
 import urllib.request
+
+from ports import free_port
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WAYS = ["plain", "tls", "namespace", "leasing"]
@@ -67,12 +68,6 @@ EXPECTED = {
         r"~(kv|txn|lease|watch|watch-progress|watch-fragment|layers|compaction)/.*": "the same",
     },
 }
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class Certificates:

@@ -12,21 +12,13 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from ports import free_ports  # pylint: disable=wrong-import-position  # It is beside the folder.
+
 
 def end_cleanly():
     """Lets SIGTERM end the program as an exception does, so that what it started is ended too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-
-
-def free_ports(count):
-    """Ports that nothing listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def b64(data):

@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""Ports of the loopback for servers that have to be told theirs. As a program it prints one.
+
+They lie below those that the kernel gives to connections: a client that connects can neither have one before its server listens
+there, nor while a server is away that is to come back. Standard library only.
+"""
+
+import random
+import socket
+
+LOWEST = 10_000
+TAKEN = set()
+
+
+def free_port():
+    """A port that nobody listens on, another one with each call."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as text:
+        end = int(text.read().split()[0])
+    if end <= LOWEST:
+        raise RuntimeError(f"the kernel gives connections ports from {end} on, and none above {LOWEST} is left for servers")
+    while True:
+        port = random.randrange(LOWEST, end)
+        if port in TAKEN:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        TAKEN.add(port)
+        return port
+
+
+def free_ports(count):
+    return [free_port() for _ in range(count)]
+
+
+if __name__ == "__main__":
+    print(free_port())
