@@ -160,6 +160,20 @@ impl Url {
     pub fn is_bindable(&self) -> bool {
         self.scheme.is_unix() || self.host == "localhost" || self.host.parse::<IpAddr>().is_ok()
     }
+
+    /// True when only this machine reaches it: `localhost`, an address of the loopback or a socket.
+    pub fn is_local(&self) -> bool {
+        let is_loopback = || self.host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+        self.scheme.is_unix() || self.host == "localhost" || is_loopback()
+    }
+}
+
+/// A host of the header `Host` or of a URL without its port; an address of IPv6 keeps its brackets.
+pub fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !name.is_empty() => name,
+        _ => host,
+    }
 }
 
 /// The path of a Unix socket in what follows the scheme's colon, as Go's `net/url` and etcd cut it: user, query and fragment do

@@ -1,6 +1,5 @@
 //! From settings to a configuration: the checks that need more than one option, with etcd's words.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -473,7 +472,7 @@ fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
         let mut warn = |line: &str| {
             warnings.push(Entry::new(Level::Warn, line).with("listen-console-urls", url.as_str()));
         };
-        if !is_local(url) {
+        if !url.is_local() {
             warn(
                 "passwords and data travel in clear to the console's listener: make it https, or an address of the loopback",
             );
@@ -486,13 +485,6 @@ fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
         }
     }
     settings.warnings.append(&mut warnings);
-}
-
-/// Returns true if only this machine reaches a listener.
-fn is_local(url: &Url) -> bool {
-    url.scheme().is_unix()
-        || url.host() == "localhost"
-        || url.host().parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 fn data_dir(settings: &mut Settings, name: &str) -> PathBuf {

@@ -1,66 +1,17 @@
 //! Answers of the console itself: every one has the headers that keep browsers from doing with it what it is not for.
 
-use std::error::Error;
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
 use bytes::Bytes;
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
-use hyper::body::{Body, Frame, SizeHint};
 use serde_json::json;
 
+use crate::body::PassedOn;
 use crate::forward::Forwarded;
 
-/// Why a body ends early.
-pub(crate) type BodyError = Box<dyn Error + Send + Sync>;
-
-/// The body of an answer.
-pub(crate) enum AnswerBody {
-    /// Bytes at hand; `None` once they are handed out.
-    Whole(Option<Bytes>),
-    /// What a member answers.
-    Forwarded(Box<Forwarded>),
-}
-
-impl AnswerBody {
-    pub(crate) fn of(bytes: impl Into<Bytes>) -> AnswerBody {
-        AnswerBody::Whole(Some(bytes.into()).filter(|bytes| !bytes.is_empty()))
-    }
-}
-
-impl Body for AnswerBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.get_mut() {
-            AnswerBody::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            AnswerBody::Forwarded(body) => {
-                body.poll_data(cx).map(|data| data.map(|data| data.map(Frame::data)))
-            }
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            AnswerBody::Whole(bytes) => bytes.is_none(),
-            AnswerBody::Forwarded(body) => body.is_ended(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            AnswerBody::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            AnswerBody::Forwarded(body) => body.size_hint(),
-        }
-    }
-}
+/// The body of an answer: what a member answers, or the console itself.
+pub(crate) type AnswerBody = PassedOn<Forwarded>;
 
 /// Nothing is loaded from elsewhere, nothing inline is run, and no other page may show this one in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; \

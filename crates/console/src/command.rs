@@ -148,10 +148,7 @@ const EXPOSED: &str =
 
 /// Returns true if other machines can reach a listener that speaks plain HTTP.
 fn is_exposed(url: &Url) -> bool {
-    let is_local = url.scheme().is_unix()
-        || url.host() == "localhost"
-        || url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-    !url.scheme().is_secure() && !is_local
+    !url.scheme().is_secure() && !url.is_local()
 }
 
 /// Reads endpoints by the rule of etcd's tools: without a scheme they speak TLS if any of its flags is given.

@@ -17,7 +17,8 @@ use tls::{ServerTls, Session};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use crate::answer::{AnswerBody, BodyError};
+use crate::answer::AnswerBody;
+use crate::body::BodyError;
 use crate::listener::Listening;
 use crate::service::Service;
 use crate::slots::Slot;

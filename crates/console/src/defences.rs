@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use api::url::without_port;
 use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, Request, StatusCode, Version};
 
@@ -53,14 +54,6 @@ pub(crate) fn check_host(host: &str, listening: &Listening, listed: &[String]) -
     let text = "the console is not served under this name: use its address, serve it over https, or allow the name with \
                 --host-whitelist";
     Err(Refused::new(StatusCode::MISDIRECTED_REQUEST, text))
-}
-
-/// A host without its port; an address of IPv6 keeps its brackets.
-fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !name.is_empty() => name,
-        _ => host,
-    }
 }
 
 /// Lets only the console's own pages ask, and programs that say so.

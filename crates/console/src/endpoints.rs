@@ -270,12 +270,7 @@ fn hex(id: u64) -> String {
 /// The URL by which a member is reached: one that is not of the loopback, if there is one.
 fn usable(urls: &[String]) -> Option<Url> {
     let urls: Vec<Url> = urls.iter().filter_map(|url| Url::parse(url).ok()).collect();
-    let is_local = |url: &Url| {
-        url.scheme().is_unix()
-            || url.host() == "localhost"
-            || url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
-    };
-    urls.iter().find(|url| !is_local(url)).or(urls.first()).cloned()
+    urls.iter().find(|url| !url.is_local()).or(urls.first()).cloned()
 }
 
 /// Asks a member for the list of members; returns the body of its answer.

@@ -11,7 +11,8 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::answer::{self, AnswerBody, BodyError, Refused};
+use crate::answer::{self, AnswerBody, Refused};
+use crate::body::{BodyError, Pieces};
 use crate::connection::Phase;
 use crate::limits::Limits;
 use crate::service::Service;
@@ -73,7 +74,8 @@ pub(crate) async fn forward(
         return Err(too_large());
     }
     let sent = Rc::new(Sent::default());
-    let mut asked = Request::new(OutBody::Forwarded(RequestBody::new(body, limits, phase, Rc::clone(&sent))));
+    let mut asked =
+        Request::new(OutBody::Forwarded(Box::new(RequestBody::new(body, limits, phase, Rc::clone(&sent)))));
     *asked.method_mut() = head.method;
     *asked.uri_mut() =
         path.parse().map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "the query is malformed"))?;
@@ -130,12 +132,10 @@ impl RequestBody {
             self.phase.heard_out();
         }
     }
+}
 
-    /// The next piece.
-    ///
-    /// # Errors
-    /// The browser has gone, or sends too much.
-    pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+impl Pieces for RequestBody {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
         loop {
             let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx)).transpose()?;
             self.note_end();
@@ -155,11 +155,11 @@ impl RequestBody {
         }
     }
 
-    pub(crate) fn is_ended(&self) -> bool {
+    fn is_ended(&self) -> bool {
         self.incoming.is_end_stream()
     }
 
-    pub(crate) fn size_hint(&self) -> SizeHint {
+    fn size_hint(&self) -> SizeHint {
         self.incoming.size_hint()
     }
 }
@@ -176,11 +176,17 @@ pub(crate) struct Forwarded {
 }
 
 impl Forwarded {
-    /// The next piece.
-    ///
-    /// # Errors
-    /// The member's answer broke off.
-    pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+    fn give_back(&mut self) {
+        if let Some(link) = self.link.take()
+            && self.sent.is_whole.get()
+        {
+            self.target.keep(link, &self.limits);
+        }
+    }
+}
+
+impl Pieces for Forwarded {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
         loop {
             let Some(frame) = ready!(Pin::new(&mut self.incoming).poll_frame(cx)).transpose()? else {
                 self.give_back();
@@ -191,19 +197,11 @@ impl Forwarded {
         }
     }
 
-    fn give_back(&mut self) {
-        if let Some(link) = self.link.take()
-            && self.sent.is_whole.get()
-        {
-            self.target.keep(link, &self.limits);
-        }
-    }
-
-    pub(crate) fn is_ended(&self) -> bool {
+    fn is_ended(&self) -> bool {
         self.incoming.is_end_stream()
     }
 
-    pub(crate) fn size_hint(&self) -> SizeHint {
+    fn size_hint(&self) -> SizeHint {
         self.incoming.size_hint()
     }
 }

@@ -20,6 +20,7 @@
 
 mod answer;
 mod assets;
+mod body;
 mod command;
 mod connection;
 mod defences;

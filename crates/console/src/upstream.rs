@@ -4,16 +4,13 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
 use api::url::Url;
-use bytes::Bytes;
 use http::header::HOST;
 use http::{HeaderValue, Method, Request, Response};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use tls::{ClientTls, Reloader};
 use tokio::net::{TcpStream, UnixStream};
@@ -21,7 +18,7 @@ use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use crate::answer::BodyError;
+use crate::body::PassedOn;
 use crate::forward::RequestBody;
 use crate::limits::Limits;
 use crate::socket::{SharedSocket, Socket, Stream, Wire, prepare};
@@ -281,38 +278,4 @@ impl Drop for Driver {
 }
 
 /// The body of a request to a member.
-pub(crate) enum OutBody {
-    /// Bytes at hand; `None` once they are handed out.
-    Whole(Option<Bytes>),
-    /// That of a browser.
-    Forwarded(RequestBody),
-}
-
-impl Body for OutBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.get_mut() {
-            OutBody::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            OutBody::Forwarded(body) => body.poll_data(cx).map(|data| data.map(|data| data.map(Frame::data))),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            OutBody::Whole(bytes) => bytes.is_none(),
-            OutBody::Forwarded(body) => body.is_ended(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            OutBody::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            OutBody::Forwarded(body) => body.size_hint(),
-        }
-    }
-}
+pub(crate) type OutBody = PassedOn<RequestBody>;

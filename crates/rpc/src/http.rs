@@ -130,7 +130,7 @@ pub(crate) fn gateway_rpc(path: &str) -> Option<Rpc> {
 /// Returns the token of a request for a page that tells root more than others.
 pub(crate) fn token_of_root(request: &Request<Bytes>) -> Option<&HeaderValue> {
     let Target::Path(path) = target::of(request) else { return None };
-    let is_one = path == diagnosis::PATH || path == requests::PATH;
+    let is_one = names_keys(&path);
     is_one.then(|| request.headers().get(AUTHORIZATION)).flatten()
 }
 
@@ -169,7 +169,7 @@ pub fn answer(
         return refusal;
     }
     let is_diagnosis = matches!(&target, Target::Path(path)
-        if path == diagnosis::PATH || path == requests::PATH || path.starts_with(profiles::PREFIX));
+        if names_keys(path) || path.starts_with(profiles::PREFIX));
     let mut response = match target {
         // As etcd answers a browser that asks whether it may call; it does so whatever the path is.
         _ if request.method() == Method::OPTIONS => reply(StatusCode::OK, &[], Bytes::new()),
@@ -213,6 +213,11 @@ fn answer_metrics_listener(
     }
 }
 
+/// Returns true for the pages that name keys and clients.
+fn names_keys(path: &str) -> bool {
+    path == diagnosis::PATH || path == requests::PATH
+}
+
 /// The paths of both kinds of listener.
 fn common(
     path: &str,
@@ -225,7 +230,7 @@ fn common(
         let text = scrape(shared, counters);
         return reply(StatusCode::OK, &[(CONTENT_TYPE, metrics::CONTENT_TYPE)], text.into());
     }
-    if path == diagnosis::PATH || path == requests::PATH {
+    if names_keys(path) {
         return only_get(request, || match diagnosis::refusal(shared, request) {
             Some(why) => refused(StatusCode::FORBIDDEN, why),
             None if path == requests::PATH => requests::answer(shared, request),

@@ -531,7 +531,7 @@ impl Services {
         let answer = self.dispatch(rpc, head, message).unwrap_or_else(|status| Unary::Done(Err(status)));
         let answer = match call {
             None => answer,
-            Some(call) => audited(call, answer),
+            Some(call) => once_answered(answer, move |answer| call.done(answer)),
         };
         let answer = match sample {
             None => answer,
@@ -622,22 +622,11 @@ impl Services {
     /// Counts the time of a call with `--metrics extensive`, whether it is answered now or later.
     fn timed(self: &Rc<Self>, rpc: Rpc, answer: Unary) -> Unary {
         let (services, began) = (Rc::clone(self), self.began.get());
-        let count = move || {
+        once_answered(answer, move |_| {
             if let Some(method) = services.shared.metrics.grpc.methods().get(rpc as usize) {
                 method.took(services.shared.clock.now().saturating_duration_since(began));
             }
-        };
-        match answer {
-            Unary::Done(answer) => {
-                count();
-                Unary::Done(answer)
-            }
-            Unary::Later(answer) => Unary::Later(Box::pin(async move {
-                let answer = answer.await;
-                count();
-                answer
-            })),
-        }
+        })
     }
 
     /// Counts the time of a request by etcd's name for it.
@@ -679,20 +668,8 @@ impl Services {
         confirmed: Option<Confirmed>,
         answer: Unary,
     ) -> Unary {
-        match answer {
-            Unary::Done(answer) => {
-                self.look_at_read(&call, began, confirmed.as_ref(), &answer);
-                Unary::Done(answer)
-            }
-            Unary::Later(answer) => {
-                let services = Rc::clone(self);
-                Unary::Later(Box::pin(async move {
-                    let answer = answer.await;
-                    services.look_at_read(&call, began, confirmed.as_ref(), &answer);
-                    answer
-                }))
-            }
-        }
+        let services = Rc::clone(self);
+        once_answered(answer, move |answer| services.look_at_read(&call, began, confirmed.as_ref(), answer))
     }
 
     /// Answers after the cluster's leader has confirmed how far one has to have come.
@@ -743,16 +720,16 @@ impl Services {
     }
 }
 
-/// Has the end of a call in the audit log.
-fn audited(call: audit::Call, answer: Unary) -> Unary {
+/// Has `note` look at the answer, whether it is there now or later. A call that is given up is not noted.
+fn once_answered(answer: Unary, note: impl FnOnce(&Result<Answer, Status>) + 'static) -> Unary {
     match answer {
         Unary::Done(answer) => {
-            call.done(&answer);
+            note(&answer);
             Unary::Done(answer)
         }
         Unary::Later(answer) => Unary::Later(Box::pin(async move {
             let answer = answer.await;
-            call.done(&answer);
+            note(&answer);
             answer
         })),
     }

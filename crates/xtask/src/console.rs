@@ -1,33 +1,18 @@
 //! The table of the console's files, which the binary holds.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-fn crate_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../console")
-}
+use crate::generated::{Files, root};
 
-/// Writes the table anew.
-pub fn write() -> Result<String, String> {
-    let (path, text) = (crate_dir().join("src/table.rs"), table()?);
-    fs::write(&path, &text).map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(format!("{} lists {} files", path.display(), text.matches("include_bytes!").count()))
-}
-
-/// Says whether the table is up to date.
-pub fn check() -> Result<String, String> {
-    let path = crate_dir().join("src/table.rs");
-    let found = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-    match found == table()? {
-        true => Ok("the table of the console's files is up to date".to_owned()),
-        false => Err(format!("{} is out of date: cargo xtask console", path.display())),
-    }
+/// The path of the table from the root of the repository, and the table.
+pub fn generate() -> Result<Files, String> {
+    Ok(Files::from([("crates/console/src/table.rs".to_owned(), table()?)]))
 }
 
 fn table() -> Result<String, String> {
-    let root = crate_dir().join("assets");
     let mut names = Vec::new();
-    collect(&root, "", &mut names)?;
+    collect(&root().join("crates/console/assets"), "", &mut names)?;
     names.sort();
     let rows: Vec<String> = names
         .iter()
@@ -69,6 +54,6 @@ fn collect(folder: &Path, prefix: &str, names: &mut Vec<String>) -> Result<(), S
 mod tests {
     #[test]
     fn the_table_is_up_to_date() {
-        super::check().unwrap();
+        crate::generated::check(&super::generate().unwrap(), "console").unwrap();
     }
 }

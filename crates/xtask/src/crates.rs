@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use crate::generated::root;
 
 /// From the lowest to the highest: a crate may use only crates before it. Dependencies of tests do not count.
 const ORDER: &[&str] = &[
@@ -54,10 +56,6 @@ const ORDER: &[&str] = &[
 /// The lines of ARCHITECTURE.md around the list.
 const BEGIN: &str = "<!-- crates: written by `cargo xtask crates` -->\n```text\n";
 const END: &str = "```\n<!-- crates: end -->\n";
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))

@@ -32,8 +32,7 @@ const DESCRIPTION: &str = "distributed key-value store with etcd's API
 
 /// Makes the package from `target/release/mainstay`, or from another binary. Returns what was made.
 pub fn make(binary: Option<&str>) -> Result<String, String> {
-    let root =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().map_err(|e| e.to_string())?;
+    let root = crate::generated::root().canonicalize().map_err(|e| e.to_string())?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let binary = binary.map_or_else(|| target.join("release/mainstay"), PathBuf::from);
     if !binary.is_file() {

@@ -6,12 +6,12 @@ mod console;
 mod crates;
 mod deb;
 mod dependencies;
+mod generated;
 mod monitoring;
 mod proto;
 mod release_notes;
 mod sbom;
 
-use std::path::Path;
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask VERB
@@ -37,14 +37,16 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let outcome = match words.as_slice() {
-        ["proto"] => proto::write(),
-        ["proto", "--check"] => proto::check(),
-        ["console"] => console::write(),
-        ["console", "--check"] => console::check(),
+        ["proto"] => proto::generate().and_then(|files| generated::write(&files)),
+        ["proto", "--check"] => proto::generate().and_then(|files| generated::check(&files, "proto")),
+        ["console"] => console::generate().and_then(|files| generated::write(&files)),
+        ["console", "--check"] => console::generate().and_then(|files| generated::check(&files, "console")),
         ["crates"] => crates::write(),
         ["dependencies"] => dependencies::check(),
-        ["dashboards"] => monitoring::write(),
-        ["dashboards", "--check"] => monitoring::check(),
+        ["dashboards"] => monitoring::generate().and_then(|files| generated::write(&files)),
+        ["dashboards", "--check"] => {
+            monitoring::generate().and_then(|files| generated::check(&files, "dashboards"))
+        }
         ["sbom"] => sbom::write(),
         ["release-notes", version] => release_notes::print(version),
         ["deb"] => deb::make(None),
@@ -67,7 +69,7 @@ fn main() -> ExitCode {
 
 /// Runs what CI runs, so that there is one list of it.
 fn ci(arguments: &[&str]) -> Result<String, String> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.ci/run");
+    let script = generated::root().join(".ci/run");
     let status =
         Command::new(&script).args(arguments).status().map_err(|e| format!("{}: {e}", script.display()))?;
     if status.success() {

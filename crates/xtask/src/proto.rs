@@ -6,14 +6,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet};
 
-fn api_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../api")
-}
+use crate::generated::{Files, root};
 
 /// Names that the generator's snake case mangles, and what we call them.
 const RENAMES: &[(&str, &str)] = &[
@@ -32,9 +30,9 @@ const SECRET: &[&str] = &[
     ".etcdserverpb.InternalAuthenticateRequest",
 ];
 
-/// File name -> content, as the `.proto` files ask for.
-fn generate() -> Result<BTreeMap<String, String>, String> {
-    let protos = api_dir().join("proto");
+/// The files that the `.proto` files ask for.
+pub fn generate() -> Result<Files, String> {
+    let protos = root().join("crates/api/proto");
     let mut names: Vec<PathBuf> = fs::read_dir(&protos)
         .map_err(|e| format!("{}: {e}", protos.display()))?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
@@ -52,23 +50,23 @@ fn generate() -> Result<BTreeMap<String, String>, String> {
     config.out_dir(&out);
     config.compile_fds(set.clone()).map_err(|e| e.to_string())?;
 
-    let mut files = BTreeMap::new();
+    let mut files = Files::new();
+    let path = |name: &str| format!("crates/api/src/proto/{name}");
     for entry in fs::read_dir(&out).map_err(|e| e.to_string())? {
         let entry = entry.map_err(|e| e.to_string())?;
         let mut text = fs::read_to_string(entry.path()).map_err(|e| e.to_string())?;
         for (mangled, ours) in RENAMES {
             text = text.replace(mangled, ours);
         }
-        let name = entry.file_name().to_string_lossy().into_owned();
         if text.lines().any(|line| !line.starts_with("//") && !line.trim().is_empty()) {
-            files.insert(name, text);
+            files.insert(path(&entry.file_name().to_string_lossy()), text);
         }
     }
     fs::remove_dir_all(&out).map_err(|e| e.to_string())?;
     let methods = methods(&set);
-    files.insert("methods.rs".to_owned(), method_table(&methods));
-    files.insert("rpc.rs".to_owned(), rpc_enum(&methods));
-    files.insert("descriptors.rs".to_owned(), descriptors(&set)?);
+    files.insert(path("methods.rs"), method_table(&methods));
+    files.insert(path("rpc.rs"), rpc_enum(&methods));
+    files.insert(path("descriptors.rs"), descriptors(&set)?);
     Ok(files)
 }
 
@@ -273,31 +271,4 @@ fn field_description(
         field.number(),
         field.label() == Label::Repeated,
     ))
-}
-
-fn target() -> PathBuf {
-    api_dir().join("src/proto")
-}
-
-/// Writes the generated files.
-pub fn write() -> Result<String, String> {
-    let dir = target();
-    fs::create_dir_all(&dir).map_err(|e| e.to_string())?;
-    let files = generate()?;
-    for (name, text) in &files {
-        fs::write(dir.join(name), text).map_err(|e| format!("{name}: {e}"))?;
-    }
-    Ok(format!("wrote {} files", files.len()))
-}
-
-/// Compares the generated files with the committed ones.
-pub fn check() -> Result<String, String> {
-    let dir = target();
-    let files = generate()?;
-    for (name, text) in &files {
-        if fs::read_to_string(dir.join(name)).ok().as_deref() != Some(text) {
-            return Err(format!("crates/api/src/proto/{name} is not up to date: run `cargo xtask proto`"));
-        }
-    }
-    Ok(format!("{} generated files are up to date", files.len()))
 }

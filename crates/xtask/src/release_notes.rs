@@ -1,7 +1,6 @@
 //! `cargo xtask release-notes VERSION`: the section of CHANGELOG.md that belongs to a version.
 
-use std::fs;
-use std::path::Path;
+use crate::generated::read;
 
 /// Returns the notes of a version, with a title.
 ///
@@ -9,9 +8,7 @@ use std::path::Path;
 ///
 /// The text says which versions CHANGELOG.md has.
 pub fn print(version: &str) -> Result<String, String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../CHANGELOG.md");
-    let changelog = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-    cut(&changelog, version)
+    cut(&read("CHANGELOG.md")?, version)
 }
 
 /// The version that a line begins the section of: `## 0.1.0 (unreleased)`.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ const REGISTRY: &str = "registry+";
 ///
 /// The text says what of `cargo metadata` or of the lock file could not be used.
 pub fn write() -> Result<String, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = crate::generated::root();
     let lock = root.join("Cargo.lock");
     let lock = fs::read_to_string(&lock).map_err(|e| format!("{}: {e}", lock.display()))?;
     let bom = bom(&dependencies::metadata()?, &digests(&lock))?;

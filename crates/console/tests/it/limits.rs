@@ -1,10 +1,19 @@
 use std::io::Write as _;
+use std::net::TcpStream;
 use std::time::Instant;
 
 use testkit::{TIMEOUT, http1, wait_until};
 
-use crate::fake_member::FakeMember;
-use crate::harness::{OWN, SHORT, Setup, read_to_close};
+use crate::fake_member::{Asked, FakeMember, Requests};
+use crate::harness::{OWN, Running, SHORT, Setup, read_to_close};
+
+/// Asks for a watch, and the member hears the whole request.
+fn watch(console: &Running, requests: &Requests) -> (TcpStream, Asked) {
+    let stream = console.ask("POST", "/api/endpoint/0/v3/watch", &[OWN], b"{}");
+    let mut asked = requests.next();
+    asked.body();
+    (stream, asked)
+}
 
 #[test]
 fn who_sends_a_head_slowly_is_closed() {
@@ -42,7 +51,12 @@ fn who_sends_a_body_slowly_is_closed() {
     let mut stream = console.ask("POST", "/api/endpoint/0/v3/lock/lock", &[OWN], b"{}");
     let mut asked = requests.next();
     asked.body();
-    std::thread::sleep(3 * SHORT);
+    // A body that begins later, and does not come, is given up before.
+    let mut late = http1::connect(console.address);
+    console.send(&mut late, "POST", "/api/endpoint/0/v3/kv/put", &[OWN, ("Content-Length", "100000")]);
+    let mut given_up = requests.next();
+    wait_until("it takes no more", TIMEOUT, || late.write_all(b"x").is_err().then_some(()));
+    given_up.wait_for_close();
     asked.answer("200 OK", "{}");
     assert_eq!(http1::read_answer(&mut stream).status, 200);
 }
@@ -77,9 +91,7 @@ fn heads_are_bounded() {
 fn who_has_no_request_under_way_makes_room() {
     let (member, requests) = FakeMember::by_hand();
     let console = Setup::endpoints(&[member.address]).limits(|limits| limits.connections_max = 3).start();
-    let mut busy = console.ask("POST", "/api/endpoint/0/v3/watch", &[OWN], b"{}");
-    let mut asked = requests.next();
-    asked.body();
+    let (mut busy, mut asked) = watch(&console, &requests);
     let mut idle: Vec<_> = (0..10).map(|_| http1::connect(console.address)).collect();
     // The ninth and tenth are left.
     for stream in &mut idle[..8] {
@@ -96,14 +108,8 @@ fn who_has_no_request_under_way_makes_room() {
 fn when_all_have_requests_under_way_the_next_is_closed() {
     let (member, requests) = FakeMember::by_hand();
     let console = Setup::endpoints(&[member.address]).limits(|limits| limits.connections_max = 2).start();
-    let begin = || {
-        let stream = console.ask("POST", "/api/endpoint/0/v3/watch", &[OWN], b"{}");
-        let mut asked = requests.next();
-        asked.body();
-        (stream, asked)
-    };
-    let (mut first, mut first_asked) = begin();
-    let (_second, _second_asked) = begin();
+    let (mut first, mut first_asked) = watch(&console, &requests);
+    let (_second, _second_asked) = watch(&console, &requests);
     assert_eq!(read_to_close(&mut http1::connect(console.address)), b"");
     first_asked.answer("200 OK", "{}");
     assert_eq!(http1::read_answer(&mut first).status, 200);
@@ -114,14 +120,8 @@ fn when_all_have_requests_under_way_the_next_is_closed() {
 fn the_pages_can_be_loaded_while_too_much_is_asked() {
     let (member, requests) = FakeMember::by_hand();
     let console = Setup::endpoints(&[member.address]).limits(|limits| limits.forwarded_max = 2).start();
-    let begin = || {
-        let stream = console.ask("POST", "/api/endpoint/0/v3/watch", &[OWN], b"{}");
-        let mut asked = requests.next();
-        asked.body();
-        (stream, asked)
-    };
-    let (mut first, mut first_asked) = begin();
-    let (second, mut second_asked) = begin();
+    let (mut first, mut first_asked) = watch(&console, &requests);
+    let (second, mut second_asked) = watch(&console, &requests);
     let answer = console.page("metrics");
     assert_eq!(answer.status, 503);
     assert!(answer.text().starts_with("{\"code\":8,"), "{}", answer.text());
@@ -131,7 +131,7 @@ fn the_pages_can_be_loaded_while_too_much_is_asked() {
     assert_eq!(http1::read_answer(&mut first).status, 200);
     drop(second);
     second_asked.wait_for_close();
-    drop((begin(), begin()));
+    drop((watch(&console, &requests), watch(&console, &requests)));
 }
 
 #[test]
@@ -152,9 +152,7 @@ fn who_takes_nothing_is_closed() {
 fn what_is_sent_behind_a_stream_is_bounded() {
     let (member, requests) = FakeMember::by_hand();
     let console = Setup::endpoints(&[member.address]).start();
-    let mut stream = console.ask("POST", "/api/endpoint/0/v3/watch", &[OWN], b"{}");
-    let mut asked = requests.next();
-    asked.body();
+    let (mut stream, mut asked) = watch(&console, &requests);
     asked.write("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
     assert_eq!(http1::read_head(&mut stream).status, 200);
     wait_until("it takes no more", TIMEOUT, || stream.write_all(&[b'x'; 4096]).is_err().then_some(()));

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::{JSON, reply};
+use api::url::without_port;
 use replica::shared::Shared;
 use telemetry::heavy_hitters::{Measure, Subject};
 
@@ -45,7 +46,7 @@ pub(super) fn refusal(shared: &Shared, request: &Request<Bytes>) -> Option<&'sta
 /// Returns true if nobody else can have given this member the name: it is an address, a name that public DNS has not, or
 /// one that the members call themselves by.
 fn is_own_host(shared: &Shared, host: &str) -> bool {
-    let name = host_name(host);
+    let name = without_port(host);
     let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
     if address.parse::<IpAddr>().is_ok() || !name.contains('.') {
         return true;
@@ -53,17 +54,9 @@ fn is_own_host(shared: &Shared, host: &str) -> bool {
     let is_name = |url: &String| {
         let authority = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest);
         let authority = authority.split('/').next().unwrap_or_default();
-        host_name(authority).eq_ignore_ascii_case(name)
+        without_port(authority).eq_ignore_ascii_case(name)
     };
     shared.state.load().members.by_id.values().any(|member| member.client_urls.iter().any(is_name))
-}
-
-/// A host without its port.
-fn host_name(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    }
 }
 
 /// A request by root, who may know what keys and users there are.

@@ -12,7 +12,7 @@ use front::{Answer, Head, Unary};
 use prost::Message as _;
 use telemetry::heavy_hitters::{NAME_BYTES, Noted, prefix_of};
 
-use super::Services;
+use super::{Services, once_answered};
 
 /// A sample that is under way. One that is given up is not noted.
 pub(super) struct Sample {
@@ -65,7 +65,7 @@ impl Services {
     /// Notes a sample when it is answered.
     pub(super) fn sampled(self: &Rc<Self>, sample: Sample, answer: Unary) -> Unary {
         let services = Rc::clone(self);
-        let note = move |answer: &Result<Answer, api::Status>| {
+        once_answered(answer, move |answer| {
             let answered = match answer {
                 Ok(Answer::Whole(bytes)) => bytes.len(),
                 Ok(Answer::Pieces { len, .. }) => *len,
@@ -80,18 +80,7 @@ impl Services {
                 took: now.saturating_duration_since(sample.arrived),
             };
             services.shared.heavy_hitters.note(&noted, services.sampler.one_in(), now);
-        };
-        match answer {
-            Unary::Done(answer) => {
-                note(&answer);
-                Unary::Done(answer)
-            }
-            Unary::Later(answer) => Unary::Later(Box::pin(async move {
-                let answer = answer.await;
-                note(&answer);
-                answer
-            })),
-        }
+        })
     }
 }
 

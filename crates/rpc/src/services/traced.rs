@@ -10,13 +10,13 @@ use api::etcdserverpb::{
 };
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
-use front::{Answer, Head, LocalBoxFuture, Unary};
+use front::{Head, LocalBoxFuture, Unary};
 use machine::check;
 use prost::Message as _;
 use telemetry::tracing::{Attribute, GRPC_SCOPE, MEMBER_SCOPE, Parent, Span, SpanContext, Tracer, Within};
 
-use super::Services;
 use super::stages::Told;
+use super::{Services, once_answered};
 
 type Attributes = Vec<(&'static str, Attribute)>;
 
@@ -268,20 +268,7 @@ impl Services {
     /// Ends a trace with the call's answer, whether it is there now or later.
     pub(super) fn traced(self: &Rc<Self>, trace: Trace, answer: Unary) -> Unary {
         let services = Rc::clone(self);
-        let end = move |trace: Trace, answer: &Result<Answer, Status>| {
-            trace.end(answer.as_ref().map(|_| ()), services.told.take());
-        };
-        match answer {
-            Unary::Done(answer) => {
-                end(trace, &answer);
-                Unary::Done(answer)
-            }
-            Unary::Later(answer) => Unary::Later(Box::pin(async move {
-                let answer = answer.await;
-                end(trace, &answer);
-                answer
-            })),
-        }
+        once_answered(answer, move |answer| trace.end(answer.as_ref().map(|_| ()), services.told.take()))
     }
 
     /// Does the same for a stream. What its requests ask is told by spans within it.

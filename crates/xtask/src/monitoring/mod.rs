@@ -10,10 +10,9 @@ mod reference;
 mod rules;
 mod table;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
 
+use crate::generated::{self, Files};
 use table::Table;
 
 /// Lines of docs/operations.md around the generated runbook.
@@ -21,12 +20,12 @@ const RUNBOOK: [&str; 2] =
     ["<!-- alerts: written by `cargo xtask dashboards` -->\n", "<!-- alerts: end -->\n"];
 const OPERATIONS: &str = "docs/operations.md";
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-/// Path from the root of the repository -> content.
-fn generate(operations: &str) -> Result<BTreeMap<&'static str, String>, String> {
+/// Dashboard, rules, alerts, runbook and reference.
+///
+/// # Errors
+///
+/// The text names each expression that the table of metrics does not bear out, or the file that cannot be read.
+pub fn generate() -> Result<Files, String> {
     let mut table = Table::of_a_member();
     let mut wrong = Vec::new();
     let mut used = BTreeSet::new();
@@ -60,14 +59,15 @@ fn generate(operations: &str) -> Result<BTreeMap<&'static str, String>, String> 
     if !wrong.is_empty() {
         return Err(wrong.join("\n"));
     }
-    Ok(BTreeMap::from([
+    let files = [
         ("packaging/grafana/mainstay.json", dashboard::json()),
         ("packaging/prometheus/mainstay-rules.yaml", rules::recording_yaml()),
         ("packaging/prometheus/mainstay-alerts.yaml", rules::alerts_yaml()),
         ("packaging/prometheus/mainstay-test.yaml", rules::tests_yaml()),
         ("docs/metrics.md", reference::markdown(&table)?),
-        (OPERATIONS, with_runbook(operations, &rules::runbook())?),
-    ]))
+        (OPERATIONS, with_runbook(&generated::read(OPERATIONS)?, &rules::runbook())?),
+    ];
+    Ok(files.into_iter().map(|(name, text)| (name.to_owned(), text)).collect())
 }
 
 /// The document with the text between the two lines replaced.
@@ -79,49 +79,13 @@ fn with_runbook(document: &str, runbook: &str) -> Result<String, String> {
     Ok(format!("{before}{begin}{runbook}{end}{behind}"))
 }
 
-fn operations() -> Result<String, String> {
-    fs::read_to_string(root().join(OPERATIONS)).map_err(|e| format!("{OPERATIONS}: {e}"))
-}
-
-/// Writes the generated files.
-///
-/// # Errors
-///
-/// The text names each expression that the table of metrics does not bear out, or the file that cannot be written.
-pub fn write() -> Result<String, String> {
-    let files = generate(&operations()?)?;
-    for (name, text) in &files {
-        let path = root().join(name);
-        let folder = path.parent().unwrap_or(&path);
-        fs::create_dir_all(folder)
-            .and_then(|()| fs::write(&path, text))
-            .map_err(|e| format!("{}: {e}", path.display()))?;
-    }
-    Ok(format!("wrote {} files", files.len()))
-}
-
-/// Compares the generated files with the committed ones.
-///
-/// # Errors
-///
-/// The text names the file that is not up to date.
-pub fn check() -> Result<String, String> {
-    let files = generate(&operations()?)?;
-    for (name, text) in &files {
-        if fs::read_to_string(root().join(name)).ok().as_deref() != Some(text) {
-            return Err(format!("{name} is not up to date: run `cargo xtask dashboards`"));
-        }
-    }
-    Ok(format!("{} generated files are up to date", files.len()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn generated_files_are_current() {
-        check().unwrap();
+        generated::check(&generate().unwrap(), "dashboards").unwrap();
     }
 
     #[test]

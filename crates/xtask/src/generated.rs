@@ -1,0 +1,52 @@
+//! Files of the repository that are written by a program and committed, and the check that they are up to date.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Path from the root of the repository -> content.
+pub type Files = BTreeMap<String, String>;
+
+/// The root of the repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Reads a file of the repository.
+///
+/// # Errors
+///
+/// The text names the file that cannot be read.
+pub fn read(name: &str) -> Result<String, String> {
+    fs::read_to_string(root().join(name)).map_err(|e| format!("{name}: {e}"))
+}
+
+/// Writes the files.
+///
+/// # Errors
+///
+/// The text names the file that cannot be written.
+pub fn write(files: &Files) -> Result<String, String> {
+    for (name, text) in files {
+        let path = root().join(name);
+        let folder = path.parent().unwrap_or(&path);
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&path, text))
+            .map_err(|e| format!("{name}: {e}"))?;
+    }
+    Ok(format!("wrote {} files", files.len()))
+}
+
+/// Compares the files with the committed ones, which this verb writes.
+///
+/// # Errors
+///
+/// The text names the file that is not up to date.
+pub fn check(files: &Files, verb: &str) -> Result<String, String> {
+    for (name, text) in files {
+        if read(name).ok().as_deref() != Some(text) {
+            return Err(format!("{name} is not up to date: run `cargo xtask {verb}`"));
+        }
+    }
+    Ok(format!("{} generated files are up to date", files.len()))
+}
