@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -30,6 +31,8 @@ const STANDING_INTERVAL: Duration = Duration::from_secs(60);
 /// What a connection's request is doing, as far as others have to know. One request is under way at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Phase {
+    /// Of the browser; none if it came through a Unix socket.
+    pub(crate) address: Option<IpAddr>,
     is_under_way: Cell<bool>,
     /// When the body of the request must have come; `None` if it has.
     body_until: Cell<Option<Instant>>,
@@ -39,6 +42,10 @@ pub(crate) struct Phase {
 }
 
 impl Phase {
+    pub(crate) fn of(address: Option<IpAddr>) -> Phase {
+        Phase { address, ..Phase::default() }
+    }
+
     /// Returns true from the head of a request to the end of its answer.
     pub(crate) fn is_under_way(&self) -> bool {
         self.is_under_way.get()

@@ -76,8 +76,12 @@ pub(crate) struct Endpoints {
     source: Source,
     entries: RefCell<Vec<Entry>>,
     next_id: Cell<u64>,
+    /// The cluster whose members are listed; `None` until a member tells it.
+    cluster: Cell<Option<u64>>,
     /// When the list was last told by members.
     fetched: Cell<Option<Instant>>,
+    /// When members were last asked, and in whose name.
+    asked: RefCell<Option<(Instant, Option<HeaderValue>)>>,
     /// Held while the list is fetched, so that one round serves all who wait.
     fetching: tokio::sync::Mutex<()>,
 }
@@ -89,6 +93,8 @@ struct Entry {
     is_given: bool,
     /// Listed now, so that it may be asked.
     is_listed: bool,
+    /// Given, but a member of another cluster than the others.
+    is_foreign: bool,
     member: Option<Member>,
 }
 
@@ -98,7 +104,9 @@ impl Endpoints {
             source,
             entries: RefCell::default(),
             next_id: Cell::new(0),
+            cluster: Cell::new(None),
             fetched: Cell::new(None),
+            asked: RefCell::default(),
             fetching: tokio::sync::Mutex::default(),
         };
         match &endpoints.source {
@@ -117,7 +125,7 @@ impl Endpoints {
 
     fn entry(&self, target: Rc<Target>, is_given: bool, member: Option<Member>) -> Entry {
         let id = self.next_id.replace(self.next_id.get() + 1);
-        Entry { id, target, is_given, is_listed: true, member }
+        Entry { id, target, is_given, is_listed: true, is_foreign: false, member }
     }
 
     /// The endpoint with this id, if it is listed now.
@@ -140,8 +148,11 @@ impl Endpoints {
         let entries = self.entries.borrow();
         let endpoints: Vec<Value> =
             entries.iter().filter(|entry| entry.is_listed).map(Entry::shown).collect();
+        let foreign: Vec<&str> =
+            entries.iter().filter(|entry| entry.is_foreign).map(|entry| entry.target.url.as_str()).collect();
         let version = env!("CARGO_PKG_VERSION");
-        answer::json(StatusCode::OK, &json!({ "self": own, "endpoints": endpoints, "version": version }))
+        let list = json!({ "self": own, "endpoints": endpoints, "foreign": foreign, "version": version });
+        answer::json(StatusCode::OK, &list)
     }
 
     /// Takes over the list as this member knows it, itself first.
@@ -155,20 +166,23 @@ impl Endpoints {
             Some(entry) => entry.member = own,
             None => entries.push(self.entry(Target::own(listens_at.clone()), true, own)),
         }
-        if let Some(entry) = entries.first()
-            && let Some(url) = entry.member.as_ref().and_then(|own| usable(&own.client_urls))
-        {
-            entry.target.ask_as(&url);
+        let url = entries.first().and_then(|entry| own_url(entry.member.as_ref()?));
+        if let (Some(entry), Some(url)) = (entries.first(), &url) {
+            entry.target.ask_as(url);
         }
-        self.replace_others(&mut entries, others);
+        let is_secure = url.as_ref().unwrap_or(listens_at).scheme().is_secure();
+        self.replace_others(&mut entries, others, is_secure);
     }
 
-    /// Lists these members beside the endpoints that were given, and no others.
-    fn replace_others(&self, entries: &mut Vec<Entry>, others: Vec<Member>) {
+    /// Lists these members beside the endpoints that were given, and no others; with `is_secure` at `https` URLs only.
+    fn replace_others(&self, entries: &mut Vec<Entry>, others: Vec<Member>, is_secure: bool) {
         entries.iter_mut().filter(|entry| !entry.is_given).for_each(|entry| entry.is_listed = false);
         for member in others {
-            let Some(url) = usable(&member.client_urls) else { continue };
-            let known = entries.iter_mut().find(|entry| !entry.is_given && entry.target.url == url.as_str());
+            let Some(url) = usable(&member.client_urls, is_secure) else { continue };
+            // Two members that tell one URL stay two: who answers there says who it is.
+            let known = entries
+                .iter_mut()
+                .find(|entry| !entry.is_given && !entry.is_listed && entry.target.url == url.as_str());
             match known {
                 Some(entry) => (entry.is_listed, entry.member) = (true, Some(member)),
                 None => {
@@ -185,9 +199,15 @@ impl Endpoints {
 
     /// Asks the endpoints that were given for the list, on behalf of this user. What none of them tells stays as it was.
     async fn fetch(&self, service: &Service, authorization: Option<&HeaderValue>) {
+        let came = Instant::now();
         let _one = self.fetching.lock().await;
         let fresh = service.dialer.limits.members_fresh;
         if self.fetched.get().is_some_and(|fetched| fetched.elapsed() < fresh) {
+            return;
+        }
+        // A round of the same user that ended meanwhile, whatever came of it.
+        let is_asked = |(at, of): &(Instant, Option<HeaderValue>)| *at > came && of.as_ref() == authorization;
+        if self.asked.borrow().as_ref().is_some_and(is_asked) {
             return;
         }
         let given: Vec<(u64, Rc<Target>)> = {
@@ -207,23 +227,50 @@ impl Endpoints {
                 (id, timeout(LIST_TIMEOUT, told).await.ok().flatten())
             })));
         }
-        let (mut members, mut told_by) = (Vec::<Member>::new(), Vec::new());
+        let mut told = Vec::new();
         for mut task in asked {
-            let Ok((id, Some((teller, list)))) = (&mut task.0).await else { continue };
-            told_by.push((id, teller));
-            for member in list {
+            if let Ok((id, Some(list))) = (&mut task.0).await {
+                told.push((id, list));
+            }
+        }
+        self.asked.replace(Some((Instant::now(), authorization.cloned())));
+        // The cluster as before, as long as a member of it is left.
+        let is_of = |cluster: Option<u64>| told.iter().any(|(_, list)| Some(list.cluster) == cluster);
+        let Some(cluster) = self
+            .cluster
+            .get()
+            .filter(|known| is_of(Some(*known)))
+            .or(told.first().map(|(_, list)| list.cluster))
+        else {
+            return;
+        };
+        self.cluster.set(Some(cluster));
+        self.fetched.set(Some(Instant::now()));
+        let (mut members, mut told_by, mut foreign) = (Vec::<Member>::new(), Vec::new(), Vec::new());
+        for (id, list) in told {
+            if list.cluster != cluster {
+                foreign.push(id);
+                continue;
+            }
+            told_by.push((id, list.teller));
+            for member in list.members {
                 if !members.iter().any(|known| known.id == member.id) {
                     members.push(member);
                 }
             }
         }
-        if told_by.is_empty() {
-            return;
-        }
-        self.fetched.set(Some(Instant::now()));
         let mut entries = self.entries.borrow_mut();
         let mut reached: Vec<u64> = Vec::new();
+        let is_secure = entries.iter().filter(|entry| entry.is_given).all(|entry| entry.target.is_secure());
         for entry in entries.iter_mut().filter(|entry| entry.is_given) {
+            // One that is away stays what it was.
+            if foreign.contains(&entry.id) || told_by.iter().any(|(id, _)| *id == entry.id) {
+                entry.is_foreign = foreign.contains(&entry.id);
+            }
+            if entry.is_foreign {
+                (entry.is_listed, entry.member) = (false, None);
+                continue;
+            }
             let teller = told_by.iter().find(|(id, _)| *id == entry.id).map(|(_, teller)| *teller);
             let known = entry.member.as_ref().map(|member| member.id);
             let by_url = || members.iter().find(|member| member.client_urls.contains(&entry.target.url));
@@ -234,7 +281,7 @@ impl Endpoints {
             reached.extend(id);
         }
         members.retain(|member| !reached.contains(&member.id));
-        self.replace_others(&mut entries, members);
+        self.replace_others(&mut entries, members, is_secure);
     }
 }
 
@@ -251,7 +298,7 @@ impl Entry {
     fn shown(&self) -> Value {
         let member = self.member.as_ref();
         // A member that has just started tells its client URLs a little later.
-        let own = member.filter(|_| self.target.is_own).and_then(|member| usable(&member.client_urls));
+        let own = member.filter(|_| self.target.is_own).and_then(own_url);
         json!({
             "id": self.id.to_string(),
             "url": own.as_ref().map_or(self.target.url.as_str(), Url::as_str),
@@ -267,10 +314,22 @@ fn hex(id: u64) -> String {
     format!("{id:016x}")
 }
 
-/// The URL by which a member is reached: one that is not of the loopback, if there is one.
-fn usable(urls: &[String]) -> Option<Url> {
-    let urls: Vec<Url> = urls.iter().filter_map(|url| Url::parse(url).ok()).collect();
+/// The URL that this process's own member is known by: one that is not of this machine only, if there is one.
+fn own_url(member: &Member) -> Option<Url> {
+    let urls: Vec<Url> = member.client_urls.iter().filter_map(|url| Url::parse(url).ok()).collect();
     urls.iter().find(|url| !url.is_local()).or(urls.first()).cloned()
+}
+
+/// The URL by which another member is reached, if it tells one that may be used: not a file or an unspecified address, which would be of
+/// this machine, and with `is_secure` no plain one, where tokens and passwords would travel in clear. One that is not of the loopback
+/// comes first, then one with TLS.
+fn usable(urls: &[String], is_secure: bool) -> Option<Url> {
+    let is_unspecified =
+        |url: &Url| url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified());
+    let urls = urls.iter().filter_map(|url| Url::parse(url).ok());
+    urls.filter(|url| !url.scheme().is_unix() && !is_unspecified(url))
+        .filter(|url| url.scheme().is_secure() || !is_secure)
+        .min_by_key(|url| (url.is_local(), !url.scheme().is_secure()))
 }
 
 /// Asks a member for the list of members; returns the body of its answer.
@@ -302,14 +361,24 @@ async fn ask(
     Some((link, body))
 }
 
-/// The id of the member that answered, and the list. Ids are numbers, which JSON of protobuf writes as texts.
-fn read_list(body: &[u8]) -> Option<(u64, Vec<Member>)> {
+/// The members as one of them tells them.
+#[derive(Debug, PartialEq, Eq)]
+struct ToldList {
+    cluster: u64,
+    /// Id of the member that told it.
+    teller: u64,
+    members: Vec<Member>,
+}
+
+/// Reads a list. Ids are numbers, which JSON of protobuf writes as texts.
+fn read_list(body: &[u8]) -> Option<ToldList> {
     let answer: Value = serde_json::from_slice(body).ok()?;
     let id = |value: &Value| match value {
         Value::String(text) => text.parse().ok(),
         value => value.as_u64(),
     };
-    let teller = id(answer.get("header")?.get("member_id")?)?;
+    let header = answer.get("header")?;
+    let (cluster, teller) = (id(header.get("cluster_id")?)?, id(header.get("member_id")?)?);
     let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
     let members = answer.get("members")?.as_array()?.iter().take(ENDPOINTS_MAX).filter_map(|member| {
         let urls = member.get("clientURLs").and_then(Value::as_array);
@@ -320,7 +389,7 @@ fn read_list(body: &[u8]) -> Option<(u64, Vec<Member>)> {
             is_learner: member.get("isLearner").and_then(Value::as_bool).unwrap_or_default(),
         })
     });
-    Some((teller, members.collect()))
+    Some(ToldList { cluster, teller, members: members.collect() })
 }
 
 #[cfg(test)]
@@ -345,7 +414,8 @@ mod tests {
             },
             Member { name: String::new(), is_learner: true, ..member(7, &[]) },
         ];
-        assert_eq!(read_list(body), Some((10276657743932975437, list)));
+        let told = ToldList { cluster: 1, teller: 10276657743932975437, members: list };
+        assert_eq!(read_list(body), Some(told));
         for wrong in [&b""[..], b"{}", b"[]", br#"{"header":{},"members":[]}"#, b"{\"header\":\xff"] {
             assert_eq!(read_list(wrong), None);
         }
@@ -353,11 +423,21 @@ mod tests {
 
     #[test]
     fn a_member_is_reached_at_an_address_that_others_can_use() {
-        let url = |urls: &[&str]| usable(&member(1, urls).client_urls).map(|url| url.as_str().to_owned());
+        let usable = |urls: &[&str], is_secure| {
+            usable(&member(1, urls).client_urls, is_secure).map(|url| url.as_str().to_owned())
+        };
+        let url = |urls: &[&str]| usable(urls, false);
         assert_eq!(url(&["http://127.0.0.1:1", "https://10.0.0.1:2"]).as_deref(), Some("https://10.0.0.1:2"));
         assert_eq!(url(&["http://localhost:1"]).as_deref(), Some("http://localhost:1"));
         assert_eq!(url(&["unix:///x", "http://[::1]:1", "http://h:1"]).as_deref(), Some("http://h:1"));
-        assert_eq!(url(&["x", "ftp://h:1"]), None);
+        assert_eq!(url(&["http://h:1", "https://h:2", "https://[::1]:3"]).as_deref(), Some("https://h:2"));
+        assert_eq!(
+            url(&["x", "ftp://h:1", "unix:///run/docker.sock", "http://0.0.0.0:1", "https://[::]:1"]),
+            None
+        );
+        let secure = |urls: &[&str]| usable(urls, true);
+        assert_eq!(secure(&["http://h:1", "https://127.0.0.1:1"]).as_deref(), Some("https://127.0.0.1:1"));
+        assert_eq!(secure(&["http://h:1"]), None);
     }
 
     #[test]

@@ -9,11 +9,12 @@ use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming, SizeHint};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
 
 use crate::answer::{self, AnswerBody, Refused};
 use crate::body::{BodyError, Pieces};
 use crate::connection::Phase;
+use crate::forwarded::Permit;
 use crate::limits::Limits;
 use crate::service::Service;
 use crate::upstream::{Link, OutBody, Target, UpstreamError};
@@ -60,7 +61,7 @@ pub(crate) async fn forward(
     phase: Rc<Phase>,
 ) -> Result<Response<AnswerBody>, Refused> {
     let path = path_at_member(request.method(), rest, request.uri().query())?;
-    let Ok(permit) = Rc::clone(service).forwarded_permit() else {
+    let Some(permit) = service.forwarded.take(phase.address) else {
         let text = "the console has too many requests under way: close some of its pages";
         return Err(Refused::new(StatusCode::SERVICE_UNAVAILABLE, text));
     };
@@ -88,7 +89,21 @@ pub(crate) async fn forward(
         USER_AGENT,
         HeaderValue::from_static(concat!("mainstay-console/", env!("CARGO_PKG_VERSION"))),
     );
-    let (link, response) = match service.dialer.send(&target, asked).await {
+    let is_page = *asked.method() == Method::GET;
+    let sending = service.dialer.send(&target, asked);
+    let answered = if is_page {
+        let late = || {
+            UpstreamError::Late(format!(
+                "{}: no answer within {}",
+                target.url,
+                cli::go::duration(limits.page_timeout)
+            ))
+        };
+        timeout(limits.page_timeout, sending).await.unwrap_or_else(|_| Err(late()))
+    } else {
+        sending.await
+    };
+    let (link, response) = match answered {
         Ok(answered) => answered,
         Err(_) if sent.is_too_large.get() => return Err(too_large()),
         Err(UpstreamError::Late(text)) => return Err(Refused::new(StatusCode::GATEWAY_TIMEOUT, text)),
@@ -172,7 +187,7 @@ pub(crate) struct Forwarded {
     target: Rc<Target>,
     sent: Rc<Sent>,
     limits: Limits,
-    _permit: OwnedSemaphorePermit,
+    _permit: Permit,
 }
 
 impl Forwarded {

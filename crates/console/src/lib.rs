@@ -26,6 +26,7 @@ mod connection;
 mod defences;
 mod endpoints;
 mod forward;
+mod forwarded;
 mod limits;
 mod listener;
 mod service;
@@ -37,15 +38,15 @@ mod upstream;
 use std::fmt;
 use std::io;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use telemetry::logging::Logger;
 use tls::{ClientTls, Reloader};
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::{LocalSet, spawn_local};
 
 use crate::endpoints::Endpoints;
+use crate::forwarded::ForwardedRequests;
 use crate::listener::{Listening, Registered};
 use crate::service::Service;
 use crate::slots::Slots;
@@ -56,8 +57,8 @@ pub use endpoints::{ListMembers, Member, Source};
 pub use limits::Limits;
 pub use listener::{Listener, ListenerSocket};
 
-/// Threads for looking up names.
-const LOOK_UP_THREADS_MAX: usize = 2;
+/// Threads for looking up names, of which each member has one at a time.
+const LOOK_UP_THREADS_MAX: usize = 8;
 
 /// Settings of a console.
 #[derive(Debug)]
@@ -118,7 +119,7 @@ impl Console {
                     endpoints: Endpoints::new(source),
                     hosts,
                     logger,
-                    forwarded: Arc::new(Semaphore::new(limits.forwarded_max)),
+                    forwarded: ForwardedRequests::new(&limits),
                     reloaded: reloads,
                 });
                 let slots = Slots::new(limits.connections_max);

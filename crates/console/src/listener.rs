@@ -1,5 +1,6 @@
 //! Where the console listens.
 
+use std::net::IpAddr;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::rc::Rc;
@@ -65,14 +66,15 @@ impl Registered {
         }
     }
 
-    async fn accept(&self) -> io::Result<Stream> {
+    /// The next connection, and the address it comes from, if it has one.
+    async fn accept(&self) -> io::Result<(Stream, Option<IpAddr>)> {
         match self {
             Registered::Tcp(socket) => {
-                let (stream, _) = socket.accept().await?;
+                let (stream, address) = socket.accept().await?;
                 prepare(&stream);
-                Ok(Stream::Tcp(stream))
+                Ok((Stream::Tcp(stream), Some(address.ip().to_canonical())))
             }
-            Registered::Unix(socket) => Ok(Stream::Unix(socket.accept().await?.0)),
+            Registered::Unix(socket) => Ok((Stream::Unix(socket.accept().await?.0), None)),
         }
     }
 }
@@ -86,7 +88,7 @@ pub(crate) async fn accept(
 ) {
     loop {
         match socket.accept().await {
-            Ok(stream) => match slots.take() {
+            Ok((stream, address)) => match slots.take(address) {
                 Some(slot) => {
                     let serving = connection::serve(stream, Rc::clone(&listening), Rc::clone(&service), slot);
                     tokio::task::spawn_local(serving);

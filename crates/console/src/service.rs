@@ -1,13 +1,12 @@
 //! Which request gets which answer: [`Service::answer`].
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use http::header::ALLOW;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use telemetry::logging::Logger;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
+use tokio::sync::watch;
 
 use crate::answer::{AnswerBody, Refused};
 use crate::assets;
@@ -15,6 +14,7 @@ use crate::connection::Phase;
 use crate::defences;
 use crate::endpoints::Endpoints;
 use crate::forward;
+use crate::forwarded::ForwardedRequests;
 use crate::listener::Listening;
 use crate::upstream::Dialer;
 
@@ -25,20 +25,12 @@ pub(crate) struct Service {
     /// Names besides those of the listener under which it may be asked for without TLS.
     pub(crate) hosts: Vec<String>,
     pub(crate) logger: Logger,
-    pub(crate) forwarded: Arc<Semaphore>,
+    pub(crate) forwarded: Rc<ForwardedRequests>,
     /// Changes when files for TLS were replaced.
     pub(crate) reloaded: watch::Receiver<()>,
 }
 
 impl Service {
-    /// A place for a request that is forwarded.
-    ///
-    /// # Errors
-    /// There is none.
-    pub(crate) fn forwarded_permit(self: Rc<Service>) -> Result<OwnedSemaphorePermit, TryAcquireError> {
-        Arc::clone(&self.forwarded).try_acquire_owned()
-    }
-
     /// Answers a request.
     pub(crate) async fn answer(
         self: &Rc<Service>,

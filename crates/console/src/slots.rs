@@ -2,6 +2,7 @@
 //! keep nobody out.
 
 use std::cell::{Cell, RefCell};
+use std::net::IpAddr;
 use std::rc::Rc;
 
 use crate::connection::Phase;
@@ -36,8 +37,8 @@ impl Slots {
         Rc::new(Slots { max, taken: RefCell::default(), counter: Cell::new(0) })
     }
 
-    /// A place for a connection; `None` if all are taken by connections with a request under way.
-    pub(crate) fn take(self: &Rc<Slots>) -> Option<Rc<Slot>> {
+    /// A place for a connection of this address; `None` if all are taken by connections with a request under way.
+    pub(crate) fn take(self: &Rc<Slots>, address: Option<IpAddr>) -> Option<Rc<Slot>> {
         let mut taken = self.taken.borrow_mut();
         if taken.len() >= self.max {
             let idle = taken.iter().enumerate().filter(|(_, taken)| !taken.phase.is_under_way());
@@ -45,7 +46,7 @@ impl Slots {
             taken.swap_remove(oldest).phase.evict();
         }
         let id = self.count();
-        let phase = Rc::new(Phase::default());
+        let phase = Rc::new(Phase::of(address));
         taken.push(Taken { id, idle_since: id, phase: Rc::clone(&phase) });
         Some(Rc::new(Slot { phase, id, slots: Rc::clone(self) }))
     }
@@ -80,10 +81,10 @@ mod tests {
     #[test]
     fn who_was_idle_for_longest_gives_way() {
         let slots = Slots::new(2);
-        let (first, second) = (slots.take().unwrap(), slots.take().unwrap());
+        let (first, second) = (slots.take(None).unwrap(), slots.take(None).unwrap());
         // The first has served a request since the second came.
         first.is_idle_now();
-        let third = slots.take().unwrap();
+        let third = slots.take(None).unwrap();
         assert_eq!(slots.taken.borrow().len(), 2);
         drop(second);
         assert_eq!(slots.taken.borrow().len(), 2, "it had lost its place already");

@@ -3,8 +3,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use api::url::Url;
@@ -14,6 +15,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use tls::{ClientTls, Reloader};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Mutex;
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -40,6 +42,8 @@ pub(crate) struct Target {
     authority: RefCell<HeaderValue>,
     idle: RefCell<Vec<(Link, Instant)>>,
     has_reaper: Cell<bool>,
+    /// Held while the name is looked up, which goes on when nobody waits for it any more.
+    looking_up: Arc<Mutex<()>>,
 }
 
 impl Target {
@@ -56,13 +60,33 @@ impl Target {
     fn reached_at(url: String, place: Url, is_own: bool) -> Target {
         let authority = RefCell::new(authority(&place));
         let (idle, has_reaper) = (RefCell::default(), Cell::new(false));
-        Target { url, place, is_own, authority, idle, has_reaper }
+        Target { url, place, is_own, authority, idle, has_reaper, looking_up: Arc::default() }
+    }
+
+    /// Returns true if it is reached by TLS.
+    pub(crate) fn is_secure(&self) -> bool {
+        self.place.scheme().is_secure()
     }
 
     /// Has requests be for the host that clients ask for: the address where the member listens may not be among those that it
     /// answers for (`--host-whitelist`).
     pub(crate) fn ask_as(&self, url: &Url) {
         self.authority.replace(authority(url));
+    }
+
+    /// Looks the name up, in one thread at a time: a name that nobody knows takes long, and others are waited for meanwhile.
+    async fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        let (host, port) = (reachable(self.place.host()).to_owned(), self.place.port());
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(address, port)]);
+        }
+        let looking_up = Arc::clone(&self.looking_up).lock_owned().await;
+        let look_up = spawn_local(async move {
+            let addresses = tokio::net::lookup_host((host, port)).await.map(Vec::from_iter);
+            drop(looking_up);
+            addresses
+        });
+        look_up.await.map_err(io::Error::other)?
     }
 
     /// Keeps a connection for the next request.
@@ -190,7 +214,7 @@ impl Dialer {
         let stream = if place.scheme().is_unix() {
             Stream::Unix(UnixStream::connect(place.host()).await?)
         } else {
-            let stream = TcpStream::connect((reachable(place.host()), place.port())).await?;
+            let stream = TcpStream::connect(target.addresses().await?.as_slice()).await?;
             prepare(&stream);
             Stream::Tcp(stream)
         };

@@ -158,3 +158,24 @@ fn what_is_sent_behind_a_stream_is_bounded() {
     wait_until("it takes no more", TIMEOUT, || stream.write_all(&[b'x'; 4096]).is_err().then_some(()));
     asked.wait_for_close();
 }
+
+#[test]
+fn a_member_that_does_not_answer_a_page_is_not_waited_for() {
+    let (member, requests) = FakeMember::by_hand();
+    let console = Setup::endpoints(&[member.address]).limits(|limits| limits.page_timeout = SHORT).start();
+    let answer = console.page("health");
+    assert_eq!(answer.status, 504);
+    assert!(answer.text().contains("no answer within"), "{}", answer.text());
+    requests.next().wait_for_close();
+}
+
+#[test]
+fn one_address_does_not_take_all_places() {
+    let (member, requests) = FakeMember::by_hand();
+    let console =
+        Setup::endpoints(&[member.address]).limits(|limits| limits.forwarded_per_address = 1).start();
+    let (_stream, mut asked) = watch(&console, &requests);
+    assert_eq!(console.page("metrics").status, 503);
+    asked.answer("200 OK", "{}");
+    console.serves();
+}

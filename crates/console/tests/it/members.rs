@@ -10,6 +10,11 @@ use crate::harness::{OWN, Running, Setup, url};
 
 /// A member that tells its id and a list, which may change.
 fn member(id: u64, list: &Arc<Mutex<String>>) -> FakeMember {
+    member_of(1, id, list)
+}
+
+/// The same, of this cluster.
+fn member_of(cluster: u64, id: u64, list: &Arc<Mutex<String>>) -> FakeMember {
     let list = Arc::clone(list);
     FakeMember::start(move |asked| {
         asked.body();
@@ -22,7 +27,7 @@ fn member(id: u64, list: &Arc<Mutex<String>>) -> FakeMember {
                 let members = list.lock().expect("no thread panics").clone();
                 asked.answer(
                     "200 OK",
-                    &format!(r#"{{"header":{{"member_id":"{id}"}},"members":[{members}]}}"#),
+                    &format!(r#"{{"header":{{"cluster_id":"{cluster}","member_id":"{id}"}},"members":[{members}]}}"#),
                 );
             }
             _ => asked.answer("200 OK", &format!("\"{id}\"")),
@@ -144,7 +149,12 @@ fn a_members_own_console_lists_it_first() {
             client_urls: vec![url.to_owned()],
             is_learner: id == 3,
         };
-        vec![member(2, "http://h2:1"), member(3, "https://h3:1"), member(9, "https://advertised:2379")]
+        vec![
+            member(2, "https://h2:1"),
+            member(4, "http://h4:1"),
+            member(3, "https://h3:1"),
+            member(9, "https://advertised:2379"),
+        ]
     };
     let listens_at = url(&format!("http://0.0.0.0:{}", own.address.port()));
     let console = Setup::of(Source::Member { id: 9, listens_at, list: Arc::new(list) }).start();
@@ -154,10 +164,84 @@ fn a_members_own_console_lists_it_first() {
         endpoints(&answer),
         [
             "0 https://advertised:2379 m9 0000000000000009 false",
-            "1 http://h2:1 m2 0000000000000002 false",
+            "1 https://h2:1 m2 0000000000000002 false",
             "2 https://h3:1 m3 0000000000000003 true",
         ]
     );
     // It is reached where it listens, in the name of the URL that it tells: it may answer for no other (`--host-whitelist`).
     assert_eq!(console.page("version").text(), "\"advertised:2379\"");
+}
+
+#[test]
+fn members_of_another_cluster_are_told_apart() {
+    let (ours, theirs): (Arc<Mutex<String>>, Arc<Mutex<String>>) = Default::default();
+    let (one, other) = (member_of(1, 1, &ours), member_of(2, 2, &theirs));
+    *ours.lock().unwrap() = row(1, one.address);
+    *theirs.lock().unwrap() = [row(2, other.address), row(3, free_address())].join(",");
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    let list = told(&console, &[]);
+    assert_eq!(endpoints(&list), [format!("0 http://{} m1 0000000000000001 false", one.address)]);
+    assert!(list.contains(&format!("\"foreign\":[\"http://{}\"]", other.address)), "{list}");
+    // Nothing is asked of it but who it is.
+    let answer = console.request("POST", "/api/endpoint/1/v3/kv/deleterange", &[OWN], b"{}");
+    assert_eq!(answer.status, 404);
+    assert_eq!(other.lines(), ["POST /v3/cluster/member/list"]);
+}
+
+#[test]
+fn two_members_that_tell_one_url_are_two() {
+    let list: Arc<Mutex<String>> = Arc::default();
+    let (one, same) = (member(1, &list), free_address());
+    *list.lock().unwrap() = [row(1, one.address), row(2, same), row(3, same)].join(",");
+    let console =
+        Setup::endpoints(&[one.address]).limits(|limits| limits.members_fresh = Duration::ZERO).start();
+    let expected = [
+        format!("0 http://{} m1 0000000000000001 false", one.address),
+        format!("1 http://{same} m2 0000000000000002 false"),
+        format!("2 http://{same} m3 0000000000000003 false"),
+    ];
+    assert_eq!(endpoints(&told(&console, &[])), expected);
+    assert_eq!(endpoints(&told(&console, &[])), expected, "and stay");
+}
+
+#[test]
+fn members_are_not_reached_where_a_list_may_not_lead() {
+    let stranger = FakeMember::start(|asked| asked.answer("200 OK", "{}"));
+    let port = stranger.address.port();
+    let dir = testkit::TempDir::new("lists");
+    let path = dir.path().join("daemon.sock");
+    let socket = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
+    socket.set_nonblocking(true).expect("a socket");
+    let list: Arc<Mutex<String>> = Arc::default();
+    let one = member(1, &list);
+    let urls = format!(r#""unix://{}","http://0.0.0.0:{port}""#, path.display());
+    *list.lock().unwrap() =
+        format!(r#"{},{{"ID":"2","name":"m2","clientURLs":[{urls}]}}"#, row(1, one.address));
+    let console = Setup::endpoints(&[one.address]).start();
+    assert_eq!(endpoints(&told(&console, &[])).len(), 1);
+    let answer = console.request("GET", "/api/endpoint/1/version", &[OWN], b"");
+    assert_eq!(answer.status, 404);
+    assert_eq!(stranger.connections(), 0);
+    assert!(socket.accept().is_err(), "nobody connects");
+}
+
+#[test]
+fn those_who_wait_for_a_list_that_nobody_tells_wait_once() {
+    let (member, _requests) = FakeMember::by_hand();
+    let console = Setup::endpoints(&[member.address]).start();
+    let began = std::time::Instant::now();
+    let mut waiting: Vec<_> = (0..6)
+        .map(|_| {
+            let mut stream = testkit::http1::connect(console.address);
+            console.send(&mut stream, "GET", "/api/members", &[OWN]);
+            stream
+        })
+        .collect();
+    for stream in &mut waiting {
+        assert_eq!(testkit::http1::read_answer(stream).status, 200);
+    }
+    // A round is given up after 3 s.
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 }

@@ -1,0 +1,71 @@
+//! How many requests are forwarded: [`ForwardedRequests`]. Nobody, whoever they are, keeps all others out.
+
+use std::cell::RefCell;
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use crate::limits::Limits;
+
+/// The requests that are forwarded now.
+#[derive(Debug)]
+pub(crate) struct ForwardedRequests {
+    max: usize,
+    per_address: usize,
+    /// Of whom they are; clients of Unix sockets have no address.
+    of: RefCell<Vec<Option<IpAddr>>>,
+}
+
+/// The place of one of them.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    requests: Rc<ForwardedRequests>,
+    of: Option<IpAddr>,
+}
+
+impl ForwardedRequests {
+    pub(crate) fn new(limits: &Limits) -> Rc<ForwardedRequests> {
+        let (max, per_address) = (limits.forwarded_max, limits.forwarded_per_address);
+        Rc::new(ForwardedRequests { max, per_address, of: RefCell::default() })
+    }
+
+    /// A place; `None` if there is none, or this address has its share of them.
+    pub(crate) fn take(self: &Rc<ForwardedRequests>, of: Option<IpAddr>) -> Option<Permit> {
+        let mut all = self.of.borrow_mut();
+        let own = all.iter().filter(|other| **other == of).count();
+        if all.len() >= self.max || own >= self.per_address {
+            return None;
+        }
+        all.push(of);
+        Some(Permit { requests: Rc::clone(self), of })
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut all = self.requests.of.borrow_mut();
+        if let Some(own) = all.iter().position(|other| *other == self.of) {
+            all.swap_remove(own);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_its_share() {
+        let limits = Limits { forwarded_max: 3, forwarded_per_address: 2, ..Limits::default() };
+        let requests = ForwardedRequests::new(&limits);
+        let address = |last| Some(IpAddr::from([10, 0, 0, last]));
+        let first = requests.take(address(1)).unwrap();
+        let second = requests.take(address(1)).unwrap();
+        assert!(requests.take(address(1)).is_none());
+        let other = requests.take(address(2)).unwrap();
+        assert!(requests.take(address(2)).is_none() && requests.take(None).is_none(), "all are taken");
+        drop(first);
+        let third = requests.take(address(1)).unwrap();
+        drop((second, other, third));
+        assert!(requests.of.borrow().is_empty());
+    }
+}
