@@ -147,6 +147,8 @@ pub struct Config {
     pub log: LogSettings,
     /// Says if the histograms of gRPC handling times are exported.
     pub metrics: MetricsDetail,
+    /// True if metrics tell which prefixes, users and clients take most.
+    pub heavy_hitters_in_metrics: bool,
     /// Where spans of calls are sent, if they are.
     pub tracing: Option<TracingOptions>,
     /// True if profiles are served.

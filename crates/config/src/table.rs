@@ -110,6 +110,7 @@ pub const FLAGS: &[Flag] = &[
     flag("auth-token-ttl", Auth, Uint, "300", Implemented, "Seconds a simple token is valid after its last use."),
     flag("enable-pprof", Profiling, Bool, "false", Implemented, "Serve profiles under /debug/pprof/ at the client URLs, to whoever can reach them."),
     flag("metrics", Profiling, Text, "basic", Implemented, "Detail of metrics: basic, or extensive to add histograms of gRPC handling times."),
+    flag("metrics-heavy-hitters", Profiling, Bool, "false", Implemented, "Tell in metrics which prefixes of keys, users and clients take most requests, bytes and time, to whoever can read metrics; prefixes and users only while authentication is off. No flag of etcd's."),
     flag("listen-metrics-urls", Profiling, Urls, "", Implemented, "Further URLs to serve metrics and health on."),
     flag("logger", Logging, Text, "zap", Implemented, "Form of the log; zap is the only one."),
     flag("log-outputs", Logging, List, "default", Implemented, "Where the log goes: default or stderr, stdout, or file paths, as a comma list."),

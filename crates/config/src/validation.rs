@@ -111,6 +111,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         initial_election_tick_advance: settings.bool("initial-election-tick-advance"),
         log,
         metrics: metrics_detail(settings),
+        heavy_hitters_in_metrics: settings.bool("metrics-heavy-hitters"),
         tracing,
         pprof,
         warning_apply_duration: duration(settings, "warning-apply-duration")?,

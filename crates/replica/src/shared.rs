@@ -131,8 +131,12 @@ pub struct Shared {
     pub api_version: &'static str,
     /// Zone of this member, from its flag; empty if it has none.
     pub zone: String,
+    /// True if clients have to show a certificate.
+    pub clients_show_certificates: bool,
     /// True if profiles are served.
     pub pprof: bool,
+    /// True if metrics tell which prefixes, users and clients take most.
+    pub heavy_hitters_in_metrics: bool,
     /// True if threads may be started. Otherwise long work is done by the calling thread.
     pub threads: bool,
     /// Tokens and passwords of users.
@@ -256,7 +260,9 @@ impl Shared {
             credentials: Arc::new(Credentials::simple(Clock::real(), Box::new(identity::system_entropy()))),
             api_version: api::API_VERSION,
             zone: String::new(),
+            clients_show_certificates: false,
             pprof: false,
+            heavy_hitters_in_metrics: false,
             threads: true,
             metrics,
             arrivals: Arrivals::default(),

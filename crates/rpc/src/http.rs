@@ -227,7 +227,7 @@ fn common(
 ) -> Response<Bytes> {
     if path == "/metrics" {
         // etcd answers every method here.
-        let text = scrape(shared, counters);
+        let text = scrape(shared, counters, diagnosis::refusal(shared, request).is_none());
         return reply(StatusCode::OK, &[(CONTENT_TYPE, metrics::CONTENT_TYPE)], text.into());
     }
     if names_keys(path) {

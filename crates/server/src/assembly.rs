@@ -102,7 +102,10 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         shared.readers = Readers::by_hand(shared.values.clone());
     }
     shared.zone.clone_from(&config.zone);
+    let tls = &config.client_tls.settings;
+    shared.clients_show_certificates = tls.client_cert_auth || tls.trusted_ca_file.is_some();
     shared.pprof = config.pprof;
+    shared.heavy_hitters_in_metrics = config.heavy_hitters_in_metrics;
     shared.api_version = config.api_version;
     shared.metrics.set_version(config.api_version);
     shared.gateway = config.enable_grpc_gateway;

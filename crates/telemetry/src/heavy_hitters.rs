@@ -2,8 +2,8 @@
 //!
 //! Each of these nine lists is a sketch of fixed size, Space-Saving (Metwally, Agrawal and El Abbadi, "Efficient computation of
 //! frequent and top-k elements in data streams", 2005): whatever takes more than 1/[`PLACES`] of all is in its list, and the amount told
-//! is too large by no more than the `error` beside it. Amounts fade with a half-life of [`HALF_LIFE`], so they tell a rate, and what was
-//! busy yesterday is not in the way.
+//! is too large by no more than the `error` beside it. A list tells those that certainly take [`SHARE`] of all: with keys that each come
+//! once it tells none. Amounts fade with a half-life of [`HALF_LIFE`], so they tell a rate, and what was busy yesterday is not in the way.
 //!
 //! Only samples of requests are noted (`rpc`'s sampler, one of 64), each for all that it stands for; so the common request pays nothing,
 //! and what is rare may be missed.
@@ -26,13 +26,15 @@
 //! ```
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Names that each list follows.
 pub const PLACES: usize = 128;
-/// Names that a list tells.
+/// Names that a list tells at most.
 pub const TOLD: usize = 20;
+/// The part of all that a name takes for certain, if it is told. One that takes [`SHARE`] and 1/[`PLACES`] is told.
+pub const SHARE: f64 = 0.01;
 /// Time in which what was noted counts for half.
 pub const HALF_LIFE: Duration = Duration::from_secs(60);
 /// Bytes of a name that are kept.
@@ -121,6 +123,8 @@ struct Place {
 #[derive(Default)]
 struct Sketch {
     places: Vec<Place>,
+    /// Of all names that came.
+    amount: f64,
 }
 
 impl Sketch {
@@ -128,6 +132,7 @@ impl Sketch {
         if amount <= 0.0 {
             return;
         }
+        self.amount += amount;
         if let Some(place) = self.places.iter_mut().find(|place| place.hash == hash && *place.name == *name) {
             place.amount += amount;
             return;
@@ -142,6 +147,7 @@ impl Sketch {
     }
 
     fn fade(&mut self, factor: f64) {
+        self.amount *= factor;
         for place in &mut self.places {
             place.amount *= factor;
             place.error *= factor;
@@ -196,7 +202,12 @@ impl HeavyHitters {
             (!noted.user.is_empty()).then_some(noted.user.as_bytes()),
             Some(noted.client.as_bytes()),
         ];
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // Requests wait for no other: a sample that comes while another one is noted is left out.
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
         state.fade(now);
         for (sketches, name) in state.sketches.iter_mut().zip(names) {
             let Some(name) = name else { continue };
@@ -208,15 +219,18 @@ impl HeavyHitters {
         }
     }
 
-    /// Returns the heaviest, the first the heaviest of all.
+    /// Returns the heaviest, the first the heaviest of all; no more than [`TOLD`], each with [`SHARE`] of all.
     pub fn top(&self, subject: Subject, measure: Measure, now: Instant) -> Vec<Heavy> {
         // What came at an even rate for long adds up to the rate times this.
         let seconds = HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.fade(now);
-        let mut all: Vec<Heavy> = state.sketches[subject as usize][measure as usize]
+        let sketch = &state.sketches[subject as usize][measure as usize];
+        let enough = sketch.amount * SHARE;
+        let mut all: Vec<Heavy> = sketch
             .places
             .iter()
+            .filter(|place| place.amount - place.error >= enough)
             .map(|place| Heavy {
                 name: place.name.to_vec(),
                 per_second: place.amount / seconds,
@@ -285,7 +299,7 @@ mod tests {
         let seconds = HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
         for measure in Measure::ALL {
             let top = busy.top(Subject::Prefix, measure, now);
-            assert_eq!(top.len(), TOLD);
+            assert_eq!(top.len(), [2, 1, 2][measure as usize], "none that came once: {top:?}");
             let all: Vec<_> = top.iter().map(|heavy| heavy.name.clone()).collect();
             assert!(all.contains(&b"/large/".to_vec()), "{measure:?}: {top:?}");
             let hot = top.iter().find(|heavy| heavy.name == b"/hot/");
@@ -303,6 +317,19 @@ mod tests {
         }
         assert_eq!(busy.top(Subject::Client, Measure::Requests, now).len(), 1);
         assert!(busy.top(Subject::User, Measure::Requests, now).is_empty(), "there are no users");
+    }
+
+    #[test]
+    fn keys_that_each_come_once_are_not_told() {
+        let now = Instant::now();
+        let busy = HeavyHitters::new(now);
+        let told = |from: u32| {
+            for n in from..from + 1_000 {
+                busy.note(&noted(format!("session:{n}").as_bytes(), 10), 64, now);
+            }
+            busy.top(Subject::Prefix, Measure::Requests, now)
+        };
+        assert!((0..50).all(|turn| told(turn * 1_000).is_empty()));
     }
 
     #[test]

@@ -362,6 +362,7 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
                 "zone"
                     | "import-etcd-data"
                     | "listen-console-urls"
+                    | "metrics-heavy-hitters"
                     | "api-version"
                     | "client-memory-bytes"
                     | "max-connections-per-address"

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use api::Code;
 use client::TlsFiles;
-use testkit::ports::free_address;
-use testkit::{TempDir, eventually};
+use testkit::ports::{free_address, free_addresses};
+use testkit::{TempDir, eventually, http1};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
 
@@ -329,6 +329,31 @@ fn a_generated_certificate_is_kept_and_is_nobody_elses_to_read() {
     exchange(&member);
     assert!(!member.said().contains("created cert file"), "it is used again");
     assert_eq!(std::fs::read(fixtures.join("cert.pem")).expect("it is there"), made);
+    member.stop();
+}
+
+#[test]
+fn who_shows_no_certificate_learns_no_keys_from_a_listener_for_metrics() {
+    let dir = TempDir::new("strangers");
+    let authority = Folder::new(dir.path(), "ours");
+    let (own, user) = (authority.issue("server", &[1], LOOPBACK), authority.issue("user", &[2], LOOPBACK));
+    let [plain, secure] = free_addresses(std::net::Ipv4Addr::LOCALHOST, |_| false);
+    let member = mutual(dir.path(), &own, &authority)
+        .flag("--metrics=extensive")
+        .flag(format!("--listen-metrics-urls=http://{plain},https://{secure}"))
+        .start();
+    run(async {
+        let client = Client::secured(member.client_address(), &files(&authority, Some(&user))).await;
+        let client = client.expect("is let in");
+        client.put("s3cret", vec![7; 200 << 10]).await.expect("puts are served");
+        for path in ["/debug/mainstay", "/debug/requests", "/metrics"] {
+            let told = http1::get(plain, path).text().to_owned();
+            assert!(!told.contains("s3cret"), "{path}: {told}");
+        }
+        let told =
+            get(secure, trusting(&authority, Some(&user)), "/debug/mainstay").await.expect("is answered");
+        assert!(told.contains("s3cret"), "{told}");
+    });
     member.stop();
 }
 

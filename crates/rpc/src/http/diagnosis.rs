@@ -63,8 +63,15 @@ fn is_own_host(shared: &Shared, host: &str) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ByRoot;
 
+/// A request by whoever reaches a listener for metrics, without the certificate that clients have to show.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ByStranger;
+
 /// Returns true if whoever asks may know what keys and users there are: nobody says that they are secret, or root asks.
 pub(super) fn tells_names(shared: &Shared, request: &Request<Bytes>) -> bool {
+    if request.extensions().get::<ByStranger>().is_some() {
+        return false;
+    }
     !shared.state.load().auth.is_enabled() || request.extensions().get::<ByRoot>().is_some()
 }
 

@@ -9,6 +9,7 @@ use api::{Code, Status};
 use bytes::Bytes;
 use front::{Front, Head, Inbound, LocalBoxFuture, Method, Options, Outbound, Service, Unary};
 
+use super::diagnosis::ByStranger;
 use super::{FrontCounters, answer_metrics_listener};
 use replica::shared::Shared;
 use storage::values::LogValues;
@@ -71,6 +72,10 @@ impl Service for MetricsListener {
     fn http(self: Rc<Self>, mut request: Request<Bytes>) -> LocalBoxFuture<Response<Bytes>> {
         Box::pin(async move {
             super::confirm(&self.shared, &mut request).await;
+            let is_tls = request.extensions().get::<front::Origin>().is_some_and(|origin| origin.is_tls);
+            if self.shared.clients_show_certificates && !is_tls {
+                request.extensions_mut().insert(ByStranger);
+            }
             answer_metrics_listener(&self.shared, &self.values, &self.counters, &self.logger, &request)
         })
     }

@@ -29,13 +29,15 @@ impl FrontCounters {
     }
 }
 
-/// Returns all present metrics in Prometheus' text format. The methods that `shared.metrics` was made with have to be in
-/// the order of the front's method ids.
-pub fn scrape(shared: &Shared, counters: &FrontCounters) -> String {
-    copy_front(&shared.metrics, &counters.get());
+/// Returns all present metrics in Prometheus' text format; names of keys and clients only if `tells_names`, and the flag for them is
+/// given. The methods that `shared.metrics` was made with have to be in the order of the front's method ids.
+pub fn scrape(shared: &Shared, counters: &FrontCounters, tells_names: bool) -> String {
+    // Held to the end: what one scrape may tell is not for another one.
+    let counters = counters.0.lock().unwrap_or_else(PoisonError::into_inner);
+    copy_front(&shared.metrics, &counters);
     copy_log(&shared.metrics, shared.values.figures());
     copy_state(shared, &shared.state.load());
-    copy_heavy(shared);
+    copy_heavy(shared, tells_names && shared.heavy_hitters_in_metrics);
     shared.metrics.network.expensive_refused.raise_to(shared.expensive.refused());
     if let Some(budget) = shared.client_memory() {
         shared.metrics.network.connections_shed.raise_to(budget.connections_shed());
@@ -83,10 +85,10 @@ fn copy_log(metrics: &Metrics, figures: &log::Figures) {
     metrics.disk.log_segment_waits.raise_to(figures.waits());
 }
 
-/// Who and what the member is busy with. With authentication nobody who scrapes learns what keys and users there are.
-fn copy_heavy(shared: &Shared) {
+/// Who and what the member is busy with, at least. With authentication nobody who scrapes learns what keys and users there are.
+fn copy_heavy(shared: &Shared, tells_names: bool) {
     let server = &shared.metrics.server;
-    let tells_names = !shared.state.load().auth.is_enabled();
+    let has_users = shared.state.load().auth.is_enabled();
     let now = shared.clock.now();
     for measure in Measure::ALL {
         let (family, scale) = match measure {
@@ -94,12 +96,14 @@ fn copy_heavy(shared: &Shared) {
             Measure::Bytes => (&server.heavy_bytes, 1.0),
             Measure::Time => (&server.heavy_time, 1e3),
         };
-        let subjects = Subject::ALL.into_iter().filter(|subject| tells_names || *subject == Subject::Client);
+        let subjects = Subject::ALL
+            .into_iter()
+            .filter(|subject| tells_names && (!has_users || *subject == Subject::Client));
         let series = subjects.flat_map(|subject| {
             let top = shared.heavy_hitters.top(subject, measure, now).into_iter().take(HEAVY_MAX);
             top.map(move |heavy| {
                 let labels = vec![subject.name().to_owned(), heavy.name.escape_ascii().to_string()];
-                (labels, (heavy.per_second * scale).round() as i64)
+                (labels, ((heavy.per_second - heavy.error) * scale).round() as i64)
             })
         });
         family.replace(series.collect());

@@ -63,7 +63,7 @@ group! {
         request_duration: Labelled<Histogram> = "etcd_server_request_duration_seconds" ["type", "success"] exp(0.001, 2.0, 14), "Time of a request in the server.";
         stages: Labelled<Histogram> = "mainstay_request_stage_seconds" ["stage"] exp(0.000001, 2.0, 24), "Time of each stage of puts, deletes, transactions, ranges and other calls; of one call out of mainstay_request_stage_sampling, picked at random.";
         stage_sampling: Gauge = "mainstay_request_stage_sampling", "Calls for each one whose stages are measured: 64, or 1 with --metrics=extensive.";
-        heavy_requests: Labelled<Gauge> = "mainstay_heavy_requests_per_second" ["subject", "name"], "Requests of the busiest prefixes, users and clients in the last minutes, by samples; prefixes and users only while authentication is off.";
+        heavy_requests: Labelled<Gauge> = "mainstay_heavy_requests_per_second" ["subject", "name"], "Requests of the prefixes, users and clients that take at least a hundredth of all, in the last minutes, by samples; with --metrics-heavy-hitters, and prefixes and users only while authentication is off.";
         heavy_bytes: Labelled<Gauge> = "mainstay_heavy_bytes_per_second" ["subject", "name"], "Bytes of requests and answers of those that take most of them, in the same way.";
         heavy_time: Labelled<Gauge> = "mainstay_heavy_milliseconds_per_second" ["subject", "name"], "Milliseconds of each second that requests take until they are answered, of those that take most, in the same way; a thousand is one request under way all the time.";
         alarms: Labelled<Gauge> = "etcd_debugging_server_alarms" ["server_id", "alarm_type"], "1 for every alarm that is raised.";

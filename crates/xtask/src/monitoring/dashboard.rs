@@ -188,7 +188,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Who and what makes the requests",
                 "reqps",
-                "The prefixes of keys, users and clients with most of them, by samples.",
+                "The prefixes of keys, users and clients with most of them, by samples; empty without --metrics-heavy-hitters.",
                 &[(
                     "topk(10, sum by (subject, name) (mainstay_heavy_requests_per_second{#}))",
                     "{{subject}} {{name}}",
