@@ -14,6 +14,7 @@ const ORDER: &[&str] = &[
     "disk",
     "api",
     "gateway",
+    "html-report",
     "tls",
     "mvcc",
     "machine",
