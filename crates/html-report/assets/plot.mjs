@@ -8,6 +8,8 @@ const HEIGHT = 148;
 export const LINES_MAX = 8;
 /** A logarithmic axis with more texts has the powers of ten only. */
 const LOG_TICKS_MAX = 5;
+/** Height of the texts of two lines that are beside each other. */
+const TICK_PX_MIN = 26;
 
 const STEPS = [1, 2, 5, 10];
 
@@ -38,10 +40,11 @@ function logTicks(low, high) {
 
 /**
  * A plot: `element` and `legend`. `format` writes a value with its unit, `none` stands for a value that is not there. `resting(line)` is
- * the value that the legend has without a cursor. `spanMin` is the least width of the x axis. What else there is, [`Frame`] says.
+ * the value that the legend has without a cursor; by default it has none. `spanMin` is the least width of the x axis. What else there is,
+ * `Frame` says.
  */
 export class Plot extends Frame {
-  constructor({ format, none, resting = () => null, isBytes = false, isLog = false, spanMin = 0, ...frame }) {
+  constructor({ format, none, resting = null, isBytes = false, isLog = false, spanMin = 0, ...frame }) {
     super({ height: HEIGHT, ...frame });
     Object.assign(this, { format, none, resting, isBytes, isLog, spanMin, xs: [], lines: [], colours: new Map(), entries: new Map() });
     this.legend = h('ul', { class: 'legend' });
@@ -79,16 +82,14 @@ export class Plot extends Frame {
     const inner = this.height - MARGIN.top - MARGIN.bottom;
     const place = (share) => MARGIN.top + inner * (1 - share);
     const ticks = this.isLog ? this.logAxis(known, place) : this.linearAxis(known, place);
+    const at = ({ value }) => Math.round(this.y(value)) + 0.5;
+    const bottom = Math.max(...ticks.map(at));
     return [
-      ticks.map(({ value, isAxis, text }) => {
-        const y = Math.round(this.y(value)) + 0.5;
-        return [
-          svg('line', { class: isAxis ? 'axis' : 'grid', x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y }),
-          // A text is below its line, unless the axis is there.
-          text && svg('text', { class: 'tick start', x: MARGIN.left, y: isAxis ? y - 3 : y + 12 }, text),
-        ];
-      }),
+      ticks.map((tick) => svg('line', { class: tick.isAxis ? 'axis' : 'grid', x1: MARGIN.left, x2: this.width - MARGIN.right, y1: at(tick), y2: at(tick) })),
       this.lines.map((line) => svg('path', { class: `line colour-${this.colourOf(line)}`, d: this.path(line.values) })),
+      // A text is below its line; that of the axis is above it, and takes the place of one that is too near.
+      ticks.filter((tick) => tick.text && (tick.isAxis || !ticks.some((each) => each.isAxis && each.text) || bottom - at(tick) > TICK_PX_MIN))
+        .map((tick) => svg('text', { class: 'tick start', x: MARGIN.left, y: tick.isAxis ? at(tick) - 3 : at(tick) + 12 }, tick.text)),
     ];
   }
 
@@ -148,8 +149,8 @@ export class Plot extends Frame {
     const rows = this.lines.map((line) => {
       const entry = this.entries.get(line.name) ?? this.entry(line.name);
       entry.key.setAttribute('class', `key colour-${this.colourOf(line)}`);
-      const value = this.cursor === null ? this.resting(line) : line.values[this.cursor];
-      setText(entry.value, isKnown(value) ? this.format(value) : this.none);
+      const value = this.cursor === null ? this.resting?.(line) : line.values[this.cursor];
+      setText(entry.value, isKnown(value) ? this.format(value) : value === undefined ? '' : this.none);
       return entry.element;
     });
     if (rows.length !== this.legend.children.length || rows.some((row, at) => row !== this.legend.children[at])) replace(this.legend, rows);
