@@ -41,6 +41,9 @@ pub fn html(finding: &Finding) -> String {
     ]);
     if !found.is_empty() {
         page.heading("Violations");
+        if found.len() > VIOLATIONS_MAX {
+            page.note(&format!("The first {VIOLATIONS_MAX} of {}; report.json has all.", found.len()));
+        }
         page.table(&violations_table(&found));
     }
     page.heading("What failed when");
