@@ -11,6 +11,8 @@
 //!
 //! Tests: beside the code; in a browser `interop/console/reports.py`.
 
+#![forbid(unsafe_code)]
+
 mod bars;
 mod chart;
 mod page;

@@ -93,7 +93,7 @@ impl Page {
 
     /// Adds what the reader has to know before the rest.
     pub fn warning<T: AsRef<str>>(&mut self, title: &str, items: &[T]) {
-        let _ = writeln!(self.main, "<div class=\"notice mild\"><h3>{}</h3>", escape(title));
+        let _ = writeln!(self.main, "<div class=\"notice mild\"><h2>{}</h2>", escape(title));
         list("listed", items, &mut self.main);
         self.main += "</div>\n";
     }
