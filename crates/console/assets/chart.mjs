@@ -17,16 +17,16 @@ function last(values) {
 
 /**
  * A chart. `format` writes a value with its unit; `missing` is shown while no line has a value. `note` says what is drawn, in a
- * line below the title.
+ * line below the title. Charts that share `colours`, names to numbers, give lines of the same name the same colour.
  */
 export class Chart {
-  constructor({ title, note = '', format, isBytes = false, missing }) {
+  constructor({ title, note = '', format, isBytes = false, missing, colours = new Map() }) {
     this.format = format;
     this.times = [];
     this.lines = [];
     this.titleId = newId('chart');
     this.plot = new Plot({
-      format, isBytes, none: t('chartNone'), spanMin: SPAN_MIN, resting: (line) => last(line.values), onMove: (at) => this.tellTime(at),
+      format, isBytes, colours, none: t('chartNone'), spanMin: SPAN_MIN, resting: (line) => last(line.values), onMove: (at) => this.tellTime(at),
       ticks: (from, to) => [{ at: from, text: t('chartAgo', { span: span((to - from) / 1000) }), anchor: 'start' }, { at: to, text: t('chartNow'), anchor: 'end' }],
     });
     this.readout = h('p', { class: 'readout', 'aria-live': 'off' });

@@ -40,13 +40,13 @@ function logTicks(low, high) {
 
 /**
  * A plot: `element` and `legend`. `format` writes a value with its unit, `none` stands for a value that is not there. `resting(line)` is
- * the value that the legend has without a cursor; by default it has none. `spanMin` is the least width of the x axis. What else there is,
- * `Frame` says.
+ * the value that the legend has without a cursor; by default it has none. `spanMin` is the least width of the x axis. Plots that
+ * share `colours`, names to numbers, give lines of the same name the same colour. What else there is, `Frame` says.
  */
 export class Plot extends Frame {
-  constructor({ format, none, resting = null, isBytes = false, isLog = false, spanMin = 0, ...frame }) {
+  constructor({ format, none, resting = null, isBytes = false, isLog = false, spanMin = 0, colours = new Map(), ...frame }) {
     super({ height: HEIGHT, ...frame });
-    Object.assign(this, { format, none, resting, isBytes, isLog, spanMin, xs: [], lines: [], colours: new Map(), entries: new Map() });
+    Object.assign(this, { format, none, resting, isBytes, isLog, spanMin, colours, xs: [], lines: [], entries: new Map() });
     this.legend = h('ul', { class: 'legend' });
   }
 
@@ -65,14 +65,13 @@ export class Plot extends Frame {
     return [Math.min(this.xs[0], to - this.spanMin), to];
   }
 
-  /** A line has the colour that it was given, or keeps the one that its name got first, whichever lines come and go. */
+  /** A line has the colour that it was given, or keeps the one that its name got first, whichever lines come and go, as long as it is free. */
   colourOf({ name, colour }) {
     if (colour !== undefined) return colour % LINES_MAX;
-    if (!this.colours.has(name)) {
-      const used = new Set(this.lines.map((line) => this.colours.get(line.name)));
-      const free = Array.from({ length: LINES_MAX }, (_, at) => at).find((at) => !used.has(at));
-      this.colours.set(name, free ?? this.colours.size % LINES_MAX);
-    }
+    const used = new Set(this.lines.filter((line) => line.name !== name).map((line) => this.colours.get(line.name)));
+    const own = this.colours.get(name);
+    // A line that was away meanwhile may find its colour taken.
+    if (own === undefined || used.has(own)) this.colours.set(name, Array.from({ length: LINES_MAX }, (_, at) => at).find((at) => !used.has(at)) ?? 0);
     return this.colours.get(name);
   }
 
