@@ -14,6 +14,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TABLE, CHART = os.path.join(ROOT, "docs/benchmarks.md"), os.path.join(ROOT, "docs/comparison.svg")
+THEME = os.path.join(ROOT, "crates/html-report/assets/theme.css")
 # Loads of the table, with what the chart calls them.
 LOADS = [
     ("put 1 KiB, h2load 100 x 10", "put, 1,000 at a time"),
@@ -43,6 +44,18 @@ def figures():
     return found
 
 
+def style():
+    """The colours of the console and of the reports, light and dark."""
+    with open(THEME, encoding="utf-8") as file:
+        pairs = dict((name, pair) for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\);", file.read()))
+
+    def rules(at):
+        return (f"text{{fill:{pairs['text'][at]}}}.etcd{{fill:{pairs['edge'][at]}}}.own{{fill:{pairs['accent'][at]}}}"
+                f".bare{{stroke:{pairs['text'][at]}}}.quiet{{fill:{pairs['soft'][at]}}}")
+
+    return f"<style>{rules(0)}@media(prefers-color-scheme:dark){{{rules(1)}}}</style>"
+
+
 def chart():
     found = figures()
     height = 74 + ROW * len(LOADS)
@@ -50,9 +63,7 @@ def chart():
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + RIGHT} {height}" role="img" '
         f'font-family="system-ui, sans-serif" font-size="13">',
         "<title>Processor time of a request: etcd 3.6 and Mainstay</title>",
-        "<style>text{fill:#1f2328}.etcd{fill:#8c959f}.own{fill:#0969da}.bare{stroke:#1f2328}.quiet{fill:#59636e}"
-        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.etcd{fill:#6e7681}.own{fill:#4493f8}.bare{stroke:#e6edf3}"
-        ".quiet{fill:#9198a1}}</style>",
+        style(),
         '<text x="0" y="16" font-weight="600">Processor time of the server for a request, as a share of etcd 3.6’s</text>',
         '<rect class="etcd" x="0" y="30" width="13" height="13"/><text x="19" y="41">etcd 3.6</text>',
         '<rect class="own" x="92" y="30" width="13" height="13"/><text x="111" y="41">Mainstay</text>',

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use cli::json::string;
+pub use html_report::short;
 
 use crate::outcome::{Document, Figures, PERCENTILES, Row};
 
@@ -164,17 +165,7 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// Three digits that count.
-pub fn short(value: f64) -> String {
-    match value.abs() {
-        v if v >= 100.0 || v == 0.0 => format!("{value:.0}"),
-        v if v >= 10.0 => format!("{value:.1}"),
-        v if v >= 1.0 => format!("{value:.2}"),
-        _ => format!("{value:.3}"),
-    }
-}
-
-/// The same, and nothing for what is not known.
+/// A number as [`short`] has it, and nothing for what is not known.
 pub fn short_or_blank(value: Option<f64>) -> String {
     value.map_or_else(String::new, short)
 }
@@ -235,15 +226,6 @@ pub fn details(row: &Row) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_are_short() {
-        for (value, text) in
-            [(0.0, "0"), (1234.5, "1234"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123")]
-        {
-            assert_eq!(short(value), text);
-        }
-    }
 
     #[test]
     fn fields_with_commas_are_quoted() {

@@ -1,6 +1,9 @@
 // Numbers with their units. Digits are grouped as the language does it; a unit is always there, with a space that does not break.
 
+import { isKnown } from './frame.mjs';
 import { language, t } from './texts.mjs';
+
+export { isKnown };
 
 const GAP = '\u00a0';
 
@@ -12,10 +15,6 @@ function digits(value, fraction) {
 function short(value) {
   const size = Math.abs(value);
   return digits(value, size >= 100 || value === 0 ? 0 : size >= 10 ? 1 : 2);
-}
-
-export function isKnown(value) {
-  return typeof value === 'number' && Number.isFinite(value);
 }
 
 export function count(value) {

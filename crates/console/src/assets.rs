@@ -1,10 +1,12 @@
-//! The pages, which are part of the binary: `crates/console/assets/`, listed by `cargo xtask console`.
+//! The pages, which are part of the binary: `crates/console/assets/`, listed by `cargo xtask console`, and the look and the plots that
+//! they share with reports, which are those of `html_report`.
 
 use std::io::Write as _;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
+use html_report::SHARED;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, ETAG, IF_NONE_MATCH, VARY};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use sha2::{Digest as _, Sha256};
@@ -24,16 +26,26 @@ struct Prepared {
     compressed: Option<Bytes>,
 }
 
-static PREPARED: [OnceLock<Prepared>; FILES.len()] = [const { OnceLock::new() }; FILES.len()];
+const FILES_COUNT: usize = FILES.len() + SHARED.len();
+
+static PREPARED: [OnceLock<Prepared>; FILES_COUNT] = [const { OnceLock::new() }; FILES_COUNT];
+
+/// Names and contents of all files.
+fn files() -> impl Iterator<Item = (&'static str, &'static [u8])> {
+    FILES.iter().copied().chain(SHARED.iter().map(|(name, text)| (*name, text.as_bytes())))
+}
 
 /// The index of a file, by its path below the folder. Only what is in the table is found, so there is no path to walk.
 pub(crate) fn find(name: &str) -> Option<usize> {
-    FILES.iter().position(|(listed, _)| *listed == name)
+    files().position(|(listed, _)| listed == name)
 }
 
 /// Answers a request for a file.
 pub(crate) fn answer(at: usize, headers: &HeaderMap) -> Response<AnswerBody> {
-    let (name, contents) = FILES[at];
+    let (name, contents) = match at.checked_sub(FILES.len()) {
+        None => FILES[at],
+        Some(at) => (SHARED[at].0, SHARED[at].1.as_bytes()),
+    };
     let prepared = PREPARED[at].get_or_init(|| prepare(name, contents));
     let compressed = prepared.compressed.as_ref().filter(|_| takes_gzip(headers));
     let has_current = headers.get_all(IF_NONE_MATCH).iter().any(|tags| {
@@ -121,8 +133,9 @@ mod tests {
 
     #[test]
     fn every_file_has_a_type_that_browsers_know() {
-        for (name, _) in FILES {
+        for (at, (name, _)) in files().enumerate() {
             assert_ne!(content_type(name), "application/octet-stream", "{name}");
+            assert_eq!(find(name), Some(at), "{name} is there once");
         }
         assert!(find("index.html").is_some());
         for name in ["", "/index.html", "../Cargo.toml", "./index.html", "index.html/", "INDEX.html"] {

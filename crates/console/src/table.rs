@@ -9,7 +9,6 @@ pub(crate) const FILES: &[(&str, &[u8])] = &[
     ("cluster.mjs", include_bytes!("../assets/cluster.mjs")),
     ("dialog.mjs", include_bytes!("../assets/dialog.mjs")),
     ("diff.mjs", include_bytes!("../assets/diff.mjs")),
-    ("dom.mjs", include_bytes!("../assets/dom.mjs")),
     ("format.mjs", include_bytes!("../assets/format.mjs")),
     ("icon.svg", include_bytes!("../assets/icon.svg")),
     ("index.html", include_bytes!("../assets/index.html")),
@@ -33,7 +32,6 @@ pub(crate) const FILES: &[(&str, &[u8])] = &[
     ("page-users.mjs", include_bytes!("../assets/page-users.mjs")),
     ("page-watch.mjs", include_bytes!("../assets/page-watch.mjs")),
     ("pages.css", include_bytes!("../assets/pages.css")),
-    ("parts.css", include_bytes!("../assets/parts.css")),
     ("parts.mjs", include_bytes!("../assets/parts.mjs")),
     ("points.mjs", include_bytes!("../assets/points.mjs")),
     ("problems.mjs", include_bytes!("../assets/problems.mjs")),
@@ -45,7 +43,6 @@ pub(crate) const FILES: &[(&str, &[u8])] = &[
     ("texts-en.mjs", include_bytes!("../assets/texts-en.mjs")),
     ("texts-zh.mjs", include_bytes!("../assets/texts-zh.mjs")),
     ("texts.mjs", include_bytes!("../assets/texts.mjs")),
-    ("theme.css", include_bytes!("../assets/theme.css")),
     ("values.mjs", include_bytes!("../assets/values.mjs")),
     ("watcher.mjs", include_bytes!("../assets/watcher.mjs")),
 ];

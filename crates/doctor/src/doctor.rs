@@ -47,8 +47,19 @@ const ONLY: Flag<Vec<String>> = Flag::list("only", "", "look for nothing but the
 const SKIP: Flag<Vec<String>> = Flag::list("skip", "", "do not look for these");
 const LIST: Flag<bool> = Flag::bool("list", "print what is looked for, and end");
 
-const OWN_FLAGS: &[FlagRow] =
-    &[FOR.row(), CLUSTER.row(), METRICS_ENDPOINTS.row(), SAMPLE.row(), ONLY.row(), SKIP.row(), LIST.row()];
+const HTML: Flag<String> =
+    Flag::text("html", "", "also write the report to this `file`, as a page that needs nothing else");
+
+const OWN_FLAGS: &[FlagRow] = &[
+    FOR.row(),
+    CLUSTER.row(),
+    METRICS_ENDPOINTS.row(),
+    SAMPLE.row(),
+    ONLY.row(),
+    SKIP.row(),
+    LIST.row(),
+    HTML.row(),
+];
 
 const LONG: &str = "\
 Looks at a running cluster, Mainstay's or etcd's, and says why it is slow or about to fail: each finding with the figures
@@ -61,7 +72,8 @@ Exit codes: 0 nothing was found; 1 nothing could be looked at; 5 errors were fou
 
 const EXAMPLE: &str = "  mainstay doctor --endpoints=10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
   mainstay doctor --cacert=ca.crt --cert=client.crt --key=client.key --endpoints=https://etcd.example:2379 --for=1m
-  mainstay doctor --json --skip=unbalanced-clients --limit-fsync=20ms";
+  mainstay doctor --json --skip=unbalanced-clients --limit-fsync=20ms
+  mainstay doctor --for=1m --html=report.html";
 
 const ALL_FLAGS_COUNT: usize = OWN_FLAGS.len() + connection::FLAGS.len() + limits::FLAGS.len();
 
@@ -196,7 +208,19 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
         Some(Severity::Error) => ERRORS,
         Some(Severity::Warning) => WARNINGS,
     };
-    concluded(io, &if is_json { report.json() } else { report.text() }, code)
+    // The output first: a file that cannot be written must not cost the look.
+    print(io, &if is_json { report.json() } else { report.text() })?;
+    write_page(matches.get(HTML), &report, &evidence)?;
+    if code == 0 { Ok(()) } else { Err(Failure::said(code)) }
+}
+
+/// Writes the report as a page to this file; does nothing if it has no name.
+fn write_page(file: &str, report: &Report, evidence: &Evidence) -> Result<(), Failure> {
+    if file.is_empty() {
+        return Ok(());
+    }
+    let taken = format!("{}Z", stdx::calendar::Utc::from_unix(evidence.taken_unix as u64));
+    std::fs::write(file, report.html(&taken)).map_err(|e| Failure::error(format!("cannot write {file}: {e}")))
 }
 
 /// Where the metrics of each endpoint are, in their order; none: the endpoints themselves.

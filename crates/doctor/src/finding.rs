@@ -57,6 +57,14 @@ impl Fact {
     pub fn all(text: impl Into<String>) -> Fact {
         Fact { member: None, text: text.into() }
     }
+
+    /// The figures behind the member that they are about.
+    pub(crate) fn line(&self) -> String {
+        match &self.member {
+            Some(member) => format!("{member}: {}", self.text),
+            None => self.text.clone(),
+        }
+    }
 }
 
 /// Facts as they come together, and how bad the worst of them is.

@@ -1,11 +1,12 @@
-//! The report, for people and for machines.
+//! The report, for people, for machines and for browsers.
 
 use std::fmt::Write as _;
 
 use cli::json;
+use html_report::{Found, Level, Page};
 
 use crate::evidence::Evidence;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Fact, Finding, Severity};
 use crate::limits::Limits;
 use crate::rule::{Blind, Rule, out_of_sight};
 use crate::show;
@@ -79,14 +80,7 @@ impl Report {
             out.push_str(text);
             out.push('\n');
         };
-        let of = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
-        let summary = match (of(Severity::Error), of(Severity::Warning)) {
-            (0, 0) => "Nothing found".to_owned(),
-            (errors, 0) => counted(errors, "error"),
-            (0, warnings) => counted(warnings, "warning"),
-            (errors, warnings) => format!("{}, {}", counted(errors, "error"), counted(warnings, "warning")),
-        };
-        put(&mut out, &format!("{summary}, by {}.", counted(self.rules, "rule")));
+        put(&mut out, &self.summary());
         for finding in &self.findings {
             out.push('\n');
             put(
@@ -94,11 +88,7 @@ impl Report {
                 &format!("{} {}: {}", finding.severity.word().to_uppercase(), finding.name, finding.title),
             );
             for fact in &finding.facts {
-                let text = match &fact.member {
-                    Some(member) => format!("{member}: {}", fact.text),
-                    None => fact.text.clone(),
-                };
-                put(&mut out, &folded(&text, "  ", "    "));
+                put(&mut out, &folded(&fact.line(), "  ", "    "));
             }
             put(&mut out, &folded(finding.meaning, "  Means: ", "    "));
             for remedy in &finding.remedies {
@@ -107,25 +97,84 @@ impl Report {
         }
         if !self.blind.is_empty() {
             out.push_str("\nNot looked at:\n");
-            // Rules that lack the same thing share a line.
-            let mut told: Vec<(&Blind, Vec<&str>)> = Vec::new();
-            for blind in &self.blind {
-                let same = |known: &&Blind| known.members == blind.members && known.because == blind.because;
-                match told.iter_mut().find(|(known, _)| same(known)) {
-                    Some((_, names)) => names.push(blind.name),
-                    None => told.push((blind, vec![blind.name])),
-                }
-            }
-            for (blind, names) in told {
-                let members = match blind.members.is_empty() {
-                    true => String::new(),
-                    false => format!(" at {}", blind.members.join(", ")),
-                };
-                let text = format!("{}{members}, because {}", names.join(", "), blind.because);
+            for text in self.not_looked_at() {
                 put(&mut out, &folded(&text, "  ", "    "));
             }
         }
         out
+    }
+
+    /// How much was found.
+    fn summary(&self) -> String {
+        let of = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
+        let summary = match (of(Severity::Error), of(Severity::Warning)) {
+            (0, 0) => "Nothing found".to_owned(),
+            (errors, 0) => counted(errors, "error"),
+            (0, warnings) => counted(warnings, "warning"),
+            (errors, warnings) => format!("{}, {}", counted(errors, "error"), counted(warnings, "warning")),
+        };
+        format!("{summary}, by {}.", counted(self.rules, "rule"))
+    }
+
+    /// What could not be looked at and why, a line for all rules that lack the same thing.
+    fn not_looked_at(&self) -> Vec<String> {
+        let mut told: Vec<(&Blind, Vec<&str>)> = Vec::new();
+        for blind in &self.blind {
+            let same = |known: &&Blind| known.members == blind.members && known.because == blind.because;
+            match told.iter_mut().find(|(known, _)| same(known)) {
+                Some((_, names)) => names.push(blind.name),
+                None => told.push((blind, vec![blind.name])),
+            }
+        }
+        let line = |(blind, names): (&Blind, Vec<&str>)| {
+            let members = match blind.members.is_empty() {
+                true => String::new(),
+                false => format!(" at {}", blind.members.join(", ")),
+            };
+            format!("{}{members}, because {}", names.join(", "), blind.because)
+        };
+        told.into_iter().map(line).collect()
+    }
+
+    /// For browsers: one page that needs nothing else. `taken` is the time of the look.
+    pub fn html(&self, taken: &str) -> String {
+        let mut page = Page::new("What the doctor found");
+        let members = counted(self.members.len(), "member");
+        page.paragraph(&format!(
+            "{} Looked at {members} for {:.0} s, until {taken}.",
+            self.summary(),
+            self.seconds
+        ));
+        let found = |finding: &Finding| Found {
+            level: match finding.severity {
+                Severity::Error => Level::Error,
+                Severity::Warning => Level::Warning,
+            },
+            title: format!("{}: {}", finding.name, finding.title),
+            facts: finding.facts.iter().map(Fact::line).collect(),
+            meaning: finding.meaning.to_owned(),
+            remedies: finding.remedies.clone(),
+        };
+        let mut findings: Vec<Found> = self.findings.iter().map(found).collect();
+        if findings.is_empty() {
+            findings.push(Found {
+                level: Level::Good,
+                title: "Nothing was found".to_owned(),
+                facts: Vec::new(),
+                meaning: String::new(),
+                remedies: Vec::new(),
+            });
+        }
+        page.heading("Findings, the worst first");
+        page.findings(&findings);
+        page.heading("Members");
+        page.facts(&self.members);
+        if !self.blind.is_empty() {
+            page.heading("Not looked at");
+            page.note("What could not be looked at does not count as healthy.");
+            page.list(&self.not_looked_at());
+        }
+        page.html()
     }
 
     /// For machines: one object on one line.

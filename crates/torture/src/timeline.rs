@@ -2,26 +2,62 @@
 
 use std::io;
 
+use html_report::{Axis, Chart, Column, Group, Lanes, Line, Lines, Page, Row, Scale, Span, Table, Tone};
 use oracle::{Operation, Outcome};
-use serde_json::{Value, json};
 
 use crate::chronicle::{Chapters, Reading, State, Trail};
 use crate::report::{Sort, quantile, violations};
 use crate::run::Finding;
 
-const TEMPLATE: &str = include_str!("timeline.html");
-/// Where the data goes.
-const DATA: &str = "/*DATA*/null";
 /// At most so many buckets of time: more than a screen has pixels are of no use.
 const BUCKETS_MAX: u64 = 1200;
-/// At most so many violations are drawn.
+/// At most so many violations are listed.
 const VIOLATIONS_MAX: usize = 500;
 
 /// The document.
 pub fn html(finding: &Finding) -> String {
-    // Nothing in the data may end the script that it stands in.
-    let data = data(finding).to_string().replace('<', "\\u003c");
-    TEMPLATE.replacen(DATA, &data, 1)
+    let chapters = &finding.chapters;
+    let operations = &finding.history.operations;
+    let last = operations.iter().map(|operation| operation.returned).max().unwrap_or_default();
+    let ends = chapters.bars.iter().filter_map(|bar| bar.recovered.or(bar.to));
+    let end = ends.chain([last, finding.worked]).max().unwrap_or_default().max(1);
+    let mut buckets = Buckets::count(operations, end);
+    let found = violations(finding);
+    let mut page = Page::new(&match found.len() {
+        0 => "Torture: no violation".to_owned(),
+        1 => "Torture: 1 violation".to_owned(),
+        several => format!("Torture: {several} violations"),
+    });
+    page.paragraph(&about(finding));
+    let unknown: u64 = buckets.unknown.iter().sum();
+    page.figures(&[
+        ("Violations", found.len().to_string()),
+        ("Faults", chapters.bars.len().to_string()),
+        ("Operations", operations.len().to_string()),
+        ("Of unknown outcome", unknown.to_string()),
+        ("Last revision", finding.verdict.figures.revision.to_string()),
+        ("Watches", finding.history.watches.len().to_string()),
+        ("Events told", finding.verdict.figures.events.to_string()),
+    ]);
+    if !found.is_empty() {
+        page.heading("Violations");
+        if found.len() > VIOLATIONS_MAX {
+            page.note(&format!("The first {VIOLATIONS_MAX} of {}; report.json has all.", found.len()));
+        }
+        page.table(&violations_table(&found));
+    }
+    page.heading("What failed when");
+    page.note("Drag over a chart to look closer; the pointer and the arrow keys read it. Faults are shaded, violations marked.");
+    let mut charts = vec![Chart::Lanes(lanes(finding, end))];
+    charts.extend(buckets.charts());
+    page.charts(&charts);
+    if !finding.skipped.is_empty() || !chapters.notes.is_empty() {
+        page.heading("Remarks");
+        let skipped = finding.skipped.iter().map(|(fault, why)| format!("skipped {fault}: {why}"));
+        let notes = chapters.notes.iter().map(|(at, text)| format!("at {} s: {text}", seconds(*at)));
+        page.list(&skipped.chain(notes).collect::<Vec<_>>());
+    }
+    page.html()
 }
 
 /// Writes it to the output directory.
@@ -32,23 +68,155 @@ pub fn write(finding: &Finding) -> io::Result<()> {
     std::fs::write(finding.out.join("timeline.html"), html(finding))
 }
 
+/// What was done, in a line.
+fn about(finding: &Finding) -> String {
+    let options = &finding.options;
+    let server = options.server.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    format!(
+        "{} members of {server}, {} clients, {:.0} s under faults, seed {}",
+        finding.chapters.states.len(),
+        options.clients,
+        seconds(finding.worked),
+        options.seed.unwrap_or_default()
+    )
+}
+
+fn violations_table(found: &[(Option<u64>, String, String)]) -> Table {
+    let row = |(at, kind, text): &(Option<u64>, String, String)| {
+        let at = at.map(seconds);
+        let when = at.map_or_else(String::new, |at| format!("{at}\u{a0}s"));
+        Row { cells: vec![kind.clone(), when, text.clone()], mark: at }
+    };
+    Table {
+        caption: "Violations".to_owned(),
+        columns: vec![Column::text("kind"), Column::number("at"), Column::wide("what")],
+        groups: vec![Group { name: None, rows: found.iter().take(VIOLATIONS_MAX).map(row).collect() }],
+        is_dense: false,
+    }
+}
+
 fn seconds(nanos: u64) -> f64 {
     (nanos as f64 / 1e6).round() / 1e3
 }
 
+/// The faults, and for each member when it ran, when it led, and when it had no leader.
+fn lanes(finding: &Finding, end: u64) -> Lanes {
+    let chapters = &finding.chapters;
+    Lanes {
+        title: "Faults and members".to_owned(),
+        note: format!("Faults are injected until {} s", seconds(finding.worked)),
+        end: seconds(end),
+        spans: faults(chapters, end).into_iter().chain(members(chapters, end)).collect(),
+    }
+}
+
+/// The name of a member.
+fn member(at: usize) -> String {
+    format!("m{at}")
+}
+
+/// The faults, each from its beginning to its end, and the time until all members were healthy.
+fn faults(chapters: &Chapters, end: u64) -> Vec<Span> {
+    let mut spans = Vec::new();
+    for bar in &chapters.bars {
+        let to = bar.to.unwrap_or(end);
+        let after = bar.recovered.map_or_else(
+            || "not all members were healthy again".to_owned(),
+            |at| format!("all members were healthy {} ms after its end", at.saturating_sub(to) / 1_000_000),
+        );
+        let fault = Span {
+            lane: "faults".to_owned(),
+            kind: "fault",
+            label: Some(bar.name.clone()),
+            from: seconds(bar.from),
+            to: seconds(to),
+            detail: format!("{}; {after}", bar.detail),
+            tone: Tone::Fault,
+            also: bar.members.iter().map(|at| member(*at)).collect(),
+            shades: true,
+        };
+        spans.push(fault);
+        if let Some(at) = bar.recovered.filter(|at| *at > to) {
+            spans.push(Span {
+                lane: "faults".to_owned(),
+                from: seconds(to),
+                to: seconds(at),
+                ..plain("until all were healthy", Tone::After)
+            });
+        }
+    }
+    spans
+}
+
+/// A span whose kind says all.
+fn plain(kind: &'static str, tone: Tone) -> Span {
+    Span {
+        lane: String::new(),
+        kind,
+        label: None,
+        from: 0.0,
+        to: 0.0,
+        detail: String::new(),
+        tone,
+        also: Vec::new(),
+        shades: false,
+    }
+}
+
+fn members(chapters: &Chapters, end: u64) -> Vec<Span> {
+    let mut spans = Vec::new();
+    for (at, (states, readings)) in chapters.states.iter().zip(&chapters.readings).enumerate() {
+        let mut add = |pieces: Vec<(u64, u64, Span)>| {
+            spans.extend(pieces.into_iter().map(|(from, to, span)| Span {
+                lane: member(at),
+                from: seconds(from),
+                to: seconds(to),
+                ..span
+            }));
+        };
+        let states = pieces(states, end, |state| {
+            Some(match state {
+                State::Up => plain("up", Tone::Good),
+                State::Down => plain("down", Tone::Off),
+                State::Paused => plain("stopped by SIGSTOP", Tone::Paused),
+            })
+        });
+        let lost = pieces(readings, end, |reading: Reading| match reading {
+            Reading { answers: false, .. } => Some(plain("does not answer", Tone::Warning)),
+            Reading { sees_leader: false, .. } => Some(plain("knows no leader", Tone::Warning)),
+            _ => None,
+        });
+        // A member that is down cannot answer.
+        let is_up = |from: u64, to: u64| {
+            states
+                .iter()
+                .any(|(begun, ended, state)| state.tone == Tone::Good && *begun < to && *ended > from)
+        };
+        let lost = lost.into_iter().filter(|(from, to, _)| is_up(*from, *to)).collect();
+        let leads = pieces(readings, end, |reading: Reading| {
+            let detail = format!("term {}", reading.term);
+            reading.leads.then(|| Span { detail, ..plain("leads", Tone::Strong) })
+        });
+        add(states);
+        add(lost);
+        add(leads);
+    }
+    spans
+}
+
 /// Pieces of a trail that are worth drawing: from, to, what.
-fn pieces<T: Copy>(trail: &Trail<T>, end: u64, draw: impl Fn(T) -> Option<Value>) -> Vec<Value> {
+fn pieces<T: Copy>(trail: &Trail<T>, end: u64, draw: impl Fn(T) -> Option<Span>) -> Vec<(u64, u64, Span)> {
     let mut out = Vec::new();
     for (nth, (from, value)) in trail.iter().enumerate() {
         let to = trail.get(nth + 1).map_or(end.max(*from), |(next, _)| *next);
         if let Some(what) = draw(*value) {
-            out.push(json!([seconds(*from), seconds(to), what]));
+            out.push((*from, to, what));
         }
     }
     out
 }
 
-/// What clients did, counted in equal pieces of time, which the page calls buckets.
+/// What clients did, counted in equal pieces of time.
 struct Buckets {
     /// How long a bucket is, in nanoseconds; whole seconds.
     width: u64,
@@ -106,117 +274,72 @@ impl Buckets {
         }
     }
 
-    /// The medians and 99th percentiles of each bucket, as the page wants them.
-    fn latencies(&mut self) -> Value {
-        let latency = |buckets: &mut Vec<Vec<u64>>, per_mille: usize| -> Vec<Value> {
-            buckets
-                .iter_mut()
-                .map(|bucket| {
-                    bucket.sort_unstable();
-                    quantile(bucket, per_mille).map_or(Value::Null, |time| json!(seconds(time) * 1e3))
-                })
-                .collect()
+    /// How many operations a second were done and failed, and how long they took.
+    fn charts(&mut self) -> [Chart; 3] {
+        let width = self.width;
+        let per_second = |counts: &Vec<u64>| {
+            counts.iter().map(|count| Some(*count as f64 / (width as f64 / 1e9))).collect::<Vec<_>>()
         };
-        json!([
-            { "name": "reads p50", "values": latency(&mut self.reads, 500) },
-            { "name": "reads p99", "values": latency(&mut self.reads, 990) },
-            { "name": "writes p50", "values": latency(&mut self.writes, 500) },
-            { "name": "writes p99", "values": latency(&mut self.writes, 990) },
-        ])
+        let done = Sort::ALL.iter().zip(&self.done).map(|(sort, counts)| (sort.name(), per_second(counts)));
+        let failed = [("refused", per_second(&self.refused)), ("unknown", per_second(&self.unknown))];
+        let done = self.chart("Operations", "Answered, by sort", "/s", Scale::Linear, done.collect());
+        let failed = self.chart(
+            "Failures",
+            "Refused for certain, and of unknown outcome",
+            "/s",
+            Scale::Linear,
+            failed.into(),
+        );
+        let mut times = Vec::new();
+        for (per_mille, names) in [(500, ["reads p50", "writes p50"]), (990, ["reads p99", "writes p99"])] {
+            for (name, buckets) in names.into_iter().zip([&mut self.reads, &mut self.writes]) {
+                times.push((name, latencies(buckets, per_mille)));
+            }
+        }
+        let times = self.chart(
+            "Latency",
+            "Of answered reads, and of writes and transactions; the axis is logarithmic",
+            "ms",
+            Scale::Log,
+            times,
+        );
+        [done, failed, times]
     }
 
-    /// How many operations of each sort were done in each bucket.
-    fn rates(&self) -> Vec<Value> {
-        Sort::ALL
-            .iter()
-            .zip(&self.done)
-            .map(|(sort, counts)| json!({ "name": sort.name(), "values": counts }))
-            .collect()
+    fn chart(
+        &self,
+        title: &str,
+        note: &str,
+        unit: &'static str,
+        scale: Scale,
+        lines: Vec<(&str, Vec<Option<f64>>)>,
+    ) -> Chart {
+        let width = seconds(self.width);
+        let line = |(colour, (name, values)): (usize, (&str, Vec<Option<f64>>))| Line {
+            name: name.to_owned(),
+            colour,
+            values,
+        };
+        Chart::Lines(Lines {
+            title: title.to_owned(),
+            note: format!("{note}. Each point is of the {width} s from there on"),
+            unit,
+            scale,
+            axis: Axis::Seconds,
+            zooms: true,
+            x: (0..self.refused.len()).map(|at| at as f64 * width).collect(),
+            lines: lines.into_iter().enumerate().map(line).collect(),
+        })
     }
 }
 
-/// For each member when it ran, when it led, and when it had no leader.
-fn members(chapters: &Chapters, end: u64) -> Vec<Value> {
-    chapters
-        .states
-        .iter()
-        .zip(&chapters.readings)
-        .enumerate()
-        .map(|(at, (states, readings))| {
-            let state = pieces(states, end, |state| {
-                Some(json!(match state {
-                    State::Up => "up",
-                    State::Down => "down",
-                    State::Paused => "paused",
-                }))
-            });
-            let leads = pieces(readings, end, |reading: Reading| reading.leads.then(|| json!(reading.term)));
-            let lost = pieces(readings, end, |reading: Reading| {
-                if !reading.answers {
-                    Some(json!("does not answer"))
-                } else if !reading.sees_leader {
-                    Some(json!("knows no leader"))
-                } else {
-                    None
-                }
-            });
-            json!({ "name": format!("m{at}"), "state": state, "leads": leads, "lost": lost })
+/// A quantile of each bucket in ms, where anything was measured.
+fn latencies(buckets: &mut [Vec<u64>], per_mille: usize) -> Vec<Option<f64>> {
+    buckets
+        .iter_mut()
+        .map(|bucket| {
+            bucket.sort_unstable();
+            quantile(bucket, per_mille).map(|time| seconds(time) * 1e3)
         })
         .collect()
-}
-
-/// The faults, each as a bar from its beginning to its end.
-fn bars(chapters: &Chapters, end: u64) -> Vec<Value> {
-    chapters
-        .bars
-        .iter()
-        .map(|bar| {
-            json!({
-                "name": bar.name, "detail": bar.detail, "members": bar.members,
-                "from": seconds(bar.from), "to": seconds(bar.to.unwrap_or(end)),
-                "recovered": bar.recovered.map(seconds),
-            })
-        })
-        .collect()
-}
-
-/// All that the page draws.
-fn data(finding: &Finding) -> Value {
-    let chapters = &finding.chapters;
-    let operations = &finding.history.operations;
-    let last = operations.iter().map(|operation| operation.returned).max().unwrap_or_default();
-    let ends = chapters.bars.iter().filter_map(|bar| bar.recovered.or(bar.to));
-    let end = ends.chain([last, finding.worked]).max().unwrap_or_default().max(1);
-    let mut buckets = Buckets::count(operations, end);
-    let found = violations(finding);
-    let shown: Vec<Value> = found
-        .iter()
-        .take(VIOLATIONS_MAX)
-        .map(|(at, kind, text)| json!({ "at": at.map(seconds), "kind": kind, "text": text }))
-        .collect();
-    let figures = &finding.verdict.figures;
-    let options = &finding.options;
-    let server = options.server.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-    json!({
-        "end": seconds(end),
-        "worked": seconds(finding.worked),
-        "bucket": seconds(buckets.width),
-        "server": server,
-        "seed": options.seed.unwrap_or_default().to_string(),
-        "clients": options.clients,
-        "members": members(chapters, end),
-        "bars": bars(chapters, end),
-        "rates": buckets.rates(),
-        "refused": buckets.refused,
-        "unknown": buckets.unknown,
-        "latencies": buckets.latencies(),
-        "violations": shown,
-        "violations_all": found.len(),
-        "skipped": finding.skipped.iter().map(|(fault, why)| format!("{fault}: {why}")).collect::<Vec<_>>(),
-        "notes": chapters.notes.iter().map(|(at, text)| json!([seconds(*at), text])).collect::<Vec<_>>(),
-        "operations": operations.len(),
-        "revision": figures.revision,
-        "watches": finding.history.watches.len(),
-        "events": figures.events,
-    })
 }

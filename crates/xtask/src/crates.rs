@@ -16,6 +16,7 @@ const ORDER: &[&str] = &[
     "disk",
     "api",
     "gateway",
+    "html-report",
     "tls",
     "mvcc",
     "machine",

@@ -100,6 +100,26 @@ fn exit_codes_say_what_was_found() {
 }
 
 #[test]
+fn a_page_is_written_beside_the_output_and_changes_no_exit_code() {
+    let folder = testkit::TempDir::new("doctor-html");
+    let file = folder.path().join("report.html");
+    let flag = format!("--html={}", file.display());
+    let with_page = examine(|script| script.alarms = vec![no_space(0xa)], &["--only=alarm-nospace", &flag]);
+    let without = examine(|script| script.alarms = vec![no_space(0xa)], &["--only=alarm-nospace"]);
+    assert_eq!((with_page.code, &with_page.output), (5, &without.output), "{with_page:?}");
+    let page = std::fs::read_to_string(&file).unwrap();
+    assert!(page.contains("alarm-nospace: the alarm NOSPACE is raised"), "{page}");
+    // A file that cannot be written fails, behind the output.
+    let nowhere = format!("--html={}", folder.path().join("no/report.html").display());
+    let failed = examine(|_| (), &["--only=no-leader", &nowhere]);
+    assert_eq!(failed.code, 1);
+    assert!(
+        failed.output.contains("Nothing found") && failed.error.contains("Error: cannot write "),
+        "{failed:?}"
+    );
+}
+
+#[test]
 fn help_tells_everything() {
     let text = |args: &[&str]| {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();

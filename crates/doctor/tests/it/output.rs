@@ -95,6 +95,43 @@ fn a_sick_cluster() {
     let parsed: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
     assert_eq!(parsed["healthy"], false);
     assert_eq!(parsed["findings"][0]["name"], "unreachable");
+    let html = report.html("2027-01-15T08:00:00Z");
+    for finding in &report.findings {
+        for text in finding.remedies.iter().chain(finding.facts.iter().map(|fact| &fact.text)) {
+            let text =
+                text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;");
+            assert!(html.contains(&text), "{text}");
+        }
+    }
+    let place = |text: &str| html.find(text).unwrap_or_else(|| panic!("{text} is not in {html}"));
+    assert!(place("unreachable: members") < place("alarm-nospace: the alarm"), "the worst first");
+    assert!(place("certificate-expiry: ") < place("slow-disk: syncing"), "warnings behind errors");
+    assert!(html.contains(
+        "3 errors, 2 warnings, by 30 rules. Looked at 3 members for 10 s, until 2027-01-15T08:00:00Z."
+    ));
+    assert!(
+        html.contains("<dt>m3 (10.0.0.3:2379)</dt><dd>not reached: dial tcp 10.0.0.3:2379: i/o timeout</dd>")
+    );
+    assert!(html.contains("everything at m3 (10.0.0.3:2379), because it was not reached"));
+    assert!(!html.contains("<script"), "a page without charts needs no script");
+}
+
+#[test]
+fn names_and_errors_that_are_markup_are_text_on_the_page() {
+    let evil = "<img src=x onerror=alert(1)>\u{202e}";
+    let mut one = member(1);
+    one.name = evil.to_owned();
+    one.status.as_mut().unwrap().version = evil.to_owned();
+    let evidence = Evidence {
+        taken_unix: NOW,
+        members: vec![one, Member::unseen("10.0.0.3:2379", evil, 3, evil)],
+        complete: Ok(()),
+        alarms: Err(evil.into()),
+        sample: Err(evil.into()),
+    };
+    let html = report(&evidence).html("now");
+    assert!(!html.contains("<img") && !html.contains('\u{202e}'), "{html}");
+    assert!(html.matches("&lt;img src=x onerror=alert(1)&gt;\u{fffd}").count() > 4, "{html}");
 }
 
 #[test]
@@ -109,4 +146,5 @@ fn a_healthy_cluster() {
     let report = report(&evidence);
     expect("healthy.txt", &report.text());
     expect("healthy.json", &report.json());
+    assert!(report.html("now").contains("<p class=\"what\">Nothing was found</p>"));
 }

@@ -83,6 +83,16 @@ fn finding() -> Finding {
     }
 }
 
+/// The rows of the table of a chart or of a section: each as the texts of its cells.
+fn rows(html: &str, title: &str) -> Vec<Vec<String>> {
+    let table =
+        html.split_once(&format!("<caption class=\"unseen\">{title}</caption>")).expect("the table").1;
+    let body = table.split_once("<tbody").unwrap().1.split_once("</tbody>").unwrap().0;
+    let text = |cell: &str| cell.split_once('>').unwrap().1.split_once('<').unwrap().0.replace('\u{a0}', " ");
+    let cells = |row: &str| row.replace("<th", "<td").split("<td").skip(1).map(text).collect();
+    body.split("<tr").skip(1).map(cells).collect()
+}
+
 #[test]
 fn the_timeline_holds_everything_and_needs_nothing() {
     let html = timeline::html(&finding());
@@ -90,26 +100,40 @@ fn the_timeline_holds_everything_and_needs_nothing() {
         let found = html.replace("http://www.w3.org/2000/svg", "");
         assert!(!found.contains(outside), "it refers to something outside: {outside}");
     }
-    let data = html.split("const D = ").nth(1).and_then(|rest| rest.split(";\nconst NS").next());
-    let data = data.expect("the data is where the script expects it");
-    assert!(!data.contains('<'), "nothing in the data ends the script");
-    let data: serde_json::Value = serde_json::from_str(data).expect("the data is JSON");
-    assert_eq!(
-        data["members"][0]["state"],
-        serde_json::json!([[0.0, 2.0, "up"], [2.0, 4.0, "down"], [4.0, 5.02, "up"]])
-    );
-    assert_eq!(data["members"][0]["leads"], serde_json::json!([[0.0, 2.0, 2]]));
-    assert_eq!(data["members"][0]["lost"], serde_json::json!([[2.0, 5.02, "does not answer"]]));
-    assert_eq!(data["bars"][0]["recovered"], 4.5);
-    assert_eq!(data["rates"][1], serde_json::json!({ "name": "writes", "values": [0, 1, 0, 0, 0, 1] }));
-    assert_eq!(data["refused"], serde_json::json!([0, 0, 1, 0, 0, 0]));
-    assert_eq!(data["unknown"], serde_json::json!([0, 0, 0, 1, 0, 0]));
-    assert_eq!(data["latencies"][3]["values"], serde_json::json!([null, 20.0, null, null, null, 20.0]));
-    assert_eq!(data["violations"][0]["at"], 3.0);
-    assert_eq!(
-        data["violations"][1],
-        serde_json::json!({ "at": 5.02, "kind": "LostWrite", "text": "operation 4 is not there" })
-    );
+    let spans = rows(&html, "Faults and members");
+    let span = |lane: &str, what: &str| -> Vec<[&str; 3]> {
+        let of = spans.iter().filter(|cells| cells[0] == lane && cells[1] == what);
+        of.map(|cells| [&*cells[2], &*cells[3], &*cells[4]]).collect()
+    };
+    assert_eq!(span("m0", "up"), [["0 s", "2 s", ""], ["4 s", "5.02 s", ""]]);
+    assert_eq!(span("m0", "down"), [["2 s", "4 s", ""]]);
+    assert_eq!(span("m0", "leads"), [["0 s", "2 s", "term 2"]]);
+    assert_eq!(span("m0", "does not answer"), [["2 s", "5.02 s", ""]]);
+    assert_eq!(span("faults", "until all were healthy"), [["4 s", "4.5 s", ""]]);
+    let detail = "m0 killed &lt;/script&gt;&lt;b&gt;; all members were healthy 500 ms after its end";
+    assert_eq!(span("faults", "kill-leader"), [["2 s", "4 s", detail]]);
+    assert_eq!(html.matches("</script").count(), 1, "nothing in the data ends the script");
+    let column = |title: &str, nth: usize| -> Vec<String> {
+        rows(&html, title).iter().map(|cells| cells[nth].clone()).collect()
+    };
+    assert_eq!(column("Operations", 0), ["0 s", "1 s", "2 s", "3 s", "4 s", "5 s"]);
+    assert_eq!(column("Operations", 2), ["0 /s", "1.00 /s", "0 /s", "0 /s", "0 /s", "1.00 /s"]);
+    assert_eq!(column("Failures", 1), ["0 /s", "0 /s", "1.00 /s", "0 /s", "0 /s", "0 /s"]);
+    assert_eq!(column("Failures", 2), ["0 /s", "0 /s", "0 /s", "1.00 /s", "0 /s", "0 /s"]);
+    assert_eq!(column("Latency", 4), ["–", "20.0 ms", "–", "–", "–", "20.0 ms"]);
+    let violations = rows(&html, "Violations");
+    assert_eq!(violations[0], ["member ended", "3 s", "m1 ended"]);
+    assert_eq!(violations[1], ["LostWrite", "5.02 s", "operation 4 is not there"]);
+    assert_eq!(html.matches("data-mark=").count(), 2, "both are marked in the charts");
+}
+
+#[test]
+fn a_clean_run_has_no_list_of_violations() {
+    let mut finding = finding();
+    finding.verdict.violations.clear();
+    finding.chapters.troubles.clear();
+    let html = timeline::html(&finding);
+    assert!(html.contains("<h1>Torture: no violation</h1>") && !html.contains("<h2>Violations"), "{html}");
 }
 
 #[test]

@@ -1,0 +1,294 @@
+//! Charts that the script draws from their tables.
+
+use std::fmt::Write as _;
+
+use crate::text::{escape, with_unit};
+
+/// Colours and dashes of lines; lines have them in turn. `LINES_MAX` of plot.mjs.
+pub(crate) const COLOURS: usize = 8;
+/// What a table has where there is no value.
+const NONE: &str = "–";
+
+/// A chart.
+#[derive(Clone, Debug)]
+pub enum Chart {
+    /// Lines over an axis.
+    Lines(Lines),
+    /// Spans of time in lanes.
+    Lanes(Lanes),
+}
+
+/// A chart of lines.
+#[derive(Clone, Debug)]
+pub struct Lines {
+    /// What is drawn.
+    pub title: String,
+    /// More about it; may be empty.
+    pub note: String,
+    /// Unit of the values.
+    pub unit: &'static str,
+    /// How values lie on the page.
+    pub scale: Scale,
+    /// What the values are over.
+    pub axis: Axis,
+    /// True if the reader can choose a part of the axis, for this chart and all others that can be zoomed.
+    pub zooms: bool,
+    /// Places on the axis, rising.
+    pub x: Vec<f64>,
+    /// The lines.
+    pub lines: Vec<Line>,
+}
+
+/// A line.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// Its name.
+    pub name: String,
+    /// The number of its colour.
+    pub colour: usize,
+    /// A value for each place on the axis, `None` where there is none.
+    pub values: Vec<Option<f64>>,
+}
+
+/// How values lie on the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// From zero on, evenly.
+    Linear,
+    /// Each power of ten with the same height.
+    Log,
+}
+
+/// An x axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// Seconds since the beginning.
+    Seconds,
+    /// Percent, by nines: 90, 99 and 99.9 are equally far apart.
+    Percent,
+}
+
+/// Spans of time in lanes.
+#[derive(Clone, Debug)]
+pub struct Lanes {
+    /// What is drawn.
+    pub title: String,
+    /// More about it; may be empty.
+    pub note: String,
+    /// End of the axis, in seconds.
+    pub end: f64,
+    /// The spans. Those of a lane are drawn one over the other in this order.
+    pub spans: Vec<Span>,
+}
+
+/// A span of time.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// The lane.
+    pub lane: String,
+    /// What it is: the same word for all spans of its kind.
+    pub kind: &'static str,
+    /// Name of this one, which is written beside it; `None`: the kind says all.
+    pub label: Option<String>,
+    /// Beginning in seconds.
+    pub from: f64,
+    /// End in seconds.
+    pub to: f64,
+    /// More about it; may be empty.
+    pub detail: String,
+    /// How it is drawn.
+    pub tone: Tone,
+    /// Other lanes in which it is outlined. A name with a space cannot be found.
+    pub also: Vec<String>,
+    /// True if all charts that can be zoomed are shaded in its time.
+    pub shades: bool,
+}
+
+/// How a span is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tone {
+    /// Something was done to hurt.
+    Fault,
+    /// What came after.
+    After,
+    /// All is well.
+    Good,
+    /// Above [`Tone::Good`]: better than that.
+    Strong,
+    /// Below [`Tone::Good`]: worse than that.
+    Warning,
+    /// Stopped for a time.
+    Paused,
+    /// Not there.
+    Off,
+}
+
+impl Tone {
+    fn word(self) -> &'static str {
+        match self {
+            Tone::Fault => "fault",
+            Tone::After => "after",
+            Tone::Good => "good",
+            Tone::Strong => "strong",
+            Tone::Warning => "warning",
+            Tone::Paused => "paused",
+            Tone::Off => "off",
+        }
+    }
+}
+
+impl Axis {
+    fn word(self) -> &'static str {
+        match self {
+            Axis::Seconds => "seconds",
+            Axis::Percent => "percent",
+        }
+    }
+
+    /// A place on it as the table has it; the script reads it back.
+    fn text(self, place: f64) -> String {
+        match self {
+            Axis::Seconds => format!("{place}\u{a0}s"),
+            Axis::Percent => {
+                // As many digits as tell it from its neighbours among the nines.
+                let nines = -(1.0 - place / 100.0).max(1e-9).log10();
+                let digits = nines.max(0.0).floor() as usize + if place.fract() == 0.0 { 0 } else { 1 };
+                format!("{place:.digits$}\u{a0}%")
+            }
+        }
+    }
+}
+
+impl Chart {
+    pub(crate) fn write(&self, out: &mut String) {
+        match self {
+            Chart::Lines(lines) => lines.write(out),
+            Chart::Lanes(lanes) => lanes.write(out),
+        }
+    }
+}
+
+/// Writes the beginning of a chart, up to the table's head.
+fn open(attributes: &str, title: &str, note: &str, out: &mut String) {
+    let title = escape(title);
+    let note = match note {
+        "" => String::new(),
+        note => format!("<p class=\"note\">{}</p>", escape(note)),
+    };
+    let _ = write!(
+        out,
+        "<figure {attributes}><figcaption><b>{title}</b>{note}</figcaption><details open><summary>Table<span class=\"unseen\">: {title}</span></summary>\
+         <div class=\"scroll chart-table\" tabindex=\"0\" role=\"region\" aria-label=\"Table: {title}\"><table>\
+         <caption class=\"unseen\">{title}</caption><thead><tr>"
+    );
+}
+
+const CLOSE: &str = "</tbody></table></div></details></figure>\n";
+
+impl Lines {
+    fn write(&self, out: &mut String) {
+        let Lines { unit, axis, zooms, .. } = self;
+        let scale = if self.scale == Scale::Log { "log" } else { "linear" };
+        // Those over the same time are as wide as the page, so that the times are below each other.
+        let (class, zooms) = if *zooms { ("chart wide-chart", " data-zooms") } else { ("chart", "") };
+        let (axis_word, unit_text) = (axis.word(), escape(unit));
+        let attributes = format!(
+            "class=\"{class}\" data-chart=\"lines\" data-unit=\"{unit_text}\" data-scale=\"{scale}\" data-axis=\"{axis_word}\"{zooms}"
+        );
+        open(&attributes, &self.title, &self.note, out);
+        let head = if *axis == Axis::Seconds { "Second" } else { "Percentile" };
+        let _ = write!(out, "<th scope=\"col\">{head}</th>");
+        for line in &self.lines {
+            let (colour, name) = (line.colour % COLOURS, escape(&line.name));
+            let _ = write!(out, "<th scope=\"col\" class=\"number\" data-colour=\"{colour}\">{name}</th>");
+        }
+        *out += "</tr></thead><tbody>\n";
+        for (at, place) in self.x.iter().enumerate() {
+            let _ = write!(out, "<tr><th scope=\"row\">{}</th>", axis.text(*place));
+            for line in &self.lines {
+                let value = line.values.get(at).copied().flatten().filter(|value| value.is_finite());
+                let text = value.map_or_else(|| NONE.to_owned(), |value| with_unit(value, &unit_text));
+                let _ = write!(out, "<td>{text}</td>");
+            }
+            *out += "</tr>\n";
+        }
+        *out += CLOSE;
+    }
+}
+
+impl Lanes {
+    fn write(&self, out: &mut String) {
+        let attributes =
+            format!("class=\"chart wide-chart\" data-chart=\"lanes\" data-zooms data-end=\"{}\"", self.end);
+        open(&attributes, &self.title, &self.note, out);
+        *out += "<th scope=\"col\">Where</th><th scope=\"col\">What</th><th scope=\"col\" class=\"number\">From</th>\
+                 <th scope=\"col\" class=\"number\">To</th><th scope=\"col\">Detail</th></tr></thead><tbody>\n";
+        for span in &self.spans {
+            let tone = span.tone.word();
+            let kind = span
+                .label
+                .as_ref()
+                .map_or_else(String::new, |_| format!(" data-kind=\"{}\"", escape(span.kind)));
+            let also = match span.also.is_empty() {
+                true => String::new(),
+                false => format!(" data-also=\"{}\"", escape(&span.also.join(" "))),
+            };
+            let shades = if span.shades { " data-shades" } else { "" };
+            let what = escape(span.label.as_deref().unwrap_or(span.kind));
+            let (lane, detail) = (escape(&span.lane), escape(&span.detail));
+            let _ = writeln!(
+                out,
+                "<tr data-tone=\"{tone}\"{kind}{also}{shades}><th scope=\"row\">{lane}</th><td class=\"text\">{what}</td>\
+                 <td>{}\u{a0}s</td><td>{}\u{a0}s</td><td class=\"text\">{detail}</td></tr>",
+                span.from, span.to
+            );
+        }
+        *out += CLOSE;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_can_be_told_apart_and_read_back() {
+        for step in 0..=100 {
+            let percent = 100.0 * (1.0 - 0.5_f64.powf(f64::from(step) / 4.0));
+            let text = Axis::Percent.text(percent);
+            let read: f64 = text.strip_suffix("\u{a0}%").unwrap().parse().unwrap();
+            let (left, left_read) = (1.0 - percent / 100.0, 1.0 - read / 100.0);
+            assert!((left / left_read - 1.0).abs() < 0.1, "{percent}: {text}");
+        }
+        assert_eq!(Axis::Percent.text(50.0), "50\u{a0}%");
+    }
+
+    #[test]
+    fn the_script_has_as_many_colours() {
+        assert!(crate::script::PLOT.contains(&format!("const LINES_MAX = {COLOURS};")));
+        let colours = (0..).take_while(|at| crate::PARTS.contains(&format!(".colour-{at} {{"))).count();
+        assert_eq!(colours, COLOURS);
+    }
+
+    #[test]
+    fn a_chart_has_its_table() {
+        let mut out = String::new();
+        Chart::Lines(Lines {
+            title: "Latency".into(),
+            note: String::new(),
+            unit: "ms",
+            scale: Scale::Log,
+            axis: Axis::Seconds,
+            zooms: true,
+            x: vec![0.0, 1.5],
+            lines: vec![Line { name: "a<b".into(), colour: 9, values: vec![Some(1.25), Some(f64::NAN)] }],
+        })
+        .write(&mut out);
+        assert!(out.contains(
+            "data-chart=\"lines\" data-unit=\"ms\" data-scale=\"log\" data-axis=\"seconds\" data-zooms"
+        ));
+        assert!(out.contains("<th scope=\"col\" class=\"number\" data-colour=\"1\">a&lt;b</th>"), "{out}");
+        assert!(out.contains("<tr><th scope=\"row\">0\u{a0}s</th><td>1.25\u{a0}ms</td></tr>"), "{out}");
+        assert!(out.contains("<tr><th scope=\"row\">1.5\u{a0}s</th><td>–</td></tr>"), "{out}");
+    }
+}

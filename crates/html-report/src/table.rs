@@ -1,0 +1,120 @@
+//! Tables.
+
+use std::fmt::Write as _;
+
+use crate::text::escape;
+
+/// A table.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    /// What it has; read out, and not shown.
+    pub caption: String,
+    /// The columns.
+    pub columns: Vec<Column>,
+    /// The rows.
+    pub groups: Vec<Group>,
+    /// True if it has so many columns that its letters are small.
+    pub is_dense: bool,
+}
+
+/// A column.
+#[derive(Clone, Debug, Default)]
+pub struct Column {
+    /// What its cells are, with the unit.
+    pub name: String,
+    /// True if the cells are numbers, which are aligned at the right.
+    pub is_number: bool,
+    /// True if the cells are long texts.
+    pub is_wide: bool,
+}
+
+/// Rows below a common name.
+#[derive(Clone, Debug, Default)]
+pub struct Group {
+    /// The name; `None` if the table has no groups.
+    pub name: Option<String>,
+    /// The rows.
+    pub rows: Vec<Row>,
+}
+
+/// A row.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// A cell for each column; the first one names the row.
+    pub cells: Vec<Cell>,
+    /// A time in seconds that the charts mark.
+    pub mark: Option<f64>,
+}
+
+/// Text of a cell.
+pub type Cell = String;
+
+impl Column {
+    /// A column of short texts.
+    pub fn text(name: impl Into<String>) -> Column {
+        Column { name: name.into(), ..Column::default() }
+    }
+
+    /// A column of numbers.
+    pub fn number(name: impl Into<String>) -> Column {
+        Column { name: name.into(), is_number: true, ..Column::default() }
+    }
+
+    /// A column of long texts.
+    pub fn wide(name: impl Into<String>) -> Column {
+        Column { name: name.into(), is_wide: true, ..Column::default() }
+    }
+
+    fn class(&self) -> &'static str {
+        match (self.is_number, self.is_wide) {
+            (true, _) => " class=\"number\"",
+            (false, true) => " class=\"wide\"",
+            (false, false) => "",
+        }
+    }
+}
+
+impl Table {
+    /// Writes it. On a phone each row is a list of its cells, so roles are spelled out, as browsers forget them then.
+    pub(crate) fn write(&self, out: &mut String) {
+        let caption = escape(&self.caption);
+        let dense = if self.is_dense { " class=\"figures\"" } else { "" };
+        let _ = write!(
+            out,
+            "<div class=\"table-area stacks\"><div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\">\
+             <table role=\"table\"{dense}><caption class=\"unseen\">{caption}</caption><thead role=\"rowgroup\"><tr role=\"row\">"
+        );
+        for column in &self.columns {
+            let name = escape(&column.name);
+            let _ = write!(out, "<th scope=\"col\" role=\"columnheader\"{}>{name}</th>", column.class());
+        }
+        *out += "</tr></thead>\n";
+        for group in &self.groups {
+            *out += "<tbody role=\"rowgroup\">";
+            if let Some(name) = &group.name {
+                let (columns, name) = (self.columns.len(), escape(name));
+                let _ = writeln!(
+                    out,
+                    "<tr role=\"row\"><th scope=\"rowgroup\" role=\"rowheader\" colspan=\"{columns}\">{name}</th></tr>"
+                );
+            }
+            for row in &group.rows {
+                let mark = row.mark.map_or_else(String::new, |at| format!(" data-mark=\"{at}\""));
+                let _ = write!(out, "<tr role=\"row\"{mark}>");
+                for (at, (column, cell)) in self.columns.iter().zip(&row.cells).enumerate() {
+                    let (class, cell) = (column.class(), escape(cell));
+                    let _ = match at {
+                        0 => write!(out, "<th scope=\"row\" role=\"rowheader\"{class}>{cell}</th>"),
+                        _ => {
+                            let label = escape(&column.name);
+                            write!(out, "<td role=\"cell\"{class} data-label=\"{label}\">{cell}</td>")
+                        }
+                    };
+                }
+                *out += "</tr>\n";
+            }
+            *out += "</tbody>\n";
+        }
+        *out += "</table></div></div>\n";
+    }
+}
