@@ -25,12 +25,13 @@ function last(values) {
 
 /**
  * A chart. `format` writes a value with its unit; `missing` is shown while no line has a value. `note` says what is drawn, in a
- * line below the title.
+ * line below the title. Charts that share `colours`, names to numbers, give lines of the same name the same colour.
  */
 export class Chart {
-  constructor({ title, note = '', format, isBytes = false, missing }) {
+  constructor({ title, note = '', format, isBytes = false, missing, colours = new Map() }) {
     this.format = format;
     this.isBytes = isBytes;
+    this.colours = colours;
     this.times = [];
     this.lines = [];
     this.cursor = null;
@@ -77,12 +78,10 @@ export class Chart {
 
   /** Names of lines keep the colour that they got first, whichever lines come and go. */
   colourOf(name) {
-    this.colours ??= new Map();
-    if (!this.colours.has(name)) {
-      const used = new Set(this.lines.map((line) => this.colours.get(line.name)));
-      const free = Array.from({ length: LINES_MAX }, (_, at) => at).find((at) => !used.has(at));
-      this.colours.set(name, free ?? this.colours.size % LINES_MAX);
-    }
+    const used = new Set(this.lines.filter((line) => line.name !== name).map((line) => this.colours.get(line.name)));
+    const own = this.colours.get(name);
+    // A line that was away meanwhile may find its colour taken.
+    if (own === undefined || used.has(own)) this.colours.set(name, Array.from({ length: LINES_MAX }, (_, at) => at).find((at) => !used.has(at)));
     return this.colours.get(name);
   }
 
