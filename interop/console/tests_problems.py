@@ -133,6 +133,8 @@ CASES = [
     ("expensive-ranges", "warning", [expensive(bytes_total=3 << 20)], "3.00", [expensive(bytes_total=3 << 19)]),
     ("expensive-ranges", "warning", [expensive(seconds_max=0.1)], "100", [expensive(seconds_max=0.1, last_unix_ms=1.8e12 - 700000)]),
     ("expensive-ranges", "warning", [slow("etcd_server_range_duration_seconds", 256)], "not told who asks", [slow("etcd_server_range_duration_seconds", 64)]),
+    ("expensive-ranges", "warning", [{**slow("etcd_server_range_duration_seconds", 256), "page": {"expensive_ranges": [], "heavy": {"client": {}}}}], "not told who asks",
+     [{**slow("etcd_server_range_duration_seconds", 256), "page": {"expensive_ranges": [], "heavy": {"client": {}, "prefix": {}}}}]),
     ("large-values", "warning", [{"page": {"large_values": [{"client": "10.0.0.9", "key": '"/v\\xff"', "bytes": 102400, "last_unix_ms": 1.8e12}]}}], "10.0.0.9 put /v\\xff with 100",
      [{"page": {"large_values": [{"client": "10.0.0.9", "key": '"/v"', "bytes": 102399, "last_unix_ms": 1.8e12}]}}]),
     ("missing-compaction", "warning", [{"after": "etcd_debugging_mvcc_current_revision 100000\netcd_debugging_mvcc_compact_revision -1\netcd_debugging_mvcc_keys_total 9\n"}], "100,000 revisions of 9 keys",

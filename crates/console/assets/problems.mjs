@@ -3,7 +3,7 @@
 // with a list of sentences in `facts`.
 
 import * as format from './format.mjs';
-import { AMOUNT, standingOut } from './heavy.mjs';
+import { AMOUNT, isWithheld, standingOut } from './heavy.mjs';
 import { bucketsBetween, quantile } from './metrics.mjs';
 import { clientName, quotedText } from './parts.mjs';
 import { quantileOf } from './points.mjs';
@@ -381,7 +381,7 @@ function expensive({ members }) {
       client: clientName(range.client), count: format.count(range.count), from: shortKey(range.key), to: shortKey(range.range_end),
       keys: format.count(range.keys_max), bytes: format.bytes(range.bytes_total), time: format.seconds(range.seconds_max),
     }));
-    if (member.diagnosis?.expensive_ranges) return first(facts);
+    if (member.diagnosis?.expensive_ranges && !isWithheld(member)) return first(facts);
     // One that does not name them.
     const [sent, answers] = ['etcd_network_client_grpc_sent_bytes_total', 'grpc_server_msg_sent_total'].map((name) => grown(member, name));
     if (answers >= ANSWERS_MIN && sent / answers >= LIMITS.rangeBytes / 4) facts.push(t('answersWeigh', { count: format.count(answers), bytes: format.bytes(sent / answers) }));
