@@ -14,16 +14,18 @@ import time
 import traceback
 
 import tests_administration
+import tests_busy
 import tests_figures
 import tests_keys
 import tests_looks
+import tests_problems
 import tests_watches
 from browser import BrowserError, find
 from clusters import end_cleanly
 from world import TESTS, Failed, Skipped, World
 
 # In the order in which they are run.
-MODULES = (tests_figures, tests_keys, tests_watches, tests_administration, tests_looks)
+MODULES = (tests_figures, tests_problems, tests_busy, tests_keys, tests_watches, tests_administration, tests_looks)
 
 
 def main():

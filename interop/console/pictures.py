@@ -15,16 +15,21 @@ import threading
 import time
 
 import sample
-from browser import Browser, BrowserError
+from browser import Browser
 from clusters import Cluster, Console, b64, end_cleanly
 
 OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "console")
 BYTES_MAX = 3_000_000
 COLOURS = 128
 
+# What a page says that has no data yet, in both languages. Columns of charts need not all have some.
+WAITING = ["Asking the members", "正在询问各成员", "Looking", "正在查询", "measuring", "测量中"]
+# Nothing of that is on the page, and each member has answered.
+SETTLED = f"document.querySelector('.cluster-state')?.dataset.kind === 'good' && !{WAITING!r}.some((text) => document.querySelector('main').innerText.includes(text))"
+
 # Name of the picture, address, and what has to be there.
 VIEWS = [
-    ("overview", "overview", "document.querySelectorAll('.page-overview tbody tr').length === 3 && !document.querySelector('.page-overview').innerText.includes('measuring')"),
+    ("overview", "overview", "document.querySelectorAll('.page-overview tbody .state.good').length === 3"),
     ("charts", "charts", "document.querySelectorAll('.plot:not(.hidden)').length > 14"),
     ("keys", "keys?prefix=%2Fconfig%2F&key=%2Fconfig%2Fapp", "document.querySelector('.versions .diff')"),
     ("kubernetes", "keys?prefix=%2Fregistry%2Fpods%2Fshop%2F&key=%2Fregistry%2Fpods%2Fshop%2Fweb-0", "document.querySelector('.value')"),
@@ -32,7 +37,8 @@ VIEWS = [
     ("watch", "watch?prefix=%2Fservice%2F", "document.querySelectorAll('.page-watch tbody tr').length > 8"),
     ("leases", "leases", "document.querySelectorAll('.page-leases tbody li').length > 3"),
     ("members", "members", "document.querySelectorAll('.page-members tbody tr').length > 5"),
-    ("requests", "requests", "document.querySelectorAll('.stages').length > 5 && document.querySelectorAll('.page-requests section:last-child tbody tr').length > 0"),
+    ("past", "keys?prefix=%2Fconfig%2F&key=%2Fconfig%2Fold", "document.querySelectorAll('.versions .event-kind').length === 4"),
+    ("requests", "requests", "document.querySelectorAll('.heavy tbody tr').length > 1 && document.querySelectorAll('.stages').length > 5 && document.querySelectorAll('.page-requests section:last-child tbody tr').length > 0"),
     ("space", "space", "document.querySelectorAll('.page-space tbody tr').length > 8"),
     ("users", "users", "document.querySelectorAll('.page-users tbody tr').length > 3"),
 ]
@@ -87,6 +93,9 @@ def prepare(cluster):
         lease = member.call("lease/grant", {"TTL": str(ttl)})["ID"]
         for number in range(keys):
             member.put(f"/{name}/holder-{number}", "10.0.0.7", lease=lease)
+    for value in ('{"replicas": 1}', '{"replicas": 2}', '{"replicas": 2, "paused": true}'):
+        member.put("/config/old", value)
+    member.call("kv/deleterange", {"key": b64("/config/old")})
     member.call("auth/role/add", {"name": "root"})
     for role, grants in (("config-reader", [("/config/", "READ")]), ("shop", [("/registry/pods/shop/", "READWRITE"), ("/service/", "READ")])):
         member.call("auth/role/add", {"name": role})
@@ -110,6 +119,9 @@ def arrange(page, name, member):
         page.js("document.querySelector('.detail button.primary').click()")
         page.wait("document.querySelector('dialog .diff')")
         page.click("dialog button[type=submit]")
+    elif name == "past":
+        page.wait("document.querySelector('.detail .empty')")
+        page.js("document.querySelectorAll('.detail .line-up button')[1].click()")
     elif name == "charts":
         time.sleep(CHARTS_S)
 
@@ -123,7 +135,7 @@ def main():
     options = parser.parse_args()
     end_cleanly()
     os.makedirs(options.out, exist_ok=True)
-    cluster = Cluster(options.mainstay, 3, ["--warning-unary-request-duration=3ms"])
+    cluster = Cluster(options.mainstay, 3, ["--warning-unary-request-duration=3ms", "--zone=north"])
     console = browser = load = None
     try:
         prepare(cluster)
@@ -140,15 +152,11 @@ def main():
                 page.open(f"{console.url}#/{address}")
                 page.wait("document.querySelector('main h1')")
                 arrange(page, name, cluster[0])
-                try:
-                    page.wait(ready, name, 60)
-                except BrowserError as error:
-                    print(error, file=sys.stderr)
-                time.sleep(0.5)
+                page.wait(f"({ready}) && ({SETTLED})", f"{name} with its data", 60)
                 page.js("document.activeElement?.blur(); scrollTo(0, 0)")
                 height = min(1500 if look != "phone" else 1000, int(page.js("Math.max(innerHeight, document.documentElement.scrollHeight)")))
                 page.size(how["width"], height, how.get("scale", 1))
-                time.sleep(0.5)
+                page.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
                 data = small(page.picture())
                 with open(os.path.join(options.out, f"{name}-{look}.png"), "wb") as file:
                     file.write(data)

@@ -94,6 +94,8 @@ def space_is_shown_and_compacted(world):
     settle(page, "space")
     page.wait_text("Revisions kept", ".page-space")
     page.wait("/[\\d.]+\\s%/.test(document.querySelector('.page-space').innerText)", "the share of the quota")
+    log = "[...document.querySelectorAll('[aria-labelledby=log-title] tbody td')].slice(1, 4).map((cell) => cell.innerText)"
+    page.wait(f"/^[1-9]/.test(({log})[0]) && ({log}).slice(1).every((cell) => /[KM]iB$/.test(cell))", "segments of the log and their bytes")
     revision = int(member.put("/space", "x")["header"]["revision"])
     page.click("button", "Compact")
     page.wait("document.querySelector('dialog')")

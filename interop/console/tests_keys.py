@@ -227,3 +227,40 @@ def history_goes_back_until_compaction(world):
     page.wait_text("number 29", ".value")
     page.click("button", "History")
     page.wait_text("Older versions were compacted", ".detail")
+
+
+@test
+def history_goes_past_a_deletion(world):
+    member = world.small[0]
+    for life in ("first", "second"):
+        member.put("/lives", f"{life}\n{sample.MARKUP}\n")
+        member.put("/lives", f"{life} again\n{sample.MARKUP}\n")
+        gone = int(member.call("kv/deleterange", {"key": b64("/lives")})["header"]["revision"])
+    page = world.page(console_of(world, "small"), "keys?key=%2Flives")
+    page.wait_text("There is no such key", ".detail")
+    page.click("button", "History")
+    kinds = "[...document.querySelectorAll('.versions .event-kind')].map((each) => each.innerText)"
+    page.wait(f"({kinds}).length === 6", "the changes of both lives")
+    same(page.js(kinds), ["DELETE", "PUT", "CREATE"] * 2, "the newest first")
+    check("second again" in page.text(".versions .plus") and "second" in page.text(".versions .minus"), "the difference")
+    same(page.js("document.querySelectorAll('main img').length"), 0, "elements from values")
+    # It is watched: what comes now is shown too.
+    member.put("/lives", "third")
+    page.wait(f"({kinds}).join() === 'CREATE,DELETE,PUT,CREATE,DELETE,PUT,CREATE'", "the third life")
+    world.show(page, "keys")
+    page.wait_text("Choose a key", ".detail")
+    world.show(page, "keys?key=%2Flives")
+    page.wait_text("third", ".value")
+    page.click("button", "History")
+    page.click("button", "What was before")
+    page.wait_text("6 changes since revision", ".detail")
+    page.wait_text("all that is kept", ".detail")
+    member.call("kv/compaction", {"revision": str(gone)})
+    world.show(page, "keys")
+    page.wait_text("Choose a key", ".detail")
+    world.show(page, "keys?key=%2Flives")
+    page.wait_text("third", ".value")
+    page.click("button", "History")
+    page.click("button", "What was before")
+    page.wait_text("Nothing is kept of it", ".detail")
+    page.wait_text("Older history was compacted", ".detail")

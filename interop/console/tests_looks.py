@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 
 import sample
-from clusters import Cluster, Console, wait_for
+from clusters import Cluster, Console, b64, wait_for
 from world import ASSETS, check, console_of, PAGES, same, settle, Skipped, test
 
 AXE = "axe-core@4"
@@ -199,6 +199,15 @@ def accessible_by_axe(world):
         found += [f"a question, {scheme}: {each}" for each in violations(page, source)]
         page.key("Escape")
         page.click(".detail button", "Cancel")
+        for put in (True, False, True):
+            world.small[0].call("kv/put" if put else "kv/deleterange", {"key": b64("/axe")})
+        world.show(page, "keys?key=%2Faxe")
+        page.wait_text("The value is empty", ".detail")
+        page.click("button", "History")
+        page.wait_text("since the key was created", ".detail")
+        page.click("button", "What was before")
+        page.wait_text("all that is kept", ".detail")
+        found += [f"a key's past, {scheme}: {each}" for each in violations(page, source)]
         world.show(page, "watch?prefix=%2Fconfig%2F&revision=2")
         page.wait("document.querySelector('.page-watch tbody tr') || document.querySelector('.page-watch .problem').innerText")
         found += [f"a watch, {scheme}: {each}" for each in violations(page, source)]
@@ -225,6 +234,15 @@ def members_of_etcd_are_shown_as_far_as_they_tell(world):
     page.wait_text("replicas", ".value")
     page.click("button", "History")
     page.wait_text("since the key was created", ".detail")
+    cluster[0].put("/lives", "first")
+    cluster[0].call("kv/deleterange", {"key": b64("/lives")})
+    world.show(page, "keys?key=%2Flives")
+    page.wait_text("no such key", ".detail")
+    page.click("button", "History")
+    page.wait_text("DELETE", ".versions")
+    check("first" in page.text(".versions"), "what the key held")
+    world.show(page, "keys?key=%2Fconfig%2Fapp")
+    page.wait_text("replicas", ".value")
     page.click("button", "Edit")
     page.fill("textarea", "swapped")
     page.click(".detail button", "Save")
@@ -237,6 +255,7 @@ def members_of_etcd_are_shown_as_far_as_they_tell(world):
     page.wait_text("/e/1", ".page-watch tbody")
     world.show(page, "requests")
     page.wait_text("does not tell", ".page-requests")
+    page.wait_text("Not told by m1: members of etcd", ".heavy")
     world.show(page, "space")
     page.wait_text("Defragment", ".page-space")
     world.show(page, "members")

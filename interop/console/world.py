@@ -34,6 +34,20 @@ def same(found, wanted, what):
     check(found == wanted, f"{what}: {found!r}, and not {wanted!r}")
 
 
+def add_users(member):
+    """Switches users on: root, and reader who may read below /config/ and write below /config/own/."""
+    for name, password in (("root", "secret"), ("reader", "word")):
+        member.call("auth/user/add", {"name": name, "password": password})
+    member.call("auth/role/add", {"name": "root"})
+    member.call("auth/user/grant", {"user": "root", "role": "root"})
+    member.call("auth/role/add", {"name": "config"})
+    for key, right in (("/config/", "READ"), ("/config/own/", "READWRITE")):
+        end = key[:-1] + "0"
+        member.call("auth/role/grant", {"name": "config", "perm": {"permType": right, "key": b64(key), "range_end": b64(end)}})
+    member.call("auth/user/grant", {"user": "reader", "role": "config"})
+    member.call("auth/enable")
+
+
 class World:
     """Clusters and pages, made when they are first asked for."""
 
@@ -67,29 +81,20 @@ class World:
     @property
     def three(self):
         def make():
-            cluster = Cluster(self.options.mainstay, 3)
+            cluster = Cluster(self.options.mainstay, 3, ["--zone=north"])
             sample.fill_small(cluster[0])
             return cluster
         return self.get("three", make)
 
     @property
     def guarded(self):
-        """One member with users: root, and reader who may read below /config/ and write below /config/own/."""
+        """One member with users, who are forgotten after two seconds."""
         def make():
             cluster = Cluster(self.options.mainstay, flags=["--auth-token-ttl=2"])
             sample.fill_small(cluster[0])
             member = cluster[0]
             member.put("/config/own/a", "mine")
-            for name, password in (("root", "secret"), ("reader", "word")):
-                member.call("auth/user/add", {"name": name, "password": password})
-            member.call("auth/role/add", {"name": "root"})
-            member.call("auth/user/grant", {"user": "root", "role": "root"})
-            member.call("auth/role/add", {"name": "config"})
-            for key, right in (("/config/", "READ"), ("/config/own/", "READWRITE")):
-                end = key[:-1] + "0"
-                member.call("auth/role/grant", {"name": "config", "perm": {"permType": right, "key": b64(key), "range_end": b64(end)}})
-            member.call("auth/user/grant", {"user": "reader", "role": "config"})
-            member.call("auth/enable")
+            add_users(member)
             return cluster
         return self.get("guarded", make)
 

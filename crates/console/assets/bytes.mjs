@@ -92,6 +92,12 @@ export function unescapeBytes(text) {
   return concat(parts);
 }
 
+/** The bytes of a key as members quote it, `"a\\xff"`, or `null` if it is not quoted so. */
+export function unquote(text) {
+  const found = /^"(.*)"$/s.exec(text);
+  return found && unescapeBytes(found[1].replace(/\\(['"\\])/g, (whole, char) => (char === '\\' ? whole : char)));
+}
+
 export function concat(parts) {
   const bytes = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
   let at = 0;

@@ -25,7 +25,9 @@ class Member {
     this.isUp = null;
     this.error = null;
     this.status = null;
-    this.health = null;
+    /** When the status was told, in ms of `performance.now()`, and how fast the raft index grew until then, in entries a second. */
+    this.statusAt = 0;
+    this.indexRate = 0;
     this.diagnosis = null;
     this.samples = [];
     /** Points, one for each of `cluster.times`. */
@@ -50,6 +52,11 @@ class Member {
   get point() {
     // A poll that took too long has none; the one before it is still true.
     return this.points.slice(-3).findLast(Boolean) ?? null;
+  }
+
+  /** The zone that the member states; '' if it states none. */
+  get zone() {
+    return this.status?.zone ?? '';
   }
 
   get isLearner() {
@@ -104,6 +111,8 @@ class Cluster extends EventTarget {
     // Somebody else may see other things.
     session.changed.addEventListener('change', () => {
       this.membersAt = -Infinity;
+      this.diagnosisAt = -Infinity;
+      for (const member of this.members) member.diagnosis = null;
       this.schedule(0);
     });
   }
@@ -191,7 +200,7 @@ class Cluster extends EventTarget {
         this.round % 2 === 1 || !member.status || !wasUp ? this.statusOf(member, signal) : member.status,
       ]);
       if (withDiagnosis || (this.wantsDiagnosis && !member.diagnosis)) member.diagnosis = await diagnosisOf(member, signal);
-      member.status = status;
+      this.noteStatus(member, status);
       member.isUp = true;
       member.error = null;
       member.failures = 0;
@@ -207,6 +216,16 @@ class Cluster extends EventTarget {
     } finally {
       member.isBusy = false;
     }
+  }
+
+  noteStatus(member, status) {
+    if (status === member.status) return;
+    const now = performance.now();
+    const [before, after] = [member.status, status].map((each) => Number(each?.raftIndex ?? NaN));
+    const passed = (now - member.statusAt) / 1000;
+    member.indexRate = after >= before && passed > 0 ? (after - before) / passed : 0;
+    member.status = status;
+    member.statusAt = now;
   }
 
   pointFor(member, text) {
@@ -278,10 +297,15 @@ function patience() {
 
 async function diagnosisOf(member, signal) {
   try {
+    const asked = performance.now();
     const page = JSON.parse(await getText(member.endpoint, 'debug/mainstay', { quiet: true, signal }));
+    const answered = performance.now();
     // The difference of a member's clock from that of the server of this page.
     const now = serverNow();
-    page.clockOffMs = now === null || !page.clock_unix_ns ? null : page.clock_unix_ns / 1e6 - now;
+    const clock = page.clock_unix_ns > 0 ? page.clock_unix_ns / 1e6 : null;
+    page.clockOffMs = now === null || clock === null ? null : clock - now;
+    // The least and the most that it may be ahead of `performance.now()`, so that members' clocks can be compared exactly.
+    page.clockBounds = clock === null ? null : [clock - answered, clock - asked];
     return page;
   } catch (error) {
     if (error instanceof Failure && error.isUnreachable) throw error;

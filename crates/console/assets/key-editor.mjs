@@ -6,7 +6,7 @@ import { difference } from './diff.mjs';
 import { h, newId, replace, setText } from './dom.mjs';
 import { explain } from './api.mjs';
 import * as format from './format.mjs';
-import { differenceView } from './key-history.mjs';
+import { differenceView } from './diff-view.mjs';
 import { put } from './key-store.mjs';
 import { keyText } from './parts.mjs';
 import { isPlainText, linesOf } from './values.mjs';

@@ -1,42 +1,43 @@
 // The versions of a key, newest first, each with its difference from the one before, back to what was compacted.
 
 import { explain } from './api.mjs';
+import { differenceView } from './diff-view.mjs';
 import { difference } from './diff.mjs';
-import { h, setText } from './dom.mjs';
+import { h, replace, setText } from './dom.mjs';
 import * as format from './format.mjs';
+import { Past } from './key-past.mjs';
 import { olderVersions } from './key-store.mjs';
 import { linesOf } from './values.mjs';
 import { t } from './texts.mjs';
 
 const PAGE = 10;
-const LINES_MAX = 400;
 /** Values above this are not compared. */
 const COMPARED_BYTES_MAX = 1 << 20;
 
-/** Steps of a difference as lines. Signs stand before each line, so that colour is not needed. */
-export function differenceView(steps) {
-  if (steps.every(([kind]) => kind === 'skipped')) return h('p', { class: 'note' }, t('sameValue'));
-  const sign = { plus: '+ ', minus: '− ', same: '  ' };
-  const rows = steps.slice(0, LINES_MAX).map(([kind, line]) => h('div', { class: kind },
-    kind === 'skipped' ? t('sameLines', { count: format.count(line) }) : [
-      h('span', { 'aria-hidden': 'true' }, sign[kind]),
-      kind !== 'same' && h('span', { class: 'unseen' }, t(`line_${kind}`)),
-      line.length > 2000 ? `${line.slice(0, 2000)}…` : line,
-    ]));
-  if (steps.length > LINES_MAX) rows.push(h('div', { class: 'skipped' }, t('moreLines', { count: format.count(steps.length - LINES_MAX) })));
-  return h('div', { class: 'diff mono', tabindex: '0', role: 'region', 'aria-label': t('difference'), dir: 'ltr' }, rows);
-}
-
 export class History {
   constructor(newest) {
+    this.past = null;
     this.versions = [newest];
     this.end = null;
     this.list = h('ol', { class: 'versions' });
     this.problem = h('p', { class: 'problem', role: 'alert' });
     this.more = h('button', { type: 'button', onclick: () => this.load() }, t('olderVersions'));
     this.note = h('p', { class: 'note', role: 'status' });
-    this.element = h('section', { 'aria-label': t('history') }, h('h3', { tabindex: '-1' }, t('history')), this.list, this.problem, this.note, this.more);
+    this.before = h('div', { class: 'line-up', hidden: true }, h('button', { type: 'button', onclick: () => this.showPast() }, t('historyPast')), h('p', { class: 'note' }, t('historyPastWhat')));
+    this.pastPlace = h('div');
+    this.element = h('section', { 'aria-label': t('history') }, h('h3', { tabindex: '-1' }, t('history')), this.list, this.problem, this.note, this.more, this.before, this.pastPlace);
     this.load();
+  }
+
+  close() {
+    this.past?.close();
+  }
+
+  showPast() {
+    this.before.hidden = true;
+    this.past = new Past(this.versions[0].key, this.versions[0].createRevision);
+    replace(this.pastPlace, this.past.element);
+    this.past.element.querySelector('h3').focus();
   }
 
   async load() {
@@ -51,6 +52,7 @@ export class History {
     }
     this.more.disabled = false;
     this.more.hidden = this.end !== null;
+    this.before.hidden = this.end !== 'created' || this.past !== null;
     setText(this.note, this.end ? t(`history_${this.end}`) : t('versionsShown', { count: format.count(this.versions.length) }));
     this.draw();
   }

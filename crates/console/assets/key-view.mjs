@@ -8,6 +8,7 @@ import { h, replace, setText } from './dom.mjs';
 import * as format from './format.mjs';
 import { Editor, hasDraft } from './key-editor.mjs';
 import { History } from './key-history.mjs';
+import { Past } from './key-past.mjs';
 import { get, remove } from './key-store.mjs';
 import { addressOf, figures, keyText } from './parts.mjs';
 import { PART_BYTES, partOf, show, viewsOf } from './values.mjs';
@@ -20,6 +21,7 @@ export class KeyView {
     this.changes = changes;
     this.entry = null;
     this.editor = null;
+    this.history = null;
     this.isOpen = true;
     this.problem = h('p', { class: 'problem', role: 'alert' });
     this.body = h('div', { class: 'page' }, h('p', { class: 'note' }, t('looking')));
@@ -30,6 +32,7 @@ export class KeyView {
   close() {
     this.isOpen = false;
     this.editor?.keep();
+    this.history?.close();
   }
 
   async load() {
@@ -45,8 +48,13 @@ export class KeyView {
 
   draw() {
     this.editor = null;
+    this.history?.close();
+    this.history = null;
     if (!this.entry) {
-      replace(this.body, h('p', { class: 'empty' }, t('noSuchKey')), h('div', {}, h('button', { type: 'button', class: 'primary', onclick: () => this.edit() }, t('createKey'))));
+      this.historyPlace = h('div');
+      replace(this.body, h('p', { class: 'empty' }, t('noSuchKey')),
+        h('div', { class: 'line-up' }, h('button', { type: 'button', class: 'primary', onclick: () => this.edit() }, t('createKey')), h('button', { type: 'button', onclick: () => this.showPast() }, t('history'))),
+        this.historyPlace);
     } else {
       const { entry } = this;
       const facts = figures(['modRevision', 'createRevision', 'version', 'lease', 'size']);
@@ -79,7 +87,17 @@ export class KeyView {
   }
 
   showHistory() {
-    const history = new History(this.entry);
+    this.openHistory(new History(this.entry));
+  }
+
+  /** The history of a key that is gone. */
+  showPast() {
+    this.openHistory(new Past(this.key));
+  }
+
+  openHistory(history) {
+    this.history?.close();
+    this.history = history;
     replace(this.historyPlace, history.element);
     history.element.querySelector('h3').focus();
   }

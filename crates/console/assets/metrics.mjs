@@ -22,6 +22,10 @@ const WANTED = new Set([
   'mainstay_tls_certificate_not_after_seconds', 'mainstay_tls_reload_failing', 'mainstay_audit_entries_dropped_total',
   'grpc_server_msg_received_total', 'process_resident_memory_bytes', 'process_cpu_seconds_total', 'process_open_fds',
   'process_max_fds', 'process_start_time_seconds', 'mainstay_processors', 'go_sched_gomaxprocs_threads', 'os_fd_used', 'os_fd_limit',
+  'grpc_server_started_total', 'grpc_server_handled_total', 'grpc_server_msg_sent_total', 'etcd_server_slow_apply_total',
+  'etcd_server_slow_read_indexes_total', 'etcd_server_read_indexes_failed_total', 'etcd_network_peer_sent_failures_total',
+  'etcd_server_range_duration_seconds', 'etcd_debugging_mvcc_total_put_size_in_bytes', 'etcd_mvcc_put_total',
+  'etcd_debugging_lease_granted_total', 'etcd_debugging_lease_revoked_total',
 ]);
 
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
@@ -49,7 +53,8 @@ export class Sample {
       if (!WANTED.has(name) && !WANTED.has(name.replace(/_(bucket|sum|count)$/, ''))) continue;
       const close = line[end] === '{' ? line.lastIndexOf('}') : end - 1;
       const value = number(line.slice(close + 1).trim().split(' ')[0]);
-      if (Number.isNaN(value)) continue;
+      // A member of etcd lists each method with each code, most of which never occurred.
+      if (Number.isNaN(value) || (value === 0 && name === 'grpc_server_handled_total')) continue;
       const list = this.series.get(name) ?? [];
       list.push({ labels: line[end] === '{' ? labels(line.slice(end + 1, close)) : {}, value });
       this.series.set(name, list);

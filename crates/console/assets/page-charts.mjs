@@ -21,17 +21,19 @@ function ofParts(name, options, parts) {
 }
 
 const time = { format: format.seconds };
+/** Both charts of stages show the same stages, each in one colour. */
+const stageTime = { ...time, colours: new Map() };
+
+/** The stages that take the most time at one in a hundred requests, in the order of a request. */
+function longestStages(points) {
+  const greatest = new Map(STAGES.map((stage) => [stage, Math.max(...points.map((point) => (point ? quantileOf(point, `stage:${stage}`, 0.99) : null) ?? -1))]));
+  const seen = STAGES.filter((stage) => greatest.get(stage) >= 0);
+  const kept = new Set([...seen].sort((a, b) => greatest.get(b) - greatest.get(a)).slice(0, LINES_MAX));
+  return seen.filter((stage) => kept.has(stage));
+}
 
 function stageLines(share) {
-  return (points) => {
-    const seen = STAGES.filter((stage) => points.some((point) => point?.histograms[`stage:${stage}`]));
-    const of = (stage) => ({ name: t(`stage_${stage}`), values: points.map((point) => point && quantileOf(point, `stage:${stage}`, share)) });
-    const greatest = (line) => Math.max(0, ...line.values.filter(format.isKnown));
-    const lines = seen.map(of).filter((line) => line.values.some(format.isKnown));
-    // Those that take the most time, in the order of a request.
-    const kept = new Set([...lines].sort((a, b) => greatest(b) - greatest(a)).slice(0, LINES_MAX));
-    return lines.filter((line) => kept.has(line));
-  };
+  return (points) => longestStages(points).map((stage) => ({ name: t(`stage_${stage}`), values: points.map((point) => point && quantileOf(point, `stage:${stage}`, share)) }));
 }
 
 function quantileLines(name) {
@@ -40,8 +42,8 @@ function quantileLines(name) {
 
 const CHARTS = [
   ofParts('requests', { format: format.rate }, (points) => KINDS.map((kind) => ({ name: t(`kind_${kind}`), values: points.map((point) => point?.rates[kind] ?? null) })).filter((line) => line.values.some((value) => value > 0) || line.name === t('kind_put') || line.name === t('kind_range'))),
-  ofParts('stages50', time, stageLines(0.5)),
-  ofParts('stages99', time, stageLines(0.99)),
+  ofParts('stages50', stageTime, stageLines(0.5)),
+  ofParts('stages99', stageTime, stageLines(0.99)),
   ofParts('request', time, quantileLines('request')),
   ofParts('fsync', time, quantileLines('fsync')),
   ofMembers('batch', { format: (value) => t('entries', { count: format.number(value) }) }, batchOf),

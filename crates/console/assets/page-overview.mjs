@@ -53,30 +53,53 @@ function showClock(note, now) {
   if (!note.hidden) setText(note, t(off > 0 ? 'browserAhead' : 'browserBehind', { span: format.span(Math.abs(off) / 1000) }));
 }
 
-let shownProblems = '';
+/** The problems that are drawn, by their titles: their elements stay while figures change, so that a link keeps its focus. */
+const drawn = new WeakMap();
 
 function showProblems(list, count, now) {
+  const held = drawn.get(list) ?? new Map();
+  drawn.set(list, held);
   const isKnown = cluster.members.length > 0 && cluster.members.every((member) => member.isUp !== null);
   if (!isKnown) {
     setText(count, t('membersAsked'));
-    shownProblems = '';
+    held.clear();
     replace(list);
     return;
   }
   const found = findProblems({ members: cluster.members, times: cluster.times, now });
   setText(count, found.length === 0 ? '' : t('problemCount', { count: found.length }));
-  // Built again only where something changed, so that a link keeps its focus.
-  const sign = JSON.stringify(found);
-  if (sign === shownProblems && list.children.length > 0) return;
-  shownProblems = sign;
-  replace(list, found.length === 0
-    ? h('li', {}, h('span', { class: 'state good' }, t('levelGood')), h('p', { class: 'what' }, t('noProblems')))
-    : found.map((problem) => h('li', {},
-      h('span', { class: `state ${problem.level}` }, t(`level_${problem.level}`)),
-      h('div', {},
-        h('p', { class: 'what' }, problem.title),
-        problem.facts.map((fact) => h('p', { class: 'facts-line' }, fact)),
-        h('p', {}, problem.remedy, ' ', h('a', { href: `#/${problem.page}`, 'aria-label': t('seePageFor', { page: t(`page_${problem.page}`), problem: problem.title }) }, t('seePage', { page: t(`page_${problem.page}`) })))))));
+  const items = found.map((problem) => {
+    const key = `${problem.level} ${problem.title}`;
+    const item = held.get(key) ?? problemItem(problem);
+    held.set(key, item);
+    const facts = problem.facts.join('\n');
+    if (item.facts.dataset.sign !== facts) replace(item.facts, problem.facts.map((fact) => h('p', { class: 'facts-line' }, fact)));
+    item.facts.dataset.sign = facts;
+    return item.element;
+  });
+  for (const [key, { element }] of held) if (!items.includes(element)) held.delete(key);
+  if (items.length === 0 && list.querySelector('.good')) return;
+  if (items.length === 0) items.push(h('li', {}, h('span', { class: 'state good' }, t('levelGood')), h('p', { class: 'what' }, t('noProblems'))));
+  if (items.length !== list.children.length || items.some((item, at) => item !== list.children[at])) place(list, items);
+}
+
+/** Brings a list to these items without taking those out that stay. */
+function place(list, items) {
+  for (const child of [...list.children]) if (!items.includes(child)) child.remove();
+  items.forEach((item, at) => {
+    if (list.children[at] !== item) list.insertBefore(item, list.children[at] ?? null);
+  });
+}
+
+function problemItem({ level, title, rule, remedy, page }) {
+  const facts = h('div', {});
+  const element = h('li', {},
+    h('span', { class: `state ${level}` }, t(`level_${level}`)),
+    h('div', {},
+      h('p', { class: 'what' }, title, rule && [' ', h('code', { class: 'rule', title: t('ruleName') }, rule)]),
+      facts,
+      h('p', {}, remedy, ' ', h('a', { href: `#/${page}`, 'aria-label': t('seePageFor', { page: t(`page_${page}`), problem: title }) }, t('seePage', { page: t(`page_${page}`) })))));
+  return { element, facts };
 }
 
 function greatest(values) {
@@ -109,7 +132,7 @@ function membersTable() {
     keyOf: (member) => `${member.id} ${member.endpoint.url}`,
     empty: t('membersAsked'),
     columns: [
-      { label: t('member'), sign: (m) => m.name, cell: (m) => h('bdi', {}, m.name) },
+      { label: t('member'), sign: (m) => `${m.name} ${m.zone}`, cell: (m) => [h('bdi', {}, m.name), m.zone !== '' && h('div', { class: 'note' }, t('zoneOf', { zone: m.zone }))] },
       { label: t('state'), sign: (m) => stateOf(m).join(), cell: (m) => state(m) },
       { label: t('role'), cell: (m) => role(m) },
       { label: t('version'), cell: (m) => told(m, m.status?.version, (version) => version) },

@@ -1,9 +1,12 @@
-// Requests: slow ones with their stages, ranges that were expensive, values that were large, clients that ask much.
+// Requests: what the members are busy with, slow ones with their stages, ranges that were expensive, values that were large, clients.
 
 import { getText, serverNow } from './api.mjs';
 import { cluster, SLOW_MS } from './cluster.mjs';
 import { h, replace, setText, svg } from './dom.mjs';
 import * as format from './format.mjs';
+import { isWithheld } from './heavy.mjs';
+import { HeavyView } from './heavy-view.mjs';
+import { clientName, quotedKey } from './parts.mjs';
 import { STAGES } from './points.mjs';
 import { readRequests } from './slow-requests.mjs';
 import { Table } from './table.mjs';
@@ -70,18 +73,20 @@ class RequestsPage {
         { label: t('when'), number: true, cell: (row) => ago(row.member, row.endedMs) },
         { label: t('member'), cell: (row) => row.member.name },
         { label: t('method'), wide: true, sign: () => '', cell: (row) => [h('div', {}, row.method), row.content && h('div', { class: 'preview', dir: 'ltr' }, row.content.slice(0, 300)), row.error && h('div', { class: 'problem' }, row.error)] },
-        { label: t('client'), cell: (row) => row.client },
+        { label: t('client'), sign: (row) => row.client, cell: (row) => h('bdi', {}, clientName(row.client)) },
         { label: t('took'), number: true, cell: (row) => format.seconds(row.seconds) },
         { label: t('stages'), wide: true, sign: (row) => String(this.longest), cell: (row) => stagesBar(row, this.longest) },
       ],
     });
     const perMember = (name, columns) => new Table({ caption: t(name), keyOf: (row) => `${row.member.name} ${row.key ?? row.address} ${row.range_end ?? ''} ${row.client ?? ''}`, empty: t('looking'), columns });
-    const keyColumn = (label, value) => ({ label, wide: true, sign: () => '', cell: (row) => h('bdi', { class: 'key-text', dir: 'ltr' }, value(row)) });
+    const keyColumn = (label, value, to) => ({ label, wide: true, sign: () => '', cell: (row) => quotedKey(value(row) ?? '', to) });
+    const clientColumn = { label: t('client'), sign: (row) => row.client, cell: (row) => h('bdi', {}, clientName(row.client)) };
+    this.heavy = new HeavyView();
     this.ranges = perMember('expensiveRanges', [
       { label: t('member'), cell: (row) => row.member.name },
-      keyColumn(t('fromKey'), (row) => row.key),
+      keyColumn(t('fromKey'), (row) => row.key, 'prefix'),
       keyColumn(t('toKey'), (row) => row.range_end),
-      { label: t('client'), cell: (row) => row.client },
+      clientColumn,
       { label: t('times'), number: true, cell: (row) => format.count(row.count) },
       { label: t('keysMax'), number: true, cell: (row) => t('keyCount', { count: format.count(row.keys_max) }) },
       { label: t('bytesTotal'), number: true, cell: (row) => format.bytes(row.bytes_total) },
@@ -90,23 +95,24 @@ class RequestsPage {
     ]);
     this.values = perMember('largeValues', [
       { label: t('member'), cell: (row) => row.member.name },
-      keyColumn(t('key'), (row) => row.key),
-      { label: t('client'), cell: (row) => row.client },
+      keyColumn(t('key'), (row) => row.key, 'key'),
+      clientColumn,
       { label: t('size'), number: true, cell: (row) => format.bytes(row.bytes) },
       { label: t('when'), number: true, cell: (row) => ago(row.member, row.last_unix_ms) },
     ]);
     this.clients = perMember('heavyClients', [
-      { label: t('client'), cell: (row) => (row.address === 'others' ? t('otherClients') : row.address) },
+      { label: t('client'), sign: (row) => row.address, cell: (row) => h('bdi', {}, clientName(row.address)) },
       { label: t('member'), cell: (row) => row.member.name },
       { label: t('requests'), number: true, cell: (row) => format.count(row.requests) },
       { label: t('connections'), number: true, cell: (row) => format.count(row.connections) },
       { label: t('watches'), number: true, cell: (row) => format.count(row.watches) },
+      { label: t('watchesBehind'), number: true, sign: (row) => String(row.slow_watches), cell: (row) => watchesBehind(row) },
       { label: t('leasesHeld'), number: true, cell: (row) => format.count(row.leases) },
       { label: t('logins'), number: true, cell: (row) => format.count(row.authentications) },
     ]);
     const section = (name, table, ...before) => h('section', { 'aria-labelledby': `${name}-title` }, h('h2', { id: `${name}-title` }, t(name)), before, table.element);
     this.slow.element.append(this.more);
-    place.append(this.note, section('slowRequests', this.slow, h('p', { class: 'note' }, t('slowNote')), this.key),
+    place.append(this.note, this.heavy.element, section('slowRequests', this.slow, h('p', { class: 'note' }, t('slowNote')), this.key),
       section('expensiveRanges', this.ranges, h('p', { class: 'note' }, t('expensiveNote'))), section('largeValues', this.values), section('heavyClients', this.clients, h('p', { class: 'note' }, t('clientsNote'))));
   }
 
@@ -143,12 +149,22 @@ class RequestsPage {
     const rows = (name) => cluster.members.flatMap((member) => (member.isUp && member.diagnosis?.[name] ? member.diagnosis[name].map((row) => ({ ...row, member })) : []));
     const isAsked = cluster.members.length > 0 && cluster.members.every((member) => member.isUp !== null);
     const isTold = cluster.members.some((member) => member.diagnosis);
-    for (const table of [this.ranges, this.values, this.clients]) table.setEmpty(t(!isAsked ? 'looking' : isTold ? 'nothingSeen' : 'nothingTold'));
+    const isKept = cluster.members.some((member) => member.isUp && isWithheld(member));
+    for (const table of [this.ranges, this.values, this.clients]) {
+      table.setEmpty(t(!isAsked ? 'looking' : !isTold ? 'nothingTold' : isKept && table !== this.clients ? 'withheld' : 'nothingSeen'));
+    }
+    this.heavy.update();
     this.ranges.update(rows('expensive_ranges').sort((a, b) => b.bytes_total - a.bytes_total).slice(0, ROWS_MAX));
     this.values.update(rows('large_values').sort((a, b) => b.bytes - a.bytes).slice(0, ROWS_MAX));
-    this.clients.update(rows('clients').sort((a, b) => b.requests - a.requests).slice(0, ROWS_MAX));
+    const behind = (row) => row.slow_watches ?? 0;
+    this.clients.update(rows('clients').sort((a, b) => behind(b) - behind(a) || b.requests - a.requests).slice(0, ROWS_MAX));
     if (this.requests.length > 0) this.drawSlow();
   }
+}
+
+function watchesBehind(row) {
+  if (row.slow_watches === undefined) return t('chartNone');
+  return row.slow_watches > 0 ? h('span', { class: 'state warning' }, format.count(row.slow_watches)) : format.count(0);
 }
 
 /** The stages of a request side by side, as long as the request was beside the longest one. */

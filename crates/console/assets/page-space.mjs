@@ -10,6 +10,7 @@ import { isMainstay, quotaOf } from './problems.mjs';
 import { Table } from './table.mjs';
 import { t } from './texts.mjs';
 
+export const diagnosis = true;
 export const pace = FAST_MS;
 
 export function open(place) {
@@ -51,7 +52,7 @@ class SpacePage {
         caption: t('spaceUse'),
         columns: [
           name,
-          { label: t('dbSize'), number: true, cell: (m) => told(m, quotaOf(m).size || null, format.bytes) },
+          { label: t('dbSize'), number: true, cell: (m) => told(m, quotaOf(m).disk || null, format.bytes) },
           { label: t('inUse'), number: true, cell: (m) => told(m, m.sample?.sum('etcd_mvcc_db_total_size_in_use_in_bytes') ?? null, format.bytes) },
           { label: t('quota'), number: true, cell: (m) => told(m, quotaOf(m).quota || null, format.bytes) },
           { label: t('shareOfQuota'), wide: true, sign: (m) => share(m), cell: (m) => fill(m) },
@@ -76,6 +77,9 @@ class SpacePage {
         caption: t('log'),
         columns: [
           name,
+          { label: t('segments'), number: true, cell: (m) => told(m, m.diagnosis?.log?.segments, format.count) },
+          { label: t('segmentBytes'), number: true, cell: (m) => told(m, m.diagnosis?.log?.file_bytes, format.bytes) },
+          { label: t('segmentUsed'), number: true, cell: (m) => told(m, m.diagnosis?.log?.used_bytes, format.bytes) },
           { label: t('logWritten'), number: true, cell: metric('etcd_disk_wal_write_bytes_total', format.bytes) },
           { label: t('logPrepared'), number: true, cell: metric('mainstay_log_prepared_bytes_total', format.bytes) },
           { label: t('logEntries'), number: true, cell: metric('mainstay_log_entries_total', format.count) },
@@ -174,11 +178,10 @@ function share(member) {
 }
 
 function fill(member) {
-  const { quota, size, share: part } = quotaOf(member);
+  const { quota, counted, inUse, share: part } = quotaOf(member);
   if (!member.isUp || part === null) return [share(member)];
-  const used = member.sample?.sum('etcd_mvcc_db_total_size_in_use_in_bytes') ?? size;
   const text = share(member);
-  return [h('p', {}, text), bar(t('fillOf', { share: text }), [{ kind: 'used', share: used / quota }, { kind: 'kept', share: Math.max(0, size - used) / quota }])];
+  return [h('p', {}, text), bar(t('fillOf', { share: text }), [{ kind: 'used', share: inUse / quota }, { kind: 'kept', share: Math.max(0, counted - inUse) / quota }])];
 }
 
 function lastCompaction(member, told) {

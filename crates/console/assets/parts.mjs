@@ -1,6 +1,6 @@
 // Small parts that several pages share.
 
-import { escapeBytes } from './bytes.mjs';
+import { escapeBytes, unquote } from './bytes.mjs';
 import { h, setText, svg } from './dom.mjs';
 import { t } from './texts.mjs';
 
@@ -18,6 +18,26 @@ export function keyText(bytes, { most = 512 } = {}) {
   const isCut = bytes.length > most;
   const text = escapeBytes(isCut ? bytes.subarray(0, most) : bytes);
   return h('bdi', { class: 'key-text', dir: 'ltr' }, text === '' ? t('emptyKey') : text, isCut && `… ${t('moreBytes', { count: bytes.length - most })}`);
+}
+
+/** The text of a key as members quote it. */
+export function quotedText(quoted) {
+  const bytes = unquote(quoted);
+  return bytes === null ? quoted : escapeBytes(bytes);
+}
+
+/** A quoted key as an element, which leads to the keys below it if `to` is `prefix`, to itself if it is `key`. */
+export function quotedKey(quoted, to = '') {
+  const bytes = unquote(quoted);
+  if (bytes === null) return h('bdi', { class: 'key-text', dir: 'ltr' }, quoted);
+  const text = keyText(bytes, { most: 256 });
+  return to === '' || bytes.length === 0 ? text : h('a', { href: addressOf('keys', { [to]: escapeBytes(bytes) }) }, text);
+}
+
+/** A client's address as it is shown; those of Unix sockets have none. */
+export function clientName(address) {
+  if (address === 'others') return t('otherClients');
+  return address === '0.0.0.0' || address === '::' || address === 'unix' ? t('unixClients') : address;
 }
 
 /** A bar that is filled to a share. */

@@ -70,6 +70,8 @@ pub struct ClientUse {
     pub requests: f64,
     /// Open watches.
     pub watches: f64,
+    /// Those of them that are behind the events.
+    pub slow_watches: f64,
     /// Leases kept alive.
     pub leases: f64,
     /// Authentications so far.
@@ -126,6 +128,7 @@ impl Page {
                 connections: number_of(entry, "connections"),
                 requests: number_of(entry, "requests"),
                 watches: number_of(entry, "watches"),
+                slow_watches: number_of(entry, "slow_watches"),
                 leases: number_of(entry, "leases"),
                 authentications: number_of(entry, "authentications"),
             }),

@@ -12,7 +12,7 @@ use crate::entry_index::EntryIndex;
 use crate::format::{Found, Kind, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, find};
 use crate::scan;
 use crate::segment::{Segment, Shared};
-use crate::{Entry, Figures, Location, LogEnd, ReadError};
+use crate::{Entry, Figures, Location, LogEnd, ReadError, SegmentState};
 
 /// Bytes read ahead when entries are read.
 const READ_BYTES: usize = 256 << 10;
@@ -27,6 +27,11 @@ impl Values {
     /// Returns the counters of the log's work since it was opened, for metrics.
     pub fn figures(&self) -> &Figures {
         &self.shared.figures
+    }
+
+    /// The segments, oldest first.
+    pub fn segments(&self) -> Vec<SegmentState> {
+        self.shared.segments().iter().map(|segment| segment.state()).collect()
     }
 
     /// Returns the present end of the log; final once the [`crate::Log`] is dropped and had not failed. `None` before the

@@ -19,6 +19,8 @@ pub struct Caller {
     pub requests: AtomicU64,
     /// Watches open now.
     pub watches: AtomicI64,
+    /// Those of them that are behind: they read history.
+    pub slow_watches: AtomicI64,
     /// Leases that its open streams of renewals have renewed.
     pub leases: AtomicI64,
     /// Calls of Authenticate.

@@ -1,5 +1,5 @@
 use crate::evidence::Evidence;
-use crate::finding::{Facts, Finding, Severity};
+use crate::finding::{Fact, Facts, Finding, Severity};
 use crate::limits::Limits;
 use crate::rule::{Need, Rule};
 use crate::show;
@@ -13,16 +13,31 @@ pub const RULE: Rule = Rule {
 
 const SLOW: &str = "etcd_debugging_mvcc_slow_watcher_total";
 
+/// Clients of a member that are told of.
+const TOLD_MAX: usize = 5;
+
 fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
-    Facts::of_each(evidence, |member| {
-        let metrics = member.metrics.as_ref().ok()?;
-        let before = metrics.before.sum(SLOW, &[])?;
-        let after = metrics.now(SLOW)?;
+    let mut facts = Facts::default();
+    for (member, metrics) in evidence.metrics() {
+        let Some((before, after)) = metrics.before.sum(SLOW, &[]).zip(metrics.now(SLOW)) else { continue };
         // A watch that catches up with history is slow for a moment; one that is so twice does not keep up.
         let lasting = before.min(after);
-        (lasting >= 1.0).then(|| (Severity::Warning, format!("{} behind the events", show::counted(lasting, "watch lags", "watches lag"))))
-    })
-    .found(
+        if lasting < 1.0 {
+            continue;
+        }
+        let text = format!("{} behind the events", show::counted(lasting, "watch lags", "watches lag"));
+        facts.add(Severity::Warning, Fact::of(member, text));
+        let clients = member.page.as_ref().ok().and_then(|page| page.clients.as_ref());
+        let mut slow: Vec<_> =
+            clients.into_iter().flatten().filter(|client| client.slow_watches >= 1.0).collect();
+        slow.sort_by(|a, b| b.slow_watches.total_cmp(&a.slow_watches));
+        for client in slow.iter().take(TOLD_MAX) {
+            let (slow, all) = (show::count(client.slow_watches), show::count(client.watches));
+            let text = format!("{}: {slow} of its {all} watches", client.address);
+            facts.add(Severity::Warning, Fact::of(member, text));
+        }
+    }
+    facts.found(
         RULE.name,
         "watches do not keep up",
         "Their clients act on old data; when history is compacted before they have read it, they have to list anew.",
@@ -38,6 +53,7 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
 mod tests {
     use super::*;
     use crate::fixture::{facts, judged, with_metrics};
+    use crate::page::Page;
 
     #[test]
     fn slow_twice() {
@@ -47,5 +63,20 @@ mod tests {
             ["m1 (10.0.0.1:2379): 1 watch lags behind the events"]
         );
         assert_eq!(judged(&RULE, &with_metrics(&slow(0), &slow(3))), None);
+    }
+
+    #[test]
+    fn whose_they_are() {
+        let mut evidence = with_metrics(&format!("{SLOW} 3\n"), &format!("{SLOW} 3\n"));
+        let page = br#"{"clients":[{"address":"10.0.0.8","watches":9,"slow_watches":0},
+            {"address":"10.0.0.9","watches":4,"slow_watches":3}]}"#;
+        evidence.members[0].page = Page::read(page);
+        assert_eq!(
+            facts(&RULE, &evidence).1,
+            [
+                "m1 (10.0.0.1:2379): 3 watches lag behind the events",
+                "m1 (10.0.0.1:2379): 10.0.0.9: 3 of its 4 watches"
+            ]
+        );
     }
 }

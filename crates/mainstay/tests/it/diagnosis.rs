@@ -77,6 +77,14 @@ fn who_calls_and_what_was_expensive() {
         assert_eq!((us["watches"].as_i64(), us["leases"].as_i64()), (Some(1), Some(1)), "{us}");
         assert_eq!(us["connections"].as_i64(), Some(1), "{us}");
         assert!(us["requests"].as_u64().expect("a number") >= 1507, "{us}");
+        assert!(us["slow_watches"].as_i64().is_some(), "{us}");
+        let log = &told["log"];
+        assert!(log["segments"].as_u64() >= Some(1), "{log}");
+        assert!(
+            log["used_bytes"].as_u64() > Some(200 << 10)
+                && log["file_bytes"].as_u64() >= log["used_bytes"].as_u64(),
+            "{log}"
+        );
 
         drop((watch, renewing, renewed, client));
         eventually("what is closed is no longer counted", PATIENCE, async || {

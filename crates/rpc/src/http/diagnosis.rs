@@ -120,6 +120,7 @@ pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Byte
                 "connections": caller.connections.load(Relaxed),
                 "requests": caller.requests.load(Relaxed),
                 "watches": caller.watches.load(Relaxed),
+                "slow_watches": caller.slow_watches.load(Relaxed),
                 "leases": caller.leases.load(Relaxed),
                 "authentications": caller.authentications.load(Relaxed),
             })
@@ -137,6 +138,13 @@ pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Byte
         })
         .collect();
     let heavy = heavy(shared, now, names_keys);
+    let segments = shared.values.segments();
+    let sum = |bytes: fn(&log::SegmentState) -> u64| segments.iter().map(bytes).sum::<u64>();
+    let log = json!({
+        "segments": segments.len(),
+        "file_bytes": sum(|segment| segment.file_bytes),
+        "used_bytes": sum(|segment| segment.used_bytes),
+    });
     let page = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "member_id": format!("{:x}", shared.identity.member_id),
@@ -148,6 +156,7 @@ pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Byte
         "clients": clients,
         "heavy": heavy,
         "fsync_stalls": stalls,
+        "log": log,
     });
     let headers = [(CONTENT_TYPE, JSON), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
     reply(StatusCode::OK, &headers, format!("{page}\n").into())

@@ -8,6 +8,7 @@ mod turns;
 mod world;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use api::etcdserverpb::{WatchCreateRequest, WatchResponse};
@@ -380,6 +381,8 @@ fn a_slow_stream_holds_little_and_delays_nobody() {
         assert!(world.hub.queued_bytes_max() <= QUEUE_BYTES_MAX);
     }
     assert_eq!(world.gauges().2, 2, "both watches of the slow stream are behind");
+    let slow_watches = |client: &Client| client.caller.slow_watches.load(Relaxed);
+    assert_eq!((slow_watches(&slow), slow_watches(&fast)), (2, 0), "and it is known whose");
     let mut seen = [Vec::new(), Vec::new()];
     for _ in 0..10_000 {
         slow.allow(1);
@@ -396,7 +399,7 @@ fn a_slow_stream_holds_little_and_delays_nobody() {
     for seen in seen {
         assert!(seen.iter().copied().eq(2..402));
     }
-    assert_eq!(world.gauges().2, 0);
+    assert_eq!((world.gauges().2, slow_watches(&slow)), (0, 0));
 }
 
 #[test]

@@ -92,7 +92,7 @@ impl Hub {
         watch.next.set(watch.next.get().max(next));
         watch.synced.set(false);
         watch.stream.fall_behind(watch);
-        self.shared.metrics.mvcc.slow_watchers.add(1);
+        self.count_slow(&watch.stream, 1);
         watch.stream.wake();
     }
 
@@ -197,7 +197,7 @@ impl Hub {
         stream.told_through.set(stream.told_through.get().max(through));
         let advanced = watch.next.replace(next) < next;
         if next > self.begun() {
-            self.shared.metrics.mvcc.slow_watchers.add(-1);
+            self.count_slow(stream, -1);
             watch.synced.set(true);
             watch.set_hold(None);
             self.synced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(watch));

@@ -137,7 +137,7 @@ impl Hub {
             self.synced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(&watch));
         } else {
             stream.fall_behind(&watch);
-            self.shared.metrics.mvcc.slow_watchers.add(1);
+            self.count_slow(stream, 1);
         }
         self.shared.metrics.mvcc.watchers.add(1);
         stream.caller.watches.fetch_add(1, Relaxed);
@@ -170,12 +170,18 @@ impl Hub {
         watch.stream.caller.watches.fetch_sub(1, Relaxed);
     }
 
+    /// Counts watches of a stream that fell behind, or no longer are.
+    pub(super) fn count_slow(&self, stream: &Stream, watches: i64) {
+        self.shared.metrics.mvcc.slow_watchers.add(watches);
+        stream.caller.slow_watches.fetch_add(watches, Relaxed);
+    }
+
     /// Takes a watch out of the index it is in: nothing will happen to it any more.
     pub(super) fn rest(&self, watch: &Watch) {
         let removed = if watch.synced.get() {
             self.synced.borrow_mut().remove(&watch.keys, watch.serial).is_some()
         } else {
-            self.shared.metrics.mvcc.slow_watchers.add(-1);
+            self.count_slow(&watch.stream, -1);
             watch.stream.leave_long(watch);
             watch.set_hold(None);
             watch.stream.catches_up(watch)

@@ -29,6 +29,7 @@ use replica::shared::{Limits, Published, Shared};
 use storage::Identity;
 use storage::readers::{Readers, Reading, place_of};
 use storage::values::Source;
+use telemetry::callers::Caller;
 use telemetry::metrics::Metrics;
 
 /// Values that are one byte over and over; the place says which.
@@ -228,15 +229,17 @@ impl World {
         pipe.credit.set(credit);
         let closed = poll_closed(pipe.clone());
         let hub = Rc::clone(&self.hub);
+        let caller = Arc::<Caller>::default();
         let future = hub.serve(
             needs_leader,
-            (Arc::default(), permit, None),
+            (Arc::clone(&caller), permit, None),
             Requester(pipe.clone()),
             Responder(pipe.clone()),
             closed,
         );
         let hub = Rc::clone(&self.hub);
-        Client { pipe, hub, future: Some(future), flag: Arc::new(Flag(AtomicBool::new(true))), result: None }
+        let flag = Arc::new(Flag(AtomicBool::new(true)));
+        Client { pipe, hub, caller, future: Some(future), flag, result: None }
     }
 
     pub fn gauges(&self) -> (i64, i64, i64, i64) {
@@ -394,6 +397,8 @@ impl Responses for Responder {
 pub struct Client {
     pub pipe: Rc<Pipe>,
     hub: Rc<Hub>,
+    /// What is counted of its address, which it has for itself.
+    pub caller: Arc<Caller>,
     pub future: Option<LocalBoxFuture<Result<(), Status>>>,
     flag: Arc<Flag>,
     /// How the stream ended.
