@@ -58,6 +58,7 @@ class Page:
 
     def __init__(self, name):
         self.name = name
+        self.short = os.path.basename(name).removesuffix(".md")
         self.steps, self.blocks, self.spans, self.wrong = [], [], [], []
         with open(os.path.join(ROOT, name), encoding="utf-8") as file:
             self.read(file.read().split("\n"))
@@ -251,7 +252,7 @@ class Names:
             known = self.follow[path] | HIDDEN.get(path.split(" ")[0], set())
             if word.startswith("--"):
                 flag, equals, _ = word.partition("=")
-                if flag not in known and not (flag.startswith("--no-") or flag == "--help"):
+                if flag not in known and flag != "--help":
                     return f"{path or 'mainstay'} has no flag {flag}"
                 at += not equals and flag in self.valued
             elif word.startswith("-") and len(word) > 1:
@@ -357,9 +358,9 @@ def main():
     pages = [Page(name) for name in documents()]
     if args.only:
         only = args.only.split(",")
-        pages = [page for page in pages if os.path.basename(page.name).removesuffix(".md") in only]
-        if len(pages) != len(only):
-            parser.error(f"not each of {args.only} is a document")
+        if unknown := set(only) - {page.short for page in pages}:
+            parser.error(f"no such document: {', '.join(sorted(unknown))}")
+        pages = [page for page in pages if page.short in only]
     if args.list:
         for page in pages:
             shown = sum(1 for _ in page.blocks) - len(page.steps)

@@ -137,7 +137,7 @@ func (c consulClient) watch(ctx context.Context, key string) (<-chan []byte, err
 func (c consulClient) close() { c.idle() }
 
 // NATS' client, with a bucket of JetStream's key-value store. Reads of a bucket are direct gets, which any replica of the stream may
-// answer; with one member that is the only copy. There is no other read, so both are the same.
+// answer; with one member that is the only copy. The client's buckets have no other read, so both are the same.
 type nats struct{}
 
 type natsClient struct {

@@ -63,7 +63,7 @@ func (nats) command(path, dir, data string, ports []int) ([]string, error) {
 	return []string{path, "-c", file}, os.WriteFile(file, []byte(text), 0o600)
 }
 
-// ZooKeeper syncs its log before it answers (`forceSync`, which is on by default); the heap is that of its own scripts.
+// ZooKeeper syncs its log before it answers (`forceSync`, which is on by default). Its heap is bounded, as in production.
 func (zookeeper) command(path, dir, data string, ports []int) ([]string, error) {
 	file := filepath.Join(dir, "zoo.cfg")
 	text := fmt.Sprintf("dataDir=%s\nclientPort=%d\nclientPortAddress=127.0.0.1\ntickTime=2000\nforceSync=yes\nmaxClientCnxns=0\n"+

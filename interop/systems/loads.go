@@ -133,6 +133,7 @@ func of(times []time.Duration, took time.Duration, before, after used) figures {
 		Rate: count / took.Seconds(), P50: at(0.50), P99: at(0.99),
 		CPU:     (after.cpu - before.cpu).Seconds() * 1e6 / count,
 		Written: float64(after.written-before.written) / count,
+		Others:  (after.others - before.others).Seconds() / took.Seconds(),
 	}
 }
 

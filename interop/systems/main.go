@@ -87,7 +87,24 @@ func main() {
 	flag.StringVar(&set.only, "only", "", "these loads only, with commas between")
 	dir := flag.String("dir", "", "where the servers keep their data (a directory for temporary files otherwise)")
 	out := flag.String("json", "", "file to write all figures to")
+	saved := flag.String("table", "", "print the table of a file that --json wrote, and measure nothing")
 	flag.Parse()
+	if *saved != "" {
+		var all []figures
+		text, err := os.ReadFile(*saved)
+		if err == nil {
+			err = json.Unmarshal(text, &all)
+		}
+		if err == nil && len(all) == 0 {
+			err = fmt.Errorf("%s: no figures", *saved)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		table(os.Stdout, all)
+		return
+	}
 	if len(list) == 0 || flag.NArg() != 0 || set.seconds < 1 || set.runs < 1 || set.keys < 1 || set.fill < set.keys || set.valueBytes < 1 {
 		fmt.Fprintln(os.Stderr, "give --server at least once, numbers above 0, and no fewer puts of --fill than --keys")
 		os.Exit(2)
@@ -112,7 +129,12 @@ func main() {
 			os.Exit(1)
 		}
 	}
-	table(os.Stdout, list, all)
+	table(os.Stdout, all)
+	for _, one := range all {
+		if one.Others > 0.1 {
+			fmt.Fprintf(os.Stderr, "disturbed: %.2f processors were busy with something else during %s at %s\n", one.Others, one.Load, one.Server)
+		}
+	}
 }
 
 // figures are those of one load at one server, in one run.
@@ -125,6 +147,8 @@ type figures struct {
 	CPU    float64 `json:"server_cpu_us"`
 	// Written is what the server gave to the disk for each operation, in bytes.
 	Written float64 `json:"written_bytes"`
+	// Others is how many processors were busy with something else meanwhile.
+	Others float64 `json:"others"`
 	// Syncs of each put, with --syncs only.
 	Syncs float64 `json:"syncs,omitempty"`
 	// Of the fill only: memory and files after it.
@@ -166,8 +190,8 @@ func turn(one named, set options, dir string) ([]figures, error) {
 		found.Server = one.name
 		all = append(all, found)
 		if err == nil {
-			fmt.Fprintf(os.Stderr, "%-12s %-12s %9.0f/s  p50 %7.3f  p99 %7.3f ms  cpu %6.1f us\n",
-				one.name, found.Load, found.Rate, found.P50, found.P99, found.CPU)
+			fmt.Fprintf(os.Stderr, "%-12s %-12s %9.0f/s  p50 %7.3f  p99 %7.3f ms  cpu %6.1f us  others %.2f\n",
+				one.name, found.Load, found.Rate, found.P50, found.P99, found.CPU, found.Others)
 		}
 		return err
 	}
@@ -197,47 +221,62 @@ func wanted(set options, name string) bool {
 	return set.only == "" || slices.Contains(strings.Split(set.only, ","), name)
 }
 
-// table prints the medians of all runs, with the lowest and the highest behind a rate.
-func table(out *os.File, list servers, all []figures) {
-	var loads []string
+// table prints the medians of all runs, a column for each server; behind a rate stand the lowest and the highest.
+func table(out *os.File, all []figures) {
+	var loads, servers []string
 	for _, one := range all {
 		if !slices.Contains(loads, one.Load) {
 			loads = append(loads, one.Load)
 		}
-	}
-	of := func(name, server string, which func(figures) float64) []float64 {
-		var values []float64
-		for _, one := range all {
-			if one.Load == name && one.Server == server {
-				values = append(values, which(one))
-			}
+		if !slices.Contains(servers, one.Server) {
+			servers = append(servers, one.Server)
 		}
-		slices.Sort(values)
-		return values
 	}
+	fmt.Fprintf(out, "| load | | %s |\n|---|---|%s\n", strings.Join(servers, " | "), strings.Repeat("---|", len(servers)))
 	for _, name := range loads {
-		switch name {
-		case "syncs":
-			fmt.Fprintf(out, "\n| server | syncs of a put |\n|---|---|\n")
-		case "fill":
-			fmt.Fprintf(out, "\n| server | memory, MB | files, MB | written for each put, bytes |\n|---|---|---|---|\n")
-		default:
-			fmt.Fprintf(out, "\n**%s**\n\n| server | per second | from, to | p50, ms | p99, ms | server CPU, us |\n|---|---|---|---|---|---|\n", name)
-		}
-		for _, one := range list {
-			rates := of(name, one.name, func(f figures) float64 { return f.Rate })
-			middle := func(which func(figures) float64) float64 { return median(of(name, one.name, which)) }
-			switch name {
-			case "syncs":
-				fmt.Fprintf(out, "| %s | %.2f |\n", one.name, middle(func(f figures) float64 { return f.Syncs }))
-			case "fill":
-				fmt.Fprintf(out, "| %s | %.0f | %.0f | %.0f |\n", one.name, middle(func(f figures) float64 { return f.MemoryMB }),
-					middle(func(f figures) float64 { return f.FilesMB }), middle(func(f figures) float64 { return f.Written }))
-			default:
-				fmt.Fprintf(out, "| %s | %.0f | %.0f, %.0f | %.3f | %.3f | %.1f |\n", one.name, median(rates), rates[0], rates[len(rates)-1],
-					middle(func(f figures) float64 { return f.P50 }), middle(func(f figures) float64 { return f.P99 }),
-					middle(func(f figures) float64 { return f.CPU }))
+		shown := name
+		row := func(what string, cell func(values func(func(figures) float64) []float64) string) {
+			fmt.Fprintf(out, "| %s | %s |", shown, what)
+			for _, server := range servers {
+				if !slices.ContainsFunc(all, func(one figures) bool { return one.Load == name && one.Server == server }) {
+					fmt.Fprint(out, " |")
+					continue
+				}
+				fmt.Fprintf(out, " %s |", cell(func(which func(figures) float64) []float64 {
+					var values []float64
+					for _, one := range all {
+						if one.Load == name && one.Server == server {
+							values = append(values, which(one))
+						}
+					}
+					slices.Sort(values)
+					return values
+				}))
 			}
+			fmt.Fprintln(out)
+			shown = ""
+		}
+		middle := func(what, format string, which func(figures) float64) {
+			row(what, func(values func(func(figures) float64) []float64) string {
+				return fmt.Sprintf(format, median(values(which)))
+			})
+		}
+		if name == "syncs" {
+			middle("of a put", "%.2f", func(f figures) float64 { return f.Syncs })
+			continue
+		}
+		fill := name == "fill"
+		row("per second", func(values func(func(figures) float64) []float64) string {
+			rates := values(func(f figures) float64 { return f.Rate })
+			return fmt.Sprintf("%.0f (%.0f to %.0f)", median(rates), rates[0], rates[len(rates)-1])
+		})
+		middle("p50, ms", "%.2f", func(f figures) float64 { return f.P50 })
+		middle("p99, ms", "%.2f", func(f figures) float64 { return f.P99 })
+		middle("server CPU, us", "%.0f", func(f figures) float64 { return f.CPU })
+		if fill {
+			middle("written to the disk for each, bytes", "%.0f", func(f figures) float64 { return f.Written })
+			middle("memory then, MB", "%.0f", func(f figures) float64 { return f.MemoryMB })
+			middle("files then, MB", "%.0f", func(f figures) float64 { return f.FilesMB })
 		}
 	}
 }

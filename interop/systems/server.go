@@ -113,6 +113,8 @@ func (s *server) stop() {
 type used struct {
 	cpu     time.Duration
 	written int64
+	// others is the processor time of whatever is neither this server nor this program.
+	others time.Duration
 }
 
 func (s *server) used() (used, error) {
@@ -131,7 +133,41 @@ func (s *server) used() (used, error) {
 		ticks += count
 	}
 	written, err := s.figure("io", "write_bytes:")
-	return used{time.Duration(ticks) * 10 * time.Millisecond, written}, err
+	if err != nil {
+		return used{}, err
+	}
+	cpu := time.Duration(ticks) * 10 * time.Millisecond
+	all, err := busy()
+	if err != nil {
+		return used{}, err
+	}
+	var own syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &own); err != nil {
+		return used{}, err
+	}
+	return used{cpu, written, all - cpu - time.Duration(own.Utime.Nano()+own.Stime.Nano())}, nil
+}
+
+// busy is the time that all processors have spent since the start of the machine with anything but waiting.
+func busy() (time.Duration, error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	var ticks int64
+	for at, word := range strings.Fields(line) {
+		// user, nice, system, idle, iowait, irq, softirq, steal; guests are in the first two.
+		if at == 0 || at == 4 || at == 5 || at > 8 {
+			continue
+		}
+		count, err := strconv.ParseInt(word, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		ticks += count
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond, nil
 }
 
 func (s *server) memoryMB() (float64, error) {
