@@ -1,21 +1,30 @@
 #!/usr/bin/env python3
-"""Runs every command of the guides, as a reader would, and compares what programs print with what the guides promise.
+"""Runs every command of the documents, as a reader would, and compares what programs print with what the documents promise.
 
-    interop/guides.py --mainstay target/release/mainstay [--only quickstart,recovery] [--keep]
+    interop/guides.py --mainstay target/release/mainstay [--only quickstart,tls] [--list] [--keep]
 
-Each guide runs from top to bottom in one shell (bash) of its own, in an empty directory, with `mainstay`, `etcdctl` and `etcdutl`
-(links to it) on the path. Where this user may, it has namespaces for network and processes of its own: the ports of the guides are
-free there, and whatever a guide leaves running ends with it. Elsewhere the ports have to be free.
+Each document runs from top to bottom in one shell (bash) of its own, in an empty directory, with `mainstay`, `etcdctl` and `etcdutl`
+(links to it) on the path, and the binary as `target/release/mainstay`. Where this user may, it has namespaces for network, mounts and
+processes of its own: the ports and the addresses 10.0.0.1 to 10.0.0.9 are free there, `/var/lib` is empty, several documents run at
+once, and whatever one leaves running ends with it. Elsewhere the ports have to be free, and documents with such addresses are skipped.
 
-In a guide, a block that begins with three backticks and `sh` is run; every line of it must succeed. A block of `text` right behind
+A block that begins with three backticks and `sh` is run; every line of it must succeed. A block of `text` right behind
 it is what that prints, on both streams: line by line, where `…` stands for anything within a line, and a line of `…` alone for any
-lines. A block of `console` shows what cannot be run here, and is only looked at for flags of `mainstay` that do not exist.
-Last line: "N passed, M failed". Standard library only; Linux, Python 3.9+, bash, curl.
+lines. A comment `<!-- sh` … `-->` is run as well: what a reader of that page has already, as members that run. A block of `console`
+is not run; a comment `<!-- shown: WHY -->` before it, or `<!-- shown on this page: WHY -->` for all of a page, says why. There are no
+other commands: an indented block is an error.
+
+In every document of the repository, commands of `mainstay`, `etcdctl` and `etcdutl`, in blocks and between backticks, may only have
+words and flags that the completion of the binary knows, and those of programs in `interop` only flags that these have.
+Last line: "N passed, M failed". Standard library only; Linux, Python 3.9+, bash, curl, openssl.
 """
 
 import argparse
+import concurrent.futures
+import glob
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,43 +32,108 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-GUIDES = ["quickstart", "recovery", "performance", "security"]
-# Nothing in a guide takes as long.
-PATIENCE_S = 300
+# Documents whose commands other programs run, and those for people who change Mainstay or measure with its programs.
+ELSEWHERE = {
+    "docs/migration.md": "interop/migration_document.py", "docs/install.md": "interop/packages.py and packaging/try-deb",
+    "docs/flags.md": "generated from the flag table, which a test of the server compares",
+    "interop/README.md": "names only: the programs are run by .ci/run", "TESTING.md": "names only: tests are run by .ci/run",
+    "ARCHITECTURE.md": "names only", "CHANGELOG.md": "names only, of the release that it is about",
+}
+# What a block may be that is no command.
+OTHER_BLOCKS = {"text", "json", "yaml", ""}
+# Nothing in a document takes as long.
+PATIENCE_S = 120
+AT_ONCE = 3
 
 
 class Step:
-    """A block that is run, and what it has to print, if the guide says so."""
+    """A block that is run, and what it has to print, if the document says so."""
 
     def __init__(self, script, line):
         self.script, self.line, self.output = script, line, None
 
 
-def steps_of(path):
-    """The steps of a guide, and its blocks of `console` with their lines."""
-    steps, shown, block, kind, first = [], [], None, None, 0
-    follows = False
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if block is None:
-                if line.startswith("```"):
-                    block, kind, first = [], line[3:].strip(), number
-                elif line.strip():
-                    follows = False
-            elif line.startswith("```"):
-                text = "".join(block)
+class Page:
+    """A document: the steps that are run, what is only shown, its inline code, and what is wrong with its form."""
+
+    def __init__(self, name):
+        self.name = name
+        self.short = os.path.basename(name).removesuffix(".md")
+        self.steps, self.blocks, self.spans, self.wrong = [], [], [], []
+        with open(os.path.join(ROOT, name), encoding="utf-8") as file:
+            self.read(file.read().split("\n"))
+
+    def read(self, lines):
+        why_all = why = None
+        follows, prose, at = False, [], 0
+        while at < len(lines):
+            line, first = lines[at], at + 1
+            if line.startswith("```") or line.startswith("<!-- sh") and line.rstrip() == "<!-- sh":
+                end = "```" if line.startswith("```") else "-->"
+                kind = line[3:].strip() if end == "```" else "sh"
+                at += 1
+                block = []
+                while at < len(lines) and not lines[at].startswith(end):
+                    block.append(lines[at])
+                    at += 1
+                if at == len(lines):
+                    sys.exit(f"{self.name}:{first}: the block does not end")
+                text = "\n".join(block) + "\n"
                 if kind == "sh":
-                    steps.append(Step(text, first))
+                    self.steps.append(Step(text, first))
                 elif kind == "text" and follows:
-                    steps[-1].output = text
-                elif kind == "console":
-                    shown.append((text, first))
-                follows, block = kind == "sh", None
+                    self.steps[-1].output = text
+                elif kind == "console" and not (why or why_all):
+                    self.wrong.append(f"{self.name}:{first}: no <!-- shown: WHY --> before a block that is not run")
+                elif kind not in OTHER_BLOCKS | {"console"}:
+                    self.wrong.append(f"{self.name}:{first}: a block is sh, text, console or json, not {kind}")
+                if kind in ("sh", "console"):
+                    self.blocks.append((first, text))
+                follows, why = kind == "sh" and end == "```", None
+            elif found := re.match(r"<!-- shown( on this page)?: .*\S.* -->$", line.rstrip()):
+                why = True
+                why_all = why_all or found[1]
+            elif line.startswith("    ") and line.strip() and (at == 0 or not lines[at - 1].strip()) and not in_list(lines, at):
+                if self.name not in ELSEWHERE:
+                    self.wrong.append(f"{self.name}:{first}: an indented block: make it one of sh or console")
+                block = []
+                while at < len(lines) and lines[at].startswith("    "):
+                    block.append(lines[at].strip())
+                    at += 1
+                self.blocks.append((first, "\n".join(block)))
+                continue
+            elif line.strip():
+                follows, why = False, None
+                prose.append((first, line))
             else:
-                block.append(line)
-    if block is not None:
-        sys.exit(f"{path}:{first}: the block does not end")
-    return steps, shown
+                prose.append((first, ""))
+            at += 1
+        self.spans = list(inline(prose))
+
+
+def in_list(lines, at):
+    """Whether an indented line belongs to the item of a list above it."""
+    while at > 0:
+        at -= 1
+        if lines[at].strip() and not lines[at].startswith("    "):
+            return bool(re.match(r" {0,3}(?:[*-]|\d+\.) ", lines[at]) or lines[at].startswith("  "))
+    return False
+
+
+MARK = "--- end of step "
+
+
+def inline(prose):
+    """What stands between backticks, with the line that it begins in. It may go on in the next line of its paragraph."""
+    paragraph = []
+    for at, line in [*prose, (0, "")]:
+        if line.strip():
+            paragraph.append((at, line))
+            continue
+        text = "\n".join(line for _, line in paragraph)
+        for found in re.finditer(r"`([^`]+)`", text):
+            yield paragraph[text[:found.start()].count("\n")][0], " ".join(found[1].split())
+        paragraph = []
 
 
 def pattern(expected):
@@ -73,36 +147,41 @@ def pattern(expected):
     return re.compile("".join(out) + r"\Z")
 
 
+ADDRESSES = range(1, 10)
+
+
 def wrapped():
-    """The command before bash that gives it namespaces of its own, if this user may have them."""
-    wrapper = ["unshare", "--net", "--pid", "--mount-proc", "--fork", "--kill-child"]
+    """The command before bash that gives it namespaces of its own, if this user may have them, and what makes them usable."""
+    wrapper = ["unshare", "--net", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
     if os.getuid() != 0:
         wrapper.insert(1, "--map-root-user")
-    probe = "ip link set lo up 2>/dev/null || ifconfig lo up"
+    before = "ip link set lo up && mount -t tmpfs none /var/lib && " + " && ".join(f"ip address add 10.0.0.{n}/32 dev lo" for n in ADDRESSES)
     try:
-        done = subprocess.run([*wrapper, "sh", "-c", probe], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        done = subprocess.run([*wrapper, "sh", "-c", before], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     except FileNotFoundError:
         return [], ""
-    return (wrapper, f"{probe}\n") if done.returncode == 0 else ([], "")
+    return (wrapper, f"{before} || exit\n") if done.returncode == 0 else ([], "")
 
 
 MARK = "--- end of step "
 
 
-def run(name, steps, work, bin_dir):
+def run(page, work, bin_dir, namespaces):
     """Runs the steps; gives one line for each failure."""
-    wrapper, before = wrapped()
+    wrapper, before = namespaces
+    name = re.sub(r"\W", "-", page.name)
     directory = os.path.join(work, name)
-    os.mkdir(directory)
-    # Each step is a file of its own that the shell reads, so that `set -e` ends the guide at the first command that fails, and what
-    # a step prints can be told from what the next one does.
+    os.makedirs(os.path.join(directory, "target/release"))
+    os.symlink(os.path.join(bin_dir, "mainstay"), os.path.join(directory, "target/release/mainstay"))
+    # Each step is a file of its own that the shell reads, so that `set -e` ends the document at the first command that fails, and
+    # what a step prints can be told from what the next one does.
     script = [before, "exec 2>&1\nset -e\n"]
-    for number, step in enumerate(steps):
+    for number, step in enumerate(page.steps):
         path = os.path.join(work, f"{name}-{number}.sh")
         with open(path, "w", encoding="utf-8") as file:
             file.write(step.script)
         script.append(f"printf '\\n%s\\n' '{MARK}{number} begins'\n. {path}\n")
-    script.append(f"printf '\\n%s\\n' '{MARK}{len(steps)} begins'\n")
+    script.append(f"printf '\\n%s\\n' '{MARK}{len(page.steps)} begins'\n")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("ETCD", "MAINSTAY"))}
     environment.update(PATH=f"{bin_dir}:{environment.get('PATH', '')}", HOME=directory, LC_ALL="C.UTF-8", TERM="dumb",
                        # On a busy machine a start may take longer than the tool waits by itself.
@@ -126,55 +205,200 @@ def run(name, steps, work, bin_dir):
         parts = re.split(rf"\n{MARK}\d+ begins\n", file.read())
     failures = []
     if len(parts) == 1:
-        return [f"docs/{name}.md: the shell did not start: {parts[0].strip()}"]
-    for number, step in enumerate(steps):
+        return [f"{page.name}: the shell did not start: {parts[0].strip()}"]
+    for number, step in enumerate(page.steps):
         if number + 2 >= len(parts):
             said = parts[-1].strip()
-            return [*failures, f"docs/{name}.md:{step.line}: ended within this step, or took too long:\n{step.script}\n{said[-3000:]}"]
+            return [*failures, f"{page.name}:{step.line}: ended within this step, or took too long:\n{step.script}\n{said[-3000:]}"]
         said = parts[number + 1]
         # The shell tells which of its processes a signal has ended, whenever it notices.
         said = re.sub(r"^\S+: line \d+: +\d+ (Killed|Terminated) .*\n", "", said, flags=re.M)
         if step.output is not None and not pattern(step.output).match(said if said.endswith("\n") else f"{said}\n"):
-            failures.append(f"docs/{name}.md:{step.line}: the guide says\n{step.output}\nbut it printed\n{said[-3000:]}")
+            failures.append(f"{page.name}:{step.line}: it says\n{step.output}\nbut this was printed\n{said[-3000:]}")
     return failures
 
 
-def unknown_flags(shown, mainstay):
-    """Flags that stand in commands which are only shown, and that the member does not have."""
-    known = subprocess.run([mainstay, "--help"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
-    known = set(re.findall(r"--[a-z][a-z0-9-]+", known))
-    return [f"line {line}: mainstay has no flag {flag}" for text, line in shown
-            for command in re.findall(r"^mainstay (--.*(?:\\\n.*)*)", text, re.M)
-            for flag in re.findall(r"--[a-z][a-z0-9-]+", command) if flag not in known]
+TOOLS = {"mainstay": "", "etcd": "", "etcdctl": "ctl", "etcdutl": "utl", "etcd-bench": "bench", "benchmark": "bench"}
+# Flags that stand alone between backticks and are none of Mainstay's: whose they are.
+OTHERS_FLAGS = {"--no-ttl": "etcdctl migrate of 3.4", "--example": "cargo"}
+# Commands that etcd's tools had in releases before 3.6 only.
+OLD = {"ctl": {"migrate"}, "ctl snapshot": {"restore"}}
+# Flags that completion does not offer, since etcd's help texts do not have them.
+HIDDEN = {"ctl": {"--zone"}}
+
+
+class Names:
+    """What the binary's completion knows: for each command the words and flags that may follow."""
+
+    def __init__(self, mainstay):
+        script = subprocess.run([mainstay, "completion", "bash"], stdout=subprocess.PIPE, check=True, text=True).stdout
+        self.follow = {path: set(words.split()) for path, words in re.findall(r"^ +'([^']*)'\) echo '([^']*)' ;;$", script, re.M)}
+        # Flags that take a value, which may be the next word.
+        self.valued = {flag for flags in re.findall(r"^ +(-[^)\n]*)\) at=", script, re.M) for flag in flags.split("|")}
+        self.flags = {word for words in (*self.follow.values(), *HIDDEN.values()) for word in words if word.startswith("-")}
+        if len(self.follow) < 80 or len(self.valued) < 100:
+            sys.exit("`mainstay completion bash` has another form than this program reads")
+
+    def wrong(self, words):
+        """What is wrong with a command, its program first."""
+        path = TOOLS[os.path.basename(words[0])]
+        # A link or a flag of etcd's own server; nothing else may follow.
+        words, at = words[1:], 0
+        while at < len(words):
+            word = words[at]
+            at += 1
+            if word == "--" or re.search(r"[\[\]…$<>|{]|\.\.\.|^[A-Z0-9_]+$", word):
+                return None
+            known = self.follow[path] | HIDDEN.get(path.split(" ")[0], set())
+            if word.startswith("--"):
+                flag, equals, _ = word.partition("=")
+                if flag not in known and flag != "--help":
+                    return f"{path or 'mainstay'} has no flag {flag}"
+                at += not equals and flag in self.valued
+            elif word.startswith("-") and len(word) > 1:
+                at += word in self.valued
+            elif word in OLD.get(path, ()):
+                return None
+            elif any(not word.startswith("-") for word in known):
+                if word not in known:
+                    return f"{path or 'mainstay'} has no command {word}"
+                path = f"{path} {word}".strip()
+        return None
+
+
+def commands(text):
+    """The simple commands of a script, as words, as far as a shell is needed to tell."""
+    text = re.sub(r"\\\n", " ", text)
+    for line in text.split("\n"):
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="();<>|&`")
+        lexer.whitespace_split = True
+        lexer.commenters = "#"
+        words = []
+        try:
+            tokens = list(lexer)
+        except ValueError:
+            # A quotation that goes on in the next line.
+            tokens = line.split()
+        for token in [*tokens, ";"]:
+            if re.fullmatch(r"[();<>|&`]+", token) or token in ("$", "do", "then", "until", "while", "if", "!", "time", "sudo", "run"):
+                if words:
+                    yield words
+                words = []
+            elif words or not re.fullmatch(r"[A-Za-z_]\w*=.*", token):
+                words.append(token)
+
+
+def source_of(program):
+    """The text of a program of this repository that a command begins with, or None."""
+    if program in ("interop", "./interop", "/tmp/interop"):
+        return "".join(read(path) for path in glob.glob(os.path.join(ROOT, "interop/go/**/*.go"), recursive=True))
+    if program in ("./systems", "interop/systems"):
+        return "".join(read(path) for path in glob.glob(os.path.join(ROOT, "interop/systems/*.go")))
+    for path in (program, os.path.join("interop", program)):
+        if re.fullmatch(r"(\./)?(interop/|fuzz/|packaging/|\.ci/)?[\w./-]+(\.py|\.sh|/run|/build|try-deb)", program):
+            path = os.path.join(ROOT, path)
+            if os.path.isfile(path):
+                return read(path)
+    return "" if re.match(r"(\./|interop/)[\w-]+\.(py|sh)$", program) else None
+
+
+def flags_of_programs():
+    """The flags of what is not the product: programs of `interop`, the fuzzers, the simulator and the examples."""
+    def text(*patterns):
+        return "".join(read(path) for one in patterns for path in glob.glob(os.path.join(ROOT, one), recursive=True))
+    flags = set(re.findall(r"--[a-z][a-z0-9-]+", text("interop/*.py", "fuzz/run", "crates/sim/**/*.rs", "crates/*/examples/**/*.rs")))
+    return flags | {f"--{name}" for name in re.findall(r'"([a-z][a-z0-9-]+)"', text("interop/**/*.go", "crates/torture/**/*.rs"))}
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def wrong_names(page, names, scripts):
+    """Words and flags of commands that do not exist."""
+    if "generated" in ELSEWHERE.get(page.name, ""):
+        return
+    for line, text in page.blocks + page.spans:
+        alone = re.fullmatch(r"(--[a-z][a-z0-9-]+)(?:[= ].*)?", text)
+        if alone and alone[1] not in names.flags and alone[1] not in OTHERS_FLAGS and alone[1] not in scripts:
+            yield f"{page.name}:{line}: nothing has the flag {alone[1]}"
+        for words in commands(text):
+            program = words[0]
+            if program == "cargo" and "run" in words[1:2] and "--" in words and "-p" not in words and "--manifest-path" not in words:
+                words = ["mainstay", *words[words.index("--") + 1:]]
+                program = "mainstay"
+            base = os.path.basename(program)
+            if base in TOOLS and program in (base, f"target/release/{base}", f"/usr/bin/{base}", f"/usr/local/bin/{base}"):
+                if wrong := names.wrong(words):
+                    yield f"{page.name}:{line}: {wrong}: {' '.join(words)}"
+            elif (source := source_of(program)) is not None:
+                if not source:
+                    yield f"{page.name}:{line}: there is no {program}"
+                # What is quoted is for another program.
+                for word in words[1:]:
+                    if found := re.match(r"--([a-z][a-z0-9-]+)(=|$)", word):
+                        if f'"{found[1]}"' not in source and f"--{found[1]}" not in source:
+                            yield f"{page.name}:{line}: {program} has no flag --{found[1]}"
+
+
+def documents():
+    """Every document of the repository that is not material of a test."""
+    found = [*glob.glob(os.path.join(ROOT, "*.md")), *glob.glob(os.path.join(ROOT, "docs/*.md")), os.path.join(ROOT, "interop/README.md")]
+    return sorted(os.path.relpath(path, ROOT) for path in found)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mainstay", required=True)
-    parser.add_argument("--only", default=",".join(GUIDES))
+    parser.add_argument("--only", help="these documents only, by their names without folder and ending, with commas between")
+    parser.add_argument("--list", action="store_true", help="print what is run of each document, and end")
     parser.add_argument("--keep", action="store_true", help="leave the directory with outputs and data")
     args = parser.parse_args()
+    pages = [Page(name) for name in documents()]
+    if args.only:
+        only = args.only.split(",")
+        if unknown := set(only) - {page.short for page in pages}:
+            parser.error(f"no such document: {', '.join(sorted(unknown))}")
+        pages = [page for page in pages if page.short in only]
+    if args.list:
+        for page in pages:
+            shown = sum(1 for _ in page.blocks) - len(page.steps)
+            print(f"{page.name}: {ELSEWHERE.get(page.name) or f'{len(page.steps)} steps, {shown} blocks that are only shown'}")
+        return
+    mainstay = os.path.abspath(args.mainstay)
     work = tempfile.mkdtemp(prefix="guides-")
     bin_dir = os.path.join(work, "bin")
     os.mkdir(bin_dir)
     for name in ("mainstay", "etcdctl", "etcdutl"):
-        os.symlink(os.path.abspath(args.mainstay), os.path.join(bin_dir, name))
-    passed = failed = 0
-    for name in args.only.split(","):
-        steps, shown = steps_of(os.path.join(ROOT, "docs", f"{name}.md"))
-        if not steps:
-            sys.exit(f"docs/{name}.md has no commands")
-        failures = run(name, steps, work, bin_dir) + [f"docs/{name}.md: {text}" for text in unknown_flags(shown, args.mainstay)]
-        failed += len(failures)
-        passed += max(len(steps) - len(failures), 0)
-        for failure in failures:
-            print(f"FAILED  {failure}")
-        print(f"docs/{name}.md: {len(steps)} steps, {len(failures)} failures", flush=True)
+        os.symlink(mainstay, os.path.join(bin_dir, name))
+    names = Names(mainstay)
+    scripts = flags_of_programs()
+    namespaces = wrapped()
+    passed = failed = skipped = 0
+
+    def judge(page):
+        wrong = [*page.wrong, *wrong_names(page, names, scripts)]
+        if page.name in ELSEWHERE or not page.steps:
+            return wrong, 0, None
+        if not namespaces[0] and any("10.0.0." in step.script for step in page.steps):
+            return wrong, 0, "this user may have no namespaces with addresses of their own"
+        return wrong + run(page, work, bin_dir, namespaces), len(page.steps), None
+
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE if namespaces[0] else 1) as pool:
+        for page, (failures, steps, why) in zip(pages, pool.map(judge, pages)):
+            # The names of a document are one check.
+            failed += len(failures)
+            passed += max(1 + steps - len(failures), 0)
+            skipped += why is not None
+            for failure in failures:
+                print(f"FAILED  {failure}")
+            print(f"{page.name}: {f'SKIPPED: {why}' if why else f'{steps} steps'}, {len(failures)} failures", flush=True)
     if args.keep:
         print(work)
     else:
         shutil.rmtree(work, ignore_errors=True)
-    print(f"{passed} passed, {failed} failed")
+    print(f"{passed} passed, {failed} failed" if not skipped else f"{passed} passed, {failed} failed, {skipped} skipped")
     sys.exit(failed != 0)
 
 
