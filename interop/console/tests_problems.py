@@ -5,7 +5,8 @@ import json
 import os
 import re
 
-from world import check, console_of, same, test
+from clusters import Cluster, Console
+from world import check, console_of, same, settle, test
 
 DOCTOR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "crates", "doctor", "src")
 # The page opens no bare connections to compare calls with.
@@ -197,3 +198,14 @@ def each_problem_is_found_by_its_facts(world):
     # The worst comes first, and hostile names are text.
     levels = [each["level"] for each in find(page, [{**full(0.85), "status": {"errors": ["memberID:1 alarm:NOSPACE "]}}, {"member": {"isLearner": True}}])]
     same(levels, sorted(levels, key=["error", "warning", "note"].index), "order")
+
+
+@test
+def endpoints_of_another_cluster_are_named_and_left_alone(world):
+    stray = world.get("stray", lambda: Cluster(world.options.mainstay))
+    stray[0].put("/theirs", "x")
+    console = world.get("console of two", lambda: Console(world.options.console, f"{world.small.endpoints},{stray.endpoints}"))
+    page = world.page(console.url, "overview")
+    page.wait(f"document.querySelector('.problems').innerText.includes({json.dumps(stray[0].url + ': another cluster')})", "the other cluster's endpoint")
+    settle(page, "overview")
+    same(page.js("document.querySelectorAll('.page-overview tbody tr').length"), 1, "members")

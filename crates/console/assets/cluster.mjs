@@ -93,6 +93,8 @@ class Cluster extends EventTarget {
     super();
     this.members = [];
     this.self = null;
+    /** Endpoints of other clusters, which are not asked. */
+    this.foreign = [];
     this.version = '';
     /** Times of the points, in ms of `performance.now()`. */
     this.times = [];
@@ -122,6 +124,7 @@ class Cluster extends EventTarget {
     const list = await getMembers(options);
     this.membersAt = performance.now();
     this.self = list.self;
+    this.foreign = list.foreign ?? [];
     this.version = list.version ?? '';
     const known = new Map(this.members.map((member) => [`${member.id} ${member.endpoint.url}`, member]));
     this.members = (list.endpoints ?? []).map((endpoint) => {

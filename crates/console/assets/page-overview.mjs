@@ -66,7 +66,7 @@ function showProblems(list, count, now) {
     replace(list);
     return;
   }
-  const found = findProblems({ members: cluster.members, times: cluster.times, now });
+  const found = findProblems({ members: cluster.members, foreign: cluster.foreign, times: cluster.times, now });
   setText(count, found.length === 0 ? '' : t('problemCount', { count: found.length }));
   const items = found.map((problem) => {
     const key = `${problem.level} ${problem.title}`;

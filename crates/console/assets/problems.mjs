@@ -137,11 +137,14 @@ function noLeader({ members }) {
   return { level: 'error', title: t('problemNoLeader'), facts: [t('namesOf', { names: none.map((member) => member.name).join(', ') })], remedy: t('problemNoLeaderDo'), page: 'members' };
 }
 
-function differentClusters({ members }) {
+function differentClusters({ members, foreign = [] }) {
   const ids = new Set(members.filter((member) => member.isUp && member.status).map((member) => member.status.header?.cluster_id));
-  if (ids.size < 2) return null;
-  return ofEach(members, (member) => (member.status ? t('clusterOf', { id: BigInt(member.status.header?.cluster_id ?? 0).toString(16) }) : null),
-    { title: 'problemDifferentClusters', remedy: 'problemDifferentClustersDo', page: 'members', level: 'error' });
+  const differing = ids.size > 1 ? members.filter((member) => member.isUp && member.status) : [];
+  const facts = differing.map((member) => t('factOf', { member: member.name, text: t('clusterOf', { id: BigInt(member.status.header?.cluster_id ?? 0).toString(16) }) }));
+  // Endpoints that the console was given, and leaves alone.
+  facts.push(...foreign.map((url) => t('factOf', { member: url, text: t('clusterForeign') })));
+  if (facts.length === 0) return null;
+  return { level: 'error', title: t('problemDifferentClusters'), facts, remedy: t('problemDifferentClustersDo'), page: 'members' };
 }
 
 /** Alarms that any member tells of, as kind and the member that it was raised for; '' if that is not told. */

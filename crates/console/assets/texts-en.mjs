@@ -211,6 +211,7 @@ export const TEXTS = {
   problemEvenDo: 'Use {fewer} or {more} voters.',
   ruleName: 'The name that mainstay doctor has for it',
   clusterOf: 'cluster {id}',
+  clusterForeign: 'another cluster; it is not shown here',
   problemDifferentClusters: 'Members belong to different clusters',
   problemDifferentClustersDo: 'A client with these endpoints reads here what it wrote elsewhere. Give each client the endpoints of one cluster only.',
   stallsNow: '{count} syncs took more than {time}¦a sync took more than {time}',

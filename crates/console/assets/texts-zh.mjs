@@ -211,6 +211,7 @@ export const TEXTS = {
   problemEvenDo: '请使用 {fewer} 或 {more} 个投票成员。',
   ruleName: 'mainstay doctor 中的名称',
   clusterOf: '集群 {id}',
+  clusterForeign: '属于另一个集群，此处不显示',
   problemDifferentClusters: '成员属于不同的集群',
   problemDifferentClustersDo: '使用这些端点的客户端可能读不到写入别处的数据。请只给每个客户端一个集群的端点。',
   stallsNow: '{count} 次同步超过 {time}',
