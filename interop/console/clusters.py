@@ -68,11 +68,11 @@ class Process:
 class Member(Process):
     """A member; `call` asks it through its JSON gateway."""
 
-    def __init__(self, program, name, client, peer, everyone, folder, flags, state="new"):
+    def __init__(self, program, name, client, peer, everyone, folder, flags, state="new", advertised=None):
         self.name, self.port, self.peer = name, client, peer
         super().__init__(
             [program, "--name", name, "--data-dir", os.path.join(folder, name),
-             "--listen-client-urls", f"http://127.0.0.1:{client}", "--advertise-client-urls", f"http://127.0.0.1:{client}",
+             "--listen-client-urls", f"http://127.0.0.1:{client}", "--advertise-client-urls", f"http://127.0.0.1:{advertised or client}",
              "--listen-peer-urls", f"http://127.0.0.1:{peer}", "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
              "--initial-cluster", everyone, "--initial-cluster-state", state, "--log-level", "error", *flags],
             os.path.join(folder, f"{name}.log"))
@@ -110,15 +110,17 @@ class Member(Process):
 
 
 class Cluster:
-    """Members of one program."""
+    """Members of one program. With `advertised_by` all of them advertise the client URL of that one."""
 
-    def __init__(self, program, count=1, flags=()):
+    def __init__(self, program, count=1, flags=(), names=None, advertised_by=None):
         self.program, self.flags = program, list(flags)
         self.folder = tempfile.mkdtemp(prefix="console-test-")
         ports = free_ports(2 * count)
-        pairs = [(f"m{at + 1}", ports[2 * at], ports[2 * at + 1]) for at in range(count)]
+        names = names or [f"m{at + 1}" for at in range(count)]
+        pairs = [(names[at], ports[2 * at], ports[2 * at + 1]) for at in range(count)]
+        advertised = None if advertised_by is None else pairs[advertised_by][1]
         self.everyone = ",".join(f"{name}=http://127.0.0.1:{peer}" for name, _, peer in pairs)
-        self.members = [Member(program, name, client, peer, self.everyone, self.folder, self.flags) for name, client, peer in pairs]
+        self.members = [Member(program, name, client, peer, self.everyone, self.folder, self.flags, advertised=advertised) for name, client, peer in pairs]
         for member in self.members:
             member.start()
         for member in self.members:

@@ -19,13 +19,14 @@ import tests_figures
 import tests_keys
 import tests_looks
 import tests_problems
+import tests_safety
 import tests_watches
 from browser import BrowserError, find
 from clusters import end_cleanly
 from world import TESTS, Failed, Skipped, World
 
 # In the order in which they are run.
-MODULES = (tests_figures, tests_problems, tests_busy, tests_keys, tests_watches, tests_administration, tests_looks)
+MODULES = (tests_figures, tests_problems, tests_busy, tests_keys, tests_watches, tests_administration, tests_safety, tests_looks)
 
 
 def main():

@@ -5,6 +5,10 @@ import { t } from './texts.mjs';
 
 const HEADER = { 'X-Mainstay-Console': '1' };
 
+/** Time for an answer to a read, its body included, and to a change, which other members have to agree to. Streams have none. */
+const READ_MS = 10000;
+const CHANGE_MS = 60000;
+
 /** An answer that is no success. `code` is that of gRPC, 0 if there is none. */
 export class Failure extends Error {
   constructor(status, code, message) {
@@ -32,8 +36,17 @@ export class Failure extends Error {
   }
 }
 
+/** An answer of another member, or of another cluster, than the one that was meant. `forUser` says which. */
+export class Elsewhere extends Failure {
+  constructor(forUser) {
+    super(421, 0, forUser);
+    this.forUser = forUser;
+  }
+}
+
 /** What to tell a person about an error, in a sentence. */
 export function explain(error) {
+  if (error.forUser) return error.forUser;
   if (!(error instanceof Failure)) return t('errorUnexpected', { message: error.message });
   if (error.status === 0) return t('errorConsole');
   if (error.isUnreachable) return t('errorMember', { message: error.message });
@@ -68,17 +81,21 @@ export async function requireLogin(token) {
   return session.token !== token || askOnce();
 }
 
+/** Ends the session. Event `left`: what the user saw and typed is to be taken off the page. */
 export function logOut() {
   session.user = '';
   session.token = '';
+  session.changed.dispatchEvent(new Event('left'));
   session.changed.dispatchEvent(new Event('change'));
 }
 
 /** Logs in at a member. */
 export async function logIn(endpoint, name, password) {
   const answer = await post(endpoint, 'auth/authenticate', { name, password }, { anonymous: true });
+  const isOther = session.user !== '' && session.user !== name;
   session.user = name;
   session.token = answer.token ?? '';
+  if (isOther) session.changed.dispatchEvent(new Event('left'));
   session.changed.dispatchEvent(new Event('change'));
 }
 
@@ -107,28 +124,43 @@ async function failure(response) {
 }
 
 /** The failure that a broken connection is. A member that takes too long is not the console's server that is gone. */
-function broken(error) {
-  if (error.name === 'AbortError') return error;
-  return error.name === 'TimeoutError' ? new Failure(504, 0, t('timedOut')) : new Failure(0, 0, error.message);
+function broken(error, signal) {
+  if (error.name === 'TimeoutError' || signal?.reason?.name === 'TimeoutError') return new Failure(504, 0, t('timedOut'));
+  return error.name === 'AbortError' ? error : new Failure(0, 0, error.message);
+}
+
+/** The caller's signal and a limit of time together. */
+function limited(signal, ms) {
+  const limit = AbortSignal.timeout(ms);
+  return signal ? AbortSignal.any([signal, limit]) : limit;
 }
 
 /** Sends a request and returns the response, if it is a success; else throws a `Failure`. */
-async function send(url, options, { anonymous = false, quiet = false } = {}) {
+async function send(url, request, { anonymous = false } = {}) {
+  const headers = { ...HEADER, ...request.headers };
+  if (session.token && !anonymous) headers.Authorization = session.token;
+  let response;
+  try {
+    response = await fetch(url, { ...request, headers, cache: 'no-store' });
+  } catch (error) {
+    throw broken(error, request.signal);
+  }
+  noteClock(response);
+  if (response.ok) return response;
+  throw await failure(response);
+}
+
+/** Does a call again after a login, if it found the session missing. */
+async function withSession(call, { anonymous = false, quiet = false } = {}) {
   for (;;) {
-    const token = session.token;
-    const headers = { ...HEADER, ...options.headers };
-    if (token && !anonymous) headers.Authorization = token;
-    let response;
+    const { token, user } = session;
     try {
-      response = await fetch(url, { ...options, headers, cache: 'no-store' });
+      return await call();
     } catch (error) {
-      throw broken(error);
+      if (anonymous || quiet || !(error instanceof Failure) || !error.needsLogin || !(await requireLogin(token))) throw error;
+      // What one user wanted is not done in another one's name.
+      if (user !== '' && session.user !== user) throw error;
     }
-    noteClock(response);
-    if (response.ok) return response;
-    const found = await failure(response);
-    if (anonymous || quiet || !found.needsLogin) throw found;
-    if (!(await requireLogin(token))) throw found;
   }
 }
 
@@ -140,37 +172,46 @@ function posted(body) {
   return { method: 'POST', body: JSON.stringify(body), headers: { 'Content-Type': 'application/json' } };
 }
 
-/** Calls a method of the JSON gateway: `post(endpoint, 'kv/range', { key })`. */
-export async function post(endpoint, method, body, options = {}) {
-  const response = await send(path(endpoint, `v3/${method}`), { ...posted(body), signal: options.signal }, options);
-  return readJson(response);
+/** Sends a request whose answer has to be there, with its body, within `options.ms`. A question for a password does not count. */
+function answered(url, request, options, read) {
+  return withSession(async () => {
+    const signal = limited(options.signal, options.ms ?? READ_MS);
+    const response = await send(url, { ...request, signal }, options);
+    try {
+      return await read(response);
+    } catch (error) {
+      throw broken(error, signal);
+    }
+  }, options);
 }
 
-async function readJson(response) {
+/** Calls a method of the JSON gateway: `post(endpoint, 'kv/range', { key })`. */
+export function post(endpoint, method, body, options = {}) {
+  return answered(path(endpoint, `v3/${method}`), posted(body), options, (response) => response.json());
+}
+
+/** Calls a method that changes something. Without an answer nobody knows whether it did: that is said. */
+export async function postChange(endpoint, method, body, options = {}) {
   try {
-    return await response.json();
+    return await post(endpoint, method, body, { ms: CHANGE_MS, ...options });
   } catch (error) {
-    throw broken(error);
+    if (error.isUnreachable) error.forUser = `${t('notKnownIfDone')} ${explain(error)}`;
+    throw error;
   }
 }
 
 /** Fetches a page of a member as text, such as `metrics`. */
-export async function getText(endpoint, rest, options = {}) {
-  const response = await send(path(endpoint, rest), { signal: options.signal }, options);
-  try {
-    return await response.text();
-  } catch (error) {
-    throw broken(error);
-  }
+export function getText(endpoint, rest, options = {}) {
+  return answered(path(endpoint, rest), {}, options, (response) => response.text());
 }
 
-export async function getMembers(options) {
-  return readJson(await send('/api/members', {}, options));
+export function getMembers(options = {}) {
+  return answered('/api/members', {}, options, (response) => response.json());
 }
 
 /** Calls `each` for every answer of a stream, until it ends. Throws what the member ended it with. */
 export async function stream(endpoint, method, body, each, options = {}) {
-  const response = await send(path(endpoint, `v3/${method}`), { ...posted(body), signal: options.signal }, options);
+  const response = await withSession(() => send(path(endpoint, `v3/${method}`), { ...posted(body), signal: options.signal }, options), options);
   options.opened?.();
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let parts = [];
@@ -179,7 +220,7 @@ export async function stream(endpoint, method, body, each, options = {}) {
     try {
       chunk = await reader.read();
     } catch (error) {
-      throw broken(error);
+      throw broken(error, options.signal);
     }
     if (chunk.done) return;
     const lines = chunk.value.split('\n');

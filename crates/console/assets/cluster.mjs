@@ -1,9 +1,10 @@
 // What is known of the cluster's members, kept up to date by polling while the page is seen: metrics of each member every two
 // seconds at most, its status every other time, and with longer and longer pauses while a member does not answer.
 
-import { Failure, getMembers, getText, post, serverNow, session } from './api.mjs';
+import { Elsewhere, Failure, getMembers, getText, post, postChange, serverNow, session } from './api.mjs';
 import { Sample } from './metrics.mjs';
 import { pointOf } from './points.mjs';
+import { t } from './texts.mjs';
 
 /** Pace of pages that draw figures, and of those that only show which members are there. */
 export const FAST_MS = 2000;
@@ -35,6 +36,8 @@ class Member {
     this.failures = 0;
     this.nextAt = 0;
     this.isBusy = false;
+    /** Another member, or another cluster, answers at this URL. It counts as not answering. */
+    this.isElsewhere = false;
   }
 
   get id() {
@@ -63,10 +66,14 @@ class Member {
     return this.endpoint.learner || this.status?.isLearner === true;
   }
 
-  /** A 64-bit id in hexadecimal, as etcd's tools write it. */
+  /** Its id in the list of members, in hexadecimal as etcd's tools write it; '' if the list does not have it. */
+  get listedId() {
+    return plainId(this.endpoint.memberId);
+  }
+
+  /** The id that is listed, else the one that it told. What tells another one than is listed does not count as answering. */
   get memberId() {
-    if (this.endpoint.memberId) return this.endpoint.memberId.replace(/^0+(?=.)/, '');
-    return this.status ? hexId(this.status.header?.member_id) : '';
+    return this.listedId || (this.status ? hexId(this.status.header?.member_id) : '');
   }
 
   get isLeader() {
@@ -88,6 +95,11 @@ export function hexId(decimal) {
   return BigInt(decimal ?? 0).toString(16);
 }
 
+/** An id in hexadecimal without leading zeros; '' for none. */
+function plainId(hex) {
+  return (hex ?? '').replace(/^0+/, '');
+}
+
 class Cluster extends EventTarget {
   constructor() {
     super();
@@ -96,6 +108,8 @@ class Cluster extends EventTarget {
     /** Endpoints of other clusters, which are not asked. */
     this.foreign = [];
     this.version = '';
+    /** Id of the cluster that this page is about, as answers have it: that of the first answer. */
+    this.clusterId = null;
     /** Times of the points, in ms of `performance.now()`. */
     this.times = [];
     this.error = null;
@@ -116,6 +130,9 @@ class Cluster extends EventTarget {
       this.diagnosisAt = -Infinity;
       for (const member of this.members) member.diagnosis = null;
       this.schedule(0);
+    });
+    session.changed.addEventListener('left', () => {
+      for (const member of this.members) Object.assign(member, { status: null, diagnosis: null });
     });
   }
 
@@ -198,19 +215,23 @@ class Cluster extends EventTarget {
     const wasUp = member.isUp;
     const signal = AbortSignal.timeout(8000);
     try {
-      const [text, status] = await Promise.all([
-        getText(member.endpoint, 'metrics', { quiet: true, signal }),
-        this.round % 2 === 1 || !member.status || !wasUp ? this.statusOf(member, signal) : member.status,
-      ]);
+      const metrics = getText(member.endpoint, 'metrics', { quiet: true, signal });
+      // A member that may hang is not to take up two of the browser's connections.
+      if (wasUp === false) await metrics;
+      const [text, status] = await Promise.all([metrics, this.round % 2 === 1 || !member.status || !wasUp ? this.statusOf(member, signal) : member.status]);
+      const sample = new Sample(text, performance.now());
+      this.identify(member, status, sample);
       if (withDiagnosis || (this.wantsDiagnosis && !member.diagnosis)) member.diagnosis = await diagnosisOf(member, signal);
       this.noteStatus(member, status);
       member.isUp = true;
+      member.isElsewhere = false;
       member.error = null;
       member.failures = 0;
       member.nextAt = 0;
-      return this.pointFor(member, text);
+      return this.pointFor(member, sample);
     } catch (error) {
       member.isUp = false;
+      member.isElsewhere = error instanceof Elsewhere;
       member.error = error instanceof Failure ? error : new Failure(0, 0, error.message);
       member.failures += 1;
       member.nextAt = performance.now() + Math.min(BACKOFF_MAX_MS, FAST_MS * 2 ** (member.failures - 1)) - 100;
@@ -231,8 +252,24 @@ class Cluster extends EventTarget {
     member.statusAt = now;
   }
 
-  pointFor(member, text) {
-    const sample = new Sample(text, performance.now());
+  /** Throws `Elsewhere` unless it is this member, of this cluster, that answered. */
+  identify(member, status, sample = null) {
+    this.claim(member, status);
+    // Without a right to the status, the metrics tell.
+    const told = [hexId(status?.header?.member_id), sample?.all('etcd_server_id')[0]?.labels.server_id].map(plainId);
+    const other = member.listedId && told.find((id) => id !== '' && id !== member.listedId);
+    if (other) throw new Elsewhere(t('otherMember', { member: member.name, other: this.members.find((each) => each.listedId === other)?.name ?? other }));
+  }
+
+  /** Throws `Elsewhere` if an answer came from another cluster than the one that this page is about. */
+  claim(member, answer) {
+    const id = answer?.header?.cluster_id ?? '0';
+    if (id === '0') return;
+    this.clusterId ??= id;
+    if (id !== this.clusterId) throw new Elsewhere(t('otherCluster', { member: member.name, id: hexId(id), shown: hexId(this.clusterId) }));
+  }
+
+  pointFor(member, sample) {
     const before = member.samples.at(-1);
     const point = pointOf(sample, before, member.samples[0]);
     point.connections = connectionsOf(member.diagnosis);
@@ -253,7 +290,7 @@ class Cluster extends EventTarget {
 
   /** Members in the order in which to ask them for data: the console's own first, those that answer before others, learners last. */
   inOrder() {
-    const worth = (member) => (member.isUp === false ? 4 : 0) + (member.isLearner ? 2 : 0) + (this.isSelf(member) ? 0 : 1);
+    const worth = (member) => (member.isElsewhere ? 8 : 0) + (member.isUp === false ? 4 : 0) + (member.isLearner ? 2 : 0) + (this.isSelf(member) ? 0 : 1);
     return [...this.members].sort((a, b) => worth(a) - worth(b));
   }
 
@@ -273,7 +310,8 @@ class Cluster extends EventTarget {
       try {
         return await work(member.endpoint, member);
       } catch (error) {
-        if (!(error instanceof Failure) || !error.isUnreachable || error.status === 0) throw error;
+        const isElsewhere = error instanceof Elsewhere;
+        if (!isElsewhere && (!(error instanceof Failure) || !error.isUnreachable || error.status === 0)) throw error;
         last = error;
       }
     }
@@ -282,14 +320,26 @@ class Cluster extends EventTarget {
 
   /** Calls a method that changes nothing, at the first member that can be reached. */
   range(method, body, options) {
-    return this.read((endpoint) => post(endpoint, method, body, options));
+    return this.read(async (endpoint, member) => {
+      const answer = await post(endpoint, method, body, options);
+      this.claim(member, answer);
+      return answer;
+    });
   }
 
   /** Calls a method that changes something, at one member, once. */
   async change(method, body) {
     await this.ready;
     const [member] = this.inOrder();
-    return post(member.endpoint, method, body);
+    // Another cluster may be at this address by now than the one whose keys and members the user has seen.
+    this.claim(member, (await this.statusOf(member)) ?? member.status);
+    return postChange(member.endpoint, method, body);
+  }
+
+  /** Calls a method that changes something at this very member, if it is the one that answers there. */
+  async changeAt(member, method, body, options) {
+    this.identify(member, (await this.statusOf(member)) ?? member.status);
+    return postChange(member.endpoint, method, body, options);
   }
 }
 

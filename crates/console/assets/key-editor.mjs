@@ -4,12 +4,12 @@ import { encodeText, equal, escapeBytes, fromHex, toHex, unescapeBytes, decodeTe
 import { ask } from './dialog.mjs';
 import { difference } from './diff.mjs';
 import { h, newId, replace, setText } from './dom.mjs';
-import { explain } from './api.mjs';
+import { session } from './api.mjs';
 import * as format from './format.mjs';
 import { differenceView } from './diff-view.mjs';
 import { put } from './key-store.mjs';
 import { keyText } from './parts.mjs';
-import { isPlainText, linesOf } from './values.mjs';
+import { isPlainText, linesOf, valueDifference } from './values.mjs';
 import { t } from './texts.mjs';
 
 /** Values up to this length are edited. An editor of more would bring a browser to a halt. */
@@ -21,6 +21,8 @@ const drafts = new Map();
 export function hasDraft(key) {
   return drafts.has(escapeBytes(key));
 }
+
+session.changed.addEventListener('left', () => drafts.clear());
 
 addEventListener('beforeunload', (event) => {
   if (drafts.size > 0) event.preventDefault();
@@ -43,14 +45,14 @@ export class Editor {
     this.mode = MODES.text.fits(this.base.value) ? 'text' : 'escaped';
     this.problem = h('p', { class: 'problem', role: 'alert' });
     this.conflict = h('div');
-    this.tabs = h('div', { class: 'tabs', role: 'group', 'aria-label': t('editAs') });
+    this.tabs = new Map(Object.keys(MODES).map((mode) => [mode, h('button', { type: 'button', class: 'quiet', onclick: () => this.turnTo(mode) }, t(`view_${mode}`))]));
     const id = newId('edit');
     this.area = h('textarea', { id, rows: 16, spellcheck: 'false', autocapitalize: 'off', autocomplete: 'off', wrap: 'soft', oninput: () => this.changed() });
     this.count = h('p', { class: 'note' });
     this.save_ = h('button', { type: 'button', class: 'primary', onclick: () => this.save() }, t('save'));
     this.element = h('section', { 'aria-label': t('edit') },
       this.conflict,
-      h('div', { class: 'line-up apart' }, h('label', { for: id }, t('value')), this.tabs),
+      h('div', { class: 'line-up apart' }, h('label', { for: id }, t('value')), h('div', { class: 'tabs', role: 'group', 'aria-label': t('editAs') }, [...this.tabs.values()])),
       this.area, this.problem, this.count,
       h('div', { class: 'buttons' }, h('button', { type: 'button', onclick: () => {
         drafts.delete(this.id);
@@ -58,7 +60,6 @@ export class Editor {
       } }, t('cancel')), this.save_));
     const draft = drafts.get(this.id);
     if (draft) ({ mode: this.mode, base: this.base } = draft);
-    this.drawTabs();
     this.area.value = draft ? draft.text : MODES[this.mode].write(this.base.value);
     this.changed();
     // Somebody else's change, made while the draft was put aside.
@@ -74,11 +75,12 @@ export class Editor {
     return MODES[this.mode].read(this.area.value);
   }
 
-  drawTabs() {
-    const bytes = this.area.value === '' ? this.base.value : (this.read() ?? this.base.value);
-    replace(this.tabs, Object.keys(MODES).map((mode) => h('button', {
-      type: 'button', class: 'quiet', 'aria-pressed': String(mode === this.mode), disabled: !MODES[mode].fits(bytes), onclick: () => this.turnTo(mode),
-    }, t(`view_${mode}`))));
+  /** Offers the ways that can show these bytes. */
+  drawTabs(bytes) {
+    for (const [mode, tab] of this.tabs) {
+      tab.setAttribute('aria-pressed', String(mode === this.mode));
+      tab.disabled = bytes !== null && !MODES[mode].fits(bytes);
+    }
   }
 
   /** Shows the same bytes in another way. */
@@ -88,15 +90,16 @@ export class Editor {
       setText(this.problem, t(`bad_${this.mode}`));
       return;
     }
+    if (!MODES[mode].fits(bytes)) return;
     this.mode = mode;
     this.area.value = MODES[mode].write(bytes);
     this.changed();
-    this.drawTabs();
     this.area.focus();
   }
 
   changed() {
     const bytes = this.read();
+    this.drawTabs(bytes);
     setText(this.problem, bytes === null ? t(`bad_${this.mode}`) : '');
     setText(this.count, bytes === null ? '' : format.bytes(bytes.length));
     if (bytes !== null && equal(bytes, this.base.value)) drafts.delete(this.id);
@@ -128,18 +131,11 @@ export class Editor {
       body: [
         h('p', {}, keyText(this.key)),
         wasJson && !isJson(bytes) && h('p', { class: 'notice mild' }, t('noLongerJson')),
-        differenceView(difference(isNew ? [] : linesOf(this.base.value), linesOf(bytes))),
+        differenceView(isNew ? difference([], linesOf(bytes)) : valueDifference(this.base.value, bytes)),
         h('p', { class: 'note' }, t(isNew ? 'createOnlyIf' : 'saveOnlyIf', { revision: format.count(this.base.modRevision) })),
       ],
       button: t(isNew ? 'createKey' : 'save'),
-      act: async () => {
-        try {
-          return await put(this.key, bytes, this.base.modRevision);
-        } catch (error) {
-          if (error.isUnreachable) throw Object.assign(error, { forUser: `${t('notKnownIfDone')} ${explain(error)}` });
-          throw error;
-        }
-      },
+      act: () => put(this.key, bytes, this.base.modRevision),
     });
     if (!result) return;
     if (result.done) {
@@ -158,7 +154,6 @@ export class Editor {
         this.area.value = MODES[this.mode].write(now.value);
       }
       replace(this.conflict);
-      this.drawTabs();
       this.changed();
       this.area.focus();
     };
@@ -166,7 +161,7 @@ export class Editor {
     replace(this.conflict, h('div', { class: 'notice conflict page', role: 'group' },
       title,
       h('p', {}, t(theirs ? 'conflictWhat' : 'conflictGoneWhat', { seen: format.count(this.base.modRevision), now: format.count(now.modRevision) })),
-      theirs && differenceView(difference(linesOf(this.base.value), linesOf(now.value))),
+      theirs && differenceView(valueDifference(this.base.value, now.value)),
       h('div', { class: 'line-up' },
         h('button', { type: 'button', onclick: () => rebase(false) }, t('conflictKeepMine')),
         theirs && h('button', { type: 'button', onclick: () => rebase(true) }, t('conflictTakeTheirs')))));

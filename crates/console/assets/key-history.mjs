@@ -7,7 +7,7 @@ import { h, replace, setText } from './dom.mjs';
 import * as format from './format.mjs';
 import { Past } from './key-past.mjs';
 import { olderVersions } from './key-store.mjs';
-import { linesOf } from './values.mjs';
+import { linesOf, valueDifference } from './values.mjs';
 import { t } from './texts.mjs';
 
 const PAGE = 10;
@@ -74,7 +74,7 @@ export class History {
       h('span', { class: 'note' }, format.bytes(version.value.length)));
     const li = h('li', {}, head);
     if (older && Math.max(version.value.length, older.value.length) > COMPARED_BYTES_MAX) li.append(h('p', { class: 'note' }, t('tooLargeToCompare')));
-    else if (older) li.append(differenceView(difference(linesOf(older.value), linesOf(version.value))));
+    else if (older) li.append(differenceView(valueDifference(older.value, version.value)));
     else if (this.end === 'created') li.append(h('p', { class: 'note' }, t('createdHere')), differenceView(difference([], linesOf(version.value.subarray(0, 65536)))));
     return li;
   }

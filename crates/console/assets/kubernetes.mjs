@@ -6,6 +6,8 @@ import { decodeText, escapeBytes } from './bytes.mjs';
 const MAGIC = [0x6b, 0x38, 0x73, 0x00];
 const DEPTH_MAX = 12;
 const LINES_MAX = 4000;
+/** The last line of an object that has more. */
+export const CUT = '…';
 
 /** Names of the fields of `meta/v1.ObjectMeta`, which is field 1 of nearly every object. */
 const METADATA = {
@@ -117,6 +119,6 @@ export function dumpObject(bytes) {
     if (value.length > 0) out.push(`${name}: ${quoted(value)}`);
   }
   if (unknown === null || !dump(raw, OBJECT, '', 0, out)) out.push(`raw: ${quoted(raw)}`);
-  if (out.length >= LINES_MAX) out.push('…');
+  if (out.length >= LINES_MAX) out.push(CUT);
   return out.join('\n');
 }

@@ -63,6 +63,12 @@ async function start() {
   session.ask = askForLogin;
   build();
   addEventListener('hashchange', () => show());
+  session.changed.addEventListener('left', () => {
+    shown?.close?.();
+    shown = null;
+    shell.main.replaceChildren();
+    show({ focus: false });
+  });
   try {
     await cluster.load();
     cluster.schedule(0);

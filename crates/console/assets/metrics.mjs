@@ -2,7 +2,7 @@
 
 /** Families that are read; the lines of all others are passed over, which is most of them. */
 const WANTED = new Set([
-  'etcd_server_has_leader', 'etcd_server_is_leader', 'etcd_server_is_learner', 'etcd_server_leader_changes_seen_total',
+  'etcd_server_id', 'etcd_server_has_leader', 'etcd_server_is_leader', 'etcd_server_is_learner', 'etcd_server_leader_changes_seen_total',
   'etcd_server_heartbeat_send_failures_total', 'etcd_server_proposals_committed_total', 'etcd_server_proposals_applied_total',
   'etcd_server_proposals_pending', 'etcd_server_proposals_failed_total', 'etcd_server_quota_backend_bytes',
   'etcd_server_apply_duration_seconds', 'etcd_server_version', 'etcd_debugging_server_alarms',

@@ -1,11 +1,12 @@
 // Members: add, promote, move the leadership, remove. Each question says what quorum is left before anything is done.
 
-import { explain, getText, post } from './api.mjs';
+import { Elsewhere, explain, getText } from './api.mjs';
 import { cluster, FAST_MS, hexId } from './cluster.mjs';
 import { announce, ask, field, mistake } from './dialog.mjs';
 import { h, setText } from './dom.mjs';
 import * as format from './format.mjs';
 import { quorumOf } from './problems.mjs';
+import { repeat } from './rounds.mjs';
 import { Table } from './table.mjs';
 import { t } from './texts.mjs';
 
@@ -16,11 +17,10 @@ export function open(place) {
   const page = new MembersPage(place);
   const update = () => page.update();
   cluster.addEventListener('update', update);
-  page.load();
-  const timer = setInterval(() => document.visibilityState === 'visible' && page.load({ quiet: true }), 5000);
+  const rounds = repeat((options) => page.load(options), 5000);
   return {
     close() {
-      clearInterval(timer);
+      rounds.stop();
       cluster.removeEventListener('update', update);
     },
   };
@@ -73,7 +73,7 @@ class MembersPage {
         { label: t('member'), sign: (m) => m.name, cell: (m) => h('bdi', {}, m.name || t('notStarted')) },
         { label: 'ID', cell: (m) => hexId(m.ID) },
         { label: t('role'), cell: (m) => this.role(m) },
-        { label: t('state'), sign: (m) => String(this.polled(m)?.isUp), cell: (m) => this.state(m) },
+        { label: t('state'), sign: (m) => `${this.polled(m)?.isUp} ${this.elsewhere(m)}`, cell: (m) => this.state(m) },
         { label: t('clientUrls'), wide: true, cell: (m) => (m.clientURLs ?? []).join(' ') },
         { label: t('peerUrls'), wide: true, cell: (m) => (m.peerURLs ?? []).join(' ') },
         { label: t('raftIndex'), number: true, cell: (m) => this.number(m, (status) => format.count(Number(status.raftIndex ?? 0))) },
@@ -95,7 +95,14 @@ class MembersPage {
   state(member) {
     const isUp = this.polled(member)?.isUp;
     const [kind, text] = isUp === true ? ['good', 'up'] : isUp === false ? ['error', 'down'] : member.name ? ['', 'asked'] : ['warning', 'notStarted'];
-    return h('span', { class: `state ${kind}` }, t(text));
+    const why = this.elsewhere(member);
+    return h('div', {}, h('span', { class: `state ${kind}` }, t(text)), why && h('p', { class: 'note state-why' }, why));
+  }
+
+  /** What answers at the member's URL instead of it; '' if nothing does. */
+  elsewhere(member) {
+    const polled = this.polled(member);
+    return polled?.isElsewhere ? explain(polled.error) : '';
   }
 
   number(member, text) {
@@ -184,7 +191,7 @@ class MembersPage {
       body: [h('p', {}, t('moveLeaderWhat', { from: leader.name, to: name })), h('p', { class: 'note' }, t('moveLeaderEffect'))],
       button: t('moveLeader'),
       // Only the leader can hand over.
-      act: () => post(leader.endpoint, 'maintenance/transfer-leadership', { targetID: member.ID }),
+      act: () => cluster.changeAt(leader, 'maintenance/transfer-leadership', { targetID: member.ID }),
     });
     if (done) announce(t('leaderMoved', { to: name }));
     cluster.schedule(0);
@@ -222,22 +229,30 @@ class MembersPage {
   }
 
   async check() {
+    if (this.isChecking) return;
+    this.isChecking = true;
     await cluster.ready;
-    const rows = await Promise.all(cluster.members.map(async (member) => {
-      const row = { id: member.id, name: member.name, why: '' };
-      for (const name of ['livez', 'readyz']) {
-        try {
-          await getText(member.endpoint, name, { quiet: true });
-          row[name] = 'good';
-        } catch (error) {
-          row[name] = error.isUnimplemented ? 'none' : 'bad';
-          row.why = error.isUnimplemented ? t('notTold') : error.message;
-        }
-      }
-      return row;
-    }));
-    this.health.update(rows);
+    this.health.update(await Promise.all(cluster.members.map(healthOf)));
+    this.isChecking = false;
   }
+}
+
+async function healthOf(member) {
+  const row = { id: member.id, name: member.name, why: '' };
+  let failed = member.isElsewhere ? member.error : null;
+  for (const name of ['livez', 'readyz']) {
+    try {
+      // A member that does not answer once is not waited for twice.
+      if (failed?.isUnreachable || failed instanceof Elsewhere) throw failed;
+      await getText(member.endpoint, name, { quiet: true });
+      row[name] = 'good';
+    } catch (error) {
+      failed = error;
+      row[name] = error.isUnimplemented ? 'none' : 'bad';
+      row.why = error.isUnimplemented ? t('notTold') : error.message;
+    }
+  }
+  return row;
 }
 
 function check(outcome) {
@@ -245,9 +260,14 @@ function check(outcome) {
   return h('span', { class: `state ${kind}` }, t(text));
 }
 
-/** The flags that the new member has to be started with. */
+/** A word of a command line for a POSIX shell. Names and URLs come from others, and may be anything. */
+function shellWord(text) {
+  return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+/** The command that the new member has to be started with. */
 function startLine(answer) {
   const id = answer.member?.ID;
   const cluster_ = (answer.members ?? []).flatMap((member) => (member.peerURLs ?? []).map((url) => `${member.ID === id ? 'NAME' : member.name}=${url}`)).join(',');
-  return `mainstay --name NAME \\\n  --initial-cluster-state existing \\\n  --initial-cluster ${cluster_} \\\n  --initial-advertise-peer-urls ${(answer.member?.peerURLs ?? []).join(',')}`;
+  return `mainstay --name NAME \\\n  --initial-cluster-state existing \\\n  --initial-cluster ${shellWord(cluster_)} \\\n  --initial-advertise-peer-urls ${shellWord((answer.member?.peerURLs ?? []).join(','))}`;
 }

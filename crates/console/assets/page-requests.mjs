@@ -1,6 +1,6 @@
 // Requests: what the members are busy with, slow ones with their stages, ranges that were expensive, values that were large, clients.
 
-import { getText, serverNow } from './api.mjs';
+import { Elsewhere, getText, serverNow } from './api.mjs';
 import { cluster, SLOW_MS } from './cluster.mjs';
 import { h, replace, setText, svg } from './dom.mjs';
 import * as format from './format.mjs';
@@ -8,6 +8,7 @@ import { isWithheld } from './heavy.mjs';
 import { HeavyView } from './heavy-view.mjs';
 import { clientName, quotedKey } from './parts.mjs';
 import { STAGES } from './points.mjs';
+import { repeat } from './rounds.mjs';
 import { readRequests } from './slow-requests.mjs';
 import { Table } from './table.mjs';
 import { t } from './texts.mjs';
@@ -29,17 +30,20 @@ export function open(place) {
   const page = new RequestsPage(place);
   const update = () => page.update();
   cluster.addEventListener('update', update);
-  cluster.addEventListener('members', page.load);
-  const timer = setInterval(() => document.visibilityState === 'visible' && page.load(), REQUESTS_EVERY_MS);
-  page.load();
+  const rounds = repeat(() => page.load(), REQUESTS_EVERY_MS);
+  cluster.addEventListener('members', rounds.now);
   page.update();
   return {
     close() {
-      clearInterval(timer);
+      rounds.stop();
       cluster.removeEventListener('update', update);
-      cluster.removeEventListener('members', page.load);
+      cluster.removeEventListener('members', rounds.now);
     },
   };
+}
+
+function isGone(error) {
+  return error.isUnreachable || error instanceof Elsewhere;
 }
 
 /** How long ago a moment of a member was, by the server's clock and the member's difference from it. */
@@ -118,14 +122,16 @@ class RequestsPage {
 
   async load() {
     const answers = await Promise.all(cluster.members.map(async (member) => {
+      // Who does not answer is asked by the cluster's polls, and by nobody else.
+      if (member.isUp === false) return { member, error: member.error };
       try {
         return { member, requests: readRequests(await getText(member.endpoint, 'debug/requests', { quiet: true })) };
       } catch (error) {
         return { member, error };
       }
     }));
-    const untold = answers.filter(({ error }) => error && !error.isUnreachable).map(({ member }) => member.name);
-    const gone = answers.filter(({ error }) => error?.isUnreachable).map(({ member }) => member.name);
+    const untold = answers.filter(({ error }) => error && !isGone(error)).map(({ member }) => member.name);
+    const gone = answers.filter(({ error }) => error && isGone(error)).map(({ member }) => member.name);
     setText(this.note, [list(untold, (names) => t('membersNotTelling', { names })), list(gone, (names) => t('membersGone', { names }))].filter(Boolean).join(' '));
     this.requests = answers.flatMap(({ member, requests = [] }) => requests.map((request) => ({ ...request, member })))
       .sort((a, b) => b.seconds - a.seconds).slice(0, ROWS_MAX);

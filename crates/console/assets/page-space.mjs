@@ -1,32 +1,34 @@
 // Space: how much the data takes and may take, what compactions did, alarms.
 
-import { explain, post, serverNow } from './api.mjs';
+import { explain, serverNow } from './api.mjs';
 import { cluster, FAST_MS, hexId } from './cluster.mjs';
 import { announce, ask, field, mistake } from './dialog.mjs';
 import { h, replace } from './dom.mjs';
 import * as format from './format.mjs';
 import { bar, figures } from './parts.mjs';
 import { isMainstay, quotaOf } from './problems.mjs';
+import { repeat } from './rounds.mjs';
 import { Table } from './table.mjs';
 import { t } from './texts.mjs';
 
 export const diagnosis = true;
 export const pace = FAST_MS;
 
+/** A member of etcd copies its whole database. */
+const DEFRAGMENT_MS = 600000;
+
 export function open(place) {
   const page = new SpacePage(place);
   const update = () => page.update();
-  const loadAlarms = () => page.loadAlarms();
+  const rounds = repeat((options) => page.loadAlarms(options), 10000);
   cluster.addEventListener('update', update);
-  cluster.addEventListener('members', loadAlarms);
-  const timer = setInterval(() => document.visibilityState === 'visible' && page.loadAlarms({ quiet: true }), 10000);
-  loadAlarms();
+  cluster.addEventListener('members', rounds.now);
   update();
   return {
     close() {
-      clearInterval(timer);
+      rounds.stop();
       cluster.removeEventListener('update', update);
-      cluster.removeEventListener('members', loadAlarms);
+      cluster.removeEventListener('members', rounds.now);
     },
   };
 }
@@ -165,7 +167,7 @@ class SpacePage {
         body: [h('p', {}, t('defragmentWhat')), member.isLeader && h('p', { class: 'notice' }, t('defragmentLeader'))],
         button: t('defragment'),
         isDanger: member.isLeader,
-        act: () => post(member.endpoint, 'maintenance/defragment', {}),
+        act: () => cluster.changeAt(member, 'maintenance/defragment', {}, { ms: DEFRAGMENT_MS }),
       });
       if (done) announce(t('defragmented'));
     } }, t('defragment'));

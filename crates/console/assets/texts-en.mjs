@@ -33,6 +33,10 @@ export const TEXTS = {
   looking: 'Looking',
   close: 'Close',
   cancel: 'Cancel',
+  stopWaiting: 'Stop waiting',
+  lateOutcome: '{title}: {outcome}',
+  lateDone: 'this was done.',
+  lateNotDone: 'this was not done, as somebody else had changed the key.',
   again: 'Try again',
   more: 'Show more',
   actions: 'Actions',
@@ -51,8 +55,10 @@ export const TEXTS = {
   errorUnimplemented: 'The member does not know this: {message}',
   errorAnswer: 'The member refused: {message}',
   timedOut: 'no answer in time',
+  otherMember: 'The URL of {member} leads to another member ({other}).',
+  otherCluster: '{member} belongs to another cluster ({id}) than the one shown here ({shown}). Nothing is changed there. Load the page again to see it.',
   errorPage: 'The page could not be loaded: {message}',
-  notKnownIfDone: 'It is not known whether the change was made. Read the key again before you repeat it.',
+  notKnownIfDone: 'It is not known whether the change was made. Read again what is there before you repeat it.',
 
   // Login
   login: 'Log in',

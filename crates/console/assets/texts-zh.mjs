@@ -33,6 +33,10 @@ export const TEXTS = {
   looking: '正在查询',
   close: '关闭',
   cancel: '取消',
+  stopWaiting: '不再等待',
+  lateOutcome: '{title}：{outcome}',
+  lateDone: '已完成。',
+  lateNotDone: '未执行，因为其他人已更改该键。',
   again: '重试',
   more: '显示更多',
   actions: '操作',
@@ -51,8 +55,10 @@ export const TEXTS = {
   errorUnimplemented: '该成员不支持此功能：{message}',
   errorAnswer: '该成员拒绝了请求：{message}',
   timedOut: '未及时应答',
+  otherMember: '{member} 的 URL 指向了另一个成员（{other}）。',
+  otherCluster: '{member} 属于另一个集群（{id}），而不是此处显示的集群（{shown}）。不会对其做任何更改。重新加载页面后可查看它。',
   errorPage: '页面无法加载：{message}',
-  notKnownIfDone: '无法确认更改是否已生效。重复操作之前请先重新读取该键。',
+  notKnownIfDone: '无法确认更改是否已生效。重复操作之前请先重新读取当前状态。',
 
   // Login
   login: '登录',

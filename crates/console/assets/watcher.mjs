@@ -7,6 +7,8 @@ import { cluster } from './cluster.mjs';
 
 export const EVENTS_MAX = 1000;
 const BYTES_MAX = 8 << 20;
+/** Time for a member to begin a watch. */
+const BEGIN_MS = 10000;
 /** Bytes of a value that are kept. */
 const VALUE_KEPT = 4096;
 const PAUSE_MAX_MS = 30000;
@@ -101,16 +103,31 @@ export class Watcher {
     const own = new AbortController();
     const end = () => own.abort();
     signal.addEventListener('abort', end);
+    // A member that hangs ends no stream: it is left when it does not begin the watch, and when polls find that it answers no more.
+    const giveUp = () => own.abort(new DOMException('', 'TimeoutError'));
+    const beginning = setTimeout(giveUp, BEGIN_MS);
+    this.began = () => clearTimeout(beginning);
+    let wasUp = member.isUp;
+    const look = () => {
+      if (wasUp && member.isUp === false) giveUp();
+      wasUp = member.isUp;
+    };
+    cluster.addEventListener('update', look);
     try {
       await stream(member.endpoint, 'watch', { create_request: create }, (answer) => this.take(answer, member, own), { signal: own.signal });
     } catch (error) {
       if (error.name !== 'AbortError' || signal.aborted) throw error;
     } finally {
+      this.began();
+      cluster.removeEventListener('update', look);
+      // A stream whose answers were refused goes on otherwise.
+      own.abort();
       signal.removeEventListener('abort', end);
     }
   }
 
   take(answer, member, own) {
+    cluster.claim(member, answer);
     const compacted = Number(answer.compact_revision ?? 0);
     if (compacted > 0) {
       this.told({ kind: 'compacted', from: this.next, to: compacted });
@@ -126,6 +143,7 @@ export class Watcher {
     }
     if (answer.created) {
       this.failures = 0;
+      this.began();
       if (this.next === 0) this.next = Number(answer.header?.revision ?? 0) + 1;
       this.told({ kind: 'live', member: member.name });
     }

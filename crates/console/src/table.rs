@@ -39,6 +39,7 @@ pub(crate) const FILES: &[(&str, &[u8])] = &[
     ("parts.mjs", include_bytes!("../assets/parts.mjs")),
     ("points.mjs", include_bytes!("../assets/points.mjs")),
     ("problems.mjs", include_bytes!("../assets/problems.mjs")),
+    ("rounds.mjs", include_bytes!("../assets/rounds.mjs")),
     ("settings.mjs", include_bytes!("../assets/settings.mjs")),
     ("shell.mjs", include_bytes!("../assets/shell.mjs")),
     ("shortcuts.mjs", include_bytes!("../assets/shortcuts.mjs")),

@@ -1,0 +1,285 @@
+"""What goes wrong without a failure: members that hang, URLs that lead elsewhere, bytes that look alike, outcomes that nobody waits for."""
+
+import os
+import signal
+import subprocess
+from contextlib import contextmanager
+
+import sample
+from clusters import Cluster, Console, Member, b64, wait_for
+from world import check, console_of, log_in, same, settle, test
+
+
+@contextmanager
+def hanging(member):
+    """The member takes connections and answers nothing."""
+    member.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        member.process.send_signal(signal.SIGCONT)
+
+
+def hang_cluster(world):
+    return world.get("hang", lambda: Cluster(world.options.mainstay, 3))
+
+
+@test
+def hung_member_is_one_of_three(world):
+    cluster = hang_cluster(world)
+    page = world.page(world.console("hang", cluster).url, "requests")
+    page.wait_text("3 of 3 members answer", ".cluster-state", 30)
+    with hanging(cluster[2]):
+        page.js("window.stopped = performance.now(); window.least = 3; setInterval(() => { window.least = Math.min(window.least, parseInt(document.querySelector('.cluster-state').innerText, 10)) }, 100); 0")
+        page.wait("performance.now() - window.stopped > 40000", "forty seconds", 60)
+        check("2 of 3 members answer" in page.text(".cluster-state"), f"the others answer: {page.text('.cluster-state')}")
+        same(page.js("window.least"), 2, "members that answered all the time")
+        page.wait_text("Does not answer: m3", ".page-requests")
+        took = page.js("(async () => { const { cluster } = await import('/assets/cluster.mjs'); const began = performance.now(); await cluster.range('kv/range', { key: 'YQ==' }); return performance.now() - began; })()")
+        check(took < 2000, f"a read takes {took} ms")
+    page.wait_text("3 of 3 members answer", ".cluster-state", 60)
+
+
+@test
+def reads_and_watches_leave_a_hung_member(world):
+    cluster = hang_cluster(world)
+    cluster[1].put("/hang/key", "value")
+    url = world.console("hang", cluster).url
+    watching = world.page(url, "watch?prefix=%2Fhang%2F")
+    watching.wait_text("Live", ".watch-state")
+    first = watching.js("import('/assets/cluster.mjs').then(({ cluster }) => cluster.inOrder()[0].name)")
+    hung, other = cluster[int(first[1]) - 1], cluster[int(first[1]) % 3]
+    with hanging(hung):
+        # It was not asked before it hung.
+        page = world.page(url, "keys?prefix=%2Fhang%2F")
+        page.wait_text("1 shown", ".listing", 40)
+        wait_for("a write at another member", lambda: "header" in other.call("kv/put", {"key": b64("/hang/late"), "value": b64("x")}, check=False))
+        watching.wait_text("/hang/late", ".page-watch tbody", 60)
+    page.wait_text("3 of 3 members answer", ".cluster-state", 60)
+
+
+@test
+def urls_that_lead_to_another_member_are_seen(world):
+    # Each member advertises the URL of the first one.
+    cluster = world.get("alike", lambda: Cluster(world.options.mainstay, 2, advertised_by=0))
+    url = world.get("console alike", lambda: Console(world.options.console, cluster[0].url)).url
+    page = world.page(url, "members")
+    page.wait_text("The URL of m2 leads to another member (m1)", ".page-members", 30)
+    check(page.js("![...document.querySelectorAll('button')].some((each) => each.getAttribute('aria-label') === 'Make leader: m2')"), "nothing is done at m2")
+    cluster[1].kill()
+    page.wait_text("1 of 2 voters answer", ".page-members", 30)
+    page.wait_text("1 of 2 members answer", ".cluster-state")
+    # A poll of everything later it is still so.
+    asked = len(page.requests)
+    wait_for("more polls", lambda: len([each for each in page.requests[asked:] if each.endswith("maintenance/status")]) >= 4)
+    check("1 of 2 members answer" in page.text(".cluster-state"), page.text(".cluster-state"))
+    world.show(page, "overview")
+    page.wait_text("The URL of m2 leads to another member (m1)", ".page-overview tbody")
+
+
+def replaced(cluster, flags):
+    """Another cluster of one member at the same addresses."""
+    old = cluster[0]
+    old.stop()
+    folder = os.path.join(cluster.folder, "other")
+    os.makedirs(folder, exist_ok=True)
+    member = Member(cluster.program, old.name, old.port, old.peer, cluster.everyone, folder, flags)
+    cluster.members.append(member)
+    member.start()
+    wait_for("the other cluster", member.is_ready)
+    return member
+
+
+@test
+def another_cluster_is_not_changed(world):
+    cluster = world.get("replaced", lambda: Cluster(world.options.mainstay))
+    for number in range(3):
+        cluster[0].put(f"/twin/{number}", "first")
+    console = world.console("replaced", cluster)
+    deleting = world.page(console.url, "keys?prefix=%2Ftwin%2F")
+    deleting.wait_text("3 shown", ".listing")
+    deleting.click("button", "Delete all of these keys")
+    deleting.wait("document.querySelector('dialog')")
+    deleting.fill("dialog input[name=word]", "3")
+    saving = world.page(console.url, "keys?key=%2Ftwin%2F2")
+    saving.wait_text("first", ".value")
+    saving.click("button", "Edit")
+    saving.fill("textarea", "changed")
+    saving.click(".detail button", "Save")
+    saving.wait("document.querySelector('dialog')")
+    other = replaced(cluster, ["--initial-cluster-token", "another"])
+    # The same keys, each at the same revision.
+    for number in range(3):
+        other.put(f"/twin/{number}", "second")
+    for page in (deleting, saving):
+        page.click("dialog button[type=submit]")
+        page.wait_text("belongs to another cluster", "dialog", 30)
+    for number in range(3):
+        same(other.get(f"/twin/{number}"), b"second", f"key {number} of the other cluster")
+
+
+def edit(world, key, value):
+    """Opens the editor of a key with this value."""
+    world.small[0].put(key, value)
+    page = world.page(console_of(world, "small"), "keys?key=" + key.replace("/", "%2F"))
+    page.wait("document.querySelector('.detail .value')")
+    page.click("button", "Edit")
+    page.wait("document.querySelector('textarea')")
+    return page
+
+
+def save(page):
+    page.click(".detail button", "Save")
+    page.wait("document.querySelector('dialog')")
+    page.click("dialog button[type=submit]")
+    page.wait("!document.querySelector('dialog')")
+
+
+@test
+def no_view_of_the_editor_changes_bytes(world):
+    for view, typed, raw in (("Escaped", r"a\x0db", b"a\rb"), ("Escaped", r"a\x0d\x0ab\xff", b"a\r\nb\xff"), ("Hex", "ff fe 00 01", b"\xff\xfe\x00\x01"), ("Hex", "61 0d 0a 62", b"a\r\nb")):
+        page = edit(world, "/safety/bytes", "plain")
+        page.click(".detail .tabs button", view)
+        page.fill("textarea", typed)
+        page.click(".detail .tabs button", "Text")
+        same(page.js("document.querySelector('textarea').value"), typed, "what was typed")
+        check(page.js("[...document.querySelectorAll('.detail .tabs button')].find((each) => each.innerText === 'Text').disabled"), "text is not offered")
+        save(page)
+        same(world.small[0].get("/safety/bytes"), raw, f"what {typed} stands for")
+    page = edit(world, "/safety/bytes", "plain")
+    page.click(".detail .tabs button", "Hex")
+    page.fill("textarea", "ff")
+    page.fill("textarea", "c3 a9 0a 09 62")
+    page.click(".detail .tabs button", "Text")
+    same(page.js("document.querySelector('textarea').value"), "é\n\tb", "text is offered again")
+    page.click(".detail button", "Cancel")
+
+
+def long_object(last):
+    """An object of Kubernetes with more lines than are shown."""
+    entries = [sample.field(1, f"entry {number}") for number in range(5000)]
+    return sample.kubernetes("v1", "ConfigMap", "long", "shop", sample.field(2, b"".join(entries) + sample.field(1, last)))
+
+
+@test
+def differences_show_what_differs(world):
+    member = world.small[0]
+    for before, after, minus, plus in (
+            ('{"id":9007199254740993}', '{"id":9007199254740992}', "9007199254740993", "9007199254740992"),
+            ('{"a":1.0,"b":1}', '{"a":1,"b":2}', '"a": 1.0', '"a": 1,'),
+            ('{"a":1,"a":2}', '{"a":3,"a":2}', '"a": 1', '"a": 3'),
+            ('{"a":1e400}', '{"a":1e500}', "1e400", "1e500"),
+            ('{"a":"\\u0041"}', '{"a":"A"}', r"\u0041", '"A"'),
+            ('{"a": 1}', '{"a":1}', '{"a": 1}', '{"a":1}'),
+            ("x" * 5500 + "1", "x" * 5500 + "2", "x1", "x2")):
+        page = edit(world, "/safety/json", before)
+        page.fill("textarea", after)
+        page.click(".detail button", "Save")
+        page.wait("document.querySelector('dialog .diff') || document.querySelector('dialog')?.innerText.includes('The same value')")
+        shown = {kind: page.js(f"[...document.querySelectorAll('dialog .diff .{kind}')].map((each) => each.textContent).join('\\n')") for kind in ("minus", "plus")}
+        check(minus in shown["minus"] and plus in shown["plus"], f"{before[-30:]} to {after[-30:]} is seen: {shown}")
+        # Somebody else's change is seen as well.
+        member.put("/safety/json", before.replace("1", "7"))
+        page.click("dialog button[type=submit]")
+        page.wait("document.querySelector('.conflict .diff .plus')", "the other's change")
+        page.click("button", "Go on with my text")
+        page.click(".detail button", "Cancel")
+        member.put("/safety/json", before)
+        member.put("/safety/json", after)
+        world.show(page, "keys?key=%2Fconfig%2Fmotd")
+        page.wait_text("Maintenance", ".value")
+        world.show(page, "keys?key=%2Fsafety%2Fjson")
+        page.wait("document.querySelector('.detail .key-text')?.innerText === '/safety/json' && document.querySelector('.detail .value')")
+        page.click("button", "History")
+        page.wait("document.querySelector('.versions li .diff .plus')", "the history shows it")
+    member.put("/safety/object", long_object("one"))
+    member.put("/safety/object", long_object("two"))
+    world.show(page, "keys?key=%2Fsafety%2Fobject")
+    page.wait_text("ConfigMap", ".value")
+    page.click("button", "History")
+    page.wait("document.querySelector('.versions li .diff')")
+    text = page.text(".versions li .diff")
+    check("one" in text and "two" in text, f"a change behind what is shown of an object: {text[-300:]}")
+
+
+@test
+def views_of_json_show_what_is_stored(world):
+    world.small[0].put("/safety/view", '{"id":9007199254740993,"id":1.0,"list":[],"none":{}}')
+    page = world.page(console_of(world, "small"), "keys?key=%2Fsafety%2Fview")
+    page.wait("document.querySelector('.value')?.textContent.includes('list')")
+    same(page.js("document.querySelector('.value').textContent"), '{\n  "id": 9007199254740993,\n  "id": 1.0,\n  "list": [],\n  "none": {}\n}', "as JSON")
+    world.small[0].put("/safety/view", "[" * 3000 + "]" * 3000)
+    page.click("button", "Read again")
+    page.wait("document.querySelector('.value')?.textContent.startsWith('[[[')", "what is too deep for lines")
+
+
+@test
+def outcome_is_said_when_nobody_waits(world):
+    cluster = world.get("late", lambda: Cluster(world.options.mainstay))
+    member = cluster[0]
+    member.put("/late", "before")
+    page = world.page(world.console("late", cluster).url, "keys?key=%2Flate")
+    page.wait_text("before", ".value")
+    for value, how in (("clicked", lambda: page.click("dialog button", "Stop waiting")), ("escaped", lambda: page.key("Escape"))):
+        page.click("button", "Edit")
+        page.fill("textarea", value)
+        page.click(".detail button", "Save")
+        page.wait("document.querySelector('dialog')")
+        with hanging(member):
+            page.click("dialog button[type=submit]")
+            page.wait_text("Stop waiting", "dialog")
+            how()
+            page.wait("!document.querySelector('dialog')")
+        page.wait_text("Save this change: this was done.", "#announcements")
+        same(member.get("/late"), value.encode(), "the value")
+        page.click("#announcements button", "Close")
+        page.click(".detail button", "Cancel")
+        page.click("button", "Read again")
+        page.wait_text(value, ".value")
+    # A failure is told as well: a lease that is gone meanwhile.
+    lease = member.call("lease/grant", {"TTL": "600"})["ID"]
+    world.show(page, "leases")
+    page.wait("document.querySelector('.page-leases tbody tr')")
+    page.click(".page-leases tbody button")
+    page.wait("document.querySelector('dialog')")
+    member.call("lease/revoke", {"ID": lease})
+    with hanging(member):
+        page.click("dialog button[type=submit]")
+        page.click("dialog button", "Stop waiting")
+    page.wait_text("requested lease not found", "#announcements")
+
+
+@test
+def command_line_for_a_new_member_is_quoted(world):
+    name = "m$(touch harmed)'\"`x`"
+    cluster = world.get("quoted", lambda: Cluster(world.options.mainstay, names=[name]))
+    page = world.page(world.console("quoted", cluster).url, "members")
+    settle(page, "members")
+    page.click("button", "Add a member")
+    page.wait("document.querySelector('dialog')")
+    page.fill("dialog input[name=urls]", "http://127.0.0.1:1")
+    page.click("dialog button[type=submit]")
+    page.wait_text("--initial-cluster-state existing", "dialog", 30)
+    line = page.text("dialog pre")
+    done = subprocess.run(["sh", "-c", "mainstay() { printf '%s\\n' \"$@\"; }\n" + line], cwd=cluster.folder, capture_output=True, text=True, check=True)
+    words = done.stdout.split("\n")
+    listed = words[words.index("--initial-cluster") + 1]
+    check(f"{name}=http://127.0.0.1:{cluster[0].peer}" in listed.split(","), f"the shell reads {listed!r} from {line!r}")
+    check("harmed" not in os.listdir(cluster.folder), "nothing was executed")
+
+
+@test
+def log_out_takes_values_and_drafts_off_the_page(world):
+    page = world.page(console_of(world, "guarded"), "keys?key=%2Fconfig%2Fown%2Fa")
+    log_in(page, "reader", "word")
+    page.wait("document.querySelector('.detail .value')?.textContent.length > 0")
+    value = page.js("document.querySelector('.detail .value').textContent")
+    page.click("button", "Edit")
+    page.fill("textarea", "a secret draft")
+    page.click("button", "Log out")
+    page.wait("document.querySelector('dialog input[name=password]')", "the question for a password")
+    shown = page.js("document.body.innerText + [...document.querySelectorAll('input, textarea')].map((each) => each.value).join(' ')")
+    check("a secret draft" not in shown and value not in page.text(".content"), f"nothing is left: {shown}")
+    log_in(page, "root", "secret")
+    page.wait("document.querySelector('.detail .value')?.textContent.length > 0", "the value for the next user")
+    check(page.js("!document.querySelector('textarea')"), "no draft of the user before")
