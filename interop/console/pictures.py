@@ -30,7 +30,7 @@ SETTLED = f"document.querySelector('.cluster-state')?.dataset.kind === 'good' &&
 # Name of the picture, address, and what has to be there.
 VIEWS = [
     ("overview", "overview", "document.querySelectorAll('.page-overview tbody .state.good').length === 3"),
-    ("charts", "charts", "document.querySelectorAll('.plot:not(.hidden)').length > 14"),
+    ("charts", "charts", "document.querySelectorAll('.plot:not(.hidden)').length > 14 && document.querySelectorAll('.chart:nth-child(2) .legend li').length > 4"),
     ("keys", "keys?prefix=%2Fconfig%2F&key=%2Fconfig%2Fapp", "document.querySelector('.versions .diff')"),
     ("kubernetes", "keys?prefix=%2Fregistry%2Fpods%2Fshop%2F&key=%2Fregistry%2Fpods%2Fshop%2Fweb-0", "document.querySelector('.value')"),
     ("conflict", "keys?prefix=%2Fconfig%2F&key=%2Fconfig%2Fflag", "document.querySelector('.conflict .diff')"),
@@ -135,7 +135,7 @@ def main():
     options = parser.parse_args()
     end_cleanly()
     os.makedirs(options.out, exist_ok=True)
-    cluster = Cluster(options.mainstay, 3, ["--warning-unary-request-duration=3ms", "--zone=north"])
+    cluster = Cluster(options.mainstay, 3, ["--warning-unary-request-duration=3ms", "--zone=north", "--metrics=extensive"])
     console = browser = load = None
     try:
         prepare(cluster)

@@ -153,7 +153,7 @@ CASES = [
     ("version-skew", "warning", [{}, {"status": {"version": "3.6.0"}}], "m2: 3.6.0", [{}, {}]),
     (None, "note", [heavy(prefix={'"/hot/"': 60, '"/other/"': 9}, client={"10.0.0.9": 69})], "60.0", [heavy(prefix={'"/hot/"': 49, '"/other/"': 9}, client={"10.0.0.9": 58})]),
     (None, "note", [heavy(client={"10.0.0.9": 60, "10.0.0.8": 9, "10.0.0.7": 9})], "60.0", [heavy(client={"10.0.0.9": 60, "10.0.0.8": 59, "10.0.0.7": 9})]),
-    (None, "note", [heavy("bytes", prefix={'"/hot/"': 1 << 20, '"/other/"': 9})], "1.00\u00a0MiB/s", [heavy("bytes", prefix={'"/hot/"': 1 << 19, '"/other/"': 9})]),
+    (None, "note", [heavy("bytes", prefix={'"/hot/"': 1 << 18, '"/other/"': 9})], "256\u00a0KiB/s", [heavy("bytes", prefix={'"/hot/"': (1 << 18) - 1, '"/other/"': 9})]),
     (None, "warning", [grows("mainstay_client_connections_refused_total", 2)], "2 within", [grows("mainstay_client_connections_refused_total", 0)]),
     (None, "note", [{"member": {"isLearner": True}}], "no vote", [{}]),
 ]

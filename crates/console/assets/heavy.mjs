@@ -12,7 +12,7 @@ export const AMOUNT = { requests: format.rate, bytes: format.bytesRate, seconds:
 const TOLD = 20;
 /** From where on a name stands out: share of all, requests a second (as for the doctor's balance), bytes a second. */
 const SHARE = 0.5;
-const LEAST = { requests: 50, bytes: 1 << 20 };
+const LEAST = { requests: 50, bytes: 1 << 18 };
 
 function listOf(member, subject, measure) {
   const list = member.isUp ? member.diagnosis?.heavy?.[subject]?.[measure] : null;

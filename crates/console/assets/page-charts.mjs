@@ -15,9 +15,9 @@ function ofMembers(name, options, value, { sums = false } = {}) {
   return { name, options, value, sums };
 }
 
-/** A chart of several figures of the chosen member, or of all together: a line for each. */
-function ofParts(name, options, parts) {
-  return { name, options, parts };
+/** A chart of several figures of the chosen member, or of all together: a line for each. `histogram` begins the names of those it is made of. */
+function ofParts(name, options, parts, histogram = null) {
+  return { name, options, parts, histogram };
 }
 
 const time = { format: format.seconds };
@@ -42,15 +42,15 @@ function quantileLines(name) {
 
 const CHARTS = [
   ofParts('requests', { format: format.rate }, (points) => KINDS.map((kind) => ({ name: t(`kind_${kind}`), values: points.map((point) => point?.rates[kind] ?? null) })).filter((line) => line.values.some((value) => value > 0) || line.name === t('kind_put') || line.name === t('kind_range'))),
-  ofParts('stages50', stageTime, stageLines(0.5)),
-  ofParts('stages99', stageTime, stageLines(0.99)),
-  ofParts('request', time, quantileLines('request')),
-  ofParts('fsync', time, quantileLines('fsync')),
+  ofParts('stages50', stageTime, stageLines(0.5), 'stage:'),
+  ofParts('stages99', stageTime, stageLines(0.99), 'stage:'),
+  ofParts('request', time, quantileLines('request'), 'request'),
+  ofParts('fsync', time, quantileLines('fsync'), 'fsync'),
   ofMembers('batch', { format: (value) => t('entries', { count: format.number(value) }) }, batchOf),
-  ofParts('apply', time, quantileLines('apply')),
+  ofParts('apply', time, quantileLines('apply'), 'apply'),
   ofMembers('applyLag', { format: format.count }, (point) => point.applyLag),
   ofMembers('pending', { format: format.count }, (point) => point.pendingProposals),
-  ofParts('rtt', time, quantileLines('rtt')),
+  ofParts('rtt', time, quantileLines('rtt'), 'rtt'),
   ofMembers('events', { format: format.rate }, (point) => point.events, { sums: true }),
   ofMembers('watchLag', { format: format.count }, (point) => point.pendingEvents),
   ofMembers('slowWatchers', { format: format.count }, (point) => point.slowWatchers),
@@ -89,11 +89,12 @@ export function open(place, query) {
     choices();
     const members = cluster.members.filter((member) => chosen === '' || member.name === chosen);
     const together = cluster.times.map((_, at) => sumOf(members.map((member) => member.points[at])));
-    for (const { chart, parts, value, sums } of charts) {
+    for (const { chart, parts, value, sums, histogram } of charts) {
       const lines = parts ? parts(together) : memberLines(members, value, sums);
       // Two polls are needed for a rate, one that counted something for a quantile.
       const isTold = lines.some((line) => line.values.some(format.isKnown));
-      if (!isTold) chart.missing.textContent = t(cluster.times.length > 8 ? 'nothingTold' : 'measuring');
+      const isCounted = histogram !== null && together.some((point) => Object.entries(point?.histograms ?? {}).some(([each, buckets]) => each.startsWith(histogram) && buckets));
+      if (!isTold) chart.missing.textContent = t(isCounted ? 'nothingCounted' : cluster.times.length > 8 ? 'nothingTold' : 'measuring');
       chart.update(cluster.times, lines);
     }
   }

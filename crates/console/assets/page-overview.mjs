@@ -132,7 +132,7 @@ function membersTable() {
     keyOf: (member) => `${member.id} ${member.endpoint.url}`,
     empty: t('membersAsked'),
     columns: [
-      { label: t('member'), sign: (m) => `${m.name} ${m.zone}`, cell: (m) => [h('bdi', {}, m.name), m.zone !== '' && h('div', { class: 'note' }, t('zoneOf', { zone: m.zone }))] },
+      { label: t('member'), sign: (m) => `${m.name} ${m.zone}`, cell: (m) => h('div', {}, h('bdi', {}, m.name), m.zone !== '' && h('div', { class: 'note' }, t('zoneOf', { zone: m.zone }))) },
       { label: t('state'), sign: (m) => stateOf(m).join(), cell: (m) => state(m) },
       { label: t('role'), cell: (m) => role(m) },
       { label: t('version'), cell: (m) => told(m, m.status?.version, (version) => version) },

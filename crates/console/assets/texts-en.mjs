@@ -29,6 +29,7 @@ export const TEXTS = {
   membersOf: '{up} of {all} answer',
   measuring: 'measuring',
   nothingTold: 'The members do not tell.',
+  nothingCounted: 'None in the last seconds.',
   nothingSeen: 'Nothing so far.',
   looking: 'Looking',
   close: 'Close',

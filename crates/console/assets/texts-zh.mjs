@@ -29,6 +29,7 @@ export const TEXTS = {
   membersOf: '{up}/{all} 有应答',
   measuring: '测量中',
   nothingTold: '各成员均不提供此项。',
+  nothingCounted: '最近数秒内没有。',
   nothingSeen: '目前没有。',
   looking: '正在查询',
   close: '关闭',
