@@ -215,6 +215,7 @@ def compose(tally, bench, services, healthcheck):
 
     names = [name for name in services if name != "certificates"]
     ports = {name: [free_port() for _ in range(3)] for name in names}
+    consoles = {name: free_port() for name in names}
     environments, metrics = [], []
     for name in names:
         table = {"/certificates": certificates, "/var/lib/etcd": bench.path(f"compose-{name}")}
@@ -225,8 +226,9 @@ def compose(tally, bench, services, healthcheck):
             table[f"//0.0.0.0:{port}"] = f"//127.0.0.1:{mine}"
         environment = {key: replaced(value, table) for key, value in services[name]["environment"].items()}
         words = [replaced(word, table) for word in services[name]["command"]]
-        # More than the file asks for, so that every histogram has something.
-        bench.start(f"compose-{name}", words, {**environment, "ETCD_METRICS": "extensive"})
+        # More than the file asks for, so that every histogram has something, and with a console.
+        bench.start(f"compose-{name}", words, {**environment, "ETCD_METRICS": "extensive",
+                                               "ETCD_LISTEN_CONSOLE_URLS": f"http://127.0.0.1:{consoles[name]}"})
         environments.append(environment)
         metrics.append(f"http://127.0.0.1:{ports[name][2]}/metrics")
     put_and_get(tally, bench, "the compose file", environments)
@@ -236,7 +238,32 @@ def compose(tally, bench, services, healthcheck):
         without = {key: value for key, value in environment.items() if key != "ETCDCTL_CERT" and key != "ETCDCTL_KEY"}
         code, said = tool(bench, healthcheck, without)
         tally.check(code != 0, f"{name} lets a client in that has no certificate: {said}")
+    console(tally, bench, consoles[names[0]], len(names))
     return environments, metrics
+
+
+def console(tally, bench, port, count):
+    """A member's console reaches all members with the member's own certificate."""
+    said = {}
+
+    def ask(path, data=None):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=data, headers={"X-Mainstay-Console": "1"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    def all_of_them():
+        said["members"] = ask("/api/members")["endpoints"]
+        return len(said["members"]) == count
+
+    if not tally.check(waits("the console", all_of_them, bench), f"the console knows the members {said}"):
+        return
+    for member in said["members"]:
+        path = f"/api/endpoint/{member['id']}/v3/maintenance/status"
+        try:
+            answer = ask(path, b"{}")
+        except OSError as error:
+            answer = {"error": str(error)}
+        tally.check("leader" in answer, f"the console, at {path}: {answer}")
 
 
 def renewed(tally, script, words, folder):

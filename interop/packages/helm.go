@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	kubeschema "k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
 	"helm.sh/helm/v3/pkg/chart/loader"
@@ -144,7 +144,7 @@ func (f found) Get(_ context.Context, name string, _ metav1.GetOptions, _ ...str
 	if object, ok := f.there[f.kind+"/"+name]; ok {
 		return &unstructured.Unstructured{Object: object}, nil
 	}
-	return nil, apierrors.NewNotFound(schema.GroupResource{Resource: f.kind}, name)
+	return nil, apierrors.NewNotFound(kubeschema.GroupResource{Resource: f.kind}, name)
 }
 
 // render does what `helm install` does in a namespace that has nothing yet.
