@@ -6,7 +6,8 @@
 The Dockerfile, the compose file, the chart, the manifests, the dashboard and the list of parts are read by the code that will read
 them (`packages/`, in Go). What that finds of command lines is then run with the real binary, on loopback, with ports, hosts and paths
 replaced: the image's program in a copy of its root file system, the members of the compose file over TLS, those of the chart with TLS
-and without, the static pod with the probes that it asks for, jobs for backups with their cleaner. The cluster of the compose file is
+and without, and while the cluster grows, the static pod with the probes that it asks for, jobs for backups with files of others and
+damaged ones. The cluster of the compose file is
 scraped, and Prometheus' engine evaluates every rule, alert and panel of ours over it (`promql/ours.go`). Each command of docs/install.md
 is either run, or looked at by one of the checks above and named in a line that begins with SKIPPED.
 
@@ -203,6 +204,8 @@ def compose(tally, bench, services, healthcheck):
     tally.check(before == sorted(os.listdir(certificates)) and first == open(os.path.join(certificates, "m1.crt"), "rb").read(),
                 "certificates that are there stay")
     tally.run("it names what it needs", [script], good=False)
+    renewed(tally, script, words, certificates)
+    before = sorted(os.listdir(certificates))
     for name in before:
         mode = os.stat(os.path.join(certificates, name)).st_mode & 0o777
         owner = os.stat(os.path.join(certificates, name)).st_uid
@@ -212,6 +215,7 @@ def compose(tally, bench, services, healthcheck):
 
     names = [name for name in services if name != "certificates"]
     ports = {name: [free_port() for _ in range(3)] for name in names}
+    consoles = {name: free_port() for name in names}
     environments, metrics = [], []
     for name in names:
         table = {"/certificates": certificates, "/var/lib/etcd": bench.path(f"compose-{name}")}
@@ -222,18 +226,107 @@ def compose(tally, bench, services, healthcheck):
             table[f"//0.0.0.0:{port}"] = f"//127.0.0.1:{mine}"
         environment = {key: replaced(value, table) for key, value in services[name]["environment"].items()}
         words = [replaced(word, table) for word in services[name]["command"]]
-        # More than the file asks for, so that every histogram has something.
-        bench.start(f"compose-{name}", words, {**environment, "ETCD_METRICS": "extensive"})
+        # More than the file asks for, so that every histogram has something, and with a console.
+        bench.start(f"compose-{name}", words, {**environment, "ETCD_METRICS": "extensive",
+                                               "ETCD_LISTEN_CONSOLE_URLS": f"http://127.0.0.1:{consoles[name]}"})
         environments.append(environment)
         metrics.append(f"http://127.0.0.1:{ports[name][2]}/metrics")
     put_and_get(tally, bench, "the compose file", environments)
     for name, environment in zip(names, environments):
         code, said = tool(bench, healthcheck, environment)
-        tally.check(code == 0 and "is healthy" in said, f"the health of {name}: {said}")
+        tally.check(code == 0 and environment["ETCDCTL_ENDPOINTS"] in said, f"the health of {name}: {said}")
         without = {key: value for key, value in environment.items() if key != "ETCDCTL_CERT" and key != "ETCDCTL_KEY"}
         code, said = tool(bench, healthcheck, without)
         tally.check(code != 0, f"{name} lets a client in that has no certificate: {said}")
+    console(tally, bench, consoles[names[0]], len(names))
     return environments, metrics
+
+
+def console(tally, bench, port, count):
+    """A member's console reaches all members with the member's own certificate."""
+    said = {}
+
+    def ask(path, data=None):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=data, headers={"X-Mainstay-Console": "1"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    def all_of_them():
+        said["members"] = ask("/api/members")["endpoints"]
+        return len(said["members"]) == count
+
+    if not tally.check(waits("the console", all_of_them, bench), f"the console knows the members {said}"):
+        return
+    for member in said["members"]:
+        path = f"/api/endpoint/{member['id']}/v3/maintenance/status"
+        try:
+            answer = ask(path, b"{}")
+        except OSError as error:
+            answer = {"error": str(error)}
+        tally.check("leader" in answer, f"the console, at {path}: {answer}")
+
+
+def renewed(tally, script, words, folder):
+    """Certificates that end soon, are not for what is asked now, or are of another authority are made again, and their keys stay."""
+    def openssl(*rest):
+        return tally.run("openssl", ["openssl", *rest], cwd=folder)
+
+    def text(name):
+        return open(os.path.join(folder, name), encoding="utf-8").read()
+
+    def ends(name, days):
+        """Whether a certificate ends within so many days."""
+        return subprocess.run(["openssl", "x509", "-in", name, "-noout", "-checkend", str(days * 86400)], cwd=folder,
+                              stdout=subprocess.DEVNULL, check=False).returncode != 0
+
+    def sign(name, authority, days, usages):
+        with open(os.path.join(folder, "extensions"), "w", encoding="utf-8") as file:
+            file.write(f"extendedKeyUsage={usages}\nsubjectAltName=DNS:{name}\n")
+        openssl("req", "-new", "-key", f"{name}.key", "-subj", f"/CN={name}", "-out", "request")
+        openssl("x509", "-req", "-in", "request", "-CA", f"{authority}.crt", "-CAkey", f"{authority}.key", "-CAcreateserial", "-days",
+                str(days), "-extfile", "extensions", "-out", f"{name}.crt")
+        os.remove(os.path.join(folder, "extensions"))
+        os.remove(os.path.join(folder, "request"))
+
+    authority = text("ca.crt")
+    # As earlier versions made it: the members' authority ends with what it signs.
+    openssl("req", "-x509", "-key", "peer-ca.key", "-days", "365", "-subj", "/CN=Mainstay peer-ca", "-addext",
+            "basicConstraints=critical,CA:TRUE", "-out", "peer-ca.crt")
+    sign("m1", "ca", 20, "serverAuth,clientAuth")
+    sign("m2", "ca", 365, "serverAuth")
+    sign("client", "ca", 20, "clientAuth")
+    sign("m3", "peer-ca", 365, "serverAuth,clientAuth")
+    changed = ["m1.crt", "m2.crt", "m3.crt", "client.crt", "peer-ca.crt"]
+    before = {name: text(name) for name in os.listdir(folder)}
+    tally.check(ends("m1.crt", 30) and ends("client.crt", 30) and ends("peer-ca.crt", 366), "old certificates could not be planted")
+    tally.run("the service, with old certificates", [script, *words])
+    for name, old in sorted(before.items()):
+        if not name.endswith(".srl"):
+            tally.check((text(name) != old) == (name in changed), f"{name}: made again is {text(name) != old}")
+    tally.check(authority == text("ca.crt"), "the authority does not stay")
+    for name in ("m1", "m2", "m3", "client", "m1-peer"):
+        signer = "peer-ca" if "peer" in name else "ca"
+        tally.check(not ends(f"{name}.crt", 300) and not ends(f"{signer}.crt", 366), f"{name} ends within 300 days, or {signer} before it")
+        # The console and the JSON gateway show a member's certificate to other members.
+        for purpose in ("sslclient",) if name == "client" else ("sslclient", "sslserver"):
+            openssl("verify", "-CAfile", f"{signer}.crt", "-purpose", purpose, f"{name}.crt")
+    key = os.path.join(folder, "ca.key")
+    os.rename(key, f"{key}.away")
+    said = tally.run("an authority without its key", [script, *words], good=False)
+    tally.check("ca.key is not the key" in said and authority == text("ca.crt"), f"an authority without its key: {said}")
+    os.rename(f"{key}.away", key)
+
+
+def majority_lost(tally, bench, healthcheck, environments, metrics):
+    """A member whose majority is gone is alive, so that nobody restarts it."""
+    for member in [member for member in bench.members if member.name.startswith("compose-")][1:]:
+        bench.members.remove(member)
+        member.end()
+    url = metrics[0].removesuffix("/metrics")
+    tally.check(waits("a lost majority", lambda: not probe(f"{url}/readyz"), bench), "a member without a majority is ready")
+    tally.check(probe(f"{url}/livez"), "a member without a majority is not alive")
+    code, said = tool(bench, healthcheck, environments[0])
+    tally.check(code == 0, f"a member without a majority counts as unhealthy: {said}")
 
 
 def observed(tally, bench, environments, metrics):
@@ -337,24 +430,196 @@ def chart(tally, bench, what, entry):
 
 
 def backup(tally, bench, job, filled, variables):
-    """Runs the job four times where three snapshots are kept."""
+    """Runs the job where three snapshots are kept: well, with snapshots that were damaged on their way, and well again."""
     folder = bench.path("backups")
     os.mkdir(folder)
-    for run in range(4):
-        pod = f"mainstay-backup-{run}-x"
-        for part in job["initContainers"]:
+    # Files of others on the same claim, and of the release's own that are not to be touched, all older than any snapshot.
+    others = ["other-backup-28990001-abcde.db", "mainstay-backup-backup-28990001-abcde.db", "mainstay-backup-1-backup-28990001-abcde.db",
+              "mine.db", "by-hand-abcde.db", "other-backup-28990001-abcde.unverified", "other-backup-28990001-abcde.db.part"]
+    leftovers = ["mainstay-backup-28980001-abcde.unverified", "mainstay-backup-28980002-abcde.unverified.part",
+                 "mainstay-backup-28980003-abcde.db.part"]
+    for name in others + leftovers:
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            file.write("not a snapshot")
+        os.utime(os.path.join(folder, name), (1_000, 1_000))
+    # One that another job writes right now.
+    busy = "mainstay-backup-28990009-abcde.unverified.part"
+    with open(os.path.join(folder, busy), "w", encoding="utf-8"):
+        pass
+
+    def run(number, damage=None):
+        """The job's containers until one fails; returns the name of that one."""
+        pod = f"mainstay-backup-2899000{number}-abcde"
+        for part in job["initContainers"] + job["containers"]:
             words = filled(part["command"] + part["args"], pod, {"/backup": folder})
-            code, said = tool(bench, words, variables(part, pod, {}))
-            tally.check(code == 0, f"the backup, container {part['name']}: {said}")
+            environment = variables(part, pod, {})
+            if words[0] == "sh":
+                # That of the container's image, if it is there.
+                words = [*(["busybox"] if shutil.which("busybox") else []), *words]
+                done = subprocess.run(words, env={"PATH": "/usr/bin:/bin", **environment}, text=True, stdout=subprocess.PIPE,
+                                      stderr=subprocess.STDOUT, check=False, timeout=60)
+                code, said = done.returncode, done.stdout
+            else:
+                code, said = tool(bench, words, environment)
+            if code != 0:
+                tally.check(damage is not None, f"the backup {number}, container {part['name']}: {said}")
+                return part["name"]
+            if part["name"] == "save" and damage is not None:
+                written = [name for name in os.listdir(folder) if name.startswith(pod)]
+                if tally.check(len(written) == 1, f"save writes {written}"):
+                    path = os.path.join(folder, written[0])
+                    with open(path, "r+b") as file:
+                        at = damage(os.path.getsize(path))
+                        file.seek(at)
+                        byte = file.read(1)[0]
+                        file.seek(at)
+                        file.write(bytes([byte ^ 1]))
         # Names have no meaning to the cleaner: times have.
         made = os.path.join(folder, f"{pod}.db")
         if tally.check(os.path.exists(made), f"the backup did not write {made}"):
-            os.utime(made, (1_000_000 + run, 1_000_000 + run))
-        for part in job["containers"]:
-            words = filled(part["command"] + part["args"], pod, {"/backup": folder})
-            tally.run(f"the backup, container {part['name']}", words)
+            os.utime(made, (1_000_000 + number, 1_000_000 + number))
+        return ""
+
+    for number in range(4):
+        run(number)
+    good = [f"mainstay-backup-2899000{number}-abcde.db" for number in (1, 2, 3)]
     kept = sorted(os.listdir(folder))
-    tally.check(kept == [f"mainstay-backup-{run}-x.db" for run in (1, 2, 3)], f"kept are {kept}")
+    tally.check(kept == sorted([*good, *others, busy]), f"kept are {kept}")
+    # In the last byte of the database, in its middle, in the digest.
+    for number, damage in ((4, lambda size: size - 33), (5, lambda size: size // 2), (6, lambda size: size - 1)):
+        tally.check(run(number, damage) == "keep", f"a snapshot with a flipped byte is taken for a good one ({number})")
+    kept = sorted(name for name in os.listdir(folder) if name.endswith(".db"))
+    tally.check(kept == sorted([*good, *(name for name in others if name.endswith(".db"))]), f"after damage, kept are {kept}")
+    run(7)
+    good = [*good[1:], "mainstay-backup-28990007-abcde.db"]
+    kept = sorted(name for name in os.listdir(folder) if name.endswith(".db"))
+    tally.check(kept == sorted([*good, *(name for name in others if name.endswith(".db"))]), f"after a good one, kept are {kept}")
+    for name in good:
+        words = ["etcdutl", "snapshot", "restore", os.path.join(folder, name), "--data-dir", bench.path(f"restored-{name}")]
+        code, said = tool(bench, words, {})
+        tally.check(code == 0, f"{name} cannot be restored: {said}")
+
+
+def growing(tally, bench, grown):
+    """Members that a larger number of replicas adds join the cluster that runs, once announced, and never form another one."""
+    for formed, steps in ((1, ("2 of 1", "3 of 1")), (3, ("4 of 3", "5 of 3"))):
+        largest = "3 of 1" if formed == 1 else "7 of 3"
+        ports = [[free_port() for _ in range(3)] for _ in range(7)]
+        hosts = {f"//mainstay-{i}.mainstay-members.apps.svc:{port}": f"//127.0.0.1:{mine}" for i in range(7)
+                 for port, mine in zip((2379, 2380, 2381), ports[i])}
+
+        def start(render, i, formed=formed, ports=ports, hosts=hosts):
+            container, pod = grown[render]["members"], f"mainstay-{i}"
+            table = {**hosts, "/var/lib/etcd": bench.path(f"grown-{formed}-{i}")}
+            table |= {f"//0.0.0.0:{port}": f"//127.0.0.1:{mine}" for port, mine in zip((2379, 2380, 2381), ports[i])}
+            words = [replaced(word.replace("$(POD_NAME)", pod), table) for word in container["command"] + container["args"]]
+            bench.start(f"grown-{formed}-{i}", words, {})
+            return bench.members[-1]
+
+        def asked(i, *words, ports=ports):
+            return tool(bench, ["etcdctl", f"--endpoints=http://127.0.0.1:{ports[i][0]}", *words], {})
+
+        def serves(i, ports=ports):
+            return probe(f"http://127.0.0.1:{ports[i][2]}/readyz")
+
+        what = f"a cluster formed with {formed}"
+        first = [start(f"{formed} of {formed}", i) for i in range(formed)]
+        for i in range(formed):
+            tally.check(waits(f"{what}, member {i}", lambda i=i: serves(i), bench), f"{what}: member {i} does not serve")
+        code, said = asked(0, "put", "old", "key")
+        tally.check(code == 0, f"{what}: {said}")
+
+        # Not announced: each ends, and none answers.
+        count = grown[largest]["replicas"]
+        early = [start(largest, i) for i in range(formed, count)]
+        deadline = time.monotonic() + 30
+        while any(member.process.poll() is None for member in early) and time.monotonic() < deadline:
+            if any(serves(i) for i in range(formed, count)):
+                break
+            time.sleep(0.1)
+        for i, member in zip(range(formed, count), early):
+            tally.check(member.process.poll() not in (None, 0),
+                        f"{what}: member {i} of {count} runs without being announced: {member.tail()}")
+            tally.check(not serves(i), f"{what}: member {i} of {count} serves without being announced")
+            bench.members.remove(member)
+            member.end()
+        formed_ids = cluster_ids(asked, formed)
+        tally.check(len(formed_ids) == 1, f"{what}: members of several clusters: {formed_ids}")
+
+        # As docs/install.md has it.
+        for i, render in enumerate(steps, formed):
+            peer = f"http://127.0.0.1:{ports[i][1]}"
+            answers = []
+
+            # Refused while members that have just started are not known to be connected.
+            def announced(i=i, peer=peer, answers=answers):
+                answers.append(asked(0, "member", "add", f"mainstay-{i}", "--learner", f"--peer-urls={peer}"))
+                return answers[-1][0] == 0
+
+            done = waits(f"{what}, announcing {i}", announced, bench)
+            found = re.search(r"Member +([0-9a-f]+) added", answers[-1][1])
+            if not tally.check(done and found, f"{what}: member add: {answers[-1]}"):
+                bench.end()
+                return
+            start(render, i)
+
+            def promoted(found=found):
+                return asked(0, "member", "promote", found[1])[0] == 0
+
+            tally.check(waits(f"{what}, promoting {i}", promoted, bench), f"{what}: member {i} is not promoted")
+            tally.check(waits(f"{what}, member {i}", lambda i=i: serves(i), bench), f"{what}: member {i} does not serve")
+            # Kubernetes starts the others again, with the new arguments.
+            for j in range(i):
+                member = next(one for one in bench.members if one.name == f"grown-{formed}-{j}")
+                bench.members.remove(member)
+                member.end()
+                start(render, j)
+                tally.check(waits(f"{what}, member {j} again", lambda j=j: serves(j), bench), f"{what}: member {j} does not serve again")
+        total = formed + len(steps)
+        for i in range(total):
+            code, said = asked(i, "get", "old")
+            tally.check((code, said) == (0, "old\nkey\n"), f"{what}: member {i} of {total} answers {said}")
+        ids = cluster_ids(asked, total)
+        tally.check(len(ids) == 1, f"{what}: {total} members are of several clusters: {ids}")
+        tally.check(ids == formed_ids, f"{what}: the cluster is another one: {ids}")
+        if formed == 1:
+            shrinking(tally, what, asked, serves, start, bench)
+        bench.end()
+
+
+def cluster_ids(asked, count):
+    """The clusters that members say they are of."""
+    ids = set()
+    for i in range(count):
+        code, said = asked(i, "endpoint", "status", "--write-out=json")
+        ids.add(json.loads(said)[0]["Status"]["header"]["cluster_id"] if code == 0 else said)
+    return ids
+
+
+def shrinking(tally, what, asked, serves, start, bench):
+    """Three members become one, and then no member without data forms a cluster, whatever the number."""
+    listed = json.loads(asked(0, "member", "list", "--write-out=json")[1])["members"]
+    for i in (2, 1):
+        member = next(one for one in listed if one["name"] == f"mainstay-{i}")
+
+        def removed(member=member):
+            return asked(0, "member", "remove", f"{member['ID']:x}")[0] == 0
+
+        tally.check(waits(f"{what}, removing {i}", removed, bench), f"{what}: member {i} is not removed")
+        # It ends by itself, and so does its pod.
+        gone = next(one for one in bench.members if one.name.endswith(f"-{i}"))
+        bench.members.remove(gone)
+        gone.end()
+        shutil.rmtree(bench.path(gone.name))
+    tally.check(waits(f"{what}, alone", lambda: asked(0, "put", "alone", "x")[0] == 0, bench), f"{what}: the last member takes no puts")
+    early = [start("3 of 0", i) for i in (1, 2)]
+    deadline = time.monotonic() + 30
+    while any(member.process.poll() is None for member in early) and time.monotonic() < deadline and not (serves(1) or serves(2)):
+        time.sleep(0.1)
+    for member in early:
+        tally.check(member.process.poll() not in (None, 0), f"{what}: {member.name} runs after all but one were removed: {member.tail()}")
+        bench.members.remove(member)
+        member.end()
 
 
 # The static pod
@@ -461,6 +726,7 @@ DOCUMENT = [
     ("docker compose", "there is no engine; Compose's loader read the file, and its members were run"),
     ("packaging/compose/make-certificates certificates m1 m2 m3", "run"),
     ("helm ", "there is no Kubernetes; Helm's engine rendered the chart, and its members were run"),
+    ("kubectl ", "there is no Kubernetes; the members of each size were run, and etcdctl's commands at them"),
     ("kubeadm ", "there is no Kubernetes; its way of patching was applied, and the static pod was run"),
     ("sed ", "run"),
     ("cargo xtask sbom", "run"),
@@ -553,10 +819,13 @@ def main():
         healthcheck = found["image"]["Healthcheck"]["Test"][1:]
         environments, metrics = compose(tally, bench, found["compose"], healthcheck)
         observed(tally, bench, environments, metrics)
+        majority_lost(tally, bench, healthcheck, environments, metrics)
         bench.end()
         for what in ("TLS", "a backup"):
-            chart(tally, bench, what, found["chart"][what])
+            chart(tally, bench, what, found["chart"]["started"][what])
             bench.end()
+        growing(tally, bench, found["chart"]["grown"])
+        bench.end()
         static_pod(tally, bench, found["static pod"])
         bench.end()
         image(tally, bench, server, found["image"])

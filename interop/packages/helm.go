@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,7 +12,12 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	kubeschema "k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
@@ -24,11 +30,11 @@ import (
 // Values with which the chart has to work.
 var good = map[string]string{
 	"the defaults":  `{}`,
-	"one member":    `{replicas: 1, antiAffinity: none}`,
+	"one member":    `{formedWith: 1, replicas: 1, antiAffinity: none}`,
 	"TLS":           `{tls: {client: {secretName: c, clientSecretName: u}, peer: {secretName: p}}, antiAffinity: preferred}`,
 	"a backup":      `{backup: {enabled: true, keep: 3}}`,
 	"another claim": `{backup: {enabled: true, existingClaim: taken, schedule: "@daily"}}`,
-	"all of it": `{replicas: 5, tls: {client: {secretName: c, clientSecretName: u}, peer: {secretName: p}}, backup: {enabled: true},
+	"all of it": `{formedWith: 5, replicas: 5, tls: {client: {secretName: c, clientSecretName: u}, peer: {secretName: p}}, backup: {enabled: true},
 		networkPolicy: {enabled: true, clients: [{podSelector: {matchLabels: {a: b}}}], metrics: [{namespaceSelector: {}}]},
 		extraFlags: ["--auto-compaction-retention=1"], extraEnv: [{name: ETCD_LOG_LEVEL, value: warn}], nodeSelector: {a: b},
 		tolerations: [{operator: Exists}], priorityClassName: high, podAnnotations: {a: b}, imagePullSecrets: [{name: r}],
@@ -41,7 +47,10 @@ var good = map[string]string{
 
 // Values that have to be refused.
 var bad = map[string]string{
-	"two members":                 `{replicas: 2}`,
+	"two members":                 `{formedWith: 2, replicas: 2}`,
+	"one of three members":        `{replicas: 1}`,
+	"no members":                  `{formedWith: 0, replicas: 0}`,
+	"eight members":               `{replicas: 8}`,
 	"a number as text":            `{replicas: "3"}`,
 	"a value that is not there":   `{replica: 3}`,
 	"a nested one":                `{backup: {enable: true}}`,
@@ -54,8 +63,97 @@ var bad = map[string]string{
 	"a backup without its secret": `{backup: {enabled: true}, tls: {client: {secretName: c}}}`,
 }
 
-// render does what `helm template` does.
+// Sizes that a cluster has one after the other: how it is formed, and how it is grown. packages.py starts the members of each.
+var sizes = map[string]string{
+	"1 of 1": `{formedWith: 1, replicas: 1}`,
+	"2 of 1": `{formedWith: 1, replicas: 2}`,
+	"3 of 1": `{formedWith: 1, replicas: 3}`,
+	"3 of 3": `{formedWith: 3, replicas: 3}`,
+	"4 of 3": `{formedWith: 3, replicas: 4}`,
+	"5 of 3": `{formedWith: 3, replicas: 5}`,
+	"7 of 3": `{formedWith: 3, replicas: 7}`,
+	"1 of 0": `{formedWith: 0, replicas: 1}`,
+	"3 of 0": `{formedWith: 0, replicas: 3}`,
+}
+
+// upgrades are values over what is in Kubernetes already, and a word of the text that refuses them; none if they are taken.
+var upgrades = map[string]struct {
+	there  objectsThere
+	values string
+	says   string
+}{
+	"the same again":              {set(3, "3"), `{}`, ""},
+	"one more":                    {set(3, "3"), `{replicas: 4}`, ""},
+	"one more than one":           {set(1, "1"), `{formedWith: 1, replicas: 2}`, ""},
+	"as many as were formed":      {set(1, "1"), `{formedWith: 3, replicas: 3}`, "Leave it so"},
+	"formed with more":            {set(3, "3"), `{formedWith: 7, replicas: 7}`, "Leave it so"},
+	"formed already":              {set(3, "3"), `{formedWith: 0}`, ""},
+	"forming what was formed":     {set(1, "0"), `{}`, "Leave it so"},
+	"more, of an earlier chart":   {set(1, ""), `{}`, "Leave it so"},
+	"the same, of an earlier one": {set(3, ""), `{}`, ""},
+	"fewer":                       {set(5, "3"), `{}`, "member remove"},
+	"fewer, others removed":       {set(5, "3"), `{removedTo: 4}`, "member remove"},
+	"more, after removal":         {set(3, "3"), `{replicas: 4, removedTo: 3}`, "removedTo: 3 is not"},
+	"fewer, after removal":        {set(5, "3"), `{removedTo: 3}`, ""},
+	"fewer than formed":           {set(3, "3"), `{replicas: 1, removedTo: 1}`, "formedWith: 0"},
+	"fewer than formed, said":     {set(3, "3"), `{formedWith: 0, replicas: 1, removedTo: 1}`, ""},
+	"fewer than formed, at once":  {set(3, "3"), `{formedWith: 0, replicas: 1}`, "member remove"},
+	"claims of all members":       {claims(3), `{}`, ""},
+	"a claim of one member":       {claims(1), `{}`, "claims of an earlier release"},
+	"claims of some members":      {claims(3), `{formedWith: 5, replicas: 5}`, "claims of an earlier release"},
+	"claims, and growing":         {claims(3), `{replicas: 4}`, ""},
+}
+
+// objectsThere are objects that templates find by `lookup`, by kind and name.
+type objectsThere map[string]map[string]any
+
+// set is a StatefulSet as an upgrade finds it.
+func set(replicas int64, formedWith string) objectsThere {
+	annotations := map[string]any{}
+	if formedWith != "" {
+		annotations["mainstay/formed-with"] = formedWith
+	}
+	return objectsThere{"StatefulSet/mainstay": {
+		"metadata": map[string]any{"annotations": annotations}, "spec": map[string]any{"replicas": replicas},
+	}}
+}
+
+// claims are those of an earlier release's members.
+func claims(count int) objectsThere {
+	there := objectsThere{}
+	for i := range count {
+		there[fmt.Sprintf("PersistentVolumeClaim/data-mainstay-%d", i)] = map[string]any{"spec": map[string]any{}}
+	}
+	return there
+}
+
+func (there objectsThere) GetClientFor(_, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
+	return found{there: there, kind: kind}, true, nil
+}
+
+// found answers the one request that `lookup` makes for a single object.
+type found struct {
+	dynamic.NamespaceableResourceInterface
+	there objectsThere
+	kind  string
+}
+
+func (f found) Namespace(string) dynamic.ResourceInterface { return f }
+
+func (f found) Get(_ context.Context, name string, _ metav1.GetOptions, _ ...string) (*unstructured.Unstructured, error) {
+	if object, ok := f.there[f.kind+"/"+name]; ok {
+		return &unstructured.Unstructured{Object: object}, nil
+	}
+	return nil, apierrors.NewNotFound(kubeschema.GroupResource{Resource: f.kind}, name)
+}
+
+// render does what `helm install` does in a namespace that has nothing yet.
 func render(path, name, values string) ([]runtime.Object, error) {
+	return renderOver(path, name, values, nil)
+}
+
+// renderOver does what `helm upgrade` does where there are objects.
+func renderOver(path, name, values string, there objectsThere) ([]runtime.Object, error) {
 	chart, err := loader.Load(path)
 	if err != nil {
 		return nil, err
@@ -69,7 +167,7 @@ func render(path, name, values string) ([]runtime.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := engine.Render(chart, filled)
+	files, err := engine.RenderWithClientProvider(chart, filled, there)
 	if err != nil {
 		return nil, err
 	}
@@ -135,9 +233,31 @@ func checkChart(t *tally, path string) any {
 		}
 		started[what] = entry
 	}
+	grown := map[string]any{}
+	for what, values := range sizes {
+		all, err := render(path, "mainstay", values)
+		t.check("helm template with members "+what, err)
+		if err != nil {
+			continue
+		}
+		members, err := checkRelease(all)
+		t.check("the objects with members "+what, err)
+		if err == nil {
+			grown[what] = map[string]any{"members": members.Spec.Template.Spec.Containers[0], "replicas": *members.Spec.Replicas}
+		}
+	}
 	for what, values := range bad {
 		_, err := render(path, "mainstay", values)
 		t.refused("the chart with "+what, err)
+	}
+	for what, upgrade := range upgrades {
+		_, err := renderOver(path, "mainstay", upgrade.values, upgrade.there)
+		if upgrade.says != "" && (err == nil || !strings.Contains(err.Error(), upgrade.says)) {
+			err = fmt.Errorf("it is not refused for %q: %v", upgrade.says, err)
+		} else if upgrade.says != "" {
+			err = nil
+		}
+		t.check("helm upgrade: "+what, err)
 	}
 	all, err := render(path, strings.Repeat("a-long-name-", 4)+"x", `{backup: {enabled: true}}`)
 	t.check("helm template with a long name", err)
@@ -154,7 +274,7 @@ func checkChart(t *tally, path string) any {
 		}
 	}
 	t.check("planted in the chart", planted(path))
-	return started
+	return map[string]any{"started": started, "grown": grown}
 }
 
 // short holds a name against the length from which names of pods made of it are cut.

@@ -69,6 +69,9 @@ func checkPod(spec *corev1.PodSpec, claims []corev1.PersistentVolumeClaim) error
 			}
 			used[mount.Name] = true
 		}
+		if err := checkKills(&container); err != nil {
+			return err
+		}
 		ports := map[string]bool{}
 		for _, port := range container.Ports {
 			if errs := validation.IsValidPortName(port.Name); len(errs) > 0 {
@@ -89,6 +92,22 @@ func checkPod(spec *corev1.PodSpec, claims []corev1.PersistentVolumeClaim) error
 		if !used[name] {
 			return fmt.Errorf("volume %s is not mounted", name)
 		}
+	}
+	return nil
+}
+
+// checkKills holds that no probe ends a member for what other members do: a lost majority, or a long way to catch up.
+func checkKills(container *corev1.Container) error {
+	for kind, probe := range map[string]*corev1.Probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe} {
+		if probe == nil {
+			continue
+		}
+		if probe.HTTPGet == nil || probe.HTTPGet.Path != "/livez" {
+			return fmt.Errorf("the %s probe of %s does not ask /livez", kind, container.Name)
+		}
+	}
+	if probe := container.StartupProbe; probe != nil && probe.FailureThreshold*probe.PeriodSeconds < 24*60*60 {
+		return fmt.Errorf("the startup probe ends %s after %d s", container.Name, probe.FailureThreshold*probe.PeriodSeconds)
 	}
 	return nil
 }
@@ -207,7 +226,9 @@ func checkStaticPod(t *tally, folder string) any {
 	}
 	t.check("the static pod", checkPod(&pod.Spec, nil))
 	for what, mistake := range map[string][2]string{
-		"a field that is not there":     {"failureThreshold: 8", "failureTreshold: 8"},
+		"a field that is not there":     {"failureThreshold: 8\n", "failureTreshold: 8\n"},
+		"a kill for a lost majority":    {"failureThreshold: 8640\n        httpGet:\n          host: 127.0.0.1\n          path: /livez", "failureThreshold: 8640\n        httpGet:\n          host: 127.0.0.1\n          path: /readyz"},
+		"a kill while it catches up":    {"failureThreshold: 8640", "failureThreshold: 24"},
 		"a number that is a text":       {"periodSeconds: 1\n", "periodSeconds: one\n"},
 		"a field in a wrong place":      {"  hostNetwork: true\n", "hostNetwork: true\n"},
 		"a volume that is not declared": {"name: etcd-data\n        -", "name: etcd-date\n        -"},
@@ -232,6 +253,8 @@ func checkPatch(pod *corev1.Pod, path string) error {
 	base := pod.DeepCopy()
 	base.Spec.Containers[0].Image = "registry.k8s.io/etcd:3.6.5-0"
 	base.Spec.Containers[0].SecurityContext = nil
+	base.Spec.Containers[0].StartupProbe.FailureThreshold = 24
+	base.Spec.Containers[0].StartupProbe.HTTPGet.Path = "/readyz"
 	before, err := json.Marshal(base)
 	if err != nil {
 		return err
@@ -257,6 +280,9 @@ func checkPatch(pod *corev1.Pod, path string) error {
 	container := patched.Spec.Containers[0]
 	if len(patched.Spec.Containers) != 1 || container.Image != pod.Spec.Containers[0].Image {
 		return fmt.Errorf("the image is %s", container.Image)
+	}
+	if err := checkKills(&container); err != nil {
+		return err
 	}
 	if len(container.Command) != len(base.Spec.Containers[0].Command) || len(container.VolumeMounts) != 2 {
 		return errors.New("it changes kubeadm's flags or mounts")

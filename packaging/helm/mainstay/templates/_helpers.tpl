@@ -49,6 +49,53 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- join "," $members -}}
 {{- end -}}
 
+{{- /*
+Whether a member without data may form a cluster. Members with data look at neither this nor the list of members. With another number
+of members than the cluster was formed with, those without data would form a second one behind the same service; so they have to be
+announced to the one that runs.
+*/ -}}
+{{- define "mainstay.initialState" -}}
+{{ ternary "new" "existing" (eq (int .Values.replicas) (int .Values.formedWith)) }}
+{{- end -}}
+
+{{- /* Refuses numbers of members that would split a cluster, or take its majority away. */ -}}
+{{- define "mainstay.checkSize" -}}
+{{- $name := include "mainstay.name" . -}}
+{{- $replicas := int .Values.replicas -}}
+{{- $formed := int .Values.formedWith -}}
+{{- if lt $replicas $formed -}}
+{{- fail (printf "replicas: %d is less than formedWith: %d. For a new cluster both have to be the same. For one that runs, remove members by `etcdctl member remove`, then set formedWith: 0, replicas and removedTo." $replicas $formed) -}}
+{{- end -}}
+{{- /* One that is left over from a time before would let members go that nobody removed. */ -}}
+{{- $removedTo := int .Values.removedTo -}}
+{{- if not (has $removedTo (list 0 $replicas)) -}}
+{{- fail (printf "removedTo: %d is not replicas: %d. Set it to 0, or after `etcdctl member remove` to what is left." $removedTo $replicas) -}}
+{{- end -}}
+{{- $set := lookup "apps/v1" "StatefulSet" .Release.Namespace $name -}}
+{{- if $set -}}
+{{- $running := int (dig "spec" "replicas" 0 $set) -}}
+{{- /* Sets without the annotation are of charts whose replicas was this number. */ -}}
+{{- $before := int (dig "metadata" "annotations" "mainstay/formed-with" $running $set) -}}
+{{- if and (ne $formed $before) (ne $formed 0) -}}
+{{- fail (printf "formedWith: %d: the cluster that runs has formedWith: %d. Leave it so, or set 0, and change replicas only." $formed $before) -}}
+{{- end -}}
+{{- if and (lt $replicas $running) (ne $replicas $removedTo) -}}
+{{- fail (printf "replicas: %d: %d members run. Remove those with the highest numbers by `etcdctl member remove` first, then set removedTo: %d as well." $replicas $running $replicas) -}}
+{{- end -}}
+{{- else if eq $replicas $formed -}}
+{{- /* Claims outlive a release: some with data and some without would be two clusters. */ -}}
+{{- $there := list -}}
+{{- range $i := until $replicas -}}
+{{- if lookup "v1" "PersistentVolumeClaim" $.Release.Namespace (printf "data-%s-%d" $name $i) -}}
+{{- $there = append $there (printf "data-%s-%d" $name $i) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $there (ne (len $there) $replicas) -}}
+{{- fail (printf "formedWith: %d: there are claims of an earlier release, and not for each member: %s. Set formedWith and replicas to what that release had, or delete the claims with their data." $formed (join ", " $there)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Environment of etcdctl in jobs. */ -}}
 {{- define "mainstay.clientEnv" -}}
 - name: ETCDCTL_ENDPOINTS
