@@ -4,6 +4,7 @@ import re
 import time
 
 from clusters import Cluster, b64
+from traffic import Traffic
 from world import check, console_of, same, settle, test
 
 
@@ -62,7 +63,14 @@ def charts_have_lines_tables_and_summaries(world):
     page.js(f"{requests}.querySelector('button').click()")
     check(page.js(f"{requests}.querySelectorAll('.chart-table tbody tr').length") >= 2, "the chart has a table")
     check("/s" in page.js(f"{requests}.querySelector('.chart-table').innerText"), "its figures have units")
-    colours = [page.js(f"[...[...document.querySelectorAll('.chart')].find((c) => c.querySelector('h3').innerText === 'Stages of requests, {share}').querySelectorAll('.legend li')].map((entry) => [entry.querySelector('.name').innerText, entry.querySelector('.key').getAttribute('class')])") for share in ("p50", "p99")]
+    of = lambda share: f"[...[...document.querySelectorAll('.chart')].find((c) => c.querySelector('h3').innerText === 'Stages of requests, {share}').querySelectorAll('.legend li')].map((entry) => [entry.querySelector('.name').innerText, entry.querySelector('.key').getAttribute('class')])"
+    # One request of 64 is measured.
+    traffic = Traffic(world.three[0], "127.0.0.1", lambda turn: ("kv/put", {"key": b64("/charts/key"), "value": b64("v")}))
+    try:
+        page.wait(f"({of('p99')}).length > 3", "stages of some requests", 40)
+    finally:
+        traffic.close()
+    colours = page.js(f"[{of('p50')}, {of('p99')}]")
     same(colours[0], colours[1], "colours of stages in both charts")
     check(len(colours[0]) > 3 and len({colour for _, colour in colours[0]}) == len(colours[0]), f"each stage has its own: {colours[0]}")
     memory = page.js("[...document.querySelectorAll('.chart')].find((c) => c.querySelector('h3').innerText === 'Memory').querySelector('.legend').innerText")
