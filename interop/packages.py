@@ -227,7 +227,7 @@ def compose(tally, bench, services, healthcheck):
         environment = {key: replaced(value, table) for key, value in services[name]["environment"].items()}
         words = [replaced(word, table) for word in services[name]["command"]]
         # More than the file asks for, so that every histogram has something, and with a console.
-        bench.start(f"compose-{name}", words, {**environment, "ETCD_METRICS": "extensive",
+        bench.start(f"compose-{name}", words, {**environment, "ETCD_METRICS": "extensive", "ETCD_METRICS_HEAVY_HITTERS": "true",
                                                "ETCD_LISTEN_CONSOLE_URLS": f"http://127.0.0.1:{consoles[name]}"})
         environments.append(environment)
         metrics.append(f"http://127.0.0.1:{ports[name][2]}/metrics")
