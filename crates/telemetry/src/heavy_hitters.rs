@@ -2,8 +2,9 @@
 //!
 //! Each of these nine lists is a sketch of fixed size, Space-Saving (Metwally, Agrawal and El Abbadi, "Efficient computation of
 //! frequent and top-k elements in data streams", 2005): whatever takes more than 1/[`PLACES`] of all is in its list, and the amount told
-//! is too large by no more than the `error` beside it. A list tells those that certainly take [`SHARE`] of all: with keys that each come
-//! once it tells none. Amounts fade with a half-life of [`HALF_LIFE`], so they tell a rate, and what was busy yesterday is not in the way.
+//! is too large by no more than the `error` beside it. [`HeavyHitters::certain`] tells those alone that certainly take [`SHARE`] of all: with
+//! keys that each come once, none. Amounts fade with a half-life of [`HALF_LIFE`], so they tell a rate, and what was busy yesterday is not in
+//! the way.
 //!
 //! Only samples of requests are noted (`rpc`'s sampler, one of 64), each for all that it stands for; so the common request pays nothing,
 //! and what is rare may be missed.
@@ -33,7 +34,7 @@ use std::time::{Duration, Instant};
 pub const PLACES: usize = 128;
 /// Names that a list tells at most.
 pub const TOLD: usize = 20;
-/// The part of all that a name takes for certain, if it is told. One that takes [`SHARE`] and 1/[`PLACES`] is told.
+/// The part of all that a name takes for certain. One that takes this and 1/[`PLACES`] more is found certain.
 pub const SHARE: f64 = 0.01;
 /// Time in which what was noted counts for half.
 pub const HALF_LIFE: Duration = Duration::from_secs(60);
@@ -219,14 +220,23 @@ impl HeavyHitters {
         }
     }
 
-    /// Returns the heaviest, the first the heaviest of all; no more than [`TOLD`], each with [`SHARE`] of all.
+    /// Returns the heaviest, the first the heaviest of all; no more than [`TOLD`].
     pub fn top(&self, subject: Subject, measure: Measure, now: Instant) -> Vec<Heavy> {
+        self.told(subject, measure, now, 0.0)
+    }
+
+    /// Returns those of the heaviest that certainly take [`SHARE`] of all.
+    pub fn certain(&self, subject: Subject, measure: Measure, now: Instant) -> Vec<Heavy> {
+        self.told(subject, measure, now, SHARE)
+    }
+
+    fn told(&self, subject: Subject, measure: Measure, now: Instant, share: f64) -> Vec<Heavy> {
         // What came at an even rate for long adds up to the rate times this.
         let seconds = HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.fade(now);
         let sketch = &state.sketches[subject as usize][measure as usize];
-        let enough = sketch.amount * SHARE;
+        let enough = sketch.amount * share;
         let mut all: Vec<Heavy> = sketch
             .places
             .iter()
@@ -299,7 +309,9 @@ mod tests {
         let seconds = HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
         for measure in Measure::ALL {
             let top = busy.top(Subject::Prefix, measure, now);
-            assert_eq!(top.len(), [2, 1, 2][measure as usize], "none that came once: {top:?}");
+            assert_eq!(top.len(), TOLD);
+            let certain = busy.certain(Subject::Prefix, measure, now);
+            assert_eq!(certain.len(), [2, 1, 2][measure as usize], "none that came once: {certain:?}");
             let all: Vec<_> = top.iter().map(|heavy| heavy.name.clone()).collect();
             assert!(all.contains(&b"/large/".to_vec()), "{measure:?}: {top:?}");
             let hot = top.iter().find(|heavy| heavy.name == b"/hot/");
@@ -320,14 +332,14 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_each_come_once_are_not_told() {
+    fn keys_that_each_come_once_are_not_certain() {
         let now = Instant::now();
         let busy = HeavyHitters::new(now);
         let told = |from: u32| {
             for n in from..from + 1_000 {
                 busy.note(&noted(format!("session:{n}").as_bytes(), 10), 64, now);
             }
-            busy.top(Subject::Prefix, Measure::Requests, now)
+            busy.certain(Subject::Prefix, Measure::Requests, now)
         };
         assert!((0..50).all(|turn| told(turn * 1_000).is_empty()));
     }

@@ -100,7 +100,7 @@ fn copy_heavy(shared: &Shared, tells_names: bool) {
             .into_iter()
             .filter(|subject| tells_names && (!has_users || *subject == Subject::Client));
         let series = subjects.flat_map(|subject| {
-            let top = shared.heavy_hitters.top(subject, measure, now).into_iter().take(HEAVY_MAX);
+            let top = shared.heavy_hitters.certain(subject, measure, now).into_iter().take(HEAVY_MAX);
             top.map(move |heavy| {
                 let labels = vec![subject.name().to_owned(), heavy.name.escape_ascii().to_string()];
                 (labels, ((heavy.per_second - heavy.error) * scale).round() as i64)
