@@ -85,7 +85,7 @@ def keyboard_alone_reaches_everything(world):
         page.key("g")
         page.key(letter)
         page.wait(f"document.querySelector('.page-{name}')", f"page {name}")
-        same(page.js("document.activeElement.tagName"), "H1", f"the focus on {name}")
+        page.wait("document.activeElement.tagName === 'H1'", f"the focus on {name}")
     page.key("g")
     page.key("k")
     page.wait("document.querySelectorAll('.listing tbody a').length > 0")

@@ -3,7 +3,7 @@
 //! Each of these nine lists is a sketch of fixed size, Space-Saving (Metwally, Agrawal and El Abbadi, "Efficient computation of
 //! frequent and top-k elements in data streams", 2005): whatever takes more than 1/[`PLACES`] of all is in its list, and the amount told
 //! is too large by no more than the `error` beside it. [`HeavyHitters::certain`] tells those alone that certainly take [`SHARE`] of all: with
-//! keys that each come once, none. Amounts fade with a half-life of [`HALF_LIFE`], so they tell a rate, and what was busy yesterday is not in
+//! keys that each come once, none from some hundred requests a second on; below that one sample is as much. Amounts fade with a half-life of [`HALF_LIFE`], so they tell a rate, and what was busy yesterday is not in
 //! the way.
 //!
 //! Only samples of requests are noted (`rpc`'s sampler, one of 64), each for all that it stands for; so the common request pays nothing,
