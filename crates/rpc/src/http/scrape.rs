@@ -22,11 +22,6 @@ impl FrontCounters {
     pub fn set(&self, counters: Vec<Arc<ShardCounters>>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = counters;
     }
-
-    /// Returns the counters of all shards; empty before the front end runs.
-    pub fn get(&self) -> Vec<Arc<ShardCounters>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
 }
 
 /// Returns all present metrics in Prometheus' text format; names of keys and clients only if `tells_names`, and the flag for them is
