@@ -104,7 +104,7 @@ impl Report {
         out
     }
 
-    /// How much was found.
+    /// Returns how many errors and warnings were found, in one sentence.
     fn summary(&self) -> String {
         let of = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
         let summary = match (of(Severity::Error), of(Severity::Warning)) {
@@ -116,7 +116,7 @@ impl Report {
         format!("{summary}, by {}.", counted(self.rules, "rule"))
     }
 
-    /// What could not be looked at and why, a line for all rules that lack the same thing.
+    /// Returns what could not be looked at and why: one line for all rules that lack the same thing.
     fn not_looked_at(&self) -> Vec<String> {
         let mut told: Vec<(&Blind, Vec<&str>)> = Vec::new();
         for blind in &self.blind {

@@ -24,7 +24,7 @@ pub struct Bar {
     pub name: String,
     /// A remark on that one; may be empty.
     pub mark: String,
-    /// How the bar is drawn.
+    /// Colour of the bar, by what it stands for.
     pub fill: Fill,
     /// Length of the bar, 1 for the whole width. A longer one is cut, which is seen.
     pub share: f64,

@@ -21,13 +21,13 @@ pub enum Chart {
 /// A chart of lines.
 #[derive(Clone, Debug)]
 pub struct Lines {
-    /// What is drawn.
+    /// Title of the chart: what it draws.
     pub title: String,
     /// More about it; may be empty.
     pub note: String,
     /// Unit of the values.
     pub unit: &'static str,
-    /// How values lie on the page.
+    /// Scale of the axis of values.
     pub scale: Scale,
     /// What the values are over.
     pub axis: Axis,
@@ -42,7 +42,7 @@ pub struct Lines {
 /// A line.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// Its name.
+    /// Name of the line, for the legend and the table.
     pub name: String,
     /// The number of its colour.
     pub colour: usize,
@@ -50,7 +50,7 @@ pub struct Line {
     pub values: Vec<Option<f64>>,
 }
 
-/// How values lie on the page.
+/// Scale of an axis of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     /// From zero on, evenly.
@@ -71,7 +71,7 @@ pub enum Axis {
 /// Spans of time in lanes.
 #[derive(Clone, Debug)]
 pub struct Lanes {
-    /// What is drawn.
+    /// Title of the chart: what it draws.
     pub title: String,
     /// More about it; may be empty.
     pub note: String,
@@ -96,7 +96,7 @@ pub struct Span {
     pub to: f64,
     /// More about it; may be empty.
     pub detail: String,
-    /// How it is drawn.
+    /// Colour of the span, by what it stands for.
     pub tone: Tone,
     /// Other lanes in which it is outlined. A name with a space cannot be found.
     pub also: Vec<String>,
@@ -109,7 +109,7 @@ pub struct Span {
 pub enum Tone {
     /// Something was done to hurt.
     Fault,
-    /// What came after.
+    /// The members recover from a fault.
     After,
     /// All is well.
     Good,

@@ -38,7 +38,7 @@ pub enum Level {
 /// Something that was found.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// How bad it is.
+    /// Severity of the finding.
     pub level: Level,
     /// What it is, in a line.
     pub title: String,

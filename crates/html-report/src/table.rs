@@ -7,7 +7,7 @@ use crate::text::escape;
 /// A table.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
-    /// What it has; read out, and not shown.
+    /// Caption of the table: screen readers read it out, and nobody sees it.
     pub caption: String,
     /// The columns.
     pub columns: Vec<Column>,

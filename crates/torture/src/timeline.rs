@@ -274,7 +274,7 @@ impl Buckets {
         }
     }
 
-    /// How many operations a second were done and failed, and how long they took.
+    /// Returns three charts over time: operations done a second, operations failed a second, and their latency.
     fn charts(&mut self) -> [Chart; 3] {
         let width = self.width;
         let per_second = |counts: &Vec<u64>| {
