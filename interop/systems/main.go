@@ -70,6 +70,11 @@ func (s *servers) Set(text string) error {
 	if kindOf(name) == nil {
 		return fmt.Errorf("a name begins with mainstay, etcd, consul, nats or zookeeper, not as %s", name)
 	}
+	// Each server runs in a directory of its own, from which a relative path leads elsewhere.
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return err
+	}
 	*s = append(*s, named{name, path})
 	return nil
 }
