@@ -2,9 +2,11 @@
 //!
 //! Each of these nine lists is a sketch of fixed size, Space-Saving (Metwally, Agrawal and El Abbadi, "Efficient computation of
 //! frequent and top-k elements in data streams", 2005): whatever takes more than 1/[`PLACES`] of all is in its list, and the amount told
-//! is too large by no more than the `error` beside it. [`HeavyHitters::certain`] tells those alone that certainly take [`SHARE`] of all: with
-//! keys that each come once, none from some hundred requests a second on; below that one sample is as much. Amounts fade with a half-life of [`HALF_LIFE`], so they tell a rate, and what was busy yesterday is not in
-//! the way.
+//! is too large by no more than the `error` beside it. Amounts fade with a half-life of [`HALF_LIFE`], so they tell a rate, and what
+//! was busy yesterday is not in the way.
+//!
+//! [`HeavyHitters::certain`] tells those alone that certainly take [`SHARE`] of all and were seen [`TIMES`] times or more: a key that
+//! comes once is in none of its lists, however little comes beside it.
 //!
 //! Only samples of requests are noted (`rpc`'s sampler, one of 64), each for all that it stands for; so the common request pays nothing,
 //! and what is rare may be missed.
@@ -36,6 +38,8 @@ pub const PLACES: usize = 128;
 pub const TOLD: usize = 20;
 /// The part of all that a name takes for certain. One that takes this and 1/[`PLACES`] more is found certain.
 pub const SHARE: f64 = 0.01;
+/// Samples that a name was seen in for certain. They fade as amounts do; at an even rate it takes a sample in ten seconds.
+pub const TIMES: f64 = 8.0;
 /// Time in which what was noted counts for half.
 pub const HALF_LIFE: Duration = Duration::from_secs(60);
 /// Bytes of a name that are kept.
@@ -118,6 +122,8 @@ struct Place {
     name: Box<[u8]>,
     amount: f64,
     error: f64,
+    /// Samples since it has this place.
+    times: f64,
 }
 
 /// One list.
@@ -136,9 +142,10 @@ impl Sketch {
         self.amount += amount;
         if let Some(place) = self.places.iter_mut().find(|place| place.hash == hash && *place.name == *name) {
             place.amount += amount;
+            place.times += 1.0;
             return;
         }
-        let new = |error| Place { hash, name: name.into(), amount: error + amount, error };
+        let new = |error| Place { hash, name: name.into(), amount: error + amount, error, times: 1.0 };
         if self.places.len() < PLACES {
             self.places.push(new(0.0));
         } else if let Some(least) = self.places.iter_mut().min_by(|a, b| a.amount.total_cmp(&b.amount)) {
@@ -152,6 +159,7 @@ impl Sketch {
         for place in &mut self.places {
             place.amount *= factor;
             place.error *= factor;
+            place.times *= factor;
         }
         self.places.retain(|place| place.amount >= FORGOTTEN);
     }
@@ -222,15 +230,15 @@ impl HeavyHitters {
 
     /// Returns the heaviest, the first the heaviest of all; no more than [`TOLD`].
     pub fn top(&self, subject: Subject, measure: Measure, now: Instant) -> Vec<Heavy> {
-        self.told(subject, measure, now, 0.0)
+        self.told(subject, measure, now, 0.0, 0.0)
     }
 
-    /// Returns those of the heaviest that certainly take [`SHARE`] of all.
+    /// Returns those of the heaviest that certainly take [`SHARE`] of all and were seen [`TIMES`] times.
     pub fn certain(&self, subject: Subject, measure: Measure, now: Instant) -> Vec<Heavy> {
-        self.told(subject, measure, now, SHARE)
+        self.told(subject, measure, now, SHARE, TIMES)
     }
 
-    fn told(&self, subject: Subject, measure: Measure, now: Instant, share: f64) -> Vec<Heavy> {
+    fn told(&self, subject: Subject, measure: Measure, now: Instant, share: f64, times: f64) -> Vec<Heavy> {
         // What came at an even rate for long adds up to the rate times this.
         let seconds = HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -240,7 +248,7 @@ impl HeavyHitters {
         let mut all: Vec<Heavy> = sketch
             .places
             .iter()
-            .filter(|place| place.amount - place.error >= enough)
+            .filter(|place| place.amount - place.error >= enough && place.times >= times)
             .map(|place| Heavy {
                 name: place.name.to_vec(),
                 per_second: place.amount / seconds,
@@ -342,6 +350,31 @@ mod tests {
             busy.certain(Subject::Prefix, Measure::Requests, now)
         };
         assert!((0..50).all(|turn| told(turn * 1_000).is_empty()));
+    }
+
+    #[test]
+    fn a_key_that_comes_once_is_not_certain_however_little_comes_beside_it() {
+        let began = Instant::now();
+        let busy = HeavyHitters::new(began);
+        // Sixty requests a second: one sample a second, each of them more than a hundredth of all.
+        for second in 0..600 {
+            let now = began + Duration::from_secs(second);
+            busy.note(&noted(format!("session:{second}").as_bytes(), 10), 64, now);
+            // Large ones, too.
+            busy.note(&noted(format!("token:{second}").as_bytes(), 10_000_000), 64, now);
+            // What comes in every tenth of them is.
+            if second % 5 == 0 {
+                busy.note(&noted(b"/hot/", 10), 64, now);
+            }
+        }
+        let now = began + Duration::from_secs(600);
+        for measure in Measure::ALL {
+            let certain = busy.certain(Subject::Prefix, measure, now);
+            let names: Vec<_> = certain.iter().map(|heavy| &*heavy.name).collect();
+            let expected: &[&[u8]] = if measure == Measure::Bytes { &[] } else { &[b"/hot/"] };
+            assert_eq!(names, expected, "{measure:?}");
+        }
+        assert_eq!(busy.certain(Subject::Client, Measure::Requests, now).len(), 1);
     }
 
     #[test]
