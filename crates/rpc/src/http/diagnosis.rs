@@ -75,41 +75,11 @@ pub(super) fn tells_names(shared: &Shared, request: &Request<Bytes>) -> bool {
     !shared.state.load().auth.is_enabled() || request.extensions().get::<ByRoot>().is_some()
 }
 
-/// Answers with what is known, as JSON; without keys while authentication is enabled, unless root asks. Keys are quoted as Go and Rust quote them, bytes that are no text as `\xff`.
+/// Answers with what is known, as JSON. While authentication is enabled, lists that name keys or users are left out unless root asks: an
+/// empty one would say that there is nothing. Keys are quoted as Go and Rust quote them, bytes that are no text as `\xff`.
 pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     let clock = &shared.clock;
-    let notable = &shared.slow_requests;
     let names_keys = tells_names(shared, request);
-    let ranges: Vec<Value> = notable
-        .ranges()
-        .into_iter()
-        .filter(|_| names_keys)
-        .map(|note| {
-            json!({
-                "client": client(note.client),
-                "key": quoted(&note.key),
-                "range_end": quoted(&note.range_end),
-                "count": note.count,
-                "keys_max": note.keys_max,
-                "bytes_total": note.bytes_total,
-                "seconds_max": note.took_max.as_secs_f64(),
-                "last_unix_ms": unix_ms(note.last),
-            })
-        })
-        .collect();
-    let values: Vec<Value> = notable
-        .values()
-        .into_iter()
-        .filter(|_| names_keys)
-        .map(|note| {
-            json!({
-                "client": client(note.client),
-                "key": quoted(&note.key),
-                "bytes": note.bytes,
-                "last_unix_ms": unix_ms(note.last),
-            })
-        })
-        .collect();
     let clients: Vec<Value> = shared
         .callers
         .list()
@@ -145,21 +115,58 @@ pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Byte
         "file_bytes": sum(|segment| segment.file_bytes),
         "used_bytes": sum(|segment| segment.used_bytes),
     });
-    let page = json!({
+    let mut page = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "member_id": format!("{:x}", shared.identity.member_id),
         "name": shared.state.load().members.by_id.get(&shared.identity.member_id).map(|member| member.name.clone()),
         "clock_unix_ns": u64::try_from(since_epoch(wall).as_nanos()).unwrap_or(u64::MAX),
         "uptime_seconds": now.saturating_duration_since(shared.began).as_secs_f64(),
-        "expensive_ranges": ranges,
-        "large_values": values,
         "clients": clients,
         "heavy": heavy,
         "fsync_stalls": stalls,
         "log": log,
     });
+    if names_keys {
+        let (ranges, values) = notable(shared);
+        page["expensive_ranges"] = ranges.into();
+        page["large_values"] = values.into();
+    }
     let headers = [(CONTENT_TYPE, JSON), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
     reply(StatusCode::OK, &headers, format!("{page}\n").into())
+}
+
+/// What was expensive and what is large, by the names of their keys.
+fn notable(shared: &Shared) -> (Vec<Value>, Vec<Value>) {
+    let notable = &shared.slow_requests;
+    let ranges = notable
+        .ranges()
+        .into_iter()
+        .map(|note| {
+            json!({
+                "client": client(note.client),
+                "key": quoted(&note.key),
+                "range_end": quoted(&note.range_end),
+                "count": note.count,
+                "keys_max": note.keys_max,
+                "bytes_total": note.bytes_total,
+                "seconds_max": note.took_max.as_secs_f64(),
+                "last_unix_ms": unix_ms(note.last),
+            })
+        })
+        .collect();
+    let values = notable
+        .values()
+        .into_iter()
+        .map(|note| {
+            json!({
+                "client": client(note.client),
+                "key": quoted(&note.key),
+                "bytes": note.bytes,
+                "last_unix_ms": unix_ms(note.last),
+            })
+        })
+        .collect();
+    (ranges, values)
 }
 
 /// Who and what the member is busy with: by subject, then by what they take most of.
