@@ -1,6 +1,10 @@
 //! The command `doctor`.
 
 use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -210,17 +214,38 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     };
     // The output first: a file that cannot be written must not cost the look.
     print(io, &if is_json { report.json() } else { report.text() })?;
-    write_page(matches.get(HTML), &report, &evidence)?;
-    if code == 0 { Ok(()) } else { Err(Failure::said(code)) }
+    let file = matches.get(HTML);
+    let taken = format!("{}Z", stdx::calendar::Utc::from_unix(evidence.taken_unix as u64));
+    let written = if file.is_empty() { Ok(()) } else { write_page(Path::new(file), &report.html(&taken)) };
+    match (written, code) {
+        (Ok(()), 0) => Ok(()),
+        (Ok(()), code) => Err(Failure::said(code)),
+        // What was found counts for more than where it could not be written.
+        (Err(error), code) => {
+            let code = if code == 0 { Failure::ERROR } else { code };
+            Err(Failure::new(code, format!("cannot write {file}: {error}")))
+        }
+    }
 }
 
-/// Writes the report as a page to this file; does nothing if it has no name.
-fn write_page(file: &str, report: &Report, evidence: &Evidence) -> Result<(), Failure> {
-    if file.is_empty() {
-        return Ok(());
+/// Writes a page that names keys and clients: for this user's eyes, whole or not at all, and to no place that a link leads to.
+fn write_page(file: &Path, page: &str) -> io::Result<()> {
+    let name = file.file_name().ok_or(io::ErrorKind::IsADirectory)?;
+    if fs::symlink_metadata(file).is_ok_and(|there| !there.is_file()) {
+        return Err(io::Error::other("something is there that is no regular file"));
     }
-    let taken = format!("{}Z", stdx::calendar::Utc::from_unix(evidence.taken_unix as u64));
-    std::fs::write(file, report.html(&taken)).map_err(|e| Failure::error(format!("cannot write {file}: {e}")))
+    let mut making = OsString::from(".");
+    making.push(name);
+    making.push(format!(".{}", std::process::id()));
+    let making = file.with_file_name(making);
+    let mut new = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&making)?;
+    let written =
+        new.write_all(page.as_bytes()).and_then(|()| new.sync_all()).and_then(|()| fs::rename(&making, file));
+    if written.is_err() {
+        // It is of no use to anybody; that it cannot be removed either is not what is wrong.
+        let _ = fs::remove_file(&making);
+    }
+    written
 }
 
 /// Where the metrics of each endpoint are, in their order; none: the endpoints themselves.

@@ -1,6 +1,7 @@
 //! The commands from their arguments to output and exit code.
 
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
 
 use api::etcdserverpb::Member;
 use cli::Io;
@@ -109,6 +110,21 @@ fn a_page_is_written_beside_the_output_and_changes_no_exit_code() {
     assert_eq!((with_page.code, &with_page.output), (5, &without.output), "{with_page:?}");
     let page = std::fs::read_to_string(&file).unwrap();
     assert!(page.contains("alarm-nospace: the alarm NOSPACE is raised"), "{page}");
+    // It names keys and clients, so it is for this user alone, and what was there before is replaced as a whole.
+    let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "{mode:o}");
+    std::fs::write(&file, "x".repeat(1 << 20)).unwrap();
+    examine(|_| (), &["--only=no-leader", &flag]);
+    let page = std::fs::read_to_string(&file).unwrap();
+    assert!(page.len() < 1 << 20 && page.ends_with("</html>\n"), "{}", page.len());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+    // A link leads to what is not ours to write over.
+    let (other, link) = (folder.path().join("other"), folder.path().join("link.html"));
+    std::fs::write(&other, "mine").unwrap();
+    std::os::unix::fs::symlink(&other, &link).unwrap();
+    let failed = examine(|_| (), &["--only=no-leader", &format!("--html={}", link.display())]);
+    assert!(failed.code == 1 && failed.error.contains("no regular file"), "{failed:?}");
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "mine");
     // A file that cannot be written fails, behind the output.
     let nowhere = format!("--html={}", folder.path().join("no/report.html").display());
     let failed = examine(|_| (), &["--only=no-leader", &nowhere]);
@@ -117,6 +133,9 @@ fn a_page_is_written_beside_the_output_and_changes_no_exit_code() {
         failed.output.contains("Nothing found") && failed.error.contains("Error: cannot write "),
         "{failed:?}"
     );
+    // What was found is told by the exit code all the same.
+    let failed = examine(|script| script.alarms = vec![no_space(0xa)], &["--only=alarm-nospace", &nowhere]);
+    assert!(failed.code == 5 && failed.error.contains("Error: cannot write "), "{failed:?}");
 }
 
 #[test]
