@@ -310,11 +310,41 @@ def renewed(tally, script, words, folder):
         # The console and the JSON gateway show a member's certificate to other members.
         for purpose in ("sslclient",) if name == "client" else ("sslclient", "sslserver"):
             openssl("verify", "-CAfile", f"{signer}.crt", "-purpose", purpose, f"{name}.crt")
-    key = os.path.join(folder, "ca.key")
-    os.rename(key, f"{key}.away")
-    said = tally.run("an authority without its key", [script, *words], good=False)
-    tally.check("ca.key is not the key" in said and authority == text("ca.crt"), f"an authority without its key: {said}")
-    os.rename(f"{key}.away", key)
+    # The keys of the authorities and of the client may be kept elsewhere until something has to be signed.
+    away = ["ca.key", "peer-ca.key", "client.key"]
+    before = {name: text(name) for name in os.listdir(folder)}
+
+    def moved(names, back=False):
+        for name in names:
+            ends_with = (f"{name}.away", name) if back else (name, f"{name}.away")
+            os.rename(*(os.path.join(folder, end) for end in ends_with))
+
+    moved(away)
+    tally.run("the service, with keys that are elsewhere", [script, *words])
+    for name, old in sorted(before.items()):
+        if name not in away:
+            tally.check(text(name) == old, f"{name} is another one once keys are elsewhere")
+    tally.check(not any(os.path.exists(os.path.join(folder, name)) for name in away), "a key was made in place of one that is elsewhere")
+    os.rename(os.path.join(folder, "m1.crt"), os.path.join(folder, "m1.crt.away"))
+    said = tally.run("a certificate to be made without its authority's key", [script, *words], good=False)
+    tally.check("ca.key, which signs it, is not there" in said, f"without an authority's key: {said}")
+    moved(["m1.crt"], back=True)
+    moved(["ca.key"], back=True)
+    # A client whose certificate is about to end, and whose key is elsewhere: one of another key would lock its owner out.
+    moved(["client.key"], back=True)
+    sign("client", "ca", 20, "clientAuth")
+    moved(["client.key"])
+    old = text("client.crt")
+    said = tally.run("a client's certificate to be made without its key", [script, *words], good=False)
+    tally.check("client.key is not there" in said and old == text("client.crt"), f"without the client's key: {said}")
+    moved(["client.key", "peer-ca.key"], back=True)
+    # A key that is not the authority's.
+    moved(["ca.key"])
+    shutil.copyfile(os.path.join(folder, "m1.key"), os.path.join(folder, "ca.key"))
+    said = tally.run("an authority with another key", [script, *words], good=False)
+    tally.check("ca.key is not the key" in said and authority == text("ca.crt"), f"an authority with another key: {said}")
+    moved(["ca.key"], back=True)
+    tally.run("the service, with all keys again", [script, *words])
 
 
 def majority_lost(tally, bench, healthcheck, environments, metrics):
