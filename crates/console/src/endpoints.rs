@@ -187,7 +187,7 @@ impl Endpoints {
                 Some(entry) => (entry.is_listed, entry.member) = (true, Some(member)),
                 None => {
                     if entries.len() >= ENDPOINTS_MAX {
-                        entries.retain(|entry| entry.is_listed);
+                        entries.retain(|entry| entry.is_listed || entry.is_given);
                     }
                     if entries.len() < ENDPOINTS_MAX {
                         entries.push(self.entry(Target::new(url), false, Some(member)));
@@ -489,5 +489,20 @@ mod tests {
         }
         assert!(endpoints.entries.borrow().len() <= ENDPOINTS_MAX);
         assert!(endpoints.find("1000").is_some(), "the newest is listed");
+    }
+
+    #[test]
+    fn what_was_given_is_never_forgotten() {
+        let given = (1..=2).map(|port| Url::parse(&format!("http://given:{port}")).unwrap());
+        let endpoints = Endpoints::new(Source::Endpoints(given.collect()));
+        let mut entries = endpoints.entries.borrow_mut();
+        // A second endpoint of a member, or one of another cluster: not listed now, and asked again in the next round.
+        entries[1].is_listed = false;
+        for number in 0..1_000 {
+            let others = vec![member(2, &[&format!("http://h:{number}")])];
+            endpoints.replace_others(&mut entries, others, false);
+        }
+        assert!(entries.len() <= ENDPOINTS_MAX);
+        assert_eq!(entries.iter().filter(|entry| entry.is_given).count(), 2);
     }
 }
