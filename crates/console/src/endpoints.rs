@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,9 +16,9 @@ use serde_json::{Value, json};
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 
-use crate::answer::{self, AnswerBody};
+use crate::answer::{self, AnswerBody, Refused};
 use crate::service::Service;
-use crate::upstream::{OutBody, Target};
+use crate::upstream::{Dialer, OutBody, Target};
 
 /// Endpoints that are remembered; more than any cluster has members.
 const ENDPOINTS_MAX: usize = 256;
@@ -80,8 +81,8 @@ pub(crate) struct Endpoints {
     cluster: Cell<Option<u64>>,
     /// When the list was last told by members.
     fetched: Cell<Option<Instant>>,
-    /// When members were last asked, and in whose name.
-    asked: RefCell<Option<(Instant, Option<HeaderValue>)>>,
+    /// When a round in which members were asked without a token ended.
+    asked: Cell<Option<Instant>>,
     /// Held while the list is fetched, so that one round serves all who wait.
     fetching: tokio::sync::Mutex<()>,
 }
@@ -93,8 +94,10 @@ struct Entry {
     is_given: bool,
     /// Listed now, so that it may be asked.
     is_listed: bool,
-    /// Given, but a member of another cluster than the others.
-    is_foreign: bool,
+    /// Cluster that it told when it was last asked for the list and answered. Only what was given is asked.
+    told: Option<u64>,
+    /// It told no list without a token when it was last asked.
+    has_refused: bool,
     member: Option<Member>,
 }
 
@@ -106,7 +109,7 @@ impl Endpoints {
             next_id: Cell::new(0),
             cluster: Cell::new(None),
             fetched: Cell::new(None),
-            asked: RefCell::default(),
+            asked: Cell::new(None),
             fetching: tokio::sync::Mutex::default(),
         };
         match &endpoints.source {
@@ -125,7 +128,7 @@ impl Endpoints {
 
     fn entry(&self, target: Rc<Target>, is_given: bool, member: Option<Member>) -> Entry {
         let id = self.next_id.replace(self.next_id.get() + 1);
-        Entry { id, target, is_given, is_listed: true, is_foreign: false, member }
+        Entry { id, target, is_given, is_listed: true, told: None, has_refused: false, member }
     }
 
     /// The endpoint with this id, if it is listed now.
@@ -135,11 +138,22 @@ impl Endpoints {
         entries.iter().find(|entry| entry.id == id && entry.is_listed).map(|entry| Rc::clone(&entry.target))
     }
 
-    /// Answers with the list.
-    pub(crate) async fn list(&self, service: &Service, headers: &HeaderMap) -> Response<AnswerBody> {
+    /// Answers with the list, for a browser at this address.
+    ///
+    /// # Errors
+    /// Members would have to be asked, and there are too many requests under way.
+    pub(crate) async fn list(
+        &self,
+        service: &Service,
+        headers: &HeaderMap,
+        address: Option<IpAddr>,
+    ) -> Result<Response<AnswerBody>, Refused> {
         match &self.source {
             Source::Member { .. } => self.refresh_own(),
-            Source::Endpoints(_) => self.fetch(service, headers.get(AUTHORIZATION)).await,
+            Source::Endpoints(_) => {
+                let _permit = service.permit(address)?;
+                self.fetch(service, headers.get(AUTHORIZATION)).await;
+            }
         }
         let own = match &self.source {
             Source::Member { id, .. } => Value::String(hex(*id)),
@@ -148,11 +162,12 @@ impl Endpoints {
         let entries = self.entries.borrow();
         let endpoints: Vec<Value> =
             entries.iter().filter(|entry| entry.is_listed).map(Entry::shown).collect();
-        let foreign: Vec<&str> =
-            entries.iter().filter(|entry| entry.is_foreign).map(|entry| entry.target.url.as_str()).collect();
+        let cluster = self.cluster.get();
+        let foreign = entries.iter().filter(|entry| entry.is_foreign_to(cluster));
+        let foreign: Vec<&str> = foreign.map(|entry| entry.target.url.as_str()).collect();
         let version = env!("CARGO_PKG_VERSION");
         let list = json!({ "self": own, "endpoints": endpoints, "foreign": foreign, "version": version });
-        answer::json(StatusCode::OK, &list)
+        Ok(answer::json(StatusCode::OK, &list))
     }
 
     /// Takes over the list as this member knows it, itself first.
@@ -197,61 +212,98 @@ impl Endpoints {
         }
     }
 
-    /// Asks the endpoints that were given for the list, on behalf of this user. What none of them tells stays as it was.
+    /// Asks the endpoints that were given for the list. What none of them tells stays as it was.
+    ///
+    /// They are asked without the user's token first, in one round that serves all who wait: a token is not shown to an endpoint that
+    /// may be of another cluster where the list can be had without. Only if members keep the list to users are those that refused it
+    /// asked again with the token, and an endpoint that is known to be foreign never is.
     async fn fetch(&self, service: &Service, authorization: Option<&HeaderValue>) {
         let came = Instant::now();
-        let _one = self.fetching.lock().await;
-        let fresh = service.dialer.limits.members_fresh;
-        if self.fetched.get().is_some_and(|fetched| fetched.elapsed() < fresh) {
-            return;
+        {
+            let _one = self.fetching.lock().await;
+            let fresh = service.dialer.limits.members_fresh;
+            if self.fetched.get().is_some_and(|fetched| fetched.elapsed() < fresh) {
+                return;
+            }
+            // A round that ended meanwhile, whoever waited for it and whatever came of it.
+            if self.asked.get().is_none_or(|asked| asked < came) {
+                let told = self.ask_given(service, None, |_| true).await;
+                self.take_over(told);
+                self.asked.set(Some(Instant::now()));
+            }
         }
-        // A round of the same user that ended meanwhile, whatever came of it.
-        let is_asked = |(at, of): &(Instant, Option<HeaderValue>)| *at > came && of.as_ref() == authorization;
-        if self.asked.borrow().as_ref().is_some_and(is_asked) {
-            return;
+        let is_told = self.fetched.get().is_some_and(|fetched| fetched > came);
+        if let Some(authorization) = authorization.filter(|_| !is_told) {
+            let cluster = self.cluster.get();
+            let may_see = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(cluster);
+            let told = self.ask_given(service, Some(authorization), may_see).await;
+            self.take_over(told);
         }
+    }
+
+    /// Asks these of the endpoints that were given, all at the same time; returns what they tell, by their ids.
+    async fn ask_given(
+        &self,
+        service: &Service,
+        authorization: Option<&HeaderValue>,
+        is_meant: impl Fn(&Entry) -> bool,
+    ) -> Vec<(u64, ToldList)> {
         let given: Vec<(u64, Rc<Target>)> = {
             let entries = self.entries.borrow();
-            let given = entries.iter().filter(|entry| entry.is_given);
+            let given = entries.iter().filter(|entry| entry.is_given && is_meant(entry));
             given.map(|entry| (entry.id, Rc::clone(&entry.target))).collect()
         };
-        let mut asked = Vec::new();
-        for (id, target) in given {
-            let (dialer, authorization) = (Rc::clone(&service.dialer), authorization.cloned());
-            asked.push(AbortOnDrop(spawn_local(async move {
-                let told = async {
-                    let (link, body) = ask(&dialer, &target, authorization).await?;
-                    target.keep(link, &dialer.limits);
-                    read_list(&body)
-                };
-                (id, timeout(LIST_TIMEOUT, told).await.ok().flatten())
-            })));
-        }
+        let asked: Vec<_> = given
+            .into_iter()
+            .map(|(id, target)| (id, start_asking(service, target, authorization, LIST_TIMEOUT)))
+            .collect();
         let mut told = Vec::new();
-        for mut task in asked {
-            if let Ok((id, Some(list))) = (&mut task.0).await {
+        for (id, mut task) in asked {
+            let Ok(answer) = (&mut task.0).await else { continue };
+            let mut entries = self.entries.borrow_mut();
+            if let Some(entry) = entries.iter_mut().find(|entry| entry.id == id) {
+                entry.has_refused = matches!(answer, Told::Refused);
+            }
+            if let Told::List(list) = answer {
                 told.push((id, list));
             }
         }
-        self.asked.replace(Some((Instant::now(), authorization.cloned())));
-        // The cluster as before, as long as a member of it is left.
-        let is_of = |cluster: Option<u64>| told.iter().any(|(_, list)| Some(list.cluster) == cluster);
-        let Some(cluster) = self
-            .cluster
-            .get()
-            .filter(|known| is_of(Some(*known)))
-            .or(told.first().map(|(_, list)| list.cluster))
-        else {
-            return;
+        told
+    }
+
+    /// Notes which cluster each of these endpoints tells; leaves of them those of the cluster that is shown.
+    ///
+    /// The cluster stays the same until an endpoint that belonged to it tells of another one. An endpoint of a second cluster, given by
+    /// mistake, does not take over while those of the first are away.
+    fn settle_cluster(&self, told: &mut Vec<(u64, ToldList)>) {
+        let mut entries = self.entries.borrow_mut();
+        let known = self.cluster.get();
+        let is_told = told.iter().any(|(_, list)| Some(list.cluster) == known);
+        let has_left = |(id, _): &&(u64, ToldList)| {
+            known.is_none() || entries.iter().any(|entry| entry.id == *id && entry.told == known)
         };
-        self.cluster.set(Some(cluster));
-        self.fetched.set(Some(Instant::now()));
-        let (mut members, mut told_by, mut foreign) = (Vec::<Member>::new(), Vec::new(), Vec::new());
-        for (id, list) in told {
-            if list.cluster != cluster {
-                foreign.push(id);
-                continue;
+        let next = told.iter().find(has_left).map(|(_, list)| list.cluster).filter(|_| !is_told).or(known);
+        self.cluster.set(next);
+        for entry in entries.iter_mut().filter(|entry| entry.is_given) {
+            if let Some((_, list)) = told.iter().find(|(id, _)| *id == entry.id) {
+                entry.told = Some(list.cluster);
             }
+            if entry.is_foreign_to(next) {
+                (entry.is_listed, entry.member) = (false, None);
+            }
+        }
+        told.retain(|(_, list)| Some(list.cluster) == next);
+    }
+
+    /// Lists the members that these endpoints tell. What is told of another cluster, or nothing, changes no member.
+    fn take_over(&self, mut told: Vec<(u64, ToldList)>) {
+        self.settle_cluster(&mut told);
+        if told.is_empty() {
+            return;
+        }
+        self.fetched.set(Some(Instant::now()));
+        let (mut members, mut told_by) = (Vec::<Member>::new(), Vec::new());
+        for (id, list) in told {
             told_by.push((id, list.teller));
             for member in list.members {
                 if !members.iter().any(|known| known.id == member.id) {
@@ -262,15 +314,9 @@ impl Endpoints {
         let mut entries = self.entries.borrow_mut();
         let mut reached: Vec<u64> = Vec::new();
         let is_secure = entries.iter().filter(|entry| entry.is_given).all(|entry| entry.target.is_secure());
-        for entry in entries.iter_mut().filter(|entry| entry.is_given) {
+        let cluster = self.cluster.get();
+        for entry in entries.iter_mut().filter(|entry| entry.is_given && !entry.is_foreign_to(cluster)) {
             // One that is away stays what it was.
-            if foreign.contains(&entry.id) || told_by.iter().any(|(id, _)| *id == entry.id) {
-                entry.is_foreign = foreign.contains(&entry.id);
-            }
-            if entry.is_foreign {
-                (entry.is_listed, entry.member) = (false, None);
-                continue;
-            }
             let teller = told_by.iter().find(|(id, _)| *id == entry.id).map(|(_, teller)| *teller);
             let known = entry.member.as_ref().map(|member| member.id);
             let by_url = || members.iter().find(|member| member.client_urls.contains(&entry.target.url));
@@ -285,6 +331,19 @@ impl Endpoints {
     }
 }
 
+/// Asks an endpoint for the list, in a task that ends when it is dropped.
+fn start_asking(
+    service: &Service,
+    target: Rc<Target>,
+    authorization: Option<&HeaderValue>,
+    limit: Duration,
+) -> AbortOnDrop<Told> {
+    let (dialer, authorization) = (Rc::clone(&service.dialer), authorization.cloned());
+    AbortOnDrop(spawn_local(async move {
+        timeout(limit, ask(&dialer, &target, authorization)).await.unwrap_or(Told::Nothing)
+    }))
+}
+
 /// A task that ends with what it was started for.
 struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
 
@@ -295,6 +354,11 @@ impl<T> Drop for AbortOnDrop<T> {
 }
 
 impl Entry {
+    /// Returns true if it told of another cluster than this one.
+    fn is_foreign_to(&self, cluster: Option<u64>) -> bool {
+        self.told.is_some() && self.told != cluster
+    }
+
     fn shown(&self) -> Value {
         let member = self.member.as_ref();
         // A member that has just started tells its client URLs a little later.
@@ -332,24 +396,39 @@ fn usable(urls: &[String], is_secure: bool) -> Option<Url> {
         .min_by_key(|url| (url.is_local(), !url.scheme().is_secure()))
 }
 
-/// Asks a member for the list of members; returns the body of its answer.
-async fn ask(
-    dialer: &crate::upstream::Dialer,
-    target: &Target,
-    authorization: Option<HeaderValue>,
-) -> Option<(crate::upstream::Link, Vec<u8>)> {
-    let mut request = Request::post("/v3/cluster/member/list")
-        .header(CONTENT_TYPE, "application/json")
-        .body(OutBody::Whole(Some(Bytes::from_static(b"{}"))))
-        .ok()?;
+/// What came of a question for the list.
+enum Told {
+    List(ToldList),
+    /// It answered that this user, or nobody in particular, may not see it.
+    Refused,
+    /// No answer, or none that makes sense.
+    Nothing,
+}
+
+/// Asks a member for the list of members.
+async fn ask(dialer: &Dialer, target: &Rc<Target>, authorization: Option<HeaderValue>) -> Told {
+    let body = OutBody::Whole(Some(Bytes::from_static(b"{}")));
+    let request =
+        Request::post("/v3/cluster/member/list").header(CONTENT_TYPE, "application/json").body(body);
+    let Ok(mut request) = request else { return Told::Nothing };
     if let Some(authorization) = authorization {
         request.headers_mut().insert(AUTHORIZATION, authorization);
     }
-    let (link, response) = dialer.send(target, request).await.ok()?;
-    if response.status() != StatusCode::OK {
-        return None;
+    let Ok((link, response)) = dialer.send(target, request).await else { return Told::Nothing };
+    let status = response.status();
+    let Some(body) = whole(response.into_body()).await else { return Told::Nothing };
+    target.keep(link, &dialer.limits);
+    match status {
+        StatusCode::OK => read_list(&body).map_or(Told::Nothing, Told::List),
+        // etcd's gateway answers 400 to a call without a user.
+        status if status.is_client_error() => Told::Refused,
+        _ => Told::Nothing,
     }
-    let (mut incoming, mut body) = (response.into_body(), Vec::new());
+}
+
+/// The body of an answer; `None` if it breaks off or is longer than a list may be.
+async fn whole(mut incoming: hyper::body::Incoming) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
     while let Some(frame) = std::future::poll_fn(|cx| std::pin::Pin::new(&mut incoming).poll_frame(cx)).await
     {
         let Ok(data) = frame.ok()?.into_data() else { continue };
@@ -358,7 +437,7 @@ async fn ask(
         }
         body.extend_from_slice(&data);
     }
-    Some((link, body))
+    Some(body)
 }
 
 /// The members as one of them tells them.

@@ -1,4 +1,5 @@
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,10 +16,21 @@ fn member(id: u64, list: &Arc<Mutex<String>>) -> FakeMember {
 
 /// The same, of this cluster.
 fn member_of(cluster: u64, id: u64, list: &Arc<Mutex<String>>) -> FakeMember {
+    teller(cluster, move || id, list, |authorization| authorization != Some("bad"))
+}
+
+/// A member that tells a list to those who may see it, and answers other calls with its id.
+fn teller(
+    cluster: u64,
+    id: impl Fn() -> u64 + Send + Sync + 'static,
+    list: &Arc<Mutex<String>>,
+    may_see: impl Fn(Option<&str>) -> bool + Send + Sync + 'static,
+) -> FakeMember {
     let list = Arc::clone(list);
     FakeMember::start(move |asked| {
         asked.body();
-        let is_refused = asked.header("authorization") == Some("bad");
+        let is_refused = !may_see(asked.header("authorization"));
+        let id = id();
         match asked.line.as_str() {
             "POST /v3/cluster/member/list" if is_refused => {
                 asked.answer("401 Unauthorized", r#"{"code":16,"message":"etcdserver: invalid auth token"}"#);
@@ -104,8 +116,8 @@ fn two_endpoints_of_one_member_are_one() {
 #[test]
 fn the_list_is_asked_for_in_the_users_name() {
     let list: Arc<Mutex<String>> = Arc::default();
-    let (one, other) = (member(1, &list), member(2, &list));
-    *list.lock().unwrap() = [row(1, one.address), row(2, other.address)].join(",");
+    let one = teller(1, || 1, &list, |authorization| authorization == Some("good"));
+    *list.lock().unwrap() = [row(1, one.address), row(2, free_address())].join(",");
     let console = Setup::endpoints(&[one.address]).start();
     // Without the right to it, what was given is there all the same.
     assert_eq!(
@@ -191,6 +203,91 @@ fn members_of_another_cluster_are_told_apart() {
 }
 
 #[test]
+fn the_cluster_stays_while_its_members_are_away() {
+    let (ours, theirs): (Arc<Mutex<String>>, Arc<Mutex<String>>) = Default::default();
+    let is_away = Arc::new(AtomicBool::new(false));
+    let away = Arc::clone(&is_away);
+    let one = teller(1, || 1, &ours, move |_| !away.load(Ordering::Relaxed));
+    let other = member_of(2, 2, &theirs);
+    *ours.lock().unwrap() = [row(1, one.address), row(4, free_address())].join(",");
+    *theirs.lock().unwrap() = row(2, other.address);
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    let before = told(&console, &[]);
+    assert_eq!(endpoints(&before).len(), 2);
+    // The endpoint of the second cluster is the only one that tells a list in this round.
+    is_away.store(true, Ordering::Relaxed);
+    assert_eq!(told(&console, &[]), before);
+    assert_eq!(told(&console, &[]), before);
+    is_away.store(false, Ordering::Relaxed);
+    assert_eq!(told(&console, &[]), before);
+}
+
+#[test]
+fn the_cluster_is_another_one_when_its_member_says_so() {
+    let (list, number) = (Arc::<Mutex<String>>::default(), Arc::new(AtomicU64::new(1)));
+    let of = Arc::clone(&number);
+    let one = FakeMember::start(move |asked| {
+        asked.body();
+        let cluster = of.load(Ordering::Relaxed);
+        asked.answer(
+            "200 OK",
+            &format!(r#"{{"header":{{"cluster_id":"{cluster}","member_id":"{cluster}"}},"members":[]}}"#),
+        );
+    });
+    let other = member_of(2, 2, &list);
+    *list.lock().unwrap() = row(2, other.address);
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    let foreign = |address| format!("\"foreign\":[\"http://{address}\"]");
+    assert!(told(&console, &[]).contains(&foreign(other.address)));
+    // It was made again, as a member of a third cluster.
+    number.store(3, Ordering::Relaxed);
+    assert!(told(&console, &[]).contains(&foreign(other.address)));
+    number.store(2, Ordering::Relaxed);
+    assert!(told(&console, &[]).contains("\"foreign\":[]"), "all are of the second cluster now");
+}
+
+#[test]
+fn tokens_are_not_shown_to_another_cluster() {
+    let (ours, theirs): (Arc<Mutex<String>>, Arc<Mutex<String>>) = Default::default();
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let is_open = Arc::new(AtomicBool::new(true));
+    let open = Arc::clone(&is_open);
+    let one = teller(
+        1,
+        || 1,
+        &ours,
+        move |authorization| open.load(Ordering::Relaxed) || authorization == Some("secret"),
+    );
+    let (noted, open) = (Arc::clone(&seen), Arc::clone(&is_open));
+    let other = teller(
+        2,
+        || 2,
+        &theirs,
+        move |authorization| {
+            noted.lock().unwrap().extend(authorization.map(str::to_owned));
+            open.load(Ordering::Relaxed)
+        },
+    );
+    *ours.lock().unwrap() = row(1, one.address);
+    *theirs.lock().unwrap() = row(2, other.address);
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    // The list is told to everybody: no token is needed, before it is known who is who either.
+    told(&console, &[("Authorization", "secret")]);
+    // It is kept to users now: only the member of the known cluster is shown the token.
+    is_open.store(false, Ordering::Relaxed);
+    *ours.lock().unwrap() = [row(1, one.address), row(3, free_address())].join(",");
+    assert_eq!(endpoints(&told(&console, &[("Authorization", "secret")])).len(), 2);
+    assert_eq!(other.lines().len(), 2, "both were asked in both rounds");
+    assert_eq!(*seen.lock().unwrap(), Vec::<String>::new());
+}
+
+#[test]
 fn two_members_that_tell_one_url_are_two() {
     let list: Arc<Mutex<String>> = Arc::default();
     let (one, same) = (member(1, &list), free_address());
@@ -233,9 +330,11 @@ fn those_who_wait_for_a_list_that_nobody_tells_wait_once() {
     let console = Setup::endpoints(&[member.address]).start();
     let began = std::time::Instant::now();
     let mut waiting: Vec<_> = (0..6)
-        .map(|_| {
+        .map(|number| {
             let mut stream = testkit::http1::connect(console.address);
-            console.send(&mut stream, "GET", "/api/members", &[OWN]);
+            // Each is another user's.
+            let token = number.to_string();
+            console.send(&mut stream, "GET", "/api/members", &[OWN, ("Authorization", &token)]);
             stream
         })
         .collect();
@@ -244,4 +343,17 @@ fn those_who_wait_for_a_list_that_nobody_tells_wait_once() {
     }
     // A round is given up after 3 s.
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+}
+
+#[test]
+fn lists_that_are_waited_for_take_places_of_their_address() {
+    let (member, requests) = FakeMember::by_hand();
+    let console =
+        Setup::endpoints(&[member.address]).limits(|limits| limits.forwarded_per_address = 1).start();
+    let mut waiting = console.ask("GET", "/api/members", &[OWN], b"");
+    let _asked = requests.next();
+    let refused = console.request("GET", "/api/members", &[OWN], b"");
+    assert_eq!((refused.status, refused.text().contains("too many requests")), (503, true));
+    assert_eq!(testkit::http1::read_answer(&mut waiting).status, 200);
+    assert_eq!(console.request("GET", "/api/members", &[OWN], b"").status, 200);
 }
