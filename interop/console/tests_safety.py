@@ -77,6 +77,27 @@ def urls_that_lead_to_another_member_are_seen(world):
     page.wait_text("The URL of m2 leads to another member (m1)", ".page-overview tbody")
 
 
+@test
+def members_that_are_not_asked_are_counted(world):
+    # Where they listen leads to the console's own machine, as seen from there: only the one that was given is asked.
+    cluster = world.get("unspecified", lambda: Cluster(world.options.mainstay, 2, ["--advertise-client-urls", "http://0.0.0.0:2379"]))
+    url = world.get("console unspecified", lambda: Console(world.options.console, cluster[0].url)).url
+    page = world.page(url, "overview")
+    page.wait_text("Members that are not asked: 1", ".problems", 30)
+    page.wait_text("m2: not asked, because its client URL is an unspecified address", ".problems")
+    page.wait_text("1 of 2 voters answer (needed: 2). Not asked: 1,", ".problems")
+    page.wait_text("1 of 2 members answer", ".cluster-state")
+    check("do not answer" not in page.text(".problems"), f"it is not said to be down: {page.text('.problems')}")
+    world.show(page, "members")
+    page.wait_text("1 of 2 voters answer (needed: 2). Not asked: 1,", ".page-members")
+    page.wait_text("because its client URL is an unspecified address", ".page-members tbody")
+    page.js("import('/assets/texts.mjs').then(({ setLanguage }) => setLanguage('zh'))")
+    world.show(page, "overview")
+    page.wait_text("未询问的成员：1 个", ".problems", 30)
+    asked = [each for each in page.requests if "/endpoint/" in each and "/endpoint/0/" not in each]
+    same(asked, [], "requests to members that are not asked")
+
+
 def replaced(cluster, flags):
     """Another cluster of one member at the same addresses."""
     old = cluster[0]

@@ -1,7 +1,7 @@
 // What is known of the cluster's members, kept up to date by polling while the page is seen: metrics of each member every two
 // seconds at most, its status every other time, and with longer and longer pauses while a member does not answer.
 
-import { Elsewhere, Failure, getMembers, getText, post, postChange, serverNow, session } from './api.mjs';
+import { Elsewhere, Failure, NotAsked, getMembers, getText, post, postChange, serverNow, session } from './api.mjs';
 import { Sample } from './metrics.mjs';
 import { pointOf } from './points.mjs';
 import { t } from './texts.mjs';
@@ -38,14 +38,21 @@ class Member {
     this.isBusy = false;
     /** Another member, or another cluster, answers at this URL. It counts as not answering. */
     this.isElsewhere = false;
+    if (endpoint.notAsked) Object.assign(this, { isUp: false, error: new NotAsked(endpoint.notAsked) });
   }
 
+  /** The id of its endpoint; that of the member, if it has no address to ask it at. */
   get id() {
-    return this.endpoint.id;
+    return this.endpoint.id ?? `member ${this.endpoint.memberId}`;
   }
 
   get name() {
-    return this.endpoint.name || this.endpoint.url;
+    return this.endpoint.name || this.endpoint.url || this.listedId;
+  }
+
+  /** It is listed and has no address to ask it at. It counts as a member that does not answer; `error` says why. */
+  get isNotAsked() {
+    return this.error instanceof NotAsked;
   }
 
   get sample() {
@@ -145,12 +152,14 @@ class Cluster extends EventTarget {
     this.version = list.version ?? '';
     const known = new Map(this.members.map((member) => [`${member.id} ${member.endpoint.url}`, member]));
     this.members = (list.endpoints ?? []).map((endpoint) => {
-      const member = known.get(`${endpoint.id} ${endpoint.url}`) ?? this.added(endpoint);
+      const added = this.added(endpoint);
+      const member = known.get(`${added.id} ${endpoint.url}`);
+      if (!member || member.error?.why !== added.error?.why) return added;
       member.endpoint = endpoint;
       return member;
     });
     this.error = null;
-    if (this.members.length > 0) this.isReady();
+    if (this.inOrder().length > 0) this.isReady();
   }
 
   added(endpoint) {
@@ -186,7 +195,7 @@ class Cluster extends EventTarget {
     }
     const withDiagnosis = this.wantsDiagnosis && now - this.diagnosisAt > DIAGNOSIS_EVERY_MS;
     if (withDiagnosis) this.diagnosisAt = now;
-    const isDue = (member) => !member.isBusy && now >= member.nextAt;
+    const isDue = (member) => !member.isBusy && !member.isNotAsked && now >= member.nextAt;
     const results = await Promise.all(
       this.members.map((member) => (isDue(member) ? Promise.race([this.ask(member, withDiagnosis), patience()]) : null)),
     );
@@ -288,10 +297,13 @@ class Cluster extends EventTarget {
     }
   }
 
-  /** Members in the order in which to ask them for data: the console's own first, those that answer before others, learners last. */
+  /**
+   * Members in the order in which to ask them for data: the console's own first, those that answer before others, learners last. Those that
+   * have no address are left out.
+   */
   inOrder() {
     const worth = (member) => (member.isElsewhere ? 8 : 0) + (member.isUp === false ? 4 : 0) + (member.isLearner ? 2 : 0) + (this.isSelf(member) ? 0 : 1);
-    return [...this.members].sort((a, b) => worth(a) - worth(b));
+    return this.members.filter((member) => !member.isNotAsked).sort((a, b) => worth(a) - worth(b));
   }
 
   isSelf(member) {
@@ -338,6 +350,7 @@ class Cluster extends EventTarget {
 
   /** Calls a method that changes something at this very member, if it is the one that answers there. */
   async changeAt(member, method, body, options) {
+    if (member.isNotAsked) throw member.error;
     this.identify(member, (await this.statusOf(member)) ?? member.status);
     return postChange(member.endpoint, method, body, options);
   }

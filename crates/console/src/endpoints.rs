@@ -76,6 +76,8 @@ impl fmt::Debug for Source {
 pub(crate) struct Endpoints {
     source: Source,
     entries: RefCell<Vec<Entry>>,
+    /// Members that are listed now and are not reached.
+    unreached: RefCell<Vec<(Member, NotAsked)>>,
     next_id: Cell<u64>,
     /// The cluster whose members are listed; `None` until a member tells it.
     cluster: Cell<Option<u64>>,
@@ -106,6 +108,7 @@ impl Endpoints {
         let endpoints = Endpoints {
             source,
             entries: RefCell::default(),
+            unreached: RefCell::default(),
             next_id: Cell::new(0),
             cluster: Cell::new(None),
             fetched: Cell::new(None),
@@ -160,8 +163,9 @@ impl Endpoints {
             Source::Endpoints(_) => Value::Null,
         };
         let entries = self.entries.borrow();
-        let endpoints: Vec<Value> =
+        let mut endpoints: Vec<Value> =
             entries.iter().filter(|entry| entry.is_listed).map(Entry::shown).collect();
+        endpoints.extend(self.unreached.borrow().iter().map(|(member, why)| why.shown(member)));
         let cluster = self.cluster.get();
         let foreign = entries.iter().filter(|entry| entry.is_foreign_to(cluster));
         let foreign: Vec<&str> = foreign.map(|entry| entry.target.url.as_str()).collect();
@@ -192,8 +196,15 @@ impl Endpoints {
     /// Lists these members beside the endpoints that were given, and no others; with `is_secure` at `https` URLs only.
     fn replace_others(&self, entries: &mut Vec<Entry>, others: Vec<Member>, is_secure: bool) {
         entries.iter_mut().filter(|entry| !entry.is_given).for_each(|entry| entry.is_listed = false);
+        let mut unreached = Vec::new();
         for member in others {
-            let Some(url) = usable(&member.client_urls, is_secure) else { continue };
+            let url = match usable(&member.client_urls, is_secure) {
+                Ok(url) => url,
+                Err(why) => {
+                    unreached.push((member, why));
+                    continue;
+                }
+            };
             // Two members that tell one URL stay two: who answers there says who it is.
             let known = entries
                 .iter_mut()
@@ -204,12 +215,15 @@ impl Endpoints {
                     if entries.len() >= ENDPOINTS_MAX {
                         entries.retain(|entry| entry.is_listed || entry.is_given);
                     }
-                    if entries.len() < ENDPOINTS_MAX {
-                        entries.push(self.entry(Target::new(url), false, Some(member)));
+                    match entries.len() < ENDPOINTS_MAX {
+                        true => entries.push(self.entry(Target::new(url), false, Some(member))),
+                        false => unreached.push((member, NotAsked::TooMany)),
                     }
                 }
             }
         }
+        unreached.truncate(ENDPOINTS_MAX);
+        self.unreached.replace(unreached);
     }
 
     /// Asks the endpoints that were given for the list. What none of them tells stays as it was.
@@ -384,16 +398,74 @@ fn own_url(member: &Member) -> Option<Url> {
     urls.iter().find(|url| !url.is_local()).or(urls.first()).cloned()
 }
 
-/// The URL by which another member is reached, if it tells one that may be used: not a file or an unspecified address, which would be of
-/// this machine, and with `is_secure` no plain one, where tokens and passwords would travel in clear. One that is not of the loopback
-/// comes first, then one with TLS.
-fn usable(urls: &[String], is_secure: bool) -> Option<Url> {
+/// Why a member of the list is not asked. The order is that of how near a member with such URLs is to being asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum NotAsked {
+    /// It tells no client URL: it has not started yet, or tells none.
+    NoUrl,
+    /// None of its URLs is one of a client.
+    Malformed,
+    /// Its URLs are Unix sockets, which would be files of the console's machine.
+    Unix,
+    /// Its URLs are of unspecified addresses, such as `0.0.0.0`, which would be the console's machine.
+    Unspecified,
+    /// Its URLs are without TLS, and those that were given, or the member's own, are with it.
+    Plain,
+    /// More members are listed than the console remembers.
+    TooMany,
+}
+
+impl NotAsked {
+    /// The word for it in the list; the pages have a text for each.
+    fn word(self) -> &'static str {
+        match self {
+            NotAsked::NoUrl => "none",
+            NotAsked::Malformed => "malformed",
+            NotAsked::Unix => "unix",
+            NotAsked::Unspecified => "unspecified",
+            NotAsked::Plain => "plain",
+            NotAsked::TooMany => "many",
+        }
+    }
+
+    /// The member in the list: without the id of an endpoint, as there is none.
+    fn shown(self, member: &Member) -> Value {
+        json!({
+            "id": Value::Null,
+            "url": member.client_urls.first().map_or("", String::as_str),
+            "name": member.name,
+            "memberId": hex(member.id),
+            "learner": member.is_learner,
+            "notAsked": self.word(),
+        })
+    }
+}
+
+/// The URL by which another member is reached. One that is not of the loopback comes first, then one with TLS.
+///
+/// # Errors
+/// It tells none that may be used: not a file or an unspecified address, which would be of this machine, and with `is_secure` no plain one,
+/// where tokens and passwords would travel in clear.
+fn usable(urls: &[String], is_secure: bool) -> Result<Url, NotAsked> {
     let is_unspecified =
         |url: &Url| url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified());
-    let urls = urls.iter().filter_map(|url| Url::parse(url).ok());
-    urls.filter(|url| !url.scheme().is_unix() && !is_unspecified(url))
-        .filter(|url| url.scheme().is_secure() || !is_secure)
-        .min_by_key(|url| (url.is_local(), !url.scheme().is_secure()))
+    let judged = urls.iter().map(|text| match Url::parse(text) {
+        Err(_) => Err(NotAsked::Malformed),
+        Ok(url) if url.scheme().is_unix() => Err(NotAsked::Unix),
+        Ok(url) if is_unspecified(&url) => Err(NotAsked::Unspecified),
+        Ok(url) if is_secure && !url.scheme().is_secure() => Err(NotAsked::Plain),
+        Ok(url) => Ok(url),
+    });
+    let (mut best, mut nearest) = (None, NotAsked::NoUrl);
+    let worth = |url: &Url| (url.is_local(), !url.scheme().is_secure());
+    for url in judged {
+        match url {
+            Ok(url) if best.as_ref().is_none_or(|known| worth(&url) < worth(known)) => best = Some(url),
+            Ok(_) => {}
+            Err(why) => nearest = nearest.max(why),
+        }
+    }
+    best.ok_or(nearest)
 }
 
 /// What came of a question for the list.
@@ -505,18 +577,19 @@ mod tests {
         let usable = |urls: &[&str], is_secure| {
             usable(&member(1, urls).client_urls, is_secure).map(|url| url.as_str().to_owned())
         };
-        let url = |urls: &[&str]| usable(urls, false);
+        let url = |urls: &[&str]| usable(urls, false).ok();
         assert_eq!(url(&["http://127.0.0.1:1", "https://10.0.0.1:2"]).as_deref(), Some("https://10.0.0.1:2"));
         assert_eq!(url(&["http://localhost:1"]).as_deref(), Some("http://localhost:1"));
         assert_eq!(url(&["unix:///x", "http://[::1]:1", "http://h:1"]).as_deref(), Some("http://h:1"));
         assert_eq!(url(&["http://h:1", "https://h:2", "https://[::1]:3"]).as_deref(), Some("https://h:2"));
-        assert_eq!(
-            url(&["x", "ftp://h:1", "unix:///run/docker.sock", "http://0.0.0.0:1", "https://[::]:1"]),
-            None
-        );
-        let secure = |urls: &[&str]| usable(urls, true);
+        let why = |urls: &[&str]| usable(urls, false).unwrap_err().word();
+        assert_eq!(why(&[]), "none");
+        assert_eq!(why(&["x", "ftp://h:1"]), "malformed");
+        assert_eq!(why(&["x", "unix:///run/docker.sock"]), "unix");
+        assert_eq!(why(&["http://0.0.0.0:1", "unix:///run/docker.sock", "https://[::]:1"]), "unspecified");
+        let secure = |urls: &[&str]| usable(urls, true).ok();
         assert_eq!(secure(&["http://h:1", "https://127.0.0.1:1"]).as_deref(), Some("https://127.0.0.1:1"));
-        assert_eq!(secure(&["http://h:1"]), None);
+        assert_eq!(usable(&["http://h:1", "unix:///x"], true), Err(NotAsked::Plain));
     }
 
     #[test]

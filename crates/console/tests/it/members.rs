@@ -65,7 +65,8 @@ fn endpoints(list: &str) -> Vec<String> {
     let endpoints = list["endpoints"].as_array().expect("a list").iter();
     let row = |endpoint: &serde_json::Value| {
         let fields = ["id", "url", "name", "memberId"].map(|name| text(&endpoint[name]));
-        format!("{} {}", fields.join(" "), endpoint["learner"])
+        let why = endpoint["notAsked"].as_str().map(|why| format!(" not asked: {why}")).unwrap_or_default();
+        format!("{} {}{why}", fields.join(" "), endpoint["learner"])
     };
     endpoints.map(row).collect()
 }
@@ -143,7 +144,8 @@ fn lists_that_make_no_sense_change_nothing() {
     ] {
         *list.lock().unwrap() = wrong.to_owned();
         let endpoints = endpoints(&told(&console, &[]));
-        assert!(endpoints.len() == 1 && endpoints[0].starts_with("0 "), "{endpoints:?}");
+        assert!(endpoints[0].starts_with("0 "), "{endpoints:?}");
+        assert!(endpoints[1..].iter().all(|each| each.contains("not asked: malformed")), "{endpoints:?}");
     }
     console.serves();
 }
@@ -178,6 +180,7 @@ fn a_members_own_console_lists_it_first() {
             "0 https://advertised:2379 m9 0000000000000009 false",
             "1 https://h2:1 m2 0000000000000002 false",
             "2 https://h3:1 m3 0000000000000003 true",
+            "null http://h4:1 m4 0000000000000004 false not asked: plain",
         ]
     );
     // It is reached where it listens, in the name of the URL that it tells: it may answer for no other (`--host-whitelist`).
@@ -314,10 +317,20 @@ fn members_are_not_reached_where_a_list_may_not_lead() {
     let list: Arc<Mutex<String>> = Arc::default();
     let one = member(1, &list);
     let urls = format!(r#""unix://{}","http://0.0.0.0:{port}""#, path.display());
-    *list.lock().unwrap() =
-        format!(r#"{},{{"ID":"2","name":"m2","clientURLs":[{urls}]}}"#, row(1, one.address));
+    *list.lock().unwrap() = format!(
+        r#"{},{{"ID":"2","name":"m2","clientURLs":[{urls}]}},{{"ID":"3","isLearner":true}}"#,
+        row(1, one.address)
+    );
     let console = Setup::endpoints(&[one.address]).start();
-    assert_eq!(endpoints(&told(&console, &[])).len(), 1);
+    // They count as members all the same.
+    assert_eq!(
+        endpoints(&told(&console, &[])),
+        [
+            format!("0 http://{} m1 0000000000000001 false", one.address),
+            format!("null unix://{} m2 0000000000000002 false not asked: unspecified", path.display()),
+            "null   0000000000000003 true not asked: none".to_owned(),
+        ]
+    );
     let answer = console.request("GET", "/api/endpoint/1/version", &[OWN], b"");
     assert_eq!(answer.status, 404);
     assert_eq!(stranger.connections(), 0);
