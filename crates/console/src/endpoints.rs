@@ -27,6 +27,11 @@ const LIST_BYTES_MAX: usize = 1 << 20;
 /// Time in which a member has to tell the list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Time in which a member has to answer at the URL that it tells, where an endpoint at another URL could stand for it.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for which the outcome of that counts.
+const PROBE_FRESH: Duration = Duration::from_secs(30);
+
 /// A member of the cluster, as the list of members has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
@@ -76,7 +81,9 @@ impl fmt::Debug for Source {
 pub(crate) struct Endpoints {
     source: Source,
     entries: RefCell<Vec<Entry>>,
-    /// Members that are listed now and are not reached.
+    /// Whether members were reached lately at the URLs that they tell.
+    probes: RefCell<Vec<Probe>>,
+    /// Members that are listed now and are not asked.
     unreached: RefCell<Vec<(Member, NotAsked)>>,
     next_id: Cell<u64>,
     /// The cluster whose members are listed; `None` until a member tells it.
@@ -87,6 +94,14 @@ pub(crate) struct Endpoints {
     asked: Cell<Option<Instant>>,
     /// Held while the list is fetched, so that one round serves all who wait.
     fetching: tokio::sync::Mutex<()>,
+}
+
+/// What came of asking a member at the URL that it tells.
+struct Probe {
+    member: u64,
+    url: Url,
+    is_reached: bool,
+    at: Instant,
 }
 
 struct Entry {
@@ -100,6 +115,8 @@ struct Entry {
     told: Option<u64>,
     /// It told no list without a token when it was last asked.
     has_refused: bool,
+    /// It is asked for the list only: the members behind it are reached at the URLs that they tell.
+    is_for_lists: bool,
     member: Option<Member>,
 }
 
@@ -108,6 +125,7 @@ impl Endpoints {
         let endpoints = Endpoints {
             source,
             entries: RefCell::default(),
+            probes: RefCell::default(),
             unreached: RefCell::default(),
             next_id: Cell::new(0),
             cluster: Cell::new(None),
@@ -131,7 +149,16 @@ impl Endpoints {
 
     fn entry(&self, target: Rc<Target>, is_given: bool, member: Option<Member>) -> Entry {
         let id = self.next_id.replace(self.next_id.get() + 1);
-        Entry { id, target, is_given, is_listed: true, told: None, has_refused: false, member }
+        Entry {
+            id,
+            target,
+            is_given,
+            is_listed: true,
+            told: None,
+            has_refused: false,
+            is_for_lists: false,
+            member,
+        }
     }
 
     /// The endpoint with this id, if it is listed now.
@@ -242,7 +269,7 @@ impl Endpoints {
             // A round that ended meanwhile, whoever waited for it and whatever came of it.
             if self.asked.get().is_none_or(|asked| asked < came) {
                 let told = self.ask_given(service, None, |_| true).await;
-                self.take_over(told);
+                self.take_over(service, told, None).await;
                 self.asked.set(Some(Instant::now()));
             }
         }
@@ -251,7 +278,7 @@ impl Endpoints {
             let cluster = self.cluster.get();
             let may_see = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(cluster);
             let told = self.ask_given(service, Some(authorization), may_see).await;
-            self.take_over(told);
+            self.take_over(service, told, Some(authorization)).await;
         }
     }
 
@@ -310,11 +337,59 @@ impl Endpoints {
     }
 
     /// Lists the members that these endpoints tell. What is told of another cluster, or nothing, changes no member.
-    fn take_over(&self, mut told: Vec<(u64, ToldList)>) {
+    async fn take_over(
+        &self,
+        service: &Service,
+        mut told: Vec<(u64, ToldList)>,
+        authorization: Option<&HeaderValue>,
+    ) {
         self.settle_cluster(&mut told);
-        if told.is_empty() {
-            return;
+        if !told.is_empty() {
+            self.probe(service, &told, authorization).await;
+            self.list_members(told);
         }
+    }
+
+    /// Asks members at the URLs that they tell, if they were heard through an endpoint at another one, which may be a load balancer:
+    /// another member answers there in the next moment.
+    async fn probe(&self, service: &Service, told: &[(u64, ToldList)], authorization: Option<&HeaderValue>) {
+        let mut wanted: Vec<(u64, Url)> = Vec::new();
+        {
+            let mut probes = self.probes.borrow_mut();
+            probes.retain(|probe| probe.at.elapsed() < PROBE_FRESH);
+            let entries = self.entries.borrow();
+            let is_secure = all_given_are_secure(&entries);
+            for (id, list) in told {
+                let entry = entries.iter().find(|entry| entry.id == *id);
+                let member = list.members.iter().find(|member| member.id == list.teller);
+                let Some((entry, member)) = entry.zip(member) else { continue };
+                let Some(url) = entry.told_url(member, is_secure) else { continue };
+                let is_known = |(of, at): (u64, &Url)| of == member.id && *at == url;
+                if !probes.iter().any(|probe| is_known((probe.member, &probe.url)))
+                    && !wanted.iter().any(|(of, at)| is_known((*of, at)))
+                {
+                    wanted.push((member.id, url));
+                }
+            }
+        }
+        let asked: Vec<_> = wanted
+            .into_iter()
+            .map(|(member, url)| {
+                let task = start_asking(service, Target::new(url.clone()), authorization, PROBE_TIMEOUT);
+                (member, url, task)
+            })
+            .collect();
+        for (member, url, mut task) in asked {
+            let is_reached = match (&mut task.0).await {
+                Ok(Told::List(list)) => list.teller == member && Some(list.cluster) == self.cluster.get(),
+                _ => false,
+            };
+            self.probes.borrow_mut().push(Probe { member, url, is_reached, at: Instant::now() });
+        }
+    }
+
+    /// Lists the members that these endpoints, all of one cluster, tell.
+    fn list_members(&self, told: Vec<(u64, ToldList)>) {
         self.fetched.set(Some(Instant::now()));
         let (mut members, mut told_by) = (Vec::<Member>::new(), Vec::new());
         for (id, list) in told {
@@ -327,11 +402,25 @@ impl Endpoints {
         }
         let mut entries = self.entries.borrow_mut();
         let mut reached: Vec<u64> = Vec::new();
-        let is_secure = entries.iter().filter(|entry| entry.is_given).all(|entry| entry.target.is_secure());
+        let is_secure = all_given_are_secure(&entries);
+        let probes = self.probes.borrow();
+        let is_reached = |member: u64, url: &Url| {
+            let mut its = probes.iter().filter(|probe| probe.member == member && probe.url == *url);
+            its.any(|probe| probe.is_reached)
+        };
         let cluster = self.cluster.get();
         for entry in entries.iter_mut().filter(|entry| entry.is_given && !entry.is_foreign_to(cluster)) {
             // One that is away stays what it was.
             let teller = told_by.iter().find(|(id, _)| *id == entry.id).map(|(_, teller)| *teller);
+            if let Some(teller) = teller {
+                let member = members.iter().find(|member| member.id == teller);
+                let url = member.and_then(|member| entry.told_url(member, is_secure));
+                entry.is_for_lists = url.is_some_and(|url| is_reached(teller, &url));
+            }
+            if entry.is_for_lists {
+                (entry.is_listed, entry.member) = (false, None);
+                continue;
+            }
             let known = entry.member.as_ref().map(|member| member.id);
             let by_url = || members.iter().find(|member| member.client_urls.contains(&entry.target.url));
             let id = teller.or(known).or_else(|| by_url().map(|member| member.id));
@@ -358,6 +447,11 @@ fn start_asking(
     }))
 }
 
+/// Returns true if plain URLs are not to be used, because those that were given have TLS.
+fn all_given_are_secure(entries: &[Entry]) -> bool {
+    entries.iter().filter(|entry| entry.is_given).all(|entry| entry.target.is_secure())
+}
+
 /// A task that ends with what it was started for.
 struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
 
@@ -371,6 +465,15 @@ impl Entry {
     /// Returns true if it told of another cluster than this one.
     fn is_foreign_to(&self, cluster: Option<u64>) -> bool {
         self.told.is_some() && self.told != cluster
+    }
+
+    /// The URL at which this member, which answered here, is rather to be reached: one that it tells, if it does not tell this one. A URL of
+    /// the loopback is no better than one that was given, unless that is of the loopback, too.
+    fn told_url(&self, member: &Member, is_secure: bool) -> Option<Url> {
+        if member.client_urls.contains(&self.target.url) {
+            return None;
+        }
+        usable(&member.client_urls, is_secure).ok().filter(|url| !url.is_local() || self.target.is_local())
     }
 
     fn shown(&self) -> Value {

@@ -68,6 +68,11 @@ impl Target {
         self.place.scheme().is_secure()
     }
 
+    /// Returns true if it is on this machine.
+    pub(crate) fn is_local(&self) -> bool {
+        self.place.is_local()
+    }
+
     /// Has requests be for the host that clients ask for: the address where the member listens may not be among those that it
     /// answers for (`--host-whitelist`).
     pub(crate) fn ask_as(&self, url: &Url) {

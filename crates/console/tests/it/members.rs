@@ -206,6 +206,50 @@ fn members_of_another_cluster_are_told_apart() {
 }
 
 #[test]
+fn members_behind_a_load_balancer_are_reached_where_they_say() {
+    let (list, count) = (Arc::<Mutex<String>>::default(), AtomicU64::new(0));
+    let (one, other) = (member(1, &list), member(2, &list));
+    *list.lock().unwrap() = [row(1, one.address), row(2, other.address)].join(",");
+    // It leads to one after the other.
+    let balancer = teller(1, move || count.fetch_add(1, Ordering::Relaxed) % 2 + 1, &list, |_| true);
+    let console =
+        Setup::endpoints(&[balancer.address]).limits(|limits| limits.members_fresh = Duration::ZERO).start();
+    let expected = [
+        format!("1 http://{} m1 0000000000000001 false", one.address),
+        format!("2 http://{} m2 0000000000000002 false", other.address),
+    ];
+    for _ in 0..4 {
+        assert_eq!(endpoints(&told(&console, &[])), expected);
+    }
+    assert_eq!(console.request("GET", "/api/endpoint/0/version", &[OWN], b"").status, 404);
+    for id in ["1", "2"] {
+        let answer = console.request("GET", &format!("/api/endpoint/{id}/version"), &[OWN], b"");
+        assert_eq!(answer.text(), format!("\"{id}\""));
+    }
+}
+
+#[test]
+fn a_member_that_is_not_reached_where_it_says_is_reached_where_it_was_given() {
+    let (list, strangers): (Arc<Mutex<String>>, Arc<Mutex<String>>) = Default::default();
+    let (one, other) = (member(1, &list), member(2, &list));
+    let stranger = member_of(2, 2, &strangers);
+    // A tunnel leads to each. One tells a URL where nothing answers, the other one of another cluster's member.
+    let down = free_address();
+    *list.lock().unwrap() = [row(1, down), row(2, stranger.address)].join(",");
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    let expected = [
+        format!("0 http://{} m1 0000000000000001 false", one.address),
+        format!("1 http://{} m2 0000000000000002 false", other.address),
+    ];
+    for _ in 0..2 {
+        assert_eq!(endpoints(&told(&console, &[])), expected);
+    }
+    assert_eq!(stranger.connections(), 1, "it is not tried again with each list");
+}
+
+#[test]
 fn the_cluster_stays_while_its_members_are_away() {
     let (ours, theirs): (Arc<Mutex<String>>, Arc<Mutex<String>>) = Default::default();
     let is_away = Arc::new(AtomicBool::new(false));
