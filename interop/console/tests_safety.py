@@ -91,11 +91,11 @@ def members_that_are_not_asked_are_counted(world):
     world.show(page, "members")
     page.wait_text("1 of 2 voters answer (needed: 2). Not asked: 1,", ".page-members")
     page.wait_text("because its client URL is an unspecified address", ".page-members tbody")
-    page.js("import('/assets/texts.mjs').then(({ setLanguage }) => setLanguage('zh'))")
-    world.show(page, "overview")
-    page.wait_text("未询问的成员：1 个", ".problems", 30)
     asked = [each for each in page.requests if "/endpoint/" in each and "/endpoint/0/" not in each]
     same(asked, [], "requests to members that are not asked")
+    page = world.page(url, "overview", language="zh-CN")
+    page.wait_text("未询问的成员：1 个", ".problems", 30)
+    page.wait_text("m2：未询问，因为它的客户端 URL 是未指定地址", ".problems")
 
 
 def replaced(cluster, flags):
@@ -137,6 +137,79 @@ def another_cluster_is_not_changed(world):
         page.wait_text("belongs to another cluster", "dialog", 30)
     for number in range(3):
         same(other.get(f"/twin/{number}"), b"second", f"key {number} of the other cluster")
+
+
+@test
+def a_round_that_is_wanted_meanwhile_follows(world):
+    page = world.page(console_of(world, "small"), "overview")
+    rounds = page.js("""import('/assets/rounds.mjs').then(async ({ repeat }) => {
+      const ends = [];
+      const seen = [];
+      const begun = () => new Promise((resolve) => { window.onround = resolve; });
+      const work = (options) => {
+        seen.push(options.quiet === true ? 'quiet' : 'asked for');
+        window.onround?.();
+        return new Promise((resolve) => ends.push(resolve));
+      };
+      const { now, stop } = repeat(work, 1e6);
+      now();
+      now();
+      const second = begun();
+      ends[0]();
+      await second;
+      // Nothing was wanted since it began: no third one. What is wanted when the page is left is not done.
+      ends[1]();
+      await new Promise((resolve) => setTimeout(resolve));
+      const two = seen.length;
+      now();
+      now();
+      stop();
+      ends[2]();
+      await new Promise((resolve) => setTimeout(resolve));
+      return [two, seen];
+    })""")
+    same(rounds, [2, ["asked for"] * 3], "rounds")
+
+
+@test
+def a_poll_that_is_wanted_meanwhile_follows(world):
+    page = world.page(console_of(world, "small"), "keys")
+    page.wait_text("1 of 1 members answer", ".cluster-state", 30)
+    page.js("""import('/assets/cluster.mjs').then(({ cluster }) => {
+      clearTimeout(cluster.timer);
+      cluster.pace = 1e8;
+      window.polls = 0;
+      const real = cluster.ask;
+      cluster.ask = (...all) => {
+        window.polls += 1;
+        // A login, or another page, while the answer is awaited.
+        if (window.polls === 1) cluster.schedule(0);
+        return real.apply(cluster, all);
+      };
+      cluster.poll();
+    })""")
+    page.wait("window.polls === 2", "a second poll")
+
+
+@test
+def points_belong_to_their_members(world):
+    page = world.page(world.console("hang", hang_cluster(world)).url, "overview")
+    page.wait_text("3 of 3 members answer", ".cluster-state", 30)
+    told = page.js("""import('/assets/cluster.mjs').then(async ({ cluster }) => {
+      clearTimeout(cluster.timer);
+      cluster.schedule = () => {};
+      const order = [...cluster.members];
+      cluster.ask = async (member) => {
+        // The list of members comes while they are polled, in another order.
+        cluster.members = [...order].reverse();
+        return member.name;
+      };
+      cluster.isPolling = false;
+      for (const member of order) Object.assign(member, { isBusy: false, nextAt: 0 });
+      await cluster.poll();
+      return order.map((member) => [member.name, member.points.at(-1)]);
+    })""")
+    same(told, [[name, name] for name in ("m1", "m2", "m3")], "points")
 
 
 def edit(world, key, value):

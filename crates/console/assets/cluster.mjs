@@ -123,6 +123,9 @@ class Cluster extends EventTarget {
     this.pace = SLOW_MS;
     this.wantsDiagnosis = false;
     this.timer = null;
+    /** A poll is under way; another one was wanted since it began. */
+    this.isPolling = false;
+    this.isWanted = false;
     this.membersAt = -Infinity;
     this.diagnosisAt = -Infinity;
     this.round = 0;
@@ -177,6 +180,7 @@ class Cluster extends EventTarget {
 
   schedule(delay) {
     clearTimeout(this.timer);
+    if (delay === 0) this.isWanted = this.isPolling;
     if (document.visibilityState !== 'visible') return;
     // Switching pages does not poll sooner than the fast pace allows.
     const since = performance.now() - (this.times.at(-1) ?? -Infinity);
@@ -184,7 +188,8 @@ class Cluster extends EventTarget {
   }
 
   async poll() {
-    if (this.members.length === 0) return;
+    if (this.members.length === 0 || this.isPolling) return;
+    this.isPolling = true;
     const now = performance.now();
     this.round += 1;
     if (now - this.membersAt > MEMBERS_EVERY_MS) {
@@ -196,11 +201,16 @@ class Cluster extends EventTarget {
     const withDiagnosis = this.wantsDiagnosis && now - this.diagnosisAt > DIAGNOSIS_EVERY_MS;
     if (withDiagnosis) this.diagnosisAt = now;
     const isDue = (member) => !member.isBusy && !member.isNotAsked && now >= member.nextAt;
-    const results = await Promise.all(
-      this.members.map((member) => (isDue(member) ? Promise.race([this.ask(member, withDiagnosis), patience()]) : null)),
-    );
-    this.note(now, results);
-    this.schedule(this.pace);
+    // The list may be another one by the end of the poll.
+    const points = new Map(await Promise.all(
+      this.members.map(async (member) => [member, isDue(member) ? await Promise.race([this.ask(member, withDiagnosis), patience()]) : null]),
+    ));
+    this.note(now, points);
+    // What was wanted meanwhile does not wait for the pace.
+    const isWanted = this.isWanted;
+    this.isPolling = false;
+    this.isWanted = false;
+    this.schedule(isWanted ? 0 : this.pace);
   }
 
   note(now, points) {
@@ -208,7 +218,7 @@ class Cluster extends EventTarget {
     // A page that was not seen for a while has a gap in its charts, not a line through it.
     for (const [time, isGap] of gap ? [[now - this.pace, true], [now, false]] : [[now, false]]) {
       this.times.push(time);
-      this.members.forEach((member, at) => member.points.push(isGap ? null : points[at]));
+      for (const member of this.members) member.points.push(isGap ? null : (points.get(member) ?? null));
     }
     const over = this.times.length - POINTS_MAX;
     if (over > 0) {
