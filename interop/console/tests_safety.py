@@ -140,6 +140,39 @@ def another_cluster_is_not_changed(world):
 
 
 @test
+def nothing_is_changed_where_the_cluster_is_not_told(world):
+    member = world.small[0]
+    member.put("/safety/untold", "before")
+    page = world.page(console_of(world, "small"), "keys?key=%2Fsafety%2Funtold")
+    page.wait_text("before", ".value")
+    # The user may see neither the status nor the list of members, and no answer has told the cluster yet.
+    page.js("""(() => {
+      const real = window.fetch;
+      window.asked = [];
+      window.fetch = (url, request) => {
+        window.asked.push(String(url));
+        if (!/maintenance\\/status|member\\/list/.test(url)) return real(url, request);
+        return Promise.resolve(new Response('{"code":7,"message":"etcdserver: permission denied"}', { status: 403 }));
+      };
+    })()""")
+    change = """import('/assets/cluster.mjs').then(async ({ cluster }) => {
+      cluster.clusterId = null;
+      for (const member of cluster.members) member.status = null;
+      try {
+        await %s;
+        return 'done';
+      } catch (error) {
+        return error.forUser;
+      }
+    })"""
+    for call in ("cluster.change('kv/put', { key: '%s', value: 'eA==' })" % b64("/safety/untold"), "cluster.changeAt(cluster.members[0], 'maintenance/defragment', {})"):
+        text = page.js(change % call)
+        check("does not tell this user which cluster it belongs to" in text, f"{call}: {text}")
+    same(member.get("/safety/untold"), b"before", "the value")
+    check(not page.js("window.asked.some((url) => /kv\\/put|defragment/.test(url))"), "nothing was sent")
+
+
+@test
 def a_round_that_is_wanted_meanwhile_follows(world):
     page = world.page(console_of(world, "small"), "overview")
     rounds = page.js("""import('/assets/rounds.mjs').then(async ({ repeat }) => {

@@ -308,6 +308,25 @@ class Cluster extends EventTarget {
   }
 
   /**
+   * An answer of the member that tells which cluster it belongs to. The status may be refused to a user who may change keys; the list of
+   * members need not be. Throws a `Failure` if neither tells: what is at this address may be another cluster, and nothing is changed there.
+   */
+  async identityOf(member) {
+    const tells = (answer) => (answer?.header?.cluster_id ?? '0') !== '0';
+    const status = await this.statusOf(member);
+    if (tells(status)) return status;
+    try {
+      const list = await post(member.endpoint, 'cluster/member/list', {});
+      if (tells(list)) return list;
+    } catch (error) {
+      if (!(error instanceof Failure && (error.isDenied || error.isUnimplemented))) throw error;
+    }
+    const failure = new Failure(403, 0, '');
+    failure.forUser = t('clusterNotTold', { member: member.name });
+    throw failure;
+  }
+
+  /**
    * Members in the order in which to ask them for data: the console's own first, those that answer before others, learners last. Those that
    * have no address are left out.
    */
@@ -354,14 +373,14 @@ class Cluster extends EventTarget {
     await this.ready;
     const [member] = this.inOrder();
     // Another cluster may be at this address by now than the one whose keys and members the user has seen.
-    this.claim(member, (await this.statusOf(member)) ?? member.status);
+    this.claim(member, await this.identityOf(member));
     return postChange(member.endpoint, method, body);
   }
 
   /** Calls a method that changes something at this very member, if it is the one that answers there. */
   async changeAt(member, method, body, options) {
     if (member.isNotAsked) throw member.error;
-    this.identify(member, (await this.statusOf(member)) ?? member.status);
+    this.identify(member, await this.identityOf(member));
     return postChange(member.endpoint, method, body, options);
   }
 }

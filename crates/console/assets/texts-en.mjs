@@ -58,6 +58,7 @@ export const TEXTS = {
   timedOut: 'no answer in time',
   otherMember: 'The URL of {member} leads to another member ({other}).',
   otherCluster: '{member} belongs to another cluster ({id}) than the one shown here ({shown}). Nothing is changed there. Load the page again to see it.',
+  clusterNotTold: '{member} does not tell this user which cluster it belongs to, so it is not certain that it is the one shown here. Nothing was changed.',
   errorPage: 'The page could not be loaded: {message}',
   notKnownIfDone: 'It is not known whether the change was made. Read again what is there before you repeat it.',
 

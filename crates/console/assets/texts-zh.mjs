@@ -58,6 +58,7 @@ export const TEXTS = {
   timedOut: '未及时应答',
   otherMember: '{member} 的 URL 指向了另一个成员（{other}）。',
   otherCluster: '{member} 属于另一个集群（{id}），而不是此处显示的集群（{shown}）。不会对其做任何更改。重新加载页面后可查看它。',
+  clusterNotTold: '{member} 不告知该用户它属于哪个集群，无法确定它就是此处显示的集群。未做任何更改。',
   errorPage: '页面无法加载：{message}',
   notKnownIfDone: '无法确认更改是否已生效。重复操作之前请先重新读取当前状态。',
 
