@@ -245,6 +245,19 @@ def points_belong_to_their_members(world):
     same(told, [[name, name] for name in ("m1", "m2", "m3")], "points")
 
 
+@test
+def long_json_is_shown_as_it_is_stored(world):
+    value = '{"list":[' + ",".join(str(number) for number in range(60000)) + "]}"
+    world.small[0].put("/safety/long", value)
+    page = world.page(console_of(world, "small"), "keys?key=%2Fsafety%2Flong")
+    page.wait_text("Not formatted, as it is longer than 256", ".detail", 20)
+    shown = page.js("document.querySelector('.value').textContent")
+    same(shown, value[:len(shown)], "the value")
+    same(page.js("document.querySelector('.detail .tabs [aria-pressed=true]').innerText"), "Text", "how it is shown")
+    views = page.js("import('/assets/values.mjs').then(({ viewsOf }) => viewsOf(new TextEncoder().encode(JSON.stringify(Array(1 << 20).fill(1000)))))")
+    same(views, ["text", "escaped", "hex"], "views of 5 MiB")
+
+
 def edit(world, key, value):
     """Opens the editor of a key with this value."""
     world.small[0].put(key, value)
