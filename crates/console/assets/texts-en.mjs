@@ -446,6 +446,7 @@ export const TEXTS = {
   line_plus: 'added:',
   line_minus: 'removed:',
   sameValue: 'The same value.',
+  samePart: 'The part of the value that is kept here is the same as before.',
   sameLines: '{count} equal lines¦{count} equal line',
   moreLines: '{count} lines more¦{count} line more',
   olderVersions: 'Older versions',

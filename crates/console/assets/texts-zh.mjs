@@ -446,6 +446,7 @@ export const TEXTS = {
   line_plus: '新增：',
   line_minus: '删除：',
   sameValue: '值相同。',
+  samePart: '此处保留的部分与之前相同。',
   sameLines: '{count} 行相同',
   moreLines: '另有 {count} 行',
   olderVersions: '更早的版本',
