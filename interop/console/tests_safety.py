@@ -246,6 +246,21 @@ def points_belong_to_their_members(world):
 
 
 @test
+def no_password_goes_to_what_answers_in_a_members_place(world):
+    page = world.page(console_of(world, "small"), "overview")
+    page.wait_text("1 of 1 members answer", ".cluster-state", 30)
+    page.js("""Promise.all(['cluster', 'api'].map((name) => import(`/assets/${name}.mjs`))).then(([{ cluster }, { Elsewhere }]) => {
+      clearTimeout(cluster.timer);
+      cluster.schedule = () => {};
+      for (const member of cluster.members) Object.assign(member, { isUp: false, isElsewhere: true, error: new Elsewhere('This is another cluster.') });
+    })""")
+    page.click("button", "Log in")
+    log_in(page, "root", "secret")
+    page.wait_text("This is another cluster.", "dialog")
+    same([each for each in page.requests if each.endswith("auth/authenticate")], [], "logins")
+
+
+@test
 def long_json_is_shown_as_it_is_stored(world):
     value = '{"list":[' + ",".join(str(number) for number in range(60000)) + "]}"
     world.small[0].put("/safety/long", value)
