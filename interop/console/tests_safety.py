@@ -226,7 +226,7 @@ def a_poll_that_is_wanted_meanwhile_follows(world):
 
 @test
 def points_belong_to_their_members(world):
-    page = world.page(world.console("hang", hang_cluster(world)).url, "overview")
+    page = world.page(world.console("hang", hang_cluster(world)).url, "keys")
     page.wait_text("3 of 3 members answer", ".cluster-state", 30)
     told = page.js("""import('/assets/cluster.mjs').then(async ({ cluster }) => {
       clearTimeout(cluster.timer);
