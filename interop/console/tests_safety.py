@@ -59,6 +59,26 @@ def reads_and_watches_leave_a_hung_member(world):
 
 
 @test
+def a_watch_leaves_a_member_that_was_not_polled_yet(world):
+    page = world.page(console_of(world, "small"), "overview")
+    page.wait_text("1 of 1 members answer", ".cluster-state", 30)
+    page.js("""Promise.all(['cluster', 'watcher'].map((name) => import(`/assets/${name}.mjs`))).then(([{ cluster }, { Watcher }]) => {
+      const member = { endpoint: cluster.members[0].endpoint, name: 'm1', isUp: null };
+      cluster.inOrder = () => [member];
+      window.told = [];
+      new Watcher({ key: 'YQ==' }, 0, ({ kind }) => {
+        window.told.push(kind);
+        // It begins the watch and hangs: the first poll finds that.
+        if (kind === 'live' && member.isUp === null) {
+          member.isUp = false;
+          cluster.dispatchEvent(new Event('update'));
+        }
+      });
+    })""")
+    page.wait("window.told.slice(0, 3).join(' ') === 'connecting live lost'", "the watch to leave the member")
+
+
+@test
 def urls_that_lead_to_another_member_are_seen(world):
     # Each member advertises the URL of the first one.
     cluster = world.get("alike", lambda: Cluster(world.options.mainstay, 2, advertised_by=0))
