@@ -302,7 +302,8 @@ impl Endpoints {
         for (id, mut task) in asked {
             let Ok(answer) = (&mut task.0).await else { continue };
             let mut entries = self.entries.borrow_mut();
-            if let Some(entry) = entries.iter_mut().find(|entry| entry.id == id) {
+            // What one user's token came to says nothing of another's.
+            if let Some(entry) = entries.iter_mut().find(|entry| entry.id == id && authorization.is_none()) {
                 entry.has_refused = matches!(answer, Told::Refused);
             }
             if let Told::List(list) = answer {
