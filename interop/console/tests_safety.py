@@ -59,6 +59,26 @@ def reads_and_watches_leave_a_hung_member(world):
 
 
 @test
+def a_watch_leaves_a_member_that_was_not_polled_yet(world):
+    page = world.page(console_of(world, "small"), "overview")
+    page.wait_text("1 of 1 members answer", ".cluster-state", 30)
+    page.js("""Promise.all(['cluster', 'watcher'].map((name) => import(`/assets/${name}.mjs`))).then(([{ cluster }, { Watcher }]) => {
+      const member = { endpoint: cluster.members[0].endpoint, name: 'm1', isUp: null };
+      cluster.inOrder = () => [member];
+      window.told = [];
+      new Watcher({ key: 'YQ==' }, 0, ({ kind }) => {
+        window.told.push(kind);
+        // It begins the watch and hangs: the first poll finds that.
+        if (kind === 'live' && member.isUp === null) {
+          member.isUp = false;
+          cluster.dispatchEvent(new Event('update'));
+        }
+      });
+    })""")
+    page.wait("window.told.slice(0, 3).join(' ') === 'connecting live lost'", "the watch to leave the member")
+
+
+@test
 def urls_that_lead_to_another_member_are_seen(world):
     # Each member advertises the URL of the first one.
     cluster = world.get("alike", lambda: Cluster(world.options.mainstay, 2, advertised_by=0))
@@ -75,6 +95,27 @@ def urls_that_lead_to_another_member_are_seen(world):
     check("1 of 2 members answer" in page.text(".cluster-state"), page.text(".cluster-state"))
     world.show(page, "overview")
     page.wait_text("The URL of m2 leads to another member (m1)", ".page-overview tbody")
+
+
+@test
+def members_that_are_not_asked_are_counted(world):
+    # Where they listen leads to the console's own machine, as seen from there: only the one that was given is asked.
+    cluster = world.get("unspecified", lambda: Cluster(world.options.mainstay, 2, ["--advertise-client-urls", "http://0.0.0.0:2379"]))
+    url = world.get("console unspecified", lambda: Console(world.options.console, cluster[0].url)).url
+    page = world.page(url, "overview")
+    page.wait_text("Members that are not asked: 1", ".problems", 30)
+    page.wait_text("m2: not asked, because its client URL is an unspecified address", ".problems")
+    page.wait_text("1 of 2 voters answer (needed: 2). Not asked: 1,", ".problems")
+    page.wait_text("1 of 2 members answer", ".cluster-state")
+    check("do not answer" not in page.text(".problems"), f"it is not said to be down: {page.text('.problems')}")
+    world.show(page, "members")
+    page.wait_text("1 of 2 voters answer (needed: 2). Not asked: 1,", ".page-members")
+    page.wait_text("because its client URL is an unspecified address", ".page-members tbody")
+    asked = [each for each in page.requests if "/endpoint/" in each and "/endpoint/0/" not in each]
+    same(asked, [], "requests to members that are not asked")
+    page = world.page(url, "overview", language="zh-CN")
+    page.wait_text("未询问的成员：1 个", ".problems", 30)
+    page.wait_text("m2：未询问，因为它的客户端 URL 是未指定地址", ".problems")
 
 
 def replaced(cluster, flags):
@@ -116,6 +157,161 @@ def another_cluster_is_not_changed(world):
         page.wait_text("belongs to another cluster", "dialog", 30)
     for number in range(3):
         same(other.get(f"/twin/{number}"), b"second", f"key {number} of the other cluster")
+
+
+@test
+def nothing_is_changed_where_the_cluster_is_not_told(world):
+    member = world.small[0]
+    member.put("/safety/untold", "before")
+    page = world.page(console_of(world, "small"), "keys?key=%2Fsafety%2Funtold")
+    page.wait_text("before", ".value")
+    # The user may see neither the status nor the list of members, and no answer has told the cluster yet.
+    page.js("""(() => {
+      const real = window.fetch;
+      window.asked = [];
+      window.fetch = (url, request) => {
+        window.asked.push(String(url));
+        if (!/maintenance\\/status|member\\/list/.test(url)) return real(url, request);
+        return Promise.resolve(new Response('{"code":7,"message":"etcdserver: permission denied"}', { status: 403 }));
+      };
+    })()""")
+    change = """import('/assets/cluster.mjs').then(async ({ cluster }) => {
+      cluster.clusterId = null;
+      for (const member of cluster.members) member.status = null;
+      try {
+        await %s;
+        return 'done';
+      } catch (error) {
+        return error.forUser;
+      }
+    })"""
+    for call in ("cluster.change('kv/put', { key: '%s', value: 'eA==' })" % b64("/safety/untold"), "cluster.changeAt(cluster.members[0], 'maintenance/defragment', {})"):
+        text = page.js(change % call)
+        check("does not tell this user which cluster it belongs to" in text, f"{call}: {text}")
+    same(member.get("/safety/untold"), b"before", "the value")
+    check(not page.js("window.asked.some((url) => /kv\\/put|defragment/.test(url))"), "nothing was sent")
+
+
+@test
+def a_round_that_is_wanted_meanwhile_follows(world):
+    page = world.page(console_of(world, "small"), "overview")
+    rounds = page.js("""import('/assets/rounds.mjs').then(async ({ repeat }) => {
+      const ends = [];
+      const seen = [];
+      const begun = () => new Promise((resolve) => { window.onround = resolve; });
+      const work = (options) => {
+        seen.push(options.quiet === true ? 'quiet' : 'asked for');
+        window.onround?.();
+        return new Promise((resolve) => ends.push(resolve));
+      };
+      const { now, stop } = repeat(work, 1e6);
+      now();
+      now();
+      const second = begun();
+      ends[0]();
+      await second;
+      // Nothing was wanted since it began: no third one. What is wanted when the page is left is not done.
+      ends[1]();
+      await new Promise((resolve) => setTimeout(resolve));
+      const two = seen.length;
+      now();
+      now();
+      stop();
+      ends[2]();
+      await new Promise((resolve) => setTimeout(resolve));
+      return [two, seen];
+    })""")
+    same(rounds, [2, ["asked for"] * 3], "rounds")
+
+
+@test
+def a_poll_that_is_wanted_meanwhile_follows(world):
+    page = world.page(console_of(world, "small"), "keys")
+    page.wait_text("1 of 1 members answer", ".cluster-state", 30)
+    page.js("""import('/assets/cluster.mjs').then(({ cluster }) => {
+      clearTimeout(cluster.timer);
+      cluster.pace = 1e8;
+      window.polls = 0;
+      const real = cluster.ask;
+      cluster.ask = (...all) => {
+        window.polls += 1;
+        // A login, or another page, while the answer is awaited.
+        if (window.polls === 1) cluster.schedule(0);
+        return real.apply(cluster, all);
+      };
+      cluster.poll();
+    })""")
+    page.wait("window.polls === 2", "a second poll")
+
+
+@test
+def points_belong_to_their_members(world):
+    page = world.page(world.console("hang", hang_cluster(world)).url, "keys")
+    page.wait_text("3 of 3 members answer", ".cluster-state", 30)
+    told = page.js("""import('/assets/cluster.mjs').then(async ({ cluster }) => {
+      clearTimeout(cluster.timer);
+      cluster.schedule = () => {};
+      const order = [...cluster.members];
+      cluster.ask = async (member) => {
+        // The list of members comes while they are polled, in another order.
+        cluster.members = [...order].reverse();
+        return member.name;
+      };
+      cluster.isPolling = false;
+      for (const member of order) Object.assign(member, { isBusy: false, nextAt: 0 });
+      await cluster.poll();
+      return order.map((member) => [member.name, member.points.at(-1)]);
+    })""")
+    same(told, [[name, name] for name in ("m1", "m2", "m3")], "points")
+
+
+@test
+def no_password_goes_to_what_answers_in_a_members_place(world):
+    page = world.page(console_of(world, "small"), "overview")
+    page.wait_text("1 of 1 members answer", ".cluster-state", 30)
+    page.js("""Promise.all(['cluster', 'api'].map((name) => import(`/assets/${name}.mjs`))).then(([{ cluster }, { Elsewhere }]) => {
+      clearTimeout(cluster.timer);
+      cluster.schedule = () => {};
+      for (const member of cluster.members) Object.assign(member, { isUp: false, isElsewhere: true, error: new Elsewhere('This is another cluster.') });
+    })""")
+    page.click("button", "Log in")
+    log_in(page, "root", "secret")
+    page.wait_text("This is another cluster.", "dialog")
+    same([each for each in page.requests if each.endswith("auth/authenticate")], [], "logins")
+
+
+@test
+def long_json_is_shown_as_it_is_stored(world):
+    value = '{"list":[' + ",".join(str(number) for number in range(60000)) + "]}"
+    world.small[0].put("/safety/long", value)
+    page = world.page(console_of(world, "small"), "keys?key=%2Fsafety%2Flong")
+    page.wait_text("Not formatted, as it is longer than 256", ".detail", 20)
+    shown = page.js("document.querySelector('.value').textContent")
+    same(shown, value[:len(shown)], "the value")
+    same(page.js("document.querySelector('.detail .tabs [aria-pressed=true]').innerText"), "Text", "how it is shown")
+    views = page.js("import('/assets/values.mjs').then(({ viewsOf }) => viewsOf(new TextEncoder().encode(JSON.stringify(Array(1 << 20).fill(1000)))))")
+    same(views, ["text", "escaped", "hex"], "views of 5 MiB")
+
+
+@test
+def the_past_shows_what_differs(world):
+    member = world.small[0]
+    for key, values in (("/safety/past", ('{"a": 1}', '{"a":1}')), ("/safety/cut", ("x" * 5000 + "1", "x" * 5000 + "2"))):
+        for value in values:
+            member.put(key, value)
+        member.call("kv/deleterange", {"key": b64(key)})
+    page = world.page(console_of(world, "small"), "keys?key=%2Fsafety%2Fpast")
+    page.wait_text("There is no such key", ".detail")
+    page.click("button", "History")
+    page.wait("document.querySelectorAll('.versions li').length === 3", "the changes")
+    text = page.text(".versions li:nth-child(2) .diff")
+    check('{"a": 1}' in text and '{"a":1}' in text, f"spaces that went: {text}")
+    world.show(page, "keys?key=%2Fsafety%2Fcut")
+    page.wait("document.querySelector('.detail .key-text')?.innerText === '/safety/cut'")
+    page.wait_text("There is no such key", ".detail")
+    page.click("button", "History")
+    page.wait("document.querySelectorAll('.versions li').length === 3", "the changes")
+    page.wait_text("The part of the value that is kept here is the same as before", ".versions li:nth-child(2)")
 
 
 def edit(world, key, value):

@@ -44,6 +44,18 @@ export class Elsewhere extends Failure {
   }
 }
 
+/** A member that has no address to ask it at. `why` is the word for it in the list of members. */
+export class NotAsked extends Failure {
+  constructor(why) {
+    super(421, 0, why);
+    this.why = why;
+  }
+
+  get forUser() {
+    return t('notAskedBecause', { why: t(`notAsked_${this.why}`) });
+  }
+}
+
 /** What to tell a person about an error, in a sentence. */
 export function explain(error) {
   if (error.forUser) return error.forUser;

@@ -1,7 +1,7 @@
 // What is known of the cluster's members, kept up to date by polling while the page is seen: metrics of each member every two
 // seconds at most, its status every other time, and with longer and longer pauses while a member does not answer.
 
-import { Elsewhere, Failure, getMembers, getText, post, postChange, serverNow, session } from './api.mjs';
+import { Elsewhere, Failure, NotAsked, getMembers, getText, post, postChange, serverNow, session } from './api.mjs';
 import { Sample } from './metrics.mjs';
 import { pointOf } from './points.mjs';
 import { t } from './texts.mjs';
@@ -38,14 +38,21 @@ class Member {
     this.isBusy = false;
     /** Another member, or another cluster, answers at this URL. It counts as not answering. */
     this.isElsewhere = false;
+    if (endpoint.notAsked) Object.assign(this, { isUp: false, error: new NotAsked(endpoint.notAsked) });
   }
 
+  /** The id of its endpoint; that of the member, if it has no address to ask it at. */
   get id() {
-    return this.endpoint.id;
+    return this.endpoint.id ?? `member ${this.endpoint.memberId}`;
   }
 
   get name() {
-    return this.endpoint.name || this.endpoint.url;
+    return this.endpoint.name || this.endpoint.url || this.listedId;
+  }
+
+  /** It is listed and has no address to ask it at. It counts as a member that does not answer; `error` says why. */
+  get isNotAsked() {
+    return this.error instanceof NotAsked;
   }
 
   get sample() {
@@ -116,6 +123,9 @@ class Cluster extends EventTarget {
     this.pace = SLOW_MS;
     this.wantsDiagnosis = false;
     this.timer = null;
+    /** A poll is under way; another one was wanted since it began. */
+    this.isPolling = false;
+    this.isWanted = false;
     this.membersAt = -Infinity;
     this.diagnosisAt = -Infinity;
     this.round = 0;
@@ -145,12 +155,14 @@ class Cluster extends EventTarget {
     this.version = list.version ?? '';
     const known = new Map(this.members.map((member) => [`${member.id} ${member.endpoint.url}`, member]));
     this.members = (list.endpoints ?? []).map((endpoint) => {
-      const member = known.get(`${endpoint.id} ${endpoint.url}`) ?? this.added(endpoint);
+      const added = this.added(endpoint);
+      const member = known.get(`${added.id} ${endpoint.url}`);
+      if (!member || member.error?.why !== added.error?.why) return added;
       member.endpoint = endpoint;
       return member;
     });
     this.error = null;
-    if (this.members.length > 0) this.isReady();
+    if (this.inOrder().length > 0) this.isReady();
   }
 
   added(endpoint) {
@@ -168,6 +180,7 @@ class Cluster extends EventTarget {
 
   schedule(delay) {
     clearTimeout(this.timer);
+    if (delay === 0) this.isWanted = this.isPolling;
     if (document.visibilityState !== 'visible') return;
     // Switching pages does not poll sooner than the fast pace allows.
     const since = performance.now() - (this.times.at(-1) ?? -Infinity);
@@ -175,7 +188,8 @@ class Cluster extends EventTarget {
   }
 
   async poll() {
-    if (this.members.length === 0) return;
+    if (this.members.length === 0 || this.isPolling) return;
+    this.isPolling = true;
     const now = performance.now();
     this.round += 1;
     if (now - this.membersAt > MEMBERS_EVERY_MS) {
@@ -186,12 +200,17 @@ class Cluster extends EventTarget {
     }
     const withDiagnosis = this.wantsDiagnosis && now - this.diagnosisAt > DIAGNOSIS_EVERY_MS;
     if (withDiagnosis) this.diagnosisAt = now;
-    const isDue = (member) => !member.isBusy && now >= member.nextAt;
-    const results = await Promise.all(
-      this.members.map((member) => (isDue(member) ? Promise.race([this.ask(member, withDiagnosis), patience()]) : null)),
-    );
-    this.note(now, results);
-    this.schedule(this.pace);
+    const isDue = (member) => !member.isBusy && !member.isNotAsked && now >= member.nextAt;
+    // The list may be another one by the end of the poll.
+    const points = new Map(await Promise.all(
+      this.members.map(async (member) => [member, isDue(member) ? await Promise.race([this.ask(member, withDiagnosis), patience()]) : null]),
+    ));
+    this.note(now, points);
+    // What was wanted meanwhile does not wait for the pace.
+    const isWanted = this.isWanted;
+    this.isPolling = false;
+    this.isWanted = false;
+    this.schedule(isWanted ? 0 : this.pace);
   }
 
   note(now, points) {
@@ -199,7 +218,7 @@ class Cluster extends EventTarget {
     // A page that was not seen for a while has a gap in its charts, not a line through it.
     for (const [time, isGap] of gap ? [[now - this.pace, true], [now, false]] : [[now, false]]) {
       this.times.push(time);
-      this.members.forEach((member, at) => member.points.push(isGap ? null : points[at]));
+      for (const member of this.members) member.points.push(isGap ? null : (points.get(member) ?? null));
     }
     const over = this.times.length - POINTS_MAX;
     if (over > 0) {
@@ -288,10 +307,32 @@ class Cluster extends EventTarget {
     }
   }
 
-  /** Members in the order in which to ask them for data: the console's own first, those that answer before others, learners last. */
+  /**
+   * An answer of the member that tells which cluster it belongs to. The status may be refused to a user who may change keys; the list of
+   * members need not be. Throws a `Failure` if neither tells: what is at this address may be another cluster, and nothing is changed there.
+   */
+  async identityOf(member) {
+    const tells = (answer) => (answer?.header?.cluster_id ?? '0') !== '0';
+    const status = await this.statusOf(member);
+    if (tells(status)) return status;
+    try {
+      const list = await post(member.endpoint, 'cluster/member/list', {});
+      if (tells(list)) return list;
+    } catch (error) {
+      if (!(error instanceof Failure && (error.isDenied || error.isUnimplemented))) throw error;
+    }
+    const failure = new Failure(403, 0, '');
+    failure.forUser = t('clusterNotTold', { member: member.name });
+    throw failure;
+  }
+
+  /**
+   * Members in the order in which to ask them for data: the console's own first, those that answer before others, learners last. Those that
+   * have no address are left out.
+   */
   inOrder() {
     const worth = (member) => (member.isElsewhere ? 8 : 0) + (member.isUp === false ? 4 : 0) + (member.isLearner ? 2 : 0) + (this.isSelf(member) ? 0 : 1);
-    return [...this.members].sort((a, b) => worth(a) - worth(b));
+    return this.members.filter((member) => !member.isNotAsked).sort((a, b) => worth(a) - worth(b));
   }
 
   isSelf(member) {
@@ -332,13 +373,14 @@ class Cluster extends EventTarget {
     await this.ready;
     const [member] = this.inOrder();
     // Another cluster may be at this address by now than the one whose keys and members the user has seen.
-    this.claim(member, (await this.statusOf(member)) ?? member.status);
+    this.claim(member, await this.identityOf(member));
     return postChange(member.endpoint, method, body);
   }
 
   /** Calls a method that changes something at this very member, if it is the one that answers there. */
   async changeAt(member, method, body, options) {
-    this.identify(member, (await this.statusOf(member)) ?? member.status);
+    if (member.isNotAsked) throw member.error;
+    this.identify(member, await this.identityOf(member));
     return postChange(member.endpoint, method, body, options);
   }
 }

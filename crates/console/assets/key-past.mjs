@@ -1,12 +1,12 @@
 // What a key held before it was deleted: its changes since the last compaction, as a watch from then on tells them.
 
 import { explain } from './api.mjs';
-import { toBase64 } from './bytes.mjs';
+import { equal, toBase64 } from './bytes.mjs';
 import { differenceView } from './diff-view.mjs';
 import { difference } from './diff.mjs';
 import { h, replace, setText } from './dom.mjs';
 import * as format from './format.mjs';
-import { linesOf } from './values.mjs';
+import { linesOf, valueDifference } from './values.mjs';
 import { t } from './texts.mjs';
 import { Watcher } from './watcher.mjs';
 
@@ -64,9 +64,12 @@ export class Past {
       h('span', { class: `event-kind ${event.kind}` }, t(`event_${event.kind}`)),
       event.kind !== 'delete' && h('span', { class: 'note' }, format.bytes(event.valueBytes)));
     if (event.kind === 'delete') return h('li', {}, head);
-    const older = before && before.kind !== 'delete' && event.kind !== 'create' ? linesOf(before.value) : [];
+    const older = before && before.kind !== 'delete' && event.kind !== 'create' ? before.value : null;
     const isCut = event.valueBytes > event.value.length;
-    return h('li', {}, head, differenceView(difference(older, linesOf(event.value))),
+    // Of values that are cut, nobody knows if the rest is the same.
+    const isPart = isCut && older !== null && equal(older, event.value);
+    return h('li', {}, head,
+      isPart ? h('p', { class: 'note' }, t('samePart')) : differenceView(older ? valueDifference(older, event.value) : difference([], linesOf(event.value))),
       isCut && h('p', { class: 'note' }, t('shownPart', { shown: format.bytes(event.value.length), all: format.bytes(event.valueBytes) })));
   }
 }

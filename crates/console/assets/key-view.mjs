@@ -11,7 +11,7 @@ import { History } from './key-history.mjs';
 import { Past } from './key-past.mjs';
 import { get, remove } from './key-store.mjs';
 import { addressOf, figures, keyText } from './parts.mjs';
-import { PART_BYTES, partOf, show, viewsOf } from './values.mjs';
+import { isTooLongForJson, JSON_BYTES_MAX, PART_BYTES, partOf, show, viewsOf } from './values.mjs';
 import { t } from './texts.mjs';
 
 export class KeyView {
@@ -174,6 +174,7 @@ class ValueView {
     replace(this.rest,
       isCut && h('p', { class: 'note' }, t('shownPart', { shown: format.bytes(this.shown), all: format.bytes(this.value.length) })),
       isCut && h('button', { type: 'button', onclick: () => this.showMore() }, t('showMore')),
+      isTooLongForJson(this.value) && h('p', { class: 'note' }, t('jsonTooLong', { limit: format.bytes(JSON_BYTES_MAX) })),
       this.chosen === 'json' && h('p', { class: 'note' }, t('jsonNote')));
   }
 

@@ -17,7 +17,10 @@ export async function askForLogin(user = '') {
     ],
     button: t('logIn'),
     act: async ({ name, password }) => {
-      const members = cluster.inOrder();
+      // A password is not shown to what answers in a member's place.
+      const all = cluster.inOrder();
+      const members = all.filter((member) => !member.isElsewhere);
+      if (all.length > 0 && members.length === 0) throw all[0].error;
       const endpoints = members.length > 0 ? members.map((member) => member.endpoint) : [{ id: '0' }];
       for (const [at, endpoint] of endpoints.entries()) {
         try {

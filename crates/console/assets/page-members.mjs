@@ -1,11 +1,11 @@
 // Members: add, promote, move the leadership, remove. Each question says what quorum is left before anything is done.
 
-import { Elsewhere, explain, getText } from './api.mjs';
+import { explain, getText } from './api.mjs';
 import { cluster, FAST_MS, hexId } from './cluster.mjs';
 import { announce, ask, field, mistake } from './dialog.mjs';
 import { h, setText } from './dom.mjs';
 import * as format from './format.mjs';
-import { quorumOf } from './problems.mjs';
+import { quorumOf, quorumText } from './problems.mjs';
 import { repeat } from './rounds.mjs';
 import { Table } from './table.mjs';
 import { t } from './texts.mjs';
@@ -29,7 +29,7 @@ export function open(place) {
 /** Voters that are there and that answer; members that have not been asked are not counted as answering. */
 function votes(members) {
   const voters = members.filter((member) => !member.isLearner);
-  return { voters: voters.length, up: voters.filter((member) => member.isUp).length };
+  return { voters: voters.length, up: voters.filter((member) => member.isUp).length, notAsked: voters.filter((member) => member.isNotAsked).length };
 }
 
 /** What a change of the voters leaves: a sentence, and if it is safe. */
@@ -94,15 +94,15 @@ class MembersPage {
 
   state(member) {
     const isUp = this.polled(member)?.isUp;
-    const [kind, text] = isUp === true ? ['good', 'up'] : isUp === false ? ['error', 'down'] : member.name ? ['', 'asked'] : ['warning', 'notStarted'];
+    const [kind, text] = isUp === true ? ['good', 'up'] : !member.name ? ['warning', 'notStarted'] : this.polled(member)?.isNotAsked ? ['warning', 'notAsked'] : isUp === false ? ['error', 'down'] : ['', 'asked'];
     const why = this.elsewhere(member);
     return h('div', {}, h('span', { class: `state ${kind}` }, t(text)), why && h('p', { class: 'note state-why' }, why));
   }
 
-  /** What answers at the member's URL instead of it; '' if nothing does. */
+  /** What answers at the member's URL instead of it, or why it is not asked; '' if neither is so. */
   elsewhere(member) {
     const polled = this.polled(member);
-    return polled?.isElsewhere ? explain(polled.error) : '';
+    return polled?.isElsewhere || polled?.isNotAsked ? explain(polled.error) : '';
   }
 
   number(member, text) {
@@ -122,16 +122,13 @@ class MembersPage {
 
   /** The members as listed, each with what polling says of it. */
   states() {
-    return (this.list ?? []).map((member) => ({ id: member.ID, isLearner: member.isLearner === true, isUp: this.polled(member)?.isUp === true }));
+    return (this.list ?? []).map((member) => ({ id: member.ID, isLearner: member.isLearner === true, isUp: this.polled(member)?.isUp === true, isNotAsked: this.polled(member)?.isNotAsked === true }));
   }
 
   update() {
     if (!this.list) return;
     this.table.update(this.list);
-    const now = votes(this.states());
-    const { voters, up } = now;
-    const quorum = quorumOf(voters);
-    setText(this.quorum, up < quorum ? t('quorumLost', { up, voters, quorum }) : t('quorumLeft', { up, voters, quorum, left: up - quorum }));
+    setText(this.quorum, quorumText(votes(this.states())));
   }
 
   actions(member) {
@@ -239,17 +236,17 @@ class MembersPage {
 
 async function healthOf(member) {
   const row = { id: member.id, name: member.name, why: '' };
-  let failed = member.isElsewhere ? member.error : null;
+  let failed = member.isElsewhere || member.isNotAsked ? member.error : null;
   for (const name of ['livez', 'readyz']) {
     try {
       // A member that does not answer once is not waited for twice.
-      if (failed?.isUnreachable || failed instanceof Elsewhere) throw failed;
+      if (failed?.isUnreachable || failed?.forUser) throw failed;
       await getText(member.endpoint, name, { quiet: true });
       row[name] = 'good';
     } catch (error) {
       failed = error;
-      row[name] = error.isUnimplemented ? 'none' : 'bad';
-      row.why = error.isUnimplemented ? t('notTold') : error.message;
+      row[name] = error.isUnimplemented || member.isNotAsked ? 'none' : 'bad';
+      row.why = error.isUnimplemented ? t('notTold') : (error.forUser ?? error.message);
     }
   }
   return row;

@@ -155,7 +155,7 @@ function uptime(member) {
 
 function stateOf(member) {
   if (member.isUp === null) return ['', t('asked'), ''];
-  if (!member.isUp) return ['error', t('down'), explain(member.error)];
+  if (!member.isUp) return member.isNotAsked ? ['warning', t('notAsked'), explain(member.error)] : ['error', t('down'), explain(member.error)];
   if (member.sample?.sum('etcd_server_has_leader') === 0) return ['error', t('noLeader'), ''];
   if (member.status === null) return ['warning', t(session.user ? 'statusDenied' : 'statusLogin'), ''];
   if ((member.status.errors ?? []).length > 0) return ['error', t('hasErrors'), ''];

@@ -62,6 +62,14 @@ export function quorumOf(voters) {
   return Math.floor(voters / 2) + 1;
 }
 
+/** How many voters answer, of those in the list of members, and what that means. Of those that are not asked nobody knows if they are up. */
+export function quorumText({ voters, up, notAsked = 0 }) {
+  const quorum = quorumOf(voters);
+  const left = up - quorum;
+  if (left >= 0) return t('quorumLeft', { up, voters, quorum, left });
+  return t(up + notAsked < quorum ? 'quorumLost' : 'quorumUnknown', { up, voters, quorum, notAsked });
+}
+
 /** True if the member is one of ours, by what only ours tells. */
 export function isMainstay(member) {
   return member.sample?.has('mainstay_log_entries_total') ?? member.diagnosis !== null;
@@ -118,17 +126,27 @@ function nameOf(members, id) {
 
 function unreachable({ members }) {
   const voters = members.filter((member) => !member.isLearner);
-  const down = members.filter((member) => member.isUp === false);
+  const down = members.filter((member) => member.isUp === false && !member.isNotAsked);
   if (down.length === 0) return null;
   if (down.every((member) => member.error?.status === 0)) {
     return { level: 'error', title: t('errorConsole'), facts: [], remedy: t('problemConsoleDo'), page: 'overview' };
   }
-  const up = voters.filter((member) => member.isUp).length;
-  const quorum = quorumOf(voters.length);
   const facts = down.map((member) => t('factOf', { member: member.name, text: member.error?.message ?? '' }));
-  const left = up - quorum;
-  facts.push(left < 0 ? t('quorumLost', { up, voters: voters.length, quorum }) : t('quorumLeft', { up, voters: voters.length, quorum, left }));
+  facts.push(quorumText(votesOf(voters)));
   return { level: 'error', title: t('problemUnreachable', { count: down.length }), facts, remedy: t('problemUnreachableDo'), page: 'members' };
+}
+
+function votesOf(voters) {
+  return { voters: voters.length, up: voters.filter((member) => member.isUp).length, notAsked: voters.filter((member) => member.isNotAsked).length };
+}
+
+/** Members that have no address at which the console may ask them. They have their votes all the same. */
+function notAsked({ members }) {
+  const those = members.filter((member) => member.isNotAsked);
+  if (those.length === 0) return null;
+  const facts = those.map((member) => t('factOf', { member: member.name, text: member.error.forUser }));
+  facts.push(quorumText(votesOf(members.filter((member) => !member.isLearner))));
+  return { level: 'warning', title: t('problemNotAsked', { count: those.length }), facts, remedy: t('problemNotAskedDo'), page: 'members' };
 }
 
 function noLeader({ members }) {
@@ -568,7 +586,7 @@ export const RULES = {
 };
 
 /** What only this page says. */
-const OWN_RULES = [turnedAway, busiest, learner, evenVoters];
+const OWN_RULES = [notAsked, turnedAway, busiest, learner, evenVoters];
 
 /** All problems of a cluster `{ members, times, now }`, worst first. `rule` is the doctor's name of one, if it has one. */
 export function findProblems(state) {

@@ -6,6 +6,8 @@ import { CUT, dumpObject, isKubernetes } from './kubernetes.mjs';
 
 /** Depth to which JSON is indented; more is shown as it is stored. */
 const JSON_DEPTH_MAX = 200;
+/** Bytes of a value up to which it is shown as JSON. A browser takes a second and more to indent some MiB, and does nothing else meanwhile. */
+export const JSON_BYTES_MAX = 256 << 10;
 /** Characters of a line that is compared; a longer one is compared in pieces, so that a change far behind its beginning is seen. */
 const LINE_MAX = 1000;
 
@@ -50,11 +52,16 @@ function indented(json) {
   return out.join('');
 }
 
+/** True if the bytes look like JSON and are too many to be indented. */
+export function isTooLongForJson(bytes) {
+  return bytes.length > JSON_BYTES_MAX && /^\s*[{[]/.test(decodeText(partOf(bytes, PART_BYTES)) ?? '');
+}
+
 /** Ways to show these bytes, the best first. */
 export function viewsOf(bytes) {
   const views = [];
   if (isKubernetes(bytes)) views.push('kubernetes');
-  if (bytes.length < 4 << 20 && asJson(bytes) !== null) views.push('json');
+  if (bytes.length <= JSON_BYTES_MAX && asJson(bytes) !== null) views.push('json');
   if (isPlainText(bytes)) views.push('text');
   return [...views, 'escaped', 'hex'];
 }

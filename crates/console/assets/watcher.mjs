@@ -109,7 +109,8 @@ export class Watcher {
     this.began = () => clearTimeout(beginning);
     let wasUp = member.isUp;
     const look = () => {
-      if (wasUp && member.isUp === false) giveUp();
+      // It may not have been polled when the watch began.
+      if (wasUp !== false && member.isUp === false) giveUp();
       wasUp = member.isUp;
     };
     cluster.addEventListener('update', look);

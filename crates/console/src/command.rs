@@ -21,6 +21,11 @@ const HOSTS: Flag<Vec<String>> = Flag::list(
     "",
     "host names under which it is served without TLS, besides addresses and localhost",
 );
+const REQUESTS_PER_ADDRESS: Flag<u64> = Flag::uint(
+    "requests-per-address",
+    "24",
+    "requests of one address that are passed on to members at a time, of 48 in all: raise it behind a reverse proxy",
+);
 const CERT_FILE: Flag<String> = Flag::text("cert-file", "", "certificate `file` (PEM) of an https --listen");
 const KEY_FILE: Flag<String> = Flag::text("key-file", "", "key `file` (PEM) of --cert-file");
 const TRUSTED_CA_FILE: Flag<String> =
@@ -32,8 +37,14 @@ const KEY: Flag<String> = Flag::text("key", "", "identify secure client using th
 const INSECURE_SKIP_TLS_VERIFY: Flag<bool> =
     Flag::bool("insecure-skip-tls-verify", "skip server certificate verification (for testing only)");
 
-const OWN_FLAGS: &[FlagRow] =
-    &[LISTEN.row(), HOSTS.row(), CERT_FILE.row(), KEY_FILE.row(), TRUSTED_CA_FILE.row()];
+const OWN_FLAGS: &[FlagRow] = &[
+    LISTEN.row(),
+    HOSTS.row(),
+    REQUESTS_PER_ADDRESS.row(),
+    CERT_FILE.row(),
+    KEY_FILE.row(),
+    TRUSTED_CA_FILE.row(),
+];
 /// Named as etcdctl's, and read from its environment variables, too.
 const SHARED_FLAGS: &[FlagRow] =
     &[ENDPOINTS.row(), CACERT.row(), CERT.row(), KEY.row(), INSECURE_SKIP_TLS_VERIFY.row()];
@@ -120,6 +131,7 @@ fn serve(matches: &Matches, io: &Io, wait: &dyn Fn(&Logger)) -> Result<(), Failu
         trusted_ca_file: path(TRUSTED_CA_FILE),
         ..tls::Settings::default()
     })?;
+    let limits = limits(matches.get(REQUESTS_PER_ADDRESS))?;
     let url =
         Url::parse(matches.get(LISTEN)).map_err(|error| Failure::error(format!("--listen: {error}")))?;
     let (listener, shown) = listen(&url, &serving)?;
@@ -130,7 +142,7 @@ fn serve(matches: &Matches, io: &Io, wait: &dyn Fn(&Logger)) -> Result<(), Failu
         source,
         dialing: dialing.client(),
         reloaders: vec![dialing_files, serving_files],
-        limits: Limits::default(),
+        limits,
     };
     let console = Console::start(options, logger.clone()).map_err(Failure::error)?;
     if is_exposed(&url) {
@@ -149,6 +161,18 @@ const EXPOSED: &str =
 /// Returns true if other machines can reach a listener that speaks plain HTTP.
 fn is_exposed(url: &Url) -> bool {
     !url.scheme().is_secure() && !url.is_local()
+}
+
+/// The bounds with this number of requests for one address.
+fn limits(requests_per_address: u64) -> Result<Limits, Failure> {
+    let limits = Limits::default();
+    let max = limits.forwarded_max;
+    match usize::try_from(requests_per_address) {
+        Ok(forwarded_per_address) if (1..=max).contains(&forwarded_per_address) => {
+            Ok(Limits { forwarded_per_address, ..limits })
+        }
+        _ => Err(Failure::error(format!("--requests-per-address={requests_per_address}: 1 to {max}"))),
+    }
 }
 
 /// Reads endpoints by the rule of etcd's tools: without a scheme they speak TLS if any of its flags is given.
@@ -199,6 +223,22 @@ mod tests {
     #[test]
     fn the_tables_are_sound() {
         PROGRAM.assert_sound();
+    }
+
+    #[test]
+    fn an_address_may_have_all_places_and_no_more() {
+        let of = |requests| {
+            limits(requests).map(|limits| limits.forwarded_per_address).map_err(|failure| failure.to_string())
+        };
+        assert_eq!((of(1), of(48)), (Ok(1), Ok(48)));
+        for wrong in [0, 49, u64::MAX] {
+            assert_eq!(of(wrong), Err(format!("--requests-per-address={wrong}: 1 to 48")));
+        }
+        let Ok(Invocation::Run(matches, ())) = PROGRAM.parse(&[], Vec::new()) else {
+            panic!("no flag is needed")
+        };
+        let default = usize::try_from(matches.get(REQUESTS_PER_ADDRESS));
+        assert_eq!(default, Ok(Limits::default().forwarded_per_address));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,9 +16,9 @@ use serde_json::{Value, json};
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 
-use crate::answer::{self, AnswerBody};
+use crate::answer::{self, AnswerBody, Refused};
 use crate::service::Service;
-use crate::upstream::{OutBody, Target};
+use crate::upstream::{Dialer, OutBody, Target};
 
 /// Endpoints that are remembered; more than any cluster has members.
 const ENDPOINTS_MAX: usize = 256;
@@ -25,6 +26,11 @@ const ENDPOINTS_MAX: usize = 256;
 const LIST_BYTES_MAX: usize = 1 << 20;
 /// Time in which a member has to tell the list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Time in which a member has to answer at the URL that it tells, where an endpoint at another URL could stand for it.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for which the outcome of that counts.
+const PROBE_FRESH: Duration = Duration::from_secs(30);
 
 /// A member of the cluster, as the list of members has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,15 +81,27 @@ impl fmt::Debug for Source {
 pub(crate) struct Endpoints {
     source: Source,
     entries: RefCell<Vec<Entry>>,
+    /// Whether members were reached lately at the URLs that they tell.
+    probes: RefCell<Vec<Probe>>,
+    /// Members that are listed now and are not asked.
+    unreached: RefCell<Vec<(Member, NotAsked)>>,
     next_id: Cell<u64>,
     /// The cluster whose members are listed; `None` until a member tells it.
     cluster: Cell<Option<u64>>,
     /// When the list was last told by members.
     fetched: Cell<Option<Instant>>,
-    /// When members were last asked, and in whose name.
-    asked: RefCell<Option<(Instant, Option<HeaderValue>)>>,
+    /// When a round in which members were asked without a token ended.
+    asked: Cell<Option<Instant>>,
     /// Held while the list is fetched, so that one round serves all who wait.
     fetching: tokio::sync::Mutex<()>,
+}
+
+/// What came of asking a member at the URL that it tells.
+struct Probe {
+    member: u64,
+    url: Url,
+    is_reached: bool,
+    at: Instant,
 }
 
 struct Entry {
@@ -93,8 +111,12 @@ struct Entry {
     is_given: bool,
     /// Listed now, so that it may be asked.
     is_listed: bool,
-    /// Given, but a member of another cluster than the others.
-    is_foreign: bool,
+    /// Cluster that it told when it was last asked for the list and answered. Only what was given is asked.
+    told: Option<u64>,
+    /// It told no list without a token when it was last asked.
+    has_refused: bool,
+    /// It is asked for the list only: the members behind it are reached at the URLs that they tell.
+    is_for_lists: bool,
     member: Option<Member>,
 }
 
@@ -103,10 +125,12 @@ impl Endpoints {
         let endpoints = Endpoints {
             source,
             entries: RefCell::default(),
+            probes: RefCell::default(),
+            unreached: RefCell::default(),
             next_id: Cell::new(0),
             cluster: Cell::new(None),
             fetched: Cell::new(None),
-            asked: RefCell::default(),
+            asked: Cell::new(None),
             fetching: tokio::sync::Mutex::default(),
         };
         match &endpoints.source {
@@ -125,7 +149,16 @@ impl Endpoints {
 
     fn entry(&self, target: Rc<Target>, is_given: bool, member: Option<Member>) -> Entry {
         let id = self.next_id.replace(self.next_id.get() + 1);
-        Entry { id, target, is_given, is_listed: true, is_foreign: false, member }
+        Entry {
+            id,
+            target,
+            is_given,
+            is_listed: true,
+            told: None,
+            has_refused: false,
+            is_for_lists: false,
+            member,
+        }
     }
 
     /// The endpoint with this id, if it is listed now.
@@ -135,24 +168,37 @@ impl Endpoints {
         entries.iter().find(|entry| entry.id == id && entry.is_listed).map(|entry| Rc::clone(&entry.target))
     }
 
-    /// Answers with the list.
-    pub(crate) async fn list(&self, service: &Service, headers: &HeaderMap) -> Response<AnswerBody> {
+    /// Answers with the list, for a browser at this address.
+    ///
+    /// # Errors
+    /// Members would have to be asked, and there are too many requests under way.
+    pub(crate) async fn list(
+        &self,
+        service: &Service,
+        headers: &HeaderMap,
+        address: Option<IpAddr>,
+    ) -> Result<Response<AnswerBody>, Refused> {
         match &self.source {
             Source::Member { .. } => self.refresh_own(),
-            Source::Endpoints(_) => self.fetch(service, headers.get(AUTHORIZATION)).await,
+            Source::Endpoints(_) => {
+                let _permit = service.permit(address)?;
+                self.fetch(service, headers.get(AUTHORIZATION)).await;
+            }
         }
         let own = match &self.source {
             Source::Member { id, .. } => Value::String(hex(*id)),
             Source::Endpoints(_) => Value::Null,
         };
         let entries = self.entries.borrow();
-        let endpoints: Vec<Value> =
+        let mut endpoints: Vec<Value> =
             entries.iter().filter(|entry| entry.is_listed).map(Entry::shown).collect();
-        let foreign: Vec<&str> =
-            entries.iter().filter(|entry| entry.is_foreign).map(|entry| entry.target.url.as_str()).collect();
+        endpoints.extend(self.unreached.borrow().iter().map(|(member, why)| why.shown(member)));
+        let cluster = self.cluster.get();
+        let foreign = entries.iter().filter(|entry| entry.is_foreign_to(cluster));
+        let foreign: Vec<&str> = foreign.map(|entry| entry.target.url.as_str()).collect();
         let version = env!("CARGO_PKG_VERSION");
         let list = json!({ "self": own, "endpoints": endpoints, "foreign": foreign, "version": version });
-        answer::json(StatusCode::OK, &list)
+        Ok(answer::json(StatusCode::OK, &list))
     }
 
     /// Takes over the list as this member knows it, itself first.
@@ -177,8 +223,15 @@ impl Endpoints {
     /// Lists these members beside the endpoints that were given, and no others; with `is_secure` at `https` URLs only.
     fn replace_others(&self, entries: &mut Vec<Entry>, others: Vec<Member>, is_secure: bool) {
         entries.iter_mut().filter(|entry| !entry.is_given).for_each(|entry| entry.is_listed = false);
+        let mut unreached = Vec::new();
         for member in others {
-            let Some(url) = usable(&member.client_urls, is_secure) else { continue };
+            let url = match usable(&member.client_urls, is_secure) {
+                Ok(url) => url,
+                Err(why) => {
+                    unreached.push((member, why));
+                    continue;
+                }
+            };
             // Two members that tell one URL stay two: who answers there says who it is.
             let known = entries
                 .iter_mut()
@@ -187,71 +240,160 @@ impl Endpoints {
                 Some(entry) => (entry.is_listed, entry.member) = (true, Some(member)),
                 None => {
                     if entries.len() >= ENDPOINTS_MAX {
-                        entries.retain(|entry| entry.is_listed);
+                        entries.retain(|entry| entry.is_listed || entry.is_given);
                     }
-                    if entries.len() < ENDPOINTS_MAX {
-                        entries.push(self.entry(Target::new(url), false, Some(member)));
+                    match entries.len() < ENDPOINTS_MAX {
+                        true => entries.push(self.entry(Target::new(url), false, Some(member))),
+                        false => unreached.push((member, NotAsked::TooMany)),
                     }
                 }
             }
         }
+        unreached.truncate(ENDPOINTS_MAX);
+        self.unreached.replace(unreached);
     }
 
-    /// Asks the endpoints that were given for the list, on behalf of this user. What none of them tells stays as it was.
+    /// Asks the endpoints that were given for the list. What none of them tells stays as it was.
+    ///
+    /// They are asked without the user's token first, in one round that serves all who wait: a token is not shown to an endpoint that
+    /// may be of another cluster where the list can be had without. Only if members keep the list to users are those that refused it
+    /// asked again with the token, and an endpoint that is known to be foreign never is.
     async fn fetch(&self, service: &Service, authorization: Option<&HeaderValue>) {
         let came = Instant::now();
-        let _one = self.fetching.lock().await;
-        let fresh = service.dialer.limits.members_fresh;
-        if self.fetched.get().is_some_and(|fetched| fetched.elapsed() < fresh) {
-            return;
+        {
+            let _one = self.fetching.lock().await;
+            let fresh = service.dialer.limits.members_fresh;
+            if self.fetched.get().is_some_and(|fetched| fetched.elapsed() < fresh) {
+                return;
+            }
+            // A round that ended meanwhile, whoever waited for it and whatever came of it.
+            if self.asked.get().is_none_or(|asked| asked < came) {
+                let told = self.ask_given(service, None, |_| true).await;
+                self.take_over(service, told, None).await;
+                self.asked.set(Some(Instant::now()));
+            }
         }
-        // A round of the same user that ended meanwhile, whatever came of it.
-        let is_asked = |(at, of): &(Instant, Option<HeaderValue>)| *at > came && of.as_ref() == authorization;
-        if self.asked.borrow().as_ref().is_some_and(is_asked) {
-            return;
+        let is_told = self.fetched.get().is_some_and(|fetched| fetched > came);
+        if let Some(authorization) = authorization.filter(|_| !is_told) {
+            let cluster = self.cluster.get();
+            let may_see = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(cluster);
+            let told = self.ask_given(service, Some(authorization), may_see).await;
+            self.take_over(service, told, Some(authorization)).await;
         }
+    }
+
+    /// Asks these of the endpoints that were given, all at the same time; returns what they tell, by their ids.
+    async fn ask_given(
+        &self,
+        service: &Service,
+        authorization: Option<&HeaderValue>,
+        is_meant: impl Fn(&Entry) -> bool,
+    ) -> Vec<(u64, ToldList)> {
         let given: Vec<(u64, Rc<Target>)> = {
             let entries = self.entries.borrow();
-            let given = entries.iter().filter(|entry| entry.is_given);
+            let given = entries.iter().filter(|entry| entry.is_given && is_meant(entry));
             given.map(|entry| (entry.id, Rc::clone(&entry.target))).collect()
         };
-        let mut asked = Vec::new();
-        for (id, target) in given {
-            let (dialer, authorization) = (Rc::clone(&service.dialer), authorization.cloned());
-            asked.push(AbortOnDrop(spawn_local(async move {
-                let told = async {
-                    let (link, body) = ask(&dialer, &target, authorization).await?;
-                    target.keep(link, &dialer.limits);
-                    read_list(&body)
-                };
-                (id, timeout(LIST_TIMEOUT, told).await.ok().flatten())
-            })));
-        }
+        let asked: Vec<_> = given
+            .into_iter()
+            .map(|(id, target)| (id, start_asking(service, target, authorization, LIST_TIMEOUT)))
+            .collect();
         let mut told = Vec::new();
-        for mut task in asked {
-            if let Ok((id, Some(list))) = (&mut task.0).await {
+        for (id, mut task) in asked {
+            let Ok(answer) = (&mut task.0).await else { continue };
+            let mut entries = self.entries.borrow_mut();
+            // What one user's token came to says nothing of another's.
+            if let Some(entry) = entries.iter_mut().find(|entry| entry.id == id && authorization.is_none()) {
+                entry.has_refused = matches!(answer, Told::Refused);
+            }
+            if let Told::List(list) = answer {
                 told.push((id, list));
             }
         }
-        self.asked.replace(Some((Instant::now(), authorization.cloned())));
-        // The cluster as before, as long as a member of it is left.
-        let is_of = |cluster: Option<u64>| told.iter().any(|(_, list)| Some(list.cluster) == cluster);
-        let Some(cluster) = self
-            .cluster
-            .get()
-            .filter(|known| is_of(Some(*known)))
-            .or(told.first().map(|(_, list)| list.cluster))
-        else {
-            return;
+        told
+    }
+
+    /// Notes which cluster each of these endpoints tells; leaves of them those of the cluster that is shown.
+    ///
+    /// The cluster stays the same until an endpoint that belonged to it tells of another one. An endpoint of a second cluster, given by
+    /// mistake, does not take over while those of the first are away.
+    fn settle_cluster(&self, told: &mut Vec<(u64, ToldList)>) {
+        let mut entries = self.entries.borrow_mut();
+        let known = self.cluster.get();
+        let is_told = told.iter().any(|(_, list)| Some(list.cluster) == known);
+        let has_left = |(id, _): &&(u64, ToldList)| {
+            known.is_none() || entries.iter().any(|entry| entry.id == *id && entry.told == known)
         };
-        self.cluster.set(Some(cluster));
-        self.fetched.set(Some(Instant::now()));
-        let (mut members, mut told_by, mut foreign) = (Vec::<Member>::new(), Vec::new(), Vec::new());
-        for (id, list) in told {
-            if list.cluster != cluster {
-                foreign.push(id);
-                continue;
+        let next = told.iter().find(has_left).map(|(_, list)| list.cluster).filter(|_| !is_told).or(known);
+        self.cluster.set(next);
+        for entry in entries.iter_mut().filter(|entry| entry.is_given) {
+            if let Some((_, list)) = told.iter().find(|(id, _)| *id == entry.id) {
+                entry.told = Some(list.cluster);
             }
+            if entry.is_foreign_to(next) {
+                (entry.is_listed, entry.member) = (false, None);
+            }
+        }
+        told.retain(|(_, list)| Some(list.cluster) == next);
+    }
+
+    /// Lists the members that these endpoints tell. What is told of another cluster, or nothing, changes no member.
+    async fn take_over(
+        &self,
+        service: &Service,
+        mut told: Vec<(u64, ToldList)>,
+        authorization: Option<&HeaderValue>,
+    ) {
+        self.settle_cluster(&mut told);
+        if !told.is_empty() {
+            self.probe(service, &told, authorization).await;
+            self.list_members(told);
+        }
+    }
+
+    /// Asks members at the URLs that they tell, if they were heard through an endpoint at another one, which may be a load balancer:
+    /// another member answers there in the next moment.
+    async fn probe(&self, service: &Service, told: &[(u64, ToldList)], authorization: Option<&HeaderValue>) {
+        let mut wanted: Vec<(u64, Url)> = Vec::new();
+        {
+            let mut probes = self.probes.borrow_mut();
+            probes.retain(|probe| probe.at.elapsed() < PROBE_FRESH);
+            let entries = self.entries.borrow();
+            let is_secure = all_given_are_secure(&entries);
+            for (id, list) in told {
+                let entry = entries.iter().find(|entry| entry.id == *id);
+                let member = list.members.iter().find(|member| member.id == list.teller);
+                let Some((entry, member)) = entry.zip(member) else { continue };
+                let Some(url) = entry.told_url(member, is_secure) else { continue };
+                let is_known = |(of, at): (u64, &Url)| of == member.id && *at == url;
+                if !probes.iter().any(|probe| is_known((probe.member, &probe.url)))
+                    && !wanted.iter().any(|(of, at)| is_known((*of, at)))
+                {
+                    wanted.push((member.id, url));
+                }
+            }
+        }
+        let asked: Vec<_> = wanted
+            .into_iter()
+            .map(|(member, url)| {
+                let task = start_asking(service, Target::new(url.clone()), authorization, PROBE_TIMEOUT);
+                (member, url, task)
+            })
+            .collect();
+        for (member, url, mut task) in asked {
+            let is_reached = match (&mut task.0).await {
+                Ok(Told::List(list)) => list.teller == member && Some(list.cluster) == self.cluster.get(),
+                _ => false,
+            };
+            self.probes.borrow_mut().push(Probe { member, url, is_reached, at: Instant::now() });
+        }
+    }
+
+    /// Lists the members that these endpoints, all of one cluster, tell.
+    fn list_members(&self, told: Vec<(u64, ToldList)>) {
+        self.fetched.set(Some(Instant::now()));
+        let (mut members, mut told_by) = (Vec::<Member>::new(), Vec::new());
+        for (id, list) in told {
             told_by.push((id, list.teller));
             for member in list.members {
                 if !members.iter().any(|known| known.id == member.id) {
@@ -261,17 +403,25 @@ impl Endpoints {
         }
         let mut entries = self.entries.borrow_mut();
         let mut reached: Vec<u64> = Vec::new();
-        let is_secure = entries.iter().filter(|entry| entry.is_given).all(|entry| entry.target.is_secure());
-        for entry in entries.iter_mut().filter(|entry| entry.is_given) {
+        let is_secure = all_given_are_secure(&entries);
+        let probes = self.probes.borrow();
+        let is_reached = |member: u64, url: &Url| {
+            let mut its = probes.iter().filter(|probe| probe.member == member && probe.url == *url);
+            its.any(|probe| probe.is_reached)
+        };
+        let cluster = self.cluster.get();
+        for entry in entries.iter_mut().filter(|entry| entry.is_given && !entry.is_foreign_to(cluster)) {
             // One that is away stays what it was.
-            if foreign.contains(&entry.id) || told_by.iter().any(|(id, _)| *id == entry.id) {
-                entry.is_foreign = foreign.contains(&entry.id);
+            let teller = told_by.iter().find(|(id, _)| *id == entry.id).map(|(_, teller)| *teller);
+            if let Some(teller) = teller {
+                let member = members.iter().find(|member| member.id == teller);
+                let url = member.and_then(|member| entry.told_url(member, is_secure));
+                entry.is_for_lists = url.is_some_and(|url| is_reached(teller, &url));
             }
-            if entry.is_foreign {
+            if entry.is_for_lists {
                 (entry.is_listed, entry.member) = (false, None);
                 continue;
             }
-            let teller = told_by.iter().find(|(id, _)| *id == entry.id).map(|(_, teller)| *teller);
             let known = entry.member.as_ref().map(|member| member.id);
             let by_url = || members.iter().find(|member| member.client_urls.contains(&entry.target.url));
             let id = teller.or(known).or_else(|| by_url().map(|member| member.id));
@@ -285,6 +435,24 @@ impl Endpoints {
     }
 }
 
+/// Asks an endpoint for the list, in a task that ends when it is dropped.
+fn start_asking(
+    service: &Service,
+    target: Rc<Target>,
+    authorization: Option<&HeaderValue>,
+    limit: Duration,
+) -> AbortOnDrop<Told> {
+    let (dialer, authorization) = (Rc::clone(&service.dialer), authorization.cloned());
+    AbortOnDrop(spawn_local(async move {
+        timeout(limit, ask(&dialer, &target, authorization)).await.unwrap_or(Told::Nothing)
+    }))
+}
+
+/// Returns true if plain URLs are not to be used, because those that were given have TLS.
+fn all_given_are_secure(entries: &[Entry]) -> bool {
+    entries.iter().filter(|entry| entry.is_given).all(|entry| entry.target.is_secure())
+}
+
 /// A task that ends with what it was started for.
 struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
 
@@ -295,6 +463,20 @@ impl<T> Drop for AbortOnDrop<T> {
 }
 
 impl Entry {
+    /// Returns true if it told of another cluster than this one.
+    fn is_foreign_to(&self, cluster: Option<u64>) -> bool {
+        self.told.is_some() && self.told != cluster
+    }
+
+    /// The URL at which this member, which answered here, is rather to be reached: one that it tells, if it does not tell this one. A URL of
+    /// the loopback is no better than one that was given, unless that is of the loopback, too.
+    fn told_url(&self, member: &Member, is_secure: bool) -> Option<Url> {
+        if member.client_urls.contains(&self.target.url) {
+            return None;
+        }
+        usable(&member.client_urls, is_secure).ok().filter(|url| !url.is_local() || self.target.is_local())
+    }
+
     fn shown(&self) -> Value {
         let member = self.member.as_ref();
         // A member that has just started tells its client URLs a little later.
@@ -320,36 +502,109 @@ fn own_url(member: &Member) -> Option<Url> {
     urls.iter().find(|url| !url.is_local()).or(urls.first()).cloned()
 }
 
-/// The URL by which another member is reached, if it tells one that may be used: not a file or an unspecified address, which would be of
-/// this machine, and with `is_secure` no plain one, where tokens and passwords would travel in clear. One that is not of the loopback
-/// comes first, then one with TLS.
-fn usable(urls: &[String], is_secure: bool) -> Option<Url> {
-    let is_unspecified =
-        |url: &Url| url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified());
-    let urls = urls.iter().filter_map(|url| Url::parse(url).ok());
-    urls.filter(|url| !url.scheme().is_unix() && !is_unspecified(url))
-        .filter(|url| url.scheme().is_secure() || !is_secure)
-        .min_by_key(|url| (url.is_local(), !url.scheme().is_secure()))
+/// Why a member of the list is not asked. The order is that of how near a member with such URLs is to being asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum NotAsked {
+    /// It tells no client URL: it has not started yet, or tells none.
+    NoUrl,
+    /// None of its URLs is one of a client.
+    Malformed,
+    /// Its URLs are Unix sockets, which would be files of the console's machine.
+    Unix,
+    /// Its URLs are of unspecified addresses, such as `0.0.0.0`, which would be the console's machine.
+    Unspecified,
+    /// Its URLs are without TLS, and those that were given, or the member's own, are with it.
+    Plain,
+    /// More members are listed than the console remembers.
+    TooMany,
 }
 
-/// Asks a member for the list of members; returns the body of its answer.
-async fn ask(
-    dialer: &crate::upstream::Dialer,
-    target: &Target,
-    authorization: Option<HeaderValue>,
-) -> Option<(crate::upstream::Link, Vec<u8>)> {
-    let mut request = Request::post("/v3/cluster/member/list")
-        .header(CONTENT_TYPE, "application/json")
-        .body(OutBody::Whole(Some(Bytes::from_static(b"{}"))))
-        .ok()?;
+impl NotAsked {
+    /// The word for it in the list; the pages have a text for each.
+    fn word(self) -> &'static str {
+        match self {
+            NotAsked::NoUrl => "none",
+            NotAsked::Malformed => "malformed",
+            NotAsked::Unix => "unix",
+            NotAsked::Unspecified => "unspecified",
+            NotAsked::Plain => "plain",
+            NotAsked::TooMany => "many",
+        }
+    }
+
+    /// The member in the list: without the id of an endpoint, as there is none.
+    fn shown(self, member: &Member) -> Value {
+        json!({
+            "id": Value::Null,
+            "url": member.client_urls.first().map_or("", String::as_str),
+            "name": member.name,
+            "memberId": hex(member.id),
+            "learner": member.is_learner,
+            "notAsked": self.word(),
+        })
+    }
+}
+
+/// The URL by which another member is reached. One that is not of the loopback comes first, then one with TLS.
+///
+/// # Errors
+/// It tells none that may be used: not a file or an unspecified address, which would be of this machine, and with `is_secure` no plain one,
+/// where tokens and passwords would travel in clear.
+fn usable(urls: &[String], is_secure: bool) -> Result<Url, NotAsked> {
+    let is_unspecified =
+        |url: &Url| url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified());
+    let judged = urls.iter().map(|text| match Url::parse(text) {
+        Err(_) => Err(NotAsked::Malformed),
+        Ok(url) if url.scheme().is_unix() => Err(NotAsked::Unix),
+        Ok(url) if is_unspecified(&url) => Err(NotAsked::Unspecified),
+        Ok(url) if is_secure && !url.scheme().is_secure() => Err(NotAsked::Plain),
+        Ok(url) => Ok(url),
+    });
+    let (mut best, mut nearest) = (None, NotAsked::NoUrl);
+    let worth = |url: &Url| (url.is_local(), !url.scheme().is_secure());
+    for url in judged {
+        match url {
+            Ok(url) if best.as_ref().is_none_or(|known| worth(&url) < worth(known)) => best = Some(url),
+            Ok(_) => {}
+            Err(why) => nearest = nearest.max(why),
+        }
+    }
+    best.ok_or(nearest)
+}
+
+/// What came of a question for the list.
+enum Told {
+    List(ToldList),
+    /// It answered that this user, or nobody in particular, may not see it.
+    Refused,
+    /// No answer, or none that makes sense.
+    Nothing,
+}
+
+/// Asks a member for the list of members.
+async fn ask(dialer: &Dialer, target: &Rc<Target>, authorization: Option<HeaderValue>) -> Told {
+    let body = OutBody::Whole(Some(Bytes::from_static(b"{}")));
+    let request =
+        Request::post("/v3/cluster/member/list").header(CONTENT_TYPE, "application/json").body(body);
+    let Ok(mut request) = request else { return Told::Nothing };
     if let Some(authorization) = authorization {
         request.headers_mut().insert(AUTHORIZATION, authorization);
     }
-    let (link, response) = dialer.send(target, request).await.ok()?;
-    if response.status() != StatusCode::OK {
-        return None;
+    let Ok((link, response)) = dialer.send(target, request).await else { return Told::Nothing };
+    let status = response.status();
+    let Some(body) = whole(response.into_body()).await else { return Told::Nothing };
+    target.keep(link, &dialer.limits);
+    match status {
+        StatusCode::OK => read_list(&body).map_or(Told::Nothing, Told::List),
+        // etcd's gateway answers 400 to a call without a user.
+        status if status.is_client_error() => Told::Refused,
+        _ => Told::Nothing,
     }
-    let (mut incoming, mut body) = (response.into_body(), Vec::new());
+}
+
+/// The body of an answer; `None` if it breaks off or is longer than a list may be.
+async fn whole(mut incoming: hyper::body::Incoming) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
     while let Some(frame) = std::future::poll_fn(|cx| std::pin::Pin::new(&mut incoming).poll_frame(cx)).await
     {
         let Ok(data) = frame.ok()?.into_data() else { continue };
@@ -358,7 +613,7 @@ async fn ask(
         }
         body.extend_from_slice(&data);
     }
-    Some((link, body))
+    Some(body)
 }
 
 /// The members as one of them tells them.
@@ -426,18 +681,19 @@ mod tests {
         let usable = |urls: &[&str], is_secure| {
             usable(&member(1, urls).client_urls, is_secure).map(|url| url.as_str().to_owned())
         };
-        let url = |urls: &[&str]| usable(urls, false);
+        let url = |urls: &[&str]| usable(urls, false).ok();
         assert_eq!(url(&["http://127.0.0.1:1", "https://10.0.0.1:2"]).as_deref(), Some("https://10.0.0.1:2"));
         assert_eq!(url(&["http://localhost:1"]).as_deref(), Some("http://localhost:1"));
         assert_eq!(url(&["unix:///x", "http://[::1]:1", "http://h:1"]).as_deref(), Some("http://h:1"));
         assert_eq!(url(&["http://h:1", "https://h:2", "https://[::1]:3"]).as_deref(), Some("https://h:2"));
-        assert_eq!(
-            url(&["x", "ftp://h:1", "unix:///run/docker.sock", "http://0.0.0.0:1", "https://[::]:1"]),
-            None
-        );
-        let secure = |urls: &[&str]| usable(urls, true);
+        let why = |urls: &[&str]| usable(urls, false).unwrap_err().word();
+        assert_eq!(why(&[]), "none");
+        assert_eq!(why(&["x", "ftp://h:1"]), "malformed");
+        assert_eq!(why(&["x", "unix:///run/docker.sock"]), "unix");
+        assert_eq!(why(&["http://0.0.0.0:1", "unix:///run/docker.sock", "https://[::]:1"]), "unspecified");
+        let secure = |urls: &[&str]| usable(urls, true).ok();
         assert_eq!(secure(&["http://h:1", "https://127.0.0.1:1"]).as_deref(), Some("https://127.0.0.1:1"));
-        assert_eq!(secure(&["http://h:1"]), None);
+        assert_eq!(usable(&["http://h:1", "unix:///x"], true), Err(NotAsked::Plain));
     }
 
     #[test]
@@ -489,5 +745,20 @@ mod tests {
         }
         assert!(endpoints.entries.borrow().len() <= ENDPOINTS_MAX);
         assert!(endpoints.find("1000").is_some(), "the newest is listed");
+    }
+
+    #[test]
+    fn what_was_given_is_never_forgotten() {
+        let given = (1..=2).map(|port| Url::parse(&format!("http://given:{port}")).unwrap());
+        let endpoints = Endpoints::new(Source::Endpoints(given.collect()));
+        let mut entries = endpoints.entries.borrow_mut();
+        // A second endpoint of a member, or one of another cluster: not listed now, and asked again in the next round.
+        entries[1].is_listed = false;
+        for number in 0..1_000 {
+            let others = vec![member(2, &[&format!("http://h:{number}")])];
+            endpoints.replace_others(&mut entries, others, false);
+        }
+        assert!(entries.len() <= ENDPOINTS_MAX);
+        assert_eq!(entries.iter().filter(|entry| entry.is_given).count(), 2);
     }
 }

@@ -61,10 +61,7 @@ pub(crate) async fn forward(
     phase: Rc<Phase>,
 ) -> Result<Response<AnswerBody>, Refused> {
     let path = path_at_member(request.method(), rest, request.uri().query())?;
-    let Some(permit) = service.forwarded.take(phase.address) else {
-        let text = "the console has too many requests under way: close some of its pages";
-        return Err(Refused::new(StatusCode::SERVICE_UNAVAILABLE, text));
-    };
+    let permit = service.permit(phase.address)?;
     let limits = &service.dialer.limits;
     let too_large = || {
         let text = format!("the request is larger than {} bytes", limits.body_bytes_max);

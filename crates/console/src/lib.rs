@@ -29,6 +29,7 @@ mod forward;
 mod forwarded;
 mod limits;
 mod listener;
+mod names;
 mod service;
 mod slots;
 mod socket;
@@ -57,7 +58,7 @@ pub use endpoints::{ListMembers, Member, Source};
 pub use limits::Limits;
 pub use listener::{Listener, ListenerSocket};
 
-/// Threads for looking up names, of which each member has one at a time.
+/// Threads for looking up names, of which each name has one at a time.
 const LOOK_UP_THREADS_MAX: usize = 8;
 
 /// Settings of a console.

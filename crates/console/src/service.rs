@@ -1,5 +1,6 @@
 //! Which request gets which answer: [`Service::answer`].
 
+use std::net::IpAddr;
 use std::rc::Rc;
 
 use http::header::ALLOW;
@@ -14,7 +15,7 @@ use crate::connection::Phase;
 use crate::defences;
 use crate::endpoints::Endpoints;
 use crate::forward;
-use crate::forwarded::ForwardedRequests;
+use crate::forwarded::{ForwardedRequests, Permit};
 use crate::listener::Listening;
 use crate::upstream::Dialer;
 
@@ -51,6 +52,15 @@ impl Service {
         }
     }
 
+    /// A place for a request to members by a browser at this address.
+    ///
+    /// # Errors
+    /// All places are taken, or this address has its share of them.
+    pub(crate) fn permit(&self, address: Option<IpAddr>) -> Result<Permit, Refused> {
+        let text = "the console has too many requests under way: close some of its pages";
+        self.forwarded.take(address).ok_or_else(|| Refused::new(StatusCode::SERVICE_UNAVAILABLE, text))
+    }
+
     async fn find(
         self: &Rc<Service>,
         request: Request<Incoming>,
@@ -75,7 +85,7 @@ impl Service {
             if !is_read {
                 return Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "the list of members is GET"));
             }
-            return Ok(self.endpoints.list(self, request.headers()).await);
+            return self.endpoints.list(self, request.headers(), phase.address).await;
         }
         let found = call.strip_prefix("endpoint/").and_then(|rest| rest.split_once('/'));
         let found = found.and_then(|(id, rest)| Some((self.endpoints.find(id)?, rest.to_owned())));

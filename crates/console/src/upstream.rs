@@ -5,7 +5,6 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use api::url::Url;
@@ -15,7 +14,6 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use tls::{ClientTls, Reloader};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::Mutex;
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -23,6 +21,7 @@ use tokio_rustls::TlsConnector;
 use crate::body::PassedOn;
 use crate::forward::RequestBody;
 use crate::limits::Limits;
+use crate::names::Names;
 use crate::socket::{SharedSocket, Socket, Stream, Wire, prepare};
 
 /// Idle connections that are kept for one member: as many as a browser has open at a time.
@@ -42,8 +41,6 @@ pub(crate) struct Target {
     authority: RefCell<HeaderValue>,
     idle: RefCell<Vec<(Link, Instant)>>,
     has_reaper: Cell<bool>,
-    /// Held while the name is looked up, which goes on when nobody waits for it any more.
-    looking_up: Arc<Mutex<()>>,
 }
 
 impl Target {
@@ -60,12 +57,17 @@ impl Target {
     fn reached_at(url: String, place: Url, is_own: bool) -> Target {
         let authority = RefCell::new(authority(&place));
         let (idle, has_reaper) = (RefCell::default(), Cell::new(false));
-        Target { url, place, is_own, authority, idle, has_reaper, looking_up: Arc::default() }
+        Target { url, place, is_own, authority, idle, has_reaper }
     }
 
     /// Returns true if it is reached by TLS.
     pub(crate) fn is_secure(&self) -> bool {
         self.place.scheme().is_secure()
+    }
+
+    /// Returns true if it is on this machine.
+    pub(crate) fn is_local(&self) -> bool {
+        self.place.is_local()
     }
 
     /// Has requests be for the host that clients ask for: the address where the member listens may not be among those that it
@@ -74,19 +76,20 @@ impl Target {
         self.authority.replace(authority(url));
     }
 
-    /// Looks the name up, in one thread at a time: a name that nobody knows takes long, and others are waited for meanwhile.
-    async fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+    /// The addresses of the host.
+    async fn addresses(&self, names: &Rc<Names>) -> io::Result<Vec<SocketAddr>> {
         let (host, port) = (reachable(self.place.host()).to_owned(), self.place.port());
-        if let Ok(address) = host.parse::<IpAddr>() {
-            return Ok(vec![SocketAddr::new(address, port)]);
-        }
-        let looking_up = Arc::clone(&self.looking_up).lock_owned().await;
-        let look_up = spawn_local(async move {
-            let addresses = tokio::net::lookup_host((host, port)).await.map(Vec::from_iter);
-            drop(looking_up);
-            addresses
-        });
-        look_up.await.map_err(io::Error::other)?
+        let addresses = match host.parse::<IpAddr>() {
+            Ok(address) => vec![address],
+            Err(_) => {
+                let look_up = |host: String| async move {
+                    let addresses = tokio::net::lookup_host((host, port)).await?;
+                    Ok(addresses.map(|address| address.ip()).collect())
+                };
+                names.find(&host, || look_up(host.clone())).await?
+            }
+        };
+        Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect())
     }
 
     /// Keeps a connection for the next request.
@@ -142,11 +145,12 @@ pub(crate) struct Dialer {
     tls: ClientTls,
     pub(crate) files: FileWatch,
     pub(crate) limits: Limits,
+    names: Rc<Names>,
 }
 
 impl Dialer {
     pub(crate) fn new(tls: ClientTls, files: Vec<Reloader>, limits: Limits) -> Dialer {
-        Dialer { tls, files: FileWatch::new(files), limits }
+        Dialer { tls, files: FileWatch::new(files), limits, names: Rc::default() }
     }
 
     /// Sends a request and waits for the head of its answer. A member may have closed a connection that was kept: then a request of
@@ -214,7 +218,7 @@ impl Dialer {
         let stream = if place.scheme().is_unix() {
             Stream::Unix(UnixStream::connect(place.host()).await?)
         } else {
-            let stream = TcpStream::connect(target.addresses().await?.as_slice()).await?;
+            let stream = TcpStream::connect(target.addresses(&self.names).await?.as_slice()).await?;
             prepare(&stream);
             Stream::Tcp(stream)
         };

@@ -1,4 +1,5 @@
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,10 +16,21 @@ fn member(id: u64, list: &Arc<Mutex<String>>) -> FakeMember {
 
 /// The same, of this cluster.
 fn member_of(cluster: u64, id: u64, list: &Arc<Mutex<String>>) -> FakeMember {
+    teller(cluster, move || id, list, |authorization| authorization != Some("bad"))
+}
+
+/// A member that tells a list to those who may see it, and answers other calls with its id.
+fn teller(
+    cluster: u64,
+    id: impl Fn() -> u64 + Send + Sync + 'static,
+    list: &Arc<Mutex<String>>,
+    may_see: impl Fn(Option<&str>) -> bool + Send + Sync + 'static,
+) -> FakeMember {
     let list = Arc::clone(list);
     FakeMember::start(move |asked| {
         asked.body();
-        let is_refused = asked.header("authorization") == Some("bad");
+        let is_refused = !may_see(asked.header("authorization"));
+        let id = id();
         match asked.line.as_str() {
             "POST /v3/cluster/member/list" if is_refused => {
                 asked.answer("401 Unauthorized", r#"{"code":16,"message":"etcdserver: invalid auth token"}"#);
@@ -53,7 +65,8 @@ fn endpoints(list: &str) -> Vec<String> {
     let endpoints = list["endpoints"].as_array().expect("a list").iter();
     let row = |endpoint: &serde_json::Value| {
         let fields = ["id", "url", "name", "memberId"].map(|name| text(&endpoint[name]));
-        format!("{} {}", fields.join(" "), endpoint["learner"])
+        let why = endpoint["notAsked"].as_str().map(|why| format!(" not asked: {why}")).unwrap_or_default();
+        format!("{} {}{why}", fields.join(" "), endpoint["learner"])
     };
     endpoints.map(row).collect()
 }
@@ -104,8 +117,8 @@ fn two_endpoints_of_one_member_are_one() {
 #[test]
 fn the_list_is_asked_for_in_the_users_name() {
     let list: Arc<Mutex<String>> = Arc::default();
-    let (one, other) = (member(1, &list), member(2, &list));
-    *list.lock().unwrap() = [row(1, one.address), row(2, other.address)].join(",");
+    let one = teller(1, || 1, &list, |authorization| authorization == Some("good"));
+    *list.lock().unwrap() = [row(1, one.address), row(2, free_address())].join(",");
     let console = Setup::endpoints(&[one.address]).start();
     // Without the right to it, what was given is there all the same.
     assert_eq!(
@@ -131,7 +144,8 @@ fn lists_that_make_no_sense_change_nothing() {
     ] {
         *list.lock().unwrap() = wrong.to_owned();
         let endpoints = endpoints(&told(&console, &[]));
-        assert!(endpoints.len() == 1 && endpoints[0].starts_with("0 "), "{endpoints:?}");
+        assert!(endpoints[0].starts_with("0 "), "{endpoints:?}");
+        assert!(endpoints[1..].iter().all(|each| each.contains("not asked: malformed")), "{endpoints:?}");
     }
     console.serves();
 }
@@ -166,6 +180,7 @@ fn a_members_own_console_lists_it_first() {
             "0 https://advertised:2379 m9 0000000000000009 false",
             "1 https://h2:1 m2 0000000000000002 false",
             "2 https://h3:1 m3 0000000000000003 true",
+            "null http://h4:1 m4 0000000000000004 false not asked: plain",
         ]
     );
     // It is reached where it listens, in the name of the URL that it tells: it may answer for no other (`--host-whitelist`).
@@ -188,6 +203,135 @@ fn members_of_another_cluster_are_told_apart() {
     let answer = console.request("POST", "/api/endpoint/1/v3/kv/deleterange", &[OWN], b"{}");
     assert_eq!(answer.status, 404);
     assert_eq!(other.lines(), ["POST /v3/cluster/member/list"]);
+}
+
+#[test]
+fn members_behind_a_load_balancer_are_reached_where_they_say() {
+    let (list, count) = (Arc::<Mutex<String>>::default(), AtomicU64::new(0));
+    let (one, other) = (member(1, &list), member(2, &list));
+    *list.lock().unwrap() = [row(1, one.address), row(2, other.address)].join(",");
+    // It leads to one after the other.
+    let balancer = teller(1, move || count.fetch_add(1, Ordering::Relaxed) % 2 + 1, &list, |_| true);
+    let console =
+        Setup::endpoints(&[balancer.address]).limits(|limits| limits.members_fresh = Duration::ZERO).start();
+    let expected = [
+        format!("1 http://{} m1 0000000000000001 false", one.address),
+        format!("2 http://{} m2 0000000000000002 false", other.address),
+    ];
+    for _ in 0..4 {
+        assert_eq!(endpoints(&told(&console, &[])), expected);
+    }
+    assert_eq!(console.request("GET", "/api/endpoint/0/version", &[OWN], b"").status, 404);
+    for id in ["1", "2"] {
+        let answer = console.request("GET", &format!("/api/endpoint/{id}/version"), &[OWN], b"");
+        assert_eq!(answer.text(), format!("\"{id}\""));
+    }
+}
+
+#[test]
+fn a_member_that_is_not_reached_where_it_says_is_reached_where_it_was_given() {
+    let (list, strangers): (Arc<Mutex<String>>, Arc<Mutex<String>>) = Default::default();
+    let (one, other) = (member(1, &list), member(2, &list));
+    let stranger = member_of(2, 2, &strangers);
+    // A tunnel leads to each. One tells a URL where nothing answers, the other one of another cluster's member.
+    let down = free_address();
+    *list.lock().unwrap() = [row(1, down), row(2, stranger.address)].join(",");
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    let expected = [
+        format!("0 http://{} m1 0000000000000001 false", one.address),
+        format!("1 http://{} m2 0000000000000002 false", other.address),
+    ];
+    for _ in 0..2 {
+        assert_eq!(endpoints(&told(&console, &[])), expected);
+    }
+    assert_eq!(stranger.connections(), 1, "it is not tried again with each list");
+}
+
+#[test]
+fn the_cluster_stays_while_its_members_are_away() {
+    let (ours, theirs): (Arc<Mutex<String>>, Arc<Mutex<String>>) = Default::default();
+    let is_away = Arc::new(AtomicBool::new(false));
+    let away = Arc::clone(&is_away);
+    let one = teller(1, || 1, &ours, move |_| !away.load(Ordering::Relaxed));
+    let other = member_of(2, 2, &theirs);
+    *ours.lock().unwrap() = [row(1, one.address), row(4, free_address())].join(",");
+    *theirs.lock().unwrap() = row(2, other.address);
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    let before = told(&console, &[]);
+    assert_eq!(endpoints(&before).len(), 2);
+    // The endpoint of the second cluster is the only one that tells a list in this round.
+    is_away.store(true, Ordering::Relaxed);
+    assert_eq!(told(&console, &[]), before);
+    assert_eq!(told(&console, &[]), before);
+    is_away.store(false, Ordering::Relaxed);
+    assert_eq!(told(&console, &[]), before);
+}
+
+#[test]
+fn the_cluster_is_another_one_when_its_member_says_so() {
+    let (list, number) = (Arc::<Mutex<String>>::default(), Arc::new(AtomicU64::new(1)));
+    let of = Arc::clone(&number);
+    let one = FakeMember::start(move |asked| {
+        asked.body();
+        let cluster = of.load(Ordering::Relaxed);
+        asked.answer(
+            "200 OK",
+            &format!(r#"{{"header":{{"cluster_id":"{cluster}","member_id":"{cluster}"}},"members":[]}}"#),
+        );
+    });
+    let other = member_of(2, 2, &list);
+    *list.lock().unwrap() = row(2, other.address);
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    let foreign = |address| format!("\"foreign\":[\"http://{address}\"]");
+    assert!(told(&console, &[]).contains(&foreign(other.address)));
+    // It was made again, as a member of a third cluster.
+    number.store(3, Ordering::Relaxed);
+    assert!(told(&console, &[]).contains(&foreign(other.address)));
+    number.store(2, Ordering::Relaxed);
+    assert!(told(&console, &[]).contains("\"foreign\":[]"), "all are of the second cluster now");
+}
+
+#[test]
+fn tokens_are_not_shown_to_another_cluster() {
+    let (ours, theirs): (Arc<Mutex<String>>, Arc<Mutex<String>>) = Default::default();
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let is_open = Arc::new(AtomicBool::new(true));
+    let open = Arc::clone(&is_open);
+    let one = teller(
+        1,
+        || 1,
+        &ours,
+        move |authorization| open.load(Ordering::Relaxed) || authorization == Some("secret"),
+    );
+    let (noted, open) = (Arc::clone(&seen), Arc::clone(&is_open));
+    let other = teller(
+        2,
+        || 2,
+        &theirs,
+        move |authorization| {
+            noted.lock().unwrap().extend(authorization.map(str::to_owned));
+            open.load(Ordering::Relaxed)
+        },
+    );
+    *ours.lock().unwrap() = row(1, one.address);
+    *theirs.lock().unwrap() = row(2, other.address);
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    // The list is told to everybody: no token is needed, before it is known who is who either.
+    told(&console, &[("Authorization", "secret")]);
+    // It is kept to users now: only the member of the known cluster is shown the token.
+    is_open.store(false, Ordering::Relaxed);
+    *ours.lock().unwrap() = [row(1, one.address), row(3, free_address())].join(",");
+    assert_eq!(endpoints(&told(&console, &[("Authorization", "secret")])).len(), 2);
+    assert_eq!(other.lines().len(), 2, "both were asked in both rounds");
+    assert_eq!(*seen.lock().unwrap(), Vec::<String>::new());
 }
 
 #[test]
@@ -217,10 +361,20 @@ fn members_are_not_reached_where_a_list_may_not_lead() {
     let list: Arc<Mutex<String>> = Arc::default();
     let one = member(1, &list);
     let urls = format!(r#""unix://{}","http://0.0.0.0:{port}""#, path.display());
-    *list.lock().unwrap() =
-        format!(r#"{},{{"ID":"2","name":"m2","clientURLs":[{urls}]}}"#, row(1, one.address));
+    *list.lock().unwrap() = format!(
+        r#"{},{{"ID":"2","name":"m2","clientURLs":[{urls}]}},{{"ID":"3","isLearner":true}}"#,
+        row(1, one.address)
+    );
     let console = Setup::endpoints(&[one.address]).start();
-    assert_eq!(endpoints(&told(&console, &[])).len(), 1);
+    // They count as members all the same.
+    assert_eq!(
+        endpoints(&told(&console, &[])),
+        [
+            format!("0 http://{} m1 0000000000000001 false", one.address),
+            format!("null unix://{} m2 0000000000000002 false not asked: unspecified", path.display()),
+            "null   0000000000000003 true not asked: none".to_owned(),
+        ]
+    );
     let answer = console.request("GET", "/api/endpoint/1/version", &[OWN], b"");
     assert_eq!(answer.status, 404);
     assert_eq!(stranger.connections(), 0);
@@ -233,9 +387,11 @@ fn those_who_wait_for_a_list_that_nobody_tells_wait_once() {
     let console = Setup::endpoints(&[member.address]).start();
     let began = std::time::Instant::now();
     let mut waiting: Vec<_> = (0..6)
-        .map(|_| {
+        .map(|number| {
             let mut stream = testkit::http1::connect(console.address);
-            console.send(&mut stream, "GET", "/api/members", &[OWN]);
+            // Each is another user's.
+            let token = number.to_string();
+            console.send(&mut stream, "GET", "/api/members", &[OWN, ("Authorization", &token)]);
             stream
         })
         .collect();
@@ -244,4 +400,17 @@ fn those_who_wait_for_a_list_that_nobody_tells_wait_once() {
     }
     // A round is given up after 3 s.
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+}
+
+#[test]
+fn lists_that_are_waited_for_take_places_of_their_address() {
+    let (member, requests) = FakeMember::by_hand();
+    let console =
+        Setup::endpoints(&[member.address]).limits(|limits| limits.forwarded_per_address = 1).start();
+    let mut waiting = console.ask("GET", "/api/members", &[OWN], b"");
+    let _asked = requests.next();
+    let refused = console.request("GET", "/api/members", &[OWN], b"");
+    assert_eq!((refused.status, refused.text().contains("too many requests")), (503, true));
+    assert_eq!(testkit::http1::read_answer(&mut waiting).status, 200);
+    assert_eq!(console.request("GET", "/api/members", &[OWN], b"").status, 200);
 }
