@@ -325,19 +325,33 @@ def renewed(tally, script, words, folder):
         if name not in away:
             tally.check(text(name) == old, f"{name} is another one once keys are elsewhere")
     tally.check(not any(os.path.exists(os.path.join(folder, name)) for name in away), "a key was made in place of one that is elsewhere")
-    os.rename(os.path.join(folder, "m1.crt"), os.path.join(folder, "m1.crt.away"))
+    # What is missing is told by name; what can be made is made, and handed over, all the same.
+    moved(["peer-ca.key"], back=True)
+    moved(["m1.crt"])
+    os.remove(os.path.join(folder, "m2-peer.crt"))
+    os.remove(os.path.join(folder, "m2-peer.key"))
     said = tally.run("a certificate to be made without its authority's key", [script, *words], good=False)
     tally.check("ca.key, which signs it, is not there" in said, f"without an authority's key: {said}")
+    again = os.path.join(folder, "m2-peer.key")
+    tally.check(os.path.exists(again) and not ends("m2-peer.crt", 300), "one certificate that cannot be made keeps another from it")
+    tally.check(os.stat(again).st_uid == (USER if os.geteuid() == 0 else os.geteuid()), "a key that was made is not handed over")
     moved(["m1.crt"], back=True)
     moved(["ca.key"], back=True)
-    # A client whose certificate is about to end, and whose key is elsewhere: one of another key would lock its owner out.
-    moved(["client.key"], back=True)
-    sign("client", "ca", 20, "clientAuth")
-    moved(["client.key"])
-    old = text("client.crt")
-    said = tally.run("a client's certificate to be made without its key", [script, *words], good=False)
+
+    # A client whose key is elsewhere: a certificate of another key would lock its owner out. While the one that is there is good, members start.
+    def client_ends(days):
+        moved(["client.key"], back=True)
+        sign("client", "ca", days, "clientAuth")
+        moved(["client.key"])
+        return text("client.crt")
+
+    old = client_ends(20)
+    said = tally.run("a client's certificate that ends soon, without its key", [script, *words])
     tally.check("client.key is not there" in said and old == text("client.crt"), f"without the client's key: {said}")
-    moved(["client.key", "peer-ca.key"], back=True)
+    old = client_ends(0)
+    said = tally.run("a client's certificate that has ended, without its key", [script, *words], good=False)
+    tally.check("client.key is not there" in said and old == text("client.crt"), f"ended, without the client's key: {said}")
+    moved(["client.key"], back=True)
     # A key that is not the authority's.
     moved(["ca.key"])
     shutil.copyfile(os.path.join(folder, "m1.key"), os.path.join(folder, "ca.key"))
