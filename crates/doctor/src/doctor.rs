@@ -238,6 +238,12 @@ fn write_page(file: &Path, page: &str) -> io::Result<()> {
     making.push(name);
     making.push(format!(".{}", std::process::id()));
     let making = file.with_file_name(making);
+    // What a run left that was killed: processes of containers often have the same number.
+    if let Err(error) = fs::remove_file(&making)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        return Err(error);
+    }
     let mut new = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&making)?;
     let written =
         new.write_all(page.as_bytes()).and_then(|()| new.sync_all()).and_then(|()| fs::rename(&making, file));

@@ -118,6 +118,11 @@ fn a_page_is_written_beside_the_output_and_changes_no_exit_code() {
     let page = std::fs::read_to_string(&file).unwrap();
     assert!(page.len() < 1 << 20 && page.ends_with("</html>\n"), "{}", page.len());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+    // A run of the same process number that was killed leaves a part of one.
+    let part = folder.path().join(format!(".report.html.{}", std::process::id()));
+    std::fs::write(&part, "a part").unwrap();
+    assert_eq!(examine(|_| (), &["--only=no-leader", &flag]).code, 0);
+    assert!(!part.exists() && std::fs::read_to_string(&file).unwrap().ends_with("</html>\n"));
     // A link leads to what is not ours to write over.
     let (other, link) = (folder.path().join("other"), folder.path().join("link.html"));
     std::fs::write(&other, "mine").unwrap();
