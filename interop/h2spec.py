@@ -23,7 +23,7 @@ import time
 from ports import free_port
 
 PAGE = "/health"
-PATIENCE_SECONDS = 180
+PATIENCE_SECONDS = 600
 
 
 def start(path, directory, port):
