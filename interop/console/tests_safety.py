@@ -296,7 +296,7 @@ def long_json_is_shown_as_it_is_stored(world):
 @test
 def the_past_shows_what_differs(world):
     member = world.small[0]
-    for key, values in (("/safety/past", ('{"a": 1}', '{"a":1}')), ("/safety/cut", ("x" * 5000 + "1", "x" * 5000 + "2"))):
+    for key, values in (("/safety/past", ('{"a": 1}', '{"a":1}')), ("/safety/cut", ("x" * 5000 + "1", "x" * 5000 + "2")), ("/safety/cut-before", ("x" * 5000, "x" * 4096))):
         for value in values:
             member.put(key, value)
         member.call("kv/deleterange", {"key": b64(key)})
@@ -306,12 +306,13 @@ def the_past_shows_what_differs(world):
     page.wait("document.querySelectorAll('.versions li').length === 3", "the changes")
     text = page.text(".versions li:nth-child(2) .diff")
     check('{"a": 1}' in text and '{"a":1}' in text, f"spaces that went: {text}")
-    world.show(page, "keys?key=%2Fsafety%2Fcut")
-    page.wait("document.querySelector('.detail .key-text')?.innerText === '/safety/cut'")
-    page.wait_text("There is no such key", ".detail")
-    page.click("button", "History")
-    page.wait("document.querySelectorAll('.versions li').length === 3", "the changes")
-    page.wait_text("The part of the value that is kept here is the same as before", ".versions li:nth-child(2)")
+    for name in ("cut", "cut-before"):
+        world.show(page, f"keys?key=%2Fsafety%2F{name}")
+        page.wait(f"document.querySelector('.detail .key-text')?.innerText === '/safety/{name}'")
+        page.wait_text("There is no such key", ".detail")
+        page.click("button", "History")
+        page.wait("document.querySelectorAll('.versions li').length === 3", "the changes")
+        page.wait_text("The part of the value that is kept here is the same as before", ".versions li:nth-child(2)")
 
 
 def edit(world, key, value):
