@@ -285,7 +285,7 @@ def long_json_is_shown_as_it_is_stored(world):
     value = '{"list":[' + ",".join(str(number) for number in range(60000)) + "]}"
     world.small[0].put("/safety/long", value)
     page = world.page(console_of(world, "small"), "keys?key=%2Fsafety%2Flong")
-    page.wait_text("Not formatted, as it is longer than 256", ".detail", 20)
+    page.wait_text("Not tried as JSON, as it is longer than 256", ".detail", 20)
     shown = page.js("document.querySelector('.value').textContent")
     same(shown, value[:len(shown)], "the value")
     same(page.js("document.querySelector('.detail .tabs [aria-pressed=true]').innerText"), "Text", "how it is shown")

@@ -419,7 +419,7 @@ export const TEXTS = {
   view_kubernetes: 'Kubernetes',
   emptyValue: 'The value is empty.',
   jsonNote: 'Formatted. Text shows exactly what is stored.',
-  jsonTooLong: 'Not formatted, as it is longer than {limit}. Text shows exactly what is stored.',
+  jsonTooLong: 'Not tried as JSON, as it is longer than {limit}. Text shows exactly what is stored.',
   shownPart: 'The first {shown} of {all} are shown.',
   showMore: 'Show more of it',
   moreBytes: 'and {count} bytes more¦and {count} byte more',

@@ -419,7 +419,7 @@ export const TEXTS = {
   view_kubernetes: 'Kubernetes',
   emptyValue: '值为空。',
   jsonNote: '已格式化。“文本”显示存储的原样内容。',
-  jsonTooLong: '超过 {limit}，未格式化。“文本”显示存储的原样内容。',
+  jsonTooLong: '超过 {limit}，未尝试解析为 JSON。“文本”显示存储的原样内容。',
   shownPart: '显示了 {all} 中的前 {shown}。',
   showMore: '显示更多',
   moreBytes: '以及另外 {count} 字节',
