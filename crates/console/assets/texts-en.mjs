@@ -521,6 +521,7 @@ export const TEXTS = {
   addVoterEffect: 'A new voter counts at once, before it has started.',
   effectLeft: 'Afterwards {up} of {voters} voters answer (needed: {quorum}): {left} more may fail.',
   effectLost: 'Afterwards only {up} of {voters} voters answer (needed: {quorum}): the cluster could not write any more.',
+  effectUnknown: 'Afterwards {up} of {voters} voters answer (needed: {quorum}). Not asked: {notAsked}, so it is not known whether the cluster could write.',
   notSafe: 'This is not offered here, since it would leave no quorum. Bring the members back first.',
   lastVoter: 'This is the last voter: without it there is no cluster.',
   badUrls: 'A URL has the form https://host:2380.',

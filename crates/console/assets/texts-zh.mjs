@@ -521,6 +521,7 @@ export const TEXTS = {
   addVoterEffect: '新的投票成员在启动之前就已计入。',
   effectLeft: '之后：{voters} 个投票成员，需要 {quorum} 个，{up} 个有应答：还可以失去 {left} 个。',
   effectLost: '之后：{voters} 个投票成员，需要 {quorum} 个，仅 {up} 个有应答：集群将无法写入。',
+  effectUnknown: '之后：{voters} 个投票成员，需要 {quorum} 个，{up} 个有应答；{notAsked} 个未被询问，因此不知道集群能否写入。',
   notSafe: '此操作会导致失去法定人数，因此不提供。请先恢复成员。',
   lastVoter: '这是最后一个投票成员：没有它就没有集群。',
   badUrls: 'URL 的格式为 https://host:2380。',
