@@ -279,6 +279,26 @@ def points_belong_to_their_members(world):
 
 
 @test
+def a_poll_that_fails_is_not_the_last_one(world):
+    page = world.page(console_of(world, "small"), "keys")
+    page.wait_text("1 of 1 members answer", ".cluster-state", 30)
+    page.js("""import('/assets/cluster.mjs').then(({ cluster }) => {
+      const real = cluster.note;
+      window.notes = 0;
+      cluster.note = (...all) => {
+        window.notes += 1;
+        if (window.notes === 1) throw new Error('a mistake');
+        return real.apply(cluster, all);
+      };
+      cluster.pace = 1;
+      const polled = cluster.poll;
+      cluster.poll = () => polled.call(cluster).catch(() => {});
+      cluster.schedule(0);
+    })""")
+    page.wait("window.notes > 1", "a second poll")
+
+
+@test
 def no_password_goes_to_what_answers_in_a_members_place(world):
     page = world.page(console_of(world, "small"), "overview")
     page.wait_text("1 of 1 members answer", ".cluster-state", 30)

@@ -190,6 +190,18 @@ class Cluster extends EventTarget {
   async poll() {
     if (this.members.length === 0 || this.isPolling) return;
     this.isPolling = true;
+    try {
+      await this.pollOnce();
+    } finally {
+      // What was wanted meanwhile does not wait for the pace.
+      const isWanted = this.isWanted;
+      this.isPolling = false;
+      this.isWanted = false;
+      this.schedule(isWanted ? 0 : this.pace);
+    }
+  }
+
+  async pollOnce() {
     const now = performance.now();
     this.round += 1;
     if (now - this.membersAt > MEMBERS_EVERY_MS) {
@@ -206,11 +218,6 @@ class Cluster extends EventTarget {
       this.members.map(async (member) => [member, isDue(member) ? await Promise.race([this.ask(member, withDiagnosis), patience()]) : null]),
     ));
     this.note(now, points);
-    // What was wanted meanwhile does not wait for the pace.
-    const isWanted = this.isWanted;
-    this.isPolling = false;
-    this.isWanted = false;
-    this.schedule(isWanted ? 0 : this.pace);
   }
 
   note(now, points) {
