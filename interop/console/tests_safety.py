@@ -300,16 +300,24 @@ def a_poll_that_fails_is_not_the_last_one(world):
 
 @test
 def no_password_goes_to_what_answers_in_a_members_place(world):
-    page = world.page(console_of(world, "small"), "overview")
+    cluster = world.get("guest", lambda: Cluster(world.options.mainstay))
+    page = world.page(world.console("guest", cluster).url, "overview")
     page.wait_text("1 of 1 members answer", ".cluster-state", 30)
-    page.js("""Promise.all(['cluster', 'api'].map((name) => import(`/assets/${name}.mjs`))).then(([{ cluster }, { Elsewhere }]) => {
-      clearTimeout(cluster.timer);
-      cluster.schedule = () => {};
-      for (const member of cluster.members) Object.assign(member, { isUp: false, isElsewhere: true, error: new Elsewhere('This is another cluster.') });
-    })""")
+    page.js("import('/assets/cluster.mjs').then(({ cluster }) => { window.cluster = cluster; })")
+    other = replaced(cluster, ["--initial-cluster-token", "another"])
+    page.wait("window.cluster.members[0].isElsewhere", "another cluster", 60)
     page.click("button", "Log in")
     log_in(page, "root", "secret")
-    page.wait_text("This is another cluster.", "dialog")
+    page.wait_text("belongs to another cluster", "dialog")
+    # It is still the other one when it does not answer in time, and when nobody has asked it yet.
+    with hanging(other):
+        page.wait("window.cluster.members[0].error.isUnreachable", "a poll without an answer", 90)
+        page.click("dialog button[type=submit]")
+        page.wait_text("Stop waiting", "dialog")
+        page.wait_text("Cancel", "dialog", 30)
+    page.js("Object.assign(window.cluster.members[0], { isUp: null, isElsewhere: false, error: null }); 0")
+    page.click("dialog button[type=submit]")
+    page.wait_text("belongs to another cluster", "dialog")
     same([each for each in page.requests if each.endswith("auth/authenticate")], [], "logins")
 
 
