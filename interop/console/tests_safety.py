@@ -111,6 +111,19 @@ def members_that_are_not_asked_are_counted(world):
     world.show(page, "members")
     page.wait_text("1 of 2 voters answer (needed: 2). Not asked: 1,", ".page-members")
     page.wait_text("because its client URL is an unspecified address", ".page-members tbody")
+    same(page.js("document.querySelector('.cluster-state').dataset.kind"), "good", "the colour of those that are asked")
+    page.click("button", "Remove: m1")
+    page.wait_text("Afterwards 0 of 1 voters answer (needed: 1). Not asked: 1, so it is not known", "dialog")
+    check("This is not offered" not in page.text("dialog") and page.js("document.querySelector('dialog button[type=submit]') !== null"), f"it is offered: {page.text('dialog')}")
+    page.click("dialog button", "Cancel")
+    page.click("button", "Remove: m2")
+    page.wait_text("Afterwards 1 of 1 voters answer (needed: 1): 0 more may fail.", "dialog")
+    page.click("dialog button", "Cancel")
+    page.click("button", "Add a member")
+    page.wait("document.querySelector('dialog')")
+    page.click("dialog input[name=learner]")
+    page.wait_text("Afterwards 1 of 3 voters answer (needed: 2). Not asked: 1, so it is not known", "dialog")
+    page.click("dialog button", "Cancel")
     asked = [each for each in page.requests if "/endpoint/" in each and "/endpoint/0/" not in each]
     same(asked, [], "requests to members that are not asked")
     page = world.page(url, "overview", language="zh-CN")
@@ -266,17 +279,45 @@ def points_belong_to_their_members(world):
 
 
 @test
-def no_password_goes_to_what_answers_in_a_members_place(world):
-    page = world.page(console_of(world, "small"), "overview")
+def a_poll_that_fails_is_not_the_last_one(world):
+    page = world.page(console_of(world, "small"), "keys")
     page.wait_text("1 of 1 members answer", ".cluster-state", 30)
-    page.js("""Promise.all(['cluster', 'api'].map((name) => import(`/assets/${name}.mjs`))).then(([{ cluster }, { Elsewhere }]) => {
-      clearTimeout(cluster.timer);
-      cluster.schedule = () => {};
-      for (const member of cluster.members) Object.assign(member, { isUp: false, isElsewhere: true, error: new Elsewhere('This is another cluster.') });
+    page.js("""import('/assets/cluster.mjs').then(({ cluster }) => {
+      const real = cluster.note;
+      window.notes = 0;
+      cluster.note = (...all) => {
+        window.notes += 1;
+        if (window.notes === 1) throw new Error('a mistake');
+        return real.apply(cluster, all);
+      };
+      cluster.pace = 1;
+      const polled = cluster.poll;
+      cluster.poll = () => polled.call(cluster).catch(() => {});
+      cluster.schedule(0);
     })""")
+    page.wait("window.notes > 1", "a second poll")
+
+
+@test
+def no_password_goes_to_what_answers_in_a_members_place(world):
+    cluster = world.get("guest", lambda: Cluster(world.options.mainstay))
+    page = world.page(world.console("guest", cluster).url, "overview")
+    page.wait_text("1 of 1 members answer", ".cluster-state", 30)
+    page.js("import('/assets/cluster.mjs').then(({ cluster }) => { window.cluster = cluster; })")
+    other = replaced(cluster, ["--initial-cluster-token", "another"])
+    page.wait("window.cluster.members[0].isElsewhere", "another cluster", 60)
     page.click("button", "Log in")
     log_in(page, "root", "secret")
-    page.wait_text("This is another cluster.", "dialog")
+    page.wait_text("belongs to another cluster", "dialog")
+    # It is still the other one when it does not answer in time, and when nobody has asked it yet.
+    with hanging(other):
+        page.wait("window.cluster.members[0].error.isUnreachable", "a poll without an answer", 90)
+        page.click("dialog button[type=submit]")
+        page.wait_text("Stop waiting", "dialog")
+        page.wait_text("Cancel", "dialog", 30)
+    page.js("Object.assign(window.cluster.members[0], { isUp: null, isElsewhere: false, error: null }); 0")
+    page.click("dialog button[type=submit]")
+    page.wait_text("belongs to another cluster", "dialog")
     same([each for each in page.requests if each.endswith("auth/authenticate")], [], "logins")
 
 
@@ -285,7 +326,7 @@ def long_json_is_shown_as_it_is_stored(world):
     value = '{"list":[' + ",".join(str(number) for number in range(60000)) + "]}"
     world.small[0].put("/safety/long", value)
     page = world.page(console_of(world, "small"), "keys?key=%2Fsafety%2Flong")
-    page.wait_text("Not formatted, as it is longer than 256", ".detail", 20)
+    page.wait_text("Not tried as JSON, as it is longer than 256", ".detail", 20)
     shown = page.js("document.querySelector('.value').textContent")
     same(shown, value[:len(shown)], "the value")
     same(page.js("document.querySelector('.detail .tabs [aria-pressed=true]').innerText"), "Text", "how it is shown")
@@ -296,7 +337,7 @@ def long_json_is_shown_as_it_is_stored(world):
 @test
 def the_past_shows_what_differs(world):
     member = world.small[0]
-    for key, values in (("/safety/past", ('{"a": 1}', '{"a":1}')), ("/safety/cut", ("x" * 5000 + "1", "x" * 5000 + "2"))):
+    for key, values in (("/safety/past", ('{"a": 1}', '{"a":1}')), ("/safety/cut", ("x" * 5000 + "1", "x" * 5000 + "2")), ("/safety/cut-before", ("x" * 5000, "x" * 4096))):
         for value in values:
             member.put(key, value)
         member.call("kv/deleterange", {"key": b64(key)})
@@ -306,12 +347,13 @@ def the_past_shows_what_differs(world):
     page.wait("document.querySelectorAll('.versions li').length === 3", "the changes")
     text = page.text(".versions li:nth-child(2) .diff")
     check('{"a": 1}' in text and '{"a":1}' in text, f"spaces that went: {text}")
-    world.show(page, "keys?key=%2Fsafety%2Fcut")
-    page.wait("document.querySelector('.detail .key-text')?.innerText === '/safety/cut'")
-    page.wait_text("There is no such key", ".detail")
-    page.click("button", "History")
-    page.wait("document.querySelectorAll('.versions li').length === 3", "the changes")
-    page.wait_text("The part of the value that is kept here is the same as before", ".versions li:nth-child(2)")
+    for name in ("cut", "cut-before"):
+        world.show(page, f"keys?key=%2Fsafety%2F{name}")
+        page.wait(f"document.querySelector('.detail .key-text')?.innerText === '/safety/{name}'")
+        page.wait_text("There is no such key", ".detail")
+        page.click("button", "History")
+        page.wait("document.querySelectorAll('.versions li').length === 3", "the changes")
+        page.wait_text("The part of the value that is kept here is the same as before", ".versions li:nth-child(2)")
 
 
 def edit(world, key, value):

@@ -36,7 +36,7 @@ class Member {
     this.failures = 0;
     this.nextAt = 0;
     this.isBusy = false;
-    /** Another member, or another cluster, answers at this URL. It counts as not answering. */
+    /** Another member, or another cluster, answers at this URL, until this one does. It counts as not answering. */
     this.isElsewhere = false;
     if (endpoint.notAsked) Object.assign(this, { isUp: false, error: new NotAsked(endpoint.notAsked) });
   }
@@ -190,6 +190,18 @@ class Cluster extends EventTarget {
   async poll() {
     if (this.members.length === 0 || this.isPolling) return;
     this.isPolling = true;
+    try {
+      await this.pollOnce();
+    } finally {
+      // What was wanted meanwhile does not wait for the pace.
+      const isWanted = this.isWanted;
+      this.isPolling = false;
+      this.isWanted = false;
+      this.schedule(isWanted ? 0 : this.pace);
+    }
+  }
+
+  async pollOnce() {
     const now = performance.now();
     this.round += 1;
     if (now - this.membersAt > MEMBERS_EVERY_MS) {
@@ -206,11 +218,6 @@ class Cluster extends EventTarget {
       this.members.map(async (member) => [member, isDue(member) ? await Promise.race([this.ask(member, withDiagnosis), patience()]) : null]),
     ));
     this.note(now, points);
-    // What was wanted meanwhile does not wait for the pace.
-    const isWanted = this.isWanted;
-    this.isPolling = false;
-    this.isWanted = false;
-    this.schedule(isWanted ? 0 : this.pace);
   }
 
   note(now, points) {
@@ -240,17 +247,18 @@ class Cluster extends EventTarget {
       const [text, status] = await Promise.all([metrics, this.round % 2 === 1 || !member.status || !wasUp ? this.statusOf(member, signal) : member.status]);
       const sample = new Sample(text, performance.now());
       this.identify(member, status, sample);
+      member.isElsewhere = false;
       if (withDiagnosis || (this.wantsDiagnosis && !member.diagnosis)) member.diagnosis = await diagnosisOf(member, signal);
       this.noteStatus(member, status);
       member.isUp = true;
-      member.isElsewhere = false;
       member.error = null;
       member.failures = 0;
       member.nextAt = 0;
       return this.pointFor(member, sample);
     } catch (error) {
       member.isUp = false;
-      member.isElsewhere = error instanceof Elsewhere;
+      // What does not answer now is still what it was.
+      member.isElsewhere ||= error instanceof Elsewhere;
       member.error = error instanceof Failure ? error : new Failure(0, 0, error.message);
       member.failures += 1;
       member.nextAt = performance.now() + Math.min(BACKOFF_MAX_MS, FAST_MS * 2 ** (member.failures - 1)) - 100;

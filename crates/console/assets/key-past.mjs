@@ -67,7 +67,7 @@ export class Past {
     const older = before && before.kind !== 'delete' && event.kind !== 'create' ? before.value : null;
     const isCut = event.valueBytes > event.value.length;
     // Of values that are cut, nobody knows if the rest is the same.
-    const isPart = isCut && older !== null && equal(older, event.value);
+    const isPart = older !== null && (isCut || before.valueBytes > before.value.length) && equal(older, event.value);
     return h('li', {}, head,
       isPart ? h('p', { class: 'note' }, t('samePart')) : differenceView(older ? valueDifference(older, event.value) : difference([], linesOf(event.value))),
       isCut && h('p', { class: 'note' }, t('shownPart', { shown: format.bytes(event.value.length), all: format.bytes(event.valueBytes) })));

@@ -17,23 +17,28 @@ export async function askForLogin(user = '') {
     ],
     button: t('logIn'),
     act: async ({ name, password }) => {
-      // A password is not shown to what answers in a member's place.
-      const all = cluster.inOrder();
-      const members = all.filter((member) => !member.isElsewhere);
-      if (all.length > 0 && members.length === 0) throw all[0].error;
-      const endpoints = members.length > 0 ? members.map((member) => member.endpoint) : [{ id: '0' }];
-      for (const [at, endpoint] of endpoints.entries()) {
+      const known = cluster.inOrder();
+      let failed = null;
+      // The first list of members may be under way.
+      for (const member of known.length > 0 ? known : [{ endpoint: { id: '0' }, isUp: true }]) {
+        // A password is not shown to what answers in a member's place, so a member has to have said who it is.
+        if (!member.isUp) await cluster.ask(member);
+        if (member.isElsewhere || member.error?.isUnreachable) {
+          failed = member.error;
+          continue;
+        }
         try {
-          await logIn(endpoint, name, password);
+          await logIn(member.endpoint, name, password);
           return true;
         } catch (error) {
-          if (error instanceof Failure && error.isUnreachable && at < endpoints.length - 1) continue;
+          failed = error;
+          if (error instanceof Failure && error.isUnreachable) continue;
           if (/invalid user ID or password|user name not found/.test(error.message)) throw mistake(t('loginRefused'));
           if (/authentication is not enabled/.test(error.message)) throw mistake(t('loginNotEnabled'));
           throw error;
         }
       }
-      return true;
+      throw failed;
     },
   });
   // What was shown to nobody, or to somebody else, is asked for again.

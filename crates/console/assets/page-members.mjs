@@ -26,18 +26,24 @@ export function open(place) {
   };
 }
 
-/** Voters that are there and that answer; members that have not been asked are not counted as answering. */
+/** Voters that are there, that answer, and that are not asked. A member without an answer yet is not counted as answering. */
 function votes(members) {
   const voters = members.filter((member) => !member.isLearner);
   return { voters: voters.length, up: voters.filter((member) => member.isUp).length, notAsked: voters.filter((member) => member.isNotAsked).length };
 }
 
-/** What a change of the voters leaves: a sentence, and if it is safe. */
-function effect({ voters, up }) {
+/** The votes with `count` more such members, or fewer. */
+function changed({ voters, up, notAsked }, count, { isUp = false, isNotAsked = false } = {}) {
+  return { voters: voters + count, up: up + (isUp ? count : 0), notAsked: notAsked + (isNotAsked ? count : 0) };
+}
+
+/** What a change of the voters leaves: a sentence, and if it is safe as far as is known. */
+function effect({ voters, up, notAsked }) {
   const quorum = quorumOf(voters);
   const left = up - quorum;
-  const text = left < 0 ? t('effectLost', { voters, up, quorum }) : t('effectLeft', { voters, up, quorum, left });
-  return { text, isSafe: left >= 0, left };
+  const isSafe = up + notAsked >= quorum;
+  const text = t(left >= 0 ? 'effectLeft' : isSafe ? 'effectUnknown' : 'effectLost', { voters, up, quorum, left, notAsked });
+  return { text, isSafe, left };
 }
 
 class MembersPage {
@@ -122,7 +128,13 @@ class MembersPage {
 
   /** The members as listed, each with what polling says of it. */
   states() {
-    return (this.list ?? []).map((member) => ({ id: member.ID, isLearner: member.isLearner === true, isUp: this.polled(member)?.isUp === true, isNotAsked: this.polled(member)?.isNotAsked === true }));
+    return (this.list ?? []).map((member) => this.stateOf(member));
+  }
+
+  stateOf(member) {
+    const polled = this.polled(member);
+    // A member without a name has not started, so it does not answer.
+    return { id: member.ID, isLearner: member.isLearner === true, isUp: polled?.isUp === true, isNotAsked: polled?.isNotAsked === true && Boolean(member.name) };
   }
 
   update() {
@@ -147,9 +159,9 @@ class MembersPage {
     const now = votes(this.states());
     // A new voter counts at once, and does not answer until it has started.
     const tell = () => {
-      const after = effect(isLearner.checked ? now : { voters: now.voters + 1, up: now.up });
+      const after = effect(isLearner.checked ? now : changed(now, 1));
       setText(told, `${t(isLearner.checked ? 'addLearnerEffect' : 'addVoterEffect')} ${after.text}`);
-      told.className = after.isSafe ? 'notice mild' : 'notice';
+      told.className = after.left >= 0 ? 'notice mild' : 'notice';
     };
     tell();
     const urls = h('input', { name: 'urls', class: 'escaped', placeholder: 'https://10.0.0.4:2380', required: true, autocomplete: 'off', spellcheck: 'false' });
@@ -160,7 +172,7 @@ class MembersPage {
       act: async () => {
         const peerURLs = urls.value.split(/[\s,]+/).filter(Boolean);
         if (peerURLs.length === 0 || peerURLs.some((url) => !/^https?:\/\/[^/]+$/.test(url))) throw mistake(t('badUrls'));
-        if (!isLearner.checked && !effect({ voters: now.voters + 1, up: now.up }).isSafe) throw mistake(t('notSafe'));
+        if (!isLearner.checked && !effect(changed(now, 1)).isSafe) throw mistake(t('notSafe'));
         return cluster.change('cluster/member/add', { peerURLs, isLearner: isLearner.checked });
       },
     });
@@ -175,9 +187,7 @@ class MembersPage {
   }
 
   async promote(member, name) {
-    const now = votes(this.states());
-    const isUp = this.polled(member)?.isUp === true;
-    const after = effect({ voters: now.voters + 1, up: now.up + (isUp ? 1 : 0) });
+    const after = effect(changed(votes(this.states()), 1, this.stateOf(member)));
     await this.confirm({ title: t('promote'), name, text: t('promoteWhat'), after, method: 'cluster/member/promote', body: { ID: member.ID } });
   }
 
@@ -196,9 +206,8 @@ class MembersPage {
 
   async remove(member, name) {
     const now = votes(this.states());
-    const isUp = this.polled(member)?.isUp === true;
     const isVoter = !member.isLearner;
-    const after = effect({ voters: now.voters - (isVoter ? 1 : 0), up: now.up - (isVoter && isUp ? 1 : 0) });
+    const after = effect(isVoter ? changed(now, -1, this.stateOf(member)) : now);
     const isLast = isVoter && now.voters === 1;
     await this.confirm({
       title: t('removeMember'), name, text: t('removeMemberWhat'), after: isLast ? { text: t('lastVoter'), isSafe: false } : after,

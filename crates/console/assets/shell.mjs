@@ -92,7 +92,9 @@ export class Shell {
     const { members } = cluster;
     const up = members.filter((member) => member.isUp).length;
     const isKnown = members.length > 0 && members.every((member) => member.isUp !== null);
-    this.state.dataset.kind = !isKnown ? '' : up === members.length ? 'good' : up * 2 > members.length ? 'warning' : 'error';
+    // Of those that are not asked nobody knows if they are up.
+    const asked = members.filter((member) => !member.isNotAsked).length;
+    this.state.dataset.kind = !isKnown || asked === 0 ? '' : up === asked ? 'good' : up * 2 > asked ? 'warning' : 'error';
     setText(this.state, isKnown ? t('membersUp', { up, all: members.length }) : t('membersAsked'));
     if (members.length > 0) this.complain(cluster.error?.status === 0 ? t('errorConsole') : '');
   }

@@ -52,7 +52,7 @@ function indented(json) {
   return out.join('');
 }
 
-/** True if the bytes look like JSON and are too many to be indented. */
+/** True if the bytes begin as JSON does, and are too many to be tried as JSON. */
 export function isTooLongForJson(bytes) {
   return bytes.length > JSON_BYTES_MAX && /^\s*[{[]/.test(decodeText(partOf(bytes, PART_BYTES)) ?? '');
 }

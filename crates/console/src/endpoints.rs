@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::future::Future;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,9 +28,12 @@ const LIST_BYTES_MAX: usize = 1 << 20;
 /// Time in which a member has to tell the list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Time in which a member has to answer at the URL that it tells, where an endpoint at another URL could stand for it.
+/// Time in which a member has to say who it is at the URL that it tells, where an endpoint at another URL could stand for it.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time for which the outcome of that counts.
+/// Time for which a user's question for the list waits for those of others. With two rounds, one of them with a probe, an answer takes 9 s
+/// at most: the pages wait for 10 s.
+const TURN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for which the outcome of a probe counts.
 const PROBE_FRESH: Duration = Duration::from_secs(30);
 
 /// A member of the cluster, as the list of members has it.
@@ -94,6 +98,9 @@ pub(crate) struct Endpoints {
     asked: Cell<Option<Instant>>,
     /// Held while the list is fetched, so that one round serves all who wait.
     fetching: tokio::sync::Mutex<()>,
+    /// Held while members are asked with the token of a user: those who show tokens that members refuse open no more than one
+    /// connection to each of them.
+    asking_as_user: tokio::sync::Mutex<()>,
 }
 
 /// What came of asking a member at the URL that it tells.
@@ -113,10 +120,13 @@ struct Entry {
     is_listed: bool,
     /// Cluster that it told when it was last asked for the list and answered. Only what was given is asked.
     told: Option<u64>,
-    /// It told no list without a token when it was last asked.
+    /// It has told the cluster that is shown, since that is shown.
+    was_ours: bool,
+    /// It kept the list to users when it was last asked without a token.
     has_refused: bool,
-    /// It is asked for the list only: the members behind it are reached at the URLs that they tell.
-    is_for_lists: bool,
+    /// It is asked for the list only, and the members behind it are reached at the URLs that they tell. This is the id of the member that
+    /// answered here and was reached at its own URL; where another one answers in the next moment, this is a load balancer.
+    lists_of: Option<u64>,
     member: Option<Member>,
 }
 
@@ -132,6 +142,7 @@ impl Endpoints {
             fetched: Cell::new(None),
             asked: Cell::new(None),
             fetching: tokio::sync::Mutex::default(),
+            asking_as_user: tokio::sync::Mutex::default(),
         };
         match &endpoints.source {
             Source::Member { .. } => endpoints.refresh_own(),
@@ -155,8 +166,9 @@ impl Endpoints {
             is_given,
             is_listed: true,
             told: None,
+            was_ours: false,
             has_refused: false,
-            is_for_lists: false,
+            lists_of: None,
             member,
         }
     }
@@ -180,6 +192,7 @@ impl Endpoints {
     ) -> Result<Response<AnswerBody>, Refused> {
         match &self.source {
             Source::Member { .. } => self.refresh_own(),
+            Source::Endpoints(_) if self.is_fresh(service) => {}
             Source::Endpoints(_) => {
                 let _permit = service.permit(address)?;
                 self.fetch(service, headers.get(AUTHORIZATION)).await;
@@ -253,6 +266,11 @@ impl Endpoints {
         self.unreached.replace(unreached);
     }
 
+    /// Returns true if members told the list a moment ago.
+    fn is_fresh(&self, service: &Service) -> bool {
+        self.fetched.get().is_some_and(|fetched| fetched.elapsed() < service.dialer.limits.members_fresh)
+    }
+
     /// Asks the endpoints that were given for the list. What none of them tells stays as it was.
     ///
     /// They are asked without the user's token first, in one round that serves all who wait: a token is not shown to an endpoint that
@@ -262,23 +280,25 @@ impl Endpoints {
         let came = Instant::now();
         {
             let _one = self.fetching.lock().await;
-            let fresh = service.dialer.limits.members_fresh;
-            if self.fetched.get().is_some_and(|fetched| fetched.elapsed() < fresh) {
+            if self.is_fresh(service) {
                 return;
             }
             // A round that ended meanwhile, whoever waited for it and whatever came of it.
             if self.asked.get().is_none_or(|asked| asked < came) {
                 let told = self.ask_given(service, None, |_| true).await;
-                self.take_over(service, told, None).await;
+                self.take_over(service, told).await;
                 self.asked.set(Some(Instant::now()));
             }
         }
-        let is_told = self.fetched.get().is_some_and(|fetched| fetched > came);
-        if let Some(authorization) = authorization.filter(|_| !is_told) {
+        let is_told = || self.fetched.get().is_some_and(|fetched| fetched > came);
+        let Some(authorization) = authorization.filter(|_| !is_told()) else { return };
+        let Ok(_turn) = timeout(TURN_TIMEOUT, self.asking_as_user.lock()).await else { return };
+        // Another user's token may have had the list meanwhile.
+        if !is_told() {
             let cluster = self.cluster.get();
             let may_see = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(cluster);
             let told = self.ask_given(service, Some(authorization), may_see).await;
-            self.take_over(service, told, Some(authorization)).await;
+            self.take_over(service, told).await;
         }
     }
 
@@ -296,11 +316,14 @@ impl Endpoints {
         };
         let asked: Vec<_> = given
             .into_iter()
-            .map(|(id, target)| (id, start_asking(service, target, authorization, LIST_TIMEOUT)))
+            .map(|(id, target)| {
+                let (dialer, authorization) = (Rc::clone(&service.dialer), authorization.cloned());
+                (id, start(LIST_TIMEOUT, async move { ask(&dialer, &target, authorization).await }))
+            })
             .collect();
         let mut told = Vec::new();
-        for (id, mut task) in asked {
-            let Ok(answer) = (&mut task.0).await else { continue };
+        for (id, task) in asked {
+            let answer = task.outcome().await.unwrap_or(Told::Nothing);
             let mut entries = self.entries.borrow_mut();
             // What one user's token came to says nothing of another's.
             if let Some(entry) = entries.iter_mut().find(|entry| entry.id == id && authorization.is_none()) {
@@ -314,22 +337,17 @@ impl Endpoints {
     }
 
     /// Notes which cluster each of these endpoints tells; leaves of them those of the cluster that is shown.
-    ///
-    /// The cluster stays the same until an endpoint that belonged to it tells of another one. An endpoint of a second cluster, given by
-    /// mistake, does not take over while those of the first are away.
     fn settle_cluster(&self, told: &mut Vec<(u64, ToldList)>) {
         let mut entries = self.entries.borrow_mut();
         let known = self.cluster.get();
-        let is_told = told.iter().any(|(_, list)| Some(list.cluster) == known);
-        let has_left = |(id, _): &&(u64, ToldList)| {
-            known.is_none() || entries.iter().any(|entry| entry.id == *id && entry.told == known)
-        };
-        let next = told.iter().find(has_left).map(|(_, list)| list.cluster).filter(|_| !is_told).or(known);
+        let next = next_cluster(known, &entries, told);
         self.cluster.set(next);
         for entry in entries.iter_mut().filter(|entry| entry.is_given) {
             if let Some((_, list)) = told.iter().find(|(id, _)| *id == entry.id) {
                 entry.told = Some(list.cluster);
             }
+            let is_ours = entry.told.is_some() && entry.told == next;
+            entry.was_ours = is_ours || (entry.was_ours && next == known);
             if entry.is_foreign_to(next) {
                 (entry.is_listed, entry.member) = (false, None);
             }
@@ -338,22 +356,17 @@ impl Endpoints {
     }
 
     /// Lists the members that these endpoints tell. What is told of another cluster, or nothing, changes no member.
-    async fn take_over(
-        &self,
-        service: &Service,
-        mut told: Vec<(u64, ToldList)>,
-        authorization: Option<&HeaderValue>,
-    ) {
+    async fn take_over(&self, service: &Service, mut told: Vec<(u64, ToldList)>) {
         self.settle_cluster(&mut told);
         if !told.is_empty() {
-            self.probe(service, &told, authorization).await;
+            self.probe(service, &told).await;
             self.list_members(told);
         }
     }
 
     /// Asks members at the URLs that they tell, if they were heard through an endpoint at another one, which may be a load balancer:
-    /// another member answers there in the next moment.
-    async fn probe(&self, service: &Service, told: &[(u64, ToldList)], authorization: Option<&HeaderValue>) {
+    /// another member answers there in the next moment. Nobody has verified such a URL yet, so no token is shown there.
+    async fn probe(&self, service: &Service, told: &[(u64, ToldList)]) {
         let mut wanted: Vec<(u64, Url)> = Vec::new();
         {
             let mut probes = self.probes.borrow_mut();
@@ -376,15 +389,14 @@ impl Endpoints {
         let asked: Vec<_> = wanted
             .into_iter()
             .map(|(member, url)| {
-                let task = start_asking(service, Target::new(url.clone()), authorization, PROBE_TIMEOUT);
-                (member, url, task)
+                let (dialer, target, cluster) =
+                    (Rc::clone(&service.dialer), Target::new(url.clone()), self.cluster.get());
+                let is_there = async move { is_there(&dialer, &target, member, cluster).await };
+                (member, url, start(PROBE_TIMEOUT, is_there))
             })
             .collect();
-        for (member, url, mut task) in asked {
-            let is_reached = match (&mut task.0).await {
-                Ok(Told::List(list)) => list.teller == member && Some(list.cluster) == self.cluster.get(),
-                _ => false,
-            };
+        for (member, url, task) in asked {
+            let is_reached = task.outcome().await.unwrap_or(false);
             self.probes.borrow_mut().push(Probe { member, url, is_reached, at: Instant::now() });
         }
     }
@@ -416,9 +428,15 @@ impl Endpoints {
             if let Some(teller) = teller {
                 let member = members.iter().find(|member| member.id == teller);
                 let url = member.and_then(|member| entry.told_url(member, is_secure));
-                entry.is_for_lists = url.is_some_and(|url| is_reached(teller, &url));
+                if url.is_some_and(|url| is_reached(teller, &url)) {
+                    entry.lists_of = Some(teller);
+                } else if entry.lists_of == Some(teller) {
+                    entry.lists_of = None;
+                }
             }
-            if entry.is_for_lists {
+            // A member that left the cluster says nothing of the one that is here now.
+            entry.lists_of = entry.lists_of.filter(|id| members.iter().any(|member| member.id == *id));
+            if entry.lists_of.is_some() {
                 (entry.is_listed, entry.member) = (false, None);
                 continue;
             }
@@ -435,17 +453,28 @@ impl Endpoints {
     }
 }
 
-/// Asks an endpoint for the list, in a task that ends when it is dropped.
-fn start_asking(
-    service: &Service,
-    target: Rc<Target>,
-    authorization: Option<&HeaderValue>,
-    limit: Duration,
-) -> AbortOnDrop<Told> {
-    let (dialer, authorization) = (Rc::clone(&service.dialer), authorization.cloned());
-    AbortOnDrop(spawn_local(async move {
-        timeout(limit, ask(&dialer, &target, authorization)).await.unwrap_or(Told::Nothing)
-    }))
+/// The cluster that is shown after these endpoints told theirs.
+///
+/// The first cluster is that of the endpoint that answers and was given first: one of another cluster, given by mistake, does not become it
+/// because it tells everybody what the first one keeps to users. From then on it stays the same until no endpoint tells it and one that had
+/// told it tells another one, also when it has told that for long. An endpoint that keeps the list to users may still be of it.
+fn next_cluster(known: Option<u64>, entries: &[Entry], told: &[(u64, ToldList)]) -> Option<u64> {
+    if told.iter().any(|(_, list)| Some(list.cluster) == known) {
+        return known;
+    }
+    let told_by = |entry: &Entry| told.iter().find(|(id, _)| *id == entry.id).map(|(_, list)| list.cluster);
+    let mut decide = entries.iter().filter(|entry| entry.is_given && (known.is_none() || entry.was_ours));
+    let next = match known {
+        None => decide.find(|entry| entry.has_refused || told_by(entry).is_some()).and_then(told_by),
+        Some(_) if decide.clone().any(|entry| entry.has_refused && told_by(entry).is_none()) => None,
+        Some(_) => decide.find_map(told_by),
+    };
+    next.or(known)
+}
+
+/// Starts a task that ends when it is dropped, or after this time.
+fn start<T: 'static>(limit: Duration, work: impl Future<Output = T> + 'static) -> Task<T> {
+    Task(spawn_local(async move { timeout(limit, work).await.ok() }))
 }
 
 /// Returns true if plain URLs are not to be used, because those that were given have TLS.
@@ -454,9 +483,16 @@ fn all_given_are_secure(entries: &[Entry]) -> bool {
 }
 
 /// A task that ends with what it was started for.
-struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
+struct Task<T>(tokio::task::JoinHandle<Option<T>>);
 
-impl<T> Drop for AbortOnDrop<T> {
+impl<T> Task<T> {
+    /// What came of it; `None` if its time was over before.
+    async fn outcome(mut self) -> Option<T> {
+        (&mut self.0).await.ok().flatten()
+    }
+}
+
+impl<T> Drop for Task<T> {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -469,12 +505,18 @@ impl Entry {
     }
 
     /// The URL at which this member, which answered here, is rather to be reached: one that it tells, if it does not tell this one. A URL of
-    /// the loopback is no better than one that was given, unless that is of the loopback, too.
+    /// the loopback is no better than one that was given, unless that is of the loopback, too. Nor is a plain one of another machine where
+    /// the loopback was given: that may be a tunnel, from whose other end the URL leads elsewhere than from here.
     fn told_url(&self, member: &Member, is_secure: bool) -> Option<Url> {
         if member.client_urls.contains(&self.target.url) {
             return None;
         }
-        usable(&member.client_urls, is_secure).ok().filter(|url| !url.is_local() || self.target.is_local())
+        let is_better = |url: &Url| match (self.target.is_local(), url.is_local()) {
+            (false, true) => false,
+            (true, false) => url.scheme().is_secure(),
+            _ => true,
+        };
+        usable(&member.client_urls, is_secure).ok().filter(is_better)
     }
 
     fn shown(&self) -> Value {
@@ -590,16 +632,50 @@ async fn ask(dialer: &Dialer, target: &Rc<Target>, authorization: Option<HeaderV
     if let Some(authorization) = authorization {
         request.headers_mut().insert(AUTHORIZATION, authorization);
     }
-    let Ok((link, response)) = dialer.send(target, request).await else { return Told::Nothing };
-    let status = response.status();
-    let Some(body) = whole(response.into_body()).await else { return Told::Nothing };
-    target.keep(link, &dialer.limits);
-    match status {
-        StatusCode::OK => read_list(&body).map_or(Told::Nothing, Told::List),
+    match answer_of(dialer, target, request).await {
+        Some((StatusCode::OK, body)) => read_list(&body).map_or(Told::Nothing, Told::List),
         // etcd's gateway answers 400 to a call without a user.
-        status if status.is_client_error() => Told::Refused,
+        Some((StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _)) => {
+            Told::Refused
+        }
         _ => Told::Nothing,
     }
+}
+
+/// Returns true if this member of this cluster answers there, by what it tells without a token.
+async fn is_there(dialer: &Dialer, target: &Rc<Target>, member: u64, cluster: Option<u64>) -> bool {
+    match ask(dialer, target, None).await {
+        Told::List(list) => list.teller == member && Some(list.cluster) == cluster,
+        // Metrics are for everybody. The id of a member is a hash of its cluster's name, too.
+        Told::Refused => {
+            let Ok(request) = Request::get("/metrics").body(OutBody::Whole(None)) else { return false };
+            let answer = answer_of(dialer, target, request).await;
+            let page = answer.filter(|(status, _)| *status == StatusCode::OK);
+            page.and_then(|(_, page)| read_id(&page)) == Some(member)
+        }
+        Told::Nothing => false,
+    }
+}
+
+/// The whole answer to a request; `None` if there is none.
+async fn answer_of(
+    dialer: &Dialer,
+    target: &Rc<Target>,
+    request: Request<OutBody>,
+) -> Option<(StatusCode, Vec<u8>)> {
+    let (link, response) = dialer.send(target, request).await.ok()?;
+    let status = response.status();
+    let body = whole(response.into_body()).await?;
+    target.keep(link, &dialer.limits);
+    Some((status, body))
+}
+
+/// Id of the member whose metrics these are.
+fn read_id(page: &[u8]) -> Option<u64> {
+    let mut lines = page.split(|byte| *byte == b'\n');
+    let id = lines.find_map(|line| line.strip_prefix(b"etcd_server_id{server_id=\""))?;
+    let id = std::str::from_utf8(id.split(|byte| *byte == b'"').next()?).ok()?;
+    u64::from_str_radix(id, 16).ok()
 }
 
 /// The body of an answer; `None` if it breaks off or is longer than a list may be.
@@ -694,6 +770,38 @@ mod tests {
         let secure = |urls: &[&str]| usable(urls, true).ok();
         assert_eq!(secure(&["http://h:1", "https://127.0.0.1:1"]).as_deref(), Some("https://127.0.0.1:1"));
         assert_eq!(usable(&["http://h:1", "unix:///x"], true), Err(NotAsked::Plain));
+    }
+
+    #[test]
+    fn a_tunnel_is_not_left_for_a_plain_url() {
+        let told = |given: &str, urls: &[&str]| {
+            let given = Target::new(Url::parse(given).unwrap());
+            let entry = Endpoints::new(Source::Endpoints(Vec::new())).entry(given, true, None);
+            entry.told_url(&member(1, urls), false).map(|url| url.as_str().to_owned())
+        };
+        assert_eq!(told("http://127.0.0.1:1", &["http://10.0.0.5:2379"]), None);
+        assert_eq!(told("unix:///run/m1", &["http://10.0.0.5:2379"]), None);
+        assert_eq!(
+            told("http://127.0.0.1:1", &["https://10.0.0.5:2379"]).as_deref(),
+            Some("https://10.0.0.5:2379")
+        );
+        assert_eq!(
+            told("http://127.0.0.1:1", &["http://127.0.0.1:2379"]).as_deref(),
+            Some("http://127.0.0.1:2379")
+        );
+        assert_eq!(told("http://lb:1", &["http://10.0.0.5:2379"]).as_deref(), Some("http://10.0.0.5:2379"));
+        assert_eq!(told("http://lb:1", &["http://127.0.0.1:2379"]), None);
+    }
+
+    #[test]
+    fn a_member_is_known_by_its_metrics() {
+        let page = b"# TYPE etcd_server_id gauge\netcd_server_id{server_id=\"8e9e05c52164694d\"} 1\n";
+        assert_eq!(read_id(page), Some(0x8e9e05c52164694d));
+        for wrong in
+            [&b""[..], b"etcd_server_id{server_id=\"", b"etcd_server_id{server_id=\"x\"} 1", b"\xff\n"]
+        {
+            assert_eq!(read_id(wrong), None);
+        }
     }
 
     #[test]

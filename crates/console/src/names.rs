@@ -4,14 +4,14 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::rc::Rc;
 
 use tokio::sync::watch;
 use tokio::task::spawn_local;
 
-/// The addresses of a name, or why there are none: an error that all who asked can have.
-type Found = Result<Vec<IpAddr>, (io::ErrorKind, String)>;
+/// The addresses of a name, each with the scope that it may have, or why there are none: an error that all who asked can have.
+type Found = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
 
 /// The look-ups that are under way. Those who want the addresses of one name at the same time share one look-up: a name that nobody knows
 /// takes long, and threads for it are few. A look-up goes on when nobody waits for it any more; its outcome is not kept for later.
@@ -29,9 +29,9 @@ impl Names {
         self: &Rc<Names>,
         name: &str,
         look_up: impl FnOnce() -> F,
-    ) -> io::Result<Vec<IpAddr>>
+    ) -> io::Result<Vec<SocketAddr>>
     where
-        F: Future<Output = io::Result<Vec<IpAddr>>> + 'static,
+        F: Future<Output = io::Result<Vec<SocketAddr>>> + 'static,
     {
         let known = self.under_way.borrow().get(name).cloned();
         let mut told = known.unwrap_or_else(|| self.start(name.to_owned(), look_up()));
@@ -42,7 +42,7 @@ impl Names {
     fn start(
         self: &Rc<Names>,
         name: String,
-        look_up: impl Future<Output = io::Result<Vec<IpAddr>>> + 'static,
+        look_up: impl Future<Output = io::Result<Vec<SocketAddr>>> + 'static,
     ) -> watch::Receiver<Option<Found>> {
         let (tell, told) = watch::channel(None);
         self.under_way.borrow_mut().insert(name.clone(), told.clone());
@@ -61,6 +61,7 @@ mod tests {
     use super::*;
 
     use std::cell::Cell;
+    use std::net::{Ipv6Addr, SocketAddrV6};
 
     use tokio::sync::oneshot;
     use tokio::task::LocalSet;
@@ -69,8 +70,11 @@ mod tests {
     fn those_who_want_a_name_at_the_same_time_share_its_look_up() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         LocalSet::new().block_on(&runtime, async {
+            // An address of a link is none without its scope.
+            let address =
+                SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1), 0, 0, 3));
             let (names, count) = (Rc::new(Names::default()), Rc::new(Cell::new(0)));
-            let (end, ended) = oneshot::channel::<io::Result<Vec<IpAddr>>>();
+            let (end, ended) = oneshot::channel::<io::Result<Vec<SocketAddr>>>();
             let ended = Rc::new(RefCell::new(Some(ended)));
             let ask = |name: &'static str| {
                 let (names, count, ended) = (Rc::clone(&names), Rc::clone(&count), Rc::clone(&ended));
@@ -81,7 +85,7 @@ mod tests {
                         async move {
                             match ended {
                                 Some(ended) => ended.await.unwrap(),
-                                None => Ok(vec![IpAddr::from([10, 0, 0, 2])]),
+                                None => Ok(vec![address]),
                             }
                         }
                     };
@@ -90,7 +94,7 @@ mod tests {
             };
             let waiting = ["a", "a", "a"].map(ask);
             // Another name is not held up.
-            assert_eq!(ask("b").await.unwrap().unwrap(), [IpAddr::from([10, 0, 0, 2])]);
+            assert_eq!(ask("b").await.unwrap().unwrap(), [address]);
             assert_eq!(count.get(), 2);
             // One leaves, and the others have the outcome, an error as well.
             let [first, second, third] = waiting;
@@ -105,7 +109,7 @@ mod tests {
             }
             assert_eq!(count.get(), 2);
             // What was found is not kept.
-            assert_eq!(ask("a").await.unwrap().unwrap(), [IpAddr::from([10, 0, 0, 2])]);
+            assert_eq!(ask("a").await.unwrap().unwrap(), [address]);
             assert_eq!(count.get(), 3);
             assert!(names.under_way.borrow().is_empty());
         });

@@ -79,17 +79,14 @@ impl Target {
     /// The addresses of the host.
     async fn addresses(&self, names: &Rc<Names>) -> io::Result<Vec<SocketAddr>> {
         let (host, port) = (reachable(self.place.host()).to_owned(), self.place.port());
-        let addresses = match host.parse::<IpAddr>() {
-            Ok(address) => vec![address],
-            Err(_) => {
-                let look_up = |host: String| async move {
-                    let addresses = tokio::net::lookup_host((host, port)).await?;
-                    Ok(addresses.map(|address| address.ip()).collect())
-                };
-                names.find(&host, || look_up(host.clone())).await?
-            }
-        };
-        Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect())
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(address, port)]);
+        }
+        // Look-ups are shared by targets of any port.
+        let look_up = |host: String| async move { Ok(tokio::net::lookup_host((host, 0)).await?.collect()) };
+        let mut addresses = names.find(&host, || look_up(host.clone())).await?;
+        addresses.iter_mut().for_each(|address| address.set_port(port));
+        Ok(addresses)
     }
 
     /// Keeps a connection for the next request.

@@ -1,5 +1,5 @@
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn member_of(cluster: u64, id: u64, list: &Arc<Mutex<String>>) -> FakeMember {
     teller(cluster, move || id, list, |authorization| authorization != Some("bad"))
 }
 
-/// A member that tells a list to those who may see it, and answers other calls with its id.
+/// A member that tells a list to those who may see it, and everybody its id, in metrics as well.
 fn teller(
     cluster: u64,
     id: impl Fn() -> u64 + Send + Sync + 'static,
@@ -30,7 +30,6 @@ fn teller(
     FakeMember::start(move |asked| {
         asked.body();
         let is_refused = !may_see(asked.header("authorization"));
-        let id = id();
         match asked.line.as_str() {
             "POST /v3/cluster/member/list" if is_refused => {
                 asked.answer("401 Unauthorized", r#"{"code":16,"message":"etcdserver: invalid auth token"}"#);
@@ -39,10 +38,16 @@ fn teller(
                 let members = list.lock().expect("no thread panics").clone();
                 asked.answer(
                     "200 OK",
-                    &format!(r#"{{"header":{{"cluster_id":"{cluster}","member_id":"{id}"}},"members":[{members}]}}"#),
+                    &format!(
+                        r#"{{"header":{{"cluster_id":"{cluster}","member_id":"{}"}},"members":[{members}]}}"#,
+                        id()
+                    ),
                 );
             }
-            _ => asked.answer("200 OK", &format!("\"{id}\"")),
+            "GET /metrics" => {
+                asked.answer("200 OK", &format!("etcd_server_id{{server_id=\"{:x}\"}} 1\n", id()))
+            }
+            _ => asked.answer("200 OK", &format!("\"{}\"", id())),
         }
     })
 }
@@ -91,13 +96,13 @@ fn the_others_are_found_through_those_that_are_given() {
     assert_eq!(endpoints(&answer), expected);
     assert!(answer.contains("\"self\":null") && answer.contains("\"version\":\""), "{answer}");
     for (id, body) in [("1", "\"1\""), ("2", "\"2\""), ("3", "\"3\"")] {
-        let answer = console.request("GET", &format!("/api/endpoint/{id}/metrics"), &[OWN], b"");
+        let answer = console.request("GET", &format!("/api/endpoint/{id}/version"), &[OWN], b"");
         assert_eq!(answer.text(), body);
     }
     // A member goes, and comes back: its id is the same, and nobody else's meanwhile.
     *list.lock().unwrap() = [row(1, first.address), row(3, third.address)].join(",");
     assert_eq!(endpoints(&told(&console, &[])), [&expected[..2], &expected[3..]].concat());
-    assert_eq!(console.request("GET", "/api/endpoint/2/metrics", &[OWN], b"").status, 404);
+    assert_eq!(console.request("GET", "/api/endpoint/2/version", &[OWN], b"").status, 404);
     *list.lock().unwrap() = [row(1, first.address), row(2, second.address), row(3, third.address)].join(",");
     assert_eq!(endpoints(&told(&console, &[])), expected);
 }
@@ -205,34 +210,73 @@ fn members_of_another_cluster_are_told_apart() {
     assert_eq!(other.lines(), ["POST /v3/cluster/member/list"]);
 }
 
+/// The token of a user.
+const TOKEN: (&str, &str) = ("Authorization", "secret");
+
+/// True for callers that show it.
+fn shows_token(authorization: Option<&str>) -> bool {
+    authorization == Some(TOKEN.1)
+}
+
+/// True for everybody; notes the tokens that are shown.
+fn noting(seen: &Arc<Mutex<Vec<String>>>) -> impl Fn(Option<&str>) -> bool + Send + Sync + 'static {
+    let seen = Arc::clone(seen);
+    move |authorization| {
+        seen.lock().expect("no thread panics").extend(authorization.map(str::to_owned));
+        true
+    }
+}
+
 #[test]
 fn members_behind_a_load_balancer_are_reached_where_they_say() {
+    let everybody: fn(Option<&str>) -> bool = |_| true;
+    for may_see in [everybody, shows_token] {
+        let (list, count) = (Arc::<Mutex<String>>::default(), AtomicU64::new(0));
+        let (one, other) = (teller(1, || 1, &list, may_see), teller(1, || 2, &list, may_see));
+        *list.lock().unwrap() = [row(1, one.address), row(2, other.address)].join(",");
+        // It leads to one after the other.
+        let balancer = teller(1, move || count.fetch_add(1, Ordering::Relaxed) % 2 + 1, &list, may_see);
+        let console = Setup::endpoints(&[balancer.address])
+            .limits(|limits| limits.members_fresh = Duration::ZERO)
+            .start();
+        let expected = [
+            format!("1 http://{} m1 0000000000000001 false", one.address),
+            format!("2 http://{} m2 0000000000000002 false", other.address),
+        ];
+        for _ in 0..4 {
+            assert_eq!(endpoints(&told(&console, &[TOKEN])), expected);
+        }
+        assert_eq!(console.request("GET", "/api/endpoint/0/version", &[OWN], b"").status, 404);
+        for id in ["1", "2"] {
+            let answer = console.request("GET", &format!("/api/endpoint/{id}/version"), &[OWN], b"");
+            assert_eq!(answer.text(), format!("\"{id}\""));
+        }
+    }
+}
+
+#[test]
+fn a_load_balancer_stays_one_when_a_member_behind_it_is_not_reached() {
     let (list, count) = (Arc::<Mutex<String>>::default(), AtomicU64::new(0));
-    let (one, other) = (member(1, &list), member(2, &list));
-    *list.lock().unwrap() = [row(1, one.address), row(2, other.address)].join(",");
-    // It leads to one after the other.
+    let (one, down) = (member(1, &list), free_address());
+    *list.lock().unwrap() = [row(1, one.address), row(2, down)].join(",");
     let balancer = teller(1, move || count.fetch_add(1, Ordering::Relaxed) % 2 + 1, &list, |_| true);
     let console =
         Setup::endpoints(&[balancer.address]).limits(|limits| limits.members_fresh = Duration::ZERO).start();
     let expected = [
         format!("1 http://{} m1 0000000000000001 false", one.address),
-        format!("2 http://{} m2 0000000000000002 false", other.address),
+        format!("2 http://{down} m2 0000000000000002 false"),
     ];
     for _ in 0..4 {
         assert_eq!(endpoints(&told(&console, &[])), expected);
-    }
-    assert_eq!(console.request("GET", "/api/endpoint/0/version", &[OWN], b"").status, 404);
-    for id in ["1", "2"] {
-        let answer = console.request("GET", &format!("/api/endpoint/{id}/version"), &[OWN], b"");
-        assert_eq!(answer.text(), format!("\"{id}\""));
     }
 }
 
 #[test]
 fn a_member_that_is_not_reached_where_it_says_is_reached_where_it_was_given() {
     let (list, strangers): (Arc<Mutex<String>>, Arc<Mutex<String>>) = Default::default();
-    let (one, other) = (member(1, &list), member(2, &list));
-    let stranger = member_of(2, 2, &strangers);
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let (one, other) = (teller(1, || 1, &list, shows_token), teller(1, || 2, &list, shows_token));
+    let stranger = teller(2, || 2, &strangers, noting(&seen));
     // A tunnel leads to each. One tells a URL where nothing answers, the other one of another cluster's member.
     let down = free_address();
     *list.lock().unwrap() = [row(1, down), row(2, stranger.address)].join(",");
@@ -244,9 +288,30 @@ fn a_member_that_is_not_reached_where_it_says_is_reached_where_it_was_given() {
         format!("1 http://{} m2 0000000000000002 false", other.address),
     ];
     for _ in 0..2 {
-        assert_eq!(endpoints(&told(&console, &[])), expected);
+        assert_eq!(endpoints(&told(&console, &[TOKEN])), expected);
     }
     assert_eq!(stranger.connections(), 1, "it is not tried again with each list");
+    assert_eq!(*seen.lock().unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn an_open_cluster_does_not_come_before_one_that_keeps_its_list_to_users() {
+    let (ours, theirs): (Arc<Mutex<String>>, Arc<Mutex<String>>) = Default::default();
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let (one, other) = (teller(1, || 1, &ours, shows_token), teller(2, || 2, &theirs, noting(&seen)));
+    *ours.lock().unwrap() = [row(1, one.address), row(3, free_address())].join(",");
+    *theirs.lock().unwrap() = row(2, other.address);
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    // Before anybody has logged in, and with a token of another time.
+    for headers in [&[][..], &[("Authorization", "old")]] {
+        assert_eq!(endpoints(&told(&console, headers)), [format!("0 http://{}  null false", one.address)]);
+    }
+    let list = told(&console, &[TOKEN]);
+    assert_eq!(endpoints(&list).len(), 2);
+    assert!(list.contains(&format!("\"foreign\":[\"http://{}\"]", other.address)), "{list}");
+    assert_eq!(*seen.lock().unwrap(), Vec::<String>::new());
 }
 
 #[test]
@@ -295,6 +360,61 @@ fn the_cluster_is_another_one_when_its_member_says_so() {
     assert!(told(&console, &[]).contains(&foreign(other.address)));
     number.store(2, Ordering::Relaxed);
     assert!(told(&console, &[]).contains("\"foreign\":[]"), "all are of the second cluster now");
+}
+
+/// A member of a cluster that changes; of cluster 0 it does not answer.
+fn mover(cluster: &Arc<AtomicU64>, may_see: fn(Option<&str>) -> bool) -> FakeMember {
+    let of = Arc::clone(cluster);
+    FakeMember::start(move |asked| {
+        asked.body();
+        let cluster = of.load(Ordering::Relaxed);
+        let body =
+            format!(r#"{{"header":{{"cluster_id":"{cluster}","member_id":"{cluster}"}},"members":[]}}"#);
+        match (cluster, may_see(asked.header("authorization"))) {
+            (0, _) => asked.answer("503 Service Unavailable", "{}"),
+            (_, true) => asked.answer("200 OK", &body),
+            (_, false) => asked.answer("401 Unauthorized", "{}"),
+        }
+    })
+}
+
+#[test]
+fn a_cluster_that_moves_in_two_steps_is_followed() {
+    let (first, second): (Arc<AtomicU64>, Arc<AtomicU64>) = Default::default();
+    let (one, other) = (mover(&first, |_| true), mover(&second, |_| true));
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    let set = |clusters: [u64; 2]| {
+        first.store(clusters[0], Ordering::Relaxed);
+        second.store(clusters[1], Ordering::Relaxed);
+        told(&console, &[])
+    };
+    let foreign = format!("\"foreign\":[\"http://{}\"]", one.address);
+    assert!(set([1, 1]).contains("\"foreign\":[]"));
+    // One is made again as a member of the second cluster, and the other is switched off later.
+    assert!(set([2, 1]).contains(&foreign));
+    let list = set([2, 0]);
+    assert!(!list.contains(&foreign), "{list}");
+    assert!(list.contains(&format!("http://{}", one.address)), "{list}");
+}
+
+#[test]
+fn a_cluster_is_not_left_for_one_that_tells_everybody() {
+    let (first, second) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(1)));
+    let (one, other) = (mover(&first, |_| true), mover(&second, shows_token));
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    told(&console, &[TOKEN]);
+    first.store(1, Ordering::Relaxed);
+    told(&console, &[TOKEN]);
+    // One is made again as a member of an open cluster; the other, which may not be asked without a user, is as it was.
+    first.store(2, Ordering::Relaxed);
+    for headers in [&[][..], &[TOKEN]] {
+        let list = told(&console, headers);
+        assert!(list.contains(&format!("\"foreign\":[\"http://{}\"]", one.address)), "{list}");
+    }
 }
 
 #[test]
@@ -400,6 +520,54 @@ fn those_who_wait_for_a_list_that_nobody_tells_wait_once() {
     }
     // A round is given up after 3 s.
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+}
+
+#[test]
+fn tokens_that_are_refused_are_shown_one_at_a_time() {
+    let (now, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let (count, peak) = (Arc::clone(&now), Arc::clone(&most));
+    let member = FakeMember::start(move |asked| {
+        asked.body();
+        if asked.header("authorization").is_none() {
+            asked.answer("401 Unauthorized", "{}");
+            return;
+        }
+        peak.fetch_max(count.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        asked.wait_for_close();
+        count.fetch_sub(1, Ordering::Relaxed);
+    });
+    let console = Setup::endpoints(&[member.address]).start();
+    let began = std::time::Instant::now();
+    let mut waiting: Vec<_> = (0..8)
+        .map(|number| console.ask("GET", "/api/members", &[OWN, ("Authorization", &number.to_string())], b""))
+        .collect();
+    for stream in &mut waiting {
+        assert_eq!(testkit::http1::read_answer(stream).status, 200);
+    }
+    assert_eq!(most.load(Ordering::Relaxed), 1);
+    // The pages wait for 10 s. In turns they would wait for 24 s.
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_list_that_was_told_a_moment_ago_takes_no_place() {
+    let (asked_for_page, page_is_asked_for) = std::sync::mpsc::channel();
+    let member = FakeMember::start(move |asked| {
+        if asked.line == "GET /version" {
+            asked_for_page.send(()).expect("the test waits");
+            asked.wait_for_close();
+            return;
+        }
+        asked.body();
+        asked.answer("200 OK", r#"{"header":{"cluster_id":"1","member_id":"1"},"members":[]}"#);
+    });
+    let console = Setup::endpoints(&[member.address])
+        .limits(|limits| (limits.forwarded_per_address, limits.members_fresh) = (1, testkit::TIMEOUT))
+        .start();
+    let before = told(&console, &[]);
+    let _page = console.ask("GET", "/api/endpoint/0/version", &[OWN], b"");
+    page_is_asked_for.recv_timeout(testkit::TIMEOUT).expect("the page is asked for");
+    assert_eq!(told(&console, &[]), before);
 }
 
 #[test]
