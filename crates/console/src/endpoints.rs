@@ -286,7 +286,7 @@ impl Endpoints {
             // A round that ended meanwhile, whoever waited for it and whatever came of it.
             if self.asked.get().is_none_or(|asked| asked < came) {
                 let told = self.ask_given(service, None, |_| true).await;
-                self.take_over(service, told).await;
+                self.take_over(service, told, false).await;
                 self.asked.set(Some(Instant::now()));
             }
         }
@@ -298,7 +298,7 @@ impl Endpoints {
             let cluster = self.cluster.get();
             let may_see = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(cluster);
             let told = self.ask_given(service, Some(authorization), may_see).await;
-            self.take_over(service, told).await;
+            self.take_over(service, told, true).await;
         }
     }
 
@@ -336,11 +336,12 @@ impl Endpoints {
         told
     }
 
-    /// Notes which cluster each of these endpoints tells; leaves of them those of the cluster that is shown.
-    fn settle_cluster(&self, told: &mut Vec<(u64, ToldList)>) {
+    /// Notes which cluster each of these endpoints tells, as it does to a user or to anybody; leaves of them those of the cluster that is
+    /// shown.
+    fn settle_cluster(&self, told: &mut Vec<(u64, ToldList)>, to_user: bool) {
         let mut entries = self.entries.borrow_mut();
         let known = self.cluster.get();
-        let next = next_cluster(known, &entries, told);
+        let next = next_cluster(known, &entries, told, to_user);
         self.cluster.set(next);
         for entry in entries.iter_mut().filter(|entry| entry.is_given) {
             if let Some((_, list)) = told.iter().find(|(id, _)| *id == entry.id) {
@@ -356,8 +357,8 @@ impl Endpoints {
     }
 
     /// Lists the members that these endpoints tell. What is told of another cluster, or nothing, changes no member.
-    async fn take_over(&self, service: &Service, mut told: Vec<(u64, ToldList)>) {
-        self.settle_cluster(&mut told);
+    async fn take_over(&self, service: &Service, mut told: Vec<(u64, ToldList)>, to_user: bool) {
+        self.settle_cluster(&mut told, to_user);
         if !told.is_empty() {
             self.probe(service, &told).await;
             self.list_members(told);
@@ -456,18 +457,28 @@ impl Endpoints {
 /// The cluster that is shown after these endpoints told theirs.
 ///
 /// The first cluster is that of the endpoint that answers and was given first: one of another cluster, given by mistake, does not become it
-/// because it tells everybody what the first one keeps to users. From then on it stays the same until no endpoint tells it and one that had
-/// told it tells another one, also when it has told that for long. An endpoint that keeps the list to users may still be of it.
-fn next_cluster(known: Option<u64>, entries: &[Entry], told: &[(u64, ToldList)]) -> Option<u64> {
+/// because it tells everybody what the first one keeps to users. Where a user asks, that is the first that knows this user: all of them keep
+/// their lists. From then on it stays the same until no endpoint tells it and one that had told it tells another one, also when it has
+/// told that for long. An endpoint that keeps the list to users may still be of it, unless another one is the last that it told.
+fn next_cluster(
+    known: Option<u64>,
+    entries: &[Entry],
+    told: &[(u64, ToldList)],
+    to_user: bool,
+) -> Option<u64> {
     if told.iter().any(|(_, list)| Some(list.cluster) == known) {
         return known;
     }
     let told_by = |entry: &Entry| told.iter().find(|(id, _)| *id == entry.id).map(|(_, list)| list.cluster);
     let mut decide = entries.iter().filter(|entry| entry.is_given && (known.is_none() || entry.was_ours));
+    let may_be_ours = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(known);
+    // An endpoint of another cluster that keeps its list is not asked in a user's name.
+    let left_for = |entry: &Entry| entry.told.filter(|told| entry.has_refused && Some(*told) != known);
     let next = match known {
+        None if to_user => decide.find_map(told_by),
         None => decide.find(|entry| entry.has_refused || told_by(entry).is_some()).and_then(told_by),
-        Some(_) if decide.clone().any(|entry| entry.has_refused && told_by(entry).is_none()) => None,
-        Some(_) => decide.find_map(told_by),
+        Some(_) if decide.clone().any(|entry| may_be_ours(entry) && told_by(entry).is_none()) => None,
+        Some(_) => decide.find_map(|entry| told_by(entry).or_else(|| left_for(entry))),
     };
     next.or(known)
 }

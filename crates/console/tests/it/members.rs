@@ -362,6 +362,9 @@ fn the_cluster_is_another_one_when_its_member_says_so() {
     assert!(told(&console, &[]).contains("\"foreign\":[]"), "all are of the second cluster now");
 }
 
+/// Cluster of a [`mover`] that refuses whoever asks.
+const REFUSES: u64 = 9;
+
 /// A member of a cluster that changes; of cluster 0 it does not answer.
 fn mover(cluster: &Arc<AtomicU64>, may_see: fn(Option<&str>) -> bool) -> FakeMember {
     let of = Arc::clone(cluster);
@@ -372,6 +375,7 @@ fn mover(cluster: &Arc<AtomicU64>, may_see: fn(Option<&str>) -> bool) -> FakeMem
             format!(r#"{{"header":{{"cluster_id":"{cluster}","member_id":"{cluster}"}},"members":[]}}"#);
         match (cluster, may_see(asked.header("authorization"))) {
             (0, _) => asked.answer("503 Service Unavailable", "{}"),
+            (REFUSES, _) => asked.answer("401 Unauthorized", "{}"),
             (_, true) => asked.answer("200 OK", &body),
             (_, false) => asked.answer("401 Unauthorized", "{}"),
         }
@@ -397,6 +401,43 @@ fn a_cluster_that_moves_in_two_steps_is_followed() {
     let list = set([2, 0]);
     assert!(!list.contains(&foreign), "{list}");
     assert!(list.contains(&format!("http://{}", one.address)), "{list}");
+}
+
+#[test]
+fn a_cluster_that_keeps_its_list_and_moves_in_two_steps_is_followed() {
+    // At last the second member is of the new cluster, too, or it is switched off.
+    for last in [2, 0] {
+        let (first, second): (Arc<AtomicU64>, Arc<AtomicU64>) = Default::default();
+        let (one, other) = (mover(&first, shows_token), mover(&second, shows_token));
+        let console = Setup::endpoints(&[one.address, other.address])
+            .limits(|limits| limits.members_fresh = Duration::ZERO)
+            .start();
+        let set = |clusters: [u64; 2]| {
+            first.store(clusters[0], Ordering::Relaxed);
+            second.store(clusters[1], Ordering::Relaxed);
+            told(&console, &[TOKEN])
+        };
+        let foreign = format!("\"foreign\":[\"http://{}\"]", one.address);
+        assert!(set([1, 1]).contains("\"foreign\":[]"));
+        // The second does not know the user while the first is made again as a member of another cluster.
+        assert!(set([2, REFUSES]).contains(&foreign));
+        set([2, last]);
+        let list = set([2, last]);
+        assert!(!list.contains(&foreign), "{last}: {list}");
+        assert!(list.contains(&format!("\"url\":\"http://{}\"", one.address)), "{last}: {list}");
+    }
+}
+
+#[test]
+fn a_first_member_that_does_not_know_the_user_hides_no_other() {
+    let (first, second) = (Arc::new(AtomicU64::new(REFUSES)), Arc::new(AtomicU64::new(1)));
+    let (one, other) = (mover(&first, shows_token), mover(&second, shows_token));
+    let console = Setup::endpoints(&[one.address, other.address])
+        .limits(|limits| limits.members_fresh = Duration::ZERO)
+        .start();
+    let list = told(&console, &[TOKEN]);
+    assert!(list.contains("\"foreign\":[]"), "{list}");
+    assert!(list.contains(&format!("\"url\":\"http://{}\"", other.address)), "{list}");
 }
 
 #[test]
