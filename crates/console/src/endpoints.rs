@@ -85,7 +85,7 @@ impl fmt::Debug for Source {
 pub(crate) struct Endpoints {
     source: Source,
     entries: RefCell<Vec<Entry>>,
-    /// Whether members were reached lately at the URLs that they tell.
+    /// Outcomes of the last [`PROBE_FRESH`] of asking members at the URLs that they tell.
     probes: RefCell<Vec<Probe>>,
     /// Members that are listed now and are not asked.
     unreached: RefCell<Vec<(Member, NotAsked)>>,
@@ -103,7 +103,7 @@ pub(crate) struct Endpoints {
     asking_as_user: tokio::sync::Mutex<()>,
 }
 
-/// What came of asking a member at the URL that it tells.
+/// The outcome of asking a member at the URL that it tells.
 struct Probe {
     member: u64,
     url: Url,
@@ -497,7 +497,7 @@ fn all_given_are_secure(entries: &[Entry]) -> bool {
 struct Task<T>(tokio::task::JoinHandle<Option<T>>);
 
 impl<T> Task<T> {
-    /// What came of it; `None` if its time was over before.
+    /// Waits for the task and returns its result; `None` if its time was over before.
     async fn outcome(mut self) -> Option<T> {
         (&mut self.0).await.ok().flatten()
     }
@@ -562,11 +562,11 @@ enum NotAsked {
     NoUrl,
     /// None of its URLs is one of a client.
     Malformed,
-    /// Its URLs are Unix sockets, which would be files of the console's machine.
+    /// The member's URLs are Unix sockets, which would be files of the console's machine.
     Unix,
-    /// Its URLs are of unspecified addresses, such as `0.0.0.0`, which would be the console's machine.
+    /// The member's URLs have unspecified addresses, such as `0.0.0.0`, which would be the console's machine.
     Unspecified,
-    /// Its URLs are without TLS, and those that were given, or the member's own, are with it.
+    /// The member's URLs are without TLS, and those that the console was given, or has of its own member, are with it.
     Plain,
     /// More members are listed than the console remembers.
     TooMany,
@@ -625,7 +625,7 @@ fn usable(urls: &[String], is_secure: bool) -> Result<Url, NotAsked> {
     best.ok_or(nearest)
 }
 
-/// What came of a question for the list.
+/// The answer of a member that was asked for the list of members.
 enum Told {
     List(ToldList),
     /// It answered that this user, or nobody in particular, may not see it.

@@ -56,6 +56,11 @@ fn row(id: u64, address: SocketAddr) -> String {
     format!(r#"{{"ID":"{id}","name":"m{id}","clientURLs":["http://{address}"]}}"#)
 }
 
+/// A console for these endpoints that asks for the list whenever it is asked.
+fn always_asking(addresses: &[SocketAddr]) -> Running {
+    Setup::endpoints(addresses).limits(|limits| limits.members_fresh = Duration::ZERO).start()
+}
+
 fn told(console: &Running, headers: &[(&str, &str)]) -> String {
     let answer = console.request("GET", "/api/members", &[&[OWN], headers].concat(), b"");
     assert_eq!(answer.status, 200);
@@ -83,9 +88,7 @@ fn the_others_are_found_through_those_that_are_given() {
     let rows = [row(1, first.address), row(2, second.address), row(3, third.address)].join(",");
     *list.lock().unwrap() = rows;
     let down = free_address();
-    let console = Setup::endpoints(&[down, first.address])
-        .limits(|limits| limits.members_fresh = Duration::ZERO)
-        .start();
+    let console = always_asking(&[down, first.address]);
     let expected = [
         format!("0 http://{down}  null false"),
         format!("1 http://{} m1 0000000000000001 false", first.address),
@@ -137,8 +140,7 @@ fn the_list_is_asked_for_in_the_users_name() {
 fn lists_that_make_no_sense_change_nothing() {
     let list: Arc<Mutex<String>> = Arc::default();
     let one = member(1, &list);
-    let console =
-        Setup::endpoints(&[one.address]).limits(|limits| limits.members_fresh = Duration::ZERO).start();
+    let console = always_asking(&[one.address]);
     for wrong in [
         "",
         "]}garbage",
@@ -198,9 +200,7 @@ fn members_of_another_cluster_are_told_apart() {
     let (one, other) = (member_of(1, 1, &ours), member_of(2, 2, &theirs));
     *ours.lock().unwrap() = row(1, one.address);
     *theirs.lock().unwrap() = [row(2, other.address), row(3, free_address())].join(",");
-    let console = Setup::endpoints(&[one.address, other.address])
-        .limits(|limits| limits.members_fresh = Duration::ZERO)
-        .start();
+    let console = always_asking(&[one.address, other.address]);
     let list = told(&console, &[]);
     assert_eq!(endpoints(&list), [format!("0 http://{} m1 0000000000000001 false", one.address)]);
     assert!(list.contains(&format!("\"foreign\":[\"http://{}\"]", other.address)), "{list}");
@@ -236,9 +236,7 @@ fn members_behind_a_load_balancer_are_reached_where_they_say() {
         *list.lock().unwrap() = [row(1, one.address), row(2, other.address)].join(",");
         // It leads to one after the other.
         let balancer = teller(1, move || count.fetch_add(1, Ordering::Relaxed) % 2 + 1, &list, may_see);
-        let console = Setup::endpoints(&[balancer.address])
-            .limits(|limits| limits.members_fresh = Duration::ZERO)
-            .start();
+        let console = always_asking(&[balancer.address]);
         let expected = [
             format!("1 http://{} m1 0000000000000001 false", one.address),
             format!("2 http://{} m2 0000000000000002 false", other.address),
@@ -260,8 +258,7 @@ fn a_load_balancer_stays_one_when_a_member_behind_it_is_not_reached() {
     let (one, down) = (member(1, &list), free_address());
     *list.lock().unwrap() = [row(1, one.address), row(2, down)].join(",");
     let balancer = teller(1, move || count.fetch_add(1, Ordering::Relaxed) % 2 + 1, &list, |_| true);
-    let console =
-        Setup::endpoints(&[balancer.address]).limits(|limits| limits.members_fresh = Duration::ZERO).start();
+    let console = always_asking(&[balancer.address]);
     let expected = [
         format!("1 http://{} m1 0000000000000001 false", one.address),
         format!("2 http://{down} m2 0000000000000002 false"),
@@ -280,9 +277,7 @@ fn a_member_that_is_not_reached_where_it_says_is_reached_where_it_was_given() {
     // A tunnel leads to each. One tells a URL where nothing answers, the other one of another cluster's member.
     let down = free_address();
     *list.lock().unwrap() = [row(1, down), row(2, stranger.address)].join(",");
-    let console = Setup::endpoints(&[one.address, other.address])
-        .limits(|limits| limits.members_fresh = Duration::ZERO)
-        .start();
+    let console = always_asking(&[one.address, other.address]);
     let expected = [
         format!("0 http://{} m1 0000000000000001 false", one.address),
         format!("1 http://{} m2 0000000000000002 false", other.address),
@@ -301,9 +296,7 @@ fn an_open_cluster_does_not_come_before_one_that_keeps_its_list_to_users() {
     let (one, other) = (teller(1, || 1, &ours, shows_token), teller(2, || 2, &theirs, noting(&seen)));
     *ours.lock().unwrap() = [row(1, one.address), row(3, free_address())].join(",");
     *theirs.lock().unwrap() = row(2, other.address);
-    let console = Setup::endpoints(&[one.address, other.address])
-        .limits(|limits| limits.members_fresh = Duration::ZERO)
-        .start();
+    let console = always_asking(&[one.address, other.address]);
     // Before anybody has logged in, and with a token of another time.
     for headers in [&[][..], &[("Authorization", "old")]] {
         assert_eq!(endpoints(&told(&console, headers)), [format!("0 http://{}  null false", one.address)]);
@@ -323,9 +316,7 @@ fn the_cluster_stays_while_its_members_are_away() {
     let other = member_of(2, 2, &theirs);
     *ours.lock().unwrap() = [row(1, one.address), row(4, free_address())].join(",");
     *theirs.lock().unwrap() = row(2, other.address);
-    let console = Setup::endpoints(&[one.address, other.address])
-        .limits(|limits| limits.members_fresh = Duration::ZERO)
-        .start();
+    let console = always_asking(&[one.address, other.address]);
     let before = told(&console, &[]);
     assert_eq!(endpoints(&before).len(), 2);
     // The endpoint of the second cluster is the only one that tells a list in this round.
@@ -350,9 +341,7 @@ fn the_cluster_is_another_one_when_its_member_says_so() {
     });
     let other = member_of(2, 2, &list);
     *list.lock().unwrap() = row(2, other.address);
-    let console = Setup::endpoints(&[one.address, other.address])
-        .limits(|limits| limits.members_fresh = Duration::ZERO)
-        .start();
+    let console = always_asking(&[one.address, other.address]);
     let foreign = |address| format!("\"foreign\":[\"http://{address}\"]");
     assert!(told(&console, &[]).contains(&foreign(other.address)));
     // It was made again, as a member of a third cluster.
@@ -386,9 +375,7 @@ fn mover(cluster: &Arc<AtomicU64>, may_see: fn(Option<&str>) -> bool) -> FakeMem
 fn a_cluster_that_moves_in_two_steps_is_followed() {
     let (first, second): (Arc<AtomicU64>, Arc<AtomicU64>) = Default::default();
     let (one, other) = (mover(&first, |_| true), mover(&second, |_| true));
-    let console = Setup::endpoints(&[one.address, other.address])
-        .limits(|limits| limits.members_fresh = Duration::ZERO)
-        .start();
+    let console = always_asking(&[one.address, other.address]);
     let set = |clusters: [u64; 2]| {
         first.store(clusters[0], Ordering::Relaxed);
         second.store(clusters[1], Ordering::Relaxed);
@@ -409,9 +396,7 @@ fn a_cluster_that_keeps_its_list_and_moves_in_two_steps_is_followed() {
     for last in [2, 0] {
         let (first, second): (Arc<AtomicU64>, Arc<AtomicU64>) = Default::default();
         let (one, other) = (mover(&first, shows_token), mover(&second, shows_token));
-        let console = Setup::endpoints(&[one.address, other.address])
-            .limits(|limits| limits.members_fresh = Duration::ZERO)
-            .start();
+        let console = always_asking(&[one.address, other.address]);
         let set = |clusters: [u64; 2]| {
             first.store(clusters[0], Ordering::Relaxed);
             second.store(clusters[1], Ordering::Relaxed);
@@ -432,9 +417,7 @@ fn a_cluster_that_keeps_its_list_and_moves_in_two_steps_is_followed() {
 fn a_first_member_that_does_not_know_the_user_hides_no_other() {
     let (first, second) = (Arc::new(AtomicU64::new(REFUSES)), Arc::new(AtomicU64::new(1)));
     let (one, other) = (mover(&first, shows_token), mover(&second, shows_token));
-    let console = Setup::endpoints(&[one.address, other.address])
-        .limits(|limits| limits.members_fresh = Duration::ZERO)
-        .start();
+    let console = always_asking(&[one.address, other.address]);
     let list = told(&console, &[TOKEN]);
     assert!(list.contains("\"foreign\":[]"), "{list}");
     assert!(list.contains(&format!("\"url\":\"http://{}\"", other.address)), "{list}");
@@ -444,9 +427,7 @@ fn a_first_member_that_does_not_know_the_user_hides_no_other() {
 fn a_cluster_is_not_left_for_one_that_tells_everybody() {
     let (first, second) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(1)));
     let (one, other) = (mover(&first, |_| true), mover(&second, shows_token));
-    let console = Setup::endpoints(&[one.address, other.address])
-        .limits(|limits| limits.members_fresh = Duration::ZERO)
-        .start();
+    let console = always_asking(&[one.address, other.address]);
     told(&console, &[TOKEN]);
     first.store(1, Ordering::Relaxed);
     told(&console, &[TOKEN]);
@@ -482,9 +463,7 @@ fn tokens_are_not_shown_to_another_cluster() {
     );
     *ours.lock().unwrap() = row(1, one.address);
     *theirs.lock().unwrap() = row(2, other.address);
-    let console = Setup::endpoints(&[one.address, other.address])
-        .limits(|limits| limits.members_fresh = Duration::ZERO)
-        .start();
+    let console = always_asking(&[one.address, other.address]);
     // The list is told to everybody: no token is needed, before it is known who is who either.
     told(&console, &[("Authorization", "secret")]);
     // It is kept to users now: only the member of the known cluster is shown the token.
@@ -500,8 +479,7 @@ fn two_members_that_tell_one_url_are_two() {
     let list: Arc<Mutex<String>> = Arc::default();
     let (one, same) = (member(1, &list), free_address());
     *list.lock().unwrap() = [row(1, one.address), row(2, same), row(3, same)].join(",");
-    let console =
-        Setup::endpoints(&[one.address]).limits(|limits| limits.members_fresh = Duration::ZERO).start();
+    let console = always_asking(&[one.address]);
     let expected = [
         format!("0 http://{} m1 0000000000000001 false", one.address),
         format!("1 http://{same} m2 0000000000000002 false"),

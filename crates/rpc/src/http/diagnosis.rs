@@ -135,7 +135,7 @@ pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Byte
     reply(StatusCode::OK, &headers, format!("{page}\n").into())
 }
 
-/// What was expensive and what is large, by the names of their keys.
+/// Returns the expensive ranges and the large values, each with its key, as JSON.
 fn notable(shared: &Shared) -> (Vec<Value>, Vec<Value>) {
     let notable = &shared.slow_requests;
     let ranges = notable
