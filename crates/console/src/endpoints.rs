@@ -9,22 +9,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::url::Url;
-use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
-use hyper::body::Body as _;
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 
 use crate::answer::{self, AnswerBody, Refused};
+use crate::member_list::{Told, ToldList, ask, is_there};
 use crate::service::Service;
-use crate::upstream::{Dialer, OutBody, Target};
+use crate::upstream::Target;
 
 /// Endpoints that are remembered; more than any cluster has members.
-const ENDPOINTS_MAX: usize = 256;
-/// Largest list of members that is taken from a member, in bytes.
-const LIST_BYTES_MAX: usize = 1 << 20;
+pub(crate) const ENDPOINTS_MAX: usize = 256;
 /// Time in which a member has to tell the list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -625,115 +622,6 @@ fn usable(urls: &[String], is_secure: bool) -> Result<Url, NotAsked> {
     best.ok_or(nearest)
 }
 
-/// The answer of a member that was asked for the list of members.
-enum Told {
-    List(ToldList),
-    /// It answered that this user, or nobody in particular, may not see it.
-    Refused,
-    /// No answer, or none that makes sense.
-    Nothing,
-}
-
-/// Asks a member for the list of members.
-async fn ask(dialer: &Dialer, target: &Rc<Target>, authorization: Option<HeaderValue>) -> Told {
-    let body = OutBody::Whole(Some(Bytes::from_static(b"{}")));
-    let request =
-        Request::post("/v3/cluster/member/list").header(CONTENT_TYPE, "application/json").body(body);
-    let Ok(mut request) = request else { return Told::Nothing };
-    if let Some(authorization) = authorization {
-        request.headers_mut().insert(AUTHORIZATION, authorization);
-    }
-    match answer_of(dialer, target, request).await {
-        Some((StatusCode::OK, body)) => read_list(&body).map_or(Told::Nothing, Told::List),
-        // etcd's gateway answers 400 to a call without a user.
-        Some((StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _)) => {
-            Told::Refused
-        }
-        _ => Told::Nothing,
-    }
-}
-
-/// Returns true if this member of this cluster answers there, by what it tells without a token.
-async fn is_there(dialer: &Dialer, target: &Rc<Target>, member: u64, cluster: Option<u64>) -> bool {
-    match ask(dialer, target, None).await {
-        Told::List(list) => list.teller == member && Some(list.cluster) == cluster,
-        // Metrics are for everybody. The id of a member is a hash of its cluster's name, too.
-        Told::Refused => {
-            let Ok(request) = Request::get("/metrics").body(OutBody::Whole(None)) else { return false };
-            let answer = answer_of(dialer, target, request).await;
-            let page = answer.filter(|(status, _)| *status == StatusCode::OK);
-            page.and_then(|(_, page)| read_id(&page)) == Some(member)
-        }
-        Told::Nothing => false,
-    }
-}
-
-/// The whole answer to a request; `None` if there is none.
-async fn answer_of(
-    dialer: &Dialer,
-    target: &Rc<Target>,
-    request: Request<OutBody>,
-) -> Option<(StatusCode, Vec<u8>)> {
-    let (link, response) = dialer.send(target, request).await.ok()?;
-    let status = response.status();
-    let body = whole(response.into_body()).await?;
-    target.keep(link, &dialer.limits);
-    Some((status, body))
-}
-
-/// Id of the member whose metrics these are.
-fn read_id(page: &[u8]) -> Option<u64> {
-    let mut lines = page.split(|byte| *byte == b'\n');
-    let id = lines.find_map(|line| line.strip_prefix(b"etcd_server_id{server_id=\""))?;
-    let id = std::str::from_utf8(id.split(|byte| *byte == b'"').next()?).ok()?;
-    u64::from_str_radix(id, 16).ok()
-}
-
-/// The body of an answer; `None` if it breaks off or is longer than a list may be.
-async fn whole(mut incoming: hyper::body::Incoming) -> Option<Vec<u8>> {
-    let mut body = Vec::new();
-    while let Some(frame) = std::future::poll_fn(|cx| std::pin::Pin::new(&mut incoming).poll_frame(cx)).await
-    {
-        let Ok(data) = frame.ok()?.into_data() else { continue };
-        if body.len() + data.len() > LIST_BYTES_MAX {
-            return None;
-        }
-        body.extend_from_slice(&data);
-    }
-    Some(body)
-}
-
-/// The members as one of them tells them.
-#[derive(Debug, PartialEq, Eq)]
-struct ToldList {
-    cluster: u64,
-    /// Id of the member that told it.
-    teller: u64,
-    members: Vec<Member>,
-}
-
-/// Reads a list. Ids are numbers, which JSON of protobuf writes as texts.
-fn read_list(body: &[u8]) -> Option<ToldList> {
-    let answer: Value = serde_json::from_slice(body).ok()?;
-    let id = |value: &Value| match value {
-        Value::String(text) => text.parse().ok(),
-        value => value.as_u64(),
-    };
-    let header = answer.get("header")?;
-    let (cluster, teller) = (id(header.get("cluster_id")?)?, id(header.get("member_id")?)?);
-    let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
-    let members = answer.get("members")?.as_array()?.iter().take(ENDPOINTS_MAX).filter_map(|member| {
-        let urls = member.get("clientURLs").and_then(Value::as_array);
-        Some(Member {
-            id: id(member.get("ID")?)?,
-            name: text(member.get("name")),
-            client_urls: urls.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect(),
-            is_learner: member.get("isLearner").and_then(Value::as_bool).unwrap_or_default(),
-        })
-    });
-    Some(ToldList { cluster, teller, members: members.collect() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -741,26 +629,6 @@ mod tests {
     fn member(id: u64, urls: &[&str]) -> Member {
         let client_urls = urls.iter().map(|url| (*url).to_owned()).collect();
         Member { id, name: format!("m{id}"), client_urls, is_learner: false }
-    }
-
-    #[test]
-    fn lists_of_members_are_read_as_the_gateway_writes_them() {
-        let body = br#"{"header":{"cluster_id":"1","member_id":"10276657743932975437","raft_term":"2"},"members":[
-            {"ID":"10276657743932975437","name":"a","peerURLs":["http://h:1"],"clientURLs":["http://h:2","https://h:3"]},
-            {"ID":7,"isLearner":true},{"name":"no id"},5]}"#;
-        let list = vec![
-            Member {
-                id: 10276657743932975437,
-                name: "a".to_owned(),
-                ..member(0, &["http://h:2", "https://h:3"])
-            },
-            Member { name: String::new(), is_learner: true, ..member(7, &[]) },
-        ];
-        let told = ToldList { cluster: 1, teller: 10276657743932975437, members: list };
-        assert_eq!(read_list(body), Some(told));
-        for wrong in [&b""[..], b"{}", b"[]", br#"{"header":{},"members":[]}"#, b"{\"header\":\xff"] {
-            assert_eq!(read_list(wrong), None);
-        }
     }
 
     #[test]
@@ -802,17 +670,6 @@ mod tests {
         );
         assert_eq!(told("http://lb:1", &["http://10.0.0.5:2379"]).as_deref(), Some("http://10.0.0.5:2379"));
         assert_eq!(told("http://lb:1", &["http://127.0.0.1:2379"]), None);
-    }
-
-    #[test]
-    fn a_member_is_known_by_its_metrics() {
-        let page = b"# TYPE etcd_server_id gauge\netcd_server_id{server_id=\"8e9e05c52164694d\"} 1\n";
-        assert_eq!(read_id(page), Some(0x8e9e05c52164694d));
-        for wrong in
-            [&b""[..], b"etcd_server_id{server_id=\"", b"etcd_server_id{server_id=\"x\"} 1", b"\xff\n"]
-        {
-            assert_eq!(read_id(wrong), None);
-        }
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod forward;
 mod forwarded;
 mod limits;
 mod listener;
+mod member_list;
 mod names;
 mod service;
 mod slots;
