@@ -14,7 +14,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -37,6 +36,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+
+	"mainstay/ports"
 )
 
 // absent are attributes of etcd's spans that Mainstay's lack on purpose (COMPAT-152).
@@ -254,17 +255,13 @@ func paths(spans []span, trace, client string) []string {
 	return found
 }
 
-func freePorts(count int) ([]string, error) {
+func freeAddresses(count int) ([]string, error) {
+	free, err := ports.Free(count)
 	var addresses []string
-	for range count {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer listener.Close()
-		addresses = append(addresses, listener.Addr().String())
+	for _, port := range free {
+		addresses = append(addresses, fmt.Sprintf("127.0.0.1:%d", port))
 	}
-	return addresses, nil
+	return addresses, err
 }
 
 func traceOf(number int) (trace, client string) {
@@ -273,11 +270,11 @@ func traceOf(number int) (trace, client string) {
 
 // run makes all calls at a server; returns the spans of each.
 func run(ctx context.Context, program string) ([][]string, error) {
-	ports, err := freePorts(3)
+	addresses, err := freeAddresses(3)
 	if err != nil {
 		return nil, err
 	}
-	c, err := listen(ctx, ports[0])
+	c, err := listen(ctx, addresses[0])
 	if err != nil {
 		return nil, err
 	}
@@ -287,16 +284,16 @@ func run(ctx context.Context, program string) ([][]string, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(directory)
-	client, peer := "http://"+ports[1], "http://"+ports[2]
+	client, peer := "http://"+addresses[1], "http://"+addresses[2]
 	server := exec.Command(program, "--data-dir="+directory+"/data", "--listen-client-urls="+client, "--advertise-client-urls="+client,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer,
-		"--enable-distributed-tracing", "--distributed-tracing-address="+ports[0], "--log-level=error")
+		"--enable-distributed-tracing", "--distributed-tracing-address="+addresses[0], "--log-level=error")
 	server.Stdout, server.Stderr = os.Stderr, os.Stderr
 	if err := server.Start(); err != nil {
 		return nil, err
 	}
 	defer server.Process.Kill()
-	conn, err := grpc.NewClient(ports[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(addresses[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"mainstay/ports"
 )
 
 // server is a running process with its data.
@@ -35,12 +36,12 @@ func start(one named, dir string, traced bool) (*server, error) {
 		return nil, err
 	}
 	s := &server{name: one.name, kind: kindOf(one.name), dir: data, ended: make(chan error, 1)}
-	ports, err := freePorts(5)
+	free, err := ports.Free(5)
 	if err != nil {
 		return nil, err
 	}
-	s.port = ports[0]
-	words, err := s.kind.command(one.path, dir, data, ports)
+	s.port = free[0]
+	words, err := s.kind.command(one.path, dir, data, free)
 	if err != nil {
 		return nil, err
 	}
@@ -211,17 +212,4 @@ func (s *server) filesMB() (float64, error) {
 func (s *server) traced() (int, error) {
 	text, err := os.ReadFile(s.trace)
 	return bytes.Count(text, []byte("sync(")), err
-}
-
-func freePorts(count int) ([]int, error) {
-	var ports []int
-	for range count {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer listener.Close()
-		ports = append(ports, listener.Addr().(*net.TCPAddr).Port)
-	}
-	return ports, nil
 }

@@ -1,7 +1,7 @@
 //! The servers of a comparison: started here in directories and on ports of their own, running elsewhere, or the
 //! responder in a thread.
 
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -188,7 +188,8 @@ impl Server {
     ) -> Result<Self, Error> {
         let said = Error::at(&contestant.name);
         let scheme = scheme(contestant);
-        let [port, peer_port] = free_ports().map_err(&said)?;
+        let unused = || stdx::unused_port(Ipv4Addr::LOCALHOST.into()).map_err(&said);
+        let (port, peer_port) = (unused()?, unused()?);
         let url = format!("{scheme}://127.0.0.1:{port}");
         let peer = format!("http://127.0.0.1:{peer_port}");
         std::fs::create_dir_all(directory).map_err(&said)?;
@@ -300,12 +301,6 @@ fn file_name(name: &str) -> String {
 fn unique() -> String {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
-}
-
-/// Two ports that were free a moment ago.
-fn free_ports() -> std::io::Result<[u16; 2]> {
-    let (one, two) = (TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?);
-    Ok([one.local_addr()?.port(), two.local_addr()?.port()])
 }
 
 #[cfg(test)]

@@ -10,8 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -26,6 +24,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"mainstay/ports"
 )
 
 // Options say what to start.
@@ -121,22 +121,15 @@ func (c *Cluster) allot(name string) (*Member, error) {
 	if err := os.MkdirAll(m.dir, 0o700); err != nil {
 		return nil, err
 	}
-	client, err := freePort()
+	free, err := ports.Free(3)
 	if err != nil {
 		return nil, err
 	}
-	peer, err := freePort()
-	if err != nil {
-		return nil, err
-	}
+	client, peer, public := free[0], free[1], free[2]
 	m.Endpoint = fmt.Sprintf("127.0.0.1:%d", client)
 	m.listenPeer = fmt.Sprintf("http://127.0.0.1:%d", peer)
 	m.PeerURL = m.listenPeer
 	if c.Network != nil {
-		public, err := freePort()
-		if err != nil {
-			return nil, err
-		}
 		m.PeerURL = fmt.Sprintf("http://127.0.0.1:%d", public)
 		if err := c.Network.serve(m.Index, fmt.Sprintf("127.0.0.1:%d", public), fmt.Sprintf("127.0.0.1:%d", peer)); err != nil {
 			return nil, err
@@ -426,34 +419,4 @@ func pause(ctx context.Context, d time.Duration) bool {
 	case <-time.After(d):
 		return true
 	}
-}
-
-var ports = struct {
-	sync.Mutex
-	next int
-}{}
-
-// freePort gives a port that nobody listens on. Ports lie above the range from
-// which Linux takes those of outgoing connections: otherwise some connection
-// could take the port of a member while that member is down.
-func freePort() (int, error) {
-	const lowest, highest = 61000, 65500
-	ports.Lock()
-	defer ports.Unlock()
-	if ports.next == 0 {
-		ports.next = lowest + rand.IntN(highest-lowest)
-	}
-	for range highest - lowest {
-		port := ports.next
-		if ports.next++; ports.next > highest {
-			ports.next = lowest
-		}
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err != nil {
-			continue
-		}
-		l.Close()
-		return port, nil
-	}
-	return 0, errors.New("no free port between 61000 and 65500")
 }

@@ -1,6 +1,5 @@
 //! Failover, what is repeated and what is not, limits, and what callers are told.
 
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,6 +9,7 @@ use api::{Code, Rpc, Status, error};
 use mainstay_client::{
     CallOptions, Channel, Client, Endpoint, Keepalive, Settings, SettingsError, Transport, shown,
 };
+use testkit::ports::free_address;
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::run;
@@ -17,11 +17,6 @@ use crate::server::{Call, Server, serve_unix};
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const PUT: &str = "/etcdserverpb.KV/Put";
-
-/// An address that nobody listens at.
-async fn nobody() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
-}
 
 async fn answers(count: i64) -> Server {
     Server::start(move |call: Call| async move {
@@ -58,7 +53,7 @@ fn calls_go_round_robin_over_what_stands_and_around_what_does_not() {
         assert_eq!(counts[1], counts[3]);
         assert_ne!(counts[0], counts[1]);
 
-        let settings = Settings::of([nobody().await.to_string(), two.endpoint()]);
+        let settings = Settings::of([free_address().to_string(), two.endpoint()]);
         let client = Client::new(settings).unwrap();
         for _ in 0..4 {
             assert_eq!(count(&client).await, Ok(2));
@@ -176,7 +171,7 @@ fn a_server_that_goes_away_gets_no_new_calls_while_old_ones_end() {
 #[test]
 fn what_cannot_be_reached_is_told_as_etcds_tools_tell_it() {
     run(async {
-        let gone = nobody().await;
+        let gone = free_address();
         let client =
             Client::new(Settings::of([gone.to_string()])).unwrap().within(Duration::from_millis(300));
         let late = count(&client).await.unwrap_err();

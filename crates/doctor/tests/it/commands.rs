@@ -186,7 +186,7 @@ fn what_cannot_be_done_is_refused() {
     assert!(refused(&["-w", "table"]).contains("unknown output format \"table\""));
     assert!(refused(&["--metrics-endpoints=a:1,b:2"]).contains("one for each of --endpoints"));
     assert_eq!(refused(&["--for=0s"]), "Error: --for is at least 10ms\n");
-    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let gone = testkit::ports::free_address();
     for words in [&[][..], &["migrate"]] {
         let endpoints = format!("--endpoints={gone}");
         let error = refused(&[words, &[&endpoints]].concat());

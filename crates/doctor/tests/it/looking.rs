@@ -110,8 +110,7 @@ fn members_that_no_endpoint_names_are_found_and_lost_ones_told() {
             ..Script::default()
         })
         .await;
-        // A port that was free a moment ago.
-        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let gone = testkit::ports::free_address();
         let fake = FakeMember::start(|address| Script {
             status: status_of(0xa, "3.7.1", 0xa),
             members: vec![
@@ -182,7 +181,7 @@ fn a_list_of_members_that_is_not_given_is_told() {
 #[test]
 fn more_members_than_are_looked_at_are_told() {
     run(async {
-        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let gone = testkit::ports::free_address();
         let fake = FakeMember::start(|address| Script {
             status: status_of(1, "3.7.1", 1),
             members: (1..=101)

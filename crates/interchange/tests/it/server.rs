@@ -1,13 +1,13 @@
 //! Real etcd, if it is there, spoken to through its JSON gateway.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::ports::free_addresses;
+use testkit::ports::free_address;
 
 /// Where etcd's programs are, named `etcd-3.6`, `etcdctl-3.6` and so on.
 pub struct Programs(PathBuf);
@@ -70,7 +70,7 @@ pub struct Etcd {
 
 impl Etcd {
     pub fn start(programs: &Programs, release: &'static str, dir: &Path) -> Etcd {
-        let [client, peer] = free_addresses(Ipv4Addr::LOCALHOST, |_| false);
+        let (client, peer) = (free_address(), free_address());
         let (client, peer) = (client.to_string(), format!("http://{peer}"));
         let log = std::fs::File::create(dir.with_extension(format!("log-{release}"))).expect("a log file");
         let url = format!("http://{client}");

@@ -9,7 +9,7 @@ use api::{Rpc, Status};
 
 use testkit::{TempDir, eventually};
 
-use testkit::ports::free_addresses;
+use testkit::ports::free_address_of;
 
 use crate::client::Client;
 use crate::member::{Member, READY, binary};
@@ -97,9 +97,7 @@ impl Cluster {
     pub fn add_slot(&mut self) -> usize {
         let at = self.slots.len();
         let name = format!("m{at}");
-        // A member that is down leaves its addresses free.
-        let taken = |address| self.slots.iter().any(|slot| address == slot.client || address == slot.peer);
-        let [client, peer] = free_addresses(self.address, taken);
+        let (client, peer) = (free_address_of(self.address), free_address_of(self.address));
         let data_dir = self.dir.path().join(&name);
         let (peer_scheme, launcher, flags) = ("http", Vec::new(), Vec::new());
         self.slots.push(MemberSlot {

@@ -1,7 +1,6 @@
 //! `make-mirror --keep-revisions`: a second cluster that goes through the history of the first, and takes its place.
 
 use std::io::{BufRead as _, BufReader};
-use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -31,8 +30,7 @@ struct Side {
 
 impl Side {
     fn new(dir: &Path, token: &str) -> Side {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
-        let url = format!("http://127.0.0.1:{port}");
+        let url = format!("http://{}", testkit::ports::free_address());
         let mut setup = Setup::new(&dir.join(token));
         std::fs::create_dir(dir.join(token)).expect("a directory");
         for flag in ["listen-client-urls", "advertise-client-urls"] {

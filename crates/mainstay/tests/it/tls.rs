@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use api::Code;
 use client::TlsFiles;
-use testkit::ports::{free_address, free_addresses};
+use testkit::ports::free_address;
 use testkit::{TempDir, eventually, http1};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
@@ -337,7 +337,7 @@ fn who_shows_no_certificate_learns_no_keys_from_a_listener_for_metrics() {
     let dir = TempDir::new("strangers");
     let authority = Folder::new(dir.path(), "ours");
     let (own, user) = (authority.issue("server", &[1], LOOPBACK), authority.issue("user", &[2], LOOPBACK));
-    let [plain, secure] = free_addresses(std::net::Ipv4Addr::LOCALHOST, |_| false);
+    let (plain, secure) = (free_address(), free_address());
     let member = mutual(dir.path(), &own, &authority)
         .flag("--metrics=extensive")
         .flag(format!("--listen-metrics-urls=http://{plain},https://{secure}"))

@@ -1,0 +1,103 @@
+use std::io;
+use std::net::{IpAddr, TcpListener};
+use std::ops::Range;
+use std::sync::Mutex;
+
+use crate::Random;
+
+/// What Linux gives outgoing connections where it does not say.
+const CONNECTIONS: Range<u16> = 32_768..61_000;
+const LOWEST: u16 = 10_000;
+
+/// A port of `ip` on which nobody listens, another one with each call of this process: for a server that has to be told its
+/// port.
+///
+/// It is not one of those that the kernel gives to outgoing connections, as long as it leaves others: a client that connects
+/// can neither have it before the server listens there, nor while a server is away that is to come back. A port that the
+/// kernel itself chooses (port 0) is nearly always one of them.
+///
+/// # Errors
+/// No port of `ip` can be listened at, or all are given.
+pub fn unused_port(ip: IpAddr) -> io::Result<u16> {
+    // The next place of the walk over all candidates. Where it begins is random, so that other processes get others.
+    static NEXT: Mutex<Option<usize>> = Mutex::new(None);
+    let candidates: Vec<u16> = candidates(&of_connections()).collect();
+    let mut next = NEXT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let first = *next.get_or_insert_with(|| Random::new(seed()).index(candidates.len()));
+    let mut refused = io::Error::from(io::ErrorKind::AddrInUse);
+    for at in first..first + candidates.len() {
+        let port = candidates[at % candidates.len()];
+        *next = Some(at + 1);
+        match TcpListener::bind((ip, port)) {
+            Ok(_) => return Ok(port),
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}
+
+/// Ports for servers: those below the ones of connections, or, where they are fewer than a thousand, those above; all from
+/// `LOWEST` on where these are few, too.
+fn candidates(connections: &Range<u16>) -> impl Iterator<Item = u16> + use<> {
+    const ENOUGH: u16 = 1000;
+    if connections.start >= LOWEST + ENOUGH {
+        LOWEST..=connections.start - 1
+    } else if connections.end <= u16::MAX - ENOUGH {
+        connections.end.max(LOWEST)..=u16::MAX
+    } else {
+        LOWEST..=u16::MAX
+    }
+}
+
+/// The ports that the kernel gives outgoing connections.
+fn of_connections() -> Range<u16> {
+    let read = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok();
+    read.and_then(|text| parse(&text)).unwrap_or(CONNECTIONS)
+}
+
+fn parse(text: &str) -> Option<Range<u16>> {
+    let mut words = text.split_ascii_whitespace().map(|word| word.parse::<u16>().ok());
+    let (first, last) = (words.next()??, words.next()??);
+    Some(first..last.saturating_add(1))
+}
+
+/// Other than that of processes beside this one.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher as _, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn a_port_is_free_given_once_and_none_of_a_connection() {
+        let ip = Ipv4Addr::LOCALHOST.into();
+        let mut given: Vec<u16> = (0..100).map(|_| unused_port(ip).unwrap()).collect();
+        assert!(given.iter().all(|port| !of_connections().contains(port)), "{given:?}");
+        assert!(given.iter().all(|port| TcpListener::bind((ip, *port)).is_ok()));
+        given.sort_unstable();
+        given.dedup();
+        assert_eq!(given.len(), 100);
+        // An address that is not this machine's.
+        let refused = unused_port(Ipv4Addr::new(192, 0, 2, 1).into()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrNotAvailable);
+    }
+
+    #[test]
+    fn candidates_lie_beside_the_ports_of_connections_where_there_are_any() {
+        let ends = |text: &str| {
+            let all: Vec<u16> = candidates(&parse(text).unwrap()).collect();
+            (all[0], all[all.len() - 1])
+        };
+        assert_eq!(ends("32768\t60999\n"), (10_000, 32_767));
+        assert_eq!(ends("1024 60999"), (61_000, 65_535));
+        assert_eq!(ends("1024 9000"), (10_000, 65_535));
+        assert_eq!(ends("1024 65535"), (10_000, 65_535));
+        assert_eq!(ends("10500 65000"), (10_000, 65_535));
+        assert_eq!([parse(""), parse("1"), parse("1 70000"), parse("a b")], [None, None, None, None]);
+    }
+}

@@ -1,0 +1,3 @@
+module mainstay/ports
+
+go 1.26.0
