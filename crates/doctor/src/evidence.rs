@@ -200,6 +200,10 @@ pub struct Observed {
 const OBSERVATIONS_MIN: f64 = 20.0;
 /// Observations since the start that suffice: their first are not like the others.
 pub(crate) const OBSERVATIONS_OF_LIFE_MIN: f64 = 200.0;
+/// The same of what is observed every few seconds only: probes of other members.
+const PROBES_MIN: f64 = 2.0;
+/// etcd observes two in half a minute, and up to 3.6 its smoothed round trip begins at nothing.
+pub(crate) const PROBES_OF_LIFE_MIN: f64 = 10.0;
 
 impl Metrics {
     /// From the two pages' texts.
@@ -242,6 +246,27 @@ impl Metrics {
         }
         let histogram = self.after.histogram(name, labels)?;
         (histogram.count >= OBSERVATIONS_OF_LIFE_MIN).then_some(Observed { histogram, of_life: true })
+    }
+
+    /// Like [`Metrics::observed`], of what is observed every few seconds only.
+    pub fn probed(&self, name: &str, labels: &[(&str, &str)]) -> Option<Observed> {
+        let histogram = self.recent(name, labels)?;
+        if histogram.count >= PROBES_MIN {
+            return Some(Observed { histogram, of_life: false });
+        }
+        let histogram = self.after.histogram(name, labels)?;
+        (histogram.count >= PROBES_OF_LIFE_MIN).then_some(Observed { histogram, of_life: true })
+    }
+
+    /// Returns the values that a label has in a family, each once.
+    pub fn values_of(&self, name: &str, label: &str) -> Vec<String> {
+        let mut values: Vec<String> = Vec::new();
+        for value in self.after.samples(name).iter().filter_map(|sample| sample.label(label)) {
+            if !values.iter().any(|known| known == value) {
+                values.push(value.to_owned());
+            }
+        }
+        values
     }
 
     /// Returns the uptime of the member at the second look, in seconds.

@@ -1,6 +1,6 @@
 //! What makes a finding, and what has to be seen for it.
 
-use crate::evidence::{Evidence, Member, Metrics, OBSERVATIONS_OF_LIFE_MIN};
+use crate::evidence::{Evidence, Member, Metrics, OBSERVATIONS_OF_LIFE_MIN, PROBES_OF_LIFE_MIN};
 use crate::finding::Finding;
 use crate::limits::Limits;
 use crate::show;
@@ -24,8 +24,8 @@ pub enum Need {
     Status,
     /// A family of its metrics.
     Metric(&'static str),
-    /// A family that is there only when there are other members.
-    PeerMetric(&'static str),
+    /// Enough observations of probes, which there are only when there are other members.
+    Probes(&'static str),
     /// Enough observations in a histogram.
     Observations(&'static str),
     /// A list of Mainstay's page.
@@ -103,6 +103,11 @@ pub fn out_of_sight(evidence: &Evidence) -> Vec<Blind> {
     unreached.chain(unknown.map(|why| at("other members".to_owned(), why.to_string()))).collect()
 }
 
+fn too_few(family: &str, count: f64, least: f64, what_to_do: &str) -> String {
+    let (count, least) = (show::count(count), show::count(least));
+    format!("too few observations in {family} to judge: {count} since the start, of {least}; {what_to_do}")
+}
+
 impl Need {
     /// Why it was not seen; `None` when it was.
     fn missing(self, member: &Member, evidence: &Evidence) -> Option<String> {
@@ -117,21 +122,27 @@ impl Need {
             Need::Metric(family) => {
                 of_metrics(&|metrics| (!metrics.after.has(family)).then(|| absent(family)))
             }
-            Need::PeerMetric(family) => {
-                of_metrics(&|metrics| match has_peers && !metrics.after.has(family) {
-                    true => Some(absent(family)),
-                    false => None,
-                })
-            }
+            Need::Probes(family) => of_metrics(&|metrics| {
+                let peers = metrics.values_of(&format!("{family}_count"), "To");
+                if !has_peers || peers.iter().any(|peer| metrics.probed(family, &[("To", peer)]).is_some()) {
+                    return None;
+                }
+                let all = peers.iter().filter_map(|peer| metrics.after.histogram(family, &[("To", peer)]));
+                let Some(most) = all.map(|all| all.count).reduce(f64::max) else {
+                    return Some(absent(family));
+                };
+                Some(too_few(family, most, PROBES_OF_LIFE_MIN, "repeat later or with a longer --for"))
+            }),
             Need::Observations(family) => of_metrics(&|metrics| {
                 if metrics.observed(family, &[]).is_some() {
                     return None;
                 }
                 let Some(all) = metrics.after.histogram(family, &[]) else { return Some(absent(family)) };
-                let (count, least) = (show::count(all.count), show::count(OBSERVATIONS_OF_LIFE_MIN));
-                Some(format!(
-                    "too few observations in {family} to judge: {count} since the start, of {least}; \
-                     repeat under load or with a longer --for"
+                Some(too_few(
+                    family,
+                    all.count,
+                    OBSERVATIONS_OF_LIFE_MIN,
+                    "repeat under load or with a longer --for",
                 ))
             }),
             Need::Page(list) => match &member.page {

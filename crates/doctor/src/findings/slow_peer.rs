@@ -7,43 +7,37 @@ use crate::show;
 pub const RULE: Rule = Rule {
     name: "slow-peer-link",
     about: "links between members that are slow or lose messages",
-    needs: &[&[Need::PeerMetric(RTT)]],
+    needs: &[&[Need::Probes(RTT)]],
     judge,
 };
 
 const RTT: &str = "etcd_network_peer_round_trip_time_seconds";
 const FAILURES: &str = "etcd_network_peer_sent_failures_total";
-/// Probes go out every few seconds, so that few observations have to do.
-const PROBES_MIN: f64 = 2.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     let mut facts = Facts::default();
     for (member, metrics) in evidence.metrics() {
-        let peers = |name: &str| {
-            let mut peers: Vec<String> = Vec::new();
-            for peer in metrics.after.samples(name).iter().filter_map(|sample| sample.label("To")) {
-                if !peers.iter().any(|known| known == peer) {
-                    peers.push(peer.to_owned());
-                }
-            }
-            peers
-        };
         let name_of = |peer: &str| {
             u64::from_str_radix(peer, 16).map_or_else(|_| peer.to_owned(), |id| evidence.name_of(id))
         };
-        for peer in peers(&format!("{RTT}_count")) {
-            let labels = [("To", peer.as_str())];
-            let recent = metrics.recent(RTT, &labels).filter(|recent| recent.count >= PROBES_MIN);
-            let Some(p99) = recent.as_ref().and_then(|recent| recent.quantile(0.99)) else { continue };
-            if p99 > limits.peer_rtt {
-                let (p99, limit) = (show::seconds(p99), show::seconds(limits.peer_rtt));
-                let probes = show::count(recent.map_or(0.0, |recent| recent.count));
-                let to = name_of(&peer);
-                let text = format!("to {to} and back takes {p99} (p99 of {probes} probes), limit {limit}");
+        for peer in metrics.values_of(&format!("{RTT}_count"), "To") {
+            let Some(probes) = metrics.probed(RTT, &[("To", &peer)]) else { continue };
+            // One slow hour of a long life is over.
+            let (quantile, share, span) = match probes.of_life {
+                true => ("p50", 0.5, " since the start"),
+                false => ("p99", 0.99, ""),
+            };
+            let Some(takes) = probes.histogram.quantile(share) else { continue };
+            if takes > limits.peer_rtt {
+                let (takes, limit) = (show::seconds(takes), show::seconds(limits.peer_rtt));
+                let (to, count) = (name_of(&peer), show::count(probes.histogram.count));
+                let text = format!(
+                    "to {to} and back takes {takes} ({quantile} of {count} probes{span}), limit {limit}"
+                );
                 facts.add(Severity::Warning, Fact::of(member, text));
             }
         }
-        for peer in peers(FAILURES) {
+        for peer in metrics.values_of(FAILURES, "To") {
             let failures = metrics.grown(FAILURES, &[("To", &peer)]).unwrap_or(0.0);
             if failures > 0.0 {
                 let (to, failures) = (name_of(&peer), show::counted(failures, "message", "messages"));
@@ -82,6 +76,32 @@ mod tests {
         );
         assert_eq!(judged(&RULE, &with_metrics("", &both(&[(0.0512, 0), (0.0999, 4)]))), None);
         assert_eq!(judged(&RULE, &with_metrics("", &both(&[(0.1024, 0), (0.2048, 1)]))), None, "one probe");
+    }
+
+    #[test]
+    fn probes_that_are_rarer_than_looks() {
+        let page = |slow: u64, all: u64| {
+            histogram(RTT, "To=\"2\"", &[(0.0512, all - slow), (0.1024, all - slow), (0.2048, all)])
+        };
+        let unchanged = |slow, all| with_metrics(&page(slow, all), &page(slow, all));
+        assert_eq!(
+            facts(&RULE, &unchanged(20, 20)).1,
+            [
+                "m1 (10.0.0.1:2379): to m2 and back takes 153.6 ms (p50 of 20 probes since the start), limit 100.0 ms"
+            ]
+        );
+        assert_eq!(judged(&RULE, &unchanged(9, 20)), None, "most were fast");
+        assert_eq!(judged(&RULE, &unchanged(9, 9)), None, "too few");
+        let too_few = |evidence| {
+            let blind = RULE.blind(&evidence).into_iter().map(|blind| blind.because);
+            blind.filter(|because| because.starts_with("too few")).collect::<Vec<_>>()
+        };
+        let said = format!(
+            "too few observations in {RTT} to judge: 9 since the start, of 10; repeat later or with a longer --for"
+        );
+        assert_eq!(too_few(unchanged(9, 9)), [said]);
+        assert_eq!(too_few(unchanged(10, 10)), [""; 0]);
+        assert_eq!(too_few(with_metrics(&page(0, 3), &page(2, 5))), [""; 0], "two of them just now");
     }
 
     #[test]
