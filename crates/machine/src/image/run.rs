@@ -1,6 +1,6 @@
 //! Writing a run, block by block.
 
-use mvcc::{Snapshot, Version};
+use mvcc::{Changes, Snapshot, Version};
 use numbers::{ChangeId, Revision};
 
 use crate::as_of::{AsOf, Overtaken};
@@ -127,9 +127,9 @@ impl Walk {
 
     /// Tells `visit` of versions until it says no, or all are done.
     pub fn go(&mut self, snapshot: &Snapshot<'_>, mut visit: impl FnMut(Version<'_>) -> bool) {
+        let mut finder = Finder { snapshot, last: None, behind: None };
         for change in self.queue.by_ref() {
-            let version = snapshot.version_at(change);
-            let version = version.expect("what a moment needs is kept");
+            let version = finder.version_at(change).expect("what a moment needs is kept");
             if !visit(version) {
                 return;
             }
@@ -152,5 +152,36 @@ impl Walk {
             return;
         }
         self.behind = None;
+    }
+}
+
+/// Finds versions, cheaper if each was written right behind the one before: those of a key that is written again and again, and
+/// of keys that were written in their order.
+struct Finder<'s, 'a> {
+    snapshot: &'s Snapshot<'a>,
+    last: Option<ChangeId>,
+    /// What was written behind `last`, if that came in such a row.
+    behind: Option<Changes<'a>>,
+}
+
+impl<'a> Finder<'_, 'a> {
+    fn version_at(&mut self, change: ChangeId) -> Option<Version<'a>> {
+        let is_in_row =
+            self.last.replace(change).is_some_and(|last| change == ChangeId::first_of(last.main + 1));
+        if !is_in_row {
+            self.behind = None;
+            return self.snapshot.version_at(change);
+        }
+        let snapshot = self.snapshot;
+        let behind =
+            self.behind.get_or_insert_with(|| snapshot.written(change.main, snapshot.current_revision()));
+        match behind.next() {
+            Some(version) if version.id() == change => Some(version),
+            // The transaction before made more changes than one.
+            _ => {
+                self.behind = None;
+                self.snapshot.version_at(change)
+            }
+        }
     }
 }
