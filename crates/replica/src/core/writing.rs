@@ -6,7 +6,8 @@
 //!
 //! The price is a disk that stalls: until it comes back the core answers nothing, so that no write that waits too long is refused.
 //! Reads and nearly all renewals go on, which shards answer. (A member of a cluster, where others wait for its heartbeats, never writes by itself.) So a sync that
-//! took long sends the next ones to the log's thread for a while.
+//! took long sends the next ones to the log's thread, for a time that goes by how long it took: a disk of which one sync in
+//! thousands takes a few milliseconds, as nearly all have, is written to by the core nearly always.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,11 @@ const FEW: usize = 2;
 pub(super) const FEW_BYTES: usize = 64 << 10;
 /// A sync that takes so long is one during which the core might have had other things to do.
 const LONG: Duration = Duration::from_millis(2);
-/// Time for which the log's thread writes after a long sync.
-const PAUSE: Duration = Duration::from_secs(10);
+/// How many times as long as a long sync took the log's thread writes after it: so that, however often syncs are long, the core
+/// stands still for them for a hundredth of the time.
+const PAUSE_FACTOR: u32 = 100;
+/// A disk that stalled for long is tried again after this time.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Knows when the core should not write by itself.
 #[derive(Debug)]
@@ -53,7 +57,7 @@ impl Writing {
     /// Notes how long a write of the core's took, with its sync.
     pub fn took(&mut self, time: Duration, now: Instant) {
         if time > LONG {
-            self.not_before = now + time + PAUSE;
+            self.not_before = now + time + time.saturating_mul(PAUSE_FACTOR).min(PAUSE_MAX);
         }
     }
 }
@@ -78,9 +82,16 @@ mod tests {
         }
         writing.took(LONG, now);
         assert!(writing.is_for_core(alone, now));
-        let (stall, ended) = (Duration::from_secs(3), now + Duration::from_secs(3));
-        writing.took(stall, now);
-        assert!(!writing.is_for_core(alone, ended + PAUSE - Duration::from_millis(1)));
-        assert!(writing.is_for_core(alone, ended + PAUSE));
+        for (stall, pause) in [
+            (LONG + Duration::from_millis(1), Duration::from_millis(300)),
+            (Duration::from_millis(100), Duration::from_secs(10)),
+            (Duration::from_secs(3), Duration::from_secs(60)),
+        ] {
+            let mut writing = Writing::new(now);
+            writing.took(stall, now);
+            let ended = now + stall;
+            assert!(!writing.is_for_core(alone, ended + pause - Duration::from_millis(1)), "{stall:?}");
+            assert!(writing.is_for_core(alone, ended + pause), "{stall:?}");
+        }
     }
 }
