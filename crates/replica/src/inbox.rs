@@ -155,7 +155,9 @@ impl<T> Outbox<T> {
 
     /// Wakes the shard without a message.
     pub fn wake(&self) {
-        if let Some(waker) = lock(&self.waker).take() {
+        // Not under the lock, which the shard takes as soon as it is awake.
+        let waker = lock(&self.waker).take();
+        if let Some(waker) = waker {
             waker.wake();
         }
     }
