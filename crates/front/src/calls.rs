@@ -23,6 +23,8 @@ struct Tables {
     places: Vec<Option<(Key, Call)>>,
     /// Wakers by place. They are kept and reused by the calls that follow in the same place.
     wakers: Vec<Option<Waker>>,
+    /// Calls that the service has, and that end with their answer.
+    pending: u32,
 }
 
 impl Calls {
@@ -40,6 +42,11 @@ impl Calls {
         self.waiting as usize
     }
 
+    /// Number of calls that the service has, and that end with their answer.
+    pub(crate) fn pending(&self) -> usize {
+        self.tables.as_ref().map_or(0, |tables| tables.pending as usize)
+    }
+
     /// Number of places, used or not.
     pub(crate) fn places(&self) -> usize {
         self.tables.as_ref().map_or(0, |tables| tables.places.len())
@@ -47,12 +54,13 @@ impl Calls {
 
     pub(crate) fn insert(&mut self, key: Key, call: Call) {
         let place = key.slot();
-        let places = &mut self.tables.get_or_insert_default().places;
+        let Tables { places, pending, .. } = &mut **self.tables.get_or_insert_default();
         if place >= places.len() {
             places.resize_with(place + 1, || None);
         }
         self.open += 1;
         self.waiting += u32::from(matches!(call, Call::Waiting(_)));
+        *pending += u32::from(matches!(call, Call::Pending(_)));
         let before = places[place].replace((key, call));
         assert!(before.is_none(), "a call is taken out before its stream's place is used again");
     }
@@ -73,10 +81,12 @@ impl Calls {
 
     /// Takes a call out.
     pub(crate) fn take(&mut self, key: Key) -> Option<Call> {
-        let place = self.tables.as_mut()?.places.get_mut(key.slot())?;
+        let Tables { places, pending, .. } = &mut **self.tables.as_mut()?;
+        let place = places.get_mut(key.slot())?;
         let (_, call) = place.take_if(|(its, _)| *its == key)?;
         self.open -= 1;
         self.waiting -= u32::from(matches!(call, Call::Waiting(_)));
+        *pending -= u32::from(matches!(call, Call::Pending(_)));
         Some(call)
     }
 
@@ -99,7 +109,7 @@ impl Calls {
     pub(crate) fn rest(&mut self) {
         if self.is_empty() {
             self.tables = None;
-        } else if let Some(Tables { places, wakers }) = self.tables.as_deref_mut() {
+        } else if let Some(Tables { places, wakers, .. }) = self.tables.as_deref_mut() {
             let used = places.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
             places.truncate(used);
             places.shrink_to_fit();

@@ -54,6 +54,11 @@ const PLACE_BYTES: usize = 1024;
 /// Calls at once for whose places a connection is charged anyway.
 const PLACES_FREE: usize = 16;
 
+/// Time for which an answer to a PING waits for the answer of a call, with which it shares a write. A client of gRPC pings for each
+/// answer that it gets, to measure the network, and sends its next request with that: a write for the ping alone, and one for the
+/// request's answer, would be twice as many.
+const PONG_PATIENCE: Duration = Duration::from_millis(10);
+
 /// Time that a closed connection still reads, so that its last frame arrives.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -130,6 +135,8 @@ struct Work {
     stalls: Option<Box<Stalls>>,
     /// For a turn behind one that was long.
     ticket: Ticket,
+    /// When answers to PING go out that wait for another answer.
+    pongs_due: Option<Instant>,
     /// Time since which nothing has happened, as far as that is known.
     idle_since: Option<Instant>,
     /// The most calls that were open at once since the tables were last cut, if they were more than [`PLACES_FREE`], and what
@@ -146,6 +153,7 @@ impl Work {
             && self.waiting.is_empty()
             && self.finished.is_empty()
             && self.parked.is_empty()
+            && self.pongs_due.is_none()
             && self.stalls.is_none()
             && !self.ticket.is_waiting()
     }
@@ -345,7 +353,8 @@ impl Connection {
             return self.send_off(Reason::NO_ERROR, b"certificate");
         }
         let was_blocked = around.http2.borrow().is_blocked();
-        let mut goes_on = self.flush(socket)? || was_cut || around.has_room() && self.has_waiting();
+        let flushed = !self.holds_pongs_back(now) && self.flush(socket)?;
+        let mut goes_on = flushed || was_cut || around.has_room() && self.has_waiting();
         goes_on |= was_blocked && !around.http2.borrow().is_blocked();
         let written = around.http2.borrow_mut().output().written() - written;
         if was_cut || written >= LONG_BYTES as u64 / 2 {
@@ -849,6 +858,22 @@ impl Connection {
         Ok(self.wake_writable() || is_enough)
     }
 
+    /// Returns true if nothing is to be sent but answers to PING, and an answer of a call is awaited with which they can go.
+    fn holds_pongs_back(&mut self, now: Instant) -> bool {
+        let is_pongs = {
+            let mut http2 = self.around.http2.borrow_mut();
+            http2.gather();
+            http2.output().is_pongs_only()
+        };
+        let may_wait = is_pongs && self.calls.pending() > 0 && !self.is_closing;
+        let due = self.pongs_due().unwrap_or(now + PONG_PATIENCE);
+        let waits = may_wait && now < due;
+        if waits || self.pongs_due().is_some() {
+            self.work.get_or_insert_default().pongs_due = waits.then_some(due);
+        }
+        waits
+    }
+
     /// Returns true if a shutdown was announced and the client has no calls any more.
     fn has_left(&self) -> bool {
         let mut http2 = self.around.http2.borrow_mut();
@@ -866,7 +891,13 @@ impl Connection {
     /// Returns true if the client has something to take.
     fn holds_unsent(&self) -> bool {
         let mut http2 = self.around.http2.borrow_mut();
-        http2.queued_pieces() > 0 || !http2.output().is_empty()
+        let is_held_back = self.pongs_due().is_some();
+        http2.queued_pieces() > 0 || !http2.output().is_empty() && !is_held_back
+    }
+
+    /// When answers to PING that are held back go out; `None` if there are none.
+    fn pongs_due(&self) -> Option<Instant> {
+        self.work.as_ref().and_then(|work| work.pongs_due)
     }
 
     /// Drops a call that did not end by itself.

@@ -172,6 +172,8 @@ pub struct Output {
     written: u64,
     /// Bytes ever appended up to the end of the last frame of a call.
     calls_end: u64,
+    /// Bytes of answers to PING that were appended since nothing waited, or a part of what waited was taken.
+    pongs: u32,
 }
 
 /// Pieces that wait, and the buffers that they lie in.
@@ -288,6 +290,11 @@ impl Output {
         self.calls_end
     }
 
+    /// Returns true if something waits, and it is nothing but answers to PING: they may wait for what is sent next.
+    pub fn is_pongs_only(&self) -> bool {
+        self.len > 0 && self.len == self.pongs as usize
+    }
+
     /// Returns all that waits, if it is in one piece.
     pub fn only(&self) -> Option<&[u8]> {
         let queue = self.queue.as_ref().filter(|queue| queue.segments.len() == 1)?;
@@ -314,6 +321,7 @@ impl Output {
         assert!(bytes <= self.len, "{bytes} of {} bytes were written", self.len);
         self.len -= bytes;
         self.written += bytes as u64;
+        self.pongs = 0;
         if let Some(queue) = &mut self.queue {
             queue.advance(bytes);
         }
@@ -357,6 +365,12 @@ impl Output {
             frame::put_head(out, body.len(), kind, flags, stream);
             out.extend_from_slice(body);
         });
+    }
+
+    /// Appends the answer to a PING.
+    pub(crate) fn pong(&mut self, body: [u8; 8]) {
+        self.frame(frame::kind::PING, frame::flag::ACK, 0, &body);
+        self.pongs += (HEAD_BYTES + body.len()) as u32;
     }
 
     /// Appends bytes that belong to others, too, and are not copied.
@@ -415,6 +429,26 @@ mod tests {
         assert_eq!(output.len(), 0);
         output.rest();
         assert_eq!(output.heap_bytes(), 0);
+    }
+
+    #[test]
+    fn answers_to_pings_are_known_where_nothing_else_waits() {
+        let mut output = Output::default();
+        assert!(!output.is_pongs_only(), "nothing waits");
+        output.pong([1; 8]);
+        output.pong([2; 8]);
+        assert!(output.is_pongs_only());
+        // Something of another kind, of whose end as much is left as two answers have.
+        output.data(0, 1, b"", Bytes::from(vec![7; 100]));
+        assert!(!output.is_pongs_only());
+        output.advance(output.len() - 34);
+        assert!(!output.is_pongs_only());
+        output.pong([3; 8]);
+        assert!(!output.is_pongs_only());
+        output.advance(output.len());
+        assert!(!output.is_pongs_only());
+        output.pong([4; 8]);
+        assert!(output.is_pongs_only());
     }
 
     #[test]

@@ -599,7 +599,7 @@ impl Connection {
                 self.buckets.get_or_insert_default().pings = Bucket::default();
             }
             self.count(Limit::Pings)?;
-            self.output.frame(kind::PING, flag::ACK, 0, &eight);
+            self.output.pong(eight);
             return Ok(Some(Event::Pinged));
         }
         match u64::from_be_bytes(eight) {

@@ -59,6 +59,7 @@ impl Connection {
             }
             next = next.min(self.check_stalls(socket, now)?.unwrap_or(next));
             next = next.min(self.rest_when_idle(now).unwrap_or(next));
+            next = next.min(self.pongs_due().unwrap_or(next));
             // An alarm that is set too early is only looked at again; moving it later each turn would cost more.
             if next < self.alarm || self.alarm <= now {
                 self.around.shard.clock.set(self.place, Some(self.alarm), next);

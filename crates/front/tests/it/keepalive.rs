@@ -38,6 +38,17 @@ fn answers_between_pings_clear_the_strikes() {
 }
 
 #[test]
+fn a_ping_beside_a_call_that_is_never_answered_is_answered() {
+    let running = run();
+    let mut raw = Connection::h2(running.address, &[]);
+    raw.call(1, "/test.Echo/Never", &[], &message(0, b"a"));
+    for payload in [b"12345678", b"87654321"] {
+        raw.send(&frame(PING, 0, 0, payload));
+        assert_eq!(raw.next_of(PING).payload, payload);
+    }
+}
+
+#[test]
 fn permitted_pings_without_calls_are_fine() {
     let running = run_with(Options {
         shards: 1,

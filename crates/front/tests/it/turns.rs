@@ -12,8 +12,8 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::task::{JoinHandle, LocalSet};
 
 use testkit::http2::{
-    DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE, call_block,
-    frame, message,
+    DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE,
+    call_block, frame, message,
 };
 
 use crate::echo::{Seen, block_on, serve_in_memory, serve_in_memory_by, until};
@@ -147,6 +147,38 @@ fn answers_that_are_ready_at_once_are_sent_as_fast_as_they_are_taken() {
             turn().await;
         }
         assert_eq!(bytes, CALLS as usize * (EACH + 5));
+    });
+}
+
+/// Clients of gRPC ping with the request that they send for an answer.
+#[test]
+fn the_answer_to_a_ping_goes_out_with_that_of_a_call() {
+    run(async {
+        let kinds = |frames: Vec<Frame>| frames.iter().map(|frame| frame.kind).collect::<Vec<_>>();
+        let mut client = Client::new(Options::default(), 64 * MIB, &OPEN).await;
+        let ping = frame(PING, 0, 0, b"12345678");
+        client.send(&ping).await;
+        turn().await;
+        assert_eq!(kinds(client.frames()).last(), Some(&PING), "no call is awaited");
+        client.send(&[calls("/test.Echo/Gate", 0, 1, &[], "9"), ping.clone()].concat()).await;
+        until("the call waits", || client.seen.alive.load(SeqCst) == 1).await;
+        for _ in 0..20 {
+            turn().await;
+        }
+        assert_eq!(kinds(client.frames()), [0; 0]);
+        client.seen.open_gate();
+        until("it is answered", || client.seen.alive.load(SeqCst) == 0).await;
+        for _ in 0..20 {
+            turn().await;
+        }
+        assert_eq!(kinds(client.frames()), [PING, HEADERS, DATA, HEADERS]);
+        // A stream says something when it has something to say.
+        client.send(&frame(HEADERS, END_HEADERS, 3, &call_block("/test.Echo/Bidi", &[]))).await;
+        until("the stream is open", || client.seen.alive.load(SeqCst) == 1).await;
+        client.frames();
+        client.send(&ping).await;
+        turn().await;
+        assert_eq!(kinds(client.frames()), [PING]);
     });
 }
 
