@@ -314,20 +314,34 @@ where
     order.sort_by(|&a, &b| (runs[b].reader.key(), b).cmp(&(runs[a].reader.key(), a)));
     let mut history: Vec<Entry<'static>> = Vec::new();
     let mut key = Vec::new();
-    while let Some(first) = order.last() {
+    // True if it is known that only the first of them has the key at hand.
+    let mut is_alone = false;
+    while let Some(&first) = order.last() {
         key.clear();
-        key.extend_from_slice(runs[*first].reader.key());
+        key.extend_from_slice(runs[first].reader.key());
         history.clear();
-        while let Some(at) = order.pop_if(|at| runs[*at].reader.key() == key) {
-            let run = &mut runs[at];
-            while let Some(entry) = run.entry.filter(|_| run.reader.key() == key) {
-                history.push(entry);
-                run.advance()?;
+        is_alone = is_alone
+            || match order.as_slice() {
+                [.., next, _] => runs[*next].reader.key() != key,
+                _ => true,
+            };
+        if is_alone {
+            // As most keys are: only one run has them.
+            runs[first].take_history(&mut history)?;
+            // It stays the first if its next key is below those of all others.
+            is_alone = match order.as_slice() {
+                _ if runs[first].entry.is_none() => false,
+                [.., next, _] => runs[first].reader.key() < runs[*next].reader.key(),
+                _ => true,
+            };
+            if !is_alone {
+                order.pop();
+                put_in_order(&mut order, runs, first);
             }
-            if runs[at].entry.is_some() {
-                let next = (runs[at].reader.key(), at);
-                let place = order.partition_point(|&other| (runs[other].reader.key(), other) > next);
-                order.insert(place, at);
+        } else {
+            while let Some(at) = order.pop_if(|at| runs[*at].reader.key() == key) {
+                runs[at].take_history(&mut history)?;
+                put_in_order(&mut order, runs, at);
             }
         }
         // The newest at or below the compact revision stays, unless it is a deletion below it. So does a deletion
@@ -349,6 +363,15 @@ where
     Ok(())
 }
 
+/// Adds a run to those that have something left, unless it has nothing.
+fn put_in_order<I, B>(order: &mut Vec<usize>, runs: &[RunReader<I, B>], at: usize) {
+    if runs[at].entry.is_some() {
+        let next = (runs[at].reader.key(), at);
+        let place = order.partition_point(|&other| (runs[other].reader.key(), other) > next);
+        order.insert(place, at);
+    }
+}
+
 /// The entries of one run.
 pub(crate) struct RunReader<I, B> {
     blocks: I,
@@ -358,10 +381,14 @@ pub(crate) struct RunReader<I, B> {
     reader: EntryReader,
     /// Entries read.
     entries: u64,
-    /// The block at hand, and where its next entry begins; for [`RunReader::advance`].
-    block: Option<(B, usize)>,
+    /// The block at hand, for [`RunReader::advance`].
+    block: Option<B>,
+    /// Where its next entry begins.
+    at: usize,
     /// The entry at hand.
     entry: Option<Entry<'static>>,
+    /// True if it has the key of the entry before it.
+    same_key: bool,
 }
 
 impl<I, B, E> RunReader<I, B>
@@ -371,7 +398,17 @@ where
 {
     pub fn new(blocks: I, from: Revision, through: Revision) -> Self {
         let reader = EntryReader::default();
-        RunReader { blocks, from, through, reader, entries: 0, block: None, entry: None }
+        RunReader {
+            blocks,
+            from,
+            through,
+            reader,
+            entries: 0,
+            block: None,
+            at: 0,
+            entry: None,
+            same_key: false,
+        }
     }
 
     /// Tells `visit` of each key and version, as they stand in the run, until it says no. A base run holds nothing that its
@@ -428,23 +465,43 @@ where
         Ok(Entry { payload: crate::image::Payload::Place(entry.value()), ..entry })
     }
 
+    /// Takes the entry at hand and those behind it that have its key.
+    fn take_history(&mut self, history: &mut Vec<Entry<'static>>) -> Result<(), RestoreError<E>> {
+        while let Some(entry) = self.entry {
+            history.push(entry);
+            self.advance()?;
+            if !self.same_key {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on to the next entry.
     fn advance(&mut self) -> Result<(), RestoreError<E>> {
+        // Only where a block begins does the reader not know the key before.
+        let mut before = None;
         loop {
-            if let Some((block, at)) = self.block.take() {
+            if let Some(block) = self.block.take() {
                 let bytes = block.as_ref();
-                if let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+                if let Some(rest) = bytes.get(self.at..).filter(|rest| !rest.is_empty()) {
                     let mut input = Input(rest);
                     let entry = self.take(&mut input)?;
-                    let at = bytes.len() - input.0.len();
+                    self.at = bytes.len() - input.0.len();
                     self.entry = Some(entry);
-                    self.block = Some((block, at));
+                    self.same_key = match before {
+                        Some(before) => self.reader.key() == before,
+                        None => self.reader.same_key(),
+                    };
+                    self.block = Some(block);
                     return Ok(());
                 }
             }
+            before.get_or_insert_with(|| self.reader.key().to_vec());
             match self.fetch()? {
-                Some(block) => self.block = Some((block, 1)),
+                Some(block) => (self.block, self.at) = (Some(block), 1),
                 None => {
-                    self.entry = None;
+                    (self.entry, self.same_key) = (None, false);
                     return Ok(());
                 }
             }
