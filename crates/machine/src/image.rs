@@ -57,12 +57,12 @@ mod restore;
 mod run;
 
 pub use head::Head;
-pub use restore::{RestoreError, restore};
+pub use restore::{Building, Reading, RestoreError, Versions, begin, restore};
 pub use run::RunWriter;
 
 pub(crate) use entry::{Entry, EntryReader, EntryWriter, Payload};
 pub(crate) use head::SavedHead;
-pub(crate) use restore::{Intake, RunReader};
+pub(crate) use restore::{Intake, RunReader, merge};
 pub(crate) use run::Walk;
 
 /// The format this version writes.

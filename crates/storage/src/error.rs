@@ -110,6 +110,8 @@ pub enum DataDirError {
     Apply(machine::Fatal),
     /// The thread that opens the log has panicked, which is a bug.
     LogThreadPanicked,
+    /// The thread that reads the checkpoint has panicked, which is a bug.
+    CheckpointThreadPanicked,
 }
 
 /// Why a directory cannot be that of a member's log.
@@ -416,6 +418,9 @@ impl fmt::Display for DataDirError {
             DataDirError::FirstEntries(error) => error.fmt(f),
             DataDirError::Apply(fatal) => fatal.fmt(f),
             DataDirError::LogThreadPanicked => f.write_str("the thread that opens the log panicked"),
+            DataDirError::CheckpointThreadPanicked => {
+                f.write_str("the thread that reads the checkpoint panicked")
+            }
         }
     }
 }

@@ -5,13 +5,16 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use api::raftpb;
+use bytes::Bytes;
 use consensus::{Entry, EntryKind, HardState, Node, Restored};
 use disk::{Disk, Lock};
 use log::checkpoint::{CheckpointStore, Manifest};
 use log::{Batch, EntryPlace, Log, LogEvent, Recovered, Replayed, Reset};
+use machine::image::{RestoreError, Versions};
 use machine::{Machine, Members, Rules};
 use numbers::{Index, MemberId, Term};
 use prost::Message as _;
@@ -376,7 +379,7 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
         let events = Arc::clone(events);
         replay_log(options, disk, first, Box::new(move |event| events.tell(event)))
     };
-    let restore = || restore(rules, checkpoints, manifest.as_ref(), member_dir, identity);
+    let restore = || restore(rules, checkpoints, manifest.as_ref(), member_dir, identity, threads);
     let (state, replayed) = if threads {
         // The two take about as long as each other, and neither needs the other.
         std::thread::scope(|scope| {
@@ -671,13 +674,15 @@ pub(crate) fn replay_log(
     Ok(ReplayedLog { log, recovered, entries, locations })
 }
 
-/// Restores the state of a checkpoint. [`DataDirError::is_damage`] says whether the log may be read instead.
+/// Restores the state of a checkpoint, with two threads if `threads` says so. [`DataDirError::is_damage`] says whether the log
+/// may be read instead.
 pub(crate) fn restore(
     rules: Rules,
     checkpoints: &CheckpointStore,
     manifest: Option<&Manifest>,
     member_dir: &Path,
     identity: &Identity,
+    threads: bool,
 ) -> Result<(Machine, Vec<Level>), DataDirError> {
     let Some(manifest) = manifest else { return Ok((Machine::new(rules), Vec::new())) };
     let (mut runs, mut levels) = (Vec::new(), Vec::new());
@@ -693,12 +698,58 @@ pub(crate) fn restore(
             Level::of(run.clone()).ok_or_else(|| Inconsistency::UnknownRun { name: run.name.clone() })?;
         levels.push(level);
     }
-    let machine = machine::image::restore(rules, runs).map_err(|error| match error {
-        machine::image::RestoreError::Read(error) => DataDirError::Files(error),
+    let restored = if threads { restore_in_two(rules, runs)? } else { machine::image::restore(rules, runs) };
+    let machine = restored.map_err(|error| match error {
+        RestoreError::Read(error) => DataDirError::Files(error),
         error => Inconsistency::Checkpoint { dir: member_dir.join("checkpoint"), error }.into(),
     })?;
     Ok((machine, levels))
 }
+
+/// Restores from runs with two threads: a second one reads and checks blocks and takes them apart, while this one, whose memory
+/// the state is made of, builds the machine.
+fn restore_in_two<I>(
+    rules: Rules,
+    runs: Vec<I>,
+) -> Result<Result<Machine, RestoreError<log::OpenError>>, DataDirError>
+where
+    I: Iterator<Item = Result<Bytes, log::OpenError>> + Send,
+{
+    let (reading, mut building) = match machine::image::begin(runs) {
+        Ok(halves) => halves,
+        Err(error) => return Ok(Err(error)),
+    };
+    std::thread::scope(|scope| {
+        let (full, filled) = sync_channel::<Versions>(PIECES_MAX);
+        let (emptied, empty) = channel::<Versions>();
+        let reader = scope.spawn(move || {
+            reading.read(VERSIONS_PER_PIECE, |versions| {
+                full.send(versions).ok()?;
+                Some(empty.try_recv().unwrap_or_default())
+            })
+        });
+        let mut built = Ok(());
+        for mut versions in &filled {
+            built = building.take(&versions);
+            if built.is_err() {
+                break;
+            }
+            versions.clear();
+            // If the reader has ended, it needs no more.
+            let _ = emptied.send(versions);
+        }
+        // A reader that waits for this thread ends.
+        drop(filled);
+        let read = reader.join().map_err(|_| DataDirError::CheckpointThreadPanicked)?;
+        // What was built last stands before what was read last.
+        Ok(built.and(read).and_then(|()| building.finish(rules)))
+    })
+}
+
+/// Versions that one thread hands to the other at once: they fit into a processor's cache.
+const VERSIONS_PER_PIECE: usize = 2048;
+/// Pieces that may wait for the thread which builds the state of them.
+const PIECES_MAX: usize = 4;
 
 fn saved(state: HardState) -> log::HardState {
     log::HardState { term: state.term, vote: state.vote, commit: state.commit }
@@ -759,4 +810,68 @@ fn append_and_wait(
         }
     }
     Err(FirstEntriesError::TimedOut)
+}
+
+#[cfg(test)]
+mod tests {
+    use machine::image::{self, RunWriter};
+    use mvcc::LoadError;
+    use numbers::{LeaseId, Revision};
+
+    use super::*;
+
+    const RULES: Rules = Rules { learners_max: 1 };
+
+    fn blocks(machine: &mut Machine) -> Vec<Bytes> {
+        let mut writer = RunWriter::new(machine.store.publish(), machine.head(), Revision(0));
+        std::iter::from_fn(|| writer.next_block().expect("a held view has everything"))
+            .map(Bytes::from)
+            .collect()
+    }
+
+    /// Blocks that can be read up to one.
+    fn torn_at(
+        blocks: &[Bytes],
+        torn: usize,
+    ) -> Vec<impl Iterator<Item = Result<Bytes, log::OpenError>> + Send> {
+        let missing = || log::OpenError::Missing { path: "run".into() };
+        let each = move |(at, block)| if at == torn { Err(missing()) } else { Ok(block) };
+        vec![blocks.iter().cloned().enumerate().map(each)]
+    }
+
+    /// With far more versions than may be under way, so that either thread waits for the other wherever one of them ends.
+    #[test]
+    fn two_threads_restore_what_one_does_and_refuse_what_it_refuses() {
+        let mut machine = Machine::new(RULES);
+        for number in 0..40 * VERSIONS_PER_PIECE {
+            let key = format!("/{number:08}");
+            machine.store.begin().put(key.as_bytes(), mvcc::Value::default(), LeaseId::NONE);
+        }
+        let whole = blocks(&mut machine);
+        assert!(whole.len() > 5, "{} blocks", whole.len());
+        let mut restored =
+            restore_in_two(RULES, torn_at(&whole, usize::MAX)).expect("nothing panics").expect("is whole");
+        assert!(blocks(&mut restored) == whole);
+        let text = |error: &RestoreError<log::OpenError>| format!("{error:?}");
+        let both = |blocks: &[Bytes], torn: usize| {
+            let one = image::restore(RULES, torn_at(blocks, torn)).expect_err("is damaged");
+            let two = restore_in_two(RULES, torn_at(blocks, torn)).expect("nothing panics");
+            assert_eq!(two.as_ref().err().map(text), Some(text(&one)));
+            one
+        };
+        for torn in 0..whole.len() {
+            assert!(matches!(both(&whole, torn), RestoreError::Read(_)));
+            let mut missing = whole.clone();
+            missing.remove(torn);
+            both(&missing, usize::MAX);
+        }
+        for at in 1..whole.len() - 2 {
+            let mut swapped = whole.clone();
+            swapped.swap(at, at + 1);
+            // What is built of blocks before the torn one contradicts itself first.
+            for torn in [usize::MAX, whole.len() - 1] {
+                assert_eq!(text(&both(&swapped, torn)), text(&RestoreError::Load(LoadError::OutOfOrder)));
+            }
+        }
+    }
 }

@@ -86,7 +86,7 @@ impl Stopped {
         };
         let identity = Identity::of(owner);
         let record = log::ShutdownRecord::read(&**disk, &member_dir.join(log::ShutdownRecord::FILE_NAME))?;
-        let (mut machine, _) = restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity)?;
+        let (mut machine, _) = restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity, false)?;
         let mut options = log::Options::new(&log_dir, owner.cluster_id, owner.member_id);
         options.by_hand = true;
         options.closed_at = record.and_then(|record| record.end);

@@ -168,6 +168,7 @@ impl EntryWriter {
 #[derive(Default)]
 pub(crate) struct EntryReader {
     before: Before,
+    same_key: bool,
 }
 
 impl EntryReader {
@@ -183,6 +184,11 @@ impl EntryReader {
         &self.before.key
     }
 
+    /// Returns true if the entry read last has the key of the entry before it in its block.
+    pub fn same_key(&self) -> bool {
+        self.same_key
+    }
+
     /// Reads the next entry; `inline` says that values stand in the block.
     #[inline]
     pub fn next<'a>(&mut self, input: &mut Input<'a>, inline: bool) -> Result<Entry<'a>, Malformed> {
@@ -194,6 +200,7 @@ impl EntryReader {
             if !before.any {
                 return Err(Malformed("a block whose first entry has no key"));
             }
+            self.same_key = true;
             before.main.0.checked_add(number(input.u64()?)?).map(Revision).ok_or(RANGE)?
         } else {
             let shared = usize::try_from(input.u64()?).map_err(|_| Malformed("a key out of nothing"))?;
@@ -204,6 +211,7 @@ impl EntryReader {
             if rest.len() > KEY_BYTES_MAX - shared {
                 return Err(Malformed("a key that is too long"));
             }
+            self.same_key = before.any && rest == &before.key[shared..];
             before.key.truncate(shared);
             before.key.extend_from_slice(rest);
             Revision(number(input.u64()?)?)

@@ -56,6 +56,23 @@ where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
 {
+    let (mut reading, Building { mut intake }) = begin(runs)?;
+    reading.each(&mut |key, entry| intake.push(&entry.loaded(key)).map(|()| true))?;
+    intake.finish(rules)
+}
+
+/// Begins to restore in two halves, for two threads: one reads blocks and takes them apart, the other builds the machine. All
+/// versions that [`Reading::read`] hands out go to [`Building::take`], in order, then [`Building::finish`] is called if
+/// reading succeeded. If both halves fail, the error of building is the one that [`restore`] would have returned.
+///
+/// # Errors
+///
+/// As [`restore`]; when the beginning of a run is not right.
+pub fn begin<I, B, E>(runs: Vec<I>) -> Result<(Reading<I, B>, Building), RestoreError<E>>
+where
+    I: Iterator<Item = Result<B, E>>,
+    B: AsRef<[u8]>,
+{
     let mut opened: Vec<RunReader<I, B>> = Vec::with_capacity(runs.len());
     let mut newest: Option<SavedHead> = None;
     let mut versions = 0u64;
@@ -79,12 +96,105 @@ where
         newest = Some(head);
     }
     let head = newest.ok_or(Malformed("a checkpoint without runs"))?;
-    let mut intake = Intake::new(head, versions);
-    match opened.as_mut_slice() {
-        [base] => intake.take_base(base)?,
-        runs => intake.merge(runs)?,
+    let reading = Reading { runs: opened, compacted: head.compact_revision };
+    Ok((reading, Building { intake: Intake::new(head, versions) }))
+}
+
+/// Some versions on their way from [`Reading`] to [`Building`].
+#[derive(Debug, Default)]
+pub struct Versions {
+    /// The keys of all, one behind the other.
+    keys: Vec<u8>,
+    /// Each with the length of its key.
+    entries: Vec<(usize, Entry<'static>)>,
+}
+
+impl Versions {
+    /// Forgets all versions and keeps the memory.
+    pub fn clear(&mut self) {
+        self.keys.clear();
+        self.entries.clear();
     }
-    intake.finish(rules)
+}
+
+/// The half of a restoration that reads.
+pub struct Reading<I, B> {
+    runs: Vec<RunReader<I, B>>,
+    compacted: Revision,
+}
+
+impl<I, B, E> Reading<I, B>
+where
+    I: Iterator<Item = Result<B, E>>,
+    B: AsRef<[u8]>,
+{
+    /// Reads all runs to their ends. `exchange` takes `versions_max` versions, the last time fewer, and returns memory for the
+    /// next; with `None` reading ends early.
+    ///
+    /// # Errors
+    ///
+    /// When a block cannot be read, or when anything is missing, contradictory or over. What was read before has been handed
+    /// out.
+    pub fn read(
+        mut self,
+        versions_max: usize,
+        mut exchange: impl FnMut(Versions) -> Option<Versions>,
+    ) -> Result<(), RestoreError<E>> {
+        let mut versions = Some(Versions::default());
+        let outcome = self.each(&mut |key, entry| {
+            let Some(filling) = &mut versions else { return Ok(false) };
+            filling.keys.extend_from_slice(key);
+            filling.entries.push((key.len(), *entry));
+            if filling.entries.len() >= versions_max {
+                versions = versions.take().and_then(&mut exchange);
+            }
+            Ok(versions.is_some())
+        });
+        versions.and_then(exchange);
+        outcome
+    }
+
+    /// Tells `visit` of each key and version, until it says no.
+    fn each(
+        &mut self,
+        visit: &mut impl FnMut(&[u8], &Entry<'static>) -> Result<bool, RestoreError<E>>,
+    ) -> Result<(), RestoreError<E>> {
+        match self.runs.as_mut_slice() {
+            [base] => base.each(visit),
+            runs => merge(runs, self.compacted, visit),
+        }
+    }
+}
+
+/// The half of a restoration that builds the machine.
+pub struct Building {
+    intake: Intake,
+}
+
+impl Building {
+    /// Takes the next versions.
+    ///
+    /// # Errors
+    ///
+    /// When they contradict each other, or those before.
+    pub fn take<E>(&mut self, versions: &Versions) -> Result<(), RestoreError<E>> {
+        let mut keys = versions.keys.as_slice();
+        for (len, entry) in &versions.entries {
+            let (key, rest) = keys.split_at(*len);
+            keys = rest;
+            self.intake.push(&entry.loaded(key))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the machine, once all versions are there.
+    ///
+    /// # Errors
+    ///
+    /// When the versions contradict each other.
+    pub fn finish<E>(self, rules: Rules) -> Result<Machine, RestoreError<E>> {
+        self.intake.finish(rules)
+    }
 }
 
 /// The accounting of [`Machine`], with the segment at hand beside them: values of neighbours often lie together.
@@ -183,70 +293,82 @@ impl Intake {
             StateHash::new(self.head.state_hash, machine.applied_index, machine.store.current_revision());
         Ok(machine)
     }
+}
 
-    /// One run: its entries go straight on. A base run holds nothing that its own compact revision made unreadable.
-    fn take_base<I, B, E>(&mut self, run: &mut RunReader<I, B>) -> Result<(), RestoreError<E>>
-    where
-        I: Iterator<Item = Result<B, E>>,
-        B: AsRef<[u8]>,
-    {
-        while let Some(block) = run.fetch()? {
-            let mut input = Input(block.as_ref().get(1..).unwrap_or_default());
-            while !input.is_empty() {
-                let entry = run.take(&mut input)?;
-                self.push(&entry.loaded(run.reader.key()))?;
-            }
-        }
-        Ok(())
+/// Several runs: of each key the versions of all, oldest run first, without those that the newest compact revision made
+/// unreadable. Ends early when `visit` says no.
+pub(crate) fn merge<I, B, E>(
+    runs: &mut [RunReader<I, B>],
+    compacted: Revision,
+    visit: &mut impl FnMut(&[u8], &Entry<'static>) -> Result<bool, RestoreError<E>>,
+) -> Result<(), RestoreError<E>>
+where
+    I: Iterator<Item = Result<B, E>>,
+    B: AsRef<[u8]>,
+{
+    for run in runs.iter_mut() {
+        run.advance()?;
     }
-
-    /// Several runs: of each key the versions of all, oldest run first, without those that the newest compact
-    /// revision made unreadable.
-    pub fn merge<I, B, E>(&mut self, runs: &mut [RunReader<I, B>]) -> Result<(), RestoreError<E>>
-    where
-        I: Iterator<Item = Result<B, E>>,
-        B: AsRef<[u8]>,
-    {
-        for run in runs.iter_mut() {
-            run.advance()?;
-        }
-        // The runs that have something left, by the key at hand and then by age, the first at the end.
-        let mut order: Vec<usize> = (0..runs.len()).filter(|&at| runs[at].entry.is_some()).collect();
-        order.sort_by(|&a, &b| (runs[b].reader.key(), b).cmp(&(runs[a].reader.key(), a)));
-        let mut history: Vec<Entry<'static>> = Vec::new();
-        let mut key = Vec::new();
-        while let Some(first) = order.last() {
-            key.clear();
-            key.extend_from_slice(runs[*first].reader.key());
-            history.clear();
-            while let Some(at) = order.pop_if(|at| runs[*at].reader.key() == key) {
-                let run = &mut runs[at];
-                while let Some(entry) = run.entry.filter(|_| run.reader.key() == key) {
-                    history.push(entry);
-                    run.advance()?;
-                }
-                if runs[at].entry.is_some() {
-                    let next = (runs[at].reader.key(), at);
-                    let place = order.partition_point(|&other| (runs[other].reader.key(), other) > next);
-                    order.insert(place, at);
-                }
-            }
-            let compacted = self.head.compact_revision;
-            // The newest at or below the compact revision stays, unless it is a deletion below it. So does a deletion
-            // at it that a put of the same revision follows.
-            let below = history.iter().take_while(|entry| entry.main <= compacted).count();
-            let kept = match history.get(..below) {
-                Some([.., entry]) if entry.is_tombstone() && entry.main < compacted => below,
-                Some([.., deletion, _]) if deletion.is_tombstone() && deletion.main == compacted => below - 2,
-                Some([.., _]) if planted::is(Bug::CompactionDropsCurrent) => below,
-                Some([.., _]) => below - 1,
-                _ => 0,
+    // The runs that have something left, by the key at hand and then by age, the first at the end.
+    let mut order: Vec<usize> = (0..runs.len()).filter(|&at| runs[at].entry.is_some()).collect();
+    order.sort_by(|&a, &b| (runs[b].reader.key(), b).cmp(&(runs[a].reader.key(), a)));
+    let mut history: Vec<Entry<'static>> = Vec::new();
+    let mut key = Vec::new();
+    // True if it is known that only the first of them has the key at hand.
+    let mut is_alone = false;
+    while let Some(&first) = order.last() {
+        key.clear();
+        key.extend_from_slice(runs[first].reader.key());
+        history.clear();
+        is_alone = is_alone
+            || match order.as_slice() {
+                [.., next, _] => runs[*next].reader.key() != key,
+                _ => true,
             };
-            for entry in history.iter().skip(kept) {
-                self.push(&entry.loaded(&key))?;
+        if is_alone {
+            // As most keys are: only one run has them.
+            runs[first].take_history(&mut history)?;
+            // It stays the first if its next key is below those of all others.
+            is_alone = match order.as_slice() {
+                _ if runs[first].entry.is_none() => false,
+                [.., next, _] => runs[first].reader.key() < runs[*next].reader.key(),
+                _ => true,
+            };
+            if !is_alone {
+                order.pop();
+                put_in_order(&mut order, runs, first);
+            }
+        } else {
+            while let Some(at) = order.pop_if(|at| runs[*at].reader.key() == key) {
+                runs[at].take_history(&mut history)?;
+                put_in_order(&mut order, runs, at);
             }
         }
-        Ok(())
+        // The newest at or below the compact revision stays, unless it is a deletion below it. So does a deletion
+        // at it that a put of the same revision follows.
+        let below = history.iter().take_while(|entry| entry.main <= compacted).count();
+        let kept = match history.get(..below) {
+            Some([.., entry]) if entry.is_tombstone() && entry.main < compacted => below,
+            Some([.., deletion, _]) if deletion.is_tombstone() && deletion.main == compacted => below - 2,
+            Some([.., _]) if planted::is(Bug::CompactionDropsCurrent) => below,
+            Some([.., _]) => below - 1,
+            _ => 0,
+        };
+        for entry in history.iter().skip(kept) {
+            if !visit(&key, entry)? {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds a run to those that have something left, unless it has nothing.
+fn put_in_order<I, B>(order: &mut Vec<usize>, runs: &[RunReader<I, B>], at: usize) {
+    if runs[at].entry.is_some() {
+        let next = (runs[at].reader.key(), at);
+        let place = order.partition_point(|&other| (runs[other].reader.key(), other) > next);
+        order.insert(place, at);
     }
 }
 
@@ -259,10 +381,14 @@ pub(crate) struct RunReader<I, B> {
     reader: EntryReader,
     /// Entries read.
     entries: u64,
-    /// The block at hand, and where its next entry begins; for [`RunReader::advance`].
-    block: Option<(B, usize)>,
+    /// The block at hand, for [`RunReader::advance`].
+    block: Option<B>,
+    /// Where its next entry begins.
+    at: usize,
     /// The entry at hand.
     entry: Option<Entry<'static>>,
+    /// True if it has the key of the entry before it.
+    same_key: bool,
 }
 
 impl<I, B, E> RunReader<I, B>
@@ -272,7 +398,35 @@ where
 {
     pub fn new(blocks: I, from: Revision, through: Revision) -> Self {
         let reader = EntryReader::default();
-        RunReader { blocks, from, through, reader, entries: 0, block: None, entry: None }
+        RunReader {
+            blocks,
+            from,
+            through,
+            reader,
+            entries: 0,
+            block: None,
+            at: 0,
+            entry: None,
+            same_key: false,
+        }
+    }
+
+    /// Tells `visit` of each key and version, as they stand in the run, until it says no. A base run holds nothing that its
+    /// own compact revision made unreadable.
+    fn each(
+        &mut self,
+        visit: &mut impl FnMut(&[u8], &Entry<'static>) -> Result<bool, RestoreError<E>>,
+    ) -> Result<(), RestoreError<E>> {
+        while let Some(block) = self.fetch()? {
+            let mut input = Input(block.as_ref().get(1..).unwrap_or_default());
+            while !input.is_empty() {
+                let entry = self.take(&mut input)?;
+                if !visit(self.reader.key(), &entry)? {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The next block of keys; `None` behind the end block.
@@ -311,23 +465,43 @@ where
         Ok(Entry { payload: crate::image::Payload::Place(entry.value()), ..entry })
     }
 
+    /// Takes the entry at hand and those behind it that have its key.
+    fn take_history(&mut self, history: &mut Vec<Entry<'static>>) -> Result<(), RestoreError<E>> {
+        while let Some(entry) = self.entry {
+            history.push(entry);
+            self.advance()?;
+            if !self.same_key {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on to the next entry.
     fn advance(&mut self) -> Result<(), RestoreError<E>> {
+        // Only where a block begins does the reader not know the key before.
+        let mut before = None;
         loop {
-            if let Some((block, at)) = self.block.take() {
+            if let Some(block) = self.block.take() {
                 let bytes = block.as_ref();
-                if let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+                if let Some(rest) = bytes.get(self.at..).filter(|rest| !rest.is_empty()) {
                     let mut input = Input(rest);
                     let entry = self.take(&mut input)?;
-                    let at = bytes.len() - input.0.len();
+                    self.at = bytes.len() - input.0.len();
                     self.entry = Some(entry);
-                    self.block = Some((block, at));
+                    self.same_key = match before {
+                        Some(before) => self.reader.key() == before,
+                        None => self.reader.same_key(),
+                    };
+                    self.block = Some(block);
                     return Ok(());
                 }
             }
+            before.get_or_insert_with(|| self.reader.key().to_vec());
             match self.fetch()? {
-                Some(block) => self.block = Some((block, 1)),
+                Some(block) => (self.block, self.at) = (Some(block), 1),
                 None => {
-                    self.entry = None;
+                    (self.entry, self.same_key) = (None, false);
                     return Ok(());
                 }
             }

@@ -7,7 +7,7 @@ use crate::as_of::{AsOf, Overtaken};
 use crate::codec::{Malformed, put_u64};
 use crate::image::{
     BLOCK_BYTES, END, Entry, EntryWriter, Head, Intake, KEYS, Payload, RestoreError, RunReader, RunWriter,
-    SavedHead,
+    SavedHead, merge,
 };
 use crate::machine::{Machine, Rules};
 use crate::snapshot::SnapshotVersion;
@@ -227,8 +227,9 @@ impl Assembly {
             members: head.members,
             auth: head.auth,
         };
+        let compacted = saved.compact_revision;
         let mut intake = Intake::new(saved, versions);
-        intake.merge(&mut readers)?;
+        merge(&mut readers, compacted, &mut |key, entry| intake.push(&entry.loaded(key)).map(|()| true))?;
         intake.finish(self.rules)
     }
 

@@ -7,7 +7,7 @@ use api::etcdserverpb::{
     LeaseRevokeRequest, PutRequest,
 };
 use bytes::Bytes;
-use mainstay_machine::image::{RestoreError, RunWriter, restore};
+use mainstay_machine::image::{RestoreError, RunWriter, Versions, begin, restore};
 use mainstay_machine::{Machine, Malformed, Rules};
 use numbers::{Index, LeaseId, Revision};
 use prost::Message as _;
@@ -28,8 +28,41 @@ pub fn run(machine: &mut Machine, from: Revision) -> Blocks {
     std::iter::from_fn(|| writer.next_block().expect("a held view has everything")).collect()
 }
 
+/// Restores at once, and in two halves, which has the same outcome.
 pub fn restored(runs: &[Blocks]) -> Result<Machine, RestoreError<Infallible>> {
-    restore(RULES, runs.iter().map(|run| run.iter().map(Ok)).collect())
+    let whole = restore(RULES, runs.iter().map(|run| run.iter().map(Ok)).collect());
+    match (&whole, restored_in_halves(runs, 3)) {
+        (Ok(_), Ok(mut halves)) => {
+            let mut whole = restore(RULES, runs.iter().map(|run| run.iter().map(Ok)).collect())?;
+            assert_eq!(run(&mut whole, Revision(0)), run(&mut halves, Revision(0)));
+            assert_eq!(whole.usage(), halves.usage());
+            assert_eq!(whole.in_use_bytes(), halves.in_use_bytes());
+        }
+        (whole, halves) => assert_eq!(whole.as_ref().err(), halves.err().as_ref()),
+    }
+    whole
+}
+
+fn restored_in_halves(runs: &[Blocks], versions_max: usize) -> Result<Machine, RestoreError<Infallible>> {
+    let (reading, mut building) = begin(runs.iter().map(|run| run.iter().map(Ok)).collect())?;
+    // Memory that was used before is given back now and then, as the other thread would.
+    let (mut pieces, mut used) = (Vec::new(), Vec::<Versions>::new());
+    let mut built = Ok(());
+    let read = reading.read(versions_max, |versions| {
+        pieces.push(versions);
+        if pieces.len() % 3 == 0 {
+            for mut versions in pieces.drain(..) {
+                built = built.clone().and_then(|()| building.take(&versions));
+                versions.clear();
+                used.push(versions);
+            }
+        }
+        built.is_ok().then(|| used.pop().unwrap_or_default())
+    });
+    for versions in &pieces {
+        built = built.and_then(|()| building.take(versions));
+    }
+    built.and(read).and_then(|()| building.finish(RULES))
 }
 
 pub fn put(key: &str, value: &str, lease: i64) -> InternalRaftRequest {
@@ -181,7 +214,16 @@ fn a_long_history_spans_blocks() {
     };
     assert_eq!(versions(&machine, Revision(1)), versions(&back, Revision(1)));
     assert_eq!(back.leases.get(LeaseId(5)), machine.leases.get(LeaseId(5)));
+    // Merged with a run that has one of its keys too, and compacted amid the history.
+    let saved = machine.store.current_revision();
+    for key in ["key", "between", "key"] {
+        execute(&mut machine, &journal, &put(key, "v", 0));
+    }
+    let back = restored(&[base.clone(), run(&mut machine, saved)]).unwrap();
+    assert_eq!(versions(&machine, Revision(1)), versions(&back, Revision(1)));
     machine.store.compact(half).unwrap();
+    let back = restored(&[base, run(&mut machine, saved)]).unwrap();
+    assert_eq!(versions(&machine, half), versions(&back, half));
     let mut back = restored(&[run(&mut machine, Revision(0))]).unwrap();
     assert_eq!(versions(&machine, half), versions(&back, half));
     while !machine.compact_step(1000) {}
