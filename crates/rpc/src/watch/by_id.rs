@@ -4,18 +4,14 @@ use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 
 /// Things by watch id, in ascending order.
+#[derive(Default)]
 pub(super) enum ById<T> {
+    #[default]
     None,
     One(i64, T),
     /// A client decides how many watches its stream has, and which ids.
     #[expect(clippy::box_collection, reason = "few streams have more than one watch")]
     Many(Box<BTreeMap<i64, T>>),
-}
-
-impl<T> Default for ById<T> {
-    fn default() -> ById<T> {
-        ById::None
-    }
 }
 
 impl<T> ById<T> {
