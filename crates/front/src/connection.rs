@@ -945,6 +945,7 @@ mod tests {
         let serving = size_of::<Serving<Stream, (OpenSlot, mpsc::Sender<()>)>>();
         assert!(serving <= 280, "the future that serves a connection has {serving} bytes");
         let around = size_of::<ConnectionContext>();
-        assert!(around <= 496, "what the calls of a connection share has {around} bytes");
+        // With the 16 bytes of a counted pointer they are 448, and the allocator has pieces of that size.
+        assert!(around <= 432, "what the calls of a connection share has {around} bytes");
     }
 }
