@@ -15,8 +15,9 @@ pub(crate) struct Assembler {
     message_bytes_max: usize,
     /// True if `grpc-encoding` announced gzip.
     gzip: bool,
-    /// The beginning of a message that spans payloads, prefix included.
-    partial: BytesMut,
+    /// The beginning of a message that spans payloads, prefix included; it is not empty. Few messages do, and streams are open
+    /// for days.
+    partial: Option<Box<BytesMut>>,
 }
 
 /// A message and how long it was on the wire.
@@ -28,17 +29,17 @@ pub(crate) struct Assembled {
 
 impl Assembler {
     pub(crate) fn new(message_bytes_max: usize, gzip: bool) -> Assembler {
-        Assembler { message_bytes_max, gzip, partial: BytesMut::new() }
+        Assembler { message_bytes_max, gzip, partial: None }
     }
 
     /// Returns true if a message has begun and is not whole.
     pub(crate) fn is_mid_message(&self) -> bool {
-        !self.partial.is_empty()
+        self.partial.is_some()
     }
 
     /// Returns the announced length of the unfinished message, if its prefix has arrived.
     pub(crate) fn announced(&self) -> Option<usize> {
-        match self.partial[..] {
+        match self.partial.as_deref()?[..] {
             [_, a, b, c, d, ..] => Some(u32::from_be_bytes([a, b, c, d]) as usize),
             _ => None,
         }
@@ -48,7 +49,7 @@ impl Assembler {
     /// comes with the next payload. A message has memory of its own, just as much as it needs. After an error the stream is
     /// of no use.
     pub(crate) fn cut(&mut self, payload: &mut &[u8]) -> Result<Option<Assembled>, Status> {
-        if self.partial.is_empty()
+        if self.partial.is_none()
             && let Some(len) = self.checked_len(payload)?
             && let Some((whole, rest)) = payload.split_at_checked(PREFIX_BYTES + len)
         {
@@ -57,13 +58,20 @@ impl Assembler {
             let message = if whole[0] == 1 { self.unpacked(body)? } else { Bytes::copy_from_slice(body) };
             return Ok(Some(Assembled { message, wire_bytes: len }));
         }
-        self.gather(PREFIX_BYTES, payload);
-        let Some(len) = self.checked_len(&self.partial)? else { return Ok(None) };
-        self.gather(PREFIX_BYTES + len, payload);
-        if self.partial.len() < PREFIX_BYTES + len {
+        if payload.is_empty() && self.partial.is_none() {
             return Ok(None);
         }
-        let whole = std::mem::take(&mut self.partial);
+        let mut partial = self.partial.take().unwrap_or_default();
+        gather(&mut partial, PREFIX_BYTES, payload);
+        let len = self.checked_len(&partial)?;
+        if let Some(len) = len {
+            gather(&mut partial, PREFIX_BYTES + len, payload);
+        }
+        let Some(len) = len.filter(|len| partial.len() == PREFIX_BYTES + len) else {
+            self.partial = Some(partial);
+            return Ok(None);
+        };
+        let whole = *partial;
         let message = if whole[0] == 1 {
             self.unpacked(&whole[PREFIX_BYTES..])?
         } else {
@@ -72,16 +80,6 @@ impl Assembler {
             body
         };
         Ok(Some(Assembled { message, wire_bytes: len }))
-    }
-
-    /// Adds to the beginning until it has so many bytes.
-    fn gather(&mut self, until: usize, payload: &mut &[u8]) {
-        let n = until.saturating_sub(self.partial.len()).min(payload.len());
-        if n > 0 {
-            self.partial.reserve(until - self.partial.len());
-            self.partial.extend_from_slice(&payload[..n]);
-            *payload = &payload[n..];
-        }
     }
 
     fn checked_len(&self, bytes: &[u8]) -> Result<Option<usize>, Status> {
@@ -109,6 +107,16 @@ impl Assembler {
 
     fn unpacked(&self, body: &[u8]) -> Result<Bytes, Status> {
         gzip::unpack(body, self.message_bytes_max)
+    }
+}
+
+/// Adds to the beginning of a message until it has so many bytes.
+fn gather(partial: &mut BytesMut, until: usize, payload: &mut &[u8]) {
+    let n = until.saturating_sub(partial.len()).min(payload.len());
+    if n > 0 {
+        partial.reserve(until - partial.len());
+        partial.extend_from_slice(&payload[..n]);
+        *payload = &payload[n..];
     }
 }
 

@@ -186,7 +186,7 @@ pub(crate) struct Waiting {
 pub(crate) enum Call {
     Waiting(Box<Waiting>),
     Gathering(Box<Gathering>),
-    Pending(Pending),
+    Pending(Box<Pending>),
     Finished(Box<Finished>),
     Pieces(Box<Pieces>),
     Streaming(Box<Streaming>),
@@ -399,8 +399,8 @@ impl Gathering {
             Unary::Later(future) => {
                 let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
                 charge.raise_to(CALL_BYTES + bytes);
-                Pending { future, responder: self.responder, method, gzip: self.gzip, charge }
-                    .step(around, cx)
+                let (responder, gzip) = (self.responder, self.gzip);
+                Box::new(Pending { future, responder, method, gzip, charge }).step(around, cx)
             }
         }
     }
@@ -412,7 +412,7 @@ const NO_MESSAGE: Status = Status::new(Code::Unknown, "EOF");
 const TRUNCATED_CALL: Status = Status::new(Code::Unknown, "unexpected EOF");
 
 impl Pending {
-    fn step(mut self, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+    fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         match self.future.as_mut().poll(cx) {
             Poll::Ready(result) => {
                 answer(around, self.responder, self.method, self.gzip, result, Some(self.charge), 0, cx)

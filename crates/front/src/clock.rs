@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::time::sleep_until;
 
@@ -17,12 +17,25 @@ use stdx::race;
 #[derive(Default)]
 pub(crate) struct Clock(RefCell<Alarms>);
 
-#[derive(Default)]
 struct Alarms {
-    /// Times, with places of connections in [`ShardState::connections`].
-    set: BTreeSet<(Instant, u32)>,
+    /// Time at which the clock began.
+    epoch: Instant,
+    /// Nanoseconds since then, with places of connections in [`ShardState::connections`].
+    set: BTreeSet<(u64, u32)>,
     /// Of the task that waits for the first of them.
     keeper: Option<Waker>,
+}
+
+impl Default for Alarms {
+    fn default() -> Alarms {
+        Alarms { epoch: Instant::now(), set: BTreeSet::new(), keeper: None }
+    }
+}
+
+impl Alarms {
+    fn nanoseconds(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)
+    }
 }
 
 impl Clock {
@@ -30,8 +43,9 @@ impl Clock {
     pub(crate) fn set(&self, place: u32, before: Option<Instant>, at: Instant) {
         let alarms = &mut *self.0.borrow_mut();
         if let Some(before) = before {
-            alarms.set.remove(&(before, place));
+            alarms.set.remove(&(alarms.nanoseconds(before), place));
         }
+        let at = alarms.nanoseconds(at);
         alarms.set.insert((at, place));
         if alarms.set.first() == Some(&(at, place))
             && let Some(keeper) = alarms.keeper.take()
@@ -42,19 +56,22 @@ impl Clock {
 
     /// Removes the alarm of a connection that is over.
     pub(crate) fn clear(&self, place: u32, at: Instant) {
-        self.0.borrow_mut().set.remove(&(at, place));
+        let alarms = &mut *self.0.borrow_mut();
+        alarms.set.remove(&(alarms.nanoseconds(at), place));
     }
 
     /// Takes out an alarm that is due.
     fn due(&self, now: Instant) -> Option<u32> {
         let alarms = &mut *self.0.borrow_mut();
+        let now = alarms.nanoseconds(now);
         let first = alarms.set.first().filter(|(at, _)| *at <= now).copied()?;
         alarms.set.remove(&first);
         Some(first.1)
     }
 
     fn first(&self) -> Option<Instant> {
-        self.0.borrow().set.first().map(|(at, _)| *at)
+        let alarms = self.0.borrow();
+        alarms.set.first().map(|(at, _)| alarms.epoch + Duration::from_nanos(*at))
     }
 }
 
@@ -90,8 +107,6 @@ pub(crate) async fn keep(shard: &ShardState) -> Infallible {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

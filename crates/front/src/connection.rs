@@ -865,7 +865,7 @@ impl Connection {
             http2.gather();
             http2.output().is_pongs_only()
         };
-        let may_wait = is_pongs && self.calls.pending() > 0 && !self.is_closing;
+        let may_wait = is_pongs && !self.is_closing && self.calls.awaits_answer();
         let due = self.pongs_due().unwrap_or(now + PONG_PATIENCE);
         let waits = may_wait && now < due;
         if waits || self.pongs_due().is_some() {
@@ -976,6 +976,7 @@ mod tests {
         let serving = size_of::<Serving<Stream, (OpenSlot, mpsc::Sender<()>)>>();
         assert!(serving <= 280, "the future that serves a connection has {serving} bytes");
         let around = size_of::<ConnectionContext>();
-        assert!(around <= 496, "what the calls of a connection share has {around} bytes");
+        // With the 16 bytes of a counted pointer they are 448, and the allocator has pieces of that size.
+        assert!(around <= 432, "what the calls of a connection share has {around} bytes");
     }
 }

@@ -57,7 +57,7 @@ pub(crate) struct ConnectionContext {
     /// Bytes charged for what waits in streams, both ways.
     waiting_charged: Cell<usize>,
     /// Calls that wait for the client and may stall.
-    pub(crate) stallable: Cell<usize>,
+    pub(crate) stallable: Cell<u32>,
     /// Work of the connection's turn.
     pub(crate) made: Made,
     /// The calls that are open, and the last one, may wait a little, see [`Service::may_wait`].

@@ -9,13 +9,21 @@ use http2::Fields;
 #[derive(Clone, Default)]
 pub struct Metadata {
     received: Option<Arc<Fields>>,
-    own: Vec<(Box<str>, Box<[u8]>)>,
+    #[expect(clippy::box_collection, reason = "open streams keep it, and most have nothing of their own")]
+    own: Option<Box<Vec<Own>>>,
 }
 
+/// Key and value.
+type Own = (Box<str>, Box<[u8]>);
+
 impl Metadata {
+    fn own(&self) -> &[Own] {
+        self.own.as_deref().map_or(&[], Vec::as_slice)
+    }
+
     /// The first value under this (lower case) key.
     pub fn get(&self, key: &str) -> Option<&[u8]> {
-        let own = self.own.iter().find(|(its, _)| **its == *key).map(|(_, value)| &**value);
+        let own = self.own().iter().find(|(its, _)| **its == *key).map(|(_, value)| &**value);
         own.or_else(|| self.received.as_ref()?.get(key.as_bytes()))
     }
 
@@ -26,27 +34,28 @@ impl Metadata {
 
     /// Puts a value under a (lower case) key, in place of those that are there.
     pub fn insert(&mut self, key: &str, value: impl AsRef<[u8]>) {
-        self.own.retain(|(its, _)| **its != *key);
-        self.own.push((key.into(), value.as_ref().into()));
+        let own = self.own.get_or_insert_default();
+        own.retain(|(its, _)| **its != *key);
+        own.push((key.into(), value.as_ref().into()));
     }
 
     /// Bytes of memory that it takes.
     pub fn heap_bytes(&self) -> usize {
-        let own: usize = self.own.iter().map(|(key, value)| key.len() + value.len() + 64).sum();
+        let own: usize = self.own().iter().map(|(key, value)| key.len() + value.len() + 64).sum();
         own + self.received.as_ref().map_or(0, |fields| fields.heap_bytes())
     }
 }
 
 impl From<Arc<Fields>> for Metadata {
     fn from(fields: Arc<Fields>) -> Metadata {
-        Metadata { received: Some(fields), own: Vec::new() }
+        Metadata { received: Some(fields), own: None }
     }
 }
 
 impl From<&HeaderMap> for Metadata {
     fn from(headers: &HeaderMap) -> Metadata {
         let own = headers.iter().map(|(name, value)| (name.as_str().into(), value.as_bytes().into()));
-        Metadata { received: None, own: own.collect() }
+        Metadata { received: None, own: Some(Box::new(own.collect())) }
     }
 }
 
@@ -54,7 +63,7 @@ impl fmt::Debug for Metadata {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Values may be secrets.
         let received = self.received.iter().flat_map(|fields| fields.regular().map(|(name, _)| name));
-        let names = self.own.iter().map(|(key, _)| key.as_bytes()).chain(received);
+        let names = self.own().iter().map(|(key, _)| key.as_bytes()).chain(received);
         f.debug_set().entries(names.map(String::from_utf8_lossy)).finish()
     }
 }

@@ -1,7 +1,7 @@
 //! The sending side of a streaming call: a service puts messages into [`Outbound`], the connection sends them. What is
 //! unsent is bounded per stream. It knows neither the socket nor other calls.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -177,7 +177,7 @@ struct Local {
 pub(crate) struct Sending {
     state: RefCell<State>,
     /// Of whoever waits until the stream holds less.
-    waker: RefCell<Option<Waker>>,
+    waker: Cell<Option<Waker>>,
     account: Rc<Account>,
     shard: Rc<ShardState>,
     gzip: bool,
@@ -206,7 +206,7 @@ impl Sending {
     ) -> Rc<Sending> {
         Rc::new(Sending {
             state: RefCell::new(state),
-            waker: RefCell::new(None),
+            waker: Cell::new(None),
             account: account.clone(),
             shard: shard.clone(),
             gzip,
@@ -244,16 +244,13 @@ impl Sending {
             State::Open(responder) => responder.want_room(),
             State::Local(local) => return local.ledger.wake_on_release(waker),
         }
-        let mut slot = self.waker.borrow_mut();
-        if !slot.as_ref().is_some_and(|old| old.will_wake(waker)) {
-            *slot = Some(waker.clone());
-        }
+        let before = self.waker.take().filter(|old| old.will_wake(waker));
+        self.waker.set(Some(before.unwrap_or_else(|| waker.clone())));
     }
 
     /// Wakes whoever waits until the stream holds less, or is over.
     pub(crate) fn wake(&self) {
-        let waker = self.waker.borrow_mut().take();
-        waker.into_iter().for_each(Waker::wake);
+        self.waker.take().into_iter().for_each(Waker::wake);
     }
 
     /// Takes the next message of a call without a stream of HTTP/2.

@@ -17,8 +17,10 @@ pub(crate) struct Turn {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Slots of calls to poll; a slot may stand here twice or belong to a newer call by now.
-    ready: Vec<u32>,
+    /// Slots of calls to poll; a slot may stand here twice or belong to a newer call by now. In a box, which a connection that
+    /// rests does without.
+    #[expect(clippy::box_collection, reason = "an idle connection has two words less")]
+    ready: Option<Box<Vec<u32>>>,
     task: Option<Waker>,
 }
 
@@ -47,7 +49,9 @@ impl Turn {
 
     /// Moves the ready slots into `slots`.
     pub(crate) fn take_ready(&self, slots: &mut Vec<u32>) {
-        slots.append(&mut self.queue().ready);
+        if let Some(ready) = &mut self.queue().ready {
+            slots.append(ready);
+        }
     }
 
     /// Forgets the transport's wakes so far, because it is about to be polled.
@@ -58,7 +62,7 @@ impl Turn {
     /// Ends the turn if nothing became ready meanwhile; otherwise returns false and the turn goes on.
     pub(crate) fn end(&self) -> bool {
         let queue = self.queue();
-        if !queue.ready.is_empty() || self.transport.load(SeqCst) {
+        if queue.ready.as_ref().is_some_and(|ready| !ready.is_empty()) || self.transport.load(SeqCst) {
             return false;
         }
         // A transport wake from another thread stores its flag first and looks at `awake` second; this stores
@@ -84,12 +88,15 @@ impl Turn {
 
     /// Gives back memory that only makes the next turn cheaper.
     pub(crate) fn rest(&self) {
-        self.queue().ready.shrink_to_fit();
+        let ready = &mut self.queue().ready;
+        if ready.as_ref().is_some_and(|slots| slots.is_empty()) {
+            *ready = None;
+        }
     }
 
     fn push(&self, slot: u32) {
         let mut queue = self.queue();
-        queue.ready.push(slot);
+        queue.ready.get_or_insert_default().push(slot);
         if !self.awake.swap(true, SeqCst) {
             Turn::wake_task(queue);
         }

@@ -125,6 +125,8 @@ pub(crate) struct Buckets {
     pub(crate) pings: Bucket,
     pub(crate) empty_data: Bucket,
     pub(crate) goaways: Bucket,
+    /// Bytes of calls that had been sent when the last PING came.
+    pub(crate) sent_before_ping: u64,
 }
 
 impl Buckets {
@@ -148,6 +150,18 @@ pub(crate) struct Lists {
     pub(crate) writable: Vec<Key>,
     /// Those that GOAWAY ended.
     pub(crate) cut_off: Vec<Key>,
+    pub(crate) queued: Queued,
+}
+
+/// What waits in all streams.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Queued {
+    /// Bytes of bodies.
+    pub(crate) bytes: usize,
+    /// Of these, bytes that others send too.
+    pub(crate) shared_bytes: usize,
+    /// Pieces of bodies, and trailers.
+    pub(crate) pieces: usize,
 }
 
 /// One HTTP/2 connection as seen from one end.
@@ -179,12 +193,6 @@ pub struct Connection {
     /// A header block whose frames have not all come.
     pub(crate) assembly: Option<Box<Assembly>>,
     pub(crate) lists: Option<Box<Lists>>,
-    /// Bytes of bodies that wait in streams.
-    pub(crate) queued: usize,
-    /// Of these, bytes that others send too.
-    pub(crate) queued_shared: usize,
-    /// Pieces of bodies and trailers that wait in streams.
-    pub(crate) pieces: usize,
     /// Highest stream that the other end opened.
     pub(crate) last_peer_stream: u32,
     /// Highest stream of the other end that is taken, as it was told.
@@ -215,8 +223,6 @@ pub struct Connection {
     /// Highest stream of this end that the other end takes, as it told last.
     pub(crate) peer_last_taken: u32,
     pub(crate) buckets: Option<Box<Buckets>>,
-    /// Bytes of calls that had been sent when the last PING came.
-    pub(crate) sent_before_ping: u64,
 }
 
 impl Connection {
@@ -239,9 +245,6 @@ impl Connection {
             closed: Closed::default(),
             assembly: None,
             lists: None,
-            queued: 0,
-            queued_shared: 0,
-            pieces: 0,
             last_peer_stream: 0,
             last_taken: STREAM_MAX,
             next_stream: if role == Role::Client { 1 } else { 2 },
@@ -259,7 +262,6 @@ impl Connection {
             peer_is_leaving: false,
             peer_last_taken: STREAM_MAX,
             buckets: None,
-            sent_before_ping: 0,
         };
         connection.greet();
         connection
@@ -337,19 +339,23 @@ impl Connection {
         self.streams.iter().map(|(key, _)| key)
     }
 
+    fn queued(&self) -> Queued {
+        self.lists.as_ref().map_or(Queued::default(), |lists| lists.queued)
+    }
+
     /// Bytes of bodies that wait in streams for windows or their turn.
     pub fn queued_bytes(&self) -> usize {
-        self.queued
+        self.queued().bytes
     }
 
     /// Of [`Connection::queued_bytes`], those of payloads that others send too ([`crate::Payload::shared`]).
     pub fn queued_shared_bytes(&self) -> usize {
-        self.queued_shared
+        self.queued().shared_bytes
     }
 
     /// Pieces of bodies, and trailers, that wait in streams. Each takes some 60 bytes of memory besides its own.
     pub fn queued_pieces(&self) -> usize {
-        self.pieces
+        self.queued().pieces
     }
 
     /// Returns true if the other end has begun a header block and not ended it.
@@ -384,8 +390,11 @@ impl Connection {
         self.decoder.rest();
         self.encoder.rest();
         self.streams.rest();
-        let is_unused =
-            |lists: &Lists| lists.ready.is_empty() && lists.writable.is_empty() && lists.cut_off.is_empty();
+        let is_unused = |lists: &Lists| {
+            let is_listed =
+                !(lists.ready.is_empty() && lists.writable.is_empty() && lists.cut_off.is_empty());
+            !is_listed && lists.queued.pieces == 0
+        };
         if self.lists.as_deref().is_some_and(is_unused) {
             self.lists = None;
         }
@@ -481,7 +490,7 @@ impl Connection {
         self.streams = Streams::default();
         self.assembly = None;
         self.lists = None;
-        (self.queued, self.queued_shared, self.pieces, self.unreleased) = (0, 0, 0, 0);
+        self.unreleased = 0;
         self.settings_sent = None;
     }
 
@@ -525,9 +534,10 @@ impl Connection {
             Gone::Ended | Gone::Unknown => self.closed.add_ended(key.id),
         }
         if let Some(backlog) = &stream.backlog {
-            self.queued -= backlog.bytes;
-            self.queued_shared -= backlog.shared_bytes;
-            self.pieces -= backlog.queue.len();
+            let queued = &mut self.lists.get_or_insert_default().queued;
+            queued.bytes -= backlog.bytes;
+            queued.shared_bytes -= backlog.shared_bytes;
+            queued.pieces -= backlog.queue.len();
         }
         if stream.unreleased > 0 {
             self.unreleased -= u64::from(stream.unreleased);

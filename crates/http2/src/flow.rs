@@ -46,42 +46,54 @@ pub(crate) struct Growth {
     /// Receive window of each stream that sends, in bytes.
     pub(crate) target: u32,
     max: u32,
-    /// Bytes since the ping that is not answered yet.
-    came: Option<u32>,
-    /// Time since which there is a pause after a measurement.
-    paused: Option<u32>,
+    measuring: Measuring,
+}
+
+/// How far a measurement is.
+#[derive(Clone, Copy, Debug)]
+enum Measuring {
+    /// The next one may begin.
+    No,
+    /// So many bytes came since the ping that is not answered yet.
+    Came(u32),
+    /// There is a pause since this time, after a measurement.
+    Paused(u32),
 }
 
 impl Growth {
     pub(crate) fn new(target: u32, max: u32) -> Growth {
-        Growth { target, max: max.min(WINDOW_BYTES_MAX), came: None, paused: None }
+        Growth { target, max: max.min(WINDOW_BYTES_MAX), measuring: Measuring::No }
     }
 
     /// Notes that a DATA frame of so many bytes came, after which the stream may send `may_receive` more, while the consumer
     /// holds `unreleased`. Returns true if a ping is to be sent now.
     pub(crate) fn received(&mut self, bytes: u32, may_receive: i64, unreleased: u32, now: u32) -> bool {
-        if let Some(came) = &mut self.came {
-            *came = came.saturating_add(bytes);
-            return false;
-        }
-        let is_due = self.paused.is_none_or(|since| now.wrapping_sub(since) >= PAUSE_MS);
+        let is_due = match &mut self.measuring {
+            Measuring::Came(came) => {
+                *came = came.saturating_add(bytes);
+                return false;
+            }
+            Measuring::Paused(since) => now.wrapping_sub(*since) >= PAUSE_MS,
+            Measuring::No => true,
+        };
         if self.target >= self.max || may_receive > i64::from(self.target / 2) || !is_due {
             return false;
         }
         // What came before belongs to the same burst, unless it waits for the consumer.
         let before = i64::from(self.target) - may_receive - i64::from(unreleased);
-        self.came =
-            Some(u32::try_from(before.max(0)).map_or(u32::MAX, |before| before.saturating_add(bytes)));
+        let before = u32::try_from(before.max(0)).unwrap_or(u32::MAX);
+        self.measuring = Measuring::Came(before.saturating_add(bytes));
         true
     }
 
     /// The ping is answered.
     pub(crate) fn measured(&mut self, now: u32) {
-        let Some(came) = self.came.take() else { return };
+        let Measuring::Came(came) = self.measuring else { return };
+        self.measuring = Measuring::No;
         if u64::from(came) * 3 / 2 >= u64::from(self.target) {
             self.target = self.target.saturating_mul(2).min(self.max);
         } else {
-            self.paused = Some(now);
+            self.measuring = Measuring::Paused(now);
         }
     }
 }

@@ -35,7 +35,7 @@ pub struct Limits {
     pub early_resets: Rate,
     /// Streams that this end has to reset or refuse because of what the other end sent ("made you reset", CVE-2025-8671).
     pub provoked_resets: Rate,
-    /// SETTINGS frames, acknowledgements not counted (CVE-2019-9515).
+    /// SETTINGS frames, the first and acknowledgements not counted (CVE-2019-9515).
     pub settings: Rate,
     /// PING frames, acknowledgements not counted (CVE-2019-9512). What is sent of calls makes up for all before it: clients of
     /// gRPC measure the network with a ping for each answer.

@@ -117,7 +117,8 @@ impl Connection {
     }
 
     fn frame<'a>(&mut self, head: Head, payload: &'a [u8]) -> Taken<'a> {
-        if self.phase == Phase::FirstSettings {
+        let is_first = self.phase == Phase::FirstSettings;
+        if is_first {
             if head.kind != kind::SETTINGS || head.has(flag::ACK) {
                 return Err(protocol("the first frame is not SETTINGS"));
             }
@@ -133,7 +134,7 @@ impl Connection {
             kind::HEADERS => self.headers(head, payload),
             kind::PRIORITY => self.priority(head, payload),
             kind::RST_STREAM => self.reset_came(head, payload),
-            kind::SETTINGS => self.settings(head, payload),
+            kind::SETTINGS => self.settings(head, payload, is_first),
             kind::PUSH_PROMISE => Err(protocol("a push that nobody allowed")),
             kind::PING => self.ping_came(head, payload),
             kind::GOAWAY => self.goaway(head, payload),
@@ -481,7 +482,7 @@ impl Connection {
         Ok(Some(Event::Reset { stream: key, reason, by_peer: true }))
     }
 
-    fn settings<'a>(&mut self, head: Head, payload: &[u8]) -> Taken<'a> {
+    fn settings<'a>(&mut self, head: Head, payload: &[u8], is_first: bool) -> Taken<'a> {
         if head.stream != 0 {
             return Err(protocol("SETTINGS for a stream"));
         }
@@ -492,7 +493,10 @@ impl Connection {
             self.settings_acknowledged();
             return Ok(None);
         }
-        self.count(Limit::Settings)?;
+        // All connections begin with one, which is no reason to keep count of what most never send again.
+        if !is_first {
+            self.count(Limit::Settings)?;
+        }
         let (pairs, []) = payload.as_chunks::<6>() else {
             return Err(frame_size("SETTINGS has not six bytes for each"));
         };
@@ -595,8 +599,9 @@ impl Connection {
         };
         if !head.has(flag::ACK) {
             let sent = self.output.appended_of_calls();
-            if std::mem::replace(&mut self.sent_before_ping, sent) != sent {
-                self.buckets.get_or_insert_default().pings = Bucket::default();
+            let buckets = self.buckets.get_or_insert_default();
+            if std::mem::replace(&mut buckets.sent_before_ping, sent) != sent {
+                buckets.pings = Bucket::default();
             }
             self.count(Limit::Pings)?;
             self.output.pong(eight);

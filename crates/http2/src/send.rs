@@ -391,14 +391,15 @@ impl Connection {
                 } else {
                     (payload.split_to(allowed), false)
                 };
-                self.queued -= part.len();
-                self.queued_shared -= part.shared_len();
+                let queued = &mut self.lists.get_or_insert_default().queued;
+                queued.bytes -= part.len();
+                queued.shared_bytes -= part.shared_len();
                 if let Some(backlog) = &mut stream.backlog {
                     backlog.bytes -= part.len();
                     backlog.shared_bytes -= part.shared_len();
                     if is_whole {
                         backlog.queue.pop_front();
-                        self.pieces -= 1;
+                        queued.pieces -= 1;
                     }
                     // What was long once and is short now gives its memory back.
                     let (len, places) = (backlog.queue.len(), backlog.queue.capacity());
@@ -428,7 +429,7 @@ impl Connection {
         // Nothing comes behind them.
         let backlog = self.streams.get_mut(key).and_then(|stream| stream.backlog.take());
         if let Some(Piece::Trailers(block)) = backlog.and_then(|mut backlog| backlog.queue.pop_front()) {
-            self.pieces -= 1;
+            self.lists.get_or_insert_default().queued.pieces -= 1;
             let more: Vec<(&[u8], &[u8])> =
                 block.more.iter().map(|(name, value)| (&**name, &**value)).collect();
             self.put_headers(key.id, true, &block.template, &more);
@@ -481,14 +482,15 @@ impl Connection {
             }
         }
         let backlog = stream.backlog.get_or_insert_default();
+        let queued = &mut self.lists.get_or_insert_default().queued;
         if let Piece::Data { payload, .. } = &piece {
             backlog.bytes += payload.len();
-            self.queued += payload.len();
+            queued.bytes += payload.len();
             backlog.shared_bytes += payload.shared_len();
-            self.queued_shared += payload.shared_len();
+            queued.shared_bytes += payload.shared_len();
         }
         backlog.queue.push_back(piece);
-        self.pieces += 1;
+        queued.pieces += 1;
         self.wake(key);
     }
 

@@ -264,16 +264,29 @@ impl Hasher for Mixer {
     }
 }
 
+/// No stream's: identifiers begin at 1.
+const NO_KEY: Key = Key { slot: 0, id: 0 };
+
 /// The open streams of a connection.
-#[derive(Default)]
 pub(crate) struct Streams {
     /// A connection has them once a stream was opened, until it rests without one.
     tables: Option<Box<Tables>>,
-    /// The stream that was found last: frames of one stream follow each other.
-    last: Option<Key>,
+    /// The stream that was found last: frames of one stream follow each other. [`NO_KEY`] if there is none.
+    last: Key,
     /// Places that were looked at by those who look at all streams.
     #[cfg(test)]
     looks: std::cell::Cell<usize>,
+}
+
+impl Default for Streams {
+    fn default() -> Streams {
+        Streams {
+            tables: None,
+            last: NO_KEY,
+            #[cfg(test)]
+            looks: std::cell::Cell::default(),
+        }
+    }
 }
 
 /// Places for streams up to which they are looked through for an identifier: that costs less than a map, and no memory.
@@ -282,7 +295,8 @@ const FEW: usize = 16;
 struct Tables {
     slots: Slab<Stream>,
     /// Places by identifier, if there are more than [`FEW`] places, used or not.
-    by_id: Option<HashMap<u32, u32, BuildHasherDefault<Mixer>>>,
+    #[expect(clippy::box_collection, reason = "most connections have few places, and three words less")]
+    by_id: Option<Box<HashMap<u32, u32, BuildHasherDefault<Mixer>>>>,
 }
 
 impl Default for Tables {
@@ -300,7 +314,7 @@ impl Tables {
             by_id.insert(id, slot);
         } else if self.slots.capacity() > FEW {
             let all = self.slots.iter().map(|(slot, stream)| (stream.id, slot as u32));
-            self.by_id = Some(all.collect());
+            self.by_id = Some(Box::new(all.collect()));
         }
         slot
     }
@@ -338,18 +352,16 @@ impl Streams {
         let id = stream.id;
         let slot = self.tables.get_or_insert_default().insert(stream);
         let key = Key { slot, id };
-        self.last = Some(key);
+        self.last = key;
         key
     }
 
     pub(crate) fn find(&mut self, id: u32) -> Option<Key> {
-        if let Some(last) = self.last
-            && last.id == id
-        {
-            return Some(last);
+        if self.last.id == id && id != NO_KEY.id {
+            return Some(self.last);
         }
         let key = Key { slot: self.tables.as_ref()?.find(id)?, id };
-        self.last = Some(key);
+        self.last = key;
         Some(key)
     }
 
@@ -363,8 +375,8 @@ impl Streams {
 
     pub(crate) fn remove(&mut self, key: Key) -> Option<Stream> {
         self.get(key)?;
-        if self.last == Some(key) {
-            self.last = None;
+        if self.last == key {
+            self.last = NO_KEY;
         }
         Some(self.tables.as_mut()?.remove(key))
     }

@@ -35,9 +35,10 @@ const LOOKS_PER_LEASE: usize = 4;
 #[derive(Clone, Copy, Debug)]
 struct Timer {
     deadline: Instant,
-    ttl: Duration,
-    /// The slot it stands in; `None` once it was given out as expired.
-    slot: Option<u64>,
+    /// Time from a renewal to the deadline, in nanoseconds: there may be millions of leases.
+    ttl_ns: u64,
+    /// The slot it stands in; [`NO_SLOT`] once it was given out as expired.
+    slot: u64,
     /// The last log entry that notes a time left of this lease, or takes such a note back.
     noted_by: Index,
     /// The lease does not expire before this time: a renewal came before its deadline and waits for its round.
@@ -55,7 +56,19 @@ struct Alone {
     looks: u64,
 }
 
+/// The slot of a lease that was given out.
+const NO_SLOT: u64 = u64::MAX;
+
 impl Timer {
+    fn slot(&self) -> Option<u64> {
+        (self.slot != NO_SLOT).then_some(self.slot)
+    }
+
+    /// The deadline after a renewal at `now`.
+    fn renewed(&self, now: Instant) -> Instant {
+        later(now, Duration::from_nanos(self.ttl_ns))
+    }
+
     fn ends(&self) -> Instant {
         self.held.map_or(self.deadline, |held| held.max(self.deadline))
     }
@@ -188,7 +201,7 @@ impl Expiry {
     fn slot_of(&self, deadline: Instant) -> u64 {
         let since = deadline.saturating_duration_since(self.epoch);
         // Rounded up: a lease is never early.
-        u64::try_from(since.as_nanos().div_ceil(SLOT.as_nanos())).unwrap_or(u64::MAX)
+        u64::try_from(since.as_nanos().div_ceil(SLOT.as_nanos())).unwrap_or(NO_SLOT - 1)
     }
 
     /// The last slot whose time has come.
@@ -202,14 +215,15 @@ impl Expiry {
         self.stop(id);
         let deadline = later(now, left);
         let slot = self.slot_of(deadline);
-        let timer = Timer { deadline, ttl, slot: Some(slot), noted_by: Index(0), held: None, alone: None };
+        let ttl_ns = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
+        let timer = Timer { deadline, ttl_ns, slot, noted_by: Index(0), held: None, alone: None };
         self.timers.insert(id, timer);
         self.queue.insert((slot, id));
     }
 
     /// Forgets a lease.
     pub fn stop(&mut self, id: LeaseId) {
-        if let Some(slot) = self.timers.remove(&id).and_then(|timer| timer.slot) {
+        if let Some(slot) = self.timers.remove(&id).and_then(|timer| timer.slot()) {
             self.queue.remove(&(slot, id));
         }
     }
@@ -246,7 +260,7 @@ impl Expiry {
             Some(timer) => {
                 // One that came later may wait longer.
                 timer.held = timer.held.filter(|until| *until > held);
-                timer.deadline = later(now, timer.ttl);
+                timer.deadline = timer.renewed(now);
                 Renewed::Noted(timer.noted_by)
             }
         }
@@ -272,7 +286,7 @@ impl Expiry {
             return None;
         }
         self.renewed_at = now;
-        timer.deadline = later(now, timer.ttl);
+        timer.deadline = timer.renewed(now);
         Some(Seconds(told.get()))
     }
 
@@ -331,7 +345,7 @@ impl Expiry {
                 None => out.push(id),
             }
             if let Some(timer) = self.timers.get_mut(&id) {
-                timer.slot = slot;
+                timer.slot = slot.unwrap_or(NO_SLOT);
                 if slot.is_none() {
                     // A shard's time may be of before the deadline, if it was held up since it looked at the clock.
                     timer.alone = None;
@@ -346,9 +360,9 @@ impl Expiry {
     pub fn retry(&mut self, id: LeaseId, now: Instant, pause: Duration) {
         let slot = self.slot_of(now + pause);
         if let Some(timer) = self.timers.get_mut(&id)
-            && timer.slot.is_none()
+            && timer.slot().is_none()
         {
-            timer.slot = Some(slot);
+            timer.slot = slot;
             self.queue.insert((slot, id));
         }
     }
@@ -372,6 +386,12 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_timer_is_small() {
+        // A node of the tree has eleven, with their ids.
+        assert!(size_of::<Timer>() <= 72, "a timer has {} bytes", size_of::<Timer>());
+    }
 
     #[test]
     fn a_lease_expires_once_and_never_early() {

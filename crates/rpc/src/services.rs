@@ -30,10 +30,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use api::error;
@@ -282,6 +283,7 @@ impl Services {
         Box::pin(async move {
             let caller = services.caller_of(asked_by.peer);
             let permit = Rc::new(UserPermit::of(&services, asked_by).await);
+            let closed = Box::pin(closed);
             services.hub.serve(needs_leader, (caller, permit, None), requests, responses, closed).await
         })
     }
@@ -822,18 +824,14 @@ impl Services {
         let services = self;
         match rpc {
             Rpc::Watch => {
-                let closing = services.closing.clone();
+                let ended = services.ending.begun();
                 let caller = services.caller_of(head.peer);
                 #[expect(clippy::async_yields_async, reason = "it is awaited once this future is dropped")]
-                let begun: LocalBoxFuture<LocalBoxFuture<_>> = Box::pin(async move {
+                let begins: LocalBoxFuture<LocalBoxFuture<_>> = Box::pin(async move {
                     let permit = Rc::new(UserPermit::of(&services, principal::user_head(&head)).await);
-                    services.hub.stream(&head, (caller, permit, spans), inbound, outbound, closing)
+                    services.hub.stream(&head, (caller, permit, spans), inbound, outbound, ended)
                 });
-                // Streams are open for days: what was only needed to begin one, its head above all, goes before it is served.
-                Box::pin(async move {
-                    let served = begun.await;
-                    served.await
-                })
+                Box::pin(Watching::Begins(begins))
             }
             Rpc::LeaseKeepAlive => {
                 let caller = services.caller_just_counted(head.peer);
@@ -864,6 +862,28 @@ impl Services {
                 services.observe(&head, principal, call, inbound, outbound).await
             }),
             _ => Box::pin(async { Err(error::UNKNOWN_METHOD) }),
+        }
+    }
+}
+
+/// A stream of watches. Streams are open for days: what was only needed to begin one, its head above all, goes before it is served.
+/// Written by hand, since an `async` block has room for both futures at once.
+enum Watching {
+    Begins(LocalBoxFuture<LocalBoxFuture<Result<(), Status>>>),
+    Served(LocalBoxFuture<Result<(), Status>>),
+}
+
+impl Future for Watching {
+    type Output = Result<(), Status>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        if let Watching::Begins(begins) = &mut *self {
+            let served = ready!(begins.as_mut().poll(cx));
+            *self = Watching::Served(served);
+        }
+        match &mut *self {
+            Watching::Served(served) => served.as_mut().poll(cx),
+            Watching::Begins(_) => unreachable!("it is served by now"),
         }
     }
 }

@@ -155,12 +155,14 @@ struct Memos {
 /// # Blocks that repeat
 ///
 /// A client sends the same few blocks again and again. One that only refers to tables and leaves them as they are is kept
-/// with what it said; the same bytes then cost a comparison. An example of bytes in hexadecimal:
+/// with what it said, once it has come twice: many connections make one call and are silent. The same bytes then cost a
+/// comparison. An example of bytes in hexadecimal:
 ///
 /// ```text
 /// 83 86 44 04 2f 6b 65 79 ...   the first request: `:path: /key` goes into the table   changes = 1, not kept
-/// 83 86 be ...                  the second: refers to entry 62                         changes = 1, kept
-/// 83 86 be ...                  the third: the same bytes, changes is 1 still          found
+/// 83 86 be ...                  the second: refers to entry 62                         changes = 1, not kept
+/// 83 86 be ...                  the third: the same bytes, a second time               changes = 1, kept
+/// 83 86 be ...                  the fourth: the same bytes, changes is 1 still         found
 /// 40 01 78 01 31                a request that puts `x: 1` into the table              changes = 2
 /// 83 86 be ...                  entry 62 is `x: 1` now: not found, decoded again
 /// ```
@@ -173,16 +175,18 @@ pub(crate) struct Decoder {
     memos: Option<Box<Memos>>,
     /// Largest list that is taken, as [`Gathering::new`] has it.
     list_bytes_max: u32,
+    /// Blocks that came once: a bit for each thirty-second of all hashes. Where two share a bit, the second one is kept at once.
+    came_once: u32,
 }
 
 impl Decoder {
     pub(crate) fn new(list_bytes_max: u32) -> Decoder {
-        Decoder { table: EMPTY.clone(), changes: 0, memos: None, list_bytes_max }
+        Decoder { table: EMPTY.clone(), changes: 0, memos: None, list_bytes_max, came_once: 0 }
     }
 
     /// Gives back memory that only makes the next block cheaper.
     pub(crate) fn rest(&mut self) {
-        self.memos = None;
+        (self.memos, self.came_once) = (None, 0);
         if let Some(table) = Arc::get_mut(&mut self.table) {
             table.compact();
             table.text.shrink_to_fit();
@@ -235,10 +239,20 @@ impl Decoder {
             Err(refused) => return Ok(Err(refused)),
         };
         let is_short = block.len() <= MEMO_BYTES_MAX && fields.heap_bytes() <= MEMO_LIST_BYTES_MAX;
-        if self.changes == before && is_short {
+        if self.changes == before && is_short && self.has_come_before(block) {
             self.remember(block, what_for, &fields);
         }
         Ok(Ok(fields))
+    }
+
+    /// Returns true if a block has probably come before, and notes that it came.
+    fn has_come_before(&mut self, block: &[u8]) -> bool {
+        // FNV-1a, of which the upper bits are the better ones.
+        let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        let bit = 1 << (block.iter().fold(0x811c_9dc5, step) >> 27);
+        let came_once = self.came_once & bit != 0;
+        self.came_once |= bit;
+        came_once
     }
 
     fn remember(&mut self, block: &[u8], what_for: Use, fields: &Arc<Fields>) {

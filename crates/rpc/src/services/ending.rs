@@ -37,8 +37,8 @@ impl Ending {
 /// Resolves when the server ends.
 pub(super) struct Ended {
     ending: Rc<Ending>,
-    /// Place of its waker, once it waits.
-    place: Option<usize>,
+    /// Place of its waker, once it waits. Each open stream has it, so it is short.
+    place: Option<u32>,
 }
 
 impl Ended {
@@ -57,13 +57,13 @@ impl Future for Ended {
         }
         let replaced = {
             let mut waiting = self.ending.waiting.borrow_mut();
-            match self.place.map(|place| &mut waiting[place]) {
+            match self.place.map(|place| &mut waiting[place as usize]) {
                 Some(waker) if waker.will_wake(cx.waker()) => None,
                 Some(waker) => Some(std::mem::replace(waker, cx.waker().clone())),
                 None => {
                     let place = waiting.insert(cx.waker().clone());
                     drop(waiting);
-                    self.place = Some(place);
+                    self.place = Some(u32::try_from(place).expect("fewer than 2^32 streams fit in memory"));
                     None
                 }
             }
@@ -78,7 +78,7 @@ impl Drop for Ended {
     fn drop(&mut self) {
         if let Some(place) = self.place {
             let mut waiting = self.ending.waiting.borrow_mut();
-            let waker = waiting.try_remove(place);
+            let waker = waiting.try_remove(place as usize);
             if waiting.is_empty() {
                 // What thousands of streams took is given back.
                 waiting.shrink_to_fit();

@@ -4,7 +4,7 @@
 //! token is looked up once, when it arrives ([`Services::identify`]); without one the client's certificate may name the user; writes carry its user into the log, where apply decides
 //! ([`machine::auth`]), and reads are asked for against the very state that answers them ([`Services::gate`]).
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -344,11 +344,11 @@ pub(super) struct UserPermit {
     /// The user when the last watch was made.
     user: RefCell<Principal>,
     /// The session of the token, if it was found valid when the stream began.
-    session: Option<Session>,
+    session: Option<Box<Session>>,
     /// Why it has none, otherwise.
-    refused: Option<Status>,
+    refused: Option<Box<Status>>,
     /// True while the signature of the token is looked at once more, for watches that are made later.
-    is_verifying: Rc<Cell<bool>>,
+    is_verifying: OnceCell<Rc<Cell<bool>>>,
 }
 
 impl UserPermit {
@@ -365,19 +365,20 @@ impl UserPermit {
             is_audited: true,
             head,
             user: RefCell::default(),
-            session,
-            refused,
-            is_verifying: Rc::default(),
+            session: session.map(Box::new),
+            refused: refused.map(Box::new),
+            is_verifying: OnceCell::new(),
         }
     }
 
     /// Has the signature of the token looked at for the watches that are made later.
     fn verify_for_later(&self) {
-        if self.is_verifying.replace(true) {
+        let is_verifying = self.is_verifying.get_or_init(Rc::default);
+        if is_verifying.replace(true) {
             return;
         }
         let (services, head) = (Rc::clone(&self.services), user_head(&self.head));
-        let is_verifying = Rc::clone(&self.is_verifying);
+        let is_verifying = Rc::clone(is_verifying);
         tokio::task::spawn_local(async move {
             drop(services.session_for_later(&head).await);
             is_verifying.set(false);
@@ -400,12 +401,16 @@ impl UserPermit {
         }
         self.services.identify(&self.head).map_err(|why| match why {
             Unidentified::Refused(status) => status,
-            Unidentified::NotYet => self.refused.clone().unwrap_or(error::INVALID_AUTH_TOKEN),
+            Unidentified::NotYet => self.refusal(),
             Unidentified::Unverified => {
                 self.verify_for_later();
-                self.refused.clone().unwrap_or(error::INVALID_AUTH_TOKEN)
+                self.refusal()
             }
         })
+    }
+
+    fn refusal(&self) -> Status {
+        self.refused.as_deref().cloned().unwrap_or(error::INVALID_AUTH_TOKEN)
     }
 }
 
@@ -442,7 +447,7 @@ impl Permit for UserPermit {
         range_end: &[u8],
         joined: &mut usize,
     ) -> Result<(), Status> {
-        if self.session.as_ref().is_some_and(Session::is_withdrawn) {
+        if self.session.as_deref().is_some_and(Session::is_withdrawn) {
             return Err(error::INVALID_AUTH_TOKEN);
         }
         let mut principal = self.user.borrow().clone();

@@ -147,8 +147,7 @@ impl Steps {
         let responses = Sink { arrived: Rc::clone(&arrived), account: self.account.clone() };
         let caller = Arc::clone(&services.caller_of(self.head.peer));
         let (services, head) = (Rc::clone(services), user_head(&self.head));
-        let mut closing = services.closing.clone();
-        let closed = async move { closing.begun().await };
+        let closed = services.ending.begun();
         let requests = Once(Some(request.encode_to_vec().into()));
         let stream = Box::pin(async move {
             let permit = Rc::new(UserPermit::within(&services, head).await);

@@ -121,7 +121,7 @@ pub(super) fn run<R: Requests, W: Responses>(
     client: (Arc<Caller>, Rc<dyn Permit>, Option<Within>),
     requests: R,
     mut responses: W,
-    closed: impl Future<Output = ()> + 'static,
+    mut closed: impl Future<Output = ()> + Unpin + 'static,
 ) -> LocalBoxFuture<Result<(), Status>> {
     if needs_leader && !hub.has_leader() {
         return Box::pin(ready(Err(error::NO_LEADER)));
@@ -132,9 +132,8 @@ pub(super) fn run<R: Requests, W: Responses>(
     }
     let place = hub.open(needs_leader, client, responses.account());
     let mut drive = Drive { place, requests: Some(requests), responses, tick: None };
-    let mut closed = Box::pin(closed);
     Box::pin(poll_fn(move |cx| {
-        if closed.as_mut().poll(cx).is_ready() {
+        if Pin::new(&mut closed).poll(cx).is_ready() {
             return Poll::Ready(Err(error::STOPPED));
         }
         drive.poll(cx)
@@ -147,7 +146,7 @@ struct Drive<R, W> {
     requests: Option<R>,
     responses: W,
     /// Timer of periodic progress, once a watch has asked for it.
-    tick: Option<Sleep>,
+    tick: Option<Box<Sleep>>,
 }
 
 impl<R: Requests, W: Responses> Drive<R, W> {
@@ -206,22 +205,22 @@ impl<R: Requests, W: Responses> Drive<R, W> {
     fn tick(&mut self, cx: &mut Context<'_>) -> bool {
         let (hub, stream) = (&self.place.hub, &self.place.stream);
         if self.tick.is_none() && stream.wants_ticks.get() {
-            self.tick = Some(hub.sleep(hub.progress_interval(stream)));
+            self.tick = Some(Box::new(hub.sleep(hub.progress_interval(stream))));
         }
-        if stream.ticks_from.get().is_some() {
+        if stream.is_ticking() {
             hub.tell_periodic_progress(stream);
         }
         while let Some(tick) = &mut self.tick
             && Pin::new(&mut *tick).poll(cx).is_ready()
         {
             // A round that is under way goes on to its end first: a watch is told at most once a round.
-            if stream.ticks_from.get().is_none() {
-                stream.ticks_from.set(Some(i64::MIN));
+            if !stream.is_ticking() {
+                stream.rare().ticks_from.set(Some(i64::MIN));
                 hub.tell_periodic_progress(stream);
             }
             tick.reset(hub.progress_interval(stream));
         }
-        stream.ticks_from.get().is_some()
+        stream.is_ticking()
     }
 
     /// Sends what waits; says whether nothing is left.

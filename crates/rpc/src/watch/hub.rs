@@ -19,7 +19,7 @@ use std::time::Duration;
 use api::etcdserverpb::ResponseHeader;
 use api::limits::GRPC_OVERHEAD_BYTES;
 use api::{Status, error};
-use front::{Account, Closing, Head, Inbound, LocalBoxFuture, Outbound};
+use front::{Account, Head, Inbound, LocalBoxFuture, Outbound};
 use numbers::Revision;
 
 use self::line::Line;
@@ -205,7 +205,7 @@ impl Hub {
         }
     }
 
-    /// Serves one stream until the client leaves, the front closes, or the server has to end it. A client that
+    /// Serves one stream until the client leaves, the server stops (`closed`), or it has to end the stream. A client that
     /// closes its side only ends its requests: what it watches goes on, as with etcd (its gateway depends on that).
     pub fn stream(
         self: &Rc<Self>,
@@ -213,9 +213,8 @@ impl Hub {
         client: (Arc<Caller>, Rc<dyn Permit>, Option<Within>),
         inbound: Inbound,
         outbound: Outbound,
-        mut closing: Closing,
+        closed: impl Future<Output = ()> + Unpin + 'static,
     ) -> LocalBoxFuture<Result<(), Status>> {
-        let closed = async move { closing.begun().await };
         self.serve(head.requires_leader, client, inbound, outbound, closed)
     }
 
@@ -227,7 +226,7 @@ impl Hub {
         client: (Arc<Caller>, Rc<dyn Permit>, Option<Within>),
         requests: impl Requests,
         responses: impl Responses,
-        closed: impl Future<Output = ()> + 'static,
+        closed: impl Future<Output = ()> + Unpin + 'static,
     ) -> LocalBoxFuture<Result<(), Status>> {
         drive::run(Rc::clone(self), needs_leader, client, requests, responses, closed)
     }

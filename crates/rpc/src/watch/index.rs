@@ -7,16 +7,19 @@ use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasher as _;
 use std::ops::{Bound, ControlFlow};
+use std::rc::Rc;
 
-use bytes::Bytes;
 use planted::{Bug, Measure};
 use slab::Slab;
+
+/// A key, or an end of a range. A watch and the index that it is in share its bytes.
+type Key = Rc<[u8]>;
 
 /// The end of a range of keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum End {
     /// The range ends before this key.
-    Before(Bytes),
+    Before(Key),
     /// Nowhere.
     Unbounded,
 }
@@ -34,21 +37,21 @@ impl End {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Keys {
     /// One key.
-    Single(Bytes),
+    Single(Key),
     /// Keys from one on.
-    Range(Bytes, End),
+    Range(Key, End),
 }
 
 impl Keys {
     /// Returns the keys that a request asks for: one key, those before `range_end`, or with `range_end` `\0` all from
     /// `key` on; `None` if there are none. The bytes are copied, since the decoded ones keep the whole frame in memory.
     pub fn of_request(key: &[u8], range_end: &[u8]) -> Option<Keys> {
-        let key = Bytes::copy_from_slice(if key.is_empty() { b"\0" } else { key });
+        let key = Key::from(if key.is_empty() { b"\0" } else { key });
         match range_end {
             b"" => Some(Keys::Single(key)),
             b"\0" => Some(Keys::Range(key, End::Unbounded)),
             end if *end <= *key => None,
-            end => Some(Keys::Range(key, End::Before(Bytes::copy_from_slice(end)))),
+            end => Some(Keys::Range(key, End::Before(Key::from(end)))),
         }
     }
 
@@ -75,13 +78,14 @@ impl Keys {
 enum Watches<T> {
     One(u64, T),
     /// A client decides how many watches one key has and in which order they come and go.
-    Many(BTreeMap<u64, T>),
+    #[expect(clippy::box_collection, reason = "most keys have one")]
+    Many(Box<BTreeMap<u64, T>>),
 }
 
 impl<T> Watches<T> {
     fn insert(&mut self, serial: u64, item: T) {
         if let Watches::One(..) = self
-            && let Watches::One(other, first) = std::mem::replace(self, Watches::Many(BTreeMap::new()))
+            && let Watches::One(other, first) = std::mem::replace(self, Watches::Many(Box::default()))
             && let Watches::Many(many) = self
         {
             many.insert(other, first);
@@ -96,7 +100,7 @@ impl<T> Watches<T> {
     fn remove(&mut self, serial: u64) -> (Option<T>, bool) {
         match self {
             Watches::One(other, _) if *other != serial => (None, false),
-            Watches::One(..) => match std::mem::replace(self, Watches::Many(BTreeMap::new())) {
+            Watches::One(..) => match std::mem::replace(self, Watches::Many(Box::default())) {
                 Watches::One(_, item) => (Some(item), true),
                 Watches::Many(_) => (None, true),
             },
@@ -133,7 +137,7 @@ pub(super) struct Place {
 /// O(log n) and what is found; putting in and taking out cost O(log n), whatever clients choose to watch.
 #[derive(Debug)]
 pub(super) struct Index<T> {
-    singles: HashMap<Bytes, Watches<T>>,
+    singles: HashMap<Key, Watches<T>>,
     ranges: Tree<T>,
     len: usize,
 }
@@ -233,7 +237,7 @@ struct Tree<T> {
 
 #[derive(Debug)]
 struct Node<T> {
-    start: Bytes,
+    start: Key,
     end: End,
     end_max: End,
     priority: u64,
@@ -243,7 +247,7 @@ struct Node<T> {
 }
 
 impl<T> Node<T> {
-    fn order(&self, start: &Bytes, end: &End) -> Ordering {
+    fn order(&self, start: &Key, end: &End) -> Ordering {
         start.cmp(&self.start).then_with(|| end.cmp(&self.end))
     }
 }
@@ -304,7 +308,7 @@ impl<T> Tree<T> {
         }
     }
 
-    fn find(&self, start: &Bytes, end: &End) -> Option<u32> {
+    fn find(&self, start: &Key, end: &End) -> Option<u32> {
         let mut at = self.root;
         while at != NIL {
             let node = self.node(at);
@@ -317,7 +321,7 @@ impl<T> Tree<T> {
         None
     }
 
-    fn insert(&mut self, start: &Bytes, end: &End, serial: u64, item: T) {
+    fn insert(&mut self, start: &Key, end: &End, serial: u64, item: T) {
         if let Some(at) = self.find(start, end) {
             return self.node_mut(at).watches.insert(serial, item);
         }
@@ -352,7 +356,7 @@ impl<T> Tree<T> {
     }
 
     /// Two trees of one: what comes before a range that is not in it, and what comes behind.
-    fn split(&mut self, mut at: u32, start: &Bytes, end: &End) -> (u32, u32) {
+    fn split(&mut self, mut at: u32, start: &Key, end: &End) -> (u32, u32) {
         let (mut left, mut right) = (NIL, NIL);
         let (mut left_end, mut right_end) = (NIL, NIL);
         while at != NIL {
@@ -387,7 +391,7 @@ impl<T> Tree<T> {
         (left, right)
     }
 
-    fn remove(&mut self, start: &Bytes, end: &End, serial: u64) -> Option<T> {
+    fn remove(&mut self, start: &Key, end: &End, serial: u64) -> Option<T> {
         self.path.clear();
         let (mut parent, mut at) = (None, self.root);
         while at != NIL {
@@ -438,7 +442,7 @@ impl<T> Tree<T> {
     fn visit(
         &self,
         key: &[u8],
-        behind: Option<(&Bytes, &End, u64)>,
+        behind: Option<(&Key, &End, u64)>,
         visit: &mut impl FnMut(&T) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
         if self.root == NIL {
@@ -503,13 +507,13 @@ mod tests {
     impl Keys {
         fn holds(&self, key: &[u8]) -> bool {
             match self {
-                Keys::Single(single) => single == key,
+                Keys::Single(single) => **single == *key,
                 Keys::Range(start, end) => start.as_ref() <= key && end.is_above(key),
             }
         }
     }
 
-    fn any_key(random: &mut Random) -> Bytes {
+    fn any_key(random: &mut Random) -> Key {
         let len = random.below(3) as usize;
         (0..len).map(|_| b'a' + random.below(6) as u8).collect::<Vec<_>>().into()
     }
@@ -582,7 +586,7 @@ mod tests {
     fn ascending_ranges_make_no_deep_tree() {
         let mut index = Index::default();
         for n in 0..10_000u64 {
-            let start = Bytes::from(format!("{n:08}"));
+            let start = Key::from(format!("{n:08}").as_bytes());
             index.insert(&Keys::Range(start.clone(), End::Before(start)), n, n);
         }
         assert!(index.ranges.depth() < 60, "depth {}", index.ranges.depth());
@@ -608,7 +612,11 @@ mod tests {
         }
         let mut index = Index::default();
         for (serial, start) in (0u64..).zip(&starts) {
-            index.insert(&Keys::Range(format!("{start:08}").into(), End::Unbounded), serial, serial);
+            index.insert(
+                &Keys::Range(format!("{start:08}").into_bytes().into(), End::Unbounded),
+                serial,
+                serial,
+            );
         }
         assert!(index.ranges.depth() < 60, "depth {}", index.ranges.depth());
     }
@@ -619,7 +627,7 @@ mod tests {
         let mut index = Index::default();
         for n in 0..200_000u64 {
             let node = Node {
-                start: format!("{n:08}").into(),
+                start: format!("{n:08}").into_bytes().into(),
                 end: End::Unbounded,
                 end_max: End::Unbounded,
                 priority: u64::MAX - n,
@@ -637,16 +645,16 @@ mod tests {
             ControlFlow::Continue(())
         });
         assert_eq!(found, 200_000);
-        let last = Keys::Range("00199999".into(), End::Unbounded);
+        let last = Keys::Range(b"00199999"[..].into(), End::Unbounded);
         assert_eq!(index.remove(&last, 199_999), Some(199_999));
         index.insert(&last, 7, 7);
-        assert_eq!(index.remove(&Keys::Range("00000000".into(), End::Unbounded), 0), Some(0));
+        assert_eq!(index.remove(&Keys::Range(b"00000000"[..].into(), End::Unbounded), 0), Some(0));
         drop(index);
     }
 
     #[test]
     fn any_number_of_watches_of_one_key_come_and_go() {
-        let key = Keys::Single("k".into());
+        let key = Keys::Single(b"k"[..].into());
         let mut index = Index::default();
         // The smallest numbers come last, as for watches that were behind, and go first, as when their stream ends:
         // in an array each would move all the others.

@@ -88,7 +88,7 @@ impl Claim {
 
     /// Makes a stream wait for the response.
     pub fn wait(&self, stream: &Rc<Stream>) {
-        stream.waits_for_another.set(true);
+        stream.rare().waits_for_another.set(true);
         self.waiting.borrow_mut().push(Rc::clone(stream));
     }
 
@@ -101,7 +101,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         for stream in self.take_waiting() {
-            stream.waits_for_another.set(false);
+            stream.rare().waits_for_another.set(false);
             stream.wake();
         }
     }

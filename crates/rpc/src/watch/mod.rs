@@ -25,6 +25,7 @@
 //!   streams that read history together (`turns::streams_that_are_behind_take_turns`);
 //! - everything runs on one thread, and no task is woken while a cell is borrowed.
 
+mod by_id;
 mod drive;
 pub mod fuzzing;
 mod hold;

@@ -1,7 +1,7 @@
 //! One client's stream: its watches ([`Watch`]) and the responses that wait for it ([`Stream`]). It does not read history; the
 //! hub does, in the stream's turns.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use mvcc::{Snapshot, Version, View};
 use numbers::Revision;
 use planted::Bug;
 
+use super::by_id::ById;
 use super::hold::Hold;
 use super::hub::{Class, Place};
 use super::index::Keys;
@@ -80,10 +81,14 @@ pub(super) struct Watch {
     pub hold: RefCell<Option<Rc<Hold>>>,
     /// The events of the slice at hand that are for it.
     pub matched: RefCell<Matched>,
-    /// Charges it to its client.
-    pub _held: Option<Held>,
     /// The watch's span, if its stream is traced. It ends with the watch.
     pub _span: Option<Box<OpenSpan>>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stream.charge(0, WATCH_BYTES + self.keys.bytes());
+    }
 }
 
 impl Watch {
@@ -96,7 +101,10 @@ impl Watch {
     pub fn set_hold(&self, hold: Option<Rc<Hold>>) {
         let holds = usize::from(hold.is_some());
         let held = usize::from(self.hold.replace(hold).is_some());
-        self.stream.held_watches.set(self.stream.held_watches.get() + holds - held);
+        if holds != held {
+            let held_watches = &self.stream.rare().held_watches;
+            held_watches.set(held_watches.get() + holds - held);
+        }
     }
 
     /// Returns true if a change, which is about one of its keys, is for it.
@@ -203,7 +211,11 @@ impl PendingEvents {
 #[derive(Default, PartialEq, Eq)]
 pub(super) struct Matched {
     first: Option<u32>,
-    rest: Vec<u32>,
+    #[expect(
+        clippy::box_collection,
+        reason = "each watch has it, and hardly any has more than one event at a time"
+    )]
+    rest: Option<Box<Vec<u32>>>,
 }
 
 impl Matched {
@@ -214,7 +226,7 @@ impl Matched {
 
     /// Returns the count of numbers.
     pub fn len(&self) -> usize {
-        usize::from(self.first.is_some()) + self.rest.len()
+        usize::from(self.first.is_some()) + self.rest.as_ref().map_or(0, |rest| rest.len())
     }
 
     /// Appends a number.
@@ -222,19 +234,21 @@ impl Matched {
         if self.first.is_none() {
             self.first = Some(number);
         } else {
-            self.rest.push(number);
+            self.rest.get_or_insert_default().push(number);
         }
     }
 
     /// Takes those from this one on out again.
     pub fn truncate(&mut self, from: usize) {
         let is_kept = |number: &u32| (*number as usize) < from;
-        self.rest.truncate(self.rest.partition_point(is_kept));
+        if let Some(rest) = &mut self.rest {
+            rest.truncate(rest.partition_point(is_kept));
+        }
         self.first = self.first.filter(is_kept);
     }
 
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.first.into_iter().chain(self.rest.iter().copied())
+        self.first.into_iter().chain(self.rest.iter().flat_map(|rest| rest.iter().copied()))
     }
 }
 
@@ -262,24 +276,10 @@ struct Together {
     watches: usize,
 }
 
-/// One client's stream.
-pub(super) struct Stream {
-    /// Number of the stream, unique among all streams of the hub.
-    pub serial: u64,
-    /// True if the stream ends when there is no leader.
-    pub needs_leader: bool,
-    /// What its user may watch.
-    pub permit: StreamPermit,
-    /// Begins the spans of watches, if the stream is traced.
-    pub spans: Option<Within>,
-    /// Figures of the client whose watches these are.
-    pub caller: Arc<Caller>,
-    /// All watches of the stream, by watch id.
-    pub watches: RefCell<BTreeMap<i64, Rc<Watch>>>,
-    /// Unsynced watches, by the revision they read next and their number.
-    unsynced: RefCell<BTreeMap<ReadsNext, Rc<Watch>>>,
-    /// The next number the server would choose.
-    pub next_id: Cell<i64>,
+/// What a stream has once one of its watches is behind or begins above the hub's revision, or has asked for progress. Most streams
+/// never have it.
+#[derive(Default)]
+pub(super) struct Rare {
     /// The revision that a word of progress must reach, if the client waits for one: the newest when it asked.
     pub progress_wanted: Cell<Option<Revision>>,
     /// The newest revision that a watch was told of as history: it may be above the hub's.
@@ -288,16 +288,15 @@ pub(super) struct Stream {
     pub ticks_from: Cell<Option<i64>>,
     /// The revision with which it is among the streams that wait in the hub to tell of that, if it is.
     pub waits_for_progress: Cell<Option<Revision>>,
-    /// Number of watches of this stream that were compacted away and that the client has not cancelled yet.
-    pub compacted: Cell<usize>,
     /// The starts of watches that began above the hub's revision of then, and how many begin there. Entries that the
     /// revision has passed by now stay until their watches go.
     pub ahead: RefCell<BTreeMap<Revision, usize>>,
-    /// True if a watch of the stream ever asked for periodic progress.
-    pub wants_ticks: Cell<bool>,
-    queue: RefCell<VecDeque<Queued>>,
-    queued_bytes: Cell<usize>,
-    waker: RefCell<Option<Waker>>,
+    /// Place of the stream in the line of those that wait to read history, if it waits.
+    pub place: Cell<Option<Place>>,
+    /// True if another stream is making the response that this one waits for.
+    pub waits_for_another: Cell<bool>,
+    /// Unsynced watches, by the revision they read next and their number.
+    unsynced: RefCell<BTreeMap<ReadsNext, Rc<Watch>>>,
     /// Values on their way that its history needs.
     fetching: RefCell<Option<Box<Attempt>>>,
     /// Revision from which the history in `fetching` begins.
@@ -309,21 +308,40 @@ pub(super) struct Stream {
     /// A revision of many changes that some watches are reading, and what is charged for it.
     long: RefCell<Option<Long>>,
     long_bytes: Cell<usize>,
-    /// Place of the stream in the line of those that wait to read history, if it waits.
-    pub place: Cell<Option<Place>>,
     /// A range of revisions, first and last, and the maximum number of watches that may read together from any of them
     /// on.
     together_max: Cell<Together>,
-    /// True if another stream is making the response that this one waits for.
-    pub waits_for_another: Cell<bool>,
-    end: RefCell<Option<Status>>,
+}
+
+/// One client's stream.
+pub(super) struct Stream {
+    /// Number of the stream, unique among all streams of the hub.
+    pub serial: u64,
+    /// True if the stream ends when there is no leader.
+    pub needs_leader: bool,
+    /// What its user may watch.
+    pub permit: StreamPermit,
+    /// Begins the spans of watches, if the stream is traced.
+    pub spans: Option<Box<Within>>,
+    /// Figures of the client whose watches these are.
+    pub caller: Arc<Caller>,
+    /// All watches of the stream, by watch id.
+    pub watches: RefCell<ById<Rc<Watch>>>,
+    /// The next number the server would choose.
+    pub next_id: Cell<i64>,
+    /// Number of watches of this stream that were compacted away and that the client has not cancelled yet.
+    pub compacted: Cell<usize>,
+    /// True if a watch of the stream ever asked for periodic progress.
+    pub wants_ticks: Cell<bool>,
+    queue: RefCell<VecDeque<Queued>>,
+    queued_bytes: Cell<usize>,
+    waker: RefCell<Option<Waker>>,
+    /// In a box, and once it is needed.
+    rare: OnceCell<Box<Rare>>,
+    end: RefCell<Option<Box<Status>>>,
     pending_events: Rc<PendingEvents>,
-    /// Account that is charged for the watches and queued responses; `None` for a stream that did not come through a
-    /// front end.
-    account: Option<Rc<Account>>,
-    /// Charges what waits.
+    /// Charges the watches and what waits; `None` for a stream that did not come through a front end.
     held: Option<RefCell<Held>>,
-    charged_bytes: Cell<usize>,
 }
 
 impl Stream {
@@ -337,77 +355,93 @@ impl Stream {
         account: Option<Rc<Account>>,
     ) -> Stream {
         Stream {
-            held: account.as_ref().map(|account| RefCell::new(account.hold(0))),
-            account,
-            charged_bytes: Cell::new(0),
+            held: account.map(|account| RefCell::new(account.hold(0))),
             serial,
             permit,
-            spans,
+            spans: spans.map(Box::new),
             needs_leader,
             caller,
             watches: RefCell::default(),
-            unsynced: RefCell::default(),
             next_id: Cell::new(0),
-            progress_wanted: Cell::new(None),
-            told_through: Cell::new(Revision(0)),
-            ticks_from: Cell::new(None),
-            waits_for_progress: Cell::default(),
             compacted: Cell::new(0),
-            ahead: RefCell::default(),
             wants_ticks: Cell::new(false),
             queue: RefCell::default(),
             queued_bytes: Cell::new(0),
             waker: RefCell::default(),
-            fetching: RefCell::default(),
-            fetching_from: Cell::new(Revision(0)),
-            long: RefCell::default(),
-            long_bytes: Cell::new(0),
-            fetched_bytes: Cell::new(0),
-            held_watches: Cell::new(0),
-            place: Cell::default(),
-            together_max: Cell::default(),
-            waits_for_another: Cell::new(false),
+            rare: OnceCell::new(),
             end: RefCell::default(),
             pending_events,
         }
     }
 
+    /// What most streams do without, to be changed.
+    pub fn rare(&self) -> &Rare {
+        self.rare.get_or_init(Box::default)
+    }
+
+    /// What most streams do without, if this one has it.
+    pub fn rare_if_any(&self) -> Option<&Rare> {
+        self.rare.get().map(|rare| &**rare)
+    }
+
+    /// The revision with which it is among the streams that wait in the hub to tell of that, if it is.
+    pub fn waits_for_progress(&self) -> Option<Revision> {
+        self.rare_if_any()?.waits_for_progress.get()
+    }
+
+    /// The revision that a word of progress must reach, if the client waits for one.
+    pub fn progress_wanted(&self) -> Option<Revision> {
+        self.rare_if_any()?.progress_wanted.get()
+    }
+
+    /// Returns true if periodic progress is still to be sent.
+    pub fn is_ticking(&self) -> bool {
+        self.rare_if_any().is_some_and(|rare| rare.ticks_from.get().is_some())
+    }
+
     /// Takes a watch in among those that are behind.
     pub fn fall_behind(&self, watch: &Rc<Watch>) {
-        let replaced = self.unsynced.borrow_mut().insert(ReadsNext::of(watch), Rc::clone(watch));
+        let replaced = self.rare().unsynced.borrow_mut().insert(ReadsNext::of(watch), Rc::clone(watch));
         assert!(replaced.is_none(), "a watch is behind only once");
     }
 
     /// Takes a watch out from among those that are behind; returns true if it was one of them.
     pub fn catches_up(&self, watch: &Watch) -> bool {
-        self.unsynced.borrow_mut().remove(&ReadsNext::of(watch)).is_some()
+        let rare = self.rare_if_any();
+        rare.is_some_and(|rare| rare.unsynced.borrow_mut().remove(&ReadsNext::of(watch)).is_some())
     }
 
     /// Returns true if all its watches are as far as the hub.
     pub fn is_synced(&self) -> bool {
-        self.unsynced.borrow().is_empty()
+        self.rare_if_any().is_none_or(|rare| rare.unsynced.borrow().is_empty())
     }
 
     /// Returns up to `watches_max` unsynced watches, those with the oldest next revision first.
     pub fn most_behind(&self, watches_max: usize) -> Vec<Rc<Watch>> {
-        self.unsynced.borrow().values().take(watches_max).cloned().collect()
+        let Some(rare) = self.rare_if_any() else { return Vec::new() };
+        rare.unsynced.borrow().values().take(watches_max).cloned().collect()
     }
 
     /// Returns true if it may read a slice of history now: there is some to read, and all before it is with the front.
     /// Once that is so again, the stream comes to it by itself.
     pub fn may_read(&self) -> bool {
-        self.is_drained() && !self.is_synced() && !self.waits_for_another.get() && self.end.borrow().is_none()
+        self.is_drained() && !self.is_synced() && !self.waits_for_another() && self.end.borrow().is_none()
+    }
+
+    fn waits_for_another(&self) -> bool {
+        self.rare_if_any().is_some_and(|rare| rare.waits_for_another.get())
     }
 
     /// Returns the number of watches that may read together from this revision on.
     pub fn together_max(&self, from: Revision) -> usize {
-        let Together { from: first, through, watches } = self.together_max.get();
+        let Some(rare) = self.rare_if_any() else { return usize::MAX };
+        let Together { from: first, through, watches } = rare.together_max.get();
         if (first..=through).contains(&from) { watches } else { usize::MAX }
     }
 
     /// Limits the number of watches that read together to `watches`, for reads that begin at `from` through `through`.
     pub fn read_fewer_together(&self, from: Revision, through: Revision, watches: usize) {
-        self.together_max.set(Together { from, through, watches });
+        self.rare().together_max.set(Together { from, through, watches });
     }
 
     /// Returns true if a response of this length may be queued.
@@ -419,19 +453,24 @@ impl Stream {
     /// Returns true if the client has had a fragment of a revision, and not the last: clients expect nothing else before
     /// it.
     pub fn is_half_sent(&self) -> bool {
-        self.long.borrow().as_ref().is_some_and(|long| long.is_half_sent)
+        self.rare_if_any().is_some_and(|rare| {
+            let long = rare.long.borrow();
+            long.as_ref().is_some_and(|long| long.is_half_sent)
+        })
     }
 
     /// Sets the revision of many changes that some watches read before others read on; `None` for none.
     pub fn set_long(&self, long: Option<Long>) {
         let bytes = long.as_ref().map_or(0, Long::bytes);
         if long.is_none() {
-            self.waits_for_another.set(false);
+            let Some(rare) = self.rare_if_any() else { return };
+            rare.waits_for_another.set(false);
         }
+        let rare = self.rare();
         // Dropping it may wake others.
-        let before = self.long.replace(long);
+        let before = rare.long.replace(long);
         drop(before);
-        self.charge(bytes, self.long_bytes.replace(bytes));
+        self.charge(bytes, rare.long_bytes.replace(bytes));
     }
 
     /// Gives it what another stream has made of what it waits to read, which nobody is charged for until it is its turn;
@@ -440,7 +479,8 @@ impl Stream {
         if !self.is_drained() || self.ending().is_some() {
             return false;
         }
-        let mut long = self.long.borrow_mut();
+        let Some(rare) = self.rare_if_any() else { return false };
+        let mut long = rare.long.borrow_mut();
         let Some(long) = long.as_mut() else { return false };
         long.given = Some(Rc::clone(given));
         true
@@ -448,24 +488,27 @@ impl Stream {
 
     /// Charges nothing any more for what was made of a revision of many changes.
     pub fn release_long(&self) {
-        self.charge(0, self.long_bytes.replace(0));
+        if let Some(rare) = self.rare_if_any() {
+            self.charge(0, rare.long_bytes.replace(0));
+        }
     }
 
     /// Lets others make what they wait for themselves: this stream does not go on.
     pub fn give_up_claim(&self) {
-        let claim = self.long.borrow_mut().as_mut().and_then(|long| long.claim.take());
+        let Some(rare) = self.rare_if_any() else { return };
+        let claim = rare.long.borrow_mut().as_mut().and_then(|long| long.claim.take());
         drop(claim);
     }
 
     /// Takes out what [`Stream::set_long`] has set. It stays charged until something else is set.
     pub fn take_long(&self) -> Option<Long> {
-        self.long.borrow_mut().take()
+        self.rare_if_any()?.long.borrow_mut().take()
     }
 
     /// Returns the bytes charged for a revision of many changes.
     #[cfg(test)]
     pub fn long_bytes(&self) -> usize {
-        self.long_bytes.get()
+        self.rare_if_any().map_or(0, |rare| rare.long_bytes.get())
     }
 
     /// Takes a watch out from among those that read a revision of many changes.
@@ -480,43 +523,46 @@ impl Stream {
     /// something else has to happen first: a watch reads on, or the client cancels one that was compacted away. The word is
     /// asked for by a few bytes, so this does not look at each watch.
     pub fn progress_due(&self) -> Option<Revision> {
-        let wanted = self.progress_wanted.get()?;
-        let ahead = self.ahead.borrow().last_key_value().map_or(wanted, |(start, _)| *start);
-        let told = if planted::is(Bug::ProgressBelowHistory) { wanted } else { self.told_through.get() };
+        let rare = self.rare_if_any()?;
+        let wanted = rare.progress_wanted.get()?;
         let may_be = self.is_synced() && self.compacted.get() == 0;
+        let ahead = rare.ahead.borrow().last_key_value().map_or(wanted, |(start, _)| *start);
+        let told = if planted::is(Bug::ProgressBelowHistory) { wanted } else { rare.told_through.get() };
         may_be.then(|| wanted.max(ahead).max(told))
     }
 
-    /// Charges a watch with keys of this many bytes to the client.
-    pub fn hold_watch(&self, keys_bytes: usize) -> Option<Held> {
-        self.account.as_ref().map(|account| account.hold(WATCH_BYTES + keys_bytes))
+    /// Charges a watch of these keys to the client, for as long as there is the watch.
+    pub fn hold_watch(&self, keys: &Keys) {
+        self.charge(WATCH_BYTES + keys.bytes(), 0);
     }
 
     /// Charges bytes that this stream and others may wait for, once.
     pub fn share(&self, bytes: Bytes) -> Bytes {
-        match &self.account {
-            Some(account) => account.share(bytes),
+        match &self.held {
+            Some(held) => held.borrow().account().share(bytes),
             None => bytes,
         }
     }
 
     /// Most bytes that the events of one revision may make for one watch.
     pub fn revision_bytes_max(&self) -> usize {
-        let budget = self.account.as_ref().map_or(usize::MAX, |account| account.budget().bytes_max() / 4);
+        let of_account = |held: &RefCell<Held>| held.borrow().account().budget().bytes_max() / 4;
+        let budget = self.held.as_ref().map_or(usize::MAX, of_account);
         budget.min(i32::MAX as usize)
     }
 
     fn charge(&self, more: usize, less: usize) {
-        let bytes = self.charged_bytes.get() + more - less;
-        self.charged_bytes.set(bytes);
         if let Some(held) = &self.held {
-            held.borrow_mut().set(bytes);
+            let mut held = held.borrow_mut();
+            let bytes = held.bytes() + more - less;
+            held.set(bytes);
         }
     }
 
     /// Number of watches that read a revision of many changes.
     pub fn long_parts(&self) -> usize {
-        self.long.borrow().as_ref().map_or(0, |long| long.parts.len())
+        let Some(rare) = self.rare_if_any() else { return 0 };
+        rare.long.borrow().as_ref().map_or(0, |long| long.parts.len())
     }
 
     /// Number of responses that wait to be sent.
@@ -583,16 +629,19 @@ impl Stream {
         self.charge(queued.charged_bytes(), 0);
         self.pending_events.add(i64::from(queued.events));
         // What it was given would go behind this with an older header, and its client may not take this soon.
-        let given = self.long.borrow_mut().as_mut().and_then(|long| long.given.take());
-        drop(given);
+        if let Some(rare) = self.rare_if_any() {
+            let given = rare.long.borrow_mut().as_mut().and_then(|long| long.given.take());
+            drop(given);
+        }
     }
 
     /// Takes the next response to send, or the next that are sent together.
     pub fn pop(&self) -> Option<Queued> {
         let mut queue = self.queue.borrow_mut();
         let queued = queue.pop_front()?;
-        if queue.is_empty() && queue.capacity() > QUEUE_PLACES_KEPT {
-            // A stream that has nothing to send is not to hold what it needed when it had much.
+        if queue.is_empty() && (queue.capacity() > QUEUE_PLACES_KEPT || queued.events == 0) {
+            // A stream that has nothing to send is not to hold what it needed when it had much, nor for the one response that
+            // says that a watch was made, after which there may be nothing for days.
             *queue = VecDeque::new();
         }
         drop(queue);
@@ -612,7 +661,7 @@ impl Stream {
 
     /// Ends the stream with this status; the first one counts.
     pub fn end(&self, status: Status) {
-        self.end.borrow_mut().get_or_insert(status);
+        self.end.borrow_mut().get_or_insert_with(|| Box::new(status));
         self.wake();
     }
 
@@ -623,21 +672,22 @@ impl Stream {
 
     /// The status to end with, if it is time.
     pub fn ending(&self) -> Option<Status> {
-        self.end.borrow().clone()
+        self.end.borrow().as_deref().cloned()
     }
 
     /// Returns the attempt that was begun with the values for history from this revision on, or a new one from `begin`.
     pub fn attempt(&self, from: Revision, begin: impl FnOnce() -> Attempt) -> Attempt {
-        let begun = self.fetching.borrow_mut().take();
+        let rare = self.rare();
+        let begun = rare.fetching.borrow_mut().take();
         self.charge_fetched(0);
-        let before = self.fetching_from.replace(from);
+        let before = rare.fetching_from.replace(from);
         begun.filter(|_| before == from).map_or_else(begin, |begun| *begun)
     }
 
     /// Orders the values that this attempt found missing to be read.
     pub fn fetch(&self, attempt: Attempt) {
         self.charge_fetched(attempt.arrived_bytes());
-        *self.fetching.borrow_mut() = Some(Box::new(attempt));
+        *self.rare().fetching.borrow_mut() = Some(Box::new(attempt));
     }
 
     /// Ready when no values are on their way.
@@ -645,10 +695,11 @@ impl Stream {
         if self.is_synced() {
             self.drop_fetched();
         }
-        let mut fetching = self.fetching.borrow_mut();
+        let Some(rare) = self.rare_if_any() else { return Poll::Ready(()) };
+        let mut fetching = rare.fetching.borrow_mut();
         let Some(attempt) = fetching.as_mut() else { return Poll::Ready(()) };
         let polled = attempt.poll_fetched(context);
-        if polled.is_ready() && self.account.is_some() {
+        if polled.is_ready() && self.held.is_some() {
             // Held for as long as the client takes nothing, so this is what it is charged for.
             attempt.drop_charges();
         }
@@ -658,13 +709,15 @@ impl Stream {
 
     /// Drops what was fetched, or is on its way.
     pub fn drop_fetched(&self) {
-        let dropped = self.fetching.borrow_mut().take();
-        drop(dropped);
-        self.charge_fetched(0);
+        if let Some(rare) = self.rare_if_any() {
+            let dropped = rare.fetching.borrow_mut().take();
+            drop(dropped);
+            self.charge_fetched(0);
+        }
     }
 
     fn charge_fetched(&self, bytes: usize) {
-        let before = self.fetched_bytes.replace(bytes);
+        let before = self.rare().fetched_bytes.replace(bytes);
         if bytes != before {
             self.charge(bytes, before);
         }
@@ -673,15 +726,16 @@ impl Stream {
     /// Bytes of values that were fetched and wait for its turn.
     #[cfg(test)]
     pub fn fetched_bytes(&self) -> usize {
-        self.fetched_bytes.get()
+        self.rare_if_any().map_or(0, |rare| rare.fetched_bytes.get())
     }
 
     /// Returns the class by which the stream waits for its turn to read history.
     pub fn class(&self) -> Class {
-        let is_given = || self.long.borrow().as_ref().is_some_and(|long| long.given.is_some());
-        if self.fetched_bytes.get() > 0 || is_given() {
+        let Some(rare) = self.rare_if_any() else { return Class::Other };
+        let is_given = || rare.long.borrow().as_ref().is_some_and(|long| long.given.is_some());
+        if rare.fetched_bytes.get() > 0 || is_given() {
             Class::Laden
-        } else if self.held_watches.get() > 0 {
+        } else if rare.held_watches.get() > 0 {
             Class::Held
         } else {
             Class::Other
@@ -707,5 +761,17 @@ impl Drop for Stream {
         let events: i64 = self.queue.get_mut().iter().map(|queued| i64::from(queued.events)).sum();
         self.pending_events.add(-events);
         self.pending_events.publish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_and_its_watch_are_small() {
+        // With the 16 bytes of a counted pointer they are 256 and 160, and the allocator has pieces of these sizes.
+        assert!(size_of::<Stream>() <= 240, "a stream has {} bytes", size_of::<Stream>());
+        assert!(size_of::<Watch>() <= 144, "a watch has {} bytes", size_of::<Watch>());
     }
 }

@@ -194,7 +194,8 @@ impl Hub {
     fn has_read(&self, stream: &Stream, watch: &Rc<Watch>, through: Revision) -> bool {
         assert!(stream.catches_up(watch), "a watch is where it says");
         let next = watch.next.get().max(through + 1);
-        stream.told_through.set(stream.told_through.get().max(through));
+        let told = &stream.rare().told_through;
+        told.set(told.get().max(through));
         let advanced = watch.next.replace(next) < next;
         if next > self.begun() {
             self.count_slow(stream, -1);
@@ -310,7 +311,7 @@ impl Hub {
     fn share_long(&self, claim: &Claim, made: &mut Long, header: &ResponseHeader) {
         let given = Rc::new(Given { same: claim.same.clone(), response: made.shared(header) });
         for waiting in claim.take_waiting() {
-            waiting.waits_for_another.set(false);
+            waiting.rare().waits_for_another.set(false);
             if waiting.give(&given) {
                 self.read_later(&waiting);
             } else {

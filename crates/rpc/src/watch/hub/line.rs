@@ -41,7 +41,7 @@ impl Line {
     /// sooner.
     pub fn enter(&mut self, stream: &Rc<Stream>) {
         let class = stream.class();
-        if let Some((before, number)) = stream.place.get() {
+        if let Some((before, number)) = stream.rare_if_any().and_then(|rare| rare.place.get()) {
             if before <= class {
                 return;
             }
@@ -70,12 +70,12 @@ impl Line {
             if self.held_was_last { Class::Held } else { Class::Other }
         };
         let (_, stream) = self.class(class).pop_first()?;
-        stream.place.set(None);
+        stream.rare().place.set(None);
         Some(stream)
     }
 
     fn put(&mut self, stream: &Rc<Stream>, place: Place) {
-        stream.place.set(Some(place));
+        stream.rare().place.set(Some(place));
         let replaced = self.class(place.0).insert(place.1, Rc::clone(stream));
         assert!(replaced.is_none(), "a place in line is one stream's");
     }

@@ -32,11 +32,11 @@ impl Hub {
     ///
     /// etcd drops the request if they are not; here the client is told as soon as they are.
     pub(in crate::watch) fn tell_progress(&self, stream: &Rc<Stream>) {
-        if stream.progress_wanted.get().is_some() && planted::is(Bug::ProgressAhead) {
-            stream.progress_wanted.set(None);
+        if stream.progress_wanted().is_some() && planted::is(Bug::ProgressAhead) {
+            stream.rare().progress_wanted.set(None);
             return self.push_progress(stream, NO_WATCH);
         }
-        if stream.progress_wanted.get().is_none() && stream.waits_for_progress.get().is_none() {
+        if stream.progress_wanted().is_none() && stream.waits_for_progress().is_none() {
             return;
         }
         if stream.progress_due().is_some() {
@@ -51,7 +51,7 @@ impl Hub {
         let mut due = stream.progress_due();
         // In the middle of a revision some of its watches may have been told of that and others not.
         if due.is_some_and(|due| due <= self.revision.get()) && !self.is_under_way() {
-            stream.progress_wanted.set(None);
+            stream.rare().progress_wanted.set(None);
             self.push_progress(stream, NO_WATCH);
             due = None;
         }
@@ -60,10 +60,11 @@ impl Hub {
 
     /// Makes a stream wait for the hub to reach this revision before it sends progress; `None` ends the wait.
     pub(super) fn wait_for_progress(&self, stream: &Rc<Stream>, due: Option<Revision>) {
-        let before = stream.waits_for_progress.replace(due);
+        let before = stream.waits_for_progress();
         if before == due {
             return;
         }
+        stream.rare().waits_for_progress.set(due);
         let mut waiting = self.waiting.borrow_mut();
         if let Some(before) = before {
             self.note_work(0, 1);
@@ -89,7 +90,7 @@ impl Hub {
     fn pop_due(&self, revision: Revision) -> Option<Rc<Stream>> {
         let mut waiting = self.waiting.borrow_mut();
         let stream = waiting.first_entry().filter(|first| first.key().revision <= revision)?.remove();
-        stream.waits_for_progress.set(None);
+        stream.rare().waits_for_progress.set(None);
         Some(stream)
     }
 
@@ -97,10 +98,10 @@ impl Hub {
     pub(in crate::watch) fn tell_periodic_progress(&self, stream: &Stream) {
         let begun = Instant::now();
         self.advance();
-        let Some(from) = stream.ticks_from.take() else { return };
+        let Some(from) = stream.rare().ticks_from.take() else { return };
         for (n, (id, watch)) in stream.watches.borrow().range(from..).enumerate() {
             if n == TOGETHER_MAX {
-                stream.ticks_from.set(Some(*id));
+                stream.rare().ticks_from.set(Some(id));
                 break;
             }
             // A watch that has read history, or was told of a revision which others are still being told of, may be further.

@@ -30,8 +30,8 @@ impl Hub {
             Some(RequestUnion::ProgressRequest(_)) => {
                 let now = self.present_revision(&self.shared.state.load());
                 // One that is open already is answered by the same word.
-                let wanted = stream.progress_wanted.get().unwrap_or(now);
-                stream.progress_wanted.set((!stream.watches.borrow().is_empty()).then_some(wanted));
+                let wanted = stream.progress_wanted().unwrap_or(now);
+                stream.rare().progress_wanted.set((!stream.watches.borrow().is_empty()).then_some(wanted));
                 self.tell_progress(stream);
             }
             // etcd passes over what it does not know.
@@ -84,18 +84,19 @@ impl Hub {
         let keys = Keys::of_request(&request.key, &request.range_end).ok_or(error::WATCH_EMPTY_RANGE)?;
         let watches = stream.watches.borrow();
         let id = if request.watch_id != 0 {
-            if watches.contains_key(&request.watch_id) {
+            if watches.contains(request.watch_id) {
                 return Err(error::WATCH_DUPLICATE_ID);
             }
             request.watch_id
         } else {
             let mut id = stream.next_id.get();
-            while watches.contains_key(&id) {
+            while watches.contains(id) {
                 id += 1;
             }
             stream.next_id.set(id + 1);
             id
         };
+        stream.hold_watch(&keys);
         // Values that are no filter are passed over, as etcd does.
         let filters = |filter: FilterType| request.filters.contains(&(filter as i32));
         Ok(Watch {
@@ -123,7 +124,6 @@ impl Hub {
             chosen: Cell::new(false),
             hold: RefCell::default(),
             matched: RefCell::default(),
-            _held: stream.hold_watch(request.key.len() + request.range_end.len()),
             _span: stream.spans.as_ref().map(|spans| Box::new(spans.begin("watch", told(request)))),
         })
     }
@@ -144,7 +144,7 @@ impl Hub {
         stream.wants_ticks.set(stream.wants_ticks.get() || watch.progress);
         if watch.start > self.revision.get() {
             watch.ahead.set(true);
-            *stream.ahead.borrow_mut().entry(watch.start).or_default() += 1;
+            *stream.rare().ahead.borrow_mut().entry(watch.start).or_default() += 1;
         }
         stream.watches.borrow_mut().insert(watch.id, Rc::clone(&watch));
     }
@@ -156,16 +156,15 @@ impl Hub {
         } else {
             self.rest(watch);
         }
-        let mut ahead = watch.stream.ahead.borrow_mut();
-        if watch.ahead.get()
-            && let Some(count) = ahead.get_mut(&watch.start)
-        {
-            *count -= 1;
-            if *count == 0 {
-                ahead.remove(&watch.start);
+        if watch.ahead.get() {
+            let mut ahead = watch.stream.rare().ahead.borrow_mut();
+            if let Some(count) = ahead.get_mut(&watch.start) {
+                *count -= 1;
+                if *count == 0 {
+                    ahead.remove(&watch.start);
+                }
             }
         }
-        drop(ahead);
         self.shared.metrics.mvcc.watchers.add(-1);
         watch.stream.caller.watches.fetch_sub(1, Relaxed);
     }
@@ -191,7 +190,7 @@ impl Hub {
     }
 
     fn cancel(&self, stream: &Rc<Stream>, id: i64) {
-        let Some(watch) = stream.watches.borrow_mut().remove(&id) else { return };
+        let Some(watch) = stream.watches.borrow_mut().remove(id) else { return };
         self.forget(&watch);
         // So that no header is behind one that the stream has had.
         self.advance();

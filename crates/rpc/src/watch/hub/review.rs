@@ -121,10 +121,10 @@ impl Hub {
                 if let Err(status) = stream.permit.still_allows(&newest.auth, key, range_end, &mut joined)
                     && !planted::is(Bug::WatchNotReviewed)
                 {
-                    refused.push((*id, status));
+                    refused.push((id, status));
                 }
                 left = left.saturating_sub(1 + joined);
-                last = Some(*id);
+                last = Some(id);
             }
             for (id, refusal) in refused {
                 self.withdraw(newest, &stream, id, &refusal);
@@ -145,7 +145,7 @@ impl Hub {
 
     /// Ends a watch whose user may no longer read its keys.
     fn withdraw(&self, state: &Published, stream: &Rc<Stream>, id: i64, refusal: &Status) {
-        let Some(watch) = stream.watches.borrow_mut().remove(&id) else { return };
+        let Some(watch) = stream.watches.borrow_mut().remove(id) else { return };
         self.forget(&watch);
         let response = WatchResponse {
             header: Some(self.header(state, self.revision.get())),

@@ -330,7 +330,7 @@ impl Hub {
             looks += 1;
             for (id, watch) in at.watches.borrow().range(first..) {
                 if looks == MOVED_AT_ONCE {
-                    stopped = Some((*serial, *id));
+                    stopped = Some((*serial, id));
                     break 'streams;
                 }
                 looks += 1;

@@ -227,7 +227,7 @@ impl World {
     pub fn client_permitted(&self, credit: usize, needs_leader: bool, permit: Rc<dyn Permit>) -> Client {
         let pipe = Rc::new(Pipe::default());
         pipe.credit.set(credit);
-        let closed = poll_closed(pipe.clone());
+        let closed = Box::pin(poll_closed(pipe.clone()));
         let hub = Rc::clone(&self.hub);
         let caller = Arc::<Caller>::default();
         let future = hub.serve(
