@@ -23,10 +23,7 @@ func Free(count int) ([]int, error) {
 	next.Lock()
 	defer next.Unlock()
 	var free []int
-	for range highest - lowest {
-		if len(free) == count {
-			return free, nil
-		}
+	for range highest - lowest + 1 {
 		port := next.port
 		if next.port++; next.port > highest {
 			next.port = lowest
@@ -36,7 +33,9 @@ func Free(count int) ([]int, error) {
 			continue
 		}
 		listener.Close()
-		free = append(free, port)
+		if free = append(free, port); len(free) == count {
+			return free, nil
+		}
 	}
 	return nil, errors.New("not enough free ports between 61000 and 65500")
 }

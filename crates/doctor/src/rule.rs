@@ -123,15 +123,20 @@ impl Need {
                 of_metrics(&|metrics| (!metrics.after.has(family)).then(|| absent(family)))
             }
             Need::Probes(family) => of_metrics(&|metrics| {
-                let peers = metrics.values_of(&format!("{family}_count"), "To");
-                if !has_peers || peers.iter().any(|peer| metrics.probed(family, &[("To", peer)]).is_some()) {
-                    return None;
-                }
-                let all = peers.iter().filter_map(|peer| metrics.after.histogram(family, &[("To", peer)]));
-                let Some(most) = all.map(|all| all.count).reduce(f64::max) else {
-                    return Some(absent(family));
+                // Of a peer that is a member no more there is nothing to find out.
+                let is_member = |peer: &String| {
+                    u64::from_str_radix(peer, 16)
+                        .is_ok_and(|id| evidence.members.iter().any(|member| member.id == id))
                 };
-                Some(too_few(family, most, PROBES_OF_LIFE_MIN, "repeat later or with a longer --for"))
+                let mut peers = metrics.values_of(&format!("{family}_count"), "To");
+                peers.retain(is_member);
+                if has_peers && peers.is_empty() {
+                    return Some(absent(family));
+                }
+                let unknown = peers.iter().filter(|peer| metrics.probed(family, &[("To", peer)]).is_none());
+                let counts = unknown.filter_map(|peer| metrics.after.histogram(family, &[("To", peer)]));
+                let least = counts.map(|all| all.count).reduce(f64::min)?;
+                Some(too_few(family, least, PROBES_OF_LIFE_MIN, "repeat later or with a longer --for"))
             }),
             Need::Observations(family) => of_metrics(&|metrics| {
                 if metrics.observed(family, &[]).is_some() {

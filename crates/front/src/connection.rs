@@ -54,9 +54,9 @@ const PLACE_BYTES: usize = 1024;
 /// Calls at once for whose places a connection is charged anyway.
 const PLACES_FREE: usize = 16;
 
-/// Time for which an answer to a PING waits for the answer of a call, with which it shares a write. A client of gRPC pings for each
-/// answer that it gets, to measure the network, and sends its next request with that: a write for the ping alone, and one for the
-/// request's answer, would be twice as many.
+/// Time for which, about, an answer to a PING waits for the answer of a call that came no longer ago, with which it shares a write.
+/// A client of gRPC pings for each answer that it gets, to measure the network, and sends its next request with that: a write for
+/// the ping alone, and one for the request's answer, would be twice as many.
 const PONG_PATIENCE: Duration = Duration::from_millis(10);
 
 /// Time that a closed connection still reads, so that its last frame arrives.
@@ -135,6 +135,8 @@ struct Work {
     stalls: Option<Box<Stalls>>,
     /// For a turn behind one that was long.
     ticket: Ticket,
+    /// When the last call came.
+    called_at: Option<Instant>,
     /// When answers to PING go out that wait for another answer.
     pongs_due: Option<Instant>,
     /// Time since which nothing has happened, as far as that is known.
@@ -580,6 +582,7 @@ impl Connection {
     }
 
     fn receive(&mut self, key: Key, fields: Arc<Fields>, end: bool, now: Instant) {
+        self.work.get_or_insert_default().called_at = Some(now);
         let responder = Responder::new(&self.around, key);
         if self.admits() && self.calls.waiting() == 0 {
             self.admit(responder, fields, &[], end, now, now);
@@ -849,7 +852,11 @@ impl Connection {
                 is_enough = output.written() - before >= WRITTEN_AT_ONCE;
                 // Pending means that the kernel takes no more; its wake comes through the transport.
                 let mut cx = Context::from_waker(&self.transport_waker);
-                if is_enough || socket.poll_write(&mut cx, output)?.is_pending() {
+                if is_enough {
+                    break;
+                }
+                if socket.poll_write(&mut cx, output)?.is_pending() {
+                    output.note_refused();
                     break;
                 }
             }
@@ -858,14 +865,17 @@ impl Connection {
         Ok(self.wake_writable() || is_enough)
     }
 
-    /// Returns true if nothing is to be sent but answers to PING, and an answer of a call is awaited with which they can go.
+    /// Returns true if nothing is to be sent but answers to PING, and an answer of a call is awaited with which they can go: not one
+    /// that takes long, nor while another is under way, whose network the client measures.
     fn holds_pongs_back(&mut self, now: Instant) -> bool {
         let is_pongs = {
             let mut http2 = self.around.http2.borrow_mut();
             http2.gather();
-            http2.output().is_pongs_only()
+            http2.output().is_pongs_only() && http2.queued_pieces() == 0
         };
-        let may_wait = is_pongs && !self.is_closing && self.calls.awaits_answer();
+        let called_at = self.work.as_ref().and_then(|work| work.called_at);
+        let is_expected = called_at.is_some_and(|at| now < at + PONG_PATIENCE) || self.pongs_due().is_some();
+        let may_wait = is_pongs && is_expected && !self.is_closing && self.calls.awaits_answer();
         let due = self.pongs_due().unwrap_or(now + PONG_PATIENCE);
         let waits = may_wait && now < due;
         if waits || self.pongs_due().is_some() {

@@ -168,11 +168,12 @@ enum Segment {
 pub struct Output {
     /// What waits. An idle connection has none: [`Output::rest`] gives it back.
     queue: Option<Box<Queue>>,
-    len: usize,
+    /// Bytes that wait; a few bodies at most.
+    len: u32,
     written: u64,
     /// Bytes ever appended up to the end of the last frame of a call.
     calls_end: u64,
-    /// Bytes of answers to PING that were appended since nothing waited, or a part of what waited was taken.
+    /// Bytes of answers to PING that were appended since nothing waited, or what waited was offered or taken in part.
     pongs: u32,
 }
 
@@ -266,7 +267,7 @@ impl Drop for Queue {
 impl Output {
     /// Bytes that wait.
     pub fn len(&self) -> usize {
-        self.len
+        self.len as usize
     }
 
     /// Returns true if nothing waits.
@@ -290,9 +291,14 @@ impl Output {
         self.calls_end
     }
 
-    /// Returns true if something waits, and it is nothing but answers to PING: they may wait for what is sent next.
+    /// Notes that the other end takes nothing of what waits: it waits for that now, whatever it is.
+    pub fn note_refused(&mut self) {
+        self.pongs = 0;
+    }
+
+    /// Returns true if something waits that was not refused, and it is nothing but answers to PING: they may wait for what is sent next.
     pub fn is_pongs_only(&self) -> bool {
-        self.len > 0 && self.len == self.pongs as usize
+        self.len > 0 && self.len == self.pongs
     }
 
     /// Returns all that waits, if it is in one piece.
@@ -318,8 +324,8 @@ impl Output {
     ///
     /// If fewer wait.
     pub fn advance(&mut self, bytes: usize) {
-        assert!(bytes <= self.len, "{bytes} of {} bytes were written", self.len);
-        self.len -= bytes;
+        assert!(bytes <= self.len(), "{bytes} of {} bytes were written", self.len);
+        self.len -= bytes as u32;
         self.written += bytes as u64;
         self.pongs = 0;
         if let Some(queue) = &mut self.queue {
@@ -350,13 +356,13 @@ impl Output {
     pub(crate) fn write<T>(&mut self, bytes_max: usize, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         debug_assert!(bytes_max <= OUTPUT_BYTES, "{bytes_max} bytes are more than a buffer has");
         let (written, result) = self.queue.get_or_insert_default().write(bytes_max, write);
-        self.len += written;
+        self.len += written as u32;
         result
     }
 
     /// Notes that what was appended last is a frame of a call.
     pub(crate) fn note_call(&mut self) {
-        self.calls_end = self.written + self.len as u64;
+        self.calls_end = self.written + u64::from(self.len);
     }
 
     /// Appends a frame's head and body.
@@ -375,7 +381,7 @@ impl Output {
 
     /// Appends bytes that belong to others, too, and are not copied.
     pub(crate) fn share(&mut self, body: Bytes) {
-        self.len += body.len();
+        self.len += body.len() as u32;
         self.queue.get_or_insert_default().segments.push_back(Segment::Shared(body));
     }
 
@@ -449,6 +455,9 @@ mod tests {
         assert!(!output.is_pongs_only());
         output.pong([4; 8]);
         assert!(output.is_pongs_only());
+        output.note_refused();
+        output.pong([5; 8]);
+        assert!(!output.is_pongs_only());
     }
 
     #[test]

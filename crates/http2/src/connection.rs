@@ -46,6 +46,9 @@ pub(crate) enum Gone {
     Unknown,
 }
 
+/// Time after which what was under way for a stream, when it was reset here, has come.
+const UNDER_WAY_MS: u32 = 10_000;
+
 /// Streams that are gone, as far as they are remembered.
 #[derive(Default)]
 struct Closed {
@@ -60,6 +63,8 @@ struct Resets {
     list: Vec<u32>,
     /// Place of the next one, once there are as many as may be.
     next: u8,
+    /// Time of the last one.
+    last: u32,
 }
 
 impl Closed {
@@ -68,8 +73,9 @@ impl Closed {
         self.next_ended = (self.next_ended + 1) % ENDED_MAX as u8;
     }
 
-    fn add_reset(&mut self, id: u32) {
+    fn add_reset(&mut self, id: u32, now: u32) {
         let resets = self.resets.get_or_insert_default();
+        resets.last = now;
         if resets.list.len() < RESETS_MAX {
             resets.list.push(id);
         } else {
@@ -402,8 +408,8 @@ impl Connection {
         if self.buckets.as_ref().is_some_and(|buckets| buckets.are_full(limits, now)) {
             self.buckets = None;
         }
-        if self.streams.len() == 0 {
-            // What was on its way for streams that were reset has come.
+        let is_past = |resets: &Resets| now.wrapping_sub(resets.last) >= UNDER_WAY_MS;
+        if self.closed.resets.as_deref().is_some_and(is_past) {
             self.closed.resets = None;
         }
     }
@@ -530,7 +536,7 @@ impl Connection {
     pub(crate) fn remove_stream(&mut self, key: Key, how: Gone) {
         let Some(stream) = self.streams.remove(key) else { return };
         match how {
-            Gone::ResetHere => self.closed.add_reset(key.id),
+            Gone::ResetHere => self.closed.add_reset(key.id, self.now),
             Gone::Ended | Gone::Unknown => self.closed.add_ended(key.id),
         }
         if let Some(backlog) = &stream.backlog {
@@ -553,7 +559,7 @@ impl Connection {
 
     pub(crate) fn note_closed(&mut self, id: u32, how: Gone) {
         match how {
-            Gone::ResetHere => self.closed.add_reset(id),
+            Gone::ResetHere => self.closed.add_reset(id, self.now),
             Gone::Ended | Gone::Unknown => self.closed.add_ended(id),
         }
     }

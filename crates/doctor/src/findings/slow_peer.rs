@@ -102,6 +102,11 @@ mod tests {
         assert_eq!(too_few(unchanged(9, 9)), [said]);
         assert_eq!(too_few(unchanged(10, 10)), [""; 0]);
         assert_eq!(too_few(with_metrics(&page(0, 3), &page(2, 5))), [""; 0], "two of them just now");
+        // One link of two, and one to a member that there was.
+        let other =
+            |to: u64| format!("{}{}", page(0, 10), histogram(RTT, &format!("To=\"{to}\""), &[(0.0512, 1)]));
+        assert_eq!(too_few(with_metrics(&other(3), &other(3))).len(), 1);
+        assert_eq!(too_few(with_metrics(&other(7), &other(7))), [""; 0]);
     }
 
     #[test]

@@ -172,8 +172,21 @@ fn the_answer_to_a_ping_goes_out_with_that_of_a_call() {
             turn().await;
         }
         assert_eq!(kinds(client.frames()), [PING, HEADERS, DATA, HEADERS]);
+        // While an answer is under way the client measures the network by it.
+        client.send(&frame(SETTINGS, 0, 0, &SHUT)).await;
+        let big = calls("/test.Echo/Big", 2, 1, &[], &EACH.to_string());
+        client.send(&[calls("/test.Echo/Never", 1, 1, &[], "9"), big].concat()).await;
+        until("the call waits", || client.seen.alive.load(SeqCst) == 1).await;
+        client.frames();
+        client.send(&ping).await;
+        turn().await;
+        assert_eq!(kinds(client.frames()), [PING]);
+        client
+            .send(&[frame(RST_STREAM, 0, 3, &[0, 0, 0, 8]), frame(RST_STREAM, 0, 5, &[0, 0, 0, 8])].concat())
+            .await;
+        until("both are over", || client.seen.alive.load(SeqCst) == 0).await;
         // A stream says something when it has something to say.
-        client.send(&frame(HEADERS, END_HEADERS, 3, &call_block("/test.Echo/Bidi", &[]))).await;
+        client.send(&frame(HEADERS, END_HEADERS, 7, &call_block("/test.Echo/Bidi", &[]))).await;
         until("the stream is open", || client.seen.alive.load(SeqCst) == 1).await;
         client.frames();
         client.send(&ping).await;

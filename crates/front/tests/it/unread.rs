@@ -182,6 +182,19 @@ fn pings_do_not_keep_a_connection_that_takes_no_answers() {
     }
 }
 
+/// Their answers may wait for that of a call, but not once the client has refused them.
+#[test]
+fn nor_do_pings_beside_a_call_that_is_never_answered() {
+    let running = run(Options { stall_timeout: Duration::from_millis(200), ..unheeded_pings() });
+    let mut raw = Connection::h2(running.address, &[]);
+    raw.call(1, "/test.Echo/Never", &[], &message(0, b"a"));
+    let ping = frame(PING, 0, 0, b"12345678");
+    block_on(until("the call is there", || running.seen.alive.load(SeqCst) == 1));
+    // Until the server does not read any more.
+    raw.flood(&ping.repeat(1_000_000));
+    block_on(until("the connection is over", || running.seen.alive.load(SeqCst) == 0));
+}
+
 #[test]
 fn pings_keep_a_connection_that_has_nothing_to_take() {
     let timeout = Duration::from_millis(20);

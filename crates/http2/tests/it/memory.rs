@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 
-use http2::{Connection, Options};
+use http2::{Connection, Options, Reason};
 
 use crate::ends::{End, REQUEST, RESPONSE, Seen, TRAILERS, call, exchange, pair};
 
@@ -104,6 +104,21 @@ fn a_connection_that_was_busy_gives_its_memory_back() {
     client.connection.rest();
     server.connection.rest();
     assert!(client.connection.heap_bytes() < 700 && server.connection.heap_bytes() < 700);
+}
+
+/// The other end may be far away, and a connection rests soon.
+#[test]
+fn a_rest_forgets_no_stream_that_was_just_reset() {
+    let (mut client, mut server) = pair(&Options::default(), &Options::default());
+    let (at_client, key) = call(&mut client, &mut server, false);
+    server.connection.reset(key, Reason::NO_ERROR);
+    server.connection.rest();
+    // Sent before the client heard of it.
+    client.connection.send_trailers(at_client, &TRAILERS, &[]).unwrap();
+    let under_way = client.sent();
+    assert!(server.connection.next(&under_way, &mut 0).unwrap().is_none());
+    exchange(&mut client, &mut server);
+    whole_call(&mut client, &mut server);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Reading runs back into a machine.
 
+use std::ops::Range;
+
 use mvcc::{LoadError, LoadedVersion, Loader};
 use numbers::{LeaseId, Revision};
 use planted::Bug;
@@ -100,19 +102,38 @@ where
     Ok((reading, Building { intake: Intake::new(head, versions) }))
 }
 
+/// Bytes of keys with which a piece is handed on, however few its versions are.
+const PIECE_KEY_BYTES: usize = 256 << 10;
+
 /// Some versions on their way from [`Reading`] to [`Building`].
 #[derive(Debug, Default)]
 pub struct Versions {
-    /// The keys of all, one behind the other.
+    /// The keys of all, one behind the other, each once.
     keys: Vec<u8>,
-    /// Each with the length of its key.
-    entries: Vec<(usize, Entry<'static>)>,
+    /// Each with the place of its key.
+    entries: Vec<(Range<usize>, Entry<'static>)>,
 }
 
 impl Versions {
-    /// Forgets all versions and keeps the memory.
+    fn push(&mut self, key: &[u8], entry: &Entry<'static>) {
+        let before = self.entries.last().map(|(place, _)| place.clone());
+        let place = before.filter(|place| self.keys[place.clone()] == *key).unwrap_or_else(|| {
+            let from = self.keys.len();
+            self.keys.extend_from_slice(key);
+            from..self.keys.len()
+        });
+        self.entries.push((place, *entry));
+    }
+
+    /// Bytes of memory that the keys take.
+    pub fn key_bytes(&self) -> usize {
+        self.keys.capacity()
+    }
+
+    /// Forgets all versions and keeps the memory, unless long keys took much.
     pub fn clear(&mut self) {
         self.keys.clear();
+        self.keys.shrink_to(2 * PIECE_KEY_BYTES);
         self.entries.clear();
     }
 }
@@ -128,8 +149,8 @@ where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
 {
-    /// Reads all runs to their ends. `exchange` takes `versions_max` versions, the last time fewer, and returns memory for the
-    /// next; with `None` reading ends early.
+    /// Reads all runs to their ends. `exchange` takes `versions_max` versions, fewer where their keys are long and the last time, and
+    /// returns memory for the next; with `None` reading ends early.
     ///
     /// # Errors
     ///
@@ -143,9 +164,8 @@ where
         let mut versions = Some(Versions::default());
         let outcome = self.each(&mut |key, entry| {
             let Some(filling) = &mut versions else { return Ok(false) };
-            filling.keys.extend_from_slice(key);
-            filling.entries.push((key.len(), *entry));
-            if filling.entries.len() >= versions_max {
+            filling.push(key, entry);
+            if filling.entries.len() >= versions_max || filling.keys.len() >= PIECE_KEY_BYTES {
                 versions = versions.take().and_then(&mut exchange);
             }
             Ok(versions.is_some())
@@ -178,11 +198,8 @@ impl Building {
     ///
     /// When they contradict each other, or those before.
     pub fn take<E>(&mut self, versions: &Versions) -> Result<(), RestoreError<E>> {
-        let mut keys = versions.keys.as_slice();
-        for (len, entry) in &versions.entries {
-            let (key, rest) = keys.split_at(*len);
-            keys = rest;
-            self.intake.push(&entry.loaded(key))?;
+        for (place, entry) in &versions.entries {
+            self.intake.push(&entry.loaded(&versions.keys[place.clone()]))?;
         }
         Ok(())
     }

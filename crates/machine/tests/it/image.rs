@@ -445,3 +445,29 @@ fn writers_go_to_other_threads() {
     let back = restored(&[blocks]).unwrap();
     assert_eq!((back.store.stats().keys, back.store.current_revision()), (1, Revision(2)));
 }
+
+/// What is under way between the two threads of a start is small, whatever the keys.
+#[test]
+fn pieces_of_long_keys_are_short() {
+    let mut machine = Machine::new(RULES);
+    let mut write = |key: &[u8]| {
+        machine.store.begin().put(key, mvcc::Value::default(), LeaseId::NONE);
+    };
+    let long = |number: usize| format!("{number:08}").repeat(8 << 10).into_bytes();
+    (0..3000).for_each(|_| write(&long(0)));
+    (1..40).for_each(|number| write(&long(number)));
+    let blocks = run(&mut machine, Revision(0));
+    let (reading, mut building) = begin(vec![blocks.iter().map(Ok::<_, Infallible>)]).unwrap();
+    let mut most = 0;
+    reading
+        .read(2048, |mut versions| {
+            most = most.max(versions.key_bytes());
+            building.take::<Infallible>(&versions).unwrap();
+            versions.clear();
+            Some(versions)
+        })
+        .unwrap();
+    assert!(most <= 1 << 20, "{most} bytes");
+    let mut back = building.finish::<Infallible>(RULES).unwrap();
+    assert_eq!(run(&mut back, Revision(0)), blocks);
+}

@@ -18,7 +18,7 @@ pub(super) const FEW_BYTES: usize = 64 << 10;
 /// A sync that takes so long is one during which the core might have had other things to do.
 const LONG: Duration = Duration::from_millis(2);
 /// How many times as long as a long sync took the log's thread writes after it: so that, however often syncs are long, the core
-/// stands still for them for a hundredth of the time.
+/// stands still for them for a hundredth of the time, up to 0.6 s for each.
 const PAUSE_FACTOR: u32 = 100;
 /// A disk that stalled for long is tried again after this time.
 const PAUSE_MAX: Duration = Duration::from_secs(60);

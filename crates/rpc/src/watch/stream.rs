@@ -244,6 +244,7 @@ impl Matched {
         if let Some(rest) = &mut self.rest {
             rest.truncate(rest.partition_point(is_kept));
         }
+        self.rest.take_if(|rest| rest.is_empty());
         self.first = self.first.filter(is_kept);
     }
 
