@@ -240,22 +240,27 @@ impl Metrics {
 
     /// Returns what [`Metrics::recent`] does if those suffice, otherwise those since the start if they do.
     pub fn observed(&self, name: &str, labels: &[(&str, &str)]) -> Option<Observed> {
-        let histogram = self.recent(name, labels)?;
-        if histogram.count >= OBSERVATIONS_MIN {
-            return Some(Observed { histogram, of_life: false });
-        }
-        let histogram = self.after.histogram(name, labels)?;
-        (histogram.count >= OBSERVATIONS_OF_LIFE_MIN).then_some(Observed { histogram, of_life: true })
+        self.enough(name, labels, OBSERVATIONS_MIN, OBSERVATIONS_OF_LIFE_MIN)
     }
 
     /// Like [`Metrics::observed`], of what is observed every few seconds only.
     pub fn probed(&self, name: &str, labels: &[(&str, &str)]) -> Option<Observed> {
+        self.enough(name, labels, PROBES_MIN, PROBES_OF_LIFE_MIN)
+    }
+
+    fn enough(
+        &self,
+        name: &str,
+        labels: &[(&str, &str)],
+        recent_min: f64,
+        of_life_min: f64,
+    ) -> Option<Observed> {
         let histogram = self.recent(name, labels)?;
-        if histogram.count >= PROBES_MIN {
+        if histogram.count >= recent_min {
             return Some(Observed { histogram, of_life: false });
         }
         let histogram = self.after.histogram(name, labels)?;
-        (histogram.count >= PROBES_OF_LIFE_MIN).then_some(Observed { histogram, of_life: true })
+        (histogram.count >= of_life_min).then_some(Observed { histogram, of_life: true })
     }
 
     /// Returns the values that a label has in a family, each once.
