@@ -200,7 +200,7 @@ pub struct Observed {
 const OBSERVATIONS_MIN: f64 = 20.0;
 /// Observations since the start that suffice: their first are not like the others.
 pub(crate) const OBSERVATIONS_OF_LIFE_MIN: f64 = 200.0;
-/// The same of what is observed every few seconds only: probes of other members.
+/// Observations in the time looked at that suffice where only one is made every few seconds: probes of other members.
 const PROBES_MIN: f64 = 2.0;
 /// etcd observes two in half a minute, and up to 3.6 its smoothed round trip begins at nothing.
 pub(crate) const PROBES_OF_LIFE_MIN: f64 = 10.0;

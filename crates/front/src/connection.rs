@@ -54,11 +54,6 @@ const PLACE_BYTES: usize = 1024;
 /// Calls at once for whose places a connection is charged anyway.
 const PLACES_FREE: usize = 16;
 
-/// Time for which, about, an answer to a PING waits for the answer of a call that came no longer ago, with which it shares a write.
-/// A client of gRPC pings for each answer that it gets, to measure the network, and sends its next request with that: a write for
-/// the ping alone, and one for the request's answer, would be twice as many.
-const PONG_PATIENCE: Duration = Duration::from_millis(10);
-
 /// Time that a closed connection still reads, so that its last frame arrives.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -865,25 +860,6 @@ impl Connection {
         Ok(self.wake_writable() || is_enough)
     }
 
-    /// Returns true if nothing is to be sent but answers to PING, and an answer of a call is awaited with which they can go: not one
-    /// that takes long, nor while another is under way, whose network the client measures.
-    fn holds_pongs_back(&mut self, now: Instant) -> bool {
-        let is_pongs = {
-            let mut http2 = self.around.http2.borrow_mut();
-            http2.gather();
-            http2.output().is_pongs_only() && http2.queued_pieces() == 0
-        };
-        let called_at = self.work.as_ref().and_then(|work| work.called_at);
-        let is_expected = called_at.is_some_and(|at| now < at + PONG_PATIENCE) || self.pongs_due().is_some();
-        let may_wait = is_pongs && is_expected && !self.is_closing && self.calls.awaits_answer();
-        let due = self.pongs_due().unwrap_or(now + PONG_PATIENCE);
-        let waits = may_wait && now < due;
-        if waits || self.pongs_due().is_some() {
-            self.work.get_or_insert_default().pongs_due = waits.then_some(due);
-        }
-        waits
-    }
-
     /// Returns true if a shutdown was announced and the client has no calls any more.
     fn has_left(&self) -> bool {
         let mut http2 = self.around.http2.borrow_mut();
@@ -903,11 +879,6 @@ impl Connection {
         let mut http2 = self.around.http2.borrow_mut();
         let is_held_back = self.pongs_due().is_some();
         http2.queued_pieces() > 0 || !http2.output().is_empty() && !is_held_back
-    }
-
-    /// When answers to PING that are held back go out; `None` if there are none.
-    fn pongs_due(&self) -> Option<Instant> {
-        self.work.as_ref().and_then(|work| work.pongs_due)
     }
 
     /// Drops a call that did not end by itself.

@@ -63,7 +63,7 @@ struct Resets {
     list: Vec<u32>,
     /// Place of the next one, once there are as many as may be.
     next: u8,
-    /// Time of the last one.
+    /// Time at which the last one was reset, in milliseconds as [`Connection::now`].
     last: u32,
 }
 
@@ -159,7 +159,7 @@ pub(crate) struct Lists {
     pub(crate) queued: Queued,
 }
 
-/// What waits in all streams.
+/// Sums over all streams of what waits to be sent.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Queued {
     /// Bytes of bodies.

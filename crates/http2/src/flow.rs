@@ -49,7 +49,7 @@ pub(crate) struct Growth {
     measuring: Measuring,
 }
 
-/// How far a measurement is.
+/// State of the measurement that decides whether the windows grow.
 #[derive(Clone, Copy, Debug)]
 enum Measuring {
     /// The next one may begin.

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use crate::Random;
 
-/// What Linux gives outgoing connections where it does not say.
+/// Ports that Linux gives outgoing connections by default.
 const CONNECTIONS: Range<u16> = 32_768..61_000;
 const LOWEST: u16 = 10_000;
 

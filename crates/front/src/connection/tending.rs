@@ -1,5 +1,5 @@
-//! What a connection does by the clock: it ends calls that are too late, finds streams that stand still, pings a silent client, and
-//! gives memory back once it rests.
+//! What a connection does by the clock: it ends calls that are too late, finds streams that stand still, pings a silent client,
+//! holds answers to pings back for a moment, and gives memory back once it rests.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -22,6 +22,11 @@ use crate::socket::{Socket, Transport};
 /// To get it again costs a call some microseconds. The time is short because thousands of clients may come at once: what each has
 /// until its connection rests lies among what stays, where it leaves gaps.
 const REST_AFTER: Duration = Duration::from_millis(250);
+
+/// Time for which, about, an answer to a PING waits for the answer of a call that came no longer ago, with which it shares a write.
+/// A client of gRPC pings for each answer that it gets, to measure the network, and sends its next request with that: a write for
+/// the ping alone, and one for the request's answer, would be twice as many.
+const PONG_PATIENCE: Duration = Duration::from_millis(10);
 
 /// What is known of things that wait, while there are any.
 #[derive(Default)]
@@ -73,6 +78,30 @@ impl Connection {
                 return Ok(());
             }
         }
+    }
+
+    /// Returns true if nothing is to be sent but answers to PING, and an answer of a call is awaited with which they can go: not one
+    /// that takes long, nor while another is under way, whose network the client measures.
+    pub(super) fn holds_pongs_back(&mut self, now: Instant) -> bool {
+        let is_pongs = {
+            let mut http2 = self.around.http2.borrow_mut();
+            http2.output().is_pongs_only() && http2.queued_pieces() == 0
+        };
+        let before = self.pongs_due();
+        let called_at = self.work.as_ref().and_then(|work| work.called_at);
+        let is_expected = before.is_some() || called_at.is_some_and(|at| now < at + PONG_PATIENCE);
+        let may_wait = is_pongs && is_expected && !self.is_closing && self.calls.awaits_answer();
+        let due = before.unwrap_or(now + PONG_PATIENCE);
+        let waits = may_wait && now < due;
+        if waits || before.is_some() {
+            self.work.get_or_insert_default().pongs_due = waits.then_some(due);
+        }
+        waits
+    }
+
+    /// Returns the time at which answers to PING that are held back go out; `None` if there are none.
+    pub(super) fn pongs_due(&self) -> Option<Instant> {
+        self.work.as_ref().and_then(|work| work.pongs_due)
     }
 
     /// Gives back memory once nothing was open for a while. Returns when that will be.

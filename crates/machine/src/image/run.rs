@@ -160,7 +160,7 @@ impl Walk {
 struct Finder<'s, 'a> {
     snapshot: &'s Snapshot<'a>,
     last: Option<ChangeId>,
-    /// What was written behind `last`, if that came in such a row.
+    /// Walks over the versions written behind `last`; `None` unless `last` itself was written right behind the one before it.
     behind: Option<Changes<'a>>,
 }
 

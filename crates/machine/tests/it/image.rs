@@ -446,7 +446,7 @@ fn writers_go_to_other_threads() {
     assert_eq!((back.store.stats().keys, back.store.current_revision()), (1, Revision(2)));
 }
 
-/// What is under way between the two threads of a start is small, whatever the keys.
+/// Pieces that the two threads of a start exchange are small, however long the keys are.
 #[test]
 fn pieces_of_long_keys_are_short() {
     let mut machine = Machine::new(RULES);

@@ -17,8 +17,8 @@ const FEW: usize = 2;
 pub(super) const FEW_BYTES: usize = 64 << 10;
 /// A sync that takes so long is one during which the core might have had other things to do.
 const LONG: Duration = Duration::from_millis(2);
-/// How many times as long as a long sync took the log's thread writes after it: so that, however often syncs are long, the core
-/// stands still for them for a hundredth of the time, up to 0.6 s for each.
+/// After a long sync the log's thread writes for so many times its length: the core then stands still for syncs of up to 0.6 s for
+/// a hundredth of the time, however often they come.
 const PAUSE_FACTOR: u32 = 100;
 /// A disk that stalled for long is tried again after this time.
 const PAUSE_MAX: Duration = Duration::from_secs(60);

@@ -532,7 +532,7 @@ mod tests {
 
     use super::*;
 
-    /// What the future of an open stream may take, in bytes; it took 384 when this was written.
+    /// Largest size of the future that serves an open stream, in bytes; its size was 384 when this was written.
     const FUTURE_BYTES_MAX: usize = 400;
 
     #[test]

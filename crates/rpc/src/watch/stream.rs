@@ -277,8 +277,7 @@ struct Together {
     watches: usize,
 }
 
-/// What a stream has once one of its watches is behind or begins above the hub's revision, or has asked for progress. Most streams
-/// never have it.
+/// The state that few streams need: it is made once a watch is behind, begins above the hub's revision, or is asked for its progress.
 #[derive(Default)]
 pub(super) struct Rare {
     /// The revision that a word of progress must reach, if the client waits for one: the newest when it asked.
@@ -320,7 +319,7 @@ pub(super) struct Stream {
     pub serial: u64,
     /// True if the stream ends when there is no leader.
     pub needs_leader: bool,
-    /// What its user may watch.
+    /// The permission of the stream's user to watch keys.
     pub permit: StreamPermit,
     /// Begins the spans of watches, if the stream is traced.
     pub spans: Option<Box<Within>>,
@@ -375,12 +374,12 @@ impl Stream {
         }
     }
 
-    /// What most streams do without, to be changed.
+    /// Returns the state that few streams need, and makes it if it is not there.
     pub fn rare(&self) -> &Rare {
         self.rare.get_or_init(Box::default)
     }
 
-    /// What most streams do without, if this one has it.
+    /// Returns the state that few streams need, if this one has it.
     pub fn rare_if_any(&self) -> Option<&Rare> {
         self.rare.get().map(|rare| &**rare)
     }
