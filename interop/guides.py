@@ -120,9 +120,6 @@ def in_list(lines, at):
     return False
 
 
-MARK = "--- end of step "
-
-
 def inline(prose):
     """What stands between backticks, with the line that it begins in. It may go on in the next line of its paragraph."""
     paragraph = []
@@ -163,7 +160,7 @@ def wrapped():
     return (wrapper, f"{before} || exit\n") if done.returncode == 0 else ([], "")
 
 
-MARK = "--- end of step "
+MARK = "--- step "
 
 
 def run(page, work, bin_dir, namespaces):
@@ -393,7 +390,8 @@ def main():
             skipped += why is not None
             for failure in failures:
                 print(f"FAILED  {failure}")
-            print(f"{page.name}: {f'SKIPPED: {why}' if why else f'{steps} steps'}, {len(failures)} failures", flush=True)
+            if steps or failures or why:
+                print(f"{page.name}: {f'SKIPPED: {why}' if why else f'{steps} steps'}, {len(failures)} failures", flush=True)
     if args.keep:
         print(work)
     else:

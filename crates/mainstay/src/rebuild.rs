@@ -560,14 +560,25 @@ impl<'a> Rebuild<'a> {
         attempt: impl Fn(&Self) -> Result<T, Status>,
     ) -> Result<T, RebuildError> {
         let deadline = Instant::now() + CHANGE_TIMEOUT;
+        let mut said = None;
         loop {
             let status = match attempt(self) {
                 Ok(done) => return Ok(done),
                 Err(status) => status,
             };
-            let passing = matches!(status.code, Code::Unavailable | Code::DeadlineExceeded);
+            // A member that has just joined counts as started once the cluster knows its name.
+            let passing = matches!(status.code, Code::Unavailable | Code::DeadlineExceeded)
+                || status == api::error::MEMBER_NOT_ENOUGH_STARTED;
             if !passing || Instant::now() >= deadline {
                 return Err(RebuildError::Unchanged { what, status });
+            }
+            if said.as_ref() != Some(&status) {
+                let error = status.to_string();
+                self.logger.warn(
+                    "the cluster does not change its members yet; trying again",
+                    &[("error", Value::Str(&error))],
+                );
+                said = Some(status);
             }
             if (self.stop_wanted)(PAUSE) {
                 return Err(RebuildError::Stopped);

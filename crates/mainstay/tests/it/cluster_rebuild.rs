@@ -7,6 +7,7 @@ use std::time::Duration;
 use testkit::{Random, TempDir, eventually};
 
 use crate::cluster::{Cluster, PATIENCE};
+use crate::cluster_members::{id_of, remove};
 use crate::damage::{flip, open};
 use crate::member::{Member, Setup};
 use crate::{filler, run};
@@ -81,6 +82,34 @@ fn a_member_with_a_damaged_segment_is_rebuilt() {
         cluster.start_one(2);
         cluster.assert_equal().await;
         assert!(aside.exists());
+    });
+}
+
+#[test]
+fn a_rebuild_waits_for_a_member_that_has_not_told_its_name() {
+    run(async {
+        let mut cluster = Cluster::start("rebuild-unstarted", 3, &[]);
+        cluster.put(0, "k", "x").await;
+        cluster.assert_equal().await;
+        let client = cluster.client(0).await;
+        let id = id_of(&cluster.client(2).await).await;
+        cluster.kill(2);
+        open(&first_segment(&cluster, 2)).set_len(1000).expect("it can be cut");
+        remove(&client, id).await;
+        let fourth = cluster.add_slot();
+        cluster.announce(0, fourth, false).await;
+        // Of the three that are listed two have been started: too few for a fourth.
+        let rebuild = rebuilding(&cluster.command(2));
+        cluster.spawn_with(2, rebuild);
+        cluster.member(2).wait_for("not enough started members");
+        let joining = cluster.joining(fourth, &[0, 1, fourth]);
+        cluster.spawn_with(fourth, joining);
+        cluster.member(2).wait_for(REBUILT);
+        let rebuilt = cluster.client(2).await;
+        eventually("the rebuilt member has the key", PATIENCE, async || {
+            rebuilt.get("k").await.ok().flatten().map(|_| ())
+        })
+        .await;
     });
 }
 
