@@ -114,6 +114,11 @@ impl<T> Inbox<T> {
         self.asleep.load(Ordering::SeqCst) != 0
     }
 
+    /// Returns true if fewer than `wanted` items wait, of which one is enough if it is 0: [`Inbox::drain`] would sleep.
+    pub fn is_short_of(&self, wanted: usize) -> bool {
+        lock(&self.waiting).len() < wanted.max(1)
+    }
+
     /// Moves all waiting items into `into`, which is empty. Sleeps up to `patience` until `wanted` items wait, or an
     /// urgent one.
     pub fn drain(&self, into: &mut Vec<T>, patience: Duration, wanted: usize) {

@@ -1,0 +1,124 @@
+use std::time::Duration;
+
+/// Decides whether a thread that has nothing to do lets others run before it sleeps (`std::thread::yield_now`).
+///
+/// A thread that sleeps is woken by the first thing that comes, and takes the processor from whoever brings it, before that one has
+/// brought more: where processors are busy, each wake finds little to do, and wakes, system calls and answers cost more than the
+/// work. A thread that gives way instead is still there when the others have had their turn, and finds what all of them brought.
+///
+/// The price is that it may stand behind threads that only compute, for a slice of some milliseconds, where it would have been
+/// woken at once. So it is done only while turns find several things by themselves, which is to say that there is a queue anyway,
+/// and only while giving way finds a thing in each 100 us of it. Else it is left for some thousand turns. A few clients beside a busy
+/// neighbour are answered as fast as ever.
+///
+/// ```
+/// let mut gathering = stdx::Gathering::new(3);
+/// assert!(!(0..1000).any(|_| gathering.turn(1)), "one client alone");
+/// assert!((0..100).any(|_| gathering.turn(20)));
+/// ```
+#[derive(Debug)]
+pub struct Gathering {
+    /// Things of recent turns, on average, in parts of [`WHOLE`].
+    average: u64,
+    /// From which average on others go first.
+    enough: u64,
+    /// How long the thread gave way before this turn.
+    gave_way: Option<Duration>,
+    /// Microseconds for which it gave way lately, and what it found then; newer ones count more.
+    waited_us: u64,
+    found: u64,
+    /// Turns for which it does not give way.
+    pause: u32,
+}
+
+const WHOLE: u64 = 256;
+/// No turn counts for more: one large turn says little of the next.
+const TURN_MAX: u64 = 32;
+/// The longest that a thing may be waited for, on average.
+const WORTH_US: u64 = 100;
+/// Things that count as found before it was tried: the first few times say little.
+const CREDIT: u64 = 16 * WHOLE;
+const PAUSE_TURNS: u32 = 4000;
+
+impl Gathering {
+    /// Others go first while turns have at least this many things on average, up to 32.
+    pub const fn new(enough: u64) -> Gathering {
+        Gathering {
+            average: 0,
+            enough: WHOLE * enough,
+            gave_way: None,
+            waited_us: 0,
+            found: CREDIT,
+            pause: 0,
+        }
+    }
+
+    /// Takes note of a turn with so many things; returns true if others go first before the next.
+    pub fn turn(&mut self, things: u64) -> bool {
+        self.average = (15 * self.average + WHOLE * things.min(TURN_MAX)) / 16;
+        if let Some(took) = self.gave_way.take() {
+            let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).min(1_000_000);
+            self.waited_us = (7 * self.waited_us + WHOLE * took_us) / 8;
+            self.found = (7 * self.found + WHOLE * things) / 8;
+            if self.waited_us > WORTH_US * self.found {
+                (self.waited_us, self.found, self.pause) = (0, CREDIT, PAUSE_TURNS);
+            }
+        }
+        self.pause = self.pause.saturating_sub(1);
+        self.pause == 0 && self.average >= self.enough
+    }
+
+    /// The thread let others go first, and was back after this time.
+    pub fn gave_way(&mut self, took: Duration) {
+        self.gave_way = Some(took);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_turns_that_find_much_by_themselves_let_others_go_first() {
+        let mut gathering = Gathering::new(3);
+        // One large turn is no queue.
+        assert!(!gathering.turn(1000));
+        // A read and its answer in one turn, however often.
+        assert!((0..10_000).all(|_| !gathering.turn(2)));
+        assert!((0..100).filter(|_| gathering.turn(5)).count() > 80);
+        // It ends as it began.
+        assert!((0..100).filter(|_| gathering.turn(1)).count() < 20);
+        assert!(!gathering.turn(1));
+    }
+
+    /// How many of so many turns, each of `things`, let others go first, which takes so long each time.
+    fn yields(gathering: &mut Gathering, turns: usize, things: u64, took: Duration) -> usize {
+        let gives_way = |_: &usize| {
+            let gives_way = gathering.turn(things);
+            if gives_way {
+                gathering.gave_way(took);
+            }
+            gives_way
+        };
+        (0..turns).filter(gives_way).count()
+    }
+
+    #[test]
+    fn others_that_take_long_and_bring_little_do_not_go_first() {
+        let mut gathering = Gathering::new(3);
+        assert!(yields(&mut gathering, 1000, 40, Duration::from_millis(2)) > 900, "50 us for each");
+        // 300 us for each: what a neighbour that only computes makes of twenty clients.
+        let many = yields(&mut gathering, 20_000, 10, Duration::from_millis(3));
+        assert!((5..100).contains(&many), "tried again now and then: {many}");
+        // The neighbour is gone.
+        let after = yields(&mut gathering, 2 * PAUSE_TURNS as usize, 10, Duration::from_micros(300));
+        assert!(after > PAUSE_TURNS as usize / 2, "{after}");
+    }
+
+    #[test]
+    fn whatever_a_clock_says_is_taken() {
+        let mut gathering = Gathering::new(1);
+        assert!(yields(&mut gathering, 20_000, 2, Duration::MAX) < 20);
+        assert!(yields(&mut gathering, 20_000, u64::from(u32::MAX), Duration::ZERO) > 10_000);
+    }
+}
