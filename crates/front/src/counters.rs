@@ -29,7 +29,7 @@ pub struct ShardCounters {
     pub bytes_received: AtomicU64,
     /// Bytes of gRPC messages given, as on the wire, without prefixes.
     pub bytes_sent: AtomicU64,
-    /// Messages taken and given, of all methods.
+    /// Messages taken, of all methods.
     pub messages: AtomicU64,
     /// Connections open now.
     pub connections: AtomicUsize,
@@ -83,6 +83,5 @@ impl ShardCounters {
     pub(crate) fn sent_together(&self, id: u16, messages: usize, bytes: usize) {
         add(&self.method(id).messages_sent, messages as u64);
         add(&self.bytes_sent, bytes as u64);
-        add(&self.messages, messages as u64);
     }
 }

@@ -14,9 +14,9 @@ use crate::rejections::Rejections;
 use crate::shard::{Certificates, Closing};
 use crate::{Listener, Options, Service, Shard, ShardCounters, ShardId, acceptor, handshakes};
 
-/// Messages taken and given in a turn of a shard, on average, from which on other threads go first before it sleeps. A client
-/// alone makes two at the most.
-const GATHERED: u64 = 3;
+/// Messages that a shard takes between two looks at the network, on average, from which on other threads go first before the next
+/// look. A client that waits for each answer sends one.
+const GATHERED: u64 = 2;
 
 /// Makes the service of a shard, on that shard's thread and inside its `LocalSet`.
 pub type MakeService = Arc<dyn Fn(Shard) -> Rc<dyn Service> + Send + Sync>;

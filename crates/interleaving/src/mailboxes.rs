@@ -53,6 +53,25 @@ pub fn who_wants_two_is_woken_by_the_second() {
     }
 }
 
+/// A receiver that wants more than will ever come does not sleep on with one that is urgent, whenever that came.
+pub fn who_waits_for_more_is_woken_by_what_is_urgent() {
+    let inbox = Arc::new(Inbox::default());
+    inbox.receive_here();
+    let sender = {
+        let inbox = Arc::clone(&inbox);
+        thread::spawn(move || {
+            inbox.send_all(&mut vec![0_u8], false);
+            inbox.send(1_u8);
+        })
+    };
+    let (mut seen, mut batch) = (Vec::new(), Vec::new());
+    while !seen.contains(&1) {
+        inbox.drain(&mut batch, PATIENCE, usize::MAX);
+        seen.append(&mut batch);
+    }
+    sender.join().expect("sends");
+}
+
 /// What is put into an inbox that closes meanwhile is received or dropped, and nothing stays in it.
 pub fn nothing_stays_in_a_closed_inbox() {
     let inbox = Arc::new(Inbox::<Arc<()>>::default());

@@ -48,6 +48,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Directory of the log in `--wal-dir` if the member was taken over from etcd, whose log is in `--wal-dir` itself.
 const BESIDE_ETCD: &str = "log";
 
+/// What could not be done with a member that the cluster does not take.
+const ADDED: &str = "added";
+
 /// Why a member is not rebuilt. Its text says what to do; nothing of the old data is lost.
 #[derive(Debug)]
 pub enum RebuildError {
@@ -528,7 +531,7 @@ impl<'a> Rebuild<'a> {
         let peer_urls: Vec<String> =
             self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect();
         let asked = std::cell::Cell::new(false);
-        let (id, members) = self.change("added", |rebuild| {
+        let (id, members) = self.change(ADDED, |rebuild| {
             // One whose answer was lost has been added all the same; one that was there before was added by another process.
             let (_, members) = rebuild.list(contact)?;
             let own = members.iter().find(|member| joining::same_places(&member.peer_urls, &peer_urls));
@@ -541,7 +544,17 @@ impl<'a> Rebuild<'a> {
             }
             asked.set(true);
             let request = MemberAddRequest { peer_urls: peer_urls.clone(), is_learner };
-            let added: MemberAddResponse = rebuild.call(contact, Rpc::ClusterMemberAdd, &request)?;
+            let added = rebuild.call::<MemberAddResponse>(contact, Rpc::ClusterMemberAdd, &request);
+            let added = added.map_err(|status| {
+                if !is_short_of_started(&status) {
+                    return status;
+                }
+                // No answer was lost: whoever is there next time was added by another process.
+                asked.set(false);
+                let unnamed = members.iter().filter(|member| member.name.is_empty() && !member.is_learner);
+                let ids: Vec<String> = unnamed.map(|member| format!("{:x}", member.id)).collect();
+                Status::with(status.code, format!("{}; start or remove: {}", status.message, ids.join(", ")))
+            })?;
             Ok((added.member.map_or(0, |member| member.id), added.members))
         })?;
         if id == 0 {
@@ -566,9 +579,8 @@ impl<'a> Rebuild<'a> {
                 Ok(done) => return Ok(done),
                 Err(status) => status,
             };
-            // A member that has just joined counts as started once the cluster knows its name.
             let passing = matches!(status.code, Code::Unavailable | Code::DeadlineExceeded)
-                || status == api::error::MEMBER_NOT_ENOUGH_STARTED;
+                || what == ADDED && is_short_of_started(&status);
             if !passing || Instant::now() >= deadline {
                 return Err(RebuildError::Unchanged { what, status });
             }
@@ -783,6 +795,12 @@ fn accepts_at(path: &Path) -> io::Result<bool> {
         )),
         Err(error) => Err(error),
     }
+}
+
+/// Returns true if the cluster takes no further member before those that it has are started. One that has just joined counts as
+/// started once the cluster knows its name.
+fn is_short_of_started(status: &Status) -> bool {
+    status.message.starts_with(&*api::error::MEMBER_NOT_ENOUGH_STARTED.message)
 }
 
 /// Returns true if a connection failed as it does where nothing runs.

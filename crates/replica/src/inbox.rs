@@ -21,17 +21,29 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A queue with many senders and one receiving thread, which sleeps while there is nothing to do.
 pub struct Inbox<T> {
-    waiting: Mutex<Vec<T>>,
+    waiting: Mutex<Waiting<T>>,
     receiver: Mutex<Option<Thread>>,
     /// 0 while the receiver is awake; otherwise the number of items that are worth waking it for.
     asleep: AtomicUsize,
     closed: AtomicBool,
 }
 
+struct Waiting<T> {
+    items: Vec<T>,
+    /// One of the items wakes the receiver whatever it waits for.
+    is_urgent: bool,
+}
+
+impl<T> Waiting<T> {
+    fn is_enough(&self, wanted: usize) -> bool {
+        self.is_urgent || self.items.len() >= wanted
+    }
+}
+
 impl<T> Default for Inbox<T> {
     fn default() -> Self {
         Inbox {
-            waiting: Mutex::new(Vec::new()),
+            waiting: Mutex::new(Waiting { items: Vec::new(), is_urgent: false }),
             receiver: Mutex::new(None),
             asleep: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -53,7 +65,8 @@ impl<T> Inbox<T> {
             drop(waiting);
             return;
         }
-        waiting.push(item.into());
+        waiting.items.push(item.into());
+        waiting.is_urgent = true;
         drop(waiting);
         self.wake(usize::MAX);
     }
@@ -70,8 +83,9 @@ impl<T> Inbox<T> {
             items.clear();
             return;
         }
-        waiting.append(items);
-        let count = if urgent { usize::MAX } else { waiting.len() };
+        waiting.items.append(items);
+        waiting.is_urgent |= urgent;
+        let count = if urgent { usize::MAX } else { waiting.items.len() };
         drop(waiting);
         self.wake(count);
     }
@@ -94,7 +108,8 @@ impl<T> Inbox<T> {
     pub fn close(&self) {
         let mut waiting = lock(&self.waiting);
         self.closed.store(true, Ordering::SeqCst);
-        let dropped = std::mem::take(&mut *waiting);
+        let dropped = std::mem::take(&mut waiting.items);
+        waiting.is_urgent = false;
         drop(waiting);
         drop(dropped);
     }
@@ -104,7 +119,7 @@ impl<T> Inbox<T> {
     pub fn fall_asleep(&self, wanted: usize) {
         let wanted = wanted.max(1);
         self.asleep.store(wanted, Ordering::SeqCst);
-        if lock(&self.waiting).len() >= wanted {
+        if lock(&self.waiting).is_enough(wanted) {
             self.asleep.store(0, Ordering::SeqCst);
         }
     }
@@ -114,25 +129,27 @@ impl<T> Inbox<T> {
         self.asleep.load(Ordering::SeqCst) != 0
     }
 
-    /// Returns true if fewer than `wanted` items wait, of which one is enough if it is 0: [`Inbox::drain`] would sleep.
+    /// Returns true if [`Inbox::drain`] would sleep now.
     pub fn is_short_of(&self, wanted: usize) -> bool {
-        lock(&self.waiting).len() < wanted.max(1)
+        !lock(&self.waiting).is_enough(wanted.max(1))
     }
 
     /// Moves all waiting items into `into`, which is empty. Sleeps up to `patience` until `wanted` items wait, or an
     /// urgent one.
     pub fn drain(&self, into: &mut Vec<T>, patience: Duration, wanted: usize) {
         let wanted = wanted.max(1);
-        if !patience.is_zero() && lock(&self.waiting).len() < wanted {
+        if !patience.is_zero() && !lock(&self.waiting).is_enough(wanted) {
             // Swapped, not stored, which costs the same: so that the model, too, knows all changes in one order.
             self.asleep.swap(wanted, Ordering::SeqCst);
-            if lock(&self.waiting).len() < wanted {
+            if !lock(&self.waiting).is_enough(wanted) {
                 park_timeout(patience);
             }
             self.asleep.swap(0, Ordering::SeqCst);
         }
         debug_assert!(into.is_empty());
-        std::mem::swap(&mut *lock(&self.waiting), into);
+        let mut waiting = lock(&self.waiting);
+        waiting.is_urgent = false;
+        std::mem::swap(&mut waiting.items, into);
     }
 }
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 ///
 /// The price is that it may stand behind threads that only compute, for a slice of some milliseconds, where it would have been
 /// woken at once. So it is done only while turns find several things by themselves, which is to say that there is a queue anyway,
-/// and only while giving way finds a thing in each 200 us of it. Else it is left for some thousand turns. A few clients beside a busy
-/// neighbour are answered as fast as ever.
+/// and only while the turns behind it find a thing for each 400 us of it, and none takes 5 ms. Else it is left for some thousand
+/// turns, and for longer each time that it fails. What counts is what such a turn finds, whenever it came: what giving way
+/// itself has brought cannot be told.
 ///
 /// ```
 /// let mut gathering = stdx::Gathering::new(3);
@@ -29,16 +30,24 @@ pub struct Gathering {
     found: u64,
     /// Turns for which it does not give way.
     pause: u32,
+    /// The next pause, and how often the thread gave way since the last.
+    next_pause: u32,
+    tried: u32,
 }
 
 const WHOLE: u64 = 256;
 /// No turn counts for more: one large turn says little of the next.
 const TURN_MAX: u64 = 32;
 /// The longest that a thing may be waited for, on average.
-const WORTH_US: u64 = 200;
+const WORTH_US: u64 = 400;
+/// What others may not take at once.
+const AT_ONCE: Duration = Duration::from_millis(5);
 /// Things that count as found before it was tried: the first few times say little.
-const CREDIT: u64 = 16 * WHOLE;
-const PAUSE_TURNS: u32 = 4000;
+const CREDIT: u64 = 8 * WHOLE;
+/// Turns of the shortest pause and of the longest.
+const PAUSES: (u32, u32) = (4_000, 256_000);
+/// Times that a thread gives way between two pauses from which on the next is a short one.
+const GOES_WELL: u32 = 500;
 
 impl Gathering {
     /// Others go first while turns have at least this many things on average, up to 32.
@@ -50,6 +59,8 @@ impl Gathering {
             waited_us: 0,
             found: CREDIT,
             pause: 0,
+            next_pause: PAUSES.0,
+            tried: 0,
         }
     }
 
@@ -57,15 +68,25 @@ impl Gathering {
     pub fn turn(&mut self, things: u64) -> bool {
         self.average = (15 * self.average + WHOLE * things.min(TURN_MAX)) / 16;
         if let Some(took) = self.gave_way.take() {
-            let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).min(1_000_000);
+            let took_us = u64::try_from(took.min(AT_ONCE).as_micros()).unwrap_or(u64::MAX);
             self.waited_us = (7 * self.waited_us + WHOLE * took_us) / 8;
-            self.found = (7 * self.found + WHOLE * things) / 8;
-            if self.waited_us > WORTH_US * self.found {
-                (self.waited_us, self.found, self.pause) = (0, CREDIT, PAUSE_TURNS);
+            self.found = (7 * self.found + WHOLE * things.min(TURN_MAX)) / 8;
+            self.tried = self.tried.saturating_add(1);
+            if took >= AT_ONCE || self.waited_us > WORTH_US * self.found {
+                self.give_up();
             }
         }
         self.pause = self.pause.saturating_sub(1);
         self.pause == 0 && self.average >= self.enough
+    }
+
+    fn give_up(&mut self) {
+        if self.tried >= GOES_WELL {
+            self.next_pause = PAUSES.0;
+        }
+        self.pause = self.next_pause;
+        self.next_pause = (2 * self.next_pause).min(PAUSES.1);
+        (self.waited_us, self.found, self.tried) = (0, CREDIT, 0);
     }
 
     /// The thread let others go first, and was back after this time.
@@ -106,13 +127,19 @@ mod tests {
     #[test]
     fn others_that_take_long_and_bring_little_do_not_go_first() {
         let mut gathering = Gathering::new(3);
-        assert!(yields(&mut gathering, 1000, 40, Duration::from_millis(2)) > 900, "50 us for each");
-        // 400 us for each: a neighbour that only computes, and few clients.
-        let many = yields(&mut gathering, 20_000, 8, Duration::from_micros(3200));
-        assert!((5..100).contains(&many), "tried again now and then: {many}");
+        assert!(yields(&mut gathering, 1000, 20, Duration::from_millis(2)) > 900, "100 us for each");
+        // 640 us for each: a neighbour that only computes, and few clients.
+        let many = yields(&mut gathering, 200_000, 5, Duration::from_micros(3200));
+        assert!((10..100).contains(&many), "tried again less and less often: {many}");
         // The neighbour is gone.
-        let after = yields(&mut gathering, 2 * PAUSE_TURNS as usize, 10, Duration::from_micros(300));
-        assert!(after > PAUSE_TURNS as usize / 2, "{after}");
+        let turns = 2 * PAUSES.1 as usize;
+        let after = yields(&mut gathering, turns, 5, Duration::from_micros(300));
+        assert!(after > turns / 3, "{after}");
+        // One that takes a while at once is enough, whatever comes behind it.
+        assert!(gathering.turn(1_000_000));
+        gathering.gave_way(AT_ONCE);
+        assert!(!gathering.turn(1_000_000), "it is left at once");
+        assert_eq!(yields(&mut gathering, PAUSES.0 as usize - 2, 1_000_000, AT_ONCE), 0, "and for a while");
     }
 
     #[test]

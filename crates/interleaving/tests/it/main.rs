@@ -38,6 +38,11 @@ fn who_wants_two_is_woken_by_the_second() {
 }
 
 #[test]
+fn who_waits_for_more_is_woken_by_what_is_urgent() {
+    every_order(mailboxes::who_waits_for_more_is_woken_by_what_is_urgent);
+}
+
+#[test]
 fn nothing_stays_in_a_closed_inbox() {
     every_order(mailboxes::nothing_stays_in_a_closed_inbox);
 }

@@ -97,11 +97,11 @@ fn a_rebuild_waits_for_a_member_that_has_not_told_its_name() {
         open(&first_segment(&cluster, 2)).set_len(1000).expect("it can be cut");
         remove(&client, id).await;
         let fourth = cluster.add_slot();
-        cluster.announce(0, fourth, false).await;
+        let fourth_id = cluster.announce(0, fourth, false).await;
         // Of the three that are listed two have been started: too few for a fourth.
         let rebuild = rebuilding(&cluster.command(2));
         cluster.spawn_with(2, rebuild);
-        cluster.member(2).wait_for("not enough started members");
+        cluster.member(2).wait_for(&format!("not enough started members; start or remove: {fourth_id:x}"));
         let joining = cluster.joining(fourth, &[0, 1, fourth]);
         cluster.spawn_with(fourth, joining);
         cluster.member(2).wait_for(REBUILT);
@@ -110,6 +110,9 @@ fn a_rebuild_waits_for_a_member_that_has_not_told_its_name() {
             rebuilt.get("k").await.ok().flatten().map(|_| ())
         })
         .await;
+        let members: Vec<u64> =
+            client.members().await.expect("they are listed").iter().map(|m| m.id).collect();
+        assert!(members.len() == 4 && members.contains(&fourth_id) && !members.contains(&id), "{members:x?}");
     });
 }
 

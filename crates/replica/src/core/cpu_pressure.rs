@@ -31,6 +31,8 @@ pub(super) struct CpuPressure {
     seen: (u64, u64),
     /// Ticks of all processors, and the idle ones among them, at the last look.
     ticks: (u64, u64),
+    /// Nanoseconds since the last look in which the thread let others go first: it waited because it wanted to.
+    gave_way: u64,
     next_look: Instant,
     /// The share of the time that the thread had to wait for a processor, smoothed.
     waits: f64,
@@ -44,6 +46,7 @@ impl CpuPressure {
             stat: File::open("/proc/stat").ok(),
             seen: (0, 0),
             ticks: (0, 0),
+            gave_way: 0,
             next_look: now,
             waits: 0.0,
         }
@@ -51,8 +54,22 @@ impl CpuPressure {
 
     /// Measures nothing: there is never any pressure.
     pub fn none(now: Instant) -> CpuPressure {
-        let waits = 0.0;
-        CpuPressure { schedstat: None, stat: None, seen: (0, 0), ticks: (0, 0), next_look: now, waits }
+        let (gave_way, waits) = (0, 0.0);
+        CpuPressure {
+            schedstat: None,
+            stat: None,
+            seen: (0, 0),
+            ticks: (0, 0),
+            gave_way,
+            next_look: now,
+            waits,
+        }
+    }
+
+    /// The thread let others go first, for this time.
+    pub fn gave_way(&mut self, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.gave_way = self.gave_way.saturating_add(nanos);
     }
 
     /// Looks, if it is time.
@@ -68,6 +85,7 @@ impl CpuPressure {
             return;
         };
         let (ran, stood) = (run.saturating_sub(self.seen.0), waited.saturating_sub(self.seen.1));
+        let stood = stood.saturating_sub(std::mem::take(&mut self.gave_way));
         self.seen = (run, waited);
         let rest = idle + io_wait;
         let all = user + nice + system + irq + soft_irq + rest;

@@ -56,7 +56,8 @@ use storage::terms::Terms;
 use storage::values::LogValues;
 use telemetry::logging::Logger;
 
-/// Requests in a turn, on average, from which on other threads go first before the core sleeps. A client alone makes one.
+/// Clients' requests in a turn, on average, from which on other threads go first before the core sleeps. A client that waits for
+/// each answer makes one.
 const GATHERED: u64 = 2;
 
 /// Time after which a stop no longer waits for open requests.
@@ -281,14 +282,18 @@ impl Core {
         let mut others_first = false;
         self.begin();
         let outcome = loop {
-            let (patience, wanted) = self.before_sleep();
+            let (mut patience, mut wanted) = self.before_sleep();
             if others_first && !patience.is_zero() && shared.core.is_short_of(wanted) {
                 let began = Instant::now();
                 std::thread::yield_now();
-                gathering.gave_way(began.elapsed());
+                let took = began.elapsed();
+                gathering.gave_way(took);
+                self.cpu_pressure.gave_way(took);
+                (patience, wanted) = self.before_sleep();
             }
             shared.core.drain(&mut requests, patience, wanted);
-            others_first = gathering.turn(requests.len() as u64);
+            let clients = requests.iter().filter(|request| matches!(request, CoreRequest::Client(_)));
+            others_first = gathering.turn(clients.count() as u64);
             let now = shared.clock.now();
             match self.turn(&mut requests, now) {
                 Ok(false) => {}
