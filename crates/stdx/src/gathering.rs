@@ -8,9 +8,8 @@ use std::time::Duration;
 ///
 /// The price is that it may stand behind threads that only compute, for a slice of some milliseconds, where it would have been
 /// woken at once. So it is done only while turns find several things by themselves, which is to say that there is a queue anyway,
-/// and only while the turns behind it find a thing for each 400 us of it, and none takes 5 ms. Else it is left for some thousand
-/// turns, and for longer each time that it fails. What counts is what such a turn finds, whenever it came: what giving way
-/// itself has brought cannot be told.
+/// and only while the turns behind it find a thing for each 400 us of it, and none takes 20 ms. Else it is left for some thousand
+/// turns. What counts is what such a turn finds, whenever it came: what giving way itself has brought cannot be told.
 ///
 /// ```
 /// let mut gathering = stdx::Gathering::new(3);
@@ -30,9 +29,6 @@ pub struct Gathering {
     found: u64,
     /// Turns for which it does not give way.
     pause: u32,
-    /// The next pause, and how often the thread gave way since the last.
-    next_pause: u32,
-    tried: u32,
 }
 
 const WHOLE: u64 = 256;
@@ -41,13 +37,10 @@ const TURN_MAX: u64 = 32;
 /// The longest that a thing may be waited for, on average.
 const WORTH_US: u64 = 400;
 /// What others may not take at once.
-const AT_ONCE: Duration = Duration::from_millis(5);
+const AT_ONCE: Duration = Duration::from_millis(20);
 /// Things that count as found before it was tried: the first few times say little.
 const CREDIT: u64 = 8 * WHOLE;
-/// Turns of the shortest pause and of the longest.
-const PAUSES: (u32, u32) = (4_000, 256_000);
-/// Times that a thread gives way between two pauses from which on the next is a short one.
-const GOES_WELL: u32 = 500;
+const PAUSE_TURNS: u32 = 4000;
 
 impl Gathering {
     /// Others go first while turns have at least this many things on average, up to 32.
@@ -59,8 +52,6 @@ impl Gathering {
             waited_us: 0,
             found: CREDIT,
             pause: 0,
-            next_pause: PAUSES.0,
-            tried: 0,
         }
     }
 
@@ -71,22 +62,12 @@ impl Gathering {
             let took_us = u64::try_from(took.min(AT_ONCE).as_micros()).unwrap_or(u64::MAX);
             self.waited_us = (7 * self.waited_us + WHOLE * took_us) / 8;
             self.found = (7 * self.found + WHOLE * things.min(TURN_MAX)) / 8;
-            self.tried = self.tried.saturating_add(1);
             if took >= AT_ONCE || self.waited_us > WORTH_US * self.found {
-                self.give_up();
+                (self.waited_us, self.found, self.pause) = (0, CREDIT, PAUSE_TURNS);
             }
         }
         self.pause = self.pause.saturating_sub(1);
         self.pause == 0 && self.average >= self.enough
-    }
-
-    fn give_up(&mut self) {
-        if self.tried >= GOES_WELL {
-            self.next_pause = PAUSES.0;
-        }
-        self.pause = self.next_pause;
-        self.next_pause = (2 * self.next_pause).min(PAUSES.1);
-        (self.waited_us, self.found, self.tried) = (0, CREDIT, 0);
     }
 
     /// The thread let others go first, and was back after this time.
@@ -129,17 +110,21 @@ mod tests {
         let mut gathering = Gathering::new(3);
         assert!(yields(&mut gathering, 1000, 20, Duration::from_millis(2)) > 900, "100 us for each");
         // 640 us for each: a neighbour that only computes, and few clients.
-        let many = yields(&mut gathering, 200_000, 5, Duration::from_micros(3200));
-        assert!((10..100).contains(&many), "tried again less and less often: {many}");
+        let many = yields(&mut gathering, 20_000, 5, Duration::from_micros(3200));
+        assert!((5..100).contains(&many), "tried again now and then: {many}");
         // The neighbour is gone.
-        let turns = 2 * PAUSES.1 as usize;
+        let turns = 2 * PAUSE_TURNS as usize;
         let after = yields(&mut gathering, turns, 5, Duration::from_micros(300));
         assert!(after > turns / 3, "{after}");
         // One that takes a while at once is enough, whatever comes behind it.
         assert!(gathering.turn(1_000_000));
         gathering.gave_way(AT_ONCE);
         assert!(!gathering.turn(1_000_000), "it is left at once");
-        assert_eq!(yields(&mut gathering, PAUSES.0 as usize - 2, 1_000_000, AT_ONCE), 0, "and for a while");
+        assert_eq!(
+            yields(&mut gathering, PAUSE_TURNS as usize - 2, 1_000_000, AT_ONCE),
+            0,
+            "and for a while"
+        );
     }
 
     #[test]
