@@ -85,7 +85,6 @@ impl CpuPressure {
             return;
         };
         let (ran, stood) = (run.saturating_sub(self.seen.0), waited.saturating_sub(self.seen.1));
-        let stood = stood.saturating_sub(std::mem::take(&mut self.gave_way));
         self.seen = (run, waited);
         let rest = idle + io_wait;
         let all = user + nice + system + irq + soft_irq + rest;
@@ -95,6 +94,7 @@ impl CpuPressure {
     }
 
     fn felt(&mut self, ran: u64, stood: u64, idle: f64) {
+        let stood = stood.saturating_sub(std::mem::take(&mut self.gave_way));
         // A thread with next to nothing to do says nothing about the machine.
         let free = ran + stood < 1_000_000 || idle >= IDLE_ENOUGH;
         let share = if free { 0.0 } else { stood as f64 / (ran + stood) as f64 };
@@ -149,6 +149,11 @@ mod tests {
             cpu_pressure.felt(30_000_000, 60_000_000, 0.05);
         }
         assert_eq!(cpu_pressure.pace(), PACE_MAX);
+        for _ in 0..50 {
+            cpu_pressure.gave_way(Duration::from_millis(55));
+            cpu_pressure.felt(30_000_000, 60_000_000, 0.05);
+        }
+        assert_eq!(cpu_pressure.pace(), Duration::ZERO, "it waited because it wanted to");
         for _ in 0..50 {
             cpu_pressure.felt(30_000_000, 60_000_000, 0.5);
         }
