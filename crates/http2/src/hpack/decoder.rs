@@ -200,7 +200,9 @@ impl Decoder {
         let memo = |memo: &Memo| memo.block.len() + memo.fields.heap_bytes() + size_of::<Fields>();
         let (text, entries) = (self.table.text.capacity(), self.table.entries.capacity());
         let table = size_of::<Table>() + text + entries * size_of::<Entry>();
-        let table = if is_shared(&self.table) { 0 } else { table };
+        // The empty table is the process's, whether or not other connections have it just now.
+        let is_others = is_shared(&self.table) || Arc::ptr_eq(&self.table, &EMPTY);
+        let table = if is_others { 0 } else { table };
         table
             + self.memos.as_ref().map_or(0, |memos| {
                 size_of::<Memos>()
