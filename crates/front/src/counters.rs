@@ -30,7 +30,7 @@ pub struct ShardCounters {
     /// Bytes of gRPC messages given, as on the wire, without prefixes.
     pub bytes_sent: AtomicU64,
     /// Messages taken, of all methods.
-    pub messages: AtomicU64,
+    pub messages_received: AtomicU64,
     /// Connections open now.
     pub connections: AtomicUsize,
     /// Connections closed for pinging too often.
@@ -45,7 +45,7 @@ impl ShardCounters {
             methods: (0..methods).map(|_| MethodCounters::default()).collect(),
             bytes_received: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
-            messages: AtomicU64::new(0),
+            messages_received: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
             too_many_pings: AtomicU64::new(0),
             stalled_streams: AtomicU64::new(0),
@@ -71,7 +71,7 @@ impl ShardCounters {
     pub fn received(&self, id: u16, bytes: usize) {
         add(&self.method(id).messages_received, 1);
         add(&self.bytes_received, bytes as u64);
-        add(&self.messages, 1);
+        add(&self.messages_received, 1);
     }
 
     /// Counts a message that was given, of this many bytes.

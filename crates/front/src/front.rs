@@ -70,7 +70,7 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
                 // Nothing that can panic runs under the lock.
                 let mut gathering = gathering.lock().unwrap_or_else(PoisonError::into_inner);
                 let (seen, gathering) = &mut *gathering;
-                let messages = own.messages.load(Relaxed);
+                let messages = own.messages_received.load(Relaxed);
                 if gathering.turn(messages.wrapping_sub(std::mem::replace(seen, messages))) {
                     let began = Instant::now();
                     std::thread::yield_now();

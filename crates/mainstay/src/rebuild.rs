@@ -48,9 +48,6 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Directory of the log in `--wal-dir` if the member was taken over from etcd, whose log is in `--wal-dir` itself.
 const BESIDE_ETCD: &str = "log";
 
-/// What could not be done with a member that the cluster does not take.
-const ADDED: &str = "added";
-
 /// Why a member is not rebuilt. Its text says what to do; nothing of the old data is lost.
 #[derive(Debug)]
 pub enum RebuildError {
@@ -512,7 +509,7 @@ impl<'a> Rebuild<'a> {
 
     fn remove(&self, contact: &str, id: u64) -> Result<(), RebuildError> {
         self.say("removing the old member from the cluster", id);
-        self.change("removed", |rebuild| {
+        self.change("removed", is_passing, |rebuild| {
             let removed = rebuild.call::<MemberRemoveResponse>(
                 contact,
                 Rpc::ClusterMemberRemove,
@@ -531,32 +528,40 @@ impl<'a> Rebuild<'a> {
         let peer_urls: Vec<String> =
             self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect();
         let asked = std::cell::Cell::new(false);
-        let (id, members) = self.change(ADDED, |rebuild| {
-            // One whose answer was lost has been added all the same; one that was there before was added by another process.
-            let (_, members) = rebuild.list(contact)?;
-            let own = members.iter().find(|member| joining::same_places(&member.peer_urls, &peer_urls));
-            if let Some(own) = own {
-                if asked.get() {
-                    return Ok((own.id, members));
+        let (id, members) = self.change(
+            "added",
+            |status| is_passing(status) || is_short_of_started(status),
+            |rebuild| {
+                // One whose answer was lost has been added all the same; one that was there before was added by another process.
+                let (_, members) = rebuild.list(contact)?;
+                let own = members.iter().find(|member| joining::same_places(&member.peer_urls, &peer_urls));
+                if let Some(own) = own {
+                    if asked.get() {
+                        return Ok((own.id, members));
+                    }
+                    let what = format!("member {:x} was added at this address meanwhile", own.id);
+                    return Err(Status::with(Code::FailedPrecondition, what));
                 }
-                let what = format!("member {:x} was added at this address meanwhile", own.id);
-                return Err(Status::with(Code::FailedPrecondition, what));
-            }
-            asked.set(true);
-            let request = MemberAddRequest { peer_urls: peer_urls.clone(), is_learner };
-            let added = rebuild.call::<MemberAddResponse>(contact, Rpc::ClusterMemberAdd, &request);
-            let added = added.map_err(|status| {
-                if !is_short_of_started(&status) {
-                    return status;
-                }
-                // No answer was lost: whoever is there next time was added by another process.
-                asked.set(false);
-                let unnamed = members.iter().filter(|member| member.name.is_empty() && !member.is_learner);
-                let ids: Vec<String> = unnamed.map(|member| format!("{:x}", member.id)).collect();
-                Status::with(status.code, format!("{}; start or remove: {}", status.message, ids.join(", ")))
-            })?;
-            Ok((added.member.map_or(0, |member| member.id), added.members))
-        })?;
+                asked.set(true);
+                let request = MemberAddRequest { peer_urls: peer_urls.clone(), is_learner };
+                let added = rebuild.call::<MemberAddResponse>(contact, Rpc::ClusterMemberAdd, &request);
+                let added = added.map_err(|status| {
+                    if !is_short_of_started(&status) {
+                        return status;
+                    }
+                    // No answer was lost: whoever is there next time was added by another process.
+                    asked.set(false);
+                    let unnamed =
+                        members.iter().filter(|member| member.name.is_empty() && !member.is_learner);
+                    let ids: Vec<String> = unnamed.map(|member| format!("{:x}", member.id)).collect();
+                    Status::with(
+                        status.code,
+                        format!("{}; start or remove: {}", status.message, ids.join(", ")),
+                    )
+                })?;
+                Ok((added.member.map_or(0, |member| member.id), added.members))
+            },
+        )?;
         if id == 0 {
             return Err(RebuildError::Refused(
                 "the cluster does not say which member it has added; run the same command again".to_owned(),
@@ -566,10 +571,11 @@ impl<'a> Rebuild<'a> {
         Ok((id, members))
     }
 
-    /// Tries a change again while the cluster settles.
+    /// Tries a change again while the cluster refuses it with a status that goes by when it has settled.
     fn change<T>(
         &self,
         what: &'static str,
+        goes_by: impl Fn(&Status) -> bool,
         attempt: impl Fn(&Self) -> Result<T, Status>,
     ) -> Result<T, RebuildError> {
         let deadline = Instant::now() + CHANGE_TIMEOUT;
@@ -579,9 +585,7 @@ impl<'a> Rebuild<'a> {
                 Ok(done) => return Ok(done),
                 Err(status) => status,
             };
-            let passing = matches!(status.code, Code::Unavailable | Code::DeadlineExceeded)
-                || what == ADDED && is_short_of_started(&status);
-            if !passing || Instant::now() >= deadline {
+            if !goes_by(&status) || Instant::now() >= deadline {
                 return Err(RebuildError::Unchanged { what, status });
             }
             if said.as_ref() != Some(&status) {
@@ -795,6 +799,11 @@ fn accepts_at(path: &Path) -> io::Result<bool> {
         )),
         Err(error) => Err(error),
     }
+}
+
+/// Returns true if the cluster did not answer in time, or has no leader that takes a change just now.
+fn is_passing(status: &Status) -> bool {
+    matches!(status.code, Code::Unavailable | Code::DeadlineExceeded)
 }
 
 /// Returns true if the cluster takes no further member before those that it has are started. One that has just joined counts as

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-/// Decides whether a thread that has nothing to do lets others run before it sleeps (`std::thread::yield_now`).
+/// Decides whether a thread lets others run (`std::thread::yield_now`) before it sleeps or looks for more work.
 ///
 /// A thread that sleeps is woken by the first thing that comes, and takes the processor from whoever brings it, before that one has
 /// brought more: where processors are busy, each wake finds little to do, and wakes, system calls and answers cost more than the
@@ -18,32 +18,35 @@ use std::time::Duration;
 /// ```
 #[derive(Debug)]
 pub struct Gathering {
-    /// Things of recent turns, on average, in parts of [`WHOLE`].
+    /// Number of things that recent turns found, on average, in parts of [`WHOLE`].
     average: u64,
-    /// From which average on others go first.
+    /// The average from which on the thread gives way, in the same parts.
     enough: u64,
-    /// How long the thread gave way before this turn.
+    /// Time for which the thread gave way after the last turn; `None` if it did not.
     gave_way: Option<Duration>,
-    /// Microseconds for which it gave way lately, and what it found then; newer ones count more.
+    /// Average time for which the thread gave way lately, in parts of a microsecond.
     waited_us: u64,
+    /// Average number of things that the turns behind it found, in the same parts.
     found: u64,
-    /// Turns for which it does not give way.
+    /// Number of turns for which the thread does not give way.
     pause: u32,
 }
 
+/// Parts of one, in averages.
 const WHOLE: u64 = 256;
-/// No turn counts for more: one large turn says little of the next.
+/// Largest number of things that a turn counts for: one large turn says little of the next.
 const TURN_MAX: u64 = 32;
-/// The longest that a thing may be waited for, on average.
+/// Longest time that giving way may take for each thing that is found behind it, in microseconds, on average.
 const WORTH_US: u64 = 400;
-/// What others may not take at once.
+/// Time after which giving way once is too long, whatever is found behind it.
 const AT_ONCE: Duration = Duration::from_millis(20);
 /// Things that count as found before it was tried: the first few times say little.
 const CREDIT: u64 = 8 * WHOLE;
+/// Number of turns for which a thread does not give way after it was not worth it.
 const PAUSE_TURNS: u32 = 4000;
 
 impl Gathering {
-    /// Others go first while turns have at least this many things on average, up to 32.
+    /// Makes the state of a thread that gives way while its turns find at least so many things on average, up to 32.
     pub const fn new(enough: u64) -> Gathering {
         Gathering {
             average: 0,
@@ -55,7 +58,7 @@ impl Gathering {
         }
     }
 
-    /// Takes note of a turn with so many things; returns true if others go first before the next.
+    /// Takes note of a turn that found so many things. Returns true if the thread is to give way before the next.
     pub fn turn(&mut self, things: u64) -> bool {
         self.average = (15 * self.average + WHOLE * things.min(TURN_MAX)) / 16;
         if let Some(took) = self.gave_way.take() {
@@ -70,7 +73,7 @@ impl Gathering {
         self.pause == 0 && self.average >= self.enough
     }
 
-    /// The thread let others go first, and was back after this time.
+    /// Takes note that the thread gave way, for this time.
     pub fn gave_way(&mut self, took: Duration) {
         self.gave_way = Some(took);
     }
@@ -93,7 +96,7 @@ mod tests {
         assert!(!gathering.turn(1));
     }
 
-    /// How many of so many turns, each of `things`, let others go first, which takes so long each time.
+    /// Counts the turns, out of `turns` with `things` each, before which the thread gives way, for `took` each time.
     fn yields(gathering: &mut Gathering, turns: usize, things: u64, took: Duration) -> usize {
         let gives_way = |_: &usize| {
             let gives_way = gathering.turn(things);

@@ -1,5 +1,6 @@
 //! What the standard library lacks and several crates need: calendar dates, texts as logs show them, the first of two futures, futures
-//! that end at a time, futures that are polled by turns, threads that let others go first, seeded randomness, whose address is whose, ports for servers.
+//! that end at a time, futures that are polled by turns, threads that let others go first, seeded randomness, whose address is whose, ports
+//! for servers.
 //!
 //! It does no IO but looking whether a port is free, reads no clock, and depends on nothing. Tests are beside the code.
 

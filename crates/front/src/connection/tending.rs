@@ -1,4 +1,4 @@
-//! What a connection does by the clock: it ends calls that are too late, finds streams that stand still, pings a silent client,
+//! The work that a connection does by the clock: it ends calls that are too late, finds streams that stand still, pings a silent client,
 //! holds answers to pings back for a moment, and gives memory back once it rests.
 
 use std::cmp::Reverse;

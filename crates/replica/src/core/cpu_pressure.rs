@@ -66,7 +66,7 @@ impl CpuPressure {
         }
     }
 
-    /// The thread let others go first, for this time.
+    /// Takes note that the thread let others go first, for this time.
     pub fn gave_way(&mut self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.gave_way = self.gave_way.saturating_add(nanos);

@@ -545,7 +545,7 @@ fn a_scrape_sums_what_the_shards_counted() {
             methods,
             bytes_received: AtomicU64::new(1_000),
             bytes_sent: AtomicU64::new(2_000),
-            messages: AtomicU64::new(0),
+            messages_received: AtomicU64::new(0),
             connections: AtomicUsize::new(1),
             too_many_pings: AtomicU64::new(0),
             stalled_streams: AtomicU64::new(0),
