@@ -99,7 +99,7 @@ faults! {
     /// A certificate is not to be used any longer.
     RevokeCert, "revoke-cert", Certificates, "revoke the certificate of a client, which nobody may use from then on, over old connections either; every other time take that back";
     /// A member is not to be believed any longer.
-    RevokeMember, "revoke-member", Certificates, "revoke the certificate that a member shows the others, which do not take its connections until it has a new one";
+    RevokeMember, "revoke-member", Certificates, "revoke the certificates that a member shows and has shown the others, which do not take its connections until it has a new one";
     /// A file makes no sense.
     BrokenPem, "broken-pem", Certificates, "garble a certificate, key, authority or list of a member that runs, and put it right after a while";
     /// Nobody is asked who he is.

@@ -28,8 +28,9 @@ struct Inner {
     revoked: [Vec<u64>; 2],
     /// What the list of revocations in each file says, and which authority has signed it.
     lists: BTreeMap<PathBuf, (String, Vec<u64>)>,
-    /// The serial number of the certificate that each member shows the others.
-    peer_serials: Vec<u64>,
+    /// Serial numbers of the certificates that each member shows the others or has shown them, the newest last; without those
+    /// that are revoked.
+    peer_serials: Vec<Vec<u64>>,
     /// Settings of clients by the common name of their certificate.
     settings: BTreeMap<String, Tls>,
     /// The certificate that each member shows clients, in DER.
@@ -137,7 +138,7 @@ impl Pki {
             last_serial: 0,
             revoked: [Vec::new(), Vec::new()],
             lists: BTreeMap::new(),
-            peer_serials: vec![0; addresses.len()],
+            peer_serials: vec![Vec::new(); addresses.len()],
             settings: BTreeMap::new(),
             shown: vec![Vec::new(); addresses.len()],
         };
@@ -205,7 +206,7 @@ impl Pki {
             if side == "peer"
                 && let Some(own) = inner.peer_serials.get_mut(at)
             {
-                *own = serial;
+                own.push(serial);
             }
         }
         Ok(())
@@ -315,13 +316,15 @@ impl Pki {
         clients.retain(|revoked| *revoked != serial);
     }
 
-    /// The certificate that a member shows the others is on their list from now on. Returns its serial number.
+    /// The certificates that a member has shown the others are on their list from now on: its newest, and those before, with
+    /// which connections were made that may still be there. Returns the newest one's serial number.
     pub fn revoke_member(&self, at: usize) -> u64 {
         let mut inner = self.lock();
-        let serial = inner.peer_serials.get(at).copied().unwrap_or_default();
+        let own = inner.peer_serials.get_mut(at).map(std::mem::take).unwrap_or_default();
+        let newest = own.last().copied().unwrap_or_default();
         let [_, peers] = &mut inner.revoked;
-        peers.push(serial);
-        serial
+        peers.extend(own);
+        newest
     }
 }
 
@@ -365,5 +368,30 @@ impl Inner {
     fn serial(&mut self) -> u64 {
         self.last_serial += 1;
         self.last_serial
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_is_revoked_with_the_certificates_of_the_connections_that_it_has() {
+        let dir = testkit::TempDir::new("pki");
+        let pki =
+            Pki::new(dir.path(), &["127.0.0.1".parse().unwrap(), "127.0.0.2".parse().unwrap()]).unwrap();
+        let serials = |at: usize| pki.lock().peer_serials[at].clone();
+        let (first, others) = (serials(0), serials(1));
+        // A new one, which no connection has needed yet.
+        pki.write_leaves(0).unwrap();
+        let newest = serials(0)[1];
+        assert_eq!(pki.revoke_member(0), newest);
+        assert_eq!(pki.lock().revoked[1], [first[0], newest]);
+        assert_eq!(serials(1), others, "the others' are good");
+        // The next time it is about what it was given since.
+        pki.write_leaves(0).unwrap();
+        let given = serials(0)[0];
+        assert_eq!(pki.revoke_member(0), given);
+        assert_eq!(pki.lock().revoked[1], [first[0], newest, given]);
     }
 }

@@ -213,7 +213,8 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// The certificate of a member is revoked: the others do not take its connections until it has a new one.
+    /// The certificates of a member are revoked, whichever its connections were made with: the others do not take new ones until
+    /// it has another certificate.
     pub(super) fn revoke_member(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         let others: Vec<usize> = self.all().into_iter().filter(|other| *other != at).collect();
