@@ -179,6 +179,10 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         Ok(started) => started,
         Err(error) => {
             if let Some(signal) = early.get() {
+                if rebuilding.is_some() {
+                    // What is to be done about it.
+                    logger.warn("the member is not rebuilt", &[("error", Value::Str(&error.to_string()))]);
+                }
                 logger
                     .info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
                 signals::die_by(signal);

@@ -13,6 +13,9 @@
 //! can. A new member whose data is missing although it may have run is replaced by yet another one, and so is a member
 //! at this address that the journal does not know. A member that answers at the address is left alone, at every step.
 //!
+//! What can be checked is checked before the first step: whose addresses and whose data these are, that nothing works on them,
+//! and that the log which is moved aside is the old member's.
+//!
 //! ```text
 //! <data-dir>/rebuild                journal, one line; see `Journal`
 //! <data-dir>/member.damaged-<n>     the old data; nothing of it is ever deleted
@@ -22,7 +25,6 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,14 +33,21 @@ use api::etcdserverpb::{
     Member, MemberAddRequest, MemberAddResponse, MemberListRequest, MemberListResponse, MemberRemoveRequest,
     MemberRemoveResponse,
 };
-use api::{Code, Rpc, Status};
+use api::{Code, Rpc, Status, error};
 use client::{CallOptions, Channel, Endpoint, TlsFiles, Transport};
 use config::{Config, InitialClusterState, TlsOptions, Url};
 use disk::{Disk, Lock, RealDisk};
 use prost::Message;
 use replica::joining;
-use socket2::{Domain, SockAddr, Socket, Type};
 use telemetry::logging::{Logger, Value};
+
+use address::refuse_alive;
+use change::{Adding, is_passing, is_short_of_started, may_be_done, naming_unstarted};
+use journal::{Journal, Next, next_step};
+
+mod address;
+mod change;
+mod journal;
 
 /// How long one call to a member may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -114,6 +123,8 @@ pub enum RebuildError {
         what: &'static str,
         /// The answer of the cluster.
         status: Status,
+        /// True if it is certain that nothing was done.
+        is_certain: bool,
     },
     /// The program was told to stop.
     Stopped,
@@ -160,7 +171,10 @@ impl fmt::Display for RebuildError {
                 "member {member_id:x} ({name}) answers at {url}: stop it first, if it is this member that has to be \
                  rebuilt"
             ),
-            RebuildError::Unchanged { what, status } => write!(
+            RebuildError::Unchanged { what, status, .. } if is_of_rights(status) => {
+                write!(f, "the member could not be {what}: {status}: {WANTS_ROOT}")
+            }
+            RebuildError::Unchanged { what, status, .. } => write!(
                 f,
                 "the member could not be {what}: {status}; nothing is lost, run the same command again"
             ),
@@ -179,6 +193,17 @@ impl std::error::Error for RebuildError {
             _ => None,
         }
     }
+}
+
+/// Who may change the members of a cluster with users.
+const WANTS_ROOT: &str = "authentication is on, and this command is a client of the others with the certificate that the \
+     member's client listeners have: issue it to root, or replace the member by hand (`member remove` and `member add` by \
+     root, the data directory moved aside, and a start with --initial-cluster-state=existing)";
+
+/// Returns true if a client was refused for who it is.
+fn is_of_rights(status: &Status) -> bool {
+    let is = |refusal: &Status| status.message == refusal.message;
+    is(&error::PERMISSION_DENIED) || is(&error::USER_EMPTY) || is(&error::INVALID_AUTH_TOKEN)
 }
 
 /// What the user is told who starts a member whose rebuilding is not finished.
@@ -206,52 +231,10 @@ pub struct Rebuild<'a> {
     stop_wanted: &'a dyn Fn(Duration) -> bool,
 }
 
-/// What the journal says: `<old id> voter|learner <new id> new|started <peer URLs, sorted, comma-separated>`, ids in
-/// hexadecimal digits.
-///
-/// Of a journal that an older version wrote there are the first two words only.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Journal {
-    /// The member that is replaced; 0 if it was not known.
-    old: u64,
-    learner: bool,
-    /// The member that replaces it; 0 until it is added.
-    new: u64,
-    /// True if the new member may have run.
-    started: bool,
-    /// The peer URLs that the rebuild was begun with; `None` in a journal of an older version.
-    peer_urls: Option<String>,
-}
-
-impl Journal {
-    fn begin(old: u64, learner: bool, peer_urls: &str) -> Journal {
-        Journal { old, learner, new: 0, started: false, peer_urls: Some(peer_urls.to_owned()) }
-    }
-}
-
-/// How a rebuild goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
-    /// The new member starts on the data it has left here.
-    Continue,
-    /// The new member starts with no data: it has never run.
-    StartEmpty,
-    /// This member, if there is one, is taken out of the cluster, and another one is added in its place.
-    Replace,
-}
-
-/// How to go on, given the member at this address and the id of the member whose data is here.
-fn next_step(own: Option<u64>, data: Option<u64>, journal: Option<&Journal>) -> Next {
-    let (Some(own), Some(journal)) = (own, journal) else { return Next::Replace };
-    if own == journal.old {
-        Next::Replace
-    } else if data == Some(own) {
-        Next::Continue
-    } else if own == journal.new && !journal.started {
-        Next::StartEmpty
-    } else {
-        Next::Replace
-    }
+/// The directory of a log that is to be moved aside, locked.
+struct OldLog {
+    dir: PathBuf,
+    _lock: Lock,
 }
 
 /// The cluster, as a member told it that had asked a quorum.
@@ -309,65 +292,83 @@ impl<'a> Rebuild<'a> {
         let data_dir = self.config.data_dir.clone();
         let journal_path = journal_path(&data_dir);
         let (whole, member_lock) = self.lock(&data_dir)?;
-        let journal = read_journal(&journal_path)?;
+        let journal = journal::read(&journal_path)?;
         let peer_urls = self.peer_urls();
+        let refused = |text: String| Err(RebuildError::Refused(text));
         if let Some(begun) = journal.as_ref().and_then(|journal| journal.peer_urls.as_ref())
             && *begun != peer_urls
         {
-            return Err(RebuildError::Refused(format!(
+            return refused(format!(
                 "a rebuild of the member at {begun} was begun in {}, and the flags name {peer_urls}: run it with the \
-                 flags of that member",
-                data_dir.display()
-            )));
+                 flags of that member, or remove {} to begin anew",
+                data_dir.display(),
+                journal_path.display()
+            ));
         }
         let known = self.identify(&data_dir.join("member"));
         let cluster = self.find_cluster()?;
         if let Some((cluster_id, member_id)) = known
             && cluster_id != cluster.id
         {
-            return Err(RebuildError::Refused(format!(
+            return refused(format!(
                 "{} holds member {member_id:x} of cluster {cluster_id:x}, but the members that answer are of cluster \
                  {:x}: check --initial-cluster and --endpoints",
                 data_dir.display(),
                 cluster.id
-            )));
+            ));
+        }
+        if let Some(begun) = journal.as_ref().and_then(|journal| journal.cluster)
+            && begun != cluster.id
+        {
+            return refused(format!(
+                "a rebuild of a member of cluster {begun:x} was begun in {}, but the members that answer are of cluster \
+                 {:x}: check --initial-cluster and --endpoints",
+                data_dir.display(),
+                cluster.id
+            ));
         }
         let own = self.own(&cluster.members, known.map(|(_, id)| id), journal.as_ref())?.cloned();
         if let Some(own) = &own {
             refuse_alive(own, &self.peer_tls)?;
         }
-        let own_id = own.as_ref().map(|own| own.id);
-        let next = next_step(own_id, known.map(|(_, id)| id), journal.as_ref());
+        let logs = self.old_logs(known)?;
+        let next = next_step(own.as_ref(), known.map(|(_, id)| id), journal.as_ref());
         let (mut journal, members) = match (next, own, journal) {
             (Next::Continue | Next::StartEmpty, Some(own), Some(journal)) => {
                 self.say("the new member had been added before; it is started", own.id);
                 if next == Next::StartEmpty {
-                    self.move_aside(&data_dir, known)?;
+                    self.move_aside(&data_dir, logs)?;
                 }
                 (Journal { new: own.id, ..journal }, cluster.members)
             }
-            (_, own, journal) => {
-                let (old, learner) = match (&own, journal) {
+            (_, own, begun) => {
+                let is_first = begun.is_none();
+                let (old, learner) = match (&own, begun) {
                     // One that is listed may be the one that a rebuild before this had added, as the old one was.
                     (Some(own), _) => (own.id, own.is_learner),
                     (None, Some(journal)) => (journal.old, journal.learner),
                     (None, None) => (known.map_or(0, |(_, id)| id), false),
                 };
-                let mut journal = Journal::begin(old, learner, &peer_urls);
-                write_journal(&*self.disk, &journal_path, &journal)?;
+                let mut journal = Journal::begin(cluster.id, old, learner, &peer_urls);
+                journal::write(&*self.disk, &journal_path, &journal)?;
                 if let Some(own) = &own {
-                    self.remove(&cluster.contact, own.id)?;
+                    self.remove(&cluster.contact, own.id).inspect_err(|error| {
+                        // The member is what it was, and may be started.
+                        if is_first && matches!(error, RebuildError::Unchanged { is_certain: true, .. }) {
+                            let _ = finish(&data_dir);
+                        }
+                    })?;
                 }
-                self.move_aside(&data_dir, known)?;
+                self.move_aside(&data_dir, logs)?;
                 let (id, members) = self.add(&cluster.contact, learner)?;
                 journal.new = id;
                 // Whether this id has run is known only of one that the journal names.
-                write_journal(&*self.disk, &journal_path, &journal)?;
+                journal::write(&*self.disk, &journal_path, &journal)?;
                 (journal, members)
             }
         };
         journal.started = true;
-        write_journal(&*self.disk, &journal_path, &journal)?;
+        journal::write(&*self.disk, &journal_path, &journal)?;
         self.configure(&members);
         // The member itself takes it.
         drop(member_lock);
@@ -450,6 +451,9 @@ impl<'a> Rebuild<'a> {
         for contact in &contacts {
             match self.list(contact) {
                 Ok((id, members)) => return Ok(Cluster { id, members, contact: contact.clone() }),
+                Err(status) if is_of_rights(&status) => {
+                    return Err(RebuildError::Refused(format!("{contact}: {status}: {WANTS_ROOT}")));
+                }
                 Err(status) => {
                     if self
                         .call::<MemberListResponse>(
@@ -471,45 +475,69 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// The member that is to be replaced, or has been already: the one at this address, or the one whose data is here.
+    /// The member that is to be replaced: the one at this address; `None` if it is not there any more. The data here must not be
+    /// that of another member of the cluster, and the address must not be a part of another one's.
     fn own<'m>(
         &self,
         members: &'m [Member],
         known: Option<u64>,
         journal: Option<&Journal>,
     ) -> Result<Option<&'m Member>, RebuildError> {
-        let urls: Vec<String> =
-            self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect();
+        let urls = self.peer_urls_given();
         let here = members.iter().find(|member| joining::same_places(&member.peer_urls, &urls));
         let by_id = members.iter().find(|member| Some(member.id) == known);
+        let data_dir = self.config.data_dir.display();
+        let refused = |text: String| Err(RebuildError::Refused(text));
         match (here, by_id) {
-            (Some(here), Some(by_id)) if here.id != by_id.id && journal.is_none() => {
-                Err(RebuildError::Refused(format!(
-                    "{} is the address of member {:x} ({}), but {} holds member {:x} ({}): check \
-                     --initial-advertise-peer-urls and --data-dir",
-                    urls.join(","),
-                    here.id,
-                    here.name,
-                    self.config.data_dir.display(),
-                    by_id.id,
-                    by_id.name
-                )))
-            }
-            (None, None) if known.is_none() && journal.is_none() => Err(RebuildError::Refused(format!(
-                "the cluster has no member at {}, and {} does not say which member it held: check \
+            (Some(here), Some(by_id)) if here.id != by_id.id => refused(format!(
+                "{} is the address of member {:x} ({}), but {data_dir} holds member {:x} ({}): check \
+                 --initial-advertise-peer-urls and --data-dir",
+                urls.join(","),
+                here.id,
+                here.name,
+                by_id.id,
+                by_id.name
+            )),
+            (None, Some(by_id)) => refused(format!(
+                "{data_dir} holds member {:x} ({}), which the cluster knows at {}, and the flags name {}: give \
+                 --initial-advertise-peer-urls as the cluster has it, or change that with `etcdctl member update` first",
+                by_id.id,
+                by_id.name,
+                by_id.peer_urls.join(","),
+                urls.join(",")
+            )),
+            (None, None) if known.is_none() && journal.is_none() => refused(format!(
+                "the cluster has no member at {}, and {data_dir} does not say which member it held: check \
                  --initial-advertise-peer-urls and --data-dir; a member that was never there is added with `etcdctl \
                  member add`",
                 urls.join(","),
-                self.config.data_dir.display()
-            ))),
-            (Some(here), _) => Ok(Some(here)),
-            (None, by_id) => Ok(by_id),
+            )),
+            _ => {
+                let is_own = |member: &Member| here.is_some_and(|here| here.id == member.id);
+                let others = members.iter().filter(|member| !is_own(member));
+                let taken = |member: &&Member| member.peer_urls.iter().any(|url| urls.contains(url));
+                if let Some(other) = others.clone().find(taken) {
+                    return refused(format!(
+                        "an address of member {:x} ({}) is among those of this one, {}: check --initial-advertise-peer-urls",
+                        other.id,
+                        other.name,
+                        urls.join(",")
+                    ));
+                }
+                Ok(here)
+            }
         }
+    }
+
+    /// The flags' peer URLs.
+    fn peer_urls_given(&self) -> Vec<String> {
+        self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect()
     }
 
     fn remove(&self, contact: &str, id: u64) -> Result<(), RebuildError> {
         self.say("removing the old member from the cluster", id);
-        self.change("removed", is_passing, |rebuild| {
+        let goes_by = |status: &Status| is_passing(status) || is_short_of_started(status);
+        self.change("removed", goes_by, |rebuild| {
             let removed = rebuild.call::<MemberRemoveResponse>(
                 contact,
                 Rpc::ClusterMemberRemove,
@@ -517,6 +545,10 @@ impl<'a> Rebuild<'a> {
             );
             match removed {
                 Err(status) if status.code == Code::NotFound => Ok(()),
+                Err(status) if is_short_of_started(&status) => {
+                    let members = rebuild.list(contact).map(|(_, members)| members).unwrap_or_default();
+                    Err(naming_unstarted(status, &members))
+                }
                 Err(status) => Err(status),
                 Ok(_) => Ok(()),
             }
@@ -525,41 +557,15 @@ impl<'a> Rebuild<'a> {
 
     /// Adds the new member. Gives its id, and all members.
     fn add(&self, contact: &str, is_learner: bool) -> Result<(u64, Vec<Member>), RebuildError> {
-        let peer_urls: Vec<String> =
-            self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect();
-        let asked = std::cell::Cell::new(false);
+        let adding = Adding::new(self.peer_urls_given(), is_learner);
+        let request = MemberAddRequest { peer_urls: adding.peer_urls.clone(), is_learner };
         let (id, members) = self.change(
             "added",
-            |status| is_passing(status) || is_short_of_started(status),
+            |status| adding.goes_by(status),
             |rebuild| {
-                // One whose answer was lost has been added all the same; one that was there before was added by another process.
                 let (_, members) = rebuild.list(contact)?;
-                let own = members.iter().find(|member| joining::same_places(&member.peer_urls, &peer_urls));
-                if let Some(own) = own {
-                    if asked.get() {
-                        return Ok((own.id, members));
-                    }
-                    let what = format!("member {:x} was added at this address meanwhile", own.id);
-                    return Err(Status::with(Code::FailedPrecondition, what));
-                }
-                asked.set(true);
-                let request = MemberAddRequest { peer_urls: peer_urls.clone(), is_learner };
-                let added = rebuild.call::<MemberAddResponse>(contact, Rpc::ClusterMemberAdd, &request);
-                let added = added.map_err(|status| {
-                    if !is_short_of_started(&status) {
-                        return status;
-                    }
-                    // No answer was lost: whoever is there next time was added by another process.
-                    asked.set(false);
-                    let unnamed =
-                        members.iter().filter(|member| member.name.is_empty() && !member.is_learner);
-                    let ids: Vec<String> = unnamed.map(|member| format!("{:x}", member.id)).collect();
-                    Status::with(
-                        status.code,
-                        format!("{}; start or remove: {}", status.message, ids.join(", ")),
-                    )
-                })?;
-                Ok((added.member.map_or(0, |member| member.id), added.members))
+                let add = || rebuild.call::<MemberAddResponse>(contact, Rpc::ClusterMemberAdd, &request);
+                adding.attempt(members, add, |member| refuse_alive(member, &rebuild.peer_tls))
             },
         )?;
         if id == 0 {
@@ -579,14 +585,15 @@ impl<'a> Rebuild<'a> {
         attempt: impl Fn(&Self) -> Result<T, Status>,
     ) -> Result<T, RebuildError> {
         let deadline = Instant::now() + CHANGE_TIMEOUT;
-        let mut said = None;
+        let (mut said, mut is_certain) = (None, true);
         loop {
             let status = match attempt(self) {
                 Ok(done) => return Ok(done),
                 Err(status) => status,
             };
+            is_certain &= !may_be_done(&status);
             if !goes_by(&status) || Instant::now() >= deadline {
-                return Err(RebuildError::Unchanged { what, status });
+                return Err(RebuildError::Unchanged { what, status, is_certain });
             }
             if said.as_ref() != Some(&status) {
                 let error = status.to_string();
@@ -602,11 +609,49 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// Moves what is in the data directory out of the way, for good, and the log that is in a directory of its own.
-    fn move_aside(&self, data_dir: &Path, known: Option<(u64, u64)>) -> Result<(), RebuildError> {
-        if let Some(log_dir) = &self.config.wal_dir {
-            self.move_log_aside(&log_dir.join(BESIDE_ETCD), known)?;
-            self.move_log_aside(log_dir, known)?;
+    /// The logs in `--wal-dir` that are to be moved aside, locked: nothing works on them, and they are of the member whose data is
+    /// here.
+    fn old_logs(&self, known: Option<(u64, u64)>) -> Result<Vec<OldLog>, RebuildError> {
+        let Some(wal_dir) = &self.config.wal_dir else { return Ok(Vec::new()) };
+        let mut logs = Vec::new();
+        for dir in [wal_dir.join(BESIDE_ETCD), wal_dir.clone()] {
+            let is_there = fs::symlink_metadata(&dir).is_ok();
+            if !is_there
+                || self.disk.list(&dir).map_err(|error| RebuildError::io("list", &dir, error))?.is_empty()
+            {
+                continue;
+            }
+            let lock = self.disk.lock(&dir).map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => RebuildError::Locked {
+                    path: dir.clone(),
+                    by: "a member is running with this log; stop it first",
+                },
+                _ => RebuildError::io("lock", &dir, error),
+            })?;
+            let owner = log::Log::identify(&*self.disk, &dir).ok().flatten();
+            let owner = owner.map(|owner| (owner.cluster_id.0, owner.member_id.0));
+            if let (Some(owner), Some(known)) = (owner, known)
+                && owner != known
+            {
+                return Err(RebuildError::Refused(format!(
+                    "{} holds the log of member {:x} of cluster {:x}, and the data directory is of member {:x} of cluster {:x}: \
+                     check --wal-dir and --data-dir",
+                    dir.display(),
+                    owner.1,
+                    owner.0,
+                    known.1,
+                    known.0
+                )));
+            }
+            logs.push(OldLog { dir, _lock: lock });
+        }
+        Ok(logs)
+    }
+
+    /// Moves what is in the data directory out of the way, for good, and the logs that are in a directory of their own.
+    fn move_aside(&self, data_dir: &Path, logs: Vec<OldLog>) -> Result<(), RebuildError> {
+        for log in logs {
+            self.move_log_aside(&log)?;
         }
         let from = data_dir.join("member");
         if fs::symlink_metadata(&from).is_err() {
@@ -622,35 +667,8 @@ impl<'a> Rebuild<'a> {
     }
 
     /// Moves the files of a log into a directory beside them: the one that they are in may be where a disk is mounted.
-    fn move_log_aside(&self, log_dir: &Path, known: Option<(u64, u64)>) -> Result<(), RebuildError> {
-        let is_there = fs::symlink_metadata(log_dir).is_ok();
-        let list = |error| RebuildError::io("list", log_dir, error);
-        let names = if is_there { self.disk.list(log_dir).map_err(list)? } else { Vec::new() };
-        if names.is_empty() {
-            return Ok(());
-        }
-        let _lock = self.disk.lock(log_dir).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => RebuildError::Locked {
-                path: log_dir.to_path_buf(),
-                by: "a member is running with this log; stop it first",
-            },
-            _ => RebuildError::io("lock", log_dir, error),
-        })?;
-        let owner = log::Log::identify(&*self.disk, log_dir).ok().flatten();
-        let owner = owner.map(|owner| (owner.cluster_id.0, owner.member_id.0));
-        if let (Some(owner), Some(known)) = (owner, known)
-            && owner != known
-        {
-            return Err(RebuildError::Refused(format!(
-                "{} holds the log of member {:x} of cluster {:x}, and the data directory is of member {:x} of cluster {:x}: \
-                 check --wal-dir and --data-dir",
-                log_dir.display(),
-                owner.1,
-                owner.0,
-                known.1,
-                known.0
-            )));
-        }
+    fn move_log_aside(&self, OldLog { dir: log_dir, .. }: &OldLog) -> Result<(), RebuildError> {
+        let names = self.disk.list(log_dir).map_err(|error| RebuildError::io("list", log_dir, error))?;
         // A rebuild that was cut short in the middle of this leaves two directories with a part each.
         let to = unused(log_dir, "damaged")?;
         self.disk.create_dir_all(&to).map_err(|error| RebuildError::io("create", &to, error))?;
@@ -672,8 +690,7 @@ impl<'a> Rebuild<'a> {
 
     /// The new member is started as one that joins.
     fn configure(&mut self, members: &[Member]) {
-        let own: Vec<String> =
-            self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect();
+        let own = self.peer_urls_given();
         let mut pairs: Vec<String> = own.iter().map(|url| format!("{}={url}", self.config.name)).collect();
         for member in members.iter().filter(|member| !joining::same_places(&member.peer_urls, &own)) {
             // Not its name: one that has not been started has none.
@@ -735,271 +752,10 @@ fn unused(dir: &Path, name: &str) -> Result<PathBuf, RebuildError> {
     }
 }
 
-/// The member at this address must be down: it is the one that is taken out of the cluster.
-///
-/// One that refuses this member's certificate, or answers with an error, runs all the same: a member is taken for down
-/// only if nothing accepts a connection at any of its addresses.
-fn refuse_alive(own: &Member, tls: &tls::ClientTls) -> Result<(), RebuildError> {
-    for url in &own.peer_urls {
-        let error = match joining::version_of(url, CALL_TIMEOUT, Some(tls)) {
-            Ok(_) => {
-                return Err(RebuildError::Alive {
-                    member_id: own.id,
-                    name: own.name.clone(),
-                    url: url.clone(),
-                });
-            }
-            Err(error) => error,
-        };
-        let what = match accepts(url) {
-            Ok(false) => continue,
-            Ok(true) => format!("something accepts connections at {url}"),
-            Err(error) => format!("it is not certain that nothing runs at {url} ({error})"),
-        };
-        return Err(RebuildError::Refused(format!(
-            "{what}, the address of member {:x} ({}), which does not answer as it should ({error}): make sure that the \
-             member is stopped, and that nothing else listens there, and run this again",
-            own.id, own.name
-        )));
-    }
-    Ok(())
-}
-
-/// Whether something accepts connections at a URL. An error says that this cannot be told.
-fn accepts(url: &str) -> io::Result<bool> {
-    let url =
-        Url::parse(url).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
-    if url.scheme().is_unix() {
-        return accepts_at(Path::new(url.host()));
-    }
-    for address in (url.host(), url.port()).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, CALL_TIMEOUT) {
-            Ok(_) => return Ok(true),
-            Err(error) if is_down(&error) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(false)
-}
-
-/// Whether something accepts connections at a Unix socket. An error says that this cannot be told.
-fn accepts_at(path: &Path) -> io::Result<bool> {
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // A process that listens and does not accept must not hold this up.
-    socket.set_nonblocking(true)?;
-    match socket.connect(&SockAddr::unix(path)?) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
-        Err(error) if is_down(&error) => Ok(false),
-        Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_absolute() => Ok(false),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(io::Error::new(
-            error.kind(),
-            "nothing is there, but the path begins in the directory in which the member was started, which may be another: \
-             give the member an absolute path with `etcdctl member update`",
-        )),
-        Err(error) => Err(error),
-    }
-}
-
-/// Returns true if the cluster did not answer in time, or has no leader that takes a change just now.
-fn is_passing(status: &Status) -> bool {
-    matches!(status.code, Code::Unavailable | Code::DeadlineExceeded)
-}
-
-/// Returns true if the cluster takes no further member before those that it has are started. One that has just joined counts as
-/// started once the cluster knows its name.
-fn is_short_of_started(status: &Status) -> bool {
-    status.message.starts_with(&*api::error::MEMBER_NOT_ENOUGH_STARTED.message)
-}
-
-/// Returns true if a connection failed as it does where nothing runs.
-fn is_down(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
-    matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkDown | NetworkUnreachable | TimedOut)
-}
-
 /// The rebuilt member serves: there is nothing to go on with any more.
 pub fn finish(data_dir: &Path) -> Result<(), RebuildError> {
     let path = journal_path(data_dir);
     let failed = |error| RebuildError::io("remove", &path, error);
     RealDisk.remove(&path).map_err(failed)?;
     RealDisk.sync_dir(data_dir).map_err(failed)
-}
-
-fn read_journal(path: &Path) -> Result<Option<Journal>, RebuildError> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(RebuildError::io("read", path, error)),
-    };
-    let journal = parse_journal(&text);
-    journal.map(Some).ok_or_else(|| RebuildError::Journal { path: path.to_path_buf() })
-}
-
-fn parse_journal(text: &str) -> Option<Journal> {
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let (old, kind, rest) = match words.as_slice() {
-        [old, kind] => (old, kind, None),
-        [old, kind, new, state, peer_urls] => (old, kind, Some((new, state, peer_urls))),
-        _ => return None,
-    };
-    let learner = match *kind {
-        "voter" => false,
-        "learner" => true,
-        _ => return None,
-    };
-    let old = u64::from_str_radix(old, 16).ok()?;
-    let Some((new, state, peer_urls)) = rest else {
-        return Some(Journal { old, learner, new: 0, started: true, peer_urls: None });
-    };
-    let started = match *state {
-        "new" => false,
-        "started" => true,
-        _ => return None,
-    };
-    let new = u64::from_str_radix(new, 16).ok()?;
-    Some(Journal { old, learner, new, started, peer_urls: Some((*peer_urls).to_owned()) })
-}
-
-impl std::fmt::Display for Journal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kind = if self.learner { "learner" } else { "voter" };
-        write!(f, "{:x} {kind}", self.old)?;
-        if let Some(peer_urls) = &self.peer_urls {
-            let state = if self.started { "started" } else { "new" };
-            write!(f, " {:x} {state} {peer_urls}", self.new)?;
-        }
-        writeln!(f)
-    }
-}
-
-fn write_journal(disk: &dyn Disk, path: &Path, journal: &Journal) -> Result<(), RebuildError> {
-    let making = path.with_extension("tmp");
-    let failed = |error| RebuildError::io("write", path, error);
-    if disk.exists(&making).map_err(failed)? {
-        disk.remove(&making).map_err(failed)?;
-    }
-    let file = disk.create(&making).map_err(failed)?;
-    file.write_at(journal.to_string().as_bytes(), 0).map_err(failed)?;
-    file.sync_all().map_err(failed)?;
-    disk.rename(&making, path).map_err(failed)?;
-    disk.sync_dir(path.parent().unwrap_or(path)).map_err(failed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn journals_are_read_as_written() {
-        let urls = "http://10.0.0.1:2380,http://10.0.0.2:2380";
-        let begun = Journal::begin(0xabc, true, urls);
-        let added = Journal { new: 0xdef, ..begun.clone() };
-        let started = Journal { started: true, ..added.clone() };
-        assert_eq!(added.to_string(), format!("abc learner def new {urls}\n"));
-        for journal in [begun, added, started] {
-            assert_eq!(parse_journal(&journal.to_string()), Some(journal));
-        }
-        let older = parse_journal("abc voter\n").expect("older versions wrote this");
-        assert!(
-            older.started && older.new == 0 && older.peer_urls.is_none(),
-            "nothing is known of the new member"
-        );
-        for damaged in ["", "abc", "abc voter def", "abc voter def run u", "x voter", "abc voter def new u u"]
-        {
-            assert_eq!(parse_journal(damaged), None, "{damaged:?}");
-        }
-    }
-
-    #[test]
-    fn no_member_starts_empty_that_may_have_run() {
-        let begun = Journal::begin(1, false, "u");
-        let added = Journal { new: 2, ..begun.clone() };
-        let started = Journal { started: true, ..added.clone() };
-        let older = Journal { started: true, peer_urls: None, ..begun.clone() };
-        assert_eq!(next_step(Some(1), None, None), Next::Replace);
-        assert_eq!(next_step(Some(1), Some(1), Some(&begun)), Next::Replace);
-        assert_eq!(next_step(None, Some(1), Some(&begun)), Next::Replace);
-        // Added, and the program was killed before the journal said so, or another process added it.
-        assert_eq!(next_step(Some(2), None, Some(&begun)), Next::Replace);
-        assert_eq!(next_step(Some(2), None, Some(&added)), Next::StartEmpty);
-        assert_eq!(next_step(Some(2), Some(1), Some(&added)), Next::StartEmpty);
-        assert_eq!(next_step(Some(2), Some(2), Some(&started)), Next::Continue);
-        assert_eq!(next_step(Some(2), None, Some(&started)), Next::Replace);
-        assert_eq!(next_step(Some(3), None, Some(&added)), Next::Replace);
-        assert_eq!(next_step(Some(2), None, Some(&older)), Next::Replace);
-        assert_eq!(next_step(Some(2), Some(2), Some(&older)), Next::Continue);
-    }
-
-    /// What a member that refuses this one's TLS looks like, one that answers with an error, and one that hangs up.
-    #[test]
-    fn only_a_member_that_accepts_no_connection_is_taken_for_down() {
-        let (tls, _) = tls::Tls::load(tls::Settings::default(), std::sync::Arc::new(tls::SystemClock))
-            .expect("nothing is needed to connect");
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        let address = listener.local_addr().expect("it has an address");
-        let server = std::thread::spawn(move || {
-            use std::io::{Read as _, Write as _};
-            // Two connections for each of the two URLs: a request, and a look whether anything is there.
-            for _ in 0..4 {
-                let (mut stream, _) = listener.accept().expect("connections are accepted");
-                let mut first = [0];
-                if stream.read(&mut first).is_ok_and(|bytes| bytes > 0) {
-                    let answer: &[u8] = match first[0] {
-                        b'G' => b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n",
-                        // A fatal alert: `bad_certificate`.
-                        _ => &[21, 3, 3, 0, 2, 2, 42],
-                    };
-                    let _ = stream.write_all(answer);
-                    // Until the client hangs up, so that it gets the answer.
-                    let _ = std::io::copy(&mut stream, &mut std::io::sink());
-                }
-            }
-        });
-        let refused = |url: String| {
-            let own = Member { id: 0xabc, name: "m".to_owned(), peer_urls: vec![url], ..Member::default() };
-            refuse_alive(&own, &tls.client()).map_err(|error| error.to_string())
-        };
-        let text = refused(format!("https://{address}")).expect_err("it refuses TLS, so it runs");
-        assert!(
-            text.contains("something accepts connections at https://") && text.contains("abc (m)"),
-            "{text}"
-        );
-        assert!(text.contains("tls: bad certificate"), "{text}");
-        let text = refused(format!("http://{address}")).expect_err("it answers, so it runs");
-        assert!(text.contains("503"), "{text}");
-        server.join().expect("it ends");
-        for scheme in ["http", "https"] {
-            assert_eq!(refused(format!("{scheme}://{address}")), Ok(()), "nobody listens any more");
-        }
-        let text = refused("http://nowhere.invalid:2380".to_owned()).expect_err("that cannot be told");
-        assert!(text.contains("it is not certain"), "{text}");
-    }
-
-    #[test]
-    fn a_socket_is_asked_without_waiting() {
-        let dir = testkit::TempDir::new("accepts");
-        let path = dir.join("m.sock");
-        assert!(!accepts_at(&path).expect("nothing is there"));
-        let listener = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
-        listener.bind(&SockAddr::unix(&path).expect("a path")).expect("is free");
-        assert!(!accepts_at(&path).expect("nobody listens"));
-        listener.listen(0).expect("listens");
-        // Until the queue of what nobody accepts is full.
-        let mut waiting = Vec::new();
-        loop {
-            let client = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
-            client.set_nonblocking(true).expect("is set");
-            if client.connect(&SockAddr::unix(&path).expect("a path")).is_err() {
-                break;
-            }
-            waiting.push(client);
-        }
-        assert!(accepts_at(&path).expect("it listens"));
-        drop(listener);
-        assert!(!accepts_at(&path).expect("nobody listens any more"));
-        // Where a relative path begins only the member knows.
-        let error = accepts_at(Path::new("no-such-directory/m.sock")).expect_err("that cannot be told");
-        assert!(error.to_string().contains("member update"), "{error}");
-    }
 }

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use testkit::ports::free_address_of;
 use testkit::{Random, TempDir, eventually};
 
+use crate::auth::secured;
 use crate::cluster::{Cluster, PATIENCE};
 use crate::cluster_members::{id_of, remove};
 use crate::damage::{flip, open};
@@ -293,6 +295,74 @@ fn a_rebuild_goes_on_only_for_the_member_it_was_begun_for() {
         std::fs::remove_file(&path).expect("it can be removed");
         cluster.start_one(2);
         cluster.assert_equal().await;
+    });
+}
+
+#[test]
+fn flags_that_do_not_fit_are_refused_before_the_member_is_removed() {
+    let mut cluster = Cluster::start("rebuild-address", 3, &[]);
+    run(async {
+        cluster.put(0, "k", "v").await;
+        cluster.assert_equal().await;
+        let client = cluster.client(0).await;
+        let before = client.members().await.expect("members are listed");
+        cluster.kill(2);
+        let data_dir = cluster.slots[2].data_dir.clone();
+        let (own, others) = (cluster.slots[2].peer_url(), cluster.slots[1].peer_url());
+        let free = format!("http://{}", free_address_of(cluster.address()));
+        let refused = |flags: &[String]| {
+            let mut command = rebuilding(&cluster.command(2));
+            command.args(flags);
+            Member::launch(command, None).refuses()
+        };
+        // As after a `member update` of which the flags know nothing.
+        let moved = format!("--initial-advertise-peer-urls={free}");
+        let named = format!("--initial-cluster={},m2={free}", cluster.initial(&[0, 1]));
+        let said = refused(&[moved, named]);
+        assert!(
+            said.contains(&format!("which the cluster knows at {own}, and the flags name {free}")),
+            "{said}"
+        );
+        // The log of a member that runs, of which nobody would know once the old one is removed.
+        let said =
+            refused(&[format!("--wal-dir={}", cluster.slots[1].data_dir.join("member/log").display())]);
+        assert!(said.contains("a member is running with this log"), "{said}");
+        // A rebuild that was begun in another cluster.
+        let line = journal(&cluster, 2, 0xdead, 0, "new");
+        std::fs::write(data_dir.join("rebuild"), format!("{} beef\n", line.trim()))
+            .expect("it can be written");
+        let said = refused(&[]);
+        assert!(said.contains("a rebuild of a member of cluster beef was begun"), "{said}");
+        // One whose data was moved aside already, with an address of another member among its own.
+        std::fs::rename(data_dir.join("member"), data_dir.join("aside")).expect("it can be moved");
+        let urls = if own < others { format!("{own},{others}") } else { format!("{others},{own}") };
+        std::fs::write(data_dir.join("rebuild"), format!("dead voter 0 new {urls}\n"))
+            .expect("it can be written");
+        let both = format!("--initial-advertise-peer-urls={own},{others}");
+        let named = format!("--initial-cluster={},m2={own},m2={others}", cluster.initial(&[0]));
+        let said = refused(&[both, named]);
+        assert!(said.contains("is among those of this one"), "{said}");
+        std::fs::rename(data_dir.join("aside"), data_dir.join("member")).expect("it can be moved");
+
+        std::fs::remove_file(data_dir.join("rebuild")).expect("it can be removed");
+        assert_eq!(client.members().await.expect("members are listed"), before, "nobody was removed");
+        cluster.start_one(2);
+        cluster.assert_equal().await;
+    });
+}
+
+#[test]
+fn a_cluster_with_users_wants_roots_certificate() {
+    let mut cluster = Cluster::start("rebuild-users", 3, &[]);
+    run(async {
+        let client = cluster.client(0).await;
+        let (root, _) = secured(&client).await;
+        cluster.kill(2);
+        let said = Member::launch(rebuilding(&cluster.command(2)), None).refuses();
+        assert!(said.contains("authentication is on") && said.contains("issue it to root"), "{said}");
+        assert!(!cluster.slots[2].data_dir.join("rebuild").exists(), "the member can be started as before");
+        assert_eq!(root.members().await.expect("members are listed").len(), 3);
+        cluster.start_one(2);
     });
 }
 

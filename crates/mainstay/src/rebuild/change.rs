@@ -1,0 +1,158 @@
+//! Changes of a cluster's members that are asked for again while the cluster settles: which refusals go by, and which say for
+//! certain that nothing was done.
+
+use std::cell::Cell;
+
+use api::etcdserverpb::{Member, MemberAddResponse};
+use api::{Code, Status, error};
+use replica::joining;
+
+use super::RebuildError;
+
+/// Returns true if the cluster did not answer in time, or has no leader that takes a change just now.
+pub(super) fn is_passing(status: &Status) -> bool {
+    matches!(status.code, Code::Unavailable | Code::DeadlineExceeded)
+}
+
+/// Returns true if the cluster changes its members only once those that it has are started. One that has just joined counts as
+/// started once the cluster knows its name.
+pub(super) fn is_short_of_started(status: &Status) -> bool {
+    status.message.starts_with(&*error::MEMBER_NOT_ENOUGH_STARTED.message)
+}
+
+/// Returns true if the change may have been made although this was the answer.
+pub(super) fn may_be_done(status: &Status) -> bool {
+    let is_refused = |refusal: &Status| status.message == refusal.message;
+    is_passing(status) && !is_refused(&error::UNHEALTHY) && !is_refused(&error::NO_LEADER)
+}
+
+/// A refusal for want of started members, with those that are not.
+pub(super) fn naming_unstarted(status: Status, members: &[Member]) -> Status {
+    if !is_short_of_started(&status) {
+        return status;
+    }
+    let unnamed = members.iter().filter(|member| member.name.is_empty() && !member.is_learner);
+    let ids: Vec<String> = unnamed.map(|member| format!("{:x}", member.id)).collect();
+    Status::with(status.code, format!("{}; start or remove: {}", status.message, ids.join(", ")))
+}
+
+/// The addition of a member, asked for until the cluster has done it.
+pub(super) struct Adding {
+    pub peer_urls: Vec<String>,
+    pub is_learner: bool,
+    /// True once an answer was lost: the member may be there.
+    asked: Cell<bool>,
+}
+
+impl Adding {
+    pub fn new(peer_urls: Vec<String>, is_learner: bool) -> Adding {
+        Adding { peer_urls, is_learner, asked: Cell::new(false) }
+    }
+
+    /// Returns true if it is worth to ask again after this answer.
+    pub fn goes_by(&self, status: &Status) -> bool {
+        // One whose answer was lost was added late.
+        let is_there = self.asked.get() && status.message == error::PEER_URL_EXIST.message;
+        is_passing(status) || is_short_of_started(status) || is_there
+    }
+
+    /// Asks once, with the members as a quorum knows them. Gives the id of the new member, and all members.
+    ///
+    /// # Errors
+    ///
+    /// The cluster's refusal; a precondition that failed if another process has added a member at this address.
+    pub fn attempt(
+        &self,
+        members: Vec<Member>,
+        add: impl FnOnce() -> Result<MemberAddResponse, Status>,
+        refuse_alive: impl FnOnce(&Member) -> Result<(), RebuildError>,
+    ) -> Result<(u64, Vec<Member>), Status> {
+        let here = members.iter().find(|member| joining::same_places(&member.peer_urls, &self.peer_urls));
+        if let Some(here) = here {
+            // One whose answer was lost has never run; one that was there before was added by another process.
+            let is_own = self.asked.get() && here.name.is_empty() && here.is_learner == self.is_learner;
+            let refused = |what| Err(Status::with(Code::FailedPrecondition, what));
+            if !is_own {
+                return refused(format!("member {:x} was added at this address meanwhile", here.id));
+            }
+            return match refuse_alive(here) {
+                Ok(()) => Ok((here.id, members)),
+                Err(error) => refused(error.to_string()),
+            };
+        }
+        match add() {
+            Ok(added) => Ok((added.member.map_or(0, |member| member.id), added.members)),
+            Err(status) => {
+                if may_be_done(&status) {
+                    self.asked.set(true);
+                }
+                Err(naming_unstarted(status, &members))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const URL: &str = "http://10.0.0.9:2380";
+
+    fn here(name: &str) -> Vec<Member> {
+        let (peer_urls, name) = (vec![URL.to_owned()], name.to_owned());
+        vec![Member { id: 1, ..Member::default() }, Member { id: 9, name, peer_urls, ..Member::default() }]
+    }
+
+    /// What each of these attempts comes to: the members that are listed, and the answer to the request.
+    fn attempts(steps: Vec<(Vec<Member>, Status)>) -> Vec<Result<u64, (String, bool)>> {
+        let adding = Adding::new(vec![URL.to_owned()], false);
+        let attempt = |(members, answer)| {
+            let made = adding.attempt(members, || Err(answer), |_| Ok(()));
+            made.map(|(id, _)| id).map_err(|status| (status.message.to_string(), adding.goes_by(&status)))
+        };
+        steps.into_iter().map(attempt).collect()
+    }
+
+    fn meanwhile() -> Result<u64, (String, bool)> {
+        Err(("member 9 was added at this address meanwhile".to_owned(), false))
+    }
+
+    #[test]
+    fn a_member_is_taken_for_ones_own_only_after_an_answer_that_was_lost() {
+        let lost = || Status::with(Code::DeadlineExceeded, "no answer in time".to_owned());
+        let asked_after = |refusal: Status, name: &str| {
+            attempts(vec![(here("")[..1].to_vec(), refusal), (here(name), lost())])
+        };
+        assert_eq!(asked_after(lost(), ""), [Err(("no answer in time".to_owned(), true)), Ok(9)]);
+        assert_eq!(asked_after(lost(), "m")[1], meanwhile(), "it has run");
+        for refusal in [error::UNHEALTHY, error::NO_LEADER, error::MEMBER_NOT_ENOUGH_STARTED] {
+            let seen = asked_after(refusal.clone(), "");
+            assert!(seen[0].as_ref().is_err_and(|(_, goes_by)| *goes_by), "{refusal}");
+            assert_eq!(seen[1], meanwhile(), "nothing was done after {refusal}");
+        }
+        assert_eq!(attempts(vec![(here(""), lost())]), [meanwhile()], "it was there before");
+    }
+
+    /// The first request is carried out after the list of the second attempt.
+    #[test]
+    fn one_that_is_added_late_is_waited_for() {
+        let lost = || Status::with(Code::DeadlineExceeded, "no answer in time".to_owned());
+        for late in [error::PEER_URL_EXIST, error::MEMBER_NOT_ENOUGH_STARTED] {
+            let nobody = || here("")[..1].to_vec();
+            let seen = attempts(vec![(nobody(), lost()), (nobody(), late.clone()), (here(""), lost())]);
+            assert!(seen[1].as_ref().is_err_and(|(_, goes_by)| *goes_by), "{late}");
+            assert_eq!(seen[2], Ok(9), "{late}");
+        }
+        let seen = attempts(vec![(here("")[..1].to_vec(), error::PEER_URL_EXIST)]);
+        assert!(seen[0].as_ref().is_err_and(|(_, goes_by)| !goes_by), "another member has the address");
+    }
+
+    #[test]
+    fn one_that_runs_is_not_taken_over() {
+        let adding = Adding::new(vec![URL.to_owned()], false);
+        adding.asked.set(true);
+        let alive = |_: &Member| Err(RebuildError::Refused("it runs".to_owned()));
+        let refused = adding.attempt(here(""), || Err(error::UNHEALTHY), alive).expect_err("it runs");
+        assert!(refused.message.contains("it runs") && !adding.goes_by(&refused), "{refused}");
+    }
+}
