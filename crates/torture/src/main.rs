@@ -43,9 +43,9 @@ fn main() -> ExitCode {
     }
     let finding = match run::run(options, &INTERRUPTED) {
         Ok(finding) => finding,
-        Err(run::SetupError(error)) => {
-            eprintln!("mainstay-torture: {error}");
-            return ExitCode::from(2);
+        Err(error) => {
+            eprintln!("mainstay-torture: {}", error.text);
+            return ExitCode::from(if error.is_of_machine { 3 } else { 2 });
         }
     };
     let kept = report::write(&finding).and_then(|()| timeline::write(&finding));

@@ -280,7 +280,7 @@ pub fn help() -> String {
     }
     out.push_str(
         "\nResults, in the output directory: timeline.html (what failed when), report.json, history.jsonl, members' logs.\n\
-         Exit code: 0 all is well; 1 violations were found; 2 wrong usage, or the run could not be set up.\n",
+         Exit code: 0 all is well; 1 violations were found; 2 wrong usage, or the run could not be set up; 3 this machine lacks what it needs.\n",
     );
     out
 }

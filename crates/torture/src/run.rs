@@ -41,11 +41,22 @@ const LEASE_SLACK: u64 = 10_000_000;
 
 /// Why a run could not be set up.
 #[derive(Debug)]
-pub struct SetupError(pub String);
+pub struct SetupError {
+    /// What went wrong.
+    pub text: String,
+    /// True if this machine does not give what a run needs, whatever is tested.
+    pub is_of_machine: bool,
+}
+
+impl SetupError {
+    fn of(text: String) -> SetupError {
+        SetupError { text, is_of_machine: false }
+    }
+}
 
 impl From<io::Error> for SetupError {
     fn from(error: io::Error) -> SetupError {
-        SetupError(error.to_string())
+        SetupError::of(error.to_string())
     }
 }
 
@@ -138,7 +149,7 @@ impl Machine {
         };
         match (&entered, wants_network) {
             (Err(error), true) if options.network == Some(NetworkKind::Namespaces) => {
-                return Err(SetupError(format!(
+                return Err(SetupError::of(format!(
                     "--network namespaces: network namespaces need root: {error}"
                 )));
             }
@@ -198,7 +209,7 @@ fn default_server() -> Result<PathBuf, SetupError> {
         Some(path) => Ok(path.clone()),
         None => {
             let tried: Vec<String> = candidates.iter().map(|path| path.display().to_string()).collect();
-            Err(SetupError(format!(
+            Err(SetupError::of(format!(
                 "no server's binary at {}: build it (cargo build --release) or name it with --server",
                 tried.join(" nor ")
             )))
@@ -207,7 +218,7 @@ fn default_server() -> Result<PathBuf, SetupError> {
 }
 
 fn existing(path: &Path) -> Result<PathBuf, SetupError> {
-    std::fs::canonicalize(path).map_err(|error| SetupError(format!("{}: {error}", path.display())))
+    std::fs::canonicalize(path).map_err(|error| SetupError::of(format!("{}: {error}", path.display())))
 }
 
 fn out_dir(options: &Options) -> Result<PathBuf, SetupError> {
@@ -220,10 +231,10 @@ fn out_dir(options: &Options) -> Result<PathBuf, SetupError> {
     };
     let taken = std::fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some());
     if taken {
-        return Err(SetupError(format!("--out: {} is not empty", path.display())));
+        return Err(SetupError::of(format!("--out: {} is not empty", path.display())));
     }
     std::fs::create_dir_all(&path)
-        .map_err(|error| SetupError(format!("--out: {}: {error}", path.display())))?;
+        .map_err(|error| SetupError::of(format!("--out: {}: {error}", path.display())))?;
     existing(&path)
 }
 
@@ -252,7 +263,7 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
             None => chosen.push(*fault),
             // What was asked for by name is not left out in silence.
             Some(why) if options.faults.is_some() && options.network == Some(NetworkKind::Loopback) => {
-                return Err(SetupError(format!("the fault {fault} is not possible here: {why}")));
+                return Err(SetupError::of(format!("the fault {fault} is not possible here: {why}")));
             }
             Some(why) => skipped.push((*fault, why)),
         }
@@ -271,7 +282,8 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     let seed = *options.seed.get_or_insert_with(|| Rng::new(random, std::process::id().into()).word() >> 32);
     let out = out_dir(&options)?;
     leftovers::remove();
-    let machine = Machine::set_up(&options, seed)?;
+    let machine =
+        Machine::set_up(&options, seed).map_err(|error| SetupError { is_of_machine: true, ..error })?;
     let own = builds.first().is_some_and(|server| is_own(server));
     let (faults, skipped) = choose(&options, &machine, own)?;
     for (fault, why) in &skipped {
@@ -300,9 +312,9 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     };
     let mut cluster = Cluster::plan(parts, &context, &chronicle)?;
     cluster.recover().map_err(|error| {
-        SetupError(format!("the cluster does not start: {error}; see {}/m*.log", out.display()))
+        SetupError::of(format!("the cluster does not start: {error}; see {}/m*.log", out.display()))
     })?;
-    cluster.block_on(administrator::set_up(&context, ADMINISTRATOR)).map_err(SetupError)?;
+    cluster.block_on(administrator::set_up(&context, ADMINISTRATOR)).map_err(SetupError::of)?;
 
     let (worked, finals) = work(&mut cluster, &context, &chronicle, (&options, &faults, seed), interrupted)?;
     let chapters = chronicle.lock().clone();

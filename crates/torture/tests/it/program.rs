@@ -182,6 +182,11 @@ fn what_cannot_be_set_up_is_said_with_exit_code_2() {
             "the fault partition-leader is not possible here: members are on the loopback",
         ),
         (&["--judge", "/nowhere"], "/nowhere: No such file or directory"),
+        // What is tested does not run: no fault of the machine, whose exit code is another.
+        (
+            &["--server", "/bin/false", "--network", "loopback", "--faults", "", "--out", out],
+            "the cluster does not start: member ended",
+        ),
     ] {
         let output = run(&scratch, arguments);
         let errors = String::from_utf8_lossy(&output.stderr);
