@@ -26,7 +26,7 @@ pub const FLAGS: &[Flag] = &[
     flag("data-dir", Member, Text, "", Implemented, "Directory that holds this member's data."),
     flag("wal-dir", Member, Text, "", Implemented, "Directory of the log, which holds the values, if it is to be on another disk than --data-dir."),
     flag("import-etcd-data", Member, Bool, "true", Implemented, "Take a member over whose --data-dir was written by etcd, and go on as the same member of the same cluster. etcd's files are kept beside. Otherwise such a directory is refused. No flag of etcd's."),
-    flag("snapshot-count", Member, Uint, "10000", Implemented, "Applied entries before a checkpoint may be taken; one is after ten times as many (1,000 to 100,000), 64 MiB of log, or a minute."),
+    flag("snapshot-count", Member, Uint, "10000", Implemented, "Applied entries before a checkpoint may be taken; one is after ten times as many (1,000 to 100,000), 64 MiB of log, a minute, or a second in which none was applied."),
     flag("snapshot-catchup-entries", Features, Uint, "5000", Implemented, "Number of log entries kept behind a checkpoint for followers that lag."),
     flag("heartbeat-interval", Member, Uint, "100", Implemented, "Milliseconds between two heartbeats of a leader."),
     flag("election-timeout", Member, Uint, "1000", Implemented, "Milliseconds without a leader after which an election begins."),

@@ -94,6 +94,7 @@ impl World {
             checkpoint_log_bytes: u64::from(segment_bytes) * 2,
             checkpoint_entries: self.profile.checkpoint_entries,
             checkpoint_age: Duration::from_secs(20),
+            checkpoint_quiet: Duration::from_secs(2),
             reclaim_dead_bytes: u64::from(segment_bytes) * 2,
             applied_per_turn: applied_per_turn(at),
             applied_per_turn_unled: applied_per_turn(at),

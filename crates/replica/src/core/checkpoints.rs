@@ -22,6 +22,9 @@ pub struct Thresholds {
     pub checkpoint_entries: u64,
     /// The age at which one is due, if there was anything to save.
     pub checkpoint_age: Duration,
+    /// Time without an applied entry after which one is due: what is behind it is read at a start, and now nobody else wants the
+    /// disk.
+    pub checkpoint_quiet: Duration,
     /// Least bytes of dead records in sealed segments that are worth moving the live ones away.
     pub reclaim_dead_bytes: u64,
     /// Maximum cost of the entries that one turn applies, in keys, operations and KiB; each takes about a microsecond. A
@@ -43,6 +46,7 @@ impl Thresholds {
             checkpoint_log_bytes: bytes,
             checkpoint_entries: snapshot_count.saturating_mul(10).clamp(1000, 100_000),
             checkpoint_age: Duration::from_secs(60),
+            checkpoint_quiet: Duration::from_secs(1),
             reclaim_dead_bytes: bytes,
             applied_per_turn: 2048,
             applied_per_turn_unled: 16 * 2048,
@@ -75,6 +79,8 @@ pub(super) struct Checkpoints {
     frees: bool,
     applied_index: Index,
     entries_since: u64,
+    /// Their number as [`Checkpoints::due`] saw it last, and since when it is that.
+    seen: (u64, Instant),
     log_bytes_at: u64,
     at: Instant,
     bytes: u64,
@@ -100,6 +106,7 @@ impl Checkpoints {
             frees: false,
             applied_index,
             entries_since: 0,
+            seen: (0, now),
             log_bytes_at: 0,
             at: now,
             bytes,
@@ -160,16 +167,21 @@ impl Checkpoints {
     }
 
     /// Returns `Some` if a checkpoint is due, and in it whether as a whole. `is_empty` says whether a segment holds no value.
-    pub fn due(&self, written_bytes: u64, is_empty: impl Fn(u32) -> bool, now: Instant) -> Option<bool> {
+    pub fn due(&mut self, written_bytes: u64, is_empty: impl Fn(u32) -> bool, now: Instant) -> Option<bool> {
         let (since, enough_bytes) = self.unsaved_bytes(written_bytes);
         let due = &self.thresholds;
         let (entries, age) = (self.entries_since, now.saturating_duration_since(self.at));
+        if self.seen.0 != entries {
+            self.seen = (entries, now);
+        }
+        let quiet = now.saturating_duration_since(self.seen.1);
         let by_bytes = entries > 0 && since >= enough_bytes;
         let by_bytes = by_bytes && !planted::is(Bug::CheckpointByEntriesAlone);
         let by_entries = entries >= self.snapshot_count
             && (since >= due.checkpoint_log_bytes
                 || entries >= due.checkpoint_entries
-                || age >= due.checkpoint_age);
+                || age >= due.checkpoint_age
+                || quiet >= due.checkpoint_quiet);
         let frees = self.frees_at.is_some_and(|at| now >= at);
         // One that is to free emptied segments, and failed, is wanted whole again.
         let whole = self.whole_wanted || (frees && self.has_emptied(is_empty));
@@ -199,6 +211,7 @@ impl Checkpoints {
         self.busy = true;
         self.empty_segments.clear();
         self.entries_since = 0;
+        self.seen = (0, now);
         self.log_bytes_at = written_bytes;
         self.at = now;
     }
@@ -251,7 +264,7 @@ mod tests {
         Checkpoints::new(thresholds, 10, (Index(0), 0), now)
     }
 
-    fn due(checkpoints: &Checkpoints, written_bytes: u64, now: Instant) -> Option<bool> {
+    fn due(checkpoints: &mut Checkpoints, written_bytes: u64, now: Instant) -> Option<bool> {
         checkpoints.due(written_bytes, |_| true, now)
     }
 
@@ -266,16 +279,15 @@ mod tests {
     #[test]
     fn one_is_due_by_bytes_entries_or_age() {
         let now = Instant::now();
-        assert_eq!(due(&checkpoints(now), 1 << 30, now), None, "there is nothing to save");
-        assert_eq!(due(&applied(9, now), 3999, now), None);
-        assert_eq!(due(&applied(9, now), 4000, now), Some(false));
-        assert_eq!(due(&applied(10, now), 999, now), None);
-        assert_eq!(due(&applied(10, now), 1000, now), Some(false));
-        assert_eq!(due(&applied(100, now), 0, now), Some(false));
-        assert_eq!(due(&applied(10, now), 0, now + Duration::from_secs(60)), Some(false));
+        assert_eq!(due(&mut checkpoints(now), 1 << 30, now), None, "there is nothing to save");
+        assert_eq!(due(&mut applied(9, now), 3999, now), None);
+        assert_eq!(due(&mut applied(9, now), 4000, now), Some(false));
+        assert_eq!(due(&mut applied(10, now), 999, now), None);
+        assert_eq!(due(&mut applied(10, now), 1000, now), Some(false));
+        assert_eq!(due(&mut applied(100, now), 0, now), Some(false));
         let mut under_way = applied(100, now);
         under_way.ordered(vec![3], false, 500, now);
-        assert!(under_way.is_busy() && due(&under_way, 500, now).is_none());
+        assert!(under_way.is_busy() && due(&mut under_way, 500, now).is_none());
         assert_eq!(under_way.saved(&DONE, now), [3]);
         assert_eq!(
             (under_way.applied_index(), under_way.bytes(), under_way.is_busy()),
@@ -284,23 +296,58 @@ mod tests {
         assert_eq!(under_way.unsaved_bytes(600), (100, 4000));
     }
 
+    /// Seconds at which each of these many entries is applied, then looked, and the seconds at which one is due.
+    fn due_at(applied: impl Fn(u64) -> usize) -> Vec<u64> {
+        let begin = Instant::now();
+        let mut checkpoints = checkpoints(begin);
+        checkpoints.thresholds.checkpoint_quiet = Duration::from_secs(5);
+        let look = |second: &u64| {
+            (0..applied(*second)).for_each(|_| checkpoints.entry_applied());
+            due(&mut checkpoints, 0, begin + Duration::from_secs(*second)).is_some()
+        };
+        (0..70).filter(look).take(1).collect()
+    }
+
+    #[test]
+    fn one_is_due_once_nothing_is_applied_any_more_and_by_age_otherwise() {
+        assert_eq!(due_at(|second| if second < 8 { 2 } else { 0 }), [12], "five seconds after the last");
+        assert_eq!(due_at(|second| if second == 3 { 9 } else { 0 }), [0; 0], "too few are not worth it");
+        assert_eq!(
+            due_at(|second| if second < 11 || second % 4 == 0 { 1 } else { 0 }),
+            [60],
+            "it is never quiet"
+        );
+        // What was applied while nobody could look counts from when somebody looks.
+        let begin = Instant::now();
+        let mut late = applied(20, begin);
+        late.thresholds.checkpoint_quiet = Duration::from_secs(5);
+        let after = |seconds: u64| begin + Duration::from_secs(seconds);
+        assert_eq!(due(&mut late, 0, after(30)), None);
+        assert_eq!(due(&mut late, 0, after(34)), None);
+        assert_eq!(due(&mut late, 0, after(35)), Some(false));
+        // One that is saved leaves nothing to save.
+        late.ordered(vec![], false, 0, after(35));
+        late.saved(&DONE, after(36));
+        assert_eq!(due(&mut late, 0, after(59)), None);
+    }
+
     #[test]
     fn segments_that_were_emptied_are_freed_by_a_whole_one() {
         let now = Instant::now();
         let mut checkpoints = checkpoints(now);
         checkpoints.moved_out_of(5);
         assert!(!checkpoints.frees(5, false) && checkpoints.frees(5, true) && checkpoints.frees(6, false));
-        assert_eq!(due(&checkpoints, 0, now), None);
+        assert_eq!(due(&mut checkpoints, 0, now), None);
         checkpoints.would_free(now);
         assert_eq!(checkpoints.due(0, |_| false, now), Some(false));
-        assert_eq!(due(&checkpoints, 0, now), Some(true));
+        assert_eq!(due(&mut checkpoints, 0, now), Some(true));
         checkpoints.ordered(vec![5], true, 0, now);
         assert!(!checkpoints.is_to_free());
         // One that failed is tried again after a while.
         checkpoints.failed(now);
-        assert_eq!(due(&checkpoints, 0, now), None);
+        assert_eq!(due(&mut checkpoints, 0, now), None);
         let later = now + FREE_PAUSE;
-        assert_eq!(due(&checkpoints, 0, later), Some(true));
+        assert_eq!(due(&mut checkpoints, 0, later), Some(true));
         checkpoints.ordered(vec![5], true, 0, later);
         assert_eq!(checkpoints.saved(&DONE, later), [5]);
         assert!(!checkpoints.has_emptied(|_| true));

@@ -200,6 +200,7 @@ pub const THRESHOLDS: Thresholds = Thresholds {
     checkpoint_log_bytes: 32 << 10,
     checkpoint_entries: 40,
     checkpoint_age: Duration::from_secs(60),
+    checkpoint_quiet: Duration::from_secs(60),
     reclaim_dead_bytes: 24 << 10,
     applied_per_turn: 2048,
     applied_per_turn_unled: 2048,
