@@ -7,15 +7,16 @@
 //!
 //! # Example: runs and levels
 //!
-//! A version takes about 48 bytes. Each line is a checkpoint; `(from, to]` are the revisions of a run.
+//! A version takes 40 bytes here. Each line is a checkpoint; `(from, to]` are the revisions of a run.
 //!
 //! ```text
-//! revision 1,000,000   (0, 1,000,000] 48 MB                                the base
-//! revision 1,100,000   base + (1,000,000, 1,100,000] 4.8 MB                only what is new is written
-//! revision 1,150,000   base + (1,000,000, 1,150,000] 7.2 MB                4.8 MB is no more than twice the new 2.4 MB:
-//!                                                                          the run is written again with it
-//! revision 1,550,000   (0, 1,550,000] 74.4 MB                              7.2 MB and then 48 MB are no more than twice
-//!                                                                          what is to be written: a new base
+//! revision 1,000,000   (0, 1,000,000] 40 MB                                the base
+//! revision 1,100,000   base + (1,000,000, 1,100,000] 4 MB                  only what is new is written
+//! revision 1,200,000   base + (1,000,000, 1,200,000] 8 MB                  4 MB is no more than what is new: the run is
+//!                                                                          written again with it
+//! revision 1,300,000   base + (1,000,000, 1,200,000] + (1,200,000, 1,300,000] 4 MB
+//! revision 2,100,000   (0, 2,100,000] 84 MB                                4, 8 and then 40 MB are no more than what is to be
+//!                                                                          written: a new base
 //! ```
 //!
 //! A run is only reused from above the last compaction that removed something it holds (`from_min`); otherwise a whole base is
@@ -51,8 +52,9 @@ const PAUSE_FACTOR: u32 = 2;
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 /// Pause after a commit that failed half-way, before the next attempt.
 const SETTLE_PAUSE: Duration = Duration::from_millis(200);
-/// Bytes a version is taken to need in a run, to guess a run's size.
+/// Bytes a version is taken to need in a run, to guess a run's size, and least bytes that are measured.
 const VERSION_BYTES: u64 = 48;
+const VERSION_BYTES_MIN: u64 = 8;
 /// Versions looked at in one view for values to move.
 const LOOKED_AT_MAX: usize = 16 << 10;
 /// What a value that is moved counts for besides its own bytes: the core looks each one up, and remembers it until it is on disk.
@@ -206,6 +208,12 @@ impl Level {
             name = format!("{from:016x}-{to:016x}-{applied_index:016x}-{again:x}.run");
         }
         name
+    }
+
+    /// Bytes that a version takes in it, by its revisions: too few where versions were compacted away.
+    fn version_bytes(&self) -> u64 {
+        let revisions = u64::try_from(self.to - self.from).unwrap_or(0).max(1);
+        (self.run.file_bytes / revisions).clamp(VERSION_BYTES_MIN, VERSION_BYTES)
     }
 
     /// Returns the level that the name of a run tells; `None` if the name is not one of ours.
@@ -392,9 +400,11 @@ impl Checkpointer {
         }
         let mut kept = levels.len();
         let mut from = levels.last().map_or(Revision(0), |level| level.to);
-        let mut bytes = u64::try_from(revision - from).unwrap_or(0) * VERSION_BYTES;
+        // As in the run before: where it is guessed too high, runs are written again too often.
+        let each = levels.last().map_or(VERSION_BYTES, Level::version_bytes);
+        let mut bytes = u64::try_from(revision - from).unwrap_or(0) * each;
         while let Some(level) = kept.checked_sub(1).and_then(|last| levels.get(last))
-            && (level.run.file_bytes <= 2 * bytes || kept >= RUNS_MAX)
+            && (level.run.file_bytes <= bytes || kept >= RUNS_MAX)
         {
             from = level.from;
             bytes += level.run.file_bytes;
@@ -629,21 +639,26 @@ mod tests {
 
     #[test]
     fn each_version_is_written_a_few_times() {
-        let mut levels: Vec<Level> = Vec::new();
-        let (mut revision, mut written) = (1, 0);
-        for _ in 0..200 {
-            revision += 50_000;
-            let versions = revision as u64;
-            let (from, kept) = Checkpointer::plan(&levels, Revision(revision), versions, Revision(0));
-            let bytes = (Revision(revision) - from) as u64 * VERSION_BYTES;
-            written += bytes;
-            levels.truncate(kept);
-            levels.push(level(from.0, revision, bytes));
-            assert!(levels.len() <= RUNS_MAX);
-            assert!(levels[0].from == Revision(0) && levels.windows(2).all(|w| w[0].to == w[1].from));
+        // Short keys and long ones.
+        for version_bytes in [VERSION_BYTES_MIN, 20, VERSION_BYTES] {
+            for (checkpoints, times) in [(10, 2.4), (50, 3.6), (200, 4.4)] {
+                let mut levels: Vec<Level> = Vec::new();
+                let (mut revision, mut written) = (1, 0);
+                for _ in 0..checkpoints {
+                    revision += 50_000;
+                    let versions = revision as u64;
+                    let (from, kept) = Checkpointer::plan(&levels, Revision(revision), versions, Revision(0));
+                    let bytes = (Revision(revision) - from) as u64 * version_bytes;
+                    written += bytes;
+                    levels.truncate(kept);
+                    levels.push(level(from.0, revision, bytes));
+                    assert!(levels.len() <= RUNS_MAX);
+                    assert!(levels[0].from == Revision(0) && levels.windows(2).all(|w| w[0].to == w[1].from));
+                }
+                let each = written as f64 / (checkpoints * 50_000 * version_bytes) as f64;
+                assert!(each < times, "{checkpoints} of {version_bytes} bytes a version: {each}");
+            }
         }
-        let once = 200 * 50_000 * VERSION_BYTES;
-        assert!(written < 6 * once, "{}", written / once);
     }
 
     /// Carries out an order and returns what the core is told of it.
