@@ -13,12 +13,12 @@ use api::etcdserverpb::{
 use api::v3lockpb::{LockRequest, LockResponse};
 use api::{Code, Rpc};
 use prost::Message as _;
-use testkit::TempDir;
+use testkit::{TempDir, eventually};
 
 use crate::auth::{CHEAP, log_in, secured};
 use crate::certificates::{Folder, files, flag};
 use crate::client::{Client, Watch};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, PATIENCE};
 use crate::member::{Member, Setup, binary};
 use crate::run;
 use crate::tls::https;
@@ -149,7 +149,11 @@ fn profiles_are_served_where_they_are_asked_for() {
         let proxy = Proxy::start(dir.path(), "127.0.0.1:1", &flags);
         let answer = |path| testkit::http1::get(proxy.address, path);
         assert!(answer("/debug/pprof/").text().contains("goroutine"));
-        assert!(answer("/debug/pprof/goroutine?debug=1").text().contains(" hub state "));
+        // A thread gives itself its name once it runs.
+        eventually("the hub's thread has its name", PATIENCE, async || {
+            answer("/debug/pprof/goroutine?debug=1").text().contains(" hub state ").then_some(())
+        })
+        .await;
         let profile = answer("/debug/pprof/profile?x=y&seconds=1");
         assert_eq!((profile.status, &profile.body[..2]), (200, &b"\x1f\x8b"[..]), "a compressed profile");
         assert_eq!(answer("/debug/pprof/profile?seconds=301").status, 400);
