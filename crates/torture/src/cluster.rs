@@ -1,6 +1,6 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
@@ -36,6 +36,8 @@ const CALL_TIME_MAX: Duration = Duration::from_secs(5);
 const OPERATOR: u64 = 7000;
 /// How long it may take to see whether somebody is let in.
 const GLANCE_TIME_MAX: Duration = Duration::from_secs(2);
+/// How long a process may take until it listens.
+const LISTEN_TIME_MAX: Duration = Duration::from_secs(30);
 /// Of what a member said, at most this much is quoted.
 const QUOTE_BYTES: u64 = 1500;
 
@@ -218,6 +220,28 @@ impl Cluster {
         let process = Process::start(command, &place, &log)?;
         self.slot_mut(at)?.process = Some(process);
         self.chronicle.is(at, State::Up);
+        Ok(())
+    }
+
+    /// Waits until a member's process takes connections: by then it has loaded its certificates. It needs no other member for
+    /// that.
+    ///
+    /// # Errors
+    /// It does not in time, or has ended.
+    pub fn wait_until_it_listens(&mut self, at: usize) -> io::Result<()> {
+        let address = SocketAddr::from((self.slot(at)?.address, CLIENT_PORT));
+        let deadline = Instant::now() + LISTEN_TIME_MAX;
+        while let Err(error) = TcpStream::connect_timeout(&address, GLANCE_TIME_MAX) {
+            self.look();
+            if !self.runs(at) {
+                return Err(io::Error::other(format!("m{at} does not stay up")));
+            }
+            if Instant::now() > deadline {
+                let seconds = LISTEN_TIME_MAX.as_secs();
+                return Err(io::Error::other(format!("m{at} does not listen after {seconds} s: {error}")));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
         Ok(())
     }
 

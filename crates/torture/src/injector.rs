@@ -102,7 +102,12 @@ impl<'a> Injector<'a> {
             if let Some(disk) = self.cluster.disk(at) {
                 result = result.and(disk.thaw()).and(disk.free());
             }
-            result = result.and(self.cluster.pause(at, false)).and(self.cluster.may_end(at, false));
+            result = result.and(self.cluster.pause(at, false));
+        }
+        // Whoever ended by now did so while it was allowed to.
+        self.cluster.look();
+        for at in 0..self.cluster.size() {
+            result = result.and(self.cluster.may_end(at, false));
         }
         result
     }

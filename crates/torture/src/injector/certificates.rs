@@ -69,6 +69,8 @@ impl Injector<'_> {
             self.cluster.kill(at)?;
             self.wait(Duration::from_millis(300));
             self.cluster.start(at)?;
+            // It has loaded them before others are written: of files that it finds at its start it never says that it uses them.
+            self.cluster.wait_until_it_listens(at)?;
         }
         for (at, logged) in waits.into_iter().filter(|(at, _)| Some(*at) != killed) {
             let times = match sides {
@@ -204,10 +206,15 @@ impl Injector<'_> {
         self.change(bar, Sides::Clients, Pki::write_trust)?;
         self.cluster.recover()?;
         for at in self.all() {
-            if !self.cluster.lets_in(at, &revoked.load()?) {
-                let text =
-                    format!("m{at} does not let in a client whose certificate is not revoked any longer");
-                self.chronicle.trouble("kept out", text);
+            let deadline = Instant::now() + RELOAD_TIME_MAX;
+            while !self.cluster.lets_in(at, &revoked.load()?) {
+                if Instant::now() > deadline {
+                    let text =
+                        format!("m{at} does not let in a client whose certificate is not revoked any longer");
+                    self.chronicle.trouble("kept out", text);
+                    break;
+                }
+                std::thread::sleep(LOOK_EVERY);
             }
         }
         Ok(())

@@ -124,8 +124,9 @@ fn users_over_tls_see_no_more_than_they_may_while_certificates_change() {
     assert_eq!(output.status.code(), Some(0), "{said}{errors}");
     let report = std::fs::read_to_string(out.join("report.json")).expect("there is a report");
     let report: serde_json::Value = serde_json::from_str(&report).expect("it is JSON");
-    for name in ["logins", "changes of users", "reloads"] {
-        assert!(report["security"][name].as_u64() > Some(2), "{name}: {}", report["security"]);
+    // There may be time for one change of certificates only, and a member that is killed meanwhile does not count.
+    for (name, least) in [("logins", 3), ("changes of users", 3), ("reloads", 2)] {
+        assert!(report["security"][name].as_u64() >= Some(least), "{name}: {}", report["security"]);
     }
     let history = std::fs::read_to_string(out.join("history.jsonl")).expect("there is a history");
     for part in ["grant", "asker"] {
