@@ -19,7 +19,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a call may take before its client gives up.
 pub const CALL_TIME_MAX: Duration = Duration::from_secs(10);
 /// Of every member, unless a test says otherwise: half of etcd's default, so that elections are not what takes long.
-pub const ELECTION_TIMEOUT: Duration = Duration::from_millis(500);
+const ELECTION_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A place for a member: its name, its addresses and its data, whether or not it runs.
 pub struct MemberSlot {

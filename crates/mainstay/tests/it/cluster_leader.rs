@@ -19,10 +19,10 @@ use crate::run;
 #[test]
 fn leadership_is_moved_and_handed_over() {
     run(async {
-        // An election would take long enough to be noticed.
-        let flags = ["--heartbeat-interval=100", "--election-timeout=3000"];
+        // An election would take long enough to be noticed, on a busy machine, too.
+        let flags = ["--heartbeat-interval=100", "--election-timeout=10000"];
         let mut cluster = Cluster::start("hand-over", 3, &flags);
-        let election_timeout = Duration::from_secs(3);
+        let election_timeout = Duration::from_secs(10);
         let leader = cluster.leader().await;
         let (next, last) = ((leader + 1) % 3, (leader + 2) % 3);
         let target_id = id_of(&cluster.client(next).await).await;

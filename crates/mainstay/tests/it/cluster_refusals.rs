@@ -4,10 +4,14 @@ use std::time::Duration;
 
 use testkit::{Random, eventually, http2};
 
-use crate::cluster::{Cluster, ELECTION_TIMEOUT, PATIENCE};
+use crate::cluster::{Cluster, PATIENCE};
 use crate::cluster_members::id_of;
 use crate::member::READY;
 use crate::run;
+
+/// Of clusters in which nobody may be disturbed: no election comes from a busy machine alone.
+const PATIENT: &[&str] = &["--heartbeat-interval=100", "--election-timeout=3000"];
+const PATIENT_ELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Starts a member that is told to join; gives what it says when it refuses.
 fn refused_to_join(cluster: &mut Cluster, at: usize, everybody: &[usize]) -> String {
@@ -85,7 +89,7 @@ fn a_member_without_its_data_is_not_new() {
 
 #[test]
 fn garbage_at_the_door_of_members_is_survived() {
-    let mut cluster = Cluster::start("noise", 3, &[]);
+    let mut cluster = Cluster::start("noise", 3, PATIENT);
     let mut dice = Random::new(5);
     run(async {
         let leader = cluster.leader().await;
@@ -140,7 +144,7 @@ fn garbage_at_the_door_of_members_is_survived() {
 #[test]
 fn members_of_another_cluster_are_refused() {
     run(async {
-        let mut ours = Cluster::start("ours", 3, &[]);
+        let mut ours = Cluster::start("ours", 3, PATIENT);
         let mut theirs = Cluster::plan("theirs", 3, &[]);
         // The third of theirs is to be found where the first of ours listens.
         theirs.slots[2].peer = ours.slots[0].peer;
@@ -158,7 +162,7 @@ fn members_of_another_cluster_are_refused() {
             theirs.put(round % 2, &format!("k/{round}"), "theirs").await;
         }
         // Long enough for whoever is disturbed to ask for an election.
-        tokio::time::sleep(ELECTION_TIMEOUT * 2 + Duration::from_millis(100)).await;
+        tokio::time::sleep(PATIENT_ELECTION_TIMEOUT * 2 + Duration::from_millis(100)).await;
         let after = ours.client(leader).await.status().await.expect("a status");
         assert_eq!(
             (after.raft_term, after.leader),

@@ -190,9 +190,9 @@ fn an_idle_stream_beats_three_times_within_the_read_timeout() {
     ] {
         let mut stream = raw::connect(&one.url);
         let headers = raw::with(raw::headers("2"), "X-Raft-To", "1");
+        let begun = Instant::now();
         stream.write_all(&raw::head("GET", path, &headers)).unwrap();
         raw::read_head(&mut stream);
-        let begun = Instant::now();
         for _ in 0..3 {
             assert_eq!(raw::read_chunk(&mut stream).unwrap(), beat);
         }
@@ -241,8 +241,8 @@ fn read_request(stream: &mut std::net::TcpStream) -> String {
 fn dials_are_paced() {
     let one = kit::member(1);
     let (refusing, url) = kit::listen();
-    one.peers.set_members(vec![(2, vec![url])]);
     let begun = Instant::now();
+    one.peers.set_members(vec![(2, vec![url])]);
     let mut dials = 0;
     while dials < 6 {
         let mut stream = kit::accept(&refusing);
