@@ -161,8 +161,10 @@ def varint(number):
 class Side:
     """One tool with its server, and the names of what is its own."""
 
-    def __init__(self, command, endpoint, driver, more):
+    def __init__(self, command, endpoint, driver, more, certificates):
         self.command, self.endpoint, self.driver = command, endpoint, driver
+        self.metrics_url = f"{'https' if certificates else 'http'}://{endpoint}/metrics"
+        self.context = certificates.context() if certificates else None
         # Environment variables beside the endpoint.
         self.more = more
         self.names = []  # (bytes, name)
@@ -198,6 +200,15 @@ class Side:
         done = subprocess.run(command, input=stdin, capture_output=True, env=environment, timeout=60, check=False)
         return done.stdout
 
+    def watches(self):
+        """How many watches the server has; -1 if it does not say."""
+        try:
+            with urllib.request.urlopen(self.metrics_url, timeout=10, context=self.context) as answer:
+                found = re.search(rb"^etcd_debugging_mvcc_watcher_total (\S+)$", answer.read(), re.M)
+        except OSError:
+            return -1
+        return int(float(found[1])) if found else -1
+
     def environment(self, more):
         kept = {key: value for key, value in os.environ.items() if not key.startswith("ETCDCTL_")}
         all_of_it = {**kept, "ETCDCTL_ENDPOINTS": self.endpoint, **self.more, **more}
@@ -212,6 +223,8 @@ class Side:
         return output
 
 
+# How long a tool says nothing when it has said all that belongs together.
+QUIET_SECONDS = 0.2
 # Lines that only a Go program writes: its log.
 LOG_LINE = re.compile(rb'^\{"level":.*\n', re.M)
 TIMES = [
@@ -231,7 +244,7 @@ TIMES = [
 
 class Step:
     def __init__(self, name, arguments, stdin=b"", env=None, formats=None, capture=None, masks=(), before=(),
-                 until=None, during=(), stop=None, state=True, ordered=True):
+                 until=None, during=(), watches=1, stop=None, state=True, ordered=True):
         self.name, self.arguments, self.stdin, self.env = name, arguments, stdin, env or {}
         self.formats = formats
         # Name of a variable for the lease id that is printed.
@@ -239,10 +252,19 @@ class Step:
         self.masks = [(re.compile(pattern), replacement) for pattern, replacement in masks]
         # Commands of the real tool before, and while it runs once standard output matches the pattern `until[0]`.
         self.before, self.during = before, during
+        # How many watches of the tool the server has before the first of `during`.
+        self.watches = watches
         self.until = until
         # The signal to end it with, once standard output matches `stop[1]`.
         self.stop = stop
         self.ordered = ordered
+
+
+def wait_for(is_so, seconds=15):
+    """Waits until a condition holds. If it never does, what is compared tells."""
+    deadline = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def one_run(side, step, form):
@@ -260,25 +282,49 @@ def one_run(side, step, form):
                               timeout=90, check=False)
         out = b"".join(sorted(done.stdout.splitlines(True))) if not step.ordered else done.stdout
         return out, done.stderr, done.returncode
+    if step.during:
+        # Those of the step before may not have ended yet.
+        wait_for(lambda: side.watches() == 0)
     process = subprocess.Popen([*side.command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, env=environment)
     process.stdin.write(stdin)
     process.stdin.flush()
-    for drive in step.during:
-        time.sleep(0.4)  # the tool says nowhere that its stream stands
+    os.set_blocking(process.stdout.fileno(), False)
+    out = b""
+
+    def ended():
+        return process.poll() is not None
+
+    def read():
+        nonlocal out
+        out += process.stdout.read() or b""
+        return out
+
+    def read_until(is_so, seconds):
+        wait_for(lambda: is_so(read()) or ended(), seconds)
+        # What belongs to it may come in writes of its own.
+        size = -1
+        while size < len(out) and not ended():
+            size = len(out)
+            time.sleep(QUIET_SECONDS)
+            read()
+
+    if step.during:
+        # The tool says nowhere that its stream stands.
+        wait_for(lambda: ended() or side.watches() >= step.watches)
+    for number, drive in enumerate(step.during):
+        if number > 0:
+            # One after the other: what comes of each is shown before the next.
+            read_until(lambda text: len(text) > size_before, 15)
+        size_before = len(read())
         if isinstance(drive, bytes):
             process.stdin.write(drive)
             process.stdin.flush()
         else:
             side.drive(drive)
     number, pattern = step.stop
-    out = b""
-    deadline = time.monotonic() + 10
-    os.set_blocking(process.stdout.fileno(), False)
-    while not re.search(pattern, out, re.S) and time.monotonic() < deadline and process.poll() is None:
-        out += process.stdout.read() or b""
-        time.sleep(0.02)
-    if process.poll() is None and number:
+    read_until(lambda text: re.search(pattern, text, re.S), 10)
+    if not ended() and number:
         process.send_signal(number)
     try:
         process.wait(15)
@@ -456,7 +502,7 @@ def steps_of_watches():
     ]:
         yield Step(f"watch: {name}", ["watch", *words], env=env)
     yield watch("interactive", ["-i"], rb"7\n.*8\n", stdin=b"watch w\nfoo\n\nwatch\nwatch --prefix v --prev-kv\n",
-                during=[["put", "w", "7"], ["put", "v1", "8"]])
+                during=[["put", "w", "7"], ["put", "v1", "8"]], watches=2)
     yield watch("interactive progress", ["-i"], rb"progress notify", stdin=b"watch w\n", during=[b"progress\n"],
                 masks=[(rb"progress notify: \d+", b"progress notify: N")])
     yield Step("watch: interactive end", ["watch", "-i"], stdin=b"watch w\n")
@@ -705,7 +751,8 @@ def main():
     seen = set()
     try:
         more = certificates.of_client() if certificates else {}
-        sides = [Side(real, endpoints[0], real, more), Side(shlex.split(arguments.ours), endpoints[1], real, more)]
+        sides = [Side(real, endpoints[0], real, more, certificates),
+                 Side(shlex.split(arguments.ours), endpoints[1], real, more, certificates)]
         for side in sides:
             side.learn()
         groups = [steps_of_keys, steps_of_watches, steps_of_leases, steps_of_cluster, steps_of_locks, steps_of_usage]

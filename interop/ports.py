@@ -9,25 +9,28 @@ import random
 import socket
 
 LOWEST = 10_000
-TAKEN = set()
+# Of each port that was given out, the one of datagrams, which no server here needs: no other process that asks gets the port as
+# long as this one runs. Processes that this one starts do not inherit them.
+KEPT = []
 
 
 def free_port():
-    """A port that nobody listens on, another one with each call."""
+    """A port that nobody listens on, another one with each call, whichever process calls."""
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as text:
         end = int(text.read().split()[0])
     if end <= LOWEST:
         raise RuntimeError(f"the kernel gives connections ports from {end} on, and none above {LOWEST} is left for servers")
     while True:
         port = random.randrange(LOWEST, end)
-        if port in TAKEN:
-            continue
-        with socket.socket() as probe:
-            try:
+        kept = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            kept.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        TAKEN.add(port)
+        except OSError:
+            kept.close()
+            continue
+        KEPT.append(kept)
         return port
 
 
