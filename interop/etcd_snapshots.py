@@ -32,6 +32,9 @@ CATCH_UP = "--snapshot-catchup-entries=20"
 OLD_CATCH_UP = "--experimental-snapshot-catchup-entries=20"
 INSTALLED = {"mainstay": "installed a snapshot", "etcd": "applied snapshot"}
 SENT = "sent database snapshot"
+# What etcd says before that. From then on it keeps its log, until half a minute after the snapshot.
+SENDS = "sending database snapshot"
+KEPT_SECONDS = 31
 PATIENCE = 60
 LEASE = 7777
 
@@ -42,6 +45,10 @@ def b64(text):
 
 class Refused(Exception):
     """An answer other than 200."""
+
+    def goes_by(self):
+        """Whether another try may be answered: nobody leads, or it took too long."""
+        return str(self).startswith(("503 ", "504 "))
 
 
 def ask(port, method, path, body=None, headers=None, timeout=10):
@@ -117,6 +124,21 @@ class Member:
     def post(self, path, **body):
         return ask(self.port, "POST", f"/v3/{path}", body)
 
+    def insist(self, path, done=None, **body):
+        """A call that may be made again, until it is answered: leaders go by themselves, and disks are slow, at any time. `done` is
+        what is said to the second one if the first was carried out."""
+        deadline, again = time.monotonic() + PATIENCE, False
+        while True:
+            try:
+                return self.post(path, **body)
+            except (OSError, http.client.HTTPException, Refused) as error:
+                if again and done and done in str(error):
+                    return None
+                if isinstance(error, Refused) and not error.goes_by() or time.monotonic() > deadline:
+                    raise
+            again = True
+            time.sleep(0.1)
+
     def status(self):
         return self.post("maintenance/status")
 
@@ -179,8 +201,6 @@ class World:
     def __init__(self, arguments, etcd, directory, port):
         self.arguments, self.etcd, self.dir, self.next_port = arguments, etcd, directory, port
         self.members, self.passed = [], 0
-        # Those of etcd's members that have led and may have sent a snapshot.
-        self.led = []
         text = subprocess.run([etcd, "--version"], check=True, capture_output=True, text=True).stdout
         self.version = text.split()[2]
         self.release = tuple(int(part) for part in self.version.split(".")[:2])
@@ -261,26 +281,22 @@ class World:
         failed = []
 
         def write(number):
-            connection = http.client.HTTPConnection("127.0.0.1", leader.port, timeout=30)
-            for at in range(number, count, 4):
-                body = {"key": b64(f"k/{at % 300}"), "value": value}
-                connection.request("POST", "/v3/kv/put", json.dumps(body))
-                answer = connection.getresponse()
-                text = answer.read()
-                if answer.status != 200:
-                    failed.append(text)
-                    return
+            try:
+                for at in range(number, count, 4):
+                    leader.insist("kv/put", key=b64(f"k/{at % 300}"), value=value)
+            except (OSError, http.client.HTTPException, Refused) as error:
+                failed.append(error)
         threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         if failed:
-            raise SystemExit(f"a put failed: {failed[0]!r}")
-        revision = int(leader.status()["header"]["revision"]) - 30
-        leader.post("kv/compaction", revision=revision, physical=True)
+            raise SystemExit(f"a put failed: {failed[0]}")
+        revision = int(leader.insist("maintenance/status")["header"]["revision"]) - 30
+        leader.insist("kv/compaction", "has been compacted", revision=revision, physical=True)
         for at in range(200):
-            leader.post("kv/put", key=b64(f"after/{at % 50}"), value=b64("x"))
+            leader.insist("kv/put", key=b64(f"after/{at % 50}"), value=b64("x"))
         return revision
 
     def same(self, what):
@@ -344,8 +360,12 @@ class World:
         """A member is away for longer than the log reaches, comes back under load, and gets a snapshot."""
         if member.kind == "mainstay":
             # For half a minute after an etcd has sent a snapshot it keeps its log: another one leads, which has sent none.
-            self.led.append(self.leader())
-            self.lead(next(m for m in self.members if m.kind == "etcd" and m not in self.led))
+            etcds = [other for other in self.members if other.kind == "etcd"]
+            lets_go = [other for other in etcds if SENDS not in other.said()]
+            if not lets_go:
+                # The lead has gone round by itself.
+                time.sleep(KEPT_SECONDS)
+            self.lead((lets_go or etcds)[0])
         member.ends(how)
         with Load(self.members):
             self.fill(count, value_bytes)
@@ -353,6 +373,9 @@ class World:
             until(f"{what}: {member.name} gets a snapshot", member.installed)
             member.ready()
         self.same(what)
+
+    def sent_by_mainstay(self):
+        return sum(member.said().count(SENT) for member in self.members if member.kind == "mainstay")
 
     def close(self):
         for member in self.members:
@@ -388,11 +411,18 @@ def etcd_leads(world):
 
     # With values enough that it takes a while; it has a part when it is killed.
     world.fill(1000, 60_000)
-    voter = world.add("m2", mainstay, learner=False)
-    until("a part has come", lambda: holds_part(voter))
-    voter.ends(signal.SIGKILL)
-    if voter.said().count(INSTALLED["mainstay"]):
-        raise SystemExit("the snapshot was installed before the kill")
+    for attempt in range(3):
+        voter = world.add(f"m2-{attempt}", mainstay, learner=False)
+        until("a part has come", lambda: holds_part(voter) or voter.installed())
+        voter.ends(signal.SIGKILL)
+        if not voter.installed():
+            break
+        # It was installed before the kill: once more, with another member.
+        voter.start(world.members, "existing")
+        voter.ready()
+        world.remove(voter)
+    else:
+        raise SystemExit("three snapshots were installed before the kill")
     if os.path.exists(os.path.join(voter.dir, "member", "received.db")):
         raise SystemExit("what was received is left behind")
     with Load(world.members[:3]):
@@ -408,9 +438,10 @@ def etcd_leads(world):
     world.same("Mainstay leads")
     etcd = next(member for member in world.members if member.kind == "etcd")
     # Mainstay keeps its log for longer: as much is written as lets it go.
+    sent_before = world.sent_by_mainstay()
     world.away(etcd, signal.SIGKILL, "an etcd that was away, behind Mainstay", value_bytes=60_000, count=1800)
-    if SENT not in world.leader().said():
-        raise SystemExit("the leader does not say that it sent a snapshot")
+    if world.sent_by_mainstay() == sent_before:
+        raise SystemExit("no member of Mainstay says that it sent a snapshot")
     etcd.ends()
     etcd.start(world.members, "existing")
     etcd.ready()

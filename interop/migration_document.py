@@ -474,7 +474,7 @@ def listed(member):
 
 def agree(run, members, what):
     """All come to the newest revision, and say the same of it."""
-    revision = max(int(one.status()["header"]["revision"]) for one in members)
+    revision = max(one.revision() for one in members)
     until(f"all come to revision {revision}, {what}",
           lambda: all(int(one.status()["header"]["revision"]) >= revision for one in members))
     run.equal(len({one.hash_kv(revision) for one in members}), 1, f"{what}: HashKV at {revision}")

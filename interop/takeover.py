@@ -104,6 +104,14 @@ class Tally:
             print(f"FAILED {what}\n  expected {expected}\n  found    {found}", flush=True)
 
 
+class Refused(OSError):
+    """An answer other than 200."""
+
+    def __init__(self, path, status, text):
+        super().__init__(f"{path}: {status} {text[:200]}")
+        self.status = status
+
+
 def call(port, path, body, timeout=5, tls=None, headers=None):
     """One call of the JSON gateway."""
     if tls:
@@ -117,7 +125,7 @@ def call(port, path, body, timeout=5, tls=None, headers=None):
     finally:
         connection.close()
     if answer.status != 200:
-        raise OSError(f"{path}: {answer.status} {text[:200]}")
+        raise Refused(path, answer.status, text)
     return json.loads(text)
 
 
@@ -260,22 +268,42 @@ class Member:
     def call(self, path, body):
         return self.security.call(self.port, path, body) if self.security else call(self.port, path, body)
 
+    def insist(self, path, body, done=None):
+        """A call that may be made again, until it is answered: leaders go by themselves, and disks are slow, at any time. `done` is
+        what is said to the second one if the first was carried out."""
+        deadline, again = time.monotonic() + PATIENCE_SECONDS, False
+        while True:
+            try:
+                return self.call(path, body)
+            except (OSError, http.client.HTTPException) as error:
+                if again and done and done in str(error):
+                    return None
+                goes_by = self.process.poll() is None and (not isinstance(error, Refused) or error.status in (503, 504))
+                if not goes_by or time.monotonic() > deadline:
+                    raise
+            again = True
+            time.sleep(0.1)
+
     def status(self):
         return self.call("/v3/maintenance/status", {})
 
+    def revision(self):
+        return int(self.insist("/v3/maintenance/status", {})["header"]["revision"])
+
     def hash_kv(self, revision):
         """HashKV, which the JSON gateway of 3.4 does not have."""
-        done = subprocess.run([self.etcdctl, f"--endpoints=127.0.0.1:{self.port}", "endpoint", "hashkv", "--write-out=json",
-                               f"--rev={revision}"], capture_output=True, text=True, env=dict(os.environ, ETCDCTL_API="3"))
+        done = subprocess.run([self.etcdctl, f"--endpoints=127.0.0.1:{self.port}", "--command-timeout=30s", "endpoint", "hashkv",
+                               "--write-out=json", f"--rev={revision}"], capture_output=True, text=True,
+                              env=dict(os.environ, ETCDCTL_API="3"))
         if done.returncode:
             raise Wrong(f"HashKV of {self.name} at {revision}: {done.stderr}")
         return json.loads(done.stdout)[0]["HashKV"]["hash"]
 
     def told(self, revisions):
         """What has to stay the same."""
-        count = self.call("/v3/kv/range", {"key": b64("k"), "range_end": b64("l"), "count_only": True})
-        members = self.call("/v3/cluster/member/list", {})
-        leases = self.call("/v3/lease/leases", {}).get("leases", [])
+        count = self.insist("/v3/kv/range", {"key": b64("k"), "range_end": b64("l"), "count_only": True})
+        members = self.insist("/v3/cluster/member/list", {})
+        leases = self.insist("/v3/lease/leases", {}).get("leases", [])
         return {
             "hashes": {revision: self.hash_kv(revision) for revision in revisions},
             "keys": count.get("count"),
@@ -323,18 +351,18 @@ def fill(member, keys, value_bytes=100):
     """Fills a member, and gives revisions at which it is asked for HashKV."""
     numbers = random.Random(11)
     for n in range(1, 21):
-        member.call("/v3/lease/grant", {"ID": n * 1_000_003, "TTL": 7200 + n})
+        member.insist("/v3/lease/grant", {"ID": n * 1_000_003, "TTL": 7200 + n}, "lease already exists")
     for first in range(0, keys, 100):
         puts = [{"request_put": {"key": b64(f"k/{n:08}"), "value": b64(numbers.randbytes(value_bytes)),
                                  "lease": numbers.randrange(1, 21) * 1_000_003 if n % 20 == 0 else 0}}
                 for n in range(first, min(first + 100, keys))]
-        member.call("/v3/kv/txn", {"success": puts})
+        member.insist("/v3/kv/txn", {"success": puts})
     for n in numbers.sample(range(keys), keys // 20):
-        member.call("/v3/kv/put", {"key": b64(f"k/{n:08}"), "value": b64("again")})
+        member.insist("/v3/kv/put", {"key": b64(f"k/{n:08}"), "value": b64("again")})
     for n in numbers.sample(range(keys), 20):
-        member.call("/v3/kv/deleterange", {"key": b64(f"k/{n:08}")})
-    last = int(member.status()["header"]["revision"])
-    member.call("/v3/kv/compaction", {"revision": last // 2, "physical": True})
+        member.insist("/v3/kv/deleterange", {"key": b64(f"k/{n:08}")})
+    last = member.revision()
+    member.insist("/v3/kv/compaction", {"revision": last // 2, "physical": True}, "has been compacted")
     return [last // 2 + 1, last - last // 4, last]
 
 
@@ -532,7 +560,7 @@ def cluster(args, tally, etcd, directory):
 
     def agree(what):
         """All members come to the same revision and say the same of it, while the writer goes on."""
-        revision = max(int(one.status()["header"]["revision"]) for one in members)
+        revision = max(one.revision() for one in members)
         until(f"all come to revision {revision}, {what}",
               lambda: all(int(one.status()["header"]["revision"]) >= revision for one in members))
         tally.equal(len({one.hash_kv(revision) for one in members}), 1, f"etcd {release}, {what}: HashKV at {revision}")

@@ -221,12 +221,16 @@ func healthOf(ctx context.Context, options cluster.Options, state healthState) (
 		return nil, err
 	}
 	defer c.Close()
-	awaitVersion(ctx, c.Members[0])
+	if err := awaitVersion(ctx, c.Members[0]); err != nil {
+		return nil, err
+	}
 	member, err := state.reach(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	awaitVersion(ctx, member)
+	if err := awaitVersion(ctx, member); err != nil {
+		return nil, err
+	}
 	// All at once: without a leader etcd takes seconds for each.
 	answers := make([]string, len(healthPaths))
 	var asking sync.WaitGroup
@@ -251,14 +255,17 @@ var decided = regexp.MustCompile(`etcdcluster\\*":\\*"(\d+\.\d+)\..*storage\\*":
 
 // awaitVersion waits until a member tells the versions of the cluster and of its storage, and they are equal: some seconds after
 // the start.
-func awaitVersion(ctx context.Context, m *cluster.Member) {
-	for range 150 {
+func awaitVersion(ctx context.Context, m *cluster.Member) error {
+	var last string
+	for range 600 {
 		_, body, err := page(ctx, m, "/version")
 		if versions := decided.FindStringSubmatch(body); err == nil && versions != nil && versions[1] == versions[2] {
-			return
+			return nil
 		}
+		last = fmt.Sprintf("%s %v", body, err)
 		if !pause(ctx, 100*time.Millisecond) {
-			return
+			break
 		}
 	}
+	return fmt.Errorf("%s does not tell the same version of its cluster and of its storage: %s", m.Name, last)
 }

@@ -521,8 +521,9 @@ func (w *membersWalk) leases() {
 	pause(w.ctx, short*time.Second/2)
 	leader := w.leader()
 	leader.Kill()
-	killed := time.Now()
 	next := w.leader()
+	// The election takes as long as it takes; the next leader starts the time of leases again.
+	led := time.Now()
 	for _, m := range w.c.Alive() {
 		var left *clientv3.LeaseTimeToLiveResponse
 		w.within(10*time.Second, "time to live at "+m.Name+" after the leader's end", func() bool {
@@ -543,7 +544,7 @@ func (w *membersWalk) leases() {
 	}
 	w.within(3*short*time.Second, "the short lease ends after the leader's end", gone)
 	w.check(time.Since(granted) >= short*time.Second, "%s: the short lease ended %v after its grant", w.name, time.Since(granted))
-	w.check(time.Since(killed) < (short+6)*time.Second, "%s: the short lease of %d s ended %v after the leader", w.name, short, time.Since(killed))
+	w.check(time.Since(led) < (short+6)*time.Second, "%s: the short lease of %d s ended %v after there was another leader", w.name, short, time.Since(led))
 	w.ok(leader.Start(), "start")
 	w.ok(w.c.WaitHealthy(w.ctx, w.m...), "healthy again")
 	for _, m := range w.m {
