@@ -186,7 +186,7 @@ fn what_cannot_be_set_up_is_said_with_exit_code_2() {
         // What is tested does not run: no fault of the machine, whose exit code is another.
         (
             &["--server", "/bin/false", "--network", "loopback", "--faults", "", "--out", out],
-            "the cluster does not start: member ended",
+            "the cluster does not start: m0 does not stay up",
         ),
     ] {
         let output = run(&scratch, arguments);
