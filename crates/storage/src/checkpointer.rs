@@ -52,7 +52,7 @@ const PAUSE_FACTOR: u32 = 2;
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 /// Pause after a commit that failed half-way, before the next attempt.
 const SETTLE_PAUSE: Duration = Duration::from_millis(200);
-/// Bytes a version is taken to need in a run, to guess a run's size, and least bytes that are measured.
+/// Bytes a version is taken to need in a run, to guess a run's size before one was written, and least bytes that are measured.
 const VERSION_BYTES: u64 = 48;
 const VERSION_BYTES_MIN: u64 = 8;
 /// Versions looked at in one view for values to move.
@@ -213,7 +213,7 @@ impl Level {
     /// Bytes that a version takes in it, by its revisions: too few where versions were compacted away.
     fn version_bytes(&self) -> u64 {
         let revisions = u64::try_from(self.to - self.from).unwrap_or(0).max(1);
-        (self.run.file_bytes / revisions).clamp(VERSION_BYTES_MIN, VERSION_BYTES)
+        (self.run.file_bytes / revisions).max(VERSION_BYTES_MIN)
     }
 
     /// Returns the level that the name of a run tells; `None` if the name is not one of ours.
@@ -231,6 +231,10 @@ pub struct Checkpointer {
     store: CheckpointStore,
     levels: Vec<Level>,
     note: Note,
+    /// Bytes of a version in the base run, if this process has written that.
+    base_version_bytes: Option<u64>,
+    /// True if the last checkpoint found no room.
+    lacked_space: bool,
     job: Option<Job>,
     /// A manifest, with its levels, whose commit failed half-way: a restart may find it.
     unsettled: Option<(Manifest, Vec<Level>)>,
@@ -265,6 +269,8 @@ struct Writing {
     applied_index: Index,
     term: Term,
     metadata: Vec<u8>,
+    /// Versions of the state.
+    versions: u64,
 }
 
 #[allow(clippy::large_enum_variant, reason = "there is one, and it is on the heap")]
@@ -294,7 +300,17 @@ struct Moving {
 impl Checkpointer {
     /// Takes over the checkpoint that the member was started from.
     pub fn new(member: Surface, store: CheckpointStore, levels: Vec<Level>, note: Note) -> Checkpointer {
-        Checkpointer { member, store, levels, note, job: None, unsettled: None }
+        let (base_version_bytes, lacked_space) = (None, false);
+        Checkpointer {
+            member,
+            store,
+            levels,
+            note,
+            base_version_bytes,
+            lacked_space,
+            job: None,
+            unsettled: None,
+        }
     }
 
     /// Carries out orders until the last.
@@ -384,17 +400,24 @@ impl Checkpointer {
         }
     }
 
-    fn checkpointed(&self, result: Result<Checkpointed, CheckpointError>) {
+    fn checkpointed(&mut self, result: Result<Checkpointed, CheckpointError>) {
+        self.lacked_space = result.as_ref().is_err_and(CheckpointError::is_full);
         (self.member.tell)(Event::Checkpointed(result));
     }
 
     /// The revision above which a new run starts, and how many levels stay below it.
     ///
     /// `from_min` is the oldest revision that a delta may start from: what compactions removed after it, a run
-    /// before may still hold.
-    fn plan(levels: &[Level], revision: Revision, versions: u64, from_min: Revision) -> (Revision, usize) {
+    /// before may still hold. `in_base` is what a version took in the base run, if that was written by this process.
+    fn plan(
+        levels: &[Level],
+        revision: Revision,
+        (versions, in_base): (u64, Option<u64>),
+        from_min: Revision,
+    ) -> (Revision, usize) {
         let on_disk: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
-        if on_disk > 3 * versions * VERSION_BYTES + (16 << 20) {
+        let each = in_base.unwrap_or(VERSION_BYTES).max(VERSION_BYTES);
+        if on_disk > versions.saturating_mul(3 * each) + (16 << 20) {
             // Mostly versions that were compacted away since.
             return (Revision(0), 0);
         }
@@ -402,12 +425,12 @@ impl Checkpointer {
         let mut from = levels.last().map_or(Revision(0), |level| level.to);
         // As in the run before: where it is guessed too high, runs are written again too often.
         let each = levels.last().map_or(VERSION_BYTES, Level::version_bytes);
-        let mut bytes = u64::try_from(revision - from).unwrap_or(0) * each;
+        let mut bytes = u64::try_from(revision - from).unwrap_or(0).saturating_mul(each);
         while let Some(level) = kept.checked_sub(1).and_then(|last| levels.get(last))
             && (level.run.file_bytes <= bytes || kept >= RUNS_MAX)
         {
             from = level.from;
-            bytes += level.run.file_bytes;
+            bytes = bytes.saturating_add(level.run.file_bytes);
             kept -= 1;
         }
         if from < from_min {
@@ -451,7 +474,8 @@ impl Checkpointer {
         self.settle()?;
         let from_min = if whole { Revision::MAX } else { head.delta_from_min };
         let versions = state.moment().versions();
-        let (from, kept) = Checkpointer::plan(&self.levels, head.revision, versions, from_min);
+        let sizes = (versions, self.base_version_bytes);
+        let (from, kept) = Checkpointer::plan(&self.levels, head.revision, sizes, from_min);
         // A base run has nothing that cannot be read.
         let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
@@ -462,14 +486,18 @@ impl Checkpointer {
             let on_disk: u64 = self.levels.iter().map(|level| level.run.file_bytes).sum();
             on_disk.max(versions * 2 * VERSION_BYTES)
         } else {
-            u64::try_from(to - from).unwrap_or(0) * 2 * VERSION_BYTES
+            // As in the run before: a revision may have many versions, and a key may be long.
+            let each = self.levels.last().map_or(0, Level::version_bytes).max(VERSION_BYTES);
+            u64::try_from(to - from).unwrap_or(0).saturating_mul(2 * each)
         };
+        // What did not fit as it was expected may use what is kept for it.
+        let bytes = if self.lacked_space { u64::MAX / 2 } else { bytes };
         let bytes = bytes + self.store.space().map_or(0, |space| Checkpointer::slack(space.total_bytes));
         let identity = self.member.identity.to_bytes();
         let file = self.store.begin_within(&name, applied_index, term, &identity, bytes)?;
         let blocks = RunWriter::new(state, head, from);
         let stage = Stage::Blocks { file, blocks, synced: 0 };
-        Ok(Writing { stage, kept, from, to, applied_index, term, metadata })
+        Ok(Writing { stage, kept, from, to, applied_index, term, metadata, versions })
     }
 
     /// Commits a manifest. If that fails half-way, a restart may find it, so that nothing may be removed before it is certain:
@@ -525,6 +553,9 @@ impl Checkpointer {
                 Ok(None)
             }
             Stage::Whole(run) => {
+                if writing.from == Revision(0) {
+                    self.base_version_bytes = Some(run.file_bytes / writing.versions.max(1));
+                }
                 let mut levels = self.levels[..writing.kept].to_vec();
                 levels.push(Level { from: writing.from, to: writing.to, run });
                 let metadata = std::mem::take(&mut writing.metadata);
@@ -640,14 +671,18 @@ mod tests {
     #[test]
     fn each_version_is_written_a_few_times() {
         // Short keys and long ones.
-        for version_bytes in [VERSION_BYTES_MIN, 20, VERSION_BYTES] {
+        for version_bytes in [VERSION_BYTES_MIN, 20, VERSION_BYTES, 500] {
             for (checkpoints, times) in [(10, 2.4), (50, 3.6), (200, 4.4)] {
-                let mut levels: Vec<Level> = Vec::new();
+                let (mut levels, mut base_version_bytes) = (Vec::<Level>::new(), None);
                 let (mut revision, mut written) = (1, 0);
                 for _ in 0..checkpoints {
                     revision += 50_000;
                     let versions = revision as u64;
-                    let (from, kept) = Checkpointer::plan(&levels, Revision(revision), versions, Revision(0));
+                    let sizes = (versions, base_version_bytes);
+                    let (from, kept) = Checkpointer::plan(&levels, Revision(revision), sizes, Revision(0));
+                    if from == Revision(0) {
+                        base_version_bytes = Some(version_bytes);
+                    }
                     let bytes = (Revision(revision) - from) as u64 * version_bytes;
                     written += bytes;
                     levels.truncate(kept);

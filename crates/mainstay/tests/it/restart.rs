@@ -37,6 +37,25 @@ async fn write_until_checkpoint(member: &Member, client: &Client) {
 }
 
 #[test]
+fn a_member_that_has_nothing_to_do_saves_what_it_did() {
+    let dir = TempDir::new("checkpoint-quiet");
+    let setup = Setup::new(dir.path()).flag("--snapshot-count=10").flag("--log-level=debug");
+    run(async {
+        let member = setup.start();
+        let client = member.client().await;
+        for number in 0..20u32 {
+            client.put(format!("k/{number}"), "x").await.expect("puts are served");
+        }
+        // By age it would be a minute, by entries a thousand.
+        member.wait_for("saved a checkpoint");
+        member.kill();
+        let member = setup.start();
+        let restored = member.wait_for("restored the state");
+        assert!(!restored.contains("\"checkpoint-index\":0,"), "{restored}");
+    });
+}
+
+#[test]
 fn a_checkpoint_and_the_log_behind_it_give_the_same_keys() {
     let dir = TempDir::new("checkpoint");
     let setup = Setup::new(dir.path()).flag("--snapshot-count=10").flag("--log-level=debug");

@@ -9,6 +9,9 @@ use storage::checkpointer::Checkpointed;
 
 /// Pause before a checkpoint that failed is tried again, if it would have freed segments or found no room.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
+/// How much longer than the last one took members are without one, where it is due only because nobody wants the disk: bursts
+/// with pauses between them would keep it busy.
+const QUIET_FACTOR: u32 = 10;
 /// With few entries, a checkpoint is due after this many times the usual bytes.
 const FEW_ENTRIES_FACTOR: u64 = 4;
 
@@ -23,7 +26,7 @@ pub struct Thresholds {
     /// The age at which one is due, if there was anything to save.
     pub checkpoint_age: Duration,
     /// Time without an applied entry after which one is due: what is behind it is read at a start, and now nobody else wants the
-    /// disk.
+    /// disk. Not sooner than ten times as long as the last one took behind it.
     pub checkpoint_quiet: Duration,
     /// Least bytes of dead records in sealed segments that are worth moving the live ones away.
     pub reclaim_dead_bytes: u64,
@@ -82,7 +85,10 @@ pub(super) struct Checkpoints {
     /// Their number as [`Checkpoints::due`] saw it last, and since when it is that.
     seen: (u64, Instant),
     log_bytes_at: u64,
+    /// When the last one was ordered, or done.
     at: Instant,
+    /// How long the last one took.
+    took: Duration,
     bytes: u64,
 }
 
@@ -109,6 +115,7 @@ impl Checkpoints {
             seen: (0, now),
             log_bytes_at: 0,
             at: now,
+            took: Duration::ZERO,
             bytes,
         }
     }
@@ -181,7 +188,7 @@ impl Checkpoints {
             && (since >= due.checkpoint_log_bytes
                 || entries >= due.checkpoint_entries
                 || age >= due.checkpoint_age
-                || quiet >= due.checkpoint_quiet);
+                || (quiet >= due.checkpoint_quiet && age >= QUIET_FACTOR * self.took));
         let frees = self.frees_at.is_some_and(|at| now >= at);
         // One that is to free emptied segments, and failed, is wanted whole again.
         let whole = self.whole_wanted || (frees && self.has_emptied(is_empty));
@@ -225,7 +232,7 @@ impl Checkpoints {
     pub fn saved(&mut self, done: &Checkpointed, now: Instant) -> Vec<u32> {
         let (before, saved) = (self.applied_index, done.applied_index);
         assert!(before <= saved, "a checkpoint through entry {saved} follows one through entry {before}");
-        (self.busy, self.at) = (false, now);
+        self.ended(now);
         self.applied_index = saved;
         self.bytes = done.bytes;
         // What is still in one of them cannot be moved, and another whole checkpoint would not change that.
@@ -235,13 +242,18 @@ impl Checkpoints {
 
     /// The one under way could not be written. Nothing is lost: the log has it all. It is tried again when the next is due.
     pub fn failed(&mut self, now: Instant) {
-        (self.busy, self.at) = (false, now);
+        self.ended(now);
         self.empty_segments.clear();
         let mut emptying = std::mem::take(&mut self.emptying);
         self.emptied.append(&mut emptying);
         if self.frees {
             self.retry(now);
         }
+    }
+
+    fn ended(&mut self, now: Instant) {
+        self.took = now.saturating_duration_since(self.at);
+        (self.busy, self.at) = (false, now);
     }
 
     /// Has one that failed tried again soon, though nothing may have been written since.
@@ -325,10 +337,18 @@ mod tests {
         assert_eq!(due(&mut late, 0, after(30)), None);
         assert_eq!(due(&mut late, 0, after(34)), None);
         assert_eq!(due(&mut late, 0, after(35)), Some(false));
-        // One that is saved leaves nothing to save.
+        // One that is saved leaves nothing to save, and the next one waits if it took long.
         late.ordered(vec![], false, 0, after(35));
-        late.saved(&DONE, after(36));
+        late.saved(&DONE, after(38));
         assert_eq!(due(&mut late, 0, after(59)), None);
+        (0..20).for_each(|_| late.entry_applied());
+        assert_eq!(due(&mut late, 0, after(60)), None);
+        assert_eq!(
+            due(&mut late, 0, after(67)),
+            None,
+            "ten times the three seconds that it took are not over"
+        );
+        assert_eq!(due(&mut late, 0, after(68)), Some(false));
     }
 
     #[test]
