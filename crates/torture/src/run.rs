@@ -44,7 +44,7 @@ const LEASE_SLACK: u64 = 10_000_000;
 pub struct SetupError {
     /// What went wrong.
     pub text: String,
-    /// True if this machine does not give what a run needs, whatever is tested.
+    /// True if the operating system does not allow what a run needs, whatever is tested.
     pub is_of_machine: bool,
 }
 
@@ -56,7 +56,9 @@ impl SetupError {
 
 impl From<io::Error> for SetupError {
     fn from(error: io::Error) -> SetupError {
-        SetupError::of(error.to_string())
+        let is_of_machine =
+            matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported);
+        SetupError { text: error.to_string(), is_of_machine }
     }
 }
 
@@ -149,9 +151,8 @@ impl Machine {
         };
         match (&entered, wants_network) {
             (Err(error), true) if options.network == Some(NetworkKind::Namespaces) => {
-                return Err(SetupError::of(format!(
-                    "--network namespaces: network namespaces need root: {error}"
-                )));
+                let text = format!("--network namespaces: network namespaces need root: {error}");
+                return Err(SetupError { text, is_of_machine: true });
             }
             (Err(error), true) => {
                 for need in [Need::Network, Need::Shaping] {
@@ -282,8 +283,7 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     let seed = *options.seed.get_or_insert_with(|| Rng::new(random, std::process::id().into()).word() >> 32);
     let out = out_dir(&options)?;
     leftovers::remove();
-    let machine =
-        Machine::set_up(&options, seed).map_err(|error| SetupError { is_of_machine: true, ..error })?;
+    let machine = Machine::set_up(&options, seed)?;
     let own = builds.first().is_some_and(|server| is_own(server));
     let (faults, skipped) = choose(&options, &machine, own)?;
     for (fault, why) in &skipped {
