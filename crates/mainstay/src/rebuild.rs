@@ -39,6 +39,7 @@ use config::{Config, InitialClusterState, TlsOptions, Url};
 use disk::{Disk, Lock, RealDisk};
 use prost::Message;
 use replica::joining;
+use storage::log_dir;
 use telemetry::logging::{Logger, Value};
 
 use address::refuse_alive;
@@ -56,6 +57,8 @@ const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
 /// Directory of the log in `--wal-dir` if the member was taken over from etcd, whose log is in `--wal-dir` itself.
 const BESIDE_ETCD: &str = "log";
+/// Beginning of the names of directories in that of a log, which hold what was moved aside.
+const DAMAGED: &str = "damaged";
 
 /// Why a member is not rebuilt. Its text says what to do; nothing of the old data is lost.
 #[derive(Debug)]
@@ -234,6 +237,8 @@ pub struct Rebuild<'a> {
 /// The directory of a log that is to be moved aside, locked.
 struct OldLog {
     dir: PathBuf,
+    /// The directory in it that takes its files.
+    to: PathBuf,
     _lock: Lock,
 }
 
@@ -331,8 +336,11 @@ impl<'a> Rebuild<'a> {
         if let Some(own) = &own {
             refuse_alive(own, &self.peer_tls)?;
         }
-        let logs = self.old_logs(known)?;
-        let next = next_step(own.as_ref(), known.map(|(_, id)| id), journal.as_ref());
+        self.refuse_other_log_dir(&data_dir.join("member"))?;
+        // Of data that is gone, a log in a directory of its own may still tell.
+        let data = known.map(|(_, id)| id).filter(|_| self.holds_data(&data_dir.join("member")));
+        let next = next_step(own.as_ref(), data, journal.as_ref());
+        let logs = if next == Next::Continue { Vec::new() } else { self.old_logs(known)? };
         let (mut journal, members) = match (next, own, journal) {
             (Next::Continue | Next::StartEmpty, Some(own), Some(journal)) => {
                 self.say("the new member had been added before; it is started", own.id);
@@ -342,7 +350,9 @@ impl<'a> Rebuild<'a> {
                 (Journal { new: own.id, ..journal }, cluster.members)
             }
             (_, own, begun) => {
-                let is_first = begun.is_none();
+                // The old member is there still, so nothing has been done before.
+                let is_first =
+                    begun.as_ref().is_none_or(|begun| Some(begun.old) == own.as_ref().map(|own| own.id));
                 let (old, learner) = match (&own, begun) {
                     // One that is listed may be the one that a rebuild before this had added, as the old one was.
                     (Some(own), _) => (own.id, own.is_learner),
@@ -515,6 +525,20 @@ impl<'a> Rebuild<'a> {
             _ => {
                 let is_own = |member: &Member| here.is_some_and(|here| here.id == member.id);
                 let others = members.iter().filter(|member| !is_own(member));
+                if let Some(begun) = journal
+                    && let Some(other) =
+                        others.clone().find(|other| [begun.old, begun.new].contains(&other.id))
+                {
+                    return refused(format!(
+                        "a rebuild of member {:x} ({}) was begun here, which the cluster knows at {} now, and the flags name {}: \
+                         give --initial-advertise-peer-urls as the cluster has it, or change that with `etcdctl member update` \
+                         first",
+                        other.id,
+                        other.name,
+                        other.peer_urls.join(","),
+                        urls.join(",")
+                    ));
+                }
                 let taken = |member: &&Member| member.peer_urls.iter().any(|url| urls.contains(url));
                 if let Some(other) = others.clone().find(taken) {
                     return refused(format!(
@@ -609,16 +633,56 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// The logs in `--wal-dir` that are to be moved aside, locked: nothing works on them, and they are of the member whose data is
-    /// here.
+    /// What is in the directory of a log, without what rebuilds have moved aside.
+    fn left_in(&self, log_dir: &Path) -> Result<Vec<String>, RebuildError> {
+        let mut names = self.disk.list(log_dir).map_err(|error| RebuildError::io("list", log_dir, error))?;
+        names.retain(|name| !name.starts_with(DAMAGED));
+        Ok(names)
+    }
+
+    /// A directory in that of a log which is not there, or is empty: a rebuild may have ended before it moved anything. One that was
+    /// cut short in the middle of that leaves two directories with a part each.
+    fn place_in(&self, log_dir: &Path) -> PathBuf {
+        let mut number = 1;
+        loop {
+            let path = log_dir.join(format!("{DAMAGED}-{number}"));
+            if self.disk.list(&path).map_or(true, |names| names.is_empty()) {
+                return path;
+            }
+            number += 1;
+        }
+    }
+
+    /// Returns true if there is more of a member here than what every start makes first.
+    fn holds_data(&self, member_dir: &Path) -> bool {
+        self.disk.list(member_dir).is_ok_and(|names| names.iter().any(|name| name != "lock"))
+    }
+
+    /// The member notes where its log is, if that is in a directory of its own: later starts are refused with another one.
+    fn refuse_other_log_dir(&self, member_dir: &Path) -> Result<(), RebuildError> {
+        // What is damaged is moved aside.
+        let Ok(Some(noted)) = log_dir::read_note(&*self.disk, member_dir) else { return Ok(()) };
+        let given = self.config.wal_dir.iter().flat_map(|dir| [dir.clone(), dir.join(BESIDE_ETCD)]);
+        if given.into_iter().any(|dir| log_dir::same(&*self.disk, &noted, &dir).unwrap_or(false)) {
+            return Ok(());
+        }
+        Err(RebuildError::Refused(format!(
+            "the log of this member is in {}: give the flag --wal-dir that it was started with",
+            noted.display()
+        )))
+    }
+
+    /// The logs in `--wal-dir` that are to be moved aside, locked, and where to: nothing works on them, they are of the member whose
+    /// data is here, and the place can be written to.
     fn old_logs(&self, known: Option<(u64, u64)>) -> Result<Vec<OldLog>, RebuildError> {
         let Some(wal_dir) = &self.config.wal_dir else { return Ok(Vec::new()) };
         let mut logs = Vec::new();
         for dir in [wal_dir.join(BESIDE_ETCD), wal_dir.clone()] {
-            let is_there = fs::symlink_metadata(&dir).is_ok();
-            if !is_there
-                || self.disk.list(&dir).map_err(|error| RebuildError::io("list", &dir, error))?.is_empty()
-            {
+            if fs::symlink_metadata(&dir).is_err() {
+                continue;
+            }
+            let names = self.left_in(&dir)?;
+            if names.is_empty() {
                 continue;
             }
             let lock = self.disk.lock(&dir).map_err(|error| match error.kind() {
@@ -630,6 +694,17 @@ impl<'a> Rebuild<'a> {
             })?;
             let owner = log::Log::identify(&*self.disk, &dir).ok().flatten();
             let owner = owner.map(|owner| (owner.cluster_id.0, owner.member_id.0));
+            let is_log = |dir: &Path| log::Log::is_in(&*self.disk, dir).unwrap_or(true);
+            let is_etcds = |name: &String| name == BESIDE_ETCD || name.contains(".wal");
+            if owner.is_none()
+                && !is_log(&dir)
+                && let Some(other) = names.iter().find(|name| !is_etcds(name))
+            {
+                return Err(RebuildError::Refused(format!(
+                    "{} holds no log, but {other}: check --wal-dir",
+                    dir.display()
+                )));
+            }
             if let (Some(owner), Some(known)) = (owner, known)
                 && owner != known
             {
@@ -643,7 +718,10 @@ impl<'a> Rebuild<'a> {
                     known.0
                 )));
             }
-            logs.push(OldLog { dir, _lock: lock });
+            let to = self.place_in(&dir);
+            self.disk.create_dir_all(&to).map_err(|error| RebuildError::io("create", &to, error))?;
+            self.disk.sync_dir(&dir).map_err(|error| RebuildError::io("sync", &dir, error))?;
+            logs.push(OldLog { dir, to, _lock: lock });
         }
         Ok(logs)
     }
@@ -667,12 +745,8 @@ impl<'a> Rebuild<'a> {
     }
 
     /// Moves the files of a log into a directory beside them: the one that they are in may be where a disk is mounted.
-    fn move_log_aside(&self, OldLog { dir: log_dir, .. }: &OldLog) -> Result<(), RebuildError> {
-        let names = self.disk.list(log_dir).map_err(|error| RebuildError::io("list", log_dir, error))?;
-        // A rebuild that was cut short in the middle of this leaves two directories with a part each.
-        let to = unused(log_dir, "damaged")?;
-        self.disk.create_dir_all(&to).map_err(|error| RebuildError::io("create", &to, error))?;
-        for name in names {
+    fn move_log_aside(&self, OldLog { dir: log_dir, to, .. }: &OldLog) -> Result<(), RebuildError> {
+        for name in self.left_in(log_dir)? {
             let (from, to) = (log_dir.join(&name), to.join(&name));
             self.disk.rename(&from, &to).map_err(|error| RebuildError::Move {
                 from: from.clone(),
@@ -680,7 +754,7 @@ impl<'a> Rebuild<'a> {
                 error,
             })?;
         }
-        for dir in [&to, log_dir] {
+        for dir in [to, log_dir] {
             self.disk.sync_dir(dir).map_err(|error| RebuildError::io("sync", dir, error))?;
         }
         let to = to.display().to_string();

@@ -20,10 +20,12 @@ pub(super) fn is_short_of_started(status: &Status) -> bool {
     status.message.starts_with(&*error::MEMBER_NOT_ENOUGH_STARTED.message)
 }
 
-/// Returns true if the change may have been made although this was the answer.
+/// Returns true if the change may have been made although this was the answer: it is none of the refusals that a cluster gives
+/// before it begins.
 pub(super) fn may_be_done(status: &Status) -> bool {
     let is_refused = |refusal: &Status| status.message == refusal.message;
-    is_passing(status) && !is_refused(&error::UNHEALTHY) && !is_refused(&error::NO_LEADER)
+    let is_of_cluster = status.message.starts_with("etcdserver: ") && !is_passing(status);
+    !is_of_cluster && !is_refused(&error::UNHEALTHY) && !is_refused(&error::NO_LEADER)
 }
 
 /// A refusal for want of started members, with those that are not.
@@ -131,6 +133,21 @@ mod tests {
             assert_eq!(seen[1], meanwhile(), "nothing was done after {refusal}");
         }
         assert_eq!(attempts(vec![(here(""), lost())]), [meanwhile()], "it was there before");
+    }
+
+    #[test]
+    fn only_what_the_cluster_itself_refuses_is_certain() {
+        for code in [Code::Internal, Code::Canceled, Code::Unknown, Code::Unavailable, Code::DeadlineExceeded]
+        {
+            assert!(may_be_done(&Status::with(code, "the stream ended".to_owned())), "{code:?}");
+        }
+        assert!(may_be_done(&error::TIMEOUT) && may_be_done(&error::LEADER_CHANGED));
+        for refusal in [error::PERMISSION_DENIED, error::UNHEALTHY, error::MEMBER_NOT_FOUND, error::NO_LEADER]
+        {
+            assert!(!may_be_done(&refusal), "{refusal}");
+        }
+        let named = naming_unstarted(error::MEMBER_NOT_ENOUGH_STARTED, &here(""));
+        assert!(!may_be_done(&named) && named.message.ends_with("start or remove: 1, 9"), "{named}");
     }
 
     /// The first request is carried out after the list of the second attempt.

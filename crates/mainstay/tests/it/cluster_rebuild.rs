@@ -147,6 +147,16 @@ fn kill_rebuilds(mut cluster: Cluster, wal_dir: Option<PathBuf>) {
             None => first_segment(&cluster, 2),
         };
         open(&segment).set_len(0).expect("it can be cut");
+        if wal_dir.is_some() {
+            let mut forgetful = rebuilding(&cluster.command(2));
+            let flags: Vec<_> =
+                forgetful.get_args().filter(|flag| !flag.to_string_lossy().contains("--wal-dir")).collect();
+            let mut command = Command::new(forgetful.get_program());
+            command.env_clear().args(flags);
+            forgetful = command;
+            let said = Member::launch(forgetful, None).refuses();
+            assert!(said.contains("give the flag --wal-dir that it was started with"), "{said}");
+        }
         // Each is killed as soon as it has said this, or after a moment of its own.
         let steps = [
             "removing the old member",
@@ -334,14 +344,28 @@ fn flags_that_do_not_fit_are_refused_before_the_member_is_removed() {
         let said =
             refused(&[format!("--wal-dir={}", cluster.slots[1].data_dir.join("member/log").display())]);
         assert!(said.contains("holds the log of member") && said.contains("check --wal-dir"), "{said}");
+        let other = cluster.dir.path().join("other");
+        std::fs::create_dir_all(&other).expect("it can be made");
+        std::fs::write(other.join("notes"), "x").expect("it can be written");
+        let said = refused(&[format!("--wal-dir={}", other.display())]);
+        assert!(said.contains("holds no log, but notes: check --wal-dir"), "{said}");
+        assert!(other.join("notes").exists());
         // A rebuild that was begun in another cluster.
         let line = journal(&cluster, 2, 0xdead, 0, "new");
         std::fs::write(data_dir.join("rebuild"), format!("{} beef\n", line.trim()))
             .expect("it can be written");
         let said = refused(&[]);
         assert!(said.contains("a rebuild of a member of cluster beef was begun"), "{said}");
-        // One whose data was moved aside already, with an address of another member among its own.
+        // One whose data was moved aside already, and which goes by another address than when that was begun.
         std::fs::rename(data_dir.join("member"), data_dir.join("aside")).expect("it can be moved");
+        let id = before.iter().find(|member| member.peer_urls == [own.clone()]).expect("it is listed").id;
+        std::fs::write(data_dir.join("rebuild"), format!("{id:x} voter 0 new {free}\n"))
+            .expect("it can be written");
+        let moved = format!("--initial-advertise-peer-urls={free}");
+        let named = format!("--initial-cluster={},m2={free}", cluster.initial(&[0, 1]));
+        let said = refused(&[moved, named]);
+        assert!(said.contains(&format!("which the cluster knows at {own} now")), "{said}");
+        // With an address of another member among its own.
         let urls = if own < others { format!("{own},{others}") } else { format!("{others},{own}") };
         std::fs::write(data_dir.join("rebuild"), format!("dead voter 0 new {urls}\n"))
             .expect("it can be written");
@@ -375,7 +399,20 @@ fn a_cluster_with_users_wants_roots_certificate() {
 
 #[test]
 fn a_new_member_that_lost_its_data_once_it_ran_is_replaced_again() {
-    let mut cluster = Cluster::start("rebuild-again", 3, &[]);
+    replace_again(Cluster::plan("rebuild-again", 3, &[]));
+}
+
+#[test]
+fn so_is_one_whose_log_is_left_in_a_directory_of_its_own() {
+    let mut cluster = Cluster::plan("rebuild-again-wal-dir", 3, &[]);
+    let wal_dir = cluster.dir.path().join("wal");
+    cluster.slots[2].flags = vec![format!("--wal-dir={}", wal_dir.display())];
+    replace_again(cluster);
+}
+
+/// Takes the data directory of the last member away, twice.
+fn replace_again(mut cluster: Cluster) {
+    cluster.start_all();
     run(async {
         cluster.put(0, "k", "v").await;
         cluster.assert_equal().await;
