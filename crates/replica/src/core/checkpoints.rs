@@ -9,10 +9,6 @@ use storage::checkpointer::Checkpointed;
 
 /// Pause before a checkpoint that failed is tried again, if it would have freed segments or found no room.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
-/// How much longer than the last one took members are without one, where it is due only because nobody wants the disk: bursts
-/// with pauses between them would keep it busy. One that is written works a third of the time: with three more of rest it takes
-/// less than a tenth of a processor.
-const QUIET_FACTOR: u32 = 3;
 /// With few entries, a checkpoint is due after this many times the usual bytes.
 const FEW_ENTRIES_FACTOR: u64 = 4;
 
@@ -27,7 +23,7 @@ pub struct Thresholds {
     /// The age at which one is due, if there was anything to save.
     pub checkpoint_age: Duration,
     /// Time without an applied entry after which one is due: what is behind it is read at a start, and now nobody else wants the
-    /// disk. Not sooner than three times as long as the last one took behind it.
+    /// disk. Not sooner than as long as the last one took behind it.
     pub checkpoint_quiet: Duration,
     /// Least bytes of dead records in sealed segments that are worth moving the live ones away.
     pub reclaim_dead_bytes: u64,
@@ -182,6 +178,7 @@ impl Checkpoints {
         if self.seen.0 != entries {
             self.seen = (entries, now);
         }
+        // Bursts with pauses between them would keep the disk busy otherwise.
         let quiet = now.saturating_duration_since(self.seen.1);
         let by_bytes = entries > 0 && since >= enough_bytes;
         let by_bytes = by_bytes && !planted::is(Bug::CheckpointByEntriesAlone);
@@ -189,7 +186,7 @@ impl Checkpoints {
             && (since >= due.checkpoint_log_bytes
                 || entries >= due.checkpoint_entries
                 || age >= due.checkpoint_age
-                || (quiet >= due.checkpoint_quiet && age >= QUIET_FACTOR * self.took));
+                || (quiet >= due.checkpoint_quiet && age >= self.took));
         let frees = self.frees_at.is_some_and(|at| now >= at);
         // One that is to free emptied segments, and failed, is wanted whole again.
         let whole = self.whole_wanted || (frees && self.has_emptied(is_empty));
@@ -340,16 +337,12 @@ mod tests {
         assert_eq!(due(&mut late, 0, after(35)), Some(false));
         // One that is saved leaves nothing to save, and the next one waits if it took long.
         late.ordered(vec![], false, 0, after(35));
-        late.saved(&DONE, after(38));
-        assert_eq!(due(&mut late, 0, after(38)), None);
+        late.saved(&DONE, after(45));
+        assert_eq!(due(&mut late, 0, after(45)), None);
         (0..20).for_each(|_| late.entry_applied());
-        assert_eq!(due(&mut late, 0, after(39)), None);
-        assert_eq!(
-            due(&mut late, 0, after(46)),
-            None,
-            "three times the three seconds that it took are not over"
-        );
-        assert_eq!(due(&mut late, 0, after(47)), Some(false));
+        assert_eq!(due(&mut late, 0, after(46)), None);
+        assert_eq!(due(&mut late, 0, after(54)), None, "the ten seconds that it took are not over");
+        assert_eq!(due(&mut late, 0, after(55)), Some(false));
     }
 
     #[test]
