@@ -633,7 +633,7 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// What is in the directory of a log, without what rebuilds have moved aside.
+    /// Lists the directory of a log, without the directories into which rebuilds have moved files.
     fn left_in(&self, log_dir: &Path) -> Result<Vec<String>, RebuildError> {
         let mut names = self.disk.list(log_dir).map_err(|error| RebuildError::io("list", log_dir, error))?;
         names.retain(|name| !name.starts_with(DAMAGED));

@@ -36,7 +36,7 @@ const CALL_TIME_MAX: Duration = Duration::from_secs(5);
 const OPERATOR: u64 = 7000;
 /// How long it may take to see whether somebody is let in.
 const GLANCE_TIME_MAX: Duration = Duration::from_secs(2);
-/// How long a process may take until it listens.
+/// Time that a process may take from its start until it listens.
 const LISTEN_TIME_MAX: Duration = Duration::from_secs(30);
 /// Of what a member said, at most this much is quoted.
 const QUOTE_BYTES: u64 = 1500;

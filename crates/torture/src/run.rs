@@ -42,7 +42,7 @@ const LEASE_SLACK: u64 = 10_000_000;
 /// Why a run could not be set up.
 #[derive(Debug)]
 pub struct SetupError {
-    /// What went wrong.
+    /// The message for the user: what could not be set up, and why.
     pub text: String,
     /// True if the operating system does not allow what a run needs, whatever is tested.
     pub is_of_machine: bool,

@@ -1,4 +1,4 @@
-//! Whether a member runs, by what answers at its addresses: [`refuse_alive`].
+//! [`refuse_alive`] finds out whether a member runs, by what answers at its addresses.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs as _};

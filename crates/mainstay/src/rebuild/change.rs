@@ -105,7 +105,7 @@ mod tests {
         vec![Member { id: 1, ..Member::default() }, Member { id: 9, name, peer_urls, ..Member::default() }]
     }
 
-    /// What each of these attempts comes to: the members that are listed, and the answer to the request.
+    /// Makes attempts, each with the members that are listed and the answer to the request, and returns the outcome of each.
     fn attempts(steps: Vec<(Vec<Member>, Status)>) -> Vec<Result<u64, (String, bool)>> {
         let adding = Adding::new(vec![URL.to_owned()], false);
         let attempt = |(members, answer)| {

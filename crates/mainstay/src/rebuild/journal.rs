@@ -1,4 +1,4 @@
-//! What a rebuild has done so far, on disk: [`Journal`]; and how one that was interrupted goes on: [`next_step`].
+//! The [`Journal`] records on disk what a rebuild has done so far; [`next_step`] tells how an interrupted rebuild goes on.
 
 use std::fmt;
 use std::fs;
@@ -10,7 +10,7 @@ use disk::Disk;
 
 use super::RebuildError;
 
-/// What the journal says: `<old id> voter|learner <new id> new|started <peer URLs, sorted, comma-separated> <cluster id>`, ids
+/// The journal, one line: `<old id> voter|learner <new id> new|started <peer URLs, sorted, comma-separated> <cluster id>`, ids
 /// in hexadecimal digits.
 ///
 /// Of a journal that an older version wrote there are the first two or five words only.
@@ -37,7 +37,7 @@ impl Journal {
     }
 }
 
-/// How a rebuild goes on.
+/// The next step of a rebuild.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// The new member starts on the data it has left here.
@@ -48,7 +48,8 @@ pub(super) enum Next {
     Replace,
 }
 
-/// How to go on, given the member at this address and the id of the member whose data is here. One that has a name has run.
+/// Returns the next step, given the member at this address and the id of the member whose data is here. A member that has a name
+/// has run.
 pub(super) fn next_step(own: Option<&Member>, data: Option<u64>, journal: Option<&Journal>) -> Next {
     let (Some(own), Some(journal)) = (own, journal) else { return Next::Replace };
     if own.id == journal.old {

@@ -84,7 +84,7 @@ pub(super) struct Checkpoints {
     log_bytes_at: u64,
     /// When the last one was ordered, or done.
     at: Instant,
-    /// How long the last one took.
+    /// Time from the order of the last checkpoint to its end.
     took: Duration,
     bytes: u64,
 }
