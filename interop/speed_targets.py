@@ -11,7 +11,9 @@ process (of all three members, where there are three) for each request (event, r
 `benchmark`, by h2load (Debian: nghttp2-client), and by `mainstay bench`, whose own cost leaves more of the machine to the servers.
 With --tls clients come over TLS; the goals are those of plain connections all the same. Needs openssl for that.
 With --bare there is a column of `mainstay bench responder`, which answers each request with the same bytes and does nothing: what it
-costs there, protocol, network and kernel cost every server that takes these requests one by one.
+costs there, protocol, network and kernel cost every server that takes these requests one by one. For puts it has an append to a file
+and its sync besides, which a hundred puts share (one's own where there is one client; three files where there are three members);
+for watches, nothing but the writes to sockets.
 """
 
 import argparse
@@ -38,6 +40,10 @@ from side_by_side import frame, loads, measured, varint
 
 KEY = b"side-by-side"
 MILLION = 1_000_000
+# Puts of many clients that share a sync, at a bare log: Mainstay has 80 to 180.
+PUTS_A_SYNC = 100
+# Bytes of an event of `mainstay bench watch` on the wire, with its frame.
+EVENT_BYTES = 80
 
 
 class Bare(SecureServer):
@@ -162,6 +168,19 @@ class Load:
         return figures
 
 
+def with_log(measure):
+    """A load of puts, of which the bare server's cost is that of a log, too, at each member."""
+    def measured_with_log(load, server):
+        figures = measure(load, server)
+        if isinstance(server, (Bare, BareCluster)):
+            figures["cpu_us"] += bare_append(load, PUTS_A_SYNC)["cpu_us"] * getattr(measure, "members", 1)
+        return figures
+
+    measured_with_log.members = getattr(measure, "members", 1)
+    return measured_with_log
+
+
+@with_log
 def h2load_put(load, server):
     return load.case(server, "put 1 KiB, h2load 100x10")
 
@@ -170,6 +189,7 @@ def h2load_range(load, server):
     return load.case(server, "range, h2load 100x10")
 
 
+@with_log
 def benchmark_put(load, server):
     return load.case(server, "put 1 KiB, 500 clients")
 
@@ -207,22 +227,24 @@ def bare_range_ms(load):
             responder.terminate()
 
 
-def bare_append(load):
-    """An append of 1 KiB to a file that has its blocks, with fdatasync: its median in ms, and processor time."""
-    times = []
+def bare_append(load, records=1):
+    """An append of so many records of 1 KiB to a file that has its blocks, with fdatasync: its median in ms, and the processor time of
+    a record."""
+    times, record = [], os.urandom(1100 * records)
+    appends, size = (2000, 16 << 20) if records == 1 else (500, 64 << 20)
     with tempfile.NamedTemporaryFile(dir=load.args.dir, prefix="bare-log-") as file:
-        os.posix_fallocate(file.fileno(), 0, 16 << 20)
-        os.pwrite(file.fileno(), bytes(16 << 20), 0)
+        os.posix_fallocate(file.fileno(), 0, size)
+        for at in range(0, size, 1 << 20):
+            os.pwrite(file.fileno(), bytes(1 << 20), at)
         os.fsync(file.fileno())
-        record = os.urandom(1100)
         cpu = time.process_time()
-        for n in range(2000):
+        for n in range(appends):
             began = time.perf_counter()
             os.pwrite(file.fileno(), record, n * len(record))
             os.fdatasync(file.fileno())
             times.append(time.perf_counter() - began)
         cpu = time.process_time() - cpu
-    return {"p50": statistics.median(times) * 1e3, "cpu_us": cpu / len(times) * 1e6}
+    return {"p50": statistics.median(times) * 1e3, "cpu_us": cpu / (appends * records) * 1e6}
 
 
 def large_values(load, server):
@@ -239,10 +261,45 @@ def many_connections(load, server):
 
 
 def fan_out(load, server):
-    """A hundred events for each of a thousand watchers on a hundred connections."""
+    """A thousand events for each of a thousand watchers on a hundred connections."""
+    if isinstance(server, Bare):
+        return {"cpu_us": bare_fan_out()}
     cpu = server.cpu_s()
     load.bench("--conns=100", "watch", "--streams=100", "--watch-per-stream=10", "--put-total=1000")
     return {"cpu_us": (server.cpu_s() - cpu) / MILLION * 1e6}
+
+
+def bare_fan_out():
+    """Processor time for each event, in us, of one who only writes what a change costs at least: ten events at once to each of a hundred
+    connections, of which another process reads all that comes."""
+    connections, changes, events = 100, 1000, bytes(10 * EVENT_BYTES)
+    with socket.create_server(("127.0.0.1", 0), backlog=2 * connections) as listener:
+        reading = subprocess.Popen([sys.executable, "-c", READER, str(listener.getsockname()[1]), str(connections)])
+        sockets = [listener.accept()[0] for _ in range(connections)]
+    for each in sockets:
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    cpu = time.process_time()
+    for _ in range(changes):
+        for each in sockets:
+            each.sendall(events)
+    cpu = time.process_time() - cpu
+    for each in sockets:
+        each.close()
+    reading.wait()
+    return cpu / (connections * changes * 10) * 1e6
+
+
+# Reads all that comes on so many connections to a port, until they are closed.
+READER = """
+import selectors, socket, sys
+selector = selectors.DefaultSelector()
+for _ in range(int(sys.argv[2])):
+    selector.register(socket.create_connection(("127.0.0.1", int(sys.argv[1]))), selectors.EVENT_READ)
+while selector.get_map():
+    for key, _ in selector.select():
+        if not key.fileobj.recv(65536):
+            selector.unregister(key.fileobj)
+"""
 
 
 def renewals(load, server):
@@ -481,7 +538,7 @@ LOADS = {
     "heartbeats": (heartbeats, [("core", "at most", 0.1)]),
     "list": (expensive_list, [("read_p99_of_alone", "at most", 1.2), ("write_p99_of_alone", "at most", 1.2)]),
     "maintenance": (maintenance, [("read_p99_of_alone", "at most", 1.2), ("write_p99_of_alone", "at most", 1.2)]),
-    "three-put": (three("put 1 KiB, 500 clients"), [("cpu_us", "of", 14 / 143), ("rate", "times", 4)]),
+    "three-put": (with_log(three("put 1 KiB, 500 clients")), [("cpu_us", "of", 14 / 143), ("rate", "times", 4)]),
     "three-range": (three("range l, 1000 clients"), [("cpu_us", "of", 5 / 41)]),
     "three-mixed": (three("80 % range l, 20 % put 1 KiB"), [("cpu_us", "of", 10 / 90)]),
     "million": (million, [("rss_mb", "at most", 160), ("rss_mb_restarted", "at most", 160), ("restart_s", "at most", 0.3)]),
@@ -489,7 +546,7 @@ LOADS = {
 # The loads of --bare, with the size of the value that it answers with.
 BARE = {"h2load-put": 0, "h2load-range": 1024, "benchmark-put": 0, "benchmark-range": 1024, "large-values": MILLION,
         "many-connections": 1024, "renewals": 0, "idle": 1024, "idle-watch": 1024, "heartbeats": 0,
-        "three-put": 0, "three-range": 1024, "one-put": 0, "one-range": 1024}
+        "three-put": 0, "three-range": 1024, "one-put": 0, "one-range": 1024, "fan-out": 0}
 
 
 def judged(kind, bound, values, first):

@@ -40,7 +40,8 @@ pub struct ShardCounters {
 }
 
 impl ShardCounters {
-    pub(crate) fn new(methods: usize) -> ShardCounters {
+    /// Returns counters of a shard that has done nothing.
+    pub fn new(methods: usize) -> ShardCounters {
         ShardCounters {
             methods: (0..methods).map(|_| MethodCounters::default()).collect(),
             bytes_received: AtomicU64::new(0),

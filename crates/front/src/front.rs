@@ -79,7 +79,8 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
             })
             .build()?;
         let (options, make_service) = (options.clone(), make_service.clone());
-        let shard = Shard { id: ShardId(shard), closing: Closing(closing_seen.clone()) };
+        let closing = Closing(closing_seen.clone());
+        let shard = Shard { id: ShardId(shard), closing, counters: front.counters[shard].clone() };
         let (killed, ended) = (killed_seen.clone(), ended_tx.clone());
         let certificates =
             Certificates { reloads: front.reloads.subscribe(), rejections: rejections.clone() };

@@ -69,6 +69,8 @@ pub struct Shard {
     pub id: ShardId,
     /// Signal of the front's shutdown.
     pub closing: Closing,
+    /// What the shard counts.
+    pub counters: Arc<ShardCounters>,
 }
 
 /// State that the connections of one shard share.

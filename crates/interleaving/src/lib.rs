@@ -20,5 +20,8 @@ mod epochs;
 mod inbox;
 pub mod mailboxes;
 pub mod reclamation;
+#[path = "../../replica/src/seat.rs"]
+mod seat;
+pub mod sitting;
 mod sync;
 pub mod watching;

@@ -1,8 +1,8 @@
-//! The core: the one thread that decides, and the one writer of the state.
+//! The core: what decides, and the one writer of the state. One thread at a time does its work, as a rule its own.
 //!
 //! It takes what shards ask and what the log tells, in batches: everything that gathered while it was busy. One turn
 //! proposes it all, hands the log one batch, applies what has become durable and committed, publishes one state, and
-//! only then answers (invariant I3). It never waits for the disk.
+//! only then answers (invariant I3). It waits for the disk only where `writing.rs` says.
 //!
 //! `run.rs` is the loop. The other files are what it looks after, each with its own state: [`Core`] says how they go together.
 

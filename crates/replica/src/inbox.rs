@@ -68,37 +68,49 @@ impl<T> Inbox<T> {
         waiting.items.push(item.into());
         waiting.is_urgent = true;
         drop(waiting);
-        self.wake(usize::MAX);
+        if self.is_to_wake(usize::MAX) {
+            self.wake_receiver();
+        }
     }
 
     /// Puts many items in at once, and leaves `items` empty. Unless one is `urgent`, they may wait for more items, see
     /// [`Inbox::drain`].
     pub fn send_all(&self, items: &mut Vec<T>, urgent: bool) {
+        if self.put_all(items, urgent) {
+            self.wake_receiver();
+        }
+    }
+
+    /// Does the same as [`Inbox::send_all`], but wakes nobody. Returns true if the receiver sleeps and should be woken for them:
+    /// then it counts as woken, and the caller is to call [`Inbox::wake_receiver`], or to do its work.
+    #[must_use]
+    pub fn put_all(&self, items: &mut Vec<T>, urgent: bool) -> bool {
         if items.is_empty() {
-            return;
+            return false;
         }
         let mut waiting = lock(&self.waiting);
         if self.closed.load(Ordering::SeqCst) {
             drop(waiting);
             items.clear();
-            return;
+            return false;
         }
         waiting.items.append(items);
         waiting.is_urgent |= urgent;
         let count = if urgent { usize::MAX } else { waiting.items.len() };
         drop(waiting);
-        self.wake(count);
+        self.is_to_wake(count)
     }
 
-    fn wake(&self, count: usize) {
+    fn is_to_wake(&self, count: usize) -> bool {
         // The receiver says what it wants before it looks a last time, and the thread that wakes it takes that back: one
         // wake-up each.
         let wanted = self.asleep.load(Ordering::SeqCst);
-        if wanted != 0
-            && count >= wanted
-            && self.asleep.swap(0, Ordering::SeqCst) != 0
-            && let Some(thread) = &*lock(&self.receiver)
-        {
+        wanted != 0 && count >= wanted && self.asleep.swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// Wakes the receiver if it is parked; otherwise it will not park the next time.
+    pub fn wake_receiver(&self) {
+        if let Some(thread) = &*lock(&self.receiver) {
             thread.unpark();
         }
     }
@@ -114,19 +126,25 @@ impl<T> Inbox<T> {
         drop(dropped);
     }
 
-    /// Marks the receiver as asleep, for a receiver that is not a thread. [`Inbox::is_asleep`] says when it was woken, by
-    /// the same rules as [`Inbox::drain`].
+    /// Marks the receiver as asleep, unless as many items wait. [`Inbox::is_asleep`] says when it was woken, by the same rules as
+    /// [`Inbox::drain`].
     pub fn fall_asleep(&self, wanted: usize) {
         let wanted = wanted.max(1);
-        self.asleep.store(wanted, Ordering::SeqCst);
+        // Swapped, not stored, which costs the same: so that the model, too, knows all changes in one order.
+        self.asleep.swap(wanted, Ordering::SeqCst);
         if lock(&self.waiting).is_enough(wanted) {
-            self.asleep.store(0, Ordering::SeqCst);
+            self.wake_up();
         }
     }
 
     /// Returns true if the receiver fell asleep and was not woken since.
     pub fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::SeqCst) != 0
+    }
+
+    /// Marks the receiver as awake.
+    pub fn wake_up(&self) {
+        self.asleep.swap(0, Ordering::SeqCst);
     }
 
     /// Returns true if [`Inbox::drain`] would sleep now.
@@ -137,15 +155,18 @@ impl<T> Inbox<T> {
     /// Moves all waiting items into `into`, which is empty. Sleeps up to `patience` until `wanted` items wait, or an
     /// urgent one.
     pub fn drain(&self, into: &mut Vec<T>, patience: Duration, wanted: usize) {
-        let wanted = wanted.max(1);
-        if !patience.is_zero() && !lock(&self.waiting).is_enough(wanted) {
-            // Swapped, not stored, which costs the same: so that the model, too, knows all changes in one order.
-            self.asleep.swap(wanted, Ordering::SeqCst);
-            if !lock(&self.waiting).is_enough(wanted) {
+        if !patience.is_zero() && self.is_short_of(wanted) {
+            self.fall_asleep(wanted);
+            if self.is_asleep() {
                 park_timeout(patience);
             }
-            self.asleep.swap(0, Ordering::SeqCst);
+            self.wake_up();
         }
+        self.take(into);
+    }
+
+    /// Moves all waiting items into `into`, which is empty.
+    pub fn take(&self, into: &mut Vec<T>) {
         debug_assert!(into.is_empty());
         let mut waiting = lock(&self.waiting);
         waiting.is_urgent = false;
@@ -173,6 +194,11 @@ impl<T> Outbox<T> {
         }
         lock(&self.waiting).append(items);
         self.wake();
+    }
+
+    /// Returns true if there is nothing for the shard.
+    pub fn is_empty(&self) -> bool {
+        lock(&self.waiting).is_empty()
     }
 
     /// Wakes the shard without a message.

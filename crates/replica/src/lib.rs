@@ -29,6 +29,7 @@ pub mod peer_answer;
 pub mod peer_links;
 pub mod pending;
 pub mod renewals;
+pub mod seat;
 pub mod shared;
 pub mod stages;
 mod sync;

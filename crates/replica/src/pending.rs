@@ -106,8 +106,8 @@ impl Pending {
     }
 
     /// Sends the core the requests made since the last call. A task of its own polls this after the tasks that were ready
-    /// before it.
-    pub fn poll_flush(&self, context: &mut Context<'_>) {
+    /// before it. If the shard `serves_one` connection alone, it may do the core's work for it, which takes as long as a sync.
+    pub fn poll_flush(&self, context: &mut Context<'_>, serves_one: bool) {
         let mut outgoing = self.outgoing.borrow_mut();
         // A command may wait for more to share its way, and so may what needs a round while one is under way.
         let urgent = outgoing.iter().any(|request| match request {
@@ -120,9 +120,28 @@ impl Pending {
             }
             _ => true,
         });
-        self.shared.core.send_all(&mut outgoing, urgent);
+        let works_here = serves_one && self.is_one_write(&outgoing) && self.shared.seat.is_lent();
+        let is_to_wake = self.shared.core.put_all(&mut outgoing, urgent);
         drop(outgoing);
         self.flusher.set(Some(context.waker().clone()));
+        match (is_to_wake, works_here) {
+            (true, true) => {
+                let answers = &self.shared.shards[usize::from(self.shard)];
+                self.shared.seat.work_here(&self.shared.core, || !answers.is_empty());
+            }
+            (true, false) => self.shared.core.wake_receiver(),
+            (false, _) => {}
+        }
+    }
+
+    /// Returns true if `outgoing` is a write of a client's, for which nothing else of this shard waits.
+    fn is_one_write(&self, outgoing: &[CoreRequest]) -> bool {
+        let is_write = |request: &CoreRequest| {
+            matches!(request, CoreRequest::Client(ClientRequest::Propose { writer: Writer::Port(_), .. }))
+        };
+        outgoing.len() == 1
+            && outgoing.iter().all(is_write)
+            && self.slots.borrow().len() - self.free.borrow().len() == 1
     }
 
     /// Gives a reply to the call that waits for it; a reply that comes too late is dropped.

@@ -18,13 +18,14 @@ use tokio::sync::oneshot;
 use crate::arrivals::Arrivals;
 use crate::attendance::Attendance;
 use crate::browsers::Browsers;
-use crate::core::{CoreRequest, Reply, RequestId};
+use crate::core::{Core, CoreRequest, Reply, RequestId};
 use crate::credentials::Credentials;
 use crate::expensive::ExpensiveCalls;
 use crate::inbox::{Inbox, Outbox};
 use crate::long_reads::LongReads;
 use crate::peer_links::PeerLinks;
 use crate::renewals::Renewals;
+use crate::seat::Seat;
 use crate::stages::Stages;
 use clock::Clock;
 use storage::Identity;
@@ -119,6 +120,8 @@ pub struct Shared {
     pub limits: Limits,
     /// Queue of requests to the core.
     pub core: Arc<Inbox<CoreRequest>>,
+    /// Where the core works, while it runs on a thread.
+    pub seat: Seat<Core>,
     /// Queues of replies from the core, one for each shard.
     pub shards: Vec<Outbox<Reply>>,
     /// Reads values from the log.
@@ -253,6 +256,7 @@ impl Shared {
             state: ArcSwap::from_pointee(state),
             limits,
             core,
+            seat: Seat::default(),
             shards: (0..shards).map(|_| Outbox::default()).collect(),
             readers: Readers::new(values.clone()),
             values,

@@ -203,9 +203,9 @@ impl Services {
             began: Cell::new(shared.clock.now()),
             shared: Arc::clone(&shared),
         });
-        let flushing = Rc::clone(&pending);
+        let (flushing, own) = (Rc::clone(&pending), shard.counters);
         tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
-            flushing.poll_flush(context);
+            flushing.poll_flush(context, own.connections.load(Relaxed) == 1);
             Poll::Pending
         }));
         let (ending, mut closing) = (Rc::clone(&services.ending), services.closing.clone());

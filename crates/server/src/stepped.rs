@@ -27,7 +27,7 @@ use api::{Rpc, Status, raftpb};
 use bytes::Bytes;
 use consensus::Fetch;
 use disk::Disk;
-use front::{Answer, Budget, Close, Closing, Head, LocalBoxFuture, Shard, ShardId, Unary};
+use front::{Answer, Budget, Close, Closing, Head, LocalBoxFuture, Shard, ShardCounters, ShardId, Unary};
 use http::HeaderValue;
 use identity::TokenKind;
 use machine::StateTrail;
@@ -228,7 +228,7 @@ impl Stepped {
         let (close, closing) = Closing::by_hand();
         let services = {
             let _inside = local.enter();
-            let shard = Shard { id: ShardId(0), closing };
+            let shard = Shard { id: ShardId(0), closing, counters: Arc::new(ShardCounters::new(0)) };
             Services::start(Arc::clone(&shared), FrontCounters::default(), logger, shard)
         };
         let looking = Arc::clone(&shared);

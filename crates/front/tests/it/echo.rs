@@ -14,7 +14,8 @@ use api::{Code, Status};
 use bytes::Bytes;
 use mainstay_front::{
     Account, Answer, Closing, Exchange, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Messages,
-    Method, Options, Origin, Outbound, ResponseBody, Service, Shard, ShardId, TrySend, Unary, fuzzing,
+    Method, Options, Origin, Outbound, ResponseBody, Service, Shard, ShardCounters, ShardId, TrySend, Unary,
+    fuzzing,
 };
 use testkit::TIMEOUT;
 use tokio::io::DuplexStream;
@@ -495,7 +496,10 @@ pub fn serve_in_memory_by(
     let (server, client) = tokio::io::duplex(unread_bytes);
     let seen = Arc::new(Seen::default());
     let (close, closing) = Closing::by_hand();
-    let service = Rc::new(Echo { shard: Shard { id: ShardId(0), closing }, seen: seen.clone() });
+    let service = Rc::new(Echo {
+        shard: Shard { id: ShardId(0), closing, counters: Arc::new(ShardCounters::new(0)) },
+        seen: seen.clone(),
+    });
     let options = Options { methods: METHODS.len(), ..options };
     let served = tokio::task::spawn_local(async move {
         let _close = close;

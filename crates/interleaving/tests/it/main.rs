@@ -1,6 +1,6 @@
 //! Each program in every order of its threads.
 
-use mainstay_interleaving::{mailboxes, reclamation, watching};
+use mainstay_interleaving::{mailboxes, reclamation, sitting, watching};
 
 /// Preemptions of one run at most, unless `MAINSTAY_PREEMPTIONS` says otherwise. Time grows tenfold with each.
 const PREEMPTIONS_MAX: usize = 2;
@@ -50,6 +50,16 @@ fn nothing_stays_in_a_closed_inbox() {
 #[test]
 fn a_loop_that_found_nothing_is_woken() {
     every_order(mailboxes::a_loop_that_found_nothing_is_woken);
+}
+
+#[test]
+fn what_comes_while_the_work_is_lent_is_done() {
+    every_order(sitting::what_comes_while_the_work_is_lent_is_done);
+}
+
+#[test]
+fn two_that_borrow_leave_nothing() {
+    every_order(sitting::two_that_borrow_leave_nothing);
 }
 
 #[test]

@@ -31,6 +31,7 @@ mod grpc_web;
 mod history;
 mod input;
 mod locks;
+mod lone_client;
 mod member;
 mod memory;
 mod mirror_revisions;

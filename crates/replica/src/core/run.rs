@@ -46,6 +46,7 @@ use super::room::Room;
 use super::segments::{Moves, Segments};
 use super::writing::{self, Occasion, Writing};
 use super::{ClientRequest, CoreRequest, Fatal};
+use crate::seat::Work;
 use crate::shared::Shared;
 use crate::stages::Positions;
 use config::Config;
@@ -101,7 +102,8 @@ pub struct Parts {
     pub ready: SyncSender<()>,
 }
 
-/// The core: one loop on one thread, which owns the raft node, the log, the state and the machines of this crate.
+/// The core: one loop, which owns the raft node, the log, the state and the machines of this crate. It has a thread of its own; while
+/// that sleeps, a shard may do a turn on its thread instead (`seat.rs`).
 ///
 /// **What it is.** A turn takes all requests that have arrived, lets each machine do what is due, carries out raft's
 /// effects, applies what is committed, publishes one view, and only then replies (invariant I3). It never waits for a
@@ -281,28 +283,30 @@ impl Core {
         let mut gathering = Gathering::new(GATHERED);
         let mut others_first = false;
         self.begin();
+        let mut core = shared.seat.sit_down(self);
         let outcome = loop {
-            let (mut patience, mut wanted) = self.before_sleep();
+            let (mut patience, mut wanted) = core.before_sleep();
             if others_first && !patience.is_zero() && shared.core.is_short_of(wanted) {
                 let began = Instant::now();
                 std::thread::yield_now();
                 let took = began.elapsed();
                 gathering.gave_way(took);
-                self.cpu_pressure.gave_way(took);
-                (patience, wanted) = self.before_sleep();
+                core.cpu_pressure.gave_way(took);
+                (patience, wanted) = core.before_sleep();
             }
-            shared.core.drain(&mut requests, patience, wanted);
+            if let Some(outcome) = core.sleep(&shared.core, patience, wanted) {
+                break outcome;
+            }
+            shared.core.take(&mut requests);
             let clients = requests.iter().filter(|request| matches!(request, CoreRequest::Client(_)));
             others_first = gathering.turn(clients.count() as u64);
-            let now = shared.clock.now();
-            match self.turn(&mut requests, now) {
-                Ok(false) => {}
-                Ok(true) => break Ok(()),
-                Err(why) => break Err(why),
+            if let Some(outcome) = Work::turn(&mut *core, &mut requests) {
+                break outcome;
             }
         };
-        self.leases.open_to_shards(false);
-        let _ = self.orders.send(Order::Stop);
+        let mut core = core.leave();
+        core.leases.open_to_shards(false);
+        let _ = core.orders.send(Order::Stop);
         shared.core.close();
         outcome
     }
@@ -371,11 +375,12 @@ impl Core {
         self.start_round(now);
         self.tick(now)?;
         self.lease_slices(now);
-        let writes_here = self.writes_here(now);
+        let writes_here = self.writes_here(self.proposals.open(), now);
         self.log.owner_writes(writes_here);
         self.carry_out(now)?;
         self.finish_rounds(now);
-        self.leases.look(self.machine.applied_index, self.node.standing().commit, now);
+        let leases_as_of = self.writing.leases_as_of(now);
+        self.leases.look(self.machine.applied_index, self.node.standing().commit, leases_as_of);
         self.remove_slice(now);
         // From here on the newest view and the state are of one moment, but for an entry that is half-way.
         self.publish();
@@ -410,16 +415,15 @@ impl Core {
         }))
     }
 
-    /// Returns true if this turn writes to the log by itself what it appends. What was written comes back as a request, as
-    /// from the log's thread.
-    fn writes_here(&self, now: Instant) -> bool {
+    /// Returns true if a turn with so many open proposals writes to the log by itself what it appends. What was written comes back
+    /// as a request, as from the log's thread.
+    fn writes_here(&self, proposals: usize, now: Instant) -> bool {
         // The state alone does not say it: that of a member that catches up may be of a time when there was only one.
         let is_alone = self.shared.threads
             && self.stopping.is_none()
             && self.machine.members.by_id.len() == 1
             && self.leads_alone();
-        let occasion =
-            Occasion { is_alone, proposals: self.proposals.open(), queued_bytes: self.log.queued_bytes() };
+        let occasion = Occasion { is_alone, proposals, queued_bytes: self.log.queued_bytes() };
         self.writing.is_for_core(occasion, now)
     }
 
@@ -475,5 +479,31 @@ impl Core {
             _ if self.proposals.has_gathered() => (Duration::ZERO, 1),
             _ => (patience, 1),
         }
+    }
+}
+
+impl Work for Core {
+    type Item = CoreRequest;
+    type End = Result<(), Fatal>;
+
+    fn turn(&mut self, requests: &mut Vec<CoreRequest>) -> Option<Result<(), Fatal>> {
+        let now = self.shared.clock.now();
+        match Core::turn(self, requests, now) {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(())),
+            Err(why) => Some(Err(why)),
+        }
+    }
+
+    fn before_sleep(&mut self) -> (Duration, usize) {
+        Core::before_sleep(self)
+    }
+
+    /// A write that comes now would be written by the core itself, and nothing else is under way.
+    fn is_for_others(&self) -> bool {
+        self.parked.is_none()
+            && self.machine.is_whole()
+            && self.proposals.open() == 0
+            && self.writes_here(1, self.shared.clock.now())
     }
 }
