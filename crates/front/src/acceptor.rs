@@ -100,9 +100,12 @@ impl Hands {
         self.0.iter().map(|(_, counters)| counters.connections.load(Relaxed)).sum()
     }
 
-    /// Gives a connection to the shard with the fewest.
+    /// Gives a connection to the shard with the fewest, of those that do not wait for a disk.
     pub(crate) fn give(&self, stream: Detached, origin: Origin, met: Option<Box<Met>>) {
-        let fewest = self.0.iter().min_by_key(|(_, counters)| counters.connections.load(Relaxed));
+        let standing = |counters: &ShardCounters| {
+            (counters.stands_still.load(Relaxed), counters.connections.load(Relaxed))
+        };
+        let fewest = self.0.iter().min_by_key(|(_, counters)| standing(counters));
         if let Some((hand, counters)) = fewest {
             let slot = OpenSlot::new(counters, &self.1, origin.peer.ip());
             // It fails only when the shard is closing: then the connection is closed.

@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use api::Code;
 
@@ -33,6 +33,8 @@ pub struct ShardCounters {
     pub messages_received: AtomicU64,
     /// Connections open now.
     pub connections: AtomicUsize,
+    /// True while the shard's thread waits for a disk: new connections go to another shard.
+    pub stands_still: AtomicBool,
     /// Connections closed for pinging too often.
     pub too_many_pings: AtomicU64,
     /// Streams reset because they held data without progress.
@@ -48,6 +50,7 @@ impl ShardCounters {
             bytes_sent: AtomicU64::new(0),
             messages_received: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
+            stands_still: AtomicBool::new(false),
             too_many_pings: AtomicU64::new(0),
             stalled_streams: AtomicU64::new(0),
         }

@@ -165,6 +165,11 @@ impl<T> Inbox<T> {
         self.take(into);
     }
 
+    /// Number of items that wait.
+    pub fn len(&self) -> usize {
+        lock(&self.waiting).items.len()
+    }
+
     /// Moves all waiting items into `into`, which is empty.
     pub fn take(&self, into: &mut Vec<T>) {
         debug_assert!(into.is_empty());

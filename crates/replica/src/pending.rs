@@ -6,11 +6,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use api::Status;
 use api::error;
+use front::ShardCounters;
 
 use crate::core::{ClientRequest, CoreRequest, Reply, RequestId, Writer};
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
@@ -39,7 +41,20 @@ pub struct Pending {
     free: RefCell<Vec<u32>>,
     outgoing: RefCell<Vec<CoreRequest>>,
     flusher: Cell<Option<Waker>>,
+    /// When a client of this shard had a lease granted or renewed last.
+    leases_kept: Cell<Option<Instant>>,
+    /// Messages that the shard had taken at the last write.
+    messages: Cell<u64>,
+    /// Number of writes, one after the other, beside which the shard had nothing else to do.
+    writes_alone: Cell<u32>,
 }
+
+/// So many writes have come one by one, with nothing between them, before a shard does the core's work: what it serves besides would have
+/// to wait for each sync.
+const WRITES_ALONE: u32 = 16;
+/// For so long behind a renewal a shard does none of the core's work: clients give up a lease of which they hear nothing for its TTL, so
+/// that a renewal must not wait for a disk that stalls. Of a TTL of up to three times as long there is a renewal within it.
+const LEASES_KEPT: Duration = Duration::from_secs(60);
 
 impl Pending {
     /// Returns a table without open requests for this shard.
@@ -51,6 +66,9 @@ impl Pending {
             free: RefCell::default(),
             outgoing: RefCell::default(),
             flusher: Cell::new(None),
+            leases_kept: Cell::new(None),
+            messages: Cell::new(0),
+            writes_alone: Cell::new(0),
         })
     }
 
@@ -106,8 +124,8 @@ impl Pending {
     }
 
     /// Sends the core the requests made since the last call. A task of its own polls this after the tasks that were ready
-    /// before it. If the shard `serves_one` connection alone, it may do the core's work for it, which takes as long as a sync.
-    pub fn poll_flush(&self, context: &mut Context<'_>, serves_one: bool) {
+    /// before it. For a client alone it does the core's work itself, which takes as long as a sync; `shard` has what this shard counts.
+    pub fn poll_flush(&self, context: &mut Context<'_>, shard: &ShardCounters) {
         let mut outgoing = self.outgoing.borrow_mut();
         // A command may wait for more to share its way, and so may what needs a round while one is under way.
         let urgent = outgoing.iter().any(|request| match request {
@@ -120,28 +138,51 @@ impl Pending {
             }
             _ => true,
         });
-        let works_here = serves_one && self.is_one_write(&outgoing) && self.shared.seat.is_lent();
+        let works_here =
+            self.is_of_one_writer(&outgoing, shard) && self.shared.seat.is_lent() && !self.keeps_leases();
         let is_to_wake = self.shared.core.put_all(&mut outgoing, urgent);
         drop(outgoing);
         self.flusher.set(Some(context.waker().clone()));
-        match (is_to_wake, works_here) {
-            (true, true) => {
-                let answers = &self.shared.shards[usize::from(self.shard)];
-                self.shared.seat.work_here(&self.shared.core, || !answers.is_empty());
-            }
-            (true, false) => self.shared.core.wake_receiver(),
-            (false, _) => {}
+        if is_to_wake && works_here {
+            self.shared.metrics.disk.core_lent.inc();
+            shard.stands_still.store(true, Relaxed);
+            let answers = &self.shared.shards[usize::from(self.shard)];
+            self.shared.seat.work_here(&self.shared.core, || !answers.is_empty());
+            shard.stands_still.store(false, Relaxed);
+        } else if is_to_wake {
+            self.shared.core.wake_receiver();
         }
     }
 
-    /// Returns true if `outgoing` is a write of a client's, for which nothing else of this shard waits.
-    fn is_one_write(&self, outgoing: &[CoreRequest]) -> bool {
+    /// A client of this shard has a lease granted or renewed.
+    pub fn note_lease(&self, now: Instant) {
+        self.leases_kept.set(Some(now));
+    }
+
+    fn keeps_leases(&self) -> bool {
+        let now = self.shared.clock.now();
+        self.leases_kept.get().is_some_and(|at| now.saturating_duration_since(at) < LEASES_KEPT)
+    }
+
+    /// Returns true if `outgoing` is a write on the only connection of this shard, on which lately nothing came but such, and if another
+    /// shard is there for new connections.
+    fn is_of_one_writer(&self, outgoing: &[CoreRequest], shard: &ShardCounters) -> bool {
+        if outgoing.is_empty() {
+            return false;
+        }
+        let messages = shard.messages_received.load(Relaxed);
+        let came = messages.wrapping_sub(self.messages.replace(messages));
         let is_write = |request: &CoreRequest| {
             matches!(request, CoreRequest::Client(ClientRequest::Propose { writer: Writer::Port(_), .. }))
         };
-        outgoing.len() == 1
+        let is_alone = self.shared.shards.len() > 1
+            && shard.connections.load(Relaxed) == 1
+            && came == 1
+            && outgoing.len() == 1
             && outgoing.iter().all(is_write)
-            && self.slots.borrow().len() - self.free.borrow().len() == 1
+            && self.slots.borrow().len() - self.free.borrow().len() == 1;
+        self.writes_alone.set(if is_alone { self.writes_alone.get().saturating_add(1) } else { 0 });
+        self.writes_alone.get() > WRITES_ALONE
     }
 
     /// Gives a reply to the call that waits for it; a reply that comes too late is dropped.

@@ -1,8 +1,8 @@
 //! On whose thread the core works: [`Seat`].
 //!
 //! As a rule on its own. But where one client waits for one write, the way there and back takes two threads to be woken, one after
-//! the other, which is half of what the write costs beside the disk. So a shard which has nothing else to serve does the work on its
-//! own thread, while the core's sleeps.
+//! the other, which is half of what the write costs beside the disk. So a shard which serves nobody else does the work on its own thread,
+//! while the core's sleeps.
 //!
 //! The `interleaving` crate runs this file under a model of the memory.
 
@@ -73,8 +73,9 @@ impl<W: Work> Seat<W> {
         self.is_lent.load(Ordering::SeqCst)
     }
 
-    /// Does the next turns on the calling thread, until `is_done` or nothing is left to do. The caller has put items into the inbox
-    /// and was told to wake the receiver ([`Inbox::put_all`]); that is done where the owner is to go on.
+    /// Does the next turns on the calling thread, until `is_done`, nothing is left to do, or others have brought something: their work
+    /// is not the caller's to wait for. The caller has put items into the inbox and was told to wake the receiver
+    /// ([`Inbox::put_all`]); that is done where the owner is to go on.
     pub fn work_here(&self, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) {
         // Who holds it is about to sleep, or to look for items.
         if let Ok(mut place) = self.place.try_lock()
@@ -109,7 +110,8 @@ impl<W: Work> Seat<W> {
                     return true;
                 }
             }
-            if is_done() {
+            // What the work itself has brought in a turn is one item.
+            if is_done() || inbox.len() > 1 {
                 return false;
             }
         }
@@ -145,6 +147,19 @@ impl<W: Work> Owner<'_, W> {
         place.expect("only leaving takes the work, and only a sleeper is without")
     }
 
+    /// Takes what waits in the inbox for the next turn, and returns it.
+    pub fn take(&mut self, inbox: &Inbox<W::Item>) -> &[W::Item] {
+        let place = self.place();
+        inbox.take(&mut place.items);
+        &place.items
+    }
+
+    /// Does a turn with what was taken. Returns what the work has ended with, if it has.
+    pub fn turn(&mut self) -> Option<W::End> {
+        let place = self.place();
+        place.work.turn(&mut place.items)
+    }
+
     /// Sleeps up to `patience` until `wanted` items wait, or an urgent one, and lends the work meanwhile. Returns what it has ended with,
     /// if it has.
     pub fn sleep(&mut self, inbox: &Inbox<W::Item>, patience: Duration, wanted: usize) -> Option<W::End> {
@@ -166,9 +181,20 @@ impl<W: Work> Owner<'_, W> {
 
     /// Takes the work away.
     pub fn leave(mut self) -> W {
+        self.take_away().expect("only leaving takes the work, and only a sleeper is without")
+    }
+
+    fn take_away(&mut self) -> Option<W> {
         self.seat.is_lent.store(false, Ordering::SeqCst);
-        let place = self.place.as_mut().and_then(|place| place.take());
-        place.expect("it was here").work
+        let place = self.place.as_mut()?.take()?;
+        Some(place.work)
+    }
+}
+
+/// Work may lead back to its seat, and would keep it for ever.
+impl<W: Work> Drop for Owner<'_, W> {
+    fn drop(&mut self) {
+        drop(self.take_away());
     }
 }
 

@@ -205,7 +205,7 @@ impl Services {
         });
         let (flushing, own) = (Rc::clone(&pending), shard.counters);
         tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
-            flushing.poll_flush(context, own.connections.load(Relaxed) == 1);
+            flushing.poll_flush(context, &own);
             Poll::Pending
         }));
         let (ending, mut closing) = (Rc::clone(&services.ending), services.closing.clone());

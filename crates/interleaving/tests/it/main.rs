@@ -58,6 +58,11 @@ fn what_comes_while_the_work_is_lent_is_done() {
 }
 
 #[test]
+fn what_is_no_longer_lent_is_done_by_its_owner() {
+    every_order(sitting::what_is_no_longer_lent_is_done_by_its_owner);
+}
+
+#[test]
 fn two_that_borrow_leave_nothing() {
     every_order(sitting::two_that_borrow_leave_nothing);
 }

@@ -279,7 +279,6 @@ impl Core {
     pub fn run(mut self) -> Result<(), Fatal> {
         let shared = Arc::clone(&self.shared);
         shared.core.receive_here();
-        let mut requests = Vec::new();
         let mut gathering = Gathering::new(GATHERED);
         let mut others_first = false;
         self.begin();
@@ -297,10 +296,10 @@ impl Core {
             if let Some(outcome) = core.sleep(&shared.core, patience, wanted) {
                 break outcome;
             }
-            shared.core.take(&mut requests);
-            let clients = requests.iter().filter(|request| matches!(request, CoreRequest::Client(_)));
+            let requests = core.take(&shared.core).iter();
+            let clients = requests.filter(|request| matches!(request, CoreRequest::Client(_)));
             others_first = gathering.turn(clients.count() as u64);
-            if let Some(outcome) = Work::turn(&mut *core, &mut requests) {
+            if let Some(outcome) = core.turn() {
                 break outcome;
             }
         };

@@ -7,8 +7,8 @@
 //! If a shard serves nobody else, it lends its thread to the core for it (`seat.rs`), which spares both hand-overs to the core, too.
 //!
 //! The price is a disk that stalls: until it comes back the core answers nothing, so that no write that waits too long is refused,
-//! and the one connection of a shard that lent its thread waits with it.
-//! Reads and nearly all renewals of others go on, which shards answer. (A member of a cluster, where others wait for its heartbeats, never writes by itself.) So a sync that
+//! and the one connection of a shard that lent its thread waits with it: one on which nothing came but writes (`pending.rs`).
+//! Reads and nearly all renewals go on, which shards answer. (A member of a cluster, where others wait for its heartbeats, never writes by itself.) So a sync that
 //! took long sends the next ones to the log's thread, for a time that goes by how long it took: a disk of which one sync in
 //! thousands takes a few milliseconds, as nearly all have, is written to by the core nearly always.
 

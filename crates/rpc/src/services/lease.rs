@@ -170,6 +170,7 @@ impl Services {
     pub(super) fn lease_grant(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let mut request: LeaseGrantRequest = decode(message)?;
         self.check_quota(check::LEASE_COST)?;
+        self.pending.note_lease(self.shared.clock.now());
         if request.id == 0 {
             request.id = self.shared.lease_id().0;
         }
@@ -505,7 +506,9 @@ impl Services {
 
     /// Renews a lease without another thread, if that may be.
     fn renew_here(&self, id: LeaseId) -> Option<Seconds> {
-        let ttl = self.shared.renewals.renew(id, self.shared.clock.now())?;
+        let now = self.shared.clock.now();
+        self.pending.note_lease(now);
+        let ttl = self.shared.renewals.renew(id, now)?;
         self.shared.metrics.lease.renewed.inc();
         Some(ttl)
     }

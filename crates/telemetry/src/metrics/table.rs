@@ -154,6 +154,7 @@ group! {
         defrag_inflight: Gauge = "etcd_disk_defrag_inflight", "Always 0, since nothing is defragmented.";
         log_entries: Total = "mainstay_log_entries_total", "Entries written to the log; divided by the count of etcd_disk_wal_fsync_duration_seconds, the entries that shared a sync.";
         log_prepared_bytes: Gauge = "mainstay_log_prepared_bytes_total", "Bytes written to prepare segments of the log: headers, and zeros ahead of small writes.";
+        core_lent: Counter = "mainstay_core_lent_total", "Writes of a client alone for which the thread that serves it did the work of the core, whose thread slept on.";
         log_segment_waits: Total = "mainstay_log_segment_waits_total", "How often a write to the log waited for a segment to be prepared.";
     }
 }

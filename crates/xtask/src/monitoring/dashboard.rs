@@ -361,8 +361,11 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Syncs",
                 "iops",
-                "Syncs of the log.",
-                &[("rate(etcd_disk_wal_fsync_duration_seconds_count{#}[$__rate_interval])", "{{instance}}")],
+                "Syncs of the log, and those among them that a shard made, for its only client.",
+                &[
+                    ("rate(etcd_disk_wal_fsync_duration_seconds_count{#}[$__rate_interval])", "{{instance}}"),
+                    ("rate(mainstay_core_lent_total{#}[$__rate_interval])", "{{instance}} by a shard"),
+                ],
             ),
             chart(
                 "Written to the log",
