@@ -165,9 +165,9 @@ impl<T> Inbox<T> {
         self.take(into);
     }
 
-    /// Number of items that wait.
-    pub fn len(&self) -> usize {
-        lock(&self.waiting).items.len()
+    /// Returns true if more items wait than this.
+    pub fn has_more_than(&self, count: usize) -> bool {
+        lock(&self.waiting).items.len() > count
     }
 
     /// Moves all waiting items into `into`, which is empty.

@@ -111,7 +111,7 @@ impl<W: Work> Seat<W> {
                 }
             }
             // What the work itself has brought in a turn is one item.
-            if is_done() || inbox.len() > 1 {
+            if is_done() || inbox.has_more_than(1) {
                 return false;
             }
         }
