@@ -73,6 +73,8 @@ pub struct Checkpointed {
     pub whole: bool,
     /// Bytes of all files of the checkpoint.
     pub bytes: u64,
+    /// Time in which nothing was done for it, so that it takes a small part of one core. Under load that is most of its time.
+    pub paused: Duration,
 }
 
 /// Why a checkpoint was not made. The one before stays in use.
@@ -236,6 +238,8 @@ pub struct Checkpointer {
     /// True if the last checkpoint found no room.
     lacked_space: bool,
     job: Option<Job>,
+    /// Time of the order under way in which [`Checkpointer::run`] paused.
+    paused: Duration,
     /// A manifest, with its levels, whose commit failed half-way: a restart may find it.
     unsettled: Option<(Manifest, Vec<Level>)>,
 }
@@ -309,6 +313,7 @@ impl Checkpointer {
             base_version_bytes,
             lacked_space,
             job: None,
+            paused: Duration::ZERO,
             unsettled: None,
         }
     }
@@ -325,7 +330,12 @@ impl Checkpointer {
                 }
                 let clock = Instant::now();
                 match self.step() {
-                    Step::Written => std::thread::sleep((clock.elapsed() * PAUSE_FACTOR).min(PAUSE_MAX)),
+                    Step::Written => {
+                        let worked = clock.elapsed();
+                        std::thread::sleep((worked * PAUSE_FACTOR).min(PAUSE_MAX));
+                        // A busy machine may wake a thread late.
+                        self.paused += clock.elapsed().saturating_sub(worked);
+                    }
                     Step::Waiting => {}
                     Step::Idle | Step::Ended => break,
                 }
@@ -340,6 +350,7 @@ impl Checkpointer {
     /// Begins to carry out an order, with nothing else under way; `false` for the last.
     pub fn take(&mut self, order: Order) -> bool {
         debug_assert!(self.job.is_none(), "one order at a time");
+        self.paused = Duration::ZERO;
         match order {
             Order::Checkpoint { head, state, whole, terms } => {
                 match self.begin(*head, state, whole, terms.write()) {
@@ -571,7 +582,8 @@ impl Checkpointer {
                 self.store.prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))?;
                 let bytes = self.levels.iter().map(|level| level.run.file_bytes).sum();
                 self.keep_reserve();
-                Ok(Some(Checkpointed { applied_index, whole: writing.from == Revision(0), bytes }))
+                let (whole, paused) = (writing.from == Revision(0), self.paused);
+                Ok(Some(Checkpointed { applied_index, whole, bytes, paused }))
             }
         }
     }

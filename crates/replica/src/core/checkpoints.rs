@@ -9,6 +9,9 @@ use storage::checkpointer::Checkpointed;
 
 /// Pause before a checkpoint that failed is tried again, if it would have freed segments or found no room.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
+/// One that nobody waits for is due this many times as long after the order of the last one as work was done for that: so bursts
+/// with pauses between them keep the disk busy a quarter of the time at most.
+const QUIET_WORK_FACTOR: u32 = 4;
 /// With few entries, a checkpoint is due after this many times the usual bytes.
 const FEW_ENTRIES_FACTOR: u64 = 4;
 
@@ -23,7 +26,7 @@ pub struct Thresholds {
     /// The age at which one is due, if there was anything to save.
     pub checkpoint_age: Duration,
     /// Time without an applied entry after which one is due: what is behind it is read at a start, and now nobody else wants the
-    /// disk. Not sooner than as long as the last one took behind it.
+    /// disk. Not sooner than the work that was done for the last one allows.
     pub checkpoint_quiet: Duration,
     /// Least bytes of dead records in sealed segments that are worth moving the live ones away.
     pub reclaim_dead_bytes: u64,
@@ -84,8 +87,8 @@ pub(super) struct Checkpoints {
     log_bytes_at: u64,
     /// When the last one was ordered, or done.
     at: Instant,
-    /// Time from the order of the last checkpoint to its end.
-    took: Duration,
+    /// Time before which none is due because it is quiet.
+    quiet_after: Instant,
     bytes: u64,
 }
 
@@ -112,7 +115,7 @@ impl Checkpoints {
             seen: (0, now),
             log_bytes_at: 0,
             at: now,
-            took: Duration::ZERO,
+            quiet_after: now,
             bytes,
         }
     }
@@ -178,7 +181,6 @@ impl Checkpoints {
         if self.seen.0 != entries {
             self.seen = (entries, now);
         }
-        // Bursts with pauses between them would keep the disk busy otherwise.
         let quiet = now.saturating_duration_since(self.seen.1);
         let by_bytes = entries > 0 && since >= enough_bytes;
         let by_bytes = by_bytes && !planted::is(Bug::CheckpointByEntriesAlone);
@@ -186,7 +188,7 @@ impl Checkpoints {
             && (since >= due.checkpoint_log_bytes
                 || entries >= due.checkpoint_entries
                 || age >= due.checkpoint_age
-                || (quiet >= due.checkpoint_quiet && age >= self.took));
+                || (quiet >= due.checkpoint_quiet && now >= self.quiet_after));
         let frees = self.frees_at.is_some_and(|at| now >= at);
         // One that is to free emptied segments, and failed, is wanted whole again.
         let whole = self.whole_wanted || (frees && self.has_emptied(is_empty));
@@ -230,7 +232,7 @@ impl Checkpoints {
     pub fn saved(&mut self, done: &Checkpointed, now: Instant) -> Vec<u32> {
         let (before, saved) = (self.applied_index, done.applied_index);
         assert!(before <= saved, "a checkpoint through entry {saved} follows one through entry {before}");
-        self.ended(now);
+        self.ended(done.paused, now);
         self.applied_index = saved;
         self.bytes = done.bytes;
         // What is still in one of them cannot be moved, and another whole checkpoint would not change that.
@@ -240,7 +242,7 @@ impl Checkpoints {
 
     /// The one under way could not be written. Nothing is lost: the log has it all. It is tried again when the next is due.
     pub fn failed(&mut self, now: Instant) {
-        self.ended(now);
+        self.ended(Duration::ZERO, now);
         self.empty_segments.clear();
         let mut emptying = std::mem::take(&mut self.emptying);
         self.emptied.append(&mut emptying);
@@ -249,8 +251,11 @@ impl Checkpoints {
         }
     }
 
-    fn ended(&mut self, now: Instant) {
-        self.took = now.saturating_duration_since(self.at);
+    /// `paused` is the part of its time in which no work was done for it. While the member is loaded that is most of it, many
+    /// seconds: if the next one waited for as long, a restart soon after a load would read everything behind this one.
+    fn ended(&mut self, paused: Duration, now: Instant) {
+        let worked = now.saturating_duration_since(self.at).saturating_sub(paused);
+        self.quiet_after = self.at + worked * QUIET_WORK_FACTOR;
         (self.busy, self.at) = (false, now);
     }
 
@@ -284,7 +289,8 @@ mod tests {
         checkpoints
     }
 
-    const DONE: Checkpointed = Checkpointed { applied_index: Index(9), whole: false, bytes: 77 };
+    const DONE: Checkpointed =
+        Checkpointed { applied_index: Index(9), whole: false, bytes: 77, paused: Duration::ZERO };
 
     #[test]
     fn one_is_due_by_bytes_entries_or_age() {
@@ -335,14 +341,56 @@ mod tests {
         assert_eq!(due(&mut late, 0, after(30)), None);
         assert_eq!(due(&mut late, 0, after(34)), None);
         assert_eq!(due(&mut late, 0, after(35)), Some(false));
-        // One that is saved leaves nothing to save, and the next one waits if it took long.
+        // One that is saved leaves nothing to save.
         late.ordered(vec![], false, 0, after(35));
         late.saved(&DONE, after(45));
-        assert_eq!(due(&mut late, 0, after(45)), None);
-        (0..20).for_each(|_| late.entry_applied());
-        assert_eq!(due(&mut late, 0, after(46)), None);
-        assert_eq!(due(&mut late, 0, after(54)), None, "the ten seconds that it took are not over");
-        assert_eq!(due(&mut late, 0, after(55)), Some(false));
+        assert_eq!(due(&mut late, 0, after(85)), None);
+    }
+
+    /// Orders one that takes ten seconds, with pauses of so many, then applies entries: seconds from the order until it is due
+    /// because nothing is applied any more. Nothing is for five seconds.
+    fn due_after_one_that_paused(seconds: u64) -> Option<u64> {
+        let begin = Instant::now();
+        let after = |seconds: u64| begin + Duration::from_secs(seconds);
+        let mut checkpoints = applied(20, begin);
+        checkpoints.thresholds.checkpoint_quiet = Duration::from_secs(5);
+        checkpoints.ordered(vec![], false, 0, begin);
+        (0..20).for_each(|_| checkpoints.entry_applied());
+        checkpoints.saved(&Checkpointed { paused: Duration::from_secs(seconds), ..DONE }, after(10));
+        (10..60).find(|second| due(&mut checkpoints, 0, after(*second)).is_some())
+    }
+
+    #[test]
+    fn one_that_nobody_waits_for_is_put_off_by_the_work_for_the_last_and_not_by_its_pauses() {
+        assert_eq!(due_after_one_that_paused(0), Some(40), "four times the ten seconds of work");
+        assert_eq!(due_after_one_that_paused(4), Some(24));
+        assert_eq!(due_after_one_that_paused(8), Some(15), "as soon as it is quiet");
+        assert_eq!(due_after_one_that_paused(10), Some(15));
+    }
+
+    #[test]
+    fn bursts_with_pauses_between_them_keep_the_disk_busy_a_quarter_of_the_time() {
+        for paused in [0, 1, 2] {
+            let begin = Instant::now();
+            let mut checkpoints = checkpoints(begin);
+            let (mut worked, mut ends) = (0, None);
+            for second in 0..900 {
+                let now = begin + Duration::from_secs(second);
+                if second % 3 == 0 {
+                    (0..20).for_each(|_| checkpoints.entry_applied());
+                }
+                if ends == Some(second) {
+                    ends = None;
+                    worked += 3 - paused;
+                    checkpoints.saved(&Checkpointed { paused: Duration::from_secs(paused), ..DONE }, now);
+                }
+                if !checkpoints.is_busy() && due(&mut checkpoints, 0, now).is_some() {
+                    checkpoints.ordered(vec![], false, 0, now);
+                    ends = Some(second + 3);
+                }
+            }
+            assert!((150..=225).contains(&worked), "{worked} seconds of 900 with pauses of {paused}");
+        }
     }
 
     #[test]
