@@ -180,7 +180,7 @@ fn main() {
         let image_bytes = BYTES.load(Ordering::Relaxed) - before;
         let start = Instant::now();
         let begun = cpu_ns(start);
-        let mut loader = Loader::new(keys);
+        let mut loader = Loader::new(keys, snapshot.current_revision());
         for (key, main) in &image {
             let loaded = LoadedVersion {
                 key,

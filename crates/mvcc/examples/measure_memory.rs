@@ -141,7 +141,7 @@ fn one_order(name: &str, key: fn(u64) -> Key, keys: u64) {
     let bytes = BYTES.load(Ordering::Relaxed);
     let start = Instant::now();
     let begun = cpu_ns(start);
-    let mut loader = Loader::new(keys);
+    let mut loader = Loader::new(keys, current);
     for (key, main) in &image {
         let loaded = LoadedVersion {
             key,

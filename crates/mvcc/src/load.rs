@@ -1,7 +1,9 @@
 //! Building a store from a saved image, in bulk: no searching, no splitting.
 //!
-//! `keys` is built while the versions come in, in key order; `revisions` from one sort at the end. What comes in
-//! was read from a file and may say anything: what would break an invariant of the index is an error.
+//! `keys` is built while the versions come in, in key order; `revisions` at the end, from a table in which each version was put
+//! at the place of its main revision. Versions without such a place are sorted: further changes of a transaction, and all versions
+//! where few revisions are left of many, whose table would be larger than a list. What comes in was read from a file and may say
+//! anything: what would break an invariant of the index is an error.
 
 use std::sync::Arc;
 
@@ -79,9 +81,15 @@ impl std::error::Error for LoadError {}
 /// Takes versions by key in ascending order, for each key from old to new (the order of
 /// [`crate::Snapshot::histories`]), and makes a store of them.
 pub struct Loader {
-    // Dropped as a whole when loading fails: the records belong to `records` until `finish` succeeds.
+    // Dropped as a whole when loading fails: the records belong to `placed`, `fresh` and `records` until `finish` succeeds.
     store: Store,
     keys: TreeBuilder<ByKey>,
+    /// The first change of each main revision, if that is below `places_max`; grows as far as it is needed.
+    placed: Vec<Slot>,
+    places_max: usize,
+    /// The changes that came last, which are put in their places together.
+    fresh: Vec<(ChangeId, Slot)>,
+    /// The changes that have no place.
     records: Vec<(Revision, Slot)>,
     /// Versions that have a successor, with its revision.
     superseded: Vec<(ChangeId, Slot)>,
@@ -97,18 +105,27 @@ const REVISION_MAX: Revision = Revision(i64::MAX / 2);
 /// Highest number of puts that an image may say of a key.
 const VERSION_MAX: i64 = REVISION_MAX.0;
 
+/// Changes that are put in their places together. Neighbours by key may be far from each other by revision, so that the processor
+/// waits for the memory of most places; where nothing else is done between them, it waits for several at once.
+const PLACED_TOGETHER: usize = 1024;
+
 /// Most versions for which room is reserved in advance, so that a false number in a file costs nothing.
 const RESERVED_MAX: usize = 1 << 24;
 
 impl Loader {
-    /// Begins; `versions` is how many are expected.
-    pub fn new(versions: u64) -> Loader {
+    /// Begins; `versions` is how many are expected, `current` the revision at which they are.
+    pub fn new(versions: u64, current: Revision) -> Loader {
+        let versions = usize::try_from(versions).map_or(RESERVED_MAX, |n| n.min(RESERVED_MAX));
+        let places = usize::try_from(current.0).unwrap_or(usize::MAX).saturating_add(1);
+        // A place takes half as much memory as a record of the list.
+        let places_max = if places / 2 <= versions { places } else { 0 };
         Loader {
             store: Store::new(),
             keys: TreeBuilder::new(),
-            records: Vec::with_capacity(
-                usize::try_from(versions).map_or(RESERVED_MAX, |n| n.min(RESERVED_MAX)),
-            ),
+            placed: Vec::with_capacity(places_max),
+            places_max,
+            fresh: Vec::with_capacity(PLACED_TOGETHER),
+            records: Vec::with_capacity(versions.saturating_sub(places_max)),
             superseded: Vec::new(),
             newest: None,
         }
@@ -164,7 +181,10 @@ impl Loader {
         let version: Version<'_> = unsafe { Version::from_record(record) };
         let slot = Slot::new(version);
         self.store.epochs.census().version_created(version.bytes());
-        self.records.push((loaded.main, slot));
+        self.fresh.push((id, slot));
+        if self.fresh.len() == PLACED_TOGETHER {
+            self.place();
+        }
         if let Some(previous) = previous {
             if !previous.is_tombstone() {
                 self.superseded.push((id, Slot::new(previous)));
@@ -176,6 +196,23 @@ impl Loader {
         Ok(())
     }
 
+    /// Puts the changes that came last in their places, or in the list if they have none that is free.
+    fn place(&mut self) {
+        let within = |id: ChangeId| {
+            usize::try_from(id.main.0).ok().filter(|place| id.sub == 0 && *place < self.places_max)
+        };
+        let places = self.fresh.iter().filter_map(|(id, _)| within(*id)).max().map_or(0, |last| last + 1);
+        if self.placed.len() < places {
+            self.placed.resize(places, Slot::EMPTY);
+        }
+        for (id, slot) in self.fresh.drain(..) {
+            match within(id).map(|place| &mut self.placed[place]) {
+                Some(place) if *place == Slot::EMPTY => *place = slot,
+                _ => self.records.push((id.main, slot)),
+            }
+        }
+    }
+
     /// Builds the store at these revisions (`compacted` is -1 for none).
     pub fn finish(mut self, current: Revision, compacted: Revision) -> Result<Store, LoadError> {
         if !(Revision::FIRST..=REVISION_MAX).contains(&current)
@@ -184,14 +221,19 @@ impl Loader {
         {
             return Err(LoadError::RevisionOutOfBounds);
         }
+        self.place();
         // SAFETY: the loader owns all records.
         let sub = |slot: Slot| unsafe { slot.version() }.sub();
         sort_by_change(&mut self.records, sub);
         let twice = |pair: &[(Revision, Slot)]| pair[0].0 == pair[1].0 && sub(pair[0].1) == sub(pair[1].1);
-        if self.records.windows(2).any(twice) {
+        // One that found its place taken.
+        let taken =
+            |&(main, slot): &(Revision, Slot)| sub(slot) == 0 && (main.0 as usize) < self.placed.len();
+        if self.records.windows(2).any(twice) || self.records.iter().any(taken) {
             return Err(LoadError::RevisionTwice);
         }
-        if self.records.last().is_some_and(|&(main, _)| main > current) {
+        let highest = self.records.last().map_or(0, |(main, _)| main.0);
+        if highest.max(self.placed.len() as i64 - 1) > current.0 {
             return Err(LoadError::RevisionOutOfBounds);
         }
 
@@ -200,15 +242,27 @@ impl Loader {
         }
         self.store.keys = self.keys.finish(&self.store.epochs);
         let mut revisions = TreeBuilder::<ByRevision>::new();
-        for &(main, slot) in &self.records {
+        let mut in_order = |main: Revision, slot: Slot| {
             revisions.push(slot, Some(ChangeId::first_of(main)), &self.store.epochs);
             if !slot.is_live() {
                 self.store.tombstones.push(slot);
             }
+        };
+        let mut records = self.records.as_slice();
+        for (main, &slot) in (0..).map(Revision).zip(&self.placed) {
+            if slot != Slot::EMPTY {
+                in_order(main, slot);
+            }
+            while let Some((&(_, slot), rest)) = records.split_first().filter(|(record, _)| record.0 == main)
+            {
+                in_order(main, slot);
+                records = rest;
+            }
         }
+        records.iter().for_each(|&(main, slot)| in_order(main, slot));
         self.store.revisions = revisions.finish(&self.store.epochs);
         // From here on the store owns the records.
-        self.records = Vec::new();
+        (self.placed, self.records) = (Vec::new(), Vec::new());
         self.superseded.sort_unstable_by_key(|&(by, _)| by);
         for &(_, slot) in &self.superseded {
             self.store.superseded.push(slot);
@@ -275,7 +329,9 @@ impl Drop for Loader {
     fn drop(&mut self) {
         // After a success nothing is left here.
         self.keys.discard(&self.store.epochs);
-        for &(_, slot) in &self.records {
+        let placed = self.placed.iter().copied().filter(|slot| *slot != Slot::EMPTY);
+        let listed = self.records.iter().map(|(_, slot)| *slot);
+        for slot in self.fresh.iter().map(|(_, slot)| *slot).chain(listed).chain(placed) {
             // SAFETY: no tree holds the records yet, and each is here once.
             unsafe {
                 let record = slot.version().record();

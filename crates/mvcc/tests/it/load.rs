@@ -9,7 +9,7 @@ use crate::naive::Naive;
 use crate::random::Random;
 
 fn reloaded(snapshot: &Snapshot<'_>) -> Store {
-    let mut loader = Loader::new(snapshot.versions());
+    let mut loader = Loader::new(snapshot.versions(), snapshot.current_revision());
     for version in snapshot.histories() {
         loader.push(&LoadedVersion::from(version)).unwrap();
     }
@@ -48,8 +48,11 @@ fn a_loaded_store_agrees_with_the_model_and_goes_on() {
 
 #[test]
 fn a_large_image_has_all_levels() {
-    for keys in [0_i64, 1, 2, 56, 57, 58, 61, 62, 63, 1568, 1569, 50_000] {
-        let mut loader = Loader::new(0);
+    // All versions have places, some, or none.
+    let sizes = [0_i64, 1, 2, 56, 57, 58, 61, 62, 63, 1568, 1569, 50_000];
+    for (keys, places) in sizes.into_iter().flat_map(|keys| [0, keys / 2, keys].map(|places| (keys, places)))
+    {
+        let mut loader = Loader::new(places as u64, Revision(places + 1));
         let name = |number: i64| format!("/registry/configmaps/{number:010}").into_bytes();
         for number in 0..keys {
             let key = name(number);
@@ -94,6 +97,32 @@ fn a_large_image_has_all_levels() {
 }
 
 #[test]
+fn changes_of_one_transaction_are_loaded_in_order_wherever_they_have_places() {
+    let mut store = Store::new();
+    for number in 0..3000_u32 {
+        let mut writer = store.begin();
+        for change in 0..number % 4 {
+            let key = number.wrapping_mul(2_654_435_761).wrapping_add(change);
+            writer.put(&key.to_be_bytes(), Value::default(), LeaseId::NONE);
+        }
+        writer.finish();
+    }
+    let snapshot = store.snapshot();
+    let ids = |store: &Store| -> Vec<ChangeId> {
+        store.snapshot().changes(Revision(0), Revision::MAX).unwrap().map(|version| version.id()).collect()
+    };
+    let expected = ids(&store);
+    assert_eq!(expected.len() as u64, snapshot.versions());
+    let current = snapshot.current_revision();
+    for (hint, expected_current) in [(0, current), (snapshot.versions(), current), (1 << 40, Revision(1000))]
+    {
+        let mut loader = Loader::new(hint, expected_current);
+        snapshot.histories().for_each(|version| loader.push(&LoadedVersion::from(version)).unwrap());
+        assert_eq!(ids(&loader.finish(current, Revision(-1)).unwrap()), expected);
+    }
+}
+
+#[test]
 fn contradictory_images_are_refused_and_leave_nothing() {
     let good = LoadedVersion {
         key: b"k",
@@ -125,28 +154,31 @@ fn contradictory_images_are_refused_and_leave_nothing() {
         (&[LoadedVersion { main: Revision(11), ..good }], LoadError::RevisionOutOfBounds),
         (&[good, LoadedVersion { key: b"l", ..good }], LoadError::RevisionTwice),
     ];
-    for (versions, expected) in cases {
-        let mut loader = Loader::new(2);
+    // Without places for the versions, and with.
+    for ((versions, expected), hint) in cases.iter().flat_map(|case| [2, 10].map(|hint| (*case, hint))) {
+        let mut loader = Loader::new(hint, Revision(10));
         let pushed = versions.iter().try_for_each(|version| loader.push(version));
         let result = pushed.and_then(|()| loader.finish(Revision(10), Revision(-1)));
         assert_eq!(result.err(), Some(expected), "{versions:?}");
     }
     for (current, compacted) in [(0, -1), (10, 11), (10, -2), (i64::MAX, -1)] {
         assert_eq!(
-            Loader::new(0).finish(Revision(current), Revision(compacted)).err(),
+            Loader::new(0, Revision(current)).finish(Revision(current), Revision(compacted)).err(),
             Some(LoadError::RevisionOutOfBounds)
         );
     }
-    // Enough for many leaves, refused at the end.
-    let mut loader = Loader::new(0);
-    let census = loader.census();
-    for number in 0..1000_u32 {
-        let key = number.to_be_bytes();
-        loader.push(&LoadedVersion { key: &key, sub: number % 999, ..good }).unwrap();
+    // Enough for many leaves, refused at the end: a place is free, there is none, or it is taken.
+    for (hint, subs) in [(0, 999), (1000, 999), (1000, 1)] {
+        let mut loader = Loader::new(hint, Revision(10));
+        let census = loader.census();
+        for number in 0..1000_u32 {
+            let key = number.to_be_bytes();
+            loader.push(&LoadedVersion { key: &key, sub: number % subs, ..good }).unwrap();
+        }
+        assert_eq!(census.versions(), 1000);
+        assert_eq!(loader.finish(Revision(10), Revision(-1)).err(), Some(LoadError::RevisionTwice));
+        assert_eq!((census.versions(), census.nodes(), census.separators(), census.bytes()), (0, 0, 0, 0));
     }
-    assert_eq!(census.versions(), 1000);
-    assert_eq!(loader.finish(Revision(10), Revision(-1)).err(), Some(LoadError::RevisionTwice));
-    assert_eq!((census.versions(), census.nodes(), census.separators(), census.bytes()), (0, 0, 0, 0));
 }
 
 #[test]
@@ -199,7 +231,7 @@ fn what_is_sent_is_in_the_order_of_writing_without_unreadable_puts() {
 #[test]
 fn revisions_are_found_wherever_their_bytes_carry_over() {
     for before in [1_i64, 0xff00, 0xffff_ff00, 0xffff_ffff_ff00, i64::MAX / 2 - 1000] {
-        let mut loader = Loader::new(1);
+        let mut loader = Loader::new(1, Revision(before));
         let key = 0_u64.to_be_bytes();
         loader
             .push(&LoadedVersion {
