@@ -110,8 +110,8 @@ pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) 
 
 /// Returns how many bytes at the beginning are zeros, in whole pieces of 8.
 fn zeros(bytes: &[u8]) -> usize {
-    // Most of them in pieces that the processor compares at once.
-    let blocks = bytes.chunks_exact(64).take_while(|block| **block == [0; 64]).count() * 64;
+    // Most of them in large pieces: each is a call, in which many bytes are compared at once.
+    let blocks = bytes.chunks_exact(512).take_while(|block| **block == [0; 512]).count() * 512;
     let words = bytes[blocks..].chunks_exact(8).take_while(|word| **word == [0; 8]).count() * 8;
     blocks + words
 }

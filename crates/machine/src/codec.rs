@@ -39,6 +39,28 @@ impl<'a> Input<'a> {
 
     #[inline]
     pub fn u64(&mut self) -> Result<u64, Malformed> {
+        if let [byte @ ..0x80, rest @ ..] = self.0 {
+            self.0 = rest;
+            return Ok(u64::from(*byte));
+        }
+        // Most longer ones end within eight bytes, of which seven bits each belong together.
+        if let Some(eight) = self.0.first_chunk::<8>() {
+            let eight = u64::from_le_bytes(*eight);
+            let ends = !eight & 0x8080_8080_8080_8080;
+            if ends != 0 {
+                // All bits up to the end of the number's last byte.
+                let n = eight & (ends ^ (ends - 1)) & 0x7f7f_7f7f_7f7f_7f7f;
+                let n = (n & 0x007f_007f_007f_007f) | (n & 0x7f00_7f00_7f00_7f00) >> 1;
+                let n = (n & 0x0000_3fff_0000_3fff) | (n & 0x3fff_0000_3fff_0000) >> 2;
+                let n = (n & 0x0000_0000_0fff_ffff) | (n & 0x0fff_ffff_0000_0000) >> 4;
+                self.0 = &self.0[(ends.trailing_zeros() / 8) as usize + 1..];
+                return Ok(n);
+            }
+        }
+        self.u64_bytewise()
+    }
+
+    fn u64_bytewise(&mut self) -> Result<u64, Malformed> {
         let mut n = 0u64;
         for (at, &byte) in self.0.iter().enumerate().take(10) {
             let part = u64::from(byte & 0x7f);
@@ -60,6 +82,7 @@ impl<'a> Input<'a> {
         Ok((n >> 1) as i64 ^ -((n & 1) as i64))
     }
 
+    #[inline]
     pub fn u32(&mut self) -> Result<u32, Malformed> {
         u32::try_from(self.u64()?).map_err(|_| Malformed("a number over 32 bits"))
     }
@@ -72,12 +95,14 @@ impl<'a> Input<'a> {
         }
     }
 
+    #[inline]
     pub fn raw(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
         let (taken, rest) = self.0.split_at_checked(len).ok_or(Malformed("bytes beyond the end"))?;
         self.0 = rest;
         Ok(taken)
     }
 
+    #[inline]
     pub fn bytes(&mut self) -> Result<&'a [u8], Malformed> {
         let len = usize::try_from(self.u64()?).map_err(|_| Malformed("a length beyond the end"))?;
         self.raw(len)
@@ -91,6 +116,33 @@ impl<'a> Input<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_read_the_same_whatever_comes_behind_them() {
+        let mut out = Vec::new();
+        for bits in 0..=64_u32 {
+            // All ones, one alone, and a mixture, as long as that.
+            let ones = u64::MAX.checked_shr(64 - bits).unwrap_or(0);
+            for n in [ones, ones ^ (ones >> 1), ones & 0xa5c3_96f0_5a3c_690f] {
+                for behind in 0..10 {
+                    out.clear();
+                    put_u64(&mut out, n);
+                    out.resize(out.len() + behind, 0xff);
+                    let mut input = Input(&out);
+                    assert_eq!((input.u64(), input.0.len()), (Ok(n), behind));
+                    for cut in 1..out.len() - behind {
+                        assert!(Input(&out[..cut]).u64().is_err());
+                    }
+                }
+            }
+        }
+        // Ten bytes may say little, but not more than 64 bits.
+        let ten = |last: u8| [[0x80; 9].as_slice(), &[last]].concat();
+        assert_eq!(Input(&ten(0)).u64(), Ok(0));
+        assert_eq!(Input(&ten(1)).u64(), Ok(1 << 63));
+        assert!(Input(&ten(2)).u64().is_err());
+        assert!(Input(&[0x80; 12]).u64().is_err());
+    }
 
     #[test]
     fn numbers_come_back() {

@@ -211,7 +211,9 @@ impl EntryReader {
             if rest.len() > KEY_BYTES_MAX - shared {
                 return Err(Malformed("a key that is too long"));
             }
-            self.same_key = before.any && rest == &before.key[shared..];
+            // A writer leaves out all that the keys share, so that their first other bytes tell.
+            let old = &before.key[shared..];
+            self.same_key = before.any && rest.first() == old.first() && rest == old;
             before.key.truncate(shared);
             before.key.extend_from_slice(rest);
             Revision(number(input.u64()?)?)

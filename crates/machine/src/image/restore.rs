@@ -261,8 +261,8 @@ pub(crate) struct Intake {
 impl Intake {
     pub fn new(head: SavedHead, versions: u64) -> Intake {
         Intake {
+            loader: Loader::new(versions, head.revision),
             head,
-            loader: Loader::new(versions),
             accounting: Accounting::default(),
             lease: LeaseId::NONE,
             key: Vec::new(),
