@@ -12,7 +12,7 @@ use crate::frame::{
 use crate::hpack::{Template, Undecoded};
 use crate::options::Bucket;
 use crate::reason::{ConnectionError, Limit, Reason};
-use crate::stream::Key;
+use crate::stream::{ContentLeft, Key};
 
 /// A header block whose frames have not all come (RFC 9113, section 4.3).
 pub(crate) struct Assembly {
@@ -186,12 +186,9 @@ impl Connection {
             Some(Reason::FLOW_CONTROL_ERROR)
         } else if !stream.received_head {
             Some(Reason::PROTOCOL_ERROR)
-        } else if let Some(left) = &mut stream.content_left {
-            let left_now = left.checked_sub(bytes.len() as u64);
-            *left = left_now.unwrap_or(0);
-            (left_now.is_none() || end && *left > 0).then_some(Reason::PROTOCOL_ERROR)
         } else {
-            None
+            let is_enough = stream.content_left.came(bytes.len() as u64);
+            (!is_enough || end && stream.content_left.is_short()).then_some(Reason::PROTOCOL_ERROR)
         };
         if let Some(reason) = wrong {
             self.update_window();
@@ -358,7 +355,7 @@ impl Connection {
         if let Some(stream) = self.streams.get_mut(key) {
             stream.received_head = true;
             stream.received_end = end;
-            stream.content_left = content;
+            stream.content_left = ContentLeft::of(content);
         }
         Ok(Some(Event::Head { stream: key, fields, end }))
     }
@@ -405,8 +402,8 @@ impl Connection {
         };
         stream.received_head = true;
         let has_content = !stream.is_head && status != 204 && status != 304;
-        stream.content_left = if has_content { fields.content_length() } else { Some(0) };
-        if end && stream.content_left.is_some_and(|left| left > 0) {
+        stream.content_left = ContentLeft::of(if has_content { fields.content_length() } else { Some(0) });
+        if end && stream.content_left.is_short() {
             return self.stream_error(key, Reason::PROTOCOL_ERROR);
         }
         if end {
@@ -420,7 +417,7 @@ impl Connection {
         if stream.received_end {
             return self.stream_error(key, Reason::STREAM_CLOSED);
         }
-        let is_short = stream.content_left.is_some_and(|left| left > 0);
+        let is_short = stream.content_left.is_short();
         let fields = match decoded {
             Ok(fields) if end && !is_short => fields,
             Err(Refused::TooLarge) => return self.stream_error(key, Reason::ENHANCE_YOUR_CALM),
