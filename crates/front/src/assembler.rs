@@ -12,7 +12,8 @@ pub(crate) const PREFIX_BYTES: usize = 5;
 /// Cuts DATA payloads into messages.
 #[derive(Debug)]
 pub(crate) struct Assembler {
-    message_bytes_max: usize,
+    /// Longest message that is taken. A length on the wire has four bytes.
+    message_bytes_max: u32,
     /// True if `grpc-encoding` announced gzip.
     gzip: bool,
     /// The beginning of a message that spans payloads, prefix included; it is not empty. Few messages do, and streams are open
@@ -29,6 +30,7 @@ pub(crate) struct Assembled {
 
 impl Assembler {
     pub(crate) fn new(message_bytes_max: usize, gzip: bool) -> Assembler {
+        let message_bytes_max = u32::try_from(message_bytes_max).unwrap_or(u32::MAX);
         Assembler { message_bytes_max, gzip, partial: None }
     }
 
@@ -38,9 +40,9 @@ impl Assembler {
     }
 
     /// Returns the announced length of the unfinished message, if its prefix has arrived.
-    pub(crate) fn announced(&self) -> Option<usize> {
+    pub(crate) fn announced(&self) -> Option<u32> {
         match self.partial.as_deref()?[..] {
-            [_, a, b, c, d, ..] => Some(u32::from_be_bytes([a, b, c, d]) as usize),
+            [_, a, b, c, d, ..] => Some(u32::from_be_bytes([a, b, c, d])),
             _ => None,
         }
     }
@@ -84,7 +86,7 @@ impl Assembler {
 
     fn checked_len(&self, bytes: &[u8]) -> Result<Option<usize>, Status> {
         let [flag, a, b, c, d, ..] = *bytes else { return Ok(None) };
-        let len = u32::from_be_bytes([a, b, c, d]) as usize;
+        let len = u32::from_be_bytes([a, b, c, d]);
         match flag {
             0 => {}
             1 if self.gzip => {}
@@ -102,11 +104,11 @@ impl Assembler {
                 format!("grpc: received message larger than max ({len} vs. {})", self.message_bytes_max);
             return Err(Status::with(Code::ResourceExhausted, text));
         }
-        Ok(Some(len))
+        Ok(Some(len as usize))
     }
 
     fn unpacked(&self, body: &[u8]) -> Result<Bytes, Status> {
-        gzip::unpack(body, self.message_bytes_max)
+        gzip::unpack(body, self.message_bytes_max as usize)
     }
 }
 

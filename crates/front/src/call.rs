@@ -167,7 +167,8 @@ pub(crate) struct Streaming {
     pub(crate) inbox: Rc<Inbox>,
     /// While something waits for the client.
     progress: Option<Box<StreamProgress>>,
-    _charge: Charge,
+    /// Bytes charged for the call to [`Sending::account`], as requests are.
+    charged: usize,
 }
 
 /// A request that waits for room among the answers, with what has come of its body.
@@ -365,7 +366,7 @@ impl Gathering {
     /// message that was begun can always be finished.
     fn charge_more(&mut self, around: &ConnectionContext) {
         let message = self.message.as_ref().map_or(0, Bytes::len);
-        let bytes = self.assembler.announced().unwrap_or(0) + message;
+        let bytes = self.assembler.announced().unwrap_or(0) as usize + message;
         if let Some(waits) = &mut self.waits {
             waits.charge.raise_to(call_bytes(self.head.metadata.heap_bytes()) + bytes);
         }
@@ -637,6 +638,7 @@ impl Drop for Streaming {
     fn drop(&mut self) {
         // The service may keep its end.
         self.sending.reset(Reason::CANCEL);
+        self.sending.account.release_request(self.charged);
     }
 }
 
@@ -652,16 +654,16 @@ pub(crate) fn begin_stream(
         responder.refuse(StatusCode::OK, &status);
         return None;
     }
-    let mut _charge = Charge::new(&around.account);
-    _charge.raise_to(call_bytes(head.metadata.heap_bytes()));
+    let charged = call_bytes(head.metadata.heap_bytes());
+    around.account.charge_request(charged);
     let method = head.method;
     around.shard.counters.started(method);
     let (stream, inbox) = RequestStream::new(around, responder.key());
     let sending = Sending::new(responder, gzip, method);
-    let inbound = crate::Inbound::new(around, stream, assembler, method);
+    let inbound = crate::Inbound::new(stream, assembler, method);
     let outbound = crate::Outbound::new(sending.clone());
     let future = around.service.clone().stream(head, inbound, outbound);
-    Some(Box::new(Streaming { future, sending, inbox, progress: None, _charge }))
+    Some(Box::new(Streaming { future, sending, inbox, progress: None, charged }))
 }
 
 #[cfg(test)]

@@ -209,9 +209,6 @@ impl RequestBody {
             },
             Source::Http2(body) => {
                 let data = std::task::ready!(body.poll(cx));
-                if let Some(Ok(data)) = &data {
-                    body.release(data.len());
-                }
                 Poll::Ready(data.map(|data| data.map_err(|_| StatusCode::BAD_REQUEST)))
             }
         }

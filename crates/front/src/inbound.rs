@@ -1,5 +1,4 @@
 use std::future::poll_fn;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
@@ -8,9 +7,7 @@ use bytes::Bytes;
 
 use crate::ShardCounters;
 use crate::assembler::Assembler;
-use crate::context::ConnectionContext;
 use crate::inbox::{CutOff, RequestStream};
-use crate::ledger::Charge;
 
 /// The messages that a client sends on a streaming call. A message not taken keeps the client's window shut.
 pub struct Inbound {
@@ -31,8 +28,9 @@ struct Wire {
     assembler: Assembler,
     method: u16,
     ended: bool,
-    /// Charge for the message that has begun and is not whole.
-    charge: Charge,
+    /// Bytes charged for the message that has begun and is not whole, to the account of the connection. Not as a
+    /// [`crate::ledger::Charge`], which has a pointer to that: the stream has one to the connection.
+    charged: u32,
 }
 
 /// Status that a call gets when its client went away.
@@ -41,14 +39,8 @@ pub(crate) const CANCELED: Status = Status::new(Code::Canceled, "context cancele
 pub(crate) const TRUNCATED: Status = Status::new(Code::Internal, "unexpected EOF");
 
 impl Inbound {
-    pub(crate) fn new(
-        around: &Rc<ConnectionContext>,
-        stream: RequestStream,
-        assembler: Assembler,
-        method: u16,
-    ) -> Inbound {
-        let charge = Charge::new(&around.account);
-        Inbound { from: From::Wire(Wire { stream, assembler, method, ended: false, charge }) }
+    pub(crate) fn new(stream: RequestStream, assembler: Assembler, method: u16) -> Inbound {
+        Inbound { from: From::Wire(Wire { stream, assembler, method, ended: false, charged: 0 }) }
     }
 
     pub(crate) fn local(next: NextMessage, counters: Arc<ShardCounters>, method: u16) -> Inbound {
@@ -83,6 +75,21 @@ impl Inbound {
 }
 
 impl Wire {
+    /// Charges so many bytes for the message that has begun, in place of what is charged for it.
+    fn charge(&mut self, announced: u32) {
+        if announced > self.charged {
+            let account = &self.stream.around().account;
+            account.charge_request((announced - self.charged) as usize);
+            self.charged = announced;
+        }
+    }
+
+    fn release(&mut self) {
+        if self.charged > 0 {
+            self.stream.around().account.release_request(std::mem::take(&mut self.charged) as usize);
+        }
+    }
+
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
         if self.ended {
             return Poll::Ready(Ok(None));
@@ -90,13 +97,13 @@ impl Wire {
         loop {
             let assembled = self.stream.cut(&mut self.assembler).inspect_err(|_| self.ended = true)?;
             if let Some(assembled) = assembled {
-                self.charge.clear();
+                self.release();
                 self.stream.around().shard.counters.received(self.method, assembled.wire_bytes);
                 return Poll::Ready(Ok(Some(assembled.message)));
             }
             // The whole announced length is charged at once: a message that was begun can always be finished.
             if let Some(len) = self.assembler.announced() {
-                self.charge.raise_to(len);
+                self.charge(len);
                 self.stream.around().check_requests().inspect_err(|_| self.ended = true)?;
             }
             match ready!(self.stream.poll_more(cx)) {
@@ -112,5 +119,22 @@ impl Wire {
                 }
             }
         }
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_receiving_half_of_a_stream_is_small() {
+        // It is in the future of each open stream.
+        assert!(size_of::<Inbound>() <= 48, "{} bytes", size_of::<Inbound>());
     }
 }

@@ -94,17 +94,15 @@ pub(crate) struct RequestStream {
     inbox: Rc<Inbox>,
     around: Rc<ConnectionContext>,
     key: Key,
-    /// Bytes that were taken out and are not used: the client's windows stay shut for them, and they are charged.
-    taken: usize,
 }
 
 impl RequestStream {
     pub(crate) fn new(around: &Rc<ConnectionContext>, key: Key) -> (RequestStream, Rc<Inbox>) {
         let inbox = Rc::new(Inbox::default());
-        (RequestStream { inbox: inbox.clone(), around: around.clone(), key, taken: 0 }, inbox)
+        (RequestStream { inbox: inbox.clone(), around: around.clone(), key }, inbox)
     }
 
-    /// Takes out what has come; `None` at the end. The caller says by [`RequestStream::release`] what of it was used.
+    /// Takes out what has come, and opens the client's window for it; `None` at the end.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CutOff>>> {
         let taken = {
             let mut contents = self.inbox.0.borrow_mut();
@@ -113,7 +111,7 @@ impl RequestStream {
             }
             std::mem::take(&mut contents.bytes).freeze()
         };
-        self.taken += taken.len();
+        self.around.http2.borrow_mut().release(self.key, taken.len());
         Poll::Ready(Some(Ok(taken)))
     }
 
@@ -147,12 +145,6 @@ impl RequestStream {
     pub(crate) fn around(&self) -> &Rc<ConnectionContext> {
         &self.around
     }
-
-    /// So many bytes of what was taken out are used, or charged in another way.
-    pub(crate) fn release(&mut self, bytes: usize) {
-        self.taken -= bytes;
-        self.around.http2.borrow_mut().release(self.key, bytes);
-    }
 }
 
 impl Drop for RequestStream {
@@ -162,6 +154,6 @@ impl Drop for RequestStream {
             contents.is_closed = true;
             std::mem::take(&mut contents.bytes)
         };
-        self.around.http2.borrow_mut().release(self.key, left.len() + self.taken);
+        self.around.http2.borrow_mut().release(self.key, left.len());
     }
 }

@@ -143,7 +143,7 @@ impl Outbound {
     }
 
     fn is_full(&self) -> bool {
-        self.sending.queued_bytes() >= self.sending.shard.options.stream_buffer_bytes_max
+        self.sending.is_full()
     }
 
     /// Returns true if a message can be queued now. One that is to be packed may have to wait for the connection's next turn,
@@ -158,8 +158,8 @@ impl Outbound {
 struct Gone;
 
 enum State {
-    Unopened(Responder),
-    Open(Responder),
+    /// The call has a stream of HTTP/2, whose head may still have to be sent.
+    Wire(Responder),
     /// The call has no stream of HTTP/2: its messages are taken by [`crate::LocalStream`].
     Local(Box<Local>),
     Closed,
@@ -169,79 +169,87 @@ enum State {
 struct Local {
     queue: VecDeque<(Bytes, Charge<Ledger>)>,
     ledger: Rc<Ledger>,
+    shard: Rc<ShardState>,
     /// Of whoever takes them.
     waker: Option<Waker>,
 }
 
-/// The sending side of a streaming call, shared by the service's [`Outbound`] and the connection.
+impl State {
+    /// The shard of the call; `None` once it is over.
+    fn shard(&self) -> Option<&Rc<ShardState>> {
+        match self {
+            State::Wire(responder) => Some(&responder.around().shard),
+            State::Local(local) => Some(&local.shard),
+            State::Closed => None,
+        }
+    }
+}
+
+/// The sending side of a streaming call, shared by the service's [`Outbound`] and the connection. Each open stream has one.
 pub(crate) struct Sending {
     state: RefCell<State>,
     /// Of whoever waits until the stream holds less.
     waker: Cell<Option<Waker>>,
-    account: Rc<Account>,
-    shard: Rc<ShardState>,
+    pub(crate) account: Rc<Account>,
     gzip: bool,
     pub(crate) method: u16,
 }
 
 impl Sending {
     pub(crate) fn new(responder: Responder, gzip: bool, method: u16) -> Rc<Sending> {
-        let around = responder.around().clone();
-        Sending::of(State::Unopened(responder), &around.shard, &around.account, gzip, method)
+        let account = responder.around().account.clone();
+        Sending::of(State::Wire(responder), account, gzip, method)
     }
 
     /// The sending side of a call without a stream of HTTP/2.
     pub(crate) fn local(shard: &Rc<ShardState>, account: &Rc<Account>, method: u16) -> Rc<Sending> {
         let ledger = Rc::new(Ledger::of(account));
-        let local = Box::new(Local { queue: VecDeque::new(), ledger, waker: None });
-        Sending::of(State::Local(local), shard, account, false, method)
+        let local = Local { queue: VecDeque::new(), ledger, shard: shard.clone(), waker: None };
+        Sending::of(State::Local(Box::new(local)), account.clone(), false, method)
     }
 
-    fn of(
-        state: State,
-        shard: &Rc<ShardState>,
-        account: &Rc<Account>,
-        gzip: bool,
-        method: u16,
-    ) -> Rc<Sending> {
-        Rc::new(Sending {
-            state: RefCell::new(state),
-            waker: Cell::new(None),
-            account: account.clone(),
-            shard: shard.clone(),
-            gzip,
-            method,
-        })
+    fn of(state: State, account: Rc<Account>, gzip: bool, method: u16) -> Rc<Sending> {
+        Rc::new(Sending { state: RefCell::new(state), waker: Cell::new(None), account, gzip, method })
     }
 
     /// Bytes taken that wait for the client.
     fn queued_bytes(&self) -> usize {
         match &*self.state.borrow() {
-            State::Open(responder) => responder.queued_bytes(),
+            State::Wire(responder) => responder.queued_bytes(),
             State::Local(local) => local.ledger.queued(),
-            State::Unopened(_) | State::Closed => 0,
+            State::Closed => 0,
+        }
+    }
+
+    /// Returns true if the stream holds as much as it may.
+    fn is_full(&self) -> bool {
+        let bytes_max = |shard: &ShardState| shard.options.stream_buffer_bytes_max;
+        match &*self.state.borrow() {
+            State::Wire(responder) => responder.queued_bytes() >= bytes_max(&responder.around().shard),
+            State::Local(local) => local.ledger.queued() >= bytes_max(&local.shard),
+            State::Closed => false,
         }
     }
 
     /// What was sent and what waits; `None` for a call that sends nothing.
     pub(crate) fn moves(&self) -> Option<Moves> {
         match &*self.state.borrow() {
-            State::Open(responder) => Some(responder.moves()),
-            State::Unopened(_) | State::Local(_) | State::Closed => None,
+            State::Wire(responder) if responder.is_opened() => Some(responder.moves()),
+            State::Wire(_) | State::Local(_) | State::Closed => None,
         }
     }
 
     fn has_packed_enough(&self) -> bool {
         match &*self.state.borrow() {
-            State::Unopened(responder) | State::Open(responder) => responder.around().made.is_enough(),
+            State::Wire(responder) => responder.around().made.is_enough(),
             State::Local(_) | State::Closed => false,
         }
     }
 
     fn wake_when_empty(&self, waker: &Waker) {
         match &*self.state.borrow() {
-            State::Unopened(_) | State::Closed => {}
-            State::Open(responder) => responder.want_room(),
+            State::Closed => {}
+            State::Wire(responder) => responder.want_room(),
             State::Local(local) => return local.ledger.wake_on_release(waker),
         }
         let before = self.waker.take().filter(|old| old.will_wake(waker));
@@ -263,7 +271,7 @@ impl Sending {
                 }
                 taken
             }
-            State::Unopened(_) | State::Open(_) | State::Closed => None,
+            State::Wire(_) | State::Closed => None,
         };
         // Its bytes are released when the charge is dropped, which may wake the call.
         taken.map_or(Poll::Pending, |(message, _charge)| Poll::Ready(message))
@@ -281,12 +289,11 @@ impl Sending {
 
     fn open(&self) -> Result<(), Status> {
         let mut state = self.state.borrow_mut();
-        if let State::Unopened(responder) = &*state {
-            let is_open = responder.open(self.gzip);
-            *state = match std::mem::replace(&mut *state, State::Closed) {
-                State::Unopened(responder) if is_open => State::Open(responder),
-                _ => State::Closed,
-            };
+        if let State::Wire(responder) = &*state
+            && !responder.is_opened()
+            && !responder.open(self.gzip)
+        {
+            *state = State::Closed;
         }
         if matches!(*state, State::Closed) { Err(CANCELED) } else { Ok(()) }
     }
@@ -295,7 +302,7 @@ impl Sending {
         self.open().map_err(|_| TrySend::Closed)?;
         // Packing into memory does not fail; if it did, an unpacked message is as good.
         let packed = match &*self.state.borrow() {
-            State::Open(responder) if self.gzip => {
+            State::Wire(responder) if self.gzip => {
                 responder.around().made.add(message.len());
                 gzip::pack(&message).ok()
             }
@@ -304,8 +311,9 @@ impl Sending {
         let compressed = packed.is_some();
         let message = packed.unwrap_or(message);
         let wire_bytes = message.len();
-        check_len(wire_bytes, self.shard.options.answer_message_bytes_max).map_err(TrySend::TooLong)?;
         let mut state = self.state.borrow_mut();
+        let shard = state.shard().ok_or(TrySend::Closed)?;
+        check_len(wire_bytes, shard.options.answer_message_bytes_max).map_err(TrySend::TooLong)?;
         let is_sent = match &mut *state {
             State::Local(local) => {
                 let mut charge = Charge::new(&local.ledger);
@@ -314,24 +322,31 @@ impl Sending {
                 local.waker.take().into_iter().for_each(Waker::wake);
                 true
             }
-            State::Open(responder) if shared && !compressed => responder.send_shared(message),
-            State::Open(responder) => responder.send(Payload::message(message, compressed)),
-            State::Unopened(_) | State::Closed => false,
+            State::Wire(responder) if shared && !compressed => responder.send_shared(message),
+            State::Wire(responder) => responder.send(Payload::message(message, compressed)),
+            State::Closed => false,
         };
         if !is_sent {
             *state = State::Closed;
             return Err(TrySend::Closed);
         }
-        self.shard.counters.sent(self.method, wire_bytes);
+        if let Some(shard) = state.shard() {
+            shard.counters.sent(self.method, wire_bytes);
+        }
         Ok(())
     }
 
     /// Returns true if these messages can go out as they are: nobody packs them or takes them one by one, and none is too
     /// long.
     fn takes_together(&self, messages: &Messages) -> bool {
-        !self.gzip
-            && messages.longest() <= self.shard.options.answer_message_bytes_max
-            && !matches!(*self.state.borrow(), State::Local(_))
+        match &*self.state.borrow() {
+            State::Wire(responder) if !self.gzip => {
+                messages.longest() <= responder.around().shard.options.answer_message_bytes_max
+            }
+            State::Wire(_) | State::Local(_) => false,
+            // Whichever way it is tried, it is found to be over.
+            State::Closed => true,
+        }
     }
 
     fn push_together(&self, messages: Messages) -> Result<(), Gone> {
@@ -339,22 +354,20 @@ impl Sending {
         let bytes = messages.wire_bytes() - count * PREFIX_BYTES;
         self.open().map_err(|_| Gone)?;
         let mut state = self.state.borrow_mut();
-        let is_sent = match &*state {
-            State::Open(responder) => responder.send_messages(messages),
-            State::Unopened(_) | State::Local(_) | State::Closed => false,
-        };
-        if !is_sent {
-            *state = State::Closed;
-            return Err(Gone);
+        if let State::Wire(responder) = &*state
+            && responder.send_messages(messages)
+        {
+            responder.around().shard.counters.sent_together(self.method, count, bytes);
+            return Ok(());
         }
-        self.shard.counters.sent_together(self.method, count, bytes);
-        Ok(())
+        *state = State::Closed;
+        Err(Gone)
     }
 
     /// Returns true if the client has reset the stream or is gone.
     pub(crate) fn is_gone(&self) -> bool {
         match &*self.state.borrow() {
-            State::Unopened(responder) | State::Open(responder) => !responder.is_open(),
+            State::Wire(responder) => !responder.is_open(),
             State::Local(_) => false,
             State::Closed => true,
         }
@@ -365,12 +378,12 @@ impl Sending {
         let state = std::mem::replace(&mut *self.state.borrow_mut(), State::Closed);
         self.wake();
         match (state, result) {
-            (State::Unopened(responder), Ok(())) => {
+            (State::Wire(responder), _) if responder.is_opened() => responder.finish(result),
+            (State::Wire(responder), Ok(())) => {
                 responder.open(self.gzip);
                 responder.finish(result);
             }
-            (State::Unopened(responder), Err(status)) => responder.refuse(StatusCode::OK, status),
-            (State::Open(responder), _) => responder.finish(result),
+            (State::Wire(responder), Err(status)) => responder.refuse(StatusCode::OK, status),
             (State::Local(_) | State::Closed, _) => {}
         }
     }
@@ -378,7 +391,7 @@ impl Sending {
     /// Ends the stream with nothing but a reset.
     pub(crate) fn reset(&self, reason: Reason) {
         match std::mem::replace(&mut *self.state.borrow_mut(), State::Closed) {
-            State::Unopened(responder) | State::Open(responder) => responder.reset(reason),
+            State::Wire(responder) => responder.reset(reason),
             State::Local(_) | State::Closed => {}
         }
         self.wake();
@@ -387,3 +400,14 @@ impl Sending {
 
 /// Memory that a message takes besides its bytes while it waits for a [`crate::LocalStream`].
 const MESSAGE_BYTES: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sending_half_of_a_stream_is_small() {
+        // With the 16 bytes of a counted pointer it is 80, and the allocator has pieces of this size.
+        assert!(size_of::<Sending>() <= 64, "{} bytes", size_of::<Sending>());
+    }
+}

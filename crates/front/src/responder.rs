@@ -1,6 +1,7 @@
 //! The sending half of a request's stream: [`Responder`] sends heads, messages and ends, and resets the stream when it is
 //! dropped before its end. It knows no calls.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use api::Status;
@@ -29,11 +30,13 @@ pub(crate) struct Responder {
     around: Rc<ConnectionContext>,
     key: Key,
     is_done: bool,
+    /// True if [`Responder::open`] has sent the head.
+    is_opened: Cell<bool>,
 }
 
 impl Responder {
     pub(crate) fn new(around: &Rc<ConnectionContext>, key: Key) -> Responder {
-        Responder { around: around.clone(), key, is_done: false }
+        Responder { around: around.clone(), key, is_done: false, is_opened: Cell::new(false) }
     }
 
     pub(crate) fn key(&self) -> Key {
@@ -47,7 +50,14 @@ impl Responder {
     /// Sends the head of an answer that carries messages; false if the stream is over.
     pub(crate) fn open(&self, packed: bool) -> bool {
         let head = TEMPLATES.opening(packed);
-        self.around.http2.borrow_mut().send_head(self.key, head, &[], false).is_ok()
+        let is_sent = self.around.http2.borrow_mut().send_head(self.key, head, &[], false).is_ok();
+        self.is_opened.set(is_sent);
+        is_sent
+    }
+
+    /// Returns true if [`Responder::open`] has sent the head.
+    pub(crate) fn is_opened(&self) -> bool {
+        self.is_opened.get()
     }
 
     /// Sends a part of the answer; false if the stream is over.
