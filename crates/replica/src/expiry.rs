@@ -20,7 +20,6 @@
 //! once the revocation is applied. A lease is given out up to 100 ms late and never early.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroI64;
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
@@ -28,32 +27,28 @@ use machine::{Lease, Leases};
 use numbers::{Index, LeaseId, Seconds};
 
 /// The width of one slot of the queue.
-const SLOT: Duration = Duration::from_millis(100);
+const SLOT_NS: u64 = 100_000_000;
+const NS_PER_SECOND: u64 = 1_000_000_000;
 /// Places looked at for each lease that may be given out at once: most may be out of date.
 const LOOKS_PER_LEASE: usize = 4;
 
+/// What is known of one lease. There may be millions of leases: times are nanoseconds since [`Expiry::epoch`], each half as long
+/// as an `Instant`.
 #[derive(Clone, Copy, Debug)]
 struct Timer {
-    deadline: Instant,
-    /// Time from a renewal to the deadline, in nanoseconds: there may be millions of leases.
+    deadline_ns: u64,
+    /// Time from a renewal to the deadline.
     ttl_ns: u64,
     /// The slot it stands in; [`NO_SLOT`] once it was given out as expired.
     slot: u64,
     /// The last log entry that notes a time left of this lease, or takes such a note back.
     noted_by: Index,
-    /// The lease does not expire before this time: a renewal came before its deadline and waits for its round.
-    held: Option<Instant>,
-    /// Set if [`Expiry::renew_alone`] may renew the lease.
-    alone: Option<Alone>,
-}
-
-/// A renewal of a lease needs nothing but a new deadline.
-#[derive(Clone, Copy, Debug)]
-struct Alone {
-    /// The TTL in seconds that the client is told. 0 would say that the lease is gone.
-    told: NonZeroI64,
-    /// [`Expiry::looks`] when the core said so. It holds as long as that has not changed.
-    looks: u64,
+    /// The lease does not expire before this time, if it is behind the deadline: a renewal came before that and waits for its
+    /// round. 0 if none waits.
+    held_ns: u64,
+    /// [`Expiry::looks`] when the core said that a renewal needs nothing but a new deadline. It holds as long as that has not
+    /// changed; 0 if the core has not said so, or has taken it back.
+    alone_looks: u64,
 }
 
 /// The slot of a lease that was given out.
@@ -64,13 +59,13 @@ impl Timer {
         (self.slot != NO_SLOT).then_some(self.slot)
     }
 
-    /// The deadline after a renewal at `now`.
-    fn renewed(&self, now: Instant) -> Instant {
-        later(now, Duration::from_nanos(self.ttl_ns))
+    /// Moves the deadline, for a renewal at this time.
+    fn renew(&mut self, now_ns: u64) {
+        self.deadline_ns = now_ns.saturating_add(self.ttl_ns);
     }
 
-    fn ends(&self) -> Instant {
-        self.held.map_or(self.deadline, |held| held.max(self.deadline))
+    fn ends_ns(&self) -> u64 {
+        self.held_ns.max(self.deadline_ns)
     }
 }
 
@@ -96,8 +91,8 @@ pub struct Expiry {
     starting: Option<Starting>,
     /// The latest time at which a lease was renewed. The core's time is that of the beginning of its turn, so its renewals would
     /// otherwise take back a little of what a shard has just promised.
-    renewed_at: Instant,
-    /// Number of calls of [`Expiry::look_again`].
+    renewed_at_ns: u64,
+    /// Number of calls of [`Expiry::look_again`], and one.
     looks: u64,
 }
 
@@ -142,8 +137,8 @@ impl Expiry {
             timers: BTreeMap::new(),
             queue: BTreeSet::new(),
             starting: None,
-            renewed_at: now,
-            looks: 0,
+            renewed_at_ns: 0,
+            looks: 1,
         }
     }
 
@@ -198,25 +193,28 @@ impl Expiry {
         true
     }
 
-    fn slot_of(&self, deadline: Instant) -> u64 {
-        let since = deadline.saturating_duration_since(self.epoch);
+    /// The time since the epoch, in nanoseconds: at most some 580 years.
+    fn ns(&self, at: Instant) -> u64 {
+        nanoseconds(at.saturating_duration_since(self.epoch))
+    }
+
+    fn slot_of(deadline_ns: u64) -> u64 {
         // Rounded up: a lease is never early.
-        u64::try_from(since.as_nanos().div_ceil(SLOT.as_nanos())).unwrap_or(NO_SLOT - 1)
+        deadline_ns.div_ceil(SLOT_NS)
     }
 
     /// The last slot whose time has come.
     fn due(&self, now: Instant) -> u64 {
-        let since = now.saturating_duration_since(self.epoch);
-        u64::try_from(since.as_nanos() / SLOT.as_nanos()).unwrap_or(u64::MAX)
+        self.ns(now) / SLOT_NS
     }
 
     /// Starts the clock of a lease: `left` from now, and `ttl` from each renewal.
     pub fn start(&mut self, id: LeaseId, left: Duration, ttl: Duration, now: Instant) {
         self.stop(id);
-        let deadline = later(now, left);
-        let slot = self.slot_of(deadline);
-        let ttl_ns = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
-        let timer = Timer { deadline, ttl_ns, slot, noted_by: Index(0), held: None, alone: None };
+        let deadline_ns = self.ns(now).saturating_add(nanoseconds(left));
+        let slot = Expiry::slot_of(deadline_ns);
+        let ttl_ns = nanoseconds(ttl);
+        let timer = Timer { deadline_ns, ttl_ns, slot, noted_by: Index(0), held_ns: 0, alone_looks: 0 };
         self.timers.insert(id, timer);
         self.queue.insert((slot, id));
     }
@@ -242,36 +240,43 @@ impl Expiry {
 
     /// A renewal has come and waits. Unless the time of the lease was up as of `as_of`, it does not expire before `until`.
     pub fn hold(&mut self, id: LeaseId, as_of: Instant, until: Instant) {
+        let (as_of, until) = (self.ns(as_of), self.ns(until));
         if let Some(timer) = self.timer(id)
-            && timer.ends() > as_of
+            && timer.ends_ns() > as_of
         {
-            timer.held = Some(timer.held.map_or(until, |held| held.max(until)));
+            timer.held_ns = timer.held_ns.max(until);
         }
     }
 
     /// Renews a lease that exists, from `now` on, unless its time was up as of `as_of`. `held` is until when this renewal
     /// has held it.
     pub fn renew(&mut self, id: LeaseId, held: Instant, as_of: Instant, now: Instant) -> Renewed {
-        self.renewed_at = self.renewed_at.max(now);
-        let now = self.renewed_at;
+        let (held, as_of) = (self.ns(held), self.ns(as_of));
+        self.renewed_at_ns = self.renewed_at_ns.max(self.ns(now));
+        let now = self.renewed_at_ns;
         match self.timer(id) {
             None => Renewed::Unknown,
-            Some(timer) if timer.ends() <= as_of => Renewed::Expired,
+            Some(timer) if timer.ends_ns() <= as_of => Renewed::Expired,
             Some(timer) => {
                 // One that came later may wait longer.
-                timer.held = timer.held.filter(|until| *until > held);
-                timer.deadline = timer.renewed(now);
+                if timer.held_ns <= held {
+                    timer.held_ns = 0;
+                }
+                timer.renew(now);
                 Renewed::Noted(timer.noted_by)
             }
         }
     }
 
     /// Renewals of this lease need nothing but a new deadline from now on, and are answered with the TTL `told`: until a time
-    /// left is noted of it, or [`Expiry::look_again`].
+    /// left is noted of it, or [`Expiry::look_again`]. A lease whose clients are told another TTL than it has here, because a
+    /// member that runs etcd granted it, is left to the core: the timer has no room for both.
     pub fn renews_alone(&mut self, id: LeaseId, told: Seconds) {
         let looks = self.looks;
         if let Some(timer) = self.timers.get_mut(&id) {
-            timer.alone = NonZeroI64::new(told.0).map(|told| Alone { told, looks });
+            // 0 would say that the lease is gone.
+            let is_its_own = told > Seconds::ZERO && timer.ttl_ns == nanoseconds(told.duration());
+            timer.alone_looks = if is_its_own { looks } else { 0 };
         }
     }
 
@@ -279,21 +284,24 @@ impl Expiry {
     /// is told; `None` if the core has to look at the renewal.
     pub fn renew_alone(&mut self, id: LeaseId, now: Instant) -> Option<Seconds> {
         let timer = self.timers.get_mut(&id)?;
-        let told = timer.alone.filter(|alone| alone.looks == self.looks)?.told;
-        let now = now.max(self.renewed_at);
-        // Stricter than the core, by whose time a lease may live on while apply is behind.
-        if timer.ends() <= now {
+        if timer.alone_looks != self.looks {
             return None;
         }
-        self.renewed_at = now;
-        timer.deadline = timer.renewed(now);
-        Some(Seconds(told.get()))
+        let since = nanoseconds(now.saturating_duration_since(self.epoch));
+        let now = since.max(self.renewed_at_ns);
+        // Stricter than the core, by whose time a lease may live on while apply is behind.
+        if timer.ends_ns() <= now {
+            return None;
+        }
+        self.renewed_at_ns = now;
+        timer.renew(now);
+        Some(Seconds((timer.ttl_ns / NS_PER_SECOND) as i64))
     }
 
     /// A time left of this lease is about to be noted: renewals have to take that back.
     pub fn about_to_be_noted(&mut self, id: LeaseId) {
         if let Some(timer) = self.timers.get_mut(&id) {
-            timer.alone = None;
+            timer.alone_looks = 0;
         }
     }
 
@@ -306,20 +314,20 @@ impl Expiry {
     pub fn noted(&mut self, id: LeaseId, index: Index) {
         if let Some(timer) = self.timers.get_mut(&id) {
             timer.noted_by = index;
-            timer.alone = None;
+            timer.alone_looks = 0;
         }
     }
 
     /// The time that a lease which exists has left; zero once it has expired.
     pub fn left(&self, id: LeaseId, now: Instant) -> Option<Duration> {
-        let deadline = match self.timers.get(&id) {
-            Some(timer) => timer.deadline,
+        let deadline_ns = match self.timers.get(&id) {
+            Some(timer) => timer.deadline_ns,
             None => {
                 let starting = self.starting.as_ref()?;
-                later(starting.since, starting.left(id)?.0)
+                self.ns(starting.since).saturating_add(nanoseconds(starting.left(id)?.0))
             }
         };
-        Some(deadline.saturating_duration_since(now))
+        Some(Duration::from_nanos(deadline_ns.saturating_sub(self.ns(now))))
     }
 
     /// Returns true if [`Expiry::expired`] has something to do.
@@ -330,7 +338,7 @@ impl Expiry {
     /// Returns up to `max` leases whose deadline has passed, each once (see [`Expiry::retry`]). There may be more; the
     /// next call goes on.
     pub fn expired(&mut self, now: Instant, max: usize) -> Vec<LeaseId> {
-        let due = self.due(now);
+        let (due, now) = (self.due(now), self.ns(now));
         let mut out = Vec::new();
         for _ in 0..max.saturating_mul(LOOKS_PER_LEASE) {
             let Some(&(slot, id)) = self.queue.first().filter(|(slot, _)| *slot <= due) else { break };
@@ -339,7 +347,7 @@ impl Expiry {
             }
             self.queue.remove(&(slot, id));
             let Some(timer) = self.timers.get(&id).copied() else { continue };
-            let slot = (timer.ends() > now).then(|| self.slot_of(timer.ends()).max(slot + 1));
+            let slot = (timer.ends_ns() > now).then(|| Expiry::slot_of(timer.ends_ns()).max(slot + 1));
             match slot {
                 Some(slot) => drop(self.queue.insert((slot, id))),
                 None => out.push(id),
@@ -348,7 +356,7 @@ impl Expiry {
                 timer.slot = slot.unwrap_or(NO_SLOT);
                 if slot.is_none() {
                     // A shard's time may be of before the deadline, if it was held up since it looked at the clock.
-                    timer.alone = None;
+                    timer.alone_looks = 0;
                 }
             }
         }
@@ -358,7 +366,7 @@ impl Expiry {
     /// A revocation could not be proposed, or was refused: the lease is given out again after `pause`. It cannot be
     /// renewed any more.
     pub fn retry(&mut self, id: LeaseId, now: Instant, pause: Duration) {
-        let slot = self.slot_of(now + pause);
+        let slot = Expiry::slot_of(self.ns(now + pause));
         if let Some(timer) = self.timers.get_mut(&id)
             && timer.slot().is_none()
         {
@@ -370,13 +378,14 @@ impl Expiry {
     /// The leases behind this id, or all, whose clocks run, with the time they have left, by id.
     pub fn after(&self, id: Option<LeaseId>, now: Instant) -> impl Iterator<Item = (LeaseId, Duration)> {
         let behind = id.map_or(Bound::Unbounded, Bound::Excluded);
-        let timers = self.timers.range((behind, Bound::Unbounded));
-        timers.map(move |(id, timer)| (*id, timer.deadline.saturating_duration_since(now)))
+        let (timers, now) = (self.timers.range((behind, Bound::Unbounded)), self.ns(now));
+        timers.map(move |(id, timer)| (*id, Duration::from_nanos(timer.deadline_ns.saturating_sub(now))))
     }
 }
 
-fn later(now: Instant, time: Duration) -> Instant {
-    now.checked_add(time).unwrap_or(now + Duration::from_secs(1 << 31))
+/// A time longer than some 580 years is as long as that.
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -389,8 +398,8 @@ mod tests {
 
     #[test]
     fn a_timer_is_small() {
-        // A node of the tree has eleven, with their ids.
-        assert!(size_of::<Timer>() <= 72, "a timer has {} bytes", size_of::<Timer>());
+        // A node of the tree has eleven, with their ids: it is to fit into a piece of 640 bytes of the allocator.
+        assert!(size_of::<Timer>() <= 48, "a timer has {} bytes", size_of::<Timer>());
     }
 
     #[test]
@@ -444,12 +453,14 @@ mod tests {
     fn a_lease_is_renewed_alone_while_nothing_is_noted_of_it_and_its_time_is_not_up() {
         let start = Instant::now();
         let at = |seconds: u32| start + SECOND * seconds;
-        let (id, ttl) = (LeaseId(7), Some(Seconds(9)));
+        let (id, ttl) = (LeaseId(7), Some(Seconds(10)));
         let mut expiry = Expiry::new(start);
         expiry.start(id, 10 * SECOND, 10 * SECOND, start);
         assert_eq!(expiry.renew_alone(id, at(1)), None, "nobody has said so");
         assert_eq!(expiry.left(id, at(1)), Some(9 * SECOND));
         expiry.renews_alone(id, Seconds(9));
+        assert_eq!(expiry.renew_alone(id, at(2)), None, "its client is told another TTL than it has here");
+        expiry.renews_alone(id, Seconds(10));
         assert_eq!(expiry.renew_alone(id, at(2)), ttl);
         assert_eq!(expiry.left(id, at(2)), Some(10 * SECOND));
         // The core's time is that of its turn's beginning: what was promised since stays.
@@ -461,21 +472,21 @@ mod tests {
             ("it was noted", |expiry| expiry.noted(LeaseId(7), Index(3))),
             ("all are looked at again", Expiry::look_again),
             ("it was granted again", |expiry| {
-                let now = expiry.renewed_at;
+                let now = expiry.epoch + Duration::from_nanos(expiry.renewed_at_ns);
                 expiry.start(LeaseId(7), 10 * SECOND, 10 * SECOND, now);
             }),
         ];
         for (why, end) in ends {
             end(&mut expiry);
             assert_eq!(expiry.renew_alone(id, at(3)), None, "{why}");
-            expiry.renews_alone(id, Seconds(9));
+            expiry.renews_alone(id, Seconds(10));
             assert_eq!(expiry.renew_alone(id, at(3)), ttl, "{why}");
         }
         assert_eq!(expiry.renew_alone(id, at(13)), None, "its time is up");
         assert_eq!(expiry.expired(at(13), 10), [id]);
         assert_eq!(expiry.renew_alone(id, at(13)), None);
         expiry.stop(id);
-        expiry.renews_alone(id, Seconds(9));
+        expiry.renews_alone(id, Seconds(10));
         assert_eq!(expiry.renew_alone(id, at(13)), None, "it is gone");
     }
 
