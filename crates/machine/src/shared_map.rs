@@ -94,6 +94,10 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
             // Keys often come in ascending order: then chunks stay nearly full.
             let last = at + 1 == entries.len();
             let rest = entries.split_off(if last { CHUNK_MAX } else { CHUNK_MAX / 2 });
+            if last {
+                // It stays nearly full, and had grown to twice of that.
+                entries.shrink_to_fit();
+            }
             if let Some((first, _)) = rest.first() {
                 self.chunks.insert(of + 1, (first.clone(), Arc::new(rest)));
             }
