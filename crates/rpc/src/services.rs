@@ -48,7 +48,7 @@ use numbers::{LeaseId, Revision, Seconds};
 use prost::Message;
 
 use self::ending::Ending;
-use self::principal::{Known, Principal, Unidentified, UserPermit};
+use self::principal::{Asker, Asks, Known, Principal, Unidentified, UserPermit};
 use self::stages::{Begun, Confirmed, Told};
 use crate::audit::{self, Auditor};
 use crate::http::{CallForm, FrontCounters};
@@ -278,11 +278,10 @@ impl Services {
             self.audit_refused(rpc, head, None, &status);
             return Box::pin(async move { Err(status) });
         }
-        let (services, needs_leader, asked_by) =
-            (Rc::clone(self), head.requires_leader, principal::user_head(head));
+        let (services, needs_leader, asked_by) = (Rc::clone(self), head.requires_leader, Asker::of(head));
         Box::pin(async move {
             let caller = services.caller_of(asked_by.peer);
-            let permit = Rc::new(UserPermit::of(&services, asked_by).await);
+            let permit = Box::new(UserPermit::<false>::of(&services, asked_by).await);
             let closed = Box::pin(closed);
             services.hub.serve(needs_leader, (caller, permit, None), requests, responses, closed).await
         })
@@ -547,11 +546,11 @@ impl Services {
         &self,
         audit: &Auditor,
         rpc: Rpc,
-        head: &Head,
+        asker: &impl Asks,
         principal: &Result<Principal, Status>,
         message: Option<&Bytes>,
     ) -> audit::Call {
-        let who = principal::who(head, principal, self.shared.state.load().auth.is_enabled());
+        let who = principal::who(asker, principal, self.shared.state.load().auth.is_enabled());
         audit.begin(rpc, who, message, self.shared.clock.wall())
     }
 
@@ -559,11 +558,11 @@ impl Services {
     fn begin_stream_audit(
         &self,
         rpc: Rpc,
-        head: &Head,
+        asker: &impl Asks,
         principal: &Result<Principal, Status>,
     ) -> Option<audit::Call> {
         let audit = self.audit.as_ref()?;
-        Some(self.begin_audit(audit, rpc, head, principal, None))
+        Some(self.begin_audit(audit, rpc, asker, principal, None))
     }
 
     /// Has a call that is not taken at all in the audit log, if there is one.
@@ -827,8 +826,8 @@ impl Services {
                 let ended = services.ending.begun();
                 let caller = services.caller_of(head.peer);
                 #[expect(clippy::async_yields_async, reason = "it is awaited once this future is dropped")]
-                let begins: LocalBoxFuture<LocalBoxFuture<_>> = Box::pin(async move {
-                    let permit = Rc::new(UserPermit::of(&services, principal::user_head(&head)).await);
+                let begins: LocalBoxFuture<_> = Box::pin(async move {
+                    let permit = Box::new(UserPermit::<false>::of(&services, Asker::of(&head)).await);
                     services.hub.stream(&head, (caller, permit, spans), inbound, outbound, ended)
                 });
                 Box::pin(Watching::Begins(begins))
@@ -868,12 +867,12 @@ impl Services {
 
 /// A stream of watches. Streams are open for days: what was only needed to begin one, its head above all, goes before it is served.
 /// Written by hand, since an `async` block has room for both futures at once.
-enum Watching {
-    Begins(LocalBoxFuture<LocalBoxFuture<Result<(), Status>>>),
-    Served(LocalBoxFuture<Result<(), Status>>),
+enum Watching<F> {
+    Begins(LocalBoxFuture<F>),
+    Served(F),
 }
 
-impl Future for Watching {
+impl<F: Future<Output = Result<(), Status>> + Unpin> Future for Watching<F> {
     type Output = Result<(), Status>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
@@ -882,7 +881,7 @@ impl Future for Watching {
             *self = Watching::Served(served);
         }
         match &mut *self {
-            Watching::Served(served) => served.as_mut().poll(cx),
+            Watching::Served(served) => Pin::new(served).poll(cx),
             Watching::Begins(_) => unreachable!("it is served by now"),
         }
     }

@@ -105,27 +105,100 @@ pub(super) enum Unidentified {
     Refused(Status),
 }
 
+/// What says who makes a call.
+pub(super) trait Asks {
+    /// Address of the client.
+    fn peer(&self) -> SocketAddr;
+    /// The call's metadata, if there is any of use here: the token, and whether a gateway passed the call on.
+    fn metadata(&self) -> Option<&Metadata>;
+    /// As in [`front::Origin::common_name`].
+    fn common_name(&self) -> Option<&Arc<str>>;
+}
+
+impl Asks for Head {
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn metadata(&self) -> Option<&Metadata> {
+        Some(&self.metadata)
+    }
+
+    fn common_name(&self) -> Option<&Arc<str>> {
+        self.common_name.as_ref()
+    }
+}
+
+/// What of a call's head says who makes it, for as long as the call takes. Streams are open for days, and each has it, so that
+/// it takes little of those whose clients present nothing: they are nobody, or authentication is off.
+#[derive(Clone)]
+pub(super) struct Asker {
+    /// Address of the client.
+    pub peer: SocketAddr,
+    presents: Option<Rc<Presents>>,
+}
+
+/// What a client presents: at least one of both.
+struct Presents {
+    common_name: Option<Arc<str>>,
+    metadata: Metadata,
+}
+
+impl Asker {
+    pub fn of(head: &Head) -> Asker {
+        let mut metadata = Metadata::default();
+        let mut is_stranger = head.common_name.is_none();
+        for key in ["token", "authorization", GATEWAY_HEADER] {
+            if let Some(value) = head.metadata.get(key) {
+                metadata.insert(key, value);
+                is_stranger = false;
+            }
+        }
+        let presents = || Rc::new(Presents { common_name: head.common_name.clone(), metadata });
+        Asker { peer: head.peer, presents: (!is_stranger).then(presents) }
+    }
+
+    /// Returns true if the client presents nothing by which it could be a user.
+    fn is_stranger(&self) -> bool {
+        self.presents.is_none()
+    }
+}
+
+impl Asks for Asker {
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn metadata(&self) -> Option<&Metadata> {
+        self.presents.as_ref().map(|presents| &presents.metadata)
+    }
+
+    fn common_name(&self) -> Option<&Arc<str>> {
+        self.presents.as_ref()?.common_name.as_ref()
+    }
+}
+
 impl Services {
     /// Finds out on whose behalf a call is made.
-    pub(super) fn identify(&self, head: &Head) -> Result<Principal, Unidentified> {
-        self.identify_and(head, |_| ()).map(|(principal, _)| principal)
+    pub(super) fn identify(&self, asker: &impl Asks) -> Result<Principal, Unidentified> {
+        self.identify_and(asker, |_| ()).map(|(principal, _)| principal)
     }
 
     /// The same, with what `keep` takes from the session of the token, if there is one.
     fn identify_and<T>(
         &self,
-        head: &Head,
+        asker: &impl Asks,
         keep: impl Fn(&Session) -> T,
     ) -> Result<(Principal, Option<T>), Unidentified> {
         let state = self.shared.state.load();
         if !state.auth.is_enabled() {
             return Ok((Principal::default(), None));
         }
-        let Some(token) = presented(head) else { return Ok((self.by_certificate(head, &state), None)) };
+        let Some(token) = presented(asker) else { return Ok((self.by_certificate(asker, &state), None)) };
         let credentials = &self.shared.credentials;
         let known = self.known.borrow();
         let mut sessions = known.sessions.borrow_mut();
-        if let Some(session) = sessions.get(&head.peer)
+        if let Some(session) = sessions.get(&asker.peer())
             && let Some(holder) = credentials.renew(session, token)
         {
             return Ok((principal(holder, &state), Some(keep(session))));
@@ -137,7 +210,7 @@ impl Services {
                     sessions.clear();
                 }
                 if token.len() <= KEPT_TOKEN_BYTES_MAX {
-                    sessions.insert(head.peer, session);
+                    sessions.insert(asker.peer(), session);
                 }
                 Ok((principal, Some(kept)))
             }
@@ -157,10 +230,10 @@ impl Services {
     /// The user whose name the client's certificate bears, for calls without a token; nobody if there is none. A gateway that
     /// speaks JSON to its clients shows its own certificate, whoever they are: what it passes on is made by nobody, and so
     /// is what a gateway in this process asks for ([`Head::new`]).
-    fn by_certificate(&self, head: &Head, state: &Published) -> Principal {
-        let Some(name) = &head.common_name else { return Principal::default() };
+    fn by_certificate(&self, asker: &impl Asks, state: &Published) -> Principal {
+        let Some(name) = asker.common_name() else { return Principal::default() };
         let revision = state.auth.revision();
-        if head.metadata.contains_key(GATEWAY_HEADER) {
+        if asker.metadata().is_some_and(|metadata| metadata.contains_key(GATEWAY_HEADER)) {
             self.logger.warn_of_strangers(
                 "ignoring common name in gRPC-gateway proxy request",
                 &[
@@ -180,17 +253,17 @@ impl Services {
     /// # Errors
     ///
     /// When the token is refused.
-    pub(super) async fn identified(&self, head: &Head) -> Result<Principal, Status> {
-        self.identified_and(head, |_| ()).await.map(|(principal, _)| principal)
+    pub(super) async fn identified(&self, asker: &impl Asks) -> Result<Principal, Status> {
+        self.identified_and(asker, |_| ()).await.map(|(principal, _)| principal)
     }
 
     /// The same, with what `keep` takes from the session of the token, if there is one.
     async fn identified_and<T>(
         &self,
-        head: &Head,
+        asker: &impl Asks,
         keep: impl Fn(&Session) -> T,
     ) -> Result<(Principal, Option<T>), Status> {
-        let before = match self.identify_and(head, &keep) {
+        let before = match self.identify_and(asker, &keep) {
             Ok(identified) => return Ok(identified),
             Err(before) => before,
         };
@@ -199,25 +272,25 @@ impl Services {
             Unidentified::NotYet => {
                 confirmed(self.pending.ask(ClientRequest::Read)?.await?)?;
                 // If it is still unknown, nobody gave it out.
-                self.identify_and(head, keep).map_err(|_| error::INVALID_AUTH_TOKEN)
+                self.identify_and(asker, keep).map_err(|_| error::INVALID_AUTH_TOKEN)
             }
             Unidentified::Unverified => {
-                let token = presented(head).unwrap_or_default();
-                self.shared.credentials.verify(head.peer.ip(), token).await?;
-                self.identify_and(head, keep).map_err(|_| self.invalid_token(token))
+                let token = presented(asker).unwrap_or_default();
+                self.shared.credentials.verify(asker.peer().ip(), token).await?;
+                self.identify_and(asker, keep).map_err(|_| self.invalid_token(token))
             }
         }
     }
 
     /// The session of a token that is not asked for yet, since authentication is off: a stream that begins now may make watches
     /// when it is on, and they do not wait for the signature of a JWT.
-    async fn session_for_later(&self, head: &Head) -> Option<Session> {
-        let token = presented(head)?;
+    async fn session_for_later(&self, asker: &Asker) -> Option<Session> {
+        let token = presented(asker)?;
         let credentials = &self.shared.credentials;
         let recall = || credentials.session(token, self.shared.state.load().applied_index);
         match recall() {
             Err(Refused::Unverified) => {
-                credentials.verify(head.peer.ip(), token).await.ok()?;
+                credentials.verify(asker.peer.ip(), token).await.ok()?;
                 recall().ok()
             }
             recalled => recalled.ok(),
@@ -334,72 +407,81 @@ impl Services {
     }
 }
 
-/// What the user of a watch stream may watch.
-pub(super) struct UserPermit {
+/// What the user of a watch stream may watch. If it is `WITHIN` a call, that makes the watches for itself: the audit log tells of
+/// the call, and of no watch.
+pub(super) struct UserPermit<const WITHIN: bool> {
     services: Rc<Services>,
-    /// True if the audit log is to tell of each watch. Those that a call makes for itself are part of that call.
-    is_audited: bool,
-    /// The head of the stream's call, with its token.
-    head: Head,
+    /// Who makes the stream's call, with the token.
+    asker: Asker,
+    /// What is known of the user; `None` if the client presents nothing, and so is nobody.
+    known: Option<Box<KnownUser>>,
+}
+
+/// What a watch stream knows of its user.
+struct KnownUser {
     /// The user when the last watch was made.
     user: RefCell<Principal>,
     /// The session of the token, if it was found valid when the stream began.
-    session: Option<Box<Session>>,
+    session: Option<Session>,
     /// Why it has none, otherwise.
-    refused: Option<Box<Status>>,
+    refused: Option<Status>,
     /// True while the signature of the token is looked at once more, for watches that are made later.
     is_verifying: OnceCell<Rc<Cell<bool>>>,
 }
 
-impl UserPermit {
+impl<const WITHIN: bool> UserPermit<WITHIN> {
     /// That of the user who makes this call. Waits as [`Services::identified`] does, for all watches of the stream: its token's
     /// signature is looked at here, by another thread, or not at all.
-    pub async fn of(services: &Rc<Services>, head: Head) -> UserPermit {
-        let (session, refused) = match services.identified_and(&head, Session::another).await {
-            Ok((_, None)) => (services.session_for_later(&head).await, None),
+    pub async fn of(services: &Rc<Services>, asker: Asker) -> Self {
+        let services = Rc::clone(services);
+        if asker.is_stranger() {
+            return UserPermit { services, asker, known: None };
+        }
+        let (session, refused) = match services.identified_and(&asker, Session::another).await {
+            Ok((_, None)) => (services.session_for_later(&asker).await, None),
             Ok((_, session)) => (session, None),
             Err(status) => (None, Some(status)),
         };
-        UserPermit {
-            services: Rc::clone(services),
-            is_audited: true,
-            head,
-            user: RefCell::default(),
-            session: session.map(Box::new),
-            refused: refused.map(Box::new),
-            is_verifying: OnceCell::new(),
-        }
+        let (user, is_verifying) = (RefCell::default(), OnceCell::new());
+        let known = Some(Box::new(KnownUser { user, session, refused, is_verifying }));
+        UserPermit { services, asker, known }
     }
 
     /// Has the signature of the token looked at for the watches that are made later.
     fn verify_for_later(&self) {
-        let is_verifying = self.is_verifying.get_or_init(Rc::default);
+        // Nobody has no token.
+        let Some(known) = &self.known else { return };
+        let is_verifying = known.is_verifying.get_or_init(Rc::default);
         if is_verifying.replace(true) {
             return;
         }
-        let (services, head) = (Rc::clone(&self.services), user_head(&self.head));
+        let (services, asker) = (Rc::clone(&self.services), self.asker.clone());
         let is_verifying = Rc::clone(is_verifying);
         tokio::task::spawn_local(async move {
-            drop(services.session_for_later(&head).await);
+            drop(services.session_for_later(&asker).await);
             is_verifying.set(false);
         });
     }
 
-    /// The same for watches that a call makes for itself.
-    pub async fn within(services: &Rc<Services>, head: Head) -> UserPermit {
-        UserPermit { is_audited: false, ..UserPermit::of(services, head).await }
+    fn session(&self) -> Option<&Session> {
+        self.known.as_ref()?.session.as_ref()
+    }
+
+    /// The user when the last watch was made.
+    fn user(&self) -> Principal {
+        self.known.as_ref().map_or_else(Principal::default, |known| known.user.borrow().clone())
     }
 
     fn identify(&self) -> Result<Principal, Status> {
         let state = self.services.shared.state.load();
-        if let Some(session) = &self.session
+        if let Some(session) = self.session()
             && state.auth.is_enabled()
-            && let Some(token) = presented(&self.head)
+            && let Some(token) = presented(&self.asker)
             && let Some(holder) = self.services.shared.credentials.renew(session, token)
         {
             return Ok(principal(holder, &state));
         }
-        self.services.identify(&self.head).map_err(|why| match why {
+        self.services.identify(&self.asker).map_err(|why| match why {
             Unidentified::Refused(status) => status,
             Unidentified::NotYet => self.refusal(),
             Unidentified::Unverified => {
@@ -410,23 +492,23 @@ impl UserPermit {
     }
 
     fn refusal(&self) -> Status {
-        self.refused.as_deref().cloned().unwrap_or(error::INVALID_AUTH_TOKEN)
+        let refused = self.known.as_ref().and_then(|known| known.refused.clone());
+        refused.unwrap_or(error::INVALID_AUTH_TOKEN)
     }
 }
 
-impl Permit for UserPermit {
+impl<const WITHIN: bool> Permit for UserPermit<WITHIN> {
     fn allows(&self, key: &[u8], range_end: &[u8]) -> Result<(), Status> {
         let principal = self.identify();
         let services = &self.services;
-        let mut call = if self.is_audited {
-            services.begin_stream_audit(Rpc::Watch, &self.head, &principal)
-        } else {
-            None
-        };
+        let mut call =
+            if WITHIN { None } else { services.begin_stream_audit(Rpc::Watch, &self.asker, &principal) };
         call.iter_mut().for_each(|call| call.asks(&watched(key, range_end)));
         let allowed = principal.and_then(|principal| {
             services.gate(&services.shared.state.load(), &principal).read(key, range_end)?;
-            *self.user.borrow_mut() = principal;
+            if let Some(known) = &self.known {
+                *known.user.borrow_mut() = principal;
+            }
             Ok(())
         });
         call.into_iter().for_each(|call| call.ended(&allowed));
@@ -434,10 +516,10 @@ impl Permit for UserPermit {
     }
 
     fn begins(&self, start: Revision, now: Revision) -> Result<(), Status> {
-        if !self.is_audited || !check::watch_is_expensive(start, now) {
+        if WITHIN || !check::watch_is_expensive(start, now) {
             return Ok(());
         }
-        self.services.expensive(&self.user.borrow(), self.head.peer.ip())
+        self.services.expensive(&self.user(), self.asker.peer.ip())
     }
 
     fn still_allows(
@@ -447,10 +529,10 @@ impl Permit for UserPermit {
         range_end: &[u8],
         joined: &mut usize,
     ) -> Result<(), Status> {
-        if self.session.as_deref().is_some_and(Session::is_withdrawn) {
+        if self.session().is_some_and(Session::is_withdrawn) {
             return Err(error::INVALID_AUTH_TOKEN);
         }
-        let mut principal = self.user.borrow().clone();
+        let mut principal = self.user();
         if principal.user.is_some() {
             principal.revision = auth.revision();
         }
@@ -459,18 +541,6 @@ impl Permit for UserPermit {
         *joined += self.services.known.borrow().rights.joined() - joined_before;
         gate.read(key, range_end)
     }
-}
-
-/// What of a call's head says who makes it.
-pub(super) fn user_head(head: &Head) -> Head {
-    let mut kept = Head::new(head.method, head.peer, head.arrived);
-    kept.common_name.clone_from(&head.common_name);
-    for key in ["token", "authorization", GATEWAY_HEADER] {
-        if let Some(value) = head.metadata.get(key) {
-            kept.metadata.insert(key, value);
-        }
-    }
-    kept
 }
 
 /// A request to watch these keys, as the audit log has it.
@@ -484,20 +554,21 @@ fn watched(key: &[u8], range_end: &[u8]) -> Bytes {
 }
 
 /// Who makes a call, as the audit log has it.
-pub(super) fn who(head: &Head, principal: &Result<Principal, Status>, needs_user: bool) -> Who {
+pub(super) fn who(asker: &impl Asks, principal: &Result<Principal, Status>, needs_user: bool) -> Who {
     let user = principal.as_ref().ok().and_then(|principal| principal.user.clone()).unwrap_or_default();
-    let by = match (presented(head), user.is_empty()) {
+    let by = match (presented(asker), user.is_empty()) {
         (Some(_), _) => "token",
         (None, false) => "certificate",
         (None, true) => "none",
     };
     let is_stranger = needs_user && user.is_empty();
-    Who { user, by, certificate: head.common_name.clone(), remote: head.peer, is_stranger }
+    Who { user, by, certificate: asker.common_name().cloned(), remote: asker.peer(), is_stranger }
 }
 
 /// The token that a call presents, if any.
-pub(super) fn presented(head: &Head) -> Option<&[u8]> {
-    identity::presented(|key| head.metadata.get(key))
+pub(super) fn presented(asker: &impl Asks) -> Option<&[u8]> {
+    let metadata = asker.metadata()?;
+    identity::presented(|key| metadata.get(key))
 }
 
 fn principal(holder: &identity::Holder, state: &Published) -> Principal {

@@ -23,7 +23,7 @@ use bytes::{Bytes, BytesMut};
 use front::{Account, Answer, Head, LocalBoxFuture, TrySend, Unary};
 use prost::Message;
 
-use super::principal::{UserPermit, user_head};
+use super::principal::{Asker, UserPermit};
 use super::stages::Begun;
 use super::{AtHand, Services, decode, numbered};
 use crate::watch::{Requests, Responses};
@@ -34,9 +34,9 @@ const SESSION_TTL: i64 = 60;
 /// Makes the steps of one call, on behalf of its client.
 pub(super) struct Steps {
     pub services: Rc<Services>,
-    /// What of the call's head says who makes it: that is asked again with each step, since a step may be made long after
-    /// the one before.
-    head: Head,
+    rpc: Rpc,
+    /// Who makes the call: that is asked again with each step, since a step may be made long after the one before.
+    asker: Asker,
     /// The connection of the call, which is charged for what it watches. `None` outside of a front.
     pub account: Option<Rc<Account>>,
     /// True once a step may have changed something.
@@ -50,7 +50,8 @@ impl Steps {
     pub fn new(services: &Rc<Services>, head: &Head) -> Steps {
         Steps {
             services: Rc::clone(services),
-            head: user_head(head),
+            rpc: numbered(head.method),
+            asker: Asker::of(head),
             account: Account::of_turn(),
             has_written: Cell::new(false),
         }
@@ -59,12 +60,12 @@ impl Steps {
     /// What a step is looked at as: a part of the call, which is not measured by itself.
     fn at_hand(&self) -> AtHand {
         let begun = Begun::unmeasured(self.services.now());
-        AtHand { rpc: numbered(self.head.method), peer: self.head.peer, begun }
+        AtHand { rpc: self.rpc, peer: self.asker.peer, begun }
     }
 
     async fn call<A: Message + Default>(&self, call: Call, request: &impl Message) -> Result<A, Status> {
         let message = request.encode_to_vec().into();
-        let principal = Box::pin(self.services.identified(&self.head)).await;
+        let principal = Box::pin(self.services.identified(&self.asker)).await;
         *self.services.principal.borrow_mut() = principal;
         self.services.go_on(self.at_hand());
         self.services.is_step.set(true);
@@ -116,7 +117,7 @@ impl Steps {
     /// nothing. The answer may be dropped.
     fn begin_release(&self, keys: &[(&Bytes, i64)]) -> Option<Unary> {
         let (key, _) = keys.first()?;
-        let principal = self.services.identify(&self.head).ok()?;
+        let principal = self.services.identify(&self.asker).ok()?;
         *self.services.principal.borrow_mut() = Ok(principal);
         self.services.go_on(self.at_hand());
         let request = TxnRequest {
@@ -145,12 +146,12 @@ impl Steps {
         let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         let arrived = Rc::default();
         let responses = Sink { arrived: Rc::clone(&arrived), account: self.account.clone() };
-        let caller = Arc::clone(&services.caller_of(self.head.peer));
-        let (services, head) = (Rc::clone(services), user_head(&self.head));
+        let caller = Arc::clone(&services.caller_of(self.asker.peer));
+        let (services, asker) = (Rc::clone(services), self.asker.clone());
         let closed = services.ending.begun();
         let requests = Once(Some(request.encode_to_vec().into()));
         let stream = Box::pin(async move {
-            let permit = Rc::new(UserPermit::within(&services, head).await);
+            let permit = Box::new(UserPermit::<true>::of(&services, asker).await);
             services.hub.serve(needs_leader, (caller, permit, None), requests, responses, closed).await
         });
         Changes::of(stream, arrived)
@@ -164,7 +165,7 @@ impl Steps {
     /// When the client has made as many as it may in this time, or its token is refused.
     pub fn count(&self) -> Result<(), Status> {
         let services = &self.services;
-        services.expensive(&services.principal()?, self.head.peer.ip())
+        services.expensive(&services.principal()?, self.asker.peer.ip())
     }
 
     /// Waits until no key of a line is older than the one that waits. Only one watch is held at a time, of the key right

@@ -1,6 +1,6 @@
 //! The task of one watch stream: [`run`] reads its requests, lets it read history, and sends its responses.
 
-use std::future::{Future, poll_fn, ready};
+use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use api::{Code, Status, error};
 use bytes::Bytes;
-use front::{Account, Inbound, LocalBoxFuture, Messages, Outbound, TrySend};
+use front::{Account, Inbound, Messages, Outbound, TrySend};
 
 use clock::Sleep;
 use telemetry::callers::Caller;
@@ -23,7 +23,7 @@ use super::stream::{Body, Queued};
 const REQUESTS_PER_POLL_MAX: usize = 128;
 
 /// Wakes this task once others had their turn, and what has arrived on sockets was taken in.
-pub(super) fn after_others(cx: &mut Context<'_>) {
+pub(crate) fn after_others(cx: &mut Context<'_>) {
     let mut yielding = pin!(tokio::task::yield_now());
     if yielding.as_mut().poll(cx).is_ready() {
         cx.waker().wake_by_ref();
@@ -31,13 +31,13 @@ pub(super) fn after_others(cx: &mut Context<'_>) {
 }
 
 /// A source of requests: the front end, or a test.
-pub trait Requests: 'static {
+pub trait Requests: Unpin + 'static {
     /// See [`Inbound::poll_next`].
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>;
 }
 
 /// A sink of responses: the front end, or a test.
-pub trait Responses: 'static {
+pub trait Responses: Unpin + 'static {
     /// See [`Outbound::open`].
     fn open(&mut self) -> Result<(), Status>;
     /// See [`Outbound::poll_ready`].
@@ -115,29 +115,28 @@ impl Responses for Outbound {
 }
 
 /// Serves a stream until it ends; `closed` resolves when the server stops. What is needed for as long as that lies in the future once.
-pub(super) fn run<R: Requests, W: Responses>(
+pub(super) fn run<R: Requests, W: Responses, C: Future<Output = ()> + Unpin + 'static>(
     hub: Rc<Hub>,
     needs_leader: bool,
-    client: (Arc<Caller>, Rc<dyn Permit>, Option<Within>),
+    client: (Arc<Caller>, Box<dyn Permit>, Option<Within>),
     requests: R,
     mut responses: W,
-    mut closed: impl Future<Output = ()> + Unpin + 'static,
-) -> LocalBoxFuture<Result<(), Status>> {
-    if needs_leader && !hub.has_leader() {
-        return Box::pin(ready(Err(error::NO_LEADER)));
-    }
+    mut closed: C,
+) -> impl Future<Output = Result<(), Status>> + Unpin + use<R, W, C> {
     // Some clients wait for the head before they send their first request.
-    if let Err(status) = responses.open() {
-        return Box::pin(ready(Err(status)));
-    }
-    let place = hub.open(needs_leader, client, responses.account());
-    let mut drive = Drive { place, requests: Some(requests), responses, tick: None };
-    Box::pin(poll_fn(move |cx| {
-        if Pin::new(&mut closed).poll(cx).is_ready() {
-            return Poll::Ready(Err(error::STOPPED));
-        }
-        drive.poll(cx)
-    }))
+    let opened = match needs_leader && !hub.has_leader() {
+        true => Err(error::NO_LEADER),
+        false => responses.open(),
+    };
+    let mut drive = opened.map(|()| {
+        let place = hub.open(needs_leader, client, responses.account());
+        Drive { place, requests: Some(requests), responses, tick: None }
+    });
+    poll_fn(move |cx| match &mut drive {
+        Err(status) => Poll::Ready(Err(status.clone())),
+        Ok(_) if Pin::new(&mut closed).poll(cx).is_ready() => Poll::Ready(Err(error::STOPPED)),
+        Ok(drive) => drive.poll(cx),
+    })
 }
 
 struct Drive<R, W> {

@@ -207,15 +207,15 @@ impl Hub {
 
     /// Serves one stream until the client leaves, the server stops (`closed`), or it has to end the stream. A client that
     /// closes its side only ends its requests: what it watches goes on, as with etcd (its gateway depends on that).
-    pub fn stream(
+    pub fn stream<C: Future<Output = ()> + Unpin + 'static>(
         self: &Rc<Self>,
         head: &Head,
-        client: (Arc<Caller>, Rc<dyn Permit>, Option<Within>),
+        client: (Arc<Caller>, Box<dyn Permit>, Option<Within>),
         inbound: Inbound,
         outbound: Outbound,
-        closed: impl Future<Output = ()> + Unpin + 'static,
-    ) -> LocalBoxFuture<Result<(), Status>> {
-        self.serve(head.requires_leader, client, inbound, outbound, closed)
+        closed: C,
+    ) -> impl Future<Output = Result<(), Status>> + Unpin + use<C> {
+        drive::run(Rc::clone(self), head.requires_leader, client, inbound, outbound, closed)
     }
 
     /// Serves a stream as [`Hub::stream`] does, for streams that are not the front's. `closed` resolves when the server
@@ -223,12 +223,12 @@ impl Hub {
     pub fn serve(
         self: &Rc<Self>,
         needs_leader: bool,
-        client: (Arc<Caller>, Rc<dyn Permit>, Option<Within>),
+        client: (Arc<Caller>, Box<dyn Permit>, Option<Within>),
         requests: impl Requests,
         responses: impl Responses,
         closed: impl Future<Output = ()> + Unpin + 'static,
     ) -> LocalBoxFuture<Result<(), Status>> {
-        drive::run(Rc::clone(self), needs_leader, client, requests, responses, closed)
+        Box::pin(drive::run(Rc::clone(self), needs_leader, client, requests, responses, closed))
     }
 
     /// Ends all streams whose clients insist on a leader: there has been none for too long.
@@ -355,7 +355,7 @@ impl Hub {
     pub(super) fn open(
         self: &Rc<Self>,
         needs_leader: bool,
-        (caller, permit, spans): (Arc<Caller>, Rc<dyn Permit>, Option<Within>),
+        (caller, permit, spans): (Arc<Caller>, Box<dyn Permit>, Option<Within>),
         account: Option<Rc<Account>>,
     ) -> Registration {
         let serial = self.next_serial();

@@ -38,8 +38,8 @@ impl End {
 pub(super) enum Keys {
     /// One key.
     Single(Key),
-    /// Keys from one on.
-    Range(Key, End),
+    /// Keys from one on. In a box: most watches are of single keys.
+    Range(Box<(Key, End)>),
 }
 
 impl Keys {
@@ -49,26 +49,35 @@ impl Keys {
         let key = Key::from(if key.is_empty() { b"\0" } else { key });
         match range_end {
             b"" => Some(Keys::Single(key)),
-            b"\0" => Some(Keys::Range(key, End::Unbounded)),
+            b"\0" => Some(Keys::range(key, End::Unbounded)),
             end if *end <= *key => None,
-            end => Some(Keys::Range(key, End::Before(Key::from(end)))),
+            end => Some(Keys::range(key, End::Before(Key::from(end)))),
         }
+    }
+
+    fn range(start: Key, end: End) -> Keys {
+        Keys::Range(Box::new((start, end)))
     }
 
     /// Returns the keys as a request would have them: key and range end.
     pub fn as_request(&self) -> (&[u8], &[u8]) {
         match self {
             Keys::Single(key) => (key, b""),
-            Keys::Range(key, End::Unbounded) => (key, b"\0"),
-            Keys::Range(start, End::Before(end)) => (start, end),
+            Keys::Range(range) => match &**range {
+                (key, End::Unbounded) => (key, b"\0"),
+                (start, End::Before(end)) => (start, end),
+            },
         }
     }
 
     /// Bytes of the keys that say which they are.
     pub fn bytes(&self) -> usize {
         match self {
-            Keys::Single(key) | Keys::Range(key, End::Unbounded) => key.len(),
-            Keys::Range(start, End::Before(end)) => start.len() + end.len(),
+            Keys::Single(key) => key.len(),
+            Keys::Range(range) => match &**range {
+                (key, End::Unbounded) => key.len(),
+                (start, End::Before(end)) => start.len() + end.len(),
+            },
         }
     }
 }
@@ -163,7 +172,7 @@ impl<T> Index<T> {
                     self.singles.insert(key.clone(), Watches::One(serial, item));
                 }
             },
-            Keys::Range(start, end) => self.ranges.insert(start, end, serial, item),
+            Keys::Range(range) => self.ranges.insert(&range.0, &range.1, serial, item),
         }
         self.len += 1;
     }
@@ -178,7 +187,7 @@ impl<T> Index<T> {
                 }
                 removed
             }
-            Keys::Range(start, end) => self.ranges.remove(start, end, serial),
+            Keys::Range(range) => self.ranges.remove(&range.0, &range.1, serial),
         };
         self.len -= usize::from(removed.is_some());
         removed
@@ -200,7 +209,7 @@ impl<T> Index<T> {
         let (serial, range) = match behind {
             None => (None, None),
             Some(Place { keys: Keys::Single(_), serial }) => (Some(*serial), None),
-            Some(Place { keys: Keys::Range(start, end), serial }) => (None, Some((start, end, *serial))),
+            Some(Place { keys: Keys::Range(range), serial }) => (None, Some((&range.0, &range.1, *serial))),
         };
         if range.is_none()
             && let Some(watches) = self.singles.get(key)
@@ -508,7 +517,7 @@ mod tests {
         fn holds(&self, key: &[u8]) -> bool {
             match self {
                 Keys::Single(single) => **single == *key,
-                Keys::Range(start, end) => start.as_ref() <= key && end.is_above(key),
+                Keys::Range(range) => range.0.as_ref() <= key && range.1.is_above(key),
             }
         }
     }
@@ -522,8 +531,8 @@ mod tests {
         let (one, other) = (any_key(random), any_key(random));
         match random.below(4) {
             0 => Keys::Single(one),
-            1 => Keys::Range(one, End::Unbounded),
-            _ => Keys::Range(one.clone().min(other.clone()), End::Before(one.max(other))),
+            1 => Keys::range(one, End::Unbounded),
+            _ => Keys::range(one.clone().min(other.clone()), End::Before(one.max(other))),
         }
     }
 
@@ -587,7 +596,7 @@ mod tests {
         let mut index = Index::default();
         for n in 0..10_000u64 {
             let start = Key::from(format!("{n:08}").as_bytes());
-            index.insert(&Keys::Range(start.clone(), End::Before(start)), n, n);
+            index.insert(&Keys::range(start.clone(), End::Before(start)), n, n);
         }
         assert!(index.ranges.depth() < 60, "depth {}", index.ranges.depth());
     }
@@ -613,7 +622,7 @@ mod tests {
         let mut index = Index::default();
         for (serial, start) in (0u64..).zip(&starts) {
             index.insert(
-                &Keys::Range(format!("{start:08}").into_bytes().into(), End::Unbounded),
+                &Keys::range(format!("{start:08}").into_bytes().into(), End::Unbounded),
                 serial,
                 serial,
             );
@@ -645,10 +654,10 @@ mod tests {
             ControlFlow::Continue(())
         });
         assert_eq!(found, 200_000);
-        let last = Keys::Range(b"00199999"[..].into(), End::Unbounded);
+        let last = Keys::range(b"00199999"[..].into(), End::Unbounded);
         assert_eq!(index.remove(&last, 199_999), Some(199_999));
         index.insert(&last, 7, 7);
-        assert_eq!(index.remove(&Keys::Range(b"00000000"[..].into(), End::Unbounded), 0), Some(0));
+        assert_eq!(index.remove(&Keys::range(b"00000000"[..].into(), End::Unbounded), 0), Some(0));
         drop(index);
     }
 

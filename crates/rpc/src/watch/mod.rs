@@ -39,6 +39,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use drive::after_others;
 pub use drive::{Requests, Responses};
 pub use hub::Hub;
 pub use permit::{Anyone, Permit};

@@ -1,7 +1,5 @@
 //! What the user of a stream may watch.
 
-use std::rc::Rc;
-
 use api::Status;
 use machine::auth::Auth;
 use numbers::Revision;
@@ -54,9 +52,6 @@ impl Permit for Anyone {
         Ok(())
     }
 }
-
-/// A permit as streams hold it.
-pub(super) type StreamPermit = Rc<dyn Permit>;
 
 /// The words of a refusal, as etcd's client library reads them.
 pub(super) fn reason(refusal: &Status) -> String {

@@ -210,7 +210,7 @@ impl<'a> Slice<'a> {
                 }
                 *looks += 1;
                 if watch.wants(version) {
-                    let mut matched = watch.matched.borrow_mut();
+                    let mut matched = watch.matched.take();
                     if matched.is_empty() {
                         if touched.len() >= portion.watches {
                             return ControlFlow::Break(());
@@ -218,6 +218,7 @@ impl<'a> Slice<'a> {
                         touched.push(Rc::clone(watch));
                     }
                     matched.push(number);
+                    watch.matched.set(matched);
                     wanted_by += 1;
                     wanted = Some(wanted.unwrap_or(false) || watch.previous);
                 }
@@ -259,9 +260,11 @@ impl<'a> Slice<'a> {
     fn leave_out(&mut self, begins: usize) {
         self.events.truncate(begins);
         self.touched.retain(|watch| {
-            let mut matched = watch.matched.borrow_mut();
+            let mut matched = watch.matched.take();
             matched.truncate(begins);
-            !matched.is_empty()
+            let is_concerned = !matched.is_empty();
+            watch.matched.set(matched);
+            is_concerned
         });
     }
 

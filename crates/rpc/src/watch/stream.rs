@@ -20,7 +20,7 @@ use super::hold::Hold;
 use super::hub::{Class, Place};
 use super::index::Keys;
 use super::long::{Given, Long};
-use super::permit::StreamPermit;
+use super::permit::Permit;
 use super::response;
 use storage::values::Attempt;
 use telemetry::callers::Caller;
@@ -78,9 +78,9 @@ pub(super) struct Watch {
     /// True if it is chosen to be told next of a revision that concerns many watches.
     pub chosen: Cell<bool>,
     /// While it is behind and was not when it was made: what it keeps readable.
-    pub hold: RefCell<Option<Rc<Hold>>>,
+    pub hold: Cell<Option<Rc<Hold>>>,
     /// The events of the slice at hand that are for it.
-    pub matched: RefCell<Matched>,
+    pub matched: Cell<Matched>,
     /// The watch's span, if its stream is traced. It ends with the watch.
     pub _span: Option<Box<OpenSpan>>,
 }
@@ -94,7 +94,10 @@ impl Drop for Watch {
 impl Watch {
     /// A state in which it can read what it has to read next though that was compacted, if it keeps that readable.
     pub fn held<'a>(&self, view: &'a View) -> Option<Snapshot<'a>> {
-        self.hold.borrow().as_ref()?.snapshot(view, self.next.get())
+        let hold = self.hold.take()?;
+        let held = hold.snapshot(view, self.next.get());
+        self.hold.set(Some(hold));
+        held
     }
 
     /// Sets what keeps history readable for this watch; `None` for nothing.
@@ -277,9 +280,14 @@ struct Together {
     watches: usize,
 }
 
-/// The state that few streams need: it is made once a watch is behind, begins above the hub's revision, or is asked for its progress.
+/// The state that few streams need: it is made once a watch is behind, begins above the hub's revision, or is asked for its
+/// progress, and for a stream that is traced.
 #[derive(Default)]
 pub(super) struct Rare {
+    /// Begins the spans of watches, if the stream is traced.
+    pub spans: OnceCell<Within>,
+    /// Number of watches of the stream that were compacted away and that the client has not cancelled yet.
+    pub compacted: Cell<usize>,
     /// The revision that a word of progress must reach, if the client waits for one: the newest when it asked.
     pub progress_wanted: Cell<Option<Revision>>,
     /// The newest revision that a watch was told of as history: it may be above the hub's.
@@ -320,28 +328,25 @@ pub(super) struct Stream {
     /// True if the stream ends when there is no leader.
     pub needs_leader: bool,
     /// The permission of the stream's user to watch keys.
-    pub permit: StreamPermit,
-    /// Begins the spans of watches, if the stream is traced.
-    pub spans: Option<Box<Within>>,
+    pub permit: Box<dyn Permit>,
     /// Figures of the client whose watches these are.
     pub caller: Arc<Caller>,
     /// All watches of the stream, by watch id.
     pub watches: RefCell<ById<Rc<Watch>>>,
     /// The next number the server would choose.
     pub next_id: Cell<i64>,
-    /// Number of watches of this stream that were compacted away and that the client has not cancelled yet.
-    pub compacted: Cell<usize>,
     /// True if a watch of the stream ever asked for periodic progress.
     pub wants_ticks: Cell<bool>,
     queue: RefCell<VecDeque<Queued>>,
-    queued_bytes: Cell<usize>,
-    waker: RefCell<Option<Waker>>,
+    /// At most [`QUEUE_BYTES_MAX`], or one response, which is no longer than a message can be.
+    queued_bytes: Cell<u32>,
+    waker: Cell<Option<Waker>>,
     /// In a box, and once it is needed.
     rare: OnceCell<Box<Rare>>,
-    end: RefCell<Option<Box<Status>>>,
+    end: OnceCell<Box<Status>>,
     pending_events: Rc<PendingEvents>,
     /// Charges the watches and what waits; `None` for a stream that did not come through a front end.
-    held: Option<RefCell<Held>>,
+    held: Cell<Option<Held>>,
 }
 
 impl Stream {
@@ -349,29 +354,36 @@ impl Stream {
         serial: u64,
         needs_leader: bool,
         caller: Arc<Caller>,
-        permit: StreamPermit,
+        permit: Box<dyn Permit>,
         spans: Option<Within>,
         pending_events: Rc<PendingEvents>,
         account: Option<Rc<Account>>,
     ) -> Stream {
-        Stream {
-            held: account.map(|account| RefCell::new(account.hold(0))),
+        let stream = Stream {
+            held: Cell::new(account.map(|account| account.hold(0))),
             serial,
             permit,
-            spans: spans.map(Box::new),
             needs_leader,
             caller,
             watches: RefCell::default(),
             next_id: Cell::new(0),
-            compacted: Cell::new(0),
             wants_ticks: Cell::new(false),
             queue: RefCell::default(),
             queued_bytes: Cell::new(0),
-            waker: RefCell::default(),
+            waker: Cell::default(),
             rare: OnceCell::new(),
-            end: RefCell::default(),
+            end: OnceCell::new(),
             pending_events,
+        };
+        if let Some(spans) = spans {
+            stream.rare().spans.get_or_init(|| spans);
         }
+        stream
+    }
+
+    /// What begins the spans of watches, if the stream is traced.
+    pub fn spans(&self) -> Option<&Within> {
+        self.rare_if_any()?.spans.get()
     }
 
     /// Returns the state that few streams need, and makes it if it is not there.
@@ -425,7 +437,7 @@ impl Stream {
     /// Returns true if it may read a slice of history now: there is some to read, and all before it is with the front.
     /// Once that is so again, the stream comes to it by itself.
     pub fn may_read(&self) -> bool {
-        self.is_drained() && !self.is_synced() && !self.waits_for_another() && self.end.borrow().is_none()
+        self.is_drained() && !self.is_synced() && !self.waits_for_another() && !self.has_ended()
     }
 
     fn waits_for_another(&self) -> bool {
@@ -446,7 +458,7 @@ impl Stream {
 
     /// Returns true if a response of this length may be queued.
     pub fn has_room(&self, len: usize) -> bool {
-        let queued = self.queued_bytes.get();
+        let queued = self.queued_bytes.get() as usize;
         (queued == 0 || queued + len <= QUEUE_BYTES_MAX) && !self.is_half_sent()
     }
 
@@ -525,7 +537,7 @@ impl Stream {
     pub fn progress_due(&self) -> Option<Revision> {
         let rare = self.rare_if_any()?;
         let wanted = rare.progress_wanted.get()?;
-        let may_be = self.is_synced() && self.compacted.get() == 0;
+        let may_be = self.is_synced() && rare.compacted.get() == 0;
         let ahead = rare.ahead.borrow().last_key_value().map_or(wanted, |(start, _)| *start);
         let told = if planted::is(Bug::ProgressBelowHistory) { wanted } else { rare.told_through.get() };
         may_be.then(|| wanted.max(ahead).max(told))
@@ -538,25 +550,31 @@ impl Stream {
 
     /// Charges bytes that this stream and others may wait for, once.
     pub fn share(&self, bytes: Bytes) -> Bytes {
-        match &self.held {
-            Some(held) => held.borrow().account().share(bytes),
+        match self.account() {
+            Some(account) => account.share(bytes),
             None => bytes,
         }
     }
 
     /// Most bytes that the events of one revision may make for one watch.
     pub fn revision_bytes_max(&self) -> usize {
-        let of_account = |held: &RefCell<Held>| held.borrow().account().budget().bytes_max() / 4;
-        let budget = self.held.as_ref().map_or(usize::MAX, of_account);
+        let budget = self.account().map_or(usize::MAX, |account| account.budget().bytes_max() / 4);
         budget.min(i32::MAX as usize)
     }
 
     fn charge(&self, more: usize, less: usize) {
-        if let Some(held) = &self.held {
-            let mut held = held.borrow_mut();
-            let bytes = held.bytes() + more - less;
-            held.set(bytes);
+        if let Some(mut held) = self.held.take() {
+            held.set(held.bytes() + more - less);
+            self.held.set(Some(held));
         }
+    }
+
+    /// The account that the watches and what waits are charged to; `None` for a stream that did not come through a front end.
+    fn account(&self) -> Option<Rc<Account>> {
+        let held = self.held.take()?;
+        let account = Rc::clone(held.account());
+        self.held.set(Some(held));
+        Some(account)
     }
 
     /// Number of watches that read a revision of many changes.
@@ -578,7 +596,7 @@ impl Stream {
     /// Bytes that wait to be sent.
     #[cfg(test)]
     pub fn queued_bytes(&self) -> usize {
-        self.queued_bytes.get()
+        self.queued_bytes.get() as usize
     }
 
     /// Puts a response behind the others. The caller has looked for room.
@@ -610,7 +628,7 @@ impl Stream {
             messages.push([head, fields]);
             *events += count;
             drop(queue);
-            self.queued_bytes.set(self.queued_bytes.get() + bytes);
+            self.queued_bytes.set(self.queued_bytes.get() + bytes as u32);
             self.charge(QUEUED_BYTES + bytes, 0);
             self.pending_events.add(i64::from(count));
             return;
@@ -625,7 +643,7 @@ impl Stream {
     }
 
     fn note_queued(&self, queued: &Queued) {
-        self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes());
+        self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes() as u32);
         self.charge(queued.charged_bytes(), 0);
         self.pending_events.add(i64::from(queued.events));
         // What it was given would go behind this with an older header, and its client may not take this soon.
@@ -645,7 +663,7 @@ impl Stream {
             *queue = VecDeque::new();
         }
         drop(queue);
-        self.queued_bytes.set(self.queued_bytes.get() - queued.body.bytes());
+        self.queued_bytes.set(self.queued_bytes.get() - queued.body.bytes() as u32);
         self.charge(0, queued.charged_bytes());
         self.pending_events.add(-i64::from(queued.events));
         Some(queued)
@@ -653,7 +671,7 @@ impl Stream {
 
     /// Puts back what could not be sent after all.
     pub fn put_back(&self, queued: Queued) {
-        self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes());
+        self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes() as u32);
         self.charge(queued.charged_bytes(), 0);
         self.pending_events.add(i64::from(queued.events));
         self.queue.borrow_mut().push_front(queued);
@@ -661,18 +679,18 @@ impl Stream {
 
     /// Ends the stream with this status; the first one counts.
     pub fn end(&self, status: Status) {
-        self.end.borrow_mut().get_or_insert_with(|| Box::new(status));
+        self.end.get_or_init(|| Box::new(status));
         self.wake();
     }
 
     /// Returns true if it is time to end.
     pub fn has_ended(&self) -> bool {
-        self.end.borrow().is_some()
+        self.end.get().is_some()
     }
 
     /// The status to end with, if it is time.
     pub fn ending(&self) -> Option<Status> {
-        self.end.borrow().as_deref().cloned()
+        self.end.get().map(|status| Status::clone(status))
     }
 
     /// Returns the attempt that was begun with the values for history from this revision on, or a new one from `begin`.
@@ -699,7 +717,7 @@ impl Stream {
         let mut fetching = rare.fetching.borrow_mut();
         let Some(attempt) = fetching.as_mut() else { return Poll::Ready(()) };
         let polled = attempt.poll_fetched(context);
-        if polled.is_ready() && self.held.is_some() {
+        if polled.is_ready() && self.account().is_some() {
             // Held for as long as the client takes nothing, so this is what it is charged for.
             attempt.drop_charges();
         }
@@ -744,13 +762,12 @@ impl Stream {
 
     /// Leaves a waker for the next response; `None` while the stream is being worked on.
     pub fn wait(&self, waker: Option<&Waker>) {
-        *self.waker.borrow_mut() = waker.cloned();
+        self.waker.set(waker.cloned());
     }
 
     /// Wakes the task that sends.
     pub fn wake(&self) {
-        let waker = self.waker.borrow_mut().take();
-        if let Some(waker) = waker {
+        if let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
@@ -770,8 +787,8 @@ mod tests {
 
     #[test]
     fn a_stream_and_its_watch_are_small() {
-        // With the 16 bytes of a counted pointer they are 256 and 160, and the allocator has pieces of these sizes.
-        assert!(size_of::<Stream>() <= 240, "a stream has {} bytes", size_of::<Stream>());
-        assert!(size_of::<Watch>() <= 144, "a watch has {} bytes", size_of::<Watch>());
+        // With the 16 bytes of a counted pointer they are 192 and 128, and the allocator has pieces of these sizes.
+        assert!(size_of::<Stream>() <= 176, "a stream has {} bytes", size_of::<Stream>());
+        assert!(size_of::<Watch>() <= 112, "a watch has {} bytes", size_of::<Watch>());
     }
 }

@@ -325,7 +325,8 @@ impl Hub {
     fn cancel_compacted(&self, watch: &Watch, state: &Published, compacted: Revision) {
         self.rest(watch);
         watch.compacted.set(true);
-        watch.stream.compacted.set(watch.stream.compacted.get() + 1);
+        let waiting = &watch.stream.rare().compacted;
+        waiting.set(waiting.get() + 1);
         watch.synced.set(false);
         let response = WatchResponse {
             header: Some(self.header(state, Revision(0))),

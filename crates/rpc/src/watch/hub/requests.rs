@@ -1,6 +1,6 @@
 //! What clients ask for: watches are made, and cancelled.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::hash::BuildHasher as _;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -122,9 +122,9 @@ impl Hub {
             quiet: Cell::new(true),
             left_behind: Cell::new(false),
             chosen: Cell::new(false),
-            hold: RefCell::default(),
-            matched: RefCell::default(),
-            _span: stream.spans.as_ref().map(|spans| Box::new(spans.begin("watch", told(request)))),
+            hold: Cell::default(),
+            matched: Cell::default(),
+            _span: stream.spans().map(|spans| Box::new(spans.begin("watch", told(request)))),
         })
     }
 
@@ -152,7 +152,8 @@ impl Hub {
     /// Takes a watch out of the index it is in, and of the counts.
     pub(super) fn forget(&self, watch: &Watch) {
         if watch.compacted.get() {
-            watch.stream.compacted.set(watch.stream.compacted.get() - 1);
+            let waiting = &watch.stream.rare().compacted;
+            waiting.set(waiting.get() - 1);
         } else {
             self.rest(watch);
         }

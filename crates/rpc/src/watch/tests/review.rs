@@ -66,7 +66,7 @@ fn auth(revision: u64, users: usize, permissions: usize, without: usize) -> Auth
 
 fn clients(world: &World, asked: &Rc<Asked>, users: usize, watches: usize) -> Vec<Client> {
     let client = |n: usize| {
-        let client = world.client_permitted(MANY, false, Rc::new(Named(format!("u{n}"), Rc::clone(asked))));
+        let client = world.client_permitted(MANY, false, Box::new(Named(format!("u{n}"), Rc::clone(asked))));
         (0..watches).for_each(|_| client.create(watch("k", "")));
         client
     };
@@ -174,7 +174,7 @@ fn a_stream_that_has_no_watch_yet_is_no_obstacle() {
     let asked = Rc::default();
     let mut clients = clients(&world, &asked, 1, 1);
     // The newest of all streams, without a watch that would come behind it.
-    clients.push(world.client_permitted(MANY, false, Rc::new(Named("u0".to_owned(), asked))));
+    clients.push(world.client_permitted(MANY, false, Box::new(Named("u0".to_owned(), asked))));
     settle(&mut clients);
     world.auth = auth(10, 1, 1, 1);
     world.put("k", 1);

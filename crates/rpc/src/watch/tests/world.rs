@@ -220,11 +220,11 @@ impl World {
 
     /// As [`World::client`], perhaps one that insists on a leader.
     pub fn client_with(&self, credit: usize, needs_leader: bool) -> Client {
-        self.client_permitted(credit, needs_leader, Rc::new(Anyone))
+        self.client_permitted(credit, needs_leader, Box::new(Anyone))
     }
 
     /// As [`World::client_with`], for a user.
-    pub fn client_permitted(&self, credit: usize, needs_leader: bool, permit: Rc<dyn Permit>) -> Client {
+    pub fn client_permitted(&self, credit: usize, needs_leader: bool, permit: Box<dyn Permit>) -> Client {
         let pipe = Rc::new(Pipe::default());
         pipe.credit.set(credit);
         let closed = Box::pin(poll_closed(pipe.clone()));
