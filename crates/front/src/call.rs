@@ -380,6 +380,7 @@ impl Gathering {
     }
 
     /// Goes on with what came of gathering.
+    #[expect(clippy::boxed_local, reason = "it comes in its box, and is as long as an argument may be")]
     pub(crate) fn serve(self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         if let Some(status) = self.refusal {
             self.responder.refuse(StatusCode::OK, &status);

@@ -163,17 +163,17 @@ fn holds(what: &str, bytes_max: isize, path: &str, streams: &[u32]) {
 
 #[test]
 fn a_connection_that_is_idle() {
-    holds("an idle connection", 1_450, "/test.Echo/Unary", &[1]);
+    holds("an idle connection", 1_420, "/test.Echo/Unary", &[1]);
 }
 
 #[test]
 fn a_connection_with_an_open_stream() {
-    holds("a connection with a stream", 2_400, BIDI, &[1]);
+    holds("a connection with a stream", 2_270, BIDI, &[1]);
 }
 
 #[test]
 fn a_connection_with_two_open_streams() {
-    holds("a connection with two streams", 3_280, BIDI, &[1, 3]);
+    holds("a connection with two streams", 3_070, BIDI, &[1, 3]);
 }
 
 #[test]
