@@ -588,6 +588,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_an_open_stream_knows_of_its_user_is_small() {
+        // Each open stream has it.
+        assert!(size_of::<Asker>() <= 40, "{} bytes", size_of::<Asker>());
+        assert!(size_of::<UserPermit<false>>() <= 56, "{} bytes", size_of::<UserPermit<false>>());
+    }
+
+    #[test]
     fn the_token_of_a_connection_goes_with_it() {
         let credentials = Credentials::simple(Clock::real(), Box::new(identity::system_entropy()));
         credentials.auth_changed(&AuthChange::Enabled);
