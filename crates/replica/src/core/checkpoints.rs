@@ -251,7 +251,8 @@ impl Checkpoints {
         }
     }
 
-    /// `paused` is the part of its time in which no work was done for it. While the member is loaded that is most of it, many
+    /// `paused` is the part of its time in which no work was done for it; after a failure all of it counts as work, since what stands
+    /// in its way may stay. While the member is loaded that is most of it, many
     /// seconds: if the next one waited for as long, a restart soon after a load would read everything behind this one.
     fn ended(&mut self, paused: Duration, now: Instant) {
         let worked = now.saturating_duration_since(self.at).saturating_sub(paused);

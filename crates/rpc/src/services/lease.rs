@@ -110,7 +110,7 @@ pub(super) struct Renewing {
     ended: Ended,
     renewed: Renewed,
     spans: Option<Rc<Within>>,
-    /// Renewals since others had their turn for which it waited for nobody.
+    /// Renewals since others had their turn on its behalf, of those for which nobody was asked.
     at_once: u32,
     /// A renewal for which somebody else is asked.
     asked: Option<LocalBoxFuture<Result<(LeaseId, Seconds), Status>>>,
