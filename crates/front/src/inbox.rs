@@ -1,5 +1,5 @@
 //! The receiving half of a request's stream: the connection puts what comes into an [`Inbox`], and whoever has the
-//! [`RequestStream`] takes it out. The client's window opens again when what was taken is used.
+//! [`RequestStream`] takes it out. The client's window opens again for what was taken out.
 
 use std::cell::RefCell;
 use std::rc::Rc;

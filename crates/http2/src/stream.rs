@@ -164,7 +164,8 @@ pub(crate) struct Backlog {
 }
 
 /// Bytes that have to come on a stream according to `content-length`, if that is known. Open streams have it, so it is half as long
-/// as an `Option`: the greatest number says that nothing is known, and so many bytes never come.
+/// as an `Option`: the greatest number says that nothing is known. Where that is what was announced it is one less, which does not
+/// come either, and so is missed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContentLeft(u64);
 
@@ -172,7 +173,7 @@ impl ContentLeft {
     const UNKNOWN: u64 = u64::MAX;
 
     pub(crate) fn of(length: Option<u64>) -> ContentLeft {
-        ContentLeft(length.unwrap_or(ContentLeft::UNKNOWN))
+        ContentLeft(length.map_or(ContentLeft::UNKNOWN, |length| length.min(ContentLeft::UNKNOWN - 1)))
     }
 
     /// Returns true if it is known that more has to come.

@@ -77,7 +77,7 @@ fn own(seat: &Seat<Adding>, inbox: &Arc<Inbox<Number>>, all: u8, lent_for: u8) {
 fn borrow(seat: &Seat<Adding>, inbox: &Inbox<Number>, number: u8) {
     if inbox.put_all(&mut vec![Number::New(number)], true) {
         if seat.is_lent() {
-            seat.work_here(inbox, || false);
+            let _ = seat.work_here(inbox, || false);
         } else {
             inbox.wake_receiver();
         }

@@ -43,11 +43,14 @@ pub struct Pending {
     flusher: Cell<Option<Waker>>,
     /// When a client of this shard had a lease granted or renewed last.
     leases_kept: Cell<Option<Instant>>,
-    /// Messages that the shard had taken at the last write.
-    messages: Cell<u64>,
-    /// Number of writes, one after the other, beside which the shard had nothing else to do.
+    /// Messages that the shard had taken at the last write, and bytes that it had given.
+    traffic: Cell<(u64, u64)>,
+    /// Number of writes, one after the other, beside which nothing came to the shard, and nothing but answers to such left it.
     writes_alone: Cell<u32>,
 }
+
+/// Bytes of answers between two writes that are no stream of a snapshot, whose pieces would wait for each sync.
+const GIVEN_ALONE: u64 = 16 << 10;
 
 /// So many writes have come one by one, with nothing between them, before a shard does the core's work: what it serves besides would have
 /// to wait for each sync.
@@ -67,7 +70,7 @@ impl Pending {
             outgoing: RefCell::default(),
             flusher: Cell::new(None),
             leases_kept: Cell::new(None),
-            messages: Cell::new(0),
+            traffic: Cell::new((0, 0)),
             writes_alone: Cell::new(0),
         })
     }
@@ -144,10 +147,11 @@ impl Pending {
         drop(outgoing);
         self.flusher.set(Some(context.waker().clone()));
         if is_to_wake && works_here {
-            self.shared.metrics.disk.core_lent.inc();
             shard.stands_still.store(true, Relaxed);
             let answers = &self.shared.shards[usize::from(self.shard)];
-            self.shared.seat.work_here(&self.shared.core, || !answers.is_empty());
+            if self.shared.seat.work_here(&self.shared.core, || !answers.is_empty()) {
+                self.shared.metrics.disk.core_lent.inc();
+            }
             shard.stands_still.store(false, Relaxed);
         } else if is_to_wake {
             self.shared.core.wake_receiver();
@@ -170,14 +174,16 @@ impl Pending {
         if outgoing.is_empty() {
             return false;
         }
-        let messages = shard.messages_received.load(Relaxed);
-        let came = messages.wrapping_sub(self.messages.replace(messages));
+        let traffic = (shard.messages_received.load(Relaxed), shard.bytes_sent.load(Relaxed));
+        let before = self.traffic.replace(traffic);
+        let (came, given) = (traffic.0.wrapping_sub(before.0), traffic.1.wrapping_sub(before.1));
         let is_write = |request: &CoreRequest| {
             matches!(request, CoreRequest::Client(ClientRequest::Propose { writer: Writer::Port(_), .. }))
         };
         let is_alone = self.shared.shards.len() > 1
             && shard.connections.load(Relaxed) == 1
             && came == 1
+            && given <= GIVEN_ALONE
             && outgoing.len() == 1
             && outgoing.iter().all(is_write)
             && self.slots.borrow().len() - self.free.borrow().len() == 1;

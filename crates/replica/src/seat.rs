@@ -75,16 +75,17 @@ impl<W: Work> Seat<W> {
 
     /// Does the next turns on the calling thread, until `is_done`, nothing is left to do, or others have brought something: their work
     /// is not the caller's to wait for. The caller has put items into the inbox and was told to wake the receiver
-    /// ([`Inbox::put_all`]); that is done where the owner is to go on.
-    pub fn work_here(&self, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) {
+    /// ([`Inbox::put_all`]); that is done where the owner is to go on. Returns true if the owner sleeps on.
+    pub fn work_here(&self, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) -> bool {
         // Who holds it is about to sleep, or to look for items.
         if let Ok(mut place) = self.place.try_lock()
             && let Some(place) = &mut *place
             && self.works_off(place, inbox, is_done)
         {
-            return;
+            return true;
         }
         inbox.wake_receiver();
+        false
     }
 
     /// Returns true if the owner may sleep on.

@@ -182,6 +182,10 @@ fn violations_that_end_a_stream() {
                 [headers(OPEN, 1, GET), headers(WHOLE, 1, &[0x82])],
             ),
             case("8.1.1 less content", [headers(OPEN, 1, &length("2")), frame(DATA, END_STREAM, 1, b"x")]),
+            case(
+                "8.1.1 less content than the greatest number",
+                [headers(OPEN, 1, &length("18446744073709551615")), frame(DATA, END_STREAM, 1, b"x")],
+            ),
             case("8.1.1 more content", [headers(OPEN, 1, &length("2")), frame(DATA, 0, 1, b"xyz")]),
             case("8.1.1 no content", [headers(WHOLE, 1, &length("1"))]),
             case(

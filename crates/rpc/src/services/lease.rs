@@ -482,6 +482,8 @@ impl Services {
         outbound: Outbound,
         spans: Option<Within>,
     ) -> Renewing {
+        // The first renewal may be due late.
+        self.pending.note_lease(self.shared.clock.now());
         Renewing {
             asker: Asker::of(head),
             inbound,
