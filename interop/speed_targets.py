@@ -18,6 +18,7 @@ for watches, nothing but the writes to sockets.
 
 import argparse
 import copy
+import functools
 import json
 import os
 import resource
@@ -170,13 +171,13 @@ class Load:
 
 def with_log(measure):
     """A load of puts, of which the bare server's cost is that of a log, too, at each member."""
+    @functools.wraps(measure)
     def measured_with_log(load, server):
         figures = measure(load, server)
         if isinstance(server, (Bare, BareCluster)):
             figures["cpu_us"] += bare_append(load, PUTS_A_SYNC)["cpu_us"] * getattr(measure, "members", 1)
         return figures
 
-    measured_with_log.members = getattr(measure, "members", 1)
     return measured_with_log
 
 

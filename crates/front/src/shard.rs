@@ -69,7 +69,7 @@ pub struct Shard {
     pub id: ShardId,
     /// Signal of the front's shutdown.
     pub closing: Closing,
-    /// What the shard counts.
+    /// Counters of the shard's connections, calls and messages.
     pub counters: Arc<ShardCounters>,
 }
 

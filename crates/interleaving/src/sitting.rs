@@ -104,7 +104,7 @@ pub fn what_comes_while_the_work_is_lent_is_done() {
     with_a_borrower_and_a_sender(u8::MAX);
 }
 
-/// The same where the work is lent for one turn only, so that the owner does the rest.
+/// A borrower and a sender, with work that is lent for one turn only, so that the owner does the rest.
 pub fn what_is_no_longer_lent_is_done_by_its_owner() {
     with_a_borrower_and_a_sender(1);
 }

@@ -32,7 +32,7 @@ const NS_PER_SECOND: u64 = 1_000_000_000;
 /// Places looked at for each lease that may be given out at once: most may be out of date.
 const LOOKS_PER_LEASE: usize = 4;
 
-/// What is known of one lease. There may be millions of leases: times are nanoseconds since [`Expiry::epoch`], each half as long
+/// The deadline of one lease, and who may move it. There may be millions of leases: times are nanoseconds since [`Expiry::epoch`], each half as long
 /// as an `Instant`.
 #[derive(Clone, Copy, Debug)]
 struct Timer {
@@ -283,12 +283,11 @@ impl Expiry {
     /// Renews a lease if nothing but a new deadline is needed for it, and its time is not up. Returns the TTL that the client
     /// is told; `None` if the core has to look at the renewal.
     pub fn renew_alone(&mut self, id: LeaseId, now: Instant) -> Option<Seconds> {
+        let now = self.ns(now).max(self.renewed_at_ns);
         let timer = self.timers.get_mut(&id)?;
         if timer.alone_looks != self.looks {
             return None;
         }
-        let since = nanoseconds(now.saturating_duration_since(self.epoch));
-        let now = since.max(self.renewed_at_ns);
         // Stricter than the core, by whose time a lease may live on while apply is behind.
         if timer.ends_ns() <= now {
             return None;

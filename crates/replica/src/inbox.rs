@@ -143,7 +143,7 @@ impl<T> Inbox<T> {
     }
 
     /// Marks the receiver as awake.
-    pub fn wake_up(&self) {
+    fn wake_up(&self) {
         self.asleep.swap(0, Ordering::SeqCst);
     }
 
@@ -155,14 +155,20 @@ impl<T> Inbox<T> {
     /// Moves all waiting items into `into`, which is empty. Sleeps up to `patience` until `wanted` items wait, or an
     /// urgent one.
     pub fn drain(&self, into: &mut Vec<T>, patience: Duration, wanted: usize) {
-        if !patience.is_zero() && self.is_short_of(wanted) {
-            self.fall_asleep(wanted);
-            if self.is_asleep() {
-                park_timeout(patience);
-            }
-            self.wake_up();
-        }
+        self.sleep(patience, wanted, park_timeout);
         self.take(into);
+    }
+
+    /// Sleeps in `park`, up to `patience`, until `wanted` items wait, or an urgent one. Does not sleep if they wait already.
+    pub fn sleep(&self, patience: Duration, wanted: usize, park: impl FnOnce(Duration)) {
+        if patience.is_zero() || !self.is_short_of(wanted) {
+            return;
+        }
+        self.fall_asleep(wanted);
+        if self.is_asleep() {
+            park(patience);
+        }
+        self.wake_up();
     }
 
     /// Returns true if more items wait than this.

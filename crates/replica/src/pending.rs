@@ -177,15 +177,13 @@ impl Pending {
         let traffic = (shard.messages_received.load(Relaxed), shard.bytes_sent.load(Relaxed));
         let before = self.traffic.replace(traffic);
         let (came, given) = (traffic.0.wrapping_sub(before.0), traffic.1.wrapping_sub(before.1));
-        let is_write = |request: &CoreRequest| {
-            matches!(request, CoreRequest::Client(ClientRequest::Propose { writer: Writer::Port(_), .. }))
-        };
+        let is_one_write =
+            matches!(outgoing, [CoreRequest::Client(ClientRequest::Propose { writer: Writer::Port(_), .. })]);
         let is_alone = self.shared.shards.len() > 1
             && shard.connections.load(Relaxed) == 1
             && came == 1
             && given <= GIVEN_ALONE
-            && outgoing.len() == 1
-            && outgoing.iter().all(is_write)
+            && is_one_write
             && self.slots.borrow().len() - self.free.borrow().len() == 1;
         self.writes_alone.set(if is_alone { self.writes_alone.get().saturating_add(1) } else { 0 });
         self.writes_alone.get() > WRITES_ALONE

@@ -19,9 +19,9 @@ const OVERSLEEPS: Duration = Duration::from_micros(100);
 
 /// Work in turns, which one thread at a time does.
 pub trait Work {
-    /// What a turn takes.
+    /// A request or an event, of which a turn takes any number.
     type Item;
-    /// What the work ends with.
+    /// The result with which the work ends.
     type End;
 
     /// Does one turn with these items, and leaves `items` empty. Returns what the work has ended with, if it has.
@@ -46,7 +46,7 @@ struct Place<W: Work> {
     items: Vec<W::Item>,
     /// When the owner, who sleeps, wakes by itself; `None` for never.
     wakes_at: Option<Instant>,
-    /// What the work has ended with, in a turn of another thread.
+    /// The result of the work, if it ended in a turn of another thread and the owner has not heard of it.
     end: Option<W::End>,
 }
 
@@ -164,19 +164,15 @@ impl<W: Work> Owner<'_, W> {
     /// Sleeps up to `patience` until `wanted` items wait, or an urgent one, and lends the work meanwhile. Returns what it has ended with,
     /// if it has.
     pub fn sleep(&mut self, inbox: &Inbox<W::Item>, patience: Duration, wanted: usize) -> Option<W::End> {
-        if patience.is_zero() || !inbox.is_short_of(wanted) {
-            return None;
-        }
-        let place = self.place();
-        place.wakes_at = Instant::now().checked_add(patience);
-        self.seat.lend(&self.place().work);
-        inbox.fall_asleep(wanted);
-        if inbox.is_asleep() {
+        inbox.sleep(patience, wanted, |patience| {
+            let seat = self.seat;
+            let place = self.place();
+            place.wakes_at = Instant::now().checked_add(patience);
+            seat.lend(&place.work);
             self.place = None;
             park_timeout(patience);
-            self.place = Some(self.seat.lock());
-        }
-        inbox.wake_up();
+            self.place = Some(seat.lock());
+        });
         self.place().end.take()
     }
 

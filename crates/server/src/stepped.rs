@@ -280,7 +280,7 @@ impl Stepped {
     ///
     /// Why the member cannot go on; the process would end here.
     pub fn turn(&mut self) -> Result<Going, Fatal> {
-        self.shared.core.drain(&mut self.asks, Duration::ZERO, 1);
+        self.shared.core.take(&mut self.asks);
         let outcome = self.core.turn(&mut self.asks, self.clock.now());
         if !matches!(outcome, Ok(false)) {
             // Requests that wait for an answer learn of the end.

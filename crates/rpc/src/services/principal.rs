@@ -105,7 +105,7 @@ pub(super) enum Unidentified {
     Refused(Status),
 }
 
-/// What says who makes a call.
+/// A source of the client's identity: the head of its call, or an [`Asker`] kept from it.
 pub(super) trait Asks {
     /// Address of the client.
     fn peer(&self) -> SocketAddr;
@@ -129,7 +129,7 @@ impl Asks for Head {
     }
 }
 
-/// What of a call's head says who makes it, for as long as the call takes. Streams are open for days, and each has it, so that
+/// The identity of a client, taken from its call's head, for as long as the call takes. Streams are open for days, and each has it, so that
 /// it takes little of those whose clients present nothing: they are nobody, or authentication is off.
 #[derive(Clone)]
 pub(super) struct Asker {
@@ -138,7 +138,7 @@ pub(super) struct Asker {
     presents: Option<Rc<Presents>>,
 }
 
-/// What a client presents: at least one of both.
+/// The name in a client's certificate, and the metadata with its token: at least one of both.
 struct Presents {
     common_name: Option<Arc<str>>,
     metadata: Metadata,
@@ -413,11 +413,11 @@ pub(super) struct UserPermit<const WITHIN: bool> {
     services: Rc<Services>,
     /// Who makes the stream's call, with the token.
     asker: Asker,
-    /// What is known of the user; `None` if the client presents nothing, and so is nobody.
+    /// The user and its session; `None` if the client presents nothing, and so is nobody.
     known: Option<Box<KnownUser>>,
 }
 
-/// What a watch stream knows of its user.
+/// The user of a watch stream, with the session of its token.
 struct KnownUser {
     /// The user when the last watch was made.
     user: RefCell<Principal>,

@@ -381,7 +381,7 @@ impl Stream {
         stream
     }
 
-    /// What begins the spans of watches, if the stream is traced.
+    /// Returns the span within which those of the stream's watches begin; `None` for a stream that is not traced.
     pub fn spans(&self) -> Option<&Within> {
         self.rare_if_any()?.spans.get()
     }
