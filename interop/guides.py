@@ -36,7 +36,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ELSEWHERE = {
     "docs/migration.md": "interop/migration_document.py", "docs/install.md": "interop/packages.py and packaging/try-deb",
     "docs/flags.md": "generated from the flag table, which a test of the server compares",
-    "interop/README.md": "names only: the programs are run by .ci/run", "TESTING.md": "names only: tests are run by .ci/run",
+    "interop/README.md": "names only: the programs are run by .ci/run full", "TESTING.md": "names only: tests are run by .ci/run",
     "ARCHITECTURE.md": "names only", "CHANGELOG.md": "names only, of the release that it is about",
 }
 # What a block may be that is no command.

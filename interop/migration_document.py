@@ -58,7 +58,7 @@ SERVES = "ready to serve client requests"
 
 # Commands, flags and words between backticks that nothing here runs or looks for, and why.
 ELSEWHERE = {
-    "interop cluster history --migrate": "no command of an operator's: it is a test, and a step of .ci/run",
+    "interop cluster history --migrate": "no command of an operator's: it is a test, and a step of .ci/run full",
     "interop/kube_apiserver.py --migrate": "no command of an operator's: it is a test",
     "--etcd-compaction-interval=0": "a flag of kube-apiserver, which interop/kube_apiserver.py runs",
     "etcdserver: request timed out, possibly due to previous leader failure":

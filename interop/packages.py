@@ -759,7 +759,7 @@ def image(tally, bench, server, settings):
 
 # How each command of docs/install.md is checked; `run` is run here, others are named.
 DOCUMENT = [
-    ("cargo build --release", "by .ci/run, before this"),
+    ("cargo build --release", "by .ci/run full, before this"),
     ("RUSTFLAGS=", "a build of its own takes too long here"),
     ("target/release/mainstay --version", "run"),
     ("cargo xtask deb", "by packaging/try-deb"),

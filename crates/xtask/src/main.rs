@@ -30,7 +30,7 @@ const USAGE: &str = "usage: cargo xtask VERB
   release-notes VERSION
                   print the section of CHANGELOG.md of that version
   check           form, lints and generated files: .ci/run checks
-  ci              all that has to hold before a change goes in: .ci/run
+  ci [PART]       what has to hold before a change goes in: .ci/run; `full` is everything else
 ";
 
 fn main() -> ExitCode {
