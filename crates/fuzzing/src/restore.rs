@@ -156,10 +156,11 @@ pub fn run_snapshot(data: &[u8]) {
     let Ok(reader) = SnapshotReader::open(chunks) else { return };
     let journal = Journal::default();
     let place = |value: &[u8]| Ok(journal.append(&Bytes::copy_from_slice(value)));
-    if let Ok(mut machine) = snapshot::restore(RULES, reader, place) {
+    if let Ok(mut machine) = snapshot::restore(RULES, reader, None, place) {
         let again = snapshot_of(&mut machine, &journal);
         let reader = SnapshotReader::open(again.chunks(100).map(Ok::<_, Infallible>)).expect("can be read");
-        let mut restored = snapshot::restore(RULES, reader, place).expect("what was written can be read");
+        let mut restored =
+            snapshot::restore(RULES, reader, None, place).expect("what was written can be read");
         assert_same(&mut machine, &mut restored);
         live_on(machine);
     }

@@ -92,7 +92,7 @@ pub fn through_snapshot(machine: &mut Machine, journal: &Journal) -> Machine {
     let bytes = snapshot_of(machine, journal);
     let reader = SnapshotReader::open(bytes.chunks(1000).map(Ok::<_, Infallible>)).expect("can be read");
     let place = |value: &[u8]| Ok(journal.append(&Bytes::copy_from_slice(value)));
-    snapshot::restore(RULES, reader, place).expect("what was written can be read")
+    snapshot::restore(RULES, reader, None, place).expect("what was written can be read")
 }
 
 /// The bytes of a transfer of everything.

@@ -38,6 +38,8 @@
 //!        80 SAME_SEGMENT  the segment of the last value before it in this block
 //! ```
 //!
+//! An entry with an empty key is a raised revision, see [`crate::snapshot::SnapshotVersion::bump`]; no request writes one.
+//!
 //! Numbers without a note are LEB128 varints. Keys ascend; the versions of a key go from old to new. Every block
 //! stands alone: its first entry has its whole key (perhaps that of the block before, whose history then goes on).
 //! A version that is alone under a key of 24 bytes takes some 20 bytes and what the key does not share with the

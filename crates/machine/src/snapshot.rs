@@ -232,6 +232,26 @@ pub struct SnapshotVersion<'a> {
     pub value: &'a [u8],
 }
 
+impl SnapshotVersion<'static> {
+    /// Returns the version that stands for a raised revision, the one that `snapshot restore --bump-revision` leaves in a
+    /// database of etcd's: a pair without a key and a value. etcd treats it as a put of the empty key, which no request can
+    /// name, and so does this program: HashKV covers it, and a compaction keeps the newest.
+    ///
+    /// The pair says nothing of a creation or a number of puts. So that every member has the same state, whatever way the
+    /// pair came, both numbers follow from the revision; the number of puts rises with it, as a later version's must.
+    pub fn bump(to: Revision) -> SnapshotVersion<'static> {
+        SnapshotVersion {
+            key: b"",
+            main: to,
+            sub: 0,
+            create_revision: to,
+            version: to.0,
+            lease: LeaseId::NONE,
+            value: b"",
+        }
+    }
+}
+
 /// Reads a snapshot and verifies every byte of it. Versions come by key in ascending order, for each key from old to
 /// new; whether they make sense together is for [`restore`] to say.
 pub struct SnapshotReader<I> {
@@ -386,7 +406,8 @@ where
     }
 }
 
-/// Makes a machine of a snapshot. `place` stores a value and says where it lies now; empty ones are not stored.
+/// Makes a machine of a snapshot. `place` stores a value and says where it lies now; empty ones are not stored. A `bump` is
+/// the revision to which the head was raised, and becomes a [version of its own](SnapshotVersion::bump).
 ///
 /// # Errors
 ///
@@ -394,6 +415,7 @@ where
 pub fn restore<I, B, E>(
     rules: Rules,
     mut reader: SnapshotReader<I>,
+    mut bump: Option<Revision>,
     mut place: impl FnMut(&[u8]) -> Result<Location, E>,
 ) -> Result<Machine, RestoreError<E>>
 where
@@ -416,21 +438,34 @@ where
     };
     let mut intake = Intake::new(saved, reader.versions);
     while let Some(version) = reader.next()? {
+        // Behind those of the snapshot, whose key is the lowest too.
+        if !version.key.is_empty()
+            && let Some(to) = bump.take()
+        {
+            intake.push(&loaded(&SnapshotVersion::bump(to), Value::default()))?;
+        }
         let mut value = Value::default();
         if !version.value.is_empty() {
             value.len = u32::try_from(version.value.len()).map_err(|_| Malformed("a value over 32 bits"))?;
             value.crc = crc32c::crc32c(version.value);
             value.location = place(version.value).map_err(RestoreError::Read)?;
         }
-        intake.push(&mvcc::LoadedVersion {
-            key: version.key,
-            main: version.main,
-            sub: version.sub,
-            create_revision: version.create_revision,
-            version: version.version,
-            lease: version.lease,
-            value,
-        })?;
+        intake.push(&loaded(&version, value))?;
+    }
+    if let Some(to) = bump {
+        intake.push(&loaded(&SnapshotVersion::bump(to), Value::default()))?;
     }
     intake.finish(rules)
+}
+
+fn loaded<'k>(version: &SnapshotVersion<'k>, value: Value) -> mvcc::LoadedVersion<'k> {
+    mvcc::LoadedVersion {
+        key: version.key,
+        main: version.main,
+        sub: version.sub,
+        create_revision: version.create_revision,
+        version: version.version,
+        lease: version.lease,
+        value,
+    }
 }

@@ -155,7 +155,8 @@ impl Loader {
             }
         }
         let valid = match (previous, loaded.version) {
-            (_, ..0 | VERSION_MAX..) => false,
+            (_, ..0) => false,
+            (_, version) if version > VERSION_MAX => false,
             (None, _) => true,
             (Some(previous), 0) => !previous.is_tombstone(),
             (Some(previous), 1) => previous.is_tombstone(),

@@ -191,6 +191,9 @@ impl std::error::Error for TooManyChanges {}
 pub fn version<'c>(change: &Change<'c>) -> Result<SnapshotVersion<'c>, TooManyChanges> {
     let head = &change.head;
     let main = head.revision.main;
+    if head.is_bump() {
+        return Ok(SnapshotVersion::bump(main));
+    }
     Ok(SnapshotVersion {
         key: head.key,
         main,
@@ -311,6 +314,9 @@ impl EtcdDatabase {
 }
 
 fn head_of(version: Version<'_>) -> ChangeHead<'_> {
+    if version.key().is_empty() {
+        return ChangeHead::bump(version.main());
+    }
     let is_tombstone = version.is_tombstone();
     ChangeHead {
         revision: version.id().into(),

@@ -93,6 +93,10 @@ fn put_stored(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> 
         put_field(out, 1, version.key());
         return Ok(());
     }
+    if version.key().is_empty() {
+        // A raised revision, whose pair has no value: `SnapshotVersion::bump`.
+        return Ok(());
+    }
     put_kv(version, Projection::default(), values, out)
 }
 

@@ -391,12 +391,15 @@ impl Restoration {
         B: AsRef<[u8]>,
     {
         let rules = self.rules;
-        if let Some(bump) = bump {
+        let bump = bump.map(|by| bumped(reader.head().revision, by)).transpose()?;
+        if let Some(to) = bump {
             let head = reader.head_mut();
-            head.revision = bumped(head.revision, bump)?;
+            head.revision = to;
+            // Members made of the same snapshot with different bumps do not hold the same.
+            head.state_hash = head.state_hash.map(|hash| mix(hash, to.0 as u64));
         }
         let mut number = 0;
-        let mut machine = machine::snapshot::restore(rules, reader, |value| {
+        let mut machine = machine::snapshot::restore(rules, reader, bump, |value| {
             // What these numbers are is never asked: the index knows whose value lies where.
             number += 1;
             let id = log::ValueId { main: number, sub: 0 };
@@ -663,23 +666,20 @@ impl Filling<'_> {
         self.last.main.max(self.head.compact_revision).max(Revision::FIRST)
     }
 
-    /// The revision was raised to this one without a version.
-    pub fn raise(&mut self, revision: Revision) {
-        self.last = self.last.max(ChangeId::first_of(revision));
-    }
-
-    /// Makes the machine. `bump` is added to its revision, and everything up to there counts as compacted.
+    /// Makes the machine. `bump` is added to the revision of the last version, as `etcdutl` does it, and everything up to
+    /// there counts as compacted.
     ///
     /// # Errors
     ///
     /// Versions contradict each other, there is no revision that high, or the disk failed.
     pub fn finish(mut self, bump: Option<u64>) -> Result<Machine, RestorationError> {
+        if let Some(by) = bump {
+            let to = bumped(self.last.main, by)?;
+            self.push(&SnapshotVersion::bump(to))?;
+            self.head.compact_revision = self.head.compact_revision.max(to);
+        }
         self.place()?;
         self.head.revision = self.revision();
-        if let Some(bump) = bump {
-            self.head.revision = bumped(self.head.revision, bump)?;
-            self.head.compact_revision = self.head.revision;
-        }
         let end = TransferEnd { head: self.head, entries: self.entries };
         self.assembly.finish(end).map_err(|error| match error {
             RestoreError::Load(error) => RestorationError::Versions(error),

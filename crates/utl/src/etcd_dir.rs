@@ -69,10 +69,6 @@ pub fn take_history<S: Source>(
     let mut without = WithoutLease::default();
     while let Some(change) = history.step().map_err(Failure::error)? {
         let head = &change.head;
-        if head.is_bump() {
-            filling.raise(head.revision.main);
-            continue;
-        }
         let version = etcd_database::version(&change).map_err(Failure::error)?;
         filling.push(&version).map_err(Failure::error)?;
         if version.lease != LeaseId::NONE && !leases.contains(&version.lease) {

@@ -370,15 +370,18 @@ fn to_etcd(
         finished_compact_revision: before.finished_compact_revision,
         ..new.meta(None)
     };
-    let mut revision = before.compact_revision().unwrap_or(Revision(1)).max(Revision(1));
+    // Of the last change, whatever was compacted: `etcdutl` adds to that one.
+    let mut last = Revision(0);
     // Whether it is bumped changes nothing about the revision that it is bumped from.
-    let mut plan = copy.plan_with(&mut |at| revision = revision.max(at)).map_err(Failure::error)?;
-    if let Some(bump) = options.bump {
-        revision = bumped(revision, bump).map_err(Failure::error)?;
-        copy.bump = Some(revision);
-        copy.meta.scheduled_compact_revision = Some(revision);
+    let mut plan = copy.plan_with(&mut |at| last = last.max(at)).map_err(Failure::error)?;
+    if let Some(by) = options.bump {
+        last = bumped(last, by).map_err(Failure::error)?;
+        copy.bump = Some(last);
+        copy.meta.scheduled_compact_revision = Some(last);
         plan = copy.plan().map_err(Failure::error)?;
     }
+    let compacted = copy.meta.compact_revision();
+    let revision = last.max(compacted.unwrap_or(Revision::FIRST)).max(Revision::FIRST);
     let mut database = new.database(plan).map_err(|e| unwritten(options, &e))?;
     let share = plan.size_bytes() as f64 / revision.max(Revision(1)).0 as f64;
     copy.write_with(&mut database, &mut |at| progress.at((at.0 as f64 * share) as u64, ""))
@@ -386,11 +389,7 @@ fn to_etcd(
     new.finish(database, &copy.membership).map_err(|e| unwritten(options, &e))?;
     // The log's directory first: without the database it is refused, and says by its name why.
     wal.map_or(Ok(()), Target::finish)?;
-    Ok(Done {
-        revision,
-        compact_revision: copy.meta.compact_revision().unwrap_or(Revision::NEVER_COMPACTED),
-        ..Done::default()
-    })
+    Ok(Done { revision, compact_revision: compacted.unwrap_or(Revision::NEVER_COMPACTED), ..Done::default() })
 }
 
 fn unwritten(options: &Options, error: &dyn std::fmt::Display) -> Failure {

@@ -98,8 +98,9 @@ impl<'a> Change<'a> {
             }
         }
         if head.key.is_empty() {
-            // `etcdutl snapshot restore --bump-revision` raises the revision by such a pair.
-            return if value.is_empty() && !is_tombstone { Ok(change) } else { Err("a change of no key") };
+            // HashKV covers every byte of such a pair, and a bump is all that can be kept of one.
+            let is_bump = value.is_empty() && *head == ChangeHead::bump(revision.main);
+            return if is_bump { Ok(change) } else { Err("a change of no key") };
         }
         if !is_tombstone && head.mod_revision != revision.main {
             return Err("a change says that it was made at another revision");
@@ -110,8 +111,8 @@ impl<'a> Change<'a> {
 
 impl<'a> ChangeHead<'a> {
     /// Returns a change that only raises the revision: a pair without a value, which `etcdutl snapshot restore
-    /// --bump-revision` puts behind all others. etcd takes it for a change of the empty key, which no request can name,
-    /// and HashKV covers it.
+    /// --bump-revision` puts behind all others. etcd takes it for a put of the empty key, which no request can name:
+    /// HashKV covers it, compactions keep the newest, and the number of keys counts it.
     pub fn bump(to: Revision) -> ChangeHead<'a> {
         ChangeHead { revision: StoredChangeId { main: to, sub: 0 }, ..ChangeHead::default() }
     }
@@ -193,6 +194,8 @@ mod tests {
         assert!(Change::decode(&key, b"").is_ok_and(|change| change.head.is_bump()));
         assert!(Change::decode(&[&key[..], b"t"].concat(), b"").is_err());
         assert!(Change::decode(&key, b"\x18\x05").is_err());
+        let not_first = StoredChangeId { main: Revision(5), sub: 1 }.encode();
+        assert!(Change::decode(&not_first, b"").is_err());
         assert!(Change::decode(&key, b"\x0a\x01k\x18\x06").is_err());
         assert!(Change::decode(&key, b"\x0a\x05k").is_err());
         assert!(Change::decode(&key, b"\x08\x01").is_err());

@@ -37,7 +37,7 @@ fn save(machine: &mut Machine, values: &dyn Values) -> Vec<Bytes> {
 
 fn load(chunks: &[Bytes], journal: &Journal) -> Result<Machine, RestoreError<String>> {
     let reader = SnapshotReader::open(chunks.iter().map(|chunk| Ok::<_, String>(chunk.clone())))?;
-    restore(RULES, reader, |value| Ok(journal.append(&Bytes::copy_from_slice(value))))
+    restore(RULES, reader, None, |value| Ok(journal.append(&Bytes::copy_from_slice(value))))
 }
 
 pub type Row = (Vec<u8>, [i64; 5], Bytes);

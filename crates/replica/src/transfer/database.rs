@@ -463,10 +463,6 @@ impl Receiver {
                 return Err(DatabaseError::OutOfOrder { at, last }.into());
             }
             last = at;
-            if change.head.is_bump() {
-                // It raises the revision and holds nothing.
-                continue;
-            }
             entries += 1;
             portion.take(&version).map_err(ReceiveError::Malformed)?;
             if portion.is_full() {

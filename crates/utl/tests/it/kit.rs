@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use cli::Io;
 use disk::{Disk, RealDisk};
+use storage::DataDirError;
 use storage::stopped::Stopped;
 use testkit::TempDir;
 
@@ -41,9 +42,22 @@ pub fn utl(args: &[&str]) -> Told {
     Told { code, out: printed.out(), err: printed.err() }
 }
 
+/// Tries again while a directory is locked: a child that another test starts has the locks of all tests until it becomes
+/// another program.
+fn unlocked<T>(attempt: impl Fn() -> T, is_locked: impl Fn(&T) -> bool) -> T {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let found = attempt();
+        if !is_locked(&found) || Instant::now() > deadline {
+            return found;
+        }
+        std::thread::yield_now();
+    }
+}
+
 /// Runs a command that has to succeed.
 pub fn done(args: &[&str]) -> Told {
-    let told = utl(args);
+    let told = unlocked(|| utl(args), |told| told.code != 0 && told.err.contains(" is locked"));
     assert_eq!(told.code, 0, "{args:?}: {}", told.err);
     told
 }
@@ -82,7 +96,9 @@ pub fn etcd_dir(dir: &TempDir, release: &str) -> PathBuf {
 /// What a stopped member of Mainstay holds.
 pub fn open(path: &Path) -> Stopped {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-    Stopped::open(&disk, path).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
+    let is_locked = |found: &Result<Stopped, _>| matches!(found, Err(DataDirError::Locked { .. }));
+    unlocked(|| Stopped::open(&disk, path), is_locked)
+        .unwrap_or_else(|why| panic!("{}: {why}", path.display()))
 }
 
 /// Everything below a directory: paths, modes, lengths, contents.

@@ -16,7 +16,7 @@ use testkit::TempDir;
 use crate::kit::{HASHES, RELEASES, done, open, text};
 
 /// The snapshot that a running member would send of this state.
-fn saved(member: &mut Stopped) -> Vec<u8> {
+pub fn saved(member: &mut Stopped) -> Vec<u8> {
     let head = member.machine.head();
     let view = member.machine.store.publish();
     let database = EtcdDatabase::new(view, &head, Release::V3_6);
@@ -36,7 +36,7 @@ fn saved(member: &mut Stopped) -> Vec<u8> {
 }
 
 /// The same in the format that early versions sent.
-fn saved_own(member: &mut Stopped) -> Vec<u8> {
+pub fn saved_own(member: &mut Stopped) -> Vec<u8> {
     let head = member.machine.head();
     let mut writer = SnapshotWriter::new(member.machine.store.publish(), head);
     let values = member.values();
