@@ -8,8 +8,15 @@ etcd's snapshot. Then Mainstay leads, and an etcd that was away gets a snapshot 
 With Mainstay leading: an etcd joins three members of Mainstay that have let their log go, by Mainstay's snapshot; it leads, is
 restarted, and the others are replaced by etcd one by one until the cluster is etcd's.
 
-Throughout there is load. Each time HashKV is compared at many revisions, and leases, users and roles are asked for. Last line:
-"N passed, M failed".
+Throughout there is load. Each time HashKV is compared at many revisions, and leases, users and roles are asked for.
+
+With a raised revision: a snapshot is restored with `--bump-revision`, into two members of etcd (by the etcdutl beside that etcd, or by
+`mainstay utl`) and one of Mainstay, which check the hashes of compactions every second. etcd keeps a pair of the raised revision that its
+hashes cover for ever. The members have the same hashes before the first write and after each compaction, with leaders of both kinds,
+while members come by snapshots of both kinds, while all change to Mainstay where they are, one by one, and back again by `utl export`; no
+alarm is raised, and snapshots and databases that are saved before the first write stand at the raised revision.
+
+Last line: "N passed, M failed".
 """
 
 import argparse
@@ -37,6 +44,8 @@ SENDS = "sending database snapshot"
 KEPT_SECONDS = 31
 PATIENCE = 60
 LEASE = 7777
+RAISED_BY = 1_000_000
+CHECKED = "successfully checked hash on whole cluster"
 
 
 def b64(text):
@@ -94,6 +103,11 @@ class Member:
         self.peer_url = f"http://127.0.0.1:{self.peer_port}"
         self.flags = SHORT_LOG + world.catch_up(program)
         self.process, self.begun = None, 0
+
+    def becomes(self, world, program):
+        """Another program will run on its directory."""
+        self.program, self.kind = program, world.kind(program)
+        self.flags = SHORT_LOG + world.catch_up(program) + world.checks(program)
 
     def start(self, members, state):
         url = f"http://127.0.0.1:{self.port}"
@@ -220,6 +234,39 @@ class World:
         # The versions in a cluster are those of its oldest member.
         return [CATCH_UP, f"--api-version={'.'.join(map(str, self.release))}"]
 
+    def checks(self, program):
+        """Flags by which hashes of compactions are compared every second."""
+        if program == self.etcd and self.release < (3, 6):
+            return ["--experimental-compact-hash-check-enabled=true", "--experimental-compact-hash-check-time=1s"]
+        return ["--feature-gates=CompactHashCheck=true", "--compact-hash-check-time=1s"]
+
+    def tool(self, *words):
+        """Runs a command of Mainstay's."""
+        done = subprocess.run([self.arguments.mainstay, *words], capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)}: {done.stderr}")
+        return done.stdout
+
+    def save(self, member, name):
+        """A snapshot of a member: its path."""
+        path = os.path.join(self.dir, name)
+        self.tool("ctl", "--endpoints", f"127.0.0.1:{member.port}", "snapshot", "save", path)
+        return path
+
+    def restore(self, snapshot, members):
+        """Makes the directories of a new cluster, with a raised revision."""
+        etcdutl = os.path.join(os.path.dirname(os.path.abspath(self.etcd)), "etcdutl")
+        for member in members:
+            words = ["snapshot", "restore", snapshot, "--data-dir", member.dir, "--name", member.name,
+                     "--initial-cluster", ",".join(f"{other.name}={other.peer_url}" for other in members),
+                     "--initial-advertise-peer-urls", member.peer_url, "--bump-revision", str(RAISED_BY), "--mark-compacted"]
+            if member.kind == "mainstay":
+                self.tool("utl", *words)
+            elif os.path.exists(etcdutl):
+                subprocess.run([etcdutl, *words], check=True, capture_output=True)
+            else:
+                self.tool("utl", *words, "--format", "etcd")
+
     def found(self, names, program):
         members = [Member(self, name, program) for name in names]
         for member in members:
@@ -298,6 +345,24 @@ class World:
         for at in range(200):
             leader.insist("kv/put", key=b64(f"after/{at % 50}"), value=b64("x"))
         return revision
+
+    def compacted(self, what):
+        """Writes, compacts, and waits until the leader has compared that compaction's hash with all others; then there is no alarm."""
+        leader = self.leader()
+        self.fill(200, 100)
+        for member in self.members:
+            until(f"{what}: {member.name} has compacted", lambda: member.status()["raftAppliedIndex"] == leader.status()["raftAppliedIndex"])
+
+        def checked():
+            alarms = leader.post("maintenance/alarm", action="GET").get("alarms")
+            if alarms:
+                raise SystemExit(f"{what}: {alarms}")
+            lines = [line for member in self.members for line in member.said().splitlines() if CHECKED in line]
+            return any(f'"revision":{revision},' in line for line in lines)
+        revision = int(leader.status()["header"]["revision"]) - 20
+        leader.insist("kv/compaction", "has been compacted", revision=revision, physical=True)
+        until(f"{what}: the compaction's hashes were compared", checked)
+        self.same(what)
 
     def same(self, what):
         """All members have the same: HashKV at the newest revisions, and every revision of a sample."""
@@ -491,15 +556,88 @@ def mainstay_leads(world):
     world.check_users(world.members[0], "all etcd")
 
 
+def raised_revision(world):
+    """etcd and Mainstay have the same hashes after a restore with a raised revision, whatever becomes of the members."""
+    mainstay = world.arguments.mainstay
+    world.found(["seed"], world.etcd)
+    world.users()
+    world.fill(400, 100)
+    saved = world.save(world.members[0], "seed.db")
+    before = int(world.members[0].status()["header"]["revision"])
+    world.members[0].ends()
+    world.members = members = [Member(world, name, program) for name, program in
+                               (("e1", world.etcd), ("e2", world.etcd), ("m1", mainstay))]
+    for member in members:
+        member.becomes(world, member.program)
+    world.restore(saved, members)
+    for member in members:
+        member.start(members, "new")
+    for member in members:
+        member.ready()
+    world.cluster_id = int(members[0].status()["header"]["cluster_id"])
+    raised = before + RAISED_BY
+    # Asked for this revision itself, an etcd answers what it computed when it compacted there, at its start.
+    hashes = {member.name: member.hash(0, world.cluster_id) for member in members}
+    if len(set(hashes.values())) != 1 or isinstance(hashes["m1"], str):
+        raise SystemExit(f"HashKV at the raised revision: {hashes}")
+    told = [json.loads(world.tool("utl", "snapshot", "status", world.save(member, f"{member.name}.db"), "-w", "json"))
+            for member in members]
+    if any(one["revision"] != raised for one in told):
+        raise SystemExit(f"snapshots saved at revision {raised}: {told}")
+    world.passes(f"HashKV and snapshots at the raised revision {raised}")
+    for leader in (members[0], members[2]):
+        world.lead(leader)
+        world.compacted(f"a raised revision, {leader.kind} leads")
+
+    world.fill(1200, 4000)
+    world.lead(members[0])
+    joined = world.add("m2", mainstay, learner=False)
+    until("Mainstay gets a snapshot", joined.installed)
+    joined.ready()
+    world.same("a raised revision in etcd's snapshot")
+    world.lead(joined)
+    world.remove(members[1])
+    world.fill(1800, 60_000)
+    other = world.add("e3", world.etcd, learner=False)
+    until("etcd gets a snapshot", other.installed)
+    other.ready()
+    world.same("a raised revision in Mainstay's snapshot")
+    for member in world.members:
+        member.ends()
+        member.becomes(world, member.program)
+        member.start(world.members, "existing")
+    for member in world.members:
+        member.ready()
+    world.compacted("a raised revision, all started again")
+
+    etcds = [member for member in world.members if member.kind == "etcd"]
+    for member in etcds:
+        member.ends()
+        member.becomes(world, mainstay)
+        member.start(world.members, "existing")
+        member.ready()
+        world.compacted(f"a raised revision, {member.name} taken over")
+    for member in list(world.members):
+        member.ends()
+        world.tool("utl", "export", "--data-dir", member.dir, "--to", member.dir + ".back", "--release",
+                   ".".join(map(str, world.release)))
+        member.dir += ".back"
+        member.becomes(world, world.etcd)
+        member.start(world.members, "existing")
+        member.ready()
+        world.compacted(f"a raised revision, {member.name} exported to etcd")
+    world.check_users(world.members[0], "a raised revision")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mainstay", required=True, help="path of mainstay")
     parser.add_argument("--etcd", required=True, action="append", help="path of a real etcd; may be given again")
-    parser.add_argument("--part", choices=["etcd-leads", "mainstay-leads"], help="only one half")
+    parser.add_argument("--part", choices=["etcd-leads", "mainstay-leads", "raised-revision"], help="only one part")
     parser.add_argument("--dir", help="directory for the members; kept after a failure. Default: a temporary one")
     parser.add_argument("--port", type=int, help="ports above this one are used; default: any that are free")
     arguments = parser.parse_args()
-    parts = {"etcd-leads": etcd_leads, "mainstay-leads": mainstay_leads}
+    parts = {"etcd-leads": etcd_leads, "mainstay-leads": mainstay_leads, "raised-revision": raised_revision}
     directory = arguments.dir or tempfile.mkdtemp(prefix="etcd-snapshots-")
     passed, failed, port = 0, 0, arguments.port
     for etcd in arguments.etcd:
