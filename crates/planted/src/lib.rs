@@ -192,6 +192,10 @@ bugs! {
     TokenOutlivesUser = "token-outlives-user";
     /// server: a user's renewal of a lease waits for the end of a long entry, and the lease expires meanwhile.
     RenewalWaitsForEntry = "renewal-waits-for-entry";
+    /// core: a turn answers all questions of clients that wait, however much it looks at for them.
+    QuestionsAllAtOnce = "questions-all-at-once";
+    /// server: a read-only transaction makes its comparisons in one go, however many keys they look at.
+    ComparedAllAtOnce = "compared-all-at-once";
     /// server: connections live on whose certificates were revoked, or whose authorities are no longer trusted.
     RevokedConnectionsKept = "revoked-connections-kept";
 }
@@ -208,9 +212,13 @@ pub enum Measure {
     /// What the log had waiting when the leader proposed another entry that was handed on to it, in percent of what it may
     /// have waiting.
     Queued,
+    /// What a turn of the core had looked at for questions when it answered another one.
+    Questions,
+    /// Keys that a shard looks at in one go for what a read-only transaction compares.
+    Compared,
 }
 
-const MEASURES: usize = Measure::Queued as usize + 1;
+const MEASURES: usize = Measure::Compared as usize + 1;
 
 thread_local! {
     static MOST: [Cell<usize>; MEASURES] = const { [const { Cell::new(0) }; MEASURES] };

@@ -25,6 +25,7 @@ mod meters;
 mod outgoing;
 mod parked;
 mod proposals;
+mod questions;
 mod quota_warning;
 mod reads;
 mod removal;
@@ -34,6 +35,7 @@ mod segments;
 mod space;
 mod writing;
 
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
@@ -290,7 +292,8 @@ pub struct Reply {
 // Up to 128 bytes are moved without a call.
 const _: () = assert!(size_of::<Reply>() <= 128);
 
-/// Content of a reply. Parts that are large and rare are boxed, since a reply is moved several times.
+/// Content of a reply. Parts that are large and rare are boxed, since a reply is moved several times; those that many ask for
+/// are shared by all answers of a turn.
 #[derive(Debug)]
 pub enum ReplyBody {
     /// Result of a proposal; with the state right behind its entry, if the answer holds keys and values.
@@ -304,14 +307,14 @@ pub enum ReplyBody {
         /// TTL that was granted, in seconds.
         granted: Seconds,
         /// Keys of the lease, if they were asked for.
-        keys: SharedMap<Bytes, ()>,
+        keys: Arc<SharedMap<Bytes, ()>>,
     },
     /// Keys of a lease.
-    LeaseKeys(SharedMap<Bytes, ()>),
+    LeaseKeys(Arc<SharedMap<Bytes, ()>>),
     /// Lease ids, soonest to expire first.
-    Leases(Vec<LeaseId>),
+    Leases(Arc<[LeaseId]>),
     /// All leases: there are too many for the core to sort at once.
-    ManyLeases(Leases),
+    ManyLeases(Arc<Leases>),
     /// Times that the leases have left, in the order of the request.
     LeaseTimes(Vec<Duration>),
     /// A linearizable read may be answered from the newest published state; with the times of the round of ReadIndex that
@@ -326,7 +329,7 @@ pub enum ReplyBody {
     /// Hashes of the state after the last entries.
     StateTrail(StateTrail),
     /// The whole state: leases, alarms and members, and a moment of keys and values.
-    Image(Box<Head>, Box<AsOf>),
+    Image(Arc<Head>, Box<AsOf>),
     /// There is too little room for the state that a member wants to send.
     Shortage(Shortage),
 }

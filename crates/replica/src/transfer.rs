@@ -464,7 +464,7 @@ impl Receiver {
             Ok(ReplyBody::Image(head, state)) => {
                 let base_applied = head.applied_index;
                 let held = head.held();
-                let base = (base_applied > Index(0)).then_some((*state, *head));
+                let base = (base_applied > Index(0)).then(|| (*state, Arc::unwrap_or_clone(head)));
                 Ok(Broken { assembly: Assembly::new(self.rules, base), held, claim, base_applied })
             }
             Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => Err(ReceiveError::NotNow(Some(status))),

@@ -98,6 +98,7 @@ impl World {
             reclaim_dead_bytes: u64::from(segment_bytes) * 2,
             applied_per_turn: applied_per_turn(at),
             applied_per_turn_unled: applied_per_turn(at),
+            questions_per_turn: questions_per_turn(at),
             note_interval: Duration::from_secs(if self.profile.fails(Fault::Ambush) { 2 } else { 60 }),
         };
         let (capacity, slowly) = (self.profile.capacity(), self.profile.reads_slowly());
@@ -465,11 +466,14 @@ impl World {
     /// Looks how much was looked at in one go; builds without planted bugs do not count it.
     pub(crate) fn look_at_work(&mut self, at: Host) {
         let applied = usize::try_from(applied_per_turn(at)).unwrap_or(usize::MAX);
+        // Before the last question of a turn.
+        let questions = usize::try_from(questions_per_turn(at) - 1).unwrap_or(usize::MAX);
         let bounds = [
             (Measure::WatchDepth, WATCH_DEPTH_MAX),
             (Measure::Leases, LEASES_MAX),
             (Measure::Applied, applied),
             (Measure::Queued, 99),
+            (Measure::Questions, questions),
         ];
         for (measure, max) in bounds {
             let most = planted::most(measure);
@@ -493,6 +497,11 @@ impl World {
             println!("{:4}.{:06}   m{at}: {text}", now / SECOND, now / MICRO % 1_000_000);
         }
     }
+}
+
+/// What a member looks at for questions in a turn of its core, but for the last of them.
+fn questions_per_turn(at: Host) -> u64 {
+    if at.is_multiple_of(2) { 1 } else { 2048 }
 }
 
 /// What a member applies in a turn of its core. However an entry is cut into slices, it comes to the same.

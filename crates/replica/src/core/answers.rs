@@ -40,7 +40,7 @@ pub(super) struct Answers {
     outcomes: Vec<Answerable>,
     /// Keeps readable what these name: one reader for all of a turn.
     reads: Option<AsOf>,
-    /// Requests that get the state once it is published.
+    /// The task that is about to receive a snapshot, which gets the state once it is published.
     images: Vec<RequestId>,
 }
 

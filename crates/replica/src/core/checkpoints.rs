@@ -35,6 +35,9 @@ pub struct Thresholds {
     pub applied_per_turn: u64,
     /// The same while no leader is known, as at a start: nobody is served then, and each turn costs a view.
     pub applied_per_turn_unled: u64,
+    /// Maximum cost of the questions that one turn answers, in answers, leases looked at and pointers copied; each takes about a
+    /// microsecond. One more may be answered, whatever it costs.
+    pub questions_per_turn: u64,
     /// Interval at which a leader notes the remaining time of leases that have used up as much, so that it survives a
     /// restart.
     pub note_interval: Duration,
@@ -53,6 +56,7 @@ impl Thresholds {
             reclaim_dead_bytes: bytes,
             applied_per_turn: 2048,
             applied_per_turn_unled: 16 * 2048,
+            questions_per_turn: 2048,
             note_interval: Duration::from_secs(60),
         }
     }

@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 use api::etcdserverpb::LeaseCheckpoint;
 use consensus::{Node, Others};
 use machine::request::granted_lease;
-use machine::{Lease, Leases, SharedMap};
+use machine::{Lease, Leases};
 use numbers::{Index, LeaseId, Seconds};
 use planted::Bug;
 
@@ -392,21 +392,16 @@ impl LeaseClocks {
         late
     }
 
-    /// The time of a lease, which the state has as `lease`; with its keys if they are asked for.
-    pub fn time_to_live(&self, id: LeaseId, lease: Option<&Lease>, keys: bool, now: Instant) -> ReplyBody {
+    /// The time left of a lease, which the state has as `lease`, and its TTL; -1 and 0 if it does not exist.
+    pub fn time_to_live(&self, id: LeaseId, lease: Option<&Lease>, now: Instant) -> (Seconds, Seconds) {
         let (Some(lease), Some(left)) = (lease, self.left(id, now)) else {
-            return ReplyBody::TimeToLive {
-                ttl: Seconds(-1),
-                granted: Seconds::ZERO,
-                keys: SharedMap::default(),
-            };
+            return (Seconds(-1), Seconds::ZERO);
         };
         let granted = self.ttl_told(lease.ttl);
         let left = Seconds::whole_of(left);
         // What this leader lets it live beyond that, the next one may not.
         let ttl = if self.ttl_granted(lease.ttl) > granted { left.min(granted) } else { left };
-        let keys = if keys { lease.keys.clone() } else { SharedMap::default() };
-        ReplyBody::TimeToLive { ttl, granted, keys }
+        (ttl, granted)
     }
 
     /// The time that the clock of a lease has left, if it runs.
@@ -419,15 +414,15 @@ impl LeaseClocks {
         self.left(id, now).unwrap_or_else(|| noted_or_granted(lease, self.rules.ttl_min))
     }
 
-    /// Returns all leases of the state: a small number sorted by remaining time, a large number as they are.
-    pub fn list(&self, all: &Leases, now: Instant) -> ReplyBody {
+    /// Returns the ids of all leases of the state, soonest to expire first; `None` if there are too many to be sorted at once.
+    pub fn list(&self, all: &Leases, now: Instant) -> Option<Vec<LeaseId>> {
         if all.len() > LISTED_AT_ONCE {
-            return ReplyBody::ManyLeases(all.clone());
+            return None;
         }
         let mut leases: Vec<(Duration, LeaseId)> =
             all.iter().map(|(id, lease)| (self.listed_by(id, lease, now), id)).collect();
         leases.sort_unstable();
-        ReplyBody::Leases(leases.into_iter().map(|(_, id)| id).collect())
+        Some(leases.into_iter().map(|(_, id)| id).collect())
     }
 
     /// The times that these leases have left; none for those that are gone.
@@ -698,7 +693,7 @@ impl LeaseClocks {
 mod tests {
     use config::MetricsDetail;
     use consensus::HardState;
-    use machine::GrantedLease;
+    use machine::{GrantedLease, SharedMap};
     use numbers::{MemberId, Term};
 
     use super::*;

@@ -6,6 +6,7 @@ mod control;
 mod durability;
 mod peers;
 mod probe;
+mod questions;
 
 pub use probe::Probe;
 
@@ -39,13 +40,14 @@ use super::meters::Meters;
 use super::outgoing::Outgoing;
 use super::parked::Parked;
 use super::proposals::Proposals;
+use super::questions::Questions;
 use super::quota_warning::QuotaWarning;
 use super::reads::Reads;
 use super::removal::Removal;
 use super::room::Room;
 use super::segments::{Moves, Segments};
 use super::writing::{self, Occasion, Writing};
-use super::{ClientRequest, CoreRequest, Fatal};
+use super::{CoreRequest, Fatal};
 use crate::seat::Work;
 use crate::shared::Shared;
 use crate::stages::Positions;
@@ -113,8 +115,8 @@ pub struct Parts {
 /// The loop does it, in `run/clients.rs`, `peers.rs`, `durability.rs` and `control.rs`, by the source of the request.
 ///
 /// **What it trades.** All writes go through one processor core, and what arrives during a turn waits for its end.
-/// Therefore a turn is bounded: it applies a limited number of entries, looks at a limited number of leases, removes a
-/// limited number of versions, and leaves the rest to the next turn. In return a write takes no lock, the order between
+/// Therefore a turn is bounded: it applies a limited number of entries, looks at a limited number of leases, answers a limited
+/// number of questions, removes a limited number of versions, and leaves the rest to the next turn. In return a write takes no lock, the order between
 /// mechanisms is only the one written in `turn`, and the same seed gives the same run, since time and messages come in by
 /// arguments alone.
 ///
@@ -156,8 +158,7 @@ pub struct Core {
     answers: Answers,
     /// Committed entries that are not applied yet.
     applying: Applying,
-    /// Requests that cannot be answered while an entry is half applied.
-    deferred: Vec<CoreRequest>,
+    questions: Questions,
     removal: Removal,
     compactor: Compactor,
     quota_warning: QuotaWarning,
@@ -216,7 +217,7 @@ impl Core {
         Core {
             values: LogValues::fetched_by(&parts.shared.readers, parts.shared.values.clone()),
             applying: Applying::new(&parts.shared.core),
-            deferred: Vec::new(),
+            questions: Questions::default(),
             history: History::new(parts.log.entries(), parts.locations, parts.terms, now),
             fetches: parts.fetches,
             logger: parts.logger,
@@ -351,19 +352,6 @@ impl Core {
             thresholds.applied_per_turn_unled
         });
         planted::begin(planted::Measure::Applied);
-        if self.machine.is_whole() {
-            for request in std::mem::take(&mut self.deferred) {
-                match request {
-                    // Its round is confirmed and applied; amid the next entry there may be another.
-                    CoreRequest::Client(ClientRequest::TimeToLive(request_id, id, keys))
-                        if self.leadership.has_settled() =>
-                    {
-                        self.time_to_live(request_id, id, keys, now);
-                    }
-                    request => self.take(request, now)?,
-                }
-            }
-        }
         for request in requests.drain(..) {
             self.take(request, now)?;
         }
@@ -384,6 +372,7 @@ impl Core {
         // From here on the newest view and the state are of one moment, but for an entry that is half-way.
         self.publish();
         self.note_stages(now);
+        self.answer_questions(now);
         self.answer();
         if writes_here && let Some(took) = self.log.write_here(writing::FEW_BYTES) {
             self.writing.took(took, now);
@@ -467,8 +456,7 @@ impl Core {
         if let Some(left) = self.round_waits(now) {
             patience = patience.min(left);
         }
-        let answers = !self.deferred.is_empty() && self.machine.is_whole();
-        if self.lease_slices_wait() || self.has_to_apply() || answers {
+        if self.lease_slices_wait() || self.has_to_apply() || self.questions.is_due(self.machine.is_whole()) {
             patience = Duration::ZERO;
         }
         match self.batching_wait(now) {

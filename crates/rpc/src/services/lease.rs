@@ -46,6 +46,9 @@ mod field {
     pub const LEASE_REVOKE: u32 = 9;
 }
 
+/// Bytes of a lease in a list that is being sorted.
+const LISTED_BYTES: usize = size_of::<(Duration, LeaseId)>();
+
 /// Leases of one stream that are told apart; with more it is plain enough what the client does.
 const RENEWED_MAX: usize = 10_000;
 /// Memory of each renewed lease: its id, and its share of the table.
@@ -200,7 +203,7 @@ impl Renewing {
 }
 
 /// The keys of a lease.
-type Keys = SharedMap<Bytes, ()>;
+type Keys = Arc<SharedMap<Bytes, ()>>;
 
 /// An answer of `len` bytes, made by `next`, which gives pieces of about [`PIECE_BYTES`] and in the end an empty one, and
 /// holds `kept` bytes for it. `beginning` is what it begins with.
@@ -382,11 +385,13 @@ impl Services {
         let principal = self.some_principal()?;
         self.expensive(&principal, self.peer.get().ip())?;
         let began = self.shared.clock.now();
+        // In the turn of the connection that asks: what the list takes while it is sorted is charged to that.
+        let held = Account::of_turn().map(|account| account.hold(0));
         let pending_reply = self.pending.ask(ClientRequest::Leases)?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             let answered = match services.may_list_leases(&principal).await {
-                Ok(()) => services.leases(pending_reply).await,
+                Ok(()) => services.leases(pending_reply, held).await,
                 Err(status) => Err(status),
             };
             let took = services.shared.clock.now().saturating_duration_since(began);
@@ -418,12 +423,12 @@ impl Services {
 
     /// Answers with the leases of one moment. A large number is sorted here in slices, by times that the core gives in
     /// slices.
-    async fn leases(&self, pending_reply: PendingReply) -> Result<Answer, Status> {
+    async fn leases(&self, pending_reply: PendingReply, mut held: Option<Held>) -> Result<Answer, Status> {
         let reply = pending_reply.await?;
         let header = self.shared.header(reply.revision, reply.raft_term);
         let leases = match reply.body {
             ReplyBody::Leases(ids) => {
-                let leases = ids.into_iter().map(|id| LeaseStatus { id: id.0 }).collect();
+                let leases = ids.iter().map(|id| LeaseStatus { id: id.0 }).collect();
                 return Ok(whole(&LeaseLeasesResponse { header: Some(header), leases }));
             }
             ReplyBody::ManyLeases(leases) => leases,
@@ -452,12 +457,15 @@ impl Services {
                 times.into_iter().zip(ids).map(Reverse).collect();
             run.sort_unstable();
             runs.extend(run.pop().map(|first| (first, run)));
+            if let Some(held) = &mut held {
+                held.set(runs.len() * LISTED_AT_ONCE * LISTED_BYTES);
+            }
         }
         let mut beginning = BytesMut::new();
         put_header(&mut beginning, &header);
         let mut header = Some(header);
-        let kept = leases.len() * size_of::<(Duration, LeaseId)>();
-        drop(leases);
+        let kept = leases.len() * LISTED_BYTES;
+        drop((leases, held));
         in_pieces(len, kept, &beginning, move || {
             let mut out = BytesMut::with_capacity(PIECE_BYTES + 64);
             if let Some(header) = header.take() {

@@ -10,6 +10,7 @@ mod large_values;
 mod leases;
 mod locks;
 mod membership;
+mod questions;
 mod sliced;
 mod uncached;
 mod users;

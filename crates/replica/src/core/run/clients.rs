@@ -20,10 +20,11 @@ use super::{Core, STOP_TIMEOUT};
 use crate::core::leases::Renewal;
 use crate::core::membership::Told;
 use crate::core::proposals::{Given, Ground, Proposal, Waiter};
+use crate::core::questions::Question;
 use crate::core::reads::{Footing, RETRY, Waiting, Want};
 use crate::core::removal::Compaction;
 use crate::core::room::{Purpose, Room, purpose_of};
-use crate::core::{ClientRequest, Reply, ReplyBody, RequestId};
+use crate::core::{Reply, ReplyBody, RequestId};
 use crate::long_reads::Reader;
 use crate::shared::Published;
 use crate::stages::RoundTimes;
@@ -77,7 +78,9 @@ impl Core {
                 // The round was confirmed to a member that has become the leader since. Its clocks do not run yet.
                 want if !self.leadership.has_settled() => self.reads.push(want, since),
                 Want::Renewal(request_id, id) => self.renew(request_id, id, since, now),
-                Want::TimeToLive(request_id, id, keys) => self.time_to_live(request_id, id, keys, now),
+                Want::TimeToLive(request_id, id, keys) => {
+                    self.ask(Question::TimeToLive(request_id, id, keys), since);
+                }
             }
         }
     }
@@ -189,32 +192,6 @@ impl Core {
         for request_id in self.leases.sweep(now) {
             self.refuse(request_id, error::TIMEOUT);
         }
-    }
-
-    pub(super) fn time_to_live(&mut self, request_id: RequestId, id: LeaseId, keys: bool, now: Instant) {
-        if keys && !self.machine.is_whole() {
-            self.deferred.push(ClientRequest::TimeToLive(request_id, id, keys).into());
-            return;
-        }
-        let body = self.leases.time_to_live(id, self.machine.leases.get(id), keys, now);
-        self.reply(request_id, body);
-    }
-
-    /// Replies with the keys of a lease as this member has them.
-    pub(super) fn lease_keys(&mut self, request_id: RequestId, id: LeaseId) {
-        if !self.machine.is_whole() {
-            self.deferred.push(ClientRequest::LeaseKeys(request_id, id).into());
-            return;
-        }
-        let keys = self.machine.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
-        self.reply(request_id, ReplyBody::LeaseKeys(keys));
-    }
-
-    /// Replies with the keys that whoever renews a lease must be allowed to write. Does not wait for the end of an entry: the
-    /// lease may expire before.
-    pub(super) fn keys_to_renew(&mut self, request_id: RequestId, id: LeaseId) {
-        let keys = self.machine.keys_to_renew(id);
-        self.reply(request_id, ReplyBody::LeaseKeys(keys));
     }
 
     /// Does the next slice of the work on leases: starting and forgetting clocks, revoking, noting times left.
@@ -560,8 +537,7 @@ impl Core {
         if self.machine.is_whole() {
             self.send_snapshots(&view);
             for request_id in self.answers.take_images() {
-                // The published view is of this very moment: publishing comes right before answering.
-                self.image(request_id, &view);
+                self.image(request_id, &mut None);
             }
         }
         let (shared, is_whole) = (&self.shared, self.machine.is_whole());

@@ -11,6 +11,7 @@ use telemetry::logging::Value;
 use super::Core;
 use crate::core::parked::{IDLE, Parked, Response};
 use crate::core::proposals::{Proposal, Waiter};
+use crate::core::questions::Question;
 use crate::core::reads::Want;
 use crate::core::{
     ClientRequest, ControlRequest, CoreRequest, Fatal, PeerRequest, ReplyBody, StorageRequest,
@@ -53,17 +54,16 @@ impl Core {
             ClientRequest::TimeToLive(request_id, id, keys) => {
                 self.reads.push(Want::TimeToLive(request_id, id, keys), now);
             }
-            ClientRequest::LeaseKeys(request_id, id) => self.lease_keys(request_id, id),
-            ClientRequest::KeysToRenew(request_id, id) => self.keys_to_renew(request_id, id),
-            ClientRequest::Leases(request_id) => {
-                let list = self.leases.list(&self.machine.leases, now);
-                self.reply(request_id, list);
+            ClientRequest::LeaseKeys(request_id, id) => self.ask(Question::LeaseKeys(request_id, id), now),
+            // Not behind the end of an entry: the lease may expire before.
+            ClientRequest::KeysToRenew(request_id, id) => {
+                self.ask(Question::KeysToRenew(request_id, id), now)
             }
+            ClientRequest::Leases(request_id) => self.ask(Question::Leases(request_id), now),
             ClientRequest::LeaseTimes(request_id, ids) => {
-                let times = self.leases.times(&ids, &self.machine.leases, now);
-                self.reply(request_id, times);
+                self.ask(Question::LeaseTimes(request_id, ids), now);
             }
-            ClientRequest::Image(request_id) => self.answers.want_image(request_id),
+            ClientRequest::Image(request_id) => self.ask(Question::Image(request_id), now),
         }
     }
 
@@ -245,23 +245,29 @@ impl Core {
     pub(super) fn parked_turn(&mut self, asks: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, Fatal> {
         self.next_tick = now + IDLE;
         let mut stops = false;
-        asks.append(&mut self.deferred);
-        for ask in asks.drain(..) {
-            self.take_parked(ask, &mut stops)?;
+        if let Some(parked) = &self.parked {
+            let why = parked.why();
+            for request_id in self.questions.take_refused() {
+                self.refuse(request_id, why.clone());
+            }
         }
+        for ask in asks.drain(..) {
+            self.take_parked(ask, now, &mut stops)?;
+        }
+        self.answer_questions(now);
         self.answer();
         self.delete_pending();
         self.release_discarded();
         Ok(stops)
     }
 
-    fn take_parked(&mut self, request: CoreRequest, stops: &mut bool) -> Result<(), Fatal> {
+    fn take_parked(&mut self, request: CoreRequest, now: Instant, stops: &mut bool) -> Result<(), Fatal> {
         let Some(parked) = &self.parked else { return Ok(()) };
         match parked.respond(request) {
             Response::Nothing => {}
             Response::Stop => *stops = true,
             Response::Readable(request_id) => self.reply(request_id, ReplyBody::Readable(None)),
-            Response::Image(request_id) => self.answers.want_image(request_id),
+            Response::Image(request_id) => self.ask(Question::Image(request_id), now),
             Response::Refuse(request_id, taken) => {
                 let why = parked.why();
                 if let Some(bytes) = taken {
@@ -271,7 +277,7 @@ impl Core {
             }
             Response::Outside(sender, ask) => {
                 let request_id = self.answers.id_for(sender);
-                self.take_parked(ask(request_id), stops)?;
+                self.take_parked(ask(request_id), now, stops)?;
             }
             Response::TurnAway(received) => {
                 let why = parked.why();

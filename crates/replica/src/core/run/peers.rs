@@ -988,13 +988,6 @@ impl Core {
             peers.send_snapshot(message, Box::new(source));
         }
     }
-
-    /// Answers the task that is about to receive a snapshot once the state is published.
-    pub(super) fn image(&mut self, request_id: RequestId, view: &mvcc::View) {
-        let head = Box::new(self.machine.head());
-        let state = self.shared.read_long_at(Reader::Snapshot, view.moment());
-        self.reply(request_id, ReplyBody::Image(head, Box::new(state)));
-    }
 }
 
 /// The voter that could lead at once: connected, and furthest of all.

@@ -181,6 +181,8 @@ pub struct Place {
     pub switches: Switches,
     /// What one turn of its core applies at most; from the next start on.
     pub applied_per_turn: u64,
+    /// What one turn of its core looks at for questions; from the next start on.
+    pub questions_per_turn: u64,
     /// When its log last looked at its disk for no other reason.
     looked: Instant,
     /// Of one that joins others.
@@ -204,6 +206,7 @@ pub const THRESHOLDS: Thresholds = Thresholds {
     reclaim_dead_bytes: 24 << 10,
     applied_per_turn: 2048,
     applied_per_turn_unled: 2048,
+    questions_per_turn: 2048,
     note_interval: Duration::from_secs(60),
 };
 
@@ -241,6 +244,7 @@ impl World {
                 checkpointer_held: false,
                 switches: Switches::default(),
                 applied_per_turn: THRESHOLDS.applied_per_turn,
+                questions_per_turn: THRESHOLDS.questions_per_turn,
                 looked: epoch,
                 beginning: None,
                 id: 0,
@@ -279,6 +283,7 @@ impl World {
             checkpointer_held: false,
             switches: Switches::default(),
             applied_per_turn: THRESHOLDS.applied_per_turn,
+            questions_per_turn: THRESHOLDS.questions_per_turn,
             looked: self.places[0].clock.now(),
             beginning: Some(beginning),
             id: 0,
@@ -321,6 +326,7 @@ impl World {
             thresholds: Thresholds {
                 applied_per_turn: place.applied_per_turn,
                 applied_per_turn_unled: place.applied_per_turn,
+                questions_per_turn: place.questions_per_turn,
                 ..THRESHOLDS
             },
             beginning: place.beginning.clone(),

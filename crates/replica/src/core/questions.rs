@@ -1,0 +1,218 @@
+//! Questions of clients that the core answers from its own state, and whose answers take more than a look at one entry of a
+//! table. [`Questions`] holds those that wait, and says which one is answered next.
+//!
+//! Each shard may have tens of thousands of them open, and all may come in one turn. So a turn answers as many as its budget
+//! allows (`Thresholds::questions_per_turn`) and leaves the rest to the next turns, between which the core takes messages of
+//! other members, writes and renewals.
+//!
+//! # Example: a budget of 2048, 1000 leases
+//!
+//! ```text
+//! 40,000 x LeaseLeases arrive, and one LeaseTimeToLive
+//! turn 1   one list of 1000 leases is made; 1048 calls share it, for one unit each; the LeaseTimeToLive is answered second
+//! turn 2   2047 units: the list is made again, since leases may have changed, and 1048 calls share it
+//! ```
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use numbers::LeaseId;
+use planted::{Bug, Measure};
+
+use super::RequestId;
+
+/// A question that waits for its answer.
+#[derive(Debug)]
+pub(super) enum Question {
+    /// The keys that whoever renews this lease must be allowed to write, amid an entry too.
+    KeysToRenew(RequestId, LeaseId),
+    /// The time left of this lease and, with `true`, its keys. A round has confirmed that this member leads.
+    TimeToLive(RequestId, LeaseId, bool),
+    /// The keys of this lease, as this member has them.
+    LeaseKeys(RequestId, LeaseId),
+    /// The ids of all leases.
+    Leases(RequestId),
+    /// The times left of these leases.
+    LeaseTimes(RequestId, Vec<LeaseId>),
+    /// The whole present state.
+    Image(RequestId),
+}
+
+/// Number of kinds of questions. Each has its own queue, so that a crowd that asks one kind does not delay the others.
+const KINDS: usize = 6;
+
+impl Question {
+    /// Returns the id of the request.
+    pub fn request_id(&self) -> RequestId {
+        match self {
+            Question::KeysToRenew(request_id, _)
+            | Question::TimeToLive(request_id, _, _)
+            | Question::LeaseKeys(request_id, _)
+            | Question::Leases(request_id)
+            | Question::LeaseTimes(request_id, _)
+            | Question::Image(request_id) => *request_id,
+        }
+    }
+
+    fn kind(&self) -> usize {
+        match self {
+            Question::KeysToRenew(..) => 0,
+            Question::TimeToLive(_, _, false) => 1,
+            Question::Leases(_) => 2,
+            Question::LeaseTimes(..) => 3,
+            Question::TimeToLive(_, _, true) | Question::LeaseKeys(..) => 4,
+            Question::Image(_) => IMAGES,
+        }
+    }
+}
+
+/// The kind of [`Question::Image`].
+const IMAGES: usize = 5;
+/// Kinds from this one on are not answered while an entry is half applied.
+const FROM_WHOLE_STATE: usize = 4;
+
+/// The questions that wait, and how much this turn may still look at for them.
+///
+/// It is told what is asked ([`Questions::push`]) and what an answer has cost ([`Questions::spent`]). It does not know the
+/// state. One queue in the order of arrival was rejected: a renewal would wait behind thousands of lists.
+#[derive(Default)]
+pub(super) struct Questions {
+    waiting: [VecDeque<(Question, Instant)>; KINDS],
+    count: usize,
+    /// The kind that is answered next, if one waits.
+    next: usize,
+    budget: u64,
+    spent: u64,
+}
+
+impl Questions {
+    /// Returns true if nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Returns the number of questions that wait.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Adds a question that came at `since`. If `max` wait, it is returned: the caller refuses it. Callers that have gone may
+    /// have left theirs here, so that the number of open calls is no bound.
+    pub fn push(&mut self, question: Question, since: Instant, max: usize) -> Option<Question> {
+        if self.count >= max {
+            return Some(question);
+        }
+        self.waiting[question.kind()].push_back((question, since));
+        self.count += 1;
+        None
+    }
+
+    /// Begins a turn, which may look at this much.
+    pub fn begin_turn(&mut self, budget: u64) {
+        (self.budget, self.spent) = (budget, 0);
+    }
+
+    /// The question that was given last took this much: leases looked at, or copied pointers to hundreds of them.
+    pub fn spent(&mut self, cost: u64) {
+        self.spent = self.spent.saturating_add(cost);
+    }
+
+    /// Takes out the next question of this turn, with the time when it came; the kinds take turns. `None` if the budget is
+    /// spent, or if those that wait need a whole state and it is not.
+    pub fn next(&mut self, is_whole: bool) -> Option<(Question, Instant)> {
+        if self.spent >= self.budget && !planted::is(Bug::QuestionsAllAtOnce) {
+            return None;
+        }
+        let kinds = if is_whole { KINDS } else { FROM_WHOLE_STATE };
+        for _ in 0..KINDS {
+            let kind = self.next % KINDS;
+            self.next = kind + 1;
+            if kind < kinds
+                && let Some(next) = self.waiting[kind].pop_front()
+            {
+                self.count -= 1;
+                planted::looked_at(Measure::Questions, usize::try_from(self.spent).unwrap_or(usize::MAX));
+                return Some(next);
+            }
+        }
+        None
+    }
+
+    /// Returns true if a question waits that the next turn can answer.
+    pub fn is_due(&self, is_whole: bool) -> bool {
+        let kinds = if is_whole { KINDS } else { FROM_WHOLE_STATE };
+        self.count > 0 && self.waiting[..kinds].iter().any(|waiting| !waiting.is_empty())
+    }
+
+    /// Takes out all questions but those for the whole state: this member goes out of service.
+    pub fn take_refused(&mut self) -> Vec<RequestId> {
+        let mut refused = Vec::new();
+        for waiting in &mut self.waiting[..IMAGES] {
+            refused.extend(waiting.drain(..).map(|(question, _)| question.request_id()));
+        }
+        self.count -= refused.len();
+        refused
+    }
+
+    /// Returns true if a question came so long before that its client was told that it took too long.
+    pub fn is_late(since: Instant, now: Instant, timeout: Duration) -> bool {
+        now.saturating_duration_since(since) >= timeout
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request_id(slot: u32) -> RequestId {
+        RequestId { shard: 0, slot, generation: 0 }
+    }
+
+    fn turn(questions: &mut Questions, is_whole: bool, cost: u64) -> Vec<u32> {
+        questions.begin_turn(10);
+        let mut slots = Vec::new();
+        while let Some((question, _)) = questions.next(is_whole) {
+            slots.push(question.request_id().slot);
+            questions.spent(cost);
+        }
+        slots
+    }
+
+    #[test]
+    fn a_turn_answers_what_its_budget_allows_and_the_kinds_take_turns() {
+        let (mut questions, now) = (Questions::default(), Instant::now());
+        for slot in 0..100 {
+            assert!(questions.push(Question::Leases(request_id(slot)), now, 1000).is_none());
+        }
+        assert!(questions.push(Question::KeysToRenew(request_id(100), LeaseId(1)), now, 1000).is_none());
+        assert!(questions.push(Question::Image(request_id(101)), now, 1000).is_none());
+        assert_eq!(turn(&mut questions, true, 3), [100, 0, 101, 1]);
+        assert_eq!(turn(&mut questions, true, 1).len(), 10);
+        assert_eq!(turn(&mut questions, true, 1000).len(), 1, "one is answered whatever it costs");
+        assert_eq!(questions.len(), 87);
+    }
+
+    #[test]
+    fn what_needs_a_whole_state_waits_for_it_and_delays_nothing_else() {
+        let (mut questions, now) = (Questions::default(), Instant::now());
+        for slot in 0..3 {
+            questions.push(Question::TimeToLive(request_id(slot), LeaseId(1), true), now, 1000);
+        }
+        questions.push(Question::TimeToLive(request_id(3), LeaseId(1), false), now, 1000);
+        assert_eq!(turn(&mut questions, false, 1), [3]);
+        assert!(!questions.is_due(false) && questions.is_due(true));
+        assert_eq!(turn(&mut questions, true, 1), [0, 1, 2]);
+        assert!(questions.is_empty());
+    }
+
+    #[test]
+    fn so_many_wait_and_a_member_out_of_service_refuses_all_but_images() {
+        let (mut questions, now) = (Questions::default(), Instant::now());
+        questions.push(Question::Leases(request_id(0)), now, 2);
+        questions.push(Question::Image(request_id(1)), now, 2);
+        let refused = questions.push(Question::Leases(request_id(2)), now, 2);
+        assert_eq!(refused.map(|question| question.request_id()), Some(request_id(2)));
+        assert_eq!(questions.take_refused(), [request_id(0)]);
+        assert_eq!(turn(&mut questions, true, 1), [1]);
+    }
+}

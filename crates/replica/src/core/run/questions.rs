@@ -1,0 +1,162 @@
+//! Answers to [`Question`]s, as many in a turn as its budget allows.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use api::error;
+use bytes::Bytes;
+use machine::image::Head;
+use machine::{Leases, SharedMap};
+use numbers::{LeaseId, Seconds};
+
+use super::Core;
+use crate::core::questions::{Question, Questions};
+use crate::core::{ReplyBody, RequestId};
+use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
+use crate::long_reads::Reader;
+
+/// Entries of a shared table for which a copy takes a pointer, at the least.
+const ENTRIES_PER_POINTER: usize = 128;
+
+/// What answers of one turn share. Nothing is applied between two of them.
+#[derive(Default)]
+struct Common {
+    list: Option<List>,
+    keys: Option<(LeaseId, Keys)>,
+    keys_to_renew: Option<(LeaseId, Keys)>,
+    head: Option<Arc<Head>>,
+}
+
+type Keys = Arc<SharedMap<Bytes, ()>>;
+
+/// All leases.
+#[derive(Clone)]
+enum List {
+    /// Their ids, soonest to expire first.
+    Few(Arc<[LeaseId]>),
+    Many(Arc<Leases>),
+}
+
+/// Returns what a copy of a shared table of so many entries costs.
+fn copied(entries: usize) -> u64 {
+    (entries / ENTRIES_PER_POINTER) as u64
+}
+
+impl Core {
+    /// Keeps a question until its turn comes.
+    pub(super) fn ask(&mut self, question: Question, since: Instant) {
+        // Those of other members come besides.
+        let max = (self.shared.shards.len() + 1) * OPEN_REQUESTS_PER_SHARD_MAX;
+        if let Some(refused) = self.questions.push(question, since, max) {
+            self.refuse(refused.request_id(), error::TOO_MANY_REQUESTS);
+        }
+    }
+
+    /// Answers the next questions, right behind a publication: the newest view and the state are of one moment.
+    pub(super) fn answer_questions(&mut self, now: Instant) {
+        if self.questions.is_empty() {
+            return;
+        }
+        self.questions.begin_turn(self.thresholds.questions_per_turn);
+        let is_whole = self.machine.is_whole();
+        let timeout = self.shared.limits.request_timeout;
+        let mut common = Common::default();
+        while let Some((question, since)) = self.questions.next(is_whole) {
+            let cost = if Questions::is_late(since, now, timeout) {
+                self.refuse(question.request_id(), error::TIMEOUT);
+                0
+            } else {
+                self.answer_question(question, &mut common, now)
+            };
+            self.questions.spent(1 + cost);
+        }
+    }
+
+    /// Answers a question. Returns how much was looked at for it.
+    fn answer_question(&mut self, question: Question, common: &mut Common, now: Instant) -> u64 {
+        let (body, cost) = match question {
+            Question::KeysToRenew(_, id) => {
+                let known = common.keys_to_renew.take_if(|(of, _)| *of == id);
+                let (keys, cost) = match known {
+                    Some((_, keys)) => (keys, 0),
+                    None => {
+                        let keys = self.machine.keys_to_renew(id);
+                        let cost = copied(keys.len());
+                        (Arc::new(keys), cost)
+                    }
+                };
+                common.keys_to_renew = Some((id, Arc::clone(&keys)));
+                (ReplyBody::LeaseKeys(keys), cost)
+            }
+            Question::LeaseKeys(_, id) => {
+                let (keys, cost) = self.keys_of(id, common);
+                (ReplyBody::LeaseKeys(keys), cost)
+            }
+            Question::TimeToLive(_, id, wants_keys) => {
+                let (ttl, granted) = self.leases.time_to_live(id, self.machine.leases.get(id), now);
+                let (keys, cost) = if wants_keys && ttl >= Seconds::ZERO {
+                    self.keys_of(id, common)
+                } else {
+                    Default::default()
+                };
+                (ReplyBody::TimeToLive { ttl, granted, keys }, cost)
+            }
+            Question::Leases(_) => {
+                let (list, cost) = self.list_of_leases(common, now);
+                let body = match list {
+                    List::Few(ids) => ReplyBody::Leases(ids),
+                    List::Many(leases) => ReplyBody::ManyLeases(leases),
+                };
+                (body, cost)
+            }
+            Question::LeaseTimes(_, ref ids) => {
+                (self.leases.times(ids, &self.machine.leases, now), ids.len() as u64)
+            }
+            Question::Image(request_id) => return self.image(request_id, &mut common.head),
+        };
+        self.reply(question.request_id(), body);
+        cost
+    }
+
+    /// The keys of a lease, and what it cost to copy them.
+    fn keys_of(&self, id: LeaseId, common: &mut Common) -> (Keys, u64) {
+        if let Some((_, keys)) = common.keys.as_ref().filter(|(of, _)| *of == id) {
+            return (Arc::clone(keys), 0);
+        }
+        let keys = self.machine.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
+        let (cost, keys) = (copied(keys.len()), Arc::new(keys));
+        common.keys = Some((id, Arc::clone(&keys)));
+        (keys, cost)
+    }
+
+    /// All leases, and what it cost to list them.
+    fn list_of_leases(&self, common: &mut Common, now: Instant) -> (List, u64) {
+        if let Some(list) = &common.list {
+            return (list.clone(), 0);
+        }
+        let all = &self.machine.leases;
+        let (list, cost) = match self.leases.list(all, now) {
+            Some(ids) => (List::Few(ids.into()), all.len() as u64),
+            None => (List::Many(Arc::new(all.clone())), copied(all.len())),
+        };
+        common.list = Some(list.clone());
+        (list, cost)
+    }
+
+    /// Replies with the state as it is now, right behind its publication and between two entries. Returns what was looked at
+    /// for it. `known` is the head, if it was made in this turn.
+    pub(super) fn image(&mut self, request_id: RequestId, known: &mut Option<Arc<Head>>) -> u64 {
+        let (head, cost) = match known {
+            Some(head) => (Arc::clone(head), 0),
+            None => {
+                let head = Arc::new(self.machine.head());
+                let cost = copied(head.leases.len());
+                (Arc::clone(known.insert(head)), cost)
+            }
+        };
+        let moment = self.shared.state.load().view.moment();
+        let state = self.shared.read_long_at(Reader::Snapshot, moment);
+        self.reply(request_id, ReplyBody::Image(head, Box::new(state)));
+        cost
+    }
+}
