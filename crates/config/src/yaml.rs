@@ -1,15 +1,24 @@
-//! YAML, and with it JSON, as a tree: bounded in bytes, depth and nodes, with the scalars of YAML 1.1 that etcd's reader knows
-//! (`yes`, `0x10`, `1_000`). Only the first document is read, as etcd does. `saphyr-parser` cuts the text into events.
+//! YAML, and with it JSON, as a tree: bounded in bytes, depth and nodes, with the scalars and tags of YAML 1.1 that etcd's reader
+//! knows (`yes`, `0x10`, `1_000`, `!!int "7"`). Only the first document is read, as etcd does. `saphyr-parser` cuts the text into
+//! events.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
 
+use input::TabTolerant;
+use scalar::scalar;
+
+mod input;
+mod scalar;
+
 /// Lists and maps inside of each other.
 const DEPTH_MAX: usize = 16;
 /// Scalars, lists and maps of a document; an alias counts as what it stands for.
 const NODES_MAX: usize = 16_384;
+/// The tag that a merge key may have.
+const MERGE_TAG: &str = "tag:yaml.org,2002:merge";
 
 /// A value.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,13 +79,65 @@ impl fmt::Display for YamlError {
 /// A list or map whose end is still to come.
 enum Open {
     List(Vec<Yaml>),
-    /// The entries, and the key whose value is next, with its line.
-    Map(Vec<(String, usize, Yaml)>, Option<(String, usize)>),
+    Map(OpenMap),
+}
+
+#[derive(Default)]
+struct OpenMap {
+    entries: Vec<(String, usize, Yaml)>,
+    /// The values of merge keys, in the order of the document.
+    merges: Vec<Yaml>,
+    /// The key whose value is next.
+    key: Option<Key>,
+}
+
+enum Key {
+    /// `<<` without quotes, <https://yaml.org/type/merge.html>.
+    Merge,
+    /// A key, and its line.
+    Named(String, usize),
+}
+
+impl OpenMap {
+    /// Adds what comes next: a key, or the value of the key before.
+    fn push(&mut self, next: Yaml, line: usize, is_merge: bool) -> Result<(), &'static str> {
+        match self.key.take() {
+            Some(Key::Merge) => self.merges.push(next),
+            Some(Key::Named(key, line)) => self.entries.push((key, line, next)),
+            None if is_merge => self.key = Some(Key::Merge),
+            None => self.key = Some(Key::Named(key_text(next).ok_or("a key that is no text")?, line)),
+        }
+        Ok(())
+    }
+
+    /// The entries of the map, and behind the merge keys those of the maps that they name, the earlier ones first. A key that
+    /// the map has itself stays as it is.
+    fn finish(self) -> Result<Yaml, &'static str> {
+        let mut entries = self.entries;
+        let maps = self.merges.into_iter().flat_map(|value| match value {
+            Yaml::List(maps) => maps,
+            one => vec![one],
+        });
+        for map in maps {
+            let Yaml::Map(more) = map else {
+                return Err("map merge requires map or sequence of maps as the value");
+            };
+            let known: HashSet<&String> = entries.iter().map(|(key, ..)| key).collect();
+            let mut all: Vec<_> = more.into_iter().filter(|(key, ..)| !known.contains(key)).collect();
+            // Behind the merged ones, since the last of two counts, and the reader of flags takes `Name` for `name`.
+            all.append(&mut entries);
+            entries = all;
+        }
+        Ok(Yaml::Map(entries))
+    }
 }
 
 /// Reads the first document; an empty text is null.
 pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
-    let mut parser = Parser::new_from_str(text);
+    if let Some((line, _)) = (1..).zip(text.split('\n')).find(|(_, line)| line.chars().any(is_control)) {
+        return Err(YamlError { line, why: "control characters are not allowed".to_owned() });
+    }
+    let mut parser = Parser::new(TabTolerant::new(text));
     let mut open: Vec<(Open, usize)> = Vec::new();
     let mut anchors: HashMap<usize, Yaml> = HashMap::new();
     let mut nodes = 0;
@@ -90,6 +151,7 @@ pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
         };
         let line = span.start.line();
         let failed = |why: &str| YamlError { line, why: why.to_owned() };
+        let mut is_merge = false;
         let (whole, anchor) = match event {
             Event::StreamEnd | Event::DocumentEnd => return Ok(Yaml::Null),
             Event::Nothing | Event::StreamStart | Event::DocumentStart(_) => continue,
@@ -99,25 +161,21 @@ pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
                 continue;
             }
             Event::MappingStart(anchor, _) => {
-                open.push((Open::Map(Vec::new(), None), anchor));
+                open.push((Open::Map(OpenMap::default()), anchor));
                 bounded(&open, &mut nodes, 1, 0).map_err(failed)?;
                 continue;
             }
             Event::SequenceEnd | Event::MappingEnd => match open.pop() {
                 Some((Open::List(items), anchor)) => (Yaml::List(items), anchor),
-                Some((Open::Map(entries, _), anchor)) => {
-                    (Yaml::Map(merged(entries).map_err(failed)?), anchor)
-                }
+                Some((Open::Map(map), anchor)) => (map.finish().map_err(failed)?, anchor),
                 None => return Err(failed("an end without a beginning")),
             },
             Event::Scalar(text, style, anchor, tag) => {
                 bounded(&open, &mut nodes, 1, 0).map_err(failed)?;
-                let is_text = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "str");
-                let value = match style {
-                    ScalarStyle::Plain if !is_text => plain(&text),
-                    _ => Yaml::Text(text.into_owned()),
-                };
-                (value, anchor)
+                let tag = tag.map(|tag| format!("{}{}", tag.handle, tag.suffix));
+                let is_plain = style == ScalarStyle::Plain;
+                is_merge = is_plain && text == "<<" && tag.as_deref().is_none_or(|tag| tag == MERGE_TAG);
+                (scalar(text, is_plain, tag.as_deref()).map_err(|why| failed(&why))?, anchor)
             }
             Event::Alias(anchor) => {
                 let value =
@@ -134,33 +192,14 @@ pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
         match open.last_mut() {
             None => return Ok(whole),
             Some((Open::List(items), _)) => items.push(whole),
-            Some((Open::Map(entries, key), _)) => match key.take() {
-                Some((key, line)) => entries.push((key, line, whole)),
-                None => *key = Some((key_text(whole).ok_or_else(|| failed("a key that is no text"))?, line)),
-            },
+            Some((Open::Map(map), _)) => map.push(whole, line, is_merge).map_err(failed)?,
         }
     }
 }
 
-/// The entries of a map after its merge keys (`<<`, <https://yaml.org/type/merge.html>): those of the map named there, or of the maps
-/// of the list there, the earlier ones first. A key that the map has itself stays as it is.
-fn merged(entries: Vec<(String, usize, Yaml)>) -> Result<Vec<(String, usize, Yaml)>, &'static str> {
-    let (merges, mut entries): (Vec<_>, Vec<_>) = entries.into_iter().partition(|(key, ..)| key == "<<");
-    let maps = merges.into_iter().flat_map(|(_, _, value)| match value {
-        Yaml::List(maps) => maps,
-        one => vec![one],
-    });
-    for map in maps {
-        let Yaml::Map(more) = map else {
-            return Err("map merge requires map or sequence of maps as the value");
-        };
-        let known: HashSet<&String> = entries.iter().map(|(key, ..)| key).collect();
-        let mut all: Vec<_> = more.into_iter().filter(|(key, ..)| !known.contains(key)).collect();
-        // Behind the merged ones, since the last of two counts, and the reader of flags takes `Name` for `name`.
-        all.append(&mut entries);
-        entries = all;
-    }
-    Ok(entries)
+/// Whether etcd's reader refuses the character wherever it stands.
+fn is_control(c: char) -> bool {
+    c.is_control() && !matches!(c, '\t' | '\r' | '\n' | '\u{85}')
 }
 
 /// Counts nodes in, which bring this depth; an error if there are too many.
@@ -178,57 +217,8 @@ fn key_text(key: Yaml) -> Option<String> {
         Yaml::Int(number) => Some(number.to_string()),
         Yaml::Float(number) => Some(number.to_string()),
         Yaml::Bool(value) => Some(value.to_string()),
-        Yaml::Null => Some("null".to_owned()),
-        Yaml::List(_) | Yaml::Map(_) => None,
+        Yaml::Null | Yaml::List(_) | Yaml::Map(_) => None,
     }
-}
-
-/// The value of a scalar without quotes.
-fn plain(text: &str) -> Yaml {
-    match text {
-        "" | "~" | "null" | "Null" | "NULL" => return Yaml::Null,
-        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
-            return Yaml::Bool(true);
-        }
-        "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
-            return Yaml::Bool(false);
-        }
-        _ => {}
-    }
-    if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
-        return Yaml::Text(text.to_owned());
-    }
-    let digits = text.replace('_', "");
-    if let Some(number) = integer(&digits) {
-        return Yaml::Int(number);
-    }
-    let is_decimal =
-        digits.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'+' | b'-' | b'.' | b'e' | b'E'));
-    match digits.parse::<f64>() {
-        Ok(number) if is_decimal && number.is_finite() => Yaml::Float(number),
-        _ => Yaml::Text(text.to_owned()),
-    }
-}
-
-/// Go's integers with any base: `10`, `0x1f`, `0o17`, `017`, `0b11`. Larger ones than 64 bits have are floats, as in etcd's reader.
-fn integer(text: &str) -> Option<i128> {
-    let (negative, digits) = match text.split_at_checked(1)? {
-        ("-", digits) => (true, digits),
-        ("+", digits) => (false, digits),
-        _ => (false, text),
-    };
-    let (radix, digits) = match digits.get(..2).map(str::to_ascii_lowercase).as_deref() {
-        Some("0x") => (16, &digits[2..]),
-        Some("0o") => (8, &digits[2..]),
-        Some("0b") => (2, &digits[2..]),
-        Some(two) if two.starts_with('0') => (8, &digits[1..]),
-        _ => (10, digits),
-    };
-    if digits.starts_with(['+', '-']) {
-        return None;
-    }
-    let number = i128::from(u64::from_str_radix(digits, radix).ok()?);
-    Some(if negative { -number } else { number })
 }
 
 #[cfg(test)]
@@ -275,6 +265,61 @@ mod tests {
     }
 
     #[test]
+    fn a_tab_separates_a_value_from_its_colon() {
+        for written in ["a:\t7", "a:\t\t7", "a: \t7", "a\t:\t7", "{a:\t7}", "'a':\t7", "a:\t7\t# c"] {
+            assert_eq!(entries(written), [("a".to_owned(), Yaml::Int(7))], "{written:?}");
+        }
+        assert_eq!(entries("a:\tx-y\nb:\t-1")[1].1, Yaml::Int(-1));
+        for written in ["a:\tb: 1", "a:\t- 1", "a:\n\tb: 1", "a: |\n\tx"] {
+            assert!(read(written).is_err(), "{written:?}");
+        }
+    }
+
+    #[test]
+    fn tags_say_what_a_scalar_is() {
+        for (written, value) in [
+            ("!!int \"7\"", Yaml::Int(7)),
+            ("!!int '0x10'", Yaml::Int(16)),
+            ("!!int >-\n  7\n", Yaml::Int(7)),
+            ("!<tag:yaml.org,2002:int> '7'", Yaml::Int(7)),
+            ("%TAG !e! tag:yaml.org,2002:\n--- !e!int '7'", Yaml::Int(7)),
+            ("!!float 7", Yaml::Float(7.0)),
+            ("!!float \"7.5\"", Yaml::Float(7.5)),
+            ("!!bool 'on'", Yaml::Bool(true)),
+            ("!!null '~'", Yaml::Null),
+            ("!!str", text("")),
+            ("!!str yes", text("yes")),
+            ("!!binary aGk=", text("hi")),
+            ("!!binary '/w=='", text("\u{fffd}")),
+            ("!!timestamp '2001-01-01'", text("2001-01-01")),
+            ("!!foo 7", text("7")),
+            ("!foo 7", text("7")),
+            ("! 7", text("7")),
+            ("!!seq x", text("x")),
+            ("!!seq [1]", Yaml::List(vec![Yaml::Int(1)])),
+            ("!!str [1]", Yaml::List(vec![Yaml::Int(1)])),
+        ] {
+            assert_eq!(read(written), Ok(value), "{written}");
+        }
+        for (written, why) in [
+            ("!!int 7.0", "cannot decode !!float `7.0` as a !!int"),
+            ("!!int x", "cannot decode !!str `x` as a !!int"),
+            ("!!int", "cannot decode !!null `` as a !!int"),
+            ("!!bool 1", "cannot decode !!int `1` as a !!bool"),
+            ("!!float true", "cannot decode !!bool `true` as a !!float"),
+            ("!!null x", "cannot decode !!str `x` as a !!null"),
+            ("!!timestamp x", "cannot decode !!str `x` as a !!timestamp"),
+            ("!!binary '!!'", "!!binary value contains invalid base64 data"),
+            ("-.inf", "json: unsupported value: -Inf"),
+            ("!!float '.nan'", "json: unsupported value: NaN"),
+            ("\"a\u{1}\"", "control characters are not allowed"),
+            ("~: a", "a key that is no text"),
+        ] {
+            assert_eq!(read(written).unwrap_err().why, why, "{written}");
+        }
+    }
+
+    #[test]
     fn maps_keep_their_order_and_doubles() {
         let read = entries("# a comment\na: 1\nb: [x, {c: 2}]\na: 3\n5: 6\n---\nsecond: document\n");
         let inner = Yaml::Map(vec![("c".to_owned(), 3, Yaml::Int(2))]);
@@ -309,6 +354,8 @@ mod tests {
         let (z, w): (Vec<_>, Vec<_>) = (of(2), of(3));
         assert_eq!(z, map(&[("a", 1), ("b", 5)]));
         assert_eq!(w, map(&[("a", 1), ("b", 3), ("c", 4)]));
+        let quoted = entries("'<<': {a: 1}\n!!str <<: {b: 2}\n");
+        assert_eq!(quoted.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), ["<<", "<<"]);
         let error = super::read("a: {<<: 5}\n").unwrap_err();
         assert_eq!(error.why, "map merge requires map or sequence of maps as the value");
     }

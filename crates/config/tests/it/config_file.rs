@@ -51,7 +51,7 @@ fn refused(lines: &str) -> String {
 
 #[test]
 fn values_have_the_forms_that_etcd_takes() {
-    for number in ["200", "200.0", "2e2", "0xc8", "0310", "2_00"] {
+    for number in ["200", "200.0", "2e2", "0xc8", "0310", "2_00", "\t200", "!!int \"200\"", "!!float '200'"] {
         let config = with(&format!("heartbeat-interval: {number}"));
         assert_eq!(config.heartbeat_interval, Duration::from_millis(200), "{number}");
     }
@@ -198,6 +198,10 @@ fn what_etcd_refuses_is_refused_in_its_words() {
             "unexpected error setting up cors: URL scheme must be http, https, unix, or unixs: foo",
         ),
         ("log-level: bogus", "unrecognized level: \"bogus\""),
+        (
+            "heartbeat-interval: !!int x",
+            "error converting YAML to JSON: yaml: line 7: cannot decode !!str `x` as a !!int",
+        ),
     ] {
         assert_eq!(refused(lines), error, "{lines}");
     }

@@ -1,0 +1,61 @@
+//! What the parser reads from: the text, with YAML 1.1's rule for tabs between a key's colon and its value.
+
+use saphyr_parser::input::SkipTabs;
+use saphyr_parser::{Input, StrInput};
+
+/// A text in which a tab separates a colon from the value behind it, as a space does. The parser asks for a space there; etcd's
+/// does not. It asks nowhere else whether a space was among the tabs it skipped.
+pub(super) struct TabTolerant<'a>(StrInput<'a>);
+
+impl<'a> TabTolerant<'a> {
+    pub(super) fn new(text: &'a str) -> Self {
+        Self(StrInput::new(text))
+    }
+}
+
+impl Input for TabTolerant<'_> {
+    fn lookahead(&mut self, count: usize) {
+        self.0.lookahead(count);
+    }
+
+    fn buflen(&self) -> usize {
+        self.0.buflen()
+    }
+
+    fn bufmaxlen(&self) -> usize {
+        self.0.bufmaxlen()
+    }
+
+    fn raw_read_ch(&mut self) -> char {
+        self.0.raw_read_ch()
+    }
+
+    fn raw_read_non_breakz_ch(&mut self) -> Option<char> {
+        self.0.raw_read_non_breakz_ch()
+    }
+
+    fn skip(&mut self) {
+        self.0.skip();
+    }
+
+    fn skip_n(&mut self, count: usize) {
+        self.0.skip_n(count);
+    }
+
+    fn peek(&self) -> char {
+        self.0.peek()
+    }
+
+    fn peek_nth(&self, n: usize) -> char {
+        self.0.peek_nth(n)
+    }
+
+    fn peek_opt(&self) -> Option<char> {
+        self.0.peek_opt()
+    }
+
+    fn skip_ws_to_eol(&mut self, skip_tabs: SkipTabs) -> (usize, Result<SkipTabs, &'static str>) {
+        let (skipped, found) = self.0.skip_ws_to_eol(skip_tabs);
+        (skipped, found.map(|found| SkipTabs::Result(found.found_tabs(), true)))
+    }
+}
