@@ -447,6 +447,9 @@ class Cluster:
         return [member for member in self.members if member is not leader]
 
 
+EXIT_CODES = {"healthy": 0, "errors": 5, "warnings": 6, "unknown": 7}
+
+
 class Bench:
     """What the cases have to work with."""
 
@@ -456,12 +459,14 @@ class Bench:
     def doctor(self, endpoints, *flags, seconds=3):
         command = shlex.split(self.options.doctor) + ["--json", f"--for={seconds}s", f"--endpoints={endpoints}", *flags]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode not in (0, 5, 6):
+        if done.returncode not in EXIT_CODES.values():
             raise RuntimeError(f"doctor ended with {done.returncode}: {done.stderr.strip()}")
         report = json.loads(done.stdout)
         severities = {finding["severity"] for finding in report["findings"]}
-        expected = 5 if "error" in severities else 6 if "warning" in severities else 0
-        if done.returncode != expected:
+        is_blind = any(blind["failed"] for blind in report["not_looked_at"])
+        verdict = ("errors" if "error" in severities else "unknown" if is_blind
+                   else "warnings" if severities else "healthy")
+        if (done.returncode, report["verdict"]) != (EXIT_CODES[verdict], verdict):
             raise RuntimeError(f"doctor ended with {done.returncode}, and found {severities or 'nothing'}")
         return report
 

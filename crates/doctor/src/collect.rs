@@ -104,7 +104,7 @@ impl Plan {
 
     async fn sample(&self, client: &Client, members: &[Member]) -> Result<crate::evidence::Sample, Unseen> {
         if self.sample_keys == 0 {
-            return Err("switched off by --sample=0".into());
+            return Err(Unseen::left_out("switched off by --sample=0"));
         }
         let metrics = members.iter().filter_map(|member| member.metrics.as_ref().ok());
         let keys =
@@ -112,7 +112,7 @@ impl Plan {
         if keys > sampling::KEYS_MAX {
             let keys = crate::show::count(keys);
             let why = format!("there are {keys} keys, and with so many even a page of them is dear");
-            return Err(why.into());
+            return Err(Unseen::left_out(why));
         }
         sampling::sample(client, self.sample_keys).await
     }
@@ -308,7 +308,7 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
     member.metrics = metrics(&first, &second);
     member.page = match &own {
         Ok(answer) => Page::read(&answer.body),
-        Err(GetError::Status(404)) => Err("this server has none".into()),
+        Err(GetError::Status(404)) => Err(Unseen::left_out("this server has none")),
         Err(error) => Err(Unseen::because(error)),
     };
     if let (Ok(answer), Ok(page)) = (&own, &member.page) {
@@ -318,7 +318,7 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
         }));
     }
     member.versions = versions.map_err(Unseen::from).and_then(|answer| read_versions(&answer.body));
-    member.clock = meet(&clocks).ok_or_else(|| "its pages bear no date".into());
+    member.clock = meet(&clocks).ok_or_else(|| Unseen::left_out("its pages bear no date"));
     member.round_trips = match round_trips.call.is_empty() {
         true => Err("no call was answered".into()),
         false => Ok(round_trips),

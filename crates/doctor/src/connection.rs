@@ -32,6 +32,19 @@ const WRITE_OUT: Flag<String> =
     Flag::text("write-out", "simple", "set the output format (simple, json)").short('w');
 const JSON: Flag<bool> = Flag::bool("json", "short for --write-out=json");
 
+/// What a member with users switched on answers to somebody whom it does not know, or who may not ask.
+pub(crate) const REFUSALS: &[api::Status] = &[
+    api::error::USER_EMPTY,
+    api::error::AUTH_FAILED,
+    api::error::PERMISSION_DENIED,
+    api::error::INVALID_AUTH_TOKEN,
+];
+
+/// What to do where a member answers one of [`REFUSALS`].
+pub(crate) const WITH_USERS: &str = "users are switched on (auth enable): say who asks, best root: \
+    --user=root:PASSWORD (or --user=root --password=PASSWORD), --auth-jwt-token=TOKEN, or --cert and --key of a certificate \
+    whose common name is a user";
+
 /// Bytes of an answer at most: a list of some millions of leases.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 

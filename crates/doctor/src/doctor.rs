@@ -14,11 +14,10 @@ use cli::{Command, Failure, Flag, FlagRow, Invocation, Io, Matches, Program};
 use crate::collect::Plan;
 use crate::connection::{self, Connection, wants_json};
 use crate::evidence::Evidence;
-use crate::finding::Severity;
 use crate::findings::RULES;
 use crate::limits::{self, Limits};
 use crate::migrate;
-use crate::report::Report;
+use crate::report::{Health, Report};
 use crate::rule::Rule;
 
 /// Nothing could be looked at, or the command line is wrong.
@@ -27,6 +26,8 @@ pub(crate) const COULD_NOT_LOOK: u8 = 1;
 const ERRORS: u8 = 5;
 /// Only warnings were found.
 const WARNINGS: u8 = 6;
+/// No errors were found, but not everything could be read.
+const UNKNOWN: u8 = 7;
 
 /// The word for [`migrate`], which has flags of its own.
 const MIGRATE: &str = "migrate";
@@ -72,7 +73,8 @@ The cluster is only read, with a few small requests a second.
 
 mainstay doctor migrate says whether a cluster can be taken from etcd to Mainstay, or back, and which step is next.
 
-Exit codes: 0 nothing was found; 1 nothing could be looked at; 5 errors were found; 6 only warnings were found.";
+Exit codes: 0 nothing was found; 1 nothing could be looked at; 5 errors were found; 6 only warnings were found; 7 no errors
+were found, but not everything could be read, so that an error may be hidden.";
 
 const EXAMPLE: &str = "  mainstay doctor --endpoints=10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
   mainstay doctor --cacert=ca.crt --cert=client.crt --key=client.key --endpoints=https://etcd.example:2379 --for=1m
@@ -207,10 +209,11 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     if !is_told && evidence.members.iter().all(|member| member.reached.is_err()) {
         return Err(no_member_answers(&evidence));
     }
-    let code = match report.severity() {
-        None => 0,
-        Some(Severity::Error) => ERRORS,
-        Some(Severity::Warning) => WARNINGS,
+    let code = match report.health() {
+        Health::Healthy => 0,
+        Health::Errors => ERRORS,
+        Health::Warnings => WARNINGS,
+        Health::Unknown => UNKNOWN,
     };
     // The output first: a file that cannot be written must not cost the look.
     print(io, &if is_json { report.json() } else { report.text() })?;
@@ -273,7 +276,10 @@ pub(crate) fn no_member_answers(evidence: &Evidence) -> Failure {
         .iter()
         .filter_map(|member| Some(format!("{}: {}", member.label(), member.reached.as_ref().err()?)))
         .collect();
-    Failure::error(format!("no member can be reached: {}", whys.join("; ")))
+    let whys = whys.join("; ");
+    let is_refused = connection::REFUSALS.iter().any(|refusal| whys.contains(&*refusal.message));
+    let what_to_do = if is_refused { format!("\n{}", connection::WITH_USERS) } else { String::new() };
+    Failure::error(format!("no member can be reached: {whys}{what_to_do}"))
 }
 
 /// The rules that `--only` and `--skip` leave.

@@ -6,33 +6,46 @@ use crate::exposition::Exposition;
 use crate::histogram::Histogram;
 use crate::page::Page;
 
-/// Why something of a cluster could not be seen, in words for the report. A report shows them and does nothing else with
-/// them, so there is no kind of reason to tell from another.
+/// Why something of a cluster was not seen, in words for the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unseen(String);
+pub struct Unseen {
+    why: String,
+    /// True if a look failed or was refused; false if there is nothing to look at, or it was not to be looked at.
+    is_failure: bool,
+}
 
 impl Unseen {
-    /// This reason.
+    /// A look that failed for this reason. A cluster with such a look is not called healthy.
     pub fn because(why: impl fmt::Display) -> Unseen {
-        Unseen(why.to_string())
+        Unseen { why: why.to_string(), is_failure: true }
+    }
+
+    /// A look that was left out for this reason: a server has no such page, or the user does not want it.
+    pub fn left_out(why: impl fmt::Display) -> Unseen {
+        Unseen { why: why.to_string(), is_failure: false }
+    }
+
+    /// Returns true if a look failed or was refused.
+    pub fn is_failure(&self) -> bool {
+        self.is_failure
     }
 }
 
 impl From<&str> for Unseen {
     fn from(why: &str) -> Unseen {
-        Unseen(why.to_owned())
+        Unseen::because(why)
     }
 }
 
 impl From<String> for Unseen {
     fn from(why: String) -> Unseen {
-        Unseen(why)
+        Unseen::because(why)
     }
 }
 
 impl fmt::Display for Unseen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.why)
     }
 }
 

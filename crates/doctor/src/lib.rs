@@ -47,7 +47,7 @@ pub use disk_trial::{DiskAdvice, DiskResult, DiskTrial, DiskWindow, Pace};
 pub use doctor::{run, run_in};
 pub use evidence::{
     Alarm, AlarmKind, Certificate, Clock, Evidence, Member, Metrics, Observed, RoundTrips, Sample, Status,
-    Versions,
+    Unseen, Versions,
 };
 pub use exposition::{Exposition, Sample as MetricSample};
 pub use finding::{Fact, Finding, Severity};
@@ -61,6 +61,6 @@ pub use migrate::{
 pub use network_trial::{NetworkResult, NetworkTrial};
 pub use page::{ClientUse, ExpensiveRange, FsyncStall, LargeValue, Page};
 pub use quantiles::Quantiles;
-pub use report::Report;
+pub use report::{Health, Report};
 pub use rule::{Blind, Need, Rule};
 pub use socket::TcpFigures;

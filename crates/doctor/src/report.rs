@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use cli::json;
 use html_report::{Found, Level, Page};
 
+use crate::connection;
 use crate::evidence::Evidence;
 use crate::finding::{Fact, Finding, Severity};
 use crate::limits::Limits;
@@ -24,6 +25,31 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Facts that could not be looked at.
     pub blind: Vec<Blind>,
+}
+
+/// A look in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Nothing was found, and no look failed.
+    Healthy,
+    /// Only warnings were found, and no look failed.
+    Warnings,
+    /// No errors were found, but a look failed or was refused: what it would have shown is not known.
+    Unknown,
+    /// Errors were found.
+    Errors,
+}
+
+impl Health {
+    /// The word for it, in JSON.
+    pub fn word(self) -> &'static str {
+        match self {
+            Health::Healthy => "healthy",
+            Health::Warnings => "warnings",
+            Health::Unknown => "unknown",
+            Health::Errors => "errors",
+        }
+    }
 }
 
 /// Width of the text.
@@ -61,6 +87,16 @@ impl Report {
         self.findings.iter().map(|finding| finding.severity).max()
     }
 
+    /// The whole look in a word. A failed look counts for more than warnings: it may hide an error.
+    pub fn health(&self) -> Health {
+        match (self.severity(), self.blind.iter().any(|blind| blind.is_failure)) {
+            (Some(Severity::Error), _) => Health::Errors,
+            (_, true) => Health::Unknown,
+            (Some(Severity::Warning), false) => Health::Warnings,
+            (None, false) => Health::Healthy,
+        }
+    }
+
     /// For people.
     pub fn text(&self) -> String {
         let members = counted(self.members.len(), "member");
@@ -95,16 +131,45 @@ impl Report {
                 put(&mut out, &folded(remedy, "  Do: ", "    "));
             }
         }
-        if !self.blind.is_empty() {
-            out.push_str("\nNot looked at:\n");
-            for text in self.not_looked_at() {
-                put(&mut out, &folded(&text, "  ", "    "));
+        for (heading, is_failure) in [("Could not be read:", true), ("Not looked at:", false)] {
+            let lines = self.not_looked_at(is_failure);
+            if lines.is_empty() {
+                continue;
+            }
+            out.push('\n');
+            put(&mut out, heading);
+            for line in lines {
+                put(&mut out, &folded(&line, "  ", "    "));
+            }
+            if is_failure {
+                for remedy in self.sight_remedies() {
+                    put(&mut out, &folded(remedy, "  Do: ", "    "));
+                }
             }
         }
         out
     }
 
-    /// Returns how many errors and warnings were found, in one sentence.
+    /// What to do so that the next look sees what this one could not read.
+    fn sight_remedies(&self) -> Vec<&'static str> {
+        let failed = || self.blind.iter().filter(|blind| blind.is_failure);
+        let members = || self.members.iter().map(|(_, about)| about).filter(|_| failed().next().is_some());
+        let says =
+            |text: &str| failed().map(|blind| &blind.because).chain(members()).any(|why| why.contains(text));
+        let mut remedies = Vec::new();
+        if connection::REFUSALS.iter().any(|refusal| says(&refusal.message)) {
+            remedies.push(connection::WITH_USERS);
+        }
+        if says("no metrics: ") {
+            remedies.push(
+                "metrics that are served elsewhere (--listen-metrics-urls, --listen-client-http-urls): \
+                 --metrics-endpoints, one for each of --endpoints",
+            );
+        }
+        remedies
+    }
+
+    /// Returns how many errors and warnings were found, and whether looks failed, in one sentence.
     fn summary(&self) -> String {
         let of = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
         let summary = match (of(Severity::Error), of(Severity::Warning)) {
@@ -113,13 +178,20 @@ impl Report {
             (0, warnings) => counted(warnings, "warning"),
             (errors, warnings) => format!("{}, {}", counted(errors, "error"), counted(warnings, "warning")),
         };
-        format!("{summary}, by {}.", counted(self.rules, "rule"))
+        let rules = counted(self.rules, "rule");
+        match self.health() {
+            Health::Unknown => format!(
+                "{summary}, by {rules}, but not everything could be read: whether the cluster is healthy is not known."
+            ),
+            Health::Healthy | Health::Warnings | Health::Errors => format!("{summary}, by {rules}."),
+        }
     }
 
-    /// Returns what could not be looked at and why: one line for all rules that lack the same thing.
-    fn not_looked_at(&self) -> Vec<String> {
+    /// Returns what failed to be looked at, or what there was nothing to look at of, and why: one line for all rules that lack the
+    /// same thing.
+    fn not_looked_at(&self, is_failure: bool) -> Vec<String> {
         let mut told: Vec<(&Blind, Vec<&str>)> = Vec::new();
-        for blind in &self.blind {
+        for blind in self.blind.iter().filter(|blind| blind.is_failure == is_failure) {
             let same = |known: &&Blind| known.members == blind.members && known.because == blind.because;
             match told.iter_mut().find(|(known, _)| same(known)) {
                 Some((_, names)) => names.push(blind.name),
@@ -156,7 +228,19 @@ impl Report {
             remedies: finding.remedies.clone(),
         };
         let mut findings: Vec<Found> = self.findings.iter().map(found).collect();
-        if findings.is_empty() {
+        if self.health() == Health::Unknown {
+            findings.insert(
+                0,
+                Found {
+                    level: Level::Warning,
+                    title: "Not everything could be read: whether the cluster is healthy is not known"
+                        .to_owned(),
+                    facts: self.not_looked_at(true),
+                    meaning: String::new(),
+                    remedies: self.sight_remedies().into_iter().map(str::to_owned).collect(),
+                },
+            );
+        } else if findings.is_empty() {
             findings.push(Found {
                 level: Level::Good,
                 title: "Nothing was found".to_owned(),
@@ -172,7 +256,7 @@ impl Report {
         if !self.blind.is_empty() {
             page.heading("Not looked at");
             page.note("What could not be looked at does not count as healthy.");
-            page.list(&self.not_looked_at());
+            page.list(&[self.not_looked_at(true), self.not_looked_at(false)].concat());
         }
         page.html()
     }
@@ -180,8 +264,9 @@ impl Report {
     /// For machines: one object on one line.
     pub fn json(&self) -> String {
         let mut out = format!(
-            "{{\"healthy\":{},\"seconds\":{:.3},\"rules\":{},\"members\":[",
-            self.findings.is_empty(),
+            "{{\"healthy\":{},\"verdict\":\"{}\",\"seconds\":{:.3},\"rules\":{},\"members\":[",
+            self.health() == Health::Healthy,
+            self.health().word(),
             self.seconds,
             self.rules
         );
@@ -197,7 +282,7 @@ impl Report {
         out
     }
 
-    /// The members `findings` and `not_looked_at` of an object.
+    /// The members `findings`, `not_looked_at` and `remedies` of an object. The remedies are for what could not be read.
     pub(crate) fn json_body(&self) -> String {
         let strings = |texts: &[String]| {
             let quoted: Vec<String> = texts.iter().map(json::string).collect();
@@ -236,10 +321,14 @@ impl Report {
             let members = strings(&blind.members);
             write(
                 &mut out,
-                format_args!("{comma}{{\"name\":{name},\"members\":{members},\"because\":{because}}}"),
+                format_args!(
+                    "{comma}{{\"name\":{name},\"members\":{members},\"because\":{because},\"failed\":{}}}",
+                    blind.is_failure
+                ),
             );
         }
-        out.push(']');
+        let remedies: Vec<String> = self.sight_remedies().into_iter().map(str::to_owned).collect();
+        write(&mut out, format_args!("],\"remedies\":{}", strings(&remedies)));
         out
     }
 }

@@ -1,6 +1,6 @@
 //! What makes a finding, and what has to be seen for it.
 
-use crate::evidence::{Evidence, Member, Metrics, OBSERVATIONS_OF_LIFE_MIN, PROBES_OF_LIFE_MIN};
+use crate::evidence::{Evidence, Member, Metrics, OBSERVATIONS_OF_LIFE_MIN, PROBES_OF_LIFE_MIN, Unseen};
 use crate::finding::Finding;
 use crate::limits::Limits;
 use crate::show;
@@ -55,6 +55,9 @@ pub struct Blind {
     pub members: Vec<String>,
     /// Why not.
     pub because: String,
+    /// True if a look failed or was refused, so that the cluster must not be called healthy; false if there was nothing to
+    /// look at yet.
+    pub is_failure: bool,
 }
 
 impl Rule {
@@ -62,16 +65,18 @@ impl Rule {
     pub fn blind(&self, evidence: &Evidence) -> Vec<Blind> {
         let mut found: Vec<Blind> = Vec::new();
         for member in evidence.members.iter().filter(|member| member.reached.is_ok()) {
-            let mut reasons: Vec<String> = Vec::new();
+            let mut reasons: Vec<Unseen> = Vec::new();
             for alternatives in self.needs {
-                let missing: Vec<String> =
+                let missing: Vec<Unseen> =
                     alternatives.iter().map_while(|need| need.missing(member, evidence)).collect();
                 if missing.len() == alternatives.len() {
                     reasons.extend(missing);
                 }
             }
+            let is_failure = reasons.iter().any(Unseen::is_failure);
             let mut because: Vec<String> = Vec::new();
             for reason in reasons {
+                let reason = reason.to_string();
                 if !because.contains(&reason) {
                     because.push(reason);
                 }
@@ -80,9 +85,12 @@ impl Rule {
                 continue;
             }
             let because = because.join("; ");
-            match found.iter_mut().find(|blind| blind.because == because) {
+            match found.iter_mut().find(|blind| blind.because == because && blind.is_failure == is_failure) {
                 Some(blind) => blind.members.push(member.label()),
-                None => found.push(Blind { name: self.name, members: vec![member.label()], because }),
+                None => {
+                    let members = vec![member.label()];
+                    found.push(Blind { name: self.name, members, because, is_failure });
+                }
             }
         }
         for blind in &mut found {
@@ -96,29 +104,42 @@ impl Rule {
 
 /// The members that were not reached, or are not known: no rule could look at them.
 pub fn out_of_sight(evidence: &Evidence) -> Vec<Blind> {
-    let at = |member: String, because: String| Blind { name: "everything", members: vec![member], because };
+    let at = |member: String, because: String| Blind {
+        name: "everything",
+        members: vec![member],
+        because,
+        is_failure: true,
+    };
     let unreached = evidence.members.iter().filter(|member| member.reached.is_err());
     let unreached = unreached.map(|member| at(member.label(), "it was not reached".to_owned()));
     let unknown = evidence.complete.as_ref().err();
     unreached.chain(unknown.map(|why| at("other members".to_owned(), why.to_string()))).collect()
 }
 
-fn too_few(family: &str, count: f64, least: f64, what_to_do: &str) -> String {
+fn too_few(family: &str, count: f64, least: f64, what_to_do: &str) -> Unseen {
     let (count, least) = (show::count(count), show::count(least));
-    format!("too few observations in {family} to judge: {count} since the start, of {least}; {what_to_do}")
+    Unseen::left_out(format!(
+        "too few observations in {family} to judge: {count} since the start, of {least}; {what_to_do}"
+    ))
+}
+
+/// The reason with these words before it, of the same kind.
+fn behind(words: &str, why: &Unseen) -> Unseen {
+    let text = format!("{words}: {why}");
+    if why.is_failure() { Unseen::because(text) } else { Unseen::left_out(text) }
 }
 
 impl Need {
     /// Why it was not seen; `None` when it was.
-    fn missing(self, member: &Member, evidence: &Evidence) -> Option<String> {
-        let of_metrics = |seen: &dyn Fn(&Metrics) -> Option<String>| match &member.metrics {
+    fn missing(self, member: &Member, evidence: &Evidence) -> Option<Unseen> {
+        let of_metrics = |seen: &dyn Fn(&Metrics) -> Option<Unseen>| match &member.metrics {
             Ok(metrics) => seen(metrics),
-            Err(why) => Some(format!("no metrics: {why}")),
+            Err(why) => Some(behind("no metrics", why)),
         };
         let has_peers = evidence.members.iter().filter(|member| member.id != 0).count() > 1;
-        let absent = |family: &str| format!("its metrics have no {family}");
+        let absent = |family: &str| Unseen::left_out(format!("its metrics have no {family}"));
         match self {
-            Need::Status => member.status.as_ref().err().map(|why| format!("no status: {why}")),
+            Need::Status => member.status.as_ref().err().map(|why| behind("no status", why)),
             Need::Metric(family) => {
                 of_metrics(&|metrics| (!metrics.after.has(family)).then(|| absent(family)))
             }
@@ -152,8 +173,8 @@ impl Need {
             }),
             Need::Page(list) => match &member.page {
                 Ok(page) if page.has(list) => None,
-                Ok(_) => Some(format!("its page /debug/mainstay has no {list}")),
-                Err(why) => Some(format!("no page /debug/mainstay: {why}")),
+                Ok(_) => Some(Unseen::left_out(format!("its page /debug/mainstay has no {list}"))),
+                Err(why) => Some(behind("no page /debug/mainstay", why)),
             },
             Need::OnlyEtcd(family) => {
                 if member.is_mainstay() {
@@ -161,14 +182,14 @@ impl Need {
                 }
                 Need::Observations(family).missing(member, evidence)
             }
-            Need::Versions => member.versions.as_ref().err().map(|why| format!("no /version: {why}")),
-            Need::Clock => member.clock.as_ref().err().map(|why| format!("its clock was not read: {why}")),
+            Need::Versions => member.versions.as_ref().err().map(|why| behind("no /version", why)),
+            Need::Clock => member.clock.as_ref().err().map(|why| behind("its clock was not read", why)),
             Need::Certificate => {
-                member.certificate.as_ref().err().map(|why| format!("its certificate was not seen: {why}"))
+                member.certificate.as_ref().err().map(|why| behind("its certificate was not seen", why))
             }
-            Need::RoundTrips => member.round_trips.as_ref().err().map(|why| format!("no round trips: {why}")),
-            Need::Alarms => evidence.alarms.as_ref().err().map(|why| format!("no list of alarms: {why}")),
-            Need::Sample => evidence.sample.as_ref().err().map(|why| format!("no keys sampled: {why}")),
+            Need::RoundTrips => member.round_trips.as_ref().err().map(|why| behind("no round trips", why)),
+            Need::Alarms => evidence.alarms.as_ref().err().map(|why| behind("no list of alarms", why)),
+            Need::Sample => evidence.sample.as_ref().err().map(|why| behind("no keys sampled", why)),
         }
     }
 }

@@ -272,7 +272,7 @@ fn not_looked_at(survey: &Survey) -> Vec<Blind> {
         return blind;
     }
     let mut tell = |name: &'static str, because: &str| {
-        blind.push(Blind { name, members: Vec::new(), because: because.to_owned() });
+        blind.push(Blind { name, members: Vec::new(), because: because.to_owned(), is_failure: false });
     };
     match &survey.directory {
         None => {

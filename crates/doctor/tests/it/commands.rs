@@ -100,6 +100,52 @@ fn exit_codes_say_what_was_found() {
     assert_eq!(parsed["findings"][0]["name"], "large-values");
 }
 
+/// A member with users switched on, asked by nobody: it tells metrics and version and refuses every call.
+#[test]
+fn a_cluster_that_cannot_be_read_is_not_healthy() {
+    let unread = examine(|script| script.refused = vec!["*"], &[]);
+    assert_eq!(unread.code, 7, "{unread:?}");
+    let text = unread.output.replace("\n    ", " ");
+    assert!(text.contains("whether the cluster is healthy is not known."), "{text}");
+    assert!(text.contains("alarm-corrupt, alarm-nospace, because no list of alarms: "), "{text}");
+    assert!(
+        text.contains(
+            "Do: users are switched on (auth enable): say who asks, best root: --user=root:PASSWORD"
+        )
+    );
+    let machine = examine(|script| script.refused = vec!["*"], &["--json"]);
+    let parsed: serde_json::Value = serde_json::from_str(&machine.output).unwrap();
+    assert_eq!((&parsed["healthy"], &parsed["verdict"]), (&false.into(), &"unknown".into()));
+    assert!(parsed["remedies"][0].as_str().unwrap().contains("--user=root:PASSWORD"), "{parsed}");
+    // One refused call is enough, and warnings do not outrank it: what was not read may be worse.
+    let large = |script: &mut Script| {
+        script.refused = vec!["Alarm"];
+        script.keys = vec![("k", 200_000)];
+    };
+    let hidden = examine(large, &[]);
+    assert!(hidden.code == 7 && hidden.output.contains("1 warning, by "), "{hidden:?}");
+    assert_eq!(examine(large, &["--skip=alarm-nospace,alarm-corrupt"]).code, 6);
+    // Metrics that are served elsewhere are as much out of sight.
+    let elsewhere = examine(|script| script.metrics = [status(404), status(404)], &[]);
+    assert!(elsewhere.code == 7 && elsewhere.output.contains("Do: metrics that are served elsewhere"));
+    // What is found for certain says more.
+    let alarm = |script: &mut Script| {
+        script.refused = vec!["Range"];
+        script.alarms = vec![no_space(0xa)];
+    };
+    assert_eq!(examine(alarm, &[]).code, 5);
+    // Nothing at all is readable.
+    let nothing = examine(
+        |script| {
+            script.refused = vec!["*"];
+            script.metrics = [status(404), status(404)];
+        },
+        &[],
+    );
+    assert_eq!(nothing.code, 1, "{nothing:?}");
+    assert!(nothing.error.contains("--user=root:PASSWORD"), "{nothing:?}");
+}
+
 #[test]
 fn a_page_is_written_beside_the_output_and_changes_no_exit_code() {
     let folder = testkit::TempDir::new("doctor-html");

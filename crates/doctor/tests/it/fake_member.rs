@@ -31,6 +31,8 @@ pub struct Script {
     pub lists_refused: usize,
     /// The member that answers for the list of members and HashKV, if it is another one.
     pub answered_by: Option<u64>,
+    /// Calls that are refused with `etcdserver: user name is empty`, or all calls where one is `*`.
+    pub refused: Vec<&'static str>,
     /// Calls that are never answered.
     pub silent: Vec<&'static str>,
     /// The first and all later pages of metrics, as whole HTTP answers.
@@ -174,6 +176,10 @@ async fn call(
         let head = http::Response::builder().header("content-type", "application/grpc");
         head.header("grpc-status", code).header("grpc-message", text).body(()).unwrap()
     };
+    if script.refused.iter().any(|call| *call == "*" || path.rsplit('/').next() == Some(call)) {
+        let _ = respond.send_response(refused("3", "etcdserver: user name is empty"), true);
+        return;
+    }
     let answer = match path.as_str() {
         "/etcdserverpb.Maintenance/HashKV" => {
             let revision = HashKvRequest::decode(&message[5..]).unwrap().revision;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use api::etcdserverpb::Member;
 use client::{Settings, TlsFiles, Transport};
-use doctor::{Connection, Evidence, Limits, Plan, RULES, Report, Rule, Severity};
+use doctor::{Connection, Evidence, Health, Limits, Plan, RULES, Report, Rule, Severity, Unseen};
 
 use crate::fake_member::{FakeMember, Script, no_space, ok, status, status_of};
 
@@ -132,7 +132,7 @@ fn members_that_no_endpoint_names_are_found_and_lost_ones_told() {
         assert_eq!(labels, ["m1", "m2", "m3", ""]);
         assert_eq!(evidence.members[1].metrics, Err("HTTP status 500".into()));
         assert!(evidence.members[1].versions.as_ref().unwrap_err().to_string().starts_with("not JSON"));
-        assert_eq!(evidence.members[1].page, Err("this server has none".into()));
+        assert_eq!(evidence.members[1].page, Err(Unseen::left_out("this server has none")));
         assert!(evidence.members[2].reached.as_ref().unwrap_err().to_string().contains("connection refused"));
         assert!(
             evidence.members[3].reached.as_ref().unwrap_err().to_string().contains("has not started yet")
@@ -146,7 +146,7 @@ fn members_that_no_endpoint_names_are_found_and_lost_ones_told() {
         alone.sample_keys = 0;
         let evidence = alone.collect().await.unwrap();
         assert_eq!((evidence.members.len(), evidence.complete), (1, Ok(())));
-        assert_eq!(evidence.sample, Err("switched off by --sample=0".into()));
+        assert_eq!(evidence.sample, Err(Unseen::left_out("switched off by --sample=0")));
     });
 }
 
@@ -221,7 +221,7 @@ fn hostile_pages_are_no_more_than_reasons() {
         // What could not be seen is told.
         let rules: Vec<&Rule> = RULES.iter().collect();
         let report = Report::of(&evidence, &patient(), 0.1, &rules);
-        assert_eq!(report.severity(), None::<Severity>);
+        assert_eq!((report.severity(), report.health()), (None::<Severity>, Health::Unknown));
         assert!(report.blind.iter().any(|blind| blind.name == "slow-disk"));
         assert!(report.text().contains("no metrics: the answer breaks off"));
     });

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use doctor::{
     Alarm, AlarmKind, Certificate, Clock, Evidence, Limits, Member, Metrics, Page, RULES, Report, RoundTrips,
-    Rule, Sample, Status, Versions,
+    Rule, Sample, Status, Unseen, Versions,
 };
 
 const MAINSTAY: &str = include_str!("golden/mainstay.metrics");
@@ -75,7 +75,7 @@ fn a_sick_cluster() {
     )
     .unwrap());
     let mut etcd = member(2);
-    etcd.page = Err("this server has none".into());
+    etcd.page = Err(Unseen::left_out("this server has none"));
     etcd.metrics = Err("HTTP status 404".into());
     etcd.certificate = Ok(Some(Certificate { not_after_unix: NOW + 86400.0 * 3.0 }));
     let evidence = Evidence {
@@ -87,7 +87,9 @@ fn a_sick_cluster() {
         ],
         complete: Ok(()),
         alarms: Ok(vec![Alarm { member_id: 2, kind: AlarmKind::NoSpace }]),
-        sample: Err("there are 2,000,000 keys, and with so many even a page of them is dear".into()),
+        sample: Err(Unseen::left_out(
+            "there are 2,000,000 keys, and with so many even a page of them is dear",
+        )),
     };
     let report = report(&evidence);
     expect("sick.txt", &report.text());

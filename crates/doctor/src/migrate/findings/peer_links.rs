@@ -86,16 +86,17 @@ fn judge(survey: &Survey) -> Option<Finding> {
 pub(in crate::migrate) fn unseen_links(survey: &Survey) -> Vec<Blind> {
     let voters = survey.voters();
     let why = |member: &Member| match &member.metrics {
-        Err(why) => Some(format!("no metrics: {why}")),
+        Err(why) => Some((format!("no metrics: {why}"), true)),
         Ok(metrics) if links_of(member.id, metrics).is_none() => {
-            Some(format!("its metrics have no {ACTIVE}"))
+            Some((format!("its metrics have no {ACTIVE}"), false))
         }
         Ok(_) => None,
     };
     let reached = survey.evidence.members.iter().filter(|member| member.reached.is_ok());
     let asked = reached.filter(|member| voters.len() > 1 && voters.contains(&member.id));
     let blind = asked.filter_map(|member| {
-        Some(Blind { name: RULE.name, members: vec![member.label()], because: why(member)? })
+        let (because, is_failure) = why(member)?;
+        Some(Blind { name: RULE.name, members: vec![member.label()], because, is_failure })
     });
     blind.collect()
 }
@@ -152,16 +153,17 @@ mod tests {
         says(&mut survey, 1, "etcd_server_has_leader 1\n");
         survey.evidence.members[2].metrics = Err("HTTP status 404".into());
         assert_eq!(judged(&RULE, &survey), None);
-        let blind = |at: usize, because: &str| Blind {
+        let blind = |at: usize, because: &str, is_failure: bool| Blind {
             name: "broken-peer-links",
             members: vec![survey.evidence.members[at].label()],
             because: because.to_owned(),
+            is_failure,
         };
         assert_eq!(
             unseen_links(&survey),
             [
-                blind(1, "its metrics have no etcd_network_active_peers"),
-                blind(2, "no metrics: HTTP status 404")
+                blind(1, "its metrics have no etcd_network_active_peers", false),
+                blind(2, "no metrics: HTTP status 404", true)
             ]
         );
         // One that is not reached is another matter, and who is alone has no connections.
