@@ -793,8 +793,12 @@ impl File for MemFile {
             Ok(()) => buf.len(),
             Err(_) => {
                 let room = state.room_for(self.id, end).is_ok();
-                let part = (state.random.number() % (buf.len() as u64 + 1)) as usize;
-                if room { part } else { 0 }
+                let part = state.random.number() % (buf.len() as u64 + 1);
+                // A write gets as far as a block of the file system, never into the middle of a sector.
+                let sectors_end = (offset + part) / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
+                let whole = part == buf.len() as u64;
+                let part = if whole { part } else { sectors_end.saturating_sub(offset) };
+                if room { part as usize } else { 0 }
             }
         };
         self.with(&mut state, |node| node.write(&buf[..taken], offset))?;

@@ -241,6 +241,15 @@ pub(crate) enum Found {
     Invalid(&'static str),
 }
 
+/// Length of the payload and batch start, if these are the first bytes of a record of this use of the segment. Its checksum is not
+/// verified, and it may be longer than the file: a file that had grown for it may have lost its new length.
+pub(crate) fn outline(head: &[u8; END_BYTES], identity: Identity) -> Option<(usize, u32)> {
+    Kind::of(head[8])?;
+    let (payload, batch_start) = (u32_at(head, 4) as usize, u32_at(head, 12));
+    let is_of_this_use = u16::from_le_bytes([head[10], head[11]]) == identity.mark;
+    (is_of_this_use && payload < PAYLOAD_BYTES_MAX).then_some((payload, batch_start))
+}
+
 /// Looks at the record at `offset` of a segment of `len` bytes, of which `bytes` is what was read from there on.
 pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: Identity) -> Found {
     let room = len.saturating_sub(offset);

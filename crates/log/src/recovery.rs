@@ -15,19 +15,21 @@
 //!  4096   4096    entry 7    valid
 //!  4352   4352    entry 8    valid
 //!  4480   4352    entry 9    invalid (its checksum is wrong)   <- p
-//!  4608   4352    entry 10   valid
+//!  5632   4352    entry 10   valid
 //! ```
 //!
 //! The only record behind p starts its batch at 4352, before p. So nothing proves that this batch was ever synced, and nobody
 //! was told of its entries: entries 9 and 10 are overwritten with zeros and entry 8 is the last.
 //!
 //! ```text
-//!  4736   4736    entry 11   valid
+//!  5888   5888    entry 11   valid
 //! ```
 //!
-//! With this record it is damage: its batch starts at 4736, behind p, and was begun after the batch at 4352 had been synced.
+//! With this record it is damage: its batch starts at 5888, behind p, and was begun after the batch at 4352 had been synced.
 //! Entry 9 was acknowledged, and opening is refused with offset 4480. It is refused too if the member has noted a log end
-//! behind p: when it was shut down cleanly, or when it was started, since opening syncs what it gives out.
+//! behind p: when it was shut down cleanly, or when it was started, since opening syncs what it gives out. And it is refused
+//! where no torn write explains what stands at p (`scan::is_no_torn_write`): had entry 9 ended at 4608, it would lie in one
+//! sector with the head of entry 8, and a write that was cut off leaves all of a sector or nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -46,7 +48,7 @@ use crate::format::{
 };
 use crate::preparation::Prepared;
 use crate::preparation::{NEXT_TMP, SPARE_TMP};
-use crate::scan::{self, Ending};
+use crate::scan::{self, Before, Ending};
 use crate::segment::{Segment, file_name, seq_of};
 use crate::writer::Position;
 use crate::{
@@ -266,6 +268,9 @@ fn check_closed(
     }
 }
 
+/// Why damage at the end of the log is no torn write.
+const NO_TORN_WRITE: &str = "a write that was cut off leaves whole sectors of 512 bytes as they were, and a part of this one was written";
+
 /// Facts learnt from the records so far.
 struct Reading {
     /// The end of the log when it was closed, if that is known: it must not end before.
@@ -408,9 +413,9 @@ impl Reading {
         replay: &mut dyn FnMut(Replayed),
     ) -> Result<(), OpenError> {
         let path = &candidate.path;
-        let mut batch = SEGMENT_HEADER_BYTES as u64;
+        let mut before = Before::default();
         let ending = candidate.records(|offset, header, payload| {
-            batch = u64::from(header.batch_start);
+            before = Before { record: offset, batch: u64::from(header.batch_start) };
             self.take(candidate, adjacent, offset, header, payload, replay)
         })?;
         self.scanned_bytes += ending.offset;
@@ -430,6 +435,18 @@ impl Reading {
             let found =
                 format!("{why}; what follows at offset {later} was only written after this had been synced");
             return Err(OpenError::damaged(path, ending.offset, found));
+        }
+        let is_torn = !scan::is_no_torn_write(
+            file,
+            candidate.header.identity(),
+            candidate.len,
+            ending.offset,
+            before,
+            &remains,
+        )
+        .map_err(|error| OpenError::io("read", path, error))?;
+        if !is_torn && !planted::is(planted::Bug::DamageTakenForTornEnd) {
+            return Err(OpenError::damaged(path, ending.offset, format!("{why}; {NO_TORN_WRITE}")));
         }
         if self.next_begun && (ending.invalid.is_some() || remains.end.is_some()) {
             let found = format!("{why}; the next segment was only begun after this had been synced");
@@ -454,7 +471,7 @@ impl Reading {
         // The process before may have died because it could not sync this batch: what the page cache then gives back may
         // never have come to the disk, and no later sync would bring it there. What is now given out as recovered must
         // not vanish.
-        scan::rewrite(file, batch, ending.offset)
+        scan::rewrite(file, before.batch.max(SEGMENT_HEADER_BYTES as u64), ending.offset)
             .map_err(|error| OpenError::io("write again", path, error))?;
         if ending.invalid.is_some() || remains.end.is_some() {
             scan::clear(file, candidate.len, ending.offset, remains.end)
@@ -578,6 +595,19 @@ impl Reading {
                     "the segment's first record is not valid; what follows at offset {later} was only written \
                      after it had been synced"
                 );
+                return Err(OpenError::damaged(path, from, found));
+            }
+            let is_torn = !scan::is_no_torn_write(
+                &*candidate.file,
+                identity,
+                candidate.len,
+                from,
+                Before::default(),
+                &remains,
+            )
+            .map_err(|error| OpenError::io("read", path, error))?;
+            if !is_torn && self.closed_at.is_none() {
+                let found = format!("the segment's first record is not valid; {NO_TORN_WRITE}");
                 return Err(OpenError::damaged(path, from, found));
             }
             if remains.end.is_none() {

@@ -5,7 +5,10 @@ use std::io;
 use bytes::{Bytes, BytesMut};
 use disk::File;
 
-use crate::format::{Found, Identity, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, find, padded};
+use crate::format::{
+    END_BYTES, Found, Identity, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, find, outline,
+    padded,
+};
 
 /// Bytes read at once: large enough to make the call cheap, small enough to stay in the processor's cache.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -61,6 +64,8 @@ pub(crate) fn records<E: From<io::Error>>(
 pub(crate) struct Remains {
     /// A record whose batch began behind that offset: proof that what is at the offset had been synced.
     pub later_batch: Option<u64>,
+    /// Offset of the first valid record; `None` if there is none.
+    pub first: Option<u64>,
     /// End of the last valid record; `None` if there is none.
     pub end: Option<u64>,
 }
@@ -100,12 +105,70 @@ pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) 
             if u64::from(header.batch_start) > from {
                 remains.later_batch.get_or_insert(here);
             }
+            remains.first.get_or_insert(here);
             remains.end = Some(here + padded(payload) as u64);
             at += padded(payload);
         }
         offset += at as u64;
     }
     Ok(remains)
+}
+
+/// The valid record in front of an offset; all zeros if there is none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Before {
+    /// Offset of the record.
+    pub record: u64,
+    /// Offset of the first record of its batch.
+    pub batch: u64,
+}
+
+/// Bytes that a device writes as one: after a power cut they are all new or all old. Some devices write more as one, none less.
+const SECTOR_BYTES: u64 = 512;
+
+/// Returns true if no torn write explains what stands at `from`, where the valid records end.
+///
+/// A torn write leaves whole sectors of old content, and what the old content of this place was is known in part: behind
+/// every synced batch stand [`END_BYTES`] zeros. So within a sector that the write reached, each of its records is there, and
+/// in a sector that it did not reach, those zeros are. The sector of `from` tells only where the record in front ends within
+/// it, or where records of the same batch are found in it behind `from`. What proves that the write reached a sector is the head of
+/// a record, which holds a part of the segment's secret: a value may be the same as what the file's last use has left there.
+///
+/// # Example
+///
+/// The batch in front ends at 4456, in the sector from 4096 to 4608. A torn write leaves zeros at 4456, or the head of a
+/// record whose end is beyond 4608. The head of a record that ends at 4544 and does not verify is damage, and so is anything
+/// that is neither zeros nor the head of a record.
+pub(crate) fn is_no_torn_write(
+    file: &dyn File,
+    identity: Identity,
+    len: u64,
+    from: u64,
+    before: Before,
+    remains: &Remains,
+) -> io::Result<bool> {
+    let sector = from / SECTOR_BYTES;
+    let reached = |at: u64| remains.first.is_some_and(|first| first / SECTOR_BYTES == at);
+    let sector_end = (sector + 1) * SECTOR_BYTES;
+    // A head that goes on in the next sector may be torn itself.
+    if from + END_BYTES as u64 > sector_end || from + RECORD_HEADER_BYTES as u64 > len {
+        return Ok(false);
+    }
+    let mut head = [0; END_BYTES];
+    file.read_exact_at(&mut head, from)?;
+    if head == [0; END_BYTES] {
+        return Ok(reached(sector));
+    }
+    let begins_there = |start: u32| u64::from(start) == from || u64::from(start) == before.batch;
+    let Some(payload) = outline(&head, identity).filter(|(_, start)| begins_there(*start)) else {
+        // The header of a segment is written together with the zeros behind it.
+        let is_first = from == SEGMENT_HEADER_BYTES as u64;
+        return Ok(is_first || before.record / SECTOR_BYTES == sector || reached(sector));
+    };
+    let end = from + padded(payload.0) as u64;
+    let last_sector = (end - 1) / SECTOR_BYTES;
+    Ok(last_sector == sector
+        || last_sector == sector + 1 && remains.first == Some(end) && reached(last_sector))
 }
 
 /// Returns how many bytes at the beginning are zeros, in whole pieces of 8.

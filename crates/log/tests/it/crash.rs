@@ -318,3 +318,47 @@ fn what_a_failed_sync_has_left_in_the_page_cache_is_given_out_only_once_it_is_du
     }
     assert!(given_out > 40 * 5, "some of it could be read: {given_out}");
 }
+
+/// What a file's last use has left may be the same as what is written there, byte for byte but for the secret: a torn write is
+/// still told from damage.
+#[test]
+fn a_torn_write_over_the_same_values_of_an_earlier_use_is_no_damage() {
+    let mut repairs = 0;
+    for seed in 0..60u64 {
+        let disk = MemDisk::new(seed);
+        let fill = if seed % 2 == 0 { 0 } else { b'v' };
+        let len = [24, 64, 88, 200, 480, 600][seed as usize % 6];
+        let group = |first: u64, last: u64| Batch {
+            entries: (first..=last)
+                .map(|index| Entry { data: vec![fill; len].into(), ..entry(index, 1, 0) })
+                .collect(),
+            ..Batch::default()
+        };
+        let mut acknowledged = 0;
+        for round in 0..12 {
+            let what = format!("seed {seed}, round {round}");
+            let mut log = open(&disk).unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert!(log.recovered.last_index.0 >= acknowledged, "{what}");
+            repairs += log.recovered.repairs.len();
+            let mut next = log.recovered.last_index.0 + 1;
+            // The first rounds fill some files, and hand them back for another use.
+            let sort = if round % 2 == 0 { Operation::Write } else { Operation::Sync };
+            disk.fail_next(sort, 60 + (seed + round) % 9, Fault::PowerCut);
+            while !disk.is_dark() {
+                let end = next + 3 + next % 5;
+                if log.log.append(group(next, end)).is_err() {
+                    break;
+                }
+                log.log.turn();
+                next = end + 1;
+                acknowledged = log.told(|told| told.last_index).max(acknowledged);
+                for segment in log.log.segments().iter().filter(|segment| segment.sealed) {
+                    let _ = log.log.release(segment.seq);
+                }
+            }
+            drop(log);
+            disk.crash();
+        }
+    }
+    assert!(repairs > 100, "{repairs} repairs");
+}
