@@ -17,6 +17,7 @@
 //! Tests: beside the code, and `tests/it`, which runs one body over both disks.
 
 mod mem_disk;
+mod quota;
 mod real_disk;
 
 pub use mem_disk::{Fault, MemDisk, Operation, SECTOR_BYTES};
@@ -61,8 +62,14 @@ pub trait Disk: Send + Sync {
     fn is_same(&self, one: &Path, other: &Path) -> io::Result<bool> {
         Ok(one == other)
     }
-    /// Bytes of the file system that holds `path`.
+    /// Bytes of the file system that holds `path`. Where a quota of the user or the group leaves fewer free, those count, if the
+    /// system tells.
     fn space(&self, path: &Path) -> io::Result<DiskSpace>;
+    /// Returns the name of the file system that holds `path` if it never overwrites in place: there bytes that are reserved, or
+    /// were written before, do not make sure that a write to them finds room.
+    fn writes_elsewhere(&self, _path: &Path) -> Option<&'static str> {
+        None
+    }
 }
 
 /// An open file. All calls take offsets, so that threads may share it.
@@ -100,8 +107,10 @@ pub trait File: Send + Sync {
     /// Cuts the file, or extends it with zeros that take no room yet.
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Reserves room for `offset..offset + len`, extending the file with zeros if it is shorter. Where the file
-    /// system cannot reserve, it only extends.
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// system cannot reserve, it only extends, and says so.
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<Reservation>;
+    /// Returns true if a part of the file may be a hole, for which no room is reserved.
+    fn may_have_holes(&self) -> io::Result<bool>;
     /// Length in bytes.
     fn len(&self) -> io::Result<u64>;
 
@@ -113,6 +122,22 @@ pub trait File: Send + Sync {
     /// The first offset at or after `offset` that may hold something other than never-written zeros; `None`
     /// when nothing but such zeros follows. An answer that is too early is allowed, one too late is not.
     fn next_data(&self, offset: u64) -> io::Result<Option<u64>>;
+}
+
+/// Says if room that was asked for is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Reservation {
+    /// The room is reserved, or nothing reserves any on this file system ([`Disk::writes_elsewhere`]).
+    Made,
+    /// The file system reserves nothing until something is written, and this part is not all written yet.
+    NeedsZeros,
+}
+
+/// Returns true if an error says that no more bytes are to be had: the file system is full, or a quota is used up. A file that would
+/// be larger than the process may make one (`EFBIG`) is another matter: no room that is made helps it.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// A held lock; dropping it lets go.

@@ -7,10 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stdx::Random;
 
-use crate::{Disk, DiskSpace, File, Lock};
+use crate::{Disk, DiskSpace, File, Lock, Reservation};
 
 /// Bytes that a power cut keeps or loses as one.
 pub const SECTOR_BYTES: usize = 512;
+
+/// Bytes of a file that take room as one, on a disk that reserves nothing.
+const PAGE_BYTES: u64 = 4096;
 
 type Sector = [u8; SECTOR_BYTES];
 
@@ -85,6 +88,10 @@ struct State {
     dark: bool,
     down: Option<i32>,
     capacity_bytes: Option<u64>,
+    /// Limit of a quota, which the free space does not show.
+    quota_bytes: Option<u64>,
+    /// False as on a file system that reserves nothing: only what was written takes room.
+    reserves: bool,
     /// A directory on a file system of its own, and the limit of that.
     mounted: Option<(PathBuf, u64)>,
 }
@@ -99,6 +106,8 @@ struct Node {
     doomed: BTreeMap<u64, Undo>,
     /// Open files of it.
     handles: usize,
+    /// Pages that were written, on a disk that reserves nothing.
+    written: BTreeSet<u64>,
 }
 
 /// The durable content of a sector that was written since.
@@ -138,6 +147,8 @@ impl MemDisk {
                 dark: false,
                 down: None,
                 capacity_bytes: None,
+                quota_bytes: None,
+                reserves: true,
                 mounted: None,
             })),
         }
@@ -300,6 +311,19 @@ impl MemDisk {
         self.state().capacity_bytes = bytes;
     }
 
+    /// Limits the sum of all file lengths by a quota; what would go beyond fails with `EDQUOT`, and [`Disk::space`] does not show it.
+    pub fn set_quota(&self, bytes: Option<u64>) {
+        self.state().quota_bytes = bytes;
+    }
+
+    /// Makes the disk, which is empty, one that reserves nothing ([`File::allocate`]): a file takes room for the pages that were
+    /// written.
+    pub fn reserve_nothing(&self) {
+        let mut state = self.state();
+        assert!(state.nodes.is_empty(), "what is there already would take no room");
+        state.reserves = false;
+    }
+
     /// Makes a directory a file system of its own, which holds this many bytes in all; its files do not count for
     /// [`MemDisk::set_capacity`] any more.
     pub fn mount(&self, dir: &Path, bytes: u64) {
@@ -332,7 +356,8 @@ impl MemDisk {
         let id = state.node_next;
         state.node_next += 1;
         let len_durable = data.len() as u64;
-        state.nodes.insert(id, Node { data, len_durable, ..Node::default() });
+        let written = (0..len_durable.div_ceil(PAGE_BYTES)).collect();
+        state.nodes.insert(id, Node { data, len_durable, written, ..Node::default() });
         state.names.insert(path.to_path_buf(), id);
         state.names_durable.insert(path.to_path_buf(), id);
     }
@@ -356,7 +381,27 @@ impl State {
 
     fn used_bytes(&self) -> u64 {
         let ids: BTreeSet<u64> = self.names.values().copied().collect();
-        ids.iter().filter_map(|id| self.nodes.get(id)).map(|node| node.data.len() as u64).sum()
+        ids.iter().filter_map(|id| self.nodes.get(id)).map(|node| self.bytes_of(node)).sum()
+    }
+
+    /// Bytes that a file takes.
+    fn bytes_of(&self, node: &Node) -> u64 {
+        if self.reserves { node.data.len() as u64 } else { node.written.len() as u64 * PAGE_BYTES }
+    }
+
+    /// Returns an error if there is no room to write this part of a file.
+    fn room_to_write(&mut self, id: u64, start: u64, end: u64) -> io::Result<()> {
+        if self.reserves {
+            return self.room_for(id, end);
+        }
+        let pages: BTreeSet<u64> = (start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).collect();
+        let node = self.nodes.get(&id).ok_or_else(|| errno(libc::EIO))?;
+        let more = pages.difference(&node.written).count() as u64 * PAGE_BYTES;
+        self.room_for_more(id, more)?;
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.written.extend(pages);
+        }
+        Ok(())
     }
 
     fn alive(&self) -> io::Result<()> {
@@ -416,13 +461,25 @@ impl State {
     }
 
     fn room_for(&self, id: u64, len: u64) -> io::Result<()> {
-        if self.capacity_bytes.is_none() && self.mounted.is_none() {
+        if !self.reserves {
             return Ok(());
         }
         let now = self.nodes.get(&id).map_or(0, |node| node.data.len() as u64);
+        self.room_for_more(id, len.saturating_sub(now))
+    }
+
+    /// Returns an error if a file cannot take this many bytes more.
+    fn room_for_more(&self, id: u64, bytes: u64) -> io::Result<()> {
+        if bytes == 0 || self.capacity_bytes.is_none() && self.mounted.is_none() && self.quota_bytes.is_none()
+        {
+            return Ok(());
+        }
         let is_mounted = self.mounted_nodes().any(|mounted| mounted == id);
-        if len > now && len - now > self.space(is_mounted).free_bytes {
+        if bytes > self.space(is_mounted).free_bytes {
             return Err(errno(libc::ENOSPC));
+        }
+        if self.quota_bytes.is_some_and(|quota| self.used_bytes() + bytes > quota) {
+            return Err(errno(libc::EDQUOT));
         }
         Ok(())
     }
@@ -438,7 +495,7 @@ impl State {
     fn space(&self, of_mounted: bool) -> DiskSpace {
         let ids: BTreeSet<u64> = self.mounted_nodes().collect();
         let mounted_bytes: u64 =
-            ids.iter().filter_map(|id| self.nodes.get(id)).map(|node| node.data.len() as u64).sum();
+            ids.iter().filter_map(|id| self.nodes.get(id)).map(|node| self.bytes_of(node)).sum();
         let (capacity, used_bytes) = match &self.mounted {
             Some((_, bytes)) if of_mounted => (Some(*bytes), mounted_bytes),
             _ => (self.capacity_bytes, self.used_bytes() - mounted_bytes),
@@ -531,8 +588,13 @@ impl Node {
         let old = self.data.len() as u64;
         if len < old {
             self.touch(len, old);
+            self.written.split_off(&len.div_ceil(PAGE_BYTES));
         }
         self.data.resize(len as usize, 0);
+    }
+
+    fn has_holes(&self) -> bool {
+        (self.written.len() as u64) < (self.data.len() as u64).div_ceil(PAGE_BYTES)
     }
 
     fn sync(&mut self) {
@@ -788,11 +850,11 @@ impl File for MemFile {
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         let mut state = self.state()?;
         let end = offset + buf.len() as u64;
-        let outcome = state.step(Operation::Write).and_then(|()| state.room_for(self.id, end));
+        let outcome = state.step(Operation::Write).and_then(|()| state.room_to_write(self.id, offset, end));
         let taken = match outcome {
             Ok(()) => buf.len(),
             Err(_) => {
-                let room = state.room_for(self.id, end).is_ok();
+                let room = state.room_to_write(self.id, offset, end).is_ok();
                 let part = state.random.number() % (buf.len() as u64 + 1);
                 // A write gets as far as a block of the file system, never into the middle of a sector.
                 let sectors_end = (offset + part) / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
@@ -842,7 +904,7 @@ impl File for MemFile {
         self.with(&mut state, |node| node.set_len(len))
     }
 
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<Reservation> {
         let mut state = self.state()?;
         state.step(Operation::Change)?;
         let end = offset.saturating_add(len);
@@ -850,11 +912,19 @@ impl File for MemFile {
             return Err(errno(libc::EFBIG));
         }
         state.room_for(self.id, end)?;
+        let reserves = state.reserves;
         self.with(&mut state, |node| {
             if (node.data.len() as u64) < end {
                 node.set_len(end);
             }
+            if reserves || !node.has_holes() { Reservation::Made } else { Reservation::NeedsZeros }
         })
+    }
+
+    fn may_have_holes(&self) -> io::Result<bool> {
+        let mut state = self.state()?;
+        let reserves = state.reserves;
+        self.with(&mut state, |node| !reserves && node.has_holes())
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -937,12 +1007,40 @@ mod tests {
         let (disk, path) = disk(7);
         disk.set_capacity(Some(1000));
         let file = disk.create(&path).unwrap();
-        file.allocate(0, 800).unwrap();
+        let _ = file.allocate(0, 800).unwrap();
         let other = disk.create(Path::new("/d/g")).unwrap();
         assert_eq!(other.allocate(0, 800).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
         disk.remove(&path).unwrap();
-        other.allocate(0, 800).unwrap();
+        let _ = other.allocate(0, 800).unwrap();
         assert_eq!(disk.space(&path).unwrap(), DiskSpace { free_bytes: 200, total_bytes: 1000 });
+    }
+
+    #[test]
+    fn where_nothing_is_reserved_only_what_is_written_takes_room() {
+        let (disk, path) = disk(7);
+        disk.reserve_nothing();
+        disk.set_capacity(Some(2 * PAGE_BYTES));
+        let file = disk.create(&path).unwrap();
+        assert_eq!(file.allocate(0, 4 * PAGE_BYTES).unwrap(), Reservation::NeedsZeros);
+        assert_eq!((disk.used_bytes(), file.len().unwrap()), (0, 4 * PAGE_BYTES));
+        file.write_at(&[1; 8], PAGE_BYTES - 4).unwrap();
+        let error = file.write_at(&[1; 8], 3 * PAGE_BYTES).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+        file.write_at(&[2; 8], 0).unwrap();
+        file.set_len(2 * PAGE_BYTES).unwrap();
+        assert_eq!(file.allocate(0, 2 * PAGE_BYTES).unwrap(), Reservation::Made);
+    }
+
+    #[test]
+    fn a_quota_is_no_part_of_the_free_space() {
+        let (disk, path) = disk(7);
+        disk.set_quota(Some(100));
+        let free = disk.space(&path).unwrap().free_bytes;
+        let file = disk.create(&path).unwrap();
+        file.write_at(&[1; 100], 0).unwrap();
+        let error = file.write_at(&[1; 8], 100).unwrap_err();
+        assert!(crate::is_full(&error) && error.raw_os_error() == Some(libc::EDQUOT), "{error}");
+        assert!(disk.space(&path).unwrap().free_bytes + 100 >= free);
     }
 
     #[test]
@@ -950,15 +1048,15 @@ mod tests {
         let (disk, path) = disk(7);
         disk.set_capacity(Some(1000));
         let file = disk.create(&path).unwrap();
-        file.allocate(0, 800).unwrap();
+        let _ = file.allocate(0, 800).unwrap();
         let other = Path::new("/other/f");
         disk.create_dir_all(Path::new("/other")).unwrap();
         disk.mount(Path::new("/other"), 500);
         let apart = disk.create(other).unwrap();
-        apart.allocate(0, 400).unwrap();
+        let _ = apart.allocate(0, 400).unwrap();
         assert_eq!(disk.space(&path).unwrap(), DiskSpace { free_bytes: 200, total_bytes: 1000 });
         assert_eq!(disk.space(other).unwrap(), DiskSpace { free_bytes: 100, total_bytes: 500 });
-        file.allocate(800, 200).unwrap();
+        let _ = file.allocate(800, 200).unwrap();
         for (file, len) in [(&file, 1001), (&apart, 501)] {
             assert_eq!(file.allocate(0, len).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
         }

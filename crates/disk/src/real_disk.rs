@@ -10,7 +10,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::{Disk, DiskSpace, File, Lock};
+use crate::quota;
+use crate::{Disk, DiskSpace, File, Lock, Reservation};
 
 /// Linux refuses more pieces than this in one call (`UIO_MAXIOV`).
 const PIECES_PER_CALL_MAX: usize = 1024;
@@ -118,21 +119,27 @@ impl Disk for RealDisk {
     }
 
     fn space(&self, path: &Path) -> io::Result<DiskSpace> {
-        let path = CString::new(path.as_os_str().as_bytes())?;
+        let c_path = CString::new(path.as_os_str().as_bytes())?;
         // SAFETY: `statvfs` is a plain C struct of integers, for which all zeros is a value; the path is a
         // NUL-terminated string that outlives the call, and the call writes only into `found`.
         let found = unsafe {
             let mut found: libc::statvfs = std::mem::zeroed();
-            if libc::statvfs(path.as_ptr(), &mut found) != 0 {
+            if libc::statvfs(c_path.as_ptr(), &mut found) != 0 {
                 return Err(io::Error::last_os_error());
             }
             found
         };
         let unit = found.f_frsize as u64;
+        let free_bytes = (found.f_bavail as u64).saturating_mul(unit);
         Ok(DiskSpace {
-            free_bytes: (found.f_bavail as u64).saturating_mul(unit),
+            free_bytes: free_bytes.min(quota::bytes_left(path).unwrap_or(u64::MAX)),
             total_bytes: (found.f_blocks as u64).saturating_mul(unit),
         })
+    }
+
+    fn writes_elsewhere(&self, path: &Path) -> Option<&'static str> {
+        let file = fs::File::open(path).ok()?;
+        kind_of(&file).and_then(writes_elsewhere)
     }
 }
 
@@ -165,19 +172,40 @@ impl RealFile {
 
     /// Returns true if the file lies in memory and nowhere else.
     fn is_in_memory(&self) -> bool {
-        // SAFETY: `statfs` is a plain C struct of integers, for which all zeros is a value; the descriptor is open as
-        // long as `self` is, and the call writes only into `found`.
-        let kind = unsafe {
-            let mut found: libc::statfs = std::mem::zeroed();
-            if libc::fstatfs(self.file.as_raw_fd(), &mut found) != 0 {
-                return false;
-            }
-            found.f_type as i64
-        };
-        // Their numbers are the kernel's (`linux/magic.h`).
         const TMPFS: i64 = 0x0102_1994;
         const RAMFS: i64 = 0x8584_58f6;
-        matches!(kind, TMPFS | RAMFS)
+        matches!(kind_of(&self.file), Some(TMPFS | RAMFS))
+    }
+
+    /// Extends the file to `end` where nothing can be reserved.
+    fn extend(&self, end: u64) -> io::Result<Reservation> {
+        if self.len()? < end {
+            self.set_len(end)?;
+        }
+        let is_there = kind_of(&self.file).and_then(writes_elsewhere).is_some() || !self.may_have_holes()?;
+        Ok(if is_there { Reservation::Made } else { Reservation::NeedsZeros })
+    }
+}
+
+/// Number of the kind of file system that holds a file, one of the kernel's (`linux/magic.h`).
+fn kind_of(file: &fs::File) -> Option<i64> {
+    // SAFETY: `statfs` is a plain C struct of integers, for which all zeros is a value; the descriptor is open as
+    // long as `file` is, and the call writes only into `found`.
+    unsafe {
+        let mut found: libc::statfs = std::mem::zeroed();
+        (libc::fstatfs(file.as_raw_fd(), &mut found) == 0).then_some(found.f_type as i64)
+    }
+}
+
+/// The file systems that write everything to a new place, also what is there already.
+fn writes_elsewhere(kind: i64) -> Option<&'static str> {
+    match kind {
+        0x9123_683e => Some("btrfs"),
+        0x2fc1_2fc1 => Some("zfs"),
+        0xca45_1a4e => Some("bcachefs"),
+        0xf2f5_2010 => Some("f2fs"),
+        0x3434 => Some("nilfs2"),
+        _ => None,
     }
 }
 
@@ -281,7 +309,7 @@ impl File for RealFile {
         self.file.set_len(len)
     }
 
-    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<Reservation> {
         let out_of_range = || io::Error::new(io::ErrorKind::InvalidInput, "range beyond the file system's");
         let end = offset.checked_add(len).ok_or_else(out_of_range)?;
         let start_c = libc::off_t::try_from(offset).map_err(|_| out_of_range())?;
@@ -289,17 +317,21 @@ impl File for RealFile {
         loop {
             // SAFETY: plain integers; the descriptor is open as long as `self` is.
             if unsafe { libc::fallocate(self.file.as_raw_fd(), 0, start_c, len_c) } == 0 {
-                return Ok(());
+                return Ok(Reservation::Made);
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
-                    return if self.len()? < end { self.set_len(end) } else { Ok(()) };
-                }
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => return self.extend(end),
                 _ => return Err(error),
             }
         }
+    }
+
+    fn may_have_holes(&self) -> io::Result<bool> {
+        let found = self.file.metadata()?;
+        // The unit is 512 whatever the file system's blocks are.
+        Ok(found.blocks().saturating_mul(512) < found.len())
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -332,6 +364,24 @@ mod tests {
     use testkit::TempDir;
 
     use super::*;
+
+    #[test]
+    fn where_nothing_can_be_reserved_zeros_make_the_room_real() {
+        let dir = TempDir::new("disk-holes");
+        let path = dir.join("file");
+        let file = fs::File::create(&path).expect("is made");
+        let file = RealFile { file, cached_reads: AtomicU8::new(ASK) };
+        assert_eq!(file.extend(1 << 20).expect("is extended"), Reservation::NeedsZeros);
+        assert_eq!(
+            (file.len().expect("is known"), file.may_have_holes().expect("is known")),
+            (1 << 20, true)
+        );
+        file.write_at(&[0; 1 << 20], 0).expect("is written");
+        file.sync_data().expect("is synced");
+        assert_eq!(file.extend(1 << 20).expect("is there"), Reservation::Made);
+        assert_eq!(writes_elsewhere(0xef53), None, "ext4");
+        assert_eq!(writes_elsewhere(0x9123_683e), Some("btrfs"));
+    }
 
     #[test]
     fn a_file_says_so_if_nobody_can_tell_what_of_it_is_cached() {

@@ -78,7 +78,7 @@ impl DiskTrial {
             return Err(io::Error::new(io::ErrorKind::StorageFull, text));
         }
         let file = nameless_file(dir)?;
-        file.allocate(0, file_bytes)?;
+        let _ = file.allocate(0, file_bytes)?;
         file.sync_all()?;
 
         let begun = Instant::now();

@@ -95,7 +95,7 @@ impl ShutdownRecord {
             file.sync_all()
         });
         match made {
-            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+            Err(error) if disk::is_full(&error) => {
                 // What cannot be removed is removed the next time.
                 let _ = disk.remove(&making);
                 if !disk.exists(path).map_err(io)? {

@@ -14,6 +14,9 @@ pub const REMEDY: &str = "what this member had acknowledged may be missing here:
 
 /// Returns what to do about an error of the operating system.
 fn io_remedy(error: &io::Error) -> &'static str {
+    if disk::is_full(error) {
+        return "free some room, and start the member again";
+    }
     match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             "the user that runs the member has to be allowed to read and write it; nothing was changed"
@@ -21,9 +24,6 @@ fn io_remedy(error: &io::Error) -> &'static str {
         io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory => {
             "put back what belongs there, or rebuild the member from the others with `mainstay rebuild` and the flags \
              it was started with"
-        }
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "free some room, and start the member again"
         }
         _ => {
             "check the disk; if it does not give the file back, rebuild the member from the others with `mainstay \

@@ -11,7 +11,7 @@ use numbers::Index;
 
 use crate::format::{PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENT_HEADER_BYTES, VALUE_HEAD_BYTES, padded};
 use crate::preparation::{Preparation, START_BYTES, Step, usable};
-use crate::segment::Shared;
+use crate::segment::{Shared, reserve};
 use crate::writer::{Progress, Request, Writer};
 use crate::{
     AppendError, Batch, Entries, Fatal, Figures, LogEvent, OpenError, Options, Owner, Recovered, Refusal,
@@ -75,6 +75,33 @@ struct Worker {
     failed: bool,
 }
 
+/// Reserves the room that the segment in use and the next one seem to have, where they are made of holes: after a copy of the
+/// directory that left zeros out, or an earlier release on a file system that reserves nothing.
+fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) {
+    if disk.writes_elsewhere(&options.dir).is_some() {
+        return;
+    }
+    let may_lack = |file: &dyn disk::File| file.may_have_holes().unwrap_or(false);
+    if let Some(active) = &opened.position.active
+        && may_lack(&*active.file)
+    {
+        let end = u64::from(active.end.load(std::sync::atomic::Ordering::Relaxed));
+        let room = active.capacity.load(std::sync::atomic::Ordering::Relaxed).saturating_sub(end);
+        if reserve(&*active.file, end, room).is_err() {
+            // There is none: the next segment is used, or the room is found to be exhausted.
+            active.capacity.store(end, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let header = SEGMENT_HEADER_BYTES as u64;
+    if let Some(next) = opened.prepared.take_if(|next| {
+        may_lack(&*next.file) && reserve(&*next.file, header, next.header.capacity - header).is_err()
+    }) {
+        opened.next_seq = next.seq;
+        // What cannot be removed is replaced when the segment is made again.
+        let _ = disk.remove(&next.path);
+    }
+}
+
 impl Log {
     /// Cluster and member id of the log in a directory; `None` if there is none yet.
     pub fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<Owner>, OpenError> {
@@ -106,7 +133,8 @@ impl Log {
         if options.spare_files_max == 0 {
             return Err(OpenError::Option("the log needs room for one spare file at least"));
         }
-        let opened = recovery::open(&options, &*disk, from_index, replay)?;
+        let mut opened = recovery::open(&options, &*disk, from_index, replay)?;
+        make_real(&options, &*disk, &mut opened);
         let shared = Arc::new(Shared::new(disk));
         for segment in opened.segments {
             shared.insert(segment);

@@ -24,7 +24,7 @@ use planted::Bug;
 use stdx::Random;
 
 use crate::format::{END_BYTES, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader};
-use crate::segment::{Shared, file_name, write_zeros};
+use crate::segment::{Shared, file_name, reserve, write_zeros};
 use crate::writer::TAIL_BYTES;
 use crate::{Options, Space};
 
@@ -280,7 +280,7 @@ impl Preparation {
             if file.len()? > capacity {
                 file.set_len(capacity)?;
             }
-            file.allocate(0, capacity)?;
+            let zeros = reserve(&*file, 0, capacity)?;
             let header = SegmentHeader {
                 seq,
                 cluster_id: self.options.cluster_id,
@@ -298,9 +298,9 @@ impl Preparation {
             if !planted::is(Bug::DirectoryNotSynced) {
                 disk.sync_dir(dir)?;
             }
-            self.shared.figures.prepared_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            self.shared.figures.prepared_bytes.fetch_add(bytes.len() as u64 + zeros, Ordering::Relaxed);
             // A recycled file has been written all over once.
-            let filled = if spare.is_some() { capacity } else { SEGMENT_HEADER_BYTES as u64 };
+            let filled = if spare.is_some() || zeros > 0 { capacity } else { SEGMENT_HEADER_BYTES as u64 };
             Ok(Prepared { seq, path: path.clone(), file, header, filled })
         })();
         if outcome.is_err() {
@@ -333,7 +333,8 @@ impl Preparation {
                 disk.remove(&making)?;
             }
             let file = disk.create(&making)?;
-            file.allocate(0, u64::from(self.options.segment_bytes))?;
+            let zeros = reserve(&*file, 0, u64::from(self.options.segment_bytes))?;
+            self.shared.figures.prepared_bytes.fetch_add(zeros, Ordering::Relaxed);
             let path = self.spare_path()?;
             disk.rename(&making, &path)?;
             Ok(path)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use disk::{Disk, File};
+use disk::{Disk, File, Reservation};
 use numbers::Index;
 
 use crate::entry_index::EntryIndex;
@@ -130,4 +130,23 @@ pub(crate) fn write_zeros(file: &dyn File, from: u64, len: u64) -> std::io::Resu
         at += piece;
     }
     Ok(())
+}
+
+/// Zeros written to make room real are synced in such pieces, so that no other sync waits for all of them.
+const RESERVED_AT_ONCE_BYTES: u64 = 1 << 20;
+
+/// Reserves room in a file from `from` on. Where the file system reserves nothing, zeros are written, over whatever is there, and
+/// synced: only then a network file system has said that there is room. Returns the number of zeros.
+pub(crate) fn reserve(file: &dyn File, from: u64, len: u64) -> std::io::Result<u64> {
+    if file.allocate(from, len)? == Reservation::Made {
+        return Ok(0);
+    }
+    let (mut at, end) = (from, from + len);
+    while at < end {
+        let piece = RESERVED_AT_ONCE_BYTES.min(end - at);
+        write_zeros(file, at, piece)?;
+        file.sync_data()?;
+        at += piece;
+    }
+    Ok(len)
 }

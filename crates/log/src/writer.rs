@@ -15,7 +15,7 @@ use crate::format::{
     VALUE_HEAD_BYTES, padded, payload_location,
 };
 use crate::preparation::{Preparation, Prepared};
-use crate::segment::{Segment, Shared, write_zeros};
+use crate::segment::{Segment, Shared, reserve, write_zeros};
 use crate::{Batch, Entry, EntryPlace, Fatal, HardState, Options, Reset, Synced, Value, ValueId};
 
 /// Payloads up to this size are copied beside their headers: cheaper than a piece of their own in the write.
@@ -320,7 +320,7 @@ impl Writer {
         let wanted = u64::from(self.write.end) + need;
         assert!(wanted < u64::from(u32::MAX), "a segment's offsets have 32 bits");
         // On a full disk the reserve makes way for a record that is larger than a segment.
-        while active.file.allocate(capacity, wanted - capacity).is_err() {
+        while reserve(&*active.file, capacity, wanted - capacity).is_err() {
             if !self.preparation.give_up_spare() {
                 return false;
             }

@@ -102,7 +102,7 @@ impl CheckpointError {
     /// Returns true if the file system of the data directory has no room for the checkpoint.
     pub fn is_full(&self) -> bool {
         let CheckpointError::Files(log::OpenError::Io { error, .. }) = self else { return false };
-        matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+        disk::is_full(error)
     }
 }
 

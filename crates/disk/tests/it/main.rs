@@ -19,7 +19,7 @@ fn files_are_written_read_renamed_and_removed() {
         disk.create_dir_all(&dir).unwrap();
         let file = disk.create(&dir.join("one")).unwrap();
         assert!(disk.create(&dir.join("one")).is_err(), "create must not take an existing file");
-        file.allocate(0, 8192).unwrap();
+        let _ = file.allocate(0, 8192).unwrap();
         assert_eq!(file.len().unwrap(), 8192);
         // More pieces than one call of the kernel takes, some of them empty.
         let parts: Vec<Vec<u8>> = (0..3000u32).map(|i| vec![i as u8; (i % 3) as usize]).collect();
@@ -47,7 +47,7 @@ fn next_data_never_skips_what_was_written() {
     over_both(|disk, root| {
         disk.create_dir_all(root).unwrap();
         let file = disk.create(&root.join("f")).unwrap();
-        file.allocate(0, 1 << 20).unwrap();
+        let _ = file.allocate(0, 1 << 20).unwrap();
         file.write_at(&[7], 600_000).unwrap();
         assert!(file.next_data(0).unwrap().unwrap() <= 600_000);
         assert_eq!(file.next_data(600_000).unwrap(), Some(600_000));

@@ -9,6 +9,7 @@ use numbers::{Index, Term};
 use super::manifest::is_run_name;
 use super::{Manifest, Run, RunReader, RunWriter};
 use crate::OpenError;
+use crate::segment::reserve;
 
 const MANIFEST: &str = "MANIFEST";
 const MANIFEST_TMP: &str = "MANIFEST.tmp";
@@ -101,16 +102,18 @@ impl CheckpointStore {
     fn keep(&self, name: &str, bytes: u64) -> std::io::Result<()> {
         let path = self.dir.join(name);
         if !self.disk.exists(&path)? {
-            let outcome = self.disk.create(&path).and_then(|file| file.allocate(0, bytes));
+            let outcome = self.disk.create(&path).and_then(|file| reserve(&*file, 0, bytes));
             if outcome.is_err() {
                 let _ = self.disk.remove(&path);
             }
-            return outcome;
+            return outcome.map(drop);
         }
         let file = self.disk.open(&path)?;
         match file.len()? {
-            len if len < bytes => file.allocate(len, bytes - len),
             len if len > bytes.saturating_mul(2) => file.set_len(bytes),
+            // A file of an earlier release, or one that was copied, may be made of holes.
+            len if file.may_have_holes()? => reserve(&*file, 0, len.max(bytes)).map(drop),
+            len if len < bytes => reserve(&*file, len, bytes - len).map(drop),
             _ => Ok(()),
         }
     }
@@ -145,7 +148,7 @@ impl CheckpointStore {
         let path = self.dir.join(MANIFEST);
         let io = |error| CommitError::Unchanged(OpenError::io("write", &tmp, error));
         match self.write_manifest(&tmp, manifest, false) {
-            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+            Err(error) if disk::is_full(&error) => {
                 self.write_manifest(&tmp, manifest, true).map_err(io)?;
             }
             outcome => outcome.map_err(io)?,

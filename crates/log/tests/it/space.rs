@@ -4,13 +4,90 @@ use disk::{Disk, Fault, MemDisk, Operation};
 use mainstay_log::{Batch, HardState, Log, LogEvent, Options, ReadError, Refusal, ReleaseError, Space};
 use numbers::{Index, MemberId, Term};
 
-use crate::kit::{DIR, entries, open, open_with, options};
+use crate::kit::{DIR, entries, open, open_with, options, segment_path};
+
+const ROOM: u64 = 5 * (16 << 10);
 
 #[test]
 fn the_alarm_comes_before_the_room_is_gone_and_releasing_makes_room_again() {
     let disk = MemDisk::new(1);
-    disk.set_capacity(Some(5 * (16 << 10)));
+    disk.set_capacity(Some(ROOM));
+    fill_and_release(&disk);
+}
+
+#[test]
+fn a_file_system_that_reserves_nothing_is_full_in_the_same_way() {
+    let disk = MemDisk::new(1);
+    disk.reserve_nothing();
+    disk.set_capacity(Some(ROOM));
+    fill_and_release(&disk);
+}
+
+#[test]
+fn a_quota_that_is_used_up_is_a_full_disk() {
+    let disk = MemDisk::new(1);
+    disk.set_quota(Some(ROOM));
+    fill_and_release(&disk);
+}
+
+/// As a copy leaves them that writes no zeros, or a release that took a longer file for more room.
+#[test]
+fn holes_in_segments_are_found_when_the_log_is_opened() {
+    let disk = MemDisk::new(1);
+    disk.reserve_nothing();
     let mut log = open(&disk).unwrap();
+    log.put(entries(1..=1, 1, 1000));
+    drop(log);
+    for seq in 0..2 {
+        let path = segment_path(seq);
+        let bytes = disk.contents(&path).unwrap();
+        disk.remove(&path).unwrap();
+        let file = disk.create(&path).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+        file.write_at(&bytes[..8192], 0).unwrap();
+        assert!(file.may_have_holes().unwrap());
+    }
+    disk.sync_dir(DIR.as_ref()).unwrap();
+    let copied = disk.used_bytes();
+    // With room they are filled.
+    let log = open(&disk).unwrap();
+    assert!(disk.used_bytes() >= copied + 2 * (8 << 10), "{} bytes, {copied} before", disk.used_bytes());
+    assert_eq!((log.log.space(), log.recovered.last_index), (Space::Ample, Index(1)));
+}
+
+#[test]
+fn holes_in_segments_count_for_nothing_on_a_full_disk() {
+    let disk = MemDisk::new(1);
+    disk.reserve_nothing();
+    let mut log = open(&disk).unwrap();
+    log.put(entries(1..=1, 1, 1000));
+    drop(log);
+    for (path, _) in disk.files() {
+        let bytes = disk.contents(&path).unwrap();
+        disk.remove(&path).unwrap();
+        let file = disk.create(&path).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+        file.write_at(&bytes[..8192], 0).unwrap();
+    }
+    disk.sync_dir(DIR.as_ref()).unwrap();
+    disk.set_capacity(Some(disk.used_bytes()));
+    let mut log = open(&disk).unwrap();
+    let mut next = 2;
+    for _ in 0..40 {
+        next += u64::from(log.log.append(entries(next..=next, 1, 1000)).is_ok());
+        log.log.turn();
+    }
+    log.told(|told| assert!(told.failed.is_empty(), "{:?}", told.failed));
+    disk.set_capacity(None);
+    for _ in 0..3 {
+        log.log.turn();
+    }
+    log.put(entries(next..=next, 1, 1000));
+    log.told(|told| assert_eq!((told.last_index, told.failed.len()), (next, 0)));
+}
+
+fn fill_and_release(disk: &MemDisk) {
+    let mut log = open(disk).unwrap();
     let mut index = 1;
     let mut at_low = 0;
     let refusal = loop {
@@ -49,7 +126,7 @@ fn the_alarm_comes_before_the_room_is_gone_and_releasing_makes_room_again() {
     log.put(entries(index..=index + 20, 1, 1000));
     log.told(|told| assert_eq!(told.last_index, index + 20));
     drop(log);
-    let log = open(&disk).unwrap();
+    let log = open(disk).unwrap();
     assert_eq!(log.recovered.last_index, Index(index + 20));
     assert_eq!(log.recovered.hard_state.term, Term(9));
 }
