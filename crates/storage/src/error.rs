@@ -10,6 +10,7 @@ use machine::image::RestoreError;
 use numbers::Index;
 
 use crate::beginning::AloneError;
+use crate::etcd_beside::EtcdBeside;
 use crate::identity::Identity;
 
 /// Why a data directory could not be opened, to start its member or to read it while the member is stopped.
@@ -43,6 +44,8 @@ pub enum DataDirError {
         /// The database, which is locked.
         path: PathBuf,
     },
+    /// etcd has begun a store beside the files of this member, which it never had.
+    EtcdBeside(Box<EtcdBeside>),
     /// etcd has run again on what it left when this member was taken over.
     EtcdRanAgain {
         /// The data directory.
@@ -340,6 +343,7 @@ impl fmt::Display for DataDirError {
                     )
                 })
             }
+            DataDirError::EtcdBeside(what) => what.fmt(f),
             DataDirError::EtcdRuns { path } => {
                 write!(f, "{} is locked by another process: stop etcd first", path.display())
             }
@@ -426,7 +430,7 @@ impl fmt::Display for DataDirError {
 }
 
 /// A path as a shell takes it.
-fn in_shell(path: &Path) -> String {
+pub(crate) fn in_shell(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:,@%".contains(c);
     if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }

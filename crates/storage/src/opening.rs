@@ -24,9 +24,10 @@ use crate::catch_up::entry_of;
 use crate::checkpointer::Level;
 use crate::clean_shutdown::CleanShutdown;
 use crate::error::{DataDirError, FirstEntriesError, Inconsistency, Lacking};
+use crate::etcd_beside::{self, EtcdFiles, KeptOut};
 use crate::exported;
 use crate::identity::Identity;
-use crate::log_dir::{self, Beside, LogDir};
+use crate::log_dir::{Beside, LogDir};
 use crate::nospace::{Cause, Note};
 use crate::taken_over::TakenOver;
 use crate::terms::Terms;
@@ -146,30 +147,18 @@ fn refused(doing: &'static str, path: &Path, error: std::io::Error) -> DataDirEr
     log::OpenError::Io { doing, path: path.to_path_buf(), error }.into()
 }
 
+/// Refuses a directory of etcd, and one in which etcd has begun a store beside a member of Mainstay.
 fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<(), DataDirError> {
-    for theirs in ["wal", "snap"] {
-        let path = member_dir.join(theirs);
-        if disk.exists(&path).map_err(|error| refused("look for", &path, error))? {
-            // `--wal-dir` may name the directory in which etcd has its log by itself; then the files in it tell.
-            if theirs == "wal" {
-                let known = [wal_dir.map(Path::to_path_buf), log_dir::read_note(disk, member_dir)?];
-                let mut is_ours = false;
-                for ours in known.into_iter().flatten() {
-                    is_ours |= log_dir::same(disk, &ours, &path)?;
-                }
-                if is_ours {
-                    continue;
-                }
-            }
-            let data_dir = member_dir.parent().unwrap_or(member_dir).to_path_buf();
-            let their_log = wal_dir.map_or_else(|| member_dir.join("wal"), Path::to_path_buf);
-            // What is wrong with a directory that cannot be read, the import says.
-            let theirs = interchange::DataDir::glance(disk, &data_dir, &their_log);
-            let old_store = theirs.ok().and_then(|theirs| theirs.old_store.loss());
-            return Err(DataDirError::WrittenByEtcd { path, data_dir, old_store });
-        }
-    }
-    Ok(())
+    etcd_beside::refuse(disk, member_dir, wal_dir)?;
+    let Some(files) = EtcdFiles::find(disk, member_dir, wal_dir)? else { return Ok(()) };
+    let data_dir = member_dir.parent().unwrap_or(member_dir).to_path_buf();
+    let their_log = files.logs.first().cloned();
+    let path = their_log.clone().or(files.snap).unwrap_or_else(|| member_dir.to_path_buf());
+    let their_log = their_log.unwrap_or_else(|| member_dir.join("wal"));
+    // What is wrong with a directory that cannot be read, the import says.
+    let theirs = interchange::DataDir::glance(disk, &data_dir, &their_log);
+    let old_store = theirs.ok().and_then(|theirs| theirs.old_store.loss());
+    Err(DataDirError::WrittenByEtcd { path, data_dir, old_store })
 }
 
 /// Makes sure that nobody else serves from this directory, and that it is none of etcd's, unless the member was taken over
@@ -291,6 +280,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
         let data_dir = config.data_dir.clone();
         return Err(DataDirError::Removed { member_id: identity.member_id, data_dir });
     }
+    keep_etcd_out(opening, member_dir);
     let mut start = Start::of(opening, &log_dir.path, &machine, applied, manifest.as_ref(), replayed)?;
     let remotes = start.begin(opening, member_dir, &identity, beginning, &machine)?;
     if !lasting {
@@ -323,6 +313,23 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
         clean_shutdown,
         lock: lock.and(log_dir.into_lock()),
     })
+}
+
+/// Keeps etcd from beginning a store in this directory, before this member promises anything. It serves also if that cannot be done.
+fn keep_etcd_out(opening: &Opening<'_>, member_dir: &Path) {
+    let Opening { config, disk, logger, .. } = *opening;
+    let kept = etcd_beside::keep_out(&**disk, member_dir);
+    match kept.and_then(|kept| etcd_beside::put_sign(&**disk, &config.data_dir).map(|()| kept)) {
+        Ok(KeptOut::TakenOver | KeptOut::Guarded) => {}
+        Ok(KeptOut::Moved(to)) => logger.warn(
+            "etcd was started here and left a directory in which nothing is: moved it aside",
+            &[("to", Value::Str(&to.display().to_string()))],
+        ),
+        Err(why) => logger.warn(
+            "the files that keep etcd from starting on this directory cannot be written",
+            &[("error", Value::Str(&why.to_string()))],
+        ),
+    }
 }
 
 /// Finds out whose directory it is, and what the checkpoint holds.

@@ -221,7 +221,8 @@ pub fn lock_database(disk: &dyn Disk, member_dir: &Path) -> Result<Option<Lock>,
     let path = member_dir.join("snap").join("db");
     match disk.lock_read(&path) {
         Ok(lock) => Ok(Some(lock)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        // The directory may be gone, with the file in its place that keeps etcd out.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) if error.kind() == ErrorKind::WouldBlock => Err(DataDirError::EtcdRuns { path }),
         Err(error) => Err(OpenError::Io { doing: "lock", path, error }.into()),
     }

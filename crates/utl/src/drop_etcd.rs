@@ -9,6 +9,7 @@ use cli::{Command, Failure, Flag};
 use disk::{Disk as _, RealDisk};
 use interchange::wal::GUARD_NAMES;
 use storage::DataDirError;
+use storage::etcd_beside;
 use storage::opening::lock_member;
 use storage::taken_over::{Files, TakenOver};
 
@@ -25,8 +26,8 @@ pub(crate) const DROP_ETCD: Command<Run> = Command {
     long: "Deletes the files that etcd left in the data directory of a member that Mainstay took over where it is. They are out of
 date since Mainstay first served from that directory. The member may be running.
 
-Two empty files stay where etcd had its log: for them etcd refuses to start there, instead of beginning an empty member
-under the same id.
+Two empty files stay where etcd had its log, and member/snap becomes a file: for them etcd refuses to start there, instead of
+beginning an empty member under the same id.
 ",
     example: "  etcdutl drop-etcd --data-dir default.etcd",
     flags: &[DATA_DIR.row()],
@@ -69,6 +70,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     }
     let mark = TakenOver { files: Files::Dropped, ..mark };
     mark.write(&RealDisk, &member_dir).map_err(Failure::error)?;
+    etcd_beside::keep_out(&RealDisk, &member_dir).map_err(Failure::error)?;
     session.notices.info(
         "dropped the files of etcd",
         &[("data-dir", data_dir.display().to_string().into()), ("files", files.into())],

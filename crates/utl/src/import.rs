@@ -18,6 +18,7 @@ use machine::Machine;
 use numbers::{EntryId, Index, LeaseId, MemberId, Revision, Term};
 use prost::Message as _;
 use storage::Identity;
+use storage::etcd_beside;
 use storage::etcd_database;
 use storage::kv_hash::HashedKv;
 use storage::restoration::{Restoration, RestoredEntry, RestoredHead};
@@ -251,7 +252,10 @@ pub(crate) struct Import {
 impl Import {
     /// Opens etcd's directory for reading, and refuses it if something would be lost that is not left out on purpose.
     pub fn open(from: &Path, wal_dir: Option<&Path>, leave_out: LeaveOut) -> Result<Import, Failure> {
-        let own = from.join("member").join("wal");
+        let member = from.join("member");
+        let own = member.join("wal");
+        // Beside a member of Mainstay that etcd never had, it began an empty store.
+        etcd_beside::refuse(&RealDisk, &member, wal_dir).map_err(Failure::error)?;
         let source = DataDir::open_with(&RealDisk, from, wal_dir.unwrap_or(&own)).map_err(|e| {
             let what = format!("{}: {e}", from.display());
             Failure::error(if what.contains("locked by another process") {

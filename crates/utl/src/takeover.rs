@@ -25,6 +25,7 @@ use std::sync::Arc;
 use cli::Failure;
 use config::Config;
 use disk::{Disk, RealDisk};
+use storage::etcd_beside::{self, EtcdFiles};
 use storage::log_dir;
 use storage::opening::{lock_member, rules};
 use storage::restoration::Restoration;
@@ -37,7 +38,7 @@ use crate::notice::Notices;
 use crate::target::Target;
 
 /// Directory in which everything is complete, but not in its place yet.
-const COMPLETE: &str = "import";
+const COMPLETE: &str = etcd_beside::TAKING_OVER;
 /// Name of the mark in [`COMPLETE`] once etcd has gone on behind it, so that all of it goes.
 const OUTDATED: &str = "outdated";
 /// Of the lines that say how far it is, one for each of these many.
@@ -134,22 +135,15 @@ fn tell(wanted: &TakeOver<'_>, what: &str) {
     );
 }
 
-/// Returns true if a member's directory holds something of etcd and nothing of Mainstay.
+/// Returns true if a member's directory holds something of etcd that somebody could miss, and nothing of Mainstay.
 fn is_etcds(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<bool, Failure> {
-    if there(&member_dir.join("log"))? || there(&member_dir.join(log_dir::NOTE_NAME))? {
+    if there(&member_dir.join("log"))?
+        || etcd_beside::holds_member(&RealDisk, member_dir).map_err(Failure::error)?
+    {
         return Ok(false);
     }
-    if there(&member_dir.join("snap"))? {
-        return Ok(true);
-    }
-    let wal_dir = wanted.config.wal_dir.as_ref().map_or_else(|| member_dir.join("wal"), PathBuf::clone);
-    if !there(&wal_dir)? {
-        return Ok(false);
-    }
-    let names = RealDisk
-        .list(&wal_dir)
-        .map_err(|error| Failure::error(format!("cannot list {}: {error}", wal_dir.display())))?;
-    Ok(names.iter().any(|name| name.ends_with(".wal")))
+    let found = EtcdFiles::find(&RealDisk, member_dir, wanted.config.wal_dir.as_deref());
+    Ok(found.map_err(Failure::error)?.is_some())
 }
 
 /// The reason why a member is not taken over, and what can be done about keys of API version 2.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cli::Failure;
 use disk::{Disk, RealDisk};
 use storage::Identity;
+use storage::etcd_beside;
 use storage::restoration::Restoration;
 
 use crate::target::Target;
@@ -71,15 +72,17 @@ pub(crate) fn begin(
     let apart = |log_dir: &Path, named: &Path, identity| {
         Restoration::begin_apart(&disk, making, log_dir, named, identity).map_err(Failure::error)
     };
-    match wal_dir {
-        None => Ok((Restoration::begin(&disk, making, identity).map_err(Failure::error)?, None)),
+    let begun = match wal_dir {
+        None => (Restoration::begin(&disk, making, identity).map_err(Failure::error)?, None),
         Some(WalDir::Inside(below)) => {
             let data_dir = std::path::absolute(data_dir).map_err(Failure::error)?;
-            Ok((apart(&making.join(below), &data_dir.join(below), identity)?, None))
+            (apart(&making.join(below), &data_dir.join(below), identity)?, None)
         }
         Some(WalDir::Apart(path)) => {
             let wal = Target::begin(path)?;
-            Ok((apart(wal.making(), path, identity)?, Some(wal)))
+            (apart(wal.making(), path, identity)?, Some(wal))
         }
-    }
+    };
+    etcd_beside::keep_out(&*disk, &making.join("member")).map_err(Failure::error)?;
+    Ok(begun)
 }

@@ -52,7 +52,12 @@ impl Directory {
             disk.exists(path).map_err(|error| Unseen::because(format!("{}: {error}", path.display())))
         };
         let database = member.join("snap").join("db");
-        let of = if there(&member.join(STALE_MARK_NAME))? || there(&member.join("checkpoint"))? {
+        let was_etcds = there(&member.join(STALE_MARK_NAME))?;
+        let mut is_ours = was_etcds;
+        for part in ["checkpoint", "log", "wal-dir"] {
+            is_ours |= there(&member.join(part))?;
+        }
+        let of = if is_ours {
             Product::Mainstay
         } else if there(&database)? {
             Product::Etcd
@@ -78,6 +83,13 @@ impl Directory {
         };
         if of == Product::Etcd {
             directory.look_at_etcd(&database)?;
+        } else if !was_etcds && there(&database)? && !interchange::holds_nothing(&disk, &member.join("snap"))
+        {
+            directory.refusal = Some(
+                "etcd was started on this directory of Mainstay and began a store of its own beside it; a start of Mainstay says \
+                 what is in it, and what to do"
+                    .to_owned(),
+            );
         }
         Ok(directory)
     }
@@ -154,6 +166,24 @@ mod tests {
         assert_eq!((seen.of, seen.refusal, seen.wal_space), (Product::Mainstay, None, None));
         let gone = Directory::look(dir.path(), Some(&dir.path().join("gone"))).unwrap_err();
         assert!(gone.to_string().contains("gone: No such file"), "{gone}");
+    }
+
+    #[test]
+    fn a_store_that_etcd_began_beside_a_member_of_mainstay_is_told() {
+        let dir = TempDir::new("migrate-directory");
+        let member = dir.path().join("member");
+        std::fs::create_dir_all(member.join("log")).unwrap();
+        // A file in the place of the directory keeps etcd out.
+        std::fs::write(member.join("snap"), "text").unwrap();
+        let seen = Directory::look(dir.path(), None).unwrap();
+        assert_eq!((seen.of, seen.refusal), (Product::Mainstay, None));
+        std::fs::remove_file(member.join("snap")).unwrap();
+        std::fs::create_dir_all(member.join("snap")).unwrap();
+        std::fs::write(member.join("snap/db"), "").unwrap();
+        assert_eq!(Directory::look(dir.path(), None).unwrap().refusal, None);
+        std::fs::write(member.join("snap/db"), "something").unwrap();
+        let seen = Directory::look(dir.path(), None).unwrap();
+        assert!(seen.of == Product::Mainstay && seen.refusal.unwrap().contains("began a store of its own"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use disk::{Disk as _, RealDisk};
 use interchange::wal::GUARD_NAMES;
+use storage::etcd_beside::SIGN_NAME;
 use testkit::TempDir;
 
 use crate::member::{Member, Setup};
@@ -155,4 +156,37 @@ fn a_member_starts_though_etcds_database_cannot_be_opened() {
     let member = setup.start();
     assert_eq!(revision(&member), 40);
     member.stop();
+}
+
+/// etcd began a store, as if nothing had kept it out.
+fn etcd_began(setup: &Setup, release: &str) {
+    std::fs::remove_file(setup.data_dir.join("member/snap")).expect("keeps etcd out");
+    etcd_left(setup, release);
+}
+
+#[test]
+fn a_directory_that_etcd_never_had_keeps_it_out_and_what_it_began_is_told() {
+    let dir = TempDir::in_memory("born");
+    let setup = Setup::new(dir.path());
+    let member = setup.start();
+    put(&member);
+    member.stop();
+    for path in ["member/snap", SIGN_NAME] {
+        let text = std::fs::read_to_string(setup.data_dir.join(path)).expect("is a file");
+        assert!(text.contains("mainstay utl export"), "{path}: {text}");
+    }
+    // One that was served before there were such files, and with which etcd was started since.
+    etcd_began(&setup, "3.7-new");
+    let said = setup.refused();
+    assert!(
+        said.contains("etcd's store is empty") && said.contains("Mainstay's data are as they were"),
+        "{said}"
+    );
+    let commands = said.split('`').find(|part| part.starts_with("mkdir ")).expect("says what can be done");
+    let done = std::process::Command::new("sh").args(["-ec", commands]).status().expect("a shell");
+    assert!(done.success(), "{commands}");
+    let member = setup.start();
+    assert_eq!(revision(&member), 2);
+    member.stop();
+    assert!(setup.data_dir.join("member/snap").is_file());
 }

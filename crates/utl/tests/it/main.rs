@@ -1,6 +1,7 @@
 //! Integration tests. What real etcdutl prints was recorded once (`golden.rs` says how); files that real etcd made are
 //! those of the crate `interchange`.
 
+mod beside;
 mod bump;
 mod damage;
 mod golden;

@@ -1,0 +1,346 @@
+//! etcd in the directory of a member that it never had: kept out, or found beside the member's own files.
+//!
+//! An etcd that is started where it finds no log begins an empty store, healthy and under the same member id. So a directory of
+//! Mainstay has a file where etcd wants its directory `member/snap`, which it makes before anything else: every release refuses
+//! to start then, with `failed to create snapshot directory`, the path, and `not a directory`, and writes nothing. The file says
+//! what to do, and so does, by its name, one beside `member`, which etcd names in its log before it ends (`found invalid file under
+//! data directory`). Files in etcd's log, as beside a member that was taken over ([`crate::taken_over`]), come too late: by then
+//! it has made its database.
+//!
+//! ```text
+//! <data-dir>/THIS-IS-DATA-OF-MAINSTAY.…      text
+//! <data-dir>/member/snap                     the same text
+//! <data-dir>/member/snap.left-by-etcd-<n>    a directory that was there before, and in which nothing is
+//! ```
+//!
+//! Where etcd has begun a store all the same, nobody can say which of the two is wanted: a start is refused, and an import as well.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use disk::Disk;
+use interchange::{DataDir, Fingerprint};
+use log::{Log, OpenError, ShutdownRecord};
+
+use crate::error::{DataDirError, in_shell};
+use crate::log_dir;
+use crate::taken_over::TakenOver;
+
+/// Name of the file in a data directory that says by its name whose it is. etcd from 3.4 on names it in its log.
+pub const SIGN_NAME: &str = "THIS-IS-DATA-OF-MAINSTAY.to-go-back-to-etcd-run-mainstay-utl-export";
+
+/// Text of that file, and of the one in the place of etcd's directory.
+pub const SIGN_TEXT: &str = "\
+This directory holds a member of Mainstay. etcd cannot read it, and does not start on it: it would begin an empty store under
+the same member id. For that reason member/snap is a file here, unless it is a directory that etcd left when the member was
+taken over, which is out of date.
+
+To go on, start `mainstay` with the flags that etcd had.
+
+To go back to etcd: stop the member, make a directory for etcd of this one, and start etcd on that:
+
+    mainstay utl export --data-dir DIR --to NEW
+    mv DIR DIR.mainstay && mv NEW DIR
+
+(`mainstay utl export --help`; docs/migration.md has the steps for a cluster, and for --wal-dir.)
+";
+
+/// What a start found where etcd would be, and did about it.
+#[derive(Debug, PartialEq, Eq)]
+pub enum KeptOut {
+    /// etcd's files of a member that was taken over are there, and their own guards.
+    TakenOver,
+    /// The file is there.
+    Guarded,
+    /// The file is there, in the place of a directory in which nothing was.
+    Moved(PathBuf),
+}
+
+/// Keeps etcd from beginning a store in the directory of a member, which [`refuse`] let pass. The files are made once.
+///
+/// # Errors
+///
+/// When the operating system refuses; the member can be served all the same.
+pub fn keep_out(disk: &dyn Disk, member_dir: &Path) -> Result<KeptOut, OpenError> {
+    let path = member_dir.join("snap");
+    let io = |doing, path: &Path, error| OpenError::Io { doing, path: path.to_path_buf(), error };
+    let mut kept = KeptOut::Guarded;
+    if disk.exists(&path).map_err(|error| io("look for", &path, error))? {
+        if !is_dir(disk, &path).map_err(|error| io("list", &path, error))? {
+            return Ok(KeptOut::Guarded);
+        }
+        if TakenOver::read(disk, member_dir)?.is_some() {
+            return Ok(KeptOut::TakenOver);
+        }
+        let aside = unused(disk, &path).map_err(|error| io("look for", &path, error))?;
+        disk.rename(&path, &aside).map_err(|error| io("rename", &path, error))?;
+        kept = KeptOut::Moved(aside);
+    }
+    write(disk, &path).and_then(|()| disk.sync_dir(member_dir)).map_err(|error| io("write", &path, error))?;
+    Ok(kept)
+}
+
+/// Puts the file into a data directory that says by its name whose it is.
+///
+/// # Errors
+///
+/// When the operating system refuses; the member can be served all the same.
+pub fn put_sign(disk: &dyn Disk, data_dir: &Path) -> Result<(), OpenError> {
+    let path = data_dir.join(SIGN_NAME);
+    let io = |error| OpenError::Io { doing: "write", path: path.clone(), error };
+    if disk.exists(&path).map_err(io)? {
+        return Ok(());
+    }
+    write(disk, &path).and_then(|()| disk.sync_dir(data_dir)).map_err(io)
+}
+
+fn write(disk: &dyn Disk, path: &Path) -> std::io::Result<()> {
+    let file = disk.create(path)?;
+    file.write_at(SIGN_TEXT.as_bytes(), 0)?;
+    file.sync_all()
+}
+
+/// Returns false for a file, for a link that leads nowhere, and if there is nothing.
+fn is_dir(disk: &dyn Disk, path: &Path) -> std::io::Result<bool> {
+    match disk.list(path) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// A name beside this path that nothing has.
+fn unused(disk: &dyn Disk, path: &Path) -> std::io::Result<PathBuf> {
+    let mut number = 1;
+    loop {
+        let aside = path.with_file_name(format!("snap.left-by-etcd-{number}"));
+        if !disk.exists(&aside)? {
+            return Ok(aside);
+        }
+        number += 1;
+    }
+}
+
+/// The files of etcd in a data directory, which may be that of a member of Mainstay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdFiles {
+    /// The directory `member/snap`, if it is there.
+    pub snap: Option<PathBuf>,
+    /// The directories that hold files of etcd's log.
+    pub logs: Vec<PathBuf>,
+}
+
+impl EtcdFiles {
+    /// Looks for etcd's files; `None` if there is nothing of etcd, or nothing that anybody could miss. `wal_dir` is the directory
+    /// that `--wal-dir` names.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses, or a note of the member is damaged.
+    pub fn find(
+        disk: &dyn Disk,
+        member_dir: &Path,
+        wal_dir: Option<&Path>,
+    ) -> Result<Option<EtcdFiles>, DataDirError> {
+        let io = |doing, path: &Path, error| OpenError::Io { doing, path: path.to_path_buf(), error };
+        let mut logs: Vec<PathBuf> = Vec::new();
+        let noted = log_dir::read_note(disk, member_dir)?;
+        for dir in [Some(member_dir.join("wal")), wal_dir.map(Path::to_path_buf), noted].into_iter().flatten()
+        {
+            let holds = is_dir(disk, &dir).and_then(|is_dir| Ok(is_dir && Fingerprint::has_log(disk, &dir)?));
+            let holds = holds.map_err(|error| io("list", &dir, error))?;
+            let mut is_known = false;
+            for known in &logs {
+                is_known |= log_dir::same(disk, known, &dir)?;
+            }
+            if holds && !is_known {
+                logs.push(dir);
+            }
+        }
+        let snap = member_dir.join("snap");
+        let snap = is_dir(disk, &snap).map_err(|error| io("list", &snap, error))?.then_some(snap);
+        let is_missed = |snap: &PathBuf| !interchange::holds_nothing(disk, snap);
+        let is_anything = !logs.is_empty() || snap.as_ref().is_some_and(is_missed);
+        Ok(is_anything.then_some(EtcdFiles { snap, logs }))
+    }
+}
+
+/// Returns true if there is anything of a member of Mainstay in a directory: its log, a note of where that is, a checkpoint, or
+/// the record of its last stop.
+///
+/// # Errors
+///
+/// When the operating system refuses.
+pub fn holds_member(disk: &dyn Disk, member_dir: &Path) -> Result<bool, OpenError> {
+    let own = ["checkpoint/MANIFEST", log_dir::NOTE_NAME, ShutdownRecord::FILE_NAME];
+    for path in own.map(|name| member_dir.join(name)) {
+        if disk.exists(&path).map_err(|error| OpenError::Io { doing: "look for", path, error })? {
+            return Ok(true);
+        }
+    }
+    Log::is_in(disk, &member_dir.join("log"))
+}
+
+/// Refuses the directory of a member of Mainstay that was never taken over, and in which etcd has begun a store as well.
+///
+/// # Errors
+///
+/// [`DataDirError::EtcdBeside`], [`DataDirError::EtcdRuns`], or the answer of the operating system.
+pub fn refuse(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<(), DataDirError> {
+    let there =
+        |path: PathBuf| disk.exists(&path).map_err(|error| OpenError::Io { doing: "look for", path, error });
+    // One that is just being taken over has both.
+    if TakenOver::read(disk, member_dir)?.is_some()
+        || there(member_dir.join(TAKING_OVER))?
+        || !holds_member(disk, member_dir)?
+    {
+        return Ok(());
+    }
+    let snap = member_dir.join("snap");
+    let asking = |error| OpenError::Io { doing: "lock", path: snap.join("db"), error };
+    if interchange::is_in_use(disk, &snap).map_err(asking)? {
+        return Err(DataDirError::EtcdRuns { path: snap.join("db") });
+    }
+    match EtcdFiles::find(disk, member_dir, wal_dir)? {
+        None => Ok(()),
+        Some(files) => Err(DataDirError::EtcdBeside(Box::new(EtcdBeside::of(disk, member_dir, files)?))),
+    }
+}
+
+/// Name of the directory in a member's directory that is there while the member is taken over from etcd.
+pub const TAKING_OVER: &str = "import";
+
+/// A store that etcd has begun beside the files of a member of Mainstay.
+#[derive(Debug)]
+pub struct EtcdBeside {
+    /// The data directory.
+    pub data_dir: PathBuf,
+    /// etcd's files.
+    pub files: EtcdFiles,
+    /// What is in etcd's store.
+    pub holds: Holds,
+    /// Whose files were written last; `None` if nobody says when.
+    pub newer: Option<Newer>,
+}
+
+/// What a store holds that etcd began.
+#[derive(Debug)]
+pub enum Holds {
+    /// No client has written to it.
+    Nothing,
+    /// Clients have written to it.
+    Something,
+    /// Nobody can say.
+    Unreadable(String),
+}
+
+/// Which files were written last, and by how much later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Newer {
+    /// etcd's.
+    Etcd(Duration),
+    /// Mainstay's.
+    Mainstay(Duration),
+}
+
+impl EtcdBeside {
+    fn of(disk: &dyn Disk, member_dir: &Path, files: EtcdFiles) -> Result<EtcdBeside, DataDirError> {
+        let data_dir = member_dir.parent().unwrap_or(member_dir).to_path_buf();
+        let log = files.logs.first().cloned().unwrap_or_else(|| member_dir.join("wal"));
+        let opened = DataDir::glance(disk, &data_dir, &log);
+        let holds = match opened.and_then(|opened| opened.was_written()) {
+            Ok(false) => Holds::Nothing,
+            Ok(true) => Holds::Something,
+            Err(error) => Holds::Unreadable(error.to_string()),
+        };
+        let ours = log_dir::read_note(disk, member_dir)?.unwrap_or_else(|| member_dir.join("log"));
+        let is_ours = |name: &str| name.ends_with(".seg");
+        let is_theirs = |name: &str| name == "db" || name.ends_with(".snap") || name.ends_with(".wal");
+        let theirs = files.logs.iter().chain(&files.snap);
+        let theirs = theirs.filter_map(|dir| last_written(disk, dir, is_theirs)).max();
+        let newer = last_written(disk, &ours, is_ours).zip(theirs).map(|(ours, theirs)| {
+            match theirs.duration_since(ours) {
+                Ok(by) => Newer::Etcd(by),
+                Err(before) => Newer::Mainstay(before.duration()),
+            }
+        });
+        Ok(EtcdBeside { data_dir, files, holds, newer })
+    }
+}
+
+/// When a file of these names in a directory was written last. A disk of a test has no such times.
+fn last_written(disk: &dyn Disk, dir: &Path, counts: impl Fn(&str) -> bool) -> Option<SystemTime> {
+    let names = disk.list(dir).ok()?;
+    let named = names.iter().filter(|name| counts(name));
+    named.filter_map(|name| std::fs::metadata(dir.join(name)).ok()?.modified().ok()).max()
+}
+
+impl fmt::Display for EtcdBeside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let EtcdBeside { data_dir, files, holds, newer } = self;
+        let data = data_dir.display();
+        write!(
+            f,
+            "etcd was started on {data}, which holds a member of Mainstay that etcd never had: it began a store of its own beside \
+             it. "
+        )?;
+        match newer {
+            Some(Newer::Etcd(by)) => {
+                write!(f, "etcd's files are the newer ones, written {} later than Mainstay's", Span(*by))?;
+            }
+            Some(Newer::Mainstay(by)) => {
+                write!(f, "Mainstay's files are the newer ones, written {} later than etcd's", Span(*by))?;
+            }
+            None => write!(f, "Nothing says which files are newer")?,
+        }
+        match holds {
+            Holds::Nothing => write!(f, ", but etcd's store is empty: no client has written to it")?,
+            Holds::Something => {
+                write!(
+                    f,
+                    "; clients have written to etcd's store, and Mainstay's does not have what they wrote"
+                )?;
+            }
+            Holds::Unreadable(why) => write!(f, "; etcd's store cannot be read ({why})")?,
+        }
+        let aside = data_dir.join("begun-by-etcd");
+        let member = in_shell(&aside.join("member"));
+        write!(
+            f,
+            ". Mainstay's data are as they were. To go on with them, stop etcd and move its files out of the way: `mkdir -p \
+             {member}/wal"
+        )?;
+        if let Some(snap) = &files.snap {
+            write!(f, " && mv {} {member}/", in_shell(snap))?;
+        }
+        for log in &files.logs {
+            write!(f, " && mv {}/*.wal {member}/wal/", in_shell(log))?;
+        }
+        write!(f, "`")?;
+        if !matches!(holds, Holds::Nothing) {
+            write!(
+                f,
+                "; what was written to etcd can be read there (etcd --data-dir {aside}, or `mainstay utl import --data-dir {aside} \
+                 --to NEW_DIR`)",
+                aside = in_shell(&aside)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A length of time for a person: rounded, in its largest unit.
+struct Span(Duration);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_secs() {
+            seconds @ 0..120 => write!(f, "{seconds} s"),
+            seconds @ 120..7_200 => write!(f, "{} min", seconds / 60),
+            seconds @ 7_200..172_800 => write!(f, "{} h", seconds / 3_600),
+            seconds => write!(f, "{} days", seconds / 86_400),
+        }
+    }
+}
