@@ -5,6 +5,7 @@
 //!
 //! * `proto/*.proto` are written by hand, `src/proto/*.rs` are generated from them by `cargo xtask proto`.
 //! * [`descriptor`] describes the messages, field by field.
+//! * [`elements`] counts what a request would make, before it is decoded.
 //! * [`error`] holds every code and text a client may meet.
 //! * [`url`] reads the URLs of members and clients, with etcd's errors.
 //! * [`wire`] writes protobuf by hand, where a generated message would cost copies.
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod descriptor;
+pub mod elements;
 pub mod error;
 mod secret;
 pub mod url;

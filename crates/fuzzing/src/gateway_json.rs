@@ -4,6 +4,9 @@ use api::Rpc;
 use api::descriptor::{Message, of};
 use gateway::{Next, RangeEncoder, Values, decode, decode_value, encode};
 
+/// As a member with its defaults has it.
+const ELEMENTS_MAX: usize = 64 * 128;
+
 fn shape(number: u8) -> Option<(&'static Message, &'static Message)> {
     of(Rpc::ALL[usize::from(number) % Rpc::ALL.len()])
 }
@@ -13,11 +16,11 @@ fn shape(number: u8) -> Option<(&'static Message, &'static Message)> {
 pub fn run(input: &[u8]) {
     let [number, cut, body @ ..] = input else { return };
     let Some((request, response)) = shape(*number) else { return };
-    let read = decode(request, body);
+    let read = decode(request, body, ELEMENTS_MAX);
     if let Ok(message) = &read {
         let mut json = Vec::new();
         encode(request, message, &mut json).expect("what was written can be read");
-        let again = decode(request, &json).expect("JSON of our own can be read");
+        let again = decode(request, &json, ELEMENTS_MAX).expect("JSON of our own can be read");
         let mut json_again = Vec::new();
         encode(request, &again, &mut json_again).expect("what was written can be read");
         assert!(json == json_again, "{}", String::from_utf8_lossy(&json));
@@ -34,7 +37,7 @@ pub fn run(input: &[u8]) {
         assert!(values.held_bytes() <= body.len());
     };
     match first {
-        Next::Value(value) => assert_eq!(decode_value(request, &value), read),
+        Next::Value(value) => assert_eq!(decode_value(request, &value, ELEMENTS_MAX), read),
         Next::End | Next::More => assert_eq!(read, Ok(Vec::new())),
         Next::Wrong(why) => assert_eq!(read, Err(gateway::Refused::Invalid(why))),
     }

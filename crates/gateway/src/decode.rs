@@ -24,6 +24,10 @@ pub enum Refused {
     Invalid(String),
     /// Messages are nested deeper than [`DEPTH_MAX`].
     TooDeep,
+    /// The lists of a transaction have more elements together than may be made of them.
+    TooMany,
+    /// Other lists have: the name of the last one.
+    TooManyValues(&'static str),
 }
 
 impl Refused {
@@ -32,40 +36,48 @@ impl Refused {
         match self {
             Refused::Invalid(why) => Status::with(Code::InvalidArgument, why),
             // Only transactions nest.
-            Refused::TooDeep => api::error::TOO_MANY_OPS,
+            Refused::TooDeep | Refused::TooMany => api::error::TOO_MANY_OPS,
+            Refused::TooManyValues(field) => {
+                Status::with(Code::InvalidArgument, format!("mainstay: too many values of {field}"))
+            }
         }
     }
 }
 
 /// Makes the bytes of a message from the first JSON value in `body`; an empty body is an empty message. What is behind the
-/// value is not looked at.
+/// value is not looked at. All its lists may have `elements_max` elements together: each is read by itself, so that a million
+/// would hold up others.
 ///
 /// # Errors
 ///
 /// See [`Refused`].
-pub fn decode(message: &'static Message, body: &[u8]) -> Result<Vec<u8>, Refused> {
+pub fn decode(message: &'static Message, body: &[u8], elements_max: usize) -> Result<Vec<u8>, Refused> {
     // Most bodies are valid: they are read once. What is wrong otherwise is first looked for in the syntax.
-    match decode_value(message, body) {
+    match decode_value(message, body, elements_max) {
         Err(Refused::Invalid(_)) => {}
         decoded => return decoded,
     }
     let mut values = Values::default();
     values.push(body);
     match values.next(true) {
-        Next::Value(value) => decode_value(message, &value),
+        Next::Value(value) => decode_value(message, &value, elements_max),
         Next::End | Next::More => Ok(Vec::new()),
         Next::Wrong(why) => Err(Refused::Invalid(why)),
     }
 }
 
-/// Makes the bytes of a message from a value that [`Values`] gave.
+/// Makes the bytes of a message from a value that [`Values`] gave, within the same bound as [`decode`].
 ///
 /// # Errors
 ///
 /// See [`Refused`].
-pub fn decode_value(message: &'static Message, value: &[u8]) -> Result<Vec<u8>, Refused> {
+pub fn decode_value(
+    message: &'static Message,
+    value: &[u8],
+    elements_max: usize,
+) -> Result<Vec<u8>, Refused> {
     let mut out = Vec::with_capacity(value.len());
-    Reader { json: value, at: 0 }.message(message, &mut out, 0)?;
+    Reader { json: value, at: 0, elements_left: elements_max }.message(message, &mut out, 0)?;
     // A call may wait for long with it, and JSON may be much longer than what it means.
     if out.capacity() / 2 > out.len() {
         out.shrink_to_fit();
@@ -86,6 +98,8 @@ enum Token<'a> {
 struct Reader<'a> {
     json: &'a [u8],
     at: usize,
+    /// Elements that lists may have from here on.
+    elements_left: usize,
 }
 
 type Result_<T> = Result<T, Refused>;
@@ -163,6 +177,12 @@ impl<'a> Reader<'a> {
             return Ok(());
         }
         loop {
+            self.elements_left = match (self.elements_left.checked_sub(1), field.kind) {
+                (Some(left), _) => left,
+                // Only transactions have lists of messages.
+                (None, Kind::Message(_)) => return Err(Refused::TooMany),
+                (None, _) => return Err(Refused::TooManyValues(field.json_name)),
+            };
             self.value(field, out, depth)?;
             match self.peek() {
                 Some(b',') => self.at += 1,
@@ -700,10 +720,12 @@ mod tests {
     use bytes::Bytes;
 
     fn read<M: prost::Message + Default>(rpc: Rpc, json: &str) -> Result<M, String> {
-        match decode(of(rpc).unwrap().0, json.as_bytes()) {
+        match decode(of(rpc).unwrap().0, json.as_bytes(), 1000) {
             Ok(bytes) => Ok(M::decode(&bytes[..]).expect("what was written can be read")),
             Err(Refused::Invalid(why)) => Err(why),
             Err(Refused::TooDeep) => Err("too deep".to_owned()),
+            Err(Refused::TooMany) => Err("too many".to_owned()),
+            Err(Refused::TooManyValues(field)) => Err(format!("too many {field}")),
         }
     }
 
@@ -730,10 +752,28 @@ mod tests {
     }
 
     #[test]
+    fn lists_have_a_bound_together() {
+        let list = |n: usize| vec!["{}"; n].join(",");
+        let txn = |compares: usize, nested: usize| {
+            let inner = format!(r#"{{"request_txn":{{"failure":[{}]}}}}"#, list(nested));
+            let json = format!(r#"{{"compare":[{}],"success":[{inner}]}}"#, list(compares));
+            read::<pb::TxnRequest>(Rpc::KvTxn, &json).map(|txn| (txn.compare.len(), txn.success.len()))
+        };
+        assert_eq!(txn(500, 499), Ok((500, 1)));
+        assert_eq!(txn(500, 500), Err("too many".to_owned()));
+        assert_eq!(txn(1_000_000, 1), Err("too many".to_owned()));
+        let add = |urls: usize| {
+            let json = format!(r#"{{"peerURLs":[{}]}}"#, vec!["\"\""; urls].join(","));
+            read::<pb::MemberAddRequest>(Rpc::ClusterMemberAdd, &json).map(|request| request.peer_urls.len())
+        };
+        assert_eq!((add(1000), add(1001)), (Ok(1000), Err("too many peerURLs".to_owned())));
+    }
+
+    #[test]
     fn a_message_takes_no_more_memory_than_twice_its_length() {
         for space in [0, 10, 1_000_000] {
             let json = format!("{{\"key\":\"Zm9v\",{}\"lease\":7}}", " ".repeat(space));
-            let message = decode(of(Rpc::KvPut).unwrap().0, json.as_bytes()).unwrap();
+            let message = decode(of(Rpc::KvPut).unwrap().0, json.as_bytes(), 1000).unwrap();
             assert_eq!(message.len(), 7);
             assert!(message.capacity() <= 2 * message.len() + 1, "{}", message.capacity());
         }
@@ -811,7 +851,7 @@ mod tests {
         ] {
             assert_eq!(put(json), Err(why.to_owned()), "{json}");
         }
-        let decoded = decode(of(Rpc::KvPut).unwrap().0, b"{\"x\":\"\xff\"}");
+        let decoded = decode(of(Rpc::KvPut).unwrap().0, b"{\"x\":\"\xff\"}", 1000);
         let why = "proto: syntax error (line 1:6): invalid UTF-8 in string".to_owned();
         assert_eq!(decoded, Err(Refused::Invalid(why)));
     }

@@ -7,6 +7,7 @@
 //!
 //! Nothing here depends on anything but the bytes: what one member cannot decode, no member can.
 
+use api::elements;
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{
     Compare, DeleteRangeRequest, InternalRaftRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
@@ -28,6 +29,8 @@ const PROST_DEPTH: usize = 100;
 pub enum Undecodable {
     /// Transactions nest deeper than [`TXN_DEPTH_MAX`].
     TooDeep,
+    /// A transaction has more comparisons and operations, in all branches together, than may be made of it.
+    TooMany,
     /// The bytes are not protobuf.
     Malformed(DecodeError),
 }
@@ -36,6 +39,7 @@ impl std::fmt::Display for Undecodable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Undecodable::TooDeep => write!(f, "transactions nest deeper than {TXN_DEPTH_MAX} levels"),
+            Undecodable::TooMany => f.write_str("a transaction has too many comparisons and operations"),
             Undecodable::Malformed(error) => error.fmt(f),
         }
     }
@@ -124,12 +128,27 @@ pub fn granted_lease(data: &[u8]) -> Option<LeaseId> {
     None
 }
 
-/// Decodes a client's transaction.
+/// Memory of one comparison or operation at the most, besides keys and values, which stay in the message: lists grow by
+/// doubling.
+pub const ELEMENT_BYTES: usize = 2 * {
+    let (compare, op) = (size_of::<Compare>(), size_of::<RequestOp>());
+    if compare > op { compare } else { op }
+};
+
+/// Decodes a client's transaction, unless it has more than `elements_max` comparisons and operations in all branches. They are
+/// counted before anything is made: each takes two bytes on the wire and up to [`ELEMENT_BYTES`] of memory. Returns their
+/// number, too.
 ///
 /// # Errors
 ///
 /// See [`Undecodable`].
-pub fn txn(data: Bytes) -> Result<TxnRequest, Undecodable> {
+pub fn txn(data: Bytes, elements_max: usize) -> Result<(TxnRequest, usize), Undecodable> {
+    let elements = elements::of_txn(&data, elements_max).ok_or(Undecodable::TooMany)?;
+    Ok((counted_txn(data)?, elements))
+}
+
+/// Decodes a transaction whose elements were counted.
+fn counted_txn(data: Bytes) -> Result<TxnRequest, Undecodable> {
     let refused = match TxnRequest::decode(data.clone()) {
         Ok(request) => return Ok(request),
         Err(error) => error,
@@ -376,7 +395,7 @@ mod tests {
     fn what_a_shard_decodes_apply_decodes() {
         for levels in [1, 2, 48, 49, 50, 51, 64, 65, 100, 255, 256] {
             let bytes = nested(levels);
-            let ours = txn(bytes.clone().into()).expect("a shard takes it");
+            let ours = counted_txn(bytes.clone().into()).expect("a shard takes it");
             let applied = command(entry(6, &bytes)).expect("apply takes it");
             assert_eq!(applied.txn.as_ref(), Some(&ours), "{levels}");
             let mut depth = 1;
@@ -392,24 +411,57 @@ mod tests {
             let applied = command(entry(4, &bytes)).expect("apply takes it");
             assert_eq!(applied.put, Some(put));
             let inside = field(2, &field(2, &bytes));
-            let ours = txn(inside.clone().into()).expect("a shard takes it");
+            let ours = counted_txn(inside.clone().into()).expect("a shard takes it");
             assert_eq!(command(entry(6, &inside)).expect("apply takes it").txn, Some(ours));
         }
     }
 
     #[test]
     fn what_cannot_be_decoded_is_refused_alike() {
-        assert_eq!(txn(nested(257).into()), Err(Undecodable::TooDeep));
+        assert_eq!(counted_txn(nested(257).into()), Err(Undecodable::TooDeep));
         assert_eq!(command(entry(6, &nested(257))), Err(Undecodable::TooDeep));
         assert_eq!(command(entry(6, &nested(20_000))), Err(Undecodable::TooDeep));
         for bytes in [&b"\x0a"[..], b"\x12\x05\x12", b"\x0b", b"\x7b\x0c", b"\x12\x02\x22\x7f", b"\x08\x01"] {
             assert!(
-                matches!(txn(Bytes::copy_from_slice(bytes)), Err(Undecodable::Malformed(_))),
+                matches!(counted_txn(Bytes::copy_from_slice(bytes)), Err(Undecodable::Malformed(_))),
                 "{bytes:?}"
             );
         }
         let cut = &nested(64)[..300];
-        assert!(matches!(txn(Bytes::copy_from_slice(cut)), Err(Undecodable::Malformed(_))));
+        assert!(matches!(counted_txn(Bytes::copy_from_slice(cut)), Err(Undecodable::Malformed(_))));
+    }
+
+    #[test]
+    fn elements_are_counted_before_they_are_made() {
+        let million = Bytes::from([0x0a, 0].repeat(1_000_000));
+        assert_eq!(txn(million.clone(), 8192).map(|(_, elements)| elements), Err(Undecodable::TooMany));
+        let few = million.slice(..200);
+        assert_eq!(txn(few, 100).map(|(txn, elements)| (txn.compare.len(), elements)), Ok((100, 100)));
+        // Whatever is decoded has no more elements than were counted.
+        fn made(txn: &TxnRequest) -> usize {
+            let ops = txn.success.iter().chain(&txn.failure);
+            let nested = ops.map(|op| match &op.request {
+                Some(Request::RequestTxn(nested)) => 1 + made(nested),
+                _ => 1,
+            });
+            txn.compare.len() + nested.sum::<usize>()
+        }
+        let mut random = testkit::Random::new(2);
+        for _ in 0..5_000 {
+            let mut bytes = nested(1 + random.below(4) as usize);
+            for _ in 0..random.below(4) {
+                let at = random.below(bytes.len() as u64 + 1) as usize;
+                match random.below(4) {
+                    0 => bytes.insert(at, random.below(256) as u8),
+                    1 => bytes.extend(nested(2)),
+                    2 => drop(bytes.splice(at..at, [0x0a, 0, 0x12, 0])),
+                    _ => drop(bytes.splice(at..at, groups(1 + random.below(150) as usize))),
+                }
+            }
+            if let Ok((txn, counted)) = txn(bytes.into(), 1000) {
+                assert!(made(&txn) <= counted, "{counted} counted: {txn:?}");
+            }
+        }
     }
 
     #[test]

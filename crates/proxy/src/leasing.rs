@@ -33,7 +33,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::cache::{Keys, overlap};
 use crate::members::{Headed, Members};
-use crate::namespace::{FROM_KEY, decode_answer, decode_request, end_of_prefix};
+use crate::namespace::{FROM_KEY, decode_answer, decode_request, decode_txn, end_of_prefix};
 use crate::service::writes_of;
 use owned::{Change, Outcome, Owned, Read, Write, answer};
 
@@ -253,7 +253,7 @@ impl Leasing {
         message: Bytes,
         may_own: bool,
     ) -> Result<Bytes, Status> {
-        let request: TxnRequest = decode_request(&message)?;
+        let (request, _held) = decode_txn(&message)?;
         let mut written = Vec::new();
         writes_of(&request, &mut written);
         if written.is_empty() {

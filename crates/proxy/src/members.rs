@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
-use api::etcdserverpb::{ResponseHeader, TxnRequest};
+use api::etcdserverpb::ResponseHeader;
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
 use client::{CallOptions, Client};
 use tokio::time::sleep;
 
-use crate::namespace::{Namespace, decode_answer, decode_request};
+use crate::namespace::{Namespace, decode_answer, decode_txn};
 use crate::service::writes_of;
 
 /// Rounds through all endpoints in which a read is asked again. Source: etcd's ordering of reads.
@@ -124,7 +124,7 @@ fn may_be_asked_again(rpc: Rpc, message: &Bytes) -> Result<bool, Status> {
         Rpc::KvRange => true,
         Rpc::KvTxn => {
             let mut written = Vec::new();
-            writes_of(&decode_request::<TxnRequest>(message)?, &mut written);
+            writes_of(&decode_txn(message)?.0, &mut written);
             written.is_empty()
         }
         _ => false,

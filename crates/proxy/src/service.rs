@@ -13,7 +13,7 @@ use api::etcdserverpb::{
 };
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
-use front::{Answer, Head, Inbound, LocalBoxFuture, Method, Origin, Outbound, Service, Unary};
+use front::{Account, Answer, Head, Inbound, LocalBoxFuture, Method, Origin, Outbound, Service, Unary};
 use prost::Message as _;
 use telemetry::logging::{Logger, Value};
 
@@ -22,7 +22,7 @@ use crate::hub::Hub;
 use crate::leasing::Leasing;
 use crate::members::Members;
 use crate::metrics::Metrics;
-use crate::namespace::decode_request;
+use crate::namespace::{decode_request, decode_txn};
 use crate::pages::Pages;
 use crate::resolver::Proxies;
 use crate::{streams, upstream};
@@ -144,8 +144,9 @@ impl Proxy {
                 let request: DeleteRangeRequest = decode_request(&message)?;
                 written.push((request.key, request.range_end));
             }
-            _ => writes_of(&decode_request(&message)?, &mut written),
+            _ => writes_of(&decode_txn(&message)?.0, &mut written),
         }
+        let _held = Account::of_turn().map(|account| account.hold(size_of_val(&written[..])));
         let forget = || {
             let mut cache = self.cache();
             cache.written(&written);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{LeaseKeepAliveRequest, WatchRequest};
-use api::{Code, Status};
+use api::{Code, Status, elements};
 use bytes::Bytes;
 use front::{Account, First, Head, Inbound, Outbound, race};
 use tokio::sync::{Semaphore, oneshot};
@@ -57,6 +57,9 @@ pub(crate) async fn watch(
     let _leaving = hub.begin(Command::Leave(stream)).await.ok_or(CLOSING)?;
     let requests = async {
         while let Some(message) = inbound.next().await? {
+            if elements::has_too_many_filters(&message) {
+                return Err(elements::TOO_MANY_FILTERS);
+            }
             let request: WatchRequest = decode_request(&message)?;
             let (done, answered) = oneshot::channel();
             match request.request_union {

@@ -31,6 +31,9 @@ const REFUSED_LISTED_MAX: usize = 4;
 const LISTABLE_BYTES_MAX: usize = 4 << 20;
 /// The same for a call that was refused.
 const REFUSED_LISTABLE_BYTES_MAX: usize = 64 << 10;
+/// Most comparisons and operations of a transaction that is looked into: many times those that a call may have which is carried
+/// out, unless `--max-txn-ops` was raised.
+const LISTABLE_ELEMENTS_MAX: usize = 64 << 10;
 /// Bytes from the beginning of an answer that are kept: its header, and the number behind it.
 pub(crate) const ANSWER_BYTES: usize = 64;
 /// Longest request that is copied, so that nothing of its connection is held while the line waits.
@@ -332,8 +335,7 @@ impl Entry for Line {
         let changes = match &self.message {
             Asked::Unknown => !is_read(self.rpc),
             Asked::TooLarge(bytes) => {
-                fields.flag("too_large", true);
-                fields.number("request_bytes", i64::try_from(*bytes).unwrap_or(i64::MAX));
+                fields.too_large(*bytes);
                 !is_read(self.rpc)
             }
             Asked::Request(message) => self.write_request(message, &mut fields).unwrap_or_else(|| {
@@ -387,7 +389,14 @@ impl Line {
             }
             // As the machine reads it, which takes deeper ones than the decoder does.
             Rpc::KvTxn => {
-                let txn = machine::request::txn(message.clone()).ok()?;
+                let txn = match machine::request::txn(message.clone(), LISTABLE_ELEMENTS_MAX) {
+                    Ok((txn, _)) => txn,
+                    Err(machine::request::Undecodable::TooMany) => {
+                        fields.too_large(message.len());
+                        return Some(true);
+                    }
+                    Err(_) => return None,
+                };
                 return Some(fields.txn(&txn, writes_listed_max, listed_max));
             }
             Rpc::KvCompact => {
@@ -561,6 +570,12 @@ impl Fields<'_> {
     fn number(&mut self, name: &str, number: i64) {
         self.name(name);
         let _ = write!(self.out, "{number}");
+    }
+
+    /// Says that a request of so many bytes is not looked into.
+    fn too_large(&mut self, bytes: usize) {
+        self.flag("too_large", true);
+        self.number("request_bytes", i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
     fn flag(&mut self, name: &str, flag: bool) {

@@ -78,7 +78,8 @@ pub(crate) async fn answer(
         }
         let (counters, account) = (Arc::clone(&exchange.counters), Rc::clone(&exchange.account));
         exchange.keep(|| services.connected(&exchange.origin));
-        let next = |body| requests(request, body, bytes_max);
+        let elements_max = services.txn_elements_max();
+        let next = move |body| requests(request, body, bytes_max, elements_max);
         return call.stream(services, exchange, counters, account, next).await;
     }
     let body = match exchange.body.gather().await {
@@ -91,7 +92,7 @@ pub(crate) async fn answer(
         }
         Err(status) => return empty(status),
     };
-    let message = match gateway::decode(request, &body) {
+    let message = match gateway::decode(request, &body, services.txn_elements_max()) {
         Ok(message) => Bytes::from(message),
         Err(why) => return refused(&why.status()),
     };
@@ -400,13 +401,18 @@ impl Drop for Counted {
 
 /// The requests of a stream, one behind the other in the body. etcd ends the requests at one it cannot read, and goes on
 /// answering.
-fn requests(message: &'static Message, mut body: RequestBody, bytes_max: usize) -> NextMessage {
+fn requests(
+    message: &'static Message,
+    mut body: RequestBody,
+    bytes_max: usize,
+    elements_max: usize,
+) -> NextMessage {
     let (mut values, mut is_end) = (Values::default(), false);
     Box::new(move |cx| {
         loop {
             match values.next(is_end) {
                 Next::Value(value) => {
-                    let Ok(request) = gateway::decode_value(message, &value) else {
+                    let Ok(request) = gateway::decode_value(message, &value, elements_max) else {
                         return Poll::Ready(Ok(None));
                     };
                     return Poll::Ready(check_len(request.len(), bytes_max).map(|()| Some(request.into())));

@@ -62,7 +62,7 @@ fn whatever_passes_the_check_can_be_applied() {
     for _ in 0..2_000 {
         let bytes = nested(&mut random);
         // As a shard does.
-        let Ok(txn) = request::txn(bytes.clone().into()) else {
+        let Ok((txn, _)) = request::txn(bytes.clone().into(), check::txn_elements_max(1_000)) else {
             refused += 1;
             continue;
         };

@@ -9,9 +9,9 @@ use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{RangeRequest, RequestOp, TxnRequest, TxnResponse, range_request};
 use prost::Message as _;
 
-use testkit::{TempDir, eventually};
+use testkit::{TempDir, eventually, http1};
 
-use testkit::http2::{Connection, DATA, END_HEADERS, HEADERS, call, call_block, frame};
+use testkit::http2::{Connection, DATA, END_HEADERS, HEADERS, call, call_block, frame, message};
 
 use crate::client::{Client, put_op};
 use crate::cluster::PATIENCE;
@@ -56,6 +56,53 @@ fn held_its_bound(member: &Member, before: u64, what: &str) {
 /// Connects; `window` is how much of each answer the server may send.
 fn connect(address: SocketAddr, window: u32) -> Connection {
     Connection::h2(address, &[&[0, 4][..], &window.to_be_bytes()].concat())
+}
+
+fn packed(plain: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    encoder.write_all(plain).and_then(|()| encoder.finish()).expect("packing into memory")
+}
+
+/// An empty comparison, operation or URL takes two bytes, and a thousand of them two bytes of gzip.
+#[test]
+fn requests_of_a_million_elements_are_refused_before_they_are_made() {
+    const ELEMENTS: usize = 1_000_000;
+    let dir = TempDir::in_memory("elements");
+    let member = member(&dir);
+    let address = member.client_address();
+    let before = member.peak_bytes();
+    let mut connection = connect(address, 65_535);
+    let cases = [
+        (Rpc::KvTxn, [0x0a, 0], "3"),
+        (Rpc::KvTxn, [0x12, 0], "3"),
+        (Rpc::ClusterMemberAdd, [0x0a, 0], "3"),
+        (Rpc::ClusterMemberUpdate, [0x12, 0], "3"),
+    ];
+    for (at, (rpc, element, status)) in (0..).zip(cases) {
+        let body = packed(&element.repeat(ELEMENTS));
+        assert!(body.len() < 3000, "{} bytes", body.len());
+        connection.call(2 * at + 1, rpc.path(), &[("grpc-encoding", "gzip")], &message(1, &body));
+        let head = connection.next_of(HEADERS).payload;
+        let head = String::from_utf8_lossy(&head);
+        assert!(head.contains(&format!("grpc-status\u{1}{status}")), "{rpc:?}: {head}");
+    }
+    let json = |element: &str| vec![element; ELEMENTS].join(",");
+    for (path, body, said) in [
+        ("/v3/kv/txn", format!(r#"{{"compare":[{}]}}"#, json("{}")), "too many operations in txn request"),
+        ("/v3/kv/txn", format!(r#"{{"success":[{}]}}"#, json("{}")), "too many operations in txn request"),
+        (
+            "/v3/cluster/member/add",
+            format!(r#"{{"peerURLs":[{}]}}"#, json("\"\"")),
+            "too many values of peerURLs",
+        ),
+    ] {
+        let answer = http1::request(address, "POST", path, &[], body.as_bytes());
+        assert!(answer.text().contains(said), "{path}: {answer:?}");
+    }
+    let grown = member.peak_bytes().saturating_sub(before);
+    println!("a million elements: {} MiB more at the peak", grown / MIB);
+    assert!(grown < 48 * MIB, "{} MiB", grown / MIB);
+    serves_others(&member);
 }
 
 /// Opens a call without a message; false when the server has closed.

@@ -287,13 +287,27 @@ fn a_transaction_shows_its_keys_however_deep_it_is() {
     let mut bytes = pb::TxnRequest { success: vec![operation], ..Default::default() }.encode_to_vec();
     bytes.extend(groups(120));
     assert!(
-        pb::TxnRequest::decode(&bytes[..]).is_err() && machine::request::txn(bytes.clone().into()).is_ok()
+        pb::TxnRequest::decode(&bytes[..]).is_err() && machine::request::txn(bytes.clone().into(), 9).is_ok()
     );
     let answer =
         Answer::Whole(pb::TxnResponse { header: header(), ..Default::default() }.encode_to_vec().into());
     book.begin_with(Rpc::KvTxn, bytes.into(), None).done(&Ok(answer));
     let lines = book.lines();
     assert!(lines.len() == 1 && lines[0].contains("hidden"), "{lines:?}");
+}
+
+#[test]
+fn a_transaction_of_very_many_elements_is_not_made_for_its_line() {
+    // A learner refuses it before anything is counted.
+    let book = Book::new(false);
+    let bytes = [0x0a, 0].repeat(LISTABLE_ELEMENTS_MAX + 1);
+    let refused = Status::new(Code::Unavailable, "etcdserver: rpc not supported for learner");
+    book.begin_with(Rpc::KvTxn, bytes.into(), None).done(&Err(refused));
+    let lines = book.lines();
+    assert!(
+        lines.len() == 1 && lines[0].contains("\"too_large\":true,\"request_bytes\":131074"),
+        "{lines:?}"
+    );
 }
 
 #[test]

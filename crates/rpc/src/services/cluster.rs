@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use api::Status;
+use api::elements;
 use api::error;
 use api::etcdserverpb::{
     Member as MemberMessage, MemberAddRequest, MemberAddResponse, MemberListRequest, MemberListResponse,
@@ -34,6 +35,11 @@ fn message_of(member: &Member) -> MemberMessage {
 
 fn messages_of(state: &Published) -> Vec<MemberMessage> {
     state.members.by_id.values().map(message_of).collect()
+}
+
+/// Refuses a request that names very many URLs in this field, before they are made (COMPAT-421).
+fn check_urls(message: &[u8], field: u32) -> Result<(), Status> {
+    if elements::has_too_many_urls(message, field) { Err(error::MEMBER_BAD_URLS) } else { Ok(()) }
 }
 
 /// The URLs as etcd keeps them: checked and sorted.
@@ -123,6 +129,7 @@ impl Services {
     }
 
     pub(super) fn member_add(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        check_urls(&message, 1)?;
         let request: MemberAddRequest = decode(message)?;
         let peer_urls = self.peer_urls(&request.peer_urls)?;
         self.root()?;
@@ -152,6 +159,7 @@ impl Services {
     }
 
     pub(super) fn member_update(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        check_urls(&message, 2)?;
         let request: MemberUpdateRequest = decode(message)?;
         let peer_urls = self.peer_urls(&request.peer_urls)?;
         let member = Member { id: request.id, peer_urls, ..Member::default() };

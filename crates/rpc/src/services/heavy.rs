@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use api::Rpc;
+use api::elements::{Fields, Value};
 use api::etcdserverpb as pb;
-use api::etcdserverpb::request_op::Request;
 use bytes::Bytes;
 use front::{Answer, Head, Unary};
 use prost::Message as _;
@@ -23,7 +23,7 @@ pub(super) struct Sample {
     bytes: usize,
 }
 
-/// The key that a request is about; of a transaction the first that it compares or names.
+/// The key that a request is about; of a transaction the first that it compares or names, in the order of the wire.
 fn key_of(rpc: Rpc, message: &Bytes) -> Option<Bytes> {
     let message = message.clone();
     match rpc {
@@ -31,18 +31,28 @@ fn key_of(rpc: Rpc, message: &Bytes) -> Option<Bytes> {
         Rpc::KvRange => Some(pb::RangeRequest::decode(message).ok()?.key),
         Rpc::KvDeleteRange => Some(pb::DeleteRangeRequest::decode(message).ok()?.key),
         Rpc::KvTxn => {
-            let txn = pb::TxnRequest::decode(message).ok()?;
-            if let Some(compare) = txn.compare.into_iter().next() {
-                return Some(compare.key);
+            // No more of it is decoded than the first element: nobody has counted them yet.
+            let (list, first) = first_bytes(&message, &message)?;
+            if list == 1 {
+                return Some(pb::Compare::decode(first).ok()?.key);
             }
-            match txn.success.into_iter().chain(txn.failure).next()?.request? {
-                Request::RequestPut(put) => Some(put.key),
-                Request::RequestRange(range) => Some(range.key),
-                Request::RequestDeleteRange(deletion) => Some(deletion.key),
-                Request::RequestTxn(_) => None,
+            let (kind, request) = first_bytes(&message, &first)?;
+            match kind {
+                1 => Some(pb::RangeRequest::decode(request).ok()?.key),
+                2 => Some(pb::PutRequest::decode(request).ok()?.key),
+                3 => Some(pb::DeleteRangeRequest::decode(request).ok()?.key),
+                _ => None,
             }
         }
         _ => None,
+    }
+}
+
+/// The number and the contents of the first field with bytes in a part of a message.
+fn first_bytes(message: &Bytes, part: &[u8]) -> Option<(u32, Bytes)> {
+    match Fields::of(part).next()? {
+        (number, Value::Bytes(bytes)) => Some((number, message.slice_ref(bytes))),
+        (_, Value::Other) => None,
     }
 }
 
@@ -87,6 +97,7 @@ impl Services {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use api::etcdserverpb::request_op::Request;
 
     #[test]
     fn requests_are_about_their_first_key() {
@@ -99,7 +110,12 @@ mod tests {
         assert_eq!(key_of(Rpc::KvTxn, &txn.encode_to_vec().into()), Some("/a/b".into()));
         txn.compare.push(pb::Compare { key: "/first".into(), ..Default::default() });
         assert_eq!(key_of(Rpc::KvTxn, &txn.encode_to_vec().into()), Some("/first".into()));
-        assert_eq!(key_of(Rpc::KvTxn, &Bytes::new()), None);
+        let nested = pb::RequestOp { request: Some(Request::RequestTxn(txn)) };
+        let outer = pb::TxnRequest { success: vec![nested], ..Default::default() };
+        assert_eq!(key_of(Rpc::KvTxn, &outer.encode_to_vec().into()), None);
+        for message in [&b""[..], b"\x0a\x05", b"\x12\x00", b"\x12\x03\x12\x05a", b"\x08\x01"] {
+            assert_eq!(key_of(Rpc::KvTxn, &Bytes::from_static(message)), None, "{message:?}");
+        }
         assert_eq!(key_of(Rpc::KvPut, &Bytes::from_static(b"\xff")), None);
         assert_eq!(key_of(Rpc::LeaseGrant, &Bytes::new()), None);
     }

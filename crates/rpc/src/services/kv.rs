@@ -13,8 +13,8 @@ use api::etcdserverpb::{
 };
 use api::{Code, Status};
 use bytes::Bytes;
-use front::{Answer, Unary};
-use machine::request::Undecodable;
+use front::{Account, Answer, Held, Unary};
+use machine::request::{ELEMENT_BYTES, Undecodable};
 use machine::txn::{Compared, LookedAt, TxnOutcome};
 use machine::{AsOf, Leases, Outcome, ReadError, check};
 
@@ -59,7 +59,23 @@ mod field {
     pub const COMPACTION: u32 = 7;
 }
 
+/// Number of comparisons and operations of a transaction whose memory the charge for a call covers.
+const FEW_ELEMENTS: usize = 16;
+
+/// Charges the connection whose turn it is with what was decoded of a transaction with so many elements.
+fn charge_elements(elements: usize) -> Option<Held> {
+    if elements <= FEW_ELEMENTS {
+        return None;
+    }
+    Account::of_turn().map(|account| account.hold(elements * ELEMENT_BYTES))
+}
+
 impl Services {
+    /// Most comparisons and operations of a transaction, in all branches together.
+    pub(crate) fn txn_elements_max(&self) -> usize {
+        check::txn_elements_max(self.shared.limits.txn_ops_max)
+    }
+
     /// Puts a client's request to the core, unchanged, as this field of an `InternalRaftRequest`.
     pub(super) fn propose(
         self: &Rc<Self>,
@@ -172,10 +188,13 @@ impl Services {
     }
 
     pub(super) fn txn(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request = machine::request::txn(message.clone()).map_err(|why| match why {
-            Undecodable::TooDeep => error::TOO_MANY_OPS,
+        let elements_max = self.txn_elements_max();
+        let decoded = machine::request::txn(message.clone(), elements_max).map_err(|why| match why {
+            Undecodable::TooDeep | Undecodable::TooMany => error::TOO_MANY_OPS,
             Undecodable::Malformed(_) => UNPARSEABLE,
-        })?;
+        });
+        let (request, elements) = decoded?;
+        let held = charge_elements(elements);
         check::txn(&request, self.shared.limits.txn_ops_max)?;
         let principal = self.principal()?;
         self.expense(&principal, self.peer.get().ip(), |now| check::txn_expense(&request, now))?;
@@ -188,7 +207,7 @@ impl Services {
         if check::txn_is_read_only(&request) {
             let serializable = check::txn_is_serializable(&request);
             return self.read(serializable, move |services| {
-                let answer = services.txn_now(request, &principal)?;
+                let answer = services.txn_now(request, held, &principal)?;
                 Ok(services.read_by(principal, answer))
             });
         }
@@ -214,6 +233,7 @@ impl Services {
         }
         let (services, call) = (Rc::clone(self), self.at_hand());
         Ok(Unary::Later(Box::pin(async move {
+            let _held = held;
             let mut looked_at = LookedAt::default();
             while !compared.is_done(&looked_at) {
                 let values = services.values.clone();
@@ -278,8 +298,13 @@ impl Services {
         self.at_once(encode::named_len(outcome), |values| encode::txn(header, outcome, values))
     }
 
-    /// Answers a transaction that only reads.
-    fn txn_now(self: &Rc<Self>, request: TxnRequest, principal: &Principal) -> Result<Unary, Status> {
+    /// Answers a transaction that only reads. `held` is what it is charged with until it is dropped.
+    fn txn_now(
+        self: &Rc<Self>,
+        request: TxnRequest,
+        held: Option<Held>,
+        principal: &Principal,
+    ) -> Result<Unary, Status> {
         let before = self.state();
         // It puts nothing, so no lease matters.
         self.gate(&before, principal).txn(&request, &Leases::default())?;
@@ -304,6 +329,7 @@ impl Services {
                 Some(known) => known,
                 None => services.evaluated(&request, values).await?,
             };
+            drop((request, held));
             let header = services.shared.header(outcome.revision, term);
             answers::txn(state, Rc::clone(&services.values), header, outcome).await
         })))

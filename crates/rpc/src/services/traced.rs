@@ -46,7 +46,7 @@ impl Trace {
         let parent = head.get("traceparent").and_then(Parent::read);
         let context = tracer.begin(parent.as_ref())?;
         let inner = message
-            .and_then(|message| told(rpc, message))
+            .and_then(|message| told(rpc, message, services.txn_elements_max()))
             .map(|(name, attributes)| (tracer.within(&context), name, attributes));
         let clock = services.shared.clock.clone();
         let waited = clock.now().saturating_duration_since(head.arrived);
@@ -179,8 +179,9 @@ fn spelled(code: Code) -> String {
     }
 }
 
-/// What etcd tells of what a call does: a name, and attributes. A message that cannot be read tells nothing.
-fn told(rpc: Rpc, message: &Bytes) -> Option<(&'static str, Attributes)> {
+/// What etcd tells of what a call does: a name, and attributes. A message that cannot be read tells nothing, nor does a
+/// transaction of more than `elements_max`.
+fn told(rpc: Rpc, message: &Bytes, elements_max: usize) -> Option<(&'static str, Attributes)> {
     let (bytes, int, is) = (Attribute::bytes, Attribute::Int, Attribute::Bool);
     let message = message.clone();
     Some(match rpc {
@@ -203,7 +204,7 @@ fn told(rpc: Rpc, message: &Bytes) -> Option<(&'static str, Attributes)> {
                 vec![("range_begin", bytes(&request.key)), ("range_end", bytes(&request.range_end))];
             ("delete_range", attributes)
         }
-        Rpc::KvTxn => ("txn", of_txn(&machine::request::txn(message).ok()?)),
+        Rpc::KvTxn => ("txn", of_txn(&machine::request::txn(message, elements_max).ok()?.0)),
         Rpc::KvCompact => {
             let request = CompactionRequest::decode(message).ok()?;
             ("compact", vec![("is_physical", is(request.physical)), ("rev", int(request.revision))])
@@ -306,7 +307,7 @@ mod tests {
         let put = PutRequest { key: "k".into(), lease: 7, ..PutRequest::default() };
         let operation = RequestOp { request: Some(request_op::Request::RequestPut(put.clone())) };
         let txn = TxnRequest { success: vec![operation], ..TxnRequest::default() };
-        let (name, attributes) = told(Rpc::KvTxn, &txn.encode_to_vec().into()).expect("it is told");
+        let (name, attributes) = told(Rpc::KvTxn, &txn.encode_to_vec().into(), 9).expect("it is told");
         assert_eq!(name, "txn");
         for expected in [
             ("compare_first_key", Attribute::Text(String::new())),
@@ -318,8 +319,9 @@ mod tests {
         ] {
             assert!(attributes.contains(&expected), "{expected:?} in {attributes:?}");
         }
-        assert_eq!(told(Rpc::KvPut, &put.encode_to_vec().into()).map(|(name, _)| name), Some("put"));
-        assert!(told(Rpc::KvPut, &Bytes::from_static(b"\xff")).is_none());
-        assert!(told(Rpc::MaintenanceStatus, &Bytes::new()).is_none());
+        assert_eq!(told(Rpc::KvPut, &put.encode_to_vec().into(), 9).map(|(name, _)| name), Some("put"));
+        assert!(told(Rpc::KvTxn, &[0x0a, 0].repeat(10).into(), 9).is_none());
+        assert!(told(Rpc::KvPut, &Bytes::from_static(b"\xff"), 9).is_none());
+        assert!(told(Rpc::MaintenanceStatus, &Bytes::new(), 9).is_none());
     }
 }

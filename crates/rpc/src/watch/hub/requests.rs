@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use api::etcdserverpb::watch_create_request::FilterType;
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
-use api::{Status, error};
+use api::{Status, elements, error};
 use bytes::Bytes;
 use numbers::Revision;
 use telemetry::tracing::Attribute;
@@ -23,6 +23,9 @@ use crate::watch::stream::{Queued, Stream, Watch};
 impl Hub {
     /// Answers one request.
     pub(in crate::watch) fn request(&self, stream: &Rc<Stream>, message: Bytes) -> Result<(), Status> {
+        if elements::has_too_many_filters(&message) {
+            return Err(elements::TOO_MANY_FILTERS);
+        }
         let request: WatchRequest = decode_streamed(message)?;
         match request.request_union {
             Some(RequestUnion::CreateRequest(create)) => self.create(stream, &create),
