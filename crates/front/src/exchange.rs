@@ -72,7 +72,7 @@ impl Exchange {
 
     /// Largest body that is taken whole, in bytes.
     pub fn body_bytes_max(&self) -> usize {
-        self.shard.options.http_body_bytes_max
+        self.shard.options.http_body_bytes_max()
     }
 
     /// Largest message of an answer, in bytes.
@@ -187,7 +187,7 @@ impl RequestBody {
     }
 
     fn new(source: Source, held: Held, shard: &ShardState) -> RequestBody {
-        let (bytes_max, timeout) = (shard.options.http_body_bytes_max, shard.options.first_bytes_timeout);
+        let (bytes_max, timeout) = (shard.options.http_body_bytes_max(), shard.options.first_bytes_timeout);
         RequestBody { source, held, bytes_max, timeout, phase: None }
     }
 

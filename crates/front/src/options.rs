@@ -21,8 +21,6 @@ pub struct Options {
     pub answer_message_bytes_max: usize,
     /// Bound of the memory that all clients together make the server hold. Several fronts may share one.
     pub budget: Budget,
-    /// Largest HTTP/1 request body taken, in bytes.
-    pub http_body_bytes_max: usize,
     /// HTTP/2 streams open at once per connection.
     pub max_concurrent_streams: u32,
     /// Receive window of a stream, in bytes.
@@ -70,6 +68,13 @@ pub struct Options {
     pub rejected: Arc<dyn Fn(&Rejected) + Send + Sync>,
 }
 
+impl Options {
+    /// Largest body of a request that is no gRPC call, in bytes: of a message in JSON or in base64, with some space for names.
+    pub fn http_body_bytes_max(&self) -> usize {
+        self.message_bytes_max.saturating_mul(2)
+    }
+}
+
 impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
@@ -91,7 +96,6 @@ impl Default for Options {
             // As etcd's, which is grpc-go's largest.
             answer_message_bytes_max: i32::MAX as usize,
             budget: Budget::new(1 << 30),
-            http_body_bytes_max: (1536 + 512) * 1024 * 2,
             max_concurrent_streams: u32::MAX,
             stream_window_bytes: 64 * 1024 - 1,
             connection_window_bytes: 1024 * 1024,

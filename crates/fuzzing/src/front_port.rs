@@ -121,7 +121,6 @@ pub(crate) fn options() -> Options {
     Options {
         methods: METHODS.len(),
         message_bytes_max: MESSAGE_BYTES_MAX,
-        http_body_bytes_max: MESSAGE_BYTES_MAX,
         request_bytes_max: 64 * 1024,
         ..Options::default()
     }

@@ -456,7 +456,7 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
     Ok(front::Options {
         shards,
         budget: front::Budget::new(budget_bytes),
-        request_bytes_max: defaults.request_bytes_max.min(budget_bytes / 2),
+        request_bytes_max: request_bytes_max(defaults.request_bytes_max, budget_bytes, message_bytes_max),
         answer_bytes_max: defaults.answer_bytes_max.min(budget_bytes / 4),
         connections_max,
         connections_per_address_max: connections_per_address_max(config, connections_max),
@@ -468,6 +468,12 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
         keepalive_min_time: config.grpc_keepalive_min_time,
         ..defaults
     })
+}
+
+/// Bytes that the calls in flight of one connection may hold: the default, or more where one of the largest messages, with what is
+/// held besides, would not fit; half of the budget at most, which holds four of them.
+fn request_bytes_max(default: usize, budget_bytes: usize, message_bytes_max: usize) -> usize {
+    default.max(message_bytes_max.saturating_mul(2)).min(budget_bytes / 2)
 }
 
 /// Connections of one address: as configured, or so many that a quarter is left for others.
@@ -563,5 +569,15 @@ mod tests {
         ] {
             assert_eq!(client_memory_bytes(Some(told), message), held);
         }
+    }
+
+    #[test]
+    fn the_largest_message_fits_into_what_a_connection_may_hold() {
+        let default = front::Options::default().request_bytes_max;
+        for (message, held) in [(2 << 20, default), (200 << 20, 400 << 20), (1 << 30, 2 << 30)] {
+            let budget = client_memory_bytes(Some(1 << 30), message);
+            assert_eq!(request_bytes_max(default, budget, message), held);
+        }
+        assert_eq!(request_bytes_max(default, 32 << 20, 2 << 20), 16 << 20);
     }
 }

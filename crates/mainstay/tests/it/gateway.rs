@@ -175,6 +175,31 @@ fn a_body_takes_no_more_memory_than_it_may() {
 }
 
 #[test]
+fn larger_requests_that_are_allowed_reach_the_gateway_too() {
+    use base64::Engine as _;
+    let encode = |bytes: &[u8]| base64::engine::general_purpose::STANDARD.encode(bytes);
+    let dir = TempDir::new("gateway-larger");
+    let member = Setup::new(dir.path()).flag("--max-request-bytes=8388608").start();
+    let address = member.client_address();
+    let body = |bytes: usize| format!(r#"{{"key":"Zm9v","value":"{}"}}"#, encode(&vec![b'v'; bytes]));
+    let (status, said) = call(address, "/v3/kv/put", &[], &body(8 << 20));
+    assert_eq!((status, said.contains("request is too large")), (400, true), "{said}");
+    let (status, said) = call(address, "/v3/kv/put", &[], &body(6 << 20));
+    assert_eq!(status, 200, "{said}");
+    // In gRPC-Web, in base64.
+    let put = api::etcdserverpb::PutRequest {
+        key: "foo".into(),
+        value: vec![b'w'; 6 << 20].into(),
+        ..Default::default()
+    };
+    let text = encode(&testkit::http2::message(0, &prost::Message::encode_to_vec(&put)));
+    let headers = [("content-type", "application/grpc-web-text")];
+    let answer = http1::request(address, "POST", "/etcdserverpb.KV/Put", &headers, text.as_bytes());
+    let said = base64::engine::general_purpose::STANDARD.decode(answer.text()).expect("it is base64");
+    assert!(String::from_utf8_lossy(&said).contains("grpc-status:0"), "{answer:?}");
+}
+
+#[test]
 fn who_waits_for_a_lock_and_leaves_gives_its_place_up() {
     let dir = TempDir::new("gateway-lock");
     let member = Setup::new(dir.path()).start();
