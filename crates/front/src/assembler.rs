@@ -1,5 +1,5 @@
 //! Cutting DATA payloads into gRPC messages: [`Assembler`]. It reads prefixes and checks lengths and compression flags.
-//! It neither unpacks messages nor charges memory; its callers do.
+//! It charges neither memory nor work; its callers do.
 
 use api::{Code, Status};
 use bytes::{Buf, Bytes, BytesMut};
@@ -48,16 +48,19 @@ impl Assembler {
     }
 
     /// Cuts the next whole message off the front of a payload; `None` takes what is left as the beginning of one, whose rest
-    /// comes with the next payload. A message has memory of its own, just as much as it needs. After an error the stream is
-    /// of no use.
-    pub(crate) fn cut(&mut self, payload: &mut &[u8]) -> Result<Option<Assembled>, Status> {
+    /// comes with the next payload. A message has memory of its own, just as much as it needs. Adds the work of unpacking to
+    /// `work`, in bytes, also for a message that is refused. After an error the stream is of no use.
+    pub(crate) fn cut(&mut self, payload: &mut &[u8], work: &mut usize) -> Result<Option<Assembled>, Status> {
         if self.partial.is_none()
             && let Some(len) = self.checked_len(payload)?
             && let Some((whole, rest)) = payload.split_at_checked(PREFIX_BYTES + len)
         {
             *payload = rest;
             let body = &whole[PREFIX_BYTES..];
-            let message = if whole[0] == 1 { self.unpacked(body)? } else { Bytes::copy_from_slice(body) };
+            let message = match whole[0] {
+                1 => self.unpacked(body, work)?,
+                _ => Bytes::copy_from_slice(body),
+            };
             return Ok(Some(Assembled { message, wire_bytes: len }));
         }
         if payload.is_empty() && self.partial.is_none() {
@@ -75,7 +78,7 @@ impl Assembler {
         };
         let whole = *partial;
         let message = if whole[0] == 1 {
-            self.unpacked(&whole[PREFIX_BYTES..])?
+            self.unpacked(&whole[PREFIX_BYTES..], work)?
         } else {
             let mut body = whole.freeze();
             body.advance(PREFIX_BYTES);
@@ -107,8 +110,8 @@ impl Assembler {
         Ok(Some(len as usize))
     }
 
-    fn unpacked(&self, body: &[u8]) -> Result<Bytes, Status> {
-        gzip::unpack(body, self.message_bytes_max as usize)
+    fn unpacked(&self, body: &[u8], work: &mut usize) -> Result<Bytes, Status> {
+        gzip::unpack(body, self.message_bytes_max as usize, work)
     }
 }
 
@@ -130,7 +133,7 @@ mod tests {
         let (mut assembler, mut messages) = (Assembler::new(max, false), Vec::new());
         for part in bytes.chunks(step) {
             let mut part = part;
-            while let Some(assembled) = assembler.cut(&mut part)? {
+            while let Some(assembled) = assembler.cut(&mut part, &mut 0)? {
                 messages.push(assembled.message);
             }
         }

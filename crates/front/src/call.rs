@@ -335,16 +335,25 @@ impl Gathering {
         self.is_gathered
     }
 
-    fn cut(&mut self, around: &ConnectionContext, mut payload: &[u8]) -> Result<(), Status> {
-        while let Some(assembled) = self.assembler.cut(&mut payload)? {
+    fn cut(&mut self, around: &ConnectionContext, payload: &[u8]) -> Result<(), Status> {
+        let mut work = 0;
+        let cut = self.cut_all(around, payload, &mut work);
+        around.made.add(work);
+        cut
+    }
+
+    fn cut_all(
+        &mut self,
+        around: &ConnectionContext,
+        mut payload: &[u8],
+        work: &mut usize,
+    ) -> Result<(), Status> {
+        while let Some(assembled) = self.assembler.cut(&mut payload, work)? {
             if self.message.is_some() {
                 // As grpc-go does, which answers the first and never looks further.
                 continue;
             }
             around.shard.counters.received(self.head.method, assembled.wire_bytes);
-            if assembled.wire_bytes < assembled.message.len() {
-                around.made.add(assembled.message.len());
-            }
             self.message = Some(assembled.message);
         }
         Ok(())

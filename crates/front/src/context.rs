@@ -13,7 +13,7 @@ use crate::shard::ShardState;
 use crate::turn::Turn;
 use crate::{Origin, Service};
 
-/// Work of a connection's turn, in bytes: requests unpacked, answers that were packed, made in pieces, or found no space, and
+/// Work of a connection's turn, in bytes: messages unpacked, of unary calls and on streams, answers that were packed, made in pieces, or found no space, and
 /// what services looked at for pieces.
 #[derive(Debug, Default)]
 pub(crate) struct Made(Cell<usize>);

@@ -164,7 +164,7 @@ pub fn messages<'a>(
     for piece in pieces {
         let mut piece = piece;
         loop {
-            match assembler.cut(&mut piece) {
+            match assembler.cut(&mut piece, &mut 0) {
                 Ok(Some(assembled)) => messages.push(assembled.message),
                 Ok(None) => break,
                 Err(status) => return (messages, Err(status)),

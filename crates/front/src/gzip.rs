@@ -3,15 +3,21 @@ use std::io::{self, Read, Write};
 use api::{Code, Status};
 use bytes::Bytes;
 use flate2::Compression;
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::MultiGzDecoder;
 use flate2::write::GzEncoder;
 
-/// Unpacks one message of at most `bytes_max` bytes; a bomb costs no more memory than that.
-pub(crate) fn unpack(packed: &[u8], bytes_max: usize) -> Result<Bytes, Status> {
+/// Work of unpacking a message besides its bytes, in bytes: what the decoder takes before the first one comes.
+const DECODER_BYTES: usize = 2 * 1024;
+
+/// Unpacks one message of at most `bytes_max` bytes; a bomb costs no more memory than that. Adds to `work` what it took, in bytes,
+/// whatever comes of it.
+pub(crate) fn unpack(packed: &[u8], bytes_max: usize, work: &mut usize) -> Result<Bytes, Status> {
     let mut decoder = MultiGzDecoder::new(packed);
     let mut plain = Vec::with_capacity(packed.len().saturating_mul(2).min(bytes_max).min(64 * 1024));
     let limit = bytes_max as u64 + 1;
-    match decoder.by_ref().take(limit).read_to_end(&mut plain) {
+    let read = decoder.by_ref().take(limit).read_to_end(&mut plain);
+    *work += DECODER_BYTES + plain.len();
+    match read {
         Ok(_) if plain.len() > bytes_max => Err(Status::with(
             Code::ResourceExhausted,
             format!(
@@ -42,15 +48,20 @@ mod tests {
         let plain = b"etcd ".repeat(1000);
         let packed = pack(&plain)?;
         assert!(packed.len() < plain.len());
-        assert_eq!(unpack(&packed, plain.len())?, plain);
+        let mut work = 7;
+        assert_eq!(unpack(&packed, plain.len(), &mut work)?, plain);
+        assert_eq!(work, 7 + DECODER_BYTES + plain.len());
         Ok(())
     }
 
     #[test]
     fn a_bomb_and_garbage_are_refused() -> Result<(), Box<dyn std::error::Error>> {
         let packed = pack(&vec![0; 1 << 20])?;
-        assert_eq!(unpack(&packed, 1000).map_err(|status| status.code), Err(Code::ResourceExhausted));
-        assert_eq!(unpack(b"no gzip", 1000).map_err(|status| status.code), Err(Code::Internal));
+        let mut work = 0;
+        let unpacked = unpack(&packed, 1000, &mut work).map_err(|status| status.code);
+        assert_eq!((unpacked, work), (Err(Code::ResourceExhausted), DECODER_BYTES + 1001));
+        let unpacked = unpack(b"no gzip", 1000, &mut work).map_err(|status| status.code);
+        assert_eq!((unpacked, work), (Err(Code::Internal), 2 * DECODER_BYTES + 1001));
         Ok(())
     }
 }

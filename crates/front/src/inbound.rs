@@ -95,6 +95,7 @@ impl Wire {
             return Poll::Ready(Ok(None));
         }
         loop {
+            ready!(self.stream.poll_turn(cx));
             let assembled = self.stream.cut(&mut self.assembler).inspect_err(|_| self.ended = true)?;
             if let Some(assembled) = assembled {
                 self.release();

@@ -115,12 +115,15 @@ impl RequestStream {
         Poll::Ready(Some(Ok(taken)))
     }
 
-    /// Cuts the next message off what has come, and opens the client's window for the bytes that it took.
+    /// Cuts the next message off what has come, and opens the client's window for the bytes that it took. Unpacking it counts as
+    /// work of the connection's turn.
     pub(crate) fn cut(&mut self, assembler: &mut Assembler) -> Result<Option<Assembled>, Status> {
         let (assembled, cut) = {
             let bytes = &mut self.inbox.0.borrow_mut().bytes;
-            let mut rest = &bytes[..];
-            let assembled = assembler.cut(&mut rest)?;
+            let (mut rest, mut work) = (&bytes[..], 0);
+            let assembled = assembler.cut(&mut rest, &mut work);
+            self.around.made.add(work);
+            let assembled = assembled?;
             let cut = bytes.len() - rest.len();
             bytes.advance(cut);
             if bytes.is_empty() {
@@ -133,6 +136,16 @@ impl RequestStream {
             self.around.http2.borrow_mut().release(self.key, cut);
         }
         Ok(assembled)
+    }
+
+    /// Ready unless there is something to cut and the turn has done as much work as it may: then the connection's next turn goes on
+    /// with it.
+    pub(crate) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
+        if !self.around.made.is_enough() || self.inbox.0.borrow().bytes.is_empty() {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// Waits until something has come that was not taken out; `None` at the end.

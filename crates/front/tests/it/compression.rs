@@ -8,7 +8,7 @@ use testkit::http2::{Connection, DATA, END_STREAM, HEADERS, message};
 
 use crate::echo::run;
 
-fn packed(plain: &[u8]) -> Vec<u8> {
+pub(crate) fn packed(plain: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(plain).and_then(|()| encoder.finish()).expect("packing into memory")
 }

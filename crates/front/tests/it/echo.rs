@@ -86,6 +86,8 @@ pub struct Seen {
     pub alive: AtomicUsize,
     /// Most bytes any stream held unsent.
     pub queued_max: AtomicUsize,
+    /// Messages that a stream which listens has taken.
+    pub taken: AtomicUsize,
     /// Pieces that were made.
     pub pieces: AtomicUsize,
     /// Most bytes that all clients held when a piece was asked for.
@@ -339,7 +341,9 @@ impl Service for Echo {
                 }
                 "/test.Echo/UntilClosing" => {
                     if head.metadata.contains_key("x-listens") {
-                        while inbound.next().await?.is_some() {}
+                        while inbound.next().await?.is_some() {
+                            seen.taken.fetch_add(1, SeqCst);
+                        }
                     }
                     if head.metadata.contains_key("x-reads-one") {
                         inbound.next().await?;

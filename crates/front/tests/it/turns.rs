@@ -16,6 +16,7 @@ use testkit::http2::{
     call_block, frame, message,
 };
 
+use crate::compression::packed;
 use crate::echo::{Seen, block_on, serve_in_memory, serve_in_memory_by, until};
 
 const MIB: usize = 1 << 20;
@@ -369,6 +370,31 @@ fn a_stream_packs_so_much_in_a_turn_only() {
         }
         assert!(at_once * EACH <= 3 * MIB, "{at_once} at once");
     });
+}
+
+#[test]
+fn a_stream_unpacks_so_much_in_a_turn_only() {
+    const MESSAGES: usize = 60;
+    // Large ones, and so small ones that it is the decoders that take the time.
+    for (each, at_once_max) in [(EACH, 3), (10, 3 * MIB / EACH)] {
+        run(async move {
+            let mut client = Client::new(Options::default(), 64 * MIB, &OPEN).await;
+            let fields = [("grpc-encoding", "gzip"), ("x-listens", "yes")];
+            let mut bytes = frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/UntilClosing", &fields));
+            let packed = message(1, &packed(&vec![0; each])).repeat(MESSAGES);
+            assert!(packed.len() < 16_000);
+            bytes.extend(frame(DATA, 0, 1, &packed));
+            // In one piece, as the server reads it.
+            assert_eq!(client.offer(&bytes), bytes.len());
+            let (mut before, mut at_once) = (0, 0);
+            while before < MESSAGES {
+                let taken = client.seen.taken.load(SeqCst);
+                (before, at_once) = (taken, at_once.max(taken - before));
+                turn().await;
+            }
+            assert!(at_once <= at_once_max, "{at_once} messages of {each} bytes at once");
+        });
+    }
 }
 
 /// Together they go in one frame, and packed each in one of its own: what the client unpacks is a message.
