@@ -101,21 +101,55 @@ fn damaged_segments_are_refused_by_name_and_offset() {
     assert_whole(&setup);
 }
 
+/// Writes one more value, of some sectors, and kills the member. Gives the segment and the offset where the log ends in it, which
+/// leaves room behind it in its sector.
+fn written_last(setup: &Setup) -> (PathBuf, u64) {
+    run(async {
+        let member = setup.start();
+        let client = member.client().await;
+        let mut number = 0;
+        loop {
+            client.put("last", filler(number, 4000 + number as usize)).await.expect("puts are served");
+            let paths = segments(setup);
+            let last = paths.into_iter().rfind(|path| end(path) > 4096 + 200).expect("a segment in use");
+            let at = end(&last).next_multiple_of(8);
+            if (8..=400).contains(&(at % 512)) {
+                member.kill();
+                return (last, at);
+            }
+            number += 40;
+        }
+    })
+}
+
 #[test]
 fn a_torn_tail_is_cut_off() {
     let dir = TempDir::new("torn");
     let setup = Setup::new(dir.path()).flag("--snapshot-count=1000000");
     written(&setup);
-    let last = segments(&setup).into_iter().rfind(|path| end(path) > 4096 + 200).expect("a segment in use");
-    for garbage in [&[0xff; 100][..], &[7; 5000], b"x"] {
-        let at = end(&last).next_multiple_of(8);
-        open(&last).write_all_at(garbage, at).expect("writable");
+    for garbage in [&[0xff; 512][..], &[7; 5000], b"x"] {
+        // The head of the last record is there, and of what follows in other sectors some is not.
+        let (last, at) = written_last(&setup);
+        open(&last).write_all_at(garbage, at / 512 * 512).expect("writable");
         let said = assert_whole(&setup);
         assert!(
             said.contains("repaired the end of the log: cut off what an interrupted write left"),
             "{said}"
         );
     }
+}
+
+#[test]
+fn an_end_that_no_interrupted_write_leaves_is_refused() {
+    let dir = TempDir::new("no-torn");
+    let setup = Setup::new(dir.path()).flag("--snapshot-count=1000000");
+    let (last, at) = written_last(&setup);
+    // In the sector in which the last record ends: it was written as a whole, or not at all.
+    open(&last).write_all_at(b"garbage", at).expect("writable");
+    let said = setup.refused();
+    assert!(said.contains(&format!("{} is damaged at offset {at}", last.display())), "{said}");
+    open(&last).write_all_at(&[0; 7], at).expect("writable");
+    setup.start().stop();
 }
 
 #[test]
