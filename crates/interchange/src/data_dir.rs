@@ -44,7 +44,7 @@ pub struct DataDir {
     pub old_store: OldStore,
     snap_dir: PathBuf,
     end: u64,
-    _lock: Lock,
+    _lock: Option<Lock>,
 }
 
 impl DataDir {
@@ -64,7 +64,9 @@ impl DataDir {
     ///
     /// As [`DataDir::open`].
     pub fn open_with(disk: &dyn Disk, dir: &Path, wal_dir: &Path) -> Result<DataDir, Error> {
-        DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_MAX, |path| disk.lock_read(path))
+        DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_MAX, |path| {
+            disk.lock_read(path).map(Some)
+        })
     }
 
     /// Opens as [`DataDir::open_with`] does, to glance at what is there: an image of the old store of more than a few MiB is not
@@ -75,7 +77,18 @@ impl DataDir {
     ///
     /// As [`DataDir::open`].
     pub fn glance(disk: &dyn Disk, dir: &Path, wal_dir: &Path) -> Result<DataDir, Error> {
-        DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_GLANCE, |path| disk.lock_shared(path))
+        let lock = |path: &Path| disk.lock_shared(path).map(Some);
+        DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_GLANCE, lock)
+    }
+
+    /// Glances as [`DataDir::glance`] does, at the directory of a member that runs. Its files change meanwhile, so that an error may
+    /// be due to that: only [`Error::Members`] says something about what a takeover will find, and the next attempt may succeed.
+    ///
+    /// # Errors
+    ///
+    /// As [`DataDir::open`].
+    pub fn glance_running(disk: &dyn Disk, dir: &Path, wal_dir: &Path) -> Result<DataDir, Error> {
+        DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_GLANCE, |_| Ok(None))
     }
 
     fn open_bounded(
@@ -83,7 +96,7 @@ impl DataDir {
         dir: &Path,
         wal_dir: &Path,
         image_bytes_max: u64,
-        lock: impl FnOnce(&Path) -> io::Result<Lock>,
+        lock: impl FnOnce(&Path) -> io::Result<Option<Lock>>,
     ) -> Result<DataDir, Error> {
         let snap = dir.join("member").join("snap");
         let path = snap.join("db");
@@ -92,9 +105,14 @@ impl DataDir {
             return Err(found(io::ErrorKind::NotFound.into()));
         }
         let lock = lock(&path).map_err(|e| Error::io(format!("locking {}", path.display()), e))?;
-        let wal = Wal::open(disk, wal_dir)?;
+        // Before the log: where a member runs, that goes on meanwhile, and has all that is in the database.
         let mut base = open_database(disk, &path)?;
-        let mut meta = base.meta()?;
+        let (mut meta, mut membership) = (base.meta()?, base.membership()?);
+        // Pages of a database that is written keep what they hold until it has another meta page.
+        if lock.is_none() && open_database(disk, &path)?.bolt().meta() != base.bolt().meta() {
+            return Err(Error::damaged(0, "the database changed while it was read").in_file("db"));
+        }
+        let wal = Wal::open(disk, wal_dir)?;
         let newest = wal.snapshots.iter().map(|snapshot| snapshot.index).max().unwrap_or_default();
         if newest > meta.consistent_index {
             // The member stopped after it was sent a state, and before it put it into its place.
@@ -108,9 +126,8 @@ impl DataDir {
                 return Err(Error::damaged(0, what).in_file("db"));
             }
             base = open_database(disk, &path)?;
-            meta = base.meta()?;
+            (meta, membership) = (base.meta()?, base.membership()?);
         }
-        let membership = base.membership()?;
         let knows_members = meta.storage_version.is_some();
         // From 3.6 on nothing is in the old store, and nothing is asked of it.
         let newest = match knows_members {
@@ -286,7 +303,8 @@ impl DataDir {
     }
 
     /// Holds the members against raft's configuration, by which votes are counted: that of each snapshot mark from which the
-    /// log has all entries, and that of the image, with the changes behind it.
+    /// log has all entries, and that of the image, with the changes behind it. The database's own note of it counts where a change
+    /// of this log has written it, and where the log says nothing.
     fn hold_against_raft(&self, roster: &Roster, disk: &dyn Disk, newest: &Newest) -> Result<(), Error> {
         let base = self.base_index();
         let mut begins = Vec::new();
@@ -316,8 +334,11 @@ impl DataDir {
         let members = &roster.conf_state();
         let whose = "the list of members";
         let mut passed = Vec::new();
+        // The newest of them, and whether a change of this log has come behind it.
+        let mut newest: Option<(u64, bool)> = None;
         for (index, state, by) in &begins {
             let mut raft = Roster::of_conf_state(state, &self.membership);
+            let begun = passed.len();
             passed.push(raft.conf_state());
             for next in index + 1..=base {
                 if self.follow(&mut raft, next - 1, next, Following::Changes)? {
@@ -325,6 +346,8 @@ impl DataDir {
                 }
             }
             agree((members, whose), (&raft.conf_state(), by), base)?;
+            let has_changed = passed[begun..].windows(2).any(|states| states[0] != states[1]);
+            newest = newest.filter(|(known, _)| known >= index).or(Some((*index, has_changed)));
         }
         let Some(noted) = self.meta.conf_state.as_ref().filter(|_| self.meta.storage_version.is_some())
         else {
@@ -337,6 +360,11 @@ impl DataDir {
                 false => Ok(()),
             };
         };
+        // etcd writes the note when it applies a change, and at no other time: a restored snapshot keeps that of the cluster which
+        // it was saved in. So behind a configuration of this log, with no change since, it says nothing.
+        if newest.is_some_and(|(_, has_changed)| !has_changed) {
+            return Ok(());
+        }
         // A start notes the configurations that it passes again, and a change is noted before the database has it.
         let mut next = roster.clone();
         let behind = base + 1..=self.committed().min(self.wal.last());

@@ -23,7 +23,8 @@ pub struct Directory {
     pub database_bytes: u64,
     /// Keys of API version 2; `Ok(None)` if there are none.
     pub old_keys: Result<Option<OldKeys>, Unseen>,
-    /// The reason for which the member could not be taken over; known only if it is stopped.
+    /// The reason for which the member could not be taken over. While it runs, only whether it is certain who the members are is
+    /// known.
     pub refusal: Option<String>,
     /// True if a member runs on it.
     pub is_running: bool,
@@ -48,8 +49,10 @@ impl Directory {
     pub fn look(path: &Path, wal_dir: Option<&Path>) -> Result<Directory, Unseen> {
         let disk = RealDisk;
         let member = path.join("member");
-        let there = |path: &Path| {
-            disk.exists(path).map_err(|error| Unseen::because(format!("{}: {error}", path.display())))
+        let there = |path: &Path| match disk.exists(path) {
+            // In a directory of Mainstay `snap` is a file, which keeps etcd out.
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(false),
+            found => found.map_err(|error| Unseen::because(format!("{}: {error}", path.display()))),
         };
         let database = member.join("snap").join("db");
         let was_etcds = there(&member.join(STALE_MARK_NAME))?;
@@ -105,14 +108,15 @@ impl Directory {
         };
         let kept = |store: &OldStore| store.loss().map(|what| OldKeys { what });
         let snap = self.path.join("member").join("snap");
+        let wal_dir = self.wal_dir.clone().unwrap_or_else(|| self.path.join("member").join("wal"));
         if self.is_running {
+            self.refusal = refusal_to_come(&self.path, &wal_dir);
             // The log is being written: only what it does not change can be read.
             self.old_keys = OldStore::glance(&disk, &snap)
                 .map(|store| kept(&store))
                 .map_err(|error| Unseen::because(format!("{}: {error}", snap.display())));
             return Ok(());
         }
-        let wal_dir = self.wal_dir.clone().unwrap_or_else(|| self.path.join("member").join("wal"));
         match DataDir::glance(&disk, &self.path, &wal_dir) {
             Ok(stopped) => self.old_keys = Ok(kept(&stopped.old_store)),
             Err(error) => {
@@ -123,6 +127,22 @@ impl Directory {
         Ok(())
     }
 }
+
+/// Returns why a member that runs could not be taken over for its members, by what is in its files so far. They change while they
+/// are read, so that it takes some attempts; what is wrong with them otherwise only a stop can show.
+fn refusal_to_come(path: &Path, wal_dir: &Path) -> Option<String> {
+    for _ in 0..ATTEMPTS {
+        match DataDir::glance_running(&RealDisk, path, wal_dir) {
+            Ok(_) => return None,
+            Err(uncertain @ interchange::Error::Members(_)) => return Some(uncertain.to_string()),
+            Err(_) => {}
+        }
+    }
+    None
+}
+
+/// How often the files of a member that runs are read before it is given up.
+const ATTEMPTS: usize = 10;
 
 fn space(path: &Path) -> Result<DiskSpace, Unseen> {
     RealDisk.space(path).map_err(|error| Unseen::because(format!("{}: {error}", path.display())))
@@ -139,9 +159,57 @@ fn is_on_one_disk(one: &Path, other: &Path) -> Result<bool, Unseen> {
 
 #[cfg(test)]
 mod tests {
+    use interchange::backend::{BackendLayout, Member, Membership, Release};
+    use interchange::wal::Identity;
+    use interchange::{NewDataDir, NewMember};
     use testkit::TempDir;
 
     use super::*;
+
+    /// A directory of etcd 3.6 with these members, the first of which it is.
+    fn etcds(path: &Path, ids: &[u64]) {
+        let members = ids.iter().map(|id| Member { id: *id, ..Member::default() }).collect();
+        let membership = Membership { members, ..Membership::default() };
+        let member = NewMember {
+            identity: Identity { member_id: ids[0], cluster_id: 9 },
+            index: 5,
+            term: 2,
+            release: Release::V3_6,
+            conf_state: membership.conf_state(),
+            newest_term: 2,
+            vote: ids[0],
+            entries: Vec::new(),
+        };
+        let new = NewDataDir::begin(&RealDisk, path, member).unwrap();
+        let meta = new.meta(None);
+        let mut layout = BackendLayout::new(Release::V3_6);
+        layout.meta(&meta).unwrap();
+        layout.membership(&membership).unwrap();
+        let mut database = new.database(layout.finish().unwrap()).unwrap();
+        database.meta(&meta).unwrap();
+        database.membership(&membership).unwrap();
+        new.finish(database, &membership).unwrap();
+    }
+
+    #[test]
+    fn what_a_takeover_will_refuse_is_told_while_the_member_runs() {
+        let dir = TempDir::new("migrate-directory");
+        let (data, other) = (dir.path().join("one"), dir.path().join("three"));
+        etcds(&data, &[1]);
+        etcds(&other, &[1, 2, 3]);
+        let db = data.join("member/snap/db");
+        for (is_running, differs) in [(false, false), (true, false), (false, true), (true, true)] {
+            if differs {
+                std::fs::copy(other.join("member/snap/db"), &db).unwrap();
+            }
+            let held = is_running.then(|| RealDisk.lock_read(&db).unwrap());
+            let seen = Directory::look(&data, None).unwrap();
+            assert_eq!(seen.is_running, is_running);
+            let told = seen.refusal.is_some_and(|why| why.contains("it is not certain who the members are"));
+            assert_eq!(told, differs, "runs: {is_running}");
+            drop(held);
+        }
+    }
 
     #[test]
     fn a_directory_that_holds_no_member_is_told() {

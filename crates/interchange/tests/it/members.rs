@@ -233,6 +233,47 @@ fn members_of_new_releases_are_held_against_raft() {
 }
 
 #[test]
+fn a_note_that_was_restored_with_a_snapshot_does_not_count() {
+    use ConfChangeType::{ConfChangeAddLearnerNode as Learn, ConfChangeAddNode as Add};
+    // Other URLs, another token or another number of members make other ids; the note is that of the cluster that was saved.
+    let three = [1, 2, own()];
+    let saved = [voters(&[0x11, 0x12, 0x13]), voters(&[own()]), voters(&[1, 2, 3, 4, own()])];
+    let restored = |noted: &ConfState| {
+        let mut made = Made::new(Release::V3_6, &three);
+        for (index, id) in (1..).zip(three) {
+            made.log.change(index, 1, &change(Add, &member(id), &json!({})));
+        }
+        made.log.snapshot_with(3, 1, Some((&voters(&three)).into()));
+        made.noted = Some(noted.clone());
+        made
+    };
+    for noted in &saved {
+        let mut made = restored(noted);
+        (4..=10).for_each(|index| made.log.entry(index, 4));
+        let dir = made.open().expect("is sound");
+        assert_eq!((ids(&dir), dir.voters.len(), dir.end()), (three.to_vec(), 3, 9));
+        // An attempt that every member refused wrote nothing, and one that is not applied yet has written nothing.
+        let mut made = restored(noted);
+        let same_url = Member { id: 9, ..member(own()) };
+        made.log.change(4, 4, &change(Add, &same_url, &json!({})));
+        (5..=9).for_each(|index| made.log.entry(index, 4));
+        made.log.change(10, 4, &change(Learn, &member(4), &json!({ "isLearner": true })));
+        assert_eq!(ids(&made.open().expect("is sound")), three);
+        // A change that is in the database has written it: then it is not of this cluster.
+        let mut made = restored(noted);
+        made.bucket.members.push(Member { is_learner: true, ..member(4) });
+        made.log.change(4, 4, &change(Learn, &member(4), &json!({ "isLearner": true })));
+        (5..=10).for_each(|index| made.log.entry(index, 4));
+        made.refused("by the database's own note");
+    }
+    // The list of members is held against the mark all the same.
+    let mut made = restored(&saved[1]);
+    made.bucket = membership(&[own()]);
+    (4..=10).for_each(|index| made.log.entry(index, 4));
+    made.refused(UNCERTAIN);
+}
+
+#[test]
 fn an_image_counts_if_the_log_names_it_and_it_can_be_read() {
     let raft = voters(&[1, own()]);
     let older = || Made::new(Release::V3_5, &[own()]).with_image(3, image(3, &[own(), 1], None), Some(&raft));
