@@ -467,6 +467,36 @@ def never_run(run):
             member.stop(signal.SIGKILL)
 
 
+@situation("mainstay FLAGS")
+def never_had(run):
+    """etcd on a directory that it never had: kept out, and where it was not, what it began is told and moved away."""
+    member = one_server(run.directory)
+    start = run.script("mainstay FLAGS", {"FLAGS": " ".join(member.flags)})
+    etcd = f"etcd {' '.join(member.flags)}"
+    member.serves(run, start)
+    try:
+        revisions = fill(member, KEYS)
+        expected = member.told(revisions)
+        member.stop()
+        left = listing(member.data())
+        run.equal("THIS-IS-DATA-OF-MAINSTAY.to-go-back-to-etcd-run-mainstay-utl-export" in left, True, "the sign")
+        said = member.is_refused(run, etcd)
+        if number(run.release) >= (3, 5):
+            run.says(said, "failed to create snapshot directory … member/snap/.touch: not a directory", "etcd kept out")
+            run.says(said, "found invalid file under data directory", "etcd kept out")
+        run.equal(listing(member.data()), left, "etcd kept out")
+        os.remove(os.path.join(member.data(), "member", "snap"))
+        member.serves(run, etcd)
+        member.stop()
+        said = member.is_refused(run, start)
+        run.equal("etcd's store is empty" in said and "Mainstay's data are as they were" in said, True, said[-800:])
+        run.bash(re.search("`(mkdir [^`]+)`", said)[1])
+        member.serves(run, start)
+        run.equal(member.told(revisions), expected, "behind what etcd began")
+    finally:
+        member.stop(signal.SIGKILL)
+
+
 def listed(member):
     """The members of its cluster that a member knows of."""
     return member.call("/v3/cluster/member/list", {})["members"]

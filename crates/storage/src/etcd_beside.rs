@@ -96,10 +96,18 @@ pub fn put_sign(disk: &dyn Disk, data_dir: &Path) -> Result<(), OpenError> {
     write(disk, &path).and_then(|()| disk.sync_dir(data_dir)).map_err(io)
 }
 
+/// Writes the text, so that the file has all of it or is not there.
 fn write(disk: &dyn Disk, path: &Path) -> std::io::Result<()> {
-    let file = disk.create(path)?;
+    let mut making = path.as_os_str().to_os_string();
+    making.push(".tmp");
+    let making = PathBuf::from(making);
+    if disk.exists(&making)? {
+        disk.remove(&making)?;
+    }
+    let file = disk.create(&making)?;
     file.write_at(SIGN_TEXT.as_bytes(), 0)?;
-    file.sync_all()
+    file.sync_all()?;
+    disk.rename(&making, path)
 }
 
 /// Returns false for a file, for a link that leads nowhere, and if there is nothing.
@@ -342,5 +350,37 @@ impl fmt::Display for Span {
             seconds @ 7_200..172_800 => write!(f, "{} h", seconds / 3_600),
             seconds => write!(f, "{} days", seconds / 86_400),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use disk::{Fault, MemDisk};
+
+    use super::*;
+
+    #[test]
+    fn an_attempt_that_failed_at_any_step_is_made_up_for_by_the_next() {
+        const EIO: i32 = 5;
+        let (data, member) = (Path::new("/d"), Path::new("/d/member"));
+        let keep =
+            |disk: &MemDisk| keep_out(disk, member).and_then(|kept| put_sign(disk, data).map(|()| kept));
+        let mut failed = 0;
+        for nth in 1.. {
+            let disk = MemDisk::new(nth);
+            disk.create_dir_all(member).expect("is made");
+            disk.fail_at(disk.ops() + nth, Fault::Once(EIO));
+            let kept = keep(&disk);
+            disk.heal();
+            failed += usize::from(kept.is_err());
+            assert_eq!(keep(&disk).expect("is made up for"), KeptOut::Guarded, "operation {nth} failed");
+            let len = SIGN_TEXT.len() as u64;
+            let whole = vec![(data.join(SIGN_NAME), len), (member.join("snap"), len)];
+            assert_eq!(disk.files(), whole, "operation {nth} failed");
+            if kept.is_ok() {
+                break;
+            }
+        }
+        assert!(failed >= 8, "{failed}");
     }
 }

@@ -210,7 +210,12 @@ impl World {
         let Some(proven) = place.proven_log else { return };
         let used = |path: &Path| place.disk.used_len(path).unwrap_or(0);
         let mut files: Vec<(PathBuf, u64)> = Vec::new();
-        for (path, _) in place.disk.files() {
+        // Nobody reads the texts that keep etcd out.
+        let is_read = |path: &Path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name != "snap" && !name.starts_with("THIS-IS-DATA-OF-MAINSTAY")
+        };
+        for (path, _) in place.disk.files().into_iter().filter(|(path, _)| is_read(path)) {
             let len = match (used(&path), segment_number(&path)) {
                 (len, Some(number)) if number == proven.segment => len.min(u64::from(proven.offset)),
                 // Of the last batch nobody knows whether it was synced: a torn write looks the same.
