@@ -11,6 +11,7 @@ mod leases;
 mod locks;
 mod membership;
 mod questions;
+mod raised_revision;
 mod sliced;
 mod uncached;
 mod users;
