@@ -663,6 +663,8 @@ impl<'a> Rebuild<'a> {
         // What is damaged is moved aside.
         let Ok(Some(noted)) = log_dir::read_note(&*self.disk, member_dir) else { return Ok(()) };
         let given = self.config.wal_dir.iter().flat_map(|dir| [dir.clone(), dir.join(BESIDE_ETCD)]);
+        // Where etcd's log was behind a link or on a disk of its own, no flag names it.
+        let given = given.chain([member_dir.join("wal").join(BESIDE_ETCD)]);
         if given.into_iter().any(|dir| log_dir::same(&*self.disk, &noted, &dir).unwrap_or(false)) {
             return Ok(());
         }

@@ -15,7 +15,8 @@
 //! | V | W | none | nothing | refused: the log is missing |
 //!
 //! A data directory without a note has its log in `member/log`. If a member was taken over from etcd and `--wal-dir=W` was
-//! given, its log is in `W/log`, beside that of etcd ([`crate::taken_over`]), and W means that.
+//! given, its log is in `W/log`, beside that of etcd ([`crate::taken_over`]), and W means that. If none was given and `member/wal`
+//! was a link to another directory, or where another disk is mounted, it is in `member/wal/log`, and no `--wal-dir` means that.
 
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
@@ -79,11 +80,13 @@ impl LogDir {
     ) -> Result<LogDir, DataDirError> {
         let own = member_dir.join("log");
         let noted = read_note(&**disk, member_dir)?;
-        let chosen = match given {
+        let chosen = match (given, &noted) {
             // A member that was taken over from etcd has its log in a directory of its own below that of etcd's log.
-            Some(given) if noted == Some(beside_etcd(given)?) => beside_etcd(given)?,
-            Some(given) => absolute(given)?,
-            None => own.clone(),
+            (Some(given), Some(noted)) if same(&**disk, noted, &beside_etcd(given)?)? => noted.clone(),
+            (Some(given), _) => absolute(given)?,
+            (None, noted) => {
+                beside_link(&**disk, member_dir, noted.as_deref())?.unwrap_or_else(|| own.clone())
+            }
         };
         let is_own = same(&**disk, &chosen, &own)?;
         let mut found = LogDir {
@@ -230,6 +233,18 @@ fn holds_log(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
 /// When there is no working directory for a relative path to begin at.
 pub fn beside_etcd(wal_dir: &Path) -> Result<PathBuf, OpenError> {
     Ok(absolute(wal_dir)?.join("log"))
+}
+
+/// Returns the directory of the log of a member that was taken over from etcd and whose `member/wal` leads to another disk. It goes
+/// along with the data directory, which may have another name by now than when it was noted. `None` if that is not so.
+fn beside_link(
+    disk: &dyn Disk,
+    member_dir: &Path,
+    noted: Option<&Path>,
+) -> Result<Option<PathBuf>, OpenError> {
+    let (Some(noted), beside) = (noted, beside_etcd(&member_dir.join("wal"))?) else { return Ok(None) };
+    let is_it = same(disk, noted, &beside)? || (!holds_log(disk, noted)? && holds_log(disk, &beside)?);
+    Ok(is_it.then_some(beside))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, OpenError> {
@@ -381,6 +396,22 @@ mod tests {
             refused(find(&disk, None, beside), &["the log of this member is in /w", "--wal-dir=/w"]);
             refused(find(&disk, Some("/v"), beside), &["is in /w", "--wal-dir=/w", "/v"]);
         }
+    }
+
+    #[test]
+    fn a_log_beside_that_of_etcd_needs_no_flag_where_etcd_needed_none() {
+        let (disk, _) = disk();
+        let beside = format!("{MEMBER}/wal/log");
+        segment(&disk, &beside);
+        for (noted, stopped) in [(beside.as_str(), CRASHED), ("/before/member/wal/log", STOPPED)] {
+            write_note(&*disk, Path::new(MEMBER), Path::new(noted)).expect("is written");
+            assert_eq!(find(&disk, None, stopped), Ok(beside.clone().into()));
+            assert_eq!(read_note(&*disk, Path::new(MEMBER)).expect("is read"), Some(beside.clone().into()));
+        }
+        // It is not there: the other disk is not mounted.
+        let (disk, _) = self::disk();
+        write_note(&*disk, Path::new(MEMBER), Path::new(&beside)).expect("is written");
+        assert_eq!(find(&disk, None, STOPPED), Ok(beside.into()), "and is missed by who opens it");
     }
 
     #[test]

@@ -55,11 +55,26 @@ a file in it (member/exported) says, which may be removed if etcd never starts o
     ..Command::EMPTY
 };
 
+/// What to do, for somebody whom the file in a data directory of Mainstay has sent here.
+const STEPS: &str = "\
+export makes a data directory for etcd of one of Mainstay: name both. To go back to etcd on one machine, DIR being the --data-dir,
+
+  1. ask whether the cluster is ready, and which release of etcd it can go to: mainstay doctor migrate --to etcd --endpoints ...
+  2. stop Mainstay (SIGTERM)
+  3. mainstay utl export --data-dir DIR --to DIR.etcd --release 3.7 && mv DIR DIR.mainstay && mv DIR.etcd DIR
+     (with --wal-dir=W also: mv W W.mainstay && mv DIR/member/wal W)
+  4. start etcd with the flags that the member had
+
+One member after the other, and never both of its directories. Files of etcd's that are still in DIR are out of date";
+
 /// Versions measured, and bytes written, between two looks at the progress.
 const MEASURED_AT_ONCE: usize = 16 << 10;
 const WRITTEN_AT_ONCE: usize = 1 << 20;
 
 fn run(session: &mut Session<'_>) -> Result<(), Failure> {
+    if !session.matches.is_given(DATA_DIR.row()) && !session.matches.is_given(TO.row()) {
+        return Err(Failure::error(STEPS));
+    }
     required(session, &[DATA_DIR.row(), TO.row()])?;
     let given = session.matches;
     let release = match given.get(RELEASE) {
@@ -193,7 +208,8 @@ impl Agreed {
         named: &str,
     ) -> Result<Agreed, Failure> {
         let lowered = format!("{named}.0");
-        if members.by_id.keys().eq([&own]) {
+        // A learner has no say, and what is not committed is not so for want of others.
+        if members.by_id.keys().eq([&own]) && members.voters() == [own] && uncommitted.is_empty() {
             return Ok(Agreed { version: lowered, downgrade_target: None, form: release });
         }
         let refused = |which: &str, version: &str, target: Option<&str>| {

@@ -6,7 +6,8 @@
 //! ```text
 //! <data-dir>/member/snap, wal                etcd's, until they are dropped
 //! <data-dir>/member/import.unfinished        being made; begun again
-//! <wal-dir>/log.unfinished/log               the log that is being made, with --wal-dir
+//! <wal-dir>/log.unfinished/log               the log that is being made, with --wal-dir, or where member/wal is a link or a
+//!                                            disk of its own
 //! <data-dir>/member/import                   complete: the rename to this name decides. Its parts are moved from here
 //!     member/log, checkpoint, witness, …       to <data-dir>/member,
 //!     taken-over-from-etcd                     and this one last, once etcd is kept from starting on its old files
@@ -19,6 +20,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -168,7 +170,10 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let own = member_dir.join("wal");
     let etcd_log = std::path::absolute(wal_dir.unwrap_or(&own)).map_err(Failure::error)?;
-    let apart = match wal_dir {
+    // A log that somebody put on a disk of its own stays there, by whichever way.
+    let on_own_disk = wal_dir.or_else(|| leads_elsewhere(&own).then_some(&*own));
+    warn_of_snapshots_elsewhere(wanted, member_dir);
+    let apart = match on_own_disk {
         None => None,
         Some(wal_dir) => {
             let log_dir = log_dir::beside_etcd(wal_dir).map_err(Failure::error)?;
@@ -235,7 +240,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
         .map_err(|error| failed(&error))?;
     let mark = TakenOver { wal_apart: wal_dir.map(|_| etcd_log), left, files: Files::Kept };
     mark.write(&RealDisk, target.making()).map_err(|error| failed(&error))?;
-    if let (Some(apart), Some(wal_dir)) = (apart, wal_dir) {
+    if let (Some(apart), Some(wal_dir)) = (apart, on_own_disk) {
         let named = log_dir::beside_etcd(wal_dir).map_err(Failure::error)?;
         log_dir::write_note(&RealDisk, &target.making().join("member"), &named)
             .map_err(|error| failed(&error))?;
@@ -244,6 +249,29 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
     // Decides.
     target.finish()?;
     Ok(import)
+}
+
+/// Returns true if a directory is a link, or on another file system than the one that it is in.
+fn leads_elsewhere(dir: &Path) -> bool {
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
+    let is_link = fs::symlink_metadata(dir).is_ok_and(|found| found.is_symlink());
+    let above = dir.parent().and_then(|above| device(above).ok());
+    is_link || device(dir).is_ok_and(|own| above.is_some_and(|above| above != own))
+}
+
+/// Says that the checkpoints come to the disk of the data directory, where etcd's database was on another one.
+fn warn_of_snapshots_elsewhere(wanted: &TakeOver<'_>, member_dir: &Path) {
+    let snap = member_dir.join("snap");
+    if leads_elsewhere(&snap) {
+        wanted.logger.warn(
+            "etcd's database is on another disk than its data directory: Mainstay's checkpoints, which hold keys and the index, come \
+             to the data directory; the log, which holds the values, is where etcd's log is",
+            &[
+                ("etcd-database", Value::Str(&snap.display().to_string())),
+                ("checkpoints", Value::Str(&member_dir.join("checkpoint").display().to_string())),
+            ],
+        );
+    }
 }
 
 /// Returns false if etcd has gone on since what is complete was made of its files, or if that is being removed.
@@ -319,6 +347,8 @@ fn finish(member_dir: &Path) -> Result<(), Failure> {
     }
     if let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? {
         mark.guard(&RealDisk, member_dir).map_err(Failure::error)?;
+        etcd_beside::put_sign(&RealDisk, member_dir.parent().unwrap_or(member_dir))
+            .map_err(Failure::error)?;
         rename(&complete.join(MARK_NAME), &member_dir.join(MARK_NAME))?;
     }
     remove(&complete)

@@ -19,6 +19,7 @@ use machine::snapshot::SnapshotVersion;
 use numbers::{Index, LeaseId, MemberId, Revision, Seconds, Term};
 use prost::Message as _;
 use storage::Identity;
+use storage::etcd_beside::SIGN_NAME;
 use storage::kv_hash::HashedKv;
 use storage::restoration::{Restoration, RestoredEntry, RestoredHead};
 use storage::stopped::Stopped;
@@ -27,7 +28,7 @@ use telemetry::logging::Logger;
 use testkit::TempDir;
 use utl::{TakeOver, take_over};
 
-use crate::kit::{RELEASES, done, etcd_dir, everything, open, refused, text};
+use crate::kit::{RELEASES, done, etcd_dir, everything, open, refused, text, utl};
 
 /// HashKV at the end of all golden directories: revision 40, compacted at 4.
 const HASHED: HashedKv =
@@ -141,6 +142,56 @@ fn a_log_of_its_own_stays_on_its_disk() {
         assert!(wal.join(name).exists(), "{name}: etcd would begin an empty member");
     }
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+}
+
+#[test]
+fn a_log_behind_a_link_stays_on_its_disk_without_a_flag() {
+    let dir = TempDir::new("takeover-link");
+    let data = etcd_dir(&dir, "3.6");
+    let (wal, link) = (dir.join("other disk"), data.join("member/wal"));
+    std::fs::rename(&link, &wal).expect("is moved");
+    std::os::unix::fs::symlink(&wal, &link).expect("is made");
+    let before = etcds(&everything(&wal));
+    let said = start(&data, &[]);
+    assert!(said.contains("took this member over"), "{said}");
+    assert!(wal.join("log/0000000000000000.seg").exists() && !wal.join("log.unfinished").exists());
+    assert!(!data.join("member/log").exists());
+    assert_eq!(etcds(&everything(&wal)), before);
+    for name in GUARD_NAMES {
+        assert!(wal.join(name).exists(), "{name}");
+    }
+    let sign = std::fs::read_to_string(data.join(SIGN_NAME)).expect("is there");
+    assert!(sign.contains("mainstay utl export"), "{sign}");
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+    // Another start takes what the first made.
+    assert!(!start(&data, &[]).contains("taking this member over"));
+    done(&["drop-etcd", "--data-dir", text(&data)]);
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+}
+
+#[test]
+fn snapshots_behind_a_link_are_told_of() {
+    let dir = TempDir::new("takeover-link-snap");
+    let data = etcd_dir(&dir, "3.6");
+    let (snap, link) = (dir.join("other disk"), data.join("member/snap"));
+    std::fs::rename(&link, &snap).expect("is moved");
+    std::os::unix::fs::symlink(&snap, &link).expect("is made");
+    let said = start(&data, &[]);
+    assert!(said.contains("etcd's database is on another disk than its data directory"), "{said}");
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+}
+
+#[test]
+fn an_export_of_nothing_tells_the_steps_back() {
+    let told = utl(&["export"]);
+    assert_eq!((told.code, told.out.as_str()), (1, ""));
+    for words in [
+        "mainstay doctor migrate --to etcd",
+        "mainstay utl export --data-dir DIR --to DIR.etcd",
+        "start etcd",
+    ] {
+        assert!(told.err.contains(words), "no {words:?} in {}", told.err);
+    }
 }
 
 /// The directory of a member's log, moved out of the data directory if it is to lie apart, and the flag that names it then.
@@ -382,9 +433,10 @@ fn etcd_goes_on_where_mainstay_has_never_run() {
         done(&["export", "--data-dir", text(&data), "--to", text(&exported)]);
         std::fs::remove_dir_all(&exported).expect("is thrown away");
         // What docs/migration.md names.
-        let named = "checkpoint witness nospace wal-dir log taken-over-from-etcd exported";
+        let named = "checkpoint witness nospace wal-dir log wal/log taken-over-from-etcd exported";
+        let sign = data.join(SIGN_NAME);
         let guards = if apart { wal.clone() } else { member.join("wal") };
-        for path in named.split(' ').map(|name| member.join(name)).chain([wal.join("log")]) {
+        for path in named.split(' ').map(|name| member.join(name)).chain([wal.join("log"), sign]) {
             let _ = std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path));
         }
         unguard(&guards);
@@ -936,12 +988,13 @@ fn what_may_yet_be_committed_keeps_an_older_etcd_out_too() {
 }
 
 #[test]
-fn a_member_that_does_not_know_of_itself_yet_is_not_alone() {
-    for (id, refusal) in [(7, None), (8, Some("is of version 3.7.0, as far"))] {
+fn a_member_that_does_not_know_of_itself_yet_or_has_no_vote_is_not_alone() {
+    let refused_for = Some("is of version 3.7.0, as far");
+    for (id, is_learner, refusal) in [(7, false, None), (8, false, refused_for), (7, true, refused_for)] {
         let dir = TempDir::in_memory("alone");
         let (ours, etcds) = (dir.join("m"), dir.join("etcd"));
         let membership = Membership {
-            members: vec![Member { id, ..Member::default() }],
+            members: vec![Member { id, is_learner, ..Member::default() }],
             cluster_version: "3.7.0".to_owned(),
             ..Membership::default()
         };
