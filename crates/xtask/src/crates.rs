@@ -206,4 +206,48 @@ mod tests {
             assert!(bans[0].contains(&format!("path = \"{banned}\"")), "{banned}");
         }
     }
+
+    /// rustdoc takes a second for each crate, so only crates with examples are looked at. Others must have none.
+    #[test]
+    fn every_example_in_documentation_is_run() {
+        for name in ORDER {
+            let folder = root().join("crates").join(name);
+            let has_tests =
+                !read(&folder.join("Cargo.toml")).expect("a crate has one").contains("doctest = false");
+            let examples = examples_below(&folder.join("src")).expect("sources can be read");
+            let is_library = folder.join("src/lib.rs").exists();
+            assert!(
+                !is_library || has_tests != examples.is_empty(),
+                "{name}: `doctest` in Cargo.toml, {examples:?}"
+            );
+        }
+    }
+
+    /// Blocks of Rust in documentation comments, as file and line.
+    fn examples_below(folder: &Path) -> std::io::Result<Vec<String>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                found.extend(examples_below(&path)?);
+                continue;
+            }
+            if path.extension().is_none_or(|e| e != "rs") {
+                continue;
+            }
+            let mut is_open = false;
+            for (number, line) in fs::read_to_string(&path)?.lines().enumerate() {
+                let line = line.trim_start();
+                let text = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
+                let Some(language) = text.and_then(|text| text.trim_start().strip_prefix("```")) else {
+                    continue;
+                };
+                if !is_open && matches!(language.trim(), "" | "rust" | "no_run" | "should_panic") {
+                    found.push(format!("{}:{}", path.display(), number + 1));
+                }
+                is_open = !is_open;
+            }
+        }
+        Ok(found)
+    }
 }
