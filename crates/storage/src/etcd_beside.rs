@@ -13,7 +13,8 @@
 //! <data-dir>/member/snap.left-by-etcd-<n>    a directory that was there before, and in which nothing is
 //! ```
 //!
-//! Where etcd has begun a store all the same, nobody can say which of the two is wanted: a start is refused, and an import as well.
+//! Where etcd has begun a store all the same, nobody can say which of the two is wanted: a start is refused, and an import as well
+//! (`COMPAT-410`).
 
 use std::fmt;
 use std::io::ErrorKind;
