@@ -57,6 +57,8 @@ pub struct Matches {
     pub dash_at: Option<usize>,
     /// Environment variables that begin like the tool's own and are none of them, as `NAME=VALUE`.
     pub unknown_env: Vec<String>,
+    /// Environment variables of the tool's own whose values it cannot use, with the reasons. They count as not set.
+    pub unusable_env: Vec<String>,
     pub(crate) values: BTreeMap<&'static str, (Value, bool)>,
 }
 
@@ -67,7 +69,8 @@ impl Matches {
             (flag.name, (value, false))
         };
         let values = flags.map(default).collect();
-        Matches { path, args: Vec::new(), dash_at: None, unknown_env: Vec::new(), values }
+        let (unknown_env, unusable_env) = (Vec::new(), Vec::new());
+        Matches { path, args: Vec::new(), dash_at: None, unknown_env, unusable_env, values }
     }
 
     pub(crate) fn set(&mut self, flag: &FlagRow, text: &str) -> Result<(), ValueError> {

@@ -240,7 +240,8 @@ fn set(matches: &mut Matches, flag: &FlagRow, value: &str) -> Result<(), String>
         .map_err(|why| format!("invalid argument {} for \"{}\" flag: {why}", go::quote(value), flag.shown()))
 }
 
-/// Sets the global flags that the environment knows and the command line does not.
+/// Sets the global flags that the environment knows and the command line does not. As in etcd's tools a variable without a value
+/// is an unknown one, and one with a value that cannot be used does not keep the command from running (COMPAT-441).
 fn from_environment<R>(
     program: &Program<R>,
     matches: &mut Matches,
@@ -251,19 +252,20 @@ fn from_environment<R>(
         let Some(name) = key.strip_prefix(prefix) else { continue };
         let flag = program.globals.iter().find(|flag| flag.name.replace('-', "_").to_uppercase() == name);
         match flag {
-            // etcd's tools take an empty variable for none.
-            Some(_) if value.is_empty() => {}
             Some(flag) if matches.is_given(*flag) => {
                 return Err(format!(
                     "conflicting environment variable \"{key}\" is shadowed by corresponding command-line flag (either \
                      unset environment variable or disable flag)"
                 ));
             }
-            Some(flag) => matches
-                .set(flag, &value)
-                .map_err(|why| format!("invalid value {} for {key}: {why}", go::quote(&value)))?,
+            Some(flag) if !value.is_empty() => {
+                if let Err(why) = matches.set(flag, &value) {
+                    let text = format!("invalid value {} for {key}: {why}", go::quote(&value));
+                    matches.unusable_env.push(text);
+                }
+            }
             None if program.env_known.contains(&key.as_str()) => {}
-            None => matches.unknown_env.push(format!("{key}={value}")),
+            Some(_) | None => matches.unknown_env.push(format!("{key}={value}")),
         }
     }
     Ok(())

@@ -98,6 +98,9 @@ fn run_in(args: &[OsString], io: &Io, wait: &dyn Fn(&Logger)) -> u8 {
             return Failure::ERROR;
         }
     };
+    for reason in &matches.unusable_env {
+        io.err.notice(format!("Warning: {reason}; the variable has no effect\n"));
+    }
     match serve(&matches, io, wait) {
         Ok(()) => 0,
         Err(failure) => {

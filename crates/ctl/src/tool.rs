@@ -37,6 +37,9 @@ fn ran(args: &[OsString], io: &Io, interruption: Option<Interruption>) -> Result
     for variable in &matches.unknown_env {
         io.err.notice(format!("Warning: unrecognized environment variable {variable}\n"));
     }
+    for reason in &matches.unusable_env {
+        io.err.notice(format!("Warning: {reason}; the variable has no effect\n"));
+    }
     let asking = match run.map(|run| run.0) {
         None => return say(io, &help(&matches.path)),
         Some(Runner::Here(here)) => return here(&matches, io),

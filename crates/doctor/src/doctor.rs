@@ -143,6 +143,9 @@ pub(crate) fn launch(program: &Program<Run>, args: &[OsString], io: &Io) -> u8 {
         Ok(Invocation::Help(text)) => print(io, &text),
         Ok(Invocation::Group(matches)) => print(io, &program.help(&matches.path)),
         Ok(Invocation::Run(matches, run)) => {
+            for reason in &matches.unusable_env {
+                io.err.notice(format!("Warning: {reason}; the variable has no effect\n"));
+            }
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.map_err(Failure::error).and_then(|runtime| runtime.block_on(run.0(&matches, io)))
         }

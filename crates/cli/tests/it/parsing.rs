@@ -147,5 +147,16 @@ fn the_environment_stands_for_global_flags() {
     assert!(both.is_env && both.message.contains("\"ETCDCTL_ENDPOINTS\" is shadowed"), "{both}");
     let unknown = with_env("get k", &[("ETCDCTL_NOPE", "1"), ("ETCDCTL_WATCH_KEY", "k")]).unwrap();
     assert_eq!(unknown.unknown_env, ["ETCDCTL_NOPE=1"]);
-    assert!(with_env("get k", &[("ETCDCTL_HEX", "maybe")]).unwrap_err().message.contains("ETCDCTL_HEX"));
+    let unusable = with_env("get k", &[("ETCDCTL_HEX", "maybe"), ("ETCDCTL_DIAL_TIMEOUT", "5")]).unwrap();
+    assert_eq!(
+        unusable.unusable_env,
+        [
+            "invalid value \"maybe\" for ETCDCTL_HEX: strconv.ParseBool: parsing \"maybe\": invalid syntax",
+            "invalid value \"5\" for ETCDCTL_DIAL_TIMEOUT: time: missing unit in duration \"5\"",
+        ]
+    );
+    assert!(!unusable.get(HEX) && !unusable.is_given(HEX) && unusable.get(DIAL_TIMEOUT).as_secs() == 2);
+    // A variable without a value is an unknown one, and contradicts a flag as one with a value does.
+    assert_eq!(with_env("get k", &[("ETCDCTL_HEX", "")]).unwrap().unknown_env, ["ETCDCTL_HEX="]);
+    assert!(with_env("get k --hex", &[("ETCDCTL_HEX", "")]).unwrap_err().is_env);
 }

@@ -124,6 +124,10 @@ fn globals() {
             Case::new("get a", &script)
                 .with("ETCDCTL_FOO", "1")
                 .ours_alone("real etcdctl says it in its log"),
+            Case::new("get a", &script)
+                .with("ETCDCTL_DIAL_TIMEOUT", "bogus")
+                .with("ETCDCTL_HEX", "")
+                .ours_alone("real etcdctl says it of the empty one only, and in its log"),
             Case::new("get a --write-out=json", &script)
                 .with("ETCDCTL_WRITE_OUT", "fields")
                 .ours_alone("real etcdctl says it in its log"),
