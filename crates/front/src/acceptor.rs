@@ -117,6 +117,7 @@ impl Hands {
 /// A listener's part in TLS.
 pub(crate) struct Secured {
     pub(crate) tls: tls::ServerTls,
+    pub(crate) also_plain: bool,
     pub(crate) checks_address: bool,
     pub(crate) serves: Serves,
 }
@@ -147,7 +148,7 @@ impl Reception {
     }
 }
 
-/// Accepts connections. Those that speak TLS go to a handshake first, all others to the shard with the fewest.
+/// Accepts connections. Those that speak TLS, or may speak it, go to a handshake first, all others to the shard with the fewest.
 pub(crate) struct Acceptor {
     pub(crate) listeners: Vec<Listener>,
     pub(crate) hands: Arc<Hands>,
@@ -205,8 +206,8 @@ impl Accepting {
                 Socket::Unix(tokio::net::UnixListener::from_std(listener)?, Cell::new(1))
             }
         };
-        let (checks_address, serves) = (listener.checks_address, listener.serves);
-        let secured = listener.tls.map(|tls| Arc::new(Secured { tls, checks_address, serves }));
+        let Listener { also_plain, checks_address, serves, .. } = listener;
+        let secured = listener.tls.map(|tls| Arc::new(Secured { tls, also_plain, checks_address, serves }));
         Ok(Accepting { socket, secured, serves })
     }
 

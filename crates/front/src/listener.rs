@@ -13,6 +13,9 @@ pub struct Listener {
     pub socket: ListenerSocket,
     /// `None`: connections are not encrypted.
     pub tls: Option<tls::ServerTls>,
+    /// Beside those with TLS it takes connections that are not encrypted: their first byte tells. It says nothing where there is
+    /// no TLS.
+    pub also_plain: bool,
     /// Clients' certificates are compared with the address that the client comes from, as etcd does on listeners for
     /// metrics.
     pub checks_address: bool,
@@ -57,6 +60,7 @@ impl From<TcpListener> for Listener {
         Listener {
             socket: ListenerSocket::Tcp(listener),
             tls: None,
+            also_plain: false,
             checks_address: false,
             serves: Serves::All,
         }

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 /// A connected socket that belongs to no event loop.
@@ -39,6 +40,28 @@ impl Stream {
             Stream::Tcp(stream) => stream.local_addr().ok(),
             Stream::Unix(_) => None,
         }
+    }
+
+    /// The first byte that is there to be read, and stays so; `None` at the end of the stream.
+    pub(crate) fn poll_first_byte(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<u8>>> {
+        let mut byte = [0];
+        let read = loop {
+            match self {
+                Stream::Tcp(stream) => {
+                    break ready!(stream.poll_peek(cx, &mut ReadBuf::new(&mut byte)))?;
+                }
+                Stream::Unix(stream) => {
+                    ready!(stream.poll_read_ready(cx))?;
+                    // The standard library peeks by a call that takes any socket, and offers it for TCP's.
+                    let socket = std::net::TcpStream::from(stream.as_fd().try_clone_to_owned()?);
+                    match stream.try_io(Interest::READABLE, || socket.peek(&mut byte)) {
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                        peeked => break peeked?,
+                    }
+                }
+            }
+        };
+        Poll::Ready(Ok((read > 0).then_some(byte[0])))
     }
 
     /// Takes it out of this thread's event loop.

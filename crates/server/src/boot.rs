@@ -147,7 +147,14 @@ fn processors() -> usize {
 fn serve(
     assembled: Assembled,
     tls: MemberTls,
-    Listeners { clients, peers, metrics: metrics_listeners, console: console_listeners, files: socket_files }: Listeners,
+    Listeners {
+        clients,
+        peers,
+        metrics: metrics_listeners,
+        console: console_listeners,
+        files: socket_files,
+        ..
+    }: Listeners,
     listening: Listening,
     stop_wanted: &dyn Fn() -> bool,
 ) -> Result<(Running, Listening), StartError> {

@@ -37,8 +37,10 @@ pub struct Listening {
 
 /// The sockets of a member, which listen already.
 pub(crate) struct Listeners {
-    /// Those for `--listen-client-urls`, and behind them those for `--listen-client-http-urls`.
+    /// Those for `--listen-client-urls`, and behind them those for `--listen-client-http-urls`: one for each address.
     pub(crate) clients: Vec<front::Listener>,
+    /// Which of `clients` serves a URL, for the URLs of both flags in their order.
+    client_of_url: Vec<usize>,
     pub(crate) peers: Vec<peer::Listener>,
     pub(crate) metrics: Vec<front::Listener>,
     pub(crate) console: Vec<console::Listener>,
@@ -65,16 +67,35 @@ impl Listeners {
         }
         let mut bind = |url: &Url, tls: Result<Option<ServerTls>, TlsError>, serves, checks_address| {
             let socket = listen(url, config, &mut files)?;
-            Ok::<_, StartError>(front::Listener { tls: tls?, socket, checks_address, serves })
+            Ok::<_, StartError>(front::Listener {
+                tls: tls?,
+                also_plain: false,
+                socket,
+                checks_address,
+                serves,
+            })
         };
         let has_pages_apart = !config.listen_client_http_urls.is_empty();
-        let mut clients = Vec::new();
-        for url in &config.listen_client_urls {
-            let serves = if has_pages_apart { Serves::Grpc } else { Serves::All };
+        let mut clients: Vec<front::Listener> = Vec::new();
+        let (mut addresses, mut client_of_url) = (Vec::new(), Vec::new());
+        let of_all = if has_pages_apart { Serves::Grpc } else { Serves::All };
+        let urls = config.listen_client_urls.iter().map(|url| (url, of_all));
+        for (url, serves) in urls.chain(config.listen_client_http_urls.iter().map(|url| (url, Serves::Pages)))
+        {
+            // As in etcd the URLs of one address are served by one socket, also if one is with TLS and one without.
+            let address = (url.scheme().is_unix(), url.host(), url.port(), serves);
+            if let Some(at) = addresses.iter().position(|other| *other == address) {
+                let listener = &mut clients[at];
+                listener.also_plain |= url.scheme().is_secure() != listener.tls.is_some();
+                if url.scheme().is_secure() {
+                    listener.tls = tls.for_clients(url)?;
+                }
+                client_of_url.push(at);
+                continue;
+            }
+            client_of_url.push(clients.len());
+            addresses.push(address);
             clients.push(bind(url, tls.for_clients(url), serves, false)?);
-        }
-        for url in &config.listen_client_http_urls {
-            clients.push(bind(url, tls.for_clients(url), Serves::Pages, false)?);
         }
         let mut metrics = Vec::new();
         for url in &config.listen_metrics_urls {
@@ -90,7 +111,7 @@ impl Listeners {
             };
             console.push(console::Listener { socket, tls, host: url.host().to_owned() });
         }
-        Ok(Listeners { clients, peers, metrics, console, files })
+        Ok(Listeners { clients, client_of_url, peers, metrics, console, files })
     }
 
     /// The addresses, with the ports that were really taken: 0 asks for any.
@@ -99,12 +120,12 @@ impl Listeners {
             Ok(address) if url.port() == 0 => format!("{}://{address}", url.scheme()),
             _ => url.as_str().to_owned(),
         };
-        let of_client = |(url, listener): (&Url, &front::Listener)| match &listener.socket {
+        let of_client = |(url, at): (&Url, &usize)| match &self.clients[*at].socket {
             ListenerSocket::Tcp(socket) => taken(url, socket),
             ListenerSocket::Unix(_) => url.as_str().to_owned(),
         };
         let urls = config.listen_client_urls.iter().chain(&config.listen_client_http_urls);
-        let mut clients: Vec<String> = urls.zip(&self.clients).map(of_client).collect();
+        let mut clients: Vec<String> = urls.zip(&self.client_of_url).map(of_client).collect();
         let pages = clients.split_off(config.listen_client_urls.len().min(clients.len()));
         let of_peer = |(url, listener): (&Url, &peer::Listener)| match &listener.socket {
             peer::ListenerSocket::Tcp(socket) => taken(url, socket),

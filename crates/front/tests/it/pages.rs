@@ -28,7 +28,7 @@ fn secured(options: Options, serves: Serves) -> Secured {
     let (tls, _) = pki.load(pki.settings());
     let (listener, address) = testkit::ports::listen();
     let socket = ListenerSocket::Tcp(listener);
-    let listener = Listener { socket, tls: Some(tls), checks_address: false, serves };
+    let listener = Listener { socket, tls: Some(tls), also_plain: false, checks_address: false, serves };
     let running = run_on(Options { shards: 1, ..options }, address, vec![listener]);
     let tunnel = Tunnel::to(address, pki.client(None), WHOLE);
     Secured { running, tunnel, _pki: pki }

@@ -56,7 +56,13 @@ fn serve_with(options: Options, tls: &ServerTls, checks_address: bool) -> Runnin
     run_on(
         options,
         address,
-        vec![Listener { socket, tls: Some(tls.clone()), checks_address, serves: Serves::All }],
+        vec![Listener {
+            socket,
+            tls: Some(tls.clone()),
+            also_plain: false,
+            checks_address,
+            serves: Serves::All,
+        }],
     )
 }
 
@@ -287,6 +293,67 @@ fn a_handshake_that_takes_too_long_is_given_up() {
     assert_eq!(told.next().error, format!("read tcp {local}->{remote}: i/o timeout"));
 }
 
+/// Both by one socket, as etcd does where `--listen-client-urls` names one address with http and with https.
+#[test]
+fn the_first_byte_tells_tls_from_plain_where_a_listener_takes_both() {
+    let pki = Pki::new();
+    pki.issue("alice", &[]);
+    let (tls, _reloader) = pki.load(pki.mutual());
+    let told = Told::default();
+    let (listener, address) = testkit::ports::listen();
+    let dir = testkit::TempDir::in_memory("front-both");
+    let path = dir.path().join("s");
+    let sockets = [ListenerSocket::Tcp(listener), ListenerSocket::Unix(UnixListener::bind(&path).unwrap())];
+    let both = |socket| Listener {
+        socket,
+        tls: Some(tls.clone()),
+        also_plain: true,
+        checks_address: false,
+        serves: Serves::All,
+    };
+    let options = Options { handshake_timeout: Duration::from_secs(3600), ..told.options() };
+    let running = run_on(options, address, sockets.map(both).into());
+    // Who says nothing holds nobody up.
+    let silent = testkit::http1::connect(address);
+    serves(address, &pki.client(Some("alice")));
+    block_on(async {
+        let channel = Channel::connect(address).await.expect("a connection");
+        assert_eq!(channel.unary("/test.Echo/Unary", "a".into()).await, Ok("a".into()));
+    });
+    assert_eq!(testkit::http1::get(address, "/health").text(), "GET /health 0 true");
+    let mut stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.ends_with("GET /health 0 true"), "{answer}");
+    // A client with TLS has to show its certificate as ever, and what is neither is a handshake that fails.
+    assert!(meet(address, &pki.client(None)).is_err());
+    assert!(told.next().error.contains("certificate"));
+    let mut neither = testkit::http1::connect(address);
+    neither.write_all(&[0; 16]).unwrap();
+    assert_eq!(told.next().error, "tls: first record does not look like a TLS handshake");
+    drop(silent);
+    assert!(told.next().is_end_of_file);
+    drop(running);
+}
+
+#[test]
+fn a_listener_that_takes_both_waits_for_a_first_byte_as_for_a_handshake() {
+    let pki = Pki::new();
+    let (tls, _reloader) = pki.load(pki.settings());
+    let told = Told::default();
+    let options = Options { handshake_timeout: Duration::from_millis(20), ..told.options() };
+    let (listener, address) = testkit::ports::listen();
+    let socket = ListenerSocket::Tcp(listener);
+    let listener =
+        Listener { socket, tls: Some(tls), also_plain: true, checks_address: false, serves: Serves::All };
+    let _running = run_on(options, address, vec![listener]);
+    let mut silent = testkit::http1::connect(address);
+    assert!(told.next().error.ends_with("i/o timeout"));
+    assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0);
+}
+
 #[test]
 fn handshakes_that_are_begun_and_left_are_bounded() {
     let pki = Pki::new();
@@ -478,7 +545,7 @@ fn unix_sockets_are_served_with_and_without_tls() {
         let running = run_on(
             one_shard(),
             nowhere,
-            vec![Listener { socket, tls, checks_address: true, serves: Serves::All }],
+            vec![Listener { socket, tls, also_plain: false, checks_address: true, serves: Serves::All }],
         );
         let mut stream = UnixStream::connect(&path).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
