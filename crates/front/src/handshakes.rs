@@ -451,7 +451,9 @@ impl Hall {
         // It fails only for a socket that is broken.
         let Ok(stream) = stream.detach() else { return };
         let is_user = listener.tls.settings().client_cert_auth;
-        let common_name = session.common_name().filter(|_| is_user).map(Arc::from);
+        // A certificate without a name is not no certificate: etcd takes its client for the user whose name is empty, who may do
+        // what any user may, and nothing with keys.
+        let common_name = is_user.then(|| Arc::from(session.common_name().unwrap_or_default()));
         let origin = Origin { peer, common_name, is_tls: true, serves: listener.serves };
         let admission = Admission { tls: listener.tls.clone(), session };
         self.shared.hands.give(

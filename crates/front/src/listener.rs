@@ -73,7 +73,8 @@ pub struct Origin {
     /// Address of the client. Connections of Unix sockets have none: for them it is `0.0.0.0`, with a number that tells them
     /// apart as the port; see [`shown_peer`].
     pub peer: SocketAddr,
-    /// Common name in the client's verified certificate, if the listener says that it is the user (`--client-cert-auth`).
+    /// Common name in the client's verified certificate, if the listener says that it is the user (`--client-cert-auth`). Empty
+    /// for a certificate without one.
     pub common_name: Option<Arc<str>>,
     /// The connection is encrypted.
     pub is_tls: bool,

@@ -187,13 +187,19 @@ fn a_client_that_takes_little_gets_all_of_it() {
 fn the_name_in_a_certificate_is_the_user_only_where_the_listener_says_so() {
     let pki = Pki::new();
     pki.issue("alice", &[]);
-    let only_trusted = Settings { client_cert_auth: false, ..pki.mutual() };
-    for (settings, user) in
-        [(pki.mutual(), "Some(\"alice\")"), (only_trusted, "None"), (pki.settings(), "None")]
-    {
+    pki.issue("", &[]);
+    let only_trusted = || Settings { client_cert_auth: false, ..pki.mutual() };
+    for (settings, shown, user) in [
+        (pki.mutual(), "alice", "Some(\"alice\")"),
+        (only_trusted(), "alice", "None"),
+        (pki.settings(), "alice", "None"),
+        // A certificate without a name is not none.
+        (pki.mutual(), "", "Some(\"\")"),
+        (only_trusted(), "", "None"),
+    ] {
         let (tls, _reloader) = pki.load(settings);
         let running = serve(one_shard(), &tls);
-        let tunnel = Tunnel::to(running.address, pki.client(Some("alice")), WHOLE);
+        let tunnel = Tunnel::to(running.address, pki.client(Some(shown)), WHOLE);
         block_on(async {
             let channel = Channel::connect(tunnel.address).await.expect("a connection");
             assert_eq!(channel.unary("/test.Echo/WhoAmI", Bytes::new()).await, Ok(user.into()));

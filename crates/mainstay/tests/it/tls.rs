@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::Code;
+use api::{Code, error};
 use client::TlsFiles;
 use testkit::ports::free_address;
 use testkit::{TempDir, eventually, http1};
@@ -131,6 +131,42 @@ fn clients_and_tools_come_in_over_tls_and_no_other_way() {
     assert_eq!(String::from_utf8_lossy(&done.stdout), "k\nv\n");
     let failed = ctl(&endpoint, &files(&other, None), &["get", "k"]);
     assert!(!failed.status.success());
+    member.stop();
+}
+
+/// As etcd's listeners do.
+#[test]
+fn one_port_serves_http_and_https_and_a_certificate_without_a_name_is_that_of_no_user() {
+    let dir = TempDir::new("both-by-one-port");
+    let authority = Folder::new(dir.path(), "ours");
+    let own = authority.issue("server", &[1], LOOPBACK);
+    let nameless = authority.issue("", &[2], &[]);
+    let urls = "client-urls=http://127.0.0.1:0,https://127.0.0.1:0";
+    let member = mutual(dir.path(), &own, &authority)
+        .flag(format!("--listen-{urls}"))
+        .flag(format!("--advertise-{urls}"))
+        .flag(CHEAP)
+        .start();
+    member.wait_for("serving client traffic securely");
+    member.wait_for("serving client traffic insecurely; this is strongly discouraged!");
+    let address = member.client_address();
+    run(async {
+        let plain = Client::connect(address).await;
+        let nameless =
+            Client::secured(address, &files(&authority, Some(&nameless))).await.expect("is let in");
+        plain.put("k", "v").await.expect("puts are served");
+        assert_eq!(nameless.get("k").await.expect("reads are served").expect("it is there").value, "v");
+        secured(&plain).await;
+        // Whoever shows nothing is nobody, and may not even look at the members.
+        assert_eq!(plain.get("k").await.map(drop), Err(error::USER_EMPTY));
+        assert_eq!(plain.members().await.map(drop), Err(error::USER_EMPTY));
+        assert_eq!(nameless.get("k").await.map(drop), Err(error::PERMISSION_DENIED));
+        assert_eq!(nameless.put("k", "w").await, Err(error::PERMISSION_DENIED));
+        assert_eq!(nameless.members().await.expect("any user may see them").len(), 1);
+        assert_eq!(user_add(&nameless, "eve", "evepw").await, Err(error::USER_EMPTY));
+    });
+    let page = http1::get(address, "/health");
+    assert!(page.text().contains("\"health\":\"true\""), "{}", page.text());
     member.stop();
 }
 
