@@ -11,7 +11,8 @@ use http::{HeaderName, HeaderValue, Response, StatusCode};
 use tokio::sync::oneshot;
 
 use crate::{
-    Busy, CpuProfile, Owner, Resident, Turn, memory_profile, memory_text, threads_profile, threads_text,
+    Busy, CpuProfile, Owner, Resident, Turn, command_line, memory_profile, memory_text, threads_profile,
+    threads_text,
 };
 
 /// Beginning of the pages' paths.
@@ -63,7 +64,7 @@ pub fn answer(path: &str, asked: Parameters<'_>, owners: impl FnOnce() -> Vec<Ow
     match name {
         "" => index(),
         "symbol" => text("num_symbols: 0\n".to_owned()),
-        "cmdline" => text(command_line()),
+        "cmdline" => text(command_line().join("\0")),
         "goroutine" | "threadcreate" if as_text => text(threads_text()),
         "goroutine" | "threadcreate" => download(name, threads_profile()),
         "heap" if asked.seconds.is_some() => failed(StatusCode::BAD_REQUEST, NO_DIFFERENCE),
@@ -141,12 +142,6 @@ fn length(told: Option<&[u8]>) -> Option<u64> {
 }
 
 /// The arguments, with a zero byte between two, as Go has them.
-fn command_line() -> String {
-    let arguments: Vec<String> =
-        std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-    arguments.join("\0")
-}
-
 fn index() -> Response<Bytes> {
     let mut page = "<html>\n<head>\n<title>/debug/pprof/</title>\n</head>\n<body>\n/debug/pprof/\n<br>\n<p>\nTypes of profiles available:\n<table>\n".to_owned();
     for (name, about, missing) in PROFILES {

@@ -240,7 +240,7 @@ fn random() -> u64 {
 /// Runs `gateway start`.
 pub(crate) fn command(matches: &Matches, ready: Ready<'_>) -> Result<(), String> {
     let logger = Logger::stderr();
-    let args: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    let args: Vec<String> = profiling::command_line();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     logger.info("Running: ", &[("args", Value::List(&args))]);
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -11,8 +11,8 @@ use telemetry::metrics::file_descriptor_limit;
 
 /// Answers with the variables, by name.
 pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
-    let command_line: Vec<Value> =
-        std::env::args_os().map(|argument| argument.to_string_lossy().into()).collect();
+    // COMPAT-442
+    let command_line: Vec<Value> = profiling::command_line().into_iter().map(Value::from).collect();
     let rows = [
         ("cmdline", Some(Value::from(command_line))),
         ("file_descriptor_limit", file_descriptor_limit().map(Value::from)),

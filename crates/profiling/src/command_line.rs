@@ -1,0 +1,92 @@
+//! The command line of this process, without what is secret in it: pages that tell of it are for whoever may ask a member for its
+//! metrics.
+
+/// What stands for a secret.
+const MASK: &str = "***";
+/// Flags with a word of [`SECRET_WORDS`] in their names whose values are no secrets.
+const NO_SECRETS: [&str; 3] = ["auth-token", "auth-token-ttl", "initial-cluster-token"];
+/// Words in the names of flags whose values are secrets. A flag that is new hides too much rather than too little.
+const SECRET_WORDS: [&str; 4] = ["password", "secret", "token", "user"];
+
+/// The program and its arguments, in the order in which they were given. Of flags for passwords, users and tokens the values are
+/// masked, and so are names and passwords in URLs.
+pub fn command_line() -> Vec<String> {
+    masked(std::env::args_os().map(|word| word.to_string_lossy().into_owned()))
+}
+
+fn masked(words: impl Iterator<Item = String>) -> Vec<String> {
+    let mut is_value_of_secret = false;
+    let mask = |word: String| {
+        if std::mem::take(&mut is_value_of_secret) {
+            return MASK.to_owned();
+        }
+        let name = word.strip_prefix("--").or(word.strip_prefix('-'));
+        match name.map(|name| name.split_once('=').map_or((name, None), |(name, value)| (name, Some(value))))
+        {
+            Some((name, value)) if is_secret(name) => {
+                is_value_of_secret = value.is_none();
+                let until_value = word.len() - value.map_or(0, str::len);
+                format!("{}{}", &word[..until_value], value.map_or("", |_| MASK))
+            }
+            _ => without_user_info(&word),
+        }
+    };
+    words.map(mask).collect()
+}
+
+fn is_secret(flag: &str) -> bool {
+    !NO_SECRETS.contains(&flag) && flag.split('-').any(|word| SECRET_WORDS.contains(&word))
+}
+
+/// A text in which each URL's `user:password@` is masked.
+fn without_user_info(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, behind) = rest.split_at(at + "://".len());
+        shown.push_str(before);
+        let authority = behind.find(['/', '?', '#', ',']).unwrap_or(behind.len());
+        let host = match behind[..authority].rfind('@') {
+            Some(at) => {
+                shown.push_str(MASK);
+                at
+            }
+            None => 0,
+        };
+        rest = &behind[host..];
+    }
+    shown.push_str(rest);
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(line: &str) -> String {
+        masked(line.split(' ').map(str::to_owned)).join(" ")
+    }
+
+    #[test]
+    fn secrets_are_masked_however_they_are_given() {
+        for (given, told) in [
+            ("m --discovery-password=p", "m --discovery-password=***"),
+            ("m -discovery-password=p=q --name a", "m -discovery-password=*** --name a"),
+            ("m --discovery-password p --name a", "m --discovery-password *** --name a"),
+            ("m --discovery-user --x --name a", "m --discovery-user *** --name a"),
+            ("m --discovery-user=u:p", "m --discovery-user=***"),
+            ("m --discovery-token t", "m --discovery-token ***"),
+            ("m --auth-jwt-token t --password=", "m --auth-jwt-token *** --password=***"),
+            (
+                "m --auth-token=jwt,pub-key=f --auth-token-ttl 5",
+                "m --auth-token=jwt,pub-key=f --auth-token-ttl 5",
+            ),
+            ("m --initial-cluster-token=t --user-agents", "m --initial-cluster-token=t --user-agents"),
+            ("m --x=http://u:p@h:1/a@b,https://h?c@d,e", "m --x=http://***@h:1/a@b,https://h?c@d,e"),
+            ("m --x=http://a/,http://u@p@h", "m --x=http://a/,http://***@h"),
+            ("m -- - --=x é://", "m -- - --=x é://"),
+        ] {
+            assert_eq!(shown(given), told, "{given}");
+        }
+    }
+}
