@@ -55,6 +55,8 @@ pub(crate) struct Shared {
     space: AtomicU8,
     /// Bytes the active segment still takes.
     pub room: AtomicU64,
+    /// The log is about to be closed: no file is made that nobody waits for.
+    pub winding_down: AtomicBool,
 }
 
 impl Shared {
@@ -66,6 +68,7 @@ impl Shared {
             figures: Figures::default(),
             space: AtomicU8::new(0),
             room: AtomicU64::new(0),
+            winding_down: AtomicBool::new(false),
         }
     }
 

@@ -43,6 +43,12 @@ impl Values {
         Some(LogEnd { segment: active.seq, offset: active.end.load(Ordering::Acquire), last_index })
     }
 
+    /// Says that the log is about to be closed: from now on no file is made in its directory, except a segment that the writer waits
+    /// for. Who removes the directory of a member that stops does not find new files in it.
+    pub fn wind_down(&self) {
+        self.shared.winding_down.store(true, Ordering::Release);
+    }
+
     /// Reads `len` bytes and checks them against their crc32c. [`ReadError::Moved`] says that the segment was
     /// released meanwhile: look the location up again and retry.
     pub fn read(&self, location: Location, len: u32, crc: u32) -> Result<Bytes, ReadError> {

@@ -532,6 +532,7 @@ impl Running {
     ///
     /// The reason for which the core had ended before, if it had.
     pub fn stop(self) -> Result<(), EndError> {
+        self.shared.values.wind_down();
         // It tells the others of new files.
         drop(self.reloading);
         // First, so that nobody finds a socket on which no process listens.

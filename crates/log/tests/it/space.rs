@@ -212,6 +212,36 @@ fn released_files_are_recycled_and_old_records_never_read_as_new() {
     assert!(recycled > 20);
 }
 
+/// Who removes the directory of a member that is told to stop must not find files in it that came meanwhile.
+#[test]
+fn a_log_that_winds_down_makes_no_file_but_the_segment_that_a_batch_needs() {
+    let disk = MemDisk::new(1);
+    let mut log = open(&disk).unwrap();
+    log.put(entries(1..=40, 1, 1000));
+    let files = || disk.list(DIR.as_ref()).unwrap();
+    let numbers = |log: &Log| log.segments().iter().map(|segment| segment.seq).collect::<Vec<_>>();
+    log.log.values().wind_down();
+    // What is released is not kept, and nothing is made in its place.
+    let (before, oldest) = (files(), numbers(&log.log)[0]);
+    log.log.release(oldest).unwrap();
+    log.log.turn();
+    assert!(files().iter().all(|name| before.contains(name)), "{before:?} {:?}", files());
+    // A segment that is ready is used, and another one made only once something has to be written to it.
+    let mut index = 41;
+    let (used, made) = (numbers(&log.log).len(), before.len());
+    while numbers(&log.log).len() < used + 4 {
+        log.put(entries(index..=index, 1, 1000));
+        let ready = files().iter().filter(|name| name.ends_with(".seg")).count();
+        assert!(ready <= numbers(&log.log).len() + 1 && files().len() <= made + 4, "{:?}", files());
+        index += 1;
+    }
+    assert_eq!(log.log.space(), Space::Ample);
+    let ready = files().iter().filter(|name| name.ends_with(".seg")).count();
+    assert_eq!(ready, numbers(&log.log).len(), "none is made ahead");
+    drop(log);
+    assert_eq!(open(&disk).unwrap().recovered.last_index, Index(index - 1));
+}
+
 #[test]
 fn a_full_queue_hands_the_batch_back() {
     let disk = MemDisk::new(1);

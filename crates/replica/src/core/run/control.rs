@@ -130,6 +130,7 @@ impl Core {
                         self.leases.others_are(self.node.others());
                         self.leases.note_before_stop();
                     }
+                    self.shared.values.wind_down();
                     self.stopping = Some(now);
                     self.lease_slices(now);
                 }

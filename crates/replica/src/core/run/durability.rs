@@ -441,6 +441,10 @@ impl Core {
 
     /// Orders a checkpoint if one is due and may be taken.
     pub(super) fn order_checkpoint(&mut self, now: Instant) {
+        // A member that stops makes no new files: the next start replays what is not saved.
+        if self.stopping.is_some() {
+            return;
+        }
         // While a snapshot is being received, nothing may go that it counts on.
         if self.checkpoints.is_busy() || self.install.is_receiving() || !self.machine.is_whole() {
             return;
