@@ -4,6 +4,7 @@
 //! tells it what entries did ([`Credentials::auth_changed`]); shards ask it for passwords and tokens. It does not know what a
 //! user may do (`machine::auth`).
 
+mod floors;
 mod recent;
 
 use std::net::IpAddr;
@@ -24,6 +25,7 @@ use stdx::client_network;
 use tokio::sync::oneshot;
 
 use clock::Clock;
+use floors::Floors;
 use recent::{Grounds, Recent};
 
 /// How long a password that was verified is remembered after its last use: clients that authenticate for each call do so
@@ -80,6 +82,7 @@ pub struct Credentials {
     hashing: Hashing,
     verified: Verified,
     recent: Recent,
+    floors: Floors,
     clock: Clock,
     random: Mutex<Random>,
     queue: Mutex<Queue>,
@@ -147,6 +150,7 @@ impl Credentials {
             hashing: Hashing::new(cost, &mut random),
             verified: Verified::new(REMEMBERED, Verified::ENTRIES_MAX_DEFAULT, now, &mut random),
             recent: Recent::new(),
+            floors: Floors::default(),
             clock,
             random: Mutex::new(random),
             queue: Mutex::new(Queue { work, threads: 0, is_stopping: false }),
@@ -165,9 +169,9 @@ impl Credentials {
         Now { at: self.clock.now(), unix_seconds }
     }
 
-    /// An entry changed users or roles, or authenticated somebody. Told before a view of it is published, so that a token
-    /// that a client has is known wherever its entry is.
-    pub fn auth_changed(&self, change: &AuthChange) {
+    /// An entry changed users or roles, or authenticated somebody; the auth revision is that behind it. Told before a view of it is
+    /// published, so that a token that a client has is known wherever its entry is.
+    pub fn auth_changed(&self, change: &AuthChange, auth_revision: u64) {
         match change {
             AuthChange::Changed => {}
             AuthChange::Forget(user) => {
@@ -175,6 +179,7 @@ impl Credentials {
                     self.tokens.forget(user);
                 }
                 self.verified.forget(user);
+                self.floors.raise(user, auth_revision);
             }
             AuthChange::Enabled => self.tokens.enable(),
             AuthChange::Disabled => {
@@ -187,14 +192,21 @@ impl Credentials {
         }
     }
 
-    /// The state was read or received, not made by entries: authentication is on, or off. All tokens are void, for the entries
-    /// that would have voided some of them will not be seen here.
-    pub fn auth_restored(&self, is_enabled: bool) {
+    /// The state was read or received, not made by entries: authentication is on, or off, as of this auth revision. All tokens
+    /// are void, for the entries that would have voided some of them will not be seen here.
+    pub fn auth_restored(&self, is_enabled: bool, auth_revision: u64) {
+        self.floors.raise_all(auth_revision);
         self.tokens.disable();
         self.verified.clear();
         if is_enabled {
             self.tokens.enable();
         }
+    }
+
+    /// Returns true if the user's password was changed, or the user deleted, after the auth revision that a JSON Web Token of this
+    /// user names. Signatures cannot be withdrawn, so that the token stays valid until it expires.
+    pub fn is_outdated(&self, user: &str, auth_revision: u64) -> bool {
+        self.floors.is_below(user, auth_revision)
     }
 
     /// Whose token this is. `applied` is the index that this member had published before.
@@ -529,7 +541,7 @@ mod tests {
     #[test]
     fn a_token_lives_from_its_entry_until_its_user_is_forgotten() {
         let credentials = credentials(0);
-        credentials.auth_changed(&AuthChange::Enabled);
+        credentials.auth_changed(&AuthChange::Enabled, 3);
         let prefix = credentials.draw_prefix();
         let issued = credentials.issue(ADDRESS, "bob", &prefix, Index(9), 3);
         let token = testkit::block_on(Duration::from_secs(10), issued).expect("is issued");
@@ -540,17 +552,17 @@ mod tests {
             token_prefix: prefix.as_str().into(),
             index: Index(9),
         };
-        credentials.auth_changed(&authenticated);
+        credentials.auth_changed(&authenticated, 3);
         let session = credentials.session(token, Index(9)).expect("is known");
         assert_eq!(credentials.renew(&session, token).map(|holder| &**holder.user()), Some("bob"));
-        credentials.auth_restored(true);
+        credentials.auth_restored(true, 3);
         assert!(
             credentials.renew(&session, token).is_none(),
             "what voided it may be in the state that was received"
         );
-        credentials.auth_changed(&authenticated);
+        credentials.auth_changed(&authenticated, 3);
         let session = credentials.session(token, Index(9)).expect("is known");
-        credentials.auth_changed(&AuthChange::Forget("bob".into()));
+        credentials.auth_changed(&AuthChange::Forget("bob".into()), 4);
         assert!(credentials.renew(&session, token).is_none());
         assert!(matches!(credentials.session(token, Index(10)), Err(Refused::Invalid)));
     }

@@ -95,7 +95,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     shared.began = clock.now();
     shared.heavy_hitters = HeavyHitters::new(clock.now());
     shared.clock = clock;
-    credentials.auth_restored(machine.auth.is_enabled());
+    credentials.auth_restored(machine.auth.is_enabled(), machine.auth.revision());
     shared.credentials = Arc::new(credentials);
     shared.threads = threads;
     if !threads {

@@ -255,7 +255,7 @@ mod tests {
         let random = Box::new(identity::system_entropy());
         let made = Credentials::new(&config_options, loaded.bytes(), Clock::real(), random, 0);
         let credentials = Arc::new(made.expect("the key fits"));
-        credentials.auth_changed(&AuthChange::Enabled);
+        credentials.auth_changed(&AuthChange::Enabled, 3);
         let token = || {
             let issued = credentials.issue(ADDRESS, "bob", "", Index(1), 7);
             testkit::block_on(Duration::from_secs(10), issued).expect("is signed")

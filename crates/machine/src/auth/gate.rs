@@ -41,6 +41,8 @@ pub struct Gate {
     who: Who,
     /// Why no key may be touched, whatever the rights.
     stale: Option<Status>,
+    /// The caller is no longer taken for root.
+    is_outdated: bool,
     /// Number of times that the keys of a lease were gone through, for tests.
     #[cfg(test)]
     pub(super) leases_asked: std::cell::Cell<usize>,
@@ -71,9 +73,18 @@ impl Gate {
         Gate {
             who,
             stale,
+            is_outdated: false,
             #[cfg(test)]
             leases_asked: std::cell::Cell::default(),
         }
+    }
+
+    /// The gate of a caller whose token is from before the password of its user was changed: what only root may do is refused, as
+    /// keys are. In etcd such a token may change the new password (COMPAT-443). It is for requests where they arrive: where they
+    /// are applied all members have to say the same, etcd's too.
+    pub fn outdated(mut self) -> Gate {
+        self.is_outdated = !self.is_open();
+        self
     }
 
     /// Whether everything is allowed to anyone, so that there is nothing to ask.
@@ -85,12 +96,13 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// When no user is named, there is none of this name, or it has not the role root.
+    /// When no user is named, there is none of this name, it has not the role root, or its token is outdated.
     pub fn admin(&self) -> Result<(), Status> {
         match &self.who {
             Who::Anyone => Ok(()),
             Who::Nobody { is_named: false } => Err(error::USER_EMPTY),
             Who::Nobody { is_named: true } => Err(error::USER_NOT_FOUND),
+            Who::Known(rights) if rights.is_root() && self.is_outdated => Err(error::AUTH_OLD_REVISION),
             Who::Known(rights) if rights.is_root() => Ok(()),
             Who::Known(_) => Err(error::PERMISSION_DENIED),
         }

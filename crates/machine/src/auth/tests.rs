@@ -123,6 +123,8 @@ fn a_caller_of_an_older_revision_is_refused_unless_it_is_about_no_key() {
     let root = Gate::new(&auth, root, &mut cache);
     assert_eq!(root.read(b"a", b""), Err(error::AUTH_OLD_REVISION));
     assert_eq!(root.admin(), Ok(()));
+    assert_eq!(root.outdated().admin(), Err(error::AUTH_OLD_REVISION));
+    assert_eq!(gate(&auth, "bob").outdated().admin(), Err(error::PERMISSION_DENIED));
     let nobody = Gate::new(&auth, Caller::default(), &mut cache);
     assert_eq!(nobody.read(b"a", b""), Err(error::USER_EMPTY));
     assert_eq!(nobody.admin(), Err(error::USER_EMPTY));

@@ -289,6 +289,26 @@ fn json_web_tokens_are_made_and_taken() {
         assert_eq!(bob.get("b").await.map(drop), Err(error::AUTH_OLD_REVISION));
         let bob = log_in(&client, "bob", "bobpw").await.expect("is bob");
         bob.get("b").await.expect("is allowed");
+        // What only root may do goes on, until its password is changed: whoever has the token might change it once more.
+        user_add(&root, "another", "x").await.expect("is added");
+        let changed = |password: &str| AuthUserChangePasswordRequest {
+            name: "root".to_owned(),
+            password: password.to_owned(),
+            ..AuthUserChangePasswordRequest::default()
+        };
+        let change = async |client: &Client, password| {
+            let request = changed(password);
+            let rpc = Rpc::AuthUserChangePassword;
+            client.call::<AuthUserChangePasswordResponse>(rpc, &request).await.map(drop)
+        };
+        change(&root, "newpw").await.expect("root may");
+        assert_eq!(change(&root, "stolen").await, Err(error::AUTH_OLD_REVISION));
+        assert_eq!(change(&root, "").await, Err(error::AUTH_OLD_REVISION));
+        assert_eq!(user_add(&root, "eve", "x").await, Err(error::AUTH_OLD_REVISION));
+        assert_eq!(grant_role(&root, "bob", "root").await, Err(error::AUTH_OLD_REVISION));
+        assert_eq!(root.compact(1, false).await.map(drop), Err(error::AUTH_OLD_REVISION));
+        let root = log_in(&client, "root", "newpw").await.expect("is root");
+        user_add(&root, "eve", "x").await.expect("is added");
     });
 }
 

@@ -82,7 +82,7 @@ impl Services {
             ),
             _ => return Err(error::UNKNOWN_METHOD),
         };
-        let principal = self.principal()?;
+        let principal = self.undated_principal()?;
         self.propose(&principal, field, &message, false, what, |_, _, header| Ok(changed(header)))
     }
 
@@ -96,7 +96,7 @@ impl Services {
         (field, what): (u32, &'static str),
     ) -> Result<Unary, Status> {
         let Some(password) = password else {
-            let (principal, message) = (self.principal()?, request.encode_to_vec().into());
+            let (principal, message) = (self.undated_principal()?, request.encode_to_vec().into());
             return self
                 .propose(&principal, field, &message, false, what, |_, _, header| Ok(changed(header)));
         };

@@ -42,6 +42,8 @@ pub(crate) struct Principal {
     user: Option<Arc<str>>,
     /// The auth revision as of which the user was established; 0 for nobody.
     revision: u64,
+    /// The revision is that of a token that names one, which may be of long ago.
+    is_dated: bool,
 }
 
 impl Principal {
@@ -244,7 +246,7 @@ impl Services {
             );
             return Principal::default();
         }
-        Principal { user: Some(Arc::clone(name)), revision }
+        Principal { user: Some(Arc::clone(name)), revision, is_dated: false }
     }
 
     /// As [`Services::identify`], for streams: waits, if another member gave out the token, until this one has applied what
@@ -304,7 +306,10 @@ impl Services {
 
     /// What this user may do as of these users and roles.
     pub(super) fn gate_of(&self, auth: &Auth, principal: &Principal) -> Gate {
-        Gate::new(auth, principal.caller(), &mut self.known.borrow_mut().rights)
+        let gate = Gate::new(auth, principal.caller(), &mut self.known.borrow_mut().rights);
+        let is_outdated =
+            principal.is_dated && self.shared.credentials.is_outdated(principal.name(), principal.revision);
+        if is_outdated { gate.outdated() } else { gate }
     }
 
     /// The user of the call being looked at.
@@ -325,6 +330,20 @@ impl Services {
         let principal = self.principal()?;
         self.some_user(&principal)?;
         Ok(principal)
+    }
+
+    /// The same, for changes that only root may make, which is asked where they are applied: there nothing is known of tokens that
+    /// are outdated for that ([`Gate::outdated`]).
+    ///
+    /// # Errors
+    ///
+    /// When its token was refused, or is outdated.
+    pub(super) fn undated_principal(&self) -> Result<Principal, Status> {
+        let principal = self.principal()?;
+        match self.gate(&self.shared.state.load(), &principal).admin() {
+            Err(status) if status == error::AUTH_OLD_REVISION => Err(status),
+            _ => Ok(principal),
+        }
     }
 
     /// Does what only root may, and what no entry is asked for again: if authentication is enabled, once this member knows all
@@ -575,6 +594,7 @@ fn principal(holder: &identity::Holder, state: &Published) -> Principal {
     Principal {
         user: Some(Arc::clone(holder.user())),
         revision: holder.revision().unwrap_or(state.auth.revision()),
+        is_dated: holder.revision().is_some(),
     }
 }
 
@@ -597,13 +617,13 @@ mod tests {
     #[test]
     fn the_token_of_a_connection_goes_with_it() {
         let credentials = Credentials::simple(Clock::real(), Box::new(identity::system_entropy()));
-        credentials.auth_changed(&AuthChange::Enabled);
+        credentials.auth_changed(&AuthChange::Enabled, 3);
         let authenticated = AuthChange::Authenticated {
             user: "bob".into(),
             token_prefix: "abcdefghijklmnop".into(),
             index: Index(9),
         };
-        credentials.auth_changed(&authenticated);
+        credentials.auth_changed(&authenticated, 3);
         let known = Known::default();
         let peers = [1, 2].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         let guards = peers.map(|peer| known.connected(peer));

@@ -47,7 +47,10 @@ pub(super) async fn is_root(shared: &Shared, logger: &Logger, headers: &HeaderMa
     let (state, holder) = (shared.state.load(), session.holder());
     let revision = holder.revision().unwrap_or(state.auth.revision());
     let caller = Caller { user: holder.user(), revision };
-    Gate::new(&state.auth, caller, &mut RightsCache::default()).admin()
+    let gate = Gate::new(&state.auth, caller, &mut RightsCache::default());
+    let is_outdated =
+        holder.revision().is_some_and(|revision| shared.credentials.is_outdated(holder.user(), revision));
+    if is_outdated { gate.outdated().admin() } else { gate.admin() }
 }
 
 /// The session of a token, as of what is published.

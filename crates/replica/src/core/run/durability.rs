@@ -348,7 +348,7 @@ impl Core {
         let is_old = matches!(change, AuthChange::Authenticated { .. })
             && self.history.was_replayed(self.machine.applied_index);
         if !is_old {
-            self.shared.credentials.auth_changed(change);
+            self.shared.credentials.auth_changed(change, self.machine.auth.revision());
         }
         match change {
             // It is no change of the state.

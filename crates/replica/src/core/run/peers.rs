@@ -915,7 +915,7 @@ impl Core {
         self.removal.restored(store.compact_revision(), store.current_revision(), now);
         self.alarms = Arc::new(self.machine.alarms.clone());
         self.auth = Arc::new(self.machine.auth.clone());
-        self.shared.credentials.auth_restored(self.auth.is_enabled());
+        self.shared.credentials.auth_restored(self.auth.is_enabled(), self.auth.revision());
         self.tell_members();
         self.install.installed(Reset { index: restore.index, term: restore.term }, replaced);
         Ok(())

@@ -1,0 +1,85 @@
+//! From which auth revision on a token counts that names one: JSON Web Tokens, which nothing withdraws.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Users of whom a revision is kept; with more the newest revision counts for all users.
+const USERS_MAX: usize = 10_000;
+
+/// The auth revisions at which passwords were changed and users deleted, as far as this process has seen it: for what came
+/// before, the revision of the state that it began with.
+#[derive(Debug, Default)]
+pub(super) struct Floors {
+    /// No revision below is newer, so that almost always nobody has to ask the map.
+    newest: AtomicU64,
+    floors: Mutex<OfUsers>,
+}
+
+#[derive(Debug, Default)]
+struct OfUsers {
+    of_all: u64,
+    of_user: HashMap<Box<str>, u64>,
+}
+
+impl Floors {
+    fn lock(&self) -> MutexGuard<'_, OfUsers> {
+        // Nothing inside can panic half-way.
+        self.floors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tokens of this user count from this revision on.
+    pub fn raise(&self, user: &str, auth_revision: u64) {
+        let mut floors = self.lock();
+        if floors.of_user.len() >= USERS_MAX && !floors.of_user.contains_key(user) {
+            floors.of_all = auth_revision;
+            floors.of_user.clear();
+        } else {
+            floors.of_user.insert(user.into(), auth_revision);
+        }
+        drop(floors);
+        self.newest.fetch_max(auth_revision, Ordering::Release);
+    }
+
+    /// The same for all users, when nothing is known of what came before.
+    pub fn raise_all(&self, auth_revision: u64) {
+        *self.lock() = OfUsers { of_all: auth_revision, of_user: HashMap::new() };
+        self.newest.store(auth_revision, Ordering::Release);
+    }
+
+    pub fn is_below(&self, user: &str, auth_revision: u64) -> bool {
+        if auth_revision >= self.newest.load(Ordering::Acquire) {
+            return false;
+        }
+        let floors = self.lock();
+        auth_revision < floors.of_user.get(user).copied().unwrap_or(0).max(floors.of_all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tokens_from_before_their_users_change_are_below() {
+        let floors = Floors::default();
+        floors.raise_all(5);
+        floors.raise("root", 9);
+        let below = |user, revisions: [u64; 4]| revisions.map(|revision| floors.is_below(user, revision));
+        assert_eq!(below("root", [4, 5, 8, 9]), [true, true, true, false]);
+        assert_eq!(below("bob", [4, 5, 8, 9]), [true, false, false, false]);
+        // A state that was received may be an older one.
+        floors.raise_all(7);
+        assert_eq!(below("root", [6, 7, 8, 9]), [true, false, false, false]);
+    }
+
+    #[test]
+    fn what_is_kept_of_users_is_bounded() {
+        let floors = Floors::default();
+        for number in 1..=USERS_MAX as u64 + 1 {
+            floors.raise(&number.to_string(), number);
+        }
+        assert_eq!(floors.lock().of_user.len(), 0);
+        assert!(floors.is_below("root", USERS_MAX as u64) && !floors.is_below("1", USERS_MAX as u64 + 1));
+    }
+}
