@@ -109,8 +109,8 @@ pub trait File: Send + Sync {
     /// Reserves room for `offset..offset + len`, extending the file with zeros if it is shorter. Where the file
     /// system cannot reserve, it only extends, and says so.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<Reservation>;
-    /// Returns true if a part of the file may be a hole, for which no room is reserved.
-    fn may_have_holes(&self) -> io::Result<bool>;
+    /// Bytes of the file for which no room is reserved, as far as the system tells: more rather than fewer.
+    fn hole_bytes(&self) -> io::Result<u64>;
     /// Length in bytes.
     fn len(&self) -> io::Result<u64>;
 

@@ -42,6 +42,43 @@ pub enum Operation {
     Write,
     /// Syncing a file or a directory.
     Sync,
+    /// Syncing a directory.
+    SyncDir,
+    /// Creating a file or a directory.
+    Create,
+    /// Renaming a file.
+    Rename,
+    /// Removing a file.
+    Remove,
+    /// Reserving room for a file, or changing its length.
+    Allocate,
+    /// Opening a file.
+    Open,
+    /// Listing a directory.
+    List,
+    /// Locking a file.
+    Lock,
+    /// Asking for the free space.
+    Space,
+}
+
+impl Operation {
+    /// Returns true if it changes nothing on the disk.
+    fn only_looks(self) -> bool {
+        matches!(
+            self,
+            Operation::Read | Operation::Open | Operation::List | Operation::Lock | Operation::Space
+        )
+    }
+
+    /// Returns true if an operation that is done is of this sort.
+    fn covers(self, done: Operation) -> bool {
+        match self {
+            Operation::Change => !done.only_looks(),
+            Operation::Sync => matches!(done, Operation::Sync | Operation::SyncDir),
+            sort => sort == done,
+        }
+    }
 }
 
 /// A fault that waits for its operation.
@@ -57,7 +94,7 @@ struct Planned {
 /// Reads see what was written at once. [`MemDisk::crash`] throws away what was not synced, sector by sector: each
 /// is kept or lost or, if it was overwritten as a whole, zeroed, as the seed has it. A sector that was partly
 /// overwritten is kept or lost as one: the rest of it had been synced, and a sector is written whole or not at all. Names that were not synced survive as a prefix of the operations
-/// made, also of the seed's choosing, as with a journaling file system.
+/// made, also of the seed's choosing, as with a journaling file system, or in any order ([`MemDisk::keep_names_in_any_order`]).
 #[derive(Clone)]
 pub struct MemDisk {
     state: Arc<Mutex<State>>,
@@ -72,6 +109,8 @@ struct State {
     names: BTreeMap<PathBuf, u64>,
     names_durable: BTreeMap<PathBuf, u64>,
     names_pending: Vec<NameChange>,
+    /// True if a crash keeps any of the pending changes.
+    names_in_any_order: bool,
     dirs: BTreeSet<PathBuf>,
     /// Number of those who share a lock; 0 if one holds it alone.
     locks: BTreeMap<PathBuf, usize>,
@@ -135,6 +174,7 @@ impl MemDisk {
                 names: BTreeMap::new(),
                 names_durable: BTreeMap::new(),
                 names_pending: Vec::new(),
+                names_in_any_order: false,
                 dirs: BTreeSet::new(),
                 locks: BTreeMap::new(),
                 ops: 0,
@@ -159,10 +199,18 @@ impl MemDisk {
     pub fn crash(&self) {
         let mut state = self.state();
         let mut random = state.random.clone();
-        let kept = (random.number() % (state.names_pending.len() as u64 + 1)) as usize;
         let pending = std::mem::take(&mut state.names_pending);
-        for change in pending.into_iter().take(kept) {
-            change.apply(&mut state.names_durable);
+        if state.names_in_any_order {
+            for change in pending {
+                if random.number().is_multiple_of(2) {
+                    change.apply(&mut state.names_durable);
+                }
+            }
+        } else {
+            let kept = (random.number() % (pending.len() as u64 + 1)) as usize;
+            for change in pending.into_iter().take(kept) {
+                change.apply(&mut state.names_durable);
+            }
         }
         state.names = state.names_durable.clone();
         let alive: BTreeSet<u64> = state.names.values().copied().collect();
@@ -306,6 +354,12 @@ impl MemDisk {
         self.state().ops
     }
 
+    /// Has a crash keep any of the changes of names that were not synced, a later one without an earlier one, too: no file system
+    /// promises an order.
+    pub fn keep_names_in_any_order(&self) {
+        self.state().names_in_any_order = true;
+    }
+
     /// Limits the sum of all file lengths; what would go beyond fails with `ENOSPC`.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.state().capacity_bytes = bytes;
@@ -422,17 +476,20 @@ impl State {
 
     /// Counts one read.
     fn step_read(&mut self) -> io::Result<()> {
-        self.alive()?;
         self.reads += 1;
-        if self.planned.is_empty() { Ok(()) } else { self.count_down(Operation::Read) }
+        self.look(Operation::Read)
+    }
+
+    /// Counts one operation that changes nothing; an error is what it must fail with.
+    fn look(&mut self, operation: Operation) -> io::Result<()> {
+        self.alive()?;
+        if self.planned.is_empty() { Ok(()) } else { self.count_down(operation) }
     }
 
     fn count_down(&mut self, operation: Operation) -> io::Result<()> {
         let mut due = None;
         self.planned.retain_mut(|planned| {
-            let meant = planned.operation == operation
-                || planned.operation == Operation::Change && operation != Operation::Read;
-            if !meant {
+            if !planned.operation.covers(operation) {
                 return true;
             }
             planned.left -= 1;
@@ -593,8 +650,9 @@ impl Node {
         self.data.resize(len as usize, 0);
     }
 
-    fn has_holes(&self) -> bool {
-        (self.written.len() as u64) < (self.data.len() as u64).div_ceil(PAGE_BYTES)
+    fn hole_bytes(&self) -> u64 {
+        let pages = (self.data.len() as u64).div_ceil(PAGE_BYTES);
+        pages.saturating_sub(self.written.len() as u64) * PAGE_BYTES
     }
 
     fn sync(&mut self) {
@@ -645,7 +703,7 @@ impl Node {
 impl Disk for MemDisk {
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state();
-        state.step(Operation::Change)?;
+        state.step(Operation::Create)?;
         let mut at = Some(dir);
         while let Some(path) = at {
             state.dirs.insert(path.to_path_buf());
@@ -656,7 +714,7 @@ impl Disk for MemDisk {
 
     fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
         let mut state = self.state();
-        state.step(Operation::Change)?;
+        state.step(Operation::Create)?;
         if state.names.contains_key(path) {
             return Err(errno(libc::EEXIST));
         }
@@ -672,7 +730,7 @@ impl Disk for MemDisk {
 
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {
         let mut state = self.state();
-        state.alive()?;
+        state.look(Operation::Open)?;
         let id = state.lookup(path)?;
         Ok(self.file(&mut state, id))
     }
@@ -683,7 +741,7 @@ impl Disk for MemDisk {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut state = self.state();
-        state.step(Operation::Change)?;
+        state.step(Operation::Remove)?;
         state.lookup(path)?;
         state.rename_names(NameChange::Remove(path.to_path_buf()));
         Ok(())
@@ -691,15 +749,15 @@ impl Disk for MemDisk {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.state();
-        state.step(Operation::Change)?;
+        state.step(Operation::Rename)?;
         state.lookup(from)?;
         state.rename_names(NameChange::Rename(from.to_path_buf(), to.to_path_buf()));
         Ok(())
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
-        let state = self.state();
-        state.alive()?;
+        let mut state = self.state();
+        state.look(Operation::List)?;
         if !state.dirs.contains(dir) {
             return Err(errno(libc::ENOENT));
         }
@@ -712,7 +770,7 @@ impl Disk for MemDisk {
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state();
-        state.step(Operation::Sync)?;
+        state.step(Operation::SyncDir)?;
         let pending = std::mem::take(&mut state.names_pending);
         for change in pending {
             if change.touches(dir) {
@@ -733,7 +791,7 @@ impl Disk for MemDisk {
 
     fn lock(&self, path: &Path) -> io::Result<Lock> {
         let mut state = self.state();
-        state.alive()?;
+        state.look(Operation::Lock)?;
         if state.locks.contains_key(path) {
             return Err(io::Error::new(io::ErrorKind::WouldBlock, "locked by another process"));
         }
@@ -748,7 +806,7 @@ impl Disk for MemDisk {
 
     fn lock_shared(&self, path: &Path) -> io::Result<Lock> {
         let mut state = self.state();
-        state.alive()?;
+        state.look(Operation::Lock)?;
         state.lookup(path)?;
         if state.locks.get(path) == Some(&0) {
             return Err(io::Error::new(io::ErrorKind::WouldBlock, "locked by another process"));
@@ -758,8 +816,8 @@ impl Disk for MemDisk {
     }
 
     fn space(&self, path: &Path) -> io::Result<DiskSpace> {
-        let state = self.state();
-        state.alive()?;
+        let mut state = self.state();
+        state.look(Operation::Space)?;
         let is_mounted = state.mounted.as_ref().is_some_and(|(dir, _)| path.starts_with(dir));
         Ok(state.space(is_mounted))
     }
@@ -895,7 +953,7 @@ impl File for MemFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut state = self.state()?;
-        state.step(Operation::Change)?;
+        state.step(Operation::Allocate)?;
         // A length that no memory holds is the test's error or a damaged file's: refuse it as a disk would.
         if len > u64::from(u32::MAX) {
             return Err(errno(libc::EFBIG));
@@ -906,7 +964,7 @@ impl File for MemFile {
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<Reservation> {
         let mut state = self.state()?;
-        state.step(Operation::Change)?;
+        state.step(Operation::Allocate)?;
         let end = offset.saturating_add(len);
         if end > u64::from(u32::MAX) {
             return Err(errno(libc::EFBIG));
@@ -917,14 +975,14 @@ impl File for MemFile {
             if (node.data.len() as u64) < end {
                 node.set_len(end);
             }
-            if reserves || !node.has_holes() { Reservation::Made } else { Reservation::NeedsZeros }
+            if reserves || node.hole_bytes() == 0 { Reservation::Made } else { Reservation::NeedsZeros }
         })
     }
 
-    fn may_have_holes(&self) -> io::Result<bool> {
+    fn hole_bytes(&self) -> io::Result<u64> {
         let mut state = self.state()?;
         let reserves = state.reserves;
-        self.with(&mut state, |node| !reserves && node.has_holes())
+        self.with(&mut state, |node| if reserves { 0 } else { node.hole_bytes() })
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -985,6 +1043,21 @@ mod tests {
             seen.insert((disk.exists(&path).unwrap(), disk.exists(&other).unwrap()));
         }
         assert_eq!(seen, BTreeSet::from([(false, false), (true, false), (false, true)]));
+    }
+
+    #[test]
+    fn unsynced_names_may_survive_in_any_order() {
+        let mut seen = BTreeSet::new();
+        for seed in 0..64 {
+            let (disk, path) = disk(seed);
+            disk.keep_names_in_any_order();
+            let other = PathBuf::from("/d/g");
+            disk.create(&path).unwrap();
+            disk.create(&other).unwrap();
+            disk.crash();
+            seen.insert((disk.exists(&path).unwrap(), disk.exists(&other).unwrap()));
+        }
+        assert_eq!(seen.len(), 4);
     }
 
     #[test]
@@ -1107,6 +1180,33 @@ mod tests {
         assert!(disk.is_dark() && disk.is_down(), "only a crash brings power back");
         disk.crash();
         assert!(!disk.is_down() && disk.open(&path).is_ok() | !disk.exists(&path).unwrap());
+    }
+
+    #[test]
+    fn every_sort_of_operation_fails_when_it_is_told_to() {
+        let (disk, path) = disk(7);
+        let dir = Path::new("/d");
+        drop(disk.create(&path).unwrap());
+        let other = PathBuf::from("/d/g");
+        type Try<'a> = Box<dyn Fn() -> io::Result<()> + 'a>;
+        let operations: Vec<(Operation, Try<'_>)> = vec![
+            (Operation::Open, Box::new(|| disk.open(&path).map(drop))),
+            (Operation::List, Box::new(|| disk.list(dir).map(drop))),
+            (Operation::Space, Box::new(|| disk.space(dir).map(drop))),
+            (Operation::Lock, Box::new(|| disk.lock(&other).map(drop))),
+            (Operation::SyncDir, Box::new(|| disk.sync_dir(dir))),
+            (Operation::Sync, Box::new(|| disk.sync_dir(dir))),
+            (Operation::Allocate, Box::new(|| disk.open(&path)?.allocate(0, 9).map(drop))),
+            (Operation::Allocate, Box::new(|| disk.open(&path)?.set_len(9))),
+            (Operation::Rename, Box::new(|| disk.rename(&path, &other))),
+            (Operation::Create, Box::new(|| disk.create(&path).map(drop))),
+            (Operation::Remove, Box::new(|| disk.remove(&other))),
+        ];
+        for (operation, attempt) in operations {
+            disk.fail_next(operation, 1, Fault::Once(libc::EROFS));
+            assert_eq!(attempt().unwrap_err().raw_os_error(), Some(libc::EROFS), "{operation:?}");
+            attempt().unwrap_or_else(|error| panic!("{operation:?}: {error}"));
+        }
     }
 
     #[test]

@@ -182,7 +182,7 @@ impl RealFile {
         if self.len()? < end {
             self.set_len(end)?;
         }
-        let is_there = kind_of(&self.file).and_then(writes_elsewhere).is_some() || !self.may_have_holes()?;
+        let is_there = kind_of(&self.file).and_then(writes_elsewhere).is_some() || self.hole_bytes()? == 0;
         Ok(if is_there { Reservation::Made } else { Reservation::NeedsZeros })
     }
 }
@@ -328,10 +328,10 @@ impl File for RealFile {
         }
     }
 
-    fn may_have_holes(&self) -> io::Result<bool> {
+    fn hole_bytes(&self) -> io::Result<u64> {
         let found = self.file.metadata()?;
         // The unit is 512 whatever the file system's blocks are.
-        Ok(found.blocks().saturating_mul(512) < found.len())
+        Ok(found.len().saturating_sub(found.blocks().saturating_mul(512)))
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -372,10 +372,7 @@ mod tests {
         let file = fs::File::create(&path).expect("is made");
         let file = RealFile { file, cached_reads: AtomicU8::new(ASK) };
         assert_eq!(file.extend(1 << 20).expect("is extended"), Reservation::NeedsZeros);
-        assert_eq!(
-            (file.len().expect("is known"), file.may_have_holes().expect("is known")),
-            (1 << 20, true)
-        );
+        assert_eq!((file.len().expect("is known"), file.hole_bytes().expect("is known")), (1 << 20, 1 << 20));
         file.write_at(&[0; 1 << 20], 0).expect("is written");
         file.sync_data().expect("is synced");
         assert_eq!(file.extend(1 << 20).expect("is there"), Reservation::Made);

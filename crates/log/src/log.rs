@@ -81,20 +81,21 @@ fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) 
     if disk.writes_elsewhere(&options.dir).is_some() {
         return;
     }
-    let may_lack = |file: &dyn disk::File| file.may_have_holes().unwrap_or(false);
+    let may_lack = |file: &dyn disk::File| file.hole_bytes().is_ok_and(|bytes| bytes > 0);
     if let Some(active) = &opened.position.active
         && may_lack(&*active.file)
     {
         let end = u64::from(active.end.load(std::sync::atomic::Ordering::Relaxed));
         let room = active.capacity.load(std::sync::atomic::Ordering::Relaxed).saturating_sub(end);
-        if reserve(&*active.file, end, room).is_err() {
+        if reserve(disk, &options.dir, &*active.file, end, room).is_err() {
             // There is none: the next segment is used, or the room is found to be exhausted.
             active.capacity.store(end, std::sync::atomic::Ordering::Relaxed);
         }
     }
     let header = SEGMENT_HEADER_BYTES as u64;
     if let Some(next) = opened.prepared.take_if(|next| {
-        may_lack(&*next.file) && reserve(&*next.file, header, next.header.capacity - header).is_err()
+        may_lack(&*next.file)
+            && reserve(disk, &options.dir, &*next.file, header, next.header.capacity - header).is_err()
     }) {
         opened.next_seq = next.seq;
         // What cannot be removed is replaced when the segment is made again.

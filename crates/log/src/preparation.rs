@@ -302,7 +302,7 @@ impl Preparation {
             if file.len()? > capacity {
                 file.set_len(capacity)?;
             }
-            let zeros = reserve(&*file, 0, capacity)?;
+            let zeros = reserve(&**disk, dir, &*file, 0, capacity)?;
             let header = SegmentHeader {
                 seq,
                 cluster_id: self.options.cluster_id,
@@ -355,7 +355,8 @@ impl Preparation {
                 disk.remove(&making)?;
             }
             let file = disk.create(&making)?;
-            let zeros = reserve(&*file, 0, u64::from(self.options.segment_bytes))?;
+            let zeros =
+                reserve(&**disk, &self.options.dir, &*file, 0, u64::from(self.options.segment_bytes))?;
             self.shared.figures.prepared_bytes.fetch_add(zeros, Ordering::Relaxed);
             let path = self.spare_path()?;
             disk.rename(&making, &path)?;

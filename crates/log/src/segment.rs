@@ -1,7 +1,8 @@
 //! A segment in memory, and what all parts of the log share.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -125,7 +126,7 @@ static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 /// Fills a part of a file with zeros, page by page: a large write is kept in large folios of the page cache, and every
 /// small write into one then counts as, and may be written back as, all of it (measured: 90 KB instead of 5 KB for a
 /// write of 1 KiB).
-pub(crate) fn write_zeros(file: &dyn File, from: u64, len: u64) -> std::io::Result<()> {
+pub(crate) fn write_zeros(file: &dyn File, from: u64, len: u64) -> io::Result<()> {
     let (mut at, end) = (from, from + len);
     while at < end {
         let piece = (PAGE_BYTES - at % PAGE_BYTES).min(end - at);
@@ -139,17 +140,31 @@ pub(crate) fn write_zeros(file: &dyn File, from: u64, len: u64) -> std::io::Resu
 const RESERVED_AT_ONCE_BYTES: u64 = 1 << 20;
 
 /// Reserves room in a file from `from` on. Where the file system reserves nothing, zeros are written, over whatever is there, and
-/// synced: only then a network file system has said that there is room. Returns the number of zeros.
-pub(crate) fn reserve(file: &dyn File, from: u64, len: u64) -> std::io::Result<u64> {
+/// synced: only then a network file system has said that there is room. Returns the number of zeros. If there is no room, the file
+/// keeps its length, and takes no more of what is left.
+pub(crate) fn reserve(disk: &dyn Disk, path: &Path, file: &dyn File, from: u64, len: u64) -> io::Result<u64> {
+    let before = file.len()?;
     if file.allocate(from, len)? == Reservation::Made {
         return Ok(0);
     }
-    let (mut at, end) = (from, from + len);
-    while at < end {
-        let piece = RESERVED_AT_ONCE_BYTES.min(end - at);
-        write_zeros(file, at, piece)?;
-        file.sync_data()?;
-        at += piece;
+    let outcome = (|| {
+        // Or a full disk would be filled with zeros, in vain and again and again.
+        let lacking = file.hole_bytes()?;
+        if disk.space(path).is_ok_and(|space| space.free_bytes < lacking) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let (mut at, end) = (from, from + len);
+        while at < end {
+            let piece = RESERVED_AT_ONCE_BYTES.min(end - at);
+            write_zeros(file, at, piece)?;
+            file.sync_data()?;
+            at += piece;
+        }
+        Ok(len)
+    })();
+    if outcome.is_err() {
+        // What cannot be cut is as long as it was meant to be.
+        let _ = file.set_len(before);
     }
-    Ok(len)
+    outcome
 }

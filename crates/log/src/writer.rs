@@ -320,7 +320,8 @@ impl Writer {
         let wanted = u64::from(self.write.end) + need;
         assert!(wanted < u64::from(u32::MAX), "a segment's offsets have 32 bits");
         // On a full disk the reserve makes way for a record that is larger than a segment.
-        while reserve(&*active.file, capacity, wanted - capacity).is_err() {
+        let disk = &*self.shared.disk;
+        while reserve(disk, &active.path, &*active.file, capacity, wanted - capacity).is_err() {
             if !self.preparation.give_up_spare() {
                 return false;
             }

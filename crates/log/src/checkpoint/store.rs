@@ -17,6 +17,8 @@ const MANIFEST_TMP: &str = "MANIFEST.tmp";
 /// segments.
 const RESERVE: &str = "reserve";
 const MANIFEST_RESERVE: &str = "reserve-manifest";
+/// No smaller reserve is tried: a block of most file systems.
+const RESERVE_BYTES_MIN: u64 = 4096;
 /// A manifest longer than this is not one.
 const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
@@ -89,7 +91,8 @@ impl CheckpointStore {
         RunWriter::begin(self.disk.clone(), self.dir.clone(), name, applied_index, term, metadata, reserve)
     }
 
-    /// Keeps this many bytes for the next run and for its manifest. If they are not free, the present reserve stays.
+    /// Keeps this many bytes for the next run and for its manifest. If they are not free, the present reserve stays, or
+    /// as much is kept as there is.
     ///
     /// # Errors
     ///
@@ -102,19 +105,33 @@ impl CheckpointStore {
     fn keep(&self, name: &str, bytes: u64) -> std::io::Result<()> {
         let path = self.dir.join(name);
         if !self.disk.exists(&path)? {
-            let outcome = self.disk.create(&path).and_then(|file| reserve(&*file, 0, bytes));
-            if outcome.is_err() {
-                let _ = self.disk.remove(&path);
-            }
-            return outcome.map(drop);
+            return self.make(&path, bytes);
         }
         let file = self.disk.open(&path)?;
         match file.len()? {
             len if len > bytes.saturating_mul(2) => file.set_len(bytes),
             // A file of an earlier release, or one that was copied, may be made of holes.
-            len if file.may_have_holes()? => reserve(&*file, 0, len.max(bytes)).map(drop),
-            len if len < bytes => reserve(&*file, len, bytes - len).map(drop),
+            len if file.hole_bytes()? > 0 => {
+                reserve(&*self.disk, &self.dir, &*file, 0, len.max(bytes)).map(drop)
+            }
+            len if len < bytes => reserve(&*self.disk, &self.dir, &*file, len, bytes - len).map(drop),
             _ => Ok(()),
+        }
+    }
+
+    /// Makes a reserve, as large as there is room for: what a checkpoint has left of the last one would otherwise go to the log, which
+    /// takes what it finds, and the next checkpoint, which is what makes room, would have none.
+    fn make(&self, path: &Path, bytes: u64) -> std::io::Result<()> {
+        let mut bytes = bytes;
+        loop {
+            let made =
+                self.disk.create(path).and_then(|file| reserve(&*self.disk, &self.dir, &*file, 0, bytes));
+            let Err(error) = made else { return Ok(()) };
+            let _ = self.disk.remove(path);
+            if !disk::is_full(&error) || bytes <= RESERVE_BYTES_MIN {
+                return Err(error);
+            }
+            bytes = (bytes / 2).next_multiple_of(RESERVE_BYTES_MIN);
         }
     }
 
