@@ -158,7 +158,10 @@ pub enum Order {
     /// Note beside the log what raised this member's NOSPACE alarm.
     Note(Cause),
     /// The disk may fill up: keep room for the next checkpoint.
-    Reserve,
+    Reserve {
+        /// True if a shortage was found, whatever the file system says of its free space: a quota of a server is not in it.
+        is_short: bool,
+    },
     /// Drop this: it takes long.
     Drop(Box<dyn Any + Send>),
     /// End.
@@ -237,6 +240,8 @@ pub struct Checkpointer {
     base_version_bytes: Option<u64>,
     /// True if the last checkpoint found no room.
     lacked_space: bool,
+    /// True if a shortage was found since the start.
+    was_short: bool,
     job: Option<Job>,
     /// Time of the order under way in which [`Checkpointer::run`] paused.
     paused: Duration,
@@ -304,7 +309,7 @@ struct Moving {
 impl Checkpointer {
     /// Takes over the checkpoint that the member was started from.
     pub fn new(member: Surface, store: CheckpointStore, levels: Vec<Level>, note: Note) -> Checkpointer {
-        let (base_version_bytes, lacked_space) = (None, false);
+        let (base_version_bytes, lacked_space, was_short) = (None, false, false);
         Checkpointer {
             member,
             store,
@@ -312,6 +317,7 @@ impl Checkpointer {
             note,
             base_version_bytes,
             lacked_space,
+            was_short,
             job: None,
             paused: Duration::ZERO,
             unsettled: None,
@@ -375,7 +381,10 @@ impl Checkpointer {
                 // If it cannot be written, an alarm that the disk raised outlives a restart until it is disarmed.
                 let _ = self.note.write(cause);
             }
-            Order::Reserve => self.keep_reserve(),
+            Order::Reserve { is_short } => {
+                self.was_short |= is_short;
+                self.keep_reserve();
+            }
             Order::Drop(what) => drop(what),
             Order::Stop => return false,
         }
@@ -413,6 +422,7 @@ impl Checkpointer {
 
     fn checkpointed(&mut self, result: Result<Checkpointed, CheckpointError>) {
         self.lacked_space = result.as_ref().is_err_and(CheckpointError::is_full);
+        self.was_short |= self.lacked_space;
         (self.member.tell)(Event::Checkpointed(result));
     }
 
@@ -450,13 +460,13 @@ impl Checkpointer {
         (from, kept)
     }
 
-    /// Keeps space for the next checkpoint, unless the disk has plenty.
+    /// Keeps space for the next checkpoint, unless the disk has plenty. Once a shortage was found, what it says is not relied on.
     fn keep_reserve(&self) {
         let Some(space) = self.store.space() else { return };
         let bytes: u64 = self.levels.iter().map(|level| level.run.file_bytes).sum();
         let slack = Checkpointer::slack(space.total_bytes);
         let wanted = (bytes + bytes / 2 + slack).next_multiple_of(4096);
-        let plenty = space.free_bytes >= RESERVE_FREE_BYTES + 4 * wanted;
+        let plenty = !self.was_short && space.free_bytes >= RESERVE_FREE_BYTES + 4 * wanted;
         // Where there is no room for it, the next checkpoint tries again.
         let _ = if plenty {
             self.store.drop_reserve()

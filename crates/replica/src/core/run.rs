@@ -306,7 +306,7 @@ impl Core {
         };
         let mut core = core.leave();
         core.leases.open_to_shards(false);
-        let _ = core.orders.send(Order::Stop);
+        core.moves.end(&core.orders);
         shared.core.close();
         outcome
     }

@@ -23,6 +23,7 @@ use std::sync::{Arc, Weak};
 use mvcc::{Location, View};
 use numbers::ChangeId;
 use planted::Bug;
+use storage::checkpointer::Order;
 
 /// Views of which is kept whether they are still there, before those that are gone are looked for.
 const VIEWS_MAX: usize = 4096;
@@ -130,6 +131,13 @@ impl Moves {
             let _ = mover.try_send(());
         }
     }
+
+    /// Has the checkpointer end, which may wait for values that do not arrive any more, with a full queue of orders behind that:
+    /// so nothing here waits for it. Where the queue is full, its end tells the same, once the core is gone.
+    pub fn end(&mut self, orders: &SyncSender<Order>) {
+        *self = Moves::default();
+        let _ = orders.try_send(Order::Stop);
+    }
 }
 
 #[cfg(test)]
@@ -157,6 +165,26 @@ mod tests {
         drop(first);
         assert!(!segments.release(|segment| deleted.push(segment)));
         assert_eq!((deleted, segments.pending_delete(), segments.open_views()), (vec![3], 0, 1));
+    }
+
+    #[test]
+    fn the_core_ends_though_the_checkpointer_waits_for_it_with_a_full_queue() {
+        let (mover, hears) = mpsc::sync_channel(1);
+        let (orders, queue) = mpsc::sync_channel(1);
+        orders.send(Order::Reserve { is_short: false }).expect("there is room");
+        let mut moves = Moves::default();
+        moves.begin(vec![(ChangeId::first_of(Revision(1)), Location { segment: 1, offset: 0 })], mover);
+        let (ended, core_ended) = mpsc::channel();
+        let core = std::thread::spawn(move || {
+            moves.end(&orders);
+            drop(orders);
+            ended.send(()).expect("the test waits");
+        });
+        // As the checkpointer does: it takes no order while values are on their way.
+        assert!(hears.recv().is_err(), "they do not arrive");
+        core_ended.recv().expect("it has ended");
+        core.join().expect("did not panic");
+        assert_eq!(queue.iter().count(), 1);
     }
 
     #[test]

@@ -83,7 +83,8 @@ impl Core {
     /// Looks at the disk now and then: raises and clears the alarm, and has room won back where it is short.
     pub(super) fn look_at_disk(&mut self, now: Instant) {
         let Some(look) = self.room.look(&self.log, now) else { return };
-        if look.wants_reserve && self.orders.try_send(Order::Reserve).is_ok() {
+        let reserve = Order::Reserve { is_short: look.is_short };
+        if look.wants_reserve && self.orders.try_send(reserve).is_ok() {
             self.room.reserved();
         }
         if look.is_short && !self.install.is_receiving() {
