@@ -1150,14 +1150,14 @@ impl Node {
         log.term(index.0).ok().map(Term)
     }
 
-    /// Returns the data of the entries behind this one that are kept in memory, the newest included, whether they are on
+    /// Returns index and data of the entries behind this one that are kept in memory, the newest included, whether they are on
     /// disk or not.
-    pub fn data_after(&self, index: Index) -> impl Iterator<Item = &[u8]> {
+    pub fn data_after(&self, index: Index) -> impl Iterator<Item = (Index, &[u8])> {
         let unstable = &self.raw.raft.raft_log.unstable;
         // Entries that replace others may not have taken their places yet.
         let stable = self.raw.store().between(index.0, unstable.offset.saturating_sub(1));
         let unstable = unstable.entries.iter().filter(move |entry| entry.index > index.0);
-        stable.chain(unstable).map(|entry| &*entry.data)
+        stable.chain(unstable).map(|entry| (Index(entry.index), &*entry.data))
     }
 
     /// Returns the member that this member voted for in its term; 0 for none.

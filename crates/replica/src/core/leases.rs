@@ -116,6 +116,15 @@ struct Noting {
     looked_through: Index,
 }
 
+/// The leases that entries of the log grant which are not applied yet.
+#[derive(Default)]
+struct GrantedAhead {
+    /// The last entry that grants each.
+    leases: BTreeMap<LeaseId, Index>,
+    /// Index of the last entry that was looked at.
+    looked_through: Index,
+}
+
 /// Notes being taken back, slice by slice.
 #[derive(Clone, Copy)]
 struct TakingBack {
@@ -187,6 +196,7 @@ pub(super) struct LeaseClocks {
     /// True if this leader has taken all notes back and begun to make none since.
     none_noted: bool,
     next_note: Instant,
+    granted_ahead: GrantedAhead,
     /// Renewals of expired leases, which wait for the revocation, by lease id, with the time when each came.
     renewals_of_expired: BTreeMap<LeaseId, Vec<(RequestId, Instant)>>,
 }
@@ -220,6 +230,7 @@ impl LeaseClocks {
             doubt_ends: None,
             none_noted: false,
             next_note: now + FIRST_NOTE,
+            granted_ahead: GrantedAhead::default(),
             renewals_of_expired: BTreeMap::new(),
         }
     }
@@ -265,6 +276,8 @@ impl LeaseClocks {
         }
         self.open_to_shards(false);
         self.end_noting();
+        // Another leader may have replaced what was looked at.
+        self.granted_ahead = GrantedAhead::default();
         (self.others, self.doubt_ends, self.none_noted) = (Others::Unheard, None, false);
         let waiting = std::mem::take(&mut self.renewals_of_expired);
         waiting.into_values().flatten().map(|(request_id, _)| request_id).collect()
@@ -507,6 +520,33 @@ impl LeaseClocks {
         expired
     }
 
+    /// Returns those of these expired leases that may be revoked now. One that an entry behind the applied ones grants under its id is
+    /// not: it is revoked in front of that entry, and a revocation behind it would end the new lease by the time of the old one.
+    /// Such a lease (COMPAT-460) is looked at again later, and so are all of them if many entries are to be looked at first.
+    pub fn not_granted_again(
+        &mut self,
+        mut expired: Vec<LeaseId>,
+        node: &Node,
+        applied: Index,
+        now: Instant,
+    ) -> Vec<LeaseId> {
+        let last = node.standing().last;
+        if expired.is_empty() || last <= applied {
+            return expired;
+        }
+        let ahead = &mut self.granted_ahead;
+        ahead.leases.retain(|_, index| *index > applied);
+        let behind = ahead.looked_through.max(applied);
+        let through = last.min(Index(behind.0 + NOTED_BEHIND_MAX));
+        let new = node.data_after(behind).take_while(|(index, _)| *index <= through);
+        ahead.leases.extend(new.filter_map(|(index, data)| Some((granted_lease(data)?, index))));
+        ahead.looked_through = through;
+        let is_left = |id: &LeaseId| through < last || ahead.leases.contains_key(id);
+        let left: Vec<LeaseId> = expired.extract_if(.., |id| is_left(id)).collect();
+        left.into_iter().for_each(|id| self.revocation_ended(id, true, now));
+        expired
+    }
+
     /// A revocation came to its end. It is tried again after a while if it failed.
     pub fn revocation_ended(&mut self, id: LeaseId, failed: bool, now: Instant) {
         self.revokes_open = self.revokes_open.saturating_sub(1);
@@ -627,7 +667,7 @@ impl LeaseClocks {
         // exists now, that is revoked before.
         if !planted::is(Bug::NoteOverGrant) {
             let behind = noting.looked_through.max(applied);
-            noting.granted.extend(node.data_after(behind).filter_map(granted_lease));
+            noting.granted.extend(node.data_after(behind).filter_map(|(_, data)| granted_lease(data)));
             noting.looked_through = last;
         }
         let mut notes = Vec::new();

@@ -199,7 +199,7 @@ impl Core {
         self.leases.forget_some();
         if self.leads_now() {
             self.leases.start_some(&self.machine.leases);
-            self.expire_leases();
+            self.expire_leases(now);
             self.note_some(now);
         } else {
             self.leases.end_noting();
@@ -225,11 +225,12 @@ impl Core {
     }
 
     /// Proposes to revoke the leases that have expired.
-    fn expire_leases(&mut self) {
+    fn expire_leases(&mut self, now: Instant) {
         if self.stopping.is_some() {
             return;
         }
-        for id in self.leases.take_expired() {
+        let expired = self.leases.take_expired();
+        for id in self.leases.not_granted_again(expired, &self.node, self.machine.applied_index, now) {
             let request = InternalRaftRequest {
                 lease_revoke: Some(LeaseRevokeRequest { id: id.0 }),
                 ..InternalRaftRequest::default()

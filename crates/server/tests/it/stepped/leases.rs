@@ -217,6 +217,30 @@ fn a_note_under_way_does_not_become_that_of_a_lease_granted_under_the_same_id() 
 }
 
 #[test]
+fn a_lease_that_is_granted_again_while_the_disk_stalls_is_not_ended_by_the_expiry_of_the_old_one() {
+    let mut world = World::started(1, 8, &[]);
+    let id = grant(&mut world, 0, 10);
+    let other = grant(&mut world, 0, 10);
+    world.places[0].log_held = true;
+    let call = |world: &World, rpc, request: Vec<u8>| Box::pin(world.member(0).call(rpc, request.into()));
+    let mut revoked = call(&world, Rpc::LeaseRevoke, LeaseRevokeRequest { id }.encode_to_vec());
+    assert!(within(&mut world, Duration::from_millis(300), &mut revoked).is_none());
+    let again = LeaseGrantRequest { ttl: 400, id };
+    let mut granted = call(&world, Rpc::LeaseGrant, again.encode_to_vec());
+    assert!(within(&mut world, Duration::from_millis(300), &mut granted).is_none());
+    // The time of the old one runs out, and that of one that nobody grants again.
+    pass(&mut world, Duration::from_secs(14));
+    world.places[0].log_held = false;
+    world.until("the other one is gone", |world| world.member(0).probe().leases == 1);
+    pass(&mut world, Duration::from_secs(2));
+    assert!(time_to_live(&mut world, 0, id).ttl > 380);
+    assert_eq!(time_to_live(&mut world, 0, other).ttl, -1);
+    pass(&mut world, Duration::from_secs(370));
+    assert_eq!(world.member(0).probe().leases, 1);
+    world.until("it expires in its time", |world| world.member(0).probe().leases == 0);
+}
+
+#[test]
 fn a_lease_without_a_ttl_is_renewed_by_that_of_its_leader() {
     let mut world = World::started(3, 11, &[]);
     world.lead(0);
