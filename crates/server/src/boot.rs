@@ -2,6 +2,7 @@
 //! listens; [`Running::stop`] shuts down cleanly.
 
 use std::error::Error;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::mpsc::{self, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -110,6 +111,7 @@ pub fn start(
         },
     })?;
     opened.report(&logger, began.elapsed());
+    warn_of_file_systems(&logger, &*disk, [Some(config.data_dir.as_path()), config.wal_dir.as_deref()]);
     let shards = processors();
     let thresholds = Thresholds::of(config.snapshot_count, opened.log.segment_bytes());
     let setting =
@@ -319,6 +321,18 @@ fn warn_of_few_connections(logger: &Logger, options: &front::Options) {
         logger.warn(
             "the limit on open files leaves few connections for clients: raise it (ulimit -n, LimitNOFILE)",
             &[("connections", Value::Uint(options.connections_max as u64))],
+        );
+    }
+}
+
+/// Says that nothing can be reserved on the file system of the data or the log, where that is so.
+fn warn_of_file_systems(logger: &Logger, disk: &dyn Disk, dirs: [Option<&Path>; 2]) {
+    for dir in dirs.into_iter().flatten() {
+        let Some(file_system) = disk.writes_elsewhere(dir) else { continue };
+        logger.warn(
+            "this file system writes what is there already to a new place, so that no room can be kept for a full disk: \
+             leave some free, or keep the data on ext4 or XFS",
+            &[("directory", Value::Display(&dir.display())), ("file-system", Value::Str(file_system))],
         );
     }
 }
