@@ -404,6 +404,18 @@ impl fmt::Debug for Account {
     }
 }
 
+/// Bytes as which a key counts that a service looks at: both take about as long.
+const KEY_BYTES: u64 = 128;
+
+/// Notes keys and bytes of values that a service has looked at, as work of the turn of the connection that is served now.
+/// Whatever takes more than a look at a few keys says so, whether or not it answers with them.
+pub fn note_work(keys: u64, bytes: u64) {
+    if let Some(account) = Account::of_turn() {
+        let work = keys.saturating_mul(KEY_BYTES).saturating_add(bytes);
+        account.looked_at(usize::try_from(work).unwrap_or(usize::MAX));
+    }
+}
+
 impl Account {
     pub(crate) fn charge(&self, n: usize) {
         let held = self.held.get() + n;
@@ -536,7 +548,7 @@ impl Account {
         AccountTurn(TURN.replace(Some(self.clone())))
     }
 
-    /// Notes bytes that a service looked at for a piece of an answer besides those that it gives, so that a turn of the
+    /// Notes bytes that a service looked at for the connection besides those that it answers with, so that a turn of the
     /// connection has an end.
     pub fn looked_at(&self, bytes: usize) {
         self.looked_at.set(self.looked_at.get().saturating_add(bytes));

@@ -403,7 +403,9 @@ impl Gathering {
         let (method, bytes) = (self.head.method, message.len());
         around.shard.counters.started(method);
         let charge = self.waits.map(|waits| waits.charge);
-        match around.service.clone().unary(self.head, message) {
+        let made = around.service.clone().unary(self.head, message);
+        around.note_looked_at();
+        match made {
             Unary::Done(result) => {
                 answer(around, self.responder, method, self.gzip, result, charge, bytes, cx)
             }
@@ -424,7 +426,9 @@ const TRUNCATED_CALL: Status = Status::new(Code::Unknown, "unexpected EOF");
 
 impl Pending {
     fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
-        match self.future.as_mut().poll(cx) {
+        let polled = self.future.as_mut().poll(cx);
+        around.note_looked_at();
+        match polled {
             Poll::Ready(result) => {
                 answer(around, self.responder, self.method, self.gzip, result, Some(self.charge), 0, cx)
             }
@@ -508,6 +512,7 @@ fn answer(
         }
         Ok(Answer::Whole(message)) => {
             counters.handled(method, Code::Ok);
+            around.made.add(message.len());
             let packed = if gzip {
                 around.made.add(message.len());
                 gzip::pack(&message).ok()
@@ -580,7 +585,7 @@ impl Pieces {
             return Step::Wait(Call::Pieces(self));
         }
         let piece = (self.source)(wanted.min(self.left), cx);
-        around.made.add(around.account.take_looked_at());
+        around.note_looked_at();
         self.charge.set(self.base + self.held.get());
         self.waits = piece.is_pending();
         let piece = match piece {
@@ -627,7 +632,9 @@ impl Pieces {
 impl Streaming {
     fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let counters = &around.shard.counters;
-        match self.future.as_mut().poll(cx) {
+        let polled = self.future.as_mut().poll(cx);
+        around.note_looked_at();
+        match polled {
             Poll::Ready(result) => {
                 let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
                 counters.handled(self.sending.method, code);

@@ -326,13 +326,15 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         let around = self.around.clone();
+        // Then it is its turn once it is through.
+        let has_waited = self.was_long;
         if self.poll_leave(cx).is_pending() && self.poll_over(cx).is_pending() {
             return Poll::Pending;
         }
         let _turn = around.account.begin_turn();
         self.around.turn.begin(cx.waker());
         socket.begin_turn();
-        around.made.reset();
+        around.made.begin_turn(has_waited || around.shard.long_turns.are_free());
         let now = Instant::now();
         around.http2.borrow_mut().begin_turn(now);
         let written = around.http2.borrow_mut().output().written();

@@ -13,27 +13,40 @@ use crate::shard::ShardState;
 use crate::turn::Turn;
 use crate::{Origin, Service};
 
-/// Work of a connection's turn, in bytes: messages unpacked, of unary calls and on streams, answers that were packed, made in pieces, or found no space, and
-/// what services looked at for pieces.
+/// Work of a connection's turn, in bytes: messages unpacked, answers that were made or packed, and what services looked at,
+/// whatever they looked for. One rule for all calls, since who waits for the turn's end does not care what takes it.
 #[derive(Debug, Default)]
-pub(crate) struct Made(Cell<usize>);
+pub(crate) struct Made {
+    bytes: Cell<u32>,
+    /// Bytes after which other connections get their turn.
+    bytes_max: Cell<u32>,
+}
 
 impl Made {
-    /// Bytes in one turn, after which other connections get theirs.
-    const BYTES_MAX: usize = LONG_BYTES;
+    /// Bytes in a turn for which the connection has waited, or while no other has had a long one.
+    const BYTES_MAX: u32 = LONG_BYTES as u32;
+    /// Bytes in a turn for which it has not waited although there was a long one since the last look at the network: as many
+    /// connections as there are may have such turns one after the other.
+    const BYTES_UNANNOUNCED_MAX: u32 = Made::BYTES_MAX / 8;
+
+    /// A turn begins. `may_be_long` says if the connection has waited for a long one, or need not wait.
+    pub(crate) fn begin_turn(&self, may_be_long: bool) {
+        self.bytes_max.set(if may_be_long { Made::BYTES_MAX } else { Made::BYTES_UNANNOUNCED_MAX });
+        self.reset();
+    }
 
     /// Sets the work of the turn to zero.
     pub(crate) fn reset(&self) {
-        self.0.set(0);
+        self.bytes.set(0);
     }
 
     pub(crate) fn add(&self, bytes: usize) {
-        self.0.set(self.0.get() + bytes);
+        self.bytes.set(self.bytes.get().saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX)));
     }
 
     /// Returns true if it is as much as a turn may make.
     pub(crate) fn is_enough(&self) -> bool {
-        self.0.get() > Made::BYTES_MAX
+        self.bytes.get() > self.bytes_max.get()
     }
 }
 
@@ -65,6 +78,11 @@ pub(crate) struct ConnectionContext {
 }
 
 impl ConnectionContext {
+    /// Counts what the service has looked at for a call as work of the turn.
+    pub(crate) fn note_looked_at(&self) {
+        self.made.add(self.account.take_looked_at());
+    }
+
     pub(crate) fn new(
         http2: http2::Connection,
         origin: Origin,

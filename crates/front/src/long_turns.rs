@@ -45,6 +45,11 @@ impl LongTurns {
         }
     }
 
+    /// Returns true if a turn may be long without having waited for it.
+    pub(crate) fn are_free(&self) -> bool {
+        self.is_open || !self.is_used.get()
+    }
+
     /// Lets one after the other through, for ever.
     pub(crate) async fn keep(&self) {
         loop {
@@ -90,7 +95,7 @@ impl Ticket {
     /// Ready when the connection may have a long turn; the next call is about the next one.
     pub(crate) fn poll(&mut self, turns: &LongTurns, cx: &Context<'_>) -> Poll<()> {
         match &self.0 {
-            None if turns.is_open || !turns.is_used.get() => {
+            None if turns.are_free() => {
                 turns.note();
                 Poll::Ready(())
             }
@@ -130,7 +135,8 @@ mod tests {
             let turns = LongTurns::default();
             let mut keeping = pin!(turns.keep());
             let (mut one, mut two, mut gone) = (Ticket::default(), Ticket::default(), Ticket::default());
-            assert!(is_through(&turns, &mut one), "nobody has had one");
+            assert!(turns.are_free() && is_through(&turns, &mut one), "nobody has had one");
+            assert!(!turns.are_free());
             assert!(
                 !is_through(&turns, &mut gone)
                     && !is_through(&turns, &mut two)

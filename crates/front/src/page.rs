@@ -102,7 +102,9 @@ impl Page {
 
     pub(crate) fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         if let State::Answering(answering) = &mut self.state {
-            let answer = match answering.as_mut().poll(cx) {
+            let polled = answering.as_mut().poll(cx);
+            around.note_looked_at();
+            let answer = match polled {
                 Poll::Ready(answer) => answer,
                 Poll::Pending if !self.responder.is_open() => return Step::Over,
                 Poll::Pending => return Step::Wait(Call::Page(self)),
@@ -164,6 +166,7 @@ impl Page {
                 ResponseBody::Whole(_) => Poll::Ready(None),
                 ResponseBody::Chunks(source) => source(cx),
             };
+            around.note_looked_at();
             match next {
                 Poll::Pending => return Step::Wait(Call::Page(self)),
                 Poll::Ready(Some(Ok(bytes))) => {

@@ -176,6 +176,11 @@ impl<'a> Range<'a> {
         self.looks = looks;
     }
 
+    /// Returns the number of keys that the walk may still look at, see [`Range::set_looks`].
+    pub fn looks_left(&self) -> u64 {
+        self.looks
+    }
+
     /// The key behind which the walk goes on, if it stopped since it had looked at as many as it may.
     pub fn stopped_at(&self) -> Option<&'a [u8]> {
         self.stopped.map(Version::key)

@@ -15,14 +15,14 @@ use bytes::Bytes;
 use mainstay_front::{
     Account, Answer, Closing, Exchange, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Messages,
     Method, Options, Origin, Outbound, ResponseBody, Service, Shard, ShardCounters, ShardId, TrySend, Unary,
-    fuzzing,
+    fuzzing, note_work,
 };
 use testkit::TIMEOUT;
 use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 
 /// Methods by name; their place is their id.
-const METHODS: [(&str, Kind); 22] = [
+const METHODS: [(&str, Kind); 24] = [
     ("/test.Echo/Holds", Kind::Unary),
     ("/test.Echo/Unary", Kind::Unary),
     ("/test.Echo/Later", Kind::Unary),
@@ -43,6 +43,8 @@ const METHODS: [(&str, Kind); 22] = [
     ("/test.Echo/Patient", Kind::Unary),
     ("/test.Echo/Block", Kind::Unary),
     ("/test.Echo/Looks", Kind::Unary),
+    ("/test.Echo/LooksAtOnce", Kind::Unary),
+    ("/test.Echo/LooksLater", Kind::Unary),
     ("/test.Echo/Memory", Kind::Unary),
     ("/test.Echo/Pieced", Kind::Unary),
 ];
@@ -263,6 +265,25 @@ impl Service for Echo {
                         seen.pieces.fetch_add(1, SeqCst);
                         Poll::Ready(Ok(Some(Bytes::from_static(b"x"))))
                     }),
+                }))
+            }
+            // Looks at so many bytes before it answers.
+            "/test.Echo/LooksAtOnce" => {
+                note_work(0, number(&message) as u64);
+                self.seen.pieces.fetch_add(1, SeqCst);
+                Unary::Done(Ok(Answer::Whole(Bytes::from_static(b"x"))))
+            }
+            // The same ten times, one after the other.
+            "/test.Echo/LooksLater" => {
+                let seen = self.seen.clone();
+                Unary::Later(Box::pin(async move {
+                    let _alive = alive;
+                    for _ in 0..10 {
+                        note_work(0, number(&message) as u64);
+                        seen.pieces.fetch_add(1, SeqCst);
+                        tokio::task::yield_now().await;
+                    }
+                    Ok(Answer::Whole(Bytes::from_static(b"x")))
                 }))
             }
             "/test.Echo/Metadata" => {

@@ -355,6 +355,28 @@ fn few_pieces_for_which_much_is_looked_at_are_made_in_a_turn() {
     });
 }
 
+/// Nor does it matter what kind of call looks at it: whoever waits for the turn's end waits as long.
+#[test]
+fn calls_for_which_much_is_looked_at_have_so_many_slices_in_a_turn() {
+    const CALLS: u32 = 100;
+    for (path, slices) in [("/test.Echo/LooksAtOnce", CALLS), ("/test.Echo/LooksLater", 10 * CALLS)] {
+        run(async move {
+            let mut client = Client::new(Options::default(), 64 * MIB, &OPEN).await;
+            let calls = calls(path, 0, CALLS, &[], &(MIB / 2).to_string());
+            assert_eq!(client.offer(&calls), calls.len());
+            let (mut before, mut at_once) = (0, 0);
+            while before < slices as usize {
+                turn().await;
+                client.frames();
+                let made = client.seen.pieces.load(SeqCst);
+                (before, at_once) = (made, at_once.max(made - before));
+            }
+            // One in each half of a turn.
+            assert!(at_once <= 2, "{path}: {at_once} at once");
+        });
+    }
+}
+
 #[test]
 fn a_stream_packs_so_much_in_a_turn_only() {
     const MESSAGES: usize = 60;

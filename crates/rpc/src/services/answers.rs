@@ -25,7 +25,7 @@ use numbers::{ChangeId, Revision};
 use super::choose::{Chooser, Seen, gathered_bytes_max};
 use super::large_value::{self, LargeValue};
 use super::pieces;
-use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, REPLACED, projected, slice};
+use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, REPLACED, note_walk, projected, slice};
 use crate::encode;
 use storage::values::unreadable;
 use storage::values::{Attempt, LogValues, made};
@@ -200,6 +200,7 @@ impl Evaluation {
                     }
                     last = Some(version.key());
                 }
+                note_walk(&walk, KEYS_PER_SLICE as u64, seen.read_bytes());
                 let last = walk.stopped_at().or(last.filter(|_| seen.is_due())).map(<[u8]>::to_vec);
                 Ok::<_, Status>((looked, seen, last))
             });
@@ -348,6 +349,7 @@ impl Pieces {
                         put_kv_field(&mut out, *field, version, *projection, &self.values)?;
                         through.keys += 1;
                     }
+                    front::note_work(through.keys as u64, 0);
                     (through.keys == found.len(), false)
                 }
                 Part::Kvs(field, projection, Keys::Walk { past, left, behind }) => {
@@ -368,6 +370,7 @@ impl Pieces {
                         last = Some(version.key());
                         through.keys += 1;
                     }
+                    note_walk(&walk, KEYS_PER_SLICE as u64, 0);
                     through.behind = walk.stopped_at().or(last).map(<[u8]>::to_vec);
                     (through.keys as u64 == *left, true)
                 }

@@ -30,6 +30,8 @@ pub(super) fn gathered_bytes_max() -> usize {
 const ITEM_BYTES: usize = size_of::<Item>();
 /// Keys that are sorted between two looks at other calls.
 const SORTED_AT_ONCE: usize = 2048;
+/// Keys that count as much as merging [`SORTED_AT_ONCE`] of those that were gathered.
+const SORTED_WORK: u64 = 512;
 /// Bytes of values that are read between two looks at other calls; the last one may be larger.
 pub(super) const READ_AT_ONCE: usize = 256 << 10;
 
@@ -50,6 +52,11 @@ pub(super) struct Seen {
 }
 
 impl Seen {
+    /// Returns the bytes of values that were read for it.
+    pub fn read_bytes(&self) -> usize {
+        self.read
+    }
+
     /// Returns true if the slice should end here, since it has enough bytes of values.
     pub fn is_due(&self) -> bool {
         self.read >= READ_AT_ONCE
@@ -225,6 +232,7 @@ async fn sorted<T>(items: Vec<T>, order: &impl Fn(&T, &T) -> Ordering) -> Vec<T>
             break;
         }
         run.sort_by(order);
+        front::note_work(run.len() as u64, 0);
         runs.push(run);
         if items.len() > 0 {
             tokio::task::yield_now().await;
@@ -256,6 +264,7 @@ async fn merge<T>(one: Vec<T>, other: Vec<T>, order: &impl Fn(&T, &T) -> Orderin
         let Some(next) = next else { return merged };
         merged.push(next);
         if merged.len() % SORTED_AT_ONCE == 0 {
+            front::note_work(SORTED_WORK, 0);
             tokio::task::yield_now().await;
         }
     }

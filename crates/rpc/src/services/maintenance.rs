@@ -238,6 +238,7 @@ impl Services {
             if let Some(plan) = measuring.step(&database, MEASURED_PER_SLICE).map_err(&failed)? {
                 break plan;
             }
+            front::note_work(MEASURED_PER_SLICE as u64, 0);
             tokio::task::yield_now().await;
         };
         // What is left of the database behind each message, as etcd counts.
@@ -262,6 +263,8 @@ impl Services {
             };
             let mut piece = Bytes::from(piece);
             digest.update(&piece);
+            // It is made, and gone through once more for the digest.
+            front::note_work(0, 2 * piece.len() as u64);
             while !piece.is_empty() {
                 let blob = piece.split_to(piece.len().min(SNAPSHOT_BLOB_BYTES));
                 remaining_bytes = remaining_bytes.saturating_sub(blob.len() as u64);
@@ -327,12 +330,14 @@ fn hash_slice(
     values: &Attempt,
 ) -> Result<(HashWalk, KvHash, bool), Status> {
     let slice = super::range::slice(state)?;
-    let (mut failed, mut bytes) = (None, 0);
+    let (mut failed, mut bytes, mut versions) = (None, 0, 0);
     let done = walk.step_while(&slice.snapshot(), HASHED_PER_SLICE, |version| {
         failed = hash.feed(version, values).err();
         bytes += version.value_len() as usize;
+        versions += 1;
         failed.is_none() && bytes < READ_AT_ONCE
     });
+    front::note_work(versions, bytes as u64);
     failed.map_or(Ok((walk, hash, done)), Err)
 }
 

@@ -89,6 +89,11 @@ fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
     field_len(kv_len(version, projection))
 }
 
+/// Counts the keys of `looks` that a walk has looked at, and these bytes of values, as work of the turn.
+pub(super) fn note_walk(walk: &mvcc::Range<'_>, looks: u64, bytes: usize) {
+    front::note_work(looks - walk.looks_left(), bytes as u64);
+}
+
 /// Error of a read whose state is gone, since this member has installed another member's state.
 pub(super) const REPLACED: Status =
     Status::new(Code::Unavailable, "mainstay: this member has taken over another one's state; ask again");
@@ -234,6 +239,7 @@ impl Rest {
                     last = Some(version.key());
                     through.keys += 1;
                 }
+                note_walk(&walk, KEYS_PER_PIECE, 0);
                 through.last = walk.stopped_at().or(last).map(<[u8]>::to_vec);
                 through.ended = through.keys == *left;
             }
@@ -250,6 +256,7 @@ impl Rest {
                     put_kv_field(&mut out, version, self.projection, &self.values)?;
                     through.keys += 1;
                 }
+                front::note_work(through.keys, 0);
                 through.ended = through.keys == found.len() as u64;
             }
         }
@@ -575,6 +582,9 @@ impl Services {
         if let Some(meter) = meter {
             meter.found();
         }
+        if versions.len() > 1 {
+            front::note_work(versions.len() as u64, 0);
+        }
         if len > BYTES_AT_ONCE {
             return Ok(None);
         }
@@ -687,10 +697,12 @@ impl Services {
                     } else if let Some(counted) = counted {
                         // The rest is counted without looking at it.
                         count = counted as i64;
+                        front::note_work(keys % KEYS_PER_SLICE as u64, 0);
                         break 'walk;
                     }
                     count += 1;
                 }
+                note_walk(&walk, KEYS_PER_SLICE as u64, 0);
                 match walk.stopped_at() {
                     Some(key) => behind = Some(key.to_vec()),
                     None => break 'walk,
@@ -737,6 +749,7 @@ impl Services {
                     }
                     last = Some(version.key());
                 }
+                note_walk(&walk, KEYS_PER_SLICE as u64, seen.read_bytes());
                 let last = walk.stopped_at().or(last.filter(|_| seen.is_due())).map(<[u8]>::to_vec);
                 Ok::<_, Status>((seen, count, last))
             });
@@ -810,6 +823,7 @@ impl Services {
                         break;
                     }
                 }
+                note_walk(&walk, KEYS_PER_SLICE as u64, out.len());
                 Ok::<_, Status>((out, keys, walk.stopped_at().or(last).map(<[u8]>::to_vec)))
             });
             let (out, keys, Some(last)) = piece.await? else { break };
@@ -836,6 +850,7 @@ impl Services {
                 let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
                 walk.set_looks(KEYS_PER_SLICE as u64);
                 count += walk.by_ref().count() as i64;
+                note_walk(&walk, KEYS_PER_SLICE as u64, 0);
                 walk.stopped_at().map(<[u8]>::to_vec)
             };
             match last {
@@ -878,6 +893,7 @@ impl Services {
                         break;
                     }
                 }
+                front::note_work(keys as u64, out.len() as u64);
                 Ok::<_, Status>((out, keys))
             });
             let (out, keys) = piece.await?;
