@@ -88,6 +88,7 @@ impl World {
             Fault::PowerAtOperation => self.cut_power_at_operation(at),
             Fault::Stop => self.stop(at),
             Fault::Pause => self.pause(at),
+            Fault::Suspend => self.suspend(at),
             Fault::Drift => self.drift(at),
             Fault::Jump => self.jump(at),
             Fault::Partition => self.cut(false),
@@ -100,6 +101,7 @@ impl World {
             Fault::WriteError => self.fail_operation(at, Operation::Write),
             Fault::SyncError => self.fail_operation(at, Operation::Sync),
             Fault::ReadError => self.fail_operation(at, Operation::Read),
+            Fault::FileError => self.fail_file_operation(at),
             Fault::DiskLost => self.lose_disk(at),
             Fault::Decay => self.decay(at),
             Fault::Strand | Fault::Ambush => self.staged.lurk(kind),
@@ -194,6 +196,7 @@ impl World {
         self.trace.note(now, format_args!("all faults end"));
         for at in 0..self.places.len() {
             let place = &mut self.places[at];
+            place.time.resume(now);
             place.time.drift(now, 0);
             place.paused_until = 0;
             place.stalled_until = 0;

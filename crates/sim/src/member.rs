@@ -21,7 +21,7 @@ use crate::links::{Answer, Links};
 use crate::network::Host;
 use crate::schedule::Nanos;
 
-/// A place's own time: right at first, it may run too fast or too slow, and jump.
+/// A place's own time: right at first, it may run too fast or too slow, jump, and stand still.
 #[derive(Clone, Debug, Default)]
 pub struct LocalTime {
     base_world: Nanos,
@@ -32,7 +32,7 @@ pub struct LocalTime {
 impl LocalTime {
     /// What it shows.
     pub fn at(&self, now: Nanos) -> Nanos {
-        let passed = i128::from(now - self.base_world);
+        let passed = i128::from(now.saturating_sub(self.base_world));
         let local = passed + passed * i128::from(self.ppm) / 1_000_000;
         self.base_local + u64::try_from(local).unwrap_or(0)
     }
@@ -46,7 +46,18 @@ impl LocalTime {
 
     /// Runs faster by so many millionths from now on.
     pub fn drift(&mut self, now: Nanos, ppm: i64) {
-        *self = LocalTime { base_local: self.at(now), base_world: now, ppm };
+        *self = LocalTime { base_local: self.at(now), base_world: now.max(self.base_world), ppm };
+    }
+
+    /// Stands still for so long, as the clock of a machine that is suspended.
+    pub fn suspend(&mut self, now: Nanos, length: Nanos) {
+        let base_world = self.base_world.max(now + length);
+        *self = LocalTime { base_local: self.at(now), base_world, ppm: self.ppm };
+    }
+
+    /// Stands still no more.
+    pub fn resume(&mut self, now: Nanos) {
+        *self = LocalTime { base_local: self.at(now), base_world: now, ppm: self.ppm };
     }
 
     /// Jumps forward.
@@ -298,9 +309,13 @@ impl Pieces {
     }
 }
 
-/// A member's disk. In some runs much of it is not in memory, so that values have to be fetched.
+/// A member's disk. In some runs much of it is not in memory, so that values have to be fetched; in some a power cut keeps names
+/// in any order.
 fn disk_of(seed: u64, number: u64) -> MemDisk {
     let disk = MemDisk::new(seed ^ number << 40);
+    if (seed ^ number).is_multiple_of(3) {
+        disk.keep_names_in_any_order();
+    }
     disk.set_misses_per_mille([0, 0, 30, 500][(seed % 4) as usize]);
     disk
 }
@@ -320,5 +335,9 @@ mod tests {
         assert_eq!(time.at(21_000), 21_000);
         time.jump(500);
         assert_eq!(time.at(21_000), 21_500);
+        time.drift(21_000, 0);
+        time.suspend(21_000, 1000);
+        time.drift(21_500, 0);
+        assert_eq!((time.at(21_500), time.at(22_000), time.at(22_500)), (21_500, 21_500, 22_000));
     }
 }

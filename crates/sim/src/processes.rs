@@ -179,6 +179,7 @@ impl World {
         place.disk.kill();
         let process = place.process.take();
         place.paused_until = 0;
+        place.time.resume(now);
         let Some(process) = process else {
             if power {
                 self.places[at].disk.crash();
@@ -224,7 +225,9 @@ impl World {
         let now = self.now();
         self.print_lines(at);
         let place = &mut self.places[at];
-        let stopping = place.process.as_ref().is_some_and(|process| process.stopping);
+        // One that hears of its removal while it stops does not start again: those who told it may be gone.
+        let is_removed = |process: &Process| process.stepped.probe().is_removed;
+        let stopping = place.process.as_ref().is_some_and(|process| process.stopping && !is_removed(process));
         let dark = place.disk.is_dark();
         let excused = place.may_end;
         let removed = self.operator.is_removed(place.id);

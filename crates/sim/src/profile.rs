@@ -95,6 +95,10 @@ kinds! {
         NoHeir = "no-heir";
         /// A leader that is being removed ends as soon as it has applied that, with all that it has sent since.
         Farewell = "farewell";
+        /// Any operation on files fails, with any error.
+        FileError = "file-error";
+        /// A machine is suspended: its process and its clock stand still, and the world goes on.
+        Suspend = "suspend";
     }
 }
 
@@ -179,7 +183,7 @@ const STAGED: &[(Fault, u64)] = &[
 
 /// What may hold up a revocation for seconds.
 pub(crate) const SLOW: &[Fault] =
-    &[Fault::Pause, Fault::Jump, Fault::Stall, Fault::SlowDisk, Fault::Full, Fault::SlowLink];
+    &[Fault::Pause, Fault::Suspend, Fault::Jump, Fault::Stall, Fault::SlowDisk, Fault::Full, Fault::SlowLink];
 
 /// The flags of a member, as far as they may differ between members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -302,7 +306,14 @@ impl Profile {
                 _ => rng.draw(),
             }
         };
-        let mut faults = Kinds(half(&mut rng, Fault::ALL.len()));
+        // What has its own dice leaves the others' as they are.
+        let file_error = Fault::FileError as usize;
+        let mut faults = Kinds(half(&mut rng, file_error) & ((1 << file_error) - 1));
+        for (fault, times) in [(Fault::FileError, 3), (Fault::Suspend, 4)] {
+            if Rng::stream(seed, fault.name()).one_in(times) {
+                faults = faults.with(fault as u8);
+            }
+        }
         let mut stage = Rng::stream(seed, "stage");
         for (fault, times) in STAGED {
             let staged = stage.one_in(*times);
@@ -311,7 +322,6 @@ impl Profile {
         for fault in HELD_BACK {
             faults = faults.without(*fault as u8);
         }
-        // What has its own dice leaves the others' as they are.
         let mut work = half(&mut rng, Work::Users as usize) & !(1 << Work::Users as u8);
         if Rng::stream(seed, "users").one_in(6) {
             work |= 1 << Work::Users as u8;

@@ -493,6 +493,11 @@ impl Membership {
         news
     }
 
+    /// Returns true if this member is known to be no longer part of the cluster.
+    pub fn is_removed(&self) -> bool {
+        self.removed_at.is_some()
+    }
+
     /// Answers the client that wanted this member removed, though the entry may never be applied here. Returns the id in
     /// the entry of the change in progress, if there is one.
     pub fn tell_of_removal(&mut self, term: Term) -> Option<u64> {

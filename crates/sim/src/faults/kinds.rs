@@ -14,6 +14,21 @@ use crate::world::{Event, World};
 /// Bytes at the end of a file that decay more often than others.
 const LAST_BYTES: u64 = 200;
 
+/// The operations that [`Fault::FileError`] lets fail.
+const FILE_OPERATIONS: &[Operation] = &[
+    Operation::Create,
+    Operation::Rename,
+    Operation::Remove,
+    Operation::Allocate,
+    Operation::Open,
+    Operation::List,
+    Operation::Lock,
+    Operation::Space,
+    Operation::SyncDir,
+    Operation::Write,
+    Operation::Sync,
+];
+
 impl World {
     /// Draws a duration between these bounds, in nanoseconds.
     fn duration(&mut self, low: Nanos, high: Nanos) -> Nanos {
@@ -66,6 +81,15 @@ impl World {
         let length =
             if long { self.dice.faults.between(4, 9) * SECOND } else { self.duration(MILLI, 8 * SECOND) };
         self.places[at].paused_until = self.now() + length;
+    }
+
+    /// Suspends a machine for a while: it hears nothing, and by its clock no time has gone by.
+    pub(super) fn suspend(&mut self, at: Host) {
+        let now = self.now();
+        let length = self.duration(MILLI, 12 * SECOND);
+        let place = &mut self.places[at];
+        place.paused_until = place.paused_until.max(now + length);
+        place.time.suspend(now, length);
     }
 
     /// Makes a member's clock go too fast or too slow for a while.
@@ -173,6 +197,22 @@ impl World {
         // A failed read fails its request; it does not end the process.
         place.may_end |= operation != Operation::Read;
         place.may_not_start = true;
+    }
+
+    /// Fails one of the next operations of any kind on a member's disk, with any error. What is no write and no sync ends no
+    /// process, unless that is about to end anyway, or to start.
+    pub(super) fn fail_file_operation(&mut self, at: Host) {
+        let dice = &mut self.dice.faults;
+        let operation = dice.pick(FILE_OPERATIONS);
+        let code = dice.pick(&[libc::EIO, libc::EROFS, libc::EDQUOT, libc::ENOSPC]);
+        let nth = dice.between(1, 6);
+        let place = &mut self.places[at];
+        place.disk.fail_next(operation, nth, disk::Fault::Once(code));
+        let is_stopping = place.process.as_ref().is_some_and(|process| process.stopping);
+        place.may_end |= is_stopping || matches!(operation, Operation::Write | Operation::Sync);
+        place.may_not_start = true;
+        let now = self.now();
+        self.trace.note(now, format_args!("m{at}: {operation:?} number {nth} will fail with errno {code}"));
     }
 
     /// Whether the data of one more member may be damaged: the others have to hold everything.

@@ -70,6 +70,8 @@ pub struct Probe {
     pub index_bytes: u64,
     /// Number of versions that are superseded or tombstones, and not removed yet.
     pub removable: usize,
+    /// True if it knows that it is no longer part of its cluster, and is about to end.
+    pub is_removed: bool,
 }
 
 impl Core {
@@ -106,6 +108,7 @@ impl Core {
             reads: self.reads.figures(),
             index_bytes: self.machine.store.stats().bytes,
             removable: self.machine.store.stats().removable,
+            is_removed: self.membership.is_removed(),
         }
     }
 
