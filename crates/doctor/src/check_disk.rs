@@ -9,7 +9,7 @@ use client::Endpoint;
 
 use crate::check::no_arguments;
 use crate::connection::{Connection, wants_json};
-use crate::disk_trial::{DiskResult, DiskTrial, Pace};
+use crate::disk_trial::{DiskResult, DiskTrial, Pace, ReservedRoom};
 use crate::doctor::{Run, concluded};
 use crate::exposition::Exposition;
 use crate::{connection, doctor, http1, show};
@@ -155,6 +155,16 @@ pub fn text(result: &DiskResult, path: &str, source: &str, limit: f64) -> String
             .collect();
         line(format!("  rate and p99 by tenths of the time: {}", parts.join(", ")));
     }
+    match result.reserved {
+        ReservedRoom::Kept => {}
+        ReservedRoom::Zeros => line(
+            "  reserves no room by itself: a member writes zeros ahead, so that its log is written twice"
+                .to_owned(),
+        ),
+        ReservedRoom::Nowhere(file_system) => line(format!(
+            "  {file_system} keeps no room for a full disk: leave some free, or keep the data on ext4 or XFS"
+        )),
+    }
     let advice = result.advice();
     line(format!(
         "  suits this disk: gathering writes for {} ms per sync; --heartbeat-interval={} --election-timeout={} at least",
@@ -221,6 +231,7 @@ mod tests {
             seconds: 40.0,
             windows: vec![window(900.0), window(900.0), window(200.0), window(100.0)],
             bandwidth: 1.5e8,
+            reserved: ReservedRoom::Kept,
         };
         assert_eq!(
             text(&result, "/data", "as given", 0.01),
@@ -244,6 +255,18 @@ mod tests {
              {\"records_per_second\":200.0,\"p99_seconds\":0.012000},{\"records_per_second\":100.0,\"p99_seconds\":0.012000}],\
              \"advice\":{\"fsync_window_ms\":0,\"heartbeat_interval_ms\":100,\"election_timeout_ms\":1000}}\n"
         );
+    }
+
+    #[test]
+    fn a_file_system_that_keeps_no_room_is_named() {
+        let said = |reserved| {
+            let result =
+                DiskResult { syncs: Quantiles::of(vec![0.001; 100]), reserved, ..DiskResult::default() };
+            text(&result, "/data", "as given", 0.01)
+        };
+        assert!(said(ReservedRoom::Nowhere("zfs")).contains("  zfs keeps no room for a full disk"));
+        assert!(said(ReservedRoom::Zeros).contains("writes zeros ahead"));
+        assert!(!said(ReservedRoom::Kept).contains("room"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stdx::Random;
 
-use disk::{Disk as _, File, RealDisk};
+use disk::{Disk as _, File, RealDisk, Reservation};
 
 use crate::quantiles::Quantiles;
 
@@ -44,6 +44,20 @@ pub struct DiskResult {
     pub windows: Vec<DiskWindow>,
     /// Bytes per second of large sequential writes with one sync at the end.
     pub bandwidth: f64,
+    /// What becomes of room that a member reserves.
+    pub reserved: ReservedRoom,
+}
+
+/// What becomes of room that a member reserves for a full disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReservedRoom {
+    /// The file system keeps it.
+    #[default]
+    Kept,
+    /// The member writes zeros there.
+    Zeros,
+    /// Nothing keeps it on this file system.
+    Nowhere(&'static str),
 }
 
 /// A part of the time.
@@ -78,7 +92,11 @@ impl DiskTrial {
             return Err(io::Error::new(io::ErrorKind::StorageFull, text));
         }
         let file = nameless_file(dir)?;
-        let _ = file.allocate(0, file_bytes)?;
+        let reserved = match (RealDisk.writes_elsewhere(dir), file.allocate(0, file_bytes)?) {
+            (Some(file_system), _) => ReservedRoom::Nowhere(file_system),
+            (None, Reservation::NeedsZeros) => ReservedRoom::Zeros,
+            (None, Reservation::Made) => ReservedRoom::Kept,
+        };
         file.sync_all()?;
 
         let begun = Instant::now();
@@ -117,6 +135,7 @@ impl DiskTrial {
             syncs: Quantiles::of(syncs),
             seconds,
             bandwidth: bandwidth(&*file, file_bytes)?,
+            reserved,
         })
     }
 }
@@ -219,7 +238,14 @@ mod tests {
         let windows = rates.iter().map(|rate| DiskWindow { rate: *rate, p99: sync }).collect();
         let mut syncs = vec![sync; 9999];
         syncs.push(longest);
-        DiskResult { record_bytes: 2300, syncs: Quantiles::of(syncs), seconds, windows, bandwidth: 1e8 }
+        DiskResult {
+            record_bytes: 2300,
+            syncs: Quantiles::of(syncs),
+            seconds,
+            windows,
+            bandwidth: 1e8,
+            reserved: ReservedRoom::Kept,
+        }
     }
 
     #[test]

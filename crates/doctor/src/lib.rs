@@ -43,7 +43,7 @@ pub use check::{check, check_in, completion};
 pub use check_network::{NetworkLimits, NetworkReport, PeerLink};
 pub use collect::Plan;
 pub use connection::Connection;
-pub use disk_trial::{DiskAdvice, DiskResult, DiskTrial, DiskWindow, Pace};
+pub use disk_trial::{DiskAdvice, DiskResult, DiskTrial, DiskWindow, Pace, ReservedRoom};
 pub use doctor::{run, run_in};
 pub use evidence::{
     Alarm, AlarmKind, Certificate, Clock, Evidence, Member, Metrics, Observed, RoundTrips, Sample, Status,
