@@ -9,6 +9,7 @@ mod model;
 mod moments;
 mod naive;
 mod operations;
+mod poison;
 mod property;
 mod random;
 mod threads;

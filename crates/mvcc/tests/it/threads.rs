@@ -9,7 +9,17 @@ use numbers::{LeaseId, Revision};
 
 use crate::random::Random;
 
-const KEYS: u64 = 3000;
+/// How large the store is, and who works on it.
+struct Load {
+    keys: u64,
+    readers: u64,
+    /// Batches from one compaction to the next.
+    compact_every: u32,
+    /// How far behind the newest revision a compaction may be.
+    compact_behind: u64,
+    /// Largest number of keys that one deletion takes.
+    deleted_max: u64,
+}
 
 /// Every put of this test stores a value derived from key and revision, so a reader can tell a wrong record.
 fn crc_of(key: &[u8], main: Revision) -> u32 {
@@ -28,7 +38,9 @@ fn consistent(view: &View, random: &mut Random) {
         assert!(version.main() <= rev && version.create_revision() <= version.main());
         assert_eq!(version.value_crc(), crc_of(version.key(), version.main()));
         assert!(last.as_deref().is_none_or(|last| last < version.key()));
-        assert_eq!(version.location().segment, version.location().offset);
+        // Read once: the mover may change it between two reads.
+        let location = version.location();
+        assert_eq!(location.segment, location.offset);
         last = Some(version.key().to_vec());
         live += 1;
     }
@@ -67,12 +79,22 @@ fn consistent(view: &View, random: &mut Random) {
 
 #[test]
 fn readers_see_whole_views_while_the_writer_writes_and_compacts() {
+    hammer(&Load { keys: 3000, readers: 3, compact_every: 30, compact_behind: 400, deleted_max: 200 });
+}
+
+/// A store so small that most of what readers look at is about to be compacted and freed; freed memory is poisoned.
+#[test]
+fn readers_of_a_small_store_never_see_what_was_freed() {
+    hammer(&Load { keys: 60, readers: 6, compact_every: 2, compact_behind: 40, deleted_max: 20 });
+}
+
+fn hammer(load: &Load) {
     let mut store = Store::new();
     let census = store.census();
     let newest = Mutex::new(store.publish());
     let (stop, checks) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        for reader in 0..3 {
+        for reader in 0..load.readers {
             let (newest, stop, checks) = (&newest, &stop, &checks);
             scope.spawn(move || {
                 let mut random = Random::new(1000 + reader);
@@ -98,22 +120,22 @@ fn readers_see_whole_views_while_the_writer_writes_and_compacts() {
                 let mut writer = store.begin();
                 let main = writer.revision();
                 if random.below(5) == 0 {
-                    let (start, end) = (random.key(KEYS), random.key(KEYS));
+                    let (start, end) = (random.key(load.keys), random.key(load.keys));
                     let mut visited = 0;
                     // Not whole halves of the keys: that many tombstones would be all there is.
                     let range = KeyRange::half_open(&start, &end);
-                    if writer.snapshot().count(range, Revision::CURRENT).unwrap() < 200 {
+                    if writer.snapshot().count(range, Revision::CURRENT).unwrap() < load.deleted_max {
                         writer.delete_range(range, |_| visited += 1);
                     }
                 } else {
-                    let key = random.key(KEYS);
+                    let key = random.key(load.keys);
                     let location = Location { segment: main.0 as u32, offset: main.0 as u32 };
                     writer.put(&key, Value { location, len: 1, crc: crc_of(&key, main) }, LeaseId::NONE);
                 }
                 writer.finish();
             }
-            if batches % 30 == 0 {
-                let rev = store.current_revision() - random.below(400) as i64;
+            if batches % load.compact_every == 0 {
+                let rev = store.current_revision() - random.below(load.compact_behind) as i64;
                 if rev > store.compact_revision() {
                     store.compact(rev).unwrap();
                 }
