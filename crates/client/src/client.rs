@@ -237,10 +237,15 @@ impl Client {
         Ok(self.channel(deadline).await?.peer().cloned())
     }
 
-    /// Why there is no connection: endpoint and error of each that was tried and does not stand.
+    /// Why there is no connection: endpoint and error of each that was tried, and does not stand or never stood for long.
     pub fn dial_errors(&self) -> Vec<(String, String)> {
         let links = self.links().into_iter();
         links.filter_map(|link| Some((link.endpoint.text.clone(), link.error()?))).collect()
+    }
+
+    /// Returns true if a connection stands, and servers did not hang up on those before it.
+    pub fn is_connected(&self) -> bool {
+        self.links().iter().any(|link| link.channel().is_some() && link.error().is_none())
     }
 
     /// Returns true if calls are made in a user's name, by password.

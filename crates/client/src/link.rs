@@ -1,9 +1,10 @@
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
@@ -32,6 +33,8 @@ struct State {
     channel: Option<Channel>,
     /// True if a dial ever ended, well or not.
     tried: bool,
+    /// Why the last connection could not be made or broke. It stays beside a new connection until that has lasted, because a
+    /// server that speaks another protocol accepts each one, and hangs up.
     error: Option<String>,
 }
 
@@ -41,8 +44,20 @@ impl Shown {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn show(&self, channel: Option<Channel>, error: Option<String>) {
-        *self.lock() = State { channel, tried: true, error };
+    fn show(&self, channel: Channel) {
+        let mut state = self.lock();
+        state.channel = Some(channel);
+        state.tried = true;
+        drop(state);
+        self.changed();
+    }
+
+    fn show_error(&self, error: String) {
+        *self.lock() = State { channel: None, tried: true, error: Some(error) };
+        self.changed();
+    }
+
+    fn changed(&self) {
         self.changes.send_modify(|change| *change = change.wrapping_add(1));
     }
 }
@@ -71,7 +86,7 @@ impl Link {
         self.shown.lock().tried
     }
 
-    /// Why there is no connection.
+    /// Why there is no connection, or none that lasts.
     pub(crate) fn error(&self) -> Option<String> {
         self.shown.lock().error.clone()
     }
@@ -91,22 +106,23 @@ async fn keep(endpoint: Endpoint, transport: Transport, shown: Arc<Shown>) {
         match Channel::open(&endpoint, &transport).await {
             Ok(channel) => {
                 let closed = channel.closed();
-                shown.show(Some(channel), None);
-                let begun = tokio::time::Instant::now();
-                closed.await;
-                shown.show(
-                    None,
-                    Some("connection error: desc = \"error reading from server: EOF\"".to_owned()),
-                );
+                shown.show(channel);
                 // A server that hangs up at once is no better than one that cannot be reached.
-                if begun.elapsed() > pause {
+                let mut closed = pin!(closed);
+                let lasted = timeout(pause, &mut closed).await.is_err();
+                if lasted {
+                    shown.lock().error = None;
+                    closed.await;
+                }
+                shown.show_error("connection error: desc = \"error reading from server: EOF\"".to_owned());
+                if lasted {
                     pause = PAUSE.0;
                     continue;
                 }
             }
             Err(error) => {
                 let text = format!("connection error: desc = \"transport: Error while dialing: {error}\"");
-                shown.show(None, Some(text));
+                shown.show_error(text);
             }
         }
         sleep(pause).await;

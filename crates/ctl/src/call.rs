@@ -1,12 +1,14 @@
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use api::Status;
+use api::{Code, Status};
 use cli::{Failure, Io, Matches};
 use client::Client;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, timeout_at};
 
-use crate::globals::{COMMAND_TIMEOUT, Globals};
+use crate::globals::{COMMAND_TIMEOUT, DIAL_TIMEOUT, Globals};
 use crate::printer::{Answer, Format, Page, Printer};
 use crate::process::Interruption;
 
@@ -19,6 +21,8 @@ pub(crate) struct Parts {
     pub(crate) io: Io,
     interruption: Option<Interruption>,
     globals: OnceCell<Globals>,
+    /// What was said of endpoints that cannot be connected to: each reason is said once.
+    unreached: Mutex<HashSet<String>>,
 }
 
 impl std::ops::Deref for Call {
@@ -36,7 +40,8 @@ fn unread(_: std::io::Error) -> Failure {
 
 impl Call {
     pub(crate) fn new(matches: Matches, io: Io, interruption: Option<Interruption>) -> Call {
-        Call(Arc::new(Parts { matches, io, interruption, globals: OnceCell::new() }))
+        let (globals, unreached) = (OnceCell::new(), Mutex::default());
+        Call(Arc::new(Parts { matches, io, interruption, globals, unreached }))
     }
 
     /// The flags that every command has. They are read when they are first needed, which is after a command has looked
@@ -110,9 +115,38 @@ impl Call {
         deadline: Instant,
         work: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
-        match timeout_at(deadline, work).await {
+        let outcome = match timeout_at(deadline, work).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(Status::new(api::Code::DeadlineExceeded, "context deadline exceeded")),
+            Err(_) => Err(Status::new(Code::DeadlineExceeded, "context deadline exceeded")),
+        };
+        if outcome
+            .as_ref()
+            .is_err_and(|status| matches!(status.code, Code::DeadlineExceeded | Code::Unavailable))
+        {
+            self.tell_unreached(|_| true);
+        }
+        outcome
+    }
+
+    /// Says, as long as the command runs, why no endpoint can be connected to: a command without a time limit waits for one.
+    pub(crate) async fn watch_unreached(&self) {
+        let pause = self.matches.get(DIAL_TIMEOUT).max(Duration::from_millis(50));
+        loop {
+            tokio::time::sleep(pause).await;
+            self.tell_unreached(|client| !client.is_connected());
+        }
+    }
+
+    /// Says on standard error, once for each reason, why endpoints cannot be connected to.
+    pub(crate) fn tell_unreached(&self, of: impl Fn(&Client) -> bool) {
+        let Some(globals) = self.globals.get() else { return };
+        for (endpoint, error) in
+            globals.clients().iter().filter(|client| of(client)).flat_map(Client::dial_errors)
+        {
+            let line = format!("Warning: {endpoint}: {error}{}", hint(&error));
+            if self.unreached.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
+                self.warn(line);
+            }
         }
     }
 
@@ -169,6 +203,17 @@ impl Call {
     pub(crate) fn warn(&self, text: impl AsRef<[u8]>) {
         // A reader that has closed the stream cannot be told.
         let _ = self.io.err.line(text);
+    }
+}
+
+/// What a reason for having no connection may come from, where its text does not say it.
+fn hint(error: &str) -> &'static str {
+    if error.contains("first record does not look like a TLS handshake") {
+        " (the server does not speak TLS at this port: http://, or another port)"
+    } else if error.contains("EOF") || error.contains("connection reset by peer") {
+        " (the server hangs up: it may speak TLS at this port (https://), or this is not the port for clients)"
+    } else {
+        ""
     }
 }
 

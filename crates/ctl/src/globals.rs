@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use api::Rpc;
@@ -18,7 +19,7 @@ const WRITE_OUT: Flag<String> =
     Flag::text("write-out", "simple", "set the output format (fields, json, protobuf, simple, table)")
         .short('w');
 const HEX: Flag<bool> = Flag::bool("hex", "print byte strings as hex encoded strings");
-const DIAL_TIMEOUT: Flag<Duration> =
+pub(crate) const DIAL_TIMEOUT: Flag<Duration> =
     Flag::duration("dial-timeout", "2s", "dial timeout for client connections");
 pub(crate) const COMMAND_TIMEOUT: Flag<Duration> =
     Flag::duration("command-timeout", "5s", "timeout for short running command (excluding dial timeout)");
@@ -116,6 +117,8 @@ pub(crate) struct Globals {
     login: Login,
     /// Zone whose members are preferred; empty for none.
     zone: String,
+    /// All clients that were made: what they could not connect to is told when a command waits or fails.
+    clients: Mutex<Vec<Client>>,
 }
 
 /// The credentials of the tool.
@@ -203,6 +206,7 @@ impl Globals {
             files,
             login,
             zone: matches.get(ZONE).to_owned(),
+            clients: Mutex::default(),
         })
     }
 
@@ -252,11 +256,29 @@ impl Globals {
     /// # Errors
     /// As [`Globals::settings`], or the user is refused: exit code 2.
     pub(crate) async fn connect(&self, endpoints: Vec<String>) -> Result<Client, Failure> {
-        let client = connected(self.settings(endpoints)?).await?;
+        let client = self.connected(self.settings(endpoints)?).await?;
         if !self.zone.is_empty() {
             client.set_zones(self.zones(&client).await);
         }
         Ok(client)
+    }
+
+    /// A client with these settings, authenticated.
+    ///
+    /// # Errors
+    /// The settings do not fit each other, or the user is refused: exit code 2.
+    pub(crate) async fn connected(&self, settings: Settings) -> Result<Client, Failure> {
+        let client = Client::new(settings)
+            .map_err(|error| Failure::new(Failure::BAD_CONNECTION, error.to_string()))?;
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner).push(client.clone());
+        let authenticated = client.authenticate().await;
+        authenticated.map_err(|status| Failure::new(Failure::BAD_CONNECTION, shown(&status)))?;
+        Ok(client)
+    }
+
+    /// The clients that were made so far.
+    pub(crate) fn clients(&self) -> Vec<Client> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The zones that the endpoints' members state. Who does not answer soon, or states none, is in none.
@@ -273,18 +295,6 @@ impl Globals {
         let stated = asked.join_all().await;
         stated.into_iter().filter(|(_, zone)| !zone.is_empty()).collect()
     }
-}
-
-/// A client with these settings, authenticated.
-///
-/// # Errors
-/// The settings do not fit each other, or the user is refused: exit code 2.
-pub(crate) async fn connected(settings: Settings) -> Result<Client, Failure> {
-    let client =
-        Client::new(settings).map_err(|error| Failure::new(Failure::BAD_CONNECTION, error.to_string()))?;
-    let authenticated = client.authenticate().await;
-    authenticated.map_err(|status| Failure::new(Failure::BAD_CONNECTION, shown(&status)))?;
-    Ok(client)
 }
 
 /// Every global flag with its value, as the environment variable that would set it. Secrets are not shown.

@@ -48,7 +48,17 @@ fn ran(args: &[OsString], io: &Io, interruption: Option<Interruption>) -> Result
     let call = Call::new(matches, io.clone(), interruption);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::error)?;
-    let outcome = runtime.block_on(asking(&call));
+    let outcome = runtime.block_on(async {
+        let waiting = call.clone();
+        let watch = tokio::spawn(async move { waiting.watch_unreached().await });
+        let outcome = asking(&call).await;
+        watch.abort();
+        outcome
+    });
+    let is_late = |failure: &Failure| failure.text.as_ref().is_some_and(|text| text.contains(LATE));
+    if outcome.as_ref().is_err_and(is_late) {
+        call.tell_unreached(|_| true);
+    }
     // A thread that still waits for a line of standard input, or for a name to be resolved, is not waited for.
     runtime.shutdown_background();
     outcome
@@ -61,6 +71,9 @@ fn ran(args: &[OsString], io: &Io, interruption: Option<Interruption>) -> Result
 pub(crate) fn say(io: &Io, text: &str) -> Result<(), Failure> {
     io.out.write(text.as_bytes()).map_err(|_| Failure::said(Failure::ERROR))
 }
+
+/// The text of a failure because the time is over.
+const LATE: &str = "context deadline exceeded";
 
 const ROOT_FLAGS: &str = "\nFlags:\n  -h, --help   help for etcdctl\n";
 

@@ -16,7 +16,7 @@ use client::{Client, TlsFiles, WatchUpdate, Watcher};
 
 use super::{Run, UTILITY, mirror_revisions};
 use crate::call::Call;
-use crate::globals::{Login, connected};
+use crate::globals::Login;
 use crate::ranges::{OPEN_END, prefix_end};
 
 const PREFIX: Flag<String> = Flag::text("prefix", "", "Key-value prefix to mirror");
@@ -157,7 +157,7 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
         // The signals are taken before a connection starts threads for names.
         call.interruption();
     }
-    let target = connected(globals.settings_of(endpoints, &files, insecure, &login)?).await?;
+    let target = globals.connected(globals.settings_of(endpoints, &files, insecure, &login)?).await?;
     let source = call.connect().await?;
     let operations_max = usize::try_from(matches.get(MAX_TXN_OPS)).unwrap_or(usize::MAX).max(1);
     if keeps_revisions {

@@ -132,7 +132,8 @@ fn globals() {
                 .with("ETCDCTL_WRITE_OUT", "fields")
                 .ours_alone("real etcdctl says it in its log"),
             Case::new("get a --endpoints=", &script).without_requests(),
-            Case::new("get a --endpoints=127.0.0.1:1 --command-timeout=200ms", &script),
+            Case::new("get a --endpoints=127.0.0.1:1 --command-timeout=200ms", &script)
+                .ours_alone("real etcdctl says the reason in its log"),
             Case::new("get a --auth-jwt-token=x --max-request-bytes=10 --max-recv-bytes=5", &script),
             Case::new("put a 12345678901234567890 --max-request-bytes=10", &script),
             Case::new("get a --cacert=/no/such/file", &script),

@@ -11,4 +11,5 @@ mod messages;
 mod mirror;
 mod snapshot;
 mod transcript;
+mod unreached;
 mod watches;

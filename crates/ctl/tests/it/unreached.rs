@@ -1,0 +1,87 @@
+//! What the tool says of endpoints that it cannot connect to: the last line is etcdctl's, the reason is before it.
+
+use std::ffi::OsString;
+use std::io::Read as _;
+use std::net::TcpListener;
+use std::time::Duration;
+
+use cli::Io;
+use ctl::Interruption;
+
+use crate::fake_server::{FakeServer, Script};
+
+/// Exit code and standard error of a command that is aimed at this endpoint.
+fn ctl(endpoint: &str, words: &[&str]) -> (u8, String) {
+    let (io, printed) = Io::in_memory();
+    let mut args: Vec<OsString> = words.iter().map(OsString::from).collect();
+    args.push(format!("--endpoints={endpoint}").into());
+    args.push("--command-timeout=300ms".into());
+    let code = ctl::run_in(&args, &io, None);
+    assert_eq!(printed.out(), "");
+    (code, printed.err().replace(endpoint.trim_start_matches("https://"), "ADDRESS"))
+}
+
+/// A server of another protocol: it takes what it is sent, and hangs up.
+fn hangs_up() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().read(&mut [0; 1 << 16]);
+        }
+    });
+    address
+}
+
+#[test]
+fn the_reason_stands_before_the_error() {
+    let gone = testkit::ports::free_address().to_string();
+    let refused = "Warning: ADDRESS: connection error: desc = \"transport: Error while dialing: dial tcp ADDRESS: connect: \
+                   connection refused\"\n";
+    let late = "Error: context deadline exceeded\n";
+    for words in [&["get", "a"][..], &["put", "a", "b"], &["member", "list"], &["role", "list"]] {
+        assert_eq!(ctl(&gone, words), (1, format!("{refused}{late}")), "{words:?}");
+    }
+    let (code, err) = ctl(&gone, &["endpoint", "health"]);
+    assert_eq!(code, 1);
+    assert!(err.starts_with(refused) && err.ends_with("Error: unhealthy cluster\n"), "{err}");
+    let (code, err) = ctl(&gone, &["get", "a", "--user=root:p", "--dial-timeout=100ms"]);
+    assert_eq!((code, err), (2, format!("{refused}{late}")));
+}
+
+/// Standard error of a watch of this endpoint, which has no time limit, once it has said this.
+fn watch(endpoint: &str, until: &str) -> String {
+    let (io, printed) = Io::in_memory();
+    let (interrupt, interrupted) = tokio::sync::watch::channel(false);
+    let args = [
+        "watch".to_owned(),
+        "a".to_owned(),
+        "--dial-timeout=50ms".to_owned(),
+        format!("--endpoints={endpoint}"),
+    ];
+    let args = args.map(OsString::from);
+    let watching =
+        std::thread::spawn(move || ctl::run_in(&args, &io, Some(Interruption::from_channel(interrupted))));
+    testkit::wait_until(until, Duration::from_secs(60), || printed.err().contains(until).then_some(()));
+    interrupt.send(true).unwrap();
+    watching.join().unwrap();
+    printed.err()
+}
+
+#[test]
+fn the_wrong_protocol_is_named() {
+    let plain = FakeServer::start(Script::default());
+    let hint = "first record does not look like a TLS handshake\" (the server does not speak TLS at this port: http://, or another \
+                port)\n";
+    watch(&format!("https://{}", plain.address), hint);
+    watch(
+        &hangs_up(),
+        "EOF\" (the server hangs up: it may speak TLS at this port (https://), or this is not the port for clients)\n",
+    );
+}
+
+#[test]
+fn a_command_without_a_time_limit_says_once_what_it_waits_for() {
+    let err = watch(&testkit::ports::free_address().to_string(), "connection refused");
+    assert_eq!(err.matches("connection refused").count(), 1, "{err}");
+}
