@@ -2,7 +2,7 @@
 //! listens; [`Running::stop`] shuts down cleanly.
 
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::mpsc::{self, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -36,6 +36,7 @@ use replica::peer_links::PeerLinks;
 use replica::shared::Shared;
 use rpc::http::MetricsListener;
 use rpc::services::Services;
+use storage::DataDirError;
 use storage::catch_up;
 use storage::clean_shutdown::CleanShutdown;
 use storage::opening::{self, LogEvents, Opening};
@@ -197,8 +198,9 @@ fn serve(
     audit::start(&shared, audit_log, &logger)?;
     let exporting = tracing::start(&shared, parts.config.tracing.clone(), &logger)?;
     front_options.rejected = audit::rejections(&shared, member_tls::rejections(&shared.metrics, &logger));
+    let data_dir = parts.config.data_dir.clone();
     let (core, ended) = start_core(parts)?;
-    let core = await_cluster(core, &shared, &ready, stop_wanted)?;
+    let core = await_cluster(core, &shared, &ready, stop_wanted, data_dir)?;
     let checked = check_release(&shared).and_then(|()| match checks {
         true => consistency::corruption::check_initially(&shared, &logger).map_err(StartError::InitialCheck),
         false => Ok(()),
@@ -370,6 +372,7 @@ fn await_cluster(
     shared: &Shared,
     ready: &mpsc::Receiver<()>,
     stop_wanted: &dyn Fn() -> bool,
+    data_dir: PathBuf,
 ) -> Result<JoinHandle<Result<(), Fatal>>, StartError> {
     loop {
         match ready.recv_timeout(READY_LOOK) {
@@ -381,10 +384,15 @@ fn await_cluster(
                 return Err(StartError::Stopped);
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(StartError::Core(match core.join() {
-                    Ok(Err(fatal)) => Some(fatal),
-                    _ => None,
-                }));
+                return Err(match core.join() {
+                    Ok(Err(fatal)) => StartError::Core(fatal),
+                    // It was not told to stop, so it has heard of its removal: by its log, or by the other members.
+                    Ok(Ok(())) => {
+                        let member_id = shared.identity.member_id;
+                        StartError::DataDir(DataDirError::Removed { member_id, data_dir })
+                    }
+                    Err(_) => StartError::CorePanicked,
+                });
             }
         }
     }
@@ -426,6 +434,13 @@ fn start_fronts(
 
 /// Tells the operator that the member serves.
 fn tell_of_service(logger: &Logger, listening: &Listening) {
+    let without_scheme = |url: &str| url.split_once("://").map_or(url, |(_, address)| address).to_owned();
+    for url in &listening.peers {
+        logger.info("serving peer traffic", &[("address", Value::Str(&without_scheme(url)))]);
+    }
+    for url in &listening.console {
+        logger.info("serving the console", &[("url", Value::Str(url))]);
+    }
     logger.info("ready to serve client requests", &[]);
     let apart = if listening.pages.is_empty() { "grpc+http" } else { "grpc" };
     let clients = listening.clients.iter().map(|url| (url, apart));

@@ -46,8 +46,10 @@ pub enum StartError {
     },
     /// The member was told to stop before it was ready.
     Stopped,
-    /// The core ended before the member was ready.
-    Core(Option<Fatal>),
+    /// The core could not go on before the member was ready.
+    Core(Fatal),
+    /// The thread of the core has panicked before the member was ready, which is a bug.
+    CorePanicked,
     /// The data of the member differs from that of the others, or could not be compared.
     InitialCheck(InitialCheckError),
     /// The tokens of users cannot be made as the options say.
@@ -87,7 +89,9 @@ impl fmt::Display for StartError {
         match self {
             StartError::Resolve { url, error: Some(error) } => write!(f, "cannot resolve {url}: {error}"),
             StartError::Resolve { url, error: None } => write!(f, "{url} has no address"),
-            StartError::Listen { url, error } => write!(f, "cannot listen on {url}: {error}"),
+            StartError::Listen { url, error } => {
+                write!(f, "cannot listen on {url}: {error}{}", listen_advice(error))
+            }
             StartError::DataDir(error) => error.fmt(f),
             StartError::Thread { what, error } => write!(f, "cannot start {what}: {error}"),
             StartError::OpenFiles { limit, needed } => write!(
@@ -96,8 +100,11 @@ impl fmt::Display for StartError {
                  LimitNOFILE)"
             ),
             StartError::Stopped => f.write_str("stopped before the cluster had heard of this member"),
-            StartError::Core(Some(fatal)) => fatal.fmt(f),
-            StartError::Core(None) => f.write_str("the core ended before the member was ready"),
+            StartError::Core(fatal) => fatal.fmt(f),
+            StartError::CorePanicked => f.write_str(
+                "the core's thread panicked before the member was ready, which is a bug: the panic's text is above in \
+                 the log or on standard error",
+            ),
             StartError::InitialCheck(error) => error.fmt(f),
             StartError::Credentials(error) => error.fmt(f),
             StartError::Tls(error) => error.fmt(f),
@@ -114,6 +121,17 @@ impl fmt::Display for StartError {
     }
 }
 
+/// What to do about a socket that cannot be listened at, where the system's answer does not tell it.
+fn listen_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        // An error of our own says what is there.
+        _ if error.raw_os_error().is_none() => "",
+        io::ErrorKind::AddrInUse => "; `ss -ltnp` shows which process listens there",
+        io::ErrorKind::AddrNotAvailable => "; `ip address` shows the addresses of this machine",
+        _ => "",
+    }
+}
+
 impl Error for StartError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
@@ -122,11 +140,14 @@ impl Error for StartError {
             | StartError::Thread { error, .. }
             | StartError::AuditLog { error, .. } => Some(error),
             StartError::DataDir(error) => error.source(),
-            StartError::Core(fatal) => fatal.as_ref().and_then(|fatal| fatal.source()),
+            StartError::Core(fatal) => fatal.source(),
             StartError::InitialCheck(error) => error.source(),
             StartError::Credentials(error) => error.source(),
             StartError::Tls(error) => error.source(),
-            StartError::OpenFiles { .. } | StartError::TooOld { .. } | StartError::Stopped => None,
+            StartError::OpenFiles { .. }
+            | StartError::TooOld { .. }
+            | StartError::Stopped
+            | StartError::CorePanicked => None,
         }
     }
 }

@@ -393,7 +393,9 @@ impl fmt::Display for DataDirError {
             DataDirError::Empty { path, lacks } => write!(f, "{} holds no {lacks}", path.display()),
             DataDirError::Removed { member_id, data_dir } => write!(
                 f,
-                "member {member_id:x} has been permanently removed from the cluster: remove its data directory {}",
+                "member {member_id:x} has been permanently removed from the cluster: remove its data directory {}; to bring \
+                 the machine back as a new member: `etcdctl member add NAME --peer-urls=URL`, then start with an empty \
+                 directory and --initial-cluster-state=existing",
                 data_dir.display()
             ),
             DataDirError::OtherMember { member_dir, made_for, configured } => write!(

@@ -139,6 +139,13 @@ fn a_removed_member_ends_and_does_not_come_back() {
         let mut gone = cluster.take(second);
         gone.wait();
         assert!(gone.said().contains("has been permanently removed from the cluster"), "{}", gone.said());
+        let words = "cannot start the member";
+        if let Some(fatal) = gone.said().lines().find(|line| line.contains(words)) {
+            assert!(
+                fatal.contains("permanently removed from the cluster: remove its data directory"),
+                "{fatal}"
+            );
+        }
         let members = client.members().await.expect("members are listed");
         assert_eq!(members.len(), 2, "{members:?}");
         assert!(cluster.member(stays).said().contains("removed a member"));

@@ -51,7 +51,7 @@ fn a_port_in_use_is_named() {
     for flag in ["--listen-client-urls", "--listen-peer-urls"] {
         let said = Setup::new(dir.path()).flag(format!("{flag}=http://{address}")).refused();
         assert!(said.contains(&format!("cannot listen on http://{address}")), "{said}");
-        assert!(said.contains("in use"), "{said}");
+        assert!(said.contains("in use") && said.contains("`ss -ltnp` shows which process"), "{said}");
     }
 }
 
