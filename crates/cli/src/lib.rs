@@ -31,6 +31,6 @@ pub use command::{Command, Flag, FlagRow, Kind, Program};
 pub use failure::Failure;
 pub use io::{Input, Io, Output, Printed};
 pub use matches::{FlagValue, Matches};
-pub use parser::{Invocation, UsageError};
+pub use parser::{Invocation, UsageError, did_you_mean, near_names};
 pub use progress::Progress;
 pub use table::Table;

@@ -99,13 +99,7 @@ fn locate<'a, R: Copy>(program: &'a Program<R>, args: &[Vec<u8>]) -> Result<Loca
             None if path.is_empty() => {
                 let mut message =
                     format!("unknown command {} for {}", go::quote(&*text), go::quote(program.root.name));
-                let near = near(command, &text);
-                if !near.is_empty() {
-                    message.push_str("\n\nDid you mean this?\n");
-                    for name in near {
-                        message.push_str(&format!("\t{name}\n"));
-                    }
-                }
+                message.push_str(&did_you_mean(&near(command, &text)));
                 return Err(UsageError { message, path, is_env: false });
             }
             // A group shows its help, whatever follows it.
@@ -125,13 +119,22 @@ fn named<'a, R>(command: &'a Command<R>, word: &str) -> Option<&'a Command<R>> {
     })
 }
 
-/// Names that a mistyped one may stand for: at most two changes away, or beginning with it.
+/// Names of commands that a mistyped one may stand for.
 fn near<R>(command: &Command<R>, word: &str) -> Vec<&'static str> {
+    near_names(word, command.subcommands.iter().filter(|below| !below.hidden).map(|below| below.name))
+}
+
+/// Names that a mistyped one may stand for: at most two changes away, or beginning with it.
+pub fn near_names<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let lower = word.to_lowercase();
-    let is_near = |below: &&Command<R>| {
-        !below.hidden && (distance(&lower, below.name) <= 2 || below.name.starts_with(&lower))
-    };
-    command.subcommands.iter().filter(is_near).map(|below| below.name).collect()
+    let is_near = |name: &&str| distance(&lower, name) <= 2 || name.starts_with(&lower);
+    names.into_iter().filter(is_near).collect()
+}
+
+/// The question that follows the refusal of a mistyped name; nothing if no name is near.
+pub fn did_you_mean(near: &[&str]) -> String {
+    let names: String = near.iter().map(|name| format!("\t{name}\n")).collect();
+    if names.is_empty() { names } else { format!("\n\nDid you mean this?\n{names}") }
 }
 
 /// Levenshtein's distance.

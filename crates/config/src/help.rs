@@ -20,12 +20,6 @@ const HELP_GROUPS: [Group; 10] = [
     Group::General,
 ];
 
-/// Commit the binary was built from, when the build named it.
-const GIT_SHA: &str = match option_env!("MAINSTAY_GIT_SHA") {
-    Some(sha) => sha,
-    None => "Not provided",
-};
-
 /// The language runtime as version output and metrics name it, in the place where etcd names Go's.
 pub const RUNTIME_VERSION: &str = concat!("rust", env!("CARGO_PKG_RUST_VERSION"));
 
@@ -84,7 +78,8 @@ fn note(flag: &Flag) -> Option<String> {
 }
 
 /// The lines `--version` prints: etcd's four, which tools parse, then our own.
-pub fn version_text() -> String {
+pub fn version_text(commit: Option<&str>) -> String {
+    let commit = commit.unwrap_or("Not provided");
     let os = std::env::consts::OS;
     let arch = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -92,7 +87,7 @@ pub fn version_text() -> String {
         other => other,
     };
     format!(
-        "etcd Version: {API_VERSION}\nGit SHA: {GIT_SHA}\nGo Version: {RUNTIME_VERSION}\nGo OS/Arch: {os}/{arch}\n\
+        "etcd Version: {API_VERSION}\nGit SHA: {commit}\nGo Version: {RUNTIME_VERSION}\nGo OS/Arch: {os}/{arch}\n\
          Mainstay Version: {}\n",
         env!("CARGO_PKG_VERSION")
     )

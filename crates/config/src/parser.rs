@@ -133,7 +133,12 @@ impl Settings {
                 if name == "help" || name == "h" {
                     return Ok(Asked::Help);
                 }
-                return Err(Refusal::Syntax(format!("flag provided but not defined: -{name}")));
+                let near = cli::near_names(name, FLAGS.iter().map(|flag| flag.name));
+                let near: Vec<String> = near.into_iter().map(|name| format!("--{name}")).collect();
+                let near: Vec<&str> = near.iter().map(String::as_str).collect();
+                let question = cli::did_you_mean(&near);
+                let question = question.trim_end();
+                return Err(Refusal::Syntax(format!("flag provided but not defined: -{name}{question}")));
             };
             let value = match value {
                 Some(value) => value,

@@ -15,7 +15,7 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     root: Command {
         name: "check",
         about: "Measures what a member runs on",
-        subcommands: &[DISK, NETWORK],
+        subcommands: &[DISK, NETWORK, PERF, DATASCALE],
         ..Command::EMPTY
     },
     globals: connection::FLAGS,
@@ -24,11 +24,25 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// Returns what shells complete for `doctor` and for `check`.
+/// What etcdctl checks, which its own program runs: here for the list of commands.
+const PERF: Command<Run> = of_etcdctl("perf", "Check the performance of the etcd cluster (etcdctl's)");
+const DATASCALE: Command<Run> = of_etcdctl(
+    "datascale",
+    "Check the memory usage of holding data for different workloads on a given server endpoint (etcdctl's)",
+);
+
+const fn of_etcdctl(name: &'static str, about: &'static str) -> Command<Run> {
+    let run = Run(|_, _| Box::pin(async { Err(Failure::error("it is etcdctl's: mainstay ctl check")) }));
+    Command { name, about, run: Some(run), ..Command::EMPTY }
+}
+
+/// Returns what shells complete for `doctor` and for `check`, without the checks that are etcdctl's.
 pub fn completion() -> [Tree; 2] {
     let mut doctor = Tree::of(&crate::doctor::PROGRAM);
     doctor.below.push(Tree { name: "migrate", ..Tree::of(&crate::migrate::PROGRAM) });
-    [doctor, Tree::of(&PROGRAM)]
+    let mut check = Tree::of(&PROGRAM);
+    check.below.retain(|below| ![PERF.name, DATASCALE.name].contains(&below.name));
+    [doctor, check]
 }
 
 /// Refuses words that are neither a command nor a flag.

@@ -35,10 +35,35 @@ fn main() -> ExitCode {
         Some("benchmark" | "etcd-bench") => return bench::run(arguments),
         _ => {}
     }
+    dispatch(arguments)
+}
+
+/// The first words of the command line that are commands.
+const COMMANDS: [&str; 14] = [
+    "server",
+    "rebuild",
+    "ctl",
+    "utl",
+    "bench",
+    "check",
+    "doctor",
+    "console",
+    "completion",
+    "man",
+    "gateway",
+    "grpc-proxy",
+    "help",
+    "version",
+];
+
+/// Runs what the first word names; without one, a member.
+fn dispatch(arguments: &[OsString]) -> ExitCode {
     let Some((verb, rest)) = arguments.split_first() else {
         return member::run(arguments, Purpose::Serve);
     };
     match verb.to_str() {
+        Some("help") => dispatch(&[rest, &[OsString::from("--help")]].concat()),
+        Some("version") => member::run(&[OsString::from("--version")], Purpose::Serve),
         Some("server") => member::run(rest, Purpose::Serve),
         Some("rebuild") => member::run(rest, Purpose::Rebuild),
         Some("ctl") => ctl::run(rest),
@@ -58,8 +83,9 @@ fn main() -> ExitCode {
         Some("check") => doctor::check(rest),
         Some(verb) if !verb.starts_with('-') => {
             eprintln!(
-                "{verb:?} is none of the commands server, rebuild, ctl, utl, bench, check, doctor, console, completion, man, gateway, grpc-proxy; to run a \
-                 member, give flags only (see --help)"
+                "{verb:?} is none of the commands {}; to run a member, give flags only (see --help){}",
+                COMMANDS.join(", "),
+                cli::did_you_mean(&cli::near_names(verb, COMMANDS)).trim_end()
             );
             ExitCode::from(2)
         }

@@ -20,7 +20,7 @@ use crate::{discovery, environment, local_time, memory, memory_lock, open_files,
 pub enum Purpose {
     /// Run as etcd is: nothing is printed but what etcd prints.
     Etcd,
-    /// By hand: a few lines say where it serves.
+    /// By hand: on a terminal a few lines say where it serves.
     Serve,
     /// With its data brought back from the others first.
     Rebuild,
@@ -54,7 +54,7 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Invocation::Version) => {
-            print!("{}", config::version_text());
+            print!("{}", config::version_text(option_env!("MAINSTAY_COMMIT")));
             ExitCode::SUCCESS
         }
         Ok(Invocation::Serve(parsed)) => serve(*parsed, purpose != Purpose::Etcd, rebuilding),
@@ -82,6 +82,9 @@ const OTHERS_USAGE: &str = "
 
   mainstay check perf|datascale|disk|network ...
     Measure what a cluster, a disk or the network between members can do.
+
+  mainstay help [COMMAND]
+    Print this, or the help of a command.
 
   mainstay completion bash|zsh|fish|powershell
     Print a script that lets a shell complete commands and flags.
@@ -193,7 +196,8 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     };
     let mut systemd = Systemd::from_env();
     systemd.ready(&logger);
-    if greet {
+    // In a pipe there is nobody to greet, and what reads it may want the log's JSON and nothing else.
+    if greet && std::io::stdout().is_terminal() {
         greeting(&listening, &data_dir);
     }
     let mut free_pages = memory::FreePages::default();
@@ -234,17 +238,16 @@ fn greeting(listening: &Listening, data_dir: &str) {
         }
         _ => listening.pages.first().map_or(client, String::as_str).to_owned(),
     };
-    let (bold, plain) = if out.is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
     // A closed standard output is no reason to stop serving.
     let _ = writeln!(
         out,
-        "{bold}Mainstay is ready.{plain}\n  \
+        "\x1b[1mMainstay is ready.\x1b[0m\n  \
            clients  {}\n  \
            members  {}\n  \
            data     {data_dir}\n\
          Try:\n  \
-           etcdctl --endpoints={client} put greeting hello\n  \
-           etcdctl --endpoints={client} get greeting\n  \
+           mainstay ctl --endpoints={client} put greeting hello\n  \
+           mainstay ctl --endpoints={client} get greeting\n  \
            curl {page}/health",
         listening.clients.join(", "),
         listening.peers.join(", "),

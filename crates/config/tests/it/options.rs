@@ -117,7 +117,8 @@ fn version_is_as_expected() {
         }
         _ => format!("{line}\n"),
     };
-    expect::check("version.txt", &version_text().lines().map(line).collect::<String>());
+    assert!(version_text(Some("0123abc")).contains("\nGit SHA: 0123abc\n"));
+    expect::check("version.txt", &version_text(None).lines().map(line).collect::<String>());
 }
 
 #[test]
@@ -125,6 +126,7 @@ fn refusals_are_as_expected() {
     let script = "
         --no-such-flag
         -no-such-flag=1
+        --data-drr=x
         ---name
         --=x
         -=x

@@ -190,16 +190,19 @@ impl Member {
 
     /// Where it serves clients.
     pub fn client_address(&self) -> SocketAddr {
-        let line = self.wait_for("serving client traffic ");
-        let address = line.split("\"address\":\"").nth(1).and_then(|rest| rest.split('"').next());
-        address.and_then(|a| a.parse().ok()).unwrap_or_else(|| panic!("no address in {line}"))
+        self.address_in("serving client traffic ")
     }
 
     /// Where it listens for other members.
     pub fn peer_address(&self) -> SocketAddr {
-        let line = self.stdout.find("  members ", PATIENCE).expect("the greeting names the peer address");
-        let address = line.rsplit("://").next().and_then(|a| a.trim().parse().ok());
-        address.unwrap_or_else(|| panic!("no address in {line}"))
+        self.address_in("serving peer traffic")
+    }
+
+    /// The address in the log's first line with these words.
+    fn address_in(&self, words: &str) -> SocketAddr {
+        let line = self.wait_for(words);
+        let address = line.split("\"address\":\"").nth(1).and_then(|rest| rest.split('"').next());
+        address.and_then(|a| a.parse().ok()).unwrap_or_else(|| panic!("no address in {line}"))
     }
 
     /// A connection of its own.

@@ -1,7 +1,9 @@
 //! What the binary does when all is well.
 
+use std::io::{BufRead as _, BufReader};
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use api::Rpc;
 use api::etcdserverpb::{
@@ -92,11 +94,13 @@ fn it_completes_the_commands_of_all_tools() {
 fn an_interrupt_ends_it_too() {
     let dir = TempDir::new("interrupt");
     let mut member = Setup::new(dir.path()).start();
-    // It comes last of the greeting's lines that this test looks at.
-    member.peer_address();
-    assert!(member.printed().contains("Mainstay is ready."));
     member.signal(libc::SIGINT);
     assert_eq!(member.wait().signal(), Some(libc::SIGINT));
+    assert_eq!(
+        member.printed(),
+        "",
+        "it greets on a terminal only: a pipe has the log's JSON and nothing else"
+    );
     drop(member);
     let member = Setup::new(dir.path()).start();
     run(async {
@@ -104,6 +108,57 @@ fn an_interrupt_ends_it_too() {
         assert_eq!(client.everything().await.expect("reads are served").count, 0);
     });
     member.stop();
+}
+
+#[test]
+fn on_a_terminal_it_says_where_it_serves() {
+    let dir = TempDir::new("greeting");
+    let (mut terminal, mut inner) = (-1, -1);
+    // SAFETY: both numbers outlive the call; the other arguments may be null.
+    let opened = unsafe {
+        libc::openpty(
+            &mut terminal,
+            &mut inner,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        )
+    };
+    assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: both were just opened, and nobody else has them.
+    let (terminal, inner) = unsafe { (OwnedFd::from_raw_fd(terminal), OwnedFd::from_raw_fd(inner)) };
+    let mut child =
+        Setup::new(dir.path()).command().stdout(inner).stderr(Stdio::null()).spawn().expect("it runs");
+    let mut lines = BufReader::new(std::fs::File::from(terminal)).lines();
+    let mut greeting = String::new();
+    while !greeting.contains("/health") {
+        let line = lines.next().expect("the greeting is whole").expect("the terminal can be read");
+        greeting.push_str(&line);
+        greeting.push('\n');
+    }
+    child.kill().and_then(|()| child.wait()).expect("it ends");
+    assert!(greeting.contains("Mainstay is ready."), "{greeting}");
+    assert!(greeting.contains("  mainstay ctl --endpoints=http://127.0.0.1:"), "{greeting}");
+}
+
+#[test]
+fn words_that_are_no_commands_are_answered() {
+    let run = |words: &[&str]| Command::new(binary()).env_clear().args(words).output().expect("it runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    assert_eq!(run(&["help"]), run(&["--help"]));
+    assert_eq!(run(&["help", "ctl", "get"]).stdout, run(&["ctl", "get", "--help"]).stdout);
+    assert_eq!(run(&["version"]), run(&["--version"]));
+    let mistyped = run(&["doctr"]);
+    assert_eq!(mistyped.status.code(), Some(2));
+    let said = text(mistyped.stderr);
+    assert!(said.ends_with("\n\nDid you mean this?\n\tdoctor\n"), "{said}");
+    let mistyped = run(&["--data-drr=x"]);
+    let said = text(mistyped.stderr);
+    assert!(
+        said.contains("flag provided but not defined: -data-drr\n\nDid you mean this?\n\t--data-dir\n"),
+        "{said}"
+    );
+    assert!(text(run(&["check", "--help"]).stdout).contains("\n  perf "));
 }
 
 #[test]
