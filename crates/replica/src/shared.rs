@@ -457,6 +457,12 @@ impl Shared {
         self.disk_bytes.load(Ordering::Relaxed)
     }
 
+    /// Returns the size of the database as clients are told it: the bytes on disk. Both numbers that they are told are counted
+    /// apart, and what was just written may not have reached the files; the whole is never less than `in_use_bytes`, its part.
+    pub fn db_size(&self, in_use_bytes: u64) -> u64 {
+        self.disk_bytes().max(in_use_bytes)
+    }
+
     /// Sets what [`Shared::disk_bytes`] returns.
     pub fn set_disk_bytes(&self, bytes: u64) {
         self.disk_bytes.store(bytes, Ordering::Relaxed);

@@ -132,6 +132,6 @@ fn copy_state(shared: &Shared, state: &Published) {
     mvcc.current_revision.set(snapshot.current_revision().0);
     mvcc.compact_revision.set(snapshot.compact_revision().0);
     mvcc.keys.set_u64(snapshot.live_keys());
-    mvcc.db_total_size.set_u64(shared.disk_bytes());
+    mvcc.db_total_size.set_u64(shared.db_size(state.in_use_bytes));
     mvcc.db_total_size_in_use.set_u64(state.in_use_bytes);
 }

@@ -69,7 +69,7 @@ impl Services {
         let response = StatusResponse {
             header: Some(self.header(state.view.snapshot().current_revision(), &state)),
             version: self.shared.api_version.to_owned(),
-            db_size: i64::try_from(self.shared.disk_bytes()).unwrap_or(i64::MAX).max(in_use),
+            db_size: i64::try_from(self.shared.db_size(state.in_use_bytes)).unwrap_or(i64::MAX),
             leader: state.leader,
             raft_index: state.commit_index.0,
             raft_term: state.applied_term.0,

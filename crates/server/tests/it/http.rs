@@ -217,6 +217,21 @@ const PROBES: &[&str] = &[
 ];
 
 #[test]
+fn the_whole_is_never_told_to_be_less_than_its_part_in_use() {
+    let served = healthy();
+    // As right behind a burst of writes, which the files' sizes do not tell of yet.
+    served.shared.set_disk_bytes(1);
+    let page = served.body("/metrics");
+    let value = |name: &str| -> f64 {
+        let line = page.lines().find(|line| line.starts_with(&format!("{name} "))).expect(name);
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let in_use = value("etcd_mvcc_db_total_size_in_use_in_bytes");
+    assert!(in_use > 1.0, "{in_use}");
+    assert_eq!(value("etcd_mvcc_db_total_size_in_bytes"), in_use);
+}
+
+#[test]
 fn probes_of_a_healthy_member() {
     let text = healthy().transcript("healthy", PROBES);
     let odd = [
