@@ -269,7 +269,7 @@ fn is_read(rpc: Rpc) -> bool {
 }
 
 /// Returns true if somebody was kept from something.
-fn is_refusal(status: &Status) -> bool {
+pub(crate) fn is_refusal(status: &Status) -> bool {
     matches!(status.code, Code::PermissionDenied | Code::Unauthenticated)
         || [error::USER_EMPTY, error::AUTH_FAILED, error::AUTH_OLD_REVISION].contains(status)
 }

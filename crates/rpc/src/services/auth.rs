@@ -19,7 +19,7 @@ use api::{Rpc, Status};
 use base64::Engine as _;
 use bytes::Bytes;
 use front::{Answer, Unary};
-use machine::auth::Auth;
+use machine::auth::{Auth, Gate};
 use machine::{Outcome, check};
 use numbers::Index;
 use prost::Message;
@@ -82,26 +82,54 @@ impl Services {
             ),
             _ => return Err(error::UNKNOWN_METHOD),
         };
-        let principal = self.undated_principal()?;
-        self.propose(&principal, field, &message, false, what, |_, _, header| Ok(changed(header)))
+        self.propose_as_root(field, what, message)
+    }
+
+    /// Proposes a change of users or roles as it is.
+    fn propose_as_root(
+        self: &Rc<Self>,
+        field: u32,
+        what: &'static str,
+        message: Bytes,
+    ) -> Result<Unary, Status> {
+        let may =
+            |services: &Services, (principal, _): &(Principal, Bytes)| services.may(principal, Gate::admin);
+        self.if_allowed((self.principal()?, message), may, move |services, (principal, message)| {
+            services.propose(&principal, field, &message, false, what, |_, _, header| Ok(changed(header)))
+        })
     }
 
     /// Proposes a change that brings a password, once that is hashed: never in the log, and never on a thread of clients.
     /// `None` is proposed as it is.
     fn change_password_of<R: Message + 'static>(
         self: &Rc<Self>,
-        mut request: R,
+        request: R,
         (user, password): (String, Option<String>),
         set_hash: fn(&mut R, String),
         (field, what): (u32, &'static str),
     ) -> Result<Unary, Status> {
         let Some(password) = password else {
-            let (principal, message) = (self.undated_principal()?, request.encode_to_vec().into());
-            return self
-                .propose(&principal, field, &message, false, what, |_, _, header| Ok(changed(header)));
+            return self.propose_as_root(field, what, request.encode_to_vec().into());
         };
-        // Who may not change users must not keep processors busy with hashes. Apply asks again.
-        let principal = self.root()?;
+        // Who may not change users must not keep processors busy with hashes either.
+        let may = |services: &Services, (principal, ..): &(Principal, R, String)| {
+            services.may(principal, Gate::admin)
+        };
+        let change = (self.principal()?, request, password);
+        self.if_allowed(change, may, move |services, (principal, request, password)| {
+            services.propose_hashed(principal, request, (user, password), set_hash, (field, what))
+        })
+    }
+
+    /// Proposes a change with the hash of its password.
+    fn propose_hashed<R: Message + 'static>(
+        self: &Rc<Self>,
+        principal: Principal,
+        mut request: R,
+        (user, password): (String, String),
+        set_hash: fn(&mut R, String),
+        (field, what): (u32, &'static str),
+    ) -> Result<Unary, Status> {
         // COMPAT-193: only the hash is proposed, and members of etcd 3.4 do not know that field.
         if self.shared.may_be_before_3_5(&self.state().members) {
             return Err(error::NOT_CAPABLE);

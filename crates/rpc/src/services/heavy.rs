@@ -13,6 +13,7 @@ use prost::Message as _;
 use telemetry::heavy_hitters::{NAME_BYTES, Noted, prefix_of};
 
 use super::{Services, once_answered};
+use crate::audit;
 
 /// A sample that is under way. One that is given up is not noted.
 pub(super) struct Sample {
@@ -82,8 +83,10 @@ impl Services {
                 Err(_) => 0,
             };
             let now = services.now();
+            // What nobody was let have is no load of its prefix, and strangers do not fill the list.
+            let is_refused = answer.as_ref().is_err_and(audit::is_refusal);
             let noted = Noted {
-                prefix: sample.prefix.as_deref(),
+                prefix: sample.prefix.as_deref().filter(|_| !is_refused),
                 user: &sample.user,
                 client: &sample.client,
                 bytes: (sample.bytes + answered) as u64,

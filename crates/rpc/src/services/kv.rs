@@ -51,6 +51,15 @@ struct Evaluated {
     outcome: TxnOutcome,
 }
 
+/// A transaction that may write, on its way to the log.
+struct ProposedTxn {
+    principal: Principal,
+    request: TxnRequest,
+    /// What it is charged with.
+    held: Option<Held>,
+    message: Bytes,
+}
+
 /// Fields of `InternalRaftRequest`.
 mod field {
     pub const PUT: u32 = 4;
@@ -133,43 +142,59 @@ impl Services {
     pub(super) fn put(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: PutRequest = decode(message.clone())?;
         check::put(&request)?;
-        self.check_quota(check::put_cost(&request))?;
-        self.note_value(&request);
-        let principal = self.principal()?;
-        self.propose_then(
-            &principal,
-            field::PUT,
-            &message,
-            false,
-            "Put",
-            |services, outcome, state, header| {
-                let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
-                let header = ResponseHeader { revision: revision.0, ..header };
-                let (Some(previous), Some(state)) = (previous, state) else {
-                    let answer = encode::put(&header, None, &*services.values);
-                    return Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))));
-                };
-                let encode = |values: &Attempt| encode::put(&header, Some(&previous), values);
-                if let Some(answer) = services.at_once(previous.encoded_len(), encode) {
-                    return Ok(answer);
-                }
-                let answer = answers::put(*state, Rc::clone(&services.values), header, previous);
-                Ok(Unary::Later(Box::pin(answers::written(answer))))
-            },
-        )
+        let put = (self.principal()?, request, message);
+        let may = |services: &Services, (principal, request, _): &(Principal, PutRequest, Bytes)| {
+            services.may(principal, |gate| gate.put(request, &Leases::default()))
+        };
+        self.if_allowed(put, may, |services, (principal, request, message)| {
+            services.put_allowed(&principal, &request, &message)
+        })
+    }
+
+    fn put_allowed(
+        self: &Rc<Self>,
+        principal: &Principal,
+        request: &PutRequest,
+        message: &Bytes,
+    ) -> Result<Unary, Status> {
+        self.check_quota(check::put_cost(request))?;
+        self.note_value(request);
+        self.propose_then(principal, field::PUT, message, false, "Put", |services, outcome, state, header| {
+            let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
+            let header = ResponseHeader { revision: revision.0, ..header };
+            let (Some(previous), Some(state)) = (previous, state) else {
+                let answer = encode::put(&header, None, &*services.values);
+                return Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))));
+            };
+            let encode = |values: &Attempt| encode::put(&header, Some(&previous), values);
+            if let Some(answer) = services.at_once(previous.encoded_len(), encode) {
+                return Ok(answer);
+            }
+            let answer = answers::put(*state, Rc::clone(&services.values), header, previous);
+            Ok(Unary::Later(Box::pin(answers::written(answer))))
+        })
     }
 
     pub(super) fn delete_range(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: DeleteRangeRequest = decode(message.clone())?;
         check::delete_range(&request)?;
-        let principal = self.some_principal()?;
-        if !request.range_end.is_empty() {
-            self.expensive(&principal, self.peer.get().ip())?;
-        }
+        let deletion = (self.principal()?, request, message);
+        let may = |services: &Services, (principal, request, _): &(Principal, DeleteRangeRequest, Bytes)| {
+            services.may(principal, |gate| gate.delete_range(request))
+        };
+        self.if_allowed(deletion, may, |services, (principal, request, message)| {
+            if !request.range_end.is_empty() {
+                services.expensive(&principal, services.peer.get().ip())?;
+            }
+            services.delete_allowed(&principal, &message)
+        })
+    }
+
+    fn delete_allowed(self: &Rc<Self>, principal: &Principal, message: &Bytes) -> Result<Unary, Status> {
         self.propose_then(
-            &principal,
+            principal,
             field::DELETE_RANGE,
-            &message,
+            message,
             false,
             "DeleteRange",
             |services, outcome, state, header| {
@@ -198,30 +223,44 @@ impl Services {
         check::txn(&request, self.shared.limits.txn_ops_max)?;
         let principal = self.principal()?;
         self.expense(&principal, self.peer.get().ip(), |now| check::txn_expense(&request, now))?;
-        // Nothing is looked at for those who may not: how much there is would tell them something. Apply refuses them.
-        let may_look =
-            self.gate(&self.shared.state.load(), &principal).txn(&request, &Leases::default()).is_ok();
-        if may_look && self.compares_too_much(&request) {
-            return Err(TOO_MUCH_COMPARED);
-        }
         if check::txn_is_read_only(&request) {
+            // Nothing is looked at for those who may not: how much there is would tell them something.
+            if self.may_txn(&principal, &request).is_ok() && self.compares_too_much(&request) {
+                return Err(TOO_MUCH_COMPARED);
+            }
             let serializable = check::txn_is_serializable(&request);
             return self.read(serializable, move |services| {
                 let answer = services.txn_now(request, held, &principal)?;
                 Ok(services.read_by(principal, answer))
             });
         }
+        let txn = ProposedTxn { principal, request, held, message };
+        let may = |services: &Services, txn: &ProposedTxn| services.may_txn(&txn.principal, &txn.request);
+        self.if_allowed(txn, may, Services::txn_allowed)
+    }
+
+    /// Whether a transaction may be made, as far as this member knows: one that names no key, by any user.
+    fn may_txn(&self, principal: &Principal, request: &TxnRequest) -> Result<(), Status> {
+        self.some_user(principal)?;
+        self.may(principal, |gate| gate.txn(request, &Leases::default()))
+    }
+
+    /// Proposes a transaction that may write.
+    fn txn_allowed(self: &Rc<Self>, txn: ProposedTxn) -> Result<Unary, Status> {
+        let ProposedTxn { principal, request, held, message } = txn;
+        if self.compares_too_much(&request) {
+            return Err(TOO_MUCH_COMPARED);
+        }
         let cost = check::txn_cost(&request);
         if cost > 0 {
             self.check_quota(cost)?;
         }
-        self.some_user(&principal)?;
         for operation in request.success.iter().chain(&request.failure) {
             if let Some(request_op::Request::RequestPut(put)) = &operation.request {
                 self.note_value(put);
             }
         }
-        if !may_look || !machine::txn::compares_values(&request) {
+        if !machine::txn::compares_values(&request) {
             return self.propose_txn(&principal, &message);
         }
         // The core is not to wait for a disk when it applies this: what it will compare is fetched first.

@@ -275,7 +275,20 @@ async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) 
 
 impl Services {
     pub(super) fn lease_grant(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let mut request: LeaseGrantRequest = decode(message)?;
+        let request: LeaseGrantRequest = decode(message)?;
+        let may = |services: &Services, (principal, _): &(Principal, LeaseGrantRequest)| {
+            services.some_user(principal)
+        };
+        self.if_allowed((self.principal()?, request), may, |services, (principal, request)| {
+            services.grant_allowed(&principal, request)
+        })
+    }
+
+    fn grant_allowed(
+        self: &Rc<Self>,
+        principal: &Principal,
+        mut request: LeaseGrantRequest,
+    ) -> Result<Unary, Status> {
         self.check_quota(check::LEASE_COST)?;
         self.pending.note_lease(self.shared.clock.now());
         if request.id == 0 {
@@ -284,8 +297,7 @@ impl Services {
         // COMPAT-64: here and not when it is applied, where the options of members may differ.
         request.ttl = request.ttl.max(self.shared.limits.lease_ttl_min.0);
         let message = request.encode_to_vec().into();
-        let principal = self.some_principal()?;
-        self.propose(&principal, field::LEASE_GRANT, &message, false, "LeaseGrant", |_, outcome, header| {
+        self.propose(principal, field::LEASE_GRANT, &message, false, "LeaseGrant", |_, outcome, header| {
             let Outcome::LeaseGranted { id, ttl } = outcome else { return Err(error::STOPPED) };
             Ok(whole(&LeaseGrantResponse {
                 header: Some(header),
@@ -298,7 +310,18 @@ impl Services {
 
     pub(super) fn lease_revoke(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let LeaseRevokeRequest { id } = decode(message.clone())?;
-        let principal = self.some_principal()?;
+        let may = |services: &Services, (principal, _): &(Principal, Bytes)| services.some_user(principal);
+        self.if_allowed((self.principal()?, message), may, move |services, (principal, message)| {
+            services.revoke_allowed(id, principal, message)
+        })
+    }
+
+    fn revoke_allowed(
+        self: &Rc<Self>,
+        id: i64,
+        principal: Principal,
+        message: Bytes,
+    ) -> Result<Unary, Status> {
         if !self.is_expense_bounded() {
             return self.propose_revocation(&principal, &message);
         }

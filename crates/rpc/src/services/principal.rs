@@ -332,17 +332,43 @@ impl Services {
         Ok(principal)
     }
 
-    /// The same, for changes that only root may make, which is asked where they are applied: there nothing is known of tokens that
-    /// are outdated for that ([`Gate::outdated`]).
+    /// Whether a write may be proposed on this caller's behalf, as far as this member knows. `ask` is asked only while authentication
+    /// is enabled.
     ///
     /// # Errors
     ///
-    /// When its token was refused, or is outdated.
-    pub(super) fn undated_principal(&self) -> Result<Principal, Status> {
-        let principal = self.principal()?;
-        match self.gate(&self.shared.state.load(), &principal).admin() {
-            Err(status) if status == error::AUTH_OLD_REVISION => Err(status),
-            _ => Ok(principal),
+    /// Those of `ask`.
+    pub(super) fn may(
+        &self,
+        principal: &Principal,
+        ask: impl FnOnce(&Gate) -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        let state = self.shared.state.load();
+        if state.auth.is_enabled() { ask(&self.gate(&state, principal)) } else { Ok(()) }
+    }
+
+    /// Makes a write if `may` allows it. Apply asks again; but what it would refuse does not become an entry, since anybody could fill
+    /// disks with those (COMPAT-422).
+    ///
+    /// A member may lag behind an acknowledged change of users, roles or of authentication itself. So one that is not certain to know
+    /// the newest state refuses only once it knows all that was acknowledged before the call. Only refusals wait for that.
+    ///
+    /// # Errors
+    ///
+    /// Those of `may` and of `make`.
+    pub(super) fn if_allowed<W: 'static>(
+        self: &Rc<Self>,
+        write: W,
+        may: impl Fn(&Services, &W) -> Result<(), Status> + 'static,
+        make: impl FnOnce(&Rc<Services>, W) -> Result<Unary, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        match may(self, &write) {
+            Ok(()) => make(self, write),
+            Err(refusal) if self.shared.state.load().reads_local => Err(refusal),
+            Err(_) => self.read_confirmed(move |services, _| {
+                may(services, &write)?;
+                make(services, write)
+            }),
         }
     }
 

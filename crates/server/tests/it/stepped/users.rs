@@ -3,16 +3,18 @@
 
 use std::time::Duration;
 
+use api::authpb::{Permission, UserAddOptions};
 use api::etcdserverpb::{
-    AlarmRequest, AuthRoleAddRequest, AuthRoleAddResponse, AuthRoleGetRequest,
-    AuthRoleGrantPermissionRequest, AuthRoleGrantPermissionResponse, AuthUserAddRequest, AuthUserAddResponse,
-    AuthUserChangePasswordRequest, AuthUserChangePasswordResponse, AuthUserGetRequest,
-    AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthenticateRequest, AuthenticateResponse,
-    LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, MemberListRequest, PutRequest, PutResponse,
-    RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse, request_op::Request,
+    AlarmRequest, AlarmType, AuthDisableRequest, AuthDisableResponse, AuthEnableRequest, AuthRoleAddRequest,
+    AuthRoleAddResponse, AuthRoleGetRequest, AuthRoleGrantPermissionRequest, AuthRoleGrantPermissionResponse,
+    AuthUserAddRequest, AuthUserAddResponse, AuthUserChangePasswordRequest, AuthUserChangePasswordResponse,
+    AuthUserGetRequest, AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthenticateRequest,
+    AuthenticateResponse, DeleteRangeRequest, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest,
+    MemberListRequest, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp, TxnRequest,
+    TxnResponse, request_op::Request,
 };
 use api::raftpb::MessageType;
-use api::{Rpc, Status, authpb::Permission, error};
+use api::{Rpc, Status, error};
 use prost::Message;
 
 use super::sliced::with_bob;
@@ -123,6 +125,110 @@ fn a_transaction_that_names_no_key_is_not_proposed_for_nobody() {
     let txn = TxnRequest { success: vec![empty], ..TxnRequest::default() };
     assert_eq!(world.call::<_, TxnResponse>(0, Rpc::KvTxn, &txn), Err(error::USER_EMPTY));
     assert_eq!(world.member(0).published().applied_index, before);
+}
+
+/// Writes of all kinds, each of more than nothing.
+fn writes() -> Vec<(Rpc, Vec<u8>)> {
+    let put = || PutRequest { key: "alice".into(), value: vec![7; 100_000].into(), ..PutRequest::default() };
+    let op = RequestOp { request: Some(Request::RequestPut(put())) };
+    let add = AuthUserAddRequest {
+        name: "x".repeat(100_000),
+        options: Some(UserAddOptions { no_password: true }),
+        ..AuthUserAddRequest::default()
+    };
+    let change = AuthUserChangePasswordRequest { name: "root".into(), ..Default::default() };
+    let delete = DeleteRangeRequest { key: "alice".into(), ..DeleteRangeRequest::default() };
+    vec![
+        (Rpc::KvPut, put().encode_to_vec()),
+        (Rpc::KvDeleteRange, delete.encode_to_vec()),
+        (Rpc::KvTxn, TxnRequest { success: vec![op], ..TxnRequest::default() }.encode_to_vec()),
+        (Rpc::AuthUserAdd, add.encode_to_vec()),
+        (Rpc::AuthUserChangePassword, change.encode_to_vec()),
+        (Rpc::AuthRoleAdd, AuthRoleAddRequest { name: "x".repeat(100_000) }.encode_to_vec()),
+        (Rpc::AuthDisable, AuthDisableRequest {}.encode_to_vec()),
+        (Rpc::AuthEnable, AuthEnableRequest {}.encode_to_vec()),
+    ]
+}
+
+#[test]
+fn what_a_caller_may_not_write_does_not_become_an_entry_and_raises_no_alarm() {
+    // A put is as much as the quota.
+    let mut world = World::started(1, 77, &["--quota-backend-bytes=100000"]);
+    let (bob, _) = with_bob(&mut world);
+    let before = world.member(0).published().applied_index;
+    let grant = LeaseGrantRequest { ttl: 60, id: 7 }.encode_to_vec();
+    for (token, refusal, mut writes) in
+        [(None, error::USER_EMPTY, writes()), (Some(&*bob), error::PERMISSION_DENIED, writes())]
+    {
+        world.member(0).present(token);
+        if token.is_none() {
+            writes.push((Rpc::LeaseGrant, grant.clone()));
+            writes.push((Rpc::LeaseRevoke, LeaseRevokeRequest { id: 7 }.encode_to_vec()));
+        }
+        for (rpc, request) in writes {
+            let call = world.member(0).call(rpc, request.into());
+            assert_eq!(world.run(call).map(drop), Err(refusal.clone()), "{rpc:?}");
+        }
+    }
+    let published = world.member(0).published();
+    assert_eq!(published.applied_index, before);
+    assert!(!published.alarms.any(AlarmType::Nospace as i32));
+    // Who may is refused by the quota, as ever.
+    let put = PutRequest { key: "bob".into(), value: vec![7; 100_000].into(), ..PutRequest::default() };
+    assert_eq!(world.call::<_, PutResponse>(0, Rpc::KvPut, &put).map(drop), Err(error::NO_SPACE));
+    world.until("the alarm is raised", |world| {
+        world.member(0).published().alarms.any(AlarmType::Nospace as i32)
+    });
+}
+
+#[test]
+fn a_member_that_lags_refuses_no_write_that_is_allowed_by_now() {
+    let mut world = World::started(3, 78, &[]);
+    world.lead(0);
+    let (bob, root) = with_bob(&mut world);
+    world.until("all know the users", |world| {
+        (0..3).all(|at| {
+            let published = world.member(at).published();
+            published.auth.is_enabled()
+                && published.applied_index == world.member(0).published().applied_index
+        })
+    });
+    let lags = world.places[2].id;
+    let lag = |world: &World| {
+        world.lose(Some(Box::new(move |message| {
+            message.r#type == Some(MessageType::MsgApp as i32) && message.to == Some(lags)
+        })));
+    };
+    let put = |key: &str| PutRequest { key: key.to_owned().into(), ..PutRequest::default() }.encode_to_vec();
+
+    // A right that was granted elsewhere: as when the entry was applied, the call is told that users have changed.
+    lag(&world);
+    world.member(0).present(Some(&root));
+    let perm = Permission { perm_type: 2, key: "alice".into(), ..Permission::default() };
+    let grant = AuthRoleGrantPermissionRequest { name: "bob".into(), perm: Some(perm) };
+    let _: AuthRoleGrantPermissionResponse =
+        world.call(0, Rpc::AuthRoleGrantPermission, &grant).expect("is granted");
+    world.member(2).present(Some(&bob));
+    let asked = world.member(2).call(Rpc::KvPut, put("alice").into());
+    world.lose(None);
+    assert_eq!(world.run(asked).map(drop), Err(error::AUTH_OLD_REVISION));
+    let asked = world.member(2).call(Rpc::KvPut, put("alice").into());
+    assert_eq!(world.run(asked).map(drop), Ok(()));
+    let asked = world.member(2).call(Rpc::KvPut, put("carol").into());
+    assert_eq!(world.run(asked).map(drop), Err(error::PERMISSION_DENIED));
+
+    // Authentication that was switched off elsewhere.
+    lag(&world);
+    let _: AuthDisableResponse = world.call(0, Rpc::AuthDisable, &AuthDisableRequest {}).expect("is off");
+    assert!(world.member(2).published().auth.is_enabled(), "it has not heard of it");
+    world.member(2).present(None);
+    let grant = LeaseGrantRequest { ttl: 60, id: 7 }.encode_to_vec();
+    let asked = [(Rpc::KvPut, put("alice")), (Rpc::LeaseGrant, grant)]
+        .map(|(rpc, request)| world.member(2).call(rpc, request.into()));
+    world.lose(None);
+    for answer in world.run_all(asked.into()) {
+        assert_eq!(answer.map(drop), Ok(()));
+    }
 }
 
 #[test]
